@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT
+//
+// Attention as functions: what a call means, for every caller. Python's
+// operators, the modules and the command all end here.
+//
+// Letters: B batch, H query heads, G key/value heads, Lq and Lk lengths, D head
+// width, Dv value head width, E embedding width. An undefined tensor is an
+// absent argument. Mask polarity differs by form, as PyTorch's does:
+// scaled_dot_product_attention takes *keep* masks (true = may attend),
+// multi_head_attention_forward takes *blocked* masks (true = may not attend).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+namespace [[gnu::visibility("default")]] multihead {
+
+/// Which implementation computes attention.
+///  kAuto   the fused kernels where they can run, else the definition of
+///          docs/parity.md in ATen operations. Rows that see no key give 0.
+///  kExact  PyTorch's own order of operations: the same bits as
+///          torch.nn.MultiheadAttention, its NaN rows and dropout stream too.
+///  kFused  the fused kernels, or an error that says why they cannot run.
+enum class Backend { kAuto, kExact, kFused };
+
+/// "auto", "exact" or "fused"; throws c10::ValueError for any other name.
+Backend backend_from_name(std::string_view name);
+
+/// The backend of this thread; kAuto unless a BackendGuard is alive.
+Backend current_backend();
+
+/// Sets the backend of this thread for its own lifetime.
+class BackendGuard {
+ public:
+  explicit BackendGuard(Backend backend);
+  ~BackendGuard();
+  BackendGuard(const BackendGuard&) = delete;
+  BackendGuard& operator=(const BackendGuard&) = delete;
+
+ private:
+  Backend previous_;
+};
+
+/// Where the diagonal of causal masks, windows and ALiBi lies when Lq ≠ Lk:
+/// query i stands at key i (kTopLeft, PyTorch's meaning) or at key
+/// i + length − Lq, so that the last query stands at the last key (kBottomRight).
+enum class CausalAlignment { kTopLeft, kBottomRight };
+
+/// "top_left" or "bottom_right"; throws c10::ValueError for any other name.
+CausalAlignment causal_alignment_from_name(std::string_view name);
+
+/// The arguments of scaled_dot_product_attention beside query, key and value.
+/// The first six are those of torch.nn.functional.scaled_dot_product_attention.
+struct AttentionOptions {
+  /// Broadcastable to (B, H, Lq, Lk). bool: true = may attend. Float: added to
+  /// the scores; −inf blocks.
+  at::Tensor attn_mask = {};
+  /// Applied to the weights whenever > 0; there is no training flag.
+  double dropout_p = 0.0;
+  /// Query i sees keys j ≤ i + offset, see CausalAlignment. With attn_mask,
+  /// both apply (under kExact PyTorch decides).
+  bool is_causal = false;
+  /// Factor of q·k; default 1/√D. Any finite number.
+  std::optional<double> scale = {};
+  /// Allows fewer key/value heads: query head h reads head h / (H / G).
+  bool enable_gqa = false;
+
+  CausalAlignment causal_alignment = CausalAlignment::kTopLeft;
+  /// (left, right): query i sees keys from i + offset − left to
+  /// i + offset + right; −1 = no limit on that side.
+  std::optional<std::array<int64_t, 2>> window = {};
+  /// int64 (B): keys from key_lengths[b] on do not exist for batch row b.
+  at::Tensor key_lengths = {};
+  /// scores become softcap·tanh(scores / softcap), before the mask is added.
+  std::optional<double> softcap = {};
+  /// (H) or (B, H): scores lose slope·|i + offset − j|.
+  at::Tensor alibi_slopes = {};
+  /// (H): one more logit per head in the denominator of the softmax.
+  at::Tensor sinks = {};
+};
+
+/// softmax(scale·query·keyᵀ + mask)·value, with everything in `options`.
+/// Source: torch.nn.functional.scaled_dot_product_attention, extended.
+///
+/// query (B, H, Lq, D), key (B, G, Lk, D), value (B, G, Lk, Dv), floating and
+/// of one dtype → (B, H, Lq, Dv). 3-D tensors are (H, L, D) with B = 1. Other
+/// ranks go to PyTorch and take PyTorch's arguments only.
+/// A row that sees no key gives 0; NaN in keys and values that a row does not
+/// see changes nothing for it (kExact: what PyTorch does).
+/// Throws c10::ValueError where an argument is outside its domain and
+/// c10::Error where shapes, dtypes or devices do not fit together.
+at::Tensor scaled_dot_product_attention(const at::Tensor& query,
+                                        const at::Tensor& key,
+                                        const at::Tensor& value,
+                                        const AttentionOptions& options = {});
+
+/// The same, with logsumexp (B, H, Lq) of the scores each row sees, sink
+/// included; −inf where a row sees nothing. float32, float64 for float64.
+std::tuple<at::Tensor, at::Tensor> scaled_dot_product_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const AttentionOptions& options = {});
+
+/// Why the fused kernels cannot run this call; nullopt: they can.
+std::optional<std::string> why_not_fused(const at::Tensor& query,
+                                         const at::Tensor& key,
+                                         const at::Tensor& value,
+                                         const AttentionOptions& options);
+
+/// Parameters and configuration of one attention layer, as the modules hold
+/// them: the members of torch.nn.MultiheadAttention by their names, plus what
+/// grouped heads need.
+struct AttentionLayer {
+  int64_t embed_dim = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;  ///< G; 0 = num_heads
+  int64_t head_dim = 0;      ///< D; 0 = embed_dim / num_heads
+
+  /// (3·E, E), rows in q, k, v order; undefined: the three below.
+  at::Tensor in_proj_weight = {};
+  at::Tensor q_proj_weight = {};  ///< (H·D, E)
+  at::Tensor k_proj_weight = {};  ///< (G·D, kdim)
+  at::Tensor v_proj_weight = {};  ///< (G·D, vdim)
+  /// (3·E), also with separate weights; undefined: the three below, if any.
+  at::Tensor in_proj_bias = {};
+  at::Tensor q_proj_bias = {};  ///< (H·D)
+  at::Tensor k_proj_bias = {};  ///< (G·D)
+  at::Tensor v_proj_bias = {};  ///< (G·D)
+  at::Tensor out_proj_weight = {};  ///< (E, H·D)
+  at::Tensor out_proj_bias = {};    ///< (E)
+
+  at::Tensor bias_k = {};      ///< (1, 1, G·D), appended after the last key
+  at::Tensor bias_v = {};      ///< (1, 1, G·D), both or none
+  bool add_zero_attn = false;  ///< appends a zero key and value, last
+
+  double dropout_p = 0.0;  ///< on the weights, in training only
+  bool training = false;
+  bool batch_first = false;
+};
+
+/// The arguments of a layer's forward beside query, key and value: those of
+/// torch.nn.MultiheadAttention.forward, then those of its functional.
+class ForwardOptions {
+  /// (B, Lk), unbatched (Lk). bool: true = key blocked. Float: added.
+  TORCH_ARG(at::Tensor, key_padding_mask);
+  TORCH_ARG(bool, need_weights) = true;
+  /// (Lq, Lk) or (B·H, Lq, Lk), head index innermost. bool: true = blocked.
+  /// Float: added to the scores.
+  TORCH_ARG(at::Tensor, attn_mask);
+  TORCH_ARG(bool, average_attn_weights) = true;
+  /// Query i sees keys j ≤ i. Without attn_mask it means just that. With
+  /// attn_mask both apply; under kExact it is PyTorch's hint that attn_mask is
+  /// the causal mask.
+  TORCH_ARG(bool, is_causal) = false;
+  /// (B·G, Lk, D), take the place of the projected keys and values.
+  TORCH_ARG(at::Tensor, static_k);
+  TORCH_ARG(at::Tensor, static_v);
+  /// Allows at::_native_multi_head_attention, PyTorch's inference path, where
+  /// PyTorch would take it (torch.backends.mha.set_fastpath_enabled).
+  TORCH_ARG(bool, fast_path) = true;
+};
+
+/// Multi-head attention: projections, attention per head, output projection.
+/// Source: "Attention Is All You Need", section 3.2.2;
+/// torch.nn.functional.multi_head_attention_forward.
+///
+/// query (Lq, B, E), key (Lk, B, kdim), value (Lk, B, vdim), the first two
+/// dimensions exchanged with batch_first, or without the batch dimension.
+/// Returns the output, shaped like query, and the weights: (B, Lq, Lk'), per
+/// head (B, H, Lq, Lk'), without the batch dimension for unbatched input,
+/// undefined without need_weights. Lk' counts the columns that bias_k and
+/// add_zero_attn append. Weights are those after dropout.
+/// Throws AssertionError, c10::ValueError and c10::Error where
+/// torch.nn.MultiheadAttention raises AssertionError, ValueError, RuntimeError.
+std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const AttentionLayer& layer, const ForwardOptions& options = {});
+
+/// Key or value rows of all heads, averaged over groups of heads: rows
+/// (H·D, …) → (G·D, …). Source: "GQA: Training Generalized Multi-Query
+/// Transformer Models from Multi-Head Checkpoints", section 2.1.
+at::Tensor pool_heads(const at::Tensor& rows, int64_t num_heads,
+                      int64_t num_kv_heads);
+
+/// The inverse for equal heads: rows (G·D, …) → (H·D, …), each head repeated
+/// H / G times. Multi-head attention with repeated heads equals grouped-query
+/// attention.
+at::Tensor repeat_heads(const at::Tensor& rows, int64_t num_heads,
+                        int64_t num_kv_heads);
+
+}  // namespace multihead

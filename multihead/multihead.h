@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+//
+// Everything of multihead; include single headers to compile faster.
+#pragma once
+
+#include "multihead/errors.h"
+#include "multihead/functional.h"
+#include "multihead/modules.h"
+#include "multihead/safetensors.h"
+#include "multihead/textbook.h"
+#include "multihead/version.h"
