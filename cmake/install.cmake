@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+# Two installations: a wheel, where everything lies in the Python package beside
+# torch, and a prefix with headers, library, command and CMake package.
+
+if(SKBUILD)
+  set_target_properties(multihead PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib")
+  install(TARGETS multihead LIBRARY DESTINATION multihead)
+  install(FILES "${PROJECT_BINARY_DIR}/python/multihead/_built.py"
+          DESTINATION multihead)
+  set_target_properties(multihead_cli PROPERTIES
+                        INSTALL_RPATH "$ORIGIN/..;$ORIGIN/../../torch/lib")
+  install(TARGETS multihead_cli RUNTIME DESTINATION multihead/bin)
+  install(PROGRAMS python/scripts/multihead DESTINATION "${SKBUILD_SCRIPTS_DIR}")
+  return()
+endif()
+
+include(CMakePackageConfigHelpers)
+set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/multihead")
+
+set_target_properties(multihead PROPERTIES INSTALL_RPATH "${TORCH_ROOT}/lib")
+install(TARGETS multihead EXPORT multihead-targets
+        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
+        FILE_SET public_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+if(MULTIHEAD_BUILD_CLI)
+  set_target_properties(
+    multihead_cli PROPERTIES INSTALL_RPATH
+                             "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${TORCH_ROOT}/lib")
+  install(TARGETS multihead_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+endif()
+
+install(EXPORT multihead-targets NAMESPACE multihead::
+        DESTINATION "${package_folder}")
+configure_package_config_file(cmake/multihead-config.cmake.in
+                              multihead-config.cmake
+                              INSTALL_DESTINATION "${package_folder}")
+write_basic_package_version_file(multihead-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/multihead-config.cmake"
+              "${PROJECT_BINARY_DIR}/multihead-config-version.cmake"
+              cmake/FindLibTorch.cmake
+        DESTINATION "${package_folder}")

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""Finds libmultihead and loads it, which registers torch.ops.multihead."""
+
+import pathlib
+
+import torch
+
+
+def load() -> None:
+    """Loads libmultihead into this process; doing so again changes nothing.
+
+    Raises ImportError when the library has not been built, or was built against
+    another PyTorch than the one that is running.
+    """
+    try:
+        from . import _built
+    except ImportError:
+        raise ImportError(
+            "multihead is not built: this is its source folder. Use ./run python, "
+            "or install it with pip install --no-build-isolation ."
+        ) from None
+    _built.check_torch(torch.__version__)
+    # Beside _built, not beside this file: an editable installation keeps the
+    # sources where they are and what was built in site-packages.
+    library = pathlib.Path(_built.__file__).with_name("libmultihead.so")
+    torch.ops.load_library(library)
