@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""Arguments of the textbook forms: where weights come from, and what must hold.
+
+Kept apart from textbook.py, which is about attention. `name` is the form that asks;
+errors are ValueError and read "<name>: <argument> must <condition>, got <value>".
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Weights = nn.Module | Mapping[str, Tensor] | Sequence[Tensor]
+
+
+class Projection(NamedTuple):
+    """One learned linear map, x (…, in) → x·weightᵀ + bias (…, out).
+
+    An nn.Linear has the same two members and may stand in its place.
+    """
+
+    weight: Tensor  # (out, in)
+    bias: Tensor | None = None  # (out)
+
+
+class AttentionWeights(NamedTuple):
+    """The four learned maps of an attention layer."""
+
+    query: Projection  # (E, E)
+    key: Projection  # (G·d, E)
+    value: Projection  # (G·d, E)
+    output: Projection  # (E, E)
+
+
+# --- Weights: read from elsewhere, or drawn ------------------------------------------
+
+
+def read_weights(
+    name: str, weights: Weights, widths: tuple[int, int]
+) -> AttentionWeights:
+    """The four maps from whatever `weights` is; widths = (E, G·d)."""
+    if isinstance(weights, nn.Module):
+        zero_attn = getattr(weights, "add_zero_attn", False)
+        _require(not zero_attn, name, "weights must be without add_zero_attn", True)
+        weights = dict(weights.named_parameters())
+    if isinstance(weights, Mapping):
+        layer = _from_names(name, weights)
+    else:
+        condition = "weights must be the query, key, value and output matrix"
+        _require(len(weights) == 4, name, condition, f"{len(weights)} of them")
+        layer = AttentionWeights(*map(Projection, weights))
+    width, kv_width = widths
+    rows = (width, kv_width, kv_width, width)
+    for role, size, (weight, bias) in zip(layer._fields, rows, layer, strict=True):
+        condition = f"weights must have a {role} matrix of shape {(size, width)}"
+        _require(weight.shape == (size, width), name, condition, tuple(weight.shape))
+        condition = f"weights must have a {role} bias of shape {(size,)}"
+        fits = bias is None or bias.shape == (size,)
+        _require(fits, name, condition, None if bias is None else tuple(bias.shape))
+    return layer
+
+
+def _from_names(name: str, tensors: Mapping[str, Tensor]) -> AttentionWeights:
+    """From the names of nn.MultiheadAttention or multihead.GroupedQueryAttention."""
+    names = sorted(tensors)
+    extra = {"bias_k", "bias_v"} & tensors.keys()
+    _require(not extra, name, "weights must be without bias_k and bias_v", names)
+    if "in_proj_weight" in tensors:
+        maps = _unpack(tensors["in_proj_weight"], tensors.get("in_proj_bias"))
+    else:
+        maps = [_named(tensors, role) for role in ("q_proj", "k_proj", "v_proj")]
+    maps.append(_named(tensors, "out_proj"))
+    condition = (
+        "weights must have in_proj_weight, or q_proj.weight, k_proj.weight and "
+        "v_proj.weight, and out_proj.weight"
+    )
+    _require(all(each.weight is not None for each in maps), name, condition, names)
+    condition = "weights must have biases for query, key and value, or for none of them"
+    _require(len({each.bias is None for each in maps[:3]}) == 1, name, condition, names)
+    return AttentionWeights(*maps)
+
+
+def _named(tensors: Mapping[str, Tensor], role: str) -> Projection:
+    return Projection(tensors.get(f"{role}.weight"), tensors.get(f"{role}.bias"))
+
+
+def _unpack(weight: Tensor, bias: Tensor | None) -> list[Projection]:
+    biases = (None, None, None) if bias is None else bias.tensor_split(3)
+    return [Projection(*p) for p in zip(weight.tensor_split(3), biases, strict=True)]
+
+
+def draw_packed(width: int, like: Tensor) -> AttentionWeights:
+    """As nn.MultiheadAttention(bias=False): output, then the three as one matrix.
+
+    Xavier draws from ±√(6 / (rows + columns)), which keeps the variance of activations
+    the same from layer to layer, forward and backward.
+    """
+    options = {"dtype": like.dtype, "device": like.device}
+    output = nn.Linear(width, width, bias=False, **options).weight
+    packed = nn.init.xavier_uniform_(torch.empty(3 * width, width, **options))
+    return AttentionWeights(*map(Projection, (*packed.chunk(3), output)))
+
+
+def draw_separate(width: int, kv_width: int, like: Tensor) -> AttentionWeights:
+    """Output, query, key, value, each on its own: key and value may be narrower."""
+    options = {"dtype": like.dtype, "device": like.device}
+    output = nn.Linear(width, width, bias=False, **options).weight
+    query, key, value = (
+        nn.init.xavier_uniform_(torch.empty(rows, width, **options))
+        for rows in (width, kv_width, kv_width)
+    )
+    return AttentionWeights(*map(Projection, (query, key, value, output)))
+
+
+# --- Checks --------------------------------------------------------------------------
+
+
+def _require(holds: bool, name: str, condition: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{name}: {condition}, got {got}")
+
+
+def check_heads(name: str, whole: str, size: int, part: str, count: int) -> None:
+    """`size` features or heads must fall into `count` equal parts."""
+    _require(count > 0, name, f"{part} must be positive", count)
+    condition = f"{whole} must be a positive multiple of {part}"
+    divides = size > 0 and size % count == 0
+    _require(divides, name, condition, f"{size} ({part}={count})")
+
+
+def check_share(name: str, argument: str, share: float) -> None:
+    _require(0.0 <= share <= 1.0, name, f"{argument} must be from 0 to 1", share)
+
+
+def check_inputs(
+    name: str,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    width: int,
+    names: tuple[str, str, str] = ("q", "k", "v"),
+) -> None:
+    """q (N, Lq, E), k and v (N, Lk, E)."""
+    q, k, v = (tuple(x.shape) for x in inputs)
+    for argument, shape in zip(names, (q, k, v), strict=True):
+        condition = f"{argument} must have the shape (N, L, {width})"
+        _require(len(shape) == 3 and shape[2] == width, name, condition, shape)
+    query, key, value = names
+    condition = f"{key} must have the batch size of {query}"
+    _require(k[0] == q[0], name, condition, f"{k} ({query}.shape={q})")
+    condition = f"{value} must have the shape of {key}"
+    _require(v == k, name, condition, f"{v} ({key}.shape={k})")
+
+
+def check_attention_inputs(
+    name: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> None:
+    """q (…, Lq, d), k (…, Lk, d), v (…, Lk, dv), mask broadcastable to (…, Lq, Lk)."""
+    queries, keys, values = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    fits = len(queries) >= 2 and queries[-1] > 0
+    _require(fits, name, "q must have the shape (…, Lq, d), d > 0", queries)
+    fits = len(keys) == len(queries) and (*keys[:-2], keys[-1]) == (
+        *queries[:-2],
+        queries[-1],
+    )
+    condition = "k must have the shape (…, Lk, d) of q"
+    _require(fits, name, condition, f"{keys} (q.shape={queries})")
+    fits = len(values) == len(keys) and values[:-1] == keys[:-1]
+    condition = "v must have the shape (…, Lk, dv) of k"
+    _require(fits, name, condition, f"{values} (k.shape={keys})")
+    if mask is not None:
+        _check_mask(name, mask, (*queries[:-1], keys[-2]))
+
+
+def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
+    fits = mask.dim() <= len(shape) and all(
+        size in (1, full)
+        for size, full in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    _require(fits, name, f"mask must broadcast to {shape}", tuple(mask.shape))
+
+
+def mask_per_head(name: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """The mask in a shape that broadcasts to (N, H, Lq, Lk); q, k (N, H, L, d)."""
+    batch, heads, queries, _ = q.shape
+    if mask.dim() == 3:
+        per_head = mask.size(0) == batch * heads
+        mask = mask.unflatten(0, (batch, heads)) if per_head else mask.unsqueeze(1)
+    _check_mask(name, mask, (batch, heads, queries, k.size(-2)))
+    return mask
