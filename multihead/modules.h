@@ -9,12 +9,33 @@
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include "multihead/functional.h"
 
 namespace [[gnu::visibility("default")]] multihead {
+
+/// A linear layer, weight (out, in) and bias (out), as torch::nn::Linear is,
+/// that is made in a given dtype on a given device and draws its values only
+/// when it is told to.
+class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl> {
+ public:
+  ProjectionImpl(int64_t in_features, int64_t out_features, bool bias = true,
+                 at::TensorOptions tensor_options = {});
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  /// Draws weight, then bias, as torch.nn.Linear does.
+  void reset_parameters();
+  at::Tensor forward(const at::Tensor& input);
+
+  at::Tensor weight, bias;
+
+ private:
+  int64_t in_features_, out_features_;
+  bool has_bias_;
+  at::TensorOptions tensor_options_;
+};
+TORCH_MODULE(Projection);
 
 /// Options of MultiheadAttention; those of torch.nn.MultiheadAttention.
 struct MultiheadAttentionOptions {
@@ -50,8 +71,7 @@ class MultiheadAttentionImpl
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// Draws what torch.nn.MultiheadAttention._reset_parameters draws, in its
-  /// order; out_proj.weight keeps its values.
+  /// Draws all parameters anew, as constructing the module does.
   void reset_parameters();
 
   /// See multi_head_attention_forward: (output, weights).
@@ -62,7 +82,7 @@ class MultiheadAttentionImpl
   MultiheadAttentionOptions options;
   at::Tensor in_proj_weight, q_proj_weight, k_proj_weight, v_proj_weight;
   at::Tensor in_proj_bias, bias_k, bias_v;
-  torch::nn::Linear out_proj = nullptr;
+  Projection out_proj = nullptr;
 };
 TORCH_MODULE(MultiheadAttention);
 
@@ -86,24 +106,6 @@ struct GroupedQueryAttentionOptions {
   TORCH_ARG(std::optional<at::Device>, device);
   TORCH_ARG(std::optional<at::ScalarType>, dtype);
 };
-
-/// Weight (out, in) and bias (out) of one projection; a linear layer that
-/// draws nothing when it is made.
-class ProjectionImpl : public torch::nn::Cloneable<ProjectionImpl> {
- public:
-  ProjectionImpl(int64_t in_features, int64_t out_features, bool bias,
-                 at::TensorOptions tensor_options);
-  void reset() override;
-  at::Tensor forward(const at::Tensor& input);
-
-  at::Tensor weight, bias;
-
- private:
-  int64_t in_features_, out_features_;
-  bool has_bias_;
-  at::TensorOptions tensor_options_;
-};
-TORCH_MODULE(Projection);
 
 /// Grouped-query attention: H query heads share G key/value heads; query head
 /// h reads key/value head h / (H / G). G = H is multi-head, G = 1 multi-query
@@ -134,8 +136,8 @@ class GroupedQueryAttentionImpl
       const ForwardOptions& options = {});
 
   GroupedQueryAttentionOptions options;
-  Projection q_proj = nullptr, k_proj = nullptr, v_proj = nullptr;
-  torch::nn::Linear out_proj = nullptr;
+  Projection q_proj = nullptr, k_proj = nullptr, v_proj = nullptr,
+             out_proj = nullptr;
 };
 TORCH_MODULE(GroupedQueryAttention);
 

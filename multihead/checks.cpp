@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/checks.h"
+
+#include <ATen/ops/_assert_async.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "multihead/errors.h"
+#include "multihead/exact.h"
+#include "multihead/projection.h"
+
+namespace multihead {
+namespace {
+
+// "(2, 3)", as Python prints a tuple.
+std::string tuple_text(c10::SymIntArrayRef sizes) {
+  std::ostringstream text;
+  text << '(';
+  for (size_t i = 0; i < sizes.size(); ++i) text << (i ? ", " : "") << sizes[i];
+  text << (sizes.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  return tuple_text(tensor.sym_sizes());
+}
+
+// " (query.shape=(…), key.shape=(…), value.shape=(…))"
+std::string shapes_text(const at::Tensor& query, const at::Tensor& key,
+                        const at::Tensor& value) {
+  return c10::str(" (query.shape=", shape_text(query),
+                  ", key.shape=", shape_text(key),
+                  ", value.shape=", shape_text(value), ")");
+}
+
+bool is_mask_dtype(const at::Tensor& mask) {
+  return mask.scalar_type() == at::kBool || mask.is_floating_point();
+}
+
+// 0 ≤ key_lengths ≤ Lk. Values of traced tensors are asserted when they exist.
+void check_length_values(const at::Tensor& lengths, const c10::SymInt& limit) {
+  constexpr auto* fn = "scaled_dot_product_attention: ";
+  if (lengths.is_meta()) return;
+  const at::Tensor invalid =
+      lengths.lt(0).logical_or(lengths.gt(at::Scalar(limit)));
+  if (!exact::is_plain(lengths)) {
+    at::_assert_async(
+        invalid.any().logical_not(),
+        "scaled_dot_product_attention: key_lengths must be between 0 and the "
+        "key length");
+    return;
+  }
+  if (!invalid.any().item<bool>()) return;
+  TORCH_CHECK_VALUE(false, fn, "key_lengths must be between 0 and ", limit,
+                    ", got ", lengths.masked_select(invalid)[0].item<int64_t>());
+}
+
+void check_extensions(const at::Tensor& query, const at::Tensor& key,
+                      const AttentionOptions& o) {
+  constexpr auto* fn = "scaled_dot_product_attention: ";
+  const c10::SymInt batch_size = query.dim() == 4 ? query.sym_size(0) : 1;
+  const auto num_heads = query.sym_size(-3);
+  if (o.key_lengths.defined()) {
+    TORCH_CHECK_VALUE(o.key_lengths.scalar_type() == at::kLong, fn,
+                      "key_lengths must be int64, got ",
+                      o.key_lengths.scalar_type());
+    TORCH_CHECK_VALUE(
+        o.key_lengths.dim() == 1 && o.key_lengths.sym_size(0) == batch_size, fn,
+        "key_lengths must have the shape (", batch_size, ",), got ",
+        shape_text(o.key_lengths));
+    check_length_values(o.key_lengths, key.sym_size(-2));
+  }
+  if (o.sinks.defined()) {
+    TORCH_CHECK_VALUE(o.sinks.is_floating_point(), fn,
+                      "sinks must be floating point, got ",
+                      o.sinks.scalar_type());
+    TORCH_CHECK_VALUE(o.sinks.dim() == 1 && o.sinks.sym_size(0) == num_heads, fn,
+                      "sinks must have the shape (", num_heads, ",), got ",
+                      shape_text(o.sinks));
+  }
+  if (o.alibi_slopes.defined()) {
+    const at::Tensor& slopes = o.alibi_slopes;
+    TORCH_CHECK_VALUE(slopes.is_floating_point(), fn,
+                      "alibi_slopes must be floating point, got ",
+                      slopes.scalar_type());
+    const bool fits = (slopes.dim() == 1 || slopes.dim() == 2) &&
+                      slopes.sym_size(-1) == num_heads &&
+                      (slopes.dim() == 1 || slopes.sym_size(0) == batch_size);
+    TORCH_CHECK_VALUE(fits, fn, "alibi_slopes must have the shape (", num_heads,
+                      ",) or (", batch_size, ", ", num_heads, "), got ",
+                      shape_text(slopes));
+  }
+}
+
+// Broadcast of sizes that must be equal or 1.
+bool broadcastable(const c10::SymInt& from, const c10::SymInt& to) {
+  return from == to || from == 1;
+}
+
+void check_heads(const at::Tensor& query, const at::Tensor& key,
+                 const at::Tensor& value, bool enable_gqa) {
+  constexpr auto* fn = "scaled_dot_product_attention: ";
+  const auto num_heads = query.sym_size(-3);
+  for (const auto& [name, x] : {std::pair("key", &key), {"value", &value}}) {
+    const auto heads = x->sym_size(-3);
+    TORCH_CHECK(heads == num_heads || heads == 1 ||
+                    (enable_gqa && heads > 0 && num_heads % heads == 0),
+                fn, name, " must have ",
+                enable_gqa ? "a number of heads that divides that of query"
+                           : "as many heads as query, or enable_gqa",
+                ", got ", heads, " and ", num_heads,
+                shapes_text(query, key, value));
+    TORCH_CHECK(query.dim() == 3 || broadcastable(x->sym_size(0), query.sym_size(0)),
+                fn, name, " must have the batch size of query, got ",
+                x->sym_size(0), " and ", query.sym_size(0),
+                shapes_text(query, key, value));
+  }
+}
+
+void check_attention_mask(const at::Tensor& query, const at::Tensor& key,
+                          const at::Tensor& mask) {
+  constexpr auto* fn = "scaled_dot_product_attention: ";
+  TORCH_CHECK(is_mask_dtype(mask), fn,
+              "attn_mask must be bool or floating point, got ",
+              mask.scalar_type());
+  const c10::SymInt batch_size = query.dim() == 4 ? query.sym_size(0) : 1;
+  const std::array<c10::SymInt, 4> target{batch_size, query.sym_size(-3),
+                                          query.sym_size(-2), key.sym_size(-2)};
+  bool fits = mask.dim() <= query.dim();
+  for (int64_t i = 1; fits && i <= mask.dim(); ++i) {
+    fits = broadcastable(mask.sym_size(-i), target[4 - i]);
+  }
+  TORCH_CHECK(fits, fn, "attn_mask must broadcast to ",
+              tuple_text(c10::SymIntArrayRef(target).slice(4 - query.dim())),
+              ", got ", shape_text(mask));
+}
+
+std::string expected_rank(bool is_batched, const char* what, const char* ranks,
+                          int64_t got) {
+  return c10::str(is_batched ? "For batched (3-D) `query`, expected `"
+                             : "For unbatched (2-D) `query`, expected `",
+                  what, "` to be `None`", ranks, " but found ", got,
+                  "-D tensor instead");
+}
+
+void check_ranks(const at::Tensor& query, const at::Tensor& key,
+                 const at::Tensor& value, int64_t num_heads,
+                 const ForwardOptions& options) {
+  const int64_t rank = query.dim();
+  MULTIHEAD_ASSERT(rank == 2 || rank == 3,
+                   "query should be unbatched 2D or batched 3D tensor but "
+                   "received ",
+                   rank, "-D query tensor");
+  const bool is_batched = rank == 3;
+  MULTIHEAD_ASSERT(key.dim() == rank && value.dim() == rank, "For ",
+                   is_batched ? "batched (3-D)" : "unbatched (2-D)",
+                   " `query`, expected `key` and `value` to be ", rank,
+                   "-D but found ", key.dim(), "-D and ", value.dim(),
+                   "-D tensors respectively");
+  const at::Tensor& padding = options.key_padding_mask();
+  MULTIHEAD_ASSERT(!padding.defined() || padding.dim() == rank - 1,
+                   expected_rank(is_batched, "key_padding_mask",
+                                 is_batched ? " or 2-D" : " or 1-D",
+                                 padding.dim()));
+  const at::Tensor& mask = options.attn_mask();
+  if (!mask.defined()) return;
+  MULTIHEAD_ASSERT(
+      mask.dim() == 2 || mask.dim() == 3,
+      expected_rank(is_batched, "attn_mask", ", 2-D or 3-D", mask.dim()));
+  if (is_batched || mask.dim() == 2) return;
+  const std::array<c10::SymInt, 3> expected{num_heads, query.sym_size(0),
+                                            key.sym_size(0)};
+  MULTIHEAD_ASSERT(mask.sym_sizes() == c10::SymIntArrayRef(expected),
+                   "Expected `attn_mask` shape to be ", tuple_text(expected),
+                   " but got ", shape_text(mask));
+}
+
+void check_weights(const AttentionLayer& layer) {
+  if (layer.in_proj_weight.defined()) return;
+  for (const auto& [name, weight] :
+       {std::pair("q_proj_weight", &layer.q_proj_weight),
+        std::pair("k_proj_weight", &layer.k_proj_weight),
+        std::pair("v_proj_weight", &layer.v_proj_weight)}) {
+    MULTIHEAD_ASSERT(weight->defined(),
+                     "use_separate_proj_weight is True but ", name, " is None");
+  }
+}
+
+void check_extra_keys(const AttentionLayer& layer,
+                      const ForwardOptions& options, const c10::SymInt& batch) {
+  const bool k = layer.bias_k.defined(), v = layer.bias_v.defined();
+  MULTIHEAD_ASSERT(v || !k, "bias_k is set but bias_v is None");
+  MULTIHEAD_ASSERT(k || !v, "bias_v is set but bias_k is None");
+  const c10::SymInt heads = batch * kv_heads(layer);
+  for (const auto& [name, rows] : {std::pair("static_k", &options.static_k()),
+                                   std::pair("static_v", &options.static_v())}) {
+    if (!rows->defined()) continue;
+    MULTIHEAD_ASSERT(!k, "bias cannot be added to static ",
+                     name[7] == 'k' ? "key." : "value.");
+    MULTIHEAD_ASSERT(rows->sym_size(0) == heads, "expecting ", name,
+                     ".size(0) of ", heads, ", but got ", rows->sym_size(0));
+    MULTIHEAD_ASSERT(rows->sym_size(2) == head_width(layer), "expecting ", name,
+                     ".size(2) of ", head_width(layer), ", but got ",
+                     rows->sym_size(2));
+  }
+}
+
+// mask (Lq, Lk) or (B·H, Lq, Lk), against the latter.
+void check_mask_shape(const at::Tensor& mask,
+                      const std::array<c10::SymInt, 3>& shape) {
+  if (!mask.defined()) return;
+  const auto expected = c10::SymIntArrayRef(shape).slice(3 - mask.dim());
+  TORCH_CHECK(mask.sym_sizes() == expected, "The shape of the ", mask.dim(),
+              "D attn_mask is ", shape_text(mask), ", but should be ",
+              tuple_text(expected), ".");
+}
+
+}  // namespace
+
+void check_domains(const AttentionOptions& o) {
+  constexpr auto* fn = "scaled_dot_product_attention: ";
+  TORCH_CHECK(o.dropout_p >= 0.0 && o.dropout_p <= 1.0, fn,
+              "dropout_p must be between 0 and 1, got ", o.dropout_p);
+  TORCH_CHECK_VALUE(!o.scale || std::isfinite(*o.scale), fn,
+                    "scale must be finite, got ", *o.scale);
+  TORCH_CHECK_VALUE(!o.softcap || (std::isfinite(*o.softcap) && *o.softcap > 0),
+                    fn, "softcap must be finite and greater than 0, got ",
+                    *o.softcap);
+  TORCH_CHECK_VALUE(!o.window || ((*o.window)[0] >= -1 && (*o.window)[1] >= -1),
+                    fn, "window must be two sizes of at least -1, got (",
+                    (*o.window)[0], ", ", (*o.window)[1], ")");
+}
+
+void check_attention(const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value, const AttentionOptions& options) {
+  constexpr auto* fn = "scaled_dot_product_attention: ";
+  for (const auto& [name, x] : {std::pair("query", &query), {"key", &key},
+                                {"value", &value}}) {
+    TORCH_CHECK(x->dim() == query.dim() && (x->dim() == 3 || x->dim() == 4), fn,
+                name, " must be 3-D or 4-D and have the rank of query, got ",
+                x->dim(), "-D", shapes_text(query, key, value));
+    TORCH_CHECK(x->layout() == at::kStrided && !x->is_nested(), fn, name,
+                " must be a dense tensor, got layout ", x->layout());
+    TORCH_CHECK(x->is_floating_point(), fn, name,
+                " must be floating point, got ", x->scalar_type());
+    TORCH_CHECK(x->scalar_type() == query.scalar_type(), fn, name,
+                " must have the dtype of query, got ", x->scalar_type(),
+                " and ", query.scalar_type());
+  }
+  for (const auto& [name, x] :
+       {std::pair("key", &key), {"value", &value},
+        {"attn_mask", &options.attn_mask}, {"sinks", &options.sinks},
+        {"key_lengths", &options.key_lengths},
+        {"alibi_slopes", &options.alibi_slopes}}) {
+    TORCH_CHECK(!x->defined() || x->device() == query.device(), fn, name,
+                " must be on the device of query, got ", x->device(), " and ",
+                query.device());
+  }
+  TORCH_CHECK(query.sym_size(-1) == key.sym_size(-1), fn,
+              "key must have the head width of query, got ", key.sym_size(-1),
+              " and ", query.sym_size(-1), shapes_text(query, key, value));
+  TORCH_CHECK(key.sym_size(-2) == value.sym_size(-2), fn,
+              "value must have the length of key, got ", value.sym_size(-2),
+              " and ", key.sym_size(-2), shapes_text(query, key, value));
+  check_heads(query, key, value, options.enable_gqa);
+  check_extensions(query, key, options);
+  if (options.attn_mask.defined()) {
+    check_attention_mask(query, key, options.attn_mask);
+  }
+}
+
+void check_mask_dtypes(const ForwardOptions& options) {
+  for (const auto& [name, mask] :
+       {std::pair("key_padding_mask", &options.key_padding_mask()),
+        {"attn_mask", &options.attn_mask()}}) {
+    MULTIHEAD_ASSERT(!mask->defined() || is_mask_dtype(*mask),
+                     "only bool and floating types of ", name,
+                     " are supported");
+  }
+}
+
+void check_forward(const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value, const AttentionLayer& layer,
+                   const ForwardOptions& options) {
+  check_ranks(query, key, value, layer.num_heads, options);
+  check_layer_sizes(layer);
+  MULTIHEAD_ASSERT(query.sym_size(-1) == layer.embed_dim,
+                   "was expecting embedding dimension of ", layer.embed_dim,
+                   ", but got ", query.sym_size(-1));
+  const bool packed = layer.in_proj_weight.defined();
+  const auto leading = [&](const at::Tensor& x) {
+    return packed ? x.sym_sizes() : x.sym_sizes().slice(0, x.dim() - 1);
+  };
+  MULTIHEAD_ASSERT(leading(key) == leading(value), "key shape ",
+                   shape_text(key), " does not match value shape ",
+                   shape_text(value));
+  check_weights(layer);
+
+  const bool is_batched = query.dim() == 3;
+  const int64_t length_dim = is_batched && layer.batch_first ? 1 : 0;
+  const int64_t batch_dim = 1 - length_dim;
+  const c10::SymInt batch = is_batched ? query.sym_size(batch_dim) : 1;
+  const c10::SymInt key_length = key.sym_size(length_dim);
+  TORCH_CHECK(!is_batched || key.sym_size(batch_dim) == batch,
+              "multi_head_attention_forward: key must have the batch size of "
+              "query, got ",
+              key.sym_size(batch_dim), " and ", batch,
+              shapes_text(query, key, value));
+  check_mask_shape(options.attn_mask(), {batch * layer.num_heads,
+                                         query.sym_size(length_dim), key_length});
+  check_extra_keys(layer, options, batch);
+
+  const at::Tensor& padding = options.key_padding_mask();
+  if (!padding.defined()) return;
+  const c10::SymInt padding_batch = is_batched ? padding.sym_size(0) : 1;
+  const c10::SymInt padded_length = options.static_k().defined()
+                                        ? options.static_k().sym_size(1)
+                                        : key_length;
+  MULTIHEAD_ASSERT(padding_batch == batch,
+                   "Expected key_padded_mask.shape[0] to be ", batch,
+                   ", but got ", padding_batch);
+  MULTIHEAD_ASSERT(padding.sym_size(-1) == padded_length,
+                   "Expected key_padded_mask.shape[1] to be ", padded_length,
+                   ", but got ", padding.sym_size(-1));
+}
+
+void check_layer_sizes(const AttentionLayer& layer) {
+  TORCH_CHECK_VALUE(layer.embed_dim > 0 && layer.num_heads > 0,
+                    "embed_dim and num_heads must be greater than 0, got "
+                    "embed_dim=",
+                    layer.embed_dim, " and num_heads=", layer.num_heads,
+                    " instead");
+  MULTIHEAD_ASSERT(layer.head_dim || layer.embed_dim % layer.num_heads == 0,
+                   "embed_dim must be divisible by num_heads, got embed_dim=",
+                   layer.embed_dim, " and num_heads=", layer.num_heads);
+  TORCH_CHECK_VALUE(layer.head_dim >= 0,
+                    "head_dim must be greater than 0, got ", layer.head_dim);
+  TORCH_CHECK_VALUE(
+      layer.num_kv_heads >= 0 && layer.num_heads % kv_heads(layer) == 0,
+      "num_kv_heads must divide num_heads, got num_kv_heads=",
+      layer.num_kv_heads, " and num_heads=", layer.num_heads);
+}
+
+void check_groups(const char* function, const at::Tensor& rows,
+                  int64_t row_heads, int64_t num_heads, int64_t num_kv_heads) {
+  TORCH_CHECK_VALUE(num_heads > 0 && num_kv_heads > 0 &&
+                        num_heads % num_kv_heads == 0,
+                    function, ": num_kv_heads must divide num_heads, got ",
+                    num_kv_heads, " and ", num_heads);
+  TORCH_CHECK_VALUE(rows.dim() > 0 && rows.size(0) % row_heads == 0, function,
+                    ": rows must consist of ", row_heads, " heads, got shape ",
+                    rows.sizes());
+}
+
+}  // namespace multihead

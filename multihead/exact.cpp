@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/exact.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_safe_softmax.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/where.h>
+
+#include <cmath>
+#include <limits>
+
+namespace multihead::exact {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+bool all_finite(const at::Tensor& x) {
+  return is_plain(x) && at::isfinite(x).all().item<bool>();
+}
+
+// Query rows of one group under each other, (B·G, group·Lq, D), so that both
+// products read each key/value head once, uncopied.
+at::Tensor fold_groups(const at::Tensor& rows, const Heads& heads) {
+  if (heads.num_heads == heads.num_kv_heads) return rows;
+  return rows.reshape_symint(
+      {heads.batch_size * heads.num_kv_heads, -1, rows.sym_size(-1)});
+}
+
+at::Tensor unfold_groups(const at::Tensor& rows, const Heads& heads) {
+  if (heads.num_heads == heads.num_kv_heads) return rows;
+  return rows.view_symint({heads.batch_size * heads.num_heads,
+                           heads.query.sym_size(1), rows.sym_size(-1)});
+}
+
+// (B·H, Lq, X) → (B, H, Lq, X)
+at::Tensor by_head(const at::Tensor& rows, const Heads& heads) {
+  return rows.unflatten_symint(0, {heads.batch_size, heads.num_heads});
+}
+
+// q·kᵀ, (B·H, Lq, Lk). A key that is not finite must not reach the queries that
+// do not see it, not even as 0·NaN in their gradient: its column is computed
+// apart, cut off from the query, and masked later.
+at::Tensor query_key_product(const Heads& heads, const at::Tensor& query,
+                             const at::Tensor& key, bool masked) {
+  const at::Tensor rows = fold_groups(query, heads);
+  if (!masked || all_finite(key)) {
+    return unfold_groups(at::bmm(rows, key.transpose(-2, -1)), heads);
+  }
+  const at::Tensor finite = at::isfinite(key).all(-1, /*keepdim=*/true);
+  const at::Tensor finite_keys = key.masked_fill(finite.logical_not(), 0.0);
+  const at::Tensor scores =
+      at::where(finite.transpose(-2, -1),
+                at::bmm(rows, finite_keys.transpose(-2, -1)),
+                at::bmm(rows.detach(), key.transpose(-2, -1)));
+  return unfold_groups(scores, heads);
+}
+
+// weights·v, (B·H, Lq, Dv). A zero weight does not silence a NaN or infinite
+// value in a product, so those are taken out and given back, as IEEE sums would
+// have them, to the rows that see them.
+at::Tensor weights_value_product(const Heads& heads, const at::Tensor& weights,
+                                 const at::Tensor& value,
+                                 const at::Tensor& visible) {
+  const at::Tensor rows = fold_groups(weights, heads);
+  if (!visible.defined() || all_finite(value)) {
+    return unfold_groups(at::bmm(rows, value), heads);
+  }
+  const at::Tensor finite = at::isfinite(value);
+  const at::Tensor out =
+      at::bmm(rows, value.masked_fill(finite.logical_not(), 0.0));
+
+  const at::Tensor seen = fold_groups(
+      visible.expand_as(by_head(weights, heads)).flatten(0, 1), heads);
+  const at::Tensor kinds = at::cat(
+      {value.isnan(), value.eq(kInfinity), value.eq(-kInfinity)}, /*dim=*/-1);
+  const auto present =
+      at::bmm(seen.to(out.scalar_type()), kinds.to(out.scalar_type()))
+          .gt(0)
+          .chunk(3, /*dim=*/-1);
+  return unfold_groups(
+      out.masked_fill(present[0], std::nan(""))
+          .add(at::zeros_like(out).masked_fill(present[1], kInfinity))
+          .add(at::zeros_like(out).masked_fill(present[2], -kInfinity)),
+      heads);
+}
+
+// cap·tanh(s/cap), + bias, − slope·|i + offset − j|, −inf where not visible.
+at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
+                       const ScoreShape& shape, const at::Tensor& visible) {
+  if (rules.softcap) scores = (scores / *rules.softcap).tanh() * *rules.softcap;
+  if (rules.mask.bias.defined()) {
+    scores = scores + rules.mask.bias.to(scores.scalar_type());
+  }
+  if (rules.alibi_slopes.defined()) {
+    const at::Tensor keys = at::arange(
+        at::Scalar(shape.key_length),
+        at::TensorOptions(at::kLong).device(shape.device));
+    const at::Tensor distance =
+        (query_positions(rules.mask, shape) - keys).abs();
+    scores = scores - rules.alibi_slopes.to(scores.scalar_type())
+                              .unsqueeze(-1)
+                              .unsqueeze(-1) *
+                          distance;
+  }
+  if (visible.defined()) {
+    scores = scores.masked_fill(visible.logical_not(), -kInfinity);
+  }
+  return scores;
+}
+
+// (B, H, Lq, Lk + 1): the sink is one more key, without a value.
+at::Tensor append_sinks(const at::Tensor& scores, const at::Tensor& sinks) {
+  const at::Tensor column = sinks.to(scores.scalar_type()).view({-1, 1, 1});
+  return at::cat(
+      {scores, column.expand_symint({scores.sym_size(0), scores.sym_size(1),
+                                     scores.sym_size(2), 1})},
+      /*dim=*/-1);
+}
+
+// Rows without a visible key give −inf and pass no gradient on.
+at::Tensor logsumexp_rows(const at::Tensor& scores) {
+  const at::Tensor blocked = scores.eq(-kInfinity).all(-1, /*keepdim=*/true);
+  return at::logsumexp(scores.masked_fill(blocked, 0.0), -1)
+      .masked_fill(blocked.squeeze(-1), -kInfinity);
+}
+
+}  // namespace
+
+bool is_plain(const at::Tensor& tensor) {
+  using c10::DispatchKey;
+  return !tensor.is_meta() && !tensor.is_nested() &&
+         !tensor.key_set().has_any(c10::DispatchKeySet(
+             {DispatchKey::Python, DispatchKey::Functionalize,
+              DispatchKey::FuncTorchBatched,
+              DispatchKey::FuncTorchGradWrapper}));
+}
+
+at::Tensor expand_groups(const at::Tensor& rows, const Heads& heads) {
+  if (heads.num_heads == heads.num_kv_heads) return rows;
+  return rows.unsqueeze(1)
+      .expand_symint({-1, heads.num_heads / heads.num_kv_heads, -1, -1})
+      .flatten(0, 1);
+}
+
+Attention attention(const Heads& heads, const ScoreRules& rules,
+                    bool with_logsumexp) {
+  // The types chosen here are the right ones under autocast too.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const auto dtype = heads.query.scalar_type();
+  const auto compute_dtype = at::toOpMathType(dtype);
+  const ScoreShape shape{heads.query.sym_size(1), heads.key.sym_size(1),
+                         heads.query.device()};
+  const at::Tensor visible = visible_keys(rules.mask, shape);
+  const bool needs_rules = visible.defined() || rules.softcap ||
+                           rules.alibi_slopes.defined() ||
+                           rules.sinks.defined() || with_logsumexp;
+
+  at::Tensor scores = query_key_product(
+      heads, heads.query.to(compute_dtype) * rules.scale,
+      heads.key.to(compute_dtype), visible.defined());
+  Attention result;
+  if (needs_rules) {
+    scores = apply_rules(by_head(scores, heads), rules, shape, visible);
+    if (rules.sinks.defined()) scores = append_sinks(scores, rules.sinks);
+    if (with_logsumexp) result.logsumexp = logsumexp_rows(scores);
+  }
+  at::Tensor weights = at::_safe_softmax(scores, -1);
+  if (rules.sinks.defined()) weights = weights.slice_symint(-1, 0, shape.key_length);
+  if (needs_rules) weights = weights.flatten(0, 1);
+  if (rules.dropout_p > 0.0) weights = at::dropout(weights, rules.dropout_p, true);
+
+  result.out = weights_value_product(heads, weights,
+                                     heads.value.to(compute_dtype), visible)
+                   .to(dtype);
+  result.weights = weights.to(dtype);
+  return result;
+}
+
+Attention attention_as_pytorch(const Heads& heads,
+                               const at::Tensor& additive_mask,
+                               double dropout_p) {
+  const auto head_dim = 
+      static_cast<double>(heads.query.sym_size(-1).guard_int(__FILE__, __LINE__));
+  const at::Tensor query = heads.query * std::sqrt(1.0 / head_dim);
+  const at::Tensor keys = heads.key.transpose(-2, -1);
+  // baddbmm, not bmm and an addition: the mask enters before the rounding.
+  const at::Tensor scores = additive_mask.defined()
+                                ? at::baddbmm(additive_mask, query, keys)
+                                : at::bmm(query, keys);
+  at::Tensor weights = at::softmax(scores, -1);
+  if (dropout_p > 0.0) weights = at::dropout(weights, dropout_p, true);
+  return {at::bmm(weights, heads.value), weights, {}};
+}
+
+}  // namespace multihead::exact

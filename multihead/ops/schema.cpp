@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT
+//
+// The operators, torch.ops.multihead.*: the library's table of contents, and
+// what Python and exported graphs call. All are composites of ATen operations:
+// autograd, autocast, meta and torch.compile see through them.
+#include <torch/library.h>
+
+#include "multihead/functional.h"
+
+namespace multihead {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = const std::optional<Tensor>&;
+
+Tensor or_undefined(OptionalTensor tensor) { return tensor.value_or(Tensor()); }
+
+std::optional<Tensor> or_none(const Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+using Result = std::tuple<Tensor, std::optional<Tensor>>;
+
+Result scaled_dot_product_attention_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    OptionalTensor attn_mask, double dropout_p, bool is_causal,
+    std::optional<double> scale, bool enable_gqa,
+    std::string_view causal_alignment, at::OptionalIntArrayRef window,
+    OptionalTensor key_lengths, std::optional<double> softcap,
+    OptionalTensor alibi_slopes, OptionalTensor sinks, bool return_lse,
+    std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  AttentionOptions options{
+      .attn_mask = or_undefined(attn_mask),
+      .dropout_p = dropout_p,
+      .is_causal = is_causal,
+      .scale = scale,
+      .enable_gqa = enable_gqa,
+      .causal_alignment = causal_alignment_from_name(causal_alignment),
+      .key_lengths = or_undefined(key_lengths),
+      .softcap = softcap,
+      .alibi_slopes = or_undefined(alibi_slopes),
+      .sinks = or_undefined(sinks)};
+  if (window) {
+    TORCH_CHECK_VALUE(window->size() == 2,
+                      "scaled_dot_product_attention: window must be two sizes, "
+                      "got ",
+                      *window);
+    options.window = {(*window)[0], (*window)[1]};
+  }
+  if (!return_lse) {
+    return {multihead::scaled_dot_product_attention(query, key, value, options),
+            std::nullopt};
+  }
+  return scaled_dot_product_attention_with_lse(query, key, value, options);
+}
+
+Result multi_head_attention_forward_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t embed_dim_to_check, int64_t num_heads,
+    OptionalTensor in_proj_weight, OptionalTensor in_proj_bias,
+    OptionalTensor bias_k, OptionalTensor bias_v, bool add_zero_attn,
+    double dropout_p, const Tensor& out_proj_weight,
+    OptionalTensor out_proj_bias, bool training,
+    OptionalTensor key_padding_mask, bool need_weights,
+    OptionalTensor attn_mask, bool use_separate_proj_weight,
+    OptionalTensor q_proj_weight, OptionalTensor k_proj_weight,
+    OptionalTensor v_proj_weight, OptionalTensor static_k,
+    OptionalTensor static_v, bool average_attn_weights, bool is_causal,
+    bool batch_first, bool fast_path, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  AttentionLayer layer{.embed_dim = embed_dim_to_check,
+                       .num_heads = num_heads,
+                       .in_proj_bias = or_undefined(in_proj_bias),
+                       .out_proj_weight = out_proj_weight,
+                       .out_proj_bias = or_undefined(out_proj_bias),
+                       .bias_k = or_undefined(bias_k),
+                       .bias_v = or_undefined(bias_v),
+                       .add_zero_attn = add_zero_attn,
+                       .dropout_p = dropout_p,
+                       .training = training,
+                       .batch_first = batch_first};
+  if (use_separate_proj_weight) {
+    layer.q_proj_weight = or_undefined(q_proj_weight);
+    layer.k_proj_weight = or_undefined(k_proj_weight);
+    layer.v_proj_weight = or_undefined(v_proj_weight);
+  } else {
+    layer.in_proj_weight = or_undefined(in_proj_weight);
+  }
+  const auto [out, weights] = multihead::multi_head_attention_forward(
+      query, key, value, layer,
+      ForwardOptions()
+          .key_padding_mask(or_undefined(key_padding_mask))
+          .need_weights(need_weights)
+          .attn_mask(or_undefined(attn_mask))
+          .average_attn_weights(average_attn_weights)
+          .is_causal(is_causal)
+          .static_k(or_undefined(static_k))
+          .static_v(or_undefined(static_v))
+          .fast_path(fast_path));
+  return {out, or_none(weights)};
+}
+
+Result grouped_query_attention_forward_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t num_heads, int64_t num_kv_heads, const Tensor& q_proj_weight,
+    OptionalTensor q_proj_bias, const Tensor& k_proj_weight,
+    OptionalTensor k_proj_bias, const Tensor& v_proj_weight,
+    OptionalTensor v_proj_bias, const Tensor& out_proj_weight,
+    OptionalTensor out_proj_bias, double dropout_p, bool training,
+    OptionalTensor key_padding_mask, bool need_weights,
+    OptionalTensor attn_mask, bool average_attn_weights, bool is_causal,
+    bool batch_first, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  TORCH_CHECK_VALUE(num_heads > 0,
+                    "grouped_query_attention_forward: num_heads must be "
+                    "greater than 0, got ",
+                    num_heads);
+  const AttentionLayer layer{.embed_dim = out_proj_weight.size(0),
+                             .num_heads = num_heads,
+                             .num_kv_heads = num_kv_heads,
+                             .head_dim = q_proj_weight.size(0) / num_heads,
+                             .q_proj_weight = q_proj_weight,
+                             .k_proj_weight = k_proj_weight,
+                             .v_proj_weight = v_proj_weight,
+                             .q_proj_bias = or_undefined(q_proj_bias),
+                             .k_proj_bias = or_undefined(k_proj_bias),
+                             .v_proj_bias = or_undefined(v_proj_bias),
+                             .out_proj_weight = out_proj_weight,
+                             .out_proj_bias = or_undefined(out_proj_bias),
+                             .dropout_p = dropout_p,
+                             .training = training,
+                             .batch_first = batch_first};
+  const auto [out, weights] = multihead::multi_head_attention_forward(
+      query, key, value, layer,
+      ForwardOptions()
+          .key_padding_mask(or_undefined(key_padding_mask))
+          .need_weights(need_weights)
+          .attn_mask(or_undefined(attn_mask))
+          .average_attn_weights(average_attn_weights)
+          .is_causal(is_causal));
+  return {out, or_none(weights)};
+}
+
+template <typename Library>
+void implement(Library& m) {
+  m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_op);
+  m.impl("multi_head_attention_forward", &multi_head_attention_forward_op);
+  m.impl("grouped_query_attention_forward",
+         &grouped_query_attention_forward_op);
+  m.impl("pool_heads", &pool_heads);
+  m.impl("repeat_heads", &repeat_heads);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(multihead, m) {
+  m.set_python_module("multihead");
+  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
+  m.def(
+      "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
+      "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
+      "float? scale=None, bool enable_gqa=False, *, "
+      "str causal_alignment=\"top_left\", int[]? window=None, "
+      "Tensor? key_lengths=None, float? softcap=None, "
+      "Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? logsumexp)",
+      tags);
+  m.def(
+      "multi_head_attention_forward(Tensor query, Tensor key, Tensor value, "
+      "int embed_dim_to_check, int num_heads, Tensor? in_proj_weight, "
+      "Tensor? in_proj_bias, Tensor? bias_k, Tensor? bias_v, "
+      "bool add_zero_attn, float dropout_p, Tensor out_proj_weight, "
+      "Tensor? out_proj_bias, bool training=True, "
+      "Tensor? key_padding_mask=None, bool need_weights=True, "
+      "Tensor? attn_mask=None, bool use_separate_proj_weight=False, "
+      "Tensor? q_proj_weight=None, Tensor? k_proj_weight=None, "
+      "Tensor? v_proj_weight=None, Tensor? static_k=None, "
+      "Tensor? static_v=None, bool average_attn_weights=True, "
+      "bool is_causal=False, *, bool batch_first=False, bool fast_path=True, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
+      tags);
+  m.def(
+      "grouped_query_attention_forward(Tensor query, Tensor key, Tensor value, "
+      "int num_heads, int num_kv_heads, Tensor q_proj_weight, "
+      "Tensor? q_proj_bias, Tensor k_proj_weight, Tensor? k_proj_bias, "
+      "Tensor v_proj_weight, Tensor? v_proj_bias, Tensor out_proj_weight, "
+      "Tensor? out_proj_bias, float dropout_p=0.0, bool training=True, "
+      "Tensor? key_padding_mask=None, bool need_weights=True, "
+      "Tensor? attn_mask=None, bool average_attn_weights=True, "
+      "bool is_causal=False, *, bool batch_first=False, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
+      tags);
+  m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
+        tags);
+  m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
+        tags);
+}
+
+TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) { implement(m); }
+
+// vmap: the same operations on tensors with a hidden dimension, no loop.
+TORCH_LIBRARY_IMPL(multihead, FuncTorchBatchedDecomposition, m) {
+  implement(m);
+}
+
+}  // namespace multihead
