@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+//
+// Where a run happened: versions, processor, threads.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace cli {
+
+struct Environment {
+  std::string version;           ///< of this library
+  std::string torch_built;       ///< the torch it was built against
+  std::string torch_running;     ///< the torch it runs with
+  std::string torch_isa;         ///< what torch's own kernels use, "AVX512"
+  std::string blas;              ///< name and version, empty: none
+  std::string onednn;            ///< version, empty: not there
+  std::string cpu;               ///< model name
+  std::vector<std::string> isa;  ///< those flags that matter, present ones
+  int threads = 0;               ///< of torch
+  unsigned processors = 0;       ///< logical, of the machine
+  std::string fused;  ///< why the fused kernels cannot run; empty: can
+};
+
+Environment detect_environment();
+nlohmann::ordered_json to_json(const Environment& environment);
+
+}  // namespace cli

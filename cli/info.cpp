@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/environment.h"
+#include "cli/table.h"
+
+namespace cli {
+namespace {
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words)
+    text += (text.empty() ? "" : " ") + word;
+  return text.empty() ? "none that matter" : text;
+}
+
+std::string or_absent(const std::string& text) {
+  return text.empty() ? "not in this torch" : text;
+}
+
+}  // namespace
+
+int info(const InfoOptions& options) {
+  const Environment e = detect_environment();
+  if (options.json) {
+    std::puts(to_json(e).dump(2).c_str());
+    return 0;
+  }
+  Table table({{.title = "", .width = 9}, {.title = ""}}, detect_terminal());
+  const auto say = [&](const char* name, const std::string& value) {
+    table.row({{name, Style::kDim}, {value}});
+  };
+  say("multihead", e.version);
+  say("torch", e.torch_running + " (built against " + e.torch_built +
+                   "), kernels for " + e.torch_isa);
+  say("BLAS", or_absent(e.blas));
+  say("oneDNN", or_absent(e.onednn));
+  say("CPU", e.cpu);
+  say("flags", joined(e.isa));
+  say("threads", std::to_string(e.threads) + " of " +
+                     std::to_string(e.processors) + " processors");
+  say("exact", "available: PyTorch's own order of operations");
+  say("fused", e.fused.empty() ? "available" : "not available: " + e.fused);
+  return 0;
+}
+
+}  // namespace cli

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT
+#include "cli/pytorch.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_native_multi_head_attention.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/activation.h>
+
+#include <limits>
+#include <optional>
+
+namespace cli::pytorch {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// torch::nn::MultiheadAttention holding the layer's own tensors.
+torch::nn::MultiheadAttention make_module(
+    const multihead::AttentionLayer& layer) {
+  torch::nn::MultiheadAttentionOptions options(layer.embed_dim,
+                                               layer.num_heads);
+  options.dropout(layer.dropout_p)
+      .bias(layer.in_proj_bias.defined())
+      .add_bias_kv(layer.bias_k.defined())
+      .add_zero_attn(layer.add_zero_attn);
+  if (!layer.in_proj_weight.defined())
+    options.kdim(layer.k_proj_weight.size(1)).vdim(layer.v_proj_weight.size(1));
+  torch::nn::MultiheadAttention module(options);
+  module->train(layer.training);
+  module->in_proj_weight = layer.in_proj_weight;
+  module->q_proj_weight = layer.q_proj_weight;
+  module->k_proj_weight = layer.k_proj_weight;
+  module->v_proj_weight = layer.v_proj_weight;
+  module->in_proj_bias = layer.in_proj_bias;
+  module->out_proj->weight = layer.out_proj_weight;
+  module->out_proj->bias = layer.out_proj_bias;
+  module->bias_k = layer.bias_k;
+  module->bias_v = layer.bias_v;
+  return module;
+}
+
+at::Tensor later_keys(int64_t queries, int64_t keys) {
+  return at::ones({queries, keys}, at::kBool).triu(/*diagonal=*/1);
+}
+
+// Length, batch, head sizes of sequence-first input.
+struct Sizes {
+  int64_t L, S, N, E, H, d;
+};
+
+// The layer's masks as one float mask for (N, H, L, S), or undefined.
+at::Tensor merged_mask(const Sizes& s, at::ScalarType dtype,
+                       const multihead::ForwardOptions& options) {
+  at::Tensor mask = additive(options.attn_mask(), dtype);
+  const at::Tensor padding = additive(options.key_padding_mask(), dtype);
+  if (mask.defined())
+    mask = mask.dim() == 3 ? mask.view({s.N, s.H, s.L, s.S})
+                           : mask.unsqueeze(0).unsqueeze(0);
+  if (!padding.defined()) return mask;
+  const at::Tensor rows =
+      padding.view({s.N, 1, 1, s.S}).expand({s.N, s.H, 1, s.S});
+  return mask.defined() ? mask + rows : rows.contiguous();
+}
+
+// (L, N, E) inputs → projected; one product where inputs are one tensor, as
+// its shape decides the last bit.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> project(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const multihead::AttentionLayer& layer) {
+  const at::Tensor &w = layer.in_proj_weight, &b = layer.in_proj_bias;
+  const int64_t E = layer.embed_dim;
+  const auto rows = [&](const at::Tensor& x, int64_t from, int64_t to) {
+    return at::linear(x, w.slice(0, from, to),
+                      b.defined() ? b.slice(0, from, to) : b);
+  };
+  const auto parts = [&](const at::Tensor& joint, int64_t count) {
+    return joint.unflatten(-1, {count, E})
+        .unsqueeze(0)
+        .transpose(0, -2)
+        .squeeze(-2)
+        .contiguous();
+  };
+  if (query.is_same(key) && key.is_same(value)) {
+    const at::Tensor all = parts(at::linear(query, w, b), 3);
+    return {all.select(0, 0), all.select(0, 1), all.select(0, 2)};
+  }
+  if (key.is_same(value)) {
+    const at::Tensor both = parts(rows(key, E, 3 * E), 2);
+    return {rows(query, 0, E), both.select(0, 0), both.select(0, 1)};
+  }
+  return {rows(query, 0, E), rows(key, E, 2 * E), rows(value, 2 * E, 3 * E)};
+}
+
+// A transposed view; tensors that were one stay one.
+struct SequenceFirst {
+  SequenceFirst(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                bool batch_first)
+      : query(batch_first ? q.transpose(0, 1) : q),
+        key(k.is_same(q)  ? query
+            : batch_first ? k.transpose(0, 1)
+                          : k),
+        value(v.is_same(k)  ? key
+              : batch_first ? v.transpose(0, 1)
+                            : v) {}
+  at::Tensor query, key, value;
+};
+
+}  // namespace
+
+at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
+  if (!mask.defined() || mask.scalar_type() != at::kBool) return mask;
+  return at::zeros(mask.sizes(), dtype).masked_fill_(mask, -kInfinity);
+}
+
+std::tuple<at::Tensor, at::Tensor> nn_module(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const multihead::AttentionLayer& layer,
+    const multihead::ForwardOptions& options) {
+  const SequenceFirst x(query, key, value, layer.batch_first);
+  at::Tensor mask = options.attn_mask();
+  if (options.is_causal() && !mask.defined())
+    mask = later_keys(x.query.size(0), x.key.size(0));
+  auto [out, weights] = make_module(layer)->forward(
+      x.query, x.key, x.value, options.key_padding_mask(),
+      options.need_weights(), additive(mask, query.scalar_type()),
+      options.average_attn_weights());
+  return {layer.batch_first ? out.transpose(0, 1) : out, weights};
+}
+
+at::Tensor nn_module_unaided(const at::Tensor& query,
+                             const multihead::AttentionLayer& layer,
+                             const multihead::ForwardOptions& options) {
+  return std::get<0>(make_module(layer)->forward(
+      query, query, query, options.key_padding_mask(), options.need_weights(),
+      options.attn_mask(), options.average_attn_weights()));
+}
+
+multihead::AttentionLayer draw_layer(int64_t embed_dim, int64_t num_heads) {
+  const torch::nn::MultiheadAttention module(
+      torch::nn::MultiheadAttentionOptions(embed_dim, num_heads).bias(false));
+  multihead::AttentionLayer layer;
+  layer.embed_dim = embed_dim;
+  layer.num_heads = num_heads;
+  layer.in_proj_weight = module->in_proj_weight;
+  layer.out_proj_weight = module->out_proj->weight;
+  layer.batch_first = true;
+  return layer;
+}
+
+at::Tensor by_hand(const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value,
+                   const multihead::AttentionLayer& layer,
+                   const multihead::ForwardOptions& options) {
+  const SequenceFirst x(query, key, value, layer.batch_first);
+  const int64_t H = layer.num_heads, E = layer.embed_dim;
+  const Sizes s{x.query.size(0), x.key.size(0), x.query.size(1), E, H, E / H};
+  const auto [q, k, v] = project(x.query, x.key, x.value, layer);
+  const auto heads = [&](const at::Tensor& rows, int64_t length) {
+    return rows.view({length, s.N * s.H, s.d})
+        .transpose(0, 1)
+        .view({s.N, s.H, length, s.d});
+  };
+  const at::Tensor mask = merged_mask(s, query.scalar_type(), options);
+  const at::Tensor out = at::scaled_dot_product_attention(
+      heads(q, s.L), heads(k, s.S), heads(v, s.S),
+      mask.defined() ? std::optional(mask) : std::nullopt,
+      layer.training ? layer.dropout_p : 0.0,
+      /*is_causal=*/options.is_causal());
+  const at::Tensor rows =
+      at::linear(out.permute({2, 0, 1, 3}).reshape({s.L * s.N, s.E}),
+                 layer.out_proj_weight, layer.out_proj_bias);
+  const at::Tensor result = rows.view({s.L, s.N, s.E});
+  return layer.batch_first ? result.transpose(0, 1) : result;
+}
+
+std::tuple<at::Tensor, at::Tensor> native(
+    const at::Tensor& query, const multihead::AttentionLayer& layer,
+    const multihead::ForwardOptions& options) {
+  const int64_t N = query.size(0), L = query.size(1), H = layer.num_heads;
+  std::optional<at::Tensor> mask;
+  std::optional<int64_t> type;
+  if (const at::Tensor& padding = options.key_padding_mask();
+      padding.defined()) {
+    mask = padding;
+    type = 1;
+  }
+  if (const at::Tensor& attn = options.attn_mask(); attn.defined()) {
+    at::Tensor all =
+        attn.dim() == 3 ? attn.view({N, H, L, L}) : attn.expand({N, H, L, L});
+    if (mask) all = all.logical_or(mask->view({N, 1, 1, L}));
+    mask = all;
+    type = 2;
+  }
+  return at::_native_multi_head_attention(
+      query, query, query, layer.embed_dim, H, layer.in_proj_weight,
+      layer.in_proj_bias, layer.out_proj_weight, layer.out_proj_bias, mask,
+      options.need_weights(), options.average_attn_weights(), type);
+}
+
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value,
+                     const multihead::AttentionOptions& options) {
+  return at::scaled_dot_product_attention(
+      query, key, value,
+      options.attn_mask.defined() ? std::optional(options.attn_mask)
+                                  : std::nullopt,
+      options.dropout_p, options.is_causal, options.scale, options.enable_gqa);
+}
+
+at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
+                               const at::Tensor& value,
+                               const multihead::AttentionOptions& options) {
+  const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
+                Lk = key.size(2), group = H / key.size(1);
+  // Positions (B, 1, Lq, 1) and (Lk) as the definition has them.
+  const at::Tensor lengths = options.key_lengths.defined()
+                                 ? options.key_lengths.view({B, 1, 1, 1})
+                                 : at::zeros({B, 1, 1, 1}, at::kLong) + Lk;
+  const at::Tensor keys = at::arange(Lk);
+  at::Tensor at_key = at::arange(Lq).view({1, 1, Lq, 1});
+  if (options.causal_alignment == multihead::CausalAlignment::kBottomRight)
+    at_key = at_key + lengths - Lq;
+  at::Tensor keep = keys.lt(lengths);
+  if (options.is_causal) keep = keep.logical_and(keys.le(at_key));
+  if (options.window) {
+    const auto [left, right] = *options.window;
+    if (left >= 0) keep = keep.logical_and(keys.ge(at_key - left));
+    if (right >= 0) keep = keep.logical_and(keys.le(at_key + right));
+  }
+  at::Tensor mask = at::zeros({B, H, Lq, Lk}, at::kDouble);
+  if (const at::Tensor& given = options.attn_mask; given.defined()) {
+    if (given.scalar_type() == at::kBool)
+      keep = keep.logical_and(given);
+    else
+      mask = mask + given;
+  }
+  if (options.alibi_slopes.defined())
+    mask =
+        mask - options.alibi_slopes.view({-1, H, 1, 1}) * (at_key - keys).abs();
+  mask = mask.masked_fill(keep.logical_not(), -kInfinity);
+  return at::scaled_dot_product_attention(
+      query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1),
+      mask.to(query.scalar_type()), 0.0, false, options.scale);
+}
+
+}  // namespace cli::pytorch

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+//
+// PyTorch's own answers, by three routes that share no code with this library.
+// Arguments are ours; each function says what it can express.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+#include "multihead/functional.h"
+
+namespace cli::pytorch {
+
+/// torch::nn::MultiheadAttention with the layer's parameters, which always
+/// computes weights. Blocked bool masks become −inf, because it would add them
+/// as 0 and 1. Not: 3-D masks, float padding, unbatched input, kdim ≠ vdim.
+std::tuple<at::Tensor, at::Tensor> nn_module(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const multihead::AttentionLayer& layer,
+    const multihead::ForwardOptions& options);
+
+/// The same with the masks as they are: what its users get.
+at::Tensor nn_module_unaided(const at::Tensor& query,
+                             const multihead::AttentionLayer& layer,
+                             const multihead::ForwardOptions& options);
+
+/// The parameters that torch::nn::MultiheadAttention draws, without biases,
+/// batch first.
+multihead::AttentionLayer draw_layer(int64_t embed_dim, int64_t num_heads);
+
+/// at::linear, at::scaled_dot_product_attention, at::linear in the order in
+/// which torch.nn.MultiheadAttention calls them without weights. Not: bias_k,
+/// add_zero_attn, unbatched input, separate weights.
+at::Tensor by_hand(const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& value,
+                   const multihead::AttentionLayer& layer,
+                   const multihead::ForwardOptions& options);
+
+/// at::_native_multi_head_attention, PyTorch's inference path. Self-attention,
+/// batch first, bool masks.
+std::tuple<at::Tensor, at::Tensor> native(
+    const at::Tensor& query, const multihead::AttentionLayer& layer,
+    const multihead::ForwardOptions& options);
+
+/// at::scaled_dot_product_attention with every rule it lacks written into one
+/// float mask and keys repeated for grouped heads. Not: softcap, sinks.
+at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
+                               const at::Tensor& value,
+                               const multihead::AttentionOptions& options);
+
+/// The same call as it is: the arguments PyTorch has.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value,
+                     const multihead::AttentionOptions& options);
+
+/// bool (true = blocked) → 0 or −inf; float and undefined stay.
+at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype);
+
+}  // namespace cli::pytorch

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+//
+// Gradients: of the attention function against float64 loops, of whole layers
+// bit for bit against PyTorch's.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+
+#include "cli/attention_call.h"
+#include "cli/case.h"
+#include "cli/golden.h"
+#include "cli/layer_call.h"
+#include "cli/ours.h"
+#include "cli/pytorch.h"
+
+namespace cli {
+namespace {
+
+using multihead::Backend;
+using multihead::BackendGuard;
+
+// A leaf with the same strides, so that layouts reach the backward too.
+at::Tensor leaf(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.detach().requires_grad_() : tensor;
+}
+
+struct AttentionGradients {
+  at::Tensor query, key, value;
+};
+
+template <typename Attention>
+AttentionGradients gradients(const AttentionInputs& x, const at::Tensor& dout,
+                             Attention attention) {
+  const at::Tensor q = leaf(x.query), k = leaf(x.key), v = leaf(x.value);
+  attention(q, k, v, x.options).backward(dout);
+  return {q.grad(), k.grad(), v.grad()};
+}
+
+Comparison compare_attention(const AttentionCall& call, Random& random) {
+  const AttentionInputs x = draw(call, random);
+  const BackendGuard automatic(Backend::kAuto);
+  const at::Tensor dout =
+      random.normal({call.B, call.H, call.Lq, x.value.size(3)}, call.dtype);
+  const auto ours = gradients(x, dout, multihead::scaled_dot_product_attention);
+  AttentionGradients pytorch;
+  if (!x.options.softcap && !x.options.sinks.defined())
+    pytorch = gradients(x, dout, pytorch::attention_with_mask);
+  const GoldenGradients golden =
+      golden_gradients(x.query, x.key, x.value, x.options, dout);
+  return {
+      .parts = {make_part("d query", ours.query, pytorch.query, golden.query),
+                make_part("d key", ours.key, pytorch.key, golden.key),
+                make_part("d value", ours.value, pytorch.value, golden.value)}};
+}
+
+// The inputs and parameters of a layer as leaves; tensors that were one stay
+// one.
+LayerInputs leaves(const LayerInputs& x) {
+  LayerInputs y = x;
+  y.query = leaf(x.query);
+  y.key = x.key.is_same(x.query) ? y.query : leaf(x.key);
+  y.value = x.value.is_same(x.key) ? y.key : leaf(x.value);
+  for (auto parameter :
+       {&multihead::AttentionLayer::in_proj_weight,
+        &multihead::AttentionLayer::in_proj_bias,
+        &multihead::AttentionLayer::out_proj_weight,
+        &multihead::AttentionLayer::out_proj_bias,
+        &multihead::AttentionLayer::bias_k, &multihead::AttentionLayer::bias_v})
+    y.layer.*parameter = leaf(x.layer.*parameter);
+  y.options.attn_mask(x.options.attn_mask());
+  if (x.options.attn_mask().defined() &&
+      x.options.attn_mask().is_floating_point())
+    y.options.attn_mask(leaf(x.options.attn_mask()));
+  return y;
+}
+
+// Gradients of everything that has one, ours beside PyTorch's.
+std::vector<Part> gradient_parts(const LayerInputs& ours,
+                                 const LayerInputs& pytorch) {
+  std::vector<Part> parts;
+  const auto add = [&](const char* name, const at::Tensor& a,
+                       const at::Tensor& b) {
+    if (b.defined() && b.requires_grad())
+      parts.push_back(make_part(name, a.grad(), b.grad()));
+  };
+  add("d query", ours.query, pytorch.query);
+  if (!ours.key.is_same(ours.query)) add("d key", ours.key, pytorch.key);
+  if (!ours.value.is_same(ours.key)) add("d value", ours.value, pytorch.value);
+  const auto &a = ours.layer, &b = pytorch.layer;
+  add("d in_proj_weight", a.in_proj_weight, b.in_proj_weight);
+  add("d in_proj_bias", a.in_proj_bias, b.in_proj_bias);
+  add("d out_proj.weight", a.out_proj_weight, b.out_proj_weight);
+  add("d out_proj.bias", a.out_proj_bias, b.out_proj_bias);
+  add("d bias_k", a.bias_k, b.bias_k);
+  add("d bias_v", a.bias_v, b.bias_v);
+  add("d attn_mask", ours.options.attn_mask(), pytorch.options.attn_mask());
+  return parts;
+}
+
+// `reference` computes the layer's output from the same leaves.
+template <typename Reference>
+Comparison compare_layer(const LayerCall& call, Random& random,
+                         Reference reference) {
+  const LayerInputs drawn = draw(call, random);
+  const LayerInputs ours = leaves(drawn), pytorch = leaves(drawn);
+  const BackendGuard exact(Backend::kExact);
+  at::manual_seed(random.seed());
+  const at::Tensor out = std::get<0>(
+      ours::module(ours.query, ours.key, ours.value, ours.layer, ours.options));
+  at::manual_seed(random.seed());
+  const at::Tensor expected = reference(pytorch);
+  const at::Tensor dout = random.normal(out.sizes(), call.dtype);
+  out.backward(dout);
+  expected.backward(dout);
+  std::vector<Part> parts = gradient_parts(ours, pytorch);
+  parts.push_back(make_part("out", out, expected));
+  return {.parts = std::move(parts), .bits = true};
+}
+
+Comparison compare_nn_module(const LayerCall& call, Random& random) {
+  return compare_layer(call, random, [](const LayerInputs& x) {
+    return std::get<0>(
+        pytorch::nn_module(x.query, x.key, x.value, x.layer, x.options));
+  });
+}
+
+Comparison compare_by_hand(LayerCall call, Random& random) {
+  call.need_weights = false;
+  return compare_layer(call, random, [](const LayerInputs& x) {
+    return pytorch::by_hand(x.query, x.key, x.value, x.layer, x.options);
+  });
+}
+
+std::vector<AttentionCall> attention_calls() {
+  constexpr auto kBottomRight = multihead::CausalAlignment::kBottomRight;
+  std::vector<AttentionCall> calls;
+  for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
+    calls.push_back({.name = "no mask", .dtype = dtype});
+  const std::vector<AttentionCall> more{
+      {.name = "causal", .options = {.is_causal = true}},
+      {.name = "bool mask", .mask = CallMask::kKeep},
+      {.name = "float mask per head", .mask = CallMask::kFloatPerHead},
+      {.name = "rows without a key", .mask = CallMask::kBlockedRows},
+      {.name = "NaN behind the mask", .mask = CallMask::kKeep, .poison = true},
+      {.name = "grouped heads 4/2", .G = 2, .options = {.enable_gqa = true}},
+      {.name = "window (4, 5), bottom right",
+       .options = {.causal_alignment = kBottomRight, .window = {{4, 5}}}},
+      {.name = "softcap 1.5", .options = {.softcap = 1.5}},
+      {.name = "ALiBi", .alibi = true},
+      {.name = "sinks", .sinks = true},
+      {.name = "key lengths", .key_lengths = true},
+      {.name = "(B, L, H, D) memory", .layout = Layout::kSequenceMajor},
+      {.name = "every rule at once",
+       .G = 2,
+       .options = {.is_causal = true,
+                   .scale = 0.21,
+                   .enable_gqa = true,
+                   .causal_alignment = kBottomRight,
+                   .window = {{20, 3}},
+                   .softcap = 2.0},
+       .mask = CallMask::kFloatPerHead,
+       .key_lengths = true,
+       .alibi = true,
+       .sinks = true},
+  };
+  calls.insert(calls.end(), more.begin(), more.end());
+  return calls;
+}
+
+std::vector<LayerCall> nn_module_calls() {
+  return {
+      {.name = "query, key, value"},
+      {.name = "query, key, value", .dtype = at::kDouble},
+      {.name = "padding", .mask = LayerMask::kPadding},
+      {.name = "bool mask", .mask = LayerMask::kBool},
+      {.name = "bias_kv, zero_attn", .bias_kv = true, .zero_attn = true},
+      {.name = "dropout 0.1, same seed", .dropout = 0.1},
+  };
+}
+
+std::vector<LayerCall> by_hand_calls() {
+  return {
+      {.name = "self-attention", .inputs = Inputs::kSelf},
+      {.name = "self-attention", .dtype = at::kDouble, .inputs = Inputs::kSelf},
+      {.name = "self-attention",
+       .dtype = at::kBFloat16,
+       .inputs = Inputs::kSelf},
+      {.name = "key is value", .inputs = Inputs::kKeyIsValue},
+      {.name = "query, key, value", .mask = LayerMask::kBool},
+      {.name = "float mask with gradient", .mask = LayerMask::kFloat},
+      {.name = "dropout 0.1, same seed", .dropout = 0.1},
+  };
+}
+
+}  // namespace
+
+std::vector<Case> gradient_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* group, const auto& calls, auto compare) {
+    for (const auto& call : calls)
+      cases.push_back(
+          {group, call.name, shapes(call),
+           [call, compare](Random& random) { return compare(call, random); }});
+  };
+  add("gradients of MultiheadAttention, exact, against "
+      "torch::nn::MultiheadAttention",
+      nn_module_calls(), compare_nn_module);
+  add("gradients of MultiheadAttention, exact, without weights, against "
+      "at::scaled_dot_product_attention",
+      by_hand_calls(), compare_by_hand);
+  add("gradients of scaled_dot_product_attention, auto, against float64 loops",
+      attention_calls(), compare_attention);
+  return cases;
+}
+
+}  // namespace cli

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: MIT
+//
+// multihead::MultiheadAttention and GroupedQueryAttention: projections, masks,
+// options, against each of PyTorch's own routes.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include "cli/case.h"
+#include "cli/golden.h"
+#include "cli/layer_call.h"
+#include "cli/ours.h"
+#include "cli/pytorch.h"
+
+namespace cli {
+namespace {
+
+using multihead::Backend;
+using multihead::BackendGuard;
+
+// Output and, where asked for, weights.
+std::vector<Part> parts(const std::tuple<at::Tensor, at::Tensor>& ours,
+                        const std::tuple<at::Tensor, at::Tensor>& pytorch,
+                        const std::optional<GoldenLayer>& golden,
+                        bool with_weights) {
+  const auto part = [&](const char* name, auto select) {
+    return make_part(
+        name, select(ours), select(pytorch),
+        golden ? std::optional(name == std::string("out") ? golden->out
+                                                          : golden->weights)
+               : std::nullopt);
+  };
+  std::vector<Part> result{
+      part("out", [](const auto& pair) { return std::get<0>(pair); })};
+  if (with_weights)
+    result.push_back(
+        part("weights", [](const auto& pair) { return std::get<1>(pair); }));
+  return result;
+}
+
+// PyTorch has to agree with the loops as well, but only where their results
+// are the same by contract: not with dropout, nor where it answers NaN; and its
+// 16-bit layers round more often than the budget allows.
+std::optional<GoldenLayer> golden_beside_exact(const LayerInputs& x,
+                                               const LayerCall& call) {
+  if (call.dropout > 0 || call.mask == LayerMask::kBlockedRow) return {};
+  GoldenLayer golden =
+      golden_layer(x.query, x.key, x.value, x.layer, x.options);
+  if (at::elementSize(call.dtype) == 2)
+    golden.out.allowed = golden.weights.allowed = {};
+  return golden;
+}
+
+// The causal mask in the only form in which torch.nn.MultiheadAttention and
+// torch::nn::MultiheadAttention take it.
+Comparison compare_nn_module(const LayerCall& call, Random& random) {
+  LayerInputs x = draw(call, random);
+  const BackendGuard exact(Backend::kExact);
+  const at::NoGradGuard no_grad;
+  x.options.fast_path(false);
+  at::manual_seed(random.seed());
+  const auto ours = ours::module(x.query, x.key, x.value, x.layer, x.options);
+  at::manual_seed(random.seed());
+  const auto pytorch =
+      pytorch::nn_module(x.query, x.key, x.value, x.layer, x.options);
+  return {.parts = parts(ours, pytorch, golden_beside_exact(x, call), true),
+          .bits = true};
+}
+
+Comparison compare_by_hand(const LayerCall& call, Random& random) {
+  LayerInputs x = draw(call, random);
+  const BackendGuard exact(Backend::kExact);
+  const at::NoGradGuard no_grad;
+  x.options.fast_path(false).need_weights(false);
+  at::manual_seed(random.seed());
+  const auto ours = ours::module(x.query, x.key, x.value, x.layer, x.options);
+  at::manual_seed(random.seed());
+  const at::Tensor pytorch =
+      pytorch::by_hand(x.query, x.key, x.value, x.layer, x.options);
+  return {
+      .parts = parts(ours, {pytorch, {}}, golden_beside_exact(x, call), false),
+      .bits = true};
+}
+
+Comparison compare_native(const LayerCall& call, Random& random) {
+  const LayerInputs x = draw(call, random);
+  const BackendGuard exact(Backend::kExact);
+  const at::NoGradGuard no_grad;
+  const auto ours = ours::module(x.query, x.query, x.query, x.layer, x.options);
+  const auto pytorch = pytorch::native(x.query, x.layer, x.options);
+  return {.parts = parts(ours, pytorch, golden_beside_exact(x, call),
+                         call.need_weights),
+          .bits = true};
+}
+
+Comparison compare_auto(const LayerCall& call, Random& random) {
+  const LayerInputs x = draw(call, random);
+  const BackendGuard automatic(Backend::kAuto);
+  const at::NoGradGuard no_grad;
+  const auto ours = ours::module(x.query, x.key, x.value, x.layer, x.options);
+  const auto golden = golden_layer(x.query, x.key, x.value, x.layer, x.options);
+  return {.parts = parts(ours, {}, golden, call.need_weights)};
+}
+
+constexpr auto kWide = {at::kFloat, at::kDouble};
+constexpr auto kEvery = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+
+std::vector<LayerCall> nn_module_calls() {
+  std::vector<LayerCall> calls;
+  for (auto dtype : kWide) {
+    const auto add = [&](LayerCall call) {
+      call.dtype = dtype;
+      calls.push_back(call);
+    };
+    add({.name = "self-attention", .inputs = Inputs::kSelf});
+    add({.name = "key is value", .inputs = Inputs::kKeyIsValue});
+    add({.name = "query, key, value"});
+    add({.name = "bool mask", .mask = LayerMask::kBool});
+    add({.name = "padding", .mask = LayerMask::kPadding});
+    add({.name = "bool mask and padding", .mask = LayerMask::kBoolAndPadding});
+    add({.name = "causal", .mask = LayerMask::kCausal});
+    add({.name = "blocked row is NaN", .mask = LayerMask::kBlockedRow});
+    add({.name = "weights per head", .average = false});
+  }
+  const std::vector<LayerCall> more{
+      {.name = "bfloat16", .dtype = at::kBFloat16},
+      {.name = "float mask", .mask = LayerMask::kFloat},
+      {.name = "sequence first", .batch_first = false},
+      {.name = "no biases", .bias = false},
+      {.name = "bias_kv", .bias_kv = true},
+      {.name = "zero_attn", .zero_attn = true},
+      {.name = "bias_kv, zero_attn, masks",
+       .mask = LayerMask::kBoolAndPadding,
+       .bias_kv = true,
+       .zero_attn = true},
+      {.name = "kdim = vdim = 12", .kdim = 12, .vdim = 12},
+      {.name = "one head", .H = 1},
+      {.name = "heads of width 1", .H = 16},
+      {.name = "dropout 0.1, same seed", .dropout = 0.1},
+      {.name = "dropout 0.5, padding",
+       .mask = LayerMask::kPadding,
+       .dropout = 0.5},
+      {.name = "longer", .Lq = 96, .Lk = 130, .E = 64},
+  };
+  calls.insert(calls.end(), more.begin(), more.end());
+  return calls;
+}
+
+std::vector<LayerCall> by_hand_calls() {
+  std::vector<LayerCall> calls;
+  for (auto dtype : kEvery) {
+    const auto add = [&](LayerCall call) {
+      call.dtype = dtype;
+      calls.push_back(call);
+    };
+    add({.name = "self-attention", .inputs = Inputs::kSelf});
+    add({.name = "query, key, value"});
+    add({.name = "bool mask per head", .mask = LayerMask::kBoolPerHead});
+    add({.name = "float mask", .mask = LayerMask::kFloat});
+  }
+  const std::vector<LayerCall> more{
+      {.name = "key is value", .inputs = Inputs::kKeyIsValue},
+      {.name = "padding", .mask = LayerMask::kPadding},
+      {.name = "float padding", .mask = LayerMask::kFloatPadding},
+      {.name = "bool mask and padding", .mask = LayerMask::kBoolAndPadding},
+      {.name = "float mask per head", .mask = LayerMask::kFloatPerHead},
+      {.name = "blocked row is the bias", .mask = LayerMask::kBlockedRow},
+      {.name = "sequence first", .batch_first = false},
+      {.name = "no biases", .bias = false},
+      {.name = "dropout 0.1, same seed", .dropout = 0.1},
+      {.name = "longer", .Lq = 96, .Lk = 130, .E = 64},
+  };
+  calls.insert(calls.end(), more.begin(), more.end());
+  return calls;
+}
+
+std::vector<LayerCall> native_calls() {
+  std::vector<LayerCall> calls;
+  for (auto dtype : kEvery)
+    calls.push_back({.name = "self-attention", .dtype = dtype});
+  const std::vector<LayerCall> more{
+      {.name = "padding", .mask = LayerMask::kPadding},
+      {.name = "bool mask", .mask = LayerMask::kBool},
+      {.name = "bool mask per head", .mask = LayerMask::kBoolPerHead},
+      {.name = "bool mask and padding", .mask = LayerMask::kBoolAndPadding},
+      {.name = "weights per head", .average = false},
+      {.name = "without weights", .need_weights = false},
+  };
+  calls.insert(calls.end(), more.begin(), more.end());
+  for (LayerCall& call : calls) call.inputs = Inputs::kSelf;
+  return calls;
+}
+
+std::vector<LayerCall> auto_calls() {
+  std::vector<LayerCall> calls;
+  for (auto dtype : kEvery) {
+    calls.push_back({.name = "query, key, value", .dtype = dtype});
+    calls.push_back({.name = "without weights",
+                     .dtype = dtype,
+                     .mask = LayerMask::kBoolAndPadding,
+                     .need_weights = false});
+  }
+  const std::vector<LayerCall> more{
+      {.name = "self-attention", .inputs = Inputs::kSelf},
+      {.name = "weights per head", .average = false},
+      {.name = "unbatched", .mask = LayerMask::kPadding, .batched = false},
+      {.name = "bool mask per head", .mask = LayerMask::kBoolPerHead},
+      {.name = "float mask per head", .mask = LayerMask::kFloatPerHead},
+      {.name = "float padding", .mask = LayerMask::kFloatPadding},
+      {.name = "causal", .mask = LayerMask::kCausal},
+      {.name = "causal mask and hint", .mask = LayerMask::kCausalHint},
+      {.name = "blocked row is 0", .mask = LayerMask::kBlockedRow},
+      {.name = "blocked row is the bias, no weights",
+       .mask = LayerMask::kBlockedRow,
+       .need_weights = false},
+      {.name = "kdim 12, vdim 20", .kdim = 12, .vdim = 20},
+      {.name = "bias_kv, zero_attn, masks",
+       .mask = LayerMask::kBoolAndPadding,
+       .bias_kv = true,
+       .zero_attn = true},
+      {.name = "sequence first", .batch_first = false},
+  };
+  calls.insert(calls.end(), more.begin(), more.end());
+  return calls;
+}
+
+std::vector<LayerCall> grouped_calls() {
+  return {
+      {.name = "4 heads, 4 groups", .G = 4},
+      {.name = "4 heads, 2 groups", .G = 2},
+      {.name = "4 heads, 2 groups, float64", .G = 2, .dtype = at::kDouble},
+      {.name = "4 heads, 2 groups, bfloat16", .G = 2, .dtype = at::kBFloat16},
+      {.name = "8 heads, one group", .H = 8, .G = 1},
+      {.name = "6 heads, 3 groups, masks",
+       .E = 24,
+       .H = 6,
+       .G = 3,
+       .mask = LayerMask::kBoolAndPadding},
+      {.name = "heads wider than E / H", .G = 2, .D = 10},
+      {.name = "kdim 12, vdim 20, no biases",
+       .G = 2,
+       .kdim = 12,
+       .vdim = 20,
+       .bias = false},
+      {.name = "causal, weights per head",
+       .G = 2,
+       .mask = LayerMask::kCausal,
+       .average = false},
+      {.name = "without weights", .G = 2, .need_weights = false},
+      {.name = "self-attention", .G = 2, .inputs = Inputs::kSelf},
+      {.name = "unbatched", .G = 2, .batched = false},
+  };
+}
+
+}  // namespace
+
+std::vector<Case> module_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* group, const auto& calls, auto compare) {
+    for (const LayerCall& call : calls)
+      cases.push_back(
+          {group, call.name, shapes(call),
+           [call, compare](Random& random) { return compare(call, random); }});
+  };
+  add("MultiheadAttention, exact, against torch::nn::MultiheadAttention",
+      nn_module_calls(), compare_nn_module);
+  add("MultiheadAttention, exact, without weights, against at::linear and "
+      "at::scaled_dot_product_attention",
+      by_hand_calls(), compare_by_hand);
+  add("MultiheadAttention, exact, inference, against "
+      "at::_native_multi_head_attention",
+      native_calls(), compare_native);
+  add("MultiheadAttention, auto, against float64 loops", auto_calls(),
+      compare_auto);
+  add("GroupedQueryAttention, auto, against float64 loops", grouped_calls(),
+      compare_auto);
+  return cases;
+}
+
+std::vector<std::string> known_wrong_answers(uint64_t seed) {
+  const char* name = "torch::nn::MultiheadAttention with a bool mask";
+  Random random(seed, name);
+  const LayerInputs x = draw({.name = name,
+                              .inputs = Inputs::kSelf,
+                              .mask = LayerMask::kCausalHint,
+                              .batch_first = false},
+                             random);
+  const at::NoGradGuard no_grad;
+  const at::Tensor golden =
+      golden_layer(x.query, x.query, x.query, x.layer, x.options).out.value;
+  const double error =
+      (pytorch::nn_module_unaided(x.query, x.layer, x.options) - golden)
+          .abs()
+          .max()
+          .item<double>();
+  const auto [ours, weights] =
+      ours::module(x.query, x.query, x.query, x.layer, x.options);
+  const double our_error = (ours - golden).abs().max().item<double>();
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "%s: wrong by %.2g (it adds True as 1); ours by %.1e", name,
+                error, our_error);
+  return {text};
+}
+
+}  // namespace cli
