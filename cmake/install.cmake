@@ -19,8 +19,16 @@ set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/multihead")
 
 set_target_properties(multihead PROPERTIES INSTALL_RPATH "${TORCH_ROOT}/lib")
 install(TARGETS multihead EXPORT multihead-targets
-        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"
-        FILE_SET public_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(FILES multihead/errors.h
+              multihead/functional.h
+              multihead/modules.h
+              multihead/multihead.h
+              multihead/safetensors.h
+              multihead/safetensors_header.h
+              multihead/textbook.h
+              "${PROJECT_BINARY_DIR}/include/multihead/version.h"
+        DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/multihead")
 if(MULTIHEAD_BUILD_CLI)
   set_target_properties(
     multihead_cli PROPERTIES INSTALL_RPATH
