@@ -53,9 +53,9 @@ def read_weights(
     width, kv_width = widths
     rows = (width, kv_width, kv_width, width)
     for role, size, (weight, bias) in zip(layer._fields, rows, layer, strict=True):
-        condition = f"weights must have a {role} matrix of shape {(size, width)}"
+        condition = f"weights must have the {role} matrix of shape {(size, width)}"
         _require(weight.shape == (size, width), name, condition, tuple(weight.shape))
-        condition = f"weights must have a {role} bias of shape {(size,)}"
+        condition = f"weights must have the {role} bias of shape {(size,)}"
         fits = bias is None or bias.shape == (size,)
         _require(fits, name, condition, None if bias is None else tuple(bias.shape))
     return layer
@@ -98,7 +98,8 @@ def draw_packed(width: int, like: Tensor) -> AttentionWeights:
     """
     options = {"dtype": like.dtype, "device": like.device}
     output = nn.Linear(width, width, bias=False, **options).weight
-    packed = nn.init.xavier_uniform_(torch.empty(3 * width, width, **options))
+    packed = nn.Parameter(torch.empty(3 * width, width, **options))
+    nn.init.xavier_uniform_(packed)
     return AttentionWeights(*map(Projection, (*packed.chunk(3), output)))
 
 
@@ -107,9 +108,11 @@ def draw_separate(width: int, kv_width: int, like: Tensor) -> AttentionWeights:
     options = {"dtype": like.dtype, "device": like.device}
     output = nn.Linear(width, width, bias=False, **options).weight
     query, key, value = (
-        nn.init.xavier_uniform_(torch.empty(rows, width, **options))
+        nn.Parameter(torch.empty(rows, width, **options))
         for rows in (width, kv_width, kv_width)
     )
+    for matrix in (query, key, value):
+        nn.init.xavier_uniform_(matrix)
     return AttentionWeights(*map(Projection, (query, key, value, output)))
 
 
