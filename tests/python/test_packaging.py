@@ -53,9 +53,9 @@ def tools() -> dict[str, str]:
         pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
     programs = [cached("CMAKE_COMMAND"), cached("CMAKE_MAKE_PROGRAM")]
     folders = [str(pathlib.Path(program).parent) for program in programs]
-    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "CMAKE_PREFIX_PATH")}
+    kept = re.compile("HOME|CMAKE_PREFIX_PATH|CCACHE_.*")
     return {
-        **kept,
+        **{name: value for name, value in os.environ.items() if kept.fullmatch(name)},
         "PATH": os.pathsep.join([*folders, os.environ["PATH"]]),
         "CMAKE_CXX_COMPILER_LAUNCHER": cached("CMAKE_CXX_COMPILER_LAUNCHER"),
         "CXX": cached("CMAKE_CXX_COMPILER"),
