@@ -96,7 +96,8 @@ void load_safetensors(torch::nn::Module& module, const std::string& path) {
     const auto [first, is_first] =
         given.emplace(target->second.unsafeGetTensorImpl(), source);
     if (!is_first && !same_values(first->second, source)) {
-      differences.misfit(name, "must equal the module's other name for it");
+      differences.misfit(name,
+                         "must equal the same tensor under its other name");
     }
   }
   for (const auto& [name, target] : targets) {
