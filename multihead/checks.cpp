@@ -334,12 +334,12 @@ void check_layer_sizes(const AttentionLayer& layer) {
   MULTIHEAD_ASSERT(layer.head_dim || layer.embed_dim % layer.num_heads == 0,
                    "embed_dim must be divisible by num_heads, got embed_dim=",
                    layer.embed_dim, " and num_heads=", layer.num_heads);
-  TORCH_CHECK_VALUE(layer.head_dim >= 0,
-                    "head_dim must be greater than 0, got ", layer.head_dim);
+  TORCH_CHECK_VALUE(head_width(layer) > 0,
+                    "head_dim must be greater than 0, got ", head_width(layer));
   TORCH_CHECK_VALUE(
-      layer.num_kv_heads >= 0 && layer.num_heads % kv_heads(layer) == 0,
-      "num_kv_heads must divide num_heads, got num_kv_heads=",
-      layer.num_kv_heads, " and num_heads=", layer.num_heads);
+      kv_heads(layer) > 0 && layer.num_heads % kv_heads(layer) == 0,
+      "num_kv_heads must divide num_heads, got num_kv_heads=", kv_heads(layer),
+      " and num_heads=", layer.num_heads);
 }
 
 void check_groups(const char* function, const at::Tensor& rows,

@@ -118,8 +118,8 @@ std::optional<std::string> why_not_fused(const at::Tensor& query,
 struct AttentionLayer {
   int64_t embed_dim = 0;
   int64_t num_heads = 0;
-  int64_t num_kv_heads = 0;  ///< G; 0 = num_heads
-  int64_t head_dim = 0;      ///< D; 0 = embed_dim / num_heads
+  std::optional<int64_t> num_kv_heads = {};  ///< G; default num_heads
+  std::optional<int64_t> head_dim = {};  ///< D; default embed_dim / num_heads
 
   /// (3·E, E), rows in q, k, v order; undefined: the three below.
   at::Tensor in_proj_weight = {};

@@ -29,7 +29,7 @@ AttentionLayer sizes(const GroupedQueryAttentionOptions& o) {
   return {.embed_dim = o.embed_dim(),
           .num_heads = o.num_heads(),
           .num_kv_heads = o.num_kv_heads(),
-          .head_dim = o.head_dim().value_or(0)};
+          .head_dim = o.head_dim()};
 }
 
 const char* text(bool value) { return value ? "true" : "false"; }

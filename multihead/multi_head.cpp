@@ -119,7 +119,7 @@ Forward fast_path(const at::Tensor& query, const AttentionLayer& layer,
   return at::_native_multi_head_attention(
       query, query, query, layer.embed_dim, layer.num_heads,
       layer.in_proj_weight, layer.in_proj_bias, layer.out_proj_weight,
-      *optional(layer.out_proj_bias), optional(mask), options.need_weights(),
+      layer.out_proj_bias, optional(mask), options.need_weights(),
       options.average_attn_weights(), kind);
 }
 

@@ -91,11 +91,11 @@ at::Tensor append_zero_key(const at::Tensor& rows) {
 }  // namespace
 
 int64_t head_width(const AttentionLayer& layer) {
-  return layer.head_dim ? layer.head_dim : layer.embed_dim / layer.num_heads;
+  return layer.head_dim.value_or(layer.embed_dim / layer.num_heads);
 }
 
 int64_t kv_heads(const AttentionLayer& layer) {
-  return layer.num_kv_heads ? layer.num_kv_heads : layer.num_heads;
+  return layer.num_kv_heads.value_or(layer.num_heads);
 }
 
 Sequences project_in(const Sequences& inputs, const AttentionLayer& layer) {

@@ -5,7 +5,9 @@
 // autograd, autocast, meta and torch.compile see through them.
 #include <torch/library.h>
 
+#include "multihead/checks.h"
 #include "multihead/functional.h"
+#include "multihead/projection.h"
 
 namespace multihead {
 namespace {
@@ -142,6 +144,16 @@ Result grouped_query_attention_forward_op(
   return {out, or_none(weights)};
 }
 
+int64_t head_width_op(int64_t embed_dim, int64_t num_heads,
+                      int64_t num_kv_heads, std::optional<int64_t> head_dim) {
+  const AttentionLayer layer{.embed_dim = embed_dim,
+                             .num_heads = num_heads,
+                             .num_kv_heads = num_kv_heads,
+                             .head_dim = head_dim};
+  check_layer_sizes(layer);
+  return head_width(layer);
+}
+
 template <typename Library>
 void implement(Library& m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_op);
@@ -191,13 +203,21 @@ TORCH_LIBRARY(multihead, m) {
       "bool is_causal=False, *, bool batch_first=False, "
       "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
       tags);
+  // D of a layer, its sizes checked: for Python's constructors.
+  m.def(
+      "head_width(int embed_dim, int num_heads, int num_kv_heads, "
+      "int? head_dim=None) -> int",
+      tags);
   m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
         tags);
   m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
         tags);
 }
 
-TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) { implement(m); }
+TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
+  implement(m);
+  m.impl("head_width", &head_width_op);
+}
 
 // vmap: the same operations on tensors with a hidden dimension, no loop.
 TORCH_LIBRARY_IMPL(multihead, FuncTorchBatchedDecomposition, m) {

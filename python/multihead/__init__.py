@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""Attention for PyTorch, exact and fast.
+
+The rules of attention live in the C++ library; this package loads it and gives
+its operators names, docstrings and modules.
+"""
+
+from . import _library
+
+_library.load()
+
+from . import textbook  # noqa: E402
+from ._built import VERSION as __version__  # noqa: E402
+from .functional import (  # noqa: E402
+    backend,
+    multi_head_attention_forward,
+    scaled_dot_product_attention,
+)
+from .modules import GroupedQueryAttention, MultiheadAttention  # noqa: E402
+
+__all__ = [
+    "GroupedQueryAttention",
+    "MultiheadAttention",
+    "__version__",
+    "backend",
+    "multi_head_attention_forward",
+    "scaled_dot_product_attention",
+    "textbook",
+]

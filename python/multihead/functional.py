@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: MIT
+"""Attention as functions: docstrings, and one operator call each."""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.multihead
+_backend: contextvars.ContextVar[str] = contextvars.ContextVar(
+    "multihead_backend", default="auto"
+)
+# The same for torch.compile, which guards on globals, not on context variables.
+_traced_backend = "auto"
+_ASSERTION = "AssertionError: "
+
+
+@contextlib.contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Chooses the implementation inside a ``with`` block.
+
+    "auto" (the default)
+        fused kernels where they can run, else the definition in ATen
+        operations. A row that sees no key gives 0.
+    "exact"
+        PyTorch's own order of operations: the same bits as
+        torch.nn.MultiheadAttention, its NaN rows and its dropout stream.
+    "fused"
+        fused kernels, or RuntimeError with the reason why they cannot run.
+
+    The choice holds for the current thread or task (it is a context variable);
+    code under torch.compile follows the block that was entered last, whichever
+    thread entered it, and is compiled again when the choice changes.
+    Raises ValueError for any other name.
+    """
+    if name not in ("auto", "exact", "fused"):
+        raise ValueError(
+            f"backend: name must be 'auto', 'exact' or 'fused', got {name!r}"
+        )
+    global _traced_backend
+    previous = _traced_backend
+    _traced_backend = name
+    token = None if torch.compiler.is_compiling() else _backend.set(name)
+    try:
+        yield
+    finally:
+        _traced_backend = previous
+        if token is not None:
+            _backend.reset(token)
+
+
+def current_backend() -> str:
+    """The name that the innermost ``backend`` block chose, else "auto"."""
+    return _traced_backend if torch.compiler.is_compiling() else _backend.get()
+
+
+def call(operator: Callable, *args, **kwargs):
+    """Calls an operator and gives its errors the types that PyTorch's have.
+
+    The library marks errors that torch.nn.MultiheadAttention raises as
+    AssertionError, a type that C++ operators cannot raise in Python.
+    """
+    try:
+        return operator(*args, **kwargs)
+    except RuntimeError as error:
+        message = str(error)
+        if not message.startswith(_ASSERTION):
+            raise
+        raise AssertionError(message.removeprefix(_ASSERTION)) from None
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    causal_alignment: str = "top_left",
+    window: tuple[int, int] | None = None,
+    key_lengths: Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale · query · keyᵀ + mask) · value, and what PyTorch lacks.
+
+    The first eight arguments are those of
+    torch.nn.functional.scaled_dot_product_attention.
+
+    Args:
+        query: (B, H, Lq, D) or (H, Lq, D), floating point.
+        key: (B, G, Lk, D), of query's dtype.
+        value: (B, G, Lk, Dv), of query's dtype.
+        attn_mask: broadcastable to (B, H, Lq, Lk). bool: **True = may attend**.
+            Floating point: added to the scores; -inf blocks.
+        dropout_p: probability of zeroing a weight; applied whenever > 0, there
+            is no training flag.
+        is_causal: query i sees keys j <= i + offset. With attn_mask both apply.
+        scale: factor of query · key, default 1/sqrt(D); any finite number.
+        enable_gqa: allows G to divide H; query head h reads head h // (H // G).
+        causal_alignment: "top_left" (offset 0, as in PyTorch) or
+            "bottom_right" (offset = key length - Lq: the last query stands at
+            the last key, as decoding with a cache needs it).
+        window: (left, right): query i sees keys from i + offset - left to
+            i + offset + right; -1 = no limit on that side.
+        key_lengths: int64 (B,): keys from key_lengths[b] on do not exist.
+        softcap: scores become softcap · tanh(scores / softcap), before masks.
+        alibi_slopes: (H,) or (B, H): scores lose slope · |i + offset - j|.
+        sinks: (H,): one more logit per head in the softmax's denominator.
+        return_lse: also return the logsumexp of the scores.
+
+    Returns:
+        (B, H, Lq, Dv); with return_lse also logsumexp (B, H, Lq), float32
+        (float64 for float64), -inf for a row that sees no key and no sink.
+        A row that sees no key gives 0, and NaN in keys and values that a row
+        does not see does not reach it. Under backend("exact") a call that
+        PyTorch has returns what PyTorch returns.
+
+    Raises:
+        ValueError: an argument outside its domain (window, key_lengths, scale,
+            softcap, sinks, alibi_slopes, causal_alignment).
+        RuntimeError: shapes, dtypes or devices that do not fit together.
+    """
+    out, logsumexp = call(
+        _ops.scaled_dot_product_attention.default,
+        query,
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale,
+        enable_gqa,
+        causal_alignment=causal_alignment,
+        window=window,
+        key_lengths=key_lengths,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        return_lse=return_lse,
+        backend=current_backend(),
+    )
+    return (out, logsumexp) if return_lse else out
+
+
+def multi_head_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """torch.nn.functional.multi_head_attention_forward: its arguments, its results.
+
+    query (Lq, B, E), key (Lk, B, kdim), value (Lk, B, vdim), or all without B;
+    attn_mask (Lq, Lk) or (B·H, Lq, Lk) and key_padding_mask (B, Lk):
+    **True = blocked**, floating point is added to the scores. is_causal without
+    attn_mask means causal, which PyTorch's function refuses.
+    Returns the output, shaped like query, and the weights (B, Lq, Lk), per head
+    (B, H, Lq, Lk), or None without need_weights.
+    Raises AssertionError, ValueError and RuntimeError where PyTorch does.
+    """
+    return call(
+        _ops.multi_head_attention_forward.default,
+        query,
+        key,
+        value,
+        embed_dim_to_check,
+        num_heads,
+        in_proj_weight,
+        in_proj_bias,
+        bias_k,
+        bias_v,
+        add_zero_attn,
+        dropout_p,
+        out_proj_weight,
+        out_proj_bias,
+        training,
+        key_padding_mask,
+        need_weights,
+        attn_mask,
+        use_separate_proj_weight,
+        q_proj_weight,
+        k_proj_weight,
+        v_proj_weight,
+        static_k,
+        static_v,
+        average_attn_weights,
+        is_causal,
+        fast_path=False,
+        backend=current_backend(),
+    )

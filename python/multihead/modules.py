@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: MIT
+"""Attention as modules: parameters, and one operator call in forward."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+from torch.nn.modules.activation import _is_make_fx_tracing
+from torch.overrides import has_torch_function
+
+from .functional import call, current_backend
+
+_ops = torch.ops.multihead
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention on multihead's kernels.
+
+    Constructor, parameters, initialisation, state_dict, arguments, results and
+    errors are those of torch.nn.MultiheadAttention. Differences:
+
+    * ``is_causal=True`` without ``attn_mask`` means causal, on every path.
+    * a query whose keys are all blocked gets zero weights, with and without
+      ``need_weights`` (under ``backend("exact")`` PyTorch's NaN).
+    * ``attn_mask`` and ``is_causal`` together both apply (under
+      ``backend("exact")`` is_causal is PyTorch's hint).
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends from query to key and value.
+
+        Args:
+            query: (Lq, B, E), with batch_first (B, Lq, E), or (Lq, E).
+            key: (Lk, B, kdim), likewise.
+            value: (Lk, B, vdim), likewise.
+            key_padding_mask: (B, Lk) or (Lk,). bool: **True = blocked**;
+                floating point: added to the scores.
+            need_weights: also return the attention weights.
+            attn_mask: (Lq, Lk) or (B·H, Lq, Lk), head index innermost. bool:
+                **True = blocked**; floating point: added to the scores.
+            average_attn_weights: average the weights over the heads.
+            is_causal: query i sees keys j <= i.
+
+        Returns:
+            The output, shaped like query, and the weights after dropout,
+            (B, Lq, Lk) or per head (B, H, Lq, Lk), None without need_weights.
+
+        Raises:
+            AssertionError, RuntimeError, ValueError: where
+                torch.nn.MultiheadAttention raises them.
+        """
+        if query.is_nested or key.is_nested or value.is_nested:
+            return super().forward(
+                query,
+                key,
+                value,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+            )
+        out_proj = self.out_proj
+        tensors = (query, key, value, self.in_proj_weight, self.in_proj_bias)
+        return call(
+            _ops.multi_head_attention_forward.default,
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            out_proj.weight,
+            out_proj.bias,
+            self.training,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            not self._qkv_same_embed_dim,
+            self.q_proj_weight,
+            self.k_proj_weight,
+            self.v_proj_weight,
+            None,
+            None,
+            average_attn_weights,
+            is_causal,
+            batch_first=self.batch_first,
+            fast_path=torch.backends.mha.get_fastpath_enabled()
+            and not has_torch_function(tensors)
+            and not _is_make_fx_tracing(),
+            backend=current_backend(),
+        )
+
+
+class GroupedQueryAttention(nn.Module):
+    """Grouped-query attention: H query heads share G key/value heads.
+
+    Query head h reads key/value head h // (H // G); G = H is multi-head, G = 1
+    multi-query attention. Masks, layouts, results and errors are those of
+    :class:`MultiheadAttention`. Source: "GQA: Training Generalized Multi-Query
+    Transformer Models from Multi-Head Checkpoints".
+
+    Parameters: q_proj (H·D, embed_dim), k_proj (G·D, kdim), v_proj (G·D, vdim),
+    out_proj (embed_dim, H·D), torch.nn.Linear each. They are drawn as a
+    torch.nn.MultiheadAttention with separate weights draws them.
+
+    Args:
+        embed_dim: width E of query and output.
+        num_heads: number H of query heads; must divide embed_dim unless head_dim
+            is given.
+        num_kv_heads: number G of key/value heads; must divide num_heads.
+        dropout: probability of zeroing a weight, in training only.
+        bias: whether the projections have biases.
+        kdim, vdim: widths of key and value, default embed_dim.
+        head_dim: width D of a head, default embed_dim // num_heads.
+        batch_first: (B, L, E) instead of (L, B, E).
+
+    Raises:
+        ValueError, AssertionError: for sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        head_dim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.head_dim = call(
+            _ops.head_width.default, embed_dim, num_heads, num_kv_heads, head_dim
+        )
+        self.dropout = dropout
+        self.batch_first = batch_first
+
+        if device is None:
+            device = torch.get_default_device()
+
+        def projection(inputs: int, outputs: int) -> nn.Linear:
+            # Made without drawing: the values are drawn below, in MHA's order.
+            return nn.utils.skip_init(
+                nn.Linear, inputs, outputs, bias=bias, device=device, dtype=dtype
+            )
+
+        query_width = num_heads * self.head_dim
+        kv_width = num_kv_heads * self.head_dim
+        self.q_proj = projection(embed_dim, query_width)
+        self.k_proj = projection(self.kdim, kv_width)
+        self.v_proj = projection(self.vdim, kv_width)
+        self.out_proj = projection(query_width, embed_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew: out_proj, then q, k and v; biases are 0."""
+        self.out_proj.reset_parameters()
+        for linear in (self.q_proj, self.k_proj, self.v_proj):
+            init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                init.zeros_(linear.bias)
+        if self.out_proj.bias is not None:
+            init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attends from query to key and value; see MultiheadAttention.forward.
+
+        Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
+        key_padding_mask (B, Lk). Weights have H heads.
+        """
+        return call(
+            _ops.grouped_query_attention_forward.default,
+            query,
+            key,
+            value,
+            self.num_heads,
+            self.num_kv_heads,
+            self.q_proj.weight,
+            self.q_proj.bias,
+            self.k_proj.weight,
+            self.k_proj.bias,
+            self.v_proj.weight,
+            self.v_proj.bias,
+            self.out_proj.weight,
+            self.out_proj.bias,
+            self.dropout,
+            self.training,
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+            batch_first=self.batch_first,
+            backend=current_backend(),
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
+            f"dropout={self.dropout}, batch_first={self.batch_first}"
+        )
+
+    @classmethod
+    def from_multihead(
+        cls, mha: nn.MultiheadAttention, num_kv_heads: int
+    ) -> "GroupedQueryAttention":
+        """A copy of ``mha`` with its key/value heads averaged in groups.
+
+        num_kv_heads = mha.num_heads gives the same function. Raises ValueError
+        with add_bias_kv or add_zero_attn, which have no grouped counterpart.
+        """
+        if mha.bias_k is not None or mha.add_zero_attn:
+            raise ValueError(
+                "from_multihead: mha must have neither add_bias_kv nor "
+                "add_zero_attn, which grouped-query attention lacks"
+            )
+        weight = mha.out_proj.weight
+        gqa = cls(
+            mha.embed_dim,
+            mha.num_heads,
+            num_kv_heads,
+            dropout=mha.dropout,
+            bias=mha.in_proj_bias is not None,
+            kdim=mha.kdim,
+            vdim=mha.vdim,
+            batch_first=mha.batch_first,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        def pool(rows: Tensor) -> Tensor:
+            return _ops.pool_heads(rows, mha.num_heads, num_kv_heads)
+
+        packed = mha.in_proj_weight
+        weights = (
+            (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight)
+            if packed is None
+            else packed.chunk(3)
+        )
+        state = {
+            "q_proj.weight": weights[0],
+            "k_proj.weight": pool(weights[1]),
+            "v_proj.weight": pool(weights[2]),
+            "out_proj.weight": mha.out_proj.weight,
+        }
+        if mha.in_proj_bias is not None:
+            biases = mha.in_proj_bias.chunk(3)
+            state["q_proj.bias"] = biases[0]
+            state["k_proj.bias"] = pool(biases[1])
+            state["v_proj.bias"] = pool(biases[2])
+            state["out_proj.bias"] = mha.out_proj.bias
+        gqa.load_state_dict(state)
+        return gqa.train(mha.training)
+
+    def to_multihead(self) -> MultiheadAttention:
+        """A copy in which every query head has a key/value head of its own.
+
+        The same function with more parameters. Raises ValueError unless
+        head_dim * num_heads = embed_dim.
+        """
+        if self.head_dim * self.num_heads != self.embed_dim:
+            raise ValueError(
+                "to_multihead: head_dim * num_heads must be embed_dim, got "
+                f"{self.head_dim} * {self.num_heads} and {self.embed_dim}"
+            )
+        weight = self.out_proj.weight
+        mha = MultiheadAttention(
+            self.embed_dim,
+            self.num_heads,
+            dropout=self.dropout,
+            bias=self.out_proj.bias is not None,
+            kdim=self.kdim,
+            vdim=self.vdim,
+            batch_first=self.batch_first,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+
+        def repeat(rows: Tensor) -> Tensor:
+            return _ops.repeat_heads(rows, self.num_heads, self.num_kv_heads)
+
+        rows = (
+            self.q_proj.weight,
+            repeat(self.k_proj.weight),
+            repeat(self.v_proj.weight),
+        )
+        state = {"out_proj.weight": self.out_proj.weight}
+        if mha.in_proj_weight is not None:
+            state["in_proj_weight"] = torch.cat(rows)
+        else:
+            names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+            state.update(zip(names, rows, strict=True))
+        if self.out_proj.bias is not None:
+            biases = (
+                self.q_proj.bias,
+                repeat(self.k_proj.bias),
+                repeat(self.v_proj.bias),
+            )
+            state["in_proj_bias"] = torch.cat(biases)
+            state["out_proj.bias"] = self.out_proj.bias
+        mha.load_state_dict(state)
+        return mha.train(self.training)
