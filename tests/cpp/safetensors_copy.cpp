@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Reads pairs of lines, FROM and TO, from its input; reads the file FROM with
+// Reads pairs of lines, FROM and TO, from its input: reads the file FROM with
 // read_safetensors and writes it to TO with write_safetensors. Answers each pair
 // with a line: empty, or why FROM was refused. One process serves all tests of
 // Python, because loading LibTorch takes longer than they do.
