@@ -88,7 +88,7 @@ AttentionInputs draw(const AttentionCall& call, Random& random) {
 std::string shapes(const AttentionCall& c) {
   std::string text = c10::str("B", c.B, " H", c.H);
   if (c.G && c.G != c.H) text += c10::str(" G", c.G);
-  text += c10::str(" Lq", c.Lq, " Lk", c.Lk, " D", c.D);
+  text += c10::str(" L", c.Lq, " Lk", c.Lk, " D", c.D);
   if (c.Dv) text += c10::str(" Dv", c.Dv);
   return text + " " + short_name(c.dtype);
 }

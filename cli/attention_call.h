@@ -49,7 +49,7 @@ struct AttentionInputs {
 
 AttentionInputs draw(const AttentionCall& call, Random& random);
 
-/// "B2 H4 G2 Lq33 Lk65 D32 f32"
+/// "B2 H4 G2 L33 Lk65 D32 f32"
 std::string shapes(const AttentionCall& call);
 
 }  // namespace cli

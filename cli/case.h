@@ -15,7 +15,7 @@ namespace cli {
 struct Case {
   std::string group;   ///< what is under test, against what
   std::string name;    ///< with group and shapes unique
-  std::string shapes;  ///< sizes and dtype, "N2 L5 E16 H4 f32"
+  std::string shapes;  ///< sizes and dtype, "N2 L5 Lk7 E16 H4 f32"
   std::function<Comparison(Random&)> run;
 };
 

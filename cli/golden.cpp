@@ -109,10 +109,10 @@ naive::Layer naive_layer(const at::Tensor& query, const at::Tensor& key,
   naive::Attention& a = result.attention;
   a.B = q.size(0);
   a.H = layer.num_heads;
-  a.G = layer.num_kv_heads ? layer.num_kv_heads : layer.num_heads;
+  a.G = layer.num_kv_heads.value_or(layer.num_heads);
   a.Lq = q.size(1);
   a.Lk = k.size(1) + appended;
-  a.D = a.Dv = layer.head_dim ? layer.head_dim : layer.embed_dim / a.H;
+  a.D = a.Dv = layer.head_dim.value_or(layer.embed_dim / a.H);
   a.bias = layer_bias(a, appended, options);
   result.embed_dim = q.size(2);
   result.kdim = k.size(2);

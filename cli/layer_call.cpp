@@ -32,8 +32,8 @@ multihead::AttentionLayer draw_layer(const LayerCall& call, Random& random) {
   multihead::AttentionLayer layer;
   layer.embed_dim = E;
   layer.num_heads = call.H;
-  layer.num_kv_heads = call.G;
-  layer.head_dim = call.D;
+  if (call.G) layer.num_kv_heads = call.G;
+  if (call.D) layer.head_dim = call.D;
   if (!call.G && kdim == E && vdim == E) {
     layer.in_proj_weight = weight(random, call, 3 * E, E);
   } else {
@@ -140,7 +140,7 @@ LayerInputs draw(const LayerCall& call, Random& random) {
 std::string shapes(const LayerCall& c) {
   std::string text = c.batched ? c10::str("N", c.N, " ") : "";
   text += c.inputs == Inputs::kSelf ? c10::str("L", c.Lq)
-                                    : c10::str("Lq", c.Lq, " Lk", c.Lk);
+                                    : c10::str("L", c.Lq, " Lk", c.Lk);
   text += c10::str(" E", c.E, " H", c.H);
   if (c.G) text += c10::str(" G", c.G);
   return text + " " + short_name(c.dtype);

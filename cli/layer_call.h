@@ -50,7 +50,7 @@ struct LayerInputs {
 
 LayerInputs draw(const LayerCall& call, Random& random);
 
-/// "N2 Lq5 Lk7 E16 H4 f32"
+/// "N2 L5 Lk7 E16 H4 f32"
 std::string shapes(const LayerCall& call);
 
 }  // namespace cli

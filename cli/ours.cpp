@@ -33,13 +33,13 @@ multihead::MultiheadAttention multi_head(
 multihead::GroupedQueryAttention grouped_query(
     const multihead::AttentionLayer& layer) {
   multihead::GroupedQueryAttentionOptions options(
-      layer.embed_dim, layer.num_heads, layer.num_kv_heads);
+      layer.embed_dim, layer.num_heads, *layer.num_kv_heads);
   options.dropout(layer.dropout_p)
       .bias(layer.q_proj_bias.defined())
       .kdim(layer.k_proj_weight.size(1))
       .vdim(layer.v_proj_weight.size(1))
       .batch_first(layer.batch_first);
-  if (layer.head_dim) options.head_dim(layer.head_dim);
+  options.head_dim(layer.head_dim);
   multihead::GroupedQueryAttention module(options);
   module->q_proj->weight = layer.q_proj_weight;
   module->k_proj->weight = layer.k_proj_weight;

@@ -35,8 +35,9 @@ Outcome run(const Case& test, uint64_t seed) {
     const Comparison comparison = test.run(random);
     return {&test, comparison.bits, judge(comparison), seconds_since(start)};
   } catch (const std::exception& error) {
-    std::string what = error.what();
-    Verdict verdict{.faults = {"error: " + what.substr(0, what.find('\n'))}};
+    const std::string what = error.what();
+    Verdict verdict;
+    verdict.faults.push_back("error: " + what.substr(0, what.find('\n')));
     return {&test, false, std::move(verdict), seconds_since(start)};
   }
 }

@@ -82,7 +82,11 @@ std::vector<AttentionCall> dtype_and_size_calls() {
                      .Lq = 9,
                      .Lk = 17,
                      .D = width});
-  calls.push_back({.name = "values of another width", .D = 16, .Dv = 24});
+  calls.push_back({.name = "values of another width",
+                   .Lq = 9,
+                   .Lk = 17,
+                   .D = 16,
+                   .Dv = 24});
   calls.push_back({.name = "one query, long cache", .Lq = 1, .Lk = 513});
   calls.push_back({.name = "one key", .Lq = 7, .Lk = 1});
   calls.push_back({.name = "no keys at all", .Lk = 0, .logsumexp = true});
@@ -118,7 +122,7 @@ std::vector<AttentionCall> mask_calls() {
        .options = {.is_causal = true}},
       {.name = "causal, bottom right",
        .options = {.is_causal = true, .causal_alignment = kBottomRight}},
-      {.name = "causal, bottom right, early rows blind",
+      {.name = "causal, bottom right, Lq > Lk",
        .Lq = 65,
        .Lk = 33,
        .options = {.is_causal = true, .causal_alignment = kBottomRight}},
@@ -129,8 +133,9 @@ std::vector<AttentionCall> mask_calls() {
       {.name = "window (-1, 2)", .options = {.window = {{-1, 2}}}},
       {.name = "window (4, 5), bottom right",
        .options = {.causal_alignment = kBottomRight, .window = {{4, 5}}}},
-      {.name = "key lengths", .key_lengths = true, .logsumexp = true},
+      {.name = "key lengths", .B = 3, .key_lengths = true, .logsumexp = true},
       {.name = "key lengths, causal, bottom right",
+       .B = 3,
        .options = {.is_causal = true, .causal_alignment = kBottomRight},
        .key_lengths = true},
   };
@@ -157,6 +162,7 @@ std::vector<AttentionCall> score_calls() {
   };
   for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
     calls.push_back({.name = "every rule at once",
+                     .B = 3,
                      .G = 2,
                      .dtype = dtype,
                      .options = {.is_causal = true,

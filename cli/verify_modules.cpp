@@ -47,12 +47,10 @@ std::optional<GoldenLayer> golden_beside_exact(const LayerInputs& x,
   GoldenLayer golden =
       golden_layer(x.query, x.key, x.value, x.layer, x.options);
   if (at::elementSize(call.dtype) == 2)
-    golden.out.allowed = golden.weights.allowed = {};
+    golden.out.allowed = golden.weights.allowed = at::Tensor();
   return golden;
 }
 
-// The causal mask in the only form in which torch.nn.MultiheadAttention and
-// torch::nn::MultiheadAttention take it.
 Comparison compare_nn_module(const LayerCall& call, Random& random) {
   LayerInputs x = draw(call, random);
   const BackendGuard exact(Backend::kExact);
@@ -160,6 +158,7 @@ std::vector<LayerCall> by_hand_calls() {
   }
   const std::vector<LayerCall> more{
       {.name = "key is value", .inputs = Inputs::kKeyIsValue},
+      {.name = "causal", .mask = LayerMask::kCausal},
       {.name = "padding", .mask = LayerMask::kPadding},
       {.name = "float padding", .mask = LayerMask::kFloatPadding},
       {.name = "bool mask and padding", .mask = LayerMask::kBoolAndPadding},
@@ -210,7 +209,7 @@ std::vector<LayerCall> auto_calls() {
       {.name = "causal", .mask = LayerMask::kCausal},
       {.name = "causal mask and hint", .mask = LayerMask::kCausalHint},
       {.name = "blocked row is 0", .mask = LayerMask::kBlockedRow},
-      {.name = "blocked row is the bias, no weights",
+      {.name = "blocked row is bias, no weights",
        .mask = LayerMask::kBlockedRow,
        .need_weights = false},
       {.name = "kdim 12, vdim 20", .kdim = 12, .vdim = 20},
