@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("MULTIHEAD_BUILD_DIR", ROOT / "build"))
+BUILD = Path(os.environ.get("MULTIHEAD_BUILD_DIR", ROOT / "build" / "release"))
 COMMAND = BUILD / "cli" / "multihead"
 FAST = "textbook::multi_head_attention"
 
