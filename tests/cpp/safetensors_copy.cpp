@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Reads pairs of lines, FROM and TO, from its input: reads the file FROM with
-// read_safetensors and writes it to TO with write_safetensors. Answers each pair
-// with a line: empty, or why FROM was refused. One process serves all tests of
-// Python, because loading LibTorch takes longer than they do.
+// read_safetensors and writes it to TO with write_safetensors. Each pair gets a
+// line in answer: empty, or why FROM was refused. One process serves all tests
+// of Python, because loading LibTorch takes longer than they do.
 #include <iostream>
 #include <string>
 
