@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cli/ours.h"
 
+#include "cli/random.h"
 #include "multihead/modules.h"
 
 namespace cli::ours {
@@ -8,6 +9,7 @@ namespace {
 
 multihead::MultiheadAttention multi_head(
     const multihead::AttentionLayer& layer) {
+  const KeepGenerator keep;
   multihead::MultiheadAttentionOptions options(layer.embed_dim,
                                                layer.num_heads);
   options.dropout(layer.dropout_p)
@@ -32,6 +34,7 @@ multihead::MultiheadAttention multi_head(
 
 multihead::GroupedQueryAttention grouped_query(
     const multihead::AttentionLayer& layer) {
+  const KeepGenerator keep;
   multihead::GroupedQueryAttentionOptions options(
       layer.embed_dim, layer.num_heads, *layer.num_kv_heads);
   options.dropout(layer.dropout_p)

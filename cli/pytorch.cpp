@@ -13,6 +13,8 @@
 #include <limits>
 #include <optional>
 
+#include "cli/random.h"
+
 namespace cli::pytorch {
 namespace {
 
@@ -21,6 +23,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // torch::nn::MultiheadAttention holding the layer's own tensors.
 torch::nn::MultiheadAttention make_module(
     const multihead::AttentionLayer& layer) {
+  const KeepGenerator keep;
   torch::nn::MultiheadAttentionOptions options(layer.embed_dim,
                                                layer.num_heads);
   options.dropout(layer.dropout_p)

@@ -46,4 +46,20 @@ class Random {
   at::Generator generator_;
 };
 
+/// Keeps the state of torch's own generator as it is over its lifetime: making
+/// a module draws parameters, which must not shift the dropout that follows.
+class KeepGenerator {
+ public:
+  KeepGenerator() : state_(generator().get_state()) {}
+  ~KeepGenerator() { generator().set_state(state_); }
+  KeepGenerator(const KeepGenerator&) = delete;
+  KeepGenerator& operator=(const KeepGenerator&) = delete;
+
+ private:
+  static at::Generator generator() {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  at::Tensor state_;
+};
+
 }  // namespace cli

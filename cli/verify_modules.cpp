@@ -121,7 +121,6 @@ std::vector<LayerCall> nn_module_calls() {
     add({.name = "weights per head", .average = false});
   }
   const std::vector<LayerCall> more{
-      {.name = "bfloat16", .dtype = at::kBFloat16},
       {.name = "float mask", .mask = LayerMask::kFloat},
       {.name = "sequence first", .batch_first = false},
       {.name = "no biases", .bias = false},

@@ -221,6 +221,10 @@ Comparison module_with_keep_mask(const Sizes& s, const at::Tensor& keep,
   if (keep.defined()) options.attn_mask(keep.eq(0));
   Comparison result = compare(module->forward(x.query, x.key, x.value, keep), x,
                               reference_layer(w, s), options);
+  // torch::nn rounds the out-projection before it adds the bias, Python's
+  // module after: at this width the last bit differs.
+  result.bits = false;
+  result.close = other_order(s.dtype);
   Values& pytorch = *result.parts[0].pytorch;
   const at::Tensor bias = w.output_bias.to(at::kDouble);
   for (size_t i = 0; i < pytorch.size(); ++i)
