@@ -111,5 +111,6 @@ def test_the_oldest_supported_torch_is_the_same_everywhere():
 def test_the_test_extra_is_installed_by_run():
     extra = re.search(r"\ntest = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
     names = set(re.findall(r'"([\w-]+)', extra.group(1)))
-    installed = (ROOT / "requirements/test.txt").read_text()
+    needed = [ROOT / f"requirements/{name}.txt" for name in ("torch", "test")]
+    installed = "\n".join(path.read_text() for path in needed)
     assert names <= set(re.findall(r"^[\w-]+", installed, re.MULTILINE))
