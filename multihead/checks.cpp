@@ -176,14 +176,38 @@ void check_ranks(const at::Tensor& query, const at::Tensor& key,
                    " but got ", shape_text(mask));
 }
 
-void check_weights(const AttentionLayer& layer) {
+// PyTorch raises ValueError with weights, RuntimeError without.
+void check_dropout(const AttentionLayer& layer, bool need_weights) {
+  constexpr auto* text = "dropout probability must be between 0 and 1, got ";
+  const double p = layer.training ? layer.dropout_p : 0.0;
+  TORCH_CHECK_VALUE(!need_weights || p <= 1.0, text, p);
+  TORCH_CHECK(need_weights || (p >= 0.0 && p <= 1.0), text, p);
+}
+
+// Separate weights against the widths of what they project.
+void check_weights(const Sequences& inputs, const AttentionLayer& layer) {
   if (layer.in_proj_weight.defined()) return;
-  for (const auto& [name, weight] :
-       {std::pair("q_proj_weight", &layer.q_proj_weight),
-        std::pair("k_proj_weight", &layer.k_proj_weight),
-        std::pair("v_proj_weight", &layer.v_proj_weight)}) {
-    MULTIHEAD_ASSERT(weight->defined(),
-                     "use_separate_proj_weight is True but ", name, " is None");
+  const int64_t query_rows = layer.num_heads * head_width(layer);
+  const int64_t kv_rows = kv_heads(layer) * head_width(layer);
+  struct Projection {
+    const char *name, *what;
+    const at::Tensor &weight, &input;
+    int64_t rows;
+  };
+  for (const auto& p :
+       {Projection{"q_proj_weight", "query", layer.q_proj_weight, inputs.query,
+                   query_rows},
+        Projection{"k_proj_weight", "key", layer.k_proj_weight, inputs.key,
+                   kv_rows},
+        Projection{"v_proj_weight", "value", layer.v_proj_weight, inputs.value,
+                   kv_rows}}) {
+    MULTIHEAD_ASSERT(p.weight.defined(),
+                     "use_separate_proj_weight is True but ", p.name,
+                     " is None");
+    const std::array<c10::SymInt, 2> expected{p.rows, p.input.sym_size(-1)};
+    MULTIHEAD_ASSERT(p.weight.sym_sizes() == c10::SymIntArrayRef(expected),
+                     "expecting ", p.what, " weights shape of ",
+                     tuple_text(expected), ", but got ", shape_text(p.weight));
   }
 }
 
@@ -295,7 +319,7 @@ void check_forward(const at::Tensor& query, const at::Tensor& key,
   MULTIHEAD_ASSERT(leading(key) == leading(value), "key shape ",
                    shape_text(key), " does not match value shape ",
                    shape_text(value));
-  check_weights(layer);
+  check_weights({query, key, value}, layer);
 
   const bool is_batched = query.dim() == 3;
   const int64_t length_dim = is_batched && layer.batch_first ? 1 : 0;
@@ -310,6 +334,7 @@ void check_forward(const at::Tensor& query, const at::Tensor& key,
   check_mask_shape(options.attn_mask(), {batch * layer.num_heads,
                                          query.sym_size(length_dim), key_length});
   check_extra_keys(layer, options, batch);
+  check_dropout(layer, options.need_weights());
 
   const at::Tensor& padding = options.key_padding_mask();
   if (!padding.defined()) return;

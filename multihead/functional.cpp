@@ -38,7 +38,10 @@ at::Tensor as_pytorch(const at::Tensor& query, const at::Tensor& key,
 // What autocast does to PyTorch's function it does to ours.
 at::Tensor autocast(const at::Tensor& x) {
   const auto device = x.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return x;
+  if (!at::autocast::is_autocast_available(device) ||
+      !at::autocast::is_autocast_enabled(device)) {
+    return x;
+  }
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x,
                                    device);
 }

@@ -222,6 +222,12 @@ exact::Attention attend(const exact::Heads& heads, const LayerMasks& masks,
   if (current_backend() == Backend::kExact) {
     return attend_exactly(heads, masks, layer, options, dropout_p);
   }
+  if (current_backend() == Backend::kFused) {
+    const auto reason =
+        why_not_fused(heads.query, heads.key, heads.value, AttentionOptions{});
+    TORCH_CHECK(!reason, "multi_head_attention_forward: backend \"fused\" "
+                "cannot run this call: ", reason.value_or(""));
+  }
   const auto width = static_cast<double>(head_width(layer));
   return exact::attention(heads,
                           {.scale = std::sqrt(1.0 / width),

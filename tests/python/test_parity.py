@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""backend("exact") against torch.nn.MultiheadAttention: the same bits.
+
+Outputs, weights, strides, gradients of inputs, masks and parameters, and the
+final state of the random generator, in random configurations.
+"""
+
+import collections
+import os
+
+import parity
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import multihead
+
+LONG = bool(os.environ.get("MULTIHEAD_LONG"))
+PER_TEST = 100
+TESTS = 60 if LONG else 22
+
+
+def assert_same_bits(seeds, dtypes, make_context=lambda: None):
+    for seed in seeds:
+        c = parity.draw(seed, dtypes)
+        theirs = parity.run(torch.nn.MultiheadAttention, c, make_context())
+        with multihead.backend("exact"):
+            ours = parity.run(multihead.MultiheadAttention, c, make_context())
+        assert not list(parity.differences(ours, theirs)), c
+
+
+@pytest.mark.parametrize("part", range(TESTS))
+def test_random_configurations(part):
+    seeds = range(part * PER_TEST, (part + 1) * PER_TEST)
+    assert_same_bits(seeds, (torch.float32, torch.float64, torch.bfloat16))
+
+
+def test_float16():
+    assert_same_bits(range(10_000, 10_150), (torch.float16,))
+
+
+def test_cpu_autocast():
+    def autocast():
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    assert_same_bits(range(20_000, 20_150), (torch.float32,), autocast)
+
+
+def test_two_threads():
+    torch.set_num_threads(2)
+    try:
+        assert_same_bits(range(40_000, 40_150), (torch.float32, torch.float64))
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_math_backend_of_pytorch():
+    def math():
+        return sdpa_kernel(SDPBackend.MATH)
+
+    assert_same_bits(range(30_000, 30_100), (torch.float32, torch.float64), math)
+
+
+def test_configurations_cover_every_class():
+    """A guard against a generator that stopped drawing what the tests claim."""
+    seen = collections.Counter()
+    for seed in range(TESTS * PER_TEST):
+        c = parity.draw(seed, (torch.float32,))
+        native = not c.grad and not c.training and c.sharing == "self"
+        seen["native"] += native and c.bias and c.batch_first and c.batched
+        seen["separate"] += c.kdim is not None
+        seen["gradients"] += c.grad
+        seen["3-D masks"] += c.attn_mask != "none" and c.mask_rank == 3
+        seen["both masks"] += c.attn_mask != "none" and c.padding != "none"
+        seen["hints"] += c.hint and not c.need_weights
+        seen["dropout"] += c.training and c.dropout > 0
+        seen["appended keys"] += c.add_bias_kv or c.add_zero_attn
+        seen["unbatched"] += not c.batched
+    assert min(seen.values()) >= 60, seen
+
+
+def test_fast_path_is_taken_where_pytorch_takes_it(monkeypatch):
+    """The native operator runs in eval without gradients, and not otherwise."""
+    mha = multihead.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+
+    def native_calls(**kwargs) -> int:
+        with torch.profiler.profile() as profile:
+            mha(x, x, x, **kwargs)
+        names = [event.key for event in profile.key_averages()]
+        return names.count("aten::_native_multi_head_attention")
+
+    blocked = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    with multihead.backend("exact"):
+        assert native_calls() == 0  # parameters require gradients
+        with torch.no_grad():
+            assert native_calls() == 1
+            assert native_calls(attn_mask=blocked) == 1
+            assert native_calls(attn_mask=blocked.float()) == 0
+            assert native_calls(is_causal=True) == 0
+            monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: 0)
+            assert native_calls() == 0
