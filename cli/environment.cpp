@@ -70,7 +70,7 @@ Environment detect_environment() {
       .torch_running = first_match(config, "TORCH_VERSION=([^,\\s]+)"),
       .torch_isa = at::get_cpu_capability(),
       .blas = at::hasMKL() ? "MKL " + first_match(at::get_mkl_version(),
-                                                  "Version ([0-9.-]+)")
+                                                  "Version ([0-9.]+)")
                            : first_match(config, "BLAS_INFO=([^,\\s]+)"),
       .onednn = at::hasMKLDNN()
                     ? first_match(at::get_mkldnn_version(), "v([0-9.]+)")
