@@ -66,7 +66,6 @@ void from_module(const multihead::MultiheadAttentionOptions& options) {
 }
 
 using multihead::MultiheadAttentionOptions;
-using textbook::scaled_dot_product_attention;
 
 struct Bad {
   std::function<void()> call;
@@ -118,13 +117,18 @@ const std::vector<Bad>& bad_calls() {
       {[] { grouped(5, {}); }, "d_model must be a positive multiple of num_h"},
       {[] { grouped(2, 4, square(kE)); },
        "weights must have the key matrix of shape [6, 12], got [12, 12]"},
-      {[] { scaled_dot_product_attention(x()[0][0], x(), x()); },
+      {[] { textbook::scaled_dot_product_attention(x()[0][0], x(), x()); },
        "scaled_dot_product_attention: q must have the shape (…, Lq, d)"},
-      {[] { scaled_dot_product_attention(x(), wide(), x()); },
+      {[] { textbook::scaled_dot_product_attention(x(), wide(), x()); },
        "k must have the shape (…, Lk, d) of q"},
-      {[] { scaled_dot_product_attention(x(), x(), x().narrow(1, 0, 1)); },
+      {[] {
+         textbook::scaled_dot_product_attention(x(), x(), x().narrow(1, 0, 1));
+       },
        "v must have the shape (…, Lk, dv) of k"},
-      {[] { scaled_dot_product_attention(x(), x(), x(), at::ones({3, 3})); },
+      {[] {
+         textbook::scaled_dot_product_attention(x(), x(), x(),
+                                                at::ones({3, 3}));
+       },
        "mask must broadcast to [2, 5, 5], got [3, 3]"},
       {[] { textbook::MultiHeadAttention(kE, 5); },
        "MultiHeadAttention: d_model must be a positive multiple of num_heads"},
