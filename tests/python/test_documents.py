@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""What the documents say: their programs run, their links lead somewhere.
+
+A Python block runs in a namespace of its own. One that the page marks with the
+comment START runs in front of each block that follows it on that page.
+"""
+
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+
+import pytest
+import torch
+
+from multihead import _built
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(_built.__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+START = "<!-- starts every snippet below -->"
+
+
+def blocks(page: pathlib.Path, language: str) -> list[tuple[int, str]]:
+    """Line number and text of each fenced block."""
+    found, start, opened, common = [], 0, None, ""
+    lines = page.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        if opened is None and line.startswith("```"):
+            opened, start = line.removeprefix("```").strip(), number
+        elif opened is not None and line == "```":
+            if opened == language:
+                text = "\n".join(lines[start : number - 1]) + "\n"
+                found.append((start, common + text))
+                if lines[start - 2] == START:
+                    common = text
+            opened = None
+    assert opened is None, f"{page}: the block of line {start} does not end"
+    return found
+
+
+SNIPPETS = [
+    pytest.param(page, text, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, text in blocks(page, "python")
+]
+
+
+def test_snippets_are_found():
+    pages = {parameters.values[0].name for parameters in SNIPPETS}
+    assert {"README.md", "parity.md"} <= pages
+
+
+@pytest.mark.parametrize("page, text", SNIPPETS)
+def test_python_runs(page, text, tmp_path, monkeypatch):
+    described = re.search(r"PyTorch (\d+\.\d+)", page.read_text())
+    if page.name == "parity.md" and not torch.__version__.startswith(described[1]):
+        pytest.skip(f"it describes {described[0]}, this is {torch.__version__}")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    exec(compile(text, page.name, "exec"), {"__name__": "__main__"})
+
+
+def compile_command(source: pathlib.Path, program: pathlib.Path) -> list[str]:
+    """Compiles and links `source` as this build compiles the library."""
+    entries = json.loads((BUILD / "compile_commands.json").read_text())
+    (entry,) = (e for e in entries if e["file"].endswith("multihead/functional.cpp"))
+    words = shlex.split(entry["command"])
+    compiler = words[: words.index("-o")]
+    folders = [BUILD, pathlib.Path(torch.__file__).parent / "lib"]
+    search = [option for f in folders for option in (f"-L{f}", f"-Wl,-rpath,{f}")]
+    libraries = ["-lmultihead", "-ltorch_cpu", "-lc10"]
+    return [*compiler, "-o", str(program), str(source), *search, *libraries]
+
+
+def test_cpp_of_the_readme_runs(tmp_path):
+    if not (BUILD / "compile_commands.json").exists():
+        pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
+    ((_, text),) = blocks(ROOT / "README.md", "cpp")
+    source, program = tmp_path / "main.cpp", tmp_path / "program"
+    source.write_text(text)
+    for command in (compile_command(source, program), [str(program)]):
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("folder", ["multihead", "multihead/ops", "cli"])
+def test_architecture_names_every_source(folder):
+    text = (ROOT / "docs/architecture.md").read_text()
+    sources = (ROOT / folder).iterdir()
+    names = {path.stem for path in sources if path.suffix in (".h", ".cpp")}
+    assert sorted(n for n in names if not re.search(rf"\b{n}\b", text)) == []
