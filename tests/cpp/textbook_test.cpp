@@ -157,6 +157,7 @@ AttentionWeights share_heads(const MultiheadAttention& module, int64_t heads,
     rows->copy_(multihead::repeat_heads(once, heads, groups));
     *rows = once;
   }
+  weights.query = weights.query.clone();
   return weights;
 }
 
