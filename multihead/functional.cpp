@@ -22,6 +22,23 @@ bool pytorch_has(const AttentionOptions& o, bool with_lse) {
            o.causal_alignment == CausalAlignment::kBottomRight);
 }
 
+// Shapes that only broadcasting makes fit: query's batch or heads are 1, or the
+// ranks differ or are neither 3 nor 4. A single key/value batch or head for
+// many is no such case, the definition repeats it.
+bool needs_broadcasting(const at::Tensor& query, const at::Tensor& key,
+                        const at::Tensor& value) {
+  const int64_t rank = query.dim();
+  if (rank < 3 || rank > 4) return true;
+  bool stretches_query = false;
+  for (const auto* x : {&key, &value}) {
+    if (x->dim() != rank) return true;
+    for (int64_t dim = 0; dim < rank - 2; ++dim) {
+      stretches_query |= query.sym_size(dim) == 1 && x->sym_size(dim) != 1;
+    }
+  }
+  return stretches_query;
+}
+
 double default_scale(const c10::SymInt& head_dim) {
   const auto width = static_cast<double>(head_dim.guard_int(__FILE__, __LINE__));
   return width > 0 ? 1.0 / std::sqrt(width) : 1.0;
@@ -125,7 +142,7 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   // Without a mask and is_causal at once, which PyTorch has in some paths only,
   // its function serves devices for which there are no kernels here.
   const bool pytorch_is_best =
-      backend == Backend::kExact || (query.dim() != 3 && query.dim() != 4) ||
+      backend == Backend::kExact || needs_broadcasting(query, key, value) ||
       (!query.is_cpu() && !(options.is_causal && options.attn_mask.defined()));
   if (pytorch_is_best && pytorch_has(options, with_lse)) {
     return {as_pytorch(query, key, value, options), {}};

@@ -152,20 +152,35 @@ def inputs(c: Configuration) -> tuple[list[Tensor], dict]:
     return sequences, masks
 
 
-def run(
-    module_class: type[nn.MultiheadAttention],
-    c: Configuration,
-    context: contextlib.AbstractContextManager | None = None,
-) -> dict[str, Tensor | None]:
-    """Outputs, gradients and the generator's final state, by name."""
+def make(module_class: type[nn.MultiheadAttention], c: Configuration) -> nn.Module:
+    """The module, with biases that are not 0."""
     torch.manual_seed(c.seed)
     module = module_class(c.embed_dim, c.num_heads, **c.options)
     with torch.no_grad():
         for bias in (module.in_proj_bias, module.out_proj.bias):
             if bias is not None:
                 bias.normal_()
-    module.train(c.training)
-    sequences, masks = inputs(c)
+    return module.train(c.training)
+
+
+def run(
+    module_class: type[nn.MultiheadAttention],
+    c: Configuration,
+    context: contextlib.AbstractContextManager | None = None,
+) -> dict[str, Tensor | None]:
+    """Outputs, gradients and the generator's final state, by name."""
+    module = make(module_class, c)
+    return forward_backward(module, c, *inputs(c), context)
+
+
+def forward_backward(
+    module: nn.Module,
+    c: Configuration,
+    sequences: list[Tensor],
+    masks: dict[str, Tensor],
+    context: contextlib.AbstractContextManager | None = None,
+) -> dict[str, Tensor | None]:
+    """What `run` returns, for a module and inputs that are there already."""
     if c.grad:
         for x in sequences:
             x.requires_grad_()

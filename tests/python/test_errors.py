@@ -265,7 +265,11 @@ ATTENTION = {
         RuntimeError,
         "key must have the batch size of query, got 3 and 2",
     ),
-    "rank": (dict(key=x(2, 7, 8)), RuntimeError, "key must be 3-D or 4-D"),
+    "rank": (
+        dict(key=x(2, 7, 8), softcap=1.0),
+        RuntimeError,
+        "key must be 3-D or 4-D",
+    ),
     "dtype": (dict(key=K.double()), RuntimeError, "key must have the dtype of query"),
     "integers": (
         dict(query=Q.long(), key=K.long(), value=K.long()),

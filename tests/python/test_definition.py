@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""scaled_dot_product_attention against float64 loops, all options mixed.
+
+Element by element |x - golden| <= c · u · S + t: S is the same formula on
+absolute values, u the unit of the dtype widened by the size of the scores.
+"""
+
+import dataclasses
+import os
+import random
+
+import numpy as np
+import pytest
+import reference
+import torch
+
+import multihead
+
+TIMES = 10 if os.environ.get("MULTIHEAD_LONG") else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    unit: float  # of the dtype's own rounding, float32's aside
+    factor: float
+    tiny: float
+    compute: float  # unit of the arithmetic
+
+    def of_out(self, r: reference.Result) -> np.ndarray:
+        u = self.unit + self.compute * (4 + r.largest)
+        return self.factor * u * r.out_scale + self.tiny
+
+    def of_logsumexp(self, r: reference.Result) -> np.ndarray:
+        if self.compute == 2.0**-53:
+            with np.errstate(invalid="ignore"):
+                return 1e-13 * (1 + np.abs(r.logsumexp) + r.largest)
+        return np.full_like(r.logsumexp, 4 * 2.0**-24 * (4 + r.largest))
+
+
+BUDGETS = {
+    torch.float32: Budget(0, 8, 1e-37, 2.0**-24),
+    torch.float64: Budget(0, 8, 1e-37, 2.0**-53),
+    torch.bfloat16: Budget(2.0**-9, 6, 2.0**-133, 2.0**-24),
+    torch.float16: Budget(2.0**-12, 6, 2.0**-24, 2.0**-24),
+}
+
+
+def draw(seed: int, dtype: torch.dtype):
+    """(q, k, v, keyword arguments) and the same as reference.Rules."""
+    r = random.Random(seed)
+    torch.manual_seed(seed)
+    B, G, group = r.randint(1, 3), r.randint(1, 3), r.choice((1, 1, 2, 3))
+    H, Lq, Lk = G * group, r.randint(1, 9), r.randint(1, 12)
+    D, Dv = r.choice((1, 3, 8, 16, 33)), r.choice((1, 5, 16))
+    size = r.choice((0.1, 1.0, 1.0, 4.0))
+    q = (torch.randn(B, H, Lq, D) * size).to(dtype)
+    k = (torch.randn(B, G, Lk, D) * size).to(dtype)
+    v = torch.randn(B, G, Lk, Dv).to(dtype)
+    kwargs, rules = {"enable_gqa": group > 1}, {"scale": D**-0.5}
+
+    def maybe(probability=0.3):
+        return r.random() < probability
+
+    if maybe():
+        kwargs["scale"] = rules["scale"] = r.choice((0.0, -0.5, 0.3, 2.0))
+    if maybe():
+        kwargs["is_causal"] = rules["is_causal"] = True
+    if maybe():
+        kwargs["causal_alignment"] = "bottom_right"
+        rules["bottom_right"] = True
+    if maybe():
+        kwargs["window"] = rules["window"] = (r.randint(-1, 6), r.randint(-1, 6))
+    if maybe():
+        kwargs["softcap"] = rules["softcap"] = r.choice((0.5, 3.0, 30.0))
+    if maybe():
+        lengths = torch.randint(0, Lk + 1, (B,))
+        kwargs["key_lengths"], rules["key_lengths"] = lengths, lengths.numpy()
+    if maybe():
+        slopes = torch.rand(*r.choice(((H,), (B, H))))
+        kwargs["alibi_slopes"] = slopes
+        rules["slopes"] = slopes.double().expand(B, H).numpy()
+    if maybe():
+        sinks = torch.randn(H)
+        kwargs["sinks"], rules["sinks"] = sinks, sinks.double().numpy()
+    if maybe(0.5):
+        shape = [r.choice((n, 1)) for n in (B, H, Lq, Lk)][r.choice((0, 0, 1, 2)) :]
+        if maybe(0.5):
+            mask = torch.rand(shape) < 0.7
+            rules["keep"] = mask.expand(B, H, Lq, Lk).numpy()
+        else:
+            mask = torch.randn(shape, dtype=r.choice((dtype, torch.float32)))
+            mask[torch.rand(shape) < 0.2] = float("-inf")
+            rules["bias"] = mask.double().expand(B, H, Lq, Lk).numpy()
+        kwargs["attn_mask"] = mask
+    return (q, k, v), kwargs, reference.Rules(**rules)
+
+
+@pytest.mark.parametrize("backend", ["auto", "exact"])
+@pytest.mark.parametrize("dtype", BUDGETS, ids=str)
+def test_random_options(dtype, backend):
+    budget, compared = BUDGETS[dtype], 0
+    for seed in range(200 * TIMES):
+        qkv, kwargs, rules = draw(seed, dtype)
+        golden = reference.attention(*(x.double().numpy() for x in qkv), rules)
+        with multihead.backend(backend):
+            out, lse = multihead.scaled_dot_product_attention(
+                *qkv, **kwargs, return_lse=True
+            )
+        assert out.dtype == dtype
+        out, lse = out.double().numpy(), lse.double().numpy()
+        error = np.abs(out - golden.out)
+        assert (error <= budget.of_out(golden)).all(), (seed, kwargs, error.max())
+        seen = np.isfinite(golden.logsumexp)
+        assert (lse[~seen] == -np.inf).all(), (seed, kwargs)
+        assert (out[~seen] == 0).all(), (seed, kwargs)
+        error = np.abs(lse[seen] - golden.logsumexp[seen])
+        assert (error <= budget.of_logsumexp(golden)[seen]).all(), (seed, kwargs)
+        compared += seen.sum()
+    assert compared > 2000  # the reference is not all empty rows
+
+
+def test_three_dimensional_input_is_one_batch_row():
+    q, k, v = torch.randn(4, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3)
+    arguments = dict(enable_gqa=True, window=(2, 1), return_lse=True)
+    out, lse = multihead.scaled_dot_product_attention(q, k, v, **arguments)
+    out4, lse4 = multihead.scaled_dot_product_attention(q[None], k[None], v[None], **arguments)
+    assert torch.equal(out, out4[0]) and torch.equal(lse, lse4[0])
+
+
+def test_keys_and_values_may_be_grouped_differently():
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 1, 7, 3)
+    out = multihead.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, enable_gqa=True
+    )
+    torch.testing.assert_close(out, expected)
