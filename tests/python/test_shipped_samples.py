@@ -126,7 +126,7 @@ def test_attention_samples_give_the_same_bits(dtype):
         bit_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_attention_samples_by_default(dtype):
     samples = samples_of(ATTENTION, dtype, requires_grad=True)
     assert len(samples) == 25
@@ -141,7 +141,7 @@ def test_attention_samples_by_default(dtype):
             continue
         assert_close(our_out, out)
         if dtype == torch.float64:
-            # The samples' scores reach 100: in narrower types rounding alone
+            # The samples' scores reach 100: in float32 rounding alone
             # moves the gradients further than assert_close's defaults.
             assert_close(our_grads, grads)
         compared += 1
