@@ -19,6 +19,11 @@
 namespace multihead::exact {
 namespace {
 
+// x.to(dtype) without the dispatcher's share when there is nothing to do.
+at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) {
+  return x.scalar_type() == dtype ? x : x.to(dtype);
+}
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 bool all_finite(const at::Tensor& x) {
@@ -29,8 +34,9 @@ bool all_finite(const at::Tensor& x) {
 // products read each key/value head once, uncopied.
 at::Tensor fold_groups(const at::Tensor& rows, const Heads& heads) {
   if (heads.num_heads == heads.num_kv_heads) return rows;
-  return rows.reshape_symint(
-      {heads.batch_size * heads.num_kv_heads, -1, rows.sym_size(-1)});
+  const auto group = heads.num_heads / heads.num_kv_heads;
+  return rows.reshape_symint({heads.batch_size * heads.num_kv_heads,
+                              group * rows.sym_size(1), rows.sym_size(2)});
 }
 
 at::Tensor unfold_groups(const at::Tensor& rows, const Heads& heads) {
@@ -164,23 +170,26 @@ Attention attention(const Heads& heads, const ScoreRules& rules,
                            rules.sinks.defined() || with_logsumexp;
 
   at::Tensor scores = query_key_product(
-      heads, heads.query.to(compute_dtype) * rules.scale,
-      heads.key.to(compute_dtype), visible.defined());
+      heads, cast(heads.query, compute_dtype) * rules.scale,
+      cast(heads.key, compute_dtype), visible.defined());
   Attention result;
   if (needs_rules) {
     scores = apply_rules(by_head(scores, heads), rules, shape, visible);
     if (rules.sinks.defined()) scores = append_sinks(scores, rules.sinks);
     if (with_logsumexp) result.logsumexp = logsumexp_rows(scores);
   }
-  at::Tensor weights = at::_safe_softmax(scores, -1);
+  // Without rules, only infinite inputs make a row of −inf; IEEE says NaN there.
+  at::Tensor weights = needs_rules ? at::_safe_softmax(scores, -1)
+                                   : at::softmax(scores, -1);
   if (rules.sinks.defined()) weights = weights.slice_symint(-1, 0, shape.key_length);
   if (needs_rules) weights = weights.flatten(0, 1);
   if (rules.dropout_p > 0.0) weights = at::dropout(weights, rules.dropout_p, true);
 
-  result.out = weights_value_product(heads, weights,
-                                     heads.value.to(compute_dtype), visible)
-                   .to(dtype);
-  result.weights = weights.to(dtype);
+  result.out = cast(
+      weights_value_product(heads, weights, cast(heads.value, compute_dtype),
+                            visible),
+      dtype);
+  result.weights = cast(weights, dtype);
   return result;
 }
 

@@ -290,8 +290,7 @@ Forward multi_head_attention_forward(const at::Tensor& query,
   const Sequences inputs =
       sequence_first(query, key, value, layer.batch_first);
   const LayerMasks masks = layer_masks(inputs, layer, options, is_batched);
-  const exact::Heads heads =
-      split_heads(project_in(inputs, layer), layer, options);
+  const exact::Heads heads = project_in(inputs, layer, options);
   const exact::Attention attention =
       attend(heads, masks, layer, options, inputs.key.sym_size(0));
 
@@ -300,7 +299,9 @@ Forward multi_head_attention_forward(const at::Tensor& query,
                    : out.squeeze(1);
   if (!options.need_weights()) return {out, at::Tensor()};
   at::Tensor weights =
-      attention.weights.unflatten_symint(0, {heads.batch_size, heads.num_heads});
+      attention.weights.view_symint({heads.batch_size, heads.num_heads,
+                                     attention.weights.sym_size(1),
+                                     attention.weights.sym_size(2)});
   if (options.average_attn_weights()) weights = weights.mean(1);
   return {out, is_batched ? weights : weights.squeeze(0)};
 }

@@ -31,21 +31,17 @@ int64_t head_width(const AttentionLayer& layer);
 /// G of a layer.
 int64_t kv_heads(const AttentionLayer& layer);
 
-/// The in-projection: query (Lq, B, H·D), key and value (Lk, B, G·D).
-Sequences project_in(const Sequences& inputs, const AttentionLayer& layer);
-
-/// Heads of projected sequences, with what bias_k, bias_v and add_zero_attn
-/// append to keys and values; static_k and static_v take the place of the
-/// projected ones.
-exact::Heads split_heads(const Sequences& projected,
-                         const AttentionLayer& layer,
-                         const ForwardOptions& options);
+/// The in-projection, cut into heads, with what bias_k, bias_v and
+/// add_zero_attn append to keys and values; static_k and static_v take the
+/// place of the projected ones.
+exact::Heads project_in(const Sequences& inputs, const AttentionLayer& layer,
+                        const ForwardOptions& options);
 
 /// The out-projection: heads' outputs (B·H, Lq, D) → (Lq, B, E).
 at::Tensor project_out(const at::Tensor& out, const exact::Heads& heads,
                        const AttentionLayer& layer);
 
-/// As many columns as split_heads appends to the keys, 0 (visible), appended
+/// As many columns as project_in appends to the keys, 0 (visible), appended
 /// to a mask (…, Lk); an undefined mask stays undefined.
 at::Tensor pad_mask(const at::Tensor& mask, const AttentionLayer& layer);
 
