@@ -8,6 +8,7 @@ comment START runs in front of each block that follows it on that page.
 import json
 import pathlib
 import re
+import runpy
 import shlex
 import subprocess
 
@@ -59,7 +60,8 @@ def test_python_runs(page, text, tmp_path, monkeypatch):
         pytest.skip(f"it describes {described[0]}, this is {torch.__version__}")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    exec(compile(text, page.name, "exec"), {"__name__": "__main__"})
+    (tmp_path / "snippet.py").write_text(text)
+    runpy.run_path(str(tmp_path / "snippet.py"))
 
 
 def compile_command(source: pathlib.Path, program: pathlib.Path) -> list[str]:
