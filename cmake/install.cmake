@@ -10,7 +10,7 @@ if(SKBUILD)
   set_target_properties(multihead_cli PROPERTIES
                         INSTALL_RPATH "$ORIGIN/..;$ORIGIN/../../torch/lib")
   install(TARGETS multihead_cli RUNTIME DESTINATION multihead/bin)
-  install(PROGRAMS python/scripts/multihead DESTINATION "${SKBUILD_SCRIPTS_DIR}")
+  install(FILES python/multihead_command.py DESTINATION .)
   return()
 endif()
 

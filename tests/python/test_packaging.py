@@ -91,11 +91,9 @@ def test_wheel_holds_package_library_and_command(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
     for path in ("__init__.py", "_built.py", "libmultihead.so", "bin/multihead"):
         assert f"multihead/{path}" in held
-    top = {path.split("/")[0] for path in held}
-    assert top == {
-        "multihead",
-        *(name for name in top if name.startswith("multihead-")),
-    }
+    metadata = f"multihead-{_built.VERSION}.dist-info"
+    tops = {path.split("/")[0] for path in held}
+    assert tops == {"multihead", "multihead_command.py", metadata}
 
 
 def test_wheel_imports_outside_the_repository(environment, tmp_path):
@@ -118,6 +116,8 @@ print(multihead.__version__, multihead.__file__)
 def test_wheel_installs_the_command(environment, tmp_path):
     printed = run(environment / "bin/multihead", "info", cwd=tmp_path)
     assert _built.TORCH_VERSION in printed
+    with pytest.raises(AssertionError, match="exits with 2"):
+        run(environment / "bin/multihead", "--nonsense", cwd=tmp_path)
 
 
 def test_another_torch_is_refused_in_one_sentence():
@@ -144,11 +144,10 @@ def test_how_torch_was_built_does_not_matter(local):
         _built.check_torch(_built.TORCH_VERSION + "1" + local)
 
 
-def test_the_source_folder_alone_says_that_it_is_not_built(tmp_path):
+def test_the_source_folder_alone_says_that_it_is_not_built():
     program = "import multihead"
-    variables = {"PYTHONPATH": str(ROOT / "python")}
     with pytest.raises(AssertionError, match="ImportError: multihead is not built"):
-        run(sys.executable, "-S", "-c", f"import sys; {program}", **variables)
+        run(sys.executable, "-c", program, PYTHONPATH=str(ROOT / "python"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+"""Starts the command of the installed package, which is a C++ program.
+
+It runs with the LibTorch that Python would import. This module lies outside the
+package because importing the package imports torch, which takes seconds.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import runpy
+import sys
+
+
+def package_file(package: str, name: str) -> pathlib.Path:
+    """Where the installed `package` keeps the file or folder `name`."""
+    spec = importlib.util.find_spec(package)
+    for folder in spec.submodule_search_locations if spec else []:
+        if (path := pathlib.Path(folder, name)).exists():
+            return path
+    sys.exit(f"multihead: the Python package {package} has no {name}")
+
+
+def main() -> None:
+    """Becomes the command; returns only by raising SystemExit."""
+    built = runpy.run_path(str(package_file("multihead", "_built.py")))
+    try:
+        built["check_torch"](importlib.metadata.version("torch"))
+    except ImportError as error:
+        sys.exit(f"multihead: {error}")
+    folders = [str(package_file("torch", "lib")), os.environ.get("LD_LIBRARY_PATH")]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    os.execv(package_file("multihead", "bin/multihead"), sys.argv)
