@@ -53,8 +53,10 @@ def main() -> None:
                         lambda: case(reference), lambda: case(module)
                     )
                 mode = f"{'train' if training else 'eval, no grad'}, {backend}"
-                print(f"{mode:<22}{name:<26}{theirs:>12.1f}{ours:>10.1f}"
-                      f"{ours / theirs:>8.2f}")
+                print(
+                    f"{mode:<22}{name:<26}{theirs:>12.1f}{ours:>10.1f}"
+                    f"{ours / theirs:>8.2f}"
+                )
 
 
 if __name__ == "__main__":

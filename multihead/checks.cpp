@@ -53,7 +53,8 @@ void check_length_values(const at::Tensor& lengths, const c10::SymInt& limit) {
   }
   if (!invalid.any().item<bool>()) return;
   TORCH_CHECK_VALUE(false, fn, "key_lengths must be between 0 and ", limit,
-                    ", got ", lengths.masked_select(invalid)[0].item<int64_t>());
+                    ", got ",
+                    lengths.masked_select(invalid)[0].item<int64_t>());
 }
 
 void check_extensions(const at::Tensor& query, const at::Tensor& key,
@@ -75,8 +76,8 @@ void check_extensions(const at::Tensor& query, const at::Tensor& key,
     TORCH_CHECK_VALUE(o.sinks.is_floating_point(), fn,
                       "sinks must be floating point, got ",
                       o.sinks.scalar_type());
-    TORCH_CHECK_VALUE(o.sinks.dim() == 1 && o.sinks.sym_size(0) == num_heads, fn,
-                      "sinks must have the shape (", num_heads, ",), got ",
+    TORCH_CHECK_VALUE(o.sinks.dim() == 1 && o.sinks.sym_size(0) == num_heads,
+                      fn, "sinks must have the shape (", num_heads, ",), got ",
                       shape_text(o.sinks));
   }
   if (o.alibi_slopes.defined()) {
@@ -111,10 +112,10 @@ void check_heads(const at::Tensor& query, const at::Tensor& key,
                            : "as many heads as query, or enable_gqa",
                 ", got ", heads, " and ", num_heads,
                 shapes_text(query, key, value));
-    TORCH_CHECK(query.dim() == 3 || broadcastable(x->sym_size(0), query.sym_size(0)),
-                fn, name, " must have the batch size of query, got ",
-                x->sym_size(0), " and ", query.sym_size(0),
-                shapes_text(query, key, value));
+    TORCH_CHECK(
+        query.dim() == 3 || broadcastable(x->sym_size(0), query.sym_size(0)),
+        fn, name, " must have the batch size of query, got ", x->sym_size(0),
+        " and ", query.sym_size(0), shapes_text(query, key, value));
   }
 }
 
@@ -159,10 +160,10 @@ void check_ranks(const at::Tensor& query, const at::Tensor& key,
                    "-D but found ", key.dim(), "-D and ", value.dim(),
                    "-D tensors respectively");
   const at::Tensor& padding = options.key_padding_mask();
-  MULTIHEAD_ASSERT(!padding.defined() || padding.dim() == rank - 1,
-                   expected_rank(is_batched, "key_padding_mask",
-                                 is_batched ? " or 2-D" : " or 1-D",
-                                 padding.dim()));
+  MULTIHEAD_ASSERT(
+      !padding.defined() || padding.dim() == rank - 1,
+      expected_rank(is_batched, "key_padding_mask",
+                    is_batched ? " or 2-D" : " or 1-D", padding.dim()));
   const at::Tensor& mask = options.attn_mask();
   if (!mask.defined()) return;
   MULTIHEAD_ASSERT(
@@ -217,8 +218,9 @@ void check_extra_keys(const AttentionLayer& layer,
   MULTIHEAD_ASSERT(v || !k, "bias_k is set but bias_v is None");
   MULTIHEAD_ASSERT(k || !v, "bias_v is set but bias_k is None");
   const c10::SymInt heads = batch * kv_heads(layer);
-  for (const auto& [name, rows] : {std::pair("static_k", &options.static_k()),
-                                   std::pair("static_v", &options.static_v())}) {
+  for (const auto& [name, rows] :
+       {std::pair("static_k", &options.static_k()),
+        std::pair("static_v", &options.static_v())}) {
     if (!rows->defined()) continue;
     MULTIHEAD_ASSERT(!k, "bias cannot be added to static ",
                      name[7] == 'k' ? "key." : "value.");
@@ -259,8 +261,8 @@ void check_domains(const AttentionOptions& o) {
 void check_attention(const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttentionOptions& options) {
   constexpr auto* fn = "scaled_dot_product_attention: ";
-  for (const auto& [name, x] : {std::pair("query", &query), {"key", &key},
-                                {"value", &value}}) {
+  for (const auto& [name, x] :
+       {std::pair("query", &query), {"key", &key}, {"value", &value}}) {
     TORCH_CHECK(x->dim() == query.dim() && (x->dim() == 3 || x->dim() == 4), fn,
                 name, " must be 3-D or 4-D and have the rank of query, got ",
                 x->dim(), "-D", shapes_text(query, key, value));
@@ -272,11 +274,12 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
                 " must have the dtype of query, got ", x->scalar_type(),
                 " and ", query.scalar_type());
   }
-  for (const auto& [name, x] :
-       {std::pair("key", &key), {"value", &value},
-        {"attn_mask", &options.attn_mask}, {"sinks", &options.sinks},
-        {"key_lengths", &options.key_lengths},
-        {"alibi_slopes", &options.alibi_slopes}}) {
+  for (const auto& [name, x] : {std::pair("key", &key),
+                                {"value", &value},
+                                {"attn_mask", &options.attn_mask},
+                                {"sinks", &options.sinks},
+                                {"key_lengths", &options.key_lengths},
+                                {"alibi_slopes", &options.alibi_slopes}}) {
     TORCH_CHECK(!x->defined() || x->device() == query.device(), fn, name,
                 " must be on the device of query, got ", x->device(), " and ",
                 query.device());
@@ -331,8 +334,9 @@ void check_forward(const at::Tensor& query, const at::Tensor& key,
               "query, got ",
               key.sym_size(batch_dim), " and ", batch,
               shapes_text(query, key, value));
-  check_mask_shape(options.attn_mask(), {batch * layer.num_heads,
-                                         query.sym_size(length_dim), key_length});
+  check_mask_shape(
+      options.attn_mask(),
+      {batch * layer.num_heads, query.sym_size(length_dim), key_length});
   check_extra_keys(layer, options, batch);
   check_dropout(layer, options.need_weights());
 
@@ -369,10 +373,10 @@ void check_layer_sizes(const AttentionLayer& layer) {
 
 void check_groups(const char* function, const at::Tensor& rows,
                   int64_t row_heads, int64_t num_heads, int64_t num_kv_heads) {
-  TORCH_CHECK_VALUE(num_heads > 0 && num_kv_heads > 0 &&
-                        num_heads % num_kv_heads == 0,
-                    function, ": num_kv_heads must divide num_heads, got ",
-                    num_kv_heads, " and ", num_heads);
+  TORCH_CHECK_VALUE(
+      num_heads > 0 && num_kv_heads > 0 && num_heads % num_kv_heads == 0,
+      function, ": num_kv_heads must divide num_heads, got ", num_kv_heads,
+      " and ", num_heads);
   TORCH_CHECK_VALUE(rows.dim() > 0 && rows.size(0) % row_heads == 0, function,
                     ": rows must consist of ", row_heads, " heads, got shape ",
                     rows.sizes());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Multi-head attention as grouped-query attention and back.
-#include <ATen/ops/cat.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 
 #include "multihead/modules.h"
 
@@ -30,16 +30,16 @@ GroupedQueryAttention to_grouped_query(const MultiheadAttention& mha,
                     "add_zero_attn, which grouped-query attention lacks");
   const at::NoGradGuard no_grad;
   const at::Tensor& example = mha->out_proj->weight;
-  GroupedQueryAttention gqa(
-      GroupedQueryAttentionOptions(from.embed_dim(), from.num_heads(),
-                                   num_kv_heads)
-          .dropout(from.dropout())
-          .bias(from.bias())
-          .kdim(from.kdim())
-          .vdim(from.vdim())
-          .batch_first(from.batch_first())
-          .device(example.device())
-          .dtype(example.scalar_type()));
+  GroupedQueryAttention gqa(GroupedQueryAttentionOptions(from.embed_dim(),
+                                                         from.num_heads(),
+                                                         num_kv_heads)
+                                .dropout(from.dropout())
+                                .bias(from.bias())
+                                .kdim(from.kdim())
+                                .vdim(from.vdim())
+                                .batch_first(from.batch_first())
+                                .device(example.device())
+                                .dtype(example.scalar_type()));
   const auto pool = [&](const at::Tensor& rows) {
     return pool_heads(rows, from.num_heads(), num_kv_heads);
   };
@@ -90,9 +90,9 @@ MultiheadAttention to_multihead(const GroupedQueryAttention& gqa) {
   assign(mha->v_proj_weight, value_weight);
   assign(mha->out_proj->weight, gqa->out_proj->weight);
   if (from.bias()) {
-    mha->in_proj_bias.copy_(at::cat({gqa->q_proj->bias,
-                                     repeat(gqa->k_proj->bias),
-                                     repeat(gqa->v_proj->bias)}));
+    mha->in_proj_bias.copy_(
+        at::cat({gqa->q_proj->bias, repeat(gqa->k_proj->bias),
+                 repeat(gqa->v_proj->bias)}));
     assign(mha->out_proj->bias, gqa->out_proj->bias);
   }
   mha->train(gqa->is_training());

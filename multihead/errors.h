@@ -15,10 +15,10 @@ class AssertionError : public c10::Error {
 }  // namespace multihead
 
 // A macro, as TORCH_CHECK is one: the message is only built when it is needed.
-#define MULTIHEAD_ASSERT(condition, ...)                              \
-  if (!(condition)) [[unlikely]] {                                    \
-    throw ::multihead::AssertionError(                                \
-        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},        \
-        ::c10::str("AssertionError: ", __VA_ARGS__));                 \
-  }                                                                   \
+#define MULTIHEAD_ASSERT(condition, ...)                       \
+  if (!(condition)) [[unlikely]] {                             \
+    throw ::multihead::AssertionError(                         \
+        {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, \
+        ::c10::str("AssertionError: ", __VA_ARGS__));          \
+  }                                                            \
   static_assert(true)

@@ -66,10 +66,9 @@ at::Tensor query_key_product(const Heads& heads, const at::Tensor& query,
   }
   const at::Tensor finite = at::isfinite(key).all(-1, /*keepdim=*/true);
   const at::Tensor finite_keys = key.masked_fill(finite.logical_not(), 0.0);
-  const at::Tensor scores =
-      at::where(finite.transpose(-2, -1),
-                at::bmm(rows, finite_keys.transpose(-2, -1)),
-                at::bmm(rows.detach(), key.transpose(-2, -1)));
+  const at::Tensor scores = at::where(
+      finite.transpose(-2, -1), at::bmm(rows, finite_keys.transpose(-2, -1)),
+      at::bmm(rows.detach(), key.transpose(-2, -1)));
   return unfold_groups(scores, heads);
 }
 
@@ -110,9 +109,9 @@ at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
     scores = scores + rules.mask.bias.to(scores.scalar_type());
   }
   if (rules.alibi_slopes.defined()) {
-    const at::Tensor keys = at::arange(
-        at::Scalar(shape.key_length),
-        at::TensorOptions(at::kLong).device(shape.device));
+    const at::Tensor keys =
+        at::arange(at::Scalar(shape.key_length),
+                   at::TensorOptions(at::kLong).device(shape.device));
     const at::Tensor distance =
         (query_positions(rules.mask, shape) - keys).abs();
     scores = scores - rules.alibi_slopes.to(scores.scalar_type())
@@ -174,26 +173,29 @@ Attention attention(const Heads& heads, const ScoreRules& rules,
                            rules.alibi_slopes.defined() ||
                            rules.sinks.defined() || with_logsumexp;
 
-  at::Tensor scores = query_key_product(
-      heads, cast(heads.query, compute_dtype) * rules.scale,
-      cast(heads.key, compute_dtype), visible.defined());
+  at::Tensor scores =
+      query_key_product(heads, cast(heads.query, compute_dtype) * rules.scale,
+                        cast(heads.key, compute_dtype), visible.defined());
   Attention result;
   if (needs_rules) {
     scores = apply_rules(by_head(scores, heads), rules, shape, visible);
     if (rules.sinks.defined()) scores = append_sinks(scores, rules.sinks);
     if (with_logsumexp) result.logsumexp = logsumexp_rows(scores);
   }
-  // Without rules, only infinite inputs make a row of −inf; IEEE says NaN there.
-  at::Tensor weights = needs_rules ? at::_safe_softmax(scores, -1)
-                                   : at::softmax(scores, -1);
-  if (rules.sinks.defined()) weights = weights.slice_symint(-1, 0, shape.key_length);
+  // Without rules, only infinite inputs make a row of −inf; IEEE says NaN
+  // there.
+  at::Tensor weights =
+      needs_rules ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
+  if (rules.sinks.defined())
+    weights = weights.slice_symint(-1, 0, shape.key_length);
   if (needs_rules) weights = weights.flatten(0, 1);
-  if (rules.dropout_p > 0.0) weights = at::dropout(weights, rules.dropout_p, true);
+  if (rules.dropout_p > 0.0)
+    weights = at::dropout(weights, rules.dropout_p, true);
 
-  result.out = cast(
-      weights_value_product(heads, weights, cast(heads.value, compute_dtype),
-                            visible),
-      dtype);
+  result.out =
+      cast(weights_value_product(heads, weights,
+                                 cast(heads.value, compute_dtype), visible),
+           dtype);
   result.weights = cast(weights, dtype);
   return result;
 }
@@ -201,8 +203,8 @@ Attention attention(const Heads& heads, const ScoreRules& rules,
 Attention attention_as_pytorch(const Heads& heads,
                                const at::Tensor& additive_mask,
                                double dropout_p) {
-  const auto head_dim = 
-      static_cast<double>(heads.query.sym_size(-1).guard_int(__FILE__, __LINE__));
+  const auto head_dim = static_cast<double>(
+      heads.query.sym_size(-1).guard_int(__FILE__, __LINE__));
   const at::Tensor query = heads.query * std::sqrt(1.0 / head_dim);
   const at::Tensor keys = heads.key.transpose(-2, -1);
   // baddbmm, not bmm and an addition: the mask enters before the rounding.

@@ -18,8 +18,7 @@ thread_local Backend thread_backend = Backend::kAuto;
 bool pytorch_has(const AttentionOptions& o, bool with_lse) {
   return !with_lse && !o.window && !o.softcap && !o.key_lengths.defined() &&
          !o.alibi_slopes.defined() && !o.sinks.defined() &&
-         !(o.is_causal &&
-           o.causal_alignment == CausalAlignment::kBottomRight);
+         !(o.is_causal && o.causal_alignment == CausalAlignment::kBottomRight);
 }
 
 // Shapes that only broadcasting makes fit: query's batch or heads are 1, or the
@@ -40,7 +39,8 @@ bool needs_broadcasting(const at::Tensor& query, const at::Tensor& key,
 }
 
 double default_scale(const c10::SymInt& head_dim) {
-  const auto width = static_cast<double>(head_dim.guard_int(__FILE__, __LINE__));
+  const auto width =
+      static_cast<double>(head_dim.guard_int(__FILE__, __LINE__));
   return width > 0 ? 1.0 / std::sqrt(width) : 1.0;
 }
 
@@ -67,10 +67,9 @@ at::Tensor autocast(const at::Tensor& x) {
 // that stands for all, repeated.
 at::Tensor flatten_heads(const at::Tensor& x, const c10::SymInt& batch_size,
                          const c10::SymInt& heads) {
-  const at::Tensor full =
-      x.sym_size(0) == batch_size
-          ? x
-          : x.expand_symint({batch_size, -1, -1, -1});
+  const at::Tensor full = x.sym_size(0) == batch_size
+                              ? x
+                              : x.expand_symint({batch_size, -1, -1, -1});
   if (x.sym_size(1) == heads) return full.flatten(0, 1);
   return full.unsqueeze(2)
       .expand_symint({-1, -1, heads / x.sym_size(1), -1, -1})
@@ -101,13 +100,14 @@ std::tuple<at::Tensor, at::Tensor> define_attention(const at::Tensor& q,
   const auto batch_size = query.sym_size(0), num_heads = query.sym_size(1);
   // Keys and values may be grouped differently; then each query head gets its
   // own of both.
-  const auto kv_heads = key.sym_size(1) == value.sym_size(1)
-                            ? key.sym_size(1)
-                            : num_heads;
+  const auto kv_heads =
+      key.sym_size(1) == value.sym_size(1) ? key.sym_size(1) : num_heads;
   const exact::Heads heads{flatten_heads(query, batch_size, num_heads),
                            flatten_heads(key, batch_size, kv_heads),
                            flatten_heads(value, batch_size, kv_heads),
-                           batch_size, num_heads, kv_heads};
+                           batch_size,
+                           num_heads,
+                           kv_heads};
   exact::ScoreRules rules{.softcap = o.softcap,
                           .mask = {.is_causal = o.is_causal,
                                    .alignment = o.causal_alignment,
@@ -122,8 +122,8 @@ std::tuple<at::Tensor, at::Tensor> define_attention(const at::Tensor& q,
                                             : rules.mask.bias) = o.attn_mask;
   }
   const auto result = exact::attention(heads, rules, with_lse);
-  return {in_layout_of(query, result.out.unflatten_symint(
-                                  0, {batch_size, num_heads})),
+  return {in_layout_of(query,
+                       result.out.unflatten_symint(0, {batch_size, num_heads})),
           result.logsumexp};
 }
 
@@ -136,8 +136,10 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   const Backend backend = current_backend();
   if (backend == Backend::kFused) {
     const auto reason = why_not_fused(query, key, value, options);
-    TORCH_CHECK(!reason, "scaled_dot_product_attention: backend \"fused\" "
-                "cannot run this call: ", reason.value_or(""));
+    TORCH_CHECK(!reason,
+                "scaled_dot_product_attention: backend \"fused\" "
+                "cannot run this call: ",
+                reason.value_or(""));
   }
   // Without a mask and is_causal at once, which PyTorch has in some paths only,
   // its function serves devices for which there are no kernels here.

@@ -49,7 +49,8 @@ class BackendGuard {
 
 /// Where the diagonal of causal masks, windows and ALiBi lies when Lq ≠ Lk:
 /// query i stands at key i (kTopLeft, PyTorch's meaning) or at key
-/// i + length − Lq, so that the last query stands at the last key (kBottomRight).
+/// i + length − Lq, so that the last query stands at the last key
+/// (kBottomRight).
 enum class CausalAlignment { kTopLeft, kBottomRight };
 
 /// "top_left" or "bottom_right"; throws c10::ValueError for any other name.
@@ -128,9 +129,9 @@ struct AttentionLayer {
   at::Tensor v_proj_weight = {};  ///< (G·D, vdim)
   /// (3·E), also with separate weights; undefined: the three below, if any.
   at::Tensor in_proj_bias = {};
-  at::Tensor q_proj_bias = {};  ///< (H·D)
-  at::Tensor k_proj_bias = {};  ///< (G·D)
-  at::Tensor v_proj_bias = {};  ///< (G·D)
+  at::Tensor q_proj_bias = {};      ///< (H·D)
+  at::Tensor k_proj_bias = {};      ///< (G·D)
+  at::Tensor v_proj_bias = {};      ///< (G·D)
   at::Tensor out_proj_weight = {};  ///< (E, H·D)
   at::Tensor out_proj_bias = {};    ///< (E)
 

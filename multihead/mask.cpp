@@ -12,7 +12,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 at::Tensor index_range(const c10::SymInt& end, at::Device device) {
-  return at::arange(at::Scalar(end), at::TensorOptions(at::kLong).device(device));
+  return at::arange(at::Scalar(end),
+                    at::TensorOptions(at::kLong).device(device));
 }
 
 // a & b, either of which may be undefined (true everywhere).

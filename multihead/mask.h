@@ -23,8 +23,8 @@ struct Mask {
   CausalAlignment alignment = CausalAlignment::kTopLeft;
   std::optional<std::array<int64_t, 2>> window = {};
   at::Tensor key_lengths = {};  ///< int64 (B)
-  at::Tensor keep = {};  ///< bool, broadcastable to (B, H, Lq, Lk)
-  at::Tensor bias = {};  ///< float, likewise; added to the scores
+  at::Tensor keep = {};         ///< bool, broadcastable to (B, H, Lq, Lk)
+  at::Tensor bias = {};         ///< float, likewise; added to the scores
 
   /// Every query sees every key.
   bool sees_all() const;

@@ -49,8 +49,8 @@ void ProjectionImpl::reset() {
   weight = register_parameter(
       "weight", torch::empty({out_features_, in_features_}, tensor_options_));
   if (has_bias_) {
-    bias =
-        register_parameter("bias", torch::empty(out_features_, tensor_options_));
+    bias = register_parameter("bias",
+                              torch::empty(out_features_, tensor_options_));
   }
 }
 

@@ -120,8 +120,8 @@ class GroupedQueryAttentionImpl
  public:
   GroupedQueryAttentionImpl(int64_t embed_dim, int64_t num_heads,
                             int64_t num_kv_heads)
-      : GroupedQueryAttentionImpl(GroupedQueryAttentionOptions(
-            embed_dim, num_heads, num_kv_heads)) {}
+      : GroupedQueryAttentionImpl(
+            GroupedQueryAttentionOptions(embed_dim, num_heads, num_kv_heads)) {}
   explicit GroupedQueryAttentionImpl(
       const GroupedQueryAttentionOptions& options_);
 

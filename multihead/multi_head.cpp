@@ -104,10 +104,9 @@ Forward fast_path(const at::Tensor& query, const AttentionLayer& layer,
   if (mask.defined()) {
     const auto batch_size = query.size(0), length = query.size(1);
     kind = 2;
-    mask = mask.dim() == 3
-               ? mask.view({batch_size, -1, length, length})
-               : mask.view({1, 1, length, length})
-                     .expand({batch_size, layer.num_heads, -1, -1});
+    mask = mask.dim() == 3 ? mask.view({batch_size, -1, length, length})
+                           : mask.view({1, 1, length, length})
+                                 .expand({batch_size, layer.num_heads, -1, -1});
     if (padding.defined()) {
       mask = mask + padding.view({batch_size, 1, 1, length})
                         .expand({-1, layer.num_heads, -1, -1});
@@ -130,8 +129,7 @@ at::Tensor merge_additive(const LayerMasks& masks, const exact::Heads& heads) {
   if (!masks.padding.defined()) return masks.attn_mask;
   const auto key_length = masks.padding.sym_size(-1);
   const at::Tensor padding =
-      masks.padding
-          .view_symint({heads.batch_size, 1, 1, key_length})
+      masks.padding.view_symint({heads.batch_size, 1, 1, key_length})
           .expand_symint({-1, heads.num_heads, -1, -1})
           .reshape_symint({heads.batch_size * heads.num_heads, 1, key_length});
   return masks.attn_mask.defined() ? masks.attn_mask + padding : padding;
@@ -148,9 +146,10 @@ at::Tensor attend_fused_by_pytorch(const exact::Heads& heads,
   };
   at::Tensor mask4 = mask;
   if (mask.defined()) {
-    mask4 = mask.sym_size(0) == 1 ? mask.unsqueeze(0)
-                                  : mask.view_symint({batch_size, num_heads, -1,
-                                                      mask.sym_size(-1)});
+    mask4 =
+        mask.sym_size(0) == 1
+            ? mask.unsqueeze(0)
+            : mask.view_symint({batch_size, num_heads, -1, mask.sym_size(-1)});
   }
   return at::scaled_dot_product_attention(
              by_head(query, num_heads), by_head(key, kv_heads),
@@ -167,12 +166,14 @@ exact::Attention attend_exactly(exact::Heads heads, LayerMasks masks,
   const bool trusts_hint =
       masks.is_causal && !masks.padding.defined() && !options.need_weights();
   const auto dtype = heads.query.scalar_type();
-  masks.attn_mask =
-      trusts_hint ? at::Tensor() : pad_mask(additive(masks.attn_mask, dtype), layer);
+  masks.attn_mask = trusts_hint
+                        ? at::Tensor()
+                        : pad_mask(additive(masks.attn_mask, dtype), layer);
   masks.padding = pad_mask(additive(masks.padding, dtype), layer);
   const at::Tensor mask = merge_additive(masks, heads);
   if (!options.need_weights()) {
-    return {attend_fused_by_pytorch(heads, mask, dropout_p, trusts_hint), {}, {}};
+    return {
+        attend_fused_by_pytorch(heads, mask, dropout_p, trusts_hint), {}, {}};
   }
   heads.key = exact::expand_groups(heads.key, heads);
   heads.value = exact::expand_groups(heads.value, heads);
@@ -184,8 +185,8 @@ void add_to(Mask& mask, const at::Tensor& blocked_or_bias) {
     const at::Tensor keep = blocked_or_bias.logical_not();
     mask.keep = mask.keep.defined() ? mask.keep.logical_and(keep) : keep;
   } else {
-    mask.bias = mask.bias.defined() ? mask.bias + blocked_or_bias
-                                    : blocked_or_bias;
+    mask.bias =
+        mask.bias.defined() ? mask.bias + blocked_or_bias : blocked_or_bias;
   }
 }
 
@@ -203,10 +204,10 @@ Mask merge(const LayerMasks& masks, const exact::Heads& heads,
   }
   if (masks.attn_mask.defined()) {
     const at::Tensor mask = pad_mask(masks.attn_mask, layer);
-    add_to(merged, mask.sym_size(0) == 1
-                       ? mask
-                       : mask.unflatten_symint(
-                             0, {heads.batch_size, heads.num_heads}));
+    add_to(merged,
+           mask.sym_size(0) == 1
+               ? mask
+               : mask.unflatten_symint(0, {heads.batch_size, heads.num_heads}));
   }
   if (masks.padding.defined()) {
     add_to(merged, pad_mask(masks.padding, layer).unsqueeze(1).unsqueeze(1));
@@ -225,8 +226,10 @@ exact::Attention attend(const exact::Heads& heads, const LayerMasks& masks,
   if (current_backend() == Backend::kFused) {
     const auto reason =
         why_not_fused(heads.query, heads.key, heads.value, AttentionOptions{});
-    TORCH_CHECK(!reason, "multi_head_attention_forward: backend \"fused\" "
-                "cannot run this call: ", reason.value_or(""));
+    TORCH_CHECK(!reason,
+                "multi_head_attention_forward: backend \"fused\" "
+                "cannot run this call: ",
+                reason.value_or(""));
   }
   const auto width = static_cast<double>(head_width(layer));
   return exact::attention(heads,
@@ -287,8 +290,7 @@ Forward multi_head_attention_forward(const at::Tensor& query,
   check_forward(query, key, value, layer, options);
 
   const bool is_batched = query.dim() == 3;
-  const Sequences inputs =
-      sequence_first(query, key, value, layer.batch_first);
+  const Sequences inputs = sequence_first(query, key, value, layer.batch_first);
   const LayerMasks masks = layer_masks(inputs, layer, options, is_batched);
   const exact::Heads heads = project_in(inputs, layer, options);
   const exact::Attention attention =
@@ -298,10 +300,9 @@ Forward multi_head_attention_forward(const at::Tensor& query,
   out = is_batched ? (layer.batch_first ? out.transpose(1, 0) : out)
                    : out.squeeze(1);
   if (!options.need_weights()) return {out, at::Tensor()};
-  at::Tensor weights =
-      attention.weights.view_symint({heads.batch_size, heads.num_heads,
-                                     attention.weights.sym_size(1),
-                                     attention.weights.sym_size(2)});
+  at::Tensor weights = attention.weights.view_symint(
+      {heads.batch_size, heads.num_heads, attention.weights.sym_size(1),
+       attention.weights.sym_size(2)});
   if (options.average_attn_weights()) weights = weights.mean(1);
   return {out, is_batched ? weights : weights.squeeze(0)};
 }

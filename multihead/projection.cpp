@@ -77,11 +77,11 @@ Projected project_packed(const Sequences& in, const AttentionLayer& layer) {
 }
 
 Projected project_separately(const Sequences& in, const AttentionLayer& layer) {
-  const auto biases = layer.in_proj_bias.defined()
-                          ? chunk_bias(layer.in_proj_bias)
-                          : std::vector<at::Tensor>{layer.q_proj_bias,
-                                                    layer.k_proj_bias,
-                                                    layer.v_proj_bias};
+  const auto biases =
+      layer.in_proj_bias.defined()
+          ? chunk_bias(layer.in_proj_bias)
+          : std::vector<at::Tensor>{layer.q_proj_bias, layer.k_proj_bias,
+                                    layer.v_proj_bias};
   const auto project = [&](const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, int64_t heads) {
     return view_heads(linear(input, weight, bias), heads, head_width(layer));
@@ -134,7 +134,7 @@ exact::Heads project_in(const Sequences& inputs, const AttentionLayer& layer,
     key = append_zero(key);
     value = append_zero(value);
   }
-  return {query, key, value, inputs.query.sym_size(1), layer.num_heads,
+  return {query,          key, value, inputs.query.sym_size(1), layer.num_heads,
           kv_heads(layer)};
 }
 

@@ -261,6 +261,7 @@ class GroupedQueryAttention(nn.Module):
             device=weight.device,
             dtype=weight.dtype,
         )
+
         def pool(rows: Tensor) -> Tensor:
             return _ops.pool_heads(rows, mha.num_heads, num_kv_heads)
 

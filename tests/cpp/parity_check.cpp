@@ -4,12 +4,11 @@
 // that tests/python/test_cpp_parity.py writes, and compares bits: initial
 // parameters, output and its strides, weights, all gradients, final generator
 // state. Prints what differs; exit status 1 if anything does.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <multihead/modules.h>
 #include <multihead/safetensors.h>
 #include <torch/utils.h>
-
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 
 #include <iostream>
 #include <nlohmann/json.hpp>

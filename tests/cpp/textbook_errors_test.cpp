@@ -72,85 +72,74 @@ struct Bad {
   const char* message;
 };
 
-const std::vector<Bad>& bad_calls() {
-  static const std::vector<Bad> calls{
-      {[] { multi_head(x(), x(), x(), 5); },
-       "multi_head_attention: d_model must be a positive multiple of "
-       "num_heads, got 12 (num_heads=5)"},
-      {[] { multi_head(x(), x(), x(), 0); }, "num_heads must be positive, got"},
-      {[] { multi_head(wide(), x(), x()); },
-       "q must have the shape (N, L, 12)"},
-      {[] { multi_head(x(), wide(), x()); },
-       "k must have the shape (N, L, 12)"},
-      {[] { multi_head(x(), x(), wide()); },
-       "v must have the shape (N, L, 12)"},
-      {[] { multi_head(x()[0], x(), x()); },
-       "q must have the shape (N, L, 12)"},
-      {[] { multi_head(x(), x().narrow(0, 0, 1), x()); },
-       "k must have the batch size of q, got [1, 5, 12]"},
-      {[] { multi_head(x(), x(), x().narrow(1, 0, 1)); },
-       "v must have the shape of k, got [2, 1, 12]"},
-      {[] { attend(at::ones({2, 2})); },
-       "mask must broadcast to [2, 3, 5, 5], got [2, 2]"},
-      {[] { attend(at::ones({4, kL, kL})); }, "mask must broadcast to"},
-      {[] { attend(at::ones({1, kN, kH, kL, kL})); }, "mask must broadcast to"},
-      {[] { attend({}, square(kE + 1)); },
-       "weights must have the query matrix of shape [12, 12], got [13, 13]"},
-      {[] { attend({}, AttentionWeights()); },
-       "weights must have the query matrix of shape [12, 12], got none"},
-      {[] { attend({}, with_bias(&AttentionWeights::key_bias, kE)); },
-       "weights must have biases for query, key and value, or for none"},
-      {[] { attend({}, with_bias(&AttentionWeights::output_bias, kE + 1)); },
-       "weights must have the output bias of shape [12], got [13]"},
-      {[] { from_module(MultiheadAttentionOptions(kE, kH).kdim(kE - 1)); },
-       "weights must have the key matrix of shape [12, 12], got [12, 11]"},
-      {[] { from_module(MultiheadAttentionOptions(kE, kH).add_bias_kv(true)); },
-       "module must be without add_bias_kv and add_zero_attn"},
-      {[] {
-         from_module(MultiheadAttentionOptions(kE, kH).add_zero_attn(true));
-       },
-       "module must be without add_bias_kv and add_zero_attn"},
-      {[] { grouped(2, 3); },
-       "grouped_query_attention: num_heads must be a positive multiple of "
-       "num_query_groups, got 3 (num_query_groups=2)"},
-      {[] { grouped(0, {}); }, "num_query_groups must be positive, got 0"},
-      {[] { grouped(5, {}); }, "d_model must be a positive multiple of num_h"},
-      {[] { grouped(2, 4, square(kE)); },
-       "weights must have the key matrix of shape [6, 12], got [12, 12]"},
-      {[] { textbook::scaled_dot_product_attention(x()[0][0], x(), x()); },
-       "scaled_dot_product_attention: q must have the shape (…, Lq, d)"},
-      {[] { textbook::scaled_dot_product_attention(x(), wide(), x()); },
-       "k must have the shape (…, Lk, d) of q"},
-      {[] {
-         textbook::scaled_dot_product_attention(x(), x(), x().narrow(1, 0, 1));
-       },
-       "v must have the shape (…, Lk, dv) of k"},
-      {[] {
-         textbook::scaled_dot_product_attention(x(), x(), x(),
-                                                at::ones({3, 3}));
-       },
-       "mask must broadcast to [2, 5, 5], got [3, 3]"},
-      {[] { textbook::MultiHeadAttention(kE, 5); },
-       "MultiHeadAttention: d_model must be a positive multiple of num_heads"},
-      {[] { module(wide(), x()); },
-       "MultiHeadAttention: Q must have the shape"},
-      {[] { module(x(), x().narrow(0, 0, 1)); },
-       "MultiHeadAttention: K must have the batch size of Q"},
-      {[] { module(x(), x(), at::ones({3, 3})); }, "mask must broadcast to"},
-      {[] { textbook::MultiHeadSelfAttention(kE, 5); },
-       "MultiHeadSelfAttention: dim must be a positive multiple of num_heads"},
-      {[] { textbook::MultiHeadSelfAttention(kE, kH, 1.5); },
-       "dropout must be from 0 to 1, got 1.5"},
-      {[] { textbook::MultiHeadSelfAttention(kE, kH)->forward(wide()); },
-       "MultiHeadSelfAttention: x must have the shape (N, L, 12)"},
-  };
-  return calls;
-}
+const std::vector<Bad> kBadCalls{
+    {[] { multi_head(x(), x(), x(), 5); },
+     "multi_head_attention: d_model must be a positive multiple of "
+     "num_heads, got 12 (num_heads=5)"},
+    {[] { multi_head(x(), x(), x(), 0); }, "num_heads must be positive, got"},
+    {[] { multi_head(wide(), x(), x()); }, "q must have the shape (N, L, 12)"},
+    {[] { multi_head(x(), wide(), x()); }, "k must have the shape (N, L, 12)"},
+    {[] { multi_head(x(), x(), wide()); }, "v must have the shape (N, L, 12)"},
+    {[] { multi_head(x()[0], x(), x()); }, "q must have the shape (N, L, 12)"},
+    {[] { multi_head(x(), x().narrow(0, 0, 1), x()); },
+     "k must have the batch size of q, got [1, 5, 12]"},
+    {[] { multi_head(x(), x(), x().narrow(1, 0, 1)); },
+     "v must have the shape of k, got [2, 1, 12]"},
+    {[] { attend(at::ones({2, 2})); },
+     "mask must broadcast to [2, 3, 5, 5], got [2, 2]"},
+    {[] { attend(at::ones({4, kL, kL})); }, "mask must broadcast to"},
+    {[] { attend(at::ones({1, kN, kH, kL, kL})); }, "mask must broadcast to"},
+    {[] { attend({}, square(kE + 1)); },
+     "weights must have the query matrix of shape [12, 12], got [13, 13]"},
+    {[] { attend({}, AttentionWeights()); },
+     "weights must have the query matrix of shape [12, 12], got none"},
+    {[] { attend({}, with_bias(&AttentionWeights::key_bias, kE)); },
+     "weights must have biases for query, key and value, or for none"},
+    {[] { attend({}, with_bias(&AttentionWeights::output_bias, kE + 1)); },
+     "weights must have the output bias of shape [12], got [13]"},
+    {[] { from_module(MultiheadAttentionOptions(kE, kH).kdim(kE - 1)); },
+     "weights must have the key matrix of shape [12, 12], got [12, 11]"},
+    {[] { from_module(MultiheadAttentionOptions(kE, kH).add_bias_kv(true)); },
+     "module must be without add_bias_kv and add_zero_attn"},
+    {[] { from_module(MultiheadAttentionOptions(kE, kH).add_zero_attn(true)); },
+     "module must be without add_bias_kv and add_zero_attn"},
+    {[] { grouped(2, 3); },
+     "grouped_query_attention: num_heads must be a positive multiple of "
+     "num_query_groups, got 3 (num_query_groups=2)"},
+    {[] { grouped(0, {}); }, "num_query_groups must be positive, got 0"},
+    {[] { grouped(5, {}); }, "d_model must be a positive multiple of num_h"},
+    {[] { grouped(2, 4, square(kE)); },
+     "weights must have the key matrix of shape [6, 12], got [12, 12]"},
+    {[] { textbook::scaled_dot_product_attention(x()[0][0], x(), x()); },
+     "scaled_dot_product_attention: q must have the shape (…, Lq, d)"},
+    {[] { textbook::scaled_dot_product_attention(x(), wide(), x()); },
+     "k must have the shape (…, Lk, d) of q"},
+    {[] {
+       textbook::scaled_dot_product_attention(x(), x(), x().narrow(1, 0, 1));
+     },
+     "v must have the shape (…, Lk, dv) of k"},
+    {[] {
+       textbook::scaled_dot_product_attention(x(), x(), x(), at::ones({3, 3}));
+     },
+     "mask must broadcast to [2, 5, 5], got [3, 3]"},
+    {[] { textbook::MultiHeadAttention(kE, 5); },
+     "MultiHeadAttention: d_model must be a positive multiple of num_heads"},
+    {[] { module(wide(), x()); }, "MultiHeadAttention: Q must have the shape"},
+    {[] { module(x(), x().narrow(0, 0, 1)); },
+     "MultiHeadAttention: K must have the batch size of Q"},
+    {[] { module(x(), x(), at::ones({3, 3})); }, "mask must broadcast to"},
+    {[] { textbook::MultiHeadSelfAttention(kE, 5); },
+     "MultiHeadSelfAttention: dim must be a positive multiple of num_heads"},
+    {[] { textbook::MultiHeadSelfAttention(kE, kH, 1.5); },
+     "dropout must be from 0 to 1, got 1.5"},
+    {[] { textbook::MultiHeadSelfAttention(kE, kH)->forward(wide()); },
+     "MultiHeadSelfAttention: x must have the shape (N, L, 12)"},
+};
 
 class TextbookErrors : public testing::TestWithParam<size_t> {};
 
 TEST_P(TextbookErrors, NameTheArgument) {
-  const Bad& bad = bad_calls()[GetParam()];
+  const Bad& bad = kBadCalls[GetParam()];
   try {
     bad.call();
     FAIL() << "no error: " << bad.message;
@@ -161,7 +150,7 @@ TEST_P(TextbookErrors, NameTheArgument) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TextbookErrors,
-                         testing::Range<size_t>(0, bad_calls().size()));
+                         testing::Range<size_t>(0, kBadCalls.size()));
 
 TEST(TextbookMasks, EveryNumberTypeAndEveryShape) {
   const at::Tensor q = at::rand({kN, kL, kE});

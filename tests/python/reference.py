@@ -54,8 +54,16 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, rules: Rules) -> Resu
         for h in range(H):
             for i in range(Lq):
                 keys = [j for j in range(n) if _visible(rules, b, h, i, j, offset)]
-                _row(result, (b, h, i), q, k[b, h // (H // G)], v[b, h // (H // G)],
-                     keys, rules, offset)
+                _row(
+                    result,
+                    (b, h, i),
+                    q,
+                    k[b, h // (H // G)],
+                    v[b, h // (H // G)],
+                    keys,
+                    rules,
+                    offset,
+                )
     return result
 
 

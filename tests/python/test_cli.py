@@ -164,7 +164,12 @@ def test_filter_that_matches_nothing_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--nonsense",), ("verify", "--nonsense"), ("verify", "--seed", "x"), ("show me",)],
+    [
+        ("--nonsense",),
+        ("verify", "--nonsense"),
+        ("verify", "--seed", "x"),
+        ("show me",),
+    ],
 )
 def test_unknown_arguments_are_refused(arguments: tuple[str, ...]) -> None:
     result = run(*arguments)
@@ -184,7 +189,9 @@ def test_help_has_examples() -> None:
 def test_version() -> None:
     result = run("--version")
     assert result.returncode == 0
-    assert re.fullmatch(r"multihead \d+\.\d+\.\d+ \(torch 2\.\d+\.\d+\)\n", result.stdout)
+    assert re.fullmatch(
+        r"multihead \d+\.\d+\.\d+ \(torch 2\.\d+\.\d+\)\n", result.stdout
+    )
 
 
 def test_info_says_where_it_runs() -> None:

@@ -45,9 +45,7 @@ def record(seed: int) -> tuple[dict, dict]:
         "dtype": str(c.dtype).removeprefix("torch."),
         "out_strides": list(results["out"].stride()),
     }
-    return description, {
-        k: v.contiguous().clone() for k, v in tensors.items()
-    }
+    return description, {k: v.contiguous().clone() for k, v in tensors.items()}
 
 
 def test_cpp_module_gives_pythons_bits(tmp_path):

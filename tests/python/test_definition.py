@@ -123,7 +123,9 @@ def test_three_dimensional_input_is_one_batch_row():
     q, k, v = torch.randn(4, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3)
     arguments = dict(enable_gqa=True, window=(2, 1), return_lse=True)
     out, lse = multihead.scaled_dot_product_attention(q, k, v, **arguments)
-    out4, lse4 = multihead.scaled_dot_product_attention(q[None], k[None], v[None], **arguments)
+    out4, lse4 = multihead.scaled_dot_product_attention(
+        q[None], k[None], v[None], **arguments
+    )
     assert torch.equal(out, out4[0]) and torch.equal(lse, lse4[0])
 
 

@@ -341,11 +341,13 @@ def test_grouped_query_attention_and_backend(name):
 
 
 def test_fused_says_why_it_cannot():
-    with multihead.backend("fused"), pytest.raises(
-        RuntimeError, match='backend "fused" cannot run this call: '
+    with (
+        multihead.backend("fused"),
+        pytest.raises(RuntimeError, match='backend "fused" cannot run this call: '),
     ):
         multihead.scaled_dot_product_attention(Q, Q, Q)
-    with multihead.backend("fused"), pytest.raises(
-        RuntimeError, match='backend "fused" cannot run this call: '
+    with (
+        multihead.backend("fused"),
+        pytest.raises(RuntimeError, match='backend "fused" cannot run this call: '),
     ):
         multihead.MultiheadAttention(E, H)(*[x(L, B, E)] * 3)

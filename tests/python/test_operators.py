@@ -298,9 +298,7 @@ def test_layout_of_output_is_that_of_query(name, mode):
 
 
 EMPTY = [
-    sizes
-    for sizes in itertools.product((0, 2), (0, 4), (0, 3), (0, 5))
-    if 0 in sizes
+    sizes for sizes in itertools.product((0, 2), (0, 4), (0, 3), (0, 5)) if 0 in sizes
 ]
 
 

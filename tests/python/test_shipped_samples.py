@@ -165,9 +165,7 @@ def test_multi_head_samples(dtype, requires_grad, count):
     samples = samples_of(MULTI_HEAD, dtype, requires_grad)
     assert len(samples) == count
     for sample in samples:
-        theirs = raises_or_returns(
-            nn.functional.multi_head_attention_forward, sample
-        )
+        theirs = raises_or_returns(nn.functional.multi_head_attention_forward, sample)
         with multihead.backend("exact"):
             ours = raises_or_returns(multihead.multi_head_attention_forward, sample)
         assert type(ours) is type(theirs), ours
