@@ -107,7 +107,7 @@ CHECKED = list(checked_calls())
 # What is traced by AOT autograd with symbolic sizes, seconds each: one call of
 # each operator, with all it can do.
 TRACED = [
-    *[c for c in CHECKED if {"window", "softcap", "return_lse"} <= {*c[2]}][-1:],
+    (ops.scaled_dot_product_attention.default, *calls.make("everything")),
     (ops.multi_head_attention_forward.default, (), LAYER | MASKS[3]),
     (ops.grouped_query_attention_forward.default, (), GROUPED | MASKS[1]),
     *CHECKED[-2:],

@@ -126,7 +126,11 @@ def test_attention_samples_give_the_same_bits(dtype):
         bit_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+# Of this operator in PyTorch's own tests; empty: assert_close's defaults.
+TOLERANCES = {torch.float32: dict(rtol=5e-6, atol=5e-5), torch.float64: {}}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_attention_samples_by_default(dtype):
     samples = samples_of(ATTENTION, dtype, requires_grad=True)
     assert len(samples) == 25
@@ -139,7 +143,7 @@ def test_attention_samples_by_default(dtype):
             assert our_out.shape == out.shape
             assert our_out.isfinite().all()
             continue
-        assert_close(our_out, out)
+        assert_close(our_out, out, **TOLERANCES[dtype])
         if dtype == torch.float64:
             # The samples' scores reach 100: in float32 rounding alone
             # moves the gradients further than assert_close's defaults.
