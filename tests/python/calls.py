@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""One call of scaled_dot_product_attention for each option, as data.
+"""One call of scaled_dot_product_attention for each option, and what it means.
 
 Small tensors: batch 2, 4 query heads, 3 queries, 5 keys, heads of width 4 and
 value heads of width 3.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 
 import torch
@@ -121,3 +123,69 @@ def differentiable(name: str, return_lse: bool = False):
         )
 
     return function, (*inputs, *extra.values())
+
+
+def _position(b: int, i: int, options: dict) -> tuple[int, int]:
+    """The number of keys of batch row b, and the key at which query i stands."""
+    lengths = options.get("key_lengths")
+    n = LK if lengths is None else int(lengths[b])
+    bottom_right = options.get("causal_alignment") == "bottom_right"
+    return n, i + (n - LQ if bottom_right else 0)
+
+
+def _visible(b: int, h: int, i: int, options: dict) -> list[int]:
+    """The keys that query i of head h in batch row b sees."""
+    n, position = _position(b, i, options)
+    left, right = options.get("window", (-1, -1))
+    mask = options.get("attn_mask")
+    blocked = None
+    if mask is not None:
+        blocked = ~mask if mask.dtype == torch.bool else mask == -torch.inf
+        blocked = blocked.expand(B, H, LQ, LK)[b, h, i]
+    return [
+        j
+        for j in range(n)
+        if not (options.get("is_causal") and j > position)
+        and not (left >= 0 and j < position - left)
+        and not (right >= 0 and j > position + right)
+        and not (blocked is not None and blocked[j])
+    ]
+
+
+def _score(q: Tensor, k: Tensor, at: tuple, options: dict) -> float:
+    """Of one query and one key; at = (b, h, i, j)."""
+    b, h, i, j = at
+    score = options.get("scale", D**-0.5) * float(q @ k)
+    cap = options.get("softcap")
+    score = score if cap is None else cap * math.tanh(score / cap)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.dtype != torch.bool:
+        score += float(mask.expand(B, H, LQ, LK)[at])
+    slopes = options.get("alibi_slopes")
+    if slopes is not None:
+        _, position = _position(b, i, options)
+        score -= float(slopes.expand(B, H)[b, h]) * abs(position - j)
+    return score
+
+
+def reference(inputs: tuple[Tensor, Tensor, Tensor], options: dict):
+    """Output and logsumexp of a float64 call, row by row, from the definition."""
+    query, key, value = inputs
+    group = H // key.size(1)
+    out = torch.zeros(B, H, LQ, DV, dtype=torch.float64)
+    logsumexp = torch.full((B, H, LQ), -torch.inf, dtype=torch.float64)
+    sinks = options.get("sinks")
+    for b, h, i in itertools.product(range(B), range(H), range(LQ)):
+        terms = {
+            j: math.exp(
+                _score(query[b, h, i], key[b, h // group, j], (b, h, i, j), options)
+            )
+            for j in _visible(b, h, i, options)
+        }
+        total = sum(terms.values())
+        total += 0.0 if sinks is None else math.exp(float(sinks[h]))
+        for j, term in terms.items():
+            out[b, h, i] += term / total * value[b, h // group, j]
+        if total > 0:
+            logsumexp[b, h, i] = math.log(total)
+    return out, logsumexp

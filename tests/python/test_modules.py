@@ -293,8 +293,7 @@ def test_grouped_by_single_heads_has_the_bits_of_multihead(dtype, need_weights):
         assert torch.equal(weight, getattr(mha, f"{role}_proj_weight"))
     assert torch.equal(gqa.out_proj.weight, mha.out_proj.weight)
     inputs = [
-        torch.randn(n, B, width, dtype=dtype)
-        for n, width in ((L, E), (S, 7), (S, 9))
+        torch.randn(n, B, width, dtype=dtype) for n, width in ((L, E), (S, 7), (S, 9))
     ]
     with multihead.backend("exact"):
         torch.manual_seed(0)

@@ -138,6 +138,27 @@ def test_opcheck_covers_every_operator():
         assert names | WITHOUT_TENSORS == registered
 
 
+# --- Values --------------------------------------------------------------------------
+
+
+@CALLS
+def test_values_are_those_of_the_definition(name):
+    inputs, options = calls.make(name)
+    expected = calls.reference(inputs, options)
+    assert_close(attention(*inputs, **options, return_lse=True), expected)
+    assert_close(attention(*inputs, **options), expected[0])
+    single = [x.float() for x in inputs]
+    options = {
+        option: x.float()
+        if isinstance(x, torch.Tensor) and x.is_floating_point()
+        else x
+        for option, x in options.items()
+    }
+    out, logsumexp = attention(*single, **options, return_lse=True)
+    assert_close((out.double(), logsumexp.double()), expected, rtol=1e-5, atol=1e-6)
+    assert out.dtype == logsumexp.dtype == torch.float32
+
+
 # --- Gradients -----------------------------------------------------------------------
 
 
