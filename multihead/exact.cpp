@@ -50,6 +50,20 @@ at::Tensor unfold_groups(const at::Tensor& rows, const Heads& heads) {
                            heads.query.sym_size(1), rows.sym_size(-1)});
 }
 
+// torch.export cannot show that folding holds for every length: a traced call
+// gives each query head its own copy of keys and values instead.
+Heads foldable(const Heads& heads) {
+  if (heads.num_heads == heads.num_kv_heads || is_plain(heads.query)) {
+    return heads;
+  }
+  return {heads.query,
+          expand_groups(heads.key, heads),
+          expand_groups(heads.value, heads),
+          heads.batch_size,
+          heads.num_heads,
+          heads.num_heads};
+}
+
 // (B·H, Lq, X) → (B, H, Lq, X)
 at::Tensor by_head(const at::Tensor& rows, const Heads& heads) {
   return rows.unflatten_symint(0, {heads.batch_size, heads.num_heads});
@@ -104,7 +118,13 @@ at::Tensor weights_value_product(const Heads& heads, const at::Tensor& weights,
 // cap·tanh(s/cap), + bias, − slope·|i + offset − j|, −inf where not visible.
 at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
                        const ScoreShape& shape, const at::Tensor& visible) {
-  if (rules.softcap) scores = (scores / *rules.softcap).tanh() * *rules.softcap;
+  const at::Tensor blocked =
+      visible.defined() ? visible.logical_not() : at::Tensor();
+  if (rules.softcap) {
+    // tanh' of a NaN that nobody sees would still be NaN, times 0.
+    if (blocked.defined()) scores = scores.masked_fill(blocked, 0.0);
+    scores = (scores / *rules.softcap).tanh() * *rules.softcap;
+  }
   if (rules.mask.bias.defined()) {
     scores = scores + rules.mask.bias.to(scores.scalar_type());
   }
@@ -119,10 +139,7 @@ at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
                               .unsqueeze(-1) *
                           distance;
   }
-  if (visible.defined()) {
-    scores = scores.masked_fill(visible.logical_not(), -kInfinity);
-  }
-  return scores;
+  return blocked.defined() ? scores.masked_fill(blocked, -kInfinity) : scores;
 }
 
 // (B, H, Lq, Lk + 1): the sink is one more key, without a value.
@@ -159,8 +176,9 @@ at::Tensor expand_groups(const at::Tensor& rows, const Heads& heads) {
       .flatten(0, 1);
 }
 
-Attention attention(const Heads& heads, const ScoreRules& rules,
+Attention attention(const Heads& given, const ScoreRules& rules,
                     bool with_logsumexp) {
+  const Heads heads = foldable(given);
   // The types chosen here are the right ones under autocast too.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
