@@ -61,6 +61,45 @@ def test_math_backend_of_pytorch():
     assert_same_bits(range(30_000, 30_100), (torch.float32, torch.float64), math)
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("given", ["static_k", "static_v", "both"])
+@pytest.mark.parametrize("zero_attn", [True, False])
+def test_static_keys_and_values(given, need_weights, zero_attn):
+    """The functional with static_k and static_v in place of what is projected."""
+    E, H, B, L, S = 12, 3, 2, 4, 7
+    torch.manual_seed(5)
+    static = {n: torch.randn(B * H, S, E // H) for n in ("static_k", "static_v")}
+    if given != "both":
+        static = {given: static[given]}
+    arguments = dict(
+        query=torch.randn(L, B, E),
+        key=torch.randn(S, B, E),
+        value=torch.randn(S, B, E),
+        embed_dim_to_check=E,
+        num_heads=H,
+        in_proj_weight=torch.randn(3 * E, E),
+        in_proj_bias=torch.randn(3 * E),
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=zero_attn,
+        dropout_p=0.0,
+        out_proj_weight=torch.randn(E, E),
+        out_proj_bias=torch.randn(E),
+        key_padding_mask=torch.rand(B, S) < 0.3,
+        need_weights=need_weights,
+        **static,
+    )
+    theirs = torch.nn.functional.multi_head_attention_forward(**arguments)
+    with multihead.backend("exact"):
+        ours = multihead.multi_head_attention_forward(**arguments)
+    names = ("out", "weights")
+    assert not list(
+        parity.differences(dict(zip(names, ours)), dict(zip(names, theirs)))
+    )
+    by_default = multihead.multi_head_attention_forward(**arguments)
+    torch.testing.assert_close(by_default, theirs)
+
+
 def test_configurations_cover_every_class():
     """A guard against a generator that stopped drawing what the tests claim."""
     seen = collections.Counter()
