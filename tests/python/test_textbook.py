@@ -266,6 +266,9 @@ def test_bits_of_the_module(case):
     keep = None if blocked is None else ~blocked
     ours = form(q, k, v, keep)
     seeing = ~sees_nothing.any(1)
+    if case["dtype"] == torch.bfloat16:
+        # PyTorch's product carries the NaN of a row into its neighbour.
+        seeing &= expected.isfinite().all(-1)
     assert torch.equal(ours[seeing], expected[seeing])
     blind = sees_nothing.all(1)
     assert torch.equal(ours[blind], module.out_proj.bias.expand(int(blind.sum()), -1))
