@@ -176,8 +176,7 @@ ERRORS = [
     ),
     (
         lambda: gqa(x, x, x, 2, E, num_heads=3),
-        "grouped_query_attention: num_heads must be a positive multiple of "
-        r"num_query_groups, got 3 \(num_query_groups=2\)",
+        r"grouped_query_attention: num_heads must .* got 3 \(num_query_groups=2\)",
     ),
     (lambda: gqa(x, x, x, 0, E), "num_query_groups must be positive, got 0"),
     (lambda: gqa(x, x, x, 5, E), "d_model must be a positive multiple of num_heads"),
