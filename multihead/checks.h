@@ -9,6 +9,14 @@
 
 namespace multihead {
 
+/// C++ callers can hand over tensors that do not exist.
+void check_defined(const char* function, const at::Tensor& query,
+                   const at::Tensor& key, const at::Tensor& value);
+
+/// As many values as keys, on the way to PyTorch too: its own function reads
+/// beyond the end of the shorter one.
+void check_lengths(const at::Tensor& key, const at::Tensor& value);
+
 /// Domains of scaled_dot_product_attention's scalars.
 void check_domains(const AttentionOptions& options);
 

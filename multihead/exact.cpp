@@ -13,6 +13,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/where.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <cmath>
 #include <limits>
@@ -30,7 +31,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Says no too often, where the sum overflows or x is traced: a no costs time,
 // never a result.
 bool all_finite(const at::Tensor& x) {
-  if (!is_plain(x)) return false;
+  if (!has_values(x)) return false;
   const at::NoGradGuard no_grad;
   return std::isfinite(x.sum().item<double>());
 }
@@ -115,6 +116,19 @@ at::Tensor weights_value_product(const Heads& heads, const at::Tensor& weights,
       heads);
 }
 
+// Queries that see no key, 0 where they are not finite: their scores are
+// masked, but in the gradient of the keys they would stand as 0·NaN.
+at::Tensor seeing_queries(const Heads& heads, const at::Tensor& query,
+                          const at::Tensor& visible) {
+  if (!visible.defined() || all_finite(query)) return query;
+  const at::Tensor blind =
+      visible.any(-1, /*keepdim=*/true)
+          .logical_not()
+          .expand_symint(
+              {heads.batch_size, heads.num_heads, query.sym_size(1), 1});
+  return query.masked_fill(blind.flatten(0, 1), 0.0);
+}
+
 // cap·tanh(s/cap), + bias, − slope·|i + offset − j|, −inf where not visible.
 at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
                        const ScoreShape& shape, const at::Tensor& visible) {
@@ -169,6 +183,10 @@ bool is_plain(const at::Tensor& tensor) {
               DispatchKey::FuncTorchGradWrapper}));
 }
 
+bool has_values(const at::Tensor& tensor) {
+  return is_plain(tensor) && !c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
 at::Tensor expand_groups(const at::Tensor& rows, const Heads& heads) {
   if (heads.num_heads == heads.num_kv_heads) return rows;
   return rows.unsqueeze(1)
@@ -191,9 +209,11 @@ Attention attention(const Heads& given, const ScoreRules& rules,
                            rules.alibi_slopes.defined() ||
                            rules.sinks.defined() || with_logsumexp;
 
-  at::Tensor scores =
-      query_key_product(heads, cast(heads.query, compute_dtype) * rules.scale,
-                        cast(heads.key, compute_dtype), visible.defined());
+  at::Tensor scores = query_key_product(
+      heads,
+      seeing_queries(heads, cast(heads.query, compute_dtype), visible) *
+          rules.scale,
+      cast(heads.key, compute_dtype), visible.defined());
   Attention result;
   if (needs_rules) {
     scores = apply_rules(by_head(scores, heads), rules, shape, visible);

@@ -53,8 +53,11 @@ Attention attention_as_pytorch(const Heads& heads,
 /// (B·H, …) from (B·G, …): each key/value head repeated for its query heads.
 at::Tensor expand_groups(const at::Tensor& rows, const Heads& heads);
 
-/// True for tensors whose values may be looked at: neither traced, vmapped,
-/// differentiated by torch.func nor without storage.
+/// An ordinary tensor: neither traced, vmapped, differentiated by torch.func
+/// nor without storage.
 bool is_plain(const at::Tensor& tensor);
+
+/// is_plain, and nobody records what happens to it: its values may be read.
+bool has_values(const at::Tensor& tensor);
 
 }  // namespace multihead::exact

@@ -132,6 +132,7 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
                                           const at::Tensor& value,
                                           const AttentionOptions& options,
                                           bool with_lse) {
+  check_defined("scaled_dot_product_attention", query, key, value);
   check_domains(options);
   const Backend backend = current_backend();
   if (backend == Backend::kFused) {
@@ -147,6 +148,7 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
       backend == Backend::kExact || needs_broadcasting(query, key, value) ||
       (!query.is_cpu() && !(options.is_causal && options.attn_mask.defined()));
   if (pytorch_is_best && pytorch_has(options, with_lse)) {
+    check_lengths(key, value);
     return {as_pytorch(query, key, value, options), {}};
   }
   return define_attention(query, key, value, options, with_lse);

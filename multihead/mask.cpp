@@ -25,11 +25,6 @@ at::Tensor both(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-bool Mask::sees_all() const {
-  return !is_causal && !window && !key_lengths.defined() && !keep.defined() &&
-         !bias.defined();
-}
-
 at::Tensor query_positions(const Mask& mask, const ScoreShape& shape) {
   at::Tensor positions =
       index_range(shape.query_length, shape.device).unsqueeze(-1);

@@ -25,10 +25,12 @@ struct Mask {
   at::Tensor key_lengths = {};  ///< int64 (B)
   at::Tensor keep = {};         ///< bool, broadcastable to (B, H, Lq, Lk)
   at::Tensor bias = {};         ///< float, likewise; added to the scores
-
-  /// Every query sees every key.
-  bool sees_all() const;
 };
+
+/// bool says who may attend, floating point is added; nothing else is a mask.
+inline bool is_mask_dtype(const at::Tensor& mask) {
+  return mask.scalar_type() == at::kBool || mask.is_floating_point();
+}
 
 /// Lq and Lk of a call, and where its tensors live.
 struct ScoreShape {
@@ -41,7 +43,7 @@ struct ScoreShape {
 at::Tensor query_positions(const Mask& mask, const ScoreShape& shape);
 
 /// bool, broadcastable to (B, H, Lq, Lk): true where the query sees the key;
-/// undefined when mask.sees_all().
+/// undefined when nothing is blocked.
 at::Tensor visible_keys(const Mask& mask, const ScoreShape& shape);
 
 }  // namespace multihead

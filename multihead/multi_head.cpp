@@ -2,6 +2,7 @@
 //
 // multi_head_attention_forward, step by step: which path, masks, projections,
 // heads, and the two ways to attend.
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_native_multi_head_attention.h>
@@ -185,8 +186,10 @@ void add_to(Mask& mask, const at::Tensor& blocked_or_bias) {
     const at::Tensor keep = blocked_or_bias.logical_not();
     mask.keep = mask.keep.defined() ? mask.keep.logical_and(keep) : keep;
   } else {
-    mask.bias =
-        mask.bias.defined() ? mask.bias + blocked_or_bias : blocked_or_bias;
+    // In float32 at least: two large finite 16-bit masks must not sum to −inf.
+    const at::Tensor bias =
+        blocked_or_bias.to(at::toOpMathType(blocked_or_bias.scalar_type()));
+    mask.bias = mask.bias.defined() ? mask.bias + bias : bias;
   }
 }
 
@@ -253,6 +256,12 @@ Sequences sequence_first(const at::Tensor& query, const at::Tensor& key,
                     [](const at::Tensor& x) { return x.transpose(1, 0); });
 }
 
+// Lk, before the layer appends anything.
+c10::SymInt given_keys(const Sequences& inputs, const ForwardOptions& options) {
+  return options.static_k().defined() ? options.static_k().sym_size(1)
+                                      : inputs.key.sym_size(0);
+}
+
 LayerMasks layer_masks(const Sequences& inputs, const AttentionLayer& layer,
                        const ForwardOptions& options, bool is_batched) {
   LayerMasks masks{options.attn_mask(), options.key_padding_mask(),
@@ -263,7 +272,7 @@ LayerMasks layer_masks(const Sequences& inputs, const AttentionLayer& layer,
     // PyTorch has no such call: it is the call with the mask written out. The
     // hint would hide appended keys.
     masks.attn_mask =
-        causal_blocked(inputs.query.sym_size(0), inputs.key.sym_size(0),
+        causal_blocked(inputs.query.sym_size(0), given_keys(inputs, options),
                        inputs.query.device());
     masks.is_causal = !appends;
   }
@@ -283,6 +292,7 @@ Forward multi_head_attention_forward(const at::Tensor& query,
                                      const at::Tensor& value,
                                      const AttentionLayer& layer,
                                      const ForwardOptions& options) {
+  check_defined("multi_head_attention_forward", query, key, value);
   check_mask_dtypes(options);
   if (takes_fast_path(query, key, value, layer, options)) {
     return fast_path(query, layer, options);
@@ -294,7 +304,7 @@ Forward multi_head_attention_forward(const at::Tensor& query,
   const LayerMasks masks = layer_masks(inputs, layer, options, is_batched);
   const exact::Heads heads = project_in(inputs, layer, options);
   const exact::Attention attention =
-      attend(heads, masks, layer, options, inputs.key.sym_size(0));
+      attend(heads, masks, layer, options, given_keys(inputs, options));
 
   at::Tensor out = project_out(attention.out, heads, layer);
   out = is_batched ? (layer.batch_first ? out.transpose(1, 0) : out)

@@ -12,8 +12,9 @@ _ops = torch.ops.multihead
 _backend: contextvars.ContextVar[str] = contextvars.ContextVar(
     "multihead_backend", default="auto"
 )
-# The same for torch.compile, which guards on globals, not on context variables.
-_traced_backend = "auto"
+# The names of all blocks that are open, for torch.compile, which guards on
+# globals, not on context variables. A list, because threads leave in any order.
+_open_blocks: list[str] = []
 _ASSERTION = "AssertionError: "
 
 
@@ -39,21 +40,21 @@ def backend(name: str) -> Iterator[None]:
         raise ValueError(
             f"backend: name must be 'auto', 'exact' or 'fused', got {name!r}"
         )
-    global _traced_backend
-    previous = _traced_backend
-    _traced_backend = name
+    _open_blocks.append(name)
     token = None if torch.compiler.is_compiling() else _backend.set(name)
     try:
         yield
     finally:
-        _traced_backend = previous
+        del _open_blocks[len(_open_blocks) - 1 - _open_blocks[::-1].index(name)]
         if token is not None:
             _backend.reset(token)
 
 
 def current_backend() -> str:
     """The name that the innermost ``backend`` block chose, else "auto"."""
-    return _traced_backend if torch.compiler.is_compiling() else _backend.get()
+    if torch.compiler.is_compiling():
+        return _open_blocks[-1] if _open_blocks else "auto"
+    return _backend.get()
 
 
 def call(operator: Callable, *args, **kwargs):

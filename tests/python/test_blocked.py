@@ -183,3 +183,35 @@ def test_rows_that_see_nothing_in_layers(grouped, kind, need_weights, dtype):
         module.eval()
         again, _ = module(x, x, x, **options)
     torch.testing.assert_close(again, out)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_query_that_sees_nothing_reaches_no_gradient(bad, softcap):
+    q, k, v = (torch.randn(1, 2, 3, 4) for _ in range(3))
+    q[:, :, 1] = bad
+    keep = torch.tensor([[True] * 3, [False] * 3, [True] * 3])
+    for x in (q, k, v):
+        x.requires_grad_()
+    out = multihead.scaled_dot_product_attention(
+        q, k, v, attn_mask=keep, softcap=softcap
+    )
+    out.square().sum().backward()
+    assert (out[:, :, 1] == 0).all() and out.isfinite().all()
+    assert (q.grad[:, :, 1] == 0).all()
+    for x in (q, k, v):
+        assert x.grad.isfinite().all()
+
+
+def test_large_finite_masks_do_not_add_up_to_a_block():
+    mha = multihead.MultiheadAttention(8, 2, dtype=torch.float16)
+    x = torch.randn(4, 1, 8, dtype=torch.float16)
+    lowest = torch.finfo(torch.float16).min
+    _, weights = mha(
+        x,
+        x,
+        x,
+        attn_mask=torch.full((4, 4), lowest, dtype=torch.float16),
+        key_padding_mask=torch.full((1, 4), lowest, dtype=torch.float16),
+    )
+    assert torch.allclose(weights.sum(-1).float(), torch.ones(1, 4), atol=1e-2)

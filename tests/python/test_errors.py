@@ -258,7 +258,7 @@ ATTENTION = {
     "lengths of key and value": (
         dict(value=x(2, 2, 6, 8)),
         RuntimeError,
-        r"value must have the length of key.*query.shape=\(2, 4, 5, 8\)",
+        r"value must have the length of key, got 6 and 7 \(key.shape=\(2, 2, 7, 8\)",
     ),
     "batch": (
         dict(key=x(3, 2, 7, 8), value=x(3, 2, 7, 8)),
@@ -338,6 +338,41 @@ def test_grouped_query_attention_and_backend(name):
     action, text = GROUPED[name]
     with pytest.raises(ValueError, match=text):
         action()
+
+
+@pytest.mark.parametrize("mode", ["auto", "exact"])
+def test_value_as_long_as_key(mode):
+    """PyTorch's fused function reads beyond the end of the shorter one."""
+    with (
+        multihead.backend(mode),
+        pytest.raises(RuntimeError, match="value must have the length of key, got 9"),
+    ):
+        multihead.scaled_dot_product_attention(Q, Q, x(2, 4, 9, 8))
+
+
+@pytest.mark.parametrize("mode", ["auto", "exact"])
+@pytest.mark.parametrize("static", [dict(static_k=9), dict(static_v=9)])
+def test_static_key_as_long_as_value(static, mode):
+    static = {name: x(B * H, length, E // H) for name, length in static.items()}
+    with (
+        multihead.backend(mode),
+        pytest.raises(RuntimeError, match="leave as many keys as values"),
+    ):
+        multihead.multi_head_attention_forward(
+            *[x(L, B, E)] * 3,
+            E,
+            H,
+            x(3 * E, E),
+            None,
+            None,
+            None,
+            False,
+            0.0,
+            x(E, E),
+            None,
+            need_weights=False,
+            **static,
+        )
 
 
 def test_fused_says_why_it_cannot():

@@ -100,6 +100,44 @@ def test_static_keys_and_values(given, need_weights, zero_attn):
     torch.testing.assert_close(by_default, theirs)
 
 
+@pytest.mark.parametrize("mode", ["auto", "exact"])
+@pytest.mark.parametrize("zero_attn", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_causal_over_static_keys(mode, zero_attn, need_weights):
+    """The causal mask has the length of the static keys, not of the projected."""
+    E, H, B, L, S = 8, 2, 2, 4, 7
+    torch.manual_seed(6)
+    arguments = dict(
+        embed_dim_to_check=E,
+        num_heads=H,
+        in_proj_weight=torch.randn(3 * E, E),
+        in_proj_bias=None,
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=zero_attn,
+        dropout_p=0.0,
+        out_proj_weight=torch.randn(E, E),
+        out_proj_bias=None,
+        need_weights=need_weights,
+        static_k=torch.randn(B * H, S, E // H),
+        static_v=torch.randn(B * H, S, E // H),
+    )
+    query, key = torch.randn(L, B, E), torch.randn(5, B, E)
+    with multihead.backend(mode):
+        out, _ = multihead.multi_head_attention_forward(
+            query, key, key, **arguments, is_causal=True
+        )
+    long = torch.randn(S, B, E)
+    expected, _ = torch.nn.functional.multi_head_attention_forward(
+        query,
+        long,
+        long,
+        **arguments,
+        attn_mask=torch.ones(L, S, dtype=torch.bool).triu(1),
+    )
+    torch.testing.assert_close(out, expected)
+
+
 def test_configurations_cover_every_class():
     """A guard against a generator that stopped drawing what the tests claim."""
     seen = collections.Counter()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """torch.compile, torch.export and torch.func see through the operators."""
 
+import contextvars
 import functools
 import warnings
 
@@ -78,6 +79,10 @@ def test_compiled_layer(layer, dynamic, mode):
             )
 
 
+@pytest.mark.skipif(
+    " " in torch.__file__,
+    reason="inductor cannot link where the path of PyTorch itself has a space",
+)
 def test_inductor():
     inputs, options = calls.make("decoding", torch.float32)
     compiled = torch.compile(attention, fullgraph=True)
@@ -287,3 +292,39 @@ def test_forward_mode_and_hessian():
 
     expected = torch.autograd.functional.hessian(tiny, small)
     assert_close(torch.func.hessian(tiny)(small), expected)
+
+
+def test_vmap_over_key_lengths():
+    q, lengths = torch.randn(3, 1, 2, 4, 8), torch.tensor([[1], [2], [4]])
+
+    def one(q, n):
+        return multihead.scaled_dot_product_attention(q, q, q, key_lengths=n)
+
+    expected = torch.stack([one(x, n) for x, n in zip(q, lengths, strict=True)])
+    assert_close(torch.func.vmap(one)(q, lengths), expected)
+    with pytest.raises(ValueError, match="key_lengths must be between 0 and 4, got 5"):
+        torch.func.vmap(one)(q, torch.tensor([[1], [5], [4]]))
+
+
+def test_make_fx_traces_a_masked_call():
+    q, keep = torch.randn(1, 2, 4, 8), torch.ones(4, 4, dtype=torch.bool).tril()
+
+    def masked(q):
+        return multihead.scaled_dot_product_attention(q, q, q, attn_mask=keep)
+
+    graph = torch.fx.experimental.proxy_tensor.make_fx(masked)(q)
+    assert_close(graph(q + 1), masked(q + 1))
+
+
+def test_open_blocks_are_left_in_any_order():
+    """Two threads' blocks overlap; nothing stays behind for compiled code."""
+    from multihead import functional
+
+    first, second = multihead.backend("exact"), multihead.backend("auto")
+    context = contextvars.copy_context()
+    context.run(first.__enter__)
+    second.__enter__()
+    context.run(first.__exit__, None, None, None)
+    assert functional._open_blocks == ["auto"]
+    second.__exit__(None, None, None)
+    assert functional._open_blocks == []
