@@ -8,6 +8,7 @@
 
 #include "multihead/checks.h"
 #include "multihead/exact.h"
+#include "multihead/optional_tensor.h"
 
 namespace multihead {
 namespace {
@@ -48,7 +49,7 @@ at::Tensor as_pytorch(const at::Tensor& query, const at::Tensor& key,
                       const at::Tensor& value, const AttentionOptions& o) {
   return at::scaled_dot_product_attention(
       query, key, value,
-      o.attn_mask.defined() ? std::optional(o.attn_mask) : std::nullopt,
+      optional(o.attn_mask),
       o.dropout_p, o.is_causal, o.scale, o.enable_gqa);
 }
 

@@ -15,6 +15,7 @@
 #include "multihead/checks.h"
 #include "multihead/exact.h"
 #include "multihead/functional.h"
+#include "multihead/optional_tensor.h"
 #include "multihead/projection.h"
 
 namespace multihead {
@@ -29,10 +30,6 @@ struct LayerMasks {
   at::Tensor attn_mask, padding;
   bool is_causal = false;
 };
-
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
 
 bool is_bool(const at::Tensor& mask) { return mask.scalar_type() == at::kBool; }
 

@@ -6,6 +6,8 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
+#include "multihead/optional_tensor.h"
+
 namespace multihead {
 namespace {
 
@@ -13,10 +15,6 @@ namespace {
 struct Projected {
   at::Tensor query, key, value;
 };
-
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const at::Tensor& bias) {

@@ -7,6 +7,7 @@
 
 #include "multihead/checks.h"
 #include "multihead/functional.h"
+#include "multihead/optional_tensor.h"
 #include "multihead/projection.h"
 
 namespace multihead {
@@ -16,10 +17,6 @@ using at::Tensor;
 using OptionalTensor = const std::optional<Tensor>&;
 
 Tensor or_undefined(OptionalTensor tensor) { return tensor.value_or(Tensor()); }
-
-std::optional<Tensor> or_none(const Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
 
 using Result = std::tuple<Tensor, std::optional<Tensor>>;
 
@@ -100,7 +97,7 @@ Result multi_head_attention_forward_op(
           .static_k(or_undefined(static_k))
           .static_v(or_undefined(static_v))
           .fast_path(fast_path));
-  return {out, or_none(weights)};
+  return {out, optional(weights)};
 }
 
 Result grouped_query_attention_forward_op(
@@ -141,7 +138,7 @@ Result grouped_query_attention_forward_op(
           .attn_mask(or_undefined(attn_mask))
           .average_attn_weights(average_attn_weights)
           .is_causal(is_causal));
-  return {out, or_none(weights)};
+  return {out, optional(weights)};
 }
 
 int64_t head_width_op(int64_t embed_dim, int64_t num_heads,
