@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linspace.h>
+#include <ATen/ops/ones.h>
 
 #include <cmath>
 #include <limits>
@@ -53,6 +54,10 @@ at::Tensor draw_mask(const AttentionCall& call, Random& random) {
     case CallMask::kBlockedRows:
       return keep({Lq, Lk}).logical_and(
           at::arange(Lq).remainder(3).ne(0).unsqueeze(-1));
+    case CallMask::kHalfKeys:
+      return at::arange(Lk).lt(Lk / 2).expand({B, 1, 1, Lk}).contiguous();
+    case CallMask::kTriangle:
+      return at::ones({Lq, Lk}, at::kBool).tril();
   }
   return {};
 }

@@ -17,6 +17,8 @@ enum class CallMask {
   kFloat,         ///< (Lq, Lk)
   kFloatPerHead,  ///< (B, H, Lq, Lk), a quarter of it −inf
   kBlockedRows,   ///< bool (Lq, Lk), every third row sees nothing
+  kHalfKeys,      ///< bool (B, 1, 1, Lk), the second half blocked
+  kTriangle,      ///< bool (Lq, Lk), causal but as a tensor
 };
 
 /// How (B, H, L, D) lies in memory.

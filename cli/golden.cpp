@@ -27,29 +27,6 @@ at::Tensor to_tensor(const Values& numbers, at::IntArrayRef sizes) {
       .clone();
 }
 
-naive::Precision precision(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return naive::kFloat64;
-    case at::kFloat:
-      return naive::kFloat32;
-    case at::kBFloat16:
-      return naive::kBFloat16;
-    case at::kHalf:
-      return naive::kFloat16;
-    default:
-      TORCH_CHECK(false, "precision: dtype must be floating, got ", dtype);
-  }
-}
-
-// A layer stores queries, keys and values in its dtype, so in 16 bits that
-// rounding enters the scores and counts as often as Λ is large.
-naive::Precision layer_precision(at::ScalarType dtype) {
-  naive::Precision p = precision(dtype);
-  if (p.own > 0) p.base = p.own;
-  return p;
-}
-
 // bool `blocked` → 0 or −inf; float stays.
 at::Tensor additive(const at::Tensor& mask, bool true_blocks) {
   if (mask.scalar_type() != at::kBool) return mask.to(at::kDouble);
@@ -136,6 +113,30 @@ std::string describe(const at::Tensor& tensor) {
 
 }  // namespace
 
+naive::Precision attention_precision(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return naive::kFloat64;
+    case at::kFloat:
+      return naive::kFloat32;
+    case at::kBFloat16:
+      return naive::kBFloat16;
+    case at::kHalf:
+      return naive::kFloat16;
+    default:
+      TORCH_CHECK(false, "attention_precision: dtype must be floating, got ",
+                  dtype);
+  }
+}
+
+// The rounding of stored queries, keys and values counts as often as Λ is
+// large.
+naive::Precision layer_precision(at::ScalarType dtype) {
+  naive::Precision p = attention_precision(dtype);
+  if (p.own > 0) p.base = p.own;
+  return p;
+}
+
 naive::Attention naive_attention(const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value,
                                  const multihead::AttentionOptions& options) {
@@ -172,7 +173,7 @@ GoldenAttention golden_attention(const at::Tensor& query, const at::Tensor& key,
                                  const multihead::AttentionOptions& options) {
   const naive::Attention a = naive_attention(query, key, value, options);
   const naive::Output result = naive::forward(a);
-  const naive::Precision p = precision(query.scalar_type());
+  const naive::Precision p = attention_precision(query.scalar_type());
   const std::vector<int64_t> out{a.B, a.H, a.Lq, a.Dv},
       pairs{a.B, a.H, a.Lq, a.Lk}, rows{a.B, a.H, a.Lq};
   const double lambda = result.lambda;
@@ -191,7 +192,7 @@ GoldenGradients golden_gradients(const at::Tensor& query, const at::Tensor& key,
   const naive::Attention a = naive_attention(query, key, value, options);
   const naive::Output result = naive::forward(a);
   const naive::Gradients g = naive::backward(a, result, values(dout));
-  const naive::Precision p = precision(query.scalar_type());
+  const naive::Precision p = attention_precision(query.scalar_type());
   const auto golden = [&](const Values& value, const Values& scale, double c,
                           at::IntArrayRef sizes) {
     return Golden{to_tensor(value, sizes),

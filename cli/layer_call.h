@@ -3,7 +3,9 @@
 // One call of an attention layer as data: what to draw at random.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <tuple>
 
 #include "cli/random.h"
 #include "multihead/functional.h"
@@ -47,6 +49,11 @@ struct LayerInputs {
   multihead::AttentionLayer layer;
   multihead::ForwardOptions options;
 };
+
+/// A module's forward(query, key, value, options): (output, weights).
+using Module = std::function<std::tuple<at::Tensor, at::Tensor>(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&,
+    const multihead::ForwardOptions&)>;
 
 LayerInputs draw(const LayerCall& call, Random& random);
 

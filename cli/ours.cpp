@@ -55,18 +55,28 @@ multihead::GroupedQueryAttention grouped_query(
   return module;
 }
 
+template <typename Holder>
+Module forward_of(Holder module, bool training) {
+  module->train(training);
+  return [module](const at::Tensor& query, const at::Tensor& key,
+                  const at::Tensor& value,
+                  const multihead::ForwardOptions& options) mutable {
+    return module->forward(query, key, value, options);
+  };
+}
+
 }  // namespace
+
+Module make_module(const multihead::AttentionLayer& layer) {
+  return layer.num_kv_heads ? forward_of(grouped_query(layer), layer.training)
+                            : forward_of(multi_head(layer), layer.training);
+}
 
 std::tuple<at::Tensor, at::Tensor> module(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const multihead::AttentionLayer& layer,
     const multihead::ForwardOptions& options) {
-  const auto run = [&](auto module) {
-    module->train(layer.training);
-    return module->forward(query, key, value, options);
-  };
-  return layer.num_kv_heads ? run(grouped_query(layer))
-                            : run(multi_head(layer));
+  return make_module(layer)(query, key, value, options);
 }
 
 }  // namespace cli::ours

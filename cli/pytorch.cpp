@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -112,6 +113,24 @@ struct SequenceFirst {
   at::Tensor query, key, value;
 };
 
+// Positions of queries among the keys, (B or 1, 1, Lq, 1).
+at::Tensor positions(const at::Tensor& query, const at::Tensor& lengths,
+                     const multihead::AttentionOptions& options) {
+  const int64_t Lq = query.size(2);
+  const at::Tensor rows = at::arange(Lq).view({1, 1, Lq, 1});
+  const bool last_at_last =
+      options.causal_alignment == multihead::CausalAlignment::kBottomRight;
+  return last_at_last ? rows + lengths - Lq : rows;
+}
+
+// (B or 1, 1, 1, 1)
+at::Tensor key_lengths(const at::Tensor& key,
+                       const multihead::AttentionOptions& options) {
+  return options.key_lengths.defined()
+             ? options.key_lengths.view({-1, 1, 1, 1})
+             : at::full({1, 1, 1, 1}, key.size(2), at::kLong);
+}
+
 }  // namespace
 
 at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
@@ -119,19 +138,28 @@ at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
   return at::zeros(mask.sizes(), dtype).masked_fill_(mask, -kInfinity);
 }
 
+Module make_nn_module(const multihead::AttentionLayer& layer) {
+  return [module = make_module(layer), batch_first = layer.batch_first](
+             const at::Tensor& query, const at::Tensor& key,
+             const at::Tensor& value,
+             const multihead::ForwardOptions& options) mutable {
+    const SequenceFirst x(query, key, value, batch_first);
+    at::Tensor mask = options.attn_mask();
+    if (options.is_causal() && !mask.defined())
+      mask = later_keys(x.query.size(0), x.key.size(0));
+    auto [out, weights] = module->forward(
+        x.query, x.key, x.value, options.key_padding_mask(),
+        options.need_weights(), additive(mask, query.scalar_type()),
+        options.average_attn_weights());
+    return std::tuple(batch_first ? out.transpose(0, 1) : out, weights);
+  };
+}
+
 std::tuple<at::Tensor, at::Tensor> nn_module(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const multihead::AttentionLayer& layer,
     const multihead::ForwardOptions& options) {
-  const SequenceFirst x(query, key, value, layer.batch_first);
-  at::Tensor mask = options.attn_mask();
-  if (options.is_causal() && !mask.defined())
-    mask = later_keys(x.query.size(0), x.key.size(0));
-  auto [out, weights] = make_module(layer)->forward(
-      x.query, x.key, x.value, options.key_padding_mask(),
-      options.need_weights(), additive(mask, query.scalar_type()),
-      options.average_attn_weights());
-  return {layer.batch_first ? out.transpose(0, 1) : out, weights};
+  return make_nn_module(layer)(query, key, value, options);
 }
 
 at::Tensor nn_module_unaided(const at::Tensor& query,
@@ -214,19 +242,11 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
       options.dropout_p, options.is_causal, options.scale, options.enable_gqa);
 }
 
-at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
-                               const at::Tensor& value,
-                               const multihead::AttentionOptions& options) {
-  const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
-                Lk = key.size(2), group = H / key.size(1);
-  // Positions (B, 1, Lq, 1) and (Lk) as the definition has them.
-  const at::Tensor lengths = options.key_lengths.defined()
-                                 ? options.key_lengths.view({B, 1, 1, 1})
-                                 : at::zeros({B, 1, 1, 1}, at::kLong) + Lk;
-  const at::Tensor keys = at::arange(Lk);
-  at::Tensor at_key = at::arange(Lq).view({1, 1, Lq, 1});
-  if (options.causal_alignment == multihead::CausalAlignment::kBottomRight)
-    at_key = at_key + lengths - Lq;
+at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,
+                     const multihead::AttentionOptions& options) {
+  const at::Tensor lengths = key_lengths(key, options);
+  const at::Tensor at_key = positions(query, lengths, options);
+  const at::Tensor keys = at::arange(key.size(2));
   at::Tensor keep = keys.lt(lengths);
   if (options.is_causal) keep = keep.logical_and(keys.le(at_key));
   if (options.window) {
@@ -234,17 +254,29 @@ at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
     if (left >= 0) keep = keep.logical_and(keys.ge(at_key - left));
     if (right >= 0) keep = keep.logical_and(keys.le(at_key + right));
   }
+  const at::Tensor& given = options.attn_mask;
+  return given.defined() && given.scalar_type() == at::kBool
+             ? keep.logical_and(given)
+             : keep;
+}
+
+at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
+                               const at::Tensor& value,
+                               const multihead::AttentionOptions& options) {
+  const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
+                Lk = key.size(2), group = H / key.size(1);
   at::Tensor mask = at::zeros({B, H, Lq, Lk}, at::kDouble);
-  if (const at::Tensor& given = options.attn_mask; given.defined()) {
-    if (given.scalar_type() == at::kBool)
-      keep = keep.logical_and(given);
-    else
-      mask = mask + given;
+  if (const at::Tensor& given = options.attn_mask;
+      given.defined() && given.scalar_type() != at::kBool)
+    mask = mask + given;
+  if (options.alibi_slopes.defined()) {
+    const at::Tensor at_key =
+        positions(query, key_lengths(key, options), options);
+    mask = mask - options.alibi_slopes.view({-1, H, 1, 1}) *
+                      (at_key - at::arange(Lk)).abs();
   }
-  if (options.alibi_slopes.defined())
-    mask =
-        mask - options.alibi_slopes.view({-1, H, 1, 1}) * (at_key - keys).abs();
-  mask = mask.masked_fill(keep.logical_not(), -kInfinity);
+  mask = mask.masked_fill(keep_mask(query, key, options).logical_not(),
+                          -kInfinity);
   return at::scaled_dot_product_attention(
       query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1),
       mask.to(query.scalar_type()), 0.0, false, options.scale);

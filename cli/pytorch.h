@@ -8,6 +8,7 @@
 
 #include <tuple>
 
+#include "cli/layer_call.h"
 #include "multihead/functional.h"
 
 namespace cli::pytorch {
@@ -15,6 +16,9 @@ namespace cli::pytorch {
 /// torch::nn::MultiheadAttention with the layer's parameters, which always
 /// computes weights. Blocked bool masks become −inf, because it would add them
 /// as 0 and 1. Not: 3-D masks, float padding, unbatched input, kdim ≠ vdim.
+Module make_nn_module(const multihead::AttentionLayer& layer);
+
+/// One call of it.
 std::tuple<at::Tensor, at::Tensor> nn_module(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const multihead::AttentionLayer& layer,
@@ -42,6 +46,11 @@ at::Tensor by_hand(const at::Tensor& query, const at::Tensor& key,
 std::tuple<at::Tensor, at::Tensor> native(
     const at::Tensor& query, const multihead::AttentionLayer& layer,
     const multihead::ForwardOptions& options);
+
+/// The keys that each query sees by every rule but a float mask, bool (true =
+/// visible), of as few dimensions' sizes as broadcast to (B, H, Lq, Lk).
+at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,
+                     const multihead::AttentionOptions& options);
 
 /// at::scaled_dot_product_attention with every rule it lacks written into one
 /// float mask and keys repeated for grouped heads. Not: softcap, sinks.
