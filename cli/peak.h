@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+//
+// What this machine can do at most: arithmetic that touches nothing but
+// registers, and reading memory. Every share that `multihead bench` prints is
+// of one of these, measured beside it. No torch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cli {
+
+/// The instruction sets that the kernels are compiled for, ascending.
+enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
+
+/// "portable", "avx2", "avx512", "avx512_bf16": the values of MULTIHEAD_ISA.
+std::string name(Isa isa);
+
+/// The highest that the processor has.
+Isa best_isa();
+
+/// best_isa(), or what MULTIHEAD_ISA names. Throws std::invalid_argument where
+/// it names no instruction set, or one that the processor lacks.
+Isa chosen_isa();
+
+/// Units of arithmetic: multiply-add in float32 and float64, dot products of
+/// bfloat16 pairs (VDPBF16PS), and of bfloat16 tiles (AMX).
+enum class Unit { kFloat32, kFloat64, kBFloat16Pairs, kBFloat16Tiles };
+
+/// GFLOP/s of `threads` threads that do nothing else for some 20 ms, a
+/// multiply-add counting 2; nullopt where `isa` has no such unit. Tiles belong
+/// to the processor rather than to an Isa.
+std::optional<double> measure_arithmetic(Unit unit, Isa isa, int threads);
+
+/// Reads memory too large for any cache, which is why it keeps much of it.
+class MemoryReader {
+ public:
+  MemoryReader();
+  /// GB/s (10⁹ bytes) of `threads` threads, the best of three passes.
+  double measure(int threads) const;
+
+ private:
+  std::vector<uint64_t> memory_;
+};
+
+/// Size of the last-level cache in bytes; 32 MiB where nothing says.
+int64_t last_level_cache();
+
+}  // namespace cli
