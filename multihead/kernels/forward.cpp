@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: MIT
+//
+// Attention forward.
+//
+// Equations, per row of queries:
+//   s_j = rules(scale·q·k_j),  m = max_j s_j,  p_j = exp(s_j − m),
+//   l = Σ p_j,  out = Σ drop(p_j)·v_j / l,  logsumexp = m + ln l.
+//
+// Walk. A task is some rows of one key/value head, cut into tiles of up to
+// three vectors, one row per lane (scores.h). It goes over the keys in splits
+// of kKeySplit, all its tiles over one split before the next, so that a split
+// is read, or packed, once for all of them; a tile goes over a split in blocks
+// of kKeyBlock:
+//   scores   S = K·Qᵀ, in segments that leave out what a vector does not see
+//   softmax  m raised, l and O scaled by exp(m_old − m), P = exp(S − m) in the
+//            place of S, l += P
+//   dropout  P = 0 where Philox says so
+//   context  O += Vᵀ·Pᵀ
+// and merges the split into the row's total by the same rule.
+//
+// Bytes per tile of 48 rows and head width D in float32: Q and O 192·D each, S
+// 24 KiB; K and V are read as they lie, 8·D bytes per key and tile. They are
+// packed (storage.h) when they must be widened or when rows lie far apart.
+//
+// A weight of 0 does not silence a NaN or an infinity in a value. Rows of one
+// tile see different keys, so a value that one row must not see may be
+// multiplied by its weight 0 all the same. Instead of testing every value, the
+// tile's result is tested: only if it is not finite, the task is run again,
+// carefully, with weights −0 for hidden keys, against which a value counts as
+// 0. Both ways give the same bits for finite values.
+#include <new>
+
+#include "multihead/kernels/dropout.h"
+#include "multihead/kernels/scores.h"
+#include "multihead/kernels/target.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// A running softmax over keys: of each row m, l and O = Σ p·v.
+template <typename T>
+struct RunningSoftmax {
+  T* maximum;  ///< (lanes)
+  T* sum;      ///< (lanes)
+  T* context;  ///< (Dv, lanes)
+};
+
+template <class F>
+struct ForwardScratch {
+  using T = typename F::Scalar;
+  /// Per tile of a task.
+  struct OfTile {
+    T* query;
+    RunningSoftmax<T> total;
+  };
+  OfTile tiles[8];
+  RunningSoftmax<T> split;
+  ScoreScratch<T> score;
+  T* shift;   ///< (lanes), m as it may be subtracted
+  T* factor;  ///< (lanes), what O is scaled by
+  T* pairs;   ///< (kKeyBlock / 2, lanes)
+  T* key;     ///< a split, packed; null: in place
+  T* value;   ///< the same
+
+  ForwardScratch(const Forward& f, const Plan& plan, Arena& arena)
+      : score(f.attention, kTileLanes<F>, arena) {
+    constexpr int64_t lanes = kTileLanes<F>;
+    const Attention& a = f.attention;
+    const auto softmax = [&] {
+      return RunningSoftmax<T>{arena.take<T>(lanes), arena.take<T>(lanes),
+                               arena.take<T>(a.Dv * lanes)};
+    };
+    const int64_t count = (plan.rows_per_task + lanes - 1) / lanes;
+    for (int64_t n = 0; n < count; ++n) {
+      tiles[n] = {arena.take<T>(a.D * lanes), softmax()};
+    }
+    split = softmax();
+    shift = arena.take<T>(lanes);
+    factor = arena.take<T>(lanes);
+    pairs = arena.take<T>(kKeyBlock / 2 * lanes);
+    key = plan.pack_key ? arena.take<T>(panel_size(kKeySplit, a.D)) : nullptr;
+    value =
+        plan.pack_value ? arena.take<T>(panel_size(kKeySplit, a.Dv)) : nullptr;
+  }
+};
+
+/// M: how products multiply; S: how tensors are stored; kCareful: see above.
+template <class M, class S, bool kCareful>
+class ForwardTask {
+ public:
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  using Tile = RowTile<F>;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  ForwardTask(const Forward& f, ForwardScratch<F>& scratch)
+      : f_(f), a_(f.attention), s_(scratch) {}
+
+  /// False: something is not finite, and may come from a key that its row does
+  /// not see.
+  bool run(const TaskGrid::Task& task) {
+    alignas(Tile) unsigned char memory[8][sizeof(Tile)];
+    Tile* tiles[8];
+    bool started[8] = {};
+    int count = 0;
+    const int64_t group = a_.H / a_.G;
+    Interval all{a_.Lk, 0};
+    for (int64_t r = 0; r < task.count; r += kLanes, ++count) {
+      Tile* tile = new (memory[count])
+          Tile(a_, {task.b, task.head, task.head * group, group, task.first + r,
+                    least(kLanes, task.count - r)});
+      tiles[count] = tile;
+      load_queries<M, S>(a_, *tile, s_.tiles[count].query);
+      reset(s_.tiles[count].total);
+      if (tile->keys.empty()) continue;
+      all = {least(all.begin, tile->keys.begin), most(all.end, tile->keys.end)};
+    }
+    for (int64_t at = round_down(all.begin, kKeySplit); at < all.end;
+         at += kKeySplit) {
+      const Interval split = overlap(all, {at, at + kKeySplit});
+      const auto key =
+          key_panel<M, S>(a_.key, task.b, task.head, split, a_.D, s_.key);
+      const auto value = value_panel<M, S>(a_.value, task.b, task.head, split,
+                                           a_.Dv, s_.value);
+      for (int n = 0; n < count; ++n) {
+        const Interval keys = overlap(split, tiles[n]->keys);
+        if (keys.empty()) continue;
+        s_.score.query = s_.tiles[n].query;
+        auto& total = s_.tiles[n].total;
+        if (!started[n]) {
+          attend(*tiles[n], total, keys, key, value);
+          started[n] = true;
+          continue;
+        }
+        reset(s_.split);
+        attend(*tiles[n], s_.split, keys, key, value);
+        merge(total, s_.split);
+      }
+    }
+    bool finite = true;
+    for (int n = 0; n < count; ++n) {
+      finite &= finish(*tiles[n], s_.tiles[n].total);
+    }
+    return finite;
+  }
+
+ private:
+  void reset(RunningSoftmax<T>& state) {
+    for (int64_t r = 0; r < kLanes; ++r) {
+      state.maximum[r] = T(-INFINITY);
+      state.sum[r] = 0;
+    }
+    memset(state.context, 0, a_.Dv * kLanes * sizeof(T));
+  }
+
+  /// The running softmax of a tile over `keys`, which lie in one split.
+  void attend(const Tile& tile, RunningSoftmax<T>& state, Interval keys,
+              const Panel<T>& key, const Panel<T>& value) {
+    for (int64_t at = round_down(keys.begin, kKeyBlock); at < keys.end;
+         at += kKeyBlock) {
+      for (int64_t r = 0; r < kLanes; ++r) {
+        s_.score.maximum[r] = state.maximum[r];
+      }
+      const ScoreBlock block = score_block<M>(
+          a_, tile, key, overlap(keys, {at, at + kKeyBlock}), s_.score);
+      if (block.count == 0) continue;
+      raise_maximum(state);
+      for (int n = 0; n < block.count; ++n) {
+        exponentiate(tile, state, block, block.segments[n]);
+      }
+      for (int n = 0; n < block.count; ++n) {
+        add_values(state, block, block.segments[n], value);
+      }
+    }
+  }
+
+  /// m_old → m: what l is scaled by now, and O when it is next added to.
+  void raise_maximum(RunningSoftmax<T>& state) {
+    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
+      const auto m = F::load(s_.score.maximum + r);
+      const auto shift = shift_of<F>(m);
+      const auto factor = exp<F>(F::sub(F::load(state.maximum + r), shift));
+      F::store(state.maximum + r, m);
+      F::store(s_.shift + r, shift);
+      F::store(s_.factor + r, factor);
+      F::store(state.sum + r, F::mul(F::load(state.sum + r), factor));
+    }
+  }
+
+  /// S → P, in place.
+  void exponentiate(const Tile& tile, RunningSoftmax<T>& state,
+                    const ScoreBlock& block, const Segment& segment) {
+    const int64_t begin = segment.keys.begin - block.anchor;
+    const int64_t end = segment.keys.end - block.anchor;
+    for (int c = segment.first; c < segment.last; ++c) {
+      const int64_t r = c * F::kLanes;
+      const auto shift = F::load(s_.shift + r);
+      auto sum = F::load(state.sum + r);
+      T* score = s_.score.scores + begin * kLanes + r;
+#pragma GCC unroll 4
+      for (int64_t j = begin; j < end; ++j, score += kLanes) {
+        const auto s = F::load(score);
+        auto p = exp<F>(F::sub(s, shift));
+        sum = F::add(sum, p);
+        if constexpr (kCareful) {
+          p = F::select(F::equal(s, F::broadcast(T(-INFINITY))),
+                        F::broadcast(T(-0.0)), p);
+        }
+        F::store(score, p);
+      }
+      F::store(state.sum + r, sum);
+      if (a_.dropout.probability > 0) {
+        drop(a_, tile, segment, c, s_.score.scores - block.anchor * kLanes);
+      }
+    }
+  }
+
+  /// O = factor·O + Vᵀ·Pᵀ.
+  void add_values(RunningSoftmax<T>& state, const ScoreBlock& block,
+                  const Segment& segment, const Panel<T>& value) {
+    const int64_t from = segment.first * F::kLanes;
+    const int64_t row = (segment.keys.begin - block.anchor) / M::kPair;
+    const int64_t depth = (segment.keys.end - segment.keys.begin) / M::kPair;
+    const T* weights = s_.score.scores;
+    if constexpr (M::kPair == 2) weights = to_pairs(block, segment);
+    add_context<M>({.value = value.row(segment.keys.begin / M::kPair),
+                    .value_stride = value.stride,
+                    .weights = weights + row * kLanes + from,
+                    .depth = depth,
+                    .context = state.context + from,
+                    .factor = s_.factor + from},
+                   a_.Dv, segment.last - segment.first, kCareful);
+    const auto one = F::broadcast(1);
+    for (int c = segment.first; c < segment.last; ++c) {
+      F::store(s_.factor + c * F::kLanes, one);
+    }
+  }
+
+  /// P of keys 2t and 2t + 1 as one row of pairs.
+  const T* to_pairs(const ScoreBlock& block, const Segment& segment) {
+    const int64_t end = segment.keys.end - block.anchor;
+    for (int64_t j = segment.keys.begin - block.anchor; j < end; j += 2) {
+      for (int c = segment.first; c < segment.last; ++c) {
+        const T* p = s_.score.scores + j * kLanes + c * F::kLanes;
+        F::store(s_.pairs + j / 2 * kLanes + c * F::kLanes,
+                 M::interleave(F::load(p), F::load(p + kLanes)));
+      }
+    }
+    return s_.pairs;
+  }
+
+  /// (m, l, O) of two disjoint sets of keys as one.
+  void merge(RunningSoftmax<T>& total, const RunningSoftmax<T>& part) {
+    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
+      const auto a = F::load(total.maximum + r), b = F::load(part.maximum + r);
+      const auto m = F::max(b, a);
+      const auto shift = shift_of<F>(m);
+      const auto of_total = exp<F>(F::sub(a, shift));
+      const auto of_part = exp<F>(F::sub(b, shift));
+      F::store(total.maximum + r, m);
+      F::store(total.sum + r, F::fma(F::load(part.sum + r), of_part,
+                                     F::mul(F::load(total.sum + r), of_total)));
+      for (int64_t e = 0; e < a_.Dv; ++e) {
+        T* o = total.context + e * kLanes + r;
+        F::store(o, F::fma(F::load(part.context + e * kLanes + r), of_part,
+                           F::mul(F::load(o), of_total)));
+      }
+    }
+  }
+
+  /// out and logsumexp of a tile; false where a row's is not finite.
+  bool finish(const Tile& tile, RunningSoftmax<T>& total) {
+    const double p = a_.dropout.probability;
+    const auto kept = F::broadcast(static_cast<T>(p < 1 ? 1 / (1 - p) : 0));
+    bool finite = true;
+    for (int c = 0; c < tile.vectors; ++c) {
+      const int64_t r = c * F::kLanes;
+      auto m = F::load(total.maximum + r), l = F::load(total.sum + r);
+      auto factor = F::broadcast(1);
+      if (a_.sinks) {
+        alignas(64) T sinks[F::kLanes];
+        for (int i = 0; i < F::kLanes; ++i) {
+          sinks[i] = static_cast<T>(a_.sinks[tile.head[r + i]]);
+        }
+        const auto sink = F::load(sinks), raised = F::max(sink, m);
+        const auto shift = shift_of<F>(raised);
+        factor = exp<F>(F::sub(m, shift));
+        l = F::fma(l, factor, exp<F>(F::sub(sink, shift)));
+        m = raised;
+      }
+      const auto zero = F::broadcast(0);
+      const auto inverse =
+          F::select(F::equal(l, zero), zero, F::div(factor, l));
+      finite &= kCareful || is_finite(tile, total.context + r, r);
+      store_out(tile, total.context + r, F::mul(inverse, kept), r);
+      if (f_.logsumexp) {
+        store_logsumexp(tile, F::add(shift_of<F>(m), log<F>(l)), r);
+      }
+    }
+    return finite;
+  }
+
+  bool is_finite(const Tile& tile, const T* context, int64_t from) {
+    auto sum = F::broadcast(0);
+    for (int64_t e = 0; e < a_.Dv; ++e) {
+      sum = F::fma(F::load(context + e * kLanes), F::broadcast(0), sum);
+    }
+    alignas(64) T lanes[F::kLanes];
+    F::store(lanes, sum);
+    for (int i = 0; i < F::kLanes && from + i < tile.count; ++i) {
+      if (!(lanes[i] == 0)) return false;
+    }
+    return true;
+  }
+
+  void store_out(const Tile& tile, const T* context, typename F::Vector factor,
+                 int64_t from) {
+    typename S::Type* rows[F::kLanes];
+    for (int i = 0; i < F::kLanes; ++i) {
+      const int64_t r = from + i;
+      rows[i] = r < tile.count
+                    ? row_of<typename S::Type>(f_.out, tile.b, tile.head[r],
+                                               tile.query[r])
+                    : nullptr;
+    }
+    store_lanes<S>(context, factor, a_.Dv, rows);
+  }
+
+  void store_logsumexp(const Tile& tile, typename F::Vector lse, int64_t from) {
+    alignas(64) T lanes[F::kLanes];
+    F::store(lanes, lse);
+    auto* out = static_cast<T*>(f_.logsumexp);
+    for (int i = 0; i < F::kLanes && from + i < tile.count; ++i) {
+      const int64_t r = from + i;
+      out[(tile.b * a_.H + tile.head[r]) * a_.Lq + tile.query[r]] = lanes[i];
+    }
+  }
+
+  const Forward& f_;
+  const Attention& a_;
+  ForwardScratch<F>& s_;
+};
+
+TaskGrid grid_of(const Attention& a, const Plan& plan) {
+  return {a.B, a.G, a.Lq * (a.H / a.G), plan.rows_per_task, plan.longest_first};
+}
+
+template <class M, class S>
+struct ForwardKernel {
+  using Type = Kernel<Forward>;
+  static Plan plan(const Forward& f, int threads) {
+    using T = typename M::F::Scalar;
+    const Attention& a = f.attention;
+    constexpr int64_t kLanes = kTileLanes<typename M::F>;
+    const int64_t rows = a.Lq * (a.H / a.G);
+    Plan plan;
+    const int64_t tiles = tiles_per_task(rows, a.B * a.G, kLanes, threads);
+    plan.rows_per_task = tiles * kLanes;
+    plan.longest_first = a.visibility.is_causal;
+    // Rows that lie apart cost cache lines and pages; a copy pays as soon as
+    // two tiles share it.
+    constexpr bool kWiden = sizeof(typename S::Type) != sizeof(T);
+    plan.pack_key = kWiden || (a.key.row != a.D && tiles > 1);
+    plan.pack_value = kWiden || (a.value.row != a.Dv && tiles > 1);
+    plan.tasks = rows > 0 ? grid_of(a, plan).tasks() : 0;
+    Arena arena(nullptr);
+    ForwardScratch<typename M::F>(f, plan, arena);
+    plan.scratch_bytes = arena.used();
+    return plan;
+  }
+
+  static void run(const Forward& f, const Plan& plan, int64_t first,
+                  int64_t last, void* scratch) {
+    Arena arena(scratch);
+    ForwardScratch<typename M::F> s(f, plan, arena);
+    const TaskGrid grid = grid_of(f.attention, plan);
+    for (int64_t n = first; n < last; ++n) {
+      if (!ForwardTask<M, S, false>(f, s).run(grid[n])) {
+        ForwardTask<M, S, true>(f, s).run(grid[n]);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+Kernel<Forward> MULTIHEAD_FOR_TARGET(forward)(Dtype dtype) {
+  return visit<ForwardKernel>(dtype);
+}
+
+}  // namespace multihead::kernels

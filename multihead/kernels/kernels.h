@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+//
+// The kernels: attention on pointers, sizes and strides. No torch below this
+// line, no threads, no allocation. A kernel is a pure function of its
+// arguments, a range of task numbers and scratch memory; who calls it decides
+// on which threads.
+//
+// Letters: B batch, H query heads, G key/value heads, Lq and Lk lengths, D head
+// width, Dv value head width. All strides are in elements and may be anything;
+// rows of query, key, value and out are dense in their last dimension.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace multihead::kernels {
+
+/// How query, key, value and out are stored. Products and softmax run in
+/// float32, for kFloat64 in float64: the compute type.
+enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
+
+constexpr size_t bytes_of(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
+}
+constexpr size_t compute_bytes_of(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? 8 : 4;
+}
+
+/// (B, heads, L, width) in memory.
+struct Rows {
+  const void* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0;
+};
+struct OutRows {
+  void* data = nullptr;
+  int64_t batch = 0, head = 0, row = 0;
+};
+
+/// A tensor over (B, H, Lq, Lk); strides of broadcast dimensions are 0.
+struct ScoreMask {
+  enum class Kind { kNone, kKeep, kBias };
+  Kind kind = Kind::kNone;
+  /// kKeep: one byte each, not 0 = may attend. kBias: compute type, added to
+  /// the scores; −inf blocks.
+  const void* data = nullptr;
+  int64_t batch = 0, head = 0, query = 0, key = 0;
+};
+
+/// The ends of the interval of keys that a query sees: key j is visible to
+/// query i of batch row b when 0 ≤ j < n, and (is_causal) j ≤ i + offset, and
+/// i + offset − left ≤ j ≤ i + offset + right where these are not −1; n is
+/// key_lengths[b] or Lk, offset is n − Lq (bottom_right) or 0.
+struct Visibility {
+  bool is_causal = false;
+  bool bottom_right = false;
+  int64_t left = -1, right = -1;
+  const int64_t* key_lengths = nullptr;  ///< (B), dense
+};
+
+/// Dropout by Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
+/// as 1, 2, 3", 2011): whether a weight is kept depends on nothing but
+/// (seed, offset, b, h, i, j). One call gives the 16-bit numbers of eight keys;
+/// a weight is kept if its number is not below probability·2^16, so the
+/// probability counts in steps of 2^-16.
+struct Dropout {
+  double probability = 0;
+  uint64_t seed = 0, offset = 0;
+};
+
+/// One call of attention:
+///   s = scale·q·k;  s = softcap·tanh(s / softcap);  s += bias;
+///   s −= slope·|i + offset − j|;
+///   out = Σ dropout(exp(s − m))·v / (Σ exp(s − m) + exp(sink − m))
+/// over the visible keys, m the largest s. Rows that see none give 0, and
+/// logsumexp −inf (the sink where there is one).
+/// Query head h reads key/value head h / (H / G).
+struct Attention {
+  Dtype dtype = Dtype::kFloat32;
+  int64_t B = 0, H = 0, G = 0, Lq = 0, Lk = 0, D = 0, Dv = 0;
+  Rows query;       ///< (B, H, Lq, D)
+  Rows key, value;  ///< (B, G, Lk, D), (B, G, Lk, Dv)
+  double scale = 1;
+  double softcap = 0;  ///< 0: none
+  Visibility visibility;
+  ScoreMask mask;
+  const double* alibi_slopes = nullptr;     ///< (B, H)
+  int64_t alibi_batch = 0, alibi_head = 0;  ///< its strides
+  const double* sinks = nullptr;            ///< (H), dense
+  Dropout dropout;
+};
+
+/// Attention forward. out (B, H, Lq, Dv); logsumexp (B, H, Lq), dense, compute
+/// type, may be null: not wanted.
+struct Forward {
+  Attention attention;
+  OutRows out;
+  void* logsumexp = nullptr;
+};
+
+/// The weights that a forward call used, after dropout, recomputed from its
+/// logsumexp: per head (B, H, Lq, Lk), or averaged over heads (B, Lq, Lk, the
+/// head stride is ignored). dtype as attention's. Value is not read.
+struct Weights {
+  Attention attention;
+  const void* logsumexp = nullptr;  ///< (B, H, Lq), dense, compute type
+  OutRows weights;
+  bool average = false;
+};
+
+/// Per query row: the `count` largest weights, before dropout, in descending
+/// order (of equal ones the lower key first) with their keys, −1 where the row
+/// sees fewer keys; the entropy −Σ w·ln w; all dense, numbers of compute type.
+struct Summary {
+  Attention attention;
+  const void* logsumexp = nullptr;  ///< (B, H, Lq)
+  int64_t count = 0;
+  void* weights = nullptr;  ///< (B, H, Lq, count)
+  int64_t* keys = nullptr;  ///< (B, H, Lq, count)
+  void* entropy = nullptr;  ///< (B, H, Lq)
+};
+
+/// How a call is cut into tasks. Bits do not depend on it.
+struct Plan {
+  int64_t tasks = 0;          ///< independent; in any order, on any thread
+  int64_t rows_per_task = 0;  ///< of the H/G·Lq rows of a key/value head
+  size_t scratch_bytes = 0;   ///< per thread, aligned to 64
+  bool pack_key = false, pack_value = false;  ///< copied to dense panels
+  bool longest_first = false;  ///< causal: last rows of all heads first
+};
+
+/// The instruction sets for which kernels are built.
+enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
+inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512,
+                                   Isa::kAvx512Bf16};
+const char* name_of(Isa isa);  ///< as in MULTIHEAD_ISA: "avx512_bf16"
+bool cpu_has(Isa isa);
+
+/// A kernel: plan, then run tasks first ≤ n < last, on any thread, each with
+/// scratch of its own.
+template <class Call>
+struct Kernel {
+  Plan (*plan)(const Call&, int threads);
+  void (*run)(const Call&, const Plan&, int64_t first, int64_t last,
+              void* scratch);
+};
+
+/// The kernels of one instruction set and dtype.
+struct Kernels {
+  Kernel<Forward> forward;
+  Kernel<Weights> weights;
+  Kernel<Summary> summary;
+};
+
+/// Those of `isa` for `dtype`; the CPU must have it.
+Kernels kernels_for(Isa isa, Dtype dtype);
+
+/// What MULTIHEAD_ISA asks for, else the best that the CPU has; read once. If
+/// MULTIHEAD_ISA names nothing, or what this CPU lacks, `error` says so.
+Isa chosen_isa(const char** error);
+
+}  // namespace multihead::kernels

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: MIT
+//
+// The scores of a tile: which rows it holds, what each may see, and everything
+// that happens between q·k and the softmax.
+#pragma once
+
+#include "multihead/kernels/mask_tile.h"
+#include "multihead/kernels/plan.h"
+#include "multihead/kernels/softmax.h"
+#include "multihead/kernels/storage.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// Query heads that read one key/value head, and some of their rows, numbered
+/// query by query: row r is query r / heads of head first_head + r % heads. So
+/// the heads of a group share each key that is read, and a causal tile of
+/// several heads is narrow.
+struct RowRange {
+  int64_t b, g, first_head, heads, first, count;
+};
+
+/// Rows, one per lane.
+template <class F>
+struct RowTile {
+  using T = typename F::Scalar;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  RowTile(const Attention& a, const RowRange& range)
+      : b(range.b),
+        g(range.g),
+        count(static_cast<int>(range.count)),
+        vectors(static_cast<int>((count + F::kLanes - 1) / F::kLanes)) {
+    for (int64_t r = 0; r < kLanes; ++r) {
+      // Lanes without a row repeat the last one, and are never written.
+      const int64_t row = range.first + least(r, count - 1);
+      head[r] = range.first_head + row % range.heads;
+      query[r] = row / range.heads;
+      position[r] = kernels::position(a, b, query[r]);
+      sees[r] = visible_keys(a, b, query[r]);
+      mask_offset[r] =
+          b * a.mask.batch + head[r] * a.mask.head + query[r] * a.mask.query;
+      const double slope =
+          a.alibi_slopes
+              ? a.alibi_slopes[b * a.alibi_batch + head[r] * a.alibi_head]
+              : 0;
+      negative_slope[r] = static_cast<T>(-slope);
+    }
+    // Rows ascend, and so do both ends of what they see.
+    for (int c = 0; c < vectors; ++c) {
+      const Interval low = sees[c * F::kLanes];
+      const Interval high = sees[(c + 1) * F::kLanes - 1];
+      views[c] = {{low.begin, high.end}, {high.begin, low.end}};
+    }
+    keys = {sees[0].begin, sees[kLanes - 1].end};
+  }
+
+  int64_t b, g;
+  int count, vectors;
+  int64_t head[kLanes], query[kLanes], position[kLanes];
+  Interval sees[kLanes];
+  int64_t mask_offset[kLanes];
+  T negative_slope[kLanes];
+  VectorView views[kMaxVectors];
+  Interval keys;  ///< visible to some row
+};
+
+/// A block of scores: key j of row r at scores[(j − anchor)·lanes + r].
+struct ScoreBlock {
+  int64_t anchor = 0;
+  Segment segments[kMaxSegments];
+  int count = 0;
+};
+
+template <typename T>
+struct ScoreScratch {
+  T* query;    ///< (depth, lanes), of the tile at hand
+  T* scores;   ///< (kKeyBlock, lanes)
+  T* maximum;  ///< (lanes), raised
+  MaskScratch<T> mask;
+
+  ScoreScratch(const Attention& a, int64_t lanes, Arena& arena)
+      : query(nullptr),
+        scores(arena.take<T>(kKeyBlock * lanes)),
+        maximum(arena.take<T>(lanes)),
+        mask{} {
+    if (a.mask.kind == ScoreMask::Kind::kNone) return;
+    mask = {arena.take<T>(lanes * kKeyBlock), arena.take<T>(kKeyBlock * lanes)};
+  }
+};
+
+/// What rules need to know of a block.
+template <typename T>
+struct RuleTile {
+  const T* mask;  ///< (kKeyBlock, lanes) or null
+  T softcap, inverse_softcap;
+  bool has_softcap, has_alibi;
+
+  bool any() const { return mask || has_softcap || has_alibi; }
+};
+
+/// Softcap, bias, ALiBi and the ends of the intervals, on the scores of one
+/// vector of rows; −inf where a row does not see the key, whatever stood there.
+template <class F>
+inline void apply_rules(const RowTile<F>& tile, const ScoreBlock& block,
+                        const RuleTile<typename F::Scalar>& rules,
+                        const Segment& segment, int c,
+                        const ScoreScratch<typename F::Scalar>& scratch) {
+  using T = typename F::Scalar;
+  const int64_t from = c * F::kLanes;
+  alignas(64) T begin[F::kLanes], end[F::kLanes], at[F::kLanes];
+  for (int i = 0; i < F::kLanes; ++i) {
+    const Interval sees =
+        overlap(tile.sees[from + i], {block.anchor, block.anchor + kKeyBlock});
+    begin[i] = static_cast<T>(sees.begin - block.anchor);
+    end[i] = static_cast<T>(most(sees.end - block.anchor, 0));
+    at[i] = static_cast<T>(tile.position[from + i] - block.anchor);
+  }
+  const auto none = F::broadcast(T(-INFINITY));
+  const auto first = F::load(begin), last = F::load(end), here = F::load(at);
+  const auto slope = F::load(tile.negative_slope + from);
+  auto maximum = F::load(scratch.maximum + from);
+  for (int64_t j = segment.keys.begin - block.anchor;
+       j < segment.keys.end - block.anchor; ++j) {
+    const auto key = F::broadcast(static_cast<T>(j));
+    T* score = scratch.scores + j * kTileLanes<F> + from;
+    auto s = F::load(score);
+    if (rules.has_softcap) {
+      s = F::mul(tanh<F>(F::mul(s, F::broadcast(rules.inverse_softcap))),
+                 F::broadcast(rules.softcap));
+    }
+    if (rules.mask) {
+      const auto bias = F::load(rules.mask + j * kTileLanes<F> + from);
+      s = F::select(F::equal(bias, none), none, F::add(s, bias));
+    }
+    if (rules.has_alibi) {
+      s = F::fma(slope, F::abs(F::sub(here, key)), s);
+    }
+    s = F::select(F::less(key, first), none, s);
+    s = F::select(F::less(key, last), s, none);
+    maximum = F::max(s, maximum);
+    F::store(score, s);
+  }
+  F::store(scratch.maximum + from, maximum);
+}
+
+/// Scores of the rows of `tile` and the keys of `block`, which lies in one
+/// block of kKeyBlock keys; raises maximum to the largest of each row.
+template <class M>
+inline ScoreBlock score_block(
+    const Attention& a, const RowTile<typename M::F>& tile,
+    const Panel<typename M::F::Scalar>& keys, Interval block,
+    const ScoreScratch<typename M::F::Scalar>& scratch) {
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  ScoreBlock result;
+  result.anchor = round_down(block.begin, kKeyBlock);
+  const auto mask =
+      read_mask<F>(a.mask, {tile.mask_offset, tile.count}, block, scratch.mask);
+  if (mask.keys.empty()) return result;
+  const RuleTile<T> rules{mask.values, static_cast<T>(a.softcap),
+                          static_cast<T>(1 / a.softcap), a.softcap != 0,
+                          a.alibi_slopes != nullptr};
+  Interval computed = mask.keys;
+  if (M::kPair == 2) {
+    computed = {round_down(computed.begin, 2), round_up(computed.end, 2)};
+  }
+  result.count =
+      cut_segments(computed, tile.views, tile.vectors, result.segments);
+  for (int n = 0; n < result.count; ++n) {
+    const Segment& segment = result.segments[n];
+    const int64_t from = segment.first * F::kLanes;
+    const int64_t row = segment.keys.begin - result.anchor;
+    const ScoreProduct<T> product{
+        .key = keys.row(segment.keys.begin),
+        .key_stride = keys.stride,
+        .query = scratch.query + from,
+        .depth = (a.D + M::kPair - 1) / M::kPair,
+        .scores = scratch.scores + row * kTileLanes<F> + from,
+        .maximum = scratch.maximum + from,
+        .scale = static_cast<T>(a.scale)};
+    const int64_t count = segment.keys.end - segment.keys.begin;
+    const int vectors = segment.last - segment.first;
+    if (segment.plain && !rules.any()) {
+      score<M, true>(product, count, vectors);
+      continue;
+    }
+    score<M, false>(product, count, vectors);
+    for (int c = segment.first; c < segment.last; ++c) {
+      apply_rules<F>(tile, result, rules, segment, c, scratch);
+    }
+  }
+  return result;
+}
+
+/// How the rows of queries are stored for a product.
+template <class M, class S>
+struct QueryStorage {
+  using Type = S;
+};
+#ifdef __AVX512BF16__
+template <class S>
+struct QueryStorage<BFloat16Dot, S> {
+  using Type = StoredPairs;
+};
+#endif
+
+/// The rows of a tile from memory into lanes: times the scale, except for
+/// pairs, whose scores are scaled instead.
+template <class M, class S>
+inline void load_queries(const Attention& a, const RowTile<typename M::F>& tile,
+                         typename M::F::Scalar* query) {
+  using F = typename M::F;
+  for (int c = 0; c < tile.vectors; ++c) {
+    const typename S::Type* rows[F::kLanes];
+    for (int i = 0; i < F::kLanes; ++i) {
+      const int64_t r = c * F::kLanes + i;
+      rows[i] = r < tile.count
+                    ? row_of<typename S::Type>(a.query, tile.b, tile.head[r],
+                                               tile.query[r])
+                    : nullptr;
+    }
+    load_lanes<typename QueryStorage<M, S>::Type>(
+        rows, a.D, static_cast<typename F::Scalar>(a.scale),
+        query + c * F::kLanes);
+  }
+}
+
+}  // namespace
+}  // namespace multihead::kernels

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT
+//
+// exp, tanh and log on vectors, in arithmetic that every instruction set
+// repeats bit by bit, and the running softmax over blocks of keys (Milakov and
+// Gimelshein, "Online normalizer calculation for softmax", 2018): of each row
+// the largest score m, the sum l of exp(s − m), and Σ exp(s − m)·v, which are
+// scaled by exp(m − m') when a block raises m to m'.
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "multihead/kernels/simd/simd.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// e^x = 2^n·2^r with n = round(x·log2 e) and |r| ≤ ½; 2^r = 1 + r·P(r), P the
+/// polynomial with the smallest relative error (float32 4.3e-7, float64
+/// 1.8e-17) among those that give 2^0 = 1 exactly, so that rescaling by an
+/// unchanged m changes nothing.
+template <class F>
+struct ExpTerms;
+
+template <>
+struct ExpTerms<Float32> {
+  static constexpr float kLog2e = 0x1.715476p+0f;
+  static constexpr float kSmallest = -87;  ///< e^x below is 0
+  /// x + kRound rounds x to a whole number n and leaves n + 127, what an
+  /// exponent looks like, in the low bits.
+  static constexpr float kRound = 0x1.8p23f + 127;
+  static constexpr float kTerms[] = {0x1.23a608p-10f, 0x1.3cbea8p-7f,
+                                     0x1.c74322p-5f, 0x1.ebfa4ep-3f,
+                                     0x1.62e39ep-1f};
+};
+
+template <>
+struct ExpTerms<Float64> {
+  static constexpr double kLog2e = 0x1.71547652b82fep+0;
+  static constexpr double kSmallest = -708;
+  static constexpr double kRound = 0x1.8p52 + 1023;
+  static constexpr double kTerms[] = {
+      0x1.c0638527edf34p-32, 0x1.e605f979c7a5dp-28, 0x1.b54167a0b9061p-24,
+      0x1.62bfd49ed0adfp-20, 0x1.ffcbee3b0af8cp-17, 0x1.4309130961163p-13,
+      0x1.5d87fe7bbbe07p-10, 0x1.3b2ab6fba1e1cp-7,  0x1.c6b08d7048f31p-5,
+      0x1.ebfbdff82c598p-3,  0x1.62e42fefa39f3p-1};
+};
+
+/// 2^n and 2^r − 1 of e^x.
+template <class F>
+struct ExpParts {
+  typename F::Vector power, rest;
+};
+
+template <class F>
+MULTIHEAD_INLINE ExpParts<F> exp_parts(typename F::Vector x) {
+  using E = ExpTerms<F>;
+  const auto round = F::broadcast(E::kRound);
+  const auto log2e = F::broadcast(E::kLog2e);
+  const auto shifted = F::fma(x, log2e, round);
+  const auto r = F::fms(x, log2e, F::sub(shifted, round));
+  auto p = F::broadcast(E::kTerms[0]);
+#pragma GCC unroll 16
+  for (size_t i = 1; i < sizeof E::kTerms / sizeof E::kTerms[0]; ++i) {
+    p = F::fma(p, r, F::broadcast(E::kTerms[i]));
+  }
+  return {F::shift_to_exponent(shifted), F::mul(p, r)};
+}
+
+/// e^x for x ≤ about 80 (700): what a softmax needs. 0 below kSmallest, exactly
+/// 1 at 0, NaN for NaN.
+template <class F>
+MULTIHEAD_INLINE typename F::Vector exp(typename F::Vector x) {
+  const auto large = F::not_less(x, F::broadcast(ExpTerms<F>::kSmallest));
+  const auto [power, rest] = exp_parts<F>(x);
+  return F::keep(large, F::fma(rest, power, power));
+}
+
+/// tanh x = −u / (2 + u) for x ≥ 0, u = e^(−2x) − 1 = 2^n·(2^r − 1) + (2^n −
+/// 1), which cancels nowhere.
+template <class F>
+MULTIHEAD_INLINE typename F::Vector tanh(typename F::Vector x) {
+  const auto one = F::broadcast(1), zero = F::broadcast(0);
+  const auto limit = F::broadcast(40);  // tanh is 1 long before
+  const auto size = F::abs(x);
+  const auto t =
+      F::mul(F::select(F::less(limit, size), limit, size), F::broadcast(-2));
+  const auto [power, rest] = exp_parts<F>(t);
+  const auto u = F::fma(rest, power, F::sub(power, one));
+  const auto y = F::div(F::sub(zero, u), F::add(F::broadcast(2), u));
+  return F::select(F::less(x, zero), F::sub(zero, y), y);
+}
+
+/// Exponent and mantissa in [1, 2) of normal positive numbers.
+inline void split_float(const float* x, float* exponent, float* mantissa,
+                        int count) {
+  for (int i = 0; i < count; ++i) {
+    uint32_t bits;
+    memcpy(&bits, x + i, sizeof bits);
+    exponent[i] = static_cast<float>(static_cast<int32_t>(bits >> 23) - 127);
+    bits = (bits & 0x7FFFFF) | 0x3F800000;
+    memcpy(mantissa + i, &bits, sizeof bits);
+  }
+}
+inline void split_float(const double* x, double* exponent, double* mantissa,
+                        int count) {
+  for (int i = 0; i < count; ++i) {
+    uint64_t bits;
+    memcpy(&bits, x + i, sizeof bits);
+    exponent[i] = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
+    bits = (bits & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000;
+    memcpy(mantissa + i, &bits, sizeof bits);
+  }
+}
+
+/// ln x for normal positive x, by Newton's steps on exp: y += ln(1 + d),
+/// d = x·e^(−y) − 1. −inf for 0, NaN for NaN.
+template <class F>
+inline typename F::Vector log(typename F::Vector x) {
+  using T = typename F::Scalar;
+  constexpr T kLn2 = T(0.69314718055994530942);
+  alignas(64) T lanes[F::kLanes], exponent[F::kLanes], mantissa[F::kLanes];
+  F::store(lanes, x);
+  split_float(lanes, exponent, mantissa, F::kLanes);
+  // log2 of the mantissa to 0.01: m·(2 − m/3) − 5/3.
+  const auto m = F::load(mantissa);
+  auto y = F::fma(m, F::fma(m, F::broadcast(T(-1.0 / 3)), F::broadcast(2)),
+                  F::broadcast(T(-5.0 / 3)));
+  y = F::mul(F::add(y, F::load(exponent)), F::broadcast(kLn2));
+  for (int step = 0; step < (sizeof(T) == 4 ? 1 : 2); ++step) {
+    // Small factors: e^(−y) itself may leave the range that exp serves.
+    const auto half = F::mul(y, F::broadcast(T(-0.5)));
+    const auto root = exp<F>(half);
+    const auto d = F::fms(F::mul(x, root), root, F::broadcast(1));
+    const auto series = F::fma(
+        d,
+        F::fma(d, F::fma(d, F::broadcast(T(-0.25)), F::broadcast(T(1.0 / 3))),
+               F::broadcast(T(-0.5))),
+        F::broadcast(1));
+    y = F::fma(d, series, y);
+  }
+  const auto zero = F::broadcast(0);
+  y = F::select(F::equal(x, zero), F::broadcast(T(-INFINITY)), y);
+  return F::select(F::equal(x, x), y, x);
+}
+
+/// m where a row has seen a finite score, 0 where it has seen none: what may be
+/// subtracted from −inf.
+template <class F>
+MULTIHEAD_INLINE typename F::Vector shift_of(typename F::Vector m) {
+  const auto none = F::broadcast(typename F::Scalar(-INFINITY));
+  return F::select(F::equal(m, none), F::broadcast(0), m);
+}
+
+}  // namespace
+}  // namespace multihead::kernels

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT
+//
+// The two register-blocked products. Rows of queries lie in the lanes: a tile
+// of kVectors vectors of rows meets keys, or columns of values, one number of
+// which is broadcast and used kVectors times.
+//
+//   scores:  s[key][row]    = Σ_d   k[key][d] · q[d][row]          Sᵀ = K·Qᵀ
+//   context: o[column][row] = Σ_key v[key][column] · p[key][row]   Oᵀ = Vᵀ·Pᵀ
+//
+// So K and V are read as they lie in memory, maxima and sums run down the
+// lanes, and nothing is ever added across lanes. Per step of the inner loop a
+// tile of R×C multiply-adds loads R + C vectors' worth: with 32 registers
+// 8×3 (24 accumulators, 11 loads), with 16 registers 4×3 (12, 7).
+//
+// Each accumulator is one chain in ascending order, so its bits do not depend
+// on the shape of the tile.
+#pragma once
+
+#include "multihead/kernels/rows.h"
+#include "multihead/kernels/simd/simd.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// How two numbers are multiplied and added. kPair numbers that follow one
+/// another along the summed dimension share an element.
+template <class Lanes>
+struct FusedMultiplyAdd {
+  using F = Lanes;
+  using Vector = typename F::Vector;
+  static constexpr int kPair = 1;
+  MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
+    return F::fma(a, b, c);
+  }
+  /// a, 0 where the weight is −0: a value hidden from lanes not to see it.
+  MULTIHEAD_INLINE Vector hide(Vector a, Vector weight) {
+    return F::select(F::is_negative_zero(weight), F::broadcast(0), a);
+  }
+};
+
+#ifdef __AVX512BF16__
+/// Pairs of bfloat16 in the place of each float32. Twice the multiply-adds per
+/// instruction where the CPU runs it at full rate.
+struct BFloat16Dot {
+  using F = Float32;
+  using Vector = F::Vector;
+  static constexpr int kPair = 2;
+  MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
+    return BFloat16Pairs::dot(a, b, c);
+  }
+  MULTIHEAD_INLINE Vector hide(Vector a, Vector weight) {
+    return BFloat16Pairs::hide(a, weight);
+  }
+  /// Weights of two keys as one element.
+  MULTIHEAD_INLINE Vector interleave(Vector even, Vector odd) {
+    return BFloat16Pairs::interleave(even, odd);
+  }
+};
+#endif
+
+/// Distance between rows of a tile's scratch, however many vectors it uses: a
+/// constant, because address arithmetic between the products costs 5 %.
+template <class F>
+inline constexpr int64_t kTileLanes = kMaxVectors * F::kLanes;
+
+/// R for a tile of that many vectors: as many as the registers hold.
+template <class F>
+constexpr int tile_rows(int vectors) {
+  if (F::kRegisters >= 32) return vectors == 3 ? 8 : vectors == 2 ? 12 : 16;
+  return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
+}
+/// R for what remains: 12 → 8 → 4 → 2 → 1.
+constexpr int next_rows(int rows) {
+  return rows > 8 ? 8 : rows > 4 ? 4 : rows / 2;
+}
+
+/// Keys against the rows of a tile. Strides in elements.
+template <typename T>
+struct ScoreProduct {
+  const T* key;  ///< (keys, depth)
+  int64_t key_stride;
+  const T* query;  ///< (depth, lanes), aligned
+  int64_t depth;   ///< elements per key
+  T* scores;       ///< (keys, lanes)
+  T* maximum;      ///< (lanes), raised to the largest score
+  T scale;         ///< of the sums of pairs; queries hold it otherwise
+};
+
+template <class M, int kVectors, int kRows, bool kMaximum>
+MULTIHEAD_INLINE void score_rows(const ScoreProduct<typename M::F::Scalar>& t) {
+  using F = typename M::F;
+  typename F::Vector sum[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) sum[r][c] = F::broadcast(0);
+  }
+  const auto* query = t.query;
+#pragma GCC unroll 2
+  for (int64_t x = 0; x < t.depth; ++x, query += kTileLanes<F>) {
+    typename F::Vector q[kVectors];
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) q[c] = F::load(query + c * F::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const auto k = F::broadcast(t.key[r * t.key_stride + x]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kVectors; ++c) {
+        sum[r][c] = M::multiply_add(k, q[c], sum[r][c]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < kVectors; ++c) {
+    auto* maximum = t.maximum + c * F::kLanes;
+    auto m = kMaximum ? F::load(maximum) : F::broadcast(0);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (M::kPair == 2) {
+        sum[r][c] = F::mul(sum[r][c], F::broadcast(t.scale));
+      }
+      if constexpr (kMaximum) m = F::max(sum[r][c], m);
+      F::store(t.scores + r * kTileLanes<F> + c * F::kLanes, sum[r][c]);
+    }
+    if constexpr (kMaximum) F::store(maximum, m);
+  }
+}
+
+template <class M, int kVectors, int kRows, bool kMaximum>
+[[gnu::noinline]] void score_keys(ScoreProduct<typename M::F::Scalar> t,
+                                  int64_t keys) {
+  using F = typename M::F;
+  for (; keys >= kRows; keys -= kRows) {
+    score_rows<M, kVectors, kRows, kMaximum>(t);
+    t.key += kRows * t.key_stride;
+    t.scores += kRows * kTileLanes<F>;
+  }
+  if constexpr (kRows > 1) {
+    if (keys > 0) score_keys<M, kVectors, next_rows(kRows), kMaximum>(t, keys);
+  }
+}
+
+/// Weights of the rows of a tile against values.
+template <typename T>
+struct ContextProduct {
+  const T* value;  ///< (depth, columns)
+  int64_t value_stride;
+  const T* weights;  ///< (depth, lanes), aligned
+  int64_t depth;     ///< elements per column
+  T* context;        ///< (columns, lanes), scaled, then added to
+  const T* factor;   ///< (lanes)
+};
+
+template <class M, int kVectors, int kRows, bool kCareful>
+MULTIHEAD_INLINE void context_rows(
+    const ContextProduct<typename M::F::Scalar>& t) {
+  using F = typename M::F;
+  typename F::Vector sum[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int c = 0; c < kVectors; ++c) {
+    const auto factor = F::load(t.factor + c * F::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][c] = F::mul(
+          factor, F::load(t.context + r * kTileLanes<F> + c * F::kLanes));
+    }
+  }
+  const auto* weights = t.weights;
+  const auto* value = t.value;
+#pragma GCC unroll 2
+  for (int64_t x = 0; x < t.depth; ++x) {
+    typename F::Vector p[kVectors];
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) p[c] = F::load(weights + c * F::kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const auto v = F::broadcast(value[r]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kVectors; ++c) {
+        sum[r][c] =
+            M::multiply_add(kCareful ? M::hide(v, p[c]) : v, p[c], sum[r][c]);
+      }
+    }
+    weights += kTileLanes<F>;
+    value += t.value_stride;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) {
+      F::store(t.context + r * kTileLanes<F> + c * F::kLanes, sum[r][c]);
+    }
+  }
+}
+
+template <class M, int kVectors, int kRows, bool kCareful>
+[[gnu::noinline]] void context_columns(ContextProduct<typename M::F::Scalar> t,
+                                       int64_t columns) {
+  using F = typename M::F;
+  for (; columns >= kRows; columns -= kRows) {
+    context_rows<M, kVectors, kRows, kCareful>(t);
+    t.value += kRows;
+    t.context += kRows * kTileLanes<F>;
+  }
+  if constexpr (kRows > 1) {
+    if (columns > 0) {
+      context_columns<M, kVectors, next_rows(kRows), kCareful>(t, columns);
+    }
+  }
+}
+
+/// score_keys for a number of vectors known at run time.
+template <class M, bool kMaximum>
+inline void score(const ScoreProduct<typename M::F::Scalar>& t, int64_t keys,
+                  int vectors) {
+  using F = typename M::F;
+  if (vectors == 3) return score_keys<M, 3, tile_rows<F>(3), kMaximum>(t, keys);
+  if (vectors == 2) return score_keys<M, 2, tile_rows<F>(2), kMaximum>(t, keys);
+  return score_keys<M, 1, tile_rows<F>(1), kMaximum>(t, keys);
+}
+
+/// context_columns for a number of vectors known at run time. `careful`: values
+/// against a weight of −0 count as 0, whatever they are.
+template <class M>
+inline void add_context(const ContextProduct<typename M::F::Scalar>& t,
+                        int64_t columns, int vectors, bool careful) {
+  using F = typename M::F;
+  if (careful) {
+    // Rare: one vector at a time, whatever the tile.
+    auto part = t;
+    for (int c = 0; c < vectors; ++c) {
+      context_columns<M, 1, 4, true>(part, columns);
+      part.weights += F::kLanes;
+      part.context += F::kLanes;
+      part.factor += F::kLanes;
+    }
+    return;
+  }
+  if (vectors == 3) {
+    return context_columns<M, 3, tile_rows<F>(3), false>(t, columns);
+  }
+  if (vectors == 2) {
+    return context_columns<M, 2, tile_rows<F>(2), false>(t, columns);
+  }
+  return context_columns<M, 1, tile_rows<F>(1), false>(t, columns);
+}
+
+}  // namespace
+}  // namespace multihead::kernels
