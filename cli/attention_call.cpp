@@ -83,7 +83,8 @@ AttentionInputs draw(const AttentionCall& call, Random& random) {
       tensor.select(2, call.Lk / 2).fill_(std::nan(""));
   }
   if (call.key_lengths)
-    x.options.key_lengths = at::linspace(0, call.Lk, call.B).to(at::kLong);
+    x.options.key_lengths =
+        at::linspace(call.shortest, call.Lk, call.B).to(at::kLong);
   if (call.alibi)
     x.options.alibi_slopes = (at::arange(call.H) + 1).neg().exp2();
   if (call.sinks) x.options.sinks = random.normal({call.H});

@@ -38,8 +38,9 @@ struct AttentionCall {
   Layout layout = Layout::kContiguous;
   double magnitude = 1;      ///< of query and key
   bool poison = false;       ///< NaN in a key and value that no row sees
-  bool key_lengths = false;  ///< 0, 1, … up to Lk
-  bool alibi = false;        ///< slopes 2^-1, 2^-2, … as published
+  bool key_lengths = false;  ///< from the shortest up to Lk
+  int64_t shortest = 0;
+  bool alibi = false;  ///< slopes 2^-1, 2^-2, … as published
   bool sinks = false;
   bool logsumexp = false;  ///< compared too
 };

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace cli {
 
@@ -22,5 +23,22 @@ struct InfoOptions {
 };
 /// Says what this build is and where it runs.
 int info(const InfoOptions& options);
+
+struct BenchOptions {
+  std::string filter;        ///< part of "group: case sizes"; empty = all
+  bool full = false;         ///< every case, not the standard grid
+  bool list = false;         ///< name the cases instead of running them
+  std::vector<int> threads;  ///< empty: 1, and all
+  int rounds = 10;           ///< at least so many, except of slow calls
+  double seconds = 1;        ///< for the calls of one case, roughly
+  bool quick = false;        ///< few rounds, for a look
+  bool same_isa = false;     ///< PyTorch uses what our kernels do: no AMX
+  uint64_t seed = 0;
+  /// Files that get the result, "-" for standard output; empty: none.
+  std::string json, csv, markdown, svg;
+};
+/// Times this library beside PyTorch; 0 if all that ours returned is right, 1
+/// if not, 2 if the filter leaves no case.
+int bench(const BenchOptions& options);
 
 }  // namespace cli

@@ -31,7 +31,7 @@ enum class LayerMask {
 };
 
 struct LayerCall {
-  std::string name;
+  std::string name = {};
   int64_t N = 2, Lq = 5, Lk = 7;      ///< self-attention: Lk = Lq
   int64_t E = 16, H = 4, G = 0;       ///< G > 0: grouped-query attention
   int64_t D = 0, kdim = 0, vdim = 0;  ///< 0: E / H, E, E

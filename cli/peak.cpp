@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -256,21 +257,28 @@ Isa chosen_isa() {
       std::string(forced));
 }
 
-std::optional<double> measure_arithmetic(Unit unit, Isa isa, int threads) {
+std::optional<Rate> measure_arithmetic(Unit unit, Isa isa, int threads) {
   const Loop loop = loop_of(unit, isa);
   if (!loop) return std::nullopt;
-  std::vector<double> rates(threads);
+  std::vector<Rate> rates(threads);
   run_together(threads, [&](int thread) {
-    double best = 0;
+    double best = 0, flop = 0, seconds = 0;
     const auto start = Clock::now();
     do {
       const auto chunk = Clock::now();
-      const double flop = loop(kIterations) * kIterations;
-      best = std::max(best, flop / seconds_since(chunk));
-    } while (seconds_since(start) < kSeconds);
-    rates[thread] = best * 1e-9;
+      const double done = loop(kIterations) * kIterations;
+      best = std::max(best, done / seconds_since(chunk));
+      flop += done;
+      seconds = seconds_since(start);
+    } while (seconds < kSeconds);
+    rates[thread] = {best * 1e-9, flop / seconds * 1e-9};
   });
-  return std::accumulate(rates.begin(), rates.end(), 0.0);
+  Rate sum;
+  for (const Rate& rate : rates) {
+    sum.best += rate.best;
+    sum.mean += rate.mean;
+  }
+  return sum;
 }
 
 int64_t last_level_cache() {
@@ -284,11 +292,13 @@ MemoryReader::MemoryReader()
                   sizeof(uint64_t),
               1) {}
 
-double MemoryReader::measure(int threads) const {
-  double best = 0;
-  for (int pass = 0; pass < 3; ++pass) {
+Rate MemoryReader::measure(int threads) const {
+  constexpr int kPasses = 3;
+  const size_t share = memory_.size() / threads;
+  const double bytes = static_cast<double>(share) * threads * 8;
+  double shortest = std::numeric_limits<double>::infinity(), total = 0;
+  for (int pass = 0; pass < kPasses; ++pass) {
     std::vector<uint64_t> sums(threads);
-    const size_t share = memory_.size() / threads;
     const auto start = Clock::now();
     run_together(threads, [&](int thread) {
       const uint64_t* from = memory_.data() + thread * share;
@@ -297,10 +307,10 @@ double MemoryReader::measure(int threads) const {
     const double seconds = seconds_since(start);
     [[maybe_unused]] volatile uint64_t taken =
         std::accumulate(sums.begin(), sums.end(), uint64_t{0});
-    const double bytes = static_cast<double>(share) * threads * 8;
-    best = std::max(best, bytes / seconds * 1e-9);
+    shortest = std::min(shortest, seconds);
+    total += seconds;
   }
-  return best;
+  return {bytes / shortest * 1e-9, kPasses * bytes / total * 1e-9};
 }
 
 }  // namespace cli

@@ -29,17 +29,23 @@ Isa chosen_isa();
 /// bfloat16 pairs (VDPBF16PS), and of bfloat16 tiles (AMX).
 enum class Unit { kFloat32, kFloat64, kBFloat16Pairs, kBFloat16Tiles };
 
+/// What was reached at best, and what on average: the less of it, the more did
+/// others use the machine meanwhile.
+struct Rate {
+  double best = 0, mean = 0;
+};
+
 /// GFLOP/s of `threads` threads that do nothing else for some 20 ms, a
 /// multiply-add counting 2; nullopt where `isa` has no such unit. Tiles belong
 /// to the processor rather than to an Isa.
-std::optional<double> measure_arithmetic(Unit unit, Isa isa, int threads);
+std::optional<Rate> measure_arithmetic(Unit unit, Isa isa, int threads);
 
 /// Reads memory too large for any cache, which is why it keeps much of it.
 class MemoryReader {
  public:
   MemoryReader();
-  /// GB/s (10⁹ bytes) of `threads` threads, the best of three passes.
-  double measure(int threads) const;
+  /// GB/s (10⁹ bytes) of `threads` threads in three passes.
+  Rate measure(int threads) const;
 
  private:
   std::vector<uint64_t> memory_;

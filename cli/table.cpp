@@ -77,8 +77,9 @@ int display_width(const std::string& text) {
 std::string for_terminal(const std::string& text, const Terminal& terminal) {
   if (terminal.utf8) return text;
   static constexpr std::pair<std::string_view, std::string_view> kAscii[] = {
-      {"✓", "ok"}, {"✗", "NO"}, {"·", "*"},     {"×", "x"},   {"–", "-"},
-      {"≤", "<="}, {"≠", "!="}, {"√", "sqrt "}, {"∞", "inf"}, {"…", "..."},
+      {"✓", "ok"}, {"✗", "NO"},    {"·", "*"},   {"×", "x"},
+      {"–", "-"},  {"µ", "u"},     {"≥", ">="},  {"≤", "<="},
+      {"≠", "!="}, {"√", "sqrt "}, {"∞", "inf"}, {"…", "..."},
   };
   std::string ascii;
   for (size_t i = 0; i < text.size();) {

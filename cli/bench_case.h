@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+//
+// What `multihead bench` measures: cases are data, listed in bench_cases.cpp.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cli/attention_call.h"
+#include "cli/layer_call.h"
+#include "cli/peak.h"
+
+namespace cli {
+
+/// Who computes a case.
+enum class Who {
+  kOurs,
+  kSdpa,        ///< torch.nn.functional.scaled_dot_product_attention
+  kByHand,      ///< matmul, softmax, matmul; with linear layers around it
+  kNnModule,    ///< torch.nn.MultiheadAttention: Python's order of operations
+  kTorchNn,     ///< torch::nn::MultiheadAttention: C++'s
+  kFastPath,    ///< what torch.nn.MultiheadAttention runs in eval mode
+  kSdpaByHand,  ///< linear layers around SDPA
+};
+/// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer"
+std::string name(Who who);
+
+/// What one thread shall reach; 0 and empty: nothing is demanded.
+struct Target {
+  double share = 0;                                 ///< of the peak
+  std::vector<std::pair<Who, double>> ratios = {};  ///< their time over ours
+  double scaling = 0;  ///< of one thread's time over that of two
+};
+
+struct BenchCase {
+  std::string group, name;  ///< the name is unique
+  std::variant<AttentionCall, LayerCall> call;
+  Target target = {};
+  bool full_only = false;     ///< left out of the standard grid
+  bool cold = false;          ///< inputs come from memory, not from a cache
+  bool memory_bound = false;  ///< shares are of the bandwidth of reading
+  bool headline = false;      ///< a row of README's table
+};
+
+/// All cases, with the targets for kernels of that instruction set.
+std::vector<BenchCase> bench_cases(Isa isa);
+
+/// "B1 H8 L512 Lk512 D64 f32"
+std::string shapes(const BenchCase& test);
+at::ScalarType dtype_of(const BenchCase& test);
+
+}  // namespace cli

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+//
+// Runs one case: draws it, judges every contender, then times them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cli/bench_result.h"
+
+namespace cli {
+
+/// What stays the same from case to case.
+class Runner {
+ public:
+  Runner(Isa isa, TimingPlan plan, uint64_t seed)
+      : isa_(isa), plan_(plan), seed_(seed) {}
+
+  /// Measures the case at each number of threads, and hands over every
+  /// measurement as it comes.
+  void run(const BenchCase& test, const std::vector<int>& threads,
+           const std::function<void(Measurement)>& done);
+
+ private:
+  struct Limit {
+    std::string unit;
+    Rate rate;
+  };
+  Limit measure_limit(const BenchCase& test, int threads);
+
+  Isa isa_;
+  TimingPlan plan_;
+  uint64_t seed_;
+  std::unique_ptr<MemoryReader> reader_;  // made when first asked for
+};
+
+}  // namespace cli

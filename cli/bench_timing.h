@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+//
+// How long calls take beside each other, what is said of a series of times, and
+// how much memory one call needs. No torch.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace cli {
+
+/// Of a series: smallest, quartiles, number.
+struct Statistics {
+  double best = 0, lower = 0, median = 0, upper = 0;
+  int64_t count = 0;
+  /// Distance of the quartiles as a share of the median.
+  double spread() const { return median > 0 ? (upper - lower) / median : 0; }
+};
+
+/// Between two neighbours a quantile is interpolated. Empty → all 0.
+Statistics statistics(std::vector<double> values);
+
+struct TimingPlan {
+  int rounds = 10;       ///< at least, unless one call takes > 0.5 s: 3
+  double seconds = 1.0;  ///< of all calls of one case together, roughly
+};
+
+/// Seconds per call of each of `calls`, in the order of rounds. In a round each
+/// is called once, those that take microseconds many times in a row; who begins
+/// changes from round to round. A slow one stops early, so that series have
+/// their first rounds in common. Each has been called once before.
+std::vector<std::vector<double>> interleave(
+    const std::vector<std::function<void()>>& calls, const TimingPlan& plan);
+
+/// Statistics of their time over ours, round by round.
+Statistics paired_ratio(const std::vector<double>& theirs,
+                        const std::vector<double>& ours);
+
+/// Bytes by which the resident memory of the process grows at most while `call`
+/// runs, what it returns included; nullopt where Linux does not say.
+std::optional<int64_t> extra_memory(const std::function<void()>& call);
+
+}  // namespace cli
