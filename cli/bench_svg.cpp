@@ -10,7 +10,7 @@
 namespace cli {
 namespace {
 
-constexpr int kWidth = 980, kRow = 22, kBar = 12, kTop = 112, kGroup = 34;
+constexpr int kWidth = 980, kRow = 22, kBar = 12, kTop = 124, kGroup = 34;
 constexpr int kRatios = 300, kRatiosWidth = 300;  // left end and width of the
 constexpr int kShares = 670, kSharesWidth = 260;  // two panels
 
@@ -63,11 +63,15 @@ std::string label(double x, double y, const std::string& classes,
          escaped(text) + "</text>\n";
 }
 
-std::string bar(double x, double y, double width, const char* classes) {
+struct Box {
+  double x, y, width, height;
+};
+
+std::string bar(const Box& box, const char* classes) {
   return print(
-      "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%d\" "
-      "rx=\"2\" class=\"%s\"/>\n",
-      x, y, std::max(width, 1.0), kBar, classes);
+      "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
+      "class=\"%s\"/>\n",
+      box.x, box.y, std::max(box.width, 1.0), box.height, classes);
 }
 
 std::string vertical(double x, double from, double to, const char* classes) {
@@ -100,16 +104,16 @@ std::string row(const Measurement& m, const RatioAxis& axis, double y) {
   const Entry &ours = m.ours(), &rival = *main_rival(m);
   const double top = y - kBar + 1;
   const double one = axis.at(1), end = axis.at(rival.ratio);
-  const bool faster = rival.ratio >= 1;
   std::string text = label(kRatios - 12, y, "end", m.test->name);
-  text += bar(std::min(one, end), top, std::abs(end - one),
-              faster ? "ours" : "slower");
+  text += bar({std::min(one, end), top, std::abs(end - one), kBar},
+              rival.ratio >= 1 ? "ours" : "slower");
   text += label(std::max(one, end) + 5, y, "", print("%.2f", rival.ratio));
   const auto width = [](double share) {
     return kSharesWidth * std::min(share, 1.0);
   };
-  text += bar(kShares, top, width(ours.share), "ours");
-  text += bar(kShares, top, width(rival.share), "theirs");
+  constexpr double kHalf = kBar / 2.0;
+  text += bar({kShares, top, width(ours.share), kHalf}, "ours");
+  text += bar({kShares, top + kHalf, width(rival.share), kHalf}, "theirs");
   text += label(kShares + width(std::max(ours.share, rival.share)) + 5, y, "",
                 print("%.0f %%", 100 * ours.share));
   return text;

@@ -156,8 +156,9 @@ def test_filter_changes_no_numbers() -> None:
     assert 0 < len(some) < len(everything)
 
 
-def test_filter_that_matches_nothing_is_an_error() -> None:
-    result = run("verify", "--filter", "no such case")
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_filter_that_matches_nothing_is_an_error(command: str) -> None:
+    result = run(command, "--filter", "no such case")
     assert result.returncode == 2
     assert 'no case matches "no such case"' in result.stderr
 
@@ -168,6 +169,10 @@ def test_filter_that_matches_nothing_is_an_error() -> None:
         ("--nonsense",),
         ("verify", "--nonsense"),
         ("verify", "--seed", "x"),
+        ("bench", "--threads", "0"),
+        ("bench", "--threads", "two"),
+        ("bench", "--rounds", "0"),
+        ("bench", "--seconds", "-1"),
         ("show me",),
     ],
 )
@@ -179,7 +184,13 @@ def test_unknown_arguments_are_refused(arguments: tuple[str, ...]) -> None:
 
 
 def test_help_has_examples() -> None:
-    for arguments in ((), ("--help",), ("verify", "--help"), ("info", "--help")):
+    for arguments in (
+        (),
+        ("--help",),
+        ("verify", "--help"),
+        ("bench", "--help"),
+        ("info", "--help"),
+    ):
         result = run(*arguments)
         assert result.returncode == 0
         assert "Examples:" in result.stdout
