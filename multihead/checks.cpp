@@ -169,6 +169,46 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
   }
 }
 
+void check_fused_attention(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value,
+                           const AttentionOptions& options) {
+  check_domains(options);
+  check_attention(query, key, value, options);
+  TORCH_CHECK(key.sym_size(-3) == value.sym_size(-3),
+              "fused_attention: value must have as many heads as key, got ",
+              value.sym_size(-3), " and ", key.sym_size(-3),
+              shapes_text(query, key, value));
+  TORCH_CHECK(is_fused_dtype(query.scalar_type()),
+              "fused_attention: query must be float32, float64, bfloat16 or "
+              "float16, got ",
+              query.scalar_type());
+}
+
+void check_from_logsumexp(const char* function, const at::Tensor& query,
+                          const at::Tensor& key, const at::Tensor& logsumexp,
+                          const AttentionOptions& options) {
+  check_fused_attention(query, key, key, options);
+  const auto dtype =
+      query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK(
+      logsumexp.sym_sizes() == query.sym_sizes().slice(0, query.dim() - 1) &&
+          logsumexp.scalar_type() == dtype,
+      function, ": logsumexp must be ", dtype,
+      " of query's shape without the last dimension, got ",
+      logsumexp.scalar_type(), " ", shape_text(logsumexp),
+      " (query.shape=", shape_text(query), ")");
+}
+
+void check_count(int64_t count) {
+  TORCH_CHECK_VALUE(count >= 0, "attention_summary: k must be at least 0, got ",
+                    count);
+}
+
+bool is_fused_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble ||
+         dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
 void check_defined(const char* function, const at::Tensor& query,
                    const at::Tensor& key, const at::Tensor& value) {
   for (const auto& [name, x] :

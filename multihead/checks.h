@@ -24,6 +24,23 @@ void check_domains(const AttentionOptions& options);
 void check_attention(const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttentionOptions& options);
 
+/// float32, float64, bfloat16, float16: what kernels exist for.
+bool is_fused_dtype(at::ScalarType dtype);
+
+/// check_domains and check_attention, and what the kernels ask beyond: as many
+/// value heads as key heads.
+void check_fused_attention(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value,
+                           const AttentionOptions& options);
+
+/// The same without values; logsumexp must fit query.
+void check_from_logsumexp(const char* function, const at::Tensor& query,
+                          const at::Tensor& key, const at::Tensor& logsumexp,
+                          const AttentionOptions& options);
+
+/// A number of keys to keep per row: not negative.
+void check_count(int64_t count);
+
 /// Mask dtypes: torch.nn.MultiheadAttention asks for these before all else.
 void check_mask_dtypes(const ForwardOptions& options);
 

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/functional.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/xlogy.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "multihead/checks.h"
 #include "multihead/exact.h"
+#include "multihead/fused.h"
+#include "multihead/layout.h"
+#include "multihead/mask.h"
 #include "multihead/optional_tensor.h"
+#include "multihead/shape_text.h"
 
 namespace multihead {
 namespace {
@@ -47,10 +57,9 @@ double default_scale(const c10::SymInt& head_dim) {
 
 at::Tensor as_pytorch(const at::Tensor& query, const at::Tensor& key,
                       const at::Tensor& value, const AttentionOptions& o) {
-  return at::scaled_dot_product_attention(
-      query, key, value,
-      optional(o.attn_mask),
-      o.dropout_p, o.is_causal, o.scale, o.enable_gqa);
+  return at::scaled_dot_product_attention(query, key, value,
+                                          optional(o.attn_mask), o.dropout_p,
+                                          o.is_causal, o.scale, o.enable_gqa);
 }
 
 // What autocast does to PyTorch's function it does to ours.
@@ -77,13 +86,36 @@ at::Tensor flatten_heads(const at::Tensor& x, const c10::SymInt& batch_size,
       .flatten(0, 2);
 }
 
-// Contiguous for a contiguous query; (B, L, H, D) memory for such a query, so
-// that merging the heads afterwards is a view.
-at::Tensor in_layout_of(const at::Tensor& query, const at::Tensor& out) {
-  if (query.is_contiguous() || !query.transpose(1, 2).is_contiguous()) {
-    return out;
+// 4-D tensors as the definition takes them. Keys and values may be grouped
+// differently; then each query head gets its own of both.
+exact::Heads heads_of(const at::Tensor& query, const at::Tensor& key,
+                      const at::Tensor& value) {
+  const auto batch_size = query.sym_size(0), num_heads = query.sym_size(1);
+  const auto kv_heads =
+      key.sym_size(1) == value.sym_size(1) ? key.sym_size(1) : num_heads;
+  return {flatten_heads(query, batch_size, num_heads),
+          flatten_heads(key, batch_size, kv_heads),
+          flatten_heads(value, batch_size, kv_heads),
+          batch_size,
+          num_heads,
+          kv_heads};
+}
+
+exact::ScoreRules rules_of(const at::Tensor& query, const AttentionOptions& o) {
+  exact::ScoreRules rules{.softcap = o.softcap,
+                          .mask = {.is_causal = o.is_causal,
+                                   .alignment = o.causal_alignment,
+                                   .window = o.window,
+                                   .key_lengths = o.key_lengths},
+                          .alibi_slopes = o.alibi_slopes,
+                          .sinks = o.sinks,
+                          .dropout_p = o.dropout_p};
+  rules.scale = o.scale.value_or(default_scale(query.sym_size(-1)));
+  if (o.attn_mask.defined()) {
+    (o.attn_mask.scalar_type() == at::kBool ? rules.mask.keep
+                                            : rules.mask.bias) = o.attn_mask;
   }
-  return out.transpose(1, 2).contiguous().transpose(1, 2);
+  return rules;
 }
 
 std::tuple<at::Tensor, at::Tensor> define_attention(const at::Tensor& q,
@@ -98,33 +130,10 @@ std::tuple<at::Tensor, at::Tensor> define_attention(const at::Tensor& q,
                                        value.unsqueeze(0), o, with_lse);
     return {out.squeeze(0), with_lse ? lse.squeeze(0) : lse};
   }
-  const auto batch_size = query.sym_size(0), num_heads = query.sym_size(1);
-  // Keys and values may be grouped differently; then each query head gets its
-  // own of both.
-  const auto kv_heads =
-      key.sym_size(1) == value.sym_size(1) ? key.sym_size(1) : num_heads;
-  const exact::Heads heads{flatten_heads(query, batch_size, num_heads),
-                           flatten_heads(key, batch_size, kv_heads),
-                           flatten_heads(value, batch_size, kv_heads),
-                           batch_size,
-                           num_heads,
-                           kv_heads};
-  exact::ScoreRules rules{.softcap = o.softcap,
-                          .mask = {.is_causal = o.is_causal,
-                                   .alignment = o.causal_alignment,
-                                   .window = o.window,
-                                   .key_lengths = o.key_lengths},
-                          .alibi_slopes = o.alibi_slopes,
-                          .sinks = o.sinks,
-                          .dropout_p = o.dropout_p};
-  rules.scale = o.scale.value_or(default_scale(query.sym_size(-1)));
-  if (o.attn_mask.defined()) {
-    (o.attn_mask.scalar_type() == at::kBool ? rules.mask.keep
-                                            : rules.mask.bias) = o.attn_mask;
-  }
-  const auto result = exact::attention(heads, rules, with_lse);
-  return {in_layout_of(query,
-                       result.out.unflatten_symint(0, {batch_size, num_heads})),
+  const exact::Attention result = exact::attention(
+      heads_of(query, key, value), rules_of(query, o), with_lse);
+  return {in_layout_of(query, result.out.unflatten_symint(
+                                  0, {query.sym_size(0), query.sym_size(1)})),
           result.logsumexp};
 }
 
@@ -136,12 +145,11 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   check_defined("scaled_dot_product_attention", query, key, value);
   check_domains(options);
   const Backend backend = current_backend();
-  if (backend == Backend::kFused) {
-    const auto reason = why_not_fused(query, key, value, options);
-    TORCH_CHECK(!reason,
-                "scaled_dot_product_attention: backend \"fused\" "
-                "cannot run this call: ",
-                reason.value_or(""));
+  if (fused::chosen("scaled_dot_product_attention", [&] {
+        return why_not_fused(query, key, value, options);
+      })) {
+    return fused::attention(query, key, value, options,
+                            fused::draw_dropout_state(options.dropout_p));
   }
   // Without a mask and is_causal at once, which PyTorch has in some paths only,
   // its function serves devices for which there are no kernels here.
@@ -153,6 +161,32 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
     return {as_pytorch(query, key, value, options), {}};
   }
   return define_attention(query, key, value, options, with_lse);
+}
+
+// The same from all weights at once, on any device.
+AttentionSummary define_summary(const at::Tensor& query, const at::Tensor& key,
+                                const AttentionOptions& o, int64_t k) {
+  const exact::ScoreRules rules = rules_of(query, o);
+  const at::Tensor visible = visible_keys(
+      rules.mask, {query.sym_size(2), key.sym_size(2), query.device()});
+  const at::Tensor weights =
+      exact::attention(heads_of(query, key, key), rules, false)
+          .weights.to(at::toOpMathType(query.scalar_type()))
+          .unflatten_symint(0, {query.sym_size(0), query.sym_size(1)});
+  // Of equal weights the lower key first; keys that are not seen last.
+  const at::Tensor ranked =
+      visible.defined() ? weights.masked_fill(visible.logical_not(), -1.0)
+                        : weights;
+  const auto [sorted, order] =
+      ranked.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true);
+  const int64_t missing = std::max<int64_t>(k - key.size(2), 0);
+  const at::Tensor largest =
+      at::constant_pad_nd(sorted.slice(-1, 0, k), {0, missing}, -1.0);
+  const at::Tensor keys =
+      at::constant_pad_nd(order.slice(-1, 0, k), {0, missing}, -1);
+  const at::Tensor absent = largest < 0;
+  return {largest.masked_fill(absent, 0.0), keys.masked_fill(absent, -1),
+          -at::xlogy(weights, weights).sum(-1)};
 }
 
 }  // namespace
@@ -183,11 +217,27 @@ BackendGuard::BackendGuard(Backend backend) : previous_(thread_backend) {
 
 BackendGuard::~BackendGuard() { thread_backend = previous_; }
 
-std::optional<std::string> why_not_fused(const at::Tensor&, const at::Tensor&,
-                                         const at::Tensor&,
-                                         const AttentionOptions&) {
-  return "this build has no fused kernels";
+std::optional<std::string> why_not_fused(const at::Tensor& query,
+                                         const at::Tensor& key,
+                                         const at::Tensor& value,
+                                         const AttentionOptions& options) {
+  if (auto reason = fused::why_not({&query, &key, &value, &options.attn_mask,
+                                    &options.alibi_slopes, &options.sinks})) {
+    return reason;
+  }
+  if (auto reason = fused::why_not_dtype(query.scalar_type())) return reason;
+  if (needs_broadcasting(query, key, value)) {
+    return "query, key and value need broadcasting" +
+           shapes_text(query, key, value);
+  }
+  if (key.sym_size(-3) != value.sym_size(-3)) {
+    return "key and value have different numbers of heads" +
+           shapes_text(query, key, value);
+  }
+  return std::nullopt;
 }
+
+std::string kernel_isa() { return kernels::name_of(fused::isa()); }
 
 at::Tensor scaled_dot_product_attention(const at::Tensor& query,
                                         const at::Tensor& key,
@@ -200,6 +250,34 @@ std::tuple<at::Tensor, at::Tensor> scaled_dot_product_attention_with_lse(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionOptions& options) {
   return attend(query, key, value, options, /*with_lse=*/true);
+}
+
+AttentionSummary attention_summary(const at::Tensor& query,
+                                   const at::Tensor& key, int64_t k,
+                                   const AttentionOptions& given) {
+  check_defined("attention_summary", query, key, key);
+  check_count(k);
+  TORCH_CHECK_VALUE(given.dropout_p == 0.0,
+                    "attention_summary: dropout_p must be 0, got ",
+                    given.dropout_p);
+  const at::NoGradGuard no_grad;
+  const at::Tensor q = autocast(query), rows = autocast(key);
+  check_fused_attention(q, rows, rows, given);
+  if (!fused::chosen("attention_summary",
+                     [&] { return why_not_fused(q, rows, rows, given); })) {
+    const bool batched = q.dim() == 4;
+    auto [weights, keys, entropy] =
+        define_summary(batched ? q : q.unsqueeze(0),
+                       batched ? rows : rows.unsqueeze(0), given, k);
+    if (batched) return {weights, keys, entropy};
+    return {weights.squeeze(0), keys.squeeze(0), entropy.squeeze(0)};
+  }
+  // Values without width: logsumexp alone.
+  const auto logsumexp =
+      std::get<1>(fused::attention(q, rows, rows.narrow(-1, 0, 0), given, {}));
+  const auto [weights, keys, entropy] =
+      fused::attention_summary(q, rows, logsumexp, given, k);
+  return {weights, keys, entropy};
 }
 
 }  // namespace multihead

@@ -107,11 +107,31 @@ std::tuple<at::Tensor, at::Tensor> scaled_dot_product_attention_with_lse(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionOptions& options = {});
 
+/// What each query attends to, per head. Memory O(Lq·k).
+struct AttentionSummary {
+  at::Tensor weights;  ///< (B, H, Lq, k), the largest, descending
+  at::Tensor keys;     ///< int64, likewise; −1 where fewer keys are seen
+  at::Tensor entropy;  ///< (B, H, Lq), −Σ w·ln w over all keys
+};
+
+/// The k largest weights of each query (of equal ones the lower key first),
+/// their keys, and the entropy, without ever forming the weights: two passes
+/// over query·key. query (B, H, Lq, D), key (B, G, Lk, D), or without B;
+/// `options` as for scaled_dot_product_attention, dropout_p 0. Numbers are
+/// float32, float64 for float64; nothing is differentiable.
+AttentionSummary attention_summary(const at::Tensor& query,
+                                   const at::Tensor& key, int64_t k,
+                                   const AttentionOptions& options = {});
+
 /// Why the fused kernels cannot run this call; nullopt: they can.
 std::optional<std::string> why_not_fused(const at::Tensor& query,
                                          const at::Tensor& key,
                                          const at::Tensor& value,
                                          const AttentionOptions& options);
+
+/// The instruction set that the kernels run with: "avx512". Throws where
+/// MULTIHEAD_ISA names none, or one that this CPU lacks.
+std::string kernel_isa();
 
 /// Parameters and configuration of one attention layer, as the modules hold
 /// them: the members of torch.nn.MultiheadAttention by their names, plus what
@@ -181,6 +201,13 @@ class ForwardOptions {
 std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionLayer& layer, const ForwardOptions& options = {});
+
+/// Why the fused kernels cannot run this call; nullopt: they can.
+std::optional<std::string> why_not_fused(const at::Tensor& query,
+                                         const at::Tensor& key,
+                                         const at::Tensor& value,
+                                         const AttentionLayer& layer,
+                                         const ForwardOptions& options = {});
 
 /// Key or value rows of all heads, averaged over groups of heads: rows
 /// (H·D, …) → (G·D, …). Source: "GQA: Training Generalized Multi-Query

@@ -2,11 +2,9 @@
 //
 // multi_head_attention_forward, step by step: which path, masks, projections,
 // heads, and the two ways to attend.
-#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_native_multi_head_attention.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -15,6 +13,9 @@
 #include "multihead/checks.h"
 #include "multihead/exact.h"
 #include "multihead/functional.h"
+#include "multihead/fused.h"
+#include "multihead/layer_fused.h"
+#include "multihead/layer_masks.h"
 #include "multihead/optional_tensor.h"
 #include "multihead/projection.h"
 
@@ -25,27 +26,11 @@ using Forward = std::tuple<at::Tensor, at::Tensor>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// The masks of a call: attn_mask (1 or B·H, Lq, Lk), padding (B, Lk).
-struct LayerMasks {
-  at::Tensor attn_mask, padding;
-  bool is_causal = false;
-};
-
-bool is_bool(const at::Tensor& mask) { return mask.scalar_type() == at::kBool; }
-
 // 0 and −inf for false and true; a float mask as it is.
 at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
   if (!mask.defined() || !is_bool(mask)) return mask;
   return at::zeros_like(mask, mask.options().dtype(dtype))
       .masked_fill_(mask, -kInfinity);
-}
-
-// (Lq, Lk), true above the diagonal.
-at::Tensor causal_blocked(const c10::SymInt& query_length,
-                          const c10::SymInt& key_length, at::Device device) {
-  return at::ones_symint({query_length, key_length},
-                         at::TensorOptions(at::kBool).device(device))
-      .triu(1);
 }
 
 // ---- PyTorch's inference path ---------------------------------------------
@@ -67,7 +52,8 @@ bool layer_has_fast_path(const AttentionLayer& layer) {
 }
 
 // The conditions of torch.nn.MultiheadAttention.forward, and ours: under kAuto
-// masked rows must not turn into NaN, and is_causal must not be forgotten.
+// masked rows must not turn into NaN, and is_causal must not be forgotten; on
+// the CPU the fused kernels are faster.
 bool takes_fast_path(const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const AttentionLayer& layer,
                      const ForwardOptions& options) {
@@ -75,7 +61,7 @@ bool takes_fast_path(const at::Tensor& query, const at::Tensor& key,
   const at::Tensor& padding = options.key_padding_mask();
   const bool masked = mask.defined() || padding.defined();
   if (!options.fast_path() || current_backend() == Backend::kFused ||
-      (current_backend() == Backend::kAuto && masked) ||
+      (current_backend() == Backend::kAuto && (masked || query.is_cpu())) ||
       (options.is_causal() && !mask.defined()) ||
       (mask.defined() && !is_bool(mask)) ||
       (padding.defined() && !is_bool(padding))) {
@@ -178,63 +164,18 @@ exact::Attention attend_exactly(exact::Heads heads, LayerMasks masks,
   return exact::attention_as_pytorch(heads, mask, dropout_p);
 }
 
-void add_to(Mask& mask, const at::Tensor& blocked_or_bias) {
-  if (is_bool(blocked_or_bias)) {
-    const at::Tensor keep = blocked_or_bias.logical_not();
-    mask.keep = mask.keep.defined() ? mask.keep.logical_and(keep) : keep;
-  } else {
-    // In float32 at least: two large finite 16-bit masks must not sum to −inf.
-    const at::Tensor bias =
-        blocked_or_bias.to(at::toOpMathType(blocked_or_bias.scalar_type()));
-    mask.bias = mask.bias.defined() ? mask.bias + bias : bias;
-  }
-}
-
-// All masks of the call as one Mask over (B, H, Lq, Lk'). A causal interval
-// would hide the keys that the layer appends, so there it becomes a tensor.
-Mask merge(const LayerMasks& masks, const exact::Heads& heads,
-           const AttentionLayer& layer, const c10::SymInt& key_length) {
-  Mask merged;
-  const bool appends = layer.bias_k.defined() || layer.add_zero_attn;
-  merged.is_causal = masks.is_causal && !appends;
-  if (masks.is_causal && appends) {
-    add_to(merged, pad_mask(causal_blocked(heads.query.sym_size(1), key_length,
-                                           heads.query.device()),
-                            layer));
-  }
-  if (masks.attn_mask.defined()) {
-    const at::Tensor mask = pad_mask(masks.attn_mask, layer);
-    add_to(merged,
-           mask.sym_size(0) == 1
-               ? mask
-               : mask.unflatten_symint(0, {heads.batch_size, heads.num_heads}));
-  }
-  if (masks.padding.defined()) {
-    add_to(merged, pad_mask(masks.padding, layer).unsqueeze(1).unsqueeze(1));
-  }
-  return merged;
-}
-
-exact::Attention attend(const exact::Heads& heads, const LayerMasks& masks,
+exact::Attention attend(const exact::Heads& heads, const CallSizes& sizes,
                         const AttentionLayer& layer,
-                        const ForwardOptions& options,
-                        const c10::SymInt& key_length) {
+                        const ForwardOptions& options) {
   const double dropout_p = layer.training ? layer.dropout_p : 0.0;
+  const LayerMasks masks = layer_masks(sizes, layer, options);
   if (current_backend() == Backend::kExact) {
     return attend_exactly(heads, masks, layer, options, dropout_p);
-  }
-  if (current_backend() == Backend::kFused) {
-    const auto reason =
-        why_not_fused(heads.query, heads.key, heads.value, AttentionOptions{});
-    TORCH_CHECK(!reason,
-                "multi_head_attention_forward: backend \"fused\" "
-                "cannot run this call: ",
-                reason.value_or(""));
   }
   const auto width = static_cast<double>(head_width(layer));
   return exact::attention(heads,
                           {.scale = std::sqrt(1.0 / width),
-                           .mask = merge(masks, heads, layer, key_length),
+                           .mask = merge(masks, sizes, layer),
                            .dropout_p = dropout_p},
                           /*with_logsumexp=*/false);
 }
@@ -259,29 +200,6 @@ c10::SymInt given_keys(const Sequences& inputs, const ForwardOptions& options) {
                                       : inputs.key.sym_size(0);
 }
 
-LayerMasks layer_masks(const Sequences& inputs, const AttentionLayer& layer,
-                       const ForwardOptions& options, bool is_batched) {
-  LayerMasks masks{options.attn_mask(), options.key_padding_mask(),
-                   options.is_causal()};
-  const bool appends = layer.bias_k.defined() || layer.add_zero_attn;
-  if (masks.is_causal && !masks.attn_mask.defined() &&
-      current_backend() == Backend::kExact) {
-    // PyTorch has no such call: it is the call with the mask written out. The
-    // hint would hide appended keys.
-    masks.attn_mask =
-        causal_blocked(inputs.query.sym_size(0), given_keys(inputs, options),
-                       inputs.query.device());
-    masks.is_causal = !appends;
-  }
-  if (masks.attn_mask.defined() && masks.attn_mask.dim() == 2) {
-    masks.attn_mask = masks.attn_mask.unsqueeze(0);
-  }
-  if (masks.padding.defined() && !is_batched) {
-    masks.padding = masks.padding.unsqueeze(0);
-  }
-  return masks;
-}
-
 }  // namespace
 
 Forward multi_head_attention_forward(const at::Tensor& query,
@@ -295,13 +213,20 @@ Forward multi_head_attention_forward(const at::Tensor& query,
     return fast_path(query, layer, options);
   }
   check_forward(query, key, value, layer, options);
+  if (fused::chosen("multi_head_attention_forward", [&] {
+        return why_not_fused(query, key, value, layer, options);
+      })) {
+    return fused_forward(query, key, value, layer, options);
+  }
 
   const bool is_batched = query.dim() == 3;
   const Sequences inputs = sequence_first(query, key, value, layer.batch_first);
-  const LayerMasks masks = layer_masks(inputs, layer, options, is_batched);
   const exact::Heads heads = project_in(inputs, layer, options);
   const exact::Attention attention =
-      attend(heads, masks, layer, options, given_keys(inputs, options));
+      attend(heads,
+             {heads.batch_size, heads.query.sym_size(1),
+              given_keys(inputs, options), is_batched, query.device()},
+             layer, options);
 
   at::Tensor out = project_out(attention.out, heads, layer);
   out = is_batched ? (layer.batch_first ? out.transpose(1, 0) : out)
@@ -312,6 +237,24 @@ Forward multi_head_attention_forward(const at::Tensor& query,
        attention.weights.sym_size(2)});
   if (options.average_attn_weights()) weights = weights.mean(1);
   return {out, is_batched ? weights : weights.squeeze(0)};
+}
+
+std::optional<std::string> why_not_fused(const at::Tensor& query,
+                                         const at::Tensor& key,
+                                         const at::Tensor& value,
+                                         const AttentionLayer& layer,
+                                         const ForwardOptions& options) {
+  if (auto reason = fused::why_not(
+          {&query, &key, &value, &layer.in_proj_weight, &layer.q_proj_weight,
+           &layer.k_proj_weight, &layer.v_proj_weight, &layer.in_proj_bias,
+           &layer.q_proj_bias, &layer.k_proj_bias, &layer.v_proj_bias,
+           &layer.bias_k, &layer.bias_v, &layer.out_proj_weight,
+           &layer.out_proj_bias, &options.attn_mask(),
+           &options.key_padding_mask(), &options.static_k(),
+           &options.static_v()})) {
+    return reason;
+  }
+  return fused::why_not_dtype(query.scalar_type());
 }
 
 at::Tensor pool_heads(const at::Tensor& rows, int64_t num_heads,

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+//
+// An absent argument is an undefined tensor here, nullopt in ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,9 +9,12 @@
 
 namespace multihead {
 
-/// An absent argument is an undefined tensor here, nullopt in ATen.
 inline std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+inline at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) {
+  return tensor.value_or(at::Tensor());
 }
 
 }  // namespace multihead

@@ -16,10 +16,10 @@
 namespace multihead::kernels {
 namespace {
 
-/// e^x = 2^n·2^r with n = round(x·log2 e) and |r| ≤ ½; 2^r = 1 + r·P(r), P the
-/// polynomial with the smallest relative error (float32 4.3e-7, float64
-/// 1.8e-17) among those that give 2^0 = 1 exactly, so that rescaling by an
-/// unchanged m changes nothing.
+/// e^x = 2^n·2^r with n = round(x·log2 e) and |r| ≤ ½; 2^r = 1 + r·P(r). The
+/// polynomials P have the smallest relative error of r·P(r) as 2^r − 1, so that
+/// 2^0 is exactly 1, rescaling by an unchanged m changes nothing, and small
+/// arguments of tanh lose nothing.
 template <class F>
 struct ExpTerms;
 
@@ -30,9 +30,14 @@ struct ExpTerms<Float32> {
   /// x + kRound rounds x to a whole number n and leaves n + 127, what an
   /// exponent looks like, in the low bits.
   static constexpr float kRound = 0x1.8p23f + 127;
-  static constexpr float kTerms[] = {0x1.23a608p-10f, 0x1.3cbea8p-7f,
-                                     0x1.c74322p-5f, 0x1.ebfa4ep-3f,
-                                     0x1.62e39ep-1f};
+  /// For exp: 4.3e-7 of 2^r − 1, 1.8e-7 of 2^r.
+  static constexpr float kFast[] = {0x1.5d87dep-10f, 0x1.3cbe58p-7f,
+                                    0x1.c6b26ep-5f, 0x1.ebfa4ep-3f,
+                                    0x1.62e42ep-1f};
+  /// For tanh: 1.1e-8.
+  static constexpr float kPrecise[] = {0x1.4308fap-13f, 0x1.5f07b4p-10f,
+                                       0x1.3b2bap-7f,   0x1.c6af6ep-5f,
+                                       0x1.ebfbdep-3f,  0x1.62e43p-1f};
 };
 
 template <>
@@ -40,11 +45,13 @@ struct ExpTerms<Float64> {
   static constexpr double kLog2e = 0x1.71547652b82fep+0;
   static constexpr double kSmallest = -708;
   static constexpr double kRound = 0x1.8p52 + 1023;
-  static constexpr double kTerms[] = {
-      0x1.c0638527edf34p-32, 0x1.e605f979c7a5dp-28, 0x1.b54167a0b9061p-24,
-      0x1.62bfd49ed0adfp-20, 0x1.ffcbee3b0af8cp-17, 0x1.4309130961163p-13,
-      0x1.5d87fe7bbbe07p-10, 0x1.3b2ab6fba1e1cp-7,  0x1.c6b08d7048f31p-5,
-      0x1.ebfbdff82c598p-3,  0x1.62e42fefa39f3p-1};
+  /// 1.8e-17.
+  static constexpr double kFast[] = {
+      0x1.e8cab7c976947p-32, 0x1.e605d28b72567p-28, 0x1.b525a09339debp-24,
+      0x1.62bfd4b4adf2bp-20, 0x1.ffcbfc1ea37c7p-17, 0x1.4309130958e77p-13,
+      0x1.5d87fe78b211ap-10, 0x1.3b2ab6fba1e40p-7,  0x1.c6b08d704a08ep-5,
+      0x1.ebfbdff82c598p-3,  0x1.62e42fefa39efp-1};
+  static constexpr const auto& kPrecise = kFast;
 };
 
 /// 2^n and 2^r − 1 of e^x.
@@ -53,18 +60,17 @@ struct ExpParts {
   typename F::Vector power, rest;
 };
 
-template <class F>
-MULTIHEAD_INLINE ExpParts<F> exp_parts(typename F::Vector x) {
+template <class F, int kCount>
+MULTIHEAD_INLINE ExpParts<F> exp_parts(
+    typename F::Vector x, const typename F::Scalar (&terms)[kCount]) {
   using E = ExpTerms<F>;
   const auto round = F::broadcast(E::kRound);
   const auto log2e = F::broadcast(E::kLog2e);
   const auto shifted = F::fma(x, log2e, round);
   const auto r = F::fms(x, log2e, F::sub(shifted, round));
-  auto p = F::broadcast(E::kTerms[0]);
+  auto p = F::broadcast(terms[0]);
 #pragma GCC unroll 16
-  for (size_t i = 1; i < sizeof E::kTerms / sizeof E::kTerms[0]; ++i) {
-    p = F::fma(p, r, F::broadcast(E::kTerms[i]));
-  }
+  for (int i = 1; i < kCount; ++i) p = F::fma(p, r, F::broadcast(terms[i]));
   return {F::shift_to_exponent(shifted), F::mul(p, r)};
 }
 
@@ -73,7 +79,7 @@ MULTIHEAD_INLINE ExpParts<F> exp_parts(typename F::Vector x) {
 template <class F>
 MULTIHEAD_INLINE typename F::Vector exp(typename F::Vector x) {
   const auto large = F::not_less(x, F::broadcast(ExpTerms<F>::kSmallest));
-  const auto [power, rest] = exp_parts<F>(x);
+  const auto [power, rest] = exp_parts<F>(x, ExpTerms<F>::kFast);
   return F::keep(large, F::fma(rest, power, power));
 }
 
@@ -86,7 +92,7 @@ MULTIHEAD_INLINE typename F::Vector tanh(typename F::Vector x) {
   const auto size = F::abs(x);
   const auto t =
       F::mul(F::select(F::less(limit, size), limit, size), F::broadcast(-2));
-  const auto [power, rest] = exp_parts<F>(t);
+  const auto [power, rest] = exp_parts<F>(t, ExpTerms<F>::kPrecise);
   const auto u = F::fma(rest, power, F::sub(power, one));
   const auto y = F::div(F::sub(zero, u), F::add(F::broadcast(2), u));
   return F::select(F::less(x, zero), F::sub(zero, y), y);

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 //
 // The operators, torch.ops.multihead.*: the library's table of contents, and
-// what Python and exported graphs call. All are composites of ATen operations:
-// autograd, autocast, meta and torch.compile see through them.
+// what Python and exported graphs call. Most are composites of ATen operations
+// and of the three fused operators: autograd, autocast, meta and torch.compile
+// see through them. The fused operators are implemented in the files of their
+// dispatch keys.
 #include <torch/library.h>
 
 #include "multihead/checks.h"
 #include "multihead/functional.h"
+#include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
 #include "multihead/projection.h"
 
@@ -15,8 +18,6 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = const std::optional<Tensor>&;
-
-Tensor or_undefined(OptionalTensor tensor) { return tensor.value_or(Tensor()); }
 
 using Result = std::tuple<Tensor, std::optional<Tensor>>;
 
@@ -29,29 +30,30 @@ Result scaled_dot_product_attention_op(
     OptionalTensor alibi_slopes, OptionalTensor sinks, bool return_lse,
     std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
-  AttentionOptions options{
-      .attn_mask = or_undefined(attn_mask),
-      .dropout_p = dropout_p,
-      .is_causal = is_causal,
-      .scale = scale,
-      .enable_gqa = enable_gqa,
-      .causal_alignment = causal_alignment_from_name(causal_alignment),
-      .key_lengths = or_undefined(key_lengths),
-      .softcap = softcap,
-      .alibi_slopes = or_undefined(alibi_slopes),
-      .sinks = or_undefined(sinks)};
-  if (window) {
-    TORCH_CHECK_VALUE(window->size() == 2,
-                      "scaled_dot_product_attention: window must be two sizes, "
-                      "got ",
-                      *window);
-    options.window = {(*window)[0], (*window)[1]};
-  }
+  const AttentionOptions options = ops::options_of(
+      {attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_alignment,
+       window, key_lengths, softcap, alibi_slopes, sinks});
   if (!return_lse) {
     return {multihead::scaled_dot_product_attention(query, key, value, options),
             std::nullopt};
   }
   return scaled_dot_product_attention_with_lse(query, key, value, options);
+}
+
+std::tuple<Tensor, Tensor, Tensor> summarize_attention_op(
+    const Tensor& query, const Tensor& key, int64_t k, OptionalTensor attn_mask,
+    bool is_causal, std::optional<double> scale, bool enable_gqa,
+    std::string_view causal_alignment, at::OptionalIntArrayRef window,
+    OptionalTensor key_lengths, std::optional<double> softcap,
+    OptionalTensor alibi_slopes, OptionalTensor sinks,
+    std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  auto [weights, keys, entropy] = multihead::attention_summary(
+      query, key, k,
+      ops::options_of({attn_mask, /*dropout_p=*/0.0, is_causal, scale,
+                       enable_gqa, causal_alignment, window, key_lengths,
+                       softcap, alibi_slopes, sinks}));
+  return {weights, keys, entropy};
 }
 
 Result multi_head_attention_forward_op(
@@ -154,6 +156,7 @@ int64_t head_width_op(int64_t embed_dim, int64_t num_heads,
 template <typename Library>
 void implement(Library& m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_op);
+  m.impl("summarize_attention", &summarize_attention_op);
   m.impl("multi_head_attention_forward", &multi_head_attention_forward_op);
   m.impl("grouped_query_attention_forward",
          &grouped_query_attention_forward_op);
@@ -174,6 +177,14 @@ TORCH_LIBRARY(multihead, m) {
       "Tensor? key_lengths=None, float? softcap=None, "
       "Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False, "
       "str backend=\"auto\") -> (Tensor out, Tensor? logsumexp)",
+      tags);
+  m.def(
+      "summarize_attention(Tensor query, Tensor key, int k, "
+      "Tensor? attn_mask=None, bool is_causal=False, float? scale=None, "
+      "bool enable_gqa=False, *, str causal_alignment=\"top_left\", "
+      "int[]? window=None, Tensor? key_lengths=None, float? softcap=None, "
+      "Tensor? alibi_slopes=None, Tensor? sinks=None, str backend=\"auto\") "
+      "-> (Tensor weights, Tensor keys, Tensor entropy)",
       tags);
   m.def(
       "multi_head_attention_forward(Tensor query, Tensor key, Tensor value, "
@@ -205,6 +216,21 @@ TORCH_LIBRARY(multihead, m) {
       "head_width(int embed_dim, int num_heads, int num_kv_heads, "
       "int? head_dim=None) -> int",
       tags);
+  // The kernels. Only for tensors that need no gradient.
+  const auto define_fused = [&](const std::string& leading,
+                                const std::string& results) {
+    m.def((leading + ", " + ops::kRulesSchema + ") -> " + results).c_str(),
+          tags);
+  };
+  define_fused("fused_attention(Tensor query, Tensor key, Tensor value",
+               "(Tensor out, Tensor logsumexp)");
+  define_fused(
+      "attention_weights(Tensor query, Tensor key, Tensor logsumexp, "
+      "bool average_attn_weights",
+      "Tensor");
+  define_fused(
+      "attention_summary(Tensor query, Tensor key, Tensor logsumexp, int k",
+      "(Tensor weights, Tensor keys, Tensor entropy)");
   m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
         tags);
   m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",

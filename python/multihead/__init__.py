@@ -12,6 +12,8 @@ _library.load()
 from . import textbook  # noqa: E402
 from ._built import VERSION as __version__  # noqa: E402
 from .functional import (  # noqa: E402
+    AttentionSummary,
+    attention_summary,
     backend,
     multi_head_attention_forward,
     scaled_dot_product_attention,
@@ -19,9 +21,11 @@ from .functional import (  # noqa: E402
 from .modules import GroupedQueryAttention, MultiheadAttention  # noqa: E402
 
 __all__ = [
+    "AttentionSummary",
     "GroupedQueryAttention",
     "MultiheadAttention",
     "__version__",
+    "attention_summary",
     "backend",
     "multi_head_attention_forward",
     "scaled_dot_product_attention",

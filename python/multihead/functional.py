@@ -4,6 +4,7 @@
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,6 +150,67 @@ def scaled_dot_product_attention(
         backend=current_backend(),
     )
     return (out, logsumexp) if return_lse else out
+
+
+class AttentionSummary(NamedTuple):
+    """What each query attends to, per head. See attention_summary."""
+
+    weights: Tensor
+    keys: Tensor
+    entropy: Tensor
+
+
+def attention_summary(
+    query: Tensor,
+    key: Tensor,
+    k: int,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    causal_alignment: str = "top_left",
+    window: tuple[int, int] | None = None,
+    key_lengths: Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> AttentionSummary:
+    """The k largest attention weights of each query, and the entropy of all.
+
+    The weights are never formed: memory is O(Lq · k). query (B, H, Lq, D) and
+    key (B, G, Lk, D), or without B; the other arguments are those of
+    scaled_dot_product_attention. Nothing is differentiable.
+
+    Returns:
+        weights (B, H, Lq, k), descending (so weights[..., 0] is the largest);
+        keys int64 (B, H, Lq, k), their positions, of equal weights the lower
+        first, -1 where a row sees fewer keys; entropy (B, H, Lq), the sum of
+        -w · ln w over all keys. float32, float64 for float64.
+
+    Raises:
+        ValueError: an argument outside its domain.
+        RuntimeError: shapes, dtypes or devices that do not fit together.
+    """
+    return AttentionSummary(
+        *call(
+            _ops.summarize_attention.default,
+            query,
+            key,
+            k,
+            attn_mask,
+            is_causal,
+            scale,
+            enable_gqa,
+            causal_alignment=causal_alignment,
+            window=window,
+            key_lengths=key_lengths,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            backend=current_backend(),
+        )
+    )
 
 
 def multi_head_attention_forward(

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/fused.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randint.h>
+#include <c10/util/StringUtil.h>
+
+#include <cstdlib>
+#include <limits>
+
+#include "multihead/checks.h"
+#include "multihead/ops/rules.h"
+#include "multihead/optional_tensor.h"
+
+namespace multihead::fused {
+namespace {
+
+using at::Tensor;
+
+// The operator that takes `Leading` and then the rules.
+template <class Result, class... Leading>
+struct Operator {
+  template <class... R>
+  static auto find(const char* name, ops::Types<R...>) {
+    return c10::Dispatcher::singleton()
+        .findSchemaOrThrow(name, "")
+        .typed<Result(Leading..., R...)>();
+  }
+};
+
+ops::Rules rules_of(const AttentionOptions& o, const Tensor& dropout_state) {
+  const bool bottom_right = o.causal_alignment == CausalAlignment::kBottomRight;
+  return {.attn_mask = optional(o.attn_mask),
+          .dropout_p = o.dropout_p,
+          .is_causal = o.is_causal,
+          .scale = o.scale,
+          .enable_gqa = o.enable_gqa,
+          .causal_alignment = bottom_right ? "bottom_right" : "top_left",
+          .window = o.window ? at::OptionalIntArrayRef(*o.window)
+                             : at::OptionalIntArrayRef(),
+          .key_lengths = optional(o.key_lengths),
+          .softcap = o.softcap,
+          .alibi_slopes = optional(o.alibi_slopes),
+          .sinks = optional(o.sinks),
+          .dropout_state = optional(dropout_state)};
+}
+
+template <class Op, class... Leading>
+auto call(const Op& op, const ops::Rules& r, const Leading&... leading) {
+  // Nothing is differentiated: why_not has seen to that.
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return op.call(leading..., r.attn_mask, r.dropout_p, r.is_causal, r.scale,
+                 r.enable_gqa, r.causal_alignment, r.window, r.key_lengths,
+                 r.softcap, r.alibi_slopes, r.sinks, r.dropout_state);
+}
+
+}  // namespace
+
+kernels::Isa isa() {
+  const char* error = nullptr;
+  const kernels::Isa isa = kernels::chosen_isa(&error);
+  TORCH_CHECK(!error, error, ", got \"", std::getenv("MULTIHEAD_ISA"), "\"");
+  return isa;
+}
+
+std::optional<std::string> why_not(
+    std::initializer_list<const at::Tensor*> tensors) {
+  constexpr c10::DispatchKeySet kTransforms(
+      {c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::FuncTorchGradWrapper});
+  for (const Tensor* x : tensors) {
+    if (!x->defined()) continue;
+    if (x->key_set().has_any(kTransforms)) {
+      return "a transform of torch.func (vmap, grad) is at work";
+    }
+    if (!x->device().is_cpu()) {
+      return c10::str("the kernels run on the CPU, a tensor is on ",
+                      x->device());
+    }
+    if (x->layout() != at::kStrided || x->is_nested()) {
+      return "the kernels take dense tensors";
+    }
+    if (at::GradMode::is_enabled() && x->requires_grad()) {
+      return "a gradient is needed, and the kernels have no backward";
+    }
+    if (x->_fw_grad(/*level=*/0).defined()) {
+      return "forward-mode differentiation is at work";
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> why_not_dtype(at::ScalarType dtype) {
+  if (is_fused_dtype(dtype)) return std::nullopt;
+  return c10::str(
+      "there are kernels for float32, float64, bfloat16 and "
+      "float16, query is ",
+      dtype);
+}
+
+at::Tensor draw_dropout_state(double dropout_p) {
+  if (dropout_p == 0.0) return {};
+  return at::randint(std::numeric_limits<int64_t>::max(), {2}, at::kLong);
+}
+
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query,
+                                             const at::Tensor& key,
+                                             const at::Tensor& value,
+                                             const AttentionOptions& options,
+                                             const at::Tensor& dropout_state) {
+  static const auto op =
+      Operator<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&,
+               const Tensor&>::find("multihead::fused_attention",
+                                    ops::RuleTypes{});
+  return call(op, rules_of(options, dropout_state), query, key, value);
+}
+
+at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
+                             const at::Tensor& logsumexp,
+                             const AttentionOptions& options,
+                             const at::Tensor& dropout_state, bool average) {
+  static const auto op =
+      Operator<Tensor, const Tensor&, const Tensor&, const Tensor&, bool>::find(
+          "multihead::attention_weights", ops::RuleTypes{});
+  return call(op, rules_of(options, dropout_state), query, key, logsumexp,
+              average);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_summary(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& logsumexp,
+    const AttentionOptions& options, int64_t count) {
+  static const auto op =
+      Operator<std::tuple<Tensor, Tensor, Tensor>, const Tensor&, const Tensor&,
+               const Tensor&, int64_t>::find("multihead::attention_summary",
+                                             ops::RuleTypes{});
+  return call(op, rules_of(options, Tensor()), query, key, logsumexp, count);
+}
+
+}  // namespace multihead::fused

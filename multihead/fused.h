@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+//
+// The fused operators, called from C++: through the dispatcher, so that Python,
+// tracing and C++ see one behaviour. Tensors are (B, H, L, D); scores follow
+// AttentionOptions. Whoever calls has asked why_not_fused.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "multihead/functional.h"
+#include "multihead/kernels/kernels.h"
+
+namespace multihead::fused {
+
+/// The kernels' instruction set; throws where MULTIHEAD_ISA is wrong.
+kernels::Isa isa();
+
+/// What keeps these tensors, whatever is computed from them, from the kernels.
+/// Undefined tensors keep nothing from anything.
+std::optional<std::string> why_not(
+    std::initializer_list<const at::Tensor*> tensors);
+
+/// The same for the dtype of a query.
+std::optional<std::string> why_not_dtype(at::ScalarType dtype);
+
+/// Whether this thread's backend and the reason, if there is one, say fused.
+/// Throws where the backend is kFused and there is a reason.
+template <typename WhyNot>
+bool chosen(const char* function, WhyNot why_not) {
+  const Backend backend = current_backend();
+  if (backend == Backend::kExact) return false;
+  const std::optional<std::string> reason = why_not();
+  TORCH_CHECK(!reason || backend != Backend::kFused, function,
+              ": backend \"fused\" cannot run this call: ", *reason);
+  return !reason;
+}
+
+/// int64 (2): seed and offset for one call, from torch's generator; undefined
+/// when nothing is dropped.
+at::Tensor draw_dropout_state(double dropout_p);
+
+/// out (B, H, Lq, Dv) and logsumexp (B, H, Lq).
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query,
+                                             const at::Tensor& key,
+                                             const at::Tensor& value,
+                                             const AttentionOptions& options,
+                                             const at::Tensor& dropout_state);
+
+/// The weights of that call, after dropout: (B, Lq, Lk) averaged over heads, or
+/// (B, H, Lq, Lk).
+at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
+                             const at::Tensor& logsumexp,
+                             const AttentionOptions& options,
+                             const at::Tensor& dropout_state, bool average);
+
+/// Per query row the `count` largest weights, their keys, and the entropy, as
+/// functional.h's AttentionSummary has them.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_summary(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& logsumexp,
+    const AttentionOptions& options, int64_t count);
+
+}  // namespace multihead::fused

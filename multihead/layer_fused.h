@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+//
+// multi_head_attention_forward on the fused kernels: in-projection, attention,
+// out-projection, and views between them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+#include "multihead/functional.h"
+
+namespace multihead {
+
+/// Arguments and results are those of multi_head_attention_forward, checked;
+/// why_not_fused has nothing against the call.
+std::tuple<at::Tensor, at::Tensor> fused_forward(const at::Tensor& query,
+                                                 const at::Tensor& key,
+                                                 const at::Tensor& value,
+                                                 const AttentionLayer& layer,
+                                                 const ForwardOptions& options);
+
+}  // namespace multihead

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: MIT
+//
+// The fused operators on the CPU: tensors become the kernels' arguments, tasks
+// are dealt to torch's threads.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+
+#include "multihead/checks.h"
+#include "multihead/fused.h"
+#include "multihead/kernels/kernels.h"
+#include "multihead/layout.h"
+#include "multihead/ops/rules.h"
+
+namespace multihead::ops {
+namespace {
+
+using at::Tensor;
+
+kernels::Dtype dtype_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return kernels::Dtype::kFloat64;
+    case at::kBFloat16:
+      return kernels::Dtype::kBFloat16;
+    case at::kHalf:
+      return kernels::Dtype::kFloat16;
+    default:
+      return kernels::Dtype::kFloat32;
+  }
+}
+
+// (H, L, D) → (1, H, L, D), the last dimension dense.
+Tensor four_dimensional(const Tensor& x) {
+  const Tensor batched = x.dim() == 3 ? x.unsqueeze(0) : x;
+  return batched.stride(-1) == 1 || batched.size(-1) <= 1
+             ? batched
+             : batched.contiguous();
+}
+
+// Batches and heads of size 1 that stand for `batch_size` and more are walked
+// with stride 0.
+kernels::Rows rows_of(const Tensor& x) {
+  return {x.const_data_ptr(), x.size(0) == 1 ? 0 : x.stride(0),
+          x.size(1) == 1 ? 0 : x.stride(1), x.stride(2)};
+}
+
+kernels::OutRows out_rows_of(const Tensor& x) {
+  return {x.mutable_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+// In another dtype, what is repeated by stride 0 staying so.
+Tensor cast_keeping_repeats(const Tensor& x, at::ScalarType dtype) {
+  if (x.scalar_type() == dtype) return x;
+  Tensor once = x;
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    if (x.stride(d) == 0 && x.size(d) > 1) once = once.narrow(d, 0, 1);
+  }
+  return once.to(dtype).expand(x.sizes());
+}
+
+// The arguments of a call as the kernels take them, and what they point to.
+class Call {
+ public:
+  Call(const Tensor& query, const Tensor& key, const Rules& rules)
+      : query_(four_dimensional(query)), key_(four_dimensional(key)) {
+    kernels::Attention& a = attention;
+    a.dtype = dtype_of(query_);
+    a.B = query_.size(0);
+    a.H = query_.size(1);
+    a.Lq = query_.size(2);
+    a.D = query_.size(3);
+    a.G = key_.size(1);
+    a.Lk = key_.size(2);
+    a.query = rows_of(query_);
+    a.key = rows_of(key_);
+    const auto width = static_cast<double>(a.D);
+    a.scale = rules.scale.value_or(width > 0 ? 1 / std::sqrt(width) : 1.0);
+    a.softcap = rules.softcap.value_or(0.0);
+    a.visibility.is_causal = rules.is_causal;
+    a.visibility.bottom_right = rules.causal_alignment == "bottom_right";
+    if (rules.window) {
+      a.visibility.left = (*rules.window)[0];
+      a.visibility.right = (*rules.window)[1];
+    }
+    set_tensors(rules);
+    set_dropout(rules);
+  }
+
+  kernels::Attention attention;
+
+ private:
+  at::ScalarType compute_type() const {
+    return attention.dtype == kernels::Dtype::kFloat64 ? at::kDouble
+                                                       : at::kFloat;
+  }
+
+  void set_tensors(const Rules& rules) {
+    kernels::Attention& a = attention;
+    if (rules.key_lengths) {
+      key_lengths_ = rules.key_lengths->contiguous();
+      a.visibility.key_lengths = key_lengths_.const_data_ptr<int64_t>();
+    }
+    if (rules.sinks) {
+      sinks_ = rules.sinks->to(at::kDouble).contiguous();
+      a.sinks = sinks_.const_data_ptr<double>();
+    }
+    if (rules.alibi_slopes) {
+      slopes_ = rules.alibi_slopes->to(at::kDouble);
+      a.alibi_slopes = slopes_.const_data_ptr<double>();
+      a.alibi_head = slopes_.stride(-1);
+      a.alibi_batch = slopes_.dim() == 2 ? slopes_.stride(0) : 0;
+    }
+    if (!rules.attn_mask) return;
+    using Kind = kernels::ScoreMask::Kind;
+    const bool keep = rules.attn_mask->scalar_type() == at::kBool;
+    mask_ = keep ? *rules.attn_mask
+                 : cast_keeping_repeats(*rules.attn_mask, compute_type());
+    const Tensor full = mask_.expand({a.B, a.H, a.Lq, a.Lk});
+    a.mask = {keep ? Kind::kKeep : Kind::kBias,
+              full.const_data_ptr(),
+              full.stride(0),
+              full.stride(1),
+              full.stride(2),
+              full.stride(3)};
+  }
+
+  void set_dropout(const Rules& rules) {
+    if (rules.dropout_p == 0.0) return;
+    constexpr auto* fn = "fused_attention: ";
+    TORCH_CHECK_VALUE(rules.dropout_state &&
+                          rules.dropout_state->numel() == 2 &&
+                          rules.dropout_state->scalar_type() == at::kLong,
+                      fn,
+                      "dropout_state must be int64 of shape (2,) when "
+                      "dropout_p > 0, got ",
+                      rules.dropout_state ? rules.dropout_state->toString()
+                                          : std::string("None"));
+    const Tensor state = rules.dropout_state->contiguous();
+    const auto* words = state.const_data_ptr<int64_t>();
+    attention.dropout = {rules.dropout_p, static_cast<uint64_t>(words[0]),
+                         static_cast<uint64_t>(words[1])};
+  }
+
+  Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_;
+};
+
+// Scratch of a thread: grows, and stays for the next call.
+void* scratch(size_t bytes) {
+  struct Free {
+    void operator()(void* block) const { std::free(block); }
+  };
+  thread_local std::unique_ptr<void, Free> block;
+  thread_local size_t size = 0;
+  if (size < bytes) {
+    block.reset();
+    block.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    TORCH_CHECK(block, "fused_attention: cannot allocate ", bytes,
+                " bytes of scratch memory");
+    size = bytes;
+  }
+  return block.get();
+}
+
+// Below this many multiply-adds, waking a thread costs more than it saves.
+constexpr double kWorthThreads = 1e6;
+
+template <class Arguments>
+void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
+  const kernels::Attention& a = arguments.attention;
+  if (a.B == 0 || a.H == 0 || a.Lq == 0) return;
+  const double work = static_cast<double>(a.B * a.H) *
+                      static_cast<double>(a.Lq * a.Lk) *
+                      static_cast<double>(a.D + a.Dv);
+  const bool alone = work < kWorthThreads || at::in_parallel_region();
+  const int threads = alone ? 1 : at::get_num_threads();
+  const kernels::Plan plan = kernel.plan(arguments, threads);
+  const int64_t workers = std::min<int64_t>(threads, plan.tasks);
+  if (workers == 1) {
+    kernel.run(arguments, plan, 0, plan.tasks, scratch(plan.scratch_bytes));
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+    void* memory = scratch(plan.scratch_bytes);
+    for (int64_t worker = first; worker < last; ++worker) {
+      for (int64_t n; (n = next.fetch_add(1)) < plan.tasks;) {
+        kernel.run(arguments, plan, n, n + 1, memory);
+      }
+    }
+  });
+}
+
+Tensor empty_logsumexp(const Tensor& query) {
+  return at::empty(
+      query.sizes().slice(0, query.dim() - 1),
+      query.options().dtype(query.scalar_type() == at::kDouble ? at::kDouble
+                                                               : at::kFloat));
+}
+
+template <class RuleTypes>
+struct Operators;
+template <class... R>
+struct Operators<Types<R...>> {
+  static std::tuple<Tensor, Tensor> fused_attention(const Tensor& query,
+                                                    const Tensor& key,
+                                                    const Tensor& value,
+                                                    R... r) {
+    const Rules rules{r...};
+    check_fused_attention(query, key, value, options_of(rules));
+    Call call(query, key, rules);
+    const Tensor values = four_dimensional(value);
+    kernels::Forward forward{call.attention, {}, nullptr};
+    forward.attention.value = rows_of(values);
+    forward.attention.Dv = values.size(3);
+    auto sizes = query.sym_sizes().vec();
+    sizes.back() = values.size(3);
+    Tensor out = empty_in_layout_of(query, sizes);
+    Tensor logsumexp = empty_logsumexp(query);
+    forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
+    forward.logsumexp = logsumexp.mutable_data_ptr();
+    run(kernels::kernels_for(fused::isa(), forward.attention.dtype).forward,
+        forward);
+    return {out, logsumexp};
+  }
+
+  static Tensor attention_weights(const Tensor& query, const Tensor& key,
+                                  const Tensor& logsumexp, bool average,
+                                  R... r) {
+    const Rules rules{r...};
+    check_from_logsumexp("attention_weights", query, key, logsumexp,
+                         options_of(rules));
+    const Call call(query, key, rules);
+    const kernels::Attention& a = call.attention;
+    Tensor weights = average
+                         ? at::empty({a.B, a.Lq, a.Lk}, query.options())
+                         : at::empty({a.B, a.H, a.Lq, a.Lk}, query.options());
+    const Tensor lse = logsumexp.contiguous();
+    const kernels::Weights arguments{
+        a, lse.const_data_ptr(),
+        out_rows_of(average ? weights.unsqueeze(1) : weights), average};
+    run(kernels::kernels_for(fused::isa(), a.dtype).weights, arguments);
+    return query.dim() == 3 ? weights.squeeze(0) : weights;
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> attention_summary(
+      const Tensor& query, const Tensor& key, const Tensor& logsumexp,
+      int64_t count, R... r) {
+    const Rules rules{r...};
+    check_from_logsumexp("attention_summary", query, key, logsumexp,
+                         options_of(rules));
+    check_count(count);
+    const Call call(query, key, rules);
+    auto sizes = logsumexp.sizes().vec();
+    Tensor entropy = at::empty(sizes, logsumexp.options());
+    sizes.push_back(count);
+    Tensor weights = at::empty(sizes, logsumexp.options());
+    Tensor keys = at::empty(sizes, logsumexp.options().dtype(at::kLong));
+    const Tensor lse = logsumexp.contiguous();
+    const kernels::Summary arguments{call.attention,
+                                     lse.const_data_ptr(),
+                                     count,
+                                     weights.mutable_data_ptr(),
+                                     keys.mutable_data_ptr<int64_t>(),
+                                     entropy.mutable_data_ptr()};
+    run(kernels::kernels_for(fused::isa(), call.attention.dtype).summary,
+        arguments);
+    return {weights, keys, entropy};
+  }
+};
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(multihead, CPU, m) {
+  m.impl("fused_attention", &Operators<RuleTypes>::fused_attention);
+  m.impl("attention_weights", &Operators<RuleTypes>::attention_weights);
+  m.impl("attention_summary", &Operators<RuleTypes>::attention_summary);
+}
+
+}  // namespace multihead::ops
