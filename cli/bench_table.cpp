@@ -95,8 +95,8 @@ std::string duration(double seconds) {
 std::string where_and_when(const Run& run, int threads) {
   const Environment& e = run.environment;
   return e.cpu + ", " + plural(threads, "thread") + ", torch " +
-         e.torch_running + (e.blas.empty() ? "" : " with " + e.blas) + ", " +
-         run.date;
+         e.torch_running + (e.blas.empty() ? "" : " with " + e.blas) +
+         (run.same_isa ? ", held to " + name(run.isa) : "") + ", " + run.date;
 }
 
 const Entry* main_rival(const Measurement& measurement) {

@@ -6,12 +6,14 @@ from __future__ import annotations
 import csv
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import test_cli
 from test_cli import run, run_in_terminal
-from test_cli import pytestmark as pytestmark
+
+pytestmark = test_cli.pytestmark
 
 SMALL = ("bench", "--filter", "small call", "--quick", "--threads", "1")
 
