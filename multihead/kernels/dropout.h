@@ -75,7 +75,10 @@ inline void drop(const Attention& a, const RowTile<F>& tile,
     for (int n = 0; n < kKeysPerDraw; ++n) {
       if (at + n < segment.keys.begin || at + n >= segment.keys.end) continue;
       auto* p = weights + (at + n) * kTileLanes<F> + from;
-      F::store(p, F::keep(kept<F>(bits, n, threshold), F::load(p)));
+      // Times 0, as a dropped weight is: −0 and NaN stay what they are.
+      const auto weight = F::load(p);
+      F::store(p, F::select(kept<F>(bits, n, threshold), weight,
+                            F::mul(weight, F::broadcast(0))));
     }
   }
 }

@@ -103,7 +103,7 @@ class ForwardTask {
     Tile* tiles[8];
     bool started[8] = {};
     int count = 0;
-    const int64_t group = a_.H / a_.G;
+    const int64_t group = group_of(a_);
     Interval all{a_.Lk, 0};
     for (int64_t r = 0; r < task.count; r += kLanes, ++count) {
       Tile* tile = new (memory[count])
@@ -342,7 +342,7 @@ class ForwardTask {
 };
 
 TaskGrid grid_of(const Attention& a, const Plan& plan) {
-  return {a.B, a.G, a.Lq * (a.H / a.G), plan.rows_per_task, plan.longest_first};
+  return {a.B, a.G, a.Lq * group_of(a), plan.rows_per_task, plan.longest_first};
 }
 
 template <class M, class S>
@@ -352,7 +352,7 @@ struct ForwardKernel {
     using T = typename M::F::Scalar;
     const Attention& a = f.attention;
     constexpr int64_t kLanes = kTileLanes<typename M::F>;
-    const int64_t rows = a.Lq * (a.H / a.G);
+    const int64_t rows = a.Lq * group_of(a);
     Plan plan;
     const int64_t tiles = tiles_per_task(rows, a.B * a.G, kLanes, threads);
     plan.rows_per_task = tiles * kLanes;
@@ -362,7 +362,7 @@ struct ForwardKernel {
     constexpr bool kWiden = sizeof(typename S::Type) != sizeof(T);
     plan.pack_key = kWiden || (a.key.row != a.D && tiles > 1);
     plan.pack_value = kWiden || (a.value.row != a.Dv && tiles > 1);
-    plan.tasks = rows > 0 ? grid_of(a, plan).tasks() : 0;
+    plan.tasks = grid_of(a, plan).tasks();
     Arena arena(nullptr);
     ForwardScratch<typename M::F>(f, plan, arena);
     plan.scratch_bytes = arena.used();

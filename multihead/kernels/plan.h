@@ -9,6 +9,9 @@
 namespace multihead::kernels {
 namespace {
 
+/// Query heads to a key/value head; 1 where there are none at all.
+inline int64_t group_of(const Attention& a) { return a.G > 0 ? a.H / a.G : 1; }
+
 /// Memory handed out from a block, 64-byte aligned; without a block it only
 /// counts, so that one function says both what is needed and where it lies.
 class Arena {

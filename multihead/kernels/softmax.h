@@ -74,13 +74,19 @@ MULTIHEAD_INLINE ExpParts<F> exp_parts(
   return {F::shift_to_exponent(shifted), F::mul(p, r)};
 }
 
+template <class F, int kCount>
+MULTIHEAD_INLINE typename F::Vector exp_by(
+    typename F::Vector x, const typename F::Scalar (&terms)[kCount]) {
+  const auto large = F::not_less(x, F::broadcast(ExpTerms<F>::kSmallest));
+  const auto [power, rest] = exp_parts<F>(x, terms);
+  return F::keep(large, F::fma(rest, power, power));
+}
+
 /// e^x for x ≤ about 80 (700): what a softmax needs. 0 below kSmallest, exactly
 /// 1 at 0, NaN for NaN.
 template <class F>
 MULTIHEAD_INLINE typename F::Vector exp(typename F::Vector x) {
-  const auto large = F::not_less(x, F::broadcast(ExpTerms<F>::kSmallest));
-  const auto [power, rest] = exp_parts<F>(x, ExpTerms<F>::kFast);
-  return F::keep(large, F::fma(rest, power, power));
+  return exp_by<F>(x, ExpTerms<F>::kFast);
 }
 
 /// tanh x = −u / (2 + u) for x ≥ 0, u = e^(−2x) − 1 = 2^n·(2^r − 1) + (2^n −
@@ -137,7 +143,7 @@ inline typename F::Vector log(typename F::Vector x) {
   for (int step = 0; step < (sizeof(T) == 4 ? 1 : 2); ++step) {
     // Small factors: e^(−y) itself may leave the range that exp serves.
     const auto half = F::mul(y, F::broadcast(T(-0.5)));
-    const auto root = exp<F>(half);
+    const auto root = exp_by<F>(half, ExpTerms<F>::kPrecise);
     const auto d = F::fms(F::mul(x, root), root, F::broadcast(1));
     const auto series = F::fma(
         d,

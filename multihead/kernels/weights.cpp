@@ -46,7 +46,7 @@ template <class F>
 inline RowTile<F> tile_of(const Attention& a, const HeadRange& rows,
                           int64_t head) {
   return RowTile<F>(
-      a, {rows.b, head / (a.H / a.G), head, 1, rows.first, rows.count});
+      a, {rows.b, head / group_of(a), head, 1, rows.first, rows.count});
 }
 
 /// logsumexp of the rows of a tile, 0 where it is −inf.
@@ -159,7 +159,7 @@ struct WeightsKernel {
   using F = typename M::F;
 
   static int64_t heads(const Weights& w) {
-    return w.average ? w.attention.H : 1;
+    return w.average ? most(w.attention.H, 1) : 1;
   }
   static TaskGrid grid(const Weights& w) {
     const Attention& a = w.attention;

@@ -164,6 +164,23 @@ void implement(Library& m) {
   m.impl("repeat_heads", &repeat_heads);
 }
 
+// The kernels. Only for tensors that need no gradient.
+void define_fused(torch::Library& m, const std::vector<at::Tag>& tags) {
+  const auto define = [&](const std::string& leading,
+                          const std::string& results) {
+    m.def((leading + ", " + ops::kRulesSchema + ") -> " + results).c_str(),
+          tags);
+  };
+  define("fused_attention(Tensor query, Tensor key, Tensor value",
+         "(Tensor out, Tensor logsumexp)");
+  define(
+      "attention_weights(Tensor query, Tensor key, Tensor logsumexp, "
+      "bool average_attn_weights",
+      "Tensor");
+  define("attention_summary(Tensor query, Tensor key, Tensor logsumexp, int k",
+         "(Tensor weights, Tensor keys, Tensor entropy)");
+}
+
 }  // namespace
 
 TORCH_LIBRARY(multihead, m) {
@@ -216,21 +233,7 @@ TORCH_LIBRARY(multihead, m) {
       "head_width(int embed_dim, int num_heads, int num_kv_heads, "
       "int? head_dim=None) -> int",
       tags);
-  // The kernels. Only for tensors that need no gradient.
-  const auto define_fused = [&](const std::string& leading,
-                                const std::string& results) {
-    m.def((leading + ", " + ops::kRulesSchema + ") -> " + results).c_str(),
-          tags);
-  };
-  define_fused("fused_attention(Tensor query, Tensor key, Tensor value",
-               "(Tensor out, Tensor logsumexp)");
-  define_fused(
-      "attention_weights(Tensor query, Tensor key, Tensor logsumexp, "
-      "bool average_attn_weights",
-      "Tensor");
-  define_fused(
-      "attention_summary(Tensor query, Tensor key, Tensor logsumexp, int k",
-      "(Tensor weights, Tensor keys, Tensor entropy)");
+  define_fused(m, tags);
   m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
         tags);
   m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
