@@ -56,7 +56,8 @@ std::string first_match(const std::string& text, const char* pattern) {
 // Why an ordinary call, if any, would not run fused.
 std::string why_not_fused() {
   const at::Tensor x = at::empty({1, 1, 16, 64}, at::kFloat);
-  return multihead::why_not_fused(x, x, x, {}).value_or("");
+  const multihead::AttentionOptions ordinary;
+  return multihead::why_not_fused(x, x, x, ordinary).value_or("");
 }
 
 }  // namespace
