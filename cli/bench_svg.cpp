@@ -10,9 +10,9 @@
 namespace cli {
 namespace {
 
-constexpr int kWidth = 980, kRow = 22, kBar = 12, kTop = 124, kGroup = 34;
-constexpr int kRatios = 300, kRatiosWidth = 300;  // left end and width of the
-constexpr int kShares = 670, kSharesWidth = 260;  // two panels
+constexpr int kWidth = 1030, kRow = 22, kBar = 12, kTop = 124, kGroup = 34;
+constexpr int kRatios = 345, kRatiosWidth = 300;  // left end and width of the
+constexpr int kShares = 715, kSharesWidth = 260;  // two panels
 
 constexpr const char* kStyle = R"(<style>
   .page { fill: #ffffff } text { fill: #1f2328; font: 12px system-ui, sans-serif }
