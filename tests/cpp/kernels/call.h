@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+//
+// A call of attention, as the kernels take it and as the float64 loops do.
+#pragma once
+
+#include <cmath>
+#include <random>
+#include <sstream>
+#include <string>
+
+#include "tests/cpp/kernels/philox.h"
+#include "tests/cpp/kernels/tensor.h"
+#include "tests/cpp/naive.h"
+
+namespace kernel_test {
+
+namespace kernels = multihead::kernels;
+using Kind = kernels::ScoreMask::Kind;
+using Rng = std::mt19937_64;
+
+inline constexpr Dtype kAllDtypes[] = {Dtype::kFloat32, Dtype::kFloat64,
+                                       Dtype::kBFloat16, Dtype::kFloat16};
+inline const char* name_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat64:
+      return "float64";
+    case Dtype::kBFloat16:
+      return "bfloat16";
+    case Dtype::kFloat16:
+      return "float16";
+    default:
+      return "float32";
+  }
+}
+
+struct Shape {
+  int64_t B = 1, H = 1, G = 1, Lq = 1, Lk = 1, D = 1, Dv = 1;
+};
+
+/// Optional tensors are absent while they are empty.
+struct Call {
+  explicit Call(Dtype dtype, const Shape& shape)
+      : dtype(dtype),
+        shape(shape),
+        query(storage_of(dtype), {shape.B, shape.H, shape.Lq, shape.D}),
+        key(storage_of(dtype), {shape.B, shape.G, shape.Lk, shape.D}),
+        value(storage_of(dtype), {shape.B, shape.G, shape.Lk, shape.Dv}),
+        scale(shape.D > 0 ? 1 / std::sqrt(static_cast<double>(shape.D)) : 1),
+        out_strides(dense_strides({shape.B, shape.H, shape.Lq, shape.Dv})) {}
+
+  Dtype dtype;
+  Shape shape;
+  Tensor query, key, value;
+  double scale;
+  double softcap = 0;
+  kernels::Visibility visibility;  ///< key_lengths: see below
+  Tensor key_lengths;              ///< int64 (1, 1, 1, B)
+  Kind mask_kind = Kind::kNone;
+  Tensor mask;    ///< (B, H, Lq, Lk)
+  Tensor slopes;  ///< float64 (1, 1, B, H)
+  Tensor sinks;   ///< float64 (1, 1, 1, H)
+  kernels::Dropout dropout;
+  Index out_strides;
+};
+
+inline kernels::Rows rows_of(const Tensor& x) {
+  return {x.data(), x.strides()[0], x.strides()[1], x.strides()[2]};
+}
+inline kernels::OutRows out_rows_of(const Tensor& x) {
+  return {x.data(), x.strides()[0], x.strides()[1], x.strides()[2]};
+}
+
+inline kernels::Attention arguments_of(const Call& c) {
+  const Shape& s = c.shape;
+  kernels::Attention a;
+  a.dtype = c.dtype;
+  a.B = s.B;
+  a.H = s.H;
+  a.G = s.G;
+  a.Lq = s.Lq;
+  a.Lk = s.Lk;
+  a.D = s.D;
+  a.Dv = s.Dv;
+  a.query = rows_of(c.query);
+  a.key = rows_of(c.key);
+  a.value = rows_of(c.value);
+  a.scale = c.scale;
+  a.softcap = c.softcap;
+  a.visibility = c.visibility;
+  a.dropout = c.dropout;
+  if (!c.key_lengths.empty()) {
+    a.visibility.key_lengths = static_cast<int64_t*>(c.key_lengths.data());
+  }
+  if (c.mask_kind != Kind::kNone) {
+    const Index& at = c.mask.strides();
+    a.mask = {c.mask_kind, c.mask.data(), at[0], at[1], at[2], at[3]};
+  }
+  if (!c.slopes.empty()) {
+    a.alibi_slopes = static_cast<double*>(c.slopes.data());
+    a.alibi_batch = c.slopes.strides()[2];
+    a.alibi_head = c.slopes.strides()[3];
+  }
+  if (!c.sinks.empty()) a.sinks = static_cast<double*>(c.sinks.data());
+  return a;
+}
+
+/// The same call for the loops: what lies in memory, already rounded.
+inline naive::Attention golden_arguments_of(const Call& c) {
+  const Shape& s = c.shape;
+  naive::Attention a{.B = s.B,
+                     .H = s.H,
+                     .G = s.G,
+                     .Lq = s.Lq,
+                     .Lk = s.Lk,
+                     .D = s.D,
+                     .Dv = s.Dv};
+  a.query = c.query.values();
+  a.key = c.key.values();
+  a.value = c.value.values();
+  a.is_causal = c.visibility.is_causal;
+  a.bottom_right = c.visibility.bottom_right;
+  a.window = {{c.visibility.left, c.visibility.right}};
+  a.scale = c.scale;
+  if (c.softcap != 0) a.softcap = c.softcap;
+  for (double n : c.key_lengths.values()) {
+    a.key_lengths.push_back(static_cast<int64_t>(n));
+  }
+  if (c.mask_kind != Kind::kNone) a.bias = c.mask.values();
+  if (c.mask_kind == Kind::kKeep) {
+    for (double& keep : a.bias) keep = keep != 0 ? 0 : -naive::kInfinity;
+  }
+  a.alibi_slopes = c.slopes.values();
+  a.sinks = c.sinks.values();
+  if (c.dropout.probability > 0) {
+    for_each_index({s.B, s.H, s.Lq, s.Lk}, [&](const Index& i) {
+      a.dropout.push_back(
+          dropout_factor(c.dropout, i[0] * s.H + i[1], i[2], i[3]));
+    });
+  }
+  return a;
+}
+
+inline double normal(Rng& rng) {
+  return std::normal_distribution<double>()(rng);
+}
+inline int64_t uniform(Rng& rng, int64_t first, int64_t last) {
+  return std::uniform_int_distribution<int64_t>(first, last)(rng);
+}
+inline bool chance(Rng& rng, double probability) {
+  return std::uniform_real_distribution<double>()(rng) < probability;
+}
+
+inline void fill_normal(const Tensor& x, Rng& rng, double magnitude = 1) {
+  x.fill([&](const Index&) { return magnitude * normal(rng); });
+}
+
+/// Dense normal numbers, no rule but attention itself.
+inline Call normal_call(Dtype dtype, const Shape& shape, uint64_t seed = 1) {
+  Rng rng(seed);
+  Call c(dtype, shape);
+  fill_normal(c.query, rng);
+  fill_normal(c.key, rng);
+  fill_normal(c.value, rng);
+  return c;
+}
+
+inline void set_key_lengths(Call& c, const std::vector<int64_t>& lengths) {
+  c.key_lengths =
+      Tensor(Storage::kInt64, {1, 1, 1, static_cast<int64_t>(lengths.size())});
+  c.key_lengths.fill(
+      [&](const Index& i) { return static_cast<double>(lengths[i[3]]); });
+}
+inline void set_sinks(Call& c, const std::vector<double>& sinks) {
+  c.sinks =
+      Tensor(Storage::kFloat64, {1, 1, 1, static_cast<int64_t>(sinks.size())});
+  c.sinks.fill([&](const Index& i) { return sinks[i[3]]; });
+}
+/// `value_at` gives 0 or 1 for kKeep, the bias for kBias; (B, H, Lq, Lk).
+template <typename Function>
+void set_mask(Call& c, Kind kind, Function&& value_at) {
+  const Shape& s = c.shape;
+  c.mask_kind = kind;
+  c.mask =
+      Tensor(kind == Kind::kKeep ? Storage::kByte : compute_storage_of(c.dtype),
+             {s.B, s.H, s.Lq, s.Lk});
+  c.mask.fill(value_at);
+}
+
+/// What a failure needs to be understood.
+inline std::string description(const Call& c) {
+  const Shape& s = c.shape;
+  const kernels::Visibility& v = c.visibility;
+  std::ostringstream text;
+  text << name_of(c.dtype) << " B" << s.B << " H" << s.H << " G" << s.G << " Lq"
+       << s.Lq << " Lk" << s.Lk << " D" << s.D << " Dv" << s.Dv << " scale "
+       << c.scale;
+  if (c.softcap != 0) text << ", softcap " << c.softcap;
+  if (v.is_causal) text << ", causal";
+  if (v.bottom_right) text << ", bottom right";
+  if (v.left >= 0 || v.right >= 0) {
+    text << ", window " << v.left << ' ' << v.right;
+  }
+  if (!c.key_lengths.empty()) text << ", key lengths";
+  for (double n : c.key_lengths.values()) text << ' ' << n;
+  if (c.mask_kind == Kind::kKeep) text << ", keep mask";
+  if (c.mask_kind == Kind::kBias) text << ", bias";
+  if (c.mask_kind != Kind::kNone) {
+    for (int64_t stride : c.mask.strides()) text << ' ' << stride;
+  }
+  if (!c.slopes.empty()) text << ", slopes";
+  if (!c.sinks.empty()) text << ", sinks";
+  if (c.dropout.probability > 0) text << ", dropout " << c.dropout.probability;
+  return text.str();
+}
+
+}  // namespace kernel_test

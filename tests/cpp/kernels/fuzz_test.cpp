@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+//
+// Random configurations, each on every instruction set, against the float64
+// loops run once. MULTIHEAD_LONG=1 tries ten times as many; a configuration is
+// known by its number, and MULTIHEAD_FUZZ_FIRST says at which to begin, so that
+// a long run can go on where it stopped.
+#include <cstdio>
+
+#include "tests/cpp/kernels/judge.h"
+#include "tests/cpp/kernels/random_call.h"
+
+namespace kernel_test {
+namespace {
+
+uint64_t number_from(const char* variable) {
+  const char* text = getenv(variable);
+  return text ? strtoull(text, nullptr, 10) : 0;
+}
+
+class Fuzz : public testing::TestWithParam<Dtype> {
+ protected:
+  void try_configuration(uint64_t number) {
+    const Call c = random_call(GetParam(), number);
+    SCOPED_TRACE("configuration " + std::to_string(number) + ": " +
+                 description(c));
+    const Golden golden(c);
+    const bool average = number % 2 == 0;
+    std::vector<uint64_t> out_bits, logsumexp_bits;
+    for (const Variant& variant : variants(c.dtype)) {
+      SCOPED_TRACE(variant.name);
+      const Result result =
+          forward(variant, c, {.threads = number % 8 == 0 ? 2 : 1});
+      judge_forward(c, golden, result, worst_);
+      EXPECT_TRUE(result.out.gaps_hold(kUnwritten));
+      judge_weights(c, golden, weights(variant, c, result.logsumexp, average),
+                    worst_);
+      if (!variant.fuses || precision_of(c.dtype).own > 0) continue;
+      if (out_bits.empty()) {
+        out_bits = result.out.bits();
+        logsumexp_bits = result.logsumexp.bits();
+      }
+      EXPECT_EQ(result.out.bits(), out_bits);
+      EXPECT_EQ(result.logsumexp.bits(), logsumexp_bits);
+    }
+  }
+
+  WorstErrors worst_;
+};
+
+TEST_P(Fuzz, StaysWithinTheErrorBudget) {
+  const uint64_t count = getenv("MULTIHEAD_LONG") ? 5000 : 500;
+  uint64_t number = number_from("MULTIHEAD_FUZZ_FIRST");
+  for (; number < count; ++number) try_configuration(number);
+  printf(
+      "  %s: %llu configurations; worst error, as a share of what is "
+      "allowed: out %.2f, logsumexp %.2f, weights %.2f\n",
+      name_of(GetParam()), static_cast<unsigned long long>(number), worst_.out,
+      worst_.logsumexp, worst_.weights);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtype, Fuzz, testing::ValuesIn(kAllDtypes),
+                         [](const auto& info) { return name_of(info.param); });
+
+}  // namespace
+}  // namespace kernel_test

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+//
+// Which instruction set runs, and that MULTIHEAD_ISA decides it.
+#include "tests/cpp/kernels/run.h"
+
+namespace kernel_test {
+namespace {
+
+using kernels::Isa;
+
+TEST(Isa, EachHasKernelsOfItsOwn) {
+  for (const Dtype dtype : kAllDtypes) {
+    std::vector<void (*)(const kernels::Forward&, const kernels::Plan&, int64_t,
+                         int64_t, void*)>
+        seen;
+    for (const Variant& variant : variants(dtype)) {
+      const auto run = variant.kernels.forward.run;
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), run), 0) << variant.name;
+      seen.push_back(run);
+    }
+  }
+}
+
+/// What chosen_isa says in a process with MULTIHEAD_ISA=`wanted`.
+void expect_choice(const char* wanted, const char* pattern) {
+  EXPECT_EXIT(
+      {
+        setenv("MULTIHEAD_ISA", wanted, 1);
+        const char* error = nullptr;
+        const Isa isa = kernels::chosen_isa(&error);
+        fprintf(stderr, "%s", error ? error : kernels::name_of(isa));
+        _exit(0);
+      },
+      testing::ExitedWithCode(0), pattern)
+      << wanted;
+}
+
+class ChosenIsa : public testing::Test {
+ protected:
+  // A process of its own for each choice, which is made once.
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(ChosenIsa, IsTheOneAskedFor) {
+  for (const Isa isa : kernels::kAllIsas) {
+    expect_choice(kernels::name_of(isa),
+                  kernels::cpu_has(isa)
+                      ? kernels::name_of(isa)
+                      : "^MULTIHEAD_ISA names an instruction set that this CPU "
+                        "lacks$");
+  }
+}
+
+TEST_F(ChosenIsa, IsAnErrorIfThereIsNoSuchName) {
+  for (const char* wanted : {"sse2", "AVX2", "avx2 ", "avx512_bf16x"}) {
+    expect_choice(wanted,
+                  "^MULTIHEAD_ISA must be portable, avx2, avx512 or "
+                  "avx512_bf16$");
+  }
+}
+
+TEST_F(ChosenIsa, IsOneThatTheCpuHasByDefault) {
+  std::string any;
+  for (const Isa isa : kernels::kAllIsas) {
+    if (kernels::cpu_has(isa)) any += std::string("|") + kernels::name_of(isa);
+  }
+  expect_choice("", ("^(" + any.substr(1) + ")$").c_str());
+}
+
+}  // namespace
+}  // namespace kernel_test
