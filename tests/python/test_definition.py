@@ -45,13 +45,20 @@ BUDGETS = {
 }
 
 
-def draw(seed: int, dtype: torch.dtype):
-    """(q, k, v, keyword arguments) and the same as reference.Rules."""
+SMALL = dict(lengths=(9, 12), widths=(1, 3, 8, 16, 33), value_widths=(1, 5, 16))
+
+
+def draw(seed: int, dtype: torch.dtype, sizes: dict = SMALL):
+    """(q, k, v, keyword arguments) and the same as reference.Rules.
+
+    sizes: the largest lengths of query and key, and the head widths.
+    """
     r = random.Random(seed)
     torch.manual_seed(seed)
     B, G, group = r.randint(1, 3), r.randint(1, 3), r.choice((1, 1, 2, 3))
-    H, Lq, Lk = G * group, r.randint(1, 9), r.randint(1, 12)
-    D, Dv = r.choice((1, 3, 8, 16, 33)), r.choice((1, 5, 16))
+    longest_query, longest_key = sizes["lengths"]
+    H, Lq, Lk = G * group, r.randint(1, longest_query), r.randint(1, longest_key)
+    D, Dv = r.choice(sizes["widths"]), r.choice(sizes["value_widths"])
     size = r.choice((0.1, 1.0, 1.0, 4.0))
     q = (torch.randn(B, H, Lq, D) * size).to(dtype)
     k = (torch.randn(B, G, Lk, D) * size).to(dtype)
