@@ -15,6 +15,7 @@
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
 #include "cli/commands.h"
+#include "multihead/functional.h"
 #include "multihead/safetensors_file.h"
 
 namespace cli {
@@ -55,7 +56,8 @@ class Destination {
   std::unique_ptr<OutputFile> file_;
 };
 
-std::vector<BenchCase> selected_cases(const BenchOptions& options, Isa isa) {
+std::vector<BenchCase> selected_cases(const BenchOptions& options,
+                                      const std::string& isa) {
   std::vector<BenchCase> cases = bench_cases(isa);
   std::erase_if(cases, [&](const BenchCase& test) {
     return (test.full_only && !options.full) ||
@@ -85,17 +87,18 @@ std::string today() {
   return text;
 }
 
-// Has to come before PyTorch and its libraries look, which they do once.
-void hold_pytorch_to(Isa isa) {
+// The registers of our kernels and no tiles. Has to come before PyTorch and its
+// libraries look, which they do once.
+void hold_pytorch_to(const std::string& isa) {
   constexpr const char* kVariables[] = {
       "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"};
-  constexpr const char* kValues[][3] = {
-      {"default", "SSE4_2", "SSE41"},
-      {"avx2", "AVX2", "AVX2"},
-      {"avx512", "AVX512", "AVX512_CORE"},
-      {"avx512", "AVX512_E3", "AVX512_CORE_BF16"}};
-  for (int i = 0; i < 3; ++i)
-    setenv(kVariables[i], kValues[static_cast<int>(isa)][i], /*overwrite=*/1);
+  constexpr const char* kPortable[] = {"default", "SSE4_2", "SSE41"};
+  constexpr const char* kAvx2[] = {"avx2", "AVX2", "AVX2"};
+  constexpr const char* kAvx512[] = {"avx512", "AVX512_E3", "AVX512_CORE_BF16"};
+  const auto& values = isa == "portable" ? kPortable
+                       : isa == "avx2"   ? kAvx2
+                                         : kAvx512;
+  for (int i = 0; i < 3; ++i) setenv(kVariables[i], values[i], /*overwrite=*/1);
 }
 
 // One, and all that this process may use.
@@ -107,7 +110,7 @@ std::vector<int> default_threads(int all) {
 
 int bench(const BenchOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const Isa isa = chosen_isa();
+  const std::string isa = multihead::kernel_isa();
   const std::vector<BenchCase> cases = selected_cases(options, isa);
   if (cases.empty()) {
     std::fprintf(stderr, "multihead bench: no case matches \"%s\"\n",
@@ -133,7 +136,7 @@ int bench(const BenchOptions& options) {
       .date = today(),
       .isa = isa,
       .has_tiles = !options.same_isa &&
-                   measure_arithmetic(Unit::kBFloat16Tiles, isa, 1).has_value(),
+                   measure_arithmetic(Unit::kBFloat16Tiles, 512, 1).has_value(),
       .same_isa = options.same_isa,
       .plan = {.rounds = options.quick ? 3 : options.rounds,
                .seconds = options.quick ? 0.05 : options.seconds}};

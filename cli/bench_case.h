@@ -10,7 +10,6 @@
 
 #include "cli/attention_call.h"
 #include "cli/layer_call.h"
-#include "cli/peak.h"
 
 namespace cli {
 
@@ -44,8 +43,9 @@ struct BenchCase {
   bool headline = false;      ///< a row of README's table
 };
 
-/// All cases, with the targets for kernels of that instruction set.
-std::vector<BenchCase> bench_cases(Isa isa);
+/// All cases, with the targets for kernels of that instruction set, "avx2" for
+/// instance (multihead::kernel_isa).
+std::vector<BenchCase> bench_cases(const std::string& isa);
 
 /// "B1 H8 L512 Lk512 D64 f32"
 std::string shapes(const BenchCase& test);

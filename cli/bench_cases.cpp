@@ -87,7 +87,7 @@ AttentionCall causal(std::string name, int64_t L, int64_t D,
   return call;
 }
 
-std::vector<BenchCase> squares(Isa isa) {
+std::vector<BenchCase> squares(const std::string& isa) {
   std::vector<BenchCase> cases;
   for (const at::ScalarType dtype : kWidths)
     for (const bool is_causal : {false, true})
@@ -96,7 +96,7 @@ std::vector<BenchCase> squares(Isa isa) {
           const AttentionCall call = is_causal ? causal("causal", L, D, dtype)
                                                : square("full", L, D, dtype);
           const Target target =
-              isa == Isa::kAvx2 ? goal(kAvx2Goals, call) : goal(kGoals, call);
+              isa == "avx2" ? goal(kAvx2Goals, call) : goal(kGoals, call);
           BenchCase test = attention(
               dtype == at::kFloat ? "float32" : "bfloat16", call, target);
           test.full_only = L == 4096;
@@ -276,7 +276,7 @@ std::string name(Who who) {
   return kNames[static_cast<int>(who)];
 }
 
-std::vector<BenchCase> bench_cases(Isa isa) {
+std::vector<BenchCase> bench_cases(const std::string& isa) {
   std::vector<BenchCase> cases = squares(isa);
   for (const auto& list :
        {short_sequences(), dropout(), grouped(), masks(), head_widths(),

@@ -15,6 +15,7 @@
 #include "cli/bench_golden.h"
 #include "cli/golden.h"
 #include "cli/ours.h"
+#include "cli/peak.h"
 #include "cli/pytorch.h"
 
 namespace cli {

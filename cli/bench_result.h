@@ -11,6 +11,7 @@
 #include "cli/bench_case.h"
 #include "cli/bench_timing.h"
 #include "cli/environment.h"
+#include "cli/peak.h"
 
 namespace cli {
 
@@ -71,10 +72,10 @@ std::vector<Demand> demands(const Measurement& measurement);
 struct Run {
   Environment environment;
   std::string date;  ///< "2026-11-21"
-  Isa isa;
+  std::string isa;   ///< of our kernels
   /// PyTorch may use AMX, which the targets were not made for.
   bool has_tiles = false;
-  bool same_isa = false;  ///< PyTorch is held to `isa`
+  bool same_isa = false;  ///< PyTorch is held to the registers of `isa`
   TimingPlan plan;
   std::vector<Measurement> measurements = {};
 };

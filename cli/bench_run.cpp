@@ -55,6 +55,10 @@ void time_all(const Problem& problem, const TimingPlan& plan,
   }
 }
 
+int vector_bits(const std::string& isa) {
+  return isa == "portable" ? 128 : isa == "avx2" ? 256 : 512;
+}
+
 }  // namespace
 
 Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
@@ -65,15 +69,17 @@ Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
     return {"reading memory", reader_->measure(threads)};
   }
   const at::ScalarType dtype = dtype_of(test);
+  const int bits = vector_bits(isa_);
   const bool wide = dtype == at::kDouble;
   const Limit own{
-      std::string(wide ? "fp64" : "fp32") + " multiply-add, " + name(isa_),
-      measure_arithmetic(wide ? Unit::kFloat64 : Unit::kFloat32, isa_, threads)
+      std::string(wide ? "fp64" : "fp32") + " multiply-add, " + isa_,
+      measure_arithmetic(wide ? Unit::kFloat64 : Unit::kFloat32, bits, threads)
           .value()};
-  if (dtype != at::kBFloat16) return own;
-  const auto pairs = measure_arithmetic(Unit::kBFloat16Pairs, isa_, threads);
+  // Dot products of pairs count where our kernels are made of them.
+  if (dtype != at::kBFloat16 || isa_ != "avx512_bf16") return own;
+  const auto pairs = measure_arithmetic(Unit::kBFloat16Pairs, bits, threads);
   return pairs && pairs->best > own.rate.best
-             ? Limit{"bf16 dot products, " + name(isa_), *pairs}
+             ? Limit{"bf16 dot products, " + isa_, *pairs}
              : own;
 }
 
@@ -92,7 +98,7 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
     time_all(problem, plan_, m.entries);
     m.peak = {before.unit, before.rate, measure_limit(test, count).rate};
     if (dtype_of(test) == at::kBFloat16 && !test.memory_bound)
-      if (auto tiles = measure_arithmetic(Unit::kBFloat16Tiles, isa_, count))
+      if (auto tiles = measure_arithmetic(Unit::kBFloat16Tiles, 512, count))
         m.peak.tiles = tiles->best;
     const double work = test.memory_bound ? problem.bytes : problem.flop;
     for (Entry& entry : m.entries)

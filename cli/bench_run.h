@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/bench_result.h"
@@ -14,8 +16,8 @@ namespace cli {
 /// What stays the same from case to case.
 class Runner {
  public:
-  Runner(Isa isa, TimingPlan plan, uint64_t seed)
-      : isa_(isa), plan_(plan), seed_(seed) {}
+  Runner(std::string isa, TimingPlan plan, uint64_t seed)
+      : isa_(std::move(isa)), plan_(plan), seed_(seed) {}
 
   /// Measures the case at each number of threads, and hands over every
   /// measurement as it comes.
@@ -29,7 +31,7 @@ class Runner {
   };
   Limit measure_limit(const BenchCase& test, int threads);
 
-  Isa isa_;
+  std::string isa_;
   TimingPlan plan_;
   uint64_t seed_;
   std::unique_ptr<MemoryReader> reader_;  // made when first asked for

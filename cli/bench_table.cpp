@@ -96,7 +96,7 @@ std::string where_and_when(const Run& run, int threads) {
   const Environment& e = run.environment;
   return e.cpu + ", " + plural(threads, "thread") + ", torch " +
          e.torch_running + (e.blas.empty() ? "" : " with " + e.blas) +
-         (run.same_isa ? ", held to " + name(run.isa) : "") + ", " + run.date;
+         (run.same_isa ? ", held to " + run.isa : "") + ", " + run.date;
 }
 
 const Entry* main_rival(const Measurement& measurement) {
@@ -113,7 +113,7 @@ BenchTable::BenchTable(const std::vector<BenchCase>& cases, Terminal terminal)
 void BenchTable::opening(const Run& run) {
   const Environment& e = run.environment;
   table_.line("multihead " + e.version + " · torch " + e.torch_running + " · " +
-                  e.blas + " · " + e.cpu + " · kernels for " + name(run.isa) +
+                  e.blas + " · " + e.cpu + " · kernels for " + run.isa +
                   (run.same_isa ? ", PyTorch held to it · " : " · ") + run.date,
               Style::kBold);
   table_.line("");
@@ -180,11 +180,11 @@ void BenchTable::closing(const Run& run, double seconds) {
   for (const auto& [unit, rate] : peaks(run))
     table_.line("peak  " + unit + ": " + three_digits(rate), Style::kDim);
   for (const std::string& text : missed) table_.line("missed  " + text);
-  if (run.has_tiles || run.isa < Isa::kAvx512Bf16)
+  if (run.has_tiles || run.isa == "portable" ||
+      (run.isa == "avx2" && !run.same_isa))
     table_.line(
-        "Targets are for a processor with AVX-512 and avx512_bf16 and "
-        "without AMX, so not for this run; they are shown all the "
-        "same.");
+        "Targets are for kernels of AVX-512 and PyTorch without AMX, or "
+        "AVX2 on both sides; so not for this run.");
   if (noisy > 0)
     table_.line(plural(noisy, "measurement") + " on a machine that others used",
                 Style::kBad);

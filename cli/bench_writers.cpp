@@ -91,7 +91,7 @@ std::string to_json(const Run& run) {
   const Json all = {
       {"environment", to_json(run.environment)},
       {"date", run.date},
-      {"isa", name(run.isa)},
+      {"isa", run.isa},
       {"amx", run.has_tiles},
       {"pytorch_held_to_isa", run.same_isa},
       {"plan", {{"rounds", run.plan.rounds}, {"seconds", run.plan.seconds}}},

@@ -101,8 +101,8 @@ void add_bench(CLI::App& app, cli::BenchOptions& bench,
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
   bench_command->add_flag("--same-isa", bench.same_isa,
-                          "Hold PyTorch to the instruction set of our kernels, "
-                          "so without AMX");
+                          "Hold PyTorch to the registers of our kernels, "
+                          "without AMX");
   bench_command->add_flag("--quick", bench.quick, "Three rounds, for a look");
   bench_command->add_option("--seed", bench.seed, "Seed of all random inputs")
       ->capture_default_str();
@@ -154,7 +154,9 @@ int main(int argc, char** argv) {
   try {
     return command();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "multihead: %s\n", error.what());
+    const std::string what = error.what();  // torch adds its call stack
+    std::fprintf(stderr, "multihead: %s\n",
+                 what.substr(0, what.find('\n')).c_str());
     return 2;
   }
 }

@@ -14,11 +14,9 @@
 #include <array>
 #include <barrier>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <numeric>
-#include <stdexcept>
 #include <thread>
 #include <utility>
 #if defined(__x86_64__)
@@ -168,23 +166,21 @@ bool may_use_tiles() {
 
 #endif
 
-Loop loop_of(Unit unit, Isa isa) {
+Loop loop_of(Unit unit, int bits) {
+  const bool single = unit == Unit::kFloat32;
 #if defined(__x86_64__)
   if (unit == Unit::kBFloat16Tiles) return may_use_tiles() ? tiles : nullptr;
   if (unit == Unit::kBFloat16Pairs)
-    return isa == Isa::kAvx512Bf16 ? zmm_pairs : nullptr;
-  const bool single = unit == Unit::kFloat32;
-  if (isa >= Isa::kAvx512) return single ? zmm_floats : zmm_doubles;
-  if (isa == Isa::kAvx2) return single ? ymm_floats : ymm_doubles;
+    return bits == 512 && __builtin_cpu_supports("avx512bf16") ? zmm_pairs
+                                                               : nullptr;
+  if (bits == 512 && __builtin_cpu_supports("avx512f"))
+    return single ? zmm_floats : zmm_doubles;
+  if (bits == 256 && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma"))
+    return single ? ymm_floats : ymm_doubles;
 #endif
-  switch (unit) {
-    case Unit::kFloat32:
-      return portable_chains<float>;
-    case Unit::kFloat64:
-      return portable_chains<double>;
-    default:
-      return nullptr;
-  }
+  if (bits != 128 || !(single || unit == Unit::kFloat64)) return nullptr;
+  return single ? portable_chains<float> : portable_chains<double>;
 }
 
 // task(thread) in `threads` threads, which all start together.
@@ -220,45 +216,8 @@ uint64_t read(const uint64_t* from, const uint64_t* to) {
 
 }  // namespace
 
-std::string name(Isa isa) {
-  static constexpr const char* kNames[] = {"portable", "avx2", "avx512",
-                                           "avx512_bf16"};
-  return kNames[static_cast<int>(isa)];
-}
-
-Isa best_isa() {
-#if defined(__x86_64__)
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-    return Isa::kPortable;
-  if (!__builtin_cpu_supports("avx512f") ||
-      !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512vl"))
-    return Isa::kAvx2;
-  return __builtin_cpu_supports("avx512bf16") ? Isa::kAvx512Bf16 : Isa::kAvx512;
-#else
-  return Isa::kPortable;
-#endif
-}
-
-Isa chosen_isa() {
-  const char* forced = std::getenv("MULTIHEAD_ISA");
-  if (!forced || !*forced) return best_isa();
-  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
-    if (name(isa) != forced) continue;
-    if (isa > best_isa())
-      throw std::invalid_argument(
-          "MULTIHEAD_ISA must be supported by this "
-          "processor, got " +
-          name(isa) + " (it has " + name(best_isa()) + ")");
-    return isa;
-  }
-  throw std::invalid_argument(
-      "MULTIHEAD_ISA must be portable, avx2, avx512 or avx512_bf16, got " +
-      std::string(forced));
-}
-
-std::optional<Rate> measure_arithmetic(Unit unit, Isa isa, int threads) {
-  const Loop loop = loop_of(unit, isa);
+std::optional<Rate> measure_arithmetic(Unit unit, int bits, int threads) {
+  const Loop loop = loop_of(unit, bits);
   if (!loop) return std::nullopt;
   std::vector<Rate> rates(threads);
   run_together(threads, [&](int thread) {

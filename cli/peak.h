@@ -7,23 +7,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace cli {
-
-/// The instruction sets that the kernels are compiled for, ascending.
-enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
-
-/// "portable", "avx2", "avx512", "avx512_bf16": the values of MULTIHEAD_ISA.
-std::string name(Isa isa);
-
-/// The highest that the processor has.
-Isa best_isa();
-
-/// best_isa(), or what MULTIHEAD_ISA names. Throws std::invalid_argument where
-/// it names no instruction set, or one that the processor lacks.
-Isa chosen_isa();
 
 /// Units of arithmetic: multiply-add in float32 and float64, dot products of
 /// bfloat16 pairs (VDPBF16PS), and of bfloat16 tiles (AMX).
@@ -36,9 +22,10 @@ struct Rate {
 };
 
 /// GFLOP/s of `threads` threads that do nothing else for some 20 ms, a
-/// multiply-add counting 2; nullopt where `isa` has no such unit. Tiles belong
-/// to the processor rather than to an Isa.
-std::optional<Rate> measure_arithmetic(Unit unit, Isa isa, int threads);
+/// multiply-add counting 2, in vector registers of `bits`: 512 (AVX-512), 256
+/// (AVX2 and FMA) or 128 (a multiplication and an addition, any processor).
+/// nullopt where this processor has no such unit.
+std::optional<Rate> measure_arithmetic(Unit unit, int bits, int threads);
 
 /// Reads memory too large for any cache, which is why it keeps much of it.
 class MemoryReader {
