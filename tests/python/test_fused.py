@@ -6,6 +6,7 @@ Values are judged against float64 loops by the budget of test_definition.py.
 
 import dataclasses
 import itertools
+import math
 import os
 
 import calls
@@ -184,9 +185,9 @@ SHAPES = [
 ]
 
 
-def everything_of(q, k, v, mask):
+def everything_of(q, k, v, mask, **options):
     """All results that a mask takes part in."""
-    options = dict(attn_mask=mask, enable_gqa=True)
+    options |= dict(attn_mask=mask, enable_gqa=True)
     out, lse = ops.fused_attention(q, k, v, **options)
     return (
         out,
@@ -263,9 +264,13 @@ def test_the_lowest_finite_mask_does_not_block(dtype, options):
     mask = torch.zeros(LQ, LK, dtype=of_mask)
     mask[2] = torch.finfo(of_mask).min
     mask[4, 1:] = torch.finfo(of_mask).min
-    out = attention(q, k, v, mask, **options)
+    results = everything_of(q, k, v, mask, **options)
+    out, _, weights, mean, largest, _, entropy = results
     assert_close(out[:, :, 2], v.double().mean(2).to(dtype))
     assert torch.equal(out[:, :, 4], v[:, :, 0])
+    for x in (weights[:, :, 2], mean[:, 2], largest[:, :, 2]):
+        assert_close(x, torch.full_like(x, 1 / LK))
+    assert_close(entropy[:, :, 2], torch.full_like(entropy[:, :, 2], math.log(LK)))
     if dtype.itemsize > 2 and "softcap" not in options:
         theirs = F.scaled_dot_product_attention(q, k, v, mask, **options)
         assert_close(out, theirs)
