@@ -87,9 +87,10 @@ std::string today() {
   return text;
 }
 
-// The registers of our kernels and no tiles. Has to come before PyTorch and its
-// libraries look, which they do once.
+// The registers of our kernels, and tiles only where we use them. Has to come
+// before PyTorch and its libraries look, which they do once.
 void hold_pytorch_to(const std::string& isa) {
+  if (isa == "amx") return;
   constexpr const char* kVariables[] = {
       "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"};
   constexpr const char* kPortable[] = {"default", "SSE4_2", "SSE41"};

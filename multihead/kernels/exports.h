@@ -18,6 +18,7 @@ MULTIHEAD_EXPORTS(portable_fma);
 MULTIHEAD_EXPORTS(avx2);
 MULTIHEAD_EXPORTS(avx512);
 MULTIHEAD_EXPORTS(avx512_bf16);
+MULTIHEAD_EXPORTS(amx);
 #endif
 
 }  // namespace multihead::kernels

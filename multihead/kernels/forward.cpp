@@ -31,30 +31,24 @@
 #include <new>
 
 #include "multihead/kernels/dropout.h"
+#include "multihead/kernels/running_softmax.h"
 #include "multihead/kernels/scores.h"
 #include "multihead/kernels/target.h"
 
 namespace multihead::kernels {
 namespace {
 
-/// A running softmax over keys: of each row m, l and O = Σ p·v.
-template <typename T>
-struct RunningSoftmax {
-  T* maximum;  ///< (lanes)
-  T* sum;      ///< (lanes)
-  T* context;  ///< (Dv, lanes)
-};
-
-template <class F>
+template <class M, class S>
 struct ForwardScratch {
+  using F = typename M::F;
   using T = typename F::Scalar;
   /// Per tile of a task.
   struct OfTile {
     T* query;
-    RunningSoftmax<T> total;
+    RunningSoftmax<F> total;
   };
   OfTile tiles[8];
-  RunningSoftmax<T> split;
+  RunningSoftmax<F> split;
   ScoreScratch<T> score;
   T* shift;   ///< (lanes), m as it may be subtracted
   T* factor;  ///< (lanes), what O is scaled by
@@ -67,20 +61,21 @@ struct ForwardScratch {
     constexpr int64_t lanes = kTileLanes<F>;
     const Attention& a = f.attention;
     const auto softmax = [&] {
-      return RunningSoftmax<T>{arena.take<T>(lanes), arena.take<T>(lanes),
-                               arena.take<T>(a.Dv * lanes)};
+      return RunningSoftmax<F>(M::columns(a.Dv), arena);
     };
     const int64_t count = (plan.rows_per_task + lanes - 1) / lanes;
     for (int64_t n = 0; n < count; ++n) {
-      tiles[n] = {arena.take<T>(a.D * lanes), softmax()};
+      tiles[n] = {arena.take<T>(M::depth(a.D) * lanes), softmax()};
     }
     split = softmax();
     shift = arena.take<T>(lanes);
     factor = arena.take<T>(lanes);
     pairs = arena.take<T>(kKeyBlock / 2 * lanes);
-    key = plan.pack_key ? arena.take<T>(panel_size(kKeySplit, a.D)) : nullptr;
-    value =
-        plan.pack_value ? arena.take<T>(panel_size(kKeySplit, a.Dv)) : nullptr;
+    key = plan.pack_key ? arena.take<T>(Panels<M, S>::key_size(kKeySplit, a.D))
+                        : nullptr;
+    value = plan.pack_value
+                ? arena.take<T>(Panels<M, S>::value_size(kKeySplit, a.Dv))
+                : nullptr;
   }
 };
 
@@ -93,7 +88,7 @@ class ForwardTask {
   using Tile = RowTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  ForwardTask(const Forward& f, ForwardScratch<F>& scratch)
+  ForwardTask(const Forward& f, ForwardScratch<M, S>& scratch)
       : f_(f), a_(f.attention), s_(scratch) {}
 
   /// False: something is not finite, and may come from a key that its row does
@@ -111,7 +106,7 @@ class ForwardTask {
                     least(kLanes, task.count - r)});
       tiles[count] = tile;
       load_queries<M, S>(a_, *tile, s_.tiles[count].query);
-      reset(s_.tiles[count].total);
+      s_.tiles[count].total.reset(a_.Dv);
       if (tile->keys.empty()) continue;
       all = {least(all.begin, tile->keys.begin), most(all.end, tile->keys.end)};
     }
@@ -119,9 +114,9 @@ class ForwardTask {
          at += kKeySplit) {
       const Interval split = overlap(all, {at, at + kKeySplit});
       const auto key =
-          key_panel<M, S>(a_.key, task.b, task.head, split, a_.D, s_.key);
-      const auto value = value_panel<M, S>(a_.value, task.b, task.head, split,
-                                           a_.Dv, s_.value);
+          Panels<M, S>::keys(a_.key, task.b, task.head, split, a_.D, s_.key);
+      const auto value = Panels<M, S>::template values<kCareful>(
+          a_.value, task.b, task.head, split, a_.Dv, s_.value);
       for (int n = 0; n < count; ++n) {
         const Interval keys = overlap(split, tiles[n]->keys);
         if (keys.empty()) continue;
@@ -132,9 +127,9 @@ class ForwardTask {
           started[n] = true;
           continue;
         }
-        reset(s_.split);
+        s_.split.reset(a_.Dv);
         attend(*tiles[n], s_.split, keys, key, value);
-        merge(total, s_.split);
+        total.merge(s_.split, a_.Dv);
       }
     }
     bool finite = true;
@@ -145,16 +140,8 @@ class ForwardTask {
   }
 
  private:
-  void reset(RunningSoftmax<T>& state) {
-    for (int64_t r = 0; r < kLanes; ++r) {
-      state.maximum[r] = T(-INFINITY);
-      state.sum[r] = 0;
-    }
-    memset(state.context, 0, a_.Dv * kLanes * sizeof(T));
-  }
-
   /// The running softmax of a tile over `keys`, which lie in one split.
-  void attend(const Tile& tile, RunningSoftmax<T>& state, Interval keys,
+  void attend(const Tile& tile, RunningSoftmax<F>& state, Interval keys,
               const Panel<T>& key, const Panel<T>& value) {
     for (int64_t at = round_down(keys.begin, kKeyBlock); at < keys.end;
          at += kKeyBlock) {
@@ -169,13 +156,13 @@ class ForwardTask {
         exponentiate(tile, state, block, block.segments[n]);
       }
       for (int n = 0; n < block.count; ++n) {
-        add_values(state, block, block.segments[n], value);
+        add_values(tile, state, block, block.segments[n], value);
       }
     }
   }
 
   /// m_old → m: what l is scaled by now, and O when it is next added to.
-  void raise_maximum(RunningSoftmax<T>& state) {
+  void raise_maximum(RunningSoftmax<F>& state) {
     for (int64_t r = 0; r < kLanes; r += F::kLanes) {
       const auto m = F::load(s_.score.maximum + r);
       const auto shift = shift_of<F>(m);
@@ -188,7 +175,7 @@ class ForwardTask {
   }
 
   /// S → P, in place.
-  void exponentiate(const Tile& tile, RunningSoftmax<T>& state,
+  void exponentiate(const Tile& tile, RunningSoftmax<F>& state,
                     const ScoreBlock& block, const Segment& segment) {
     const int64_t begin = segment.keys.begin - block.anchor;
     const int64_t end = segment.keys.end - block.anchor;
@@ -216,23 +203,49 @@ class ForwardTask {
   }
 
   /// O = factor·O + Vᵀ·Pᵀ.
-  void add_values(RunningSoftmax<T>& state, const ScoreBlock& block,
-                  const Segment& segment, const Panel<T>& value) {
+  void add_values(const Tile& tile, RunningSoftmax<F>& state,
+                  const ScoreBlock& block, const Segment& segment,
+                  const Panel<T>& value) {
     const int64_t from = segment.first * F::kLanes;
     const int64_t row = (segment.keys.begin - block.anchor) / M::kPair;
     const int64_t depth = (segment.keys.end - segment.keys.begin) / M::kPair;
     const T* weights = s_.score.scores;
     if constexpr (M::kPair == 2) weights = to_pairs(block, segment);
-    add_context<M>({.value = value.row(segment.keys.begin / M::kPair),
-                    .value_stride = value.stride,
-                    .weights = weights + row * kLanes + from,
-                    .depth = depth,
-                    .context = state.context + from,
-                    .factor = s_.factor + from},
-                   a_.Dv, segment.last - segment.first, kCareful);
+    Product<M>::template add_context<kCareful>(
+        {.value = value.row(segment.keys.begin / M::kPair),
+         .value_stride = value.stride,
+         .weights = weights + row * kLanes + from,
+         .depth = depth,
+         .context = state.context + from,
+         .factor = s_.factor + from},
+        a_.Dv, segment.last - segment.first);
+    if constexpr (kCareful && M::kHidesInPanels) {
+      add_not_finite(tile, state, block, segment);
+    }
     const auto one = F::broadcast(1);
     for (int c = segment.first; c < segment.last; ++c) {
       F::store(s_.factor + c * F::kLanes, one);
+    }
+  }
+
+  /// What the panel left out, for the rows that see it: their result is not
+  /// finite, in whatever order it is added.
+  void add_not_finite(const Tile& tile, RunningSoftmax<F>& state,
+                      const ScoreBlock& block, const Segment& segment) {
+    const Interval keys = overlap(segment.keys, tile.keys);
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      const auto* row = row_of<typename S::Type>(a_.value, tile.b, tile.g, j);
+      const T* weights = s_.score.scores + (j - block.anchor) * kLanes;
+      for (int64_t e = 0; e < a_.Dv; ++e) {
+        T value[F::kLanes];
+        F::store(value, load_some<S>(row + e, 1));
+        if (value[0] - value[0] == 0) continue;
+        for (int64_t r = segment.first * F::kLanes;
+             r < segment.last * F::kLanes; ++r) {
+          if (signbit(weights[r])) continue;
+          state.context[e * kLanes + r] += weights[r] * value[0];
+        }
+      }
     }
   }
 
@@ -249,27 +262,8 @@ class ForwardTask {
     return s_.pairs;
   }
 
-  /// (m, l, O) of two disjoint sets of keys as one.
-  void merge(RunningSoftmax<T>& total, const RunningSoftmax<T>& part) {
-    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
-      const auto a = F::load(total.maximum + r), b = F::load(part.maximum + r);
-      const auto m = F::max(b, a);
-      const auto shift = shift_of<F>(m);
-      const auto of_total = exp<F>(F::sub(a, shift));
-      const auto of_part = exp<F>(F::sub(b, shift));
-      F::store(total.maximum + r, m);
-      F::store(total.sum + r, F::fma(F::load(part.sum + r), of_part,
-                                     F::mul(F::load(total.sum + r), of_total)));
-      for (int64_t e = 0; e < a_.Dv; ++e) {
-        T* o = total.context + e * kLanes + r;
-        F::store(o, F::fma(F::load(part.context + e * kLanes + r), of_part,
-                           F::mul(F::load(o), of_total)));
-      }
-    }
-  }
-
   /// out and logsumexp of a tile; false where a row's is not finite.
-  bool finish(const Tile& tile, RunningSoftmax<T>& total) {
+  bool finish(const Tile& tile, RunningSoftmax<F>& total) {
     const double p = a_.dropout.probability;
     const auto kept = F::broadcast(static_cast<T>(p < 1 ? 1 / (1 - p) : 0));
     bool finite = true;
@@ -338,7 +332,7 @@ class ForwardTask {
 
   const Forward& f_;
   const Attention& a_;
-  ForwardScratch<F>& s_;
+  ForwardScratch<M, S>& s_;
 };
 
 TaskGrid grid_of(const Attention& a, const Plan& plan) {
@@ -349,7 +343,6 @@ template <class M, class S>
 struct ForwardKernel {
   using Type = Kernel<Forward>;
   static Plan plan(const Forward& f, int threads) {
-    using T = typename M::F::Scalar;
     const Attention& a = f.attention;
     constexpr int64_t kLanes = kTileLanes<typename M::F>;
     const int64_t rows = a.Lq * group_of(a);
@@ -359,20 +352,21 @@ struct ForwardKernel {
     plan.longest_first = a.visibility.is_causal;
     // Rows that lie apart cost cache lines and pages; a copy pays as soon as
     // two tiles share it.
-    constexpr bool kWiden = sizeof(typename S::Type) != sizeof(T);
+    constexpr bool kWiden = !Panels<M, S>::kInPlace;
     plan.pack_key = kWiden || (a.key.row != a.D && tiles > 1);
     plan.pack_value = kWiden || (a.value.row != a.Dv && tiles > 1);
     plan.tasks = grid_of(a, plan).tasks();
     Arena arena(nullptr);
-    ForwardScratch<typename M::F>(f, plan, arena);
+    ForwardScratch<M, S>(f, plan, arena);
     plan.scratch_bytes = arena.used();
     return plan;
   }
 
   static void run(const Forward& f, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
     Arena arena(scratch);
-    ForwardScratch<typename M::F> s(f, plan, arena);
+    ForwardScratch<M, S> s(f, plan, arena);
     const TaskGrid grid = grid_of(f.attention, plan);
     for (int64_t n = first; n < last; ++n) {
       if (!ForwardTask<M, S, false>(f, s).run(grid[n])) {

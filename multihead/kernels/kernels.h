@@ -129,9 +129,10 @@ struct Plan {
 };
 
 /// The instruction sets for which kernels are built.
-enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
+/// The last two differ from kAvx512 in bfloat16 only.
+enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512,
-                                   Isa::kAvx512Bf16};
+                                   Isa::kAvx512Bf16, Isa::kAmx};
 const char* name_of(Isa isa);  ///< as in MULTIHEAD_ISA: "avx512_bf16"
 bool cpu_has(Isa isa);
 

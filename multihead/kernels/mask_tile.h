@@ -101,7 +101,7 @@ struct MaskRows {
 /// E: uint8_t for keep masks, the compute type for biases.
 template <class F, typename E>
 inline MaskTile<typename F::Scalar> read_mask_of(
-    const ScoreMask& mask, const MaskRows& rows, Interval block,
+    const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
     const MaskScratch<typename F::Scalar>& scratch) {
   using T = typename F::Scalar;
   const int64_t anchor = round_down(block.begin, kKeyBlock);
@@ -118,9 +118,9 @@ inline MaskTile<typename F::Scalar> read_mask_of(
   int64_t first = 0, last = count;
   while (first < count && !scan.seen[first]) ++first;
   while (last > first && !scan.seen[last - 1]) --last;
-  // Widened to pairs, which some products compute whole.
-  const Interval keys = overlap(block, {round_down(block.begin + first, 2),
-                                        round_up(block.begin + last, 2)});
+  // Widened to groups of keys, which some products compute whole.
+  const Interval keys = overlap(block, {round_down(block.begin + first, group),
+                                        round_up(block.begin + last, group)});
   if (first == last) return {{}, nullptr};
   bool changed = false;
   for (int64_t j = keys.begin; j < keys.end; ++j) {
@@ -145,12 +145,13 @@ inline MaskTile<typename F::Scalar> read_mask_of(
 /// `block` lies in one block of kKeyBlock keys.
 template <class F>
 inline MaskTile<typename F::Scalar> read_mask(
-    const ScoreMask& mask, const MaskRows& rows, Interval block,
+    const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
     const MaskScratch<typename F::Scalar>& scratch) {
   if (mask.kind == ScoreMask::Kind::kNone) return {block, nullptr};
   return mask.kind == ScoreMask::Kind::kKeep
-             ? read_mask_of<F, uint8_t>(mask, rows, block, scratch)
-             : read_mask_of<F, typename F::Scalar>(mask, rows, block, scratch);
+             ? read_mask_of<F, uint8_t>(mask, rows, block, group, scratch)
+             : read_mask_of<F, typename F::Scalar>(mask, rows, block, group,
+                                                   scratch);
 }
 
 }  // namespace

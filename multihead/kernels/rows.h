@@ -15,10 +15,10 @@ struct Interval {
   bool empty() const { return begin >= end; }
 };
 
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t round_down(int64_t x, int64_t step) { return x - x % step; }
-inline int64_t round_up(int64_t x, int64_t step) {
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t round_down(int64_t x, int64_t step) { return x - x % step; }
+constexpr int64_t round_up(int64_t x, int64_t step) {
   return round_down(x + step - 1, step);
 }
 inline Interval overlap(Interval a, Interval b) {
@@ -80,10 +80,11 @@ struct Segment {
 /// Four ends for each vector, and one more.
 inline constexpr int kMaxSegments = 4 * kMaxVectors + 1;
 
-/// Cuts `keys` into segments, ascending, leaving out keys that no vector sees.
-/// Returns how many. The views' ends must be monotone in c.
-inline int cut_segments(Interval keys, const VectorView* views, int vectors,
-                        Segment* segments) {
+/// Cuts `keys` into segments at multiples of `step`, ascending, leaving out
+/// keys that no vector sees. Returns how many. The views' ends must be monotone
+/// in c.
+inline int cut_segments(Interval keys, int64_t step, const VectorView* views,
+                        int vectors, Segment* segments) {
   int count = 0;
   for (int64_t at = keys.begin; at < keys.end;) {
     int64_t next = keys.end;
@@ -91,10 +92,10 @@ inline int cut_segments(Interval keys, const VectorView* views, int vectors,
       if (key > at) next = least(next, key);
     };
     for (int c = 0; c < vectors; ++c) {
-      stop_at(round_down(views[c].some.begin, kKeyStep));
-      stop_at(round_up(views[c].every.begin, kKeyStep));
-      stop_at(round_down(views[c].every.end, kKeyStep));
-      stop_at(round_up(views[c].some.end, kKeyStep));
+      stop_at(round_down(views[c].some.begin, step));
+      stop_at(round_up(views[c].every.begin, step));
+      stop_at(round_down(views[c].every.end, step));
+      stop_at(round_up(views[c].some.end, step));
     }
     Segment segment{{at, next}, vectors, 0, true};
     for (int c = 0; c < vectors; ++c) {

@@ -5,7 +5,9 @@
 #pragma once
 
 #include "multihead/kernels/mask_tile.h"
+#include "multihead/kernels/panel.h"
 #include "multihead/kernels/plan.h"
+#include "multihead/kernels/product.h"
 #include "multihead/kernels/softmax.h"
 #include "multihead/kernels/storage.h"
 
@@ -155,18 +157,17 @@ inline ScoreBlock score_block(
   using T = typename F::Scalar;
   ScoreBlock result;
   result.anchor = round_down(block.begin, kKeyBlock);
-  const auto mask =
-      read_mask<F>(a.mask, {tile.mask_offset, tile.count}, block, scratch.mask);
+  const auto mask = read_mask<F>(a.mask, {tile.mask_offset, tile.count}, block,
+                                 M::kKeyGroup, scratch.mask);
   if (mask.keys.empty()) return result;
   const RuleTile<T> rules{mask.values, static_cast<T>(a.softcap),
                           static_cast<T>(1 / a.softcap), a.softcap != 0,
                           a.alibi_slopes != nullptr};
-  Interval computed = mask.keys;
-  if (M::kPair == 2) {
-    computed = {round_down(computed.begin, 2), round_up(computed.end, 2)};
-  }
-  result.count =
-      cut_segments(computed, tile.views, tile.vectors, result.segments);
+  // What is computed beyond the mask's keys lies outside of all intervals.
+  const Interval computed{round_down(mask.keys.begin, M::kKeyGroup),
+                          round_up(mask.keys.end, M::kKeyGroup)};
+  result.count = cut_segments(computed, most(kKeyStep, M::kKeyGroup),
+                              tile.views, tile.vectors, result.segments);
   for (int n = 0; n < result.count; ++n) {
     const Segment& segment = result.segments[n];
     const int64_t from = segment.first * F::kLanes;
@@ -175,17 +176,17 @@ inline ScoreBlock score_block(
         .key = keys.row(segment.keys.begin),
         .key_stride = keys.stride,
         .query = scratch.query + from,
-        .depth = (a.D + M::kPair - 1) / M::kPair,
+        .depth = M::depth(a.D),
         .scores = scratch.scores + row * kTileLanes<F> + from,
         .maximum = scratch.maximum + from,
         .scale = static_cast<T>(a.scale)};
     const int64_t count = segment.keys.end - segment.keys.begin;
     const int vectors = segment.last - segment.first;
     if (segment.plain && !rules.any()) {
-      score<M, true>(product, count, vectors);
+      Product<M>::template score<true>(product, count, vectors);
       continue;
     }
-    score<M, false>(product, count, vectors);
+    Product<M>::template score<false>(product, count, vectors);
     for (int c = segment.first; c < segment.last; ++c) {
       apply_rules<F>(tile, result, rules, segment, c, scratch);
     }
@@ -201,6 +202,12 @@ struct QueryStorage {
 #ifdef __AVX512BF16__
 template <class S>
 struct QueryStorage<BFloat16Dot, S> {
+  using Type = StoredPairs;
+};
+#endif
+#ifdef __AMX_BF16__
+template <class S>
+struct QueryStorage<BFloat16Tiles, S> {
   using Type = StoredPairs;
 };
 #endif
@@ -224,6 +231,10 @@ inline void load_queries(const Attention& a, const RowTile<typename M::F>& tile,
         rows, a.D, static_cast<typename F::Scalar>(a.scale),
         query + c * F::kLanes);
   }
+  // Padding of the depth meets the padding of the keys, which is 0.
+  const int64_t used = (a.D + M::kPair - 1) / M::kPair;
+  memset(query + used * kTileLanes<F>, 0,
+         (M::depth(a.D) - used) * kTileLanes<F> * sizeof *query);
 }
 
 }  // namespace

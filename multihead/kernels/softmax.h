@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // exp, tanh and log on vectors, in arithmetic that every instruction set
-// repeats bit by bit, and the running softmax over blocks of keys (Milakov and
-// Gimelshein, "Online normalizer calculation for softmax", 2018): of each row
-// the largest score m, the sum l of exp(s − m), and Σ exp(s − m)·v, which are
-// scaled by exp(m − m') when a block raises m to m'.
+// repeats bit by bit.
 #pragma once
 
 #include <math.h>

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "multihead/kernels/exports.h"
+#include "multihead/kernels/product.h"
 #include "multihead/kernels/storage.h"
 
 #define MULTIHEAD_JOIN(a, b) a##_##b
@@ -24,8 +25,10 @@ inline auto visit(Dtype dtype) {
     using Entry = decltype(k);
     return typename Entry::Type{&Entry::plan, &Entry::run};
   };
-#ifdef __AVX512BF16__
-  // What this target is for; it is asked for nothing else.
+  // What these two targets are for; they are asked for nothing else.
+#if defined(__AMX_BF16__)
+  return kernel(K<BFloat16Tiles, Stored<Dtype::kBFloat16>>{});
+#elif defined(__AVX512BF16__)
   return kernel(K<BFloat16Dot, Stored<Dtype::kBFloat16>>{});
 #endif
   switch (dtype) {

@@ -22,16 +22,24 @@
 namespace multihead::kernels {
 namespace {
 
-/// How two numbers are multiplied and added. kPair numbers that follow one
-/// another along the summed dimension share an element.
+/// How products multiply and add. kPair numbers that follow one another along
+/// the summed dimension share an element; keys are computed in groups of
+/// kKeyGroup.
 template <class Lanes>
 struct FusedMultiplyAdd {
   using F = Lanes;
   using Vector = typename F::Vector;
   static constexpr int kPair = 1;
+  static constexpr int64_t kKeyGroup = 1;
+  /// Elements of a row of keys; columns of values, with padding.
+  static constexpr int64_t depth(int64_t width) { return width; }
+  static constexpr int64_t columns(int64_t width) { return width; }
+
   MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
     return F::fma(a, b, c);
   }
+  /// Whether values are hidden from weights of −0 in the panel, not by hide.
+  static constexpr bool kHidesInPanels = false;
   /// a, 0 where the weight is −0: a value hidden from lanes not to see it.
   MULTIHEAD_INLINE Vector hide(Vector a, Vector weight) {
     return F::select(F::is_negative_zero(weight), F::broadcast(0), a);
@@ -45,6 +53,11 @@ struct BFloat16Dot {
   using F = Float32;
   using Vector = F::Vector;
   static constexpr int kPair = 2;
+  static constexpr int64_t kKeyGroup = 2;
+  static constexpr int64_t depth(int64_t width) { return (width + 1) / 2; }
+  static constexpr int64_t columns(int64_t width) { return width; }
+  static constexpr bool kHidesInPanels = false;
+
   MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
     return BFloat16Pairs::dot(a, b, c);
   }
@@ -207,42 +220,6 @@ template <class M, int kVectors, int kRows, bool kCareful>
       context_columns<M, kVectors, next_rows(kRows), kCareful>(t, columns);
     }
   }
-}
-
-/// score_keys for a number of vectors known at run time.
-template <class M, bool kMaximum>
-inline void score(const ScoreProduct<typename M::F::Scalar>& t, int64_t keys,
-                  int vectors) {
-  using F = typename M::F;
-  if (vectors == 3) return score_keys<M, 3, tile_rows<F>(3), kMaximum>(t, keys);
-  if (vectors == 2) return score_keys<M, 2, tile_rows<F>(2), kMaximum>(t, keys);
-  return score_keys<M, 1, tile_rows<F>(1), kMaximum>(t, keys);
-}
-
-/// context_columns for a number of vectors known at run time. `careful`: values
-/// against a weight of −0 count as 0, whatever they are.
-template <class M>
-inline void add_context(const ContextProduct<typename M::F::Scalar>& t,
-                        int64_t columns, int vectors, bool careful) {
-  using F = typename M::F;
-  if (careful) {
-    // Rare: one vector at a time, whatever the tile.
-    auto part = t;
-    for (int c = 0; c < vectors; ++c) {
-      context_columns<M, 1, 4, true>(part, columns);
-      part.weights += F::kLanes;
-      part.context += F::kLanes;
-      part.factor += F::kLanes;
-    }
-    return;
-  }
-  if (vectors == 3) {
-    return context_columns<M, 3, tile_rows<F>(3), false>(t, columns);
-  }
-  if (vectors == 2) {
-    return context_columns<M, 2, tile_rows<F>(2), false>(t, columns);
-  }
-  return context_columns<M, 1, tile_rows<F>(1), false>(t, columns);
 }
 
 }  // namespace

@@ -18,11 +18,12 @@
 namespace multihead::kernels {
 namespace {
 
-template <class F>
+template <class M, class S>
 struct WeightsScratch {
+  using F = typename M::F;
   using T = typename F::Scalar;
   ScoreScratch<T> score;
-  T* queries;  ///< (heads, D, lanes)
+  T* queries;  ///< (heads, depth, lanes)
   T* sum;      ///< (kKeyBlock, lanes)
   T* shift;    ///< (heads, lanes), logsumexp as it may be subtracted
   T* key;      ///< a block, packed; null: in place
@@ -30,11 +31,12 @@ struct WeightsScratch {
   WeightsScratch(const Attention& a, const Plan& plan, int64_t heads,
                  Arena& arena)
       : score(a, kTileLanes<F>, arena),
-        queries(arena.take<T>(heads * a.D * kTileLanes<F>)),
+        queries(arena.take<T>(heads * M::depth(a.D) * kTileLanes<F>)),
         sum(arena.take<T>(kKeyBlock * kTileLanes<F>)),
         shift(arena.take<T>(heads * kTileLanes<F>)),
-        key(plan.pack_key ? arena.take<T>(panel_size(kKeyBlock, a.D))
-                          : nullptr) {}
+        key(plan.pack_key
+                ? arena.take<T>(Panels<M, S>::key_size(kKeyBlock, a.D))
+                : nullptr) {}
 };
 
 /// Rows `first`… of the heads first_head ≤ h < last_head of batch row b.
@@ -68,14 +70,14 @@ class WeightsTask {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  WeightsTask(const Weights& w, WeightsScratch<F>& scratch)
+  WeightsTask(const Weights& w, WeightsScratch<M, S>& scratch)
       : w_(w), a_(w.attention), s_(scratch) {}
 
   void run(const HeadRange& rows) {
     for (int64_t h = rows.first_head; h < rows.last_head; ++h) {
       const auto tile = tile_of<F>(a_, rows, h);
       const int64_t n = h - rows.first_head;
-      load_queries<M, S>(a_, tile, s_.queries + n * a_.D * kLanes);
+      load_queries<M, S>(a_, tile, s_.queries + n * M::depth(a_.D) * kLanes);
       load_shift<F>(a_, tile, w_.logsumexp, s_.shift + n * kLanes);
     }
     for (int64_t at = 0; at < a_.Lk; at += kKeyBlock) {
@@ -95,9 +97,9 @@ class WeightsTask {
     const Interval keys = overlap(block, tile.keys);
     if (keys.empty()) return;
     const int64_t n = h - rows.first_head;
-    s_.score.query = s_.queries + n * a_.D * kLanes;
+    s_.score.query = s_.queries + n * M::depth(a_.D) * kLanes;
     const auto panel =
-        key_panel<M, S>(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
+        Panels<M, S>::keys(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
     const ScoreBlock scores = score_block<M>(a_, tile, panel, keys, s_.score);
     for (int i = 0; i < scores.count; ++i) {
       const Segment& segment = scores.segments[i];
@@ -150,7 +152,7 @@ class WeightsTask {
 
   const Weights& w_;
   const Attention& a_;
-  WeightsScratch<F>& s_;
+  WeightsScratch<M, S>& s_;
 };
 
 template <class M, class S>
@@ -169,16 +171,17 @@ struct WeightsKernel {
     Plan plan;
     plan.rows_per_task = kTileLanes<F>;
     plan.tasks = grid(w).tasks();
-    plan.pack_key = sizeof(typename S::Type) != sizeof(typename F::Scalar);
+    plan.pack_key = !Panels<M, S>::kInPlace;
     Arena arena(nullptr);
-    WeightsScratch<F>(w.attention, plan, heads(w), arena);
+    WeightsScratch<M, S>(w.attention, plan, heads(w), arena);
     plan.scratch_bytes = arena.used();
     return plan;
   }
   static void run(const Weights& w, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
     Arena arena(scratch);
-    WeightsScratch<F> s(w.attention, plan, heads(w), arena);
+    WeightsScratch<M, S> s(w.attention, plan, heads(w), arena);
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(w)[n];
       const int64_t head = task.head * heads(w);
@@ -204,7 +207,8 @@ class SummaryTask {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  SummaryTask(const Summary& y, WeightsScratch<F>& scratch, TopScratch<T>& top)
+  SummaryTask(const Summary& y, WeightsScratch<M, S>& scratch,
+              TopScratch<T>& top)
       : y_(y), a_(y.attention), s_(scratch), top_(top) {}
 
   void run(const HeadRange& rows) {
@@ -224,7 +228,7 @@ class SummaryTask {
          at < tile.keys.end; at += kKeyBlock) {
       const Interval keys = overlap(tile.keys, {at, at + kKeyBlock});
       const auto panel =
-          key_panel<M, S>(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
+          Panels<M, S>::keys(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
       const ScoreBlock scores = score_block<M>(a_, tile, panel, keys, s_.score);
       for (int n = 0; n < scores.count; ++n) {
         const Segment& segment = scores.segments[n];
@@ -288,7 +292,7 @@ class SummaryTask {
 
   const Summary& y_;
   const Attention& a_;
-  WeightsScratch<F>& s_;
+  WeightsScratch<M, S>& s_;
   TopScratch<T>& top_;
 };
 
@@ -311,17 +315,18 @@ struct SummaryKernel {
     Plan plan;
     plan.rows_per_task = kTileLanes<F>;
     plan.tasks = grid(y.attention).tasks();
-    plan.pack_key = sizeof(typename S::Type) != sizeof(T);
+    plan.pack_key = !Panels<M, S>::kInPlace;
     Arena arena(nullptr);
-    WeightsScratch<F>(y.attention, plan, 1, arena);
+    WeightsScratch<M, S>(y.attention, plan, 1, arena);
     top(y, arena);
     plan.scratch_bytes = arena.used();
     return plan;
   }
   static void run(const Summary& y, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
     Arena arena(scratch);
-    WeightsScratch<F> s(y.attention, plan, 1, arena);
+    WeightsScratch<M, S> s(y.attention, plan, 1, arena);
     TopScratch<T> t = top(y, arena);
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(y.attention)[n];

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+//
+// Keys and values as the products read them: where they lie, or copied into
+// panels, one split of keys at a time.
+#pragma once
+
+#include "multihead/kernels/product.h"
+#include "multihead/kernels/storage.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// Element e of row r at data[(r − anchor)·step + e·1] for keys; for values the
+/// product's own layout, of which row r begins there. `stride`: what the
+/// product takes as its row stride.
+template <typename T>
+struct Panel {
+  const T* data;
+  int64_t step, stride, anchor;
+  const T* row(int64_t r) const { return data + (r - anchor) * step; }
+};
+
+/// Rows `keys` of (b, g), widened, one after the other.
+template <class S>
+inline Panel<typename S::F::Scalar> pack_rows(const Rows& x, int64_t b,
+                                              int64_t g, Interval keys,
+                                              int64_t width,
+                                              typename S::F::Scalar* panel) {
+  using F = typename S::F;
+  for (int64_t j = keys.begin; j < keys.end; ++j) {
+    const auto* row = row_of<typename S::Type>(x, b, g, j);
+    auto* to = panel + (j - keys.begin) * width;
+    int64_t e = 0;
+    for (; e + F::kLanes <= width; e += F::kLanes) {
+      F::store(to + e, S::load(row + e));
+    }
+    if (e < width) {
+      typename S::F::Scalar part[F::kLanes];
+      F::store(part, load_some<S>(row + e, width - e));
+      memcpy(to + e, part, (width - e) * sizeof *to);
+    }
+  }
+  return {panel, width, width, keys.begin};
+}
+
+/// The panels of product M on tensors stored as S, and how much they hold.
+template <class M, class S>
+struct Panels {
+  using T = typename M::F::Scalar;
+  /// Whether a tensor can be read where it lies.
+  static constexpr bool kInPlace = sizeof(typename S::Type) == sizeof(T);
+
+  static constexpr int64_t size(int64_t keys, int64_t width) {
+    return keys * width;
+  }
+  static constexpr int64_t key_size(int64_t keys, int64_t width) {
+    return size(keys, width);
+  }
+  static constexpr int64_t value_size(int64_t keys, int64_t width) {
+    return size(keys, width);
+  }
+
+  /// Without a panel, in place.
+  static Panel<T> keys(const Rows& x, int64_t b, int64_t g, Interval keys,
+                       int64_t width, T* panel) {
+    if constexpr (kInPlace) {
+      if (!panel) return {row_of<T>(x, b, g, 0), x.row, x.row, 0};
+    }
+    return pack_rows<S>(x, b, g, keys, width, panel);
+  }
+  /// kFinite: what is not finite counts as 0, where kHidesInPanels.
+  template <bool kFinite>
+  static Panel<T> values(const Rows& x, int64_t b, int64_t g, Interval keys,
+                         int64_t width, T* panel) {
+    return Panels::keys(x, b, g, keys, width, panel);
+  }
+};
+
+#ifdef __AVX512BF16__
+/// Rows of bfloat16 keys as pairs, `pairs` to a row, zeros after the last
+/// number. Starts and ends at whole groups of keys, so that what is computed of
+/// a group does not depend on where a panel begins; keys that are not among
+/// `keys` count as 0 and are not read.
+inline Panel<float> pack_key_pairs(const Rows& x, int64_t b, int64_t g,
+                                   Interval keys, int64_t group, int64_t width,
+                                   int64_t pairs, float* panel) {
+  const int64_t anchor = round_down(keys.begin, group);
+  const int64_t end = round_up(keys.end, group);
+  const auto bytes = static_cast<size_t>(width) * sizeof(uint16_t);
+  const size_t row_bytes = static_cast<size_t>(pairs) * sizeof *panel;
+  for (int64_t j = anchor; j < end; ++j) {
+    char* row = reinterpret_cast<char*>(panel + (j - anchor) * pairs);
+    const bool exists = keys.begin <= j && j < keys.end;
+    if (exists) memcpy(row, row_of<uint16_t>(x, b, g, j), bytes);
+    const size_t filled = exists ? bytes : 0;
+    memset(row + filled, 0, row_bytes - filled);
+  }
+  return {panel, pairs, pairs, anchor};
+}
+
+template <class S>
+struct Panels<BFloat16Dot, S> {
+  static constexpr bool kInPlace = false;
+
+  static constexpr int64_t key_size(int64_t keys, int64_t width) {
+    return (keys + 2) * ((width + 1) / 2);
+  }
+  static constexpr int64_t value_size(int64_t keys, int64_t width) {
+    return (keys / 2 + 1) * width;
+  }
+
+  static Panel<float> keys(const Rows& x, int64_t b, int64_t g, Interval keys,
+                           int64_t width, float* panel) {
+    return pack_key_pairs(x, b, g, keys, BFloat16Dot::kKeyGroup, width,
+                          (width + 1) / 2, panel);
+  }
+
+  /// Values of keys 2t and 2t + 1 in pairs: row t of the panel.
+  template <bool kFinite>
+  static Panel<float> values(const Rows& x, int64_t b, int64_t g, Interval keys,
+                             int64_t width, float* panel) {
+    const int64_t anchor = keys.begin / 2;
+    for (int64_t t = anchor; 2 * t < keys.end; ++t) {
+      auto* to = reinterpret_cast<uint32_t*>(panel) + (t - anchor) * width;
+      const bool has_even = 2 * t >= keys.begin, has_odd = 2 * t + 1 < keys.end;
+      const auto* even = row_of<uint16_t>(x, b, g, 2 * t + !has_even);
+      const auto* odd = row_of<uint16_t>(x, b, g, 2 * t + has_odd);
+      const uint32_t low = has_even ? 0xFFFF : 0, high = has_odd ? 0xFFFF : 0;
+      for (int64_t e = 0; e < width; ++e) {
+        to[e] = (even[e] & low) | (odd[e] & high) << 16;
+      }
+    }
+    return {panel, width, width, anchor};
+  }
+};
+#endif
+
+#ifdef __AMX_BF16__
+template <class S>
+struct Panels<BFloat16Tiles, S> {
+  using M = BFloat16Tiles;
+  static constexpr bool kInPlace = false;
+
+  /// Elements of one column of values: its pairs of keys, with a group to
+  /// spare.
+  static constexpr int64_t kValueStride = kKeySplit / 2 + M::kKeyGroup / 2;
+
+  static constexpr int64_t key_size(int64_t keys, int64_t width) {
+    return (keys + 2 * M::kKeyGroup) * M::depth(width);
+  }
+  static constexpr int64_t value_size(int64_t, int64_t width) {
+    return M::columns(width) * kValueStride;
+  }
+
+  static Panel<float> keys(const Rows& x, int64_t b, int64_t g, Interval keys,
+                           int64_t width, float* panel) {
+    return pack_key_pairs(x, b, g, keys, M::kKeyGroup, width, M::depth(width),
+                          panel);
+  }
+
+  /// Transposed, in tiles of 16 columns by 16 pairs of keys, 1 KiB each, those
+  /// of the same columns one after the other: what the tile unit loads is read
+  /// line by line. (Whole columns one after the other: 20 % slower.)
+  template <bool kFinite>
+  static Panel<float> values(const Rows& x, int64_t b, int64_t g, Interval keys,
+                             int64_t width, float* panel) {
+    using F = Float32;
+    const int64_t anchor = round_down(keys.begin, M::kKeyGroup);
+    const int64_t end = round_up(keys.end, M::kKeyGroup);
+    for (int64_t j = anchor; j < end; j += 2 * F::kLanes) {
+      for (int64_t e = 0; e < width; e += F::kLanes) {
+        F::Vector square[F::kLanes];
+        for (int i = 0; i < F::kLanes; ++i) {
+          square[i] = key_pair<kFinite>(x, b, g, j + 2 * i, keys, e,
+                                        least(width - e, F::kLanes));
+        }
+        F::transpose(square);
+        float* tile = panel + e * kValueStride + (j - anchor) / 2 * F::kLanes;
+        for (int i = 0; i < F::kLanes; ++i) {
+          F::store(tile + i * F::kLanes, square[i]);
+        }
+      }
+    }
+    return {panel, F::kLanes, kValueStride, anchor / 2};
+  }
+
+ private:
+  /// Numbers e… of keys j and j + 1 in pairs; a key not among `keys` is 0.
+  template <bool kFinite>
+  static Float32::Vector key_pair(const Rows& x, int64_t b, int64_t g,
+                                  int64_t j, Interval keys, int64_t e,
+                                  int64_t count) {
+    const auto half = [&](int64_t key) {
+      if (key < keys.begin || key >= keys.end) return _mm512_setzero_si512();
+      uint16_t part[16] = {};
+      const uint16_t* from = row_of<uint16_t>(x, b, g, key) + e;
+      if (count < 16) {
+        memcpy(part, from, count * sizeof *part);
+        from = part;
+      }
+      const __m512i bits = _mm512_cvtepu16_epi32(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      if (!kFinite) return bits;
+      const __m512i exponent = _mm512_set1_epi32(0x7F80);
+      return _mm512_maskz_mov_epi32(
+          _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent),
+          bits);
+    };
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(half(j), _mm512_slli_epi32(half(j + 1), 16)));
+  }
+};
+#endif
+
+}  // namespace
+}  // namespace multihead::kernels

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+//
+// The running softmax over keys (Milakov and Gimelshein, "Online normalizer
+// calculation for softmax", 2018): of each row the largest score m, the sum
+// l = Σ exp(s − m) and O = Σ exp(s − m)·v. When m rises to m', l and O are
+// scaled by exp(m − m').
+#pragma once
+
+#include "multihead/kernels/plan.h"
+#include "multihead/kernels/softmax.h"
+#include "multihead/kernels/tile.h"
+
+namespace multihead::kernels {
+namespace {
+
+template <class F>
+struct RunningSoftmax {
+  using T = typename F::Scalar;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  RunningSoftmax() = default;
+  RunningSoftmax(int64_t columns, Arena& arena)
+      : maximum(arena.take<T>(kLanes)),
+        sum(arena.take<T>(kLanes)),
+        context(arena.take<T>(columns * kLanes)) {}
+
+  T* maximum = nullptr;  ///< (lanes), m
+  T* sum = nullptr;      ///< (lanes), l
+  T* context = nullptr;  ///< (columns, lanes), O
+
+  /// No keys yet.
+  void reset(int64_t columns) {
+    for (int64_t r = 0; r < kLanes; ++r) {
+      maximum[r] = T(-INFINITY);
+      sum[r] = 0;
+    }
+    memset(context, 0, columns * kLanes * sizeof(T));
+  }
+
+  /// Adds what `part` knows of other keys. Merging with no keys changes no bit.
+  void merge(const RunningSoftmax& part, int64_t columns) {
+    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
+      const auto a = F::load(maximum + r), b = F::load(part.maximum + r);
+      const auto m = F::max(b, a);
+      const auto shift = shift_of<F>(m);
+      const auto of_this = exp<F>(F::sub(a, shift));
+      const auto of_part = exp<F>(F::sub(b, shift));
+      F::store(maximum + r, m);
+      F::store(sum + r, F::fma(F::load(part.sum + r), of_part,
+                               F::mul(F::load(sum + r), of_this)));
+      for (int64_t e = 0; e < columns; ++e) {
+        T* o = context + e * kLanes + r;
+        F::store(o, F::fma(F::load(part.context + e * kLanes + r), of_part,
+                           F::mul(F::load(o), of_this)));
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace multihead::kernels

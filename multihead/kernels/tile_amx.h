@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+//
+// The two products of tile.h on the tile unit of Intel's AMX: bfloat16 pairs,
+// float32 sums, 16 rows by 16 lanes by 32 numbers at once. The layouts are the
+// same: a row of queries or weights in pairs is a row of the second operand as
+// it stands, a row of keys one of the first; only values are turned (panel.h),
+// since their columns are the first operand's rows.
+//
+// TDPBF16PS adds 16 pairs up before it adds to what was there, so which 32 keys
+// it takes together is part of the result: groups start at multiples of 32 keys
+// (kKeyGroup), and what a tile does not see of a group counts as 0.
+//
+// The unit is fast enough that the softmax between the products is what takes
+// the time: 768 cycles for each product of 128 keys and 48 rows at D = 64,
+// about 3000 for 6144 exponentials.
+#pragma once
+
+#include "multihead/kernels/tile.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// The tile registers, configured while this lives: 16 rows of 64 bytes.
+class TileRegisters {
+ public:
+  TileRegisters() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } const config;
+    __asm__ volatile("" ::: "memory");
+    _tile_loadconfig(&config);
+  }
+  ~TileRegisters() { _tile_release(); }
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+};
+
+struct BFloat16Tiles {
+  using F = Float32;
+  using Vector = F::Vector;
+  static constexpr int kPair = 2;
+  static constexpr int64_t kKeyGroup = 32;
+  static constexpr int64_t kRows = 16;
+  static constexpr int64_t depth(int64_t width) {
+    return round_up((width + 1) / 2, kRows);
+  }
+  static constexpr int64_t columns(int64_t width) {
+    return round_up(width, kRows);
+  }
+  static constexpr bool kHidesInPanels = true;
+  MULTIHEAD_INLINE Vector interleave(Vector even, Vector odd) {
+    return BFloat16Pairs::interleave(even, odd);
+  }
+
+  /// scores = keys × queries, then the scale and the maximum. `keys` is a
+  /// multiple of 16, t.depth too.
+  template <bool kMaximum>
+  [[gnu::noinline]] static void score(ScoreProduct<float> t, int64_t keys,
+                                      int vectors) {
+    for (int64_t j = 0; j < keys; j += kRows) {
+      score_rows(t, vectors);
+      if (vectors == 3) {
+        scale_scores<3, kMaximum>(t);
+      } else if (vectors == 2) {
+        scale_scores<2, kMaximum>(t);
+      } else {
+        scale_scores<1, kMaximum>(t);
+      }
+      t.key += kRows * t.key_stride;
+      t.scores += kRows * kTileLanes<F>;
+    }
+  }
+
+  /// context = factor·context + values × weights; t.depth a multiple of 16
+  /// pairs. Values lie in tiles of 16 columns by 16 pairs of keys, those of the
+  /// same columns one after the other, columns at multiples of t.value_stride.
+  [[gnu::noinline]] static void add_context(const ContextProduct<float>& t,
+                                            int64_t width, int vectors) {
+    scale_context(t, width, vectors);
+    for (int64_t e = 0; e < width; e += kRows) {
+      context_rows(t, e, vectors);
+    }
+  }
+
+ private:
+  static constexpr int64_t kLaneBytes = kTileLanes<F> * sizeof(float);
+
+  // Tiles 0 to 2 sum, 3 holds rows of keys or columns of values, 4 to 6 lanes.
+  MULTIHEAD_INLINE void score_rows(const ScoreProduct<float>& t, int vectors) {
+    __asm__ volatile("" ::: "memory");
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    for (int64_t x = 0; x < t.depth; x += kRows) {
+      _tile_loadd(3, t.key + x, t.key_stride * sizeof(float));
+      multiply_add(t.query + x * kTileLanes<F>, vectors);
+    }
+    store(t.scores, vectors);
+  }
+
+  template <int kVectors, bool kMaximum>
+  MULTIHEAD_INLINE void scale_scores(const ScoreProduct<float>& t) {
+    const auto scale = F::broadcast(t.scale);
+    Vector m[kVectors];
+    for (int c = 0; c < kVectors; ++c) {
+      m[c] = F::load(t.maximum + c * F::kLanes);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+      for (int c = 0; c < kVectors; ++c) {
+        float* score = t.scores + r * kTileLanes<F> + c * F::kLanes;
+        const auto s = F::mul(F::load(score), scale);
+        if (kMaximum) m[c] = F::max(s, m[c]);
+        F::store(score, s);
+      }
+    }
+    for (int c = 0; kMaximum && c < kVectors; ++c) {
+      F::store(t.maximum + c * F::kLanes, m[c]);
+    }
+  }
+
+  MULTIHEAD_INLINE void context_rows(const ContextProduct<float>& t, int64_t e,
+                                     int vectors) {
+    float* context = t.context + e * kTileLanes<F>;
+    __asm__ volatile("" ::: "memory");
+    _tile_loadd(0, context, kLaneBytes);
+    if (vectors > 1) _tile_loadd(1, context + F::kLanes, kLaneBytes);
+    if (vectors > 2) _tile_loadd(2, context + 2 * F::kLanes, kLaneBytes);
+    for (int64_t x = 0; x < t.depth; x += kRows) {
+      _tile_loadd(3, t.value + e * t.value_stride + x * kRows, 64);
+      multiply_add(t.weights + x * kTileLanes<F>, vectors);
+    }
+    store(context, vectors);
+  }
+
+  MULTIHEAD_INLINE void multiply_add(const float* lanes, int vectors) {
+    _tile_loadd(4, lanes, kLaneBytes);
+    _tile_dpbf16ps(0, 3, 4);
+    if (vectors > 1) {
+      _tile_loadd(5, lanes + F::kLanes, kLaneBytes);
+      _tile_dpbf16ps(1, 3, 5);
+    }
+    if (vectors > 2) {
+      _tile_loadd(6, lanes + 2 * F::kLanes, kLaneBytes);
+      _tile_dpbf16ps(2, 3, 6);
+    }
+  }
+
+  MULTIHEAD_INLINE void store(float* to, int vectors) {
+    _tile_stored(0, to, kLaneBytes);
+    if (vectors > 1) _tile_stored(1, to + F::kLanes, kLaneBytes);
+    if (vectors > 2) _tile_stored(2, to + 2 * F::kLanes, kLaneBytes);
+  }
+
+  // Most blocks raise no maximum: then there is nothing to do.
+  MULTIHEAD_INLINE void scale_context(const ContextProduct<float>& t,
+                                      int64_t width, int vectors) {
+    for (int c = 0; c < vectors; ++c) {
+      const auto factor = F::load(t.factor + c * F::kLanes);
+      const auto one = F::broadcast(1);
+      if (!F::any(F::less(factor, one)) && !F::any(F::less(one, factor))) {
+        continue;
+      }
+      for (int64_t e = 0; e < width; ++e) {
+        float* context = t.context + e * kTileLanes<F> + c * F::kLanes;
+        F::store(context, F::mul(F::load(context), factor));
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace multihead::kernels
