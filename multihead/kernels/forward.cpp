@@ -50,11 +50,12 @@ struct ForwardScratch {
   OfTile tiles[8];
   RunningSoftmax<F> split;
   ScoreScratch<T> score;
-  T* shift;   ///< (lanes), m as it may be subtracted
-  T* factor;  ///< (lanes), what O is scaled by
-  T* pairs;   ///< (kKeyBlock / 2, lanes)
-  T* key;     ///< a split, packed; null: in place
-  T* value;   ///< the same
+  T* block_sum;  ///< (lanes), of the weights of a block
+  T* shift;      ///< (lanes), m as it may be subtracted
+  T* factor;     ///< (lanes), what O is scaled by
+  T* pairs;      ///< (kKeyBlock / 2, lanes)
+  T* key;        ///< a split, packed; null: in place
+  T* value;      ///< the same
 
   ForwardScratch(const Forward& f, const Plan& plan, Arena& arena)
       : score(f.attention, kTileLanes<F>, arena) {
@@ -68,6 +69,7 @@ struct ForwardScratch {
       tiles[n] = {arena.take<T>(M::depth(a.D) * lanes), softmax()};
     }
     split = softmax();
+    block_sum = arena.take<T>(lanes);
     shift = arena.take<T>(lanes);
     factor = arena.take<T>(lanes);
     pairs = arena.take<T>(kKeyBlock / 2 * lanes);
@@ -153,8 +155,9 @@ class ForwardTask {
       if (block.count == 0) continue;
       raise_maximum(state);
       for (int n = 0; n < block.count; ++n) {
-        exponentiate(tile, state, block, block.segments[n]);
+        exponentiate(tile, block, block.segments[n]);
       }
+      state.add(s_.block_sum);
       for (int n = 0; n < block.count; ++n) {
         add_values(tile, state, block, block.segments[n], value);
       }
@@ -171,18 +174,19 @@ class ForwardTask {
       F::store(s_.shift + r, shift);
       F::store(s_.factor + r, factor);
       F::store(state.sum + r, F::mul(F::load(state.sum + r), factor));
+      F::store(s_.block_sum + r, F::broadcast(0));
     }
   }
 
   /// S → P, in place.
-  void exponentiate(const Tile& tile, RunningSoftmax<F>& state,
-                    const ScoreBlock& block, const Segment& segment) {
+  void exponentiate(const Tile& tile, const ScoreBlock& block,
+                    const Segment& segment) {
     const int64_t begin = segment.keys.begin - block.anchor;
     const int64_t end = segment.keys.end - block.anchor;
     for (int c = segment.first; c < segment.last; ++c) {
       const int64_t r = c * F::kLanes;
       const auto shift = F::load(s_.shift + r);
-      auto sum = F::load(state.sum + r);
+      auto sum = F::load(s_.block_sum + r);
       T* score = s_.score.scores + begin * kLanes + r;
 #pragma GCC unroll 4
       for (int64_t j = begin; j < end; ++j, score += kLanes) {
@@ -195,7 +199,7 @@ class ForwardTask {
         }
         F::store(score, p);
       }
-      F::store(state.sum + r, sum);
+      F::store(s_.block_sum + r, sum);
       if (a_.dropout.probability > 0) {
         drop(a_, tile, segment, c, s_.score.scores - block.anchor * kLanes);
       }

@@ -37,6 +37,13 @@ struct RunningSoftmax {
     memset(context, 0, columns * kLanes * sizeof(T));
   }
 
+  /// Adds weights that were summed up apart: a chain of all keys would drift.
+  void add(const T* weights) {
+    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
+      F::store(sum + r, F::add(F::load(sum + r), F::load(weights + r)));
+    }
+  }
+
   /// Adds what `part` knows of other keys. Merging with no keys changes no bit.
   void merge(const RunningSoftmax& part, int64_t columns) {
     for (int64_t r = 0; r < kLanes; r += F::kLanes) {
