@@ -30,7 +30,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def fused_calls(function: Callable, *args, **kwargs) -> list[str]:
-    """"attention", "weights" and "summary", as often as the call reached them.
+    """ "attention", "weights" and "summary", as often as the call reached them.
 
     Empty: the formula in ATen operations ran.
     """

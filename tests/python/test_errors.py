@@ -373,16 +373,3 @@ def test_static_key_as_long_as_value(static, mode):
             need_weights=False,
             **static,
         )
-
-
-def test_fused_says_why_it_cannot():
-    with (
-        multihead.backend("fused"),
-        pytest.raises(RuntimeError, match='backend "fused" cannot run this call: '),
-    ):
-        multihead.scaled_dot_product_attention(Q, Q, Q)
-    with (
-        multihead.backend("fused"),
-        pytest.raises(RuntimeError, match='backend "fused" cannot run this call: '),
-    ):
-        multihead.MultiheadAttention(E, H)(*[x(L, B, E)] * 3)

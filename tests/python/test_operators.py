@@ -41,8 +41,24 @@ def checked_calls():
     for changes, backend in itertools.product(GROUPED_CHANGES, ("auto", "exact")):
         arguments = GROUPED | changes | {"backend": backend}
         yield ops.grouped_query_attention_forward.default, (), arguments
+    for name in calls.OPTIONS:
+        inputs, options = calls.make(name, torch.float32)
+        yield from fused_calls(inputs, options)
+        yield ops.summarize_attention.default, (*inputs[:2], 2), options
+    dropout = dict(dropout_p=0.5, dropout_state=torch.tensor([3, 4]))
+    yield from fused_calls(inputs, options | dropout)
     yield ops.pool_heads.default, (randn(8, 3), 4, 2), {}
     yield ops.repeat_heads.default, (randn(4, 3), 4, 2), {}
+
+
+def fused_calls(inputs, options):
+    """Of the operators that have no derivative."""
+    q, k, _ = inputs
+    lse = torch.zeros(q.shape[:-1])
+    yield ops.fused_attention.default, inputs, options
+    yield ops.attention_weights.default, (q, k, lse, True), options
+    yield ops.attention_weights.default, (q, k, lse, False), options
+    yield ops.attention_summary.default, (q, k, lse, 2), options
 
 
 def parameter(*shape):
@@ -103,6 +119,16 @@ GROUPED = INPUTS | dict(
     out_proj_bias=parameter(E),
 )
 GROUPED_CHANGES = [{}, dict(need_weights=False), *MASKS]
+
+
+def detached(arguments):
+    """The same call without a gradient: fused."""
+    return {
+        name: x.detach() if isinstance(x, torch.Tensor) else x
+        for name, x in arguments.items()
+    }
+
+
 CHECKED = list(checked_calls())
 # What is traced by AOT autograd with symbolic sizes, seconds each: one call of
 # each operator, with all it can do.
@@ -110,6 +136,10 @@ TRACED = [
     (ops.scaled_dot_product_attention.default, *calls.make("everything")),
     (ops.multi_head_attention_forward.default, (), LAYER | MASKS[3]),
     (ops.grouped_query_attention_forward.default, (), GROUPED | MASKS[1]),
+    (ops.multi_head_attention_forward.default, (), detached(LAYER | MASKS[3])),
+    (ops.grouped_query_attention_forward.default, (), detached(GROUPED | MASKS[1])),
+    *fused_calls(*calls.make("everything", torch.float32)),
+    (ops.summarize_attention.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
     *CHECKED[-2:],
 ]
 # Takes sizes, no tensor: opcheck has nothing to trace.

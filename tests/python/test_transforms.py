@@ -113,8 +113,12 @@ def test_another_backend_is_another_graph():
             out = compiled(q, q, q, blocked)
             assert torch.equal(out, expected[mode])
     assert graphs.frame_count == 2
-    with multihead.backend("fused"), pytest.raises(Exception, match="cannot run"):
-        compiled(q, q, q, blocked)
+    with multihead.backend("fused"):
+        assert torch.equal(compiled(q, q, q, blocked), expected["auto"])
+        assert graphs.frame_count == 3
+        q.requires_grad_()
+        with pytest.raises(Exception, match="cannot run this call: a gradient"):
+            compiled(q, q, q, blocked)
 
 
 def test_backend_block_inside_a_graph():
@@ -129,8 +133,10 @@ def test_backend_block_inside_a_graph():
     assert torch.equal(exactly(q), nn.functional.scaled_dot_product_attention(q, q, q))
 
 
-def test_key_lengths_are_checked_inside_a_graph():
-    q = torch.randn(2, 4, 3, 8)
+@pytest.mark.parametrize("grad", [False, True])
+def test_key_lengths_are_checked_inside_a_graph(grad):
+    """By the fused operator when it runs, by an assertion in the formula's graph."""
+    q = torch.randn(2, 4, 3, 8, requires_grad=grad)
     compiled = torch.compile(
         lambda lengths: attention(q, q, q, key_lengths=lengths),
         fullgraph=True,
@@ -138,8 +144,9 @@ def test_key_lengths_are_checked_inside_a_graph():
     )
     lengths = torch.tensor([1, 3])
     assert_close(compiled(lengths), attention(q, q, q, key_lengths=lengths))
+    error = RuntimeError if grad else ValueError
     for wrong in ([1, 4], [-1, 3]):
-        with pytest.raises(RuntimeError, match="key_lengths must be between 0 and"):
+        with pytest.raises(error, match="key_lengths must be between 0 and"):
             compiled(torch.tensor(wrong))
 
 
