@@ -30,7 +30,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def fused_calls(function: Callable, *args, **kwargs) -> list[str]:
-    """ "attention", "weights" and "summary", as often as the call reached them.
+    """The operators of a call, in order: "attention", "weights", "summary".
 
     Empty: the formula in ATen operations ran.
     """
