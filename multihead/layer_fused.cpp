@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/layer_fused.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
@@ -111,6 +112,9 @@ at::Tensor merge_heads(const at::Tensor& out, bool batch_first) {
 std::tuple<at::Tensor, at::Tensor> fused_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionLayer& layer, const ForwardOptions& options) {
+  // Nothing is differentiated, why_not_fused has seen to that: autograd need
+  // not keep account of views.
+  const at::AutoDispatchBelowADInplaceOrView guard;
   const int64_t batch_dim = layer.batch_first ? 0 : 1;
   const bool is_batched = query.dim() == 3;
   const Sequences given{query, key, value};

@@ -108,7 +108,7 @@ class ForwardTask {
                     least(kLanes, task.count - r)});
       tiles[count] = tile;
       load_queries<M, S>(a_, *tile, s_.tiles[count].query);
-      s_.tiles[count].total.reset(a_.Dv);
+      s_.tiles[count].total.reset(tile->lanes(), a_.Dv);
       if (tile->keys.empty()) continue;
       all = {least(all.begin, tile->keys.begin), most(all.end, tile->keys.end)};
     }
@@ -129,9 +129,9 @@ class ForwardTask {
           started[n] = true;
           continue;
         }
-        s_.split.reset(a_.Dv);
+        s_.split.reset(tiles[n]->lanes(), a_.Dv);
         attend(*tiles[n], s_.split, keys, key, value);
-        total.merge(s_.split, a_.Dv);
+        total.merge(s_.split, tiles[n]->lanes(), a_.Dv);
       }
     }
     bool finite = true;
@@ -147,17 +147,17 @@ class ForwardTask {
               const Panel<T>& key, const Panel<T>& value) {
     for (int64_t at = round_down(keys.begin, kKeyBlock); at < keys.end;
          at += kKeyBlock) {
-      for (int64_t r = 0; r < kLanes; ++r) {
+      for (int64_t r = 0; r < tile.lanes(); ++r) {
         s_.score.maximum[r] = state.maximum[r];
       }
       const ScoreBlock block = score_block<M>(
           a_, tile, key, overlap(keys, {at, at + kKeyBlock}), s_.score);
       if (block.count == 0) continue;
-      raise_maximum(state);
+      raise_maximum(tile, state);
       for (int n = 0; n < block.count; ++n) {
         exponentiate(tile, block, block.segments[n]);
       }
-      state.add(s_.block_sum);
+      state.add(s_.block_sum, tile.lanes());
       for (int n = 0; n < block.count; ++n) {
         add_values(tile, state, block, block.segments[n], value);
       }
@@ -165,8 +165,8 @@ class ForwardTask {
   }
 
   /// m_old → m: what l is scaled by now, and O when it is next added to.
-  void raise_maximum(RunningSoftmax<F>& state) {
-    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
+  void raise_maximum(const Tile& tile, RunningSoftmax<F>& state) {
+    for (int64_t r = 0; r < tile.lanes(); r += F::kLanes) {
       const auto m = F::load(s_.score.maximum + r);
       const auto shift = shift_of<F>(m);
       const auto factor = exp<F>(F::sub(F::load(state.maximum + r), shift));

@@ -68,7 +68,7 @@ inline void normalize_anew(const Attention& a,
   using F = typename M::F;
   using T = typename F::Scalar;
   alignas(64) T m[kTileLanes<F>], l[kTileLanes<F>];
-  for (int64_t r = 0; r < kTileLanes<F>; ++r) {
+  for (int64_t r = 0; r < tile.lanes(); ++r) {
     m[r] = a.sinks ? static_cast<T>(a.sinks[tile.head[r]]) : T(-INFINITY);
     l[r] = a.sinks ? 1 : 0;
   }
@@ -97,7 +97,7 @@ inline void normalize_anew(const Attention& a,
       }
     }
   }
-  for (int64_t r = 0; r < kTileLanes<F>; ++r) {
+  for (int64_t r = 0; r < tile.lanes(); ++r) {
     if (!(fabs(n.shift[r]) > kLargeLogsumexp)) continue;
     n.shift[r] = m[r];
     n.factor[r] = 1 / l[r];
@@ -114,7 +114,7 @@ inline void load_normalizer(const Attention& a,
   using T = typename F::Scalar;
   const auto* lse = static_cast<const T*>(logsumexp);
   bool large = false;
-  for (int64_t r = 0; r < kTileLanes<F>; ++r) {
+  for (int64_t r = 0; r < tile.lanes(); ++r) {
     const T x = lse[(tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r]];
     n.shift[r] = x == T(-INFINITY) ? 0 : x;
     n.factor[r] = 1;

@@ -13,6 +13,7 @@
 namespace multihead::kernels {
 namespace {
 
+/// The first `lanes` of each array count.
 template <class F>
 struct RunningSoftmax {
   using T = typename F::Scalar;
@@ -29,24 +30,26 @@ struct RunningSoftmax {
   T* context = nullptr;  ///< (columns, lanes), O
 
   /// No keys yet.
-  void reset(int64_t columns) {
-    for (int64_t r = 0; r < kLanes; ++r) {
+  void reset(int64_t lanes, int64_t columns) {
+    for (int64_t r = 0; r < lanes; ++r) {
       maximum[r] = T(-INFINITY);
       sum[r] = 0;
     }
-    memset(context, 0, columns * kLanes * sizeof(T));
+    for (int64_t e = 0; e < columns; ++e) {
+      for (int64_t r = 0; r < lanes; ++r) context[e * kLanes + r] = 0;
+    }
   }
 
   /// Adds weights that were summed up apart: a chain of all keys would drift.
-  void add(const T* weights) {
-    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
+  void add(const T* weights, int64_t lanes) {
+    for (int64_t r = 0; r < lanes; r += F::kLanes) {
       F::store(sum + r, F::add(F::load(sum + r), F::load(weights + r)));
     }
   }
 
   /// Adds what `part` knows of other keys. Merging with no keys changes no bit.
-  void merge(const RunningSoftmax& part, int64_t columns) {
-    for (int64_t r = 0; r < kLanes; r += F::kLanes) {
+  void merge(const RunningSoftmax& part, int64_t lanes, int64_t columns) {
+    for (int64_t r = 0; r < lanes; r += F::kLanes) {
       const auto a = F::load(maximum + r), b = F::load(part.maximum + r);
       const auto m = F::max(b, a);
       const auto shift = shift_of<F>(m);

@@ -33,20 +33,29 @@ struct RowTile {
         g(range.g),
         count(static_cast<int>(range.count)),
         vectors(static_cast<int>((count + F::kLanes - 1) / F::kLanes)) {
-    for (int64_t r = 0; r < kLanes; ++r) {
-      // Lanes without a row repeat the last one, and are never written.
-      const int64_t row = range.first + least(r, count - 1);
-      head[r] = range.first_head + row % range.heads;
-      query[r] = row / range.heads;
-      position[r] = kernels::position(a, b, query[r]);
-      sees[r] = visible_keys(a, b, query[r]);
+    int64_t h = range.first % range.heads, i = range.first / range.heads;
+    for (int64_t r = 0; r < lanes(); ++r) {
+      if (r >= count) {  // repeats the last row, and is never written
+        copy_lane(count - 1, r);
+        continue;
+      }
+      head[r] = range.first_head + h;
+      query[r] = i;
+      if (r > 0 && h > 0) {
+        position[r] = position[r - 1];
+        sees[r] = sees[r - 1];
+      } else {
+        position[r] = kernels::position(a, b, i);
+        sees[r] = visible_keys(a, b, i);
+      }
       mask_offset[r] =
-          b * a.mask.batch + head[r] * a.mask.head + query[r] * a.mask.query;
-      const double slope =
+          b * a.mask.batch + head[r] * a.mask.head + i * a.mask.query;
+      negative_slope[r] =
           a.alibi_slopes
-              ? a.alibi_slopes[b * a.alibi_batch + head[r] * a.alibi_head]
+              ? static_cast<T>(
+                    -a.alibi_slopes[b * a.alibi_batch + head[r] * a.alibi_head])
               : 0;
-      negative_slope[r] = static_cast<T>(-slope);
+      if (++h == range.heads) h = 0, ++i;
     }
     // Rows ascend, and so do both ends of what they see.
     for (int c = 0; c < vectors; ++c) {
@@ -54,8 +63,11 @@ struct RowTile {
       const Interval high = sees[(c + 1) * F::kLanes - 1];
       views[c] = {{low.begin, high.end}, {high.begin, low.end}};
     }
-    keys = {sees[0].begin, sees[kLanes - 1].end};
+    keys = {sees[0].begin, sees[count - 1].end};
   }
+
+  /// Those in use; what follows is not initialised.
+  int64_t lanes() const { return vectors * F::kLanes; }
 
   int64_t b, g;
   int count, vectors;
@@ -65,6 +77,16 @@ struct RowTile {
   T negative_slope[kLanes];
   VectorView views[kMaxVectors];
   Interval keys;  ///< visible to some row
+
+ private:
+  void copy_lane(int64_t from, int64_t to) {
+    head[to] = head[from];
+    query[to] = query[from];
+    position[to] = position[from];
+    sees[to] = sees[from];
+    mask_offset[to] = mask_offset[from];
+    negative_slope[to] = negative_slope[from];
+  }
 };
 
 /// A block of scores: key j of row r at scores[(j − anchor)·lanes + r].

@@ -37,7 +37,7 @@ class WeightsTask {
     }
     for (int64_t at = 0; at < a_.Lk; at += kKeyBlock) {
       const Interval block{at, least(at + kKeyBlock, a_.Lk)};
-      memset(s_.sum, 0, kKeyBlock * kLanes * sizeof(T));
+      memset(s_.sum, 0, (block.end - block.begin) * kLanes * sizeof(T));
       for (int64_t h = rows.first_head; h < rows.last_head; ++h) {
         add(rows, h, block);
       }
