@@ -5,6 +5,7 @@ Not on threads, repeats, the batch a row is in, the memory of inputs, nor on key
 that a row does not see. (Instruction sets: test_fused_isa.py.)
 """
 
+import concurrent.futures
 import itertools
 
 import pytest
@@ -91,6 +92,16 @@ def test_threads_and_repeats(name, dtype):
             assert different(results_of(*inputs, **options), expected) == []
     finally:
         torch.set_num_threads(before)
+
+
+def test_calls_at_once():
+    """Scratch memory is a thread's own."""
+    inputs, options = large(), RULES["mixed"] | dict(enable_gqa=True)
+    expected = results_of(*inputs, **options)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(results_of, *inputs, **options) for _ in range(16)]
+    for call in calls:
+        assert different(call.result(), expected) == []
 
 
 # --- What else is in the call --------------------------------------------------------
@@ -210,24 +221,50 @@ def test_memory_of_rules(dtype):
     assert different(ours, results_of(*inputs, **dense, enable_gqa=True)) == []
 
 
+def ordered(sizes, order):
+    """A tensor whose dimensions lie in memory in this order."""
+    x = torch.randn([sizes[d] for d in order])
+    return x.permute([order.index(d) for d in range(len(sizes))])
+
+
 @pytest.mark.parametrize("rank", [3, 4])
 def test_layout_of_output(rank):
-    """That of query, with the width of value; meta tensors agree."""
-    q, k, v = (x if rank == 4 else x[0] for x in large())
-    orders = [order for order in itertools.permutations(range(rank))]
-    for order in orders:
-        inverse = [order.index(d) for d in range(rank)]
-        query = q.permute(order).contiguous().permute(inverse)
-        out, lse = ops.fused_attention(query, k, v, enable_gqa=True)
-        if order[-1] == rank - 1:
-            assert out.permute(order).is_contiguous()
-        assert lse.is_contiguous()
-        meta, meta_lse = ops.fused_attention(
-            query.to("meta"), k.to("meta"), v.to("meta"), enable_gqa=True
+    """That of query, with the width of value; formula and meta tensors agree."""
+    for order in itertools.permutations(range(rank)):
+        for ones in itertools.product((False, True), repeat=rank):
+            sizes = [1 if one else n for one, n in zip(ones, (2, 3, 4, 5)[-rank:])]
+            whole = ordered(sizes, order)
+            v = torch.randn(*sizes[:-2], 6, 7)
+            for query in (whole, whole[..., :1, :].expand(sizes), whole[..., ::2]):
+                k = torch.randn(*sizes[:-2], 6, query.size(-1))
+                out, lse = ops.fused_attention(query, k, v)
+                # .to("meta") would make expanded tensors dense.
+                there = torch.empty_strided(query.shape, query.stride(), device="meta")
+                meta, meta_lse = ops.fused_attention(there, k.to("meta"), v.to("meta"))
+                formula = attention(query.detach().requires_grad_(), k, v)
+                assert out.stride() == meta.stride() == formula.stride()
+                assert lse.is_contiguous() and meta_lse.is_contiguous()
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
+def test_output_lies_in_memory_as_query_does(order):
+    order = (*order, 3)
+    q, k, v = large()
+    query = q.permute(order).contiguous().permute([order.index(d) for d in range(4)])
+    out, _ = ops.fused_attention(query, k, v, enable_gqa=True)
+    assert out.permute(order).is_contiguous()
+
+
+def test_negated_views():
+    """Of PyTorch's tensors some are lazily negated: x.conj().imag."""
+    q, k, v = large()
+    views = [torch._neg_view(-x) for x in (q, k, v)]
+    assert (
+        different(
+            results_of(*views, enable_gqa=True), results_of(q, k, v, enable_gqa=True)
         )
-        assert (meta.stride(), meta_lse.stride()) == (out.stride(), lse.stride())
-        formula = attention(query.clone().requires_grad_(), k, v, enable_gqa=True)
-        assert formula.stride() == attention(query, k, v, enable_gqa=True).stride()
+        == []
+    )
 
 
 # --- Keys that are not seen ----------------------------------------------------------

@@ -92,6 +92,11 @@ def by_isa(tmp_path_factory):
     return results, errors
 
 
+def test_unknown_isa():
+    expected = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
+    assert built_isas() == expected
+
+
 def test_float32_and_float64_have_the_same_bits(by_isa):
     results, _ = by_isa
     assert "portable" in results
