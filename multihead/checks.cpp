@@ -199,6 +199,19 @@ void check_from_logsumexp(const char* function, const at::Tensor& query,
       " (query.shape=", shape_text(query), ")");
 }
 
+void check_dropout_state(double dropout_p, const at::Tensor& state) {
+  if (dropout_p == 0.0) return;
+  constexpr auto* expected =
+      "fused_attention: dropout_state must be int64 of shape (2,) when "
+      "dropout_p > 0, got ";
+  TORCH_CHECK_VALUE(state.defined(), expected, "None");
+  TORCH_CHECK_VALUE(state.scalar_type() == at::kLong && state.dim() == 1 &&
+                        state.sym_size(0) == 2,
+                    expected, state.scalar_type(), " ", shape_text(state));
+  TORCH_CHECK_VALUE(state.device().is_cpu() || state.is_meta(), expected,
+                    "one on ", state.device());
+}
+
 void check_count(int64_t count) {
   TORCH_CHECK_VALUE(count >= 0, "attention_summary: k must be at least 0, got ",
                     count);

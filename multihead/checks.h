@@ -38,6 +38,9 @@ void check_from_logsumexp(const char* function, const at::Tensor& query,
                           const at::Tensor& key, const at::Tensor& logsumexp,
                           const AttentionOptions& options);
 
+/// int64 (2), there when dropout_p > 0.
+void check_dropout_state(double dropout_p, const at::Tensor& state);
+
 /// A number of keys to keep per row: not negative.
 void check_count(int64_t count);
 

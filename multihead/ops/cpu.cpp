@@ -17,6 +17,7 @@
 #include "multihead/kernels/kernels.h"
 #include "multihead/layout.h"
 #include "multihead/ops/rules.h"
+#include "multihead/optional_tensor.h"
 
 namespace multihead::ops {
 namespace {
@@ -133,15 +134,6 @@ class Call {
 
   void set_dropout(const Rules& rules) {
     if (rules.dropout_p == 0.0) return;
-    constexpr auto* fn = "fused_attention: ";
-    TORCH_CHECK_VALUE(rules.dropout_state &&
-                          rules.dropout_state->numel() == 2 &&
-                          rules.dropout_state->scalar_type() == at::kLong,
-                      fn,
-                      "dropout_state must be int64 of shape (2,) when "
-                      "dropout_p > 0, got ",
-                      rules.dropout_state ? rules.dropout_state->toString()
-                                          : std::string("None"));
     const Tensor state = rules.dropout_state->contiguous();
     const auto* words = state.const_data_ptr<int64_t>();
     attention.dropout = {rules.dropout_p, static_cast<uint64_t>(words[0]),
@@ -213,6 +205,7 @@ struct Operators<Types<R...>> {
                                                     const Tensor& value,
                                                     R... r) {
     const Rules rules{r...};
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_fused_attention(query, key, value, options_of(rules));
     Call call(query, key, rules);
     const Tensor values = four_dimensional(value);
@@ -234,6 +227,7 @@ struct Operators<Types<R...>> {
                                   const Tensor& logsumexp, bool average,
                                   R... r) {
     const Rules rules{r...};
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_weights", query, key, logsumexp,
                          options_of(rules));
     const Call call(query, key, rules);
@@ -253,6 +247,7 @@ struct Operators<Types<R...>> {
       const Tensor& query, const Tensor& key, const Tensor& logsumexp,
       int64_t count, R... r) {
     const Rules rules{r...};
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_summary", query, key, logsumexp,
                          options_of(rules));
     check_count(count);

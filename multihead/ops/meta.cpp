@@ -8,6 +8,7 @@
 #include "multihead/checks.h"
 #include "multihead/layout.h"
 #include "multihead/ops/rules.h"
+#include "multihead/optional_tensor.h"
 
 namespace multihead::ops {
 namespace {
@@ -29,7 +30,9 @@ struct Operators<Types<R...>> {
                                                     const Tensor& key,
                                                     const Tensor& value,
                                                     R... r) {
-    check_fused_attention(query, key, value, options_of({r...}));
+    const Rules rules{r...};
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
+    check_fused_attention(query, key, value, options_of(rules));
     auto sizes = query.sym_sizes().vec();
     sizes.back() = value.sym_size(-1);
     return {empty_in_layout_of(query, sizes), empty_logsumexp(query)};
@@ -38,8 +41,10 @@ struct Operators<Types<R...>> {
   static Tensor attention_weights(const Tensor& query, const Tensor& key,
                                   const Tensor& logsumexp, bool average,
                                   R... r) {
+    const Rules rules{r...};
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_weights", query, key, logsumexp,
-                         options_of({r...}));
+                         options_of(rules));
     auto sizes = query.sym_sizes().vec();
     sizes.back() = key.sym_size(-2);
     if (average) sizes.erase(sizes.end() - 3);
@@ -49,8 +54,10 @@ struct Operators<Types<R...>> {
   static std::tuple<Tensor, Tensor, Tensor> attention_summary(
       const Tensor& query, const Tensor& key, const Tensor& logsumexp,
       int64_t count, R... r) {
+    const Rules rules{r...};
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_summary", query, key, logsumexp,
-                         options_of({r...}));
+                         options_of(rules));
     check_count(count);
     auto sizes = logsumexp.sym_sizes().vec();
     sizes.emplace_back(count);
