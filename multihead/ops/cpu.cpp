@@ -205,8 +205,8 @@ struct Operators<Types<R...>> {
                                                     const Tensor& value,
                                                     R... r) {
     const Rules rules{r...};
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_fused_attention(query, key, value, options_of(rules));
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     Call call(query, key, rules);
     const Tensor values = four_dimensional(value);
     kernels::Forward forward{call.attention, {}, nullptr};
@@ -227,9 +227,9 @@ struct Operators<Types<R...>> {
                                   const Tensor& logsumexp, bool average,
                                   R... r) {
     const Rules rules{r...};
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_weights", query, key, logsumexp,
                          options_of(rules));
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     const Call call(query, key, rules);
     const kernels::Attention& a = call.attention;
     Tensor weights = average
@@ -247,9 +247,9 @@ struct Operators<Types<R...>> {
       const Tensor& query, const Tensor& key, const Tensor& logsumexp,
       int64_t count, R... r) {
     const Rules rules{r...};
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_summary", query, key, logsumexp,
                          options_of(rules));
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_count(count);
     const Call call(query, key, rules);
     auto sizes = logsumexp.sizes().vec();

@@ -31,8 +31,8 @@ struct Operators<Types<R...>> {
                                                     const Tensor& value,
                                                     R... r) {
     const Rules rules{r...};
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_fused_attention(query, key, value, options_of(rules));
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     auto sizes = query.sym_sizes().vec();
     sizes.back() = value.sym_size(-1);
     return {empty_in_layout_of(query, sizes), empty_logsumexp(query)};
@@ -42,9 +42,9 @@ struct Operators<Types<R...>> {
                                   const Tensor& logsumexp, bool average,
                                   R... r) {
     const Rules rules{r...};
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_weights", query, key, logsumexp,
                          options_of(rules));
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     auto sizes = query.sym_sizes().vec();
     sizes.back() = key.sym_size(-2);
     if (average) sizes.erase(sizes.end() - 3);
@@ -55,9 +55,9 @@ struct Operators<Types<R...>> {
       const Tensor& query, const Tensor& key, const Tensor& logsumexp,
       int64_t count, R... r) {
     const Rules rules{r...};
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_from_logsumexp("attention_summary", query, key, logsumexp,
                          options_of(rules));
+    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
     check_count(count);
     auto sizes = logsumexp.sym_sizes().vec();
     sizes.emplace_back(count);
