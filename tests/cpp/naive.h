@@ -174,7 +174,7 @@ inline Product score(const Attention& a, const Row& row, int64_t j) {
 
 /// softmax of one row: fills its weights and logsumexp, raises lambda.
 inline void softmax_row(const Attention& a, const Row& row, Output& result) {
-  double* weights = &result.weights[row.number * a.Lk];
+  double* weights = result.weights.data() + row.number * a.Lk;
   // 1. Scores of the visible keys; the others stay at −inf.
   Values scores(a.Lk, -kInfinity);
   for (int64_t j = 0; j < a.Lk; ++j) {
@@ -194,13 +194,17 @@ inline void softmax_row(const Attention& a, const Row& row, Output& result) {
     result.logsumexp[row.number] = -kInfinity;
     return;
   }
-  // 3. Exponentials and their sum, in which the sink takes part.
-  double sum = std::exp(sink - largest);
+  // 3. Exponentials and their sum, in which the sink takes part; in more
+  // precision, because hundreds of equal roundings would be judged as the
+  // fault of float64 kernels.
+  long double sum = std::exp(sink - largest);
   for (int64_t j = 0; j < a.Lk; ++j)
     if (row.sees(a, j)) sum += weights[j] = std::exp(scores[j] - largest);
   // 4. Weights and logsumexp.
-  for (int64_t j = 0; j < a.Lk; ++j) weights[j] /= sum;
-  result.logsumexp[row.number] = largest + std::log(sum);
+  for (int64_t j = 0; j < a.Lk; ++j)
+    weights[j] = static_cast<double>(weights[j] / sum);
+  result.logsumexp[row.number] =
+      largest + std::log(static_cast<double>(sum));
 }
 
 template <typename F>
@@ -249,7 +253,7 @@ inline RowGradient softmax_row_backward(const Attention& a, const Row& row,
                                         const Output& result,
                                         const Values& dout) {
   RowGradient g{Values(a.Lk), Values(a.Lk)};
-  const double* weights = &result.weights[row.number * a.Lk];
+  const double* weights = result.weights.data() + row.number * a.Lk;
   double mean_scale = 0;
   // 5ʹ. dweight = dropout·(dout·v), and its mean under the weights.
   for (int64_t j = 0; j < a.Lk; ++j) {

@@ -45,9 +45,12 @@ inline Variant variant_of(Isa isa, Dtype dtype) {
 inline std::vector<Variant> variants(Dtype dtype) {
   std::vector<Variant> result;
   for (const Isa isa : kernels::kAllIsas) {
-    // Other dtypes have no kernels of their own there.
-    if (isa == Isa::kAvx512Bf16 && dtype != Dtype::kBFloat16) continue;
-    if (why_not(isa).empty()) result.push_back(variant_of(isa, dtype));
+    if (!why_not(isa).empty()) continue;
+    const Variant next = variant_of(isa, dtype);
+    // Some instruction sets have kernels of their own for one dtype only.
+    const auto run = [](const Variant& v) { return v.kernels.forward.run; };
+    if (!result.empty() && run(result.back()) == run(next)) continue;
+    result.push_back(next);
   }
   if (why_not(Isa::kPortable).empty()) {
     result.push_back(

@@ -74,11 +74,11 @@ std::vector<int64_t> ranking(const naive::Attention& a, const Index& row,
   for (int64_t j = 0; j < a.Lk; ++j) {
     if (naive_row.sees(a, j)) keys.push_back(j);
   }
-  const auto weight = [&](int64_t j) {
-    return weights.get({row[0], row[1], row[2], j});
+  const auto rank = [&](int64_t j) {
+    return std::pair(-weights.get({row[0], row[1], row[2], j}), j);
   };
-  std::stable_sort(keys.begin(), keys.end(),
-                   [&](int64_t x, int64_t y) { return weight(x) > weight(y); });
+  std::sort(keys.begin(), keys.end(),
+            [&](int64_t x, int64_t y) { return rank(x) < rank(y); });
   return keys;
 }
 
