@@ -80,6 +80,8 @@ Environment detect_environment() {
       .isa = isa_flags(),
       .threads = at::get_num_threads(),
       .processors = std::thread::hardware_concurrency(),
+      .kernels = multihead::kernel_isa(),
+      .kernels_available = multihead::kernel_isas(),
       .fused = why_not_fused(),
   };
 }
@@ -95,6 +97,7 @@ nlohmann::ordered_json to_json(const Environment& e) {
           {"cpu",
            {{"model", e.cpu}, {"flags", e.isa}, {"processors", e.processors}}},
           {"threads", e.threads},
+          {"kernels", {{"isa", e.kernels}, {"available", e.kernels_available}}},
           {"backends",
            {{"exact", true},
             {"fused", e.fused.empty()},

@@ -20,6 +20,8 @@ struct Environment {
   std::vector<std::string> isa;  ///< those flags that matter, present ones
   int threads = 0;               ///< of torch
   unsigned processors = 0;       ///< logical, of the machine
+  std::string kernels;           ///< instruction set of the fused kernels
+  std::vector<std::string> kernels_available;  ///< what MULTIHEAD_ISA may name
   std::string fused;  ///< why the fused kernels cannot run; empty: can
 };
 

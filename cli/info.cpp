@@ -42,7 +42,10 @@ int info(const InfoOptions& options) {
   say("threads", std::to_string(e.threads) + " of " +
                      std::to_string(e.processors) + " processors");
   say("exact", "available: PyTorch's own order of operations");
-  say("fused", e.fused.empty() ? "available" : "not available: " + e.fused);
+  say("fused", e.fused.empty()
+                   ? "available: kernels for " + e.kernels +
+                         " (this CPU runs " + joined(e.kernels_available) + ")"
+                   : "not available: " + e.fused);
   return 0;
 }
 

@@ -239,6 +239,14 @@ std::optional<std::string> why_not_fused(const at::Tensor& query,
 
 std::string kernel_isa() { return kernels::name_of(fused::isa()); }
 
+std::vector<std::string> kernel_isas() {
+  std::vector<std::string> names;
+  for (const kernels::Isa isa : kernels::kAllIsas) {
+    if (kernels::cpu_has(isa)) names.emplace_back(kernels::name_of(isa));
+  }
+  return names;
+}
+
 at::Tensor scaled_dot_product_attention(const at::Tensor& query,
                                         const at::Tensor& key,
                                         const at::Tensor& value,

@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace [[gnu::visibility("default")]] multihead {
 
@@ -132,6 +133,10 @@ std::optional<std::string> why_not_fused(const at::Tensor& query,
 /// The instruction set that the kernels run with: "avx512". Throws where
 /// MULTIHEAD_ISA names none, or one that this CPU lacks.
 std::string kernel_isa();
+
+/// Those that this build has kernels for and this CPU can run, by the names
+/// that MULTIHEAD_ISA takes.
+std::vector<std::string> kernel_isas();
 
 /// Parameters and configuration of one attention layer, as the modules hold
 /// them: the members of torch.nn.MultiheadAttention by their names, plus what

@@ -65,7 +65,8 @@ Choice choose() {
     }
     return choice;
   }
-  choice.error = "MULTIHEAD_ISA must be portable, avx2, avx512 or avx512_bf16";
+  choice.error =
+      "MULTIHEAD_ISA must be portable, avx2, avx512, avx512_bf16 or amx";
   return choice;
 }
 

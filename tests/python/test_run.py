@@ -37,7 +37,15 @@ def run(tmp_path):
 def test_help_lists_the_commands(run, arguments):
     status, out, err = run(*arguments)
     assert (status, err) == (0, "")
-    for command in ("verify", "bench", "test", "python", "multihead", "format", "clean"):
+    for command in (
+        "verify",
+        "bench",
+        "test",
+        "python",
+        "multihead",
+        "format",
+        "clean",
+    ):
         assert f"\n  {command} " in out
 
 
