@@ -160,7 +160,7 @@ struct Panels<BFloat16Tiles, S> {
 
   /// Transposed, in tiles of 16 columns by 16 pairs of keys, 1 KiB each, those
   /// of the same columns one after the other: what the tile unit loads is read
-  /// line by line. (Whole columns one after the other: 20 % slower.)
+  /// line by line.
   template <bool kFinite>
   static Panel<float> values(const Rows& x, int64_t b, int64_t g, Interval keys,
                              int64_t width, float* panel) {
