@@ -5,6 +5,7 @@ import ast
 import os
 import pathlib
 import re
+import subprocess
 
 import pytest
 
@@ -114,3 +115,27 @@ def test_the_test_extra_is_installed_by_run():
     needed = [ROOT / f"requirements/{name}.txt" for name in ("torch", "test")]
     installed = "\n".join(path.read_text() for path in needed)
     assert names <= set(re.findall(r"^[\w-]+", installed, re.MULTILINE))
+
+
+def test_kernel_objects_share_nothing():
+    """Compiled once per instruction set, they export their kernels and no function
+    that the linker could keep in one version for all."""
+    build = pathlib.Path(os.environ["MULTIHEAD_BUILD_DIR"])
+    objects = sorted(build.glob("multihead/kernels/CMakeFiles/*/*.cpp.o"))
+    per_target = [o for o in objects if o.name != "isa.cpp.o"]
+    assert len(per_target) >= 3
+    for path in per_target:
+        symbols = subprocess.run(
+            ["nm", "--defined-only", "--extern-only", "--demangle", path],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.splitlines()
+        kernel = path.name.removesuffix(".cpp.o")
+        assert symbols
+        for symbol in symbols:
+            _, kind, name = symbol.split(maxsplit=2)
+            assert kind == "T" and name.startswith(f"multihead::kernels::{kernel}_"), (
+                path,
+                symbol,
+            )
