@@ -49,13 +49,14 @@ class Fuzz : public testing::TestWithParam<Dtype> {
 
 TEST_P(Fuzz, StaysWithinTheErrorBudget) {
   const uint64_t count = getenv("MULTIHEAD_LONG") ? 5000 : 500;
-  uint64_t number = number_from("MULTIHEAD_FUZZ_FIRST");
-  for (; number < count; ++number) try_configuration(number);
+  const uint64_t first = number_from("MULTIHEAD_FUZZ_FIRST");
+  for (uint64_t n = first; n < count; ++n) try_configuration(n);
   printf(
-      "  %s: %llu configurations; worst error, as a share of what is "
+      "  %s: configurations %llu to %llu; worst error, as a share of what is "
       "allowed: out %.2f, logsumexp %.2f, weights %.2f\n",
-      name_of(GetParam()), static_cast<unsigned long long>(number), worst_.out,
-      worst_.logsumexp, worst_.weights);
+      name_of(GetParam()), static_cast<unsigned long long>(first),
+      static_cast<unsigned long long>(count), worst_.out, worst_.logsumexp,
+      worst_.weights);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtype, Fuzz, testing::ValuesIn(kAllDtypes),
