@@ -28,8 +28,6 @@
 // tile's result is tested: only if it is not finite, the task is run again,
 // carefully, with weights −0 for hidden keys, against which a value counts as
 // 0. Both ways give the same bits for finite values.
-#include <new>
-
 #include "multihead/kernels/dropout.h"
 #include "multihead/kernels/running_softmax.h"
 #include "multihead/kernels/scores.h"
@@ -47,7 +45,7 @@ struct ForwardScratch {
     T* query;
     RunningSoftmax<F> total;
   };
-  OfTile tiles[8];
+  OfTile tiles[kMostTiles];
   RunningSoftmax<F> split;
   ScoreScratch<T> score;
   T* block_sum;  ///< (lanes), of the weights of a block
@@ -96,21 +94,19 @@ class ForwardTask {
   /// False: something is not finite, and may come from a key that its row does
   /// not see.
   bool run(const TaskGrid::Task& task) {
-    alignas(Tile) unsigned char memory[8][sizeof(Tile)];
-    Tile* tiles[8];
-    bool started[8] = {};
+    Tile tiles[kMostTiles];
+    bool started[kMostTiles] = {};
     int count = 0;
     const int64_t group = group_of(a_);
     Interval all{a_.Lk, 0};
     for (int64_t r = 0; r < task.count; r += kLanes, ++count) {
-      Tile* tile = new (memory[count])
-          Tile(a_, {task.b, task.head, task.head * group, group, task.first + r,
-                    least(kLanes, task.count - r)});
-      tiles[count] = tile;
-      load_queries<M, S>(a_, *tile, s_.tiles[count].query);
-      s_.tiles[count].total.reset(tile->lanes(), a_.Dv);
-      if (tile->keys.empty()) continue;
-      all = {least(all.begin, tile->keys.begin), most(all.end, tile->keys.end)};
+      Tile& tile = tiles[count];
+      tile.hold(a_, {task.b, task.head, task.head * group, group,
+                     task.first + r, least(kLanes, task.count - r)});
+      load_queries<M, S>(a_, tile, s_.tiles[count].query);
+      s_.tiles[count].total.reset(tile.lanes(), a_.Dv);
+      if (tile.keys.empty()) continue;
+      all = {least(all.begin, tile.keys.begin), most(all.end, tile.keys.end)};
     }
     for (int64_t at = round_down(all.begin, kKeySplit); at < all.end;
          at += kKeySplit) {
@@ -120,23 +116,23 @@ class ForwardTask {
       const auto value = Panels<M, S>::template values<kCareful>(
           a_.value, task.b, task.head, split, a_.Dv, s_.value);
       for (int n = 0; n < count; ++n) {
-        const Interval keys = overlap(split, tiles[n]->keys);
+        const Interval keys = overlap(split, tiles[n].keys);
         if (keys.empty()) continue;
         s_.score.query = s_.tiles[n].query;
         auto& total = s_.tiles[n].total;
         if (!started[n]) {
-          attend(*tiles[n], total, keys, key, value);
+          attend(tiles[n], total, keys, key, value);
           started[n] = true;
           continue;
         }
-        s_.split.reset(tiles[n]->lanes(), a_.Dv);
-        attend(*tiles[n], s_.split, keys, key, value);
-        total.merge(s_.split, tiles[n]->lanes(), a_.Dv);
+        s_.split.reset(tiles[n].lanes(), a_.Dv);
+        attend(tiles[n], s_.split, keys, key, value);
+        total.merge(s_.split, tiles[n].lanes(), a_.Dv);
       }
     }
     bool finite = true;
     for (int n = 0; n < count; ++n) {
-      finite &= finish(*tiles[n], s_.tiles[n].total);
+      finite &= finish(tiles[n], s_.tiles[n].total);
     }
     return finite;
   }
@@ -299,12 +295,21 @@ class ForwardTask {
   }
 
   bool is_finite(const Tile& tile, const T* context, int64_t from) {
-    auto sum = F::broadcast(0);
-    for (int64_t e = 0; e < a_.Dv; ++e) {
-      sum = F::fma(F::load(context + e * kLanes), F::broadcast(0), sum);
+    // 0·x is 0 or NaN; four sums, as one chain would only wait for itself.
+    const auto zero = F::broadcast(0);
+    typename F::Vector sums[4] = {zero, zero, zero, zero};
+    int64_t e = 0;
+    for (; e + 4 <= a_.Dv; e += 4) {
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; ++n) {
+        sums[n] = F::fma(F::load(context + (e + n) * kLanes), zero, sums[n]);
+      }
+    }
+    for (; e < a_.Dv; ++e) {
+      sums[0] = F::fma(F::load(context + e * kLanes), zero, sums[0]);
     }
     alignas(64) T lanes[F::kLanes];
-    F::store(lanes, sum);
+    F::store(lanes, F::add(F::add(sums[0], sums[1]), F::add(sums[2], sums[3])));
     for (int i = 0; i < F::kLanes && from + i < tile.count; ++i) {
       if (!(lanes[i] == 0)) return false;
     }
@@ -373,8 +378,12 @@ struct ForwardKernel {
     ForwardScratch<M, S> s(f, plan, arena);
     const TaskGrid grid = grid_of(f.attention, plan);
     for (int64_t n = first; n < last; ++n) {
-      if (!ForwardTask<M, S, false>(f, s).run(grid[n])) {
-        ForwardTask<M, S, true>(f, s).run(grid[n]);
+      const TaskGrid::Task task = grid[n];
+      if (n + 1 < last && !grid[n + 1].same_head(task)) {
+        fetch_ahead<S>(f.attention, grid[n + 1].b, grid[n + 1].head);
+      }
+      if (!ForwardTask<M, S, false>(f, s).run(task)) {
+        ForwardTask<M, S, true>(f, s).run(task);
       }
     }
   }

@@ -55,6 +55,8 @@ struct Visibility {
   bool bottom_right = false;
   int64_t left = -1, right = -1;
   const int64_t* key_lengths = nullptr;  ///< (B), dense
+
+  bool depends_on_query() const { return is_causal || left >= 0 || right >= 0; }
 };
 
 /// Dropout by Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy

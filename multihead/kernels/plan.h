@@ -40,6 +40,9 @@ struct TaskGrid {
 
   struct Task {
     int64_t b, head, first, count;
+    bool same_head(const Task& other) const {
+      return b == other.b && head == other.head;
+    }
   };
 
   int64_t chunks() const { return (rows + chunk - 1) / chunk; }
@@ -54,11 +57,13 @@ struct TaskGrid {
   }
 };
 
+inline constexpr int64_t kMostTiles = 8;
+
 /// Tiles of 3 vectors that share a task, and so the packed panels and the split
-/// of keys in the cache: up to eight, fewer where threads would go idle.
+/// of keys in the cache: up to kMostTiles, fewer where threads would go idle.
 inline int64_t tiles_per_task(int64_t rows, int64_t heads, int64_t tile,
                               int threads) {
-  constexpr int64_t kMostTiles = 8, kTasksPerThread = 4;
+  constexpr int64_t kTasksPerThread = 4;
   const int64_t tiles = (rows + tile - 1) / tile;
   const int64_t wanted = kTasksPerThread * (threads > 1 ? threads : 0);
   const int64_t chunks = most(1, (wanted + heads - 1) / most(heads, 1));

@@ -11,7 +11,7 @@ namespace {
 
 /// Keys begin ≤ j < end; empty when they are equal.
 struct Interval {
-  int64_t begin = 0, end = 0;
+  int64_t begin, end;
   bool empty() const { return begin >= end; }
 };
 
@@ -74,8 +74,8 @@ struct VectorView {
 /// `plain`: all their lanes see all these keys.
 struct Segment {
   Interval keys;
-  int first = 0, last = 0;
-  bool plain = false;
+  int first, last;
+  bool plain;
 };
 /// Four ends for each vector, and one more.
 inline constexpr int kMaxSegments = 4 * kMaxVectors + 1;

@@ -31,12 +31,12 @@ struct RunningSoftmax {
 
   /// No keys yet.
   void reset(int64_t lanes, int64_t columns) {
-    for (int64_t r = 0; r < lanes; ++r) {
-      maximum[r] = T(-INFINITY);
-      sum[r] = 0;
-    }
-    for (int64_t e = 0; e < columns; ++e) {
-      for (int64_t r = 0; r < lanes; ++r) context[e * kLanes + r] = 0;
+    for (int64_t r = 0; r < lanes; r += F::kLanes) {
+      F::store(maximum + r, F::broadcast(T(-INFINITY)));
+      F::store(sum + r, F::broadcast(0));
+      for (int64_t e = 0; e < columns; ++e) {
+        F::store(context + e * kLanes + r, F::broadcast(0));
+      }
     }
   }
 

@@ -28,11 +28,15 @@ struct RowTile {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  RowTile(const Attention& a, const RowRange& range)
-      : b(range.b),
-        g(range.g),
-        count(static_cast<int>(range.count)),
-        vectors(static_cast<int>((count + F::kLanes - 1) / F::kLanes)) {
+  RowTile() {}  // nothing yet: arrays of these are large
+  RowTile(const Attention& a, const RowRange& range) { hold(a, range); }
+
+  void hold(const Attention& a, const RowRange& range) {
+    b = range.b;
+    g = range.g;
+    count = static_cast<int>(range.count);
+    vectors = static_cast<int>((count + F::kLanes - 1) / F::kLanes);
+    const bool has_mask = a.mask.kind != ScoreMask::Kind::kNone;
     int64_t h = range.first % range.heads, i = range.first / range.heads;
     for (int64_t r = 0; r < lanes(); ++r) {
       if (r >= count) {  // repeats the last row, and is never written
@@ -41,20 +45,20 @@ struct RowTile {
       }
       head[r] = range.first_head + h;
       query[r] = i;
-      if (r > 0 && h > 0) {
-        position[r] = position[r - 1];
+      if (r > 0 && (h > 0 || !a.visibility.depends_on_query())) {
         sees[r] = sees[r - 1];
       } else {
-        position[r] = kernels::position(a, b, i);
         sees[r] = visible_keys(a, b, i);
       }
-      mask_offset[r] =
-          b * a.mask.batch + head[r] * a.mask.head + i * a.mask.query;
-      negative_slope[r] =
-          a.alibi_slopes
-              ? static_cast<T>(
-                    -a.alibi_slopes[b * a.alibi_batch + head[r] * a.alibi_head])
-              : 0;
+      if (has_mask) {
+        mask_offset[r] =
+            b * a.mask.batch + head[r] * a.mask.head + i * a.mask.query;
+      }
+      if (a.alibi_slopes) {
+        position[r] = kernels::position(a, b, i);
+        negative_slope[r] = static_cast<T>(
+            -a.alibi_slopes[b * a.alibi_batch + head[r] * a.alibi_head]);
+      }
       if (++h == range.heads) h = 0, ++i;
     }
     // Rows ascend, and so do both ends of what they see.
@@ -71,10 +75,11 @@ struct RowTile {
 
   int64_t b, g;
   int count, vectors;
-  int64_t head[kLanes], query[kLanes], position[kLanes];
+  int64_t head[kLanes], query[kLanes];
   Interval sees[kLanes];
-  int64_t mask_offset[kLanes];
-  T negative_slope[kLanes];
+  int64_t mask_offset[kLanes];  ///< with a mask only
+  int64_t position[kLanes];     ///< with ALiBi only
+  T negative_slope[kLanes];     ///< with ALiBi only
   VectorView views[kMaxVectors];
   Interval keys;  ///< visible to some row
 
@@ -82,9 +87,9 @@ struct RowTile {
   void copy_lane(int64_t from, int64_t to) {
     head[to] = head[from];
     query[to] = query[from];
-    position[to] = position[from];
     sees[to] = sees[from];
     mask_offset[to] = mask_offset[from];
+    position[to] = position[from];
     negative_slope[to] = negative_slope[from];
   }
 };
@@ -138,11 +143,14 @@ inline void apply_rules(const RowTile<F>& tile, const ScoreBlock& block,
         overlap(tile.sees[from + i], {block.anchor, block.anchor + kKeyBlock});
     begin[i] = static_cast<T>(sees.begin - block.anchor);
     end[i] = static_cast<T>(most(sees.end - block.anchor, 0));
-    at[i] = static_cast<T>(tile.position[from + i] - block.anchor);
+    at[i] = rules.has_alibi
+                ? static_cast<T>(tile.position[from + i] - block.anchor)
+                : 0;
   }
   const auto none = F::broadcast(T(-INFINITY));
   const auto first = F::load(begin), last = F::load(end), here = F::load(at);
-  const auto slope = F::load(tile.negative_slope + from);
+  const auto slope =
+      rules.has_alibi ? F::load(tile.negative_slope + from) : F::broadcast(0);
   auto maximum = F::load(scratch.maximum + from);
   for (int64_t j = segment.keys.begin - block.anchor;
        j < segment.keys.end - block.anchor; ++j) {

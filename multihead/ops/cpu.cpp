@@ -178,12 +178,15 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
     kernel.run(arguments, plan, 0, plan.tasks, scratch(plan.scratch_bytes));
     return;
   }
+  // Several at once where there are many, for a task knows which comes next;
+  // few enough that the last ones end together.
+  const int64_t batch = std::max<int64_t>(1, plan.tasks / (workers * 16));
   std::atomic<int64_t> next{0};
   at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
     void* memory = scratch(plan.scratch_bytes);
     for (int64_t worker = first; worker < last; ++worker) {
-      for (int64_t n; (n = next.fetch_add(1)) < plan.tasks;) {
-        kernel.run(arguments, plan, n, n + 1, memory);
+      for (int64_t n; (n = next.fetch_add(batch)) < plan.tasks;) {
+        kernel.run(arguments, plan, n, std::min(n + batch, plan.tasks), memory);
       }
     }
   });
