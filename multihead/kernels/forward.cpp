@@ -218,7 +218,7 @@ class ForwardTask {
          .depth = depth,
          .context = state.context + from,
          .factor = s_.factor + from},
-        a_.Dv, segment.last - segment.first);
+        a_.Dv, segment.last - segment.first, tile.count);
     if constexpr (kCareful && M::kHidesInPanels) {
       add_not_finite(tile, state, block, segment);
     }

@@ -48,14 +48,14 @@ Isa best_isa() {
 }
 
 struct Choice {
-  Isa isa = best_isa();
+  Isa isa = Isa::kPortable;
   const char* error = nullptr;
 };
 
 Choice choose() {
-  Choice choice;
   const char* wanted = getenv("MULTIHEAD_ISA");
-  if (!wanted || !*wanted) return choice;
+  if (!wanted || !*wanted) return {best_isa(), nullptr};
+  Choice choice;
   for (const Isa isa : kAllIsas) {
     if (strcmp(wanted, name_of(isa)) != 0) continue;
     choice.isa = isa;
@@ -135,6 +135,13 @@ Kernels kernels_for(Isa isa, Dtype dtype) {
   }
 #endif
   return MULTIHEAD_KERNELS(portable);
+}
+
+Isa isa_for(const Attention& a, Isa isa) {
+  constexpr int64_t kFewRows = 4;
+  const int64_t rows = a.G > 0 ? a.Lq * (a.H / a.G) : 0;
+  const bool pairs = isa == Isa::kAvx512Bf16 || isa == Isa::kAmx;
+  return pairs && rows <= kFewRows ? Isa::kAvx512 : isa;
 }
 
 Isa chosen_isa(const char** error) {

@@ -111,7 +111,8 @@ struct Weights {
 
 /// Per query row: the `count` largest weights, before dropout, in descending
 /// order (of equal ones the lower key first) with their keys, −1 where the row
-/// sees fewer keys; the entropy −Σ w·ln w; all dense, numbers of compute type.
+/// sees fewer keys, weights NaN where a score is; the entropy −Σ w·ln w; all
+/// dense, numbers of compute type.
 struct Summary {
   Attention attention;
   const void* logsumexp = nullptr;  ///< (B, H, Lq)
@@ -156,6 +157,10 @@ struct Kernels {
 
 /// Those of `isa` for `dtype`; the CPU must have it.
 Kernels kernels_for(Isa isa, Dtype dtype);
+
+/// `isa`, or kAvx512 for a call of so few rows that pairs of bfloat16, packed
+/// for many, cost more than they save.
+Isa isa_for(const Attention& a, Isa isa);
 
 /// What MULTIHEAD_ISA asks for, else the best that the CPU has; read once. If
 /// MULTIHEAD_ISA names nothing, or what this CPU lacks, `error` says so.

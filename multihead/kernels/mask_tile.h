@@ -98,6 +98,44 @@ struct MaskRows {
   int64_t count;
 };
 
+template <typename T, typename E>
+inline T as_bias(E x) {
+  if constexpr (sizeof(E) == 1) return x ? T(0) : T(-INFINITY);
+  return static_cast<T>(x);
+}
+
+/// Rows that lie side by side, as those of a transposed mask: read key by key,
+/// straight into the lanes.
+template <class F, typename E>
+inline MaskTile<typename F::Scalar> read_adjacent(const E* data,
+                                                  int64_t key_stride,
+                                                  int64_t rows, Interval block,
+                                                  int64_t group,
+                                                  typename F::Scalar* values) {
+  using T = typename F::Scalar;
+  const int64_t anchor = round_down(block.begin, kKeyBlock);
+  int64_t first = block.end, last = block.begin;
+  bool changed = false;
+  for (int64_t j = block.begin; j < block.end; ++j) {
+    const E* row = data + (j - block.begin) * key_stride;
+    T* lanes = values + (j - anchor) * kTileLanes<F>;
+    bool seen = false;
+    for (int64_t r = 0; r < rows; ++r) {
+      lanes[r] = as_bias<T>(row[r]);
+      seen |= lanes[r] != T(-INFINITY);
+      changed |= lanes[r] != 0;
+    }
+    for (int64_t r = rows; r < kTileLanes<F>; ++r) lanes[r] = lanes[rows - 1];
+    if (!seen) continue;
+    first = least(first, j);
+    last = j + 1;
+  }
+  if (first >= last) return {{0, 0}, nullptr};
+  const Interval keys =
+      overlap(block, {round_down(first, group), round_up(last, group)});
+  return {keys, changed ? values : nullptr};
+}
+
 /// E: uint8_t for keep masks, the compute type for biases.
 template <class F, typename E>
 inline MaskTile<typename F::Scalar> read_mask_of(
@@ -106,9 +144,14 @@ inline MaskTile<typename F::Scalar> read_mask_of(
   using T = typename F::Scalar;
   const int64_t anchor = round_down(block.begin, kKeyBlock);
   const auto* data = static_cast<const E*>(mask.data) + block.begin * mask.key;
-  bool same = true;
+  bool same = true, adjacent = mask.key != 1 && rows.count > 1;
   for (int64_t r = 1; r < rows.count; ++r) {
     same &= rows.offsets[r] == rows.offsets[0];
+    adjacent &= rows.offsets[r] == rows.offsets[0] + r;
+  }
+  if (adjacent) {
+    return read_adjacent<F>(data + rows.offsets[0], mask.key, rows.count, block,
+                            group, scratch.values);
   }
   MaskScan scan;
   const int64_t count = block.end - block.begin;

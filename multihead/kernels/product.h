@@ -3,7 +3,7 @@
 // The two products for any number of vectors of rows, whatever multiplies.
 #pragma once
 
-#include "multihead/kernels/tile.h"
+#include "multihead/kernels/tile_few.h"
 #ifdef __AMX_BF16__
 #include "multihead/kernels/tile_amx.h"
 #endif
@@ -21,10 +21,15 @@ struct Product {
     Registers() {}
   };
 
-  /// t.scores, and with kMaximum t.maximum, of `keys` keys.
+  /// t.scores, and with kMaximum t.maximum, of `keys` keys and `rows` rows in
+  /// so many vectors.
   template <bool kMaximum>
-  static void score(const ScoreProduct<T>& t, int64_t keys, int vectors) {
-    if (vectors == 3) {
+  static void score(const ScoreProduct<T>& t, int64_t keys, int vectors,
+                    int rows) {
+    if (M::kPair == 1 && rows <= kFewRows) {
+      rows == 1 ? score_few<F, 1, kMaximum>(t, keys)
+                : score_few<F, kFewRows, kMaximum>(t, keys);
+    } else if (vectors == 3) {
       score_keys<M, 3, tile_rows<F>(3), kMaximum>(t, keys);
     } else if (vectors == 2) {
       score_keys<M, 2, tile_rows<F>(2), kMaximum>(t, keys);
@@ -37,7 +42,7 @@ struct Product {
   /// count as 0, whatever they are.
   template <bool kCareful>
   static void add_context(const ContextProduct<T>& t, int64_t columns,
-                          int vectors) {
+                          int vectors, int rows) {
     if constexpr (kCareful) {
       // Rare: one vector at a time, whatever the tile.
       auto part = t;
@@ -47,6 +52,9 @@ struct Product {
         part.context += F::kLanes;
         part.factor += F::kLanes;
       }
+    } else if (M::kPair == 1 && rows <= kFewRows) {
+      rows == 1 ? context_few<F, 1>(t, columns)
+                : context_few<F, kFewRows>(t, columns);
     } else if (vectors == 3) {
       context_columns<M, 3, tile_rows<F>(3), false>(t, columns);
     } else if (vectors == 2) {
@@ -64,12 +72,13 @@ struct Product<BFloat16Tiles> {
   using Registers = TileRegisters;
 
   template <bool kMaximum>
-  static void score(const ScoreProduct<float>& t, int64_t keys, int vectors) {
+  static void score(const ScoreProduct<float>& t, int64_t keys, int vectors,
+                    int) {
     BFloat16Tiles::score<kMaximum>(t, keys, vectors);
   }
   template <bool kCareful>
   static void add_context(const ContextProduct<float>& t, int64_t columns,
-                          int vectors) {
+                          int vectors, int) {
     BFloat16Tiles::add_context(t, columns, vectors);
   }
 };

@@ -213,10 +213,10 @@ inline ScoreBlock score_block(
     const int64_t count = segment.keys.end - segment.keys.begin;
     const int vectors = segment.last - segment.first;
     if (segment.plain && !rules.any()) {
-      Product<M>::template score<true>(product, count, vectors);
+      Product<M>::template score<true>(product, count, vectors, tile.count);
       continue;
     }
-    Product<M>::template score<false>(product, count, vectors);
+    Product<M>::template score<false>(product, count, vectors, tile.count);
     for (int c = segment.first; c < segment.last; ++c) {
       apply_rules<F>(tile, result, rules, segment, c, scratch);
     }

@@ -116,8 +116,10 @@ class SummaryTask {
       for (int64_t n = 0; n < y_.count; ++n) {
         const int64_t from = r * y_.count + n, to = row * y_.count + n;
         y_.keys[to] = top_.keys[from];
-        static_cast<T*>(y_.weights)[to] =
-            top_.keys[from] < 0 ? 0 : top_.weights[from];
+        static_cast<T*>(y_.weights)[to] = isnan(top_.mass[r]) ? top_.mass[r]
+                                          : top_.keys[from] < 0
+                                              ? 0
+                                              : top_.weights[from];
       }
     }
   }

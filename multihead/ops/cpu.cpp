@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <memory>
 
 #include "multihead/checks.h"
 #include "multihead/fused.h"
@@ -143,21 +142,39 @@ class Call {
   Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_;
 };
 
-// Scratch of a thread: grows, and stays for the next call.
-void* scratch(size_t bytes) {
-  struct Free {
-    void operator()(void* block) const { std::free(block); }
-  };
-  thread_local std::unique_ptr<void, Free> block;
-  thread_local size_t size = 0;
-  if (size < bytes) {
-    block.reset();
-    block.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-    TORCH_CHECK(block, "fused_attention: cannot allocate ", bytes,
-                " bytes of scratch memory");
-    size = bytes;
+// Scratch of a thread: grows, and stays for the next call unless it is large.
+class Scratch {
+ public:
+  void* at_least(size_t bytes) {
+    if (size_ < bytes) {
+      release();
+      block_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      TORCH_CHECK(block_, "fused attention: cannot allocate ", bytes,
+                  " bytes of scratch memory");
+      size_ = bytes;
+    }
+    return block_;
   }
-  return block.get();
+  void release_if_large() {
+    constexpr size_t kLarge = size_t{16} << 20;
+    if (size_ > kLarge) release();
+  }
+  ~Scratch() { release(); }
+
+ private:
+  void release() {
+    std::free(block_);
+    block_ = nullptr;
+    size_ = 0;
+  }
+  void* block_ = nullptr;
+  size_t size_ = 0;
+};
+
+thread_local Scratch scratch;
+
+kernels::Kernels kernels_of(const kernels::Attention& a) {
+  return kernels::kernels_for(kernels::isa_for(a, fused::isa()), a.dtype);
 }
 
 // Below this many multiply-adds, waking a thread costs more than it saves.
@@ -175,7 +192,9 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
   const kernels::Plan plan = kernel.plan(arguments, threads);
   const int64_t workers = std::min<int64_t>(threads, plan.tasks);
   if (workers == 1) {
-    kernel.run(arguments, plan, 0, plan.tasks, scratch(plan.scratch_bytes));
+    kernel.run(arguments, plan, 0, plan.tasks,
+               scratch.at_least(plan.scratch_bytes));
+    scratch.release_if_large();
     return;
   }
   // Several at once where there are many, for a task knows which comes next;
@@ -183,12 +202,13 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
   const int64_t batch = std::max<int64_t>(1, plan.tasks / (workers * 16));
   std::atomic<int64_t> next{0};
   at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
-    void* memory = scratch(plan.scratch_bytes);
+    void* memory = scratch.at_least(plan.scratch_bytes);
     for (int64_t worker = first; worker < last; ++worker) {
       for (int64_t n; (n = next.fetch_add(batch)) < plan.tasks;) {
         kernel.run(arguments, plan, n, std::min(n + batch, plan.tasks), memory);
       }
     }
+    scratch.release_if_large();
   });
 }
 
@@ -221,8 +241,7 @@ struct Operators<Types<R...>> {
     Tensor logsumexp = empty_logsumexp(query);
     forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
     forward.logsumexp = logsumexp.mutable_data_ptr();
-    run(kernels::kernels_for(fused::isa(), forward.attention.dtype).forward,
-        forward);
+    run(kernels_of(forward.attention).forward, forward);
     return {out, logsumexp};
   }
 
@@ -238,11 +257,12 @@ struct Operators<Types<R...>> {
     Tensor weights = average
                          ? at::empty({a.B, a.Lq, a.Lk}, query.options())
                          : at::empty({a.B, a.H, a.Lq, a.Lk}, query.options());
+    if (a.H == 0) weights.fill_(std::nan(""));  // a mean of nothing
     const Tensor lse = logsumexp.contiguous();
     const kernels::Weights arguments{
         a, lse.const_data_ptr(),
         out_rows_of(average ? weights.unsqueeze(1) : weights), average};
-    run(kernels::kernels_for(fused::isa(), a.dtype).weights, arguments);
+    run(kernels_of(a).weights, arguments);
     return query.dim() == 3 ? weights.squeeze(0) : weights;
   }
 
@@ -267,8 +287,7 @@ struct Operators<Types<R...>> {
                                      weights.mutable_data_ptr(),
                                      keys.mutable_data_ptr<int64_t>(),
                                      entropy.mutable_data_ptr()};
-    run(kernels::kernels_for(fused::isa(), call.attention.dtype).summary,
-        arguments);
+    run(kernels_of(call.attention).summary, arguments);
     return {weights, keys, entropy};
   }
 };
