@@ -2,9 +2,13 @@
 //
 // Random configurations, each on every instruction set, against the float64
 // loops run once. MULTIHEAD_LONG=1 tries ten times as many; a configuration is
-// known by its number, and MULTIHEAD_FUZZ_FIRST says at which to begin, so that
-// a long run can go on where it stopped.
+// known by its number, and MULTIHEAD_FUZZ_FIRST says at which to begin. A long
+// run keeps its progress and its result in fuzz_<dtype>.txt in the current
+// folder, and goes on there if the same binary is started again.
+#include <sys/stat.h>
+
 #include <cstdio>
+#include <fstream>
 
 #include "tests/cpp/kernels/judge.h"
 #include "tests/cpp/kernels/random_call.h"
@@ -16,6 +20,36 @@ uint64_t number_from(const char* variable) {
   const char* text = getenv(variable);
   return text ? strtoull(text, nullptr, 10) : 0;
 }
+
+/// How far a long run has come.
+struct Record {
+  std::string file;
+  long long binary = 0;  ///< when it was linked
+  uint64_t next = 0;
+  WorstErrors worst = {};
+
+  explicit Record(Dtype dtype)
+      : file(std::string("fuzz_") + name_of(dtype) + ".txt") {
+    struct stat self{};
+    if (stat("/proc/self/exe", &self) == 0) binary = self.st_mtime;
+    Record kept;
+    if (std::ifstream(file) >> kept.binary >> kept.next >> kept.worst.out >>
+            kept.worst.logsumexp >> kept.worst.weights &&
+        kept.binary == binary) {
+      next = kept.next;
+      worst = kept.worst;
+    }
+  }
+  void keep() const {
+    const std::string part = file + ".part";
+    std::ofstream(part) << binary << ' ' << next << ' ' << worst.out << ' '
+                        << worst.logsumexp << ' ' << worst.weights << '\n';
+    rename(part.c_str(), file.c_str());
+  }
+
+ private:
+  Record() = default;
+};
 
 class Fuzz : public testing::TestWithParam<Dtype> {
  protected:
@@ -48,14 +82,27 @@ class Fuzz : public testing::TestWithParam<Dtype> {
 };
 
 TEST_P(Fuzz, StaysWithinTheErrorBudget) {
-  const uint64_t count = getenv("MULTIHEAD_LONG") ? 5000 : 500;
-  const uint64_t first = number_from("MULTIHEAD_FUZZ_FIRST");
-  for (uint64_t n = first; n < count; ++n) try_configuration(n);
+  const bool is_long = getenv("MULTIHEAD_LONG") != nullptr;
+  const uint64_t count = is_long ? 5000 : 500;
+  Record record(GetParam());
+  uint64_t n = number_from("MULTIHEAD_FUZZ_FIRST");
+  if (is_long && record.next < count) {
+    n = std::max(n, record.next);
+    worst_ = record.worst;
+  }
+  const uint64_t first = n;
+  for (; n < count && !(is_long && HasFailure()); ++n) {
+    try_configuration(n);
+    if (!is_long || HasFailure() || (n + 1) % 50 != 0) continue;
+    record.next = n + 1;
+    record.worst = worst_;
+    record.keep();
+  }
   printf(
       "  %s: configurations %llu to %llu; worst error, as a share of what is "
       "allowed: out %.2f, logsumexp %.2f, weights %.2f\n",
       name_of(GetParam()), static_cast<unsigned long long>(first),
-      static_cast<unsigned long long>(count), worst_.out, worst_.logsumexp,
+      static_cast<unsigned long long>(n), worst_.out, worst_.logsumexp,
       worst_.weights);
 }
 
