@@ -50,6 +50,13 @@ at::Tensor empty_in_layout_of(const at::Tensor& query,
   return at::empty_symint(in_memory, query.options()).permute(memory.inverse);
 }
 
+at::Tensor empty_logsumexp(const at::Tensor& query) {
+  const auto dtype =
+      query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::empty_symint(query.sym_sizes().slice(0, query.dim() - 1),
+                          query.options().dtype(dtype));
+}
+
 at::Tensor in_layout_of(const at::Tensor& query, const at::Tensor& out) {
   if (query.is_contiguous()) return out;
   const MemoryOrder memory = memory_order(query);

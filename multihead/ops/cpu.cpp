@@ -212,13 +212,6 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
   });
 }
 
-Tensor empty_logsumexp(const Tensor& query) {
-  return at::empty(
-      query.sizes().slice(0, query.dim() - 1),
-      query.options().dtype(query.scalar_type() == at::kDouble ? at::kDouble
-                                                               : at::kFloat));
-}
-
 template <class RuleTypes>
 struct Operators;
 template <class... R>

@@ -15,13 +15,6 @@ namespace {
 
 using at::Tensor;
 
-Tensor empty_logsumexp(const Tensor& query) {
-  return at::empty_symint(
-      query.sym_sizes().slice(0, query.dim() - 1),
-      query.options().dtype(query.scalar_type() == at::kDouble ? at::kDouble
-                                                               : at::kFloat));
-}
-
 template <class RuleTypes>
 struct Operators;
 template <class... R>
