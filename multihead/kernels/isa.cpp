@@ -137,13 +137,6 @@ Kernels kernels_for(Isa isa, Dtype dtype) {
   return MULTIHEAD_KERNELS(portable);
 }
 
-Isa isa_for(const Attention& a, Isa isa) {
-  constexpr int64_t kFewRows = 4;
-  const int64_t rows = a.G > 0 ? a.Lq * (a.H / a.G) : 0;
-  const bool pairs = isa == Isa::kAvx512Bf16 || isa == Isa::kAmx;
-  return pairs && rows <= kFewRows ? Isa::kAvx512 : isa;
-}
-
 Isa chosen_isa(const char** error) {
   static const Choice choice = choose();
   *error = choice.error;

@@ -158,10 +158,6 @@ struct Kernels {
 /// Those of `isa` for `dtype`; the CPU must have it.
 Kernels kernels_for(Isa isa, Dtype dtype);
 
-/// `isa`, or kAvx512 for a call of so few rows that pairs of bfloat16, packed
-/// for many, cost more than they save.
-Isa isa_for(const Attention& a, Isa isa);
-
 /// What MULTIHEAD_ISA asks for, else the best that the CPU has; read once. If
 /// MULTIHEAD_ISA names nothing, or what this CPU lacks, `error` says so.
 Isa chosen_isa(const char** error);

@@ -174,7 +174,7 @@ class Scratch {
 thread_local Scratch scratch;
 
 kernels::Kernels kernels_of(const kernels::Attention& a) {
-  return kernels::kernels_for(kernels::isa_for(a, fused::isa()), a.dtype);
+  return kernels::kernels_for(fused::isa(), a.dtype);
 }
 
 // Below this many multiply-adds, waking a thread costs more than it saves.
