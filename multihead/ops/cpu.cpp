@@ -145,13 +145,12 @@ class Call {
 // Scratch of a thread: grows, and stays for the next call unless it is large.
 class Scratch {
  public:
-  void* at_least(size_t bytes) {
+  /// Null where there is not so much memory.
+  void* get(size_t bytes) {
     if (size_ < bytes) {
       release();
       block_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-      TORCH_CHECK(block_, "fused attention: cannot allocate ", bytes,
-                  " bytes of scratch memory");
-      size_ = bytes;
+      if (block_) size_ = bytes;
     }
     return block_;
   }
@@ -173,6 +172,11 @@ class Scratch {
 
 thread_local Scratch scratch;
 
+void check_scratch(bool there, size_t bytes) {
+  TORCH_CHECK(there, "fused attention: cannot allocate ", bytes,
+              " bytes of scratch memory for each thread");
+}
+
 kernels::Kernels kernels_of(const kernels::Attention& a) {
   return kernels::kernels_for(fused::isa(), a.dtype);
 }
@@ -192,8 +196,9 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
   const kernels::Plan plan = kernel.plan(arguments, threads);
   const int64_t workers = std::min<int64_t>(threads, plan.tasks);
   if (workers == 1) {
-    kernel.run(arguments, plan, 0, plan.tasks,
-               scratch.at_least(plan.scratch_bytes));
+    void* memory = scratch.get(plan.scratch_bytes);
+    check_scratch(memory, plan.scratch_bytes);
+    kernel.run(arguments, plan, 0, plan.tasks, memory);
     scratch.release_if_large();
     return;
   }
@@ -201,15 +206,20 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
   // few enough that the last ones end together.
   const int64_t batch = std::max<int64_t>(1, plan.tasks / (workers * 16));
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
-    void* memory = scratch.at_least(plan.scratch_bytes);
-    for (int64_t worker = first; worker < last; ++worker) {
+  std::atomic<bool> starved{false};
+  // Not at::parallel_for, which counts threads by itself.
+#pragma omp parallel num_threads(static_cast<int>(workers))
+  {
+    if (void* memory = scratch.get(plan.scratch_bytes)) {
       for (int64_t n; (n = next.fetch_add(batch)) < plan.tasks;) {
         kernel.run(arguments, plan, n, std::min(n + batch, plan.tasks), memory);
       }
+      scratch.release_if_large();
+    } else {
+      starved = true;
     }
-    scratch.release_if_large();
-  });
+  }
+  check_scratch(!starved, plan.scratch_bytes);
 }
 
 template <class RuleTypes>

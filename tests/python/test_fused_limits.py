@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The fused operators where memory, sizes or numbers run out."""
 
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -71,3 +73,15 @@ def test_transposed_masks_have_the_bits_of_contiguous_ones(kind):
     transposed = multihead.scaled_dot_product_attention(q, k, v, mask.t())
     contiguous = multihead.scaled_dot_product_attention(q, k, v, mask.t().contiguous())
     assert torch.equal(transposed, contiguous)
+
+
+def test_threads_are_really_started():
+    """Without OpenMP's flag the same source compiles, and runs on one thread."""
+    library = pathlib.Path(os.environ["MULTIHEAD_BUILD_DIR"], "libmultihead.so")
+    symbols = subprocess.run(
+        ["nm", "--dynamic", "--undefined-only", library],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "GOMP_parallel" in symbols or "__kmpc_fork_call" in symbols
