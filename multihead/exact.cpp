@@ -9,9 +9,13 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/exp_cpu_dispatch.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/log_cpu_dispatch.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh_cpu_dispatch.h>
 #include <ATen/ops/where.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
@@ -129,12 +133,32 @@ at::Tensor seeing_queries(const Heads& heads, const at::Tensor& query,
   return query.masked_fill(blind.flatten(0, 1), 0.0);
 }
 
+// MKL chooses the kernel of a vector function at its first call. Where several
+// threads make that call together, one of them may get the kernel of 11 bits
+// for its part (pytorch/pytorch issue 188792; seen here as 1e-4 in one of some
+// thousand processes). So one element goes first, on one thread, past the
+// dispatcher: a tracer must not see it.
+void choose_vector_functions() {
+  [[maybe_unused]] static const bool chosen = [] {
+    float single = 1.0F;
+    double twice = 1.0;
+    for (const at::Tensor& one : {at::from_blob(&single, {1}, at::kFloat),
+                                  at::from_blob(&twice, {1}, at::kDouble)}) {
+      at::cpu::tanh(one);
+      at::cpu::exp(one);
+      at::cpu::log(one);
+    }
+    return true;
+  }();
+}
+
 // cap·tanh(s/cap), + bias, − slope·|i + offset − j|, −inf where not visible.
 at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
                        const ScoreShape& shape, const at::Tensor& visible) {
   const at::Tensor blocked =
       visible.defined() ? visible.logical_not() : at::Tensor();
   if (rules.softcap) {
+    choose_vector_functions();
     // tanh' of a NaN that nobody sees would still be NaN, times 0.
     if (blocked.defined()) scores = scores.masked_fill(blocked, 0.0);
     scores = (scores / *rules.softcap).tanh() * *rules.softcap;
@@ -167,6 +191,7 @@ at::Tensor append_sinks(const at::Tensor& scores, const at::Tensor& sinks) {
 
 // Rows without a visible key give −inf and pass no gradient on.
 at::Tensor logsumexp_rows(const at::Tensor& scores) {
+  choose_vector_functions();
   const at::Tensor blocked = scores.eq(-kInfinity).all(-1, /*keepdim=*/true);
   return at::logsumexp(scores.masked_fill(blocked, 0.0), -1)
       .masked_fill(blocked.squeeze(-1), -kInfinity);

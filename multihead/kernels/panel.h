@@ -10,9 +10,9 @@
 namespace multihead::kernels {
 namespace {
 
-/// Element e of row r at data[(r − anchor)·step + e·1] for keys; for values the
-/// product's own layout, of which row r begins there. `stride`: what the
-/// product takes as its row stride.
+/// Rows from `anchor` on, `step` elements apart: a row of keys holds its
+/// elements one after the other, a row of values what the product wants there.
+/// `stride`: the row stride as the product takes it.
 template <typename T>
 struct Panel {
   const T* data;
@@ -68,8 +68,8 @@ struct Panels {
     }
     return pack_rows<S>(x, b, g, keys, width, panel);
   }
-  /// kFinite: what is not finite counts as 0, where kHidesInPanels.
-  template <bool kFinite>
+  /// kCareful: what is not finite counts as 0, where kHidesInPanels.
+  template <bool kCareful>
   static Panel<T> values(const Rows& x, int64_t b, int64_t g, Interval keys,
                          int64_t width, T* panel) {
     return Panels::keys(x, b, g, keys, width, panel);
@@ -116,7 +116,7 @@ struct Panels<BFloat16Dot, S> {
   }
 
   /// Values of keys 2t and 2t + 1 in pairs: row t of the panel.
-  template <bool kFinite>
+  template <bool kCareful>
   static Panel<float> values(const Rows& x, int64_t b, int64_t g, Interval keys,
                              int64_t width, float* panel) {
     const int64_t anchor = keys.begin / 2;
@@ -161,7 +161,7 @@ struct Panels<BFloat16Tiles, S> {
   /// Transposed, in tiles of 16 columns by 16 pairs of keys, 1 KiB each, those
   /// of the same columns one after the other: what the tile unit loads is read
   /// line by line.
-  template <bool kFinite>
+  template <bool kCareful>
   static Panel<float> values(const Rows& x, int64_t b, int64_t g, Interval keys,
                              int64_t width, float* panel) {
     using F = Float32;
@@ -171,8 +171,8 @@ struct Panels<BFloat16Tiles, S> {
       for (int64_t e = 0; e < width; e += F::kLanes) {
         F::Vector square[F::kLanes];
         for (int i = 0; i < F::kLanes; ++i) {
-          square[i] = key_pair<kFinite>(x, b, g, j + 2 * i, keys, e,
-                                        least(width - e, F::kLanes));
+          square[i] = key_pair<kCareful>(x, b, g, j + 2 * i, keys, e,
+                                         least(width - e, F::kLanes));
         }
         F::transpose(square);
         float* tile = panel + e * kValueStride + (j - anchor) / 2 * F::kLanes;
@@ -186,7 +186,7 @@ struct Panels<BFloat16Tiles, S> {
 
  private:
   /// Numbers e… of keys j and j + 1 in pairs; a key not among `keys` is 0.
-  template <bool kFinite>
+  template <bool kCareful>
   static Float32::Vector key_pair(const Rows& x, int64_t b, int64_t g,
                                   int64_t j, Interval keys, int64_t e,
                                   int64_t count) {
@@ -200,7 +200,7 @@ struct Panels<BFloat16Tiles, S> {
       }
       const __m512i bits = _mm512_cvtepu16_epi32(
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-      if (!kFinite) return bits;
+      if (!kCareful) return bits;
       const __m512i exponent = _mm512_set1_epi32(0x7F80);
       return _mm512_maskz_mov_epi32(
           _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent),

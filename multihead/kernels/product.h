@@ -25,7 +25,7 @@ struct Product {
   /// so many vectors.
   template <bool kMaximum>
   static void score(const ScoreProduct<T>& t, int64_t keys, int vectors,
-                    int rows) {
+                    int64_t rows) {
     if (M::kPair == 1 && rows <= kFewRows) {
       rows == 1 ? score_few<F, 1, kMaximum>(t, keys)
                 : score_few<F, kFewRows, kMaximum>(t, keys);
@@ -42,7 +42,7 @@ struct Product {
   /// count as 0, whatever they are.
   template <bool kCareful>
   static void add_context(const ContextProduct<T>& t, int64_t columns,
-                          int vectors, int rows) {
+                          int vectors, int64_t rows) {
     if constexpr (kCareful) {
       // Rare: one vector at a time, whatever the tile.
       auto part = t;

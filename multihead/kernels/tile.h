@@ -83,8 +83,8 @@ constexpr int tile_rows(int vectors) {
   return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
 }
 /// R for what remains: 12 → 8 → 4 → 2 → 1.
-constexpr int next_rows(int rows) {
-  return rows > 8 ? 8 : rows > 4 ? 4 : rows / 2;
+constexpr int next_tile_rows(int tile_rows) {
+  return tile_rows > 8 ? 8 : tile_rows > 4 ? 4 : tile_rows / 2;
 }
 
 /// Keys against the rows of a tile. Strides in elements.
@@ -149,7 +149,8 @@ template <class M, int kVectors, int kRows, bool kMaximum>
     t.scores += kRows * kTileLanes<F>;
   }
   if constexpr (kRows > 1) {
-    if (keys > 0) score_keys<M, kVectors, next_rows(kRows), kMaximum>(t, keys);
+    if (keys > 0)
+      score_keys<M, kVectors, next_tile_rows(kRows), kMaximum>(t, keys);
   }
 }
 
@@ -217,7 +218,7 @@ template <class M, int kVectors, int kRows, bool kCareful>
   }
   if constexpr (kRows > 1) {
     if (columns > 0) {
-      context_columns<M, kVectors, next_rows(kRows), kCareful>(t, columns);
+      context_columns<M, kVectors, next_tile_rows(kRows), kCareful>(t, columns);
     }
   }
 }

@@ -3,7 +3,6 @@
 // The fused operators on the CPU: tensors become the kernels' arguments, tasks
 // are dealt to torch's threads.
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -11,10 +10,9 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "multihead/checks.h"
 #include "multihead/fused.h"
 #include "multihead/kernels/kernels.h"
-#include "multihead/layout.h"
+#include "multihead/ops/results.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
 
@@ -231,17 +229,12 @@ struct Operators<Types<R...>> {
                                                     const Tensor& value,
                                                     R... r) {
     const Rules rules{r...};
-    check_fused_attention(query, key, value, options_of(rules));
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
+    auto [out, logsumexp] = fused_attention_results(query, key, value, rules);
     Call call(query, key, rules);
     const Tensor values = four_dimensional(value);
     kernels::Forward forward{call.attention, {}, nullptr};
     forward.attention.value = rows_of(values);
     forward.attention.Dv = values.size(3);
-    auto sizes = query.sym_sizes().vec();
-    sizes.back() = values.size(3);
-    Tensor out = empty_in_layout_of(query, sizes);
-    Tensor logsumexp = empty_logsumexp(query);
     forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
     forward.logsumexp = logsumexp.mutable_data_ptr();
     run(kernels_of(forward.attention).forward, forward);
@@ -252,37 +245,28 @@ struct Operators<Types<R...>> {
                                   const Tensor& logsumexp, bool average,
                                   R... r) {
     const Rules rules{r...};
-    check_from_logsumexp("attention_weights", query, key, logsumexp,
-                         options_of(rules));
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
+    Tensor weights =
+        attention_weights_result(query, key, logsumexp, average, rules);
     const Call call(query, key, rules);
     const kernels::Attention& a = call.attention;
-    Tensor weights = average
-                         ? at::empty({a.B, a.Lq, a.Lk}, query.options())
-                         : at::empty({a.B, a.H, a.Lq, a.Lk}, query.options());
     if (a.H == 0) weights.fill_(std::nan(""));  // a mean of nothing
     const Tensor lse = logsumexp.contiguous();
+    const Tensor per_head = average ? weights.unsqueeze(-3) : weights;
     const kernels::Weights arguments{
         a, lse.const_data_ptr(),
-        out_rows_of(average ? weights.unsqueeze(1) : weights), average};
+        out_rows_of(per_head.dim() == 3 ? per_head.unsqueeze(0) : per_head),
+        average};
     run(kernels_of(a).weights, arguments);
-    return query.dim() == 3 ? weights.squeeze(0) : weights;
+    return weights;
   }
 
   static std::tuple<Tensor, Tensor, Tensor> attention_summary(
       const Tensor& query, const Tensor& key, const Tensor& logsumexp,
       int64_t count, R... r) {
     const Rules rules{r...};
-    check_from_logsumexp("attention_summary", query, key, logsumexp,
-                         options_of(rules));
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
-    check_count(count);
+    auto [weights, keys, entropy] =
+        attention_summary_results(query, key, logsumexp, count, rules);
     const Call call(query, key, rules);
-    auto sizes = logsumexp.sizes().vec();
-    Tensor entropy = at::empty(sizes, logsumexp.options());
-    sizes.push_back(count);
-    Tensor weights = at::empty(sizes, logsumexp.options());
-    Tensor keys = at::empty(sizes, logsumexp.options().dtype(at::kLong));
     const Tensor lse = logsumexp.contiguous();
     const kernels::Summary arguments{call.attention,
                                      lse.const_data_ptr(),

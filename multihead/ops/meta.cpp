@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// Shapes, dtypes and memory layouts of the fused operators, without values: the
-// same checks, the same results, on symbolic sizes.
-#include <ATen/ops/empty.h>
+// The fused operators without values.
 #include <torch/library.h>
 
-#include "multihead/checks.h"
-#include "multihead/layout.h"
-#include "multihead/ops/rules.h"
-#include "multihead/optional_tensor.h"
+#include "multihead/ops/results.h"
 
 namespace multihead::ops {
 namespace {
@@ -19,44 +14,19 @@ template <class RuleTypes>
 struct Operators;
 template <class... R>
 struct Operators<Types<R...>> {
-  static std::tuple<Tensor, Tensor> fused_attention(const Tensor& query,
-                                                    const Tensor& key,
-                                                    const Tensor& value,
-                                                    R... r) {
-    const Rules rules{r...};
-    check_fused_attention(query, key, value, options_of(rules));
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
-    auto sizes = query.sym_sizes().vec();
-    sizes.back() = value.sym_size(-1);
-    return {empty_in_layout_of(query, sizes), empty_logsumexp(query)};
+  static auto fused_attention(const Tensor& query, const Tensor& key,
+                              const Tensor& value, R... r) {
+    return fused_attention_results(query, key, value, Rules{r...});
   }
-
-  static Tensor attention_weights(const Tensor& query, const Tensor& key,
-                                  const Tensor& logsumexp, bool average,
-                                  R... r) {
-    const Rules rules{r...};
-    check_from_logsumexp("attention_weights", query, key, logsumexp,
-                         options_of(rules));
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
-    auto sizes = query.sym_sizes().vec();
-    sizes.back() = key.sym_size(-2);
-    if (average) sizes.erase(sizes.end() - 3);
-    return at::empty_symint(sizes, query.options());
+  static auto attention_weights(const Tensor& query, const Tensor& key,
+                                const Tensor& logsumexp, bool average, R... r) {
+    return attention_weights_result(query, key, logsumexp, average,
+                                    Rules{r...});
   }
-
-  static std::tuple<Tensor, Tensor, Tensor> attention_summary(
-      const Tensor& query, const Tensor& key, const Tensor& logsumexp,
-      int64_t count, R... r) {
-    const Rules rules{r...};
-    check_from_logsumexp("attention_summary", query, key, logsumexp,
-                         options_of(rules));
-    check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
-    check_count(count);
-    auto sizes = logsumexp.sym_sizes().vec();
-    sizes.emplace_back(count);
-    return {at::empty_symint(sizes, logsumexp.options()),
-            at::empty_symint(sizes, logsumexp.options().dtype(at::kLong)),
-            at::empty_symint(logsumexp.sym_sizes(), logsumexp.options())};
+  static auto attention_summary(const Tensor& query, const Tensor& key,
+                                const Tensor& logsumexp, int64_t count,
+                                R... r) {
+    return attention_summary_results(query, key, logsumexp, count, Rules{r...});
   }
 };
 

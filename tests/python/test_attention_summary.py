@@ -8,6 +8,7 @@ are within the budget is tested with all options mixed in test_fused.py.
 import calls
 import pytest
 import torch
+from equal import assert_equal
 from paths import fused_calls
 from test_definition import BUDGETS
 from torch.testing import assert_close
@@ -184,7 +185,7 @@ def test_three_dimensions_are_one_batch_row(name, mode):
     with multihead.backend(mode):
         summary = attention_summary(query[0], key[0], 3, **options)
         whole = attention_summary(query[:1], key[:1], 3, **options)
-    assert_close(summary, AttentionSummary(*(x[0] for x in whole)), rtol=0, atol=0)
+    assert_equal(summary, AttentionSummary(*(x[0] for x in whole)))
 
 
 @MODES
@@ -195,7 +196,7 @@ def test_keys_that_are_not_seen_change_nothing(planted, mode):
         expected = attention_summary(query, key, 3, **options)
         key[0, :, 17:] = planted
         summary = attention_summary(query, key, 3, **options)
-    assert_close(summary, expected, rtol=0, atol=0)
+    assert_equal(summary, expected)
 
 
 def test_one_key_for_all():
@@ -265,13 +266,13 @@ def test_compiled_and_exported(dynamic):
     compiled = torch.compile(
         Summary(), fullgraph=True, dynamic=dynamic, backend="aot_eager"
     )
-    assert_close(compiled(*inputs), expected, rtol=0, atol=0)
+    assert_equal(compiled(*inputs), expected)
     shapes = None
     if dynamic:
         batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
         shapes = ({0: batch}, {0: batch, 2: length}, {0: batch})
     program = torch.export.export(Summary(), inputs, dynamic_shapes=shapes)
-    assert_close(program.module()(*inputs), expected, rtol=0, atol=0)
+    assert_equal(program.module()(*inputs), expected)
     assert fused_calls(program.run_decompositions().module(), *inputs) == [
         "attention",
         "summary",

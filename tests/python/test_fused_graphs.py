@@ -10,6 +10,7 @@ import io
 import calls
 import pytest
 import torch
+from equal import assert_equal
 from paths import fused_calls
 from test_definition import BUDGETS
 from torch import nn
@@ -157,7 +158,7 @@ def test_compiled_training_layer_drops(layer):
     results = compiled(x, x, x)
     assert graphs.fused == [["fused_attention", "attention_weights"]]
     torch.manual_seed(1)
-    assert_close(results, module(x, x, x), rtol=0, atol=0)
+    assert_equal(results, module(x, x, x))
     assert not torch.equal(compiled(x, x, x)[0], results[0])
 
 
@@ -193,7 +194,7 @@ def test_exported_layer(layer, dynamic):
         for each in (program, loaded, lowered):
             run = each.module()
             assert fused_calls(run, x) == ["attention", "weights"]
-            assert_close(run(x), expected, rtol=0, atol=0)
+            assert_equal(run(x), expected)
 
 
 def test_exported_dropout_stays_random():
@@ -233,7 +234,7 @@ def test_autocast_of_the_operators(name, dtype):
     assert torch.equal(out, expected) and torch.equal(ours, lse)
     assert torch.equal(weights, ops.attention_weights(*low[:2], lse, False, **options))
     expected = ops.attention_summary(*low[:2], lse, 2, **options)
-    assert_close(summary, expected, rtol=0, atol=0)
+    assert_equal(summary, expected)
 
 
 @AUTOCAST
@@ -241,7 +242,7 @@ def test_autocast_leaves_float64_alone(dtype):
     (q, k, v), options = calls.make("everything", torch.float64)
     expected = ops.fused_attention(q, k, v, **options)
     with torch.autocast("cpu", dtype):
-        assert_close(ops.fused_attention(q, k, v, **options), expected, rtol=0, atol=0)
+        assert_equal(ops.fused_attention(q, k, v, **options), expected)
         assert attention(q, k, v, **options).dtype == torch.float64
 
 
@@ -259,7 +260,7 @@ def test_autocast_of_layers(layer, dtype):
         double = LAYERS[layer]().double()(*[x.double()] * 3)
         assert [y.dtype for y in double] == [torch.float64] * 2
     low = module.to(dtype)(*[x.to(dtype)] * 3, attn_mask=mask)
-    assert_close(results, low, rtol=0, atol=0)
+    assert_equal(results, low)
 
 
 # --- Without values, without history -------------------------------------------------
@@ -294,7 +295,7 @@ def test_inference_mode(layer):
     with torch.inference_mode():
         results = module(x, x, x)
     assert all(y.is_inference() for y in results)
-    assert_close(results, expected, rtol=0, atol=0)
+    assert_equal(results, expected)
 
 
 # --- torch.func ----------------------------------------------------------------------
@@ -324,7 +325,7 @@ def test_transforms_take_the_formula(options):
 
     for call, expected in transforms(function):
         assert fused_calls(call) == []
-        assert_close(call(), expected, rtol=1e-5, atol=1e-7)
+        assert_close(call(), expected)
         with (
             multihead.backend("fused"),
             pytest.raises(RuntimeError, match="a transform of torch.func"),

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from equal import assert_equal
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.testing import assert_close
@@ -94,7 +95,7 @@ def test_copies_are_equal_and_independent(module, duplicate):
     assert type(twin) is type(module)
     assert repr(twin) == repr(module)
     expected = module(x, x, x)
-    assert_close(twin(x, x, x), expected, rtol=0, atol=0)
+    assert_equal(twin(x, x, x), expected)
     nn.init.zeros_(twin.out_proj.weight)
     assert torch.equal(module(x, x, x)[0], expected[0])
 
@@ -300,7 +301,7 @@ def test_grouped_by_single_heads_has_the_bits_of_multihead(dtype, need_weights):
         ours = gqa(*inputs, need_weights=need_weights)
     torch.manual_seed(0)
     theirs = mha(*inputs, need_weights=need_weights)
-    assert_close(ours, theirs, rtol=0, atol=0)
+    assert_equal(ours, theirs)
 
 
 def test_grouped_dropout_is_for_training_only():

@@ -5,11 +5,11 @@ The samples live in torch.testing._internal, which is private: elsewhere than in
 the tested version of PyTorch they may differ, so the tests are skipped there.
 """
 
-import functools
 import itertools
 
 import pytest
 import torch
+from equal import assert_equal
 from torch import nn
 from torch.testing import assert_close
 
@@ -27,7 +27,6 @@ try:
 except ModuleNotFoundError as error:
     pytest.skip(f"PyTorch's private samples: {error}", allow_module_level=True)
 
-bit_equal = functools.partial(assert_close, rtol=0, atol=0, equal_nan=True)
 MODULE = next(
     info
     for info in common_modules.module_db
@@ -88,7 +87,7 @@ def test_module_samples_give_the_same_bits():
         for make, sample in module_runs():
             module = make(multihead.MultiheadAttention)
             ours = run_module(module, sample)
-            bit_equal(ours, run_module(make(nn.MultiheadAttention), sample))
+            assert_equal(ours, run_module(make(nn.MultiheadAttention), sample))
             call = sample.forward_input
             reference = sample.reference_fn(module, *call.args, **call.kwargs)
             assert_close(ours[0], reference, equal_nan=True)
@@ -123,7 +122,7 @@ def test_attention_samples_give_the_same_bits(dtype):
         theirs = attention(nn.functional.scaled_dot_product_attention, sample)
         with multihead.backend("exact"):
             ours = attention(multihead.scaled_dot_product_attention, sample)
-        bit_equal(ours, theirs)
+        assert_equal(ours, theirs)
 
 
 # Of this operator in PyTorch's own tests; empty: assert_close's defaults.
@@ -174,7 +173,7 @@ def test_multi_head_samples(dtype, requires_grad, count):
             ours = raises_or_returns(multihead.multi_head_attention_forward, sample)
         assert type(ours) is type(theirs), ours
         assert not isinstance(theirs, Exception), theirs
-        bit_equal(ours, theirs)
+        assert_equal(ours, theirs)
         if requires_grad:
             inputs = leaves(sample)
-            bit_equal(gradients(ours, inputs), gradients(theirs, inputs))
+            assert_equal(gradients(ours, inputs), gradients(theirs, inputs))
