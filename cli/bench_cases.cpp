@@ -170,6 +170,10 @@ std::vector<BenchCase> masks() {
     tril.mask = CallMask::kTriangle;
     cases.push_back(attention("masks", tril, against_sdpa(2.2)));
 
+    AttentionCall bias = square("bias", 1024, 64, dtype);
+    bias.mask = CallMask::kFloat;
+    cases.push_back(attention("masks", bias));
+
     AttentionCall window = square("window 512", 4096, 64, dtype);
     window.options.window = {{511, 0}};
     cases.push_back(attention("masks", window, against_sdpa(single ? 5 : 10)));

@@ -74,8 +74,10 @@ AttentionForm sdpa(const AttentionInputs& inputs) {
   };
 }
 
-// softmax(scale·q·kᵀ)·v as people write it; blocked may be undefined.
+// softmax(scale·q·kᵀ + bias)·v as people write it; blocked and bias may be
+// undefined.
 at::Tensor attend_by_hand(const AttentionInputs& x, const at::Tensor& blocked,
+                          const at::Tensor& bias = {},
                           at::Tensor* weights = nullptr) {
   const int64_t group = x.query.size(1) / x.key.size(1);
   const auto expanded = [&](const at::Tensor& heads) {
@@ -84,6 +86,7 @@ at::Tensor attend_by_hand(const AttentionInputs& x, const at::Tensor& blocked,
   const double scale = 1 / std::sqrt(x.query.size(3));
   at::Tensor scores =
       at::matmul(x.query, expanded(x.key).transpose(-2, -1)) * scale;
+  if (bias.defined()) scores = scores + bias;
   if (blocked.defined())
     scores =
         scores.masked_fill(blocked, -std::numeric_limits<double>::infinity());
@@ -94,11 +97,11 @@ at::Tensor attend_by_hand(const AttentionInputs& x, const at::Tensor& blocked,
   return at::matmul(w, expanded(x.value));
 }
 
-AttentionForm by_hand(const at::Tensor& keep) {
+AttentionForm by_hand(const at::Tensor& keep, const at::Tensor& bias) {
   at::Tensor blocked;
   if (!keep.all().item<bool>()) blocked = keep.logical_not();
-  return [blocked](const AttentionInputs& x) {
-    return attend_by_hand(x, blocked);
+  return [blocked, bias](const AttentionInputs& x) {
+    return attend_by_hand(x, blocked, bias);
   };
 }
 
@@ -152,7 +155,9 @@ Problem attention_problem(const BenchCase& test, const AttentionCall& call,
   add(Who::kSdpa, sdpa(inputs));
   const int64_t element = inputs.query.element_size();
   if (call.B * call.H * call.Lq * call.Lk * element <= kScoreBytes)
-    add(Who::kByHand, by_hand(keep));
+    add(Who::kByHand, by_hand(keep, pytorch::has_bias(inputs.options)
+                                        ? inputs.options.attn_mask
+                                        : at::Tensor()));
   for (const at::Tensor& x : {inputs.query, inputs.key, inputs.value})
     problem.bytes += x.nbytes();
   problem.bytes += reference->out.numel() * element;
@@ -171,8 +176,8 @@ Outputs layer_by_hand(const LayerInputs& x, const at::Tensor& blocked) {
           .unflatten(-1, {3, layer.num_heads, -1})
           .permute({2, 0, 3, 1, 4});
   at::Tensor weights;
-  const at::Tensor out =
-      attend_by_hand({packed[0], packed[1], packed[2], {}}, blocked, &weights);
+  const at::Tensor out = attend_by_hand({packed[0], packed[1], packed[2], {}},
+                                        blocked, {}, &weights);
   return {at::linear(out.transpose(1, 2).flatten(2), layer.out_proj_weight,
                      layer.out_proj_bias),
           x.options.need_weights() ? weights.mean(1) : at::Tensor()};

@@ -35,9 +35,12 @@ struct Scaled {
 struct Heads {
   Scaled query, key, value;
   at::Tensor keep;  // bool, broadcasts to (B, H, Lq, Lk)
+  at::Tensor bias;  // the same in float64
   double scale;
   bool average_weights;
 };
+
+at::Tensor no_bias() { return at::zeros({}, at::kDouble); }
 
 Reference attend(const Heads& x) {
   const auto sizes = x.query.value.sizes();
@@ -46,7 +49,8 @@ Reference attend(const Heads& x) {
   // As many heads at once as keep their scores within 64 MiB.
   const int64_t step =
       std::clamp<int64_t>((int64_t{1} << 23) / (Lq * Lk), 1, H);
-  const at::Tensor keep = x.keep.expand({B, H, Lq, Lk});
+  const at::Tensor keep = x.keep.expand({B, H, Lq, Lk}),
+                   bias = x.bias.expand({B, H, Lq, Lk});
   Reference result{at::empty({B, H, Lq, Dv}, at::kDouble),
                    at::empty({B, H, Lq, Dv}, at::kDouble),
                    {}};
@@ -59,17 +63,20 @@ Reference attend(const Heads& x) {
       const Scaled q = x.query.view(some), k = x.key.view(some),
                    v = x.value.view(some);
       const at::Tensor blocked = some(keep).logical_not();
-      const at::Tensor w = (at::matmul(q.value, k.value.mT()) * x.scale)
+      const at::Tensor w = at::matmul(q.value, k.value.mT())
+                               .mul_(x.scale)
+                               .add_(some(bias))
                                .masked_fill_(blocked, -kInfinity)
                                .softmax(-1)
                                .masked_fill_(blocked, 0);
       some(result.out).copy_(at::matmul(w, v.value));
       some(result.out_scale).copy_(at::matmul(w, v.scale));
-      const at::Tensor sizes_of_scores =
-          at::matmul(q.scale, k.scale.mT()).masked_fill_(blocked, 0);
+      const at::Tensor sizes_of_scores = at::matmul(q.scale, k.scale.mT())
+                                             .mul_(std::abs(x.scale))
+                                             .add_(some(bias).abs())
+                                             .masked_fill_(blocked, 0);
       result.lambda =
-          std::max(result.lambda,
-                   std::abs(x.scale) * sizes_of_scores.max().item<double>());
+          std::max(result.lambda, sizes_of_scores.max().item<double>());
       if (x.average_weights) result.weights[b] += w.sum(0) / H;
     }
   return result;
@@ -95,6 +102,8 @@ Reference reference_of(const AttentionInputs& inputs) {
        .key = Scaled(inputs.key.repeat_interleave(group, 1)),
        .value = Scaled(inputs.value.repeat_interleave(group, 1)),
        .keep = pytorch::keep_mask(inputs.query, inputs.key, options),
+       .bias = pytorch::has_bias(options) ? options.attn_mask.to(at::kDouble)
+                                          : no_bias(),
        .scale = options.scale.value_or(1 / std::sqrt(inputs.query.size(3))),
        .average_weights = false});
 }
@@ -117,6 +126,7 @@ Reference reference_of(const LayerInputs& inputs) {
           .key = heads(inputs.key, 1),
           .value = heads(inputs.value, 2),
           .keep = {},
+          .bias = no_bias(),
           .scale = 1 / std::sqrt(layer.embed_dim / H),
           .average_weights = true};
   multihead::AttentionOptions options;

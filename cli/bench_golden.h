@@ -20,7 +20,7 @@ struct Reference {
   double lambda = 0;
 };
 
-/// No softcap, ALiBi, sinks or float mask. Without dropout.
+/// No softcap, ALiBi or sinks. Without dropout.
 Reference reference_of(const AttentionInputs& inputs);
 
 /// Multi-head layers without bias_k and add_zero_attn. Without dropout.

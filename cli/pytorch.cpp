@@ -242,6 +242,11 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
       options.dropout_p, options.is_causal, options.scale, options.enable_gqa);
 }
 
+bool has_bias(const multihead::AttentionOptions& options) {
+  return options.attn_mask.defined() &&
+         options.attn_mask.scalar_type() != at::kBool;
+}
+
 at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,
                      const multihead::AttentionOptions& options) {
   const at::Tensor lengths = key_lengths(key, options);
@@ -255,9 +260,7 @@ at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,
     if (right >= 0) keep = keep.logical_and(keys.le(at_key + right));
   }
   const at::Tensor& given = options.attn_mask;
-  return given.defined() && given.scalar_type() == at::kBool
-             ? keep.logical_and(given)
-             : keep;
+  return given.defined() && !has_bias(options) ? keep.logical_and(given) : keep;
 }
 
 at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
@@ -266,9 +269,7 @@ at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
   const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
                 Lk = key.size(2), group = H / key.size(1);
   at::Tensor mask = at::zeros({B, H, Lq, Lk}, at::kDouble);
-  if (const at::Tensor& given = options.attn_mask;
-      given.defined() && given.scalar_type() != at::kBool)
-    mask = mask + given;
+  if (has_bias(options)) mask = mask + options.attn_mask;
   if (options.alibi_slopes.defined()) {
     const at::Tensor at_key =
         positions(query, key_lengths(key, options), options);

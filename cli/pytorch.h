@@ -47,6 +47,9 @@ std::tuple<at::Tensor, at::Tensor> native(
     const at::Tensor& query, const multihead::AttentionLayer& layer,
     const multihead::ForwardOptions& options);
 
+/// Whether attn_mask is floating point: added to the scores.
+bool has_bias(const multihead::AttentionOptions& options);
+
 /// The keys that each query sees by every rule but a float mask, bool (true =
 /// visible), of as few dimensions' sizes as broadcast to (B, H, Lq, Lk).
 at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,

@@ -40,9 +40,11 @@ struct OutRows {
 struct ScoreMask {
   enum class Kind { kNone, kKeep, kBias };
   Kind kind = Kind::kNone;
-  /// kKeep: one byte each, not 0 = may attend. kBias: compute type, added to
-  /// the scores; −inf blocks.
+  /// kKeep: one byte each, not 0 = may attend. kBias: numbers of `dtype`, added
+  /// to the scores; −inf blocks.
   const void* data = nullptr;
+  /// kFloat64 in float64, any other one elsewhere.
+  Dtype dtype = Dtype::kFloat32;
   int64_t batch = 0, head = 0, query = 0, key = 0;
 };
 

@@ -9,8 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "multihead/kernels/rows.h"
-#include "multihead/kernels/tile.h"
+#include "multihead/kernels/storage.h"
 
 namespace multihead::kernels {
 namespace {
@@ -29,48 +28,70 @@ struct MaskScratch {
   T* values;  ///< (kKeyBlock, lanes)
 };
 
-/// Which keys of a block some row sees, and whether all rows see all of them
-/// unchanged.
-struct MaskScan {
-  uint8_t seen[kKeyBlock] = {};
-  uint8_t changed[kKeyBlock] = {};
+/// Elements of a keep mask, in the place of biases of F.
+template <class F>
+struct KeepElements {
+  using Type = uint8_t;
+  using Bits = uint8_t;
+  /// Not 0: the key is seen; the score changes.
+  static Bits seen(Type x) { return x; }
+  static Bits changed(Type x) { return x == 0; }
+  static void widen(const Type* from, int64_t count, typename F::Scalar* to) {
+    using T = typename F::Scalar;
+    for (int64_t j = 0; j < count; ++j) to[j] = from[j] ? T(0) : T(-INFINITY);
+  }
 };
 
-inline void scan_row(const uint8_t* keep, int64_t stride, int64_t count,
-                     MaskScan& scan) {
-  if (stride == 1) {
+/// Elements of a bias stored as S. Compared as bits: an instruction each, and
+/// NaN is seen.
+template <Dtype kDtype>
+struct BiasElements {
+  using S = Stored<kDtype>;
+  using Type = typename S::Type;
+  using Bits = typename S::Bits;
+  static constexpr Bits kSign = Bits{1} << (8 * sizeof(Bits) - 1);
+  static constexpr Bits kMinusInfinity = kSign | S::kInfinity;
+
+  static Bits seen(Type x) { return bits(x) ^ kMinusInfinity; }
+  static Bits changed(Type x) { return bits(x) & ~kSign; }
+  static void widen(const Type* from, int64_t count,
+                    typename S::F::Scalar* to) {
+    kernels::widen<S>(from, count, to);
+  }
+
+ private:
+  static Bits bits(Type x) { return __builtin_bit_cast(Bits, x); }
+};
+
+/// The stride 1, known to the compiler.
+struct Dense {
+  constexpr operator int64_t() const { return 1; }
+};
+
+/// Which keys of a block some row sees, and which scores change: not 0.
+template <class E>
+struct MaskScan {
+  typename E::Bits seen[kKeyBlock] = {};
+  typename E::Bits changed[kKeyBlock] = {};
+
+  template <typename Stride>
+  void add(const typename E::Type* row, Stride stride, int64_t count) {
     for (int64_t j = 0; j < count; ++j) {
-      scan.seen[j] |= keep[j];
-      scan.changed[j] |= keep[j] == 0;
+      const auto x = row[j * stride];
+      seen[j] |= E::seen(x);
+      changed[j] |= E::changed(x);
     }
-    return;
   }
-  for (int64_t j = 0; j < count; ++j) {
-    scan.seen[j] |= keep[j * stride];
-    scan.changed[j] |= keep[j * stride] == 0;
-  }
-}
+};
 
-template <typename T>
-inline void scan_row(const T* bias, int64_t stride, int64_t count,
-                     MaskScan& scan) {
-  for (int64_t j = 0; j < count; ++j) {
-    const T x = bias[j * stride];
-    scan.seen[j] |= x != T(-INFINITY);
-    scan.changed[j] |= x != 0;
-  }
-}
-
-template <typename T>
-inline void expand_row(const uint8_t* keep, int64_t stride, Interval keys,
-                       T* row) {
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    row[j] = keep[j * stride] ? T(0) : T(-INFINITY);
-  }
-}
-template <typename T>
-inline void expand_row(const T* bias, int64_t stride, Interval keys, T* row) {
-  for (int64_t j = keys.begin; j < keys.end; ++j) row[j] = bias[j * stride];
+/// A row of elements `stride` apart, widened.
+template <class E, typename T>
+inline void widen_strided(const typename E::Type* from, int64_t stride,
+                          int64_t count, T* to) {
+  if (stride == 1) return E::widen(from, count, to);
+  typename E::Type dense[kKeyBlock];
+  for (int64_t j = 0; j < count; ++j) dense[j] = from[j * stride];
+  E::widen(dense, count, to);
 }
 
 /// Rows (lanes, kKeyBlock) → (kKeyBlock, lanes).
@@ -98,33 +119,26 @@ struct MaskRows {
   int64_t count;
 };
 
-template <typename T, typename E>
-inline T as_bias(E x) {
-  if constexpr (sizeof(E) == 1) return x ? T(0) : T(-INFINITY);
-  return static_cast<T>(x);
-}
-
 /// Rows that lie side by side, as those of a transposed mask: read key by key,
 /// straight into the lanes.
-template <class F, typename E>
-inline MaskTile<typename F::Scalar> read_adjacent(const E* data,
+template <class F, class E>
+inline MaskTile<typename F::Scalar> read_adjacent(const typename E::Type* data,
                                                   int64_t key_stride,
                                                   int64_t rows, Interval block,
                                                   int64_t group,
                                                   typename F::Scalar* values) {
-  using T = typename F::Scalar;
   const int64_t anchor = round_down(block.begin, kKeyBlock);
   int64_t first = block.end, last = block.begin;
-  bool changed = false;
+  typename E::Bits changed = 0;
   for (int64_t j = block.begin; j < block.end; ++j) {
-    const E* row = data + (j - block.begin) * key_stride;
-    T* lanes = values + (j - anchor) * kTileLanes<F>;
-    bool seen = false;
+    const auto* row = data + (j - block.begin) * key_stride;
+    typename E::Bits seen = 0;
     for (int64_t r = 0; r < rows; ++r) {
-      lanes[r] = as_bias<T>(row[r]);
-      seen |= lanes[r] != T(-INFINITY);
-      changed |= lanes[r] != 0;
+      seen |= E::seen(row[r]);
+      changed |= E::changed(row[r]);
     }
+    auto* lanes = values + (j - anchor) * kTileLanes<F>;
+    E::widen(row, rows, lanes);
     for (int64_t r = rows; r < kTileLanes<F>; ++r) lanes[r] = lanes[rows - 1];
     if (!seen) continue;
     first = least(first, j);
@@ -136,27 +150,29 @@ inline MaskTile<typename F::Scalar> read_adjacent(const E* data,
   return {keys, changed ? values : nullptr};
 }
 
-/// E: uint8_t for keep masks, the compute type for biases.
-template <class F, typename E>
+template <class F, class E>
 inline MaskTile<typename F::Scalar> read_mask_of(
     const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
     const MaskScratch<typename F::Scalar>& scratch) {
   using T = typename F::Scalar;
   const int64_t anchor = round_down(block.begin, kKeyBlock);
-  const auto* data = static_cast<const E*>(mask.data) + block.begin * mask.key;
+  const auto* data =
+      static_cast<const typename E::Type*>(mask.data) + block.begin * mask.key;
   bool same = true, adjacent = mask.key != 1 && rows.count > 1;
   for (int64_t r = 1; r < rows.count; ++r) {
     same &= rows.offsets[r] == rows.offsets[0];
     adjacent &= rows.offsets[r] == rows.offsets[0] + r;
   }
   if (adjacent) {
-    return read_adjacent<F>(data + rows.offsets[0], mask.key, rows.count, block,
-                            group, scratch.values);
+    return read_adjacent<F, E>(data + rows.offsets[0], mask.key, rows.count,
+                               block, group, scratch.values);
   }
-  MaskScan scan;
+  MaskScan<E> scan;
   const int64_t count = block.end - block.begin;
   for (int64_t r = 0; r < (same ? 1 : rows.count); ++r) {
-    scan_row(data + rows.offsets[r], mask.key, count, scan);
+    const auto* row = data + rows.offsets[r];
+    mask.key == 1 ? scan.add(row, Dense{}, count)
+                  : scan.add(row, mask.key, count);
   }
   int64_t first = 0, last = count;
   while (first < count && !scan.seen[first]) ++first;
@@ -165,18 +181,19 @@ inline MaskTile<typename F::Scalar> read_mask_of(
   const Interval keys = overlap(block, {round_down(block.begin + first, group),
                                         round_up(block.begin + last, group)});
   if (first == last) return {{}, nullptr};
-  bool changed = false;
+  typename E::Bits changed = 0;
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     changed |= scan.changed[j - block.begin];
   }
   if (!changed) return {keys, nullptr};
 
   const Interval local{keys.begin - anchor, keys.end - anchor};
-  data -= (block.begin - anchor) * mask.key;
+  data += (keys.begin - block.begin) * mask.key;
   for (int64_t r = 0; r < kTileLanes<F>; ++r) {
     T* row = scratch.rows + r * kKeyBlock;
     if (r < rows.count && (r == 0 || !same)) {
-      expand_row(data + rows.offsets[r], mask.key, local, row);
+      widen_strided<E>(data + rows.offsets[r], mask.key,
+                       local.end - local.begin, row + local.begin);
     } else {
       memcpy(row, scratch.rows, kKeyBlock * sizeof(T));
     }
@@ -190,11 +207,22 @@ template <class F>
 inline MaskTile<typename F::Scalar> read_mask(
     const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
     const MaskScratch<typename F::Scalar>& scratch) {
+  const auto read = [&]<class E>(E) {
+    return read_mask_of<F, E>(mask, rows, block, group, scratch);
+  };
   if (mask.kind == ScoreMask::Kind::kNone) return {block, nullptr};
-  return mask.kind == ScoreMask::Kind::kKeep
-             ? read_mask_of<F, uint8_t>(mask, rows, block, group, scratch)
-             : read_mask_of<F, typename F::Scalar>(mask, rows, block, group,
-                                                   scratch);
+  if (mask.kind == ScoreMask::Kind::kKeep) return read(KeepElements<F>{});
+  if constexpr (sizeof(typename F::Scalar) == sizeof(double)) {
+    return read(BiasElements<Dtype::kFloat64>{});
+  } else {
+    if (mask.dtype == Dtype::kBFloat16) {
+      return read(BiasElements<Dtype::kBFloat16>{});
+    }
+    if (mask.dtype == Dtype::kFloat16) {
+      return read(BiasElements<Dtype::kFloat16>{});
+    }
+    return read(BiasElements<Dtype::kFloat32>{});
+  }
 }
 
 }  // namespace

@@ -26,19 +26,9 @@ inline Panel<typename S::F::Scalar> pack_rows(const Rows& x, int64_t b,
                                               int64_t g, Interval keys,
                                               int64_t width,
                                               typename S::F::Scalar* panel) {
-  using F = typename S::F;
   for (int64_t j = keys.begin; j < keys.end; ++j) {
-    const auto* row = row_of<typename S::Type>(x, b, g, j);
-    auto* to = panel + (j - keys.begin) * width;
-    int64_t e = 0;
-    for (; e + F::kLanes <= width; e += F::kLanes) {
-      F::store(to + e, S::load(row + e));
-    }
-    if (e < width) {
-      typename S::F::Scalar part[F::kLanes];
-      F::store(part, load_some<S>(row + e, width - e));
-      memcpy(to + e, part, (width - e) * sizeof *to);
-    }
+    widen<S>(row_of<typename S::Type>(x, b, g, j), width,
+             panel + (j - keys.begin) * width);
   }
   return {panel, width, width, keys.begin};
 }

@@ -12,13 +12,16 @@
 namespace multihead::kernels {
 namespace {
 
-/// How numbers of one dtype are read and written, one or a pair to a lane.
+/// How numbers of one dtype are read and written, one or a pair to a lane, and
+/// the bits of their infinity.
 template <Dtype kDtype>
 struct Stored;
 
 template <>
 struct Stored<Dtype::kFloat32> {
   using Type = float;
+  using Bits = uint32_t;
+  static constexpr Bits kInfinity = 0x7F800000;
   using F = Float32;
   static constexpr int kPair = 1;
   MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load(p); }
@@ -27,6 +30,8 @@ struct Stored<Dtype::kFloat32> {
 template <>
 struct Stored<Dtype::kFloat64> {
   using Type = double;
+  using Bits = uint64_t;
+  static constexpr Bits kInfinity = 0x7FF0000000000000;
   using F = Float64;
   static constexpr int kPair = 1;
   MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load(p); }
@@ -35,6 +40,8 @@ struct Stored<Dtype::kFloat64> {
 template <>
 struct Stored<Dtype::kBFloat16> {
   using Type = uint16_t;
+  using Bits = uint16_t;
+  static constexpr Bits kInfinity = 0x7F80;
   using F = Float32;
   static constexpr int kPair = 1;
   MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load_bfloat16(p); }
@@ -43,6 +50,8 @@ struct Stored<Dtype::kBFloat16> {
 template <>
 struct Stored<Dtype::kFloat16> {
   using Type = uint16_t;
+  using Bits = uint16_t;
+  static constexpr Bits kInfinity = 0x7C00;
   using F = Float32;
   static constexpr int kPair = 1;
   MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load_float16(p); }
@@ -79,6 +88,21 @@ MULTIHEAD_INLINE void store_some(typename S::Type* p, typename S::F::Vector a,
   typename S::Type part[S::F::kLanes];
   S::store(part, a);
   memcpy(p, part, count * sizeof *p);
+}
+
+/// `count` numbers at `from`, widened.
+template <class S>
+inline void widen(const typename S::Type* from, int64_t count,
+                  typename S::F::Scalar* to) {
+  using F = typename S::F;
+  int64_t x = 0;
+  for (; x + F::kLanes <= count; x += F::kLanes) {
+    F::store(to + x, S::load(from + x));
+  }
+  if (x == count) return;
+  typename F::Scalar part[F::kLanes];
+  F::store(part, load_some<S>(from + x, count - x));
+  memcpy(to + x, part, (count - x) * sizeof *to);
 }
 
 /// Start of row `row` of (b, head).

@@ -99,6 +99,13 @@ class Call {
                                                        : at::kFloat;
   }
 
+  // Of a bias.
+  bool read_as_it_is(at::ScalarType dtype) const {
+    return dtype == compute_type() ||
+           (compute_type() == at::kFloat &&
+            (dtype == at::kBFloat16 || dtype == at::kHalf));
+  }
+
   void set_tensors(const Rules& rules) {
     kernels::Attention& a = attention;
     if (rules.key_lengths) {
@@ -118,11 +125,13 @@ class Call {
     if (!rules.attn_mask) return;
     using Kind = kernels::ScoreMask::Kind;
     const bool keep = rules.attn_mask->scalar_type() == at::kBool;
-    mask_ = keep ? *rules.attn_mask
-                 : cast_keeping_repeats(*rules.attn_mask, compute_type());
+    mask_ = keep || read_as_it_is(rules.attn_mask->scalar_type())
+                ? *rules.attn_mask
+                : cast_keeping_repeats(*rules.attn_mask, compute_type());
     const Tensor full = mask_.expand({a.B, a.H, a.Lq, a.Lk});
     a.mask = {keep ? Kind::kKeep : Kind::kBias,
               full.const_data_ptr(),
+              dtype_of(full),
               full.stride(0),
               full.stride(1),
               full.stride(2),

@@ -93,7 +93,9 @@ inline kernels::Attention arguments_of(const Call& c) {
   }
   if (c.mask_kind != Kind::kNone) {
     const Index& at = c.mask.strides();
-    a.mask = {c.mask_kind, c.mask.data(), at[0], at[1], at[2], at[3]};
+    a.mask = {c.mask_kind, c.mask.data(), dtype_of(c.mask.storage()),
+              at[0],       at[1],         at[2],
+              at[3]};
   }
   if (!c.slopes.empty()) {
     a.alibi_slopes = static_cast<double*>(c.slopes.data());

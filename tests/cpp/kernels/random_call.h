@@ -132,9 +132,13 @@ inline void add_mask(Rng& rng, Call& c) {
   Index strides =
       strides_in_order(kept, order, chance(rng, 0.3) ? uniform(rng, 1, 5) : 0);
   for (int n = 0; n < 4; ++n) strides[n] = kept[n] == sizes[n] ? strides[n] : 0;
-  c.mask = Tensor(
-      c.mask_kind == Kind::kKeep ? Storage::kByte : compute_storage_of(c.dtype),
-      sizes, strides, random_edge(rng));
+  Storage storage = compute_storage_of(c.dtype);
+  if (c.mask_kind == Kind::kKeep) storage = Storage::kByte;
+  if (storage == Storage::kFloat32) {
+    storage = pick<Storage>(
+        rng, {Storage::kFloat32, Storage::kBFloat16, Storage::kFloat16});
+  }
+  c.mask = Tensor(storage, sizes, strides, random_edge(rng));
   c.mask.fill_bytes(0xFF);
   const double blocked = pick<double>(rng, {0, 0.05, 0.5, 0.95, 1});
   const double magnitude = pick<double>(rng, {0, 1, 1, 20, 1e4});

@@ -32,6 +32,14 @@ inline Storage compute_storage_of(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? Storage::kFloat64 : Storage::kFloat32;
 }
 
+/// Of numbers.
+inline Dtype dtype_of(Storage storage) {
+  for (Dtype dtype : {Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16}) {
+    if (storage_of(dtype) == storage) return dtype;
+  }
+  return Dtype::kFloat32;
+}
+
 inline size_t bytes_of(Storage storage) {
   switch (storage) {
     case Storage::kByte:
