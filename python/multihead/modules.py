@@ -48,7 +48,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             attn_mask: (Lq, Lk) or (B·H, Lq, Lk), head index innermost. bool:
                 **True = blocked**; floating point: added to the scores.
             average_attn_weights: average the weights over the heads.
-            is_causal: query i sees keys j <= i.
+            is_causal: query i sees keys j <= i, and what add_bias_kv and
+                add_zero_attn append.
 
         Returns:
             The output, shaped like query, and the weights after dropout,
