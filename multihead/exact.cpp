@@ -19,6 +19,7 @@
 #include <ATen/ops/where.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -161,7 +162,9 @@ at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
     choose_vector_functions();
     // tanh' of a NaN that nobody sees would still be NaN, times 0.
     if (blocked.defined()) scores = scores.masked_fill(blocked, 0.0);
-    scores = (scores / *rules.softcap).tanh() * *rules.softcap;
+    // Beyond these bounds it or its inverse would leave float32's range.
+    const double softcap = std::clamp(*rules.softcap, 1e-30, 1e30);
+    scores = (scores / softcap).tanh() * softcap;
   }
   if (rules.mask.bias.defined()) {
     scores = scores + rules.mask.bias.to(scores.scalar_type());

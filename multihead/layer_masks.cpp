@@ -30,7 +30,8 @@ void add_to(Mask& mask, const at::Tensor& blocked_or_bias) {
     const at::Tensor keep = blocked_or_bias.logical_not();
     mask.keep = mask.keep.defined() ? mask.keep.logical_and(keep) : keep;
   } else {
-    // In float32 at least: two large finite 16-bit masks must not sum to −inf.
+    // In float32 at least: two masks full of float16's lowest number must not
+    // sum to −inf. (Those of bfloat16's or float32's do, and then block.)
     const at::Tensor bias =
         blocked_or_bias.to(at::toOpMathType(blocked_or_bias.scalar_type()));
     mask.bias = mask.bias.defined() ? mask.bias + bias : bias;

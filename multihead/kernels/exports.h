@@ -5,9 +5,14 @@
 
 #include "multihead/kernels/kernels.h"
 
-#define MULTIHEAD_EXPORTS(target)          \
-  Kernel<Forward> forward_##target(Dtype); \
-  Kernel<Weights> weights_##target(Dtype); \
+#define MULTIHEAD_EXPORTS(target)                    \
+  Kernel<Forward> forward_##target(Dtype);           \
+  Kernel<Backward> backward_rows_##target(Dtype);    \
+  Kernel<Backward> backward_##target(Dtype);         \
+  Kernel<Backward> backward_queries_##target(Dtype); \
+  Kernel<Backward> backward_heads_##target(Dtype);   \
+  Kernel<Backward> bias_gradient_##target(Dtype);    \
+  Kernel<Weights> weights_##target(Dtype);           \
   Kernel<Summary> summary_##target(Dtype)
 
 namespace multihead::kernels {

@@ -235,15 +235,19 @@ class ForwardTask {
     const Interval keys = overlap(segment.keys, tile.keys);
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       const auto* row = row_of<typename S::Type>(a_.value, tile.b, tile.g, j);
+      if (kernels::is_finite<S>(row, a_.Dv)) continue;
       const T* weights = s_.score.scores + (j - block.anchor) * kLanes;
       for (int64_t e = 0; e < a_.Dv; ++e) {
         T value[F::kLanes];
         F::store(value, load_some<S>(row + e, 1));
         if (value[0] - value[0] == 0) continue;
+        const auto v = F::broadcast(value[0]), zero = F::broadcast(0);
         for (int64_t r = segment.first * F::kLanes;
-             r < segment.last * F::kLanes; ++r) {
-          if (signbit(weights[r])) continue;
-          state.context[e * kLanes + r] += weights[r] * value[0];
+             r < segment.last * F::kLanes; r += F::kLanes) {
+          const auto w = F::load(weights + r);
+          T* context = state.context + e * kLanes + r;
+          const auto seen = F::select(F::is_negative_zero(w), zero, v);
+          F::store(context, F::fma(w, seen, F::load(context)));
         }
       }
     }

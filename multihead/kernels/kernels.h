@@ -101,6 +101,29 @@ struct Forward {
   void* logsumexp = nullptr;
 };
 
+/// A gradient of a tensor over (B, H, Lq, Lk), compute type; what is added up
+/// over a dimension has the stride 0 there. Null: not wanted.
+struct ScoreGradients {
+  void* data = nullptr;
+  int64_t batch = 0, head = 0, query = 0, key = 0;
+};
+
+/// Attention backward: gradients of Σ out·dout + Σ logsumexp·dlogsumexp. What
+/// has no data is not wanted, and not computed.
+struct Backward {
+  Attention attention;
+  Rows out, dout;  ///< (B, H, Lq, Dv); out as forward returned it
+  const void* logsumexp = nullptr;   ///< (B, H, Lq), dense, compute type
+  const void* dlogsumexp = nullptr;  ///< the same, or null: 0
+  OutRows dquery, dkey, dvalue;      ///< like query, key, value
+  ScoreGradients dbias;              ///< of a mask that is a bias
+  double* dalibi_slopes = nullptr;   ///< (B, H), dense
+  double* dsinks = nullptr;          ///< (B, H), dense
+  /// Set by run_backward (backward.h).
+  void* workspace = nullptr;
+  int64_t first_split = 0, width = 0;
+};
+
 /// The weights that a forward call used, after dropout, recomputed from its
 /// logsumexp: per head (B, H, Lq, Lk), or averaged over heads (B, Lq, Lk, the
 /// head stride is ignored). dtype as attention's. Value is not read.
@@ -131,6 +154,8 @@ struct Plan {
   size_t scratch_bytes = 0;   ///< per thread, aligned to 64
   bool pack_key = false, pack_value = false;  ///< copied to dense panels
   bool longest_first = false;  ///< causal: last rows of all heads first
+  bool waves = false;          ///< backward: splits of a head are tasks
+  size_t workspace_bytes = 0;  ///< backward, its first stage: shared memory
 };
 
 /// The instruction sets for which kernels are built.
@@ -150,9 +175,16 @@ struct Kernel {
               void* scratch);
 };
 
+/// One after the other: rows, then for each wave keys and queries, then heads
+/// and bias. Stages without anything to do have no tasks.
+struct BackwardStages {
+  Kernel<Backward> rows, keys, queries, heads, bias;
+};
+
 /// The kernels of one instruction set and dtype.
 struct Kernels {
   Kernel<Forward> forward;
+  BackwardStages backward;
   Kernel<Weights> weights;
   Kernel<Summary> summary;
 };

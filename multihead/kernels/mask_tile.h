@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#include <limits>
+
 #include "multihead/kernels/storage.h"
 
 namespace multihead::kernels {
@@ -38,7 +40,16 @@ struct KeepElements {
   static Bits changed(Type x) { return x == 0; }
   static void widen(const Type* from, int64_t count, typename F::Scalar* to) {
     using T = typename F::Scalar;
-    for (int64_t j = 0; j < count; ++j) to[j] = from[j] ? T(0) : T(-INFINITY);
+    constexpr int64_t kRun = 64;  // long enough for compilers to use vectors
+    int64_t j = 0;
+    for (; j + kRun <= count; j += kRun) {
+      for (int64_t i = j; i < j + kRun; ++i) {
+        to[i] = from[i] ? T(0) : T(-INFINITY);
+      }
+    }
+    // Looked up: choices would be branches, which random masks mispredict.
+    static constexpr T kValues[2] = {T(-INFINITY), 0};
+    for (; j < count; ++j) to[j] = kValues[from[j] != 0];
   }
 };
 
@@ -128,18 +139,21 @@ inline MaskTile<typename F::Scalar> read_adjacent(const typename E::Type* data,
                                                   int64_t group,
                                                   typename F::Scalar* values) {
   const int64_t anchor = round_down(block.begin, kKeyBlock);
+  const auto zero = F::broadcast(0), one = F::broadcast(1);
+  const auto lowest =
+      F::broadcast(std::numeric_limits<typename F::Scalar>::lowest());
   int64_t first = block.end, last = block.begin;
-  typename E::Bits changed = 0;
+  auto changed = zero;
   for (int64_t j = block.begin; j < block.end; ++j) {
-    const auto* row = data + (j - block.begin) * key_stride;
-    typename E::Bits seen = 0;
-    for (int64_t r = 0; r < rows; ++r) {
-      seen |= E::seen(row[r]);
-      changed |= E::changed(row[r]);
-    }
     auto* lanes = values + (j - anchor) * kTileLanes<F>;
-    E::widen(row, rows, lanes);
+    E::widen(data + (j - block.begin) * key_stride, rows, lanes);
     for (int64_t r = rows; r < kTileLanes<F>; ++r) lanes[r] = lanes[rows - 1];
+    bool seen = false;
+    for (int64_t r = 0; r < kTileLanes<F>; r += F::kLanes) {
+      const auto x = F::load(lanes + r);
+      seen |= F::any(F::not_less(x, lowest));  // NaN is seen
+      changed = F::select(F::equal(x, zero), changed, one);
+    }
     if (!seen) continue;
     first = least(first, j);
     last = j + 1;
@@ -147,7 +161,7 @@ inline MaskTile<typename F::Scalar> read_adjacent(const typename E::Type* data,
   if (first >= last) return {{0, 0}, nullptr};
   const Interval keys =
       overlap(block, {round_down(first, group), round_up(last, group)});
-  return {keys, changed ? values : nullptr};
+  return {keys, F::any(F::less(zero, changed)) ? values : nullptr};
 }
 
 template <class F, class E>

@@ -118,6 +118,7 @@ inline void load_normalizer(const Attention& a,
     const T x = lse[(tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r]];
     n.shift[r] = x == T(-INFINITY) ? 0 : x;
     n.factor[r] = 1;
+    s.score.maximum[r] = 0;  // raised, and not looked at
     large |= fabs(n.shift[r]) > kLargeLogsumexp;
   }
   if (large) normalize_anew<M, S>(a, tile, s, n);

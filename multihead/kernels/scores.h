@@ -106,6 +106,8 @@ struct ScoreScratch {
   T* query;    ///< (depth, lanes), of the tile at hand
   T* scores;   ///< (kKeyBlock, lanes)
   T* maximum;  ///< (lanes), raised
+  /// (kKeyBlock, lanes), 1 − tanh² of what softcap changed; null: not wanted.
+  T* softcap_slope = nullptr;
   MaskScratch<T> mask;
 
   ScoreScratch(const Attention& a, int64_t lanes, Arena& arena)
@@ -158,8 +160,12 @@ inline void apply_rules(const RowTile<F>& tile, const ScoreBlock& block,
     T* score = scratch.scores + j * kTileLanes<F> + from;
     auto s = F::load(score);
     if (rules.has_softcap) {
-      s = F::mul(tanh<F>(F::mul(s, F::broadcast(rules.inverse_softcap))),
-                 F::broadcast(rules.softcap));
+      const auto x = F::mul(s, F::broadcast(rules.inverse_softcap));
+      s = F::mul(tanh<F>(x), F::broadcast(rules.softcap));
+      if (scratch.softcap_slope) {
+        F::store(scratch.softcap_slope + j * kTileLanes<F> + from,
+                 tanh_slope<F>(x));
+      }
     }
     if (rules.mask) {
       const auto bias = F::load(rules.mask + j * kTileLanes<F> + from);
@@ -190,8 +196,12 @@ inline ScoreBlock score_block(
   const auto mask = read_mask<F>(a.mask, {tile.mask_offset, tile.count}, block,
                                  M::kKeyGroup, scratch.mask);
   if (mask.keys.empty()) return result;
-  const RuleTile<T> rules{mask.values, static_cast<T>(a.softcap),
-                          static_cast<T>(1 / a.softcap), a.softcap != 0,
+  // Beyond these bounds softcap or its inverse would leave float32's range.
+  const double softcap = a.softcap < 1e-30  ? 1e-30
+                         : a.softcap > 1e30 ? 1e30
+                                            : a.softcap;
+  const RuleTile<T> rules{mask.values, static_cast<T>(softcap),
+                          static_cast<T>(1 / softcap), a.softcap != 0,
                           a.alibi_slopes != nullptr};
   // What is computed beyond the mask's keys lies outside of all intervals.
   const Interval computed{round_down(mask.keys.begin, M::kKeyGroup),
@@ -242,25 +252,32 @@ struct QueryStorage<BFloat16Tiles, S> {
 };
 #endif
 
-/// The rows of a tile from memory into lanes: times the scale, except for
-/// pairs, whose scores are scaled instead.
-template <class M, class S>
-inline void load_queries(const Attention& a, const RowTile<typename M::F>& tile,
-                         typename M::F::Scalar* query) {
-  using F = typename M::F;
+/// The rows of a tile from memory into lanes, times `scale`: (width, lanes).
+template <class S>
+inline void load_tile(const Rows& x, const RowTile<typename S::F>& tile,
+                      int64_t width, typename S::F::Scalar scale,
+                      typename S::F::Scalar* columns) {
+  using F = typename S::F;
   for (int c = 0; c < tile.vectors; ++c) {
     const typename S::Type* rows[F::kLanes];
     for (int i = 0; i < F::kLanes; ++i) {
       const int64_t r = c * F::kLanes + i;
-      rows[i] = r < tile.count
-                    ? row_of<typename S::Type>(a.query, tile.b, tile.head[r],
-                                               tile.query[r])
-                    : nullptr;
+      rows[i] = r < tile.count ? row_of<typename S::Type>(
+                                     x, tile.b, tile.head[r], tile.query[r])
+                               : nullptr;
     }
-    load_lanes<typename QueryStorage<M, S>::Type>(
-        rows, a.D, static_cast<typename F::Scalar>(a.scale),
-        query + c * F::kLanes);
+    load_lanes<S>(rows, width, scale, columns + c * F::kLanes);
   }
+}
+
+/// Queries as a product takes them: times the scale, except for pairs, whose
+/// scores are scaled instead.
+template <class M, class S>
+inline void load_queries(const Attention& a, const RowTile<typename M::F>& tile,
+                         typename M::F::Scalar* query) {
+  using F = typename M::F;
+  load_tile<typename QueryStorage<M, S>::Type>(
+      a.query, tile, a.D, static_cast<typename F::Scalar>(a.scale), query);
   // Padding of the depth meets the padding of the keys, which is 0.
   const int64_t used = (a.D + M::kPair - 1) / M::kPair;
   memset(query + used * kTileLanes<F>, 0,

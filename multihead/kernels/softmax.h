@@ -101,6 +101,14 @@ MULTIHEAD_INLINE typename F::Vector tanh(typename F::Vector x) {
   return F::select(F::less(x, zero), F::sub(zero, y), y);
 }
 
+/// 1 − tanh² x = 4u / (1 + u)², u = e^(−2|x|), which does not cancel.
+template <class F>
+MULTIHEAD_INLINE typename F::Vector tanh_slope(typename F::Vector x) {
+  const auto u = exp<F>(F::mul(F::abs(x), F::broadcast(-2)));
+  const auto root = F::add(F::broadcast(1), u);
+  return F::div(F::mul(F::broadcast(4), u), F::mul(root, root));
+}
+
 /// Exponent and mantissa in [1, 2) of normal positive numbers.
 inline void split_float(const float* x, float* exponent, float* mantissa,
                         int count) {

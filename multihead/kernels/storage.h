@@ -116,6 +116,18 @@ inline T* row_of(const OutRows& x, int64_t b, int64_t head, int64_t row) {
   return static_cast<T*>(x.data) + b * x.batch + head * x.head + row * x.row;
 }
 
+/// Whether all `width` numbers of a row are finite.
+template <class S>
+inline bool is_finite(const typename S::Type* row, int64_t width) {
+  using F = typename S::F;
+  const auto zero = F::broadcast(0);
+  auto sum = zero;
+  for (int64_t x = 0; x < width; x += F::kLanes) {
+    sum = F::fma(load_some<S>(row + x, width - x), zero, sum);  // 0·x: 0 or NaN
+  }
+  return !F::any(F::not_less(sum, F::broadcast(1)));
+}
+
 /// One vector of rows → columns (width, lanes), times `scale`; pairs are left
 /// as they are. Null rows are 0.
 template <class S>

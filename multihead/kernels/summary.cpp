@@ -162,6 +162,8 @@ struct SummaryKernel {
     Arena arena(scratch);
     WeightsScratch<M, S> s(y.attention, plan, 1, arena);
     TopScratch<T> t = top(y, arena);
+    // Lanes without a row are looked at too, though not for what they hold.
+    memset(s.score.scores, 0, kKeyBlock * kTileLanes<F> * sizeof(T));
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(y.attention)[n];
       SummaryTask<M, S>(y, s, t).run(

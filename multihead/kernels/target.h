@@ -16,31 +16,39 @@
 namespace multihead::kernels {
 namespace {
 
-/// The kernel K<M, S> for a dtype: how products multiply, how it is stored.
+template <class K>
+inline typename K::Type kernel() {
+  return {&K::plan, &K::run};
+}
+
+/// The kernel K<M, S> for a dtype, with numbers of the compute type multiplied.
 template <template <class, class> class K>
-inline auto visit(Dtype dtype) {
+inline auto visit_wide(Dtype dtype) {
   using Single = FusedMultiplyAdd<Float32>;
   using Double = FusedMultiplyAdd<Float64>;
-  const auto kernel = [](auto k) {
-    using Entry = decltype(k);
-    return typename Entry::Type{&Entry::plan, &Entry::run};
-  };
-  // What these two targets are for; they are asked for nothing else.
-#if defined(__AMX_BF16__)
-  return kernel(K<BFloat16Tiles, Stored<Dtype::kBFloat16>>{});
-#elif defined(__AVX512BF16__)
-  return kernel(K<BFloat16Dot, Stored<Dtype::kBFloat16>>{});
-#endif
   switch (dtype) {
     case Dtype::kFloat64:
-      return kernel(K<Double, Stored<Dtype::kFloat64>>{});
+      return kernel<K<Double, Stored<Dtype::kFloat64>>>();
     case Dtype::kBFloat16:
-      return kernel(K<Single, Stored<Dtype::kBFloat16>>{});
+      return kernel<K<Single, Stored<Dtype::kBFloat16>>>();
     case Dtype::kFloat16:
-      return kernel(K<Single, Stored<Dtype::kFloat16>>{});
+      return kernel<K<Single, Stored<Dtype::kFloat16>>>();
     default:
-      return kernel(K<Single, Stored<Dtype::kFloat32>>{});
+      return kernel<K<Single, Stored<Dtype::kFloat32>>>();
   }
+}
+
+/// The same, with the products that the target has for the dtype.
+template <template <class, class> class K>
+inline auto visit(Dtype dtype) {
+  // What these two targets are for; they are asked for nothing else.
+#if defined(__AMX_BF16__)
+  return kernel<K<BFloat16Tiles, Stored<Dtype::kBFloat16>>>();
+#elif defined(__AVX512BF16__)
+  return kernel<K<BFloat16Dot, Stored<Dtype::kBFloat16>>>();
+#else
+  return visit_wide<K>(dtype);
+#endif
 }
 
 }  // namespace

@@ -77,9 +77,13 @@ class WeightsTask {
                     Normalizer<T> n) {
     const auto shift = F::load(n.shift + c * F::kLanes);
     const auto factor = F::load(n.factor + c * F::kLanes);
+    const auto none = F::broadcast(T(-INFINITY));
     for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
       T* score = s_.score.scores + (j - anchor) * kLanes + c * F::kLanes;
-      F::store(score, F::mul(exp<F>(F::sub(F::load(score), shift)), factor));
+      // Where the logsumexp is NaN, what is hidden still has the weight 0.
+      const auto s = F::load(score);
+      const auto w = F::mul(exp<F>(F::sub(s, shift)), factor);
+      F::store(score, F::select(F::equal(s, none), F::broadcast(0), w));
     }
   }
 

@@ -151,6 +151,18 @@ TEST_P(Edges, ScoresBeyondFloat16AreFinite) {
   expect_golden(c);
 }
 
+TEST_P(Edges, SoftcapMayBeAnyPositiveNumber) {
+  for (const Dtype dtype : kAllDtypes) {
+    for (const double softcap : {1e300, 1e39, 1e-39}) {
+      SCOPED_TRACE(softcap);
+      Call c = normal_call(dtype, {1, 2, 1, 9, 40, 16, 8});
+      c.softcap = softcap;
+      WorstErrors worst;
+      judge_forward(c, Golden(c), forward(variant(dtype), c), worst);
+    }
+  }
+}
+
 TEST_P(Edges, ManyEqualKeysWeighTheSame) {
   for (const Dtype dtype : kAllDtypes) {
     Call c(dtype, {1, 1, 1, 2, 65536, 1, 2});

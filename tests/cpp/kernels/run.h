@@ -53,11 +53,16 @@ inline std::vector<Variant> variants(Dtype dtype) {
     result.push_back(next);
   }
   if (why_not(Isa::kPortable).empty()) {
-    result.push_back(
-        {"portable without FMA",
-         {kernels::forward_portable(dtype), kernels::weights_portable(dtype),
-          kernels::summary_portable(dtype)},
-         false});
+    result.push_back({"portable without FMA",
+                      {kernels::forward_portable(dtype),
+                       {kernels::backward_rows_portable(dtype),
+                        kernels::backward_portable(dtype),
+                        kernels::backward_queries_portable(dtype),
+                        kernels::backward_heads_portable(dtype),
+                        kernels::bias_gradient_portable(dtype)},
+                       kernels::weights_portable(dtype),
+                       kernels::summary_portable(dtype)},
+                      false});
   }
   return result;
 }

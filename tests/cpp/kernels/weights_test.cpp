@@ -51,6 +51,20 @@ TEST_P(Weights, AreThoseOfThePortableKernels) {
   }
 }
 
+TEST_P(Weights, OfHiddenKeysAreZeroThoughTheRowIsNotANumber) {
+  for (const Dtype dtype : kAllDtypes) {
+    Call c = normal_call(dtype, {1, 1, 1, 20, 20, 8, 4});
+    c.visibility.is_causal = true;
+    c.query.set({0, 0, 3, 0}, std::nan(""));
+    const Variant kernels = variant(dtype);
+    const Tensor w = weights(kernels, c, forward(kernels, c).logsumexp);
+    for (int64_t j = 0; j < 20; ++j) {
+      EXPECT_EQ(std::isnan(w.get({0, 0, 3, j})), j <= 3) << "key " << j;
+      if (j > 3) EXPECT_EQ(w.get({0, 0, 3, j}), 0);
+    }
+  }
+}
+
 TEST_P(Weights, TimesValuesAreTheOutput) {
   // A unit value singles out its key: out is the weight.
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64}) {

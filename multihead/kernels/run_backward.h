@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+//
+// The order of the backward pass's stages, for whoever runs them.
+#pragma once
+
+#include "multihead/kernels/kernels.h"
+
+namespace multihead::kernels {
+
+/// Keys of one split: multiples of it cut the gradients' sums (gradient.h).
+inline constexpr int64_t kGradientSplit = 256;
+
+/// Runs all stages of `b` on up to `threads` threads. allocate(bytes) gives the
+/// workspace, which must live until the end, aligned to 64 bytes; run(kernel,
+/// arguments) plans with these threads, runs all tasks and returns when they
+/// have ended.
+template <class Allocate, class Run>
+void run_backward(const BackwardStages& stages, Backward b, int threads,
+                  const Allocate& allocate, const Run& run) {
+  const Attention& a = b.attention;
+  const int64_t splits = (a.Lk + kGradientSplit - 1) / kGradientSplit;
+  // Four tasks to a thread end together; more would only take memory.
+  const int64_t heads = a.B * a.G;
+  const int64_t wanted = heads > 0 ? (4 * threads + heads - 1) / heads : 1;
+  b.width = wanted < splits ? wanted : splits;
+  const Plan plan = stages.rows.plan(b, threads);
+  if (!plan.waves) b.width = splits;
+  b.workspace = allocate(plan.workspace_bytes);
+  run(stages.rows, b);
+  for (; b.first_split < splits; b.first_split += b.width) {
+    run(stages.keys, b);
+    run(stages.queries, b);
+  }
+  run(stages.heads, b);
+  run(stages.bias, b);
+}
+
+}  // namespace multihead::kernels
