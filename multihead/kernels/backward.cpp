@@ -258,7 +258,7 @@ class SplitTask {
            .depth = keys,
            .context = s_.dquery + from,
            .factor = s_.one + from},
-          a_.D, segment.last - segment.first, tile_.count);
+          a_.D, segment.last - segment.first, rows_of(tile_, segment));
     }
   }
 

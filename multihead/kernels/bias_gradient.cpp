@@ -67,9 +67,15 @@ class BiasTask {
       if (of_keys) {
         write(region, block);
         clear();
+      } else if (b_.dbias.query == 0) {
+        for (int64_t j = 0; j < kKeyBlock; ++j) total_ += s_.keys_sum[j];
+        memset(s_.keys_sum, 0, kKeyBlock * sizeof(T));
       }
     }
-    if (!of_keys) write(region, {0, 1});
+    if (!of_keys) {
+      s_.keys_sum[0] = total_;
+      write(region, {0, 1});
+    }
   }
 
  private:
@@ -108,7 +114,7 @@ class BiasTask {
          ++j) {
       const T* ds = s_.scores.dscores + j * kLanes;
       if (!of_rows) {  // one chain over the rows, whatever the tile
-        T& sum = s_.keys_sum[of_keys ? j : 0];
+        T& sum = s_.keys_sum[j];
         for (int64_t r = first; r < last; ++r) sum += ds[r];
         continue;
       }
@@ -142,6 +148,7 @@ class BiasTask {
   const Workspace<F>& w_;
   BiasScratch<M, S>& s_;
   RowTile<F> tile_;
+  T total_ = 0;  ///< of all rows and keys
 };
 
 template <class M, class S>

@@ -91,8 +91,7 @@ class ForwardTask {
   ForwardTask(const Forward& f, ForwardScratch<M, S>& scratch)
       : f_(f), a_(f.attention), s_(scratch) {}
 
-  /// False: something is not finite, and may come from a key that its row does
-  /// not see.
+  /// False: a result is not finite, perhaps by a key that its row cannot see.
   bool run(const TaskGrid::Task& task) {
     Tile tiles[kMostTiles];
     bool started[kMostTiles] = {};
@@ -218,7 +217,7 @@ class ForwardTask {
          .depth = depth,
          .context = state.context + from,
          .factor = s_.factor + from},
-        a_.Dv, segment.last - segment.first, tile.count);
+        a_.Dv, segment.last - segment.first, rows_of(tile, segment));
     if constexpr (kCareful && M::kHidesInPanels) {
       add_not_finite(tile, state, block, segment);
     }
@@ -242,10 +241,9 @@ class ForwardTask {
         F::store(value, load_some<S>(row + e, 1));
         if (value[0] - value[0] == 0) continue;
         const auto v = F::broadcast(value[0]), zero = F::broadcast(0);
-        for (int64_t r = segment.first * F::kLanes;
-             r < segment.last * F::kLanes; r += F::kLanes) {
-          const auto w = F::load(weights + r);
-          T* context = state.context + e * kLanes + r;
+        for (int c = segment.first; c < segment.last; ++c) {
+          const auto w = F::load(weights + c * F::kLanes);
+          T* context = state.context + e * kLanes + c * F::kLanes;
           const auto seen = F::select(F::is_negative_zero(w), zero, v);
           F::store(context, F::fma(w, seen, F::load(context)));
         }

@@ -65,7 +65,7 @@ struct ScoreGradient {
              .maximum = score.maximum + from,
              .scale = 1},
             segment.keys.end - segment.keys.begin, segment.last - segment.first,
-            tile.count);
+            rows_of(tile, segment));
       }
       for (int c = segment.first; c < segment.last; ++c) {
         exponentiate(block, segment, c);

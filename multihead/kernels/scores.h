@@ -94,6 +94,14 @@ struct RowTile {
   }
 };
 
+/// Rows that a product computes for a segment: those of the tile, where it
+/// takes all its vectors; else whole vectors, so that it touches no others.
+template <class F>
+inline int64_t rows_of(const RowTile<F>& tile, const Segment& segment) {
+  const int vectors = segment.last - segment.first;
+  return vectors == tile.vectors ? tile.count : kTileLanes<F>;
+}
+
 /// A block of scores: key j of row r at scores[(j − anchor)·lanes + r].
 struct ScoreBlock {
   int64_t anchor = 0;
@@ -222,11 +230,12 @@ inline ScoreBlock score_block(
         .scale = static_cast<T>(a.scale)};
     const int64_t count = segment.keys.end - segment.keys.begin;
     const int vectors = segment.last - segment.first;
+    const int64_t rows = rows_of(tile, segment);
     if (segment.plain && !rules.any()) {
-      Product<M>::template score<true>(product, count, vectors, tile.count);
+      Product<M>::template score<true>(product, count, vectors, rows);
       continue;
     }
-    Product<M>::template score<false>(product, count, vectors, tile.count);
+    Product<M>::template score<false>(product, count, vectors, rows);
     for (int c = segment.first; c < segment.last; ++c) {
       apply_rules<F>(tile, result, rules, segment, c, scratch);
     }

@@ -65,9 +65,9 @@ struct Output {
 struct Gradients {
   Values query, key, value;                    ///< like the arguments
   Values query_scale, key_scale, value_scale;  ///< like the arguments
-  Values bias;                                 ///< (B, H, Lq, Lk)
-  Values alibi_slopes;                         ///< (B, H)
-  Values sinks;                                ///< (H)
+  Values bias, bias_scale;                     ///< (B, H, Lq, Lk)
+  Values alibi_slopes, alibi_slopes_scale;     ///< (B, H)
+  Values sinks, sinks_scale;                   ///< (H)
 };
 
 /// Rounding of a dtype: u = own + base·(4 + Λ).
@@ -203,8 +203,7 @@ inline void softmax_row(const Attention& a, const Row& row, Output& result) {
   // 4. Weights and logsumexp.
   for (int64_t j = 0; j < a.Lk; ++j)
     weights[j] = static_cast<double>(weights[j] / sum);
-  result.logsumexp[row.number] =
-      largest + std::log(static_cast<double>(sum));
+  result.logsumexp[row.number] = largest + std::log(static_cast<double>(sum));
 }
 
 template <typename F>
@@ -246,15 +245,16 @@ inline Output forward(const Attention& a) {
 /// Gradients of one row's scores, softmax backwards.
 struct RowGradient {
   Values score, scale;  ///< (Lk): ds and its condition scale
-  double mean = 0;      ///< Σ weight·dweight, what a sink's gradient needs
+  /// Σ weight·dweight − dlogsumexp, what a sink's gradient needs.
+  double mean = 0, mean_scale = 0;
 };
 
 inline RowGradient softmax_row_backward(const Attention& a, const Row& row,
                                         const Output& result,
-                                        const Values& dout) {
+                                        const Values& dout,
+                                        const Values& dlogsumexp) {
   RowGradient g{Values(a.Lk), Values(a.Lk)};
   const double* weights = result.weights.data() + row.number * a.Lk;
-  double mean_scale = 0;
   // 5ʹ. dweight = dropout·(dout·v), and its mean under the weights.
   for (int64_t j = 0; j < a.Lk; ++j) {
     if (!row.sees(a, j)) continue;
@@ -265,19 +265,24 @@ inline RowGradient softmax_row_backward(const Attention& a, const Row& row,
       g.scale[j] += std::abs(d * v) * dropout_of(a, row.number, j);
     }
     g.mean += weights[j] * g.score[j];
-    mean_scale += weights[j] * g.scale[j];
+    g.mean_scale += weights[j] * g.scale[j];
+  }
+  if (!dlogsumexp.empty()) {
+    g.mean -= dlogsumexp[row.number];
+    g.mean_scale += std::abs(dlogsumexp[row.number]);
   }
   // 4ʹ–1ʹ. ds = weight·(dweight − mean).
   for (int64_t j = 0; j < a.Lk; ++j) {
     g.score[j] = weights[j] * (g.score[j] - g.mean);
-    g.scale[j] = weights[j] * (g.scale[j] + mean_scale);
+    g.scale[j] = weights[j] * (g.scale[j] + g.mean_scale);
   }
   return g;
 }
 
-/// Gradients of Σ out·dout; dout (B, H, Lq, Dv), `result` from forward(a).
+/// Gradients of Σ out·dout + Σ logsumexp·dlogsumexp; dout (B, H, Lq, Dv),
+/// dlogsumexp (B, H, Lq) or empty, `result` from forward(a).
 inline Gradients backward(const Attention& a, const Output& result,
-                          const Values& dout) {
+                          const Values& dout, const Values& dlogsumexp = {}) {
   Gradients g{Values(a.query.size()),
               Values(a.key.size()),
               Values(a.value.size()),
@@ -285,18 +290,28 @@ inline Gradients backward(const Attention& a, const Output& result,
               Values(a.key.size()),
               Values(a.value.size()),
               Values(result.weights.size()),
+              Values(result.weights.size()),
               Values(a.B * a.H),
+              Values(a.B * a.H),
+              Values(a.H),
               Values(a.H)};
   for_each_row(a, [&](const Row& row) {
-    const RowGradient ds = softmax_row_backward(a, row, result, dout);
-    if (!a.sinks.empty() && result.logsumexp[row.number] != -kInfinity)
-      g.sinks[row.h] -=
-          std::exp(a.sinks[row.h] - result.logsumexp[row.number]) * ds.mean;
+    const RowGradient ds =
+        softmax_row_backward(a, row, result, dout, dlogsumexp);
+    if (!a.sinks.empty() && result.logsumexp[row.number] != -kInfinity) {
+      const double weight =
+          std::exp(a.sinks[row.h] - result.logsumexp[row.number]);
+      g.sinks[row.h] -= weight * ds.mean;
+      g.sinks_scale[row.h] += weight * ds.mean_scale;
+    }
     for (int64_t j = 0; j < a.Lk; ++j) {
       if (!row.sees(a, j)) continue;
       const int64_t pair = row.number * a.Lk + j;
       g.bias[pair] = ds.score[j];
+      g.bias_scale[pair] = ds.scale[j];
       g.alibi_slopes[row.b * a.H + row.h] -= ds.score[j] * row.distance(j);
+      g.alibi_slopes_scale[row.b * a.H + row.h] +=
+          ds.scale[j] * row.distance(j);
 
       const double t =
           a.softcap ? std::tanh(raw_score(a, row, j).value / *a.softcap) : 0;

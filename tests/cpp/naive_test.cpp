@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <random>
 
 #include "tests/cpp/naive_layer.h"
@@ -211,10 +212,13 @@ Attention everything() {
   return a;
 }
 
-/// Σ out·dout with dout = 1, 2, 3, …
+/// Σ out·dout + Σ logsumexp·dlogsumexp, both with 1, 2, 3, …
 double loss(const Attention& a) {
+  const auto result = naive::forward(a);
   double sum = 0, factor = 0;
-  for (double x : naive::forward(a).out) sum += x * ++factor;
+  for (double x : result.out) sum += x * ++factor;
+  factor = 0;
+  for (double x : result.logsumexp) sum += x * ++factor;
   return sum;
 }
 
@@ -237,8 +241,10 @@ TEST(Naive, GradientsAreTheSlopesOfForward) {
   const Attention a = everything();
   const auto result = naive::forward(a);
   Values dout(result.out.size());
-  for (size_t i = 0; i < dout.size(); ++i) dout[i] = i + 1;
-  const auto gradient = naive::backward(a, result, dout);
+  std::iota(dout.begin(), dout.end(), 1);
+  Values dlogsumexp(result.logsumexp.size());
+  std::iota(dlogsumexp.begin(), dlogsumexp.end(), 1);
+  const auto gradient = naive::backward(a, result, dout, dlogsumexp);
   expect_slope(&Attention::query, gradient.query);
   expect_slope(&Attention::key, gradient.key);
   expect_slope(&Attention::value, gradient.value);

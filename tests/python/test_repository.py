@@ -131,11 +131,11 @@ def test_kernel_objects_share_nothing():
             capture_output=True,
             text=True,
         ).stdout.splitlines()
-        kernel = path.name.removesuffix(".cpp.o")
+        target = path.parent.name.removeprefix("multihead_kernels_").removesuffix(
+            ".dir"
+        )
+        kernel = rf"multihead::kernels::\w+_{target}\(multihead::kernels::Dtype\)"
         assert symbols
         for symbol in symbols:
             _, kind, name = symbol.split(maxsplit=2)
-            assert kind == "T" and name.startswith(f"multihead::kernels::{kernel}_"), (
-                path,
-                symbol,
-            )
+            assert kind == "T" and re.fullmatch(kernel, name), (path, symbol)

@@ -10,8 +10,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "tests/cpp/kernels/judge.h"
-#include "tests/cpp/kernels/random_call.h"
+#include "tests/cpp/kernels/gradients.h"
 
 namespace kernel_test {
 namespace {
@@ -60,6 +59,9 @@ class Fuzz : public testing::TestWithParam<Dtype> {
     const Golden golden(c);
     const bool average = number % 2 == 0;
     std::vector<uint64_t> out_bits, logsumexp_bits;
+    std::vector<std::vector<uint64_t>> gradient_bits;
+    Rng rng(number);
+    const OutputGradients gradients = random_gradients(rng, c);
     for (const Variant& variant : variants(c.dtype)) {
       SCOPED_TRACE(variant.name);
       const Result result =
@@ -68,7 +70,17 @@ class Fuzz : public testing::TestWithParam<Dtype> {
       EXPECT_TRUE(result.out.gaps_hold(kUnwritten));
       judge_weights(c, golden, weights(variant, c, result.logsumexp, average),
                     worst_);
+      const GradientResult of_inputs = backward(
+          variant, c, result, gradients, {.threads = number % 8 == 0 ? 3 : 1});
+      judge_backward(c, golden, gradients, of_inputs, worst_gradients_);
       if (!variant.fuses || precision_of(c.dtype).own > 0) continue;
+      const auto all = of_inputs.all();
+      if (gradient_bits.empty()) {
+        for (const auto& [name, x] : all) gradient_bits.push_back(x->bits());
+      }
+      for (size_t n = 0; n < all.size(); ++n) {
+        expect_same_bits(all[n].first, all[n].second->bits(), gradient_bits[n]);
+      }
       if (out_bits.empty()) {
         out_bits = result.out.bits();
         logsumexp_bits = result.logsumexp.bits();
@@ -79,6 +91,7 @@ class Fuzz : public testing::TestWithParam<Dtype> {
   }
 
   WorstErrors worst_;
+  WorstGradients worst_gradients_;
 };
 
 TEST_P(Fuzz, StaysWithinTheErrorBudget) {
@@ -104,6 +117,10 @@ TEST_P(Fuzz, StaysWithinTheErrorBudget) {
       name_of(GetParam()), static_cast<unsigned long long>(first),
       static_cast<unsigned long long>(n), worst_.out, worst_.logsumexp,
       worst_.weights);
+  const WorstGradients& w = worst_gradients_;
+  printf(
+      "  gradients: query %.2f, key %.2f, value %.2f, bias %.2f, heads %.2f\n",
+      w.query, w.key, w.value, w.bias, w.heads);
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtype, Fuzz, testing::ValuesIn(kAllDtypes),

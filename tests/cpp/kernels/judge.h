@@ -62,6 +62,16 @@ inline double judge(const naive::Values& actual, const Expectation& expected) {
   return worst;
 }
 
+inline void expect_same_bits(const char* what,
+                             const std::vector<uint64_t>& actual,
+                             const std::vector<uint64_t>& expected) {
+  ASSERT_EQ(actual.size(), expected.size()) << what;
+  for (size_t i = 0; i < actual.size(); ++i) {
+    ASSERT_EQ(actual[i], expected[i])
+        << "bits of " << what << ", element " << i;
+  }
+}
+
 /// A call with the loops' answer to it.
 struct Golden {
   explicit Golden(const Call& c)
