@@ -17,9 +17,6 @@ namespace {
 /// every tile.
 inline constexpr int64_t kRowSplit = 1536;
 
-inline int64_t splits_of(const Attention& a) {
-  return (a.Lk + kGradientSplit - 1) / kGradientSplit;
-}
 inline int64_t rows_of_head(const Attention& a) { return a.Lq * group_of(a); }
 
 /// A row in whole vectors.

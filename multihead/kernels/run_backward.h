@@ -10,6 +10,12 @@ namespace multihead::kernels {
 /// Keys of one split: multiples of it cut the gradients' sums (gradient.h).
 inline constexpr int64_t kGradientSplit = 256;
 
+/// At least one: without keys too, queries have their gradient, 0.
+inline int64_t splits_of(const Attention& a) {
+  const int64_t splits = (a.Lk + kGradientSplit - 1) / kGradientSplit;
+  return splits > 0 ? splits : 1;
+}
+
 /// Runs all stages of `b` on up to `threads` threads. allocate(bytes) gives the
 /// workspace, which must live until the end, aligned to 64 bytes; run(kernel,
 /// arguments) plans with these threads, runs all tasks and returns when they
@@ -18,7 +24,7 @@ template <class Allocate, class Run>
 void run_backward(const BackwardStages& stages, Backward b, int threads,
                   const Allocate& allocate, const Run& run) {
   const Attention& a = b.attention;
-  const int64_t splits = (a.Lk + kGradientSplit - 1) / kGradientSplit;
+  const int64_t splits = splits_of(a);
   // Four tasks to a thread end together; more would only take memory.
   const int64_t heads = a.B * a.G;
   const int64_t wanted = heads > 0 ? (4 * threads + heads - 1) / heads : 1;

@@ -188,6 +188,25 @@ void set_mask(Call& c, Kind kind, Function&& value_at) {
   c.mask.fill(value_at);
 }
 
+/// Calls that are cut into many tiles, blocks and splits.
+inline std::vector<Call> large_calls(Dtype dtype) {
+  std::vector<Call> calls;
+  calls.push_back(normal_call(dtype, {1, 1, 1, 500, 1100, 20, 12}));
+  calls.push_back(normal_call(dtype, {2, 6, 2, 131, 140, 16, 33}));
+  calls.back().visibility.is_causal = true;
+  calls.push_back(normal_call(dtype, {2, 3, 3, 257, 129, 5, 8}));
+  calls.back().visibility.left = 20;
+  calls.back().visibility.right = 7;
+  set_key_lengths(calls.back(), {100, 129});
+  calls.push_back(normal_call(dtype, {1, 4, 1, 150, 300, 9, 9}));
+  calls.back().dropout = {0.3, 7, 9};
+  set_mask(calls.back(), Kind::kBias, [](const Index& i) {
+    return i[3] / 90 == i[2] % 3 ? -naive::kInfinity
+                                 : 0.01 * static_cast<double>(i[2] - i[3]);
+  });
+  return calls;
+}
+
 /// What a failure needs to be understood.
 inline std::string description(const Call& c) {
   const Shape& s = c.shape;

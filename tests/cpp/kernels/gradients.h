@@ -48,10 +48,16 @@ inline Index bias_sizes(const Call& c) {
   return sizes;
 }
 
+/// Which of the three large gradients are wanted.
+struct Wanted {
+  bool query = true, key = true, value = true;
+};
+
 inline GradientResult backward(const Variant& variant, const Call& c,
                                const Result& result,
                                const OutputGradients& gradients,
-                               const Running& running = {}) {
+                               const Running& running = {},
+                               const Wanted& wanted = {}) {
   const Shape& s = c.shape;
   const Storage storage = storage_of(c.dtype);
   GradientResult r{output(storage, {s.B, s.H, s.Lq, s.D}),
@@ -66,9 +72,9 @@ inline GradientResult backward(const Variant& variant, const Call& c,
   b.dout = rows_of(gradients.out);
   b.logsumexp = result.logsumexp.data();
   b.dlogsumexp = gradients.logsumexp.data();
-  b.dquery = out_rows_of(r.query);
-  b.dkey = out_rows_of(r.key);
-  b.dvalue = out_rows_of(r.value);
+  if (wanted.query) b.dquery = out_rows_of(r.query);
+  if (wanted.key) b.dkey = out_rows_of(r.key);
+  if (wanted.value) b.dvalue = out_rows_of(r.value);
   if (c.mask_kind == Kind::kBias) {
     r.bias = output(compute_storage_of(c.dtype), bias_sizes(c));
     Index at = r.bias.strides();

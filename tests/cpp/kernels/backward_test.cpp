@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+//
+// The backward kernels where random configurations would not look: bits, rows
+// and keys without gradients, sizes of zero, what is not wanted. That gradients
+// stay within the error budget is for fuzz_test.cpp.
+#include "tests/cpp/kernels/gradients.h"
+
+namespace kernel_test {
+namespace {
+
+class Backward : public EachIsa {};
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+using Bits = std::vector<std::vector<uint64_t>>;
+
+Bits bits_of(const GradientResult& result) {
+  Bits bits;
+  for (const auto& [name, x] : result.all()) bits.push_back(x->bits());
+  return bits;
+}
+
+/// Forward and backward of a call, dout and dlogsumexp from a fixed seed.
+GradientResult differentiate(const Variant& variant, const Call& c,
+                             const Running& running = {},
+                             const Wanted& wanted = {}) {
+  Rng rng(5);
+  return backward(variant, c, forward(variant, c), random_gradients(rng, c),
+                  running, wanted);
+}
+
+TEST_P(Backward, BitsDoNotDependOnThreadsOrRepeats) {
+  for (const Dtype dtype : kAllDtypes) {
+    std::vector<Call> calls = large_calls(dtype);
+    // More rows than a key sums up in one chain.
+    calls.push_back(normal_call(dtype, {1, 2, 1, 900, 300, 6, 5}));
+    for (const Call& c : calls) {
+      SCOPED_TRACE(description(c));
+      const Bits once = bits_of(differentiate(variant(dtype), c));
+      for (const int threads : {1, 2, 3, 5}) {
+        EXPECT_EQ(
+            bits_of(differentiate(variant(dtype), c, {.threads = threads})),
+            once)
+            << threads << " threads";
+      }
+    }
+  }
+}
+
+TEST_P(Backward, ManyRowsStayWithinTheErrorBudget) {
+  for (const Dtype dtype : kAllDtypes) {
+    Call c = normal_call(dtype, {1, 3, 1, 1100, 20, 4, 3});
+    const Golden golden(c);
+    const Result result = forward(variant(dtype), c);
+    Rng rng(5);
+    const OutputGradients gradients = random_gradients(rng, c);
+    WorstGradients worst;
+    judge_backward(c, golden, gradients,
+                   backward(variant(dtype), c, result, gradients), worst);
+  }
+}
+
+TEST_P(Backward, WhatIsNotWantedChangesNoOther) {
+  for (const Dtype dtype : kAllDtypes) {
+    for (const Call& c : large_calls(dtype)) {
+      const Bits all = bits_of(differentiate(variant(dtype), c));
+      for (int n = 0; n < 8; ++n) {
+        const bool wanted[] = {(n & 1) != 0, (n & 2) != 0, (n & 4) != 0};
+        const Bits some = bits_of(differentiate(
+            variant(dtype), c, {}, {wanted[0], wanted[1], wanted[2]}));
+        for (int g = 0; g < 6; ++g) {
+          if (g > 2 || wanted[g]) EXPECT_EQ(some[g], all[g]) << n << ' ' << g;
+        }
+      }
+    }
+  }
+}
+
+/// Queries 3 and 7 see nothing, nobody sees keys 5 and 11.
+Call with_blind_rows(Dtype dtype, bool of_bias) {
+  Call c = normal_call(dtype, {1, 2, 1, 40, 30, 9, 6});
+  const auto keep = [](const Index& i) {
+    return i[2] != 3 && i[2] != 7 && i[3] != 5 && i[3] != 11;
+  };
+  if (of_bias) {
+    set_mask(c, Kind::kBias,
+             [&](const Index& i) { return keep(i) ? 0.5 : -naive::kInfinity; });
+  } else {
+    set_mask(c, Kind::kKeep, keep);
+  }
+  return c;
+}
+
+TEST_P(Backward, WhatSeesNothingAndIsNotSeenGetsNone) {
+  for (const Dtype dtype : kAllDtypes) {
+    for (const bool of_bias : {false, true}) {
+      const Call c = with_blind_rows(dtype, of_bias);
+      const GradientResult r = differentiate(variant(dtype), c);
+      for_each_index(r.query.sizes(), [&](const Index& i) {
+        if (i[2] == 3 || i[2] == 7) EXPECT_EQ(r.query.get(i), 0);
+      });
+      for (const Tensor* x : {&r.key, &r.value}) {
+        for_each_index(x->sizes(), [&](const Index& i) {
+          if (i[2] == 5 || i[2] == 11) EXPECT_EQ(x->get(i), 0);
+        });
+      }
+    }
+  }
+}
+
+TEST_P(Backward, NumbersThatNobodySeesPoisonNothing) {
+  for (const Dtype dtype : kAllDtypes) {
+    for (const double poison : {kNan, naive::kInfinity}) {
+      Call c = with_blind_rows(dtype, false);
+      const Bits clean = bits_of(differentiate(variant(dtype), c));
+      for (int64_t j : {5, 11}) {
+        c.key.set({0, 0, j, 2}, poison);
+        c.value.set({0, 0, j, 4}, poison);
+      }
+      for (int64_t h : {0, 1}) c.query.set({0, h, 3, 1}, poison);
+      EXPECT_EQ(bits_of(differentiate(variant(dtype), c)), clean);
+    }
+  }
+}
+
+TEST_P(Backward, OneBadQueryReachesTheKeysThatItSees) {
+  for (const Dtype dtype : kAllDtypes) {
+    Call c = normal_call(dtype, {1, 1, 1, 20, 30, 4, 4});
+    c.visibility.is_causal = true;
+    c.query.set({0, 0, 9, 0}, kNan);
+    const GradientResult r = differentiate(variant(dtype), c);
+    for (int64_t j = 0; j < 30; ++j) {
+      EXPECT_EQ(std::isnan(r.value.get({0, 0, j, 0})), j <= 9) << j;
+    }
+    for (int64_t i = 0; i < 20; ++i) {
+      EXPECT_EQ(std::isnan(r.query.get({0, 0, i, 0})), i == 9) << i;
+    }
+  }
+}
+
+TEST_P(Backward, BytesOutsideOfTheIntervalAreNotTouched) {
+  for (const Dtype dtype : kAllDtypes) {
+    Call c = normal_call(dtype, {1, 2, 1, 20, 300, 8, 8});
+    set_key_lengths(c, {270});
+    const Bits whole = bits_of(differentiate(variant(dtype), c));
+    // The tensors end where the keys do: what follows cannot be read.
+    const auto shortened = [](const Tensor& x) {
+      Index sizes = x.sizes();
+      sizes[2] = 270;
+      Tensor y(x.storage(), sizes);
+      for_each_index(sizes, [&](const Index& i) { y.set(i, x.get(i)); });
+      return y;
+    };
+    c.key = shortened(c.key);
+    c.value = shortened(c.value);
+    EXPECT_EQ(bits_of(differentiate(variant(dtype), c)), whole);
+  }
+}
+
+TEST_P(Backward, AnySizeMayBeZero) {
+  for (const Dtype dtype : kAllDtypes) {
+    for (int zeros = 0; zeros < 64; ++zeros) {
+      const auto size = [&](int bit, int64_t n) {
+        return zeros >> bit & 1 ? 0 : n;
+      };
+      const Call c =
+          normal_call(dtype, {size(0, 2), size(1, 4), size(1, 2), size(2, 3),
+                              size(3, 5), size(4, 6), size(5, 7)});
+      SCOPED_TRACE(description(c));
+      const GradientResult r = differentiate(variant(dtype), c);
+      if (c.shape.Lq == 0 || c.shape.Dv == 0 || c.shape.B == 0) continue;
+      for (const Tensor* x : {&r.query, &r.key, &r.value}) {
+        for (double g : x->values()) EXPECT_TRUE(std::isfinite(g));
+      }
+    }
+  }
+}
+
+FOR_EACH_ISA(Backward);
+
+}  // namespace
+}  // namespace kernel_test
