@@ -9,8 +9,8 @@
 namespace multihead::ops {
 
 TORCH_LIBRARY_IMPL(multihead, Autograd, m) {
-  for (const char* name :
-       {"fused_attention", "attention_weights", "attention_summary"}) {
+  for (const char* name : {"fused_attention", "fused_attention_backward",
+                           "attention_weights", "attention_summary"}) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }

@@ -3,6 +3,7 @@
 // The fused operators on the CPU: tensors become the kernels' arguments, tasks
 // are dealt to torch's threads.
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include <cstdlib>
 
 #include "multihead/fused.h"
-#include "multihead/kernels/kernels.h"
+#include "multihead/kernels/run_backward.h"
 #include "multihead/ops/results.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
@@ -154,9 +155,9 @@ class Scratch {
  public:
   /// Null where there is not so much memory.
   void* get(size_t bytes) {
-    if (size_ < bytes) {
+    if (size_ < bytes || !block_) {
       release();
-      block_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      block_ = std::aligned_alloc(64, bytes / 64 * 64 + 64);
       if (block_) size_ = bytes;
     }
     return block_;
@@ -191,16 +192,19 @@ kernels::Kernels kernels_of(const kernels::Attention& a) {
 // Below this many multiply-adds, waking a thread costs more than it saves.
 constexpr double kWorthThreads = 1e6;
 
-template <class Arguments>
-void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
-  const kernels::Attention& a = arguments.attention;
-  if (a.B == 0 || a.H == 0 || a.Lq == 0) return;
+int threads_for(const kernels::Attention& a) {
   const double work = static_cast<double>(a.B * a.H) *
                       static_cast<double>(a.Lq * a.Lk) *
                       static_cast<double>(a.D + a.Dv);
   const bool alone = work < kWorthThreads || at::in_parallel_region();
-  const int threads = alone ? 1 : at::get_num_threads();
+  return alone ? 1 : at::get_num_threads();
+}
+
+template <class Arguments>
+void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
+  const int threads = threads_for(arguments.attention);
   const kernels::Plan plan = kernel.plan(arguments, threads);
+  if (plan.tasks == 0) return;
   const int64_t workers = std::min<int64_t>(threads, plan.tasks);
   if (workers == 1) {
     void* memory = scratch.get(plan.scratch_bytes);
@@ -229,6 +233,87 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
   check_scratch(!starved, plan.scratch_bytes);
 }
 
+// A tensor of any rank as one over (B, H, Lq, Lk): its strides, 0 where it
+// repeats itself.
+kernels::ScoreGradients score_gradients_of(const Tensor& x) {
+  int64_t strides[4] = {};
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    const bool repeats = x.size(d) == 1;
+    strides[4 - x.dim() + d] = repeats ? 0 : x.stride(d);
+  }
+  return {x.mutable_data_ptr(), strides[0], strides[1], strides[2], strides[3]};
+}
+
+// The arguments of a backward call as the kernels take them.
+class BackwardCall {
+ public:
+  BackwardCall(const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+               const Tensor& query, const Tensor& key, const Tensor& value,
+               const Tensor& out, const Tensor& logsumexp, const Rules& rules)
+      : call_(query, key, rules),
+        value_(four_dimensional(value)),
+        out_(four_dimensional(out)),
+        dout_(four_dimensional(dout)),
+        logsumexp_(logsumexp.contiguous()) {
+    backward_.attention = call_.attention;
+    backward_.attention.value = rows_of(value_);
+    backward_.attention.Dv = value_.size(3);
+    backward_.out = rows_of(out_);
+    backward_.dout = rows_of(dout_);
+    backward_.logsumexp = logsumexp_.const_data_ptr();
+    if (!dlogsumexp) return;
+    dlogsumexp_ = dlogsumexp->contiguous();
+    backward_.dlogsumexp = dlogsumexp_.const_data_ptr();
+  }
+
+  /// Fills what is defined.
+  void run(Gradients& gradients) {
+    auto& [dquery, dkey, dvalue, dmask, dslopes, dsinks] = gradients;
+    const auto rows = [](const Tensor& x) {
+      if (!x.defined()) return kernels::OutRows();
+      return out_rows_of(x.dim() == 3 ? x.unsqueeze(0) : x);
+    };
+    backward_.dquery = rows(dquery);
+    backward_.dkey = rows(dkey);
+    backward_.dvalue = rows(dvalue);
+    const kernels::Attention& a = backward_.attention;
+    // Sums in the compute type, rounded once.
+    Tensor mask_sums, slope_sums, sink_sums;
+    if (dmask.defined()) {
+      mask_sums = at::empty(dmask.sizes(), logsumexp_.options());
+      backward_.dbias = score_gradients_of(mask_sums);
+    }
+    const auto of_heads = [&](const Tensor& wanted, Tensor& sums) -> double* {
+      if (!wanted.defined()) return nullptr;
+      sums = at::empty({a.B, a.H}, logsumexp_.options().dtype(at::kDouble));
+      return sums.mutable_data_ptr<double>();
+    };
+    backward_.dalibi_slopes = of_heads(dslopes, slope_sums);
+    backward_.dsinks = of_heads(dsinks, sink_sums);
+    Tensor workspace;
+    kernels::run_backward(
+        kernels_of(a).backward, backward_, threads_for(a),
+        [&](size_t bytes) {
+          workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+          return workspace.mutable_data_ptr();
+        },
+        [](const auto& kernel, const kernels::Backward& b) {
+          ops::run(kernel, b);
+        });
+    if (dmask.defined()) dmask.copy_(mask_sums);
+    if (dslopes.defined()) {
+      dslopes.copy_(dslopes.dim() == 1 ? slope_sums.sum(0) : slope_sums);
+    }
+    if (dsinks.defined()) dsinks.copy_(sink_sums.sum(0));
+  }
+
+ private:
+  const Call call_;
+  const Tensor value_, out_, dout_, logsumexp_;
+  Tensor dlogsumexp_;
+  kernels::Backward backward_;
+};
+
 template <class RuleTypes>
 struct Operators;
 template <class... R>
@@ -248,6 +333,19 @@ struct Operators<Types<R...>> {
     forward.logsumexp = logsumexp.mutable_data_ptr();
     run(kernels_of(forward.attention).forward, forward);
     return {out, logsumexp};
+  }
+
+  static Gradients fused_attention_backward(
+      const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& out, const Tensor& logsumexp, Needs needs, R... r) {
+    const Rules rules{r...};
+    Gradients gradients = fused_attention_backward_results(
+        dout, dlogsumexp, query, key, value, out, logsumexp, needs, rules);
+    BackwardCall call(dout, dlogsumexp, query, key, value, out, logsumexp,
+                      rules);
+    call.run(gradients);
+    return gradients;
   }
 
   static Tensor attention_weights(const Tensor& query, const Tensor& key,
@@ -292,6 +390,8 @@ struct Operators<Types<R...>> {
 
 TORCH_LIBRARY_IMPL(multihead, CPU, m) {
   m.impl("fused_attention", &Operators<RuleTypes>::fused_attention);
+  m.impl("fused_attention_backward",
+         &Operators<RuleTypes>::fused_attention_backward);
   m.impl("attention_weights", &Operators<RuleTypes>::attention_weights);
   m.impl("attention_summary", &Operators<RuleTypes>::attention_summary);
 }

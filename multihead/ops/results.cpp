@@ -6,6 +6,7 @@
 #include "multihead/checks.h"
 #include "multihead/layout.h"
 #include "multihead/optional_tensor.h"
+#include "multihead/shape_text.h"
 
 namespace multihead::ops {
 
@@ -20,6 +21,47 @@ std::tuple<Tensor, Tensor> fused_attention_results(const Tensor& query,
   auto sizes = query.sym_sizes().vec();
   sizes.back() = value.sym_size(-1);
   return {empty_in_layout_of(query, sizes), empty_logsumexp(query)};
+}
+
+Gradients fused_attention_backward_results(
+    const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& out, const Tensor& logsumexp, const Needs& needs,
+    const Rules& rules) {
+  constexpr auto* name = "fused_attention_backward";
+  check_fused_attention(query, key, value, options_of(rules));
+  check_from_logsumexp(name, query, key, logsumexp, options_of(rules));
+  check_dropout_state(rules.dropout_p, or_undefined(rules.dropout_state));
+  auto sizes = query.sym_sizes().vec();
+  sizes.back() = value.sym_size(-1);
+  for (const auto& [argument, x] : {std::pair("out", &out), {"dout", &dout}}) {
+    TORCH_CHECK(
+        x->sym_sizes().equals(sizes) && x->scalar_type() == query.scalar_type(),
+        name, ": ", argument, " must be ", query.scalar_type(), " ",
+        c10::SymIntArrayRef(sizes), ", got ", x->scalar_type(), " ",
+        shape_text(*x));
+  }
+  if (dlogsumexp) {
+    TORCH_CHECK(dlogsumexp->sym_sizes() == logsumexp.sym_sizes() &&
+                    dlogsumexp->scalar_type() == logsumexp.scalar_type(),
+                name, ": dlogsumexp must be ", logsumexp.scalar_type(), " ",
+                shape_text(logsumexp), ", got ", dlogsumexp->scalar_type(), " ",
+                shape_text(*dlogsumexp));
+  }
+  const auto like = [&](bool needed, const Tensor& x) {
+    return needed ? empty_in_layout_of(x, x.sym_sizes()) : Tensor();
+  };
+  const auto dense = [&](bool needed, const std::optional<Tensor>& x) {
+    return needed && x && x->is_floating_point()
+               ? at::empty_symint(x->sym_sizes(), x->options())
+               : Tensor();
+  };
+  return {like(needs[0], query),
+          like(needs[1], key),
+          like(needs[2], value),
+          dense(needs[3], rules.attn_mask),
+          dense(needs[4], rules.alibi_slopes),
+          dense(needs[5], rules.sinks)};
 }
 
 Tensor attention_weights_result(const Tensor& query, const Tensor& key,

@@ -2,7 +2,7 @@
 //
 // The operators, torch.ops.multihead.*: the library's table of contents, and
 // what Python and exported graphs call. Most are composites of ATen operations
-// and of the three fused operators: autograd, autocast, meta and torch.compile
+// and of the fused operators: autograd, autocast, meta and torch.compile
 // see through them. The fused operators are implemented in the files of their
 // dispatch keys.
 #include <torch/library.h>
@@ -173,6 +173,13 @@ void define_fused(torch::Library& m, const std::vector<at::Tag>& tags) {
   };
   define("fused_attention(Tensor query, Tensor key, Tensor value",
          "(Tensor out, Tensor logsumexp)");
+  // Gradients of Σ out·dout + Σ logsumexp·dlogsumexp; `needs` says of which
+  // arguments, in the order of the results. What is not needed is undefined.
+  define(
+      "fused_attention_backward(Tensor dout, Tensor? dlogsumexp, Tensor query, "
+      "Tensor key, Tensor value, Tensor out, Tensor logsumexp, bool[6] needs",
+      "(Tensor dquery, Tensor dkey, Tensor dvalue, Tensor dattn_mask, "
+      "Tensor dalibi_slopes, Tensor dsinks)");
   define(
       "attention_weights(Tensor query, Tensor key, Tensor logsumexp, "
       "bool average_attn_weights",

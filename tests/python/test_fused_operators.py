@@ -161,6 +161,14 @@ def weights(query=Q, key=K, lse=LSE, **options):
     )
 
 
+def backward(query=Q):
+    out = torch.zeros(B, H, LQ, V.shape[-1])
+    needs = [True] * 6
+    return ops.fused_attention_backward(
+        out, None, query, K, V, out, LSE, needs, enable_gqa=True
+    )
+
+
 def summary(query=Q, key=K, lse=LSE, k=2, **options):
     return ops.attention_summary(query, key, lse, k, **dict(enable_gqa=True) | options)
 
@@ -336,6 +344,7 @@ def test_no_operator_has_a_derivative():
     for name, call in (
         ("fused_attention", lambda: fused(query=grad(Q))[0]),
         ("fused_attention", lambda: fused(value=grad(V))[0]),
+        ("fused_attention_backward", lambda: backward(query=grad(Q))[0]),
         ("attention_weights", lambda: weights(key=grad(K))),
         ("attention_summary", lambda: summary(query=grad(Q))[0]),
     ):
