@@ -48,12 +48,17 @@ ops::Rules rules_of(const AttentionOptions& o, const Tensor& dropout_state) {
 }
 
 template <class Op, class... Leading>
-auto call(const Op& op, const ops::Rules& r, const Leading&... leading) {
-  // Nothing is differentiated: why_not has seen to that.
-  const at::AutoDispatchBelowADInplaceOrView guard;
+auto dispatch(const Op& op, const ops::Rules& r, const Leading&... leading) {
   return op.call(leading..., r.attn_mask, r.dropout_p, r.is_causal, r.scale,
                  r.enable_gqa, r.causal_alignment, r.window, r.key_lengths,
                  r.softcap, r.alibi_slopes, r.sinks, r.dropout_state);
+}
+
+template <class Op, class... Leading>
+auto call(const Op& op, const ops::Rules& r, const Leading&... leading) {
+  // Past autograd: nothing is differentiated, or autograd itself calls.
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return dispatch(op, r, leading...);
 }
 
 }  // namespace
@@ -115,6 +120,26 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query,
                const Tensor&>::find("multihead::fused_attention",
                                     ops::RuleTypes{});
   return call(op, rules_of(options, dropout_state), query, key, value);
+}
+
+std::vector<at::Tensor> attention_backward(const at::Tensor& dout,
+                                           const at::Tensor& dlogsumexp,
+                                           const AttentionCall& call,
+                                           const std::array<bool, 6>& needs,
+                                           const AttentionOptions& options,
+                                           const at::Tensor& dropout_state) {
+  using Results = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+  static const auto op =
+      Operator<Results, const Tensor&, const std::optional<Tensor>&,
+               const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+               const Tensor&,
+               std::array<bool, 6>>::find("multihead::fused_attention_backward",
+                                          ops::RuleTypes{});
+  // Not past autograd: a second derivative must be refused, not be forgotten.
+  const auto [q, k, v, mask, slopes, sinks] = dispatch(
+      op, rules_of(options, dropout_state), dout, optional(dlogsumexp),
+      call.query, call.key, call.value, call.out, call.logsumexp, needs);
+  return {q, k, v, mask, slopes, sinks};
 }
 
 at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,

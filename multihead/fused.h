@@ -7,10 +7,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <initializer_list>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "multihead/functional.h"
 #include "multihead/kernels/kernels.h"
@@ -50,6 +52,20 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query,
                                              const at::Tensor& value,
                                              const AttentionOptions& options,
                                              const at::Tensor& dropout_state);
+
+/// What a call of attention took and returned.
+struct AttentionCall {
+  const at::Tensor &query, &key, &value, &out, &logsumexp;
+};
+
+/// Gradients of query, key, value, attn_mask, alibi_slopes and sinks, undefined
+/// where not needed; dlogsumexp may be undefined.
+std::vector<at::Tensor> attention_backward(const at::Tensor& dout,
+                                           const at::Tensor& dlogsumexp,
+                                           const AttentionCall& call,
+                                           const std::array<bool, 6>& needs,
+                                           const AttentionOptions& options,
+                                           const at::Tensor& dropout_state);
 
 /// The weights of that call, after dropout: (B, Lq, Lk) averaged over heads, or
 /// (B, H, Lq, Lk).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The operator fused_attention_backward: gradients of the kernels.
+"""The operator fused_attention_backward, and autograd of fused_attention by it.
 
 Beside the definition in ATen operations, which torch.func always takes, and beside
 slopes of the forward kernels. The error budget is for the tests of the kernels.
@@ -235,3 +235,55 @@ def test_errors(change, text):
         backward(
             given["dout"], given["dlse"], inputs, options, (given["out"], given["lse"])
         )
+
+
+# --- Autograd ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", calls.OPTIONS)
+def test_autograd_of_the_operator(name):
+    """gradcheck runs twice and allows no difference."""
+    inputs, options = calls.make(name, grad=True)
+    extra = floating(options)
+    rest = {n: x for n, x in options.items() if n not in extra}
+
+    def function(query, key, value, *tensors):
+        named = dict(zip(extra, tensors, strict=True))
+        out, lse = ops.fused_attention(query, key, value, **named, **rest)
+        return out, lse.nan_to_num(neginf=0, posinf=0)
+
+    tensors = (*inputs, *(options[n] for n in extra))
+    assert torch.autograd.gradcheck(function, tensors)
+
+
+def test_autograd_with_dropout():
+    inputs, options = calls.make("everything", grad=True)
+    state = torch.tensor([3, 4])
+
+    def function(*tensors):
+        return ops.fused_attention(
+            *tensors, **options, dropout_p=0.4, dropout_state=state
+        )[0]
+
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+def test_a_second_derivative_is_refused():
+    inputs, _ = calls.make("none", grad=True)
+    out, _ = ops.fused_attention(*inputs)
+    (gradient,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
+    text = "derivative for multihead::fused_attention_backward is not implemented"
+    with pytest.raises(RuntimeError, match=text):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_training_runs_the_operators(dynamic):
+    inputs, options = calls.make("everything", torch.float32, grad=True)
+
+    def step(query, key, value):
+        return ops.fused_attention(query, key, value, **options)[0].square().sum()
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    expected = torch.autograd.grad(step(*inputs), inputs)
+    assert_equal(torch.autograd.grad(compiled(*inputs), inputs), expected)
