@@ -50,7 +50,7 @@ inline Interval visible_keys(const Attention& a, int64_t b, int64_t i) {
   return keys;
 }
 
-/// Every score is one chain of multiply-adds over D; every output one chain
+/// Every score is a sum of chains of multiply-adds over D; every output a chain
 /// over the keys of a split, rescaled where a block ends; splits are merged in
 /// ascending order. Blocks and splits start at multiples of these numbers,
 /// whatever the tile, the task or the instruction set: they are part of the

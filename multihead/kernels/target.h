@@ -40,7 +40,7 @@ inline auto visit_wide(Dtype dtype) {
 
 /// The same, with the products that the target has for the dtype.
 template <template <class, class> class K>
-inline auto visit(Dtype dtype) {
+inline auto visit([[maybe_unused]] Dtype dtype) {
   // What these two targets are for; they are asked for nothing else.
 #if defined(__AMX_BF16__)
   return kernel<K<BFloat16Tiles, Stored<Dtype::kBFloat16>>>();

@@ -31,9 +31,15 @@ template <class F, int kRows, bool kMaximum>
   constexpr int64_t kLanes = kTileLanes<F>;
   for (; keys > 0; keys -= F::kLanes) {
     const int64_t count = least(keys, F::kLanes);
-    typename F::Vector sum[kRows];
+    typename F::Vector sum[kRows], total[kRows];
     for (int r = 0; r < kRows; ++r) sum[r] = F::broadcast(0);
     for (int64_t x = 0; x < t.depth; x += F::kLanes) {
+      if (x > 0 && x % kScoreChain == 0) {
+        for (int r = 0; r < kRows; ++r) {
+          total[r] = x == kScoreChain ? sum[r] : F::add(total[r], sum[r]);
+          sum[r] = F::broadcast(0);
+        }
+      }
       const int64_t width = least(t.depth - x, F::kLanes);
       typename F::Vector square[F::kLanes];
       for (int64_t j = 0; j < F::kLanes; ++j) {
@@ -50,6 +56,7 @@ template <class F, int kRows, bool kMaximum>
       }
     }
     for (int r = 0; r < kRows; ++r) {
+      if (t.depth > kScoreChain) sum[r] = F::add(total[r], sum[r]);
       alignas(64) T scores[F::kLanes];
       F::store(scores, sum[r]);
       for (int64_t j = 0; j < count; ++j) {

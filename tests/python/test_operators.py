@@ -52,10 +52,13 @@ def checked_calls():
 
 
 def fused_calls(inputs, options):
-    """Of the operators that have no derivative."""
-    q, k, _ = inputs
+    """Of the operators that the kernels implement."""
+    q, k, v = inputs
     lse = torch.zeros(q.shape[:-1])
+    out = torch.zeros(*q.shape[:-1], v.shape[-1])
+    given = (out, lse, q, k, v, out, lse, [True] * 6)
     yield ops.fused_attention.default, inputs, options
+    yield ops.fused_attention_backward.default, given, options
     yield ops.attention_weights.default, (q, k, lse, True), options
     yield ops.attention_weights.default, (q, k, lse, False), options
     yield ops.attention_summary.default, (q, k, lse, 2), options
