@@ -136,9 +136,9 @@ at::Tensor seeing_queries(const Heads& heads, const at::Tensor& query,
 
 // MKL chooses the kernel of a vector function at its first call. Where several
 // threads make that call together, one of them may get the kernel of 11 bits
-// for its part (pytorch/pytorch issue 188792; seen here as 1e-4 in one of some
-// thousand processes). So one element goes first, on one thread, past the
-// dispatcher: a tracer must not see it.
+// for its part (known of MKL 2024, in torch.tanh too: an error of 1e-4 in one
+// of some thousand processes). So one element goes first, on one thread, past
+// the dispatcher: a tracer must not see it.
 void choose_vector_functions() {
   [[maybe_unused]] static const bool chosen = [] {
     float single = 1.0F;

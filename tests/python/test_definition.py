@@ -26,9 +26,13 @@ class Budget:
     tiny: float
     compute: float  # unit of the arithmetic
 
+    def allowed(self, scale, largest):
+        """Of results with this condition scale."""
+        u = self.unit + self.compute * (4 + largest)
+        return self.factor * u * scale + self.tiny
+
     def of_out(self, r: reference.Result) -> np.ndarray:
-        u = self.unit + self.compute * (4 + r.largest)
-        return self.factor * u * r.out_scale + self.tiny
+        return self.allowed(r.out_scale, r.largest)
 
     def of_logsumexp(self, r: reference.Result) -> np.ndarray:
         if self.compute == 2.0**-53:
