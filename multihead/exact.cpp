@@ -183,6 +183,29 @@ at::Tensor apply_rules(at::Tensor scores, const ScoreRules& rules,
   return blocked.defined() ? scores.masked_fill(blocked, -kInfinity) : scores;
 }
 
+ScoreShape shape_of(const Heads& heads) {
+  return {heads.query.sym_size(1), heads.key.sym_size(1), heads.query.device()};
+}
+
+// scale·q·kᵀ, (B·H, Lq, Lk), in float32 for 16-bit types.
+at::Tensor scaled_scores(const Heads& heads, const ScoreRules& rules,
+                         const at::Tensor& visible) {
+  const auto dtype = at::toOpMathType(heads.query.scalar_type());
+  return query_key_product(
+      heads,
+      seeing_queries(heads, cast(heads.query, dtype), visible) * rules.scale,
+      cast(heads.key, dtype), visible.defined());
+}
+
+// weights (B·H, Lq, Lk)
+at::Tensor drop(const at::Tensor& weights, const ScoreRules& rules) {
+  if (rules.dropout_factors.defined()) {
+    return weights * rules.dropout_factors.reshape_symint(weights.sym_sizes());
+  }
+  if (rules.dropout_p <= 0.0) return weights;
+  return at::dropout(weights, rules.dropout_p, /*train=*/true);
+}
+
 // (B, H, Lq, Lk + 1): the sink is one more key, without a value.
 at::Tensor append_sinks(const at::Tensor& scores, const at::Tensor& sinks) {
   const at::Tensor column = sinks.to(scores.scalar_type()).view({-1, 1, 1});
@@ -229,19 +252,13 @@ Attention attention(const Heads& given, const ScoreRules& rules,
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
   const auto dtype = heads.query.scalar_type();
-  const auto compute_dtype = at::toOpMathType(dtype);
-  const ScoreShape shape{heads.query.sym_size(1), heads.key.sym_size(1),
-                         heads.query.device()};
+  const ScoreShape shape = shape_of(heads);
   const at::Tensor visible = visible_keys(rules.mask, shape);
   const bool needs_rules = visible.defined() || rules.softcap ||
                            rules.alibi_slopes.defined() ||
                            rules.sinks.defined() || with_logsumexp;
 
-  at::Tensor scores = query_key_product(
-      heads,
-      seeing_queries(heads, cast(heads.query, compute_dtype), visible) *
-          rules.scale,
-      cast(heads.key, compute_dtype), visible.defined());
+  at::Tensor scores = scaled_scores(heads, rules, visible);
   Attention result;
   if (needs_rules) {
     scores = apply_rules(by_head(scores, heads), rules, shape, visible);
@@ -255,15 +272,32 @@ Attention attention(const Heads& given, const ScoreRules& rules,
   if (rules.sinks.defined())
     weights = weights.slice_symint(-1, 0, shape.key_length);
   if (needs_rules) weights = weights.flatten(0, 1);
-  if (rules.dropout_p > 0.0)
-    weights = at::dropout(weights, rules.dropout_p, true);
+  weights = drop(weights, rules);
 
-  result.out =
-      cast(weights_value_product(heads, weights,
-                                 cast(heads.value, compute_dtype), visible),
-           dtype);
+  result.out = cast(
+      weights_value_product(
+          heads, weights, cast(heads.value, at::toOpMathType(dtype)), visible),
+      dtype);
   result.weights = cast(weights, dtype);
   return result;
+}
+
+at::Tensor weights_from_logsumexp(const Heads& given, const ScoreRules& rules,
+                                  const at::Tensor& logsumexp) {
+  const Heads heads = foldable(given);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const ScoreShape shape = shape_of(heads);
+  const at::Tensor visible = visible_keys(rules.mask, shape);
+  const at::Tensor scores =
+      apply_rules(by_head(scaled_scores(heads, rules, visible), heads), rules,
+                  shape, visible);
+  // −inf − −inf would be NaN where a row sees nothing.
+  const at::Tensor finite =
+      logsumexp.masked_fill(logsumexp.eq(-kInfinity), 0.0).unsqueeze(-1);
+  choose_vector_functions();
+  return cast(drop((scores - finite).exp().flatten(0, 1), rules),
+              heads.query.scalar_type());
 }
 
 Attention attention_as_pytorch(const Heads& heads,

@@ -29,6 +29,8 @@ struct ScoreRules {
   at::Tensor alibi_slopes = {};  ///< (H) or (B, H)
   at::Tensor sinks = {};         ///< (H)
   double dropout_p = 0.0;
+  /// (B, H, Lq, Lk), 0 or 1/(1 − dropout_p): draws that were made before.
+  at::Tensor dropout_factors = {};
 };
 
 struct Attention {
@@ -42,6 +44,12 @@ struct Attention {
 /// its operations are those of attention_as_pytorch.
 Attention attention(const Heads& heads, const ScoreRules& rules,
                     bool with_logsumexp);
+
+/// exp(scores − logsumexp), (B·H, Lq, Lk), after dropout where its factors are
+/// given: the weights of that attention, as a function of logsumexp (B, H, Lq)
+/// too. Values are not looked at.
+at::Tensor weights_from_logsumexp(const Heads& heads, const ScoreRules& rules,
+                                  const at::Tensor& logsumexp);
 
 /// The order of torch.nn.functional.multi_head_attention_forward with
 /// need_weights: bits, NaN rows and dropout stream are PyTorch's. additive_mask

@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/functional.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/sort.h>
-#include <ATen/ops/xlogy.h>
-
-#include <algorithm>
-#include <cmath>
 
 #include "multihead/checks.h"
-#include "multihead/exact.h"
+#include "multihead/definition.h"
 #include "multihead/fused.h"
-#include "multihead/layout.h"
-#include "multihead/mask.h"
 #include "multihead/optional_tensor.h"
 #include "multihead/shape_text.h"
 
@@ -49,12 +40,6 @@ bool needs_broadcasting(const at::Tensor& query, const at::Tensor& key,
   return stretches_query;
 }
 
-double default_scale(const c10::SymInt& head_dim) {
-  const auto width =
-      static_cast<double>(head_dim.guard_int(__FILE__, __LINE__));
-  return width > 0 ? 1.0 / std::sqrt(width) : 1.0;
-}
-
 at::Tensor as_pytorch(const at::Tensor& query, const at::Tensor& key,
                       const at::Tensor& value, const AttentionOptions& o) {
   return at::scaled_dot_product_attention(query, key, value,
@@ -71,70 +56,6 @@ at::Tensor autocast(const at::Tensor& x) {
   }
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x,
                                    device);
-}
-
-// (B, heads, L, X) → (B·heads', L, X) with heads' = `heads` or, for one head
-// that stands for all, repeated.
-at::Tensor flatten_heads(const at::Tensor& x, const c10::SymInt& batch_size,
-                         const c10::SymInt& heads) {
-  const at::Tensor full = x.sym_size(0) == batch_size
-                              ? x
-                              : x.expand_symint({batch_size, -1, -1, -1});
-  if (x.sym_size(1) == heads) return full.flatten(0, 1);
-  return full.unsqueeze(2)
-      .expand_symint({-1, -1, heads / x.sym_size(1), -1, -1})
-      .flatten(0, 2);
-}
-
-// 4-D tensors as the definition takes them. Keys and values may be grouped
-// differently; then each query head gets its own of both.
-exact::Heads heads_of(const at::Tensor& query, const at::Tensor& key,
-                      const at::Tensor& value) {
-  const auto batch_size = query.sym_size(0), num_heads = query.sym_size(1);
-  const auto kv_heads =
-      key.sym_size(1) == value.sym_size(1) ? key.sym_size(1) : num_heads;
-  return {flatten_heads(query, batch_size, num_heads),
-          flatten_heads(key, batch_size, kv_heads),
-          flatten_heads(value, batch_size, kv_heads),
-          batch_size,
-          num_heads,
-          kv_heads};
-}
-
-exact::ScoreRules rules_of(const at::Tensor& query, const AttentionOptions& o) {
-  exact::ScoreRules rules{.softcap = o.softcap,
-                          .mask = {.is_causal = o.is_causal,
-                                   .alignment = o.causal_alignment,
-                                   .window = o.window,
-                                   .key_lengths = o.key_lengths},
-                          .alibi_slopes = o.alibi_slopes,
-                          .sinks = o.sinks,
-                          .dropout_p = o.dropout_p};
-  rules.scale = o.scale.value_or(default_scale(query.sym_size(-1)));
-  if (o.attn_mask.defined()) {
-    (o.attn_mask.scalar_type() == at::kBool ? rules.mask.keep
-                                            : rules.mask.bias) = o.attn_mask;
-  }
-  return rules;
-}
-
-std::tuple<at::Tensor, at::Tensor> define_attention(const at::Tensor& q,
-                                                    const at::Tensor& k,
-                                                    const at::Tensor& v,
-                                                    const AttentionOptions& o,
-                                                    bool with_lse) {
-  const at::Tensor query = autocast(q), key = autocast(k), value = autocast(v);
-  check_attention(query, key, value, o);
-  if (query.dim() == 3) {
-    auto [out, lse] = define_attention(query.unsqueeze(0), key.unsqueeze(0),
-                                       value.unsqueeze(0), o, with_lse);
-    return {out.squeeze(0), with_lse ? lse.squeeze(0) : lse};
-  }
-  const exact::Attention result = exact::attention(
-      heads_of(query, key, value), rules_of(query, o), with_lse);
-  return {in_layout_of(query, result.out.unflatten_symint(
-                                  0, {query.sym_size(0), query.sym_size(1)})),
-          result.logsumexp};
 }
 
 std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
@@ -160,33 +81,9 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
     check_lengths(key, value);
     return {as_pytorch(query, key, value, options), {}};
   }
-  return define_attention(query, key, value, options, with_lse);
-}
-
-// The same from all weights at once, on any device.
-AttentionSummary define_summary(const at::Tensor& query, const at::Tensor& key,
-                                const AttentionOptions& o, int64_t k) {
-  const exact::ScoreRules rules = rules_of(query, o);
-  const at::Tensor visible = visible_keys(
-      rules.mask, {query.sym_size(2), key.sym_size(2), query.device()});
-  const at::Tensor weights =
-      exact::attention(heads_of(query, key, key), rules, false)
-          .weights.to(at::toOpMathType(query.scalar_type()))
-          .unflatten_symint(0, {query.sym_size(0), query.sym_size(1)});
-  // Of equal weights the lower key first; keys that are not seen last.
-  const at::Tensor ranked =
-      visible.defined() ? weights.masked_fill(visible.logical_not(), -1.0)
-                        : weights;
-  const auto [sorted, order] =
-      ranked.sort(/*stable=*/true, /*dim=*/-1, /*descending=*/true);
-  const int64_t missing = std::max<int64_t>(k - key.size(2), 0);
-  const at::Tensor largest =
-      at::constant_pad_nd(sorted.slice(-1, 0, k), {0, missing}, -1.0);
-  const at::Tensor keys =
-      at::constant_pad_nd(order.slice(-1, 0, k), {0, missing}, -1);
-  const at::Tensor absent = largest < 0;
-  return {largest.masked_fill(absent, 0.0), keys.masked_fill(absent, -1),
-          -at::xlogy(weights, weights).sum(-1)};
+  const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
+  check_attention(q, k, v, options);
+  return define_attention(q, k, v, options, with_lse);
 }
 
 }  // namespace
@@ -273,12 +170,7 @@ AttentionSummary attention_summary(const at::Tensor& query,
   check_fused_attention(q, rows, rows, given);
   if (!fused::chosen("attention_summary",
                      [&] { return why_not_fused(q, rows, rows, given); })) {
-    const bool batched = q.dim() == 4;
-    auto [weights, keys, entropy] =
-        define_summary(batched ? q : q.unsqueeze(0),
-                       batched ? rows : rows.unsqueeze(0), given, k);
-    if (batched) return {weights, keys, entropy};
-    return {weights.squeeze(0), keys.squeeze(0), entropy.squeeze(0)};
+    return define_summary(q, rows, given, k);
   }
   // Values without width: logsumexp alone.
   const auto logsumexp =

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/fused.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <limits>
 
 #include "multihead/checks.h"
@@ -47,18 +51,25 @@ ops::Rules rules_of(const AttentionOptions& o, const Tensor& dropout_state) {
           .dropout_state = optional(dropout_state)};
 }
 
-template <class Op, class... Leading>
-auto dispatch(const Op& op, const ops::Rules& r, const Leading&... leading) {
-  return op.call(leading..., r.attn_mask, r.dropout_p, r.is_causal, r.scale,
-                 r.enable_gqa, r.causal_alignment, r.window, r.key_lengths,
-                 r.softcap, r.alibi_slopes, r.sinks, r.dropout_state);
+// What of a call may need a gradient: these tensors, and the rules'.
+bool is_recorded_with(const ops::Rules& r,
+                      std::initializer_list<const Tensor*> tensors) {
+  const auto recorded = [](const std::optional<Tensor>& x) {
+    return x && is_recorded({&*x});
+  };
+  return is_recorded(tensors) || recorded(r.attn_mask) ||
+         recorded(r.alibi_slopes) || recorded(r.sinks);
 }
 
 template <class Op, class... Leading>
-auto call(const Op& op, const ops::Rules& r, const Leading&... leading) {
-  // Past autograd: nothing is differentiated, or autograd itself calls.
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return dispatch(op, r, leading...);
+auto call(const Op& op, bool recorded, const ops::Rules& r,
+          const Leading&... leading) {
+  // Straight to the kernels where autograd has nothing to record.
+  std::optional<at::AutoDispatchBelowADInplaceOrView> past_autograd;
+  if (!recorded) past_autograd.emplace();
+  return op.call(leading..., r.attn_mask, r.dropout_p, r.is_causal, r.scale,
+                 r.enable_gqa, r.causal_alignment, r.window, r.key_lengths,
+                 r.softcap, r.alibi_slopes, r.sinks, r.dropout_state);
 }
 
 }  // namespace
@@ -70,8 +81,7 @@ kernels::Isa isa() {
   return isa;
 }
 
-std::optional<std::string> why_not(
-    std::initializer_list<const at::Tensor*> tensors) {
+std::optional<std::string> why_not(TensorRefs tensors) {
   constexpr c10::DispatchKeySet kTransforms(
       {c10::DispatchKey::FuncTorchBatched,
        c10::DispatchKey::FuncTorchGradWrapper});
@@ -87,14 +97,18 @@ std::optional<std::string> why_not(
     if (x->layout() != at::kStrided || x->is_nested()) {
       return "the kernels take dense tensors";
     }
-    if (at::GradMode::is_enabled() && x->requires_grad()) {
-      return "a gradient is needed, and the kernels have no backward";
-    }
     if (x->_fw_grad(/*level=*/0).defined()) {
       return "forward-mode differentiation is at work";
     }
   }
   return std::nullopt;
+}
+
+bool is_recorded(TensorRefs tensors) {
+  if (!at::GradMode::is_enabled()) return false;
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor* x) {
+    return x->defined() && x->requires_grad();
+  });
 }
 
 std::optional<std::string> why_not_dtype(at::ScalarType dtype) {
@@ -119,12 +133,14 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& query,
       Operator<std::tuple<Tensor, Tensor>, const Tensor&, const Tensor&,
                const Tensor&>::find("multihead::fused_attention",
                                     ops::RuleTypes{});
-  return call(op, rules_of(options, dropout_state), query, key, value);
+  const ops::Rules rules = rules_of(options, dropout_state);
+  return call(op, is_recorded_with(rules, {&query, &key, &value}), rules, query,
+              key, value);
 }
 
 std::vector<at::Tensor> attention_backward(const at::Tensor& dout,
                                            const at::Tensor& dlogsumexp,
-                                           const AttentionCall& call,
+                                           const AttentionCall& c,
                                            const std::array<bool, 6>& needs,
                                            const AttentionOptions& options,
                                            const at::Tensor& dropout_state) {
@@ -135,10 +151,12 @@ std::vector<at::Tensor> attention_backward(const at::Tensor& dout,
                const Tensor&,
                std::array<bool, 6>>::find("multihead::fused_attention_backward",
                                           ops::RuleTypes{});
-  // Not past autograd: a second derivative must be refused, not be forgotten.
-  const auto [q, k, v, mask, slopes, sinks] = dispatch(
-      op, rules_of(options, dropout_state), dout, optional(dlogsumexp),
-      call.query, call.key, call.value, call.out, call.logsumexp, needs);
+  const ops::Rules rules = rules_of(options, dropout_state);
+  const bool recorded =
+      is_recorded_with(rules, {&dout, &dlogsumexp, &c.query, &c.key, &c.value});
+  const auto [q, k, v, mask, slopes, sinks] =
+      call(op, recorded, rules, dout, optional(dlogsumexp), c.query, c.key,
+           c.value, c.out, c.logsumexp, needs);
   return {q, k, v, mask, slopes, sinks};
 }
 
@@ -149,8 +167,27 @@ at::Tensor attention_weights(const at::Tensor& query, const at::Tensor& key,
   static const auto op =
       Operator<Tensor, const Tensor&, const Tensor&, const Tensor&, bool>::find(
           "multihead::attention_weights", ops::RuleTypes{});
-  return call(op, rules_of(options, dropout_state), query, key, logsumexp,
-              average);
+  const ops::Rules rules = rules_of(options, dropout_state);
+  return call(op, is_recorded_with(rules, {&query, &key, &logsumexp}), rules,
+              query, key, logsumexp, average);
+}
+
+at::Tensor dropout_factors(const at::Tensor& query, const at::Tensor& key,
+                           const AttentionOptions& options,
+                           const at::Tensor& dropout_state) {
+  if (options.dropout_p == 0.0) return {};
+  // Of scores 0 whose logsumexp is 0 every weight is 1 before dropout.
+  const auto dtype = at::toOpMathType(query.scalar_type());
+  const auto without_width = [&](const Tensor& x) {
+    return x.detach().narrow(-1, 0, 0).to(dtype);
+  };
+  const Tensor q = without_width(query);
+  auto rows = q.sym_sizes().vec();
+  rows.pop_back();
+  return attention_weights(
+      q, without_width(key), at::zeros_symint(rows, q.options()),
+      {.dropout_p = options.dropout_p, .enable_gqa = options.enable_gqa},
+      dropout_state, /*average=*/false);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_summary(
@@ -160,7 +197,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_summary(
       Operator<std::tuple<Tensor, Tensor, Tensor>, const Tensor&, const Tensor&,
                const Tensor&, int64_t>::find("multihead::attention_summary",
                                              ops::RuleTypes{});
-  return call(op, rules_of(options, Tensor()), query, key, logsumexp, count);
+  // Nothing in a summary is differentiable.
+  return call(op, /*recorded=*/false, rules_of(options, Tensor()), query, key,
+              logsumexp, count);
 }
 
 }  // namespace multihead::fused

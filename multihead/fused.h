@@ -6,9 +6,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <array>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -22,10 +22,14 @@ namespace multihead::fused {
 /// The kernels' instruction set; throws where MULTIHEAD_ISA is wrong.
 kernels::Isa isa();
 
+using TensorRefs = c10::ArrayRef<const at::Tensor*>;
+
 /// What keeps these tensors, whatever is computed from them, from the kernels.
 /// Undefined tensors keep nothing from anything.
-std::optional<std::string> why_not(
-    std::initializer_list<const at::Tensor*> tensors);
+std::optional<std::string> why_not(TensorRefs tensors);
+
+/// Whether autograd records what is computed from these tensors.
+bool is_recorded(TensorRefs tensors);
 
 /// The same for the dtype of a query.
 std::optional<std::string> why_not_dtype(at::ScalarType dtype);
@@ -66,6 +70,12 @@ std::vector<at::Tensor> attention_backward(const at::Tensor& dout,
                                            const std::array<bool, 6>& needs,
                                            const AttentionOptions& options,
                                            const at::Tensor& dropout_state);
+
+/// What dropout does to the weights of that call, (B, H, Lq, Lk) in float32,
+/// float64 for float64: 0, or 1/(1 − dropout_p). Undefined where nothing drops.
+at::Tensor dropout_factors(const at::Tensor& query, const at::Tensor& key,
+                           const AttentionOptions& options,
+                           const at::Tensor& dropout_state);
 
 /// The weights of that call, after dropout: (B, Lq, Lk) averaged over heads, or
 /// (B, H, Lq, Lk).

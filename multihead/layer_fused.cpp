@@ -6,6 +6,8 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "multihead/fused.h"
 #include "multihead/layer_masks.h"
 #include "multihead/optional_tensor.h"
@@ -107,14 +109,49 @@ at::Tensor merge_heads(const at::Tensor& out, bool batch_first) {
       .flatten(2, 3);
 }
 
+// PyTorch ignores a negative probability where it returns weights.
+double dropout_of(const AttentionLayer& layer, const ForwardOptions& options) {
+  if (!layer.training) return 0.0;
+  return options.need_weights() ? std::max(layer.dropout_p, 0.0)
+                                : layer.dropout_p;
+}
+
 }  // namespace
+
+std::array<const at::Tensor*, 19> tensors_of(const at::Tensor& query,
+                                             const at::Tensor& key,
+                                             const at::Tensor& value,
+                                             const AttentionLayer& layer,
+                                             const ForwardOptions& options) {
+  return {&query,
+          &key,
+          &value,
+          &layer.in_proj_weight,
+          &layer.q_proj_weight,
+          &layer.k_proj_weight,
+          &layer.v_proj_weight,
+          &layer.in_proj_bias,
+          &layer.q_proj_bias,
+          &layer.k_proj_bias,
+          &layer.v_proj_bias,
+          &layer.bias_k,
+          &layer.bias_v,
+          &layer.out_proj_weight,
+          &layer.out_proj_bias,
+          &options.attn_mask(),
+          &options.key_padding_mask(),
+          &options.static_k(),
+          &options.static_v()};
+}
 
 std::tuple<at::Tensor, at::Tensor> fused_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionLayer& layer, const ForwardOptions& options) {
-  // Nothing is differentiated, why_not_fused has seen to that: autograd need
-  // not keep account of views.
-  const at::AutoDispatchBelowADInplaceOrView guard;
+  // Where nothing is differentiated, autograd need not keep account of views.
+  std::optional<at::AutoDispatchBelowADInplaceOrView> past_autograd;
+  if (!fused::is_recorded(tensors_of(query, key, value, layer, options))) {
+    past_autograd.emplace();
+  }
   const int64_t batch_dim = layer.batch_first ? 0 : 1;
   const bool is_batched = query.dim() == 3;
   const Sequences given{query, key, value};
@@ -136,11 +173,10 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
       complete_rows(heads.value, options.static_v(), layer.bias_v, layer);
 
   const Mask mask = merge(layer_masks(sizes, layer, options), sizes, layer);
-  const AttentionOptions attention{
-      .attn_mask = attention_mask(mask),
-      .dropout_p = layer.training ? layer.dropout_p : 0.0,
-      .is_causal = mask.is_causal,
-      .enable_gqa = true};
+  const AttentionOptions attention{.attn_mask = attention_mask(mask),
+                                   .dropout_p = dropout_of(layer, options),
+                                   .is_causal = mask.is_causal,
+                                   .enable_gqa = true};
   const at::Tensor state = fused::draw_dropout_state(attention.dropout_p);
   const auto [rows, logsumexp] =
       fused::attention(heads.query, heads.key, heads.value, attention, state);

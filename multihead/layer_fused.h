@@ -6,11 +6,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <tuple>
 
 #include "multihead/functional.h"
 
 namespace multihead {
+
+/// All tensors of a call, absent ones among them.
+std::array<const at::Tensor*, 19> tensors_of(const at::Tensor& query,
+                                             const at::Tensor& key,
+                                             const at::Tensor& value,
+                                             const AttentionLayer& layer,
+                                             const ForwardOptions& options);
 
 /// Arguments and results are those of multi_head_attention_forward, checked;
 /// why_not_fused has nothing against the call.

@@ -244,14 +244,8 @@ std::optional<std::string> why_not_fused(const at::Tensor& query,
                                          const at::Tensor& value,
                                          const AttentionLayer& layer,
                                          const ForwardOptions& options) {
-  if (auto reason = fused::why_not(
-          {&query, &key, &value, &layer.in_proj_weight, &layer.q_proj_weight,
-           &layer.k_proj_weight, &layer.v_proj_weight, &layer.in_proj_bias,
-           &layer.q_proj_bias, &layer.k_proj_bias, &layer.v_proj_bias,
-           &layer.bias_k, &layer.bias_v, &layer.out_proj_weight,
-           &layer.out_proj_bias, &options.attn_mask(),
-           &options.key_padding_mask(), &options.static_k(),
-           &options.static_v()})) {
+  if (auto reason =
+          fused::why_not(tensors_of(query, key, value, layer, options))) {
     return reason;
   }
   return fused::why_not_dtype(query.scalar_type());

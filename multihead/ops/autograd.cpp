@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: MIT
 //
-// The derivative of fused_attention is fused_attention_backward. The other
-// fused operators have none, and that one has no second: who needs it is told
-// so in backward. functional.cpp takes the definition in ATen operations where
-// a gradient is needed.
+// Derivatives of the fused operators. That of fused_attention is
+// fused_attention_backward. Where autograd records the latter too, for a second
+// derivative, and where a loss uses attention_weights, the definition in ATen
+// operations is computed again, with the same dropout, and differentiated
+// (definition.h); it forms all weights. attention_summary has no derivative.
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <utility>
+
+#include "multihead/definition.h"
 #include "multihead/fused.h"
+#include "multihead/ops/results.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
 
@@ -20,59 +27,194 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a backward call needs beside tensors.
+// What is differentiated, here and in Needs: three tensors of the operator's
+// own, then attn_mask, alibi_slopes, sinks.
+using Inputs = std::array<Tensor, std::tuple_size_v<Needs>>;
+
+Inputs inputs_of(const Tensor& a, const Tensor& b, const Tensor& c,
+                 const AttentionOptions& options) {
+  return {a, b, c, options.attn_mask, options.alibi_slopes, options.sinks};
+}
+
+AttentionOptions with_tensors(AttentionOptions options, const Inputs& inputs) {
+  options.attn_mask = inputs[3];
+  options.alibi_slopes = inputs[4];
+  options.sinks = inputs[5];
+  return options;
+}
+
+// ---- What a backward finds of its call --------------------------------------
+
 struct SavedOptions : torch::CustomClassHolder {
   explicit SavedOptions(AttentionOptions options)
       : options(std::move(options)) {}
   AttentionOptions options;
 };
 
+void save(AutogradContext* context, const Inputs& inputs,
+          AttentionOptions options, const Tensor& dropout_state,
+          const variable_list& results = {}) {
+  variable_list tensors(inputs.begin(), inputs.end());
+  tensors.push_back(std::exchange(options.key_lengths, Tensor()));
+  tensors.push_back(dropout_state);
+  tensors.insert(tensors.end(), results.begin(), results.end());
+  context->save_for_backward(std::move(tensors));
+  // Without tensors, which autograd keeps watch over where they are saved.
+  context->saved_data["options"] =
+      c10::IValue::make_capsule(c10::make_intrusive<SavedOptions>(
+          with_tensors(std::move(options), Inputs())));
+  context->set_materialize_grads(false);
+}
+
+struct SavedCall {
+  Inputs inputs;
+  Needs needs{};
+  AttentionOptions options;
+  Tensor dropout_state;
+  variable_list results;
+
+  explicit SavedCall(AutogradContext* context) {
+    const variable_list saved = context->get_saved_variables();
+    // Absent inputs have no edge.
+    size_t edge = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      inputs[i] = saved[i];
+      needs[i] = saved[i].defined() && context->needs_input_grad(edge++);
+    }
+    options = with_tensors(c10::static_intrusive_pointer_cast<SavedOptions>(
+                               context->saved_data["options"].toCapsule())
+                               ->options,
+                           inputs);
+    options.key_lengths = saved[inputs.size()];
+    dropout_state = saved[inputs.size() + 1];
+    results.assign(saved.begin() + inputs.size() + 2, saved.end());
+  }
+};
+
+// ---- By the definition
+// --------------------------------------------------------
+
+// Gradients of Σ outputs·gradients, undefined where not needed. They can be
+// differentiated again where gradients are recorded. Every input that is needed
+// becomes a node of its own: it may stand twice in a call, or be computed from
+// another.
+template <class OutputsOf>
+variable_list differentiate(Inputs inputs, const Needs& needs,
+                            const variable_list& gradients,
+                            const OutputsOf& outputs_of) {
+  const bool again = at::GradMode::is_enabled();
+  const at::AutoGradMode recording(true);
+  variable_list wanted;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!needs[i]) continue;
+    Tensor& x = inputs[i];
+    x = again && x.requires_grad() ? x.view_as(x) : x.detach().requires_grad_();
+    wanted.push_back(x);
+  }
+  variable_list results(inputs.size());
+  if (wanted.empty()) return results;
+  variable_list outputs = outputs_of(inputs), used, by;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!gradients[i].defined() || !outputs[i].requires_grad()) continue;
+    used.push_back(outputs[i]);
+    by.push_back(gradients[i]);
+  }
+  variable_list found(wanted.size());
+  if (!used.empty()) {
+    found = torch::autograd::grad(used, wanted, by, /*retain_graph=*/again,
+                                  /*create_graph=*/again,
+                                  /*allow_unused=*/true);
+  }
+  for (size_t i = 0, n = 0; i < inputs.size(); ++i) {
+    if (!needs[i]) continue;
+    results[i] = found[n].defined() ? found[n] : at::zeros_like(wanted[n]);
+    ++n;
+  }
+  return results;
+}
+
+Gradients backward_by_definition(const variable_list& gradients,
+                                 const Inputs& inputs, const Needs& needs,
+                                 const AttentionOptions& options,
+                                 const Tensor& dropout_state) {
+  const Tensor factors =
+      fused::dropout_factors(inputs[0], inputs[1], options, dropout_state);
+  const variable_list g = differentiate(
+      inputs, needs, gradients, [&](const Inputs& x) -> variable_list {
+        const auto [out, logsumexp] =
+            define_attention(x[0], x[1], x[2], with_tensors(options, x),
+                             gradients[1].defined(), factors);
+        return {out, logsumexp};
+      });
+  return {g[0], g[1], g[2], g[3], g[4], g[5]};
+}
+
+// ---- The operators
+// --------------------------------------------------------------
+
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& query,
                                const Tensor& key, const Tensor& value,
-                               const std::optional<Tensor>& attn_mask,
-                               const std::optional<Tensor>& alibi_slopes,
-                               const std::optional<Tensor>& sinks,
-                               AttentionOptions options,
+                               const std::optional<Tensor>&,
+                               const std::optional<Tensor>&,
+                               const std::optional<Tensor>&,
+                               const AttentionOptions& options,
                                const std::optional<Tensor>& state) {
     const Tensor dropout_state = or_undefined(state);
     const auto [out, logsumexp] =
         fused::attention(query, key, value, options, dropout_state);
-    context->save_for_backward(
-        {query, key, value, options.attn_mask, options.alibi_slopes,
-         options.sinks, options.key_lengths, dropout_state, out, logsumexp});
-    context->set_materialize_grads(false);
-    // Tensors are saved above, where autograd keeps watch over them.
-    options.attn_mask = options.alibi_slopes = options.sinks =
-        options.key_lengths = Tensor();
-    context->saved_data["options"] = c10::IValue::make_capsule(
-        c10::make_intrusive<SavedOptions>(std::move(options)));
+    save(context, inputs_of(query, key, value, options), options, dropout_state,
+         {out, logsumexp});
     return {out, logsumexp};
   }
 
   static variable_list backward(AutogradContext* context,
                                 const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const Tensor &query = saved[0], &key = saved[1], &value = saved[2],
-                 &state = saved[7], &out = saved[8], &logsumexp = saved[9];
-    AttentionOptions options = c10::static_intrusive_pointer_cast<SavedOptions>(
-                                   context->saved_data["options"].toCapsule())
-                                   ->options;
-    options.attn_mask = saved[3];
-    options.alibi_slopes = saved[4];
-    options.sinks = saved[5];
-    options.key_lengths = saved[6];
-    std::array<bool, 6> needs{};
-    for (size_t i = 0; i < needs.size(); ++i) {
-      needs[i] = saved[i].defined() && saved[i].requires_grad();
-    }
+    const SavedCall call(context);
+    const auto& [query, key, value, mask, slopes, sinks] = call.inputs;
+    const Tensor &out = call.results[0], &logsumexp = call.results[1];
     const Tensor dout =
         gradients[0].defined() ? gradients[0] : at::zeros_like(out);
     variable_list results = fused::attention_backward(
-        dout, gradients[1], {query, key, value, out, logsumexp}, needs, options,
-        state);
+        dout, gradients[1], {query, key, value, out, logsumexp}, call.needs,
+        call.options, call.dropout_state);
     results.resize(8);  // options and dropout_state have none
+    return results;
+  }
+};
+
+class FusedWeights : public torch::autograd::Function<FusedWeights> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& query,
+                        const Tensor& key, const Tensor& logsumexp,
+                        const std::optional<Tensor>&,
+                        const std::optional<Tensor>&,
+                        const std::optional<Tensor>&,
+                        const AttentionOptions& options,
+                        const std::optional<Tensor>& state, bool average) {
+    const Tensor dropout_state = or_undefined(state);
+    save(context, inputs_of(query, key, logsumexp, options), options,
+         dropout_state);
+    context->saved_data["average"] = average;
+    return fused::attention_weights(query, key, logsumexp, options,
+                                    dropout_state, average);
+  }
+
+  static variable_list backward(AutogradContext* context,
+                                const variable_list& gradients) {
+    const SavedCall call(context);
+    const bool average = context->saved_data["average"].toBool();
+    const Tensor factors = fused::dropout_factors(
+        call.inputs[0], call.inputs[1], call.options, call.dropout_state);
+    variable_list results =
+        differentiate(call.inputs, call.needs, gradients,
+                      [&](const Inputs& x) -> variable_list {
+                        return {define_weights(x[0], x[1], x[2],
+                                               with_tensors(call.options, x),
+                                               factors, average)};
+                      });
+    results.resize(9);  // nor has average
     return results;
   }
 };
@@ -91,16 +233,53 @@ struct Operators<Types<R...>> {
         options_of(rules), rules.dropout_state);
     return {results[0], results[1]};
   }
+
+  static Gradients fused_attention_backward(
+      const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& out, const Tensor& logsumexp, Needs needs, R... r) {
+    const Rules rules{r...};
+    const AttentionOptions options = options_of(rules);
+    const Inputs inputs = inputs_of(query, key, value, options);
+    const Tensor dlse = or_undefined(dlogsumexp),
+                 state = or_undefined(rules.dropout_state);
+    const bool recorded =
+        fused::is_recorded({&dout, &dlse}) ||
+        std::any_of(inputs.begin(), inputs.end(),
+                    [](const Tensor& x) { return fused::is_recorded({&x}); });
+    if (!recorded) {
+      const variable_list g = fused::attention_backward(
+          dout, dlse, {query, key, value, out, logsumexp}, needs, options,
+          state);
+      return {g[0], g[1], g[2], g[3], g[4], g[5]};
+    }
+    // For its checks, and for which gradients there are.
+    const auto shapes = fused_attention_backward_results(
+        dout, dlogsumexp, query, key, value, out, logsumexp, needs, rules);
+    needs = std::apply([](const auto&... x) { return Needs{x.defined()...}; },
+                       shapes);
+    return backward_by_definition({dout, dlse}, inputs, needs, options, state);
+  }
+
+  static Tensor attention_weights(const Tensor& query, const Tensor& key,
+                                  const Tensor& logsumexp, bool average,
+                                  R... r) {
+    const Rules rules{r...};
+    return FusedWeights::apply(query, key, logsumexp, rules.attn_mask,
+                               rules.alibi_slopes, rules.sinks,
+                               options_of(rules), rules.dropout_state, average);
+  }
 };
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(multihead, Autograd, m) {
-  m.impl("fused_attention", &Operators<RuleTypes>::fused_attention);
-  for (const char* name :
-       {"fused_attention_backward", "attention_weights", "attention_summary"}) {
-    m.impl(name, torch::autograd::autogradNotImplementedFallback());
-  }
+  using All = Operators<RuleTypes>;
+  m.impl("fused_attention", &All::fused_attention);
+  m.impl("fused_attention_backward", &All::fused_attention_backward);
+  m.impl("attention_weights", &All::attention_weights);
+  m.impl("attention_summary",
+         torch::autograd::autogradNotImplementedFallback());
 }
 
 }  // namespace multihead::ops

@@ -164,7 +164,7 @@ void implement(Library& m) {
   m.impl("repeat_heads", &repeat_heads);
 }
 
-// The kernels. Only for tensors that need no gradient.
+// The kernels. Their derivatives are in autograd.cpp.
 void define_fused(torch::Library& m, const std::vector<at::Tag>& tags) {
   const auto define = [&](const std::string& leading,
                           const std::string& results) {
@@ -175,6 +175,7 @@ void define_fused(torch::Library& m, const std::vector<at::Tag>& tags) {
          "(Tensor out, Tensor logsumexp)");
   // Gradients of Σ out·dout + Σ logsumexp·dlogsumexp; `needs` says of which
   // arguments, in the order of the results. What is not needed is undefined.
+  // To a derivative of this, out and logsumexp are functions of the rest.
   define(
       "fused_attention_backward(Tensor dout, Tensor? dlogsumexp, Tensor query, "
       "Tensor key, Tensor value, Tensor out, Tensor logsumexp, bool[6] needs",

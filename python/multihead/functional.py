@@ -24,9 +24,9 @@ def backend(name: str) -> Iterator[None]:
     """Chooses the implementation inside a ``with`` block.
 
     "auto" (the default)
-        fused kernels where they can run (on the CPU, when no gradient is
-        needed), else the definition in ATen operations, which forms all
-        weights. A row that sees no key gives 0.
+        fused kernels where they can run (on the CPU, training included), else
+        the definition in ATen operations, which forms all weights. A row that
+        sees no key gives 0.
     "exact"
         PyTorch's own order of operations: the same bits as
         torch.nn.MultiheadAttention, its NaN rows and its dropout stream.

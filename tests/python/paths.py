@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _FUSED = {
     "multihead::fused_attention": "attention",
+    "multihead::fused_attention_backward": "backward",
     "multihead::attention_weights": "weights",
     "multihead::attention_summary": "summary",
 }
@@ -30,7 +31,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def fused_calls(function: Callable, *args, **kwargs) -> list[str]:
-    """The operators of a call, in order: "attention", "weights", "summary".
+    """The operators of a call, in order: "attention", "backward", "weights",
+    "summary".
 
     Empty: the formula in ATen operations ran.
     """

@@ -58,9 +58,13 @@ def test_every_dtype_and_rank_is_fused(dtype, batched, dropout_p):
 
 
 @CALLS
-def test_a_gradient_takes_the_formula(name):
+def test_training_takes_the_kernels(name):
     inputs, options = calls.make(name, torch.float32, grad=True)
-    assert fused_calls(attention, *inputs, **options) == []
+
+    def step():
+        attention(*inputs, **options).sum().backward()
+
+    assert fused_calls(step) == ["attention", "backward"]
     with torch.no_grad():
         assert fused_calls(attention, *inputs, **options) == ["attention"]
     with torch.inference_mode():
@@ -68,14 +72,16 @@ def test_a_gradient_takes_the_formula(name):
 
 
 @pytest.mark.parametrize("option", ["attn_mask", "alibi_slopes", "sinks"])
-def test_a_gradient_of_an_option_takes_the_formula(option):
+def test_the_gradient_of_an_option_alone(option):
     inputs, _ = calls.make("none", torch.float32)
     shape = (calls.LQ, calls.LK) if option == "attn_mask" else (calls.H,)
     wanted = torch.randn(shape, requires_grad=True)
-    assert fused_calls(attention, *inputs, **{option: wanted}) == []
-    out = attention(*inputs, **{option: wanted})
-    assert (torch.autograd.grad(out.square().sum(), wanted)[0] != 0).any()
-    assert fused_calls(attention, *inputs, **{option: wanted.detach()}) == ["attention"]
+
+    def step():
+        attention(*inputs, **{option: wanted}).square().sum().backward()
+
+    assert fused_calls(step) == ["attention", "backward"]
+    assert (wanted.grad != 0).any()
 
 
 # --- Values --------------------------------------------------------------------------

@@ -264,15 +264,6 @@ def test_autograd_with_dropout():
     assert torch.autograd.gradcheck(function, inputs)
 
 
-def test_a_second_derivative_is_refused():
-    inputs, _ = calls.make("none", grad=True)
-    out, _ = ops.fused_attention(*inputs)
-    (gradient,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
-    text = "derivative for multihead::fused_attention_backward is not implemented"
-    with pytest.raises(RuntimeError, match=text):
-        gradient.sum().backward()
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_training_runs_the_operators(dynamic):
     inputs, options = calls.make("everything", torch.float32, grad=True)

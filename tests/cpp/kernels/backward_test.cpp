@@ -3,6 +3,8 @@
 // The backward kernels where random configurations would not look: bits, rows
 // and keys without gradients, sizes of zero, what is not wanted. That gradients
 // stay within the error budget is for fuzz_test.cpp.
+#include <numeric>
+
 #include "tests/cpp/kernels/gradients.h"
 
 namespace kernel_test {
@@ -174,6 +176,103 @@ TEST_P(Backward, AnySizeMayBeZero) {
       }
     }
   }
+}
+
+/// Every operand and result in turn lies so wide that offsets exceed 2^31 and
+/// 2^32.
+TEST_P(Backward, OffsetsExceed32Bits) {
+  constexpr int64_t kFar = (int64_t{1} << 31) + 64;
+  for (const Dtype dtype : kAllDtypes) {
+    const Variant kernels = variant(dtype);
+    Call c = normal_call(dtype, {3, 2, 2, 3, 3, 20, 12});
+    set_mask(c, Kind::kBias, [](const Index& i) {
+      return i[2] == i[3] ? -naive::kInfinity : 0.1 * static_cast<double>(i[3]);
+    });
+    Rng rng(5);
+    OutputGradients gradients = random_gradients(rng, c);
+    Result result = forward(kernels, c);
+    const Bits expected = bits_of(backward(kernels, c, result, gradients));
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      const auto far = [&](Index strides) {
+        strides[dimension] = kFar;
+        return strides;
+      };
+      // One at a time, and back again: each takes gigabytes of addresses.
+      for (Tensor* x :
+           {&c.query, &c.key, &c.value, &c.mask, &gradients.out, &result.out}) {
+        const Tensor dense = copy_of(*x);
+        *x = laid_out(dense, far(dense.strides()));
+        EXPECT_EQ(bits_of(backward(kernels, c, result, gradients)), expected);
+        *x = copy_of(dense);
+      }
+      for (auto strides : {&Wanted::query_strides, &Wanted::key_strides,
+                           &Wanted::value_strides}) {
+        Wanted wanted;
+        const int64_t width = strides == &Wanted::value_strides ? 12 : 20;
+        wanted.*strides = far({2 * 3 * width, 3 * width, width, 1});
+        EXPECT_EQ(bits_of(backward(kernels, c, result, gradients, {}, wanted)),
+                  expected);
+      }
+    }
+  }
+}
+
+/// Σ out·dout + Σ logsumexp·dlogsumexp of the forward kernel.
+double loss(const Variant& variant, const Call& c, const OutputGradients& g) {
+  const Result result = forward(variant, c);
+  const auto dot = [](const naive::Values& a, const naive::Values& b) {
+    return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+  };
+  return dot(result.out.values(), g.out.values()) +
+         dot(result.logsumexp.values(), g.logsumexp.values());
+}
+
+Call call_with_everything() {
+  Call c = normal_call(Dtype::kFloat64, {2, 4, 2, 60, 70, 9, 7});
+  set_mask(c, Kind::kBias, [](const Index& i) {
+    return i[3] % 5 == 1 && i[2] != i[3]
+               ? -naive::kInfinity
+               : 0.01 * static_cast<double>(i[2] - i[3]);
+  });
+  c.visibility.is_causal = c.visibility.bottom_right = true;
+  set_key_lengths(c, {70, 66});
+  c.softcap = 2.5;
+  c.dropout = {0.2, 3, 4};
+  c.slopes = Tensor(Storage::kFloat64, {1, 1, 2, 4});
+  c.slopes.fill([](const Index& i) { return 0.1 * static_cast<double>(i[3]); });
+  set_sinks(c, {0.5, -1, 2, 0});
+  return c;
+}
+
+/// Along a random direction of every operand at once, in float64: nothing of
+/// the loops enters.
+TEST_P(Backward, GradientsAreSlopesOfTheForwardKernel) {
+  const Variant kernels = variant(Dtype::kFloat64);
+  Call c = call_with_everything();
+  Rng rng(6);
+  const OutputGradients gradients = random_gradients(rng, c);
+  const GradientResult r = backward(kernels, c, forward(kernels, c), gradients);
+  constexpr double kStep = 1e-6;
+  Call above = call_with_everything(), below = call_with_everything();
+  double expected = 0;
+  const auto move = [&](Tensor Call::* operand, const Tensor& gradient) {
+    for_each_index((c.*operand).sizes(), [&](const Index& i) {
+      const double x = (c.*operand).get(i), direction = normal(rng);
+      if (std::isinf(x)) return;
+      (above.*operand).set(i, x + kStep * direction);
+      (below.*operand).set(i, x - kStep * direction);
+      expected += gradient.get(i) * direction;
+    });
+  };
+  move(&Call::query, r.query);
+  move(&Call::key, r.key);
+  move(&Call::value, r.value);
+  move(&Call::mask, r.bias);
+  move(&Call::slopes, r.slopes);
+  const double slope =
+      (loss(kernels, above, gradients) - loss(kernels, below, gradients)) /
+      (2 * kStep);
+  EXPECT_NEAR(slope / expected, 1, 1e-6);
 }
 
 FOR_EACH_ISA(Backward);

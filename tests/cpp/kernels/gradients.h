@@ -48,9 +48,11 @@ inline Index bias_sizes(const Call& c) {
   return sizes;
 }
 
-/// Which of the three large gradients are wanted.
+/// Which of the three large gradients are wanted, and where they lie: dense
+/// where there are no strides.
 struct Wanted {
   bool query = true, key = true, value = true;
+  std::optional<Index> query_strides = {}, key_strides = {}, value_strides = {};
 };
 
 inline GradientResult backward(const Variant& variant, const Call& c,
@@ -60,9 +62,12 @@ inline GradientResult backward(const Variant& variant, const Call& c,
                                const Wanted& wanted = {}) {
   const Shape& s = c.shape;
   const Storage storage = storage_of(c.dtype);
-  GradientResult r{output(storage, {s.B, s.H, s.Lq, s.D}),
-                   output(storage, {s.B, s.G, s.Lk, s.D}),
-                   output(storage, {s.B, s.G, s.Lk, s.Dv}),
+  const auto rows = [&](const Index& sizes, const std::optional<Index>& at) {
+    return output(storage, sizes, at.value_or(dense_strides(sizes)));
+  };
+  GradientResult r{rows({s.B, s.H, s.Lq, s.D}, wanted.query_strides),
+                   rows({s.B, s.G, s.Lk, s.D}, wanted.key_strides),
+                   rows({s.B, s.G, s.Lk, s.Dv}, wanted.value_strides),
                    {},
                    {},
                    {}};
