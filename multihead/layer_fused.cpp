@@ -27,15 +27,20 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
 }
 
 // (B, L, parts·heads·D), or (L, B, …), → parts tensors (B, heads, L, D), views.
+// Cut before they are turned, so that in backward their gradients, which lie in
+// memory as they do, come together in one copy.
 std::vector<at::Tensor> cut_heads(const at::Tensor& projected, int64_t parts,
                                   int64_t heads, const AttentionLayer& layer) {
-  const at::Tensor rows =
-      projected.reshape_symint({projected.sym_size(0), projected.sym_size(1),
-                                parts, heads, head_width(layer)});
-  return rows
-      .permute(layer.batch_first ? at::IntArrayRef({2, 0, 3, 1, 4})
-                                 : at::IntArrayRef({2, 1, 3, 0, 4}))
-      .unbind(0);
+  std::vector<at::Tensor> rows =
+      projected
+          .reshape_symint({projected.sym_size(0), projected.sym_size(1), parts,
+                           heads, head_width(layer)})
+          .unbind(2);
+  for (at::Tensor& part : rows) {
+    part = part.permute(layer.batch_first ? at::IntArrayRef({0, 2, 1, 3})
+                                          : at::IntArrayRef({1, 2, 0, 3}));
+  }
+  return rows;
 }
 
 // One product for self-attention, two when key is value, else three.

@@ -139,14 +139,6 @@ def weights(query=Q, key=K, lse=LSE, **options):
     )
 
 
-def backward(query=Q):
-    out = torch.zeros(B, H, LQ, V.shape[-1])
-    needs = [True] * 6
-    return ops.fused_attention_backward(
-        out, None, query, K, V, out, LSE, needs, enable_gqa=True
-    )
-
-
 def summary(query=Q, key=K, lse=LSE, k=2, **options):
     return ops.attention_summary(query, key, lse, k, **dict(enable_gqa=True) | options)
 
