@@ -119,7 +119,7 @@ struct Backward {
   ScoreGradients dbias;              ///< of a mask that is a bias
   double* dalibi_slopes = nullptr;   ///< (B, H), dense
   double* dsinks = nullptr;          ///< (B, H), dense
-  /// Set by run_backward (backward.h).
+  /// Set by run_backward (run_backward.h).
   void* workspace = nullptr;
   int64_t first_split = 0, width = 0;
 };

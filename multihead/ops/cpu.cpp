@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// The fused operators on the CPU: tensors become the kernels' arguments, tasks
-// are dealt to torch's threads.
+// The fused operators on the CPU: what the kernels are given, and their tasks,
+// dealt to torch's threads.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -13,6 +13,7 @@
 
 #include "multihead/fused.h"
 #include "multihead/kernels/run_backward.h"
+#include "multihead/ops/kernel_arguments.h"
 #include "multihead/ops/results.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
@@ -21,134 +22,6 @@ namespace multihead::ops {
 namespace {
 
 using at::Tensor;
-
-kernels::Dtype dtype_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kDouble:
-      return kernels::Dtype::kFloat64;
-    case at::kBFloat16:
-      return kernels::Dtype::kBFloat16;
-    case at::kHalf:
-      return kernels::Dtype::kFloat16;
-    default:
-      return kernels::Dtype::kFloat32;
-  }
-}
-
-// (H, L, D) → (1, H, L, D), the last dimension dense.
-Tensor four_dimensional(const Tensor& x) {
-  const Tensor batched = x.dim() == 3 ? x.unsqueeze(0) : x;
-  return batched.stride(-1) == 1 || batched.size(-1) <= 1
-             ? batched
-             : batched.contiguous();
-}
-
-// Batches and heads of size 1 that stand for `batch_size` and more are walked
-// with stride 0.
-kernels::Rows rows_of(const Tensor& x) {
-  return {x.const_data_ptr(), x.size(0) == 1 ? 0 : x.stride(0),
-          x.size(1) == 1 ? 0 : x.stride(1), x.stride(2)};
-}
-
-kernels::OutRows out_rows_of(const Tensor& x) {
-  return {x.mutable_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
-}
-
-// In another dtype, what is repeated by stride 0 staying so.
-Tensor cast_keeping_repeats(const Tensor& x, at::ScalarType dtype) {
-  if (x.scalar_type() == dtype) return x;
-  Tensor once = x;
-  for (int64_t d = 0; d < x.dim(); ++d) {
-    if (x.stride(d) == 0 && x.size(d) > 1) once = once.narrow(d, 0, 1);
-  }
-  return once.to(dtype).expand(x.sizes());
-}
-
-// The arguments of a call as the kernels take them, and what they point to.
-class Call {
- public:
-  Call(const Tensor& query, const Tensor& key, const Rules& rules)
-      : query_(four_dimensional(query)), key_(four_dimensional(key)) {
-    kernels::Attention& a = attention;
-    a.dtype = dtype_of(query_);
-    a.B = query_.size(0);
-    a.H = query_.size(1);
-    a.Lq = query_.size(2);
-    a.D = query_.size(3);
-    a.G = key_.size(1);
-    a.Lk = key_.size(2);
-    a.query = rows_of(query_);
-    a.key = rows_of(key_);
-    const auto width = static_cast<double>(a.D);
-    a.scale = rules.scale.value_or(width > 0 ? 1 / std::sqrt(width) : 1.0);
-    a.softcap = rules.softcap.value_or(0.0);
-    a.visibility.is_causal = rules.is_causal;
-    a.visibility.bottom_right = rules.causal_alignment == "bottom_right";
-    if (rules.window) {
-      a.visibility.left = (*rules.window)[0];
-      a.visibility.right = (*rules.window)[1];
-    }
-    set_tensors(rules);
-    set_dropout(rules);
-  }
-
-  kernels::Attention attention;
-
- private:
-  at::ScalarType compute_type() const {
-    return attention.dtype == kernels::Dtype::kFloat64 ? at::kDouble
-                                                       : at::kFloat;
-  }
-
-  // Of a bias.
-  bool read_as_it_is(at::ScalarType dtype) const {
-    return dtype == compute_type() ||
-           (compute_type() == at::kFloat &&
-            (dtype == at::kBFloat16 || dtype == at::kHalf));
-  }
-
-  void set_tensors(const Rules& rules) {
-    kernels::Attention& a = attention;
-    if (rules.key_lengths) {
-      key_lengths_ = rules.key_lengths->contiguous();
-      a.visibility.key_lengths = key_lengths_.const_data_ptr<int64_t>();
-    }
-    if (rules.sinks) {
-      sinks_ = rules.sinks->to(at::kDouble).contiguous();
-      a.sinks = sinks_.const_data_ptr<double>();
-    }
-    if (rules.alibi_slopes) {
-      slopes_ = rules.alibi_slopes->to(at::kDouble);
-      a.alibi_slopes = slopes_.const_data_ptr<double>();
-      a.alibi_head = slopes_.stride(-1);
-      a.alibi_batch = slopes_.dim() == 2 ? slopes_.stride(0) : 0;
-    }
-    if (!rules.attn_mask) return;
-    using Kind = kernels::ScoreMask::Kind;
-    const bool keep = rules.attn_mask->scalar_type() == at::kBool;
-    mask_ = keep || read_as_it_is(rules.attn_mask->scalar_type())
-                ? *rules.attn_mask
-                : cast_keeping_repeats(*rules.attn_mask, compute_type());
-    const Tensor full = mask_.expand({a.B, a.H, a.Lq, a.Lk});
-    a.mask = {keep ? Kind::kKeep : Kind::kBias,
-              full.const_data_ptr(),
-              dtype_of(full),
-              full.stride(0),
-              full.stride(1),
-              full.stride(2),
-              full.stride(3)};
-  }
-
-  void set_dropout(const Rules& rules) {
-    if (rules.dropout_p == 0.0) return;
-    const Tensor state = rules.dropout_state->contiguous();
-    const auto* words = state.const_data_ptr<int64_t>();
-    attention.dropout = {rules.dropout_p, static_cast<uint64_t>(words[0]),
-                         static_cast<uint64_t>(words[1])};
-  }
-
-  Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_;
-};
 
 // Scratch of a thread: grows, and stays for the next call unless it is large.
 class Scratch {
@@ -233,17 +106,6 @@ void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
   check_scratch(!starved, plan.scratch_bytes);
 }
 
-// A tensor of any rank as one over (B, H, Lq, Lk): its strides, 0 where it
-// repeats itself.
-kernels::ScoreGradients score_gradients_of(const Tensor& x) {
-  int64_t strides[4] = {};
-  for (int64_t d = 0; d < x.dim(); ++d) {
-    const bool repeats = x.size(d) == 1;
-    strides[4 - x.dim() + d] = repeats ? 0 : x.stride(d);
-  }
-  return {x.mutable_data_ptr(), strides[0], strides[1], strides[2], strides[3]};
-}
-
 // The arguments of a backward call as the kernels take them.
 class BackwardCall {
  public:
@@ -308,7 +170,7 @@ class BackwardCall {
   }
 
  private:
-  const Call call_;
+  const AttentionArguments call_;
   const Tensor value_, out_, dout_, logsumexp_;
   Tensor dlogsumexp_;
   kernels::Backward backward_;
@@ -324,7 +186,7 @@ struct Operators<Types<R...>> {
                                                     R... r) {
     const Rules rules{r...};
     auto [out, logsumexp] = fused_attention_results(query, key, value, rules);
-    Call call(query, key, rules);
+    const AttentionArguments call(query, key, rules);
     const Tensor values = four_dimensional(value);
     kernels::Forward forward{call.attention, {}, nullptr};
     forward.attention.value = rows_of(values);
@@ -354,7 +216,7 @@ struct Operators<Types<R...>> {
     const Rules rules{r...};
     Tensor weights =
         attention_weights_result(query, key, logsumexp, average, rules);
-    const Call call(query, key, rules);
+    const AttentionArguments call(query, key, rules);
     const kernels::Attention& a = call.attention;
     if (a.H == 0) weights.fill_(std::nan(""));  // a mean of nothing
     const Tensor lse = logsumexp.contiguous();
@@ -373,7 +235,7 @@ struct Operators<Types<R...>> {
     const Rules rules{r...};
     auto [weights, keys, entropy] =
         attention_summary_results(query, key, logsumexp, count, rules);
-    const Call call(query, key, rules);
+    const AttentionArguments call(query, key, rules);
     const Tensor lse = logsumexp.contiguous();
     const kernels::Summary arguments{call.attention,
                                      lse.const_data_ptr(),

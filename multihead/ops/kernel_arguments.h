@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+//
+// Tensors as the CPU kernels take them: pointers, sizes and strides, and copies
+// of what no kernel can read in place.
+#pragma once
+
+#include "multihead/kernels/kernels.h"
+#include "multihead/ops/rules.h"
+
+namespace multihead::ops {
+
+/// (H, L, D) → (1, H, L, D), the last dimension dense.
+at::Tensor four_dimensional(const at::Tensor& x);
+
+/// Of four dimensions. Batches and heads of size 1, which stand for any number,
+/// are walked with stride 0.
+kernels::Rows rows_of(const at::Tensor& x);
+kernels::OutRows out_rows_of(const at::Tensor& x);
+
+/// A tensor of any rank as one over (B, H, Lq, Lk): its strides, 0 where it
+/// repeats itself.
+kernels::ScoreGradients score_gradients_of(const at::Tensor& x);
+
+/// The arguments of a call but for its values, and what they point to.
+class AttentionArguments {
+ public:
+  AttentionArguments(const at::Tensor& query, const at::Tensor& key,
+                     const Rules& rules);
+
+  kernels::Attention attention;
+
+ private:
+  void set_tensors(const Rules& rules);
+  void set_dropout(const Rules& rules);
+
+  at::Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_;
+};
+
+}  // namespace multihead::ops
