@@ -16,6 +16,7 @@ import torch
 from paths import fused_calls
 from test_definition import BUDGETS, draw
 from test_fused import check_forward, check_weights
+from test_fused_backward import NAMES, backward, output_gradients
 from test_fused_bits import RULES, different, large, results_of
 
 import multihead
@@ -36,7 +37,8 @@ torch.save(test_fused_isa.all_calls(), sys.argv[1])
 
 
 def all_calls():
-    """Results of attention and of both modules in all dtypes, by name."""
+    """Results of attention, forward and backward, and of both modules in all dtypes,
+    by name."""
     results = {}
 
     def add(dtype, name, named):
@@ -44,8 +46,12 @@ def all_calls():
 
     for dtype in BUDGETS:
         torch.manual_seed(1)
-        for name, options in RULES.items():
-            add(dtype, name, results_of(*large(dtype), **options, enable_gqa=True))
+        for name, rules in RULES.items():
+            inputs, options = large(dtype), rules | dict(enable_gqa=True)
+            add(dtype, name, results_of(*inputs, **options))
+            dout, dlse = output_gradients(inputs, options)
+            gradients = zip(NAMES, backward(dout, dlse, inputs, options), strict=True)
+            add(dtype, name, {f"d{n}": x for n, x in gradients if x is not None})
         for seed in DRAWN:
             inputs, options, _ = draw(seed, dtype)
             add(dtype, seed, results_of(*inputs, **options))
