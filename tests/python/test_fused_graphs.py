@@ -131,6 +131,32 @@ def test_a_gradient_is_another_graph():
     assert graphs.fused == [["fused_attention"], ["fused_attention"], backward]
 
 
+@EACH_LAYER
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("with_weights", [False, True], ids=["out", "out and weights"])
+def test_compiled_training(layer, p, with_weights):
+    """Weights that no loss uses are computed in no graph."""
+    module, x = LAYERS[layer](dropout=p), torch.randn(2, 5, 8, requires_grad=True)
+
+    def loss(x):
+        out, weights = module(x, x, x)
+        return out.square().sum() + (weights.square().sum() if with_weights else 0)
+
+    def gradients(function):
+        torch.manual_seed(1)
+        return torch.autograd.grad(function(x), [x, *module.parameters()])
+
+    graphs = Graphs()
+    # Traced, the definition repeats grouped keys: another order of sums.
+    same = assert_close if with_weights else assert_equal
+    same(gradients(graphs.compile(loss)), gradients(loss))
+    forward, backward = graphs.fused
+    # The definition takes what dropout did from weights of no scores.
+    again = ["attention_weights"] if with_weights and p else []
+    assert forward == ["fused_attention", *["attention_weights"] * with_weights]
+    assert backward == [*again, "fused_attention_backward"]
+
+
 @DYNAMIC
 @pytest.mark.parametrize("mode", ["eager", "aot_eager"])
 def test_compiled_dropout_stays_random(mode, dynamic):
