@@ -91,6 +91,14 @@ AttentionInputs draw(const AttentionCall& call, Random& random) {
   return x;
 }
 
+at::Tensor leaf(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.detach().requires_grad_() : tensor;
+}
+
+AttentionInputs leaves(const AttentionInputs& x) {
+  return {leaf(x.query), leaf(x.key), leaf(x.value), x.options};
+}
+
 std::string shapes(const AttentionCall& c) {
   std::string text = c10::str("B", c.B, " H", c.H);
   if (c.G && c.G != c.H) text += c10::str(" G", c.G);

@@ -52,6 +52,13 @@ struct AttentionInputs {
 
 AttentionInputs draw(const AttentionCall& call, Random& random);
 
+/// A tensor that needs a gradient, with the strides of `tensor`; undefined
+/// stays so.
+at::Tensor leaf(const at::Tensor& tensor);
+
+/// Query, key and value as leaves.
+AttentionInputs leaves(const AttentionInputs& inputs);
+
 /// "B2 H4 G2 L33 Lk65 D32 f32"
 std::string shapes(const AttentionCall& call);
 

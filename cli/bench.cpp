@@ -102,9 +102,12 @@ void hold_pytorch_to(const std::string& isa) {
   for (int i = 0; i < 3; ++i) setenv(kVariables[i], values[i], /*overwrite=*/1);
 }
 
-// One, and all that this process may use.
-std::vector<int> default_threads(int all) {
-  return all > 1 ? std::vector<int>{1, all} : std::vector<int>{1};
+// As asked for, else one and all that this process may use.
+std::vector<int> threads_for(const BenchCase& test, const BenchOptions& options,
+                             int all) {
+  if (!options.threads.empty()) return options.threads;
+  if (all == 1 || (test.one_thread && !options.full)) return {1};
+  return {1, all};
 }
 
 }  // namespace
@@ -146,12 +149,10 @@ int bench(const BenchOptions& options) {
     table.emplace(cases, detect_terminal());
     table->opening(run);
   }
-  const std::vector<int> threads = options.threads.empty()
-                                       ? default_threads(at::get_num_threads())
-                                       : options.threads;
+  const int all = at::get_num_threads();
   Runner runner(isa, run.plan, options.seed);
   for (const BenchCase& test : cases)
-    runner.run(test, threads, [&](Measurement m) {
+    runner.run(test, threads_for(test, options, all), [&](Measurement m) {
       if (table) table->add(m);
       run.measurements.push_back(std::move(m));
     });

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/attention_call.h"
+#include "cli/block_call.h"
 #include "cli/layer_call.h"
 
 namespace cli {
@@ -26,18 +27,26 @@ enum class Who {
 /// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer"
 std::string name(Who who);
 
+/// What of a case is timed. Backward: autograd's, the forward before it is not.
+enum class Pass { kForward, kBackward, kBoth };
+/// "forward", "backward", "forward + backward"
+std::string name(Pass pass);
+
 /// What one thread shall reach; 0 and empty: nothing is demanded.
 struct Target {
   double share = 0;                                 ///< of the peak
   std::vector<std::pair<Who, double>> ratios = {};  ///< their time over ours
   double scaling = 0;  ///< of one thread's time over that of two
+  double memory = 0;   ///< of SDPA's extra memory over ours
 };
 
 struct BenchCase {
   std::string group, name;  ///< the name is unique
-  std::variant<AttentionCall, LayerCall> call;
+  std::variant<AttentionCall, LayerCall, BlockCall> call;
+  Pass pass = Pass::kForward;
   Target target = {};
   bool full_only = false;     ///< left out of the standard grid
+  bool one_thread = false;    ///< in the standard grid at one thread only
   bool cold = false;          ///< inputs come from memory, not from a cache
   bool memory_bound = false;  ///< shares are of the bandwidth of reading
   bool headline = false;      ///< a row of README's table

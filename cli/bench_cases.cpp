@@ -1,24 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <array>
 #include <iterator>
 
-#include "cli/bench_case.h"
-#include "cli/case.h"
+#include "cli/bench_grid.h"
 
 namespace cli {
 namespace {
 
-constexpr std::array kWidths = {at::kFloat, at::kBFloat16};
-
-// Shares and ratios to SDPA that the grid of squares shall reach, from a
-// length on, up to the next row's. D = 0: of every head width.
-struct Goal {
-  at::ScalarType dtype;
-  bool causal;
-  int64_t D, from;
-  double share, ratio;
-};
+// Of the grid of squares.
 constexpr Goal kGoals[] = {
     {at::kFloat, false, 0, 128, 0.86, 1.35},
     {at::kFloat, false, 64, 512, 0.88, 1.25},
@@ -38,54 +27,6 @@ constexpr Goal kAvx2Goals[] = {
     {at::kFloat, false, 0, 512, 0.84, 1.12},
     {at::kFloat, true, 0, 512, 0.80, 1.4},
 };
-
-Target against_sdpa(double ratio, double share = 0) {
-  return {.share = share, .ratios = {{Who::kSdpa, ratio}}};
-}
-
-template <size_t N>
-Target goal(const Goal (&goals)[N], const AttentionCall& call) {
-  Target target;
-  for (const Goal& g : goals)
-    if (g.dtype == call.dtype && g.causal == call.options.is_causal &&
-        (g.D == 0 || g.D == call.D) && g.from <= call.Lq)
-      target = against_sdpa(g.ratio, g.share);
-  return target;
-}
-
-std::string size_of(const AttentionCall& c) {
-  std::string text = c10::str(" d", c.D, " L", c.Lq);
-  if (c.Lk != c.Lq) text += c10::str("x", c.Lk);
-  return text + " " + short_name(c.dtype);
-}
-
-BenchCase attention(std::string group, const AttentionCall& call,
-                    Target target = {}) {
-  BenchCase test{.group = std::move(group),
-                 .name = call.name + size_of(call),
-                 .call = call,
-                 .target = std::move(target)};
-  if (call.Lq == call.Lk && call.Lq >= 1024) test.target.scaling = 1.9;
-  return test;
-}
-
-AttentionCall square(std::string name, int64_t L, int64_t D,
-                     at::ScalarType dtype) {
-  return {.name = std::move(name),
-          .B = 1,
-          .H = 8,
-          .Lq = L,
-          .Lk = L,
-          .D = D,
-          .dtype = dtype};
-}
-
-AttentionCall causal(std::string name, int64_t L, int64_t D,
-                     at::ScalarType dtype) {
-  AttentionCall call = square(std::move(name), L, D, dtype);
-  call.options.is_causal = true;
-  return call;
-}
 
 std::vector<BenchCase> squares(const std::string& isa) {
   std::vector<BenchCase> cases;
@@ -273,6 +214,12 @@ std::vector<BenchCase> modules() {
 
 }  // namespace
 
+std::string name(Pass pass) {
+  static constexpr const char* kNames[] = {"forward", "backward",
+                                           "forward + backward"};
+  return kNames[static_cast<int>(pass)];
+}
+
 std::string name(Who who) {
   static constexpr const char* kNames[] = {
       "ours",      "SDPA",      "by hand",   "nn.MHA",
@@ -286,6 +233,11 @@ std::vector<BenchCase> bench_cases(const std::string& isa) {
        {short_sequences(), dropout(), grouped(), masks(), head_widths(),
         layouts(), other_dtypes(), few_queries(), modules()})
     std::ranges::copy(list, std::back_inserter(cases));
+  for (BenchCase& test : cases)
+    if (const auto* call = std::get_if<AttentionCall>(&test.call);
+        call && call->Lq == call->Lk && call->Lq >= 1024)
+      test.target.scaling = 1.9;
+  std::ranges::copy(training_cases(isa), std::back_inserter(cases));
   return cases;
 }
 

@@ -29,6 +29,14 @@ std::vector<Demand> demands(const Measurement& m) {
     if (const Entry* entry = m.find(who);
         entry && entry->status == Status::kRight)
       all.push_back({"times " + name(who), who, ratio, entry->ratio});
+  const Entry* sdpa = m.find(Who::kSdpa);
+  if (target.memory > 0 && sdpa && sdpa->memory && m.ours().memory)
+    all.push_back({.what = "memory of SDPA over ours",
+                   .who = Who::kSdpa,
+                   .wanted = target.memory,
+                   .reached = static_cast<double>(*sdpa->memory) /
+                              std::max<int64_t>(1, *m.ours().memory),
+                   .of_memory = true});
   return all;
 }
 

@@ -61,9 +61,10 @@ struct Measurement {
 
 /// A target, what came of it, and whether it was met.
 struct Demand {
-  std::string what;  ///< "share of peak", "ratio to SDPA", "two threads"
+  std::string what;  ///< "share of peak", "times SDPA", "two threads over one"
   Who who;           ///< whose entry it belongs to
   double wanted = 0, reached = 0;
+  bool of_memory = false;
   bool met() const { return reached >= wanted; }
 };
 /// Those that can be judged: shares and ratios at one thread, scaling at two.

@@ -20,9 +20,10 @@ Entry judge(const Contender& contender) {
   Entry entry{.who = contender.who};
   try {
     Outputs out;
+    contender.prepare();
     entry.memory = extra_memory([&] { out = contender.timed(); });
-    if (contender.sums) {
-      entry.fault = implausible_dropout(std::get<0>(contender.sums()));
+    if (contender.dropout_fault) {
+      entry.fault = contender.dropout_fault();
       out = contender.verified();
     }
     if (entry.fault.empty()) entry.fault = contender.fault(out);

@@ -35,8 +35,10 @@ Cell verdict(const Measurement& measurement, Who who) {
     if (!cell.text.empty()) cell.text += ", ";
     cell.text +=
         (demand.met() ? "✓ ≥ " : "✗ ≥ ") +
-        (demand.wanted <= 1 ? percent(demand.wanted) : times(demand.wanted));
-    cell.style = demand.met() ? Style::kGood : Style::kBad;
+        (demand.wanted <= 1 ? percent(demand.wanted) : times(demand.wanted)) +
+        (demand.of_memory ? " MiB" : "");
+    if (cell.style != Style::kBad)
+      cell.style = demand.met() ? Style::kGood : Style::kBad;
   }
   if (who == Who::kOurs && measurement.scaling)
     cell.text = times(*measurement.scaling) + " of one thread" +

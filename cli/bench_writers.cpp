@@ -55,6 +55,7 @@ Json to_json(const Measurement& m) {
   return {{"group", m.test->group},
           {"case", m.test->name},
           {"shapes", shapes(*m.test)},
+          {"pass", name(m.test->pass)},
           {"threads", m.threads},
           {"rate_unit", rate_unit(m)},
           {"peak",
@@ -103,15 +104,17 @@ std::string to_json(const Run& run) {
 std::string to_csv(const Run& run) {
   std::ostringstream text;
   text.precision(6);
-  text << "group,case,shapes,threads,contender,status,best_s,lower_quartile_s,"
+  text << "group,case,shapes,pass,threads,contender,status,best_s,lower_"
+          "quartile_s,"
           "median_s,upper_quartile_s,rounds,rate,rate_unit,share_of_peak,"
           "ratio_best,ratio_paired,extra_memory_bytes,peak_before,peak_after,"
           "noisy\n";
   for (const Measurement& m : run.measurements)
     for (const Entry& e : m.entries) {
       text << quoted(m.test->group) << ',' << quoted(m.test->name) << ','
-           << quoted(shapes(*m.test)) << ',' << m.threads << ','
-           << quoted(name(e.who)) << ',' << name(e.status) << ',';
+           << quoted(shapes(*m.test)) << ',' << name(m.test->pass) << ','
+           << m.threads << ',' << quoted(name(e.who)) << ',' << name(e.status)
+           << ',';
       if (e.status == Status::kRight)
         text << e.time.best << ',' << e.time.lower << ',' << e.time.median
              << ',' << e.time.upper << ',' << e.time.count << ',' << e.rate

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cli/attention_call.h"
 #include "cli/case.h"
 
 namespace cli {
@@ -135,6 +136,25 @@ LayerInputs draw(const LayerCall& call, Random& random) {
   x.options.need_weights(call.need_weights).average_attn_weights(call.average);
   draw_mask(call, random, x.options);
   return x;
+}
+
+LayerInputs leaves(const LayerInputs& x) {
+  LayerInputs y = x;
+  y.query = leaf(x.query);
+  y.key = x.key.is_same(x.query) ? y.query : leaf(x.key);
+  y.value = x.value.is_same(x.key) ? y.key : leaf(x.value);
+  for (auto parameter :
+       {&multihead::AttentionLayer::in_proj_weight,
+        &multihead::AttentionLayer::in_proj_bias,
+        &multihead::AttentionLayer::out_proj_weight,
+        &multihead::AttentionLayer::out_proj_bias,
+        &multihead::AttentionLayer::bias_k, &multihead::AttentionLayer::bias_v})
+    y.layer.*parameter = leaf(x.layer.*parameter);
+  y.options.attn_mask(x.options.attn_mask());
+  if (x.options.attn_mask().defined() &&
+      x.options.attn_mask().is_floating_point())
+    y.options.attn_mask(leaf(x.options.attn_mask()));
+  return y;
 }
 
 std::string shapes(const LayerCall& c) {

@@ -57,6 +57,10 @@ using Module = std::function<std::tuple<at::Tensor, at::Tensor>(
 
 LayerInputs draw(const LayerCall& call, Random& random);
 
+/// Sequences, parameters and a float mask as leaves; tensors that were one stay
+/// one.
+LayerInputs leaves(const LayerInputs& inputs);
+
 /// "N2 L5 Lk7 E16 H4 f32"
 std::string shapes(const LayerCall& call);
 

@@ -18,11 +18,6 @@ namespace {
 using multihead::Backend;
 using multihead::BackendGuard;
 
-// A leaf with the same strides, so that layouts reach the backward too.
-at::Tensor leaf(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.detach().requires_grad_() : tensor;
-}
-
 struct AttentionGradients {
   at::Tensor query, key, value;
 };
@@ -30,9 +25,9 @@ struct AttentionGradients {
 template <typename Attention>
 AttentionGradients gradients(const AttentionInputs& x, const at::Tensor& dout,
                              Attention attention) {
-  const at::Tensor q = leaf(x.query), k = leaf(x.key), v = leaf(x.value);
-  attention(q, k, v, x.options).backward(dout);
-  return {q.grad(), k.grad(), v.grad()};
+  const AttentionInputs y = leaves(x);
+  attention(y.query, y.key, y.value, y.options).backward(dout);
+  return {y.query.grad(), y.key.grad(), y.value.grad()};
 }
 
 Comparison compare_attention(const AttentionCall& call, Random& random) {
@@ -50,27 +45,6 @@ Comparison compare_attention(const AttentionCall& call, Random& random) {
       .parts = {make_part("d query", ours.query, pytorch.query, golden.query),
                 make_part("d key", ours.key, pytorch.key, golden.key),
                 make_part("d value", ours.value, pytorch.value, golden.value)}};
-}
-
-// The inputs and parameters of a layer as leaves; tensors that were one stay
-// one.
-LayerInputs leaves(const LayerInputs& x) {
-  LayerInputs y = x;
-  y.query = leaf(x.query);
-  y.key = x.key.is_same(x.query) ? y.query : leaf(x.key);
-  y.value = x.value.is_same(x.key) ? y.key : leaf(x.value);
-  for (auto parameter :
-       {&multihead::AttentionLayer::in_proj_weight,
-        &multihead::AttentionLayer::in_proj_bias,
-        &multihead::AttentionLayer::out_proj_weight,
-        &multihead::AttentionLayer::out_proj_bias,
-        &multihead::AttentionLayer::bias_k, &multihead::AttentionLayer::bias_v})
-    y.layer.*parameter = leaf(x.layer.*parameter);
-  y.options.attn_mask(x.options.attn_mask());
-  if (x.options.attn_mask().defined() &&
-      x.options.attn_mask().is_floating_point())
-    y.options.attn_mask(leaf(x.options.attn_mask()));
-  return y;
 }
 
 // Gradients of everything that has one, ours beside PyTorch's.
