@@ -183,10 +183,11 @@ std::string implausible_dropout(const at::Tensor& sums) {
 
 std::string implausible_gradient(const at::Tensor& out,
                                  const at::Tensor& dvalue, double unit) {
-  const auto sum_of_heads = [](const at::Tensor& x) {
-    return x.select(-1, 0).to(at::kDouble).sum(-1);
+  const int64_t G = dvalue.size(1);  // query heads share value heads
+  const auto sums = [G](const at::Tensor& x) {
+    return x.select(-1, 0).to(at::kDouble).unflatten(1, {G, -1}).sum({2, 3});
   };
-  const at::Tensor rows = sum_of_heads(out), columns = sum_of_heads(dvalue);
+  const at::Tensor rows = sums(out), columns = sums(dvalue);
   const double largest = ((rows - columns).abs() / rows).max().item<double>();
   if (largest <= unit) return "";
   return c10::str("with dropout, backward had other weights than forward: ",

@@ -68,9 +68,9 @@ naive::Precision precision_of(Who who, at::ScalarType dtype);
 std::string implausible_dropout(const at::Tensor& sums);
 
 /// Where values and the output's gradient are all 1, out (B, H, Lq, Dv) and
-/// dvalue (B, H, Lk, Dv) are the sums of the rows and of the columns of the
-/// same weights. Why they are not; empty: of each head they add up to the same,
-/// within `unit` of the whole.
+/// dvalue (B, G, Lk, Dv) are the sums of the rows and of the columns of the
+/// same weights. Why they are not; empty: of each value head they add up to the
+/// same, within `unit` of the whole.
 std::string implausible_gradient(const at::Tensor& out,
                                  const at::Tensor& dvalue, double unit);
 

@@ -3,7 +3,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 
@@ -28,13 +27,13 @@ Scaled transposed(const Scaled& x) {
   return x.view([](const at::Tensor& t) { return t.mT(); });
 }
 
-Scaled empty(at::IntArrayRef sizes) {
-  return {at::empty(sizes, at::kDouble), at::empty(sizes, at::kDouble)};
+Scaled zeros(at::IntArrayRef sizes) {
+  return {at::zeros(sizes, at::kDouble), at::zeros(sizes, at::kDouble)};
 }
 
-void copy(const Scaled& to, const Scaled& from) {
-  to.value.copy_(from.value);
-  to.scale.copy_(from.scale);
+void add(const Scaled& to, const Scaled& x) {
+  to.value.add_(x.value);
+  to.scale.add_(x.scale);
 }
 
 // x · weightᵀ + bias; bias may be undefined.
@@ -59,84 +58,110 @@ struct Heads {
 
 struct Attended {
   Scaled out;          // (B, H, Lq, Dv)
-  at::Tensor weights;  // (B, Lq, Lk), averaged
+  at::Tensor weights;  // (B, Lq, Lk), averaged; where they are asked for
   double lambda = 0;
-};
-
-struct Gradients {
-  Scaled query, key, value;
+  Scaled dquery, dkey, dvalue;  // where there is a gradient of out
 };
 
 at::Tensor no_bias() { return at::zeros({}, at::kDouble); }
 
-// Calls visit(heads, weights) for as many heads of a batch row at once as keep
-// their scores within 64 MiB; heads(x) are those of a (B, H, …) tensor.
+// Some heads and queries of a batch row, and the keys between the first and the
+// last that any of them sees.
+struct Tile {
+  int64_t b, h, heads, i, rows, j, keys;
+
+  at::Tensor of_queries(const at::Tensor& x) const {  // (B, H, Lq, …)
+    return x[b].narrow(0, h, heads).narrow(1, i, rows);
+  }
+  at::Tensor of_keys(const at::Tensor& x) const {  // (B, H, Lk, …)
+    return x[b].narrow(0, h, heads).narrow(1, j, keys);
+  }
+  at::Tensor of_pairs(const at::Tensor& x) const {  // (B, H, Lq, Lk)
+    return of_queries(x).narrow(2, j, keys);
+  }
+  Scaled of_queries(const Scaled& x) const {
+    return {of_queries(x.value), of_queries(x.scale)};
+  }
+  Scaled of_keys(const Scaled& x) const {
+    return {of_keys(x.value), of_keys(x.scale)};
+  }
+};
+
+// Tiles of at most 16 MiB of scores; rows that see no key are left out.
 template <typename Visit>
-void for_each_weights(const Heads& x, double* lambda, Visit visit) {
-  const auto sizes = x.query.value.sizes();
-  const int64_t B = sizes[0], H = sizes[1], Lq = sizes[2],
-                Lk = x.key.value.size(2);
-  const int64_t step =
-      std::clamp<int64_t>((int64_t{1} << 23) / (Lq * Lk), 1, H);
-  const at::Tensor keep = x.keep.expand({B, H, Lq, Lk}),
-                   bias = x.bias.expand({B, H, Lq, Lk});
+void for_each_tile(const at::Tensor& keep, Visit visit) {
+  constexpr int64_t kRows = 512, kScores = int64_t{1} << 21;
+  const int64_t B = keep.size(0), H = keep.size(1), Lq = keep.size(2),
+                Lk = keep.size(3), rows = std::min(Lq, kRows),
+                heads = std::clamp<int64_t>(kScores / (rows * Lk), 1, H);
   for (int64_t b = 0; b < B; ++b)
-    for (int64_t h = 0; h < H; h += step) {
-      const auto heads = [=](const at::Tensor& all) {
-        return all[b].slice(0, h, std::min(H, h + step));
-      };
-      const Scaled q = x.query.view(heads), k = x.key.view(heads);
-      const at::Tensor blocked = heads(keep).logical_not();
-      const at::Tensor w = at::matmul(q.value, k.value.mT())
-                               .mul_(x.scale)
-                               .add_(heads(bias))
-                               .masked_fill_(blocked, -kInfinity)
-                               .softmax(-1)
-                               .masked_fill_(blocked, 0);
-      if (lambda) {
-        const at::Tensor sizes_of_scores = at::matmul(q.scale, k.scale.mT())
-                                               .mul_(std::abs(x.scale))
-                                               .add_(heads(bias).abs())
-                                               .masked_fill_(blocked, 0);
-        *lambda = std::max(*lambda, sizes_of_scores.max().item<double>());
+    for (int64_t h = 0; h < H; h += heads)
+      for (int64_t i = 0; i < Lq; i += rows) {
+        Tile tile{b, h, std::min(heads, H - h), i, std::min(rows, Lq - i),
+                  0, Lk};
+        const at::Tensor seen =
+            tile.of_queries(keep).flatten(0, 1).any(0).nonzero();
+        if (seen.numel() == 0) continue;
+        tile.j = seen.min().item<int64_t>();
+        tile.keys = seen.max().item<int64_t>() + 1 - tile.j;
+        visit(tile);
       }
-      visit(heads, b, w);
-    }
 }
 
-Attended attend(const Heads& x) {
+// The gradients of Σ out·dout from a tile's weights, by the steps of
+// naive::backward.
+void add_gradients(const Heads& x, const Tile& tile, const at::Tensor& w,
+                   const Scaled& all_dout, Attended& result) {
+  const Scaled q = tile.of_queries(x.query), k = tile.of_keys(x.key),
+               v = tile.of_keys(x.value), dout = tile.of_queries(all_dout);
+  const Scaled dw = matmul(dout, transposed(v));
+  const at::Tensor mean = (w * dw.value).sum(-1, /*keepdim=*/true),
+                   mean_scale = (w * dw.scale).sum(-1, /*keepdim=*/true);
+  const Scaled ds{(dw.value - mean).mul_(w).mul_(x.scale),
+                  (dw.scale + mean_scale).mul_(w).mul_(std::abs(x.scale))};
+  add(tile.of_queries(result.dquery), matmul(ds, k));
+  add(tile.of_keys(result.dkey), matmul(transposed(ds), q));
+  add(tile.of_keys(result.dvalue), matmul(transposed({w, w}), dout));
+}
+
+// `dout` without tensors: no gradients.
+Attended attend(const Heads& x, const Scaled& dout) {
   const auto sizes = x.query.value.sizes();
   const int64_t B = sizes[0], H = sizes[1], Lq = sizes[2],
                 Lk = x.key.value.size(2), Dv = x.value.value.size(3);
-  Attended result{.out = empty({B, H, Lq, Dv}), .weights = {}};
+  Attended result;
+  result.out = zeros({B, H, Lq, Dv});
   if (x.average_weights) result.weights = at::zeros({B, Lq, Lk}, at::kDouble);
-  for_each_weights(x, &result.lambda,
-                   [&](const auto& heads, int64_t b, const at::Tensor& w) {
-                     copy(result.out.view(heads),
-                          matmul({w, w}, x.value.view(heads)));
-                     if (x.average_weights) result.weights[b] += w.sum(0) / H;
-                   });
-  return result;
-}
-
-// The gradients of Σ out·dout, by the steps of naive::backward.
-Gradients attend_backward(const Heads& x, const Scaled& dout) {
-  Gradients result{empty(x.query.value.sizes()), empty(x.key.value.sizes()),
-                   empty(x.value.value.sizes())};
-  for_each_weights(
-      x, nullptr, [&](const auto& heads, int64_t, const at::Tensor& w) {
-        const Scaled d = dout.view(heads);
-        const Scaled dw = matmul(d, transposed(x.value.view(heads)));
-        const at::Tensor mean = (w * dw.value).sum(-1, /*keepdim=*/true),
-                         mean_scale = (w * dw.scale).sum(-1, /*keepdim=*/true);
-        const Scaled ds{
-            (dw.value - mean).mul_(w).mul_(x.scale),
-            (dw.scale + mean_scale).mul_(w).mul_(std::abs(x.scale))};
-        copy(result.query.view(heads), matmul(ds, x.key.view(heads)));
-        copy(result.key.view(heads),
-             matmul(transposed(ds), x.query.view(heads)));
-        copy(result.value.view(heads), matmul(transposed({w, w}), d));
-      });
+  if (dout.value.defined()) {
+    result.dquery = zeros(sizes);
+    result.dkey = zeros(x.key.value.sizes());
+    result.dvalue = zeros(x.value.value.sizes());
+  }
+  const at::Tensor keep = x.keep.expand({B, H, Lq, Lk}),
+                   bias = x.bias.expand({B, H, Lq, Lk});
+  for_each_tile(keep, [&](const Tile& tile) {
+    const Scaled q = tile.of_queries(x.query), k = tile.of_keys(x.key);
+    const at::Tensor blocked = tile.of_pairs(keep).logical_not();
+    const at::Tensor w = at::matmul(q.value, k.value.mT())
+                             .mul_(x.scale)
+                             .add_(tile.of_pairs(bias))
+                             .masked_fill_(blocked, -kInfinity)
+                             .softmax(-1)
+                             .masked_fill_(blocked, 0);
+    const at::Tensor sizes_of_scores = at::matmul(q.scale, k.scale.mT())
+                                           .mul_(std::abs(x.scale))
+                                           .add_(tile.of_pairs(bias).abs())
+                                           .masked_fill_(blocked, 0);
+    result.lambda =
+        std::max(result.lambda, sizes_of_scores.max().item<double>());
+    add(tile.of_queries(result.out), matmul({w, w}, tile.of_keys(x.value)));
+    if (x.average_weights)
+      result.weights[tile.b]
+          .narrow(0, tile.i, tile.rows)
+          .narrow(1, tile.j, tile.keys)
+          .add_(w.sum(0) / H);
+    if (dout.value.defined()) add_gradients(x, tile, w, dout, result);
+  });
   return result;
 }
 
@@ -194,18 +219,15 @@ LinearGradients linear_backward(const Scaled& x, const Scaled& dy) {
           d.view([](const at::Tensor& t) { return t.sum(0); })};
 }
 
-void add_gradients(const LayerInputs& inputs, const Heads& x,
-                   const Scaled& attended, const at::Tensor& dout,
-                   Reference& reference) {
+// `dy` is the gradient of the output, batch first.
+void add_gradients(const LayerInputs& inputs, const Attended& x,
+                   const Scaled& dy, Reference& reference) {
   const multihead::AttentionLayer& layer = inputs.layer;
-  const Scaled dy(batch_first(dout, layer));
-  const Gradients d = attend_backward(
-      x, split(matmul(dy, Scaled(layer.out_proj_weight)), layer.num_heads));
   const auto joined = [](const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& v) {
     return at::cat({q, k, v}, -1);
   };
-  const Scaled q = merged(d.query), k = merged(d.key), v = merged(d.value);
+  const Scaled q = merged(x.dquery), k = merged(x.dkey), v = merged(x.dvalue);
   const Scaled drows{joined(q.value, k.value, v.value),
                      joined(q.scale, k.scale, v.scale)};
   const Scaled dinput =
@@ -213,7 +235,7 @@ void add_gradients(const LayerInputs& inputs, const Heads& x,
           .view([&](const at::Tensor& t) { return batch_first(t, layer); });
   const LinearGradients in = linear_backward(
                             Scaled(batch_first(inputs.query, layer)), drows),
-                        out = linear_backward(merged(attended), dy);
+                        out = linear_backward(merged(x.out), dy);
   for (const auto& [name, gradient] : {std::pair("d query", dinput),
                                        {"d in_proj_weight", in.weight},
                                        {"d in_proj_bias", in.bias},
@@ -239,35 +261,36 @@ Reference reference_of(const AttentionInputs& inputs, const at::Tensor& dout) {
                                          : no_bias(),
       .scale = options.scale.value_or(1 / std::sqrt(inputs.query.size(3))),
       .average_weights = false};
-  const Attended attended = attend(x);
-  Reference reference{.parts = {{"output", attended.out}},
-                      .lambda = attended.lambda};
+  const Attended y = attend(x, dout.defined() ? Scaled(dout) : Scaled());
+  Reference reference{.parts = {{"output", y.out}}, .lambda = y.lambda};
   if (!dout.defined()) return reference;
-  const Gradients d = attend_backward(x, Scaled(dout));
   const auto grouped = [&](const at::Tensor& heads) {
     return heads.unflatten(1, {G, group}).sum(2);
   };
   using naive::Precision;
   reference.parts.insert(
       reference.parts.end(),
-      {{"d query", d.query, &Precision::backward},
-       {"d key", d.key.view(grouped), &Precision::backward},
-       {"d value", d.value.view(grouped), &Precision::backward_value}});
+      {{"d query", y.dquery, &Precision::backward},
+       {"d key", y.dkey.view(grouped), &Precision::backward},
+       {"d value", y.dvalue.view(grouped), &Precision::backward_value}});
   return reference;
 }
 
 Reference reference_of(const LayerInputs& inputs, const at::Tensor& dout) {
   const multihead::AttentionLayer& layer = inputs.layer;
-  const Heads x = project(inputs);
-  const Attended attended = attend(x);
+  Scaled dy, dheads;
+  if (dout.defined()) {
+    dy = Scaled(batch_first(dout, layer));
+    dheads = split(matmul(dy, Scaled(layer.out_proj_weight)), layer.num_heads);
+  }
+  const Attended x = attend(project(inputs), dheads);
   const Scaled out =
-      linear(merged(attended.out), layer.out_proj_weight, layer.out_proj_bias)
+      linear(merged(x.out), layer.out_proj_weight, layer.out_proj_bias)
           .view([&](const at::Tensor& t) { return batch_first(t, layer); });
-  Reference reference{.parts = {{"output", out}}, .lambda = attended.lambda};
-  if (attended.weights.defined())
-    reference.parts.push_back(
-        {"weights", {attended.weights, attended.weights}});
-  if (dout.defined()) add_gradients(inputs, x, attended.out, dout, reference);
+  Reference reference{.parts = {{"output", out}}, .lambda = x.lambda};
+  if (x.weights.defined())
+    reference.parts.push_back({"weights", {x.weights, x.weights}});
+  if (dout.defined()) add_gradients(inputs, x, dy, reference);
   return reference;
 }
 

@@ -39,13 +39,15 @@ Examples:
 
 constexpr const char* kBenchFooter = R"(
 Every contender's result is compared with float64 before it is timed; then they
-take turns, call by call. Columns:
+take turns, call by call. "backward" times autograd's backward alone, "forward +
+backward" and "training steps" both. Ours has to take its kernels everywhere.
+Columns:
   best, median, spread  of the time of one call; distance of the quartiles
   G/s      GFLOP/s of useful work: pairs that a mask hides do not count;
            GB/s in "few queries"
   of peak  share of what the processor's multiply-add units (or memory) gave in
            the same process right before and after, without AMX
-  MiB      memory that the first call took, its result included
+  MiB      memory that the first call took, its results included
   × best   their best time over ours
   × paired median of their time over ours, round by round
 
@@ -58,6 +60,7 @@ Examples:
   multihead bench
   multihead bench --list
   multihead bench --filter "causal d64" --threads 1
+  multihead bench --filter backward
   multihead bench --full --json bench.json --svg bench.svg
 )";
 

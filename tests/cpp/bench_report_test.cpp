@@ -26,7 +26,8 @@ struct Sample {
                    .name = "", .B = 2, .H = 4, .Lq = 9, .Lk = 13, .D = 8},
            .target = {.share = 0.5,
                       .ratios = {{Who::kSdpa, 2}},
-                      .scaling = 1.9},
+                      .scaling = 1.9,
+                      .memory = 5},
            .headline = true});
     run.environment.cpu = "A & <B>";
     run.date = "2026-01-02";
@@ -48,7 +49,7 @@ struct Sample {
     sdpa.who = Who::kSdpa;
     sdpa.ratio = 1.5;
     sdpa.share = 0.4;
-    sdpa.memory.reset();
+    sdpa.memory = 12 << 20;
     const Entry broken{
         .who = Who::kByHand, .status = Status::kWrong, .fault = "no \"<&"};
     Entry failed = broken;
@@ -75,9 +76,11 @@ TEST(BenchReport, DemandsAreMetOrNot) {
   const Sample sample;
   const auto& m = sample.run.measurements;
   const auto one = demands(m[0]);
-  ASSERT_EQ(one.size(), 2u);
+  ASSERT_EQ(one.size(), 3u);
   EXPECT_TRUE(one[0].met());   // 0.6 of the peak
   EXPECT_FALSE(one[1].met());  // 1.5 times SDPA
+  EXPECT_TRUE(one[2].of_memory);
+  EXPECT_EQ(one[2].reached, 4);
   const auto two = demands(m[1]);
   ASSERT_EQ(two.size(), 1u);
   EXPECT_TRUE(two[0].met());
@@ -95,7 +98,8 @@ TEST(BenchReport, JsonHasEverything) {
   const auto& first = json["measurements"][0];
   EXPECT_EQ(first["contenders"][0]["seconds"]["best"], 1e-3);
   EXPECT_EQ(first["contenders"][1]["ratio"]["best"], 1.5);
-  EXPECT_TRUE(first["contenders"][1]["extra_memory_bytes"].is_null());
+  EXPECT_EQ(first["contenders"][1]["extra_memory_bytes"], 12 << 20);
+  EXPECT_EQ(first["pass"], "forward");
   EXPECT_EQ(first["targets"][0]["met"], true);
   EXPECT_EQ(json["measurements"][1]["scaling"], 1.95);
   EXPECT_EQ(json["measurements"][2]["contenders"][2]["fault"], "no \"<&");
