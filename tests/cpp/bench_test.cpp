@@ -7,6 +7,7 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -285,6 +286,15 @@ TEST(Bench, ACallThatTheKernelsCannotTakeIsRefused) {
   EXPECT_THROW(expect_fused(x), c10::Error);
 }
 
+// Whether the graph that made `x` has a node of that name.
+bool was_made_by(const std::string& name, const torch::autograd::Node* node) {
+  if (!node) return false;
+  if (node->name().find(name) != std::string::npos) return true;
+  return std::ranges::any_of(node->next_edges(), [&](const auto& edge) {
+    return was_made_by(name, edge.function.get());
+  });
+}
+
 // Every small attention call with every pass, layers, and a block.
 std::vector<BenchCase> small_cases() {
   std::vector<BenchCase> cases;
@@ -332,7 +342,10 @@ TEST(Bench, ContendersAreRightAndAPlantedErrorIsFound) {
         wrong.resize(i);
         EXPECT_NE(contender.fault(wrong), "") << i;
       }
-      EXPECT_GE(contender.timed().size(), judged(test));
+      const Outputs timed = contender.timed();
+      EXPECT_GE(timed.size(), judged(test));
+      EXPECT_EQ(was_made_by("FusedAttention", timed[0].grad_fn().get()),
+                test.pass != Pass::kForward && contender.who == Who::kOurs);
       if (contender.dropout_fault) {
         EXPECT_EQ(contender.dropout_fault(), "");
       }

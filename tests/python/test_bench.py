@@ -53,6 +53,29 @@ def test_json_has_what_readme_promises() -> None:
         assert target["met"] is (target["reached"] >= target["wanted"])
 
 
+def test_backward_is_timed_alone() -> None:
+    """Of its lengths only one runs at all threads too, unless they are asked for."""
+    case = ("--filter", "causal backward d64 L512", "--quick")
+    result = run("bench", *case, "--json", "-")
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(result.stdout)
+    cases = [m["case"] for m in report["measurements"]]
+    assert cases == [f"causal backward d64 L512 {t}" for t in ("f32", "bf16")]
+    for measurement in report["measurements"]:
+        assert measurement["pass"] == "backward"
+        assert measurement["threads"] == 1
+        ours, sdpa = measurement["contenders"]
+        assert (ours["name"], sdpa["name"]) == ("ours", "SDPA")
+        assert ours["status"] == sdpa["status"] == "ok"
+        work = 10 * 8 * 64 * 512 * 513 / 2
+        assert ours["rate"] * ours["seconds"]["best"] * 1e9 == pytest.approx(work)
+        if report["isa"] != "avx2":
+            share, ratio = measurement["targets"]
+            assert share["what"] == "share of peak"
+            assert ratio["what"] == "times SDPA"
+            assert ratio["reached"] == pytest.approx(sdpa["ratio"]["best"])
+
+
 def test_table_shows_each_contender_of_each_case() -> None:
     result = run(*SMALL, LC_ALL="C.UTF-8", TERM="xterm")
     assert result.returncode == 0, result.stderr
@@ -116,6 +139,8 @@ def test_list_names_the_cases_and_runs_none() -> None:
         "512 heads d64 L64 f32",
         "window 512 d64 L4096 f32",
         "small call",
+        "backward d64 L2048 f32",
+        "step, GPT-2 block, dropout 0.1",
     ):
         assert f"  {name} " in standard
     assert "full d64 L4096 f32" in full and "full d64 L4096 f32" not in standard
