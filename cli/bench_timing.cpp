@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kSlowCall = 0.5;  // seconds
-constexpr int kSlowRounds = 3;
+constexpr double kSlowCall = 0.2;  // seconds
+constexpr int kFewestRounds = 3;
 constexpr int kMostRounds = 200;
 constexpr double kShortest = 200e-6;  // of one reading of the clock
 
@@ -31,6 +31,13 @@ double quantile(const std::vector<double>& values, double share) {
   const size_t below = static_cast<size_t>(position);
   const size_t above = std::min(below + 1, values.size() - 1);
   return values[below] + (position - below) * (values[above] - values[below]);
+}
+
+// Rounds of a call that takes so many seconds: fewer where it is slow.
+int least_rounds(double seconds, int rounds) {
+  const int in_time =
+      static_cast<int>(rounds * std::min(1., kSlowCall / seconds));
+  return std::max(in_time, std::min(kFewestRounds, rounds));
 }
 
 // A field of /proc/self/status in bytes, "VmRSS" or "VmHWM".
@@ -81,10 +88,8 @@ std::vector<std::vector<double>> interleave(
       static_cast<int>(std::min<double>(kMostRounds, plan.seconds / round));
   int last = 0;
   for (Series& series : all) {
-    const int least = series.warm > kSlowCall
-                          ? std::min(kSlowRounds, plan.rounds)
-                          : plan.rounds;
-    series.rounds = std::max(least, affordable);
+    series.rounds =
+        std::max(least_rounds(series.warm, plan.rounds), affordable);
     last = std::max(last, series.rounds);
   }
   std::vector<std::vector<double>> times(calls.size());

@@ -23,7 +23,9 @@ struct Statistics {
 Statistics statistics(std::vector<double> values);
 
 struct TimingPlan {
-  int rounds = 10;       ///< at least, unless one call takes > 0.5 s: 3
+  /// At least. A call that takes n times 0.2 s gets an n-th of them, three at
+  /// least.
+  int rounds = 10;
   double seconds = 1.0;  ///< of all calls of one case together, roughly
 };
 
