@@ -62,6 +62,12 @@ int vector_bits(const std::string& isa) {
 
 }  // namespace
 
+Runner::Runner(std::string isa, TimingPlan plan, uint64_t seed)
+    : isa_(std::move(isa)),
+      plan_(plan),
+      seed_(seed),
+      all_threads_(at::get_num_threads()) {}
+
 Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
   // PyTorch's idle threads spin for some milliseconds before they sleep.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -88,6 +94,7 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
                  const std::function<void(Measurement)>& done) {
   const at::NoGradGuard no_grad;
   Random random(seed_, test.name);
+  at::set_num_threads(all_threads_);
   const Problem problem = make_problem(test, random);
   std::optional<double> single;
   for (const int count : threads) {

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cli/bench_result.h"
@@ -16,8 +15,7 @@ namespace cli {
 /// What stays the same from case to case.
 class Runner {
  public:
-  Runner(std::string isa, TimingPlan plan, uint64_t seed)
-      : isa_(std::move(isa)), plan_(plan), seed_(seed) {}
+  Runner(std::string isa, TimingPlan plan, uint64_t seed);
 
   /// Measures the case at each number of threads, and hands over every
   /// measurement as it comes.
@@ -34,6 +32,7 @@ class Runner {
   std::string isa_;
   TimingPlan plan_;
   uint64_t seed_;
+  int all_threads_;  // what comes before the time, float64 above all, uses them
   std::unique_ptr<MemoryReader> reader_;  // made when first asked for
 };
 
