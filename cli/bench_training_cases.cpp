@@ -33,6 +33,9 @@ std::vector<BenchCase> backward(const std::string& isa) {
     // With all threads, one length stands for the others.
     test.one_thread = call.Lq != 1024;
     test.headline = call.D == 64 && call.Lq == 1024;
+    // Its targets are those of L = 1024.
+    test.full_only = call.Lq == 2048 && call.dtype == at::kBFloat16 &&
+                     !call.options.is_causal;
     cases.push_back(std::move(test));
   };
   for (const at::ScalarType dtype : kWidths)
