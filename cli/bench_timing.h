@@ -23,7 +23,7 @@ struct Statistics {
 Statistics statistics(std::vector<double> values);
 
 struct TimingPlan {
-  /// At least. A call that takes n times 0.2 s gets an n-th of them, three at
+  /// At least. A call that takes n times 0.5 s gets an n-th of them, three at
   /// least.
   int rounds = 10;
   double seconds = 1.0;  ///< of all calls of one case together, roughly
