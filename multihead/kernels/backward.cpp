@@ -17,24 +17,26 @@
 // Walk. Keys are cut into splits of kGradientSplit. A split's dK and dV are
 // sums of its own, in float32, that all rows add to in ascending order, so no
 // two tasks ever write one number. The rows come in tiles, in lanes as in
-// forward; for each block of kKeyBlock keys a tile computes S and dP (tile.h:
-// rows in the lanes), turns them into P and dS, and adds to dV, dK
-// (tile_outer.h: the head's width in the lanes) and to its own dQ of this
-// split. What a query gets is the sum over the splits in ascending order. Where
-// there are heads enough, a task is a head, split by split. Where there are
-// not, a task is one split of a head: waves of some splits leave their shares
-// of dQ in the workspace, and a second stage adds them up in the same order. So
-// bits depend neither on threads nor on the width of a wave.
+// forward; for each step of keys a tile computes S and dP (tile.h: rows in the
+// lanes), turns them into P and dS, and adds to dV, dK (tile_outer.h: the
+// head's width in the lanes) and to its own dQ of this split: single numbers at
+// once (gradient_products.h), pairs of bfloat16 when there are enough of them
+// (gradient_pairs.h). What a query gets is the sum over the splits in ascending
+// order. Where there are heads enough, a task is a head, split by split. Where
+// there are not, a task is one split of a head: waves of some splits leave
+// their shares of dQ in the workspace, and a second stage adds them up in the
+// same order. So bits depend neither on threads nor on the width of a wave.
 //
 // Bytes per tile of 48 rows in float32: Q and dO twice (lanes and rows), dQ: 5
 // times 192·D; S and dP 24 KiB each. Per split: K, V, dK, dV, 1024·D each: half
-// an L2 cache at D = 128. The workspace holds 12 bytes per row, and in waves
-// (width + 1) times dQ.
+// an L2 cache at D = 128. Of pairs, Q and dO are half of that, K and V too, but
+// K is packed twice, by keys for S and by columns for dQ. The workspace holds
+// 12 bytes per row, and in waves (width + 1) times dQ.
 //
 // What is hidden must not reach the three sums: where a tile meets a number
 // that is not finite in Q, K, V or dO, it runs carefully, with weights of −0
 // for hidden keys, against which anything counts as 0 (forward.cpp).
-#include "multihead/kernels/score_gradient.h"
+#include "multihead/kernels/gradient_pairs.h"
 #include "multihead/kernels/target.h"
 
 namespace multihead::kernels {
@@ -44,15 +46,11 @@ template <class M, class S>
 struct BackwardScratch {
   using F = typename M::F;
   using T = typename F::Scalar;
-  static constexpr int64_t kLanes = kTileLanes<F>;
   int64_t key_width, value_width;  ///< D and Dv in whole vectors
 
   ScoreGradient<M, S> scores;
-  T* query_rows;   ///< (lanes, key_width)
-  T* dout_rows;    ///< (lanes, value_width)
-  T* dquery;       ///< (D + 1, lanes), of a tile and a split
-  T* one;          ///< (lanes), 1
-  T *key, *value;  ///< a split, packed; null: in place
+  GradientProducts<M, S> products;
+  T *key, *value, *key_columns;  ///< a split, packed; null: in place
   struct Sums {
     T* dkey;    ///< (kGradientSplit, key_width)
     T* dvalue;  ///< (kGradientSplit, value_width)
@@ -63,19 +61,16 @@ struct BackwardScratch {
   BackwardScratch(const Backward& b, const Plan& plan, Arena& arena)
       : key_width(padded<F>(b.attention.D)),
         value_width(padded<F>(b.attention.Dv)),
-        scores(b.attention, arena) {
+        scores(b.attention, arena),
+        products(b, arena) {
     const Attention& a = b.attention;
-    query_rows = arena.take<T>(kLanes * key_width);
-    dout_rows = arena.take<T>(kLanes * value_width);
-    dquery = arena.take<T>((a.D + 1) * kLanes);
-    one = arena.take<T>(kLanes);
-    const auto panel = [&](bool packed, int64_t width) {
-      return packed
-                 ? arena.take<T>(Panels<M, S>::key_size(kGradientSplit, width))
-                 : nullptr;
+    const auto panel = [&](bool packed, int64_t size) {
+      return packed ? arena.take<T>(size) : nullptr;
     };
-    key = panel(plan.pack_key, a.D);
-    value = panel(plan.pack_value, a.Dv);
+    using P = Panels<M, S>;
+    key = panel(plan.pack_key, P::key_size(kGradientSplit, a.D));
+    value = panel(plan.pack_value, P::key_size(kGradientSplit, a.Dv));
+    key_columns = panel(M::kPair > 1, P::value_size(kGradientSplit, a.D));
     const auto take_sums = [&] {
       return Sums{arena.take<T>(kGradientSplit * key_width),
                   arena.take<T>(kGradientSplit * value_width)};
@@ -101,9 +96,7 @@ class SplitTask {
 
   SplitTask(const Backward& b, const Workspace<F>& workspace,
             BackwardScratch<M, S>& scratch)
-      : b_(b), a_(b.attention), w_(workspace), s_(scratch) {
-    for (int64_t r = 0; r < kLanes; ++r) s_.one[r] = 1;
-  }
+      : b_(b), a_(b.attention), w_(workspace), s_(scratch) {}
 
   /// dK and dV of the split; its shares of dQ are added to `rows`
   /// (rows, row_width).
@@ -150,30 +143,66 @@ class SplitTask {
   }
 
   void add_rows(int64_t b, int64_t g, Interval keys, T* rows) {
-    first_key_ = round_down(keys.begin, kGradientSplit);
-    const auto key = Panels<M, S>::keys(a_.key, b, g, keys, a_.D, s_.key);
-    const auto value =
-        Panels<M, S>::keys(a_.value, b, g, keys, a_.Dv, s_.value);
-    const bool finite = is_finite(a_.key, b, g, keys, a_.D) &&
-                        is_finite(a_.value, b, g, keys, a_.Dv);
-    const int64_t group = group_of(a_), count = rows_of_head(a_);
-    for (int64_t first = 0; first < count; first += kLanes) {
-      const int64_t here = least(kLanes, count - first);
-      const Interval seen{visible_keys(a_, b, first / group).begin,
-                          visible_keys(a_, b, (first + here - 1) / group).end};
-      if (!overlap(keys, seen).empty()) {
-        tile_.hold(a_, {b, g, g * group, group, first, here});
-        const bool careful = !(load_rows() && finite);
-        careful ? add_tile<true>(keys, key, value)
-                : add_tile<false>(keys, key, value);
-        if (needs_dscores(b_)) {
-          add_lanes<F>(s_.dquery, columns(), w_.row_width, here,
-                       rows + first * w_.row_width);
-        }
-      }
-      const int64_t next = first + kLanes;
+    read(b, g, keys);
+    constexpr int64_t kGroup = kCollectTiles<M> * kLanes;
+    static_assert(kRowSplit % kGroup == 0);
+    const int64_t count = rows_of_head(a_);
+    for (int64_t first = 0; first < count; first += kGroup) {
+      const int64_t next = first + kGroup;
+      add_group({first, least(next, count)}, rows);
       if (next % kRowSplit == 0 && next < count) fold();
     }
+  }
+
+  /// The split from memory.
+  void read(int64_t b, int64_t g, Interval keys) {
+    using P = Panels<M, S>;
+    split_.b = b;
+    split_.g = g;
+    split_.keys = keys;
+    split_.dkey = s_.sums.dkey;
+    split_.dvalue = s_.sums.dvalue;
+    split_.finite = is_finite(a_.key, b, g, keys, a_.D) &&
+                    is_finite(a_.value, b, g, keys, a_.Dv);
+    split_.key = P::keys(a_.key, b, g, keys, a_.D, s_.key);
+    split_.value = P::keys(a_.value, b, g, keys, a_.Dv, s_.value);
+    split_.key_columns = split_.key;
+    if constexpr (M::kPair > 1) {
+      split_.key_columns =
+          P::template values<true>(a_.key, b, g, keys, a_.D, s_.key_columns);
+    }
+  }
+
+  /// Rows whose gradients are collected together.
+  void add_group(Interval group, T* rows) {
+    if (!is_seen_by(group)) return;
+    for (int n = 0; n < kCollectTiles<M>; ++n) {
+      const int64_t first = group.begin + n * kLanes;
+      const Interval here{first, least(first + kLanes, group.end)};
+      if (here.empty() || !is_seen_by(here)) {
+        s_.products.skip(split_, n);
+        continue;
+      }
+      const int64_t count = here.end - first, heads = group_of(a_);
+      tile_.hold(a_,
+                 {split_.b, split_.g, split_.g * heads, heads, first, count});
+      s_.scores.load(b_, w_, tile_);
+      const bool finite = s_.products.begin(split_, tile_, n) && split_.finite;
+      finite ? add_tile<false>() : add_tile<true>();
+      if (needs_dscores(b_)) {
+        add_lanes<F>(s_.products.dquery, columns(), w_.row_width, count,
+                     rows + first * w_.row_width);
+      }
+    }
+    s_.products.collect(split_);
+  }
+
+  /// Whether some of these rows sees some key of the split.
+  bool is_seen_by(Interval rows) const {
+    const int64_t heads = group_of(a_);
+    const Interval seen{visible_keys(a_, split_.b, rows.begin / heads).begin,
+                        visible_keys(a_, split_.b, (rows.end - 1) / heads).end};
+    return !overlap(split_.keys, seen).empty();
   }
 
   /// Of a row of dQ: with that of its slope, if it is wanted.
@@ -188,78 +217,30 @@ class SplitTask {
     return true;
   }
 
-  /// The rows of the tile, in lanes and as they lie; whether they are finite.
-  bool load_rows() {
-    s_.scores.load(b_, w_, tile_);
-    bool finite = true;
-    for (int64_t r = 0; r < tile_.count; ++r) {
-      finite &= widen_row(row(a_.query, r), a_.D, s_.key_width,
-                          s_.query_rows + r * s_.key_width);
-      finite &= widen_row(row(b_.dout, r), a_.Dv, s_.value_width,
-                          s_.dout_rows + r * s_.value_width);
-    }
-    return finite;
-  }
-  const typename S::Type* row(const Rows& x, int64_t r) const {
-    return row_of<typename S::Type>(x, tile_.b, tile_.head[r], tile_.query[r]);
-  }
-  /// Padded with zeros; whether it is finite.
-  static bool widen_row(const typename S::Type* from, int64_t width,
-                        int64_t padded_width, T* to) {
-    F::store(to + padded_width - F::kLanes, F::broadcast(0));
-    widen<S>(from, width, to);
-    return kernels::is_finite<S>(from, width);
-  }
-
   template <bool kCareful>
-  void add_tile(Interval keys, const Panel<T>& key, const Panel<T>& value) {
-    memset(s_.dquery, 0, (a_.D + 1) * kLanes * sizeof(T));
-    const Interval seen = overlap(keys, tile_.keys);
-    for (int64_t at = round_down(seen.begin, kKeyBlock); at < seen.end;
-         at += kKeyBlock) {
-      const ScoreBlock block = s_.scores.compute(
-          a_, tile_, key, value, overlap(seen, {at, at + kKeyBlock}),
-          needs_dscores(b_));
-      for (int n = 0; n < block.count; ++n) {
-        add_segment<kCareful>(block, block.segments[n], key);
+  void add_tile() {
+    constexpr int64_t kStep = GradientProducts<M, S>::kStep;
+    const Interval keys = split_.keys;
+    for (int64_t at = round_down(keys.begin, kStep); at < keys.end;
+         at += kStep) {
+      const Interval seen =
+          overlap(overlap(keys, tile_.keys), {at, at + kStep});
+      ScoreBlock block;
+      block.anchor = round_down(at, kKeyBlock);
+      if (!seen.empty()) {
+        block = s_.scores.compute(a_, tile_, split_.key, split_.value, seen,
+                                  needs_dscores(b_));
       }
+      for (int n = 0; n < block.count; ++n) {
+        const Segment& segment = block.segments[n];
+        for (int c = segment.first; c < segment.last; ++c) {
+          if (b_.dalibi_slopes) add_slopes(block, segment, c);
+          if (a_.softcap != 0) pass_softcap(block, segment, c);
+        }
+      }
+      s_.products.template add<kCareful>(split_, tile_, s_.scores, block, at);
     }
-  }
-
-  template <bool kCareful>
-  void add_segment(const ScoreBlock& block, const Segment& segment,
-                   const Panel<T>& key) {
-    const int64_t from = segment.first * F::kLanes;
-    const int64_t at = (segment.keys.begin - block.anchor) * kLanes + from;
-    const int64_t keys = segment.keys.end - segment.keys.begin;
-    for (int c = segment.first; c < segment.last; ++c) {
-      if (b_.dalibi_slopes) add_slopes(block, segment, c);
-      if (a_.softcap != 0) pass_softcap(block, segment, c);
-    }
-    const int64_t rows = least(tile_.count, segment.last * F::kLanes) - from;
-    const int64_t row = segment.keys.begin - first_key_;
-    if (b_.dvalue.data) {  // dV += Pᵀ·dO
-      collect<M, kCareful>(
-          {s_.scores.dropped + at, s_.dout_rows + from * s_.value_width, rows,
-           s_.value_width, s_.sums.dvalue + row * s_.value_width},
-          keys);
-    }
-    if (b_.dkey.data) {  // dK += dSᵀ·Q
-      collect<M, kCareful>(
-          {s_.scores.dscores + at, s_.query_rows + from * s_.key_width, rows,
-           s_.key_width, s_.sums.dkey + row * s_.key_width},
-          keys);
-    }
-    if (b_.dquery.data) {  // dQ += dS·K
-      Product<M>::template add_context<kCareful>(
-          {.value = key.row(segment.keys.begin),
-           .value_stride = key.stride,
-           .weights = s_.scores.dscores + at,
-           .depth = keys,
-           .context = s_.dquery + from,
-           .factor = s_.one + from},
-          a_.D, segment.last - segment.first, rows_of(tile_, segment));
-    }
+    s_.products.finish(split_, tile_);
   }
 
   /// "s = softcap·tanh(s / softcap)": dS times 1 − tanh².
@@ -282,7 +263,7 @@ class SplitTask {
       here[i] = static_cast<T>(tile_.position[r + i] - block.anchor);
     }
     const auto at = F::load(here);
-    T* slopes = s_.dquery + a_.D * kLanes + r;
+    T* slopes = s_.products.dquery + a_.D * kLanes + r;
     auto sum = F::load(slopes);
     for (int64_t j = segment.keys.begin - block.anchor;
          j < segment.keys.end - block.anchor; ++j) {
@@ -297,8 +278,8 @@ class SplitTask {
   const Attention& a_;
   const Workspace<F>& w_;
   BackwardScratch<M, S>& s_;
+  KeySplit<T> split_;
   Tile tile_;
-  int64_t first_key_ = 0;
 };
 
 template <class M, class S>
@@ -324,6 +305,7 @@ struct BackwardKernel {
 
   static void run(const Backward& b, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
     const Attention& a = b.attention;
     Arena arena(scratch), shared(b.workspace);
     BackwardScratch<M, S> s(b, plan, arena);
@@ -351,7 +333,7 @@ struct BackwardKernel {
 }  // namespace
 
 Kernel<Backward> MULTIHEAD_FOR_TARGET(backward)(Dtype dtype) {
-  return visit_wide<BackwardKernel>(dtype);
+  return visit<BackwardKernel>(dtype);
 }
 
 }  // namespace multihead::kernels

@@ -51,6 +51,7 @@ struct RowsKernel {
 
   static void run(const Backward& b, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
     Arena arena(scratch), shared(b.workspace);
     Scratch s(b.attention, plan, arena);
     const Workspace<F> w(b, plan.waves, shared);
@@ -65,10 +66,12 @@ struct RowsKernel {
                       const Workspace<F>& w) {
     const Attention& a = b.attention;
     const auto tile = tile_of<F>(a, rows, rows.first_head);
-    s.weights.score.query = s.weights.queries;
-    load_queries<M, S>(a, tile, s.weights.queries);
-    load_normalizer<M, S>(a, tile, b.logsumexp, s.weights,
-                          s.weights.normalizer);
+    const auto normalizer = s.weights.normalizer;
+    if (read_normalizer<F>(a, tile, b.logsumexp, normalizer)) {
+      s.weights.score.query = s.weights.queries;
+      load_queries<M, S>(a, tile, s.weights.queries);
+      normalize_anew<M, S>(a, tile, s.weights, normalizer);
+    }
     load_tile<S>(b.out, tile, a.Dv, 1, s.out);
     load_tile<S>(b.dout, tile, a.Dv, 1, s.dout);
     const int64_t at = (rows.b * a.H + rows.first_head) * a.Lq + rows.first;
@@ -84,8 +87,8 @@ struct RowsKernel {
       for (int64_t i = 0, r = c * F::kLanes; i < F::kLanes && r < tile.count;
            ++i, ++r) {
         w.delta[at + r] = delta[i] - (dlse ? dlse[at + r] : 0);
-        w.normalizer.shift[at + r] = s.weights.normalizer.shift[r];
-        w.normalizer.factor[at + r] = s.weights.normalizer.factor[r];
+        w.normalizer.shift[at + r] = normalizer.shift[r];
+        w.normalizer.factor[at + r] = normalizer.factor[r];
       }
     }
   }
@@ -171,13 +174,13 @@ struct HeadsKernel {
 }  // namespace
 
 Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_rows)(Dtype dtype) {
-  return visit_wide<RowsKernel>(dtype);
+  return visit<RowsKernel>(dtype);
 }
 Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_queries)(Dtype dtype) {
-  return visit_wide<QueriesKernel>(dtype);
+  return visit<QueriesKernel>(dtype);
 }
 Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_heads)(Dtype dtype) {
-  return visit_wide<HeadsKernel>(dtype);
+  return visit<HeadsKernel>(dtype);
 }
 
 }  // namespace multihead::kernels

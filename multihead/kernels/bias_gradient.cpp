@@ -195,6 +195,7 @@ struct BiasKernel {
   }
   static void run(const Backward& b, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
     Arena arena(scratch), shared(b.workspace);
     BiasScratch<M, S> s(b.attention, arena);
     const Workspace<F> w(b, plan.waves, shared);
@@ -206,7 +207,7 @@ struct BiasKernel {
 }  // namespace
 
 Kernel<Backward> MULTIHEAD_FOR_TARGET(bias_gradient)(Dtype dtype) {
-  return visit_wide<BiasKernel>(dtype);
+  return visit<BiasKernel>(dtype);
 }
 
 }  // namespace multihead::kernels

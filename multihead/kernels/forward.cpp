@@ -29,6 +29,7 @@
 // carefully, with weights −0 for hidden keys, against which a value counts as
 // 0. Both ways give the same bits for finite values.
 #include "multihead/kernels/dropout.h"
+#include "multihead/kernels/left_out.h"
 #include "multihead/kernels/running_softmax.h"
 #include "multihead/kernels/scores.h"
 #include "multihead/kernels/target.h"
@@ -218,36 +219,18 @@ class ForwardTask {
          .context = state.context + from,
          .factor = s_.factor + from},
         a_.Dv, segment.last - segment.first, rows_of(tile, segment));
-    if constexpr (kCareful && M::kHidesInPanels) {
-      add_not_finite(tile, state, block, segment);
+    if constexpr (kCareful && kHidesInPanels<M>) {
+      const Interval keys = overlap(segment.keys, tile.keys);
+      for (int64_t j = keys.begin; j < keys.end; ++j) {
+        add_left_out<S>(row_of<typename S::Type>(a_.value, tile.b, tile.g, j),
+                        a_.Dv,
+                        s_.score.scores + (j - block.anchor) * kLanes + from,
+                        segment.last - segment.first, state.context + from);
+      }
     }
     const auto one = F::broadcast(1);
     for (int c = segment.first; c < segment.last; ++c) {
       F::store(s_.factor + c * F::kLanes, one);
-    }
-  }
-
-  /// What the panel left out, for the rows that see it: their result is not
-  /// finite, in whatever order it is added.
-  void add_not_finite(const Tile& tile, RunningSoftmax<F>& state,
-                      const ScoreBlock& block, const Segment& segment) {
-    const Interval keys = overlap(segment.keys, tile.keys);
-    for (int64_t j = keys.begin; j < keys.end; ++j) {
-      const auto* row = row_of<typename S::Type>(a_.value, tile.b, tile.g, j);
-      if (kernels::is_finite<S>(row, a_.Dv)) continue;
-      const T* weights = s_.score.scores + (j - block.anchor) * kLanes;
-      for (int64_t e = 0; e < a_.Dv; ++e) {
-        T value[F::kLanes];
-        F::store(value, load_some<S>(row + e, 1));
-        if (value[0] - value[0] == 0) continue;
-        const auto v = F::broadcast(value[0]), zero = F::broadcast(0);
-        for (int c = segment.first; c < segment.last; ++c) {
-          const auto w = F::load(weights + c * F::kLanes);
-          T* context = state.context + e * kLanes + c * F::kLanes;
-          const auto seen = F::select(F::is_negative_zero(w), zero, v);
-          F::store(context, F::fma(w, seen, F::load(context)));
-        }
-      }
     }
   }
 

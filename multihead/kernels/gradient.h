@@ -6,7 +6,6 @@
 
 #include "multihead/kernels/row_weights.h"
 #include "multihead/kernels/run_backward.h"
-#include "multihead/kernels/tile_outer.h"
 
 namespace multihead::kernels {
 namespace {

@@ -114,35 +114,34 @@ bool cpu_has(Isa isa) {
 #endif
 }
 
-// Backward takes the products of the compute type: of pairs, the gradients
-// would be those of rounded weights.
-#define MULTIHEAD_KERNELS(target, wide)                           \
-  {forward_##target(dtype),                                       \
-   {backward_rows_##wide(dtype), backward_##wide(dtype),          \
-    backward_queries_##wide(dtype), backward_heads_##wide(dtype), \
-    bias_gradient_##wide(dtype)},                                 \
-   weights_##target(dtype),                                       \
+// All stages of a target, so that what one of them finds of the scores holds
+// for the next: of a score of 1e9 another order of sums is another score.
+#define MULTIHEAD_KERNELS(target)                                     \
+  {forward_##target(dtype),                                           \
+   {backward_rows_##target(dtype), backward_##target(dtype),          \
+    backward_queries_##target(dtype), backward_heads_##target(dtype), \
+    bias_gradient_##target(dtype)},                                   \
+   weights_##target(dtype),                                           \
    summary_##target(dtype)}
 
 Kernels kernels_for(Isa isa, Dtype dtype) {
 #ifdef MULTIHEAD_X86
   switch (isa) {
     case Isa::kAvx2:
-      return MULTIHEAD_KERNELS(avx2, avx2);
+      return MULTIHEAD_KERNELS(avx2);
     case Isa::kAvx512Bf16:
-      if (dtype == Dtype::kBFloat16)
-        return MULTIHEAD_KERNELS(avx512_bf16, avx512);
-      return MULTIHEAD_KERNELS(avx512, avx512);
+      if (dtype == Dtype::kBFloat16) return MULTIHEAD_KERNELS(avx512_bf16);
+      return MULTIHEAD_KERNELS(avx512);
     case Isa::kAmx:
-      if (dtype == Dtype::kBFloat16) return MULTIHEAD_KERNELS(amx, avx512);
+      if (dtype == Dtype::kBFloat16) return MULTIHEAD_KERNELS(amx);
       [[fallthrough]];
     case Isa::kAvx512:
-      return MULTIHEAD_KERNELS(avx512, avx512);
+      return MULTIHEAD_KERNELS(avx512);
     default:
-      if (cpu_has_fma()) return MULTIHEAD_KERNELS(portable_fma, portable_fma);
+      if (cpu_has_fma()) return MULTIHEAD_KERNELS(portable_fma);
   }
 #endif
-  return MULTIHEAD_KERNELS(portable, portable);
+  return MULTIHEAD_KERNELS(portable);
 }
 
 Isa chosen_isa(const char** error) {

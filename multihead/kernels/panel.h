@@ -58,7 +58,7 @@ struct Panels {
     }
     return pack_rows<S>(x, b, g, keys, width, panel);
   }
-  /// kCareful: what is not finite counts as 0, where kHidesInPanels.
+  /// kCareful: what is not finite counts as 0, where kHidesInPanels<M>.
   template <bool kCareful>
   static Panel<T> values(const Rows& x, int64_t b, int64_t g, Interval keys,
                          int64_t width, T* panel) {
@@ -88,6 +88,41 @@ inline Panel<float> pack_key_pairs(const Rows& x, int64_t b, int64_t g,
   return {panel, pairs, pairs, anchor};
 }
 
+/// `count` numbers, at most 16, of two rows in pairs, zeros after them; a null
+/// row is 0.
+inline Float32::Vector pair_rows(const uint16_t* even, const uint16_t* odd,
+                                 int64_t count) {
+  const auto half = [&](const uint16_t* from) {
+    uint16_t part[16] = {};
+    if (from && count >= 16) return BFloat16Pairs::low_halves(from);
+    if (from) memcpy(part, from, count * sizeof *part);
+    return BFloat16Pairs::low_halves(part);
+  };
+  const __m512i low = half(even);
+  return BFloat16Pairs::join(low, half(odd));
+}
+
+/// Two rows of `width` numbers as one row of pairs, in whole vectors; what is
+/// not finite becomes 0. Whether all are.
+inline bool write_row_pairs(const uint16_t* even, const uint16_t* odd,
+                            int64_t width, float* to) {
+  bool finite = true;
+  for (int64_t e = 0; e < width; e += Float32::kLanes) {
+    auto pairs = pair_rows(even ? even + e : even, odd ? odd + e : odd,
+                           least(width - e, Float32::kLanes));
+    finite &= BFloat16Pairs::take_finite(pairs);
+    Float32::store(to + e, pairs);
+  }
+  return finite;
+}
+
+/// Row j of x; null if it is not among `rows`.
+inline const uint16_t* row_among(const Rows& x, int64_t b, int64_t g,
+                                 Interval rows, int64_t j) {
+  return rows.begin <= j && j < rows.end ? row_of<uint16_t>(x, b, g, j)
+                                         : nullptr;
+}
+
 template <class S>
 struct Panels<BFloat16Dot, S> {
   static constexpr bool kInPlace = false;
@@ -95,8 +130,9 @@ struct Panels<BFloat16Dot, S> {
   static constexpr int64_t key_size(int64_t keys, int64_t width) {
     return (keys + 2) * ((width + 1) / 2);
   }
+  /// A vector to spare: each row is written in whole ones, over the next.
   static constexpr int64_t value_size(int64_t keys, int64_t width) {
-    return (keys / 2 + 1) * width;
+    return (keys / 2 + 1) * width + Float32::kLanes;
   }
 
   static Panel<float> keys(const Rows& x, int64_t b, int64_t g, Interval keys,
@@ -111,14 +147,9 @@ struct Panels<BFloat16Dot, S> {
                              int64_t width, float* panel) {
     const int64_t anchor = keys.begin / 2;
     for (int64_t t = anchor; 2 * t < keys.end; ++t) {
-      auto* to = reinterpret_cast<uint32_t*>(panel) + (t - anchor) * width;
-      const bool has_even = 2 * t >= keys.begin, has_odd = 2 * t + 1 < keys.end;
-      const auto* even = row_of<uint16_t>(x, b, g, 2 * t + !has_even);
-      const auto* odd = row_of<uint16_t>(x, b, g, 2 * t + has_odd);
-      const uint32_t low = has_even ? 0xFFFF : 0, high = has_odd ? 0xFFFF : 0;
-      for (int64_t e = 0; e < width; ++e) {
-        to[e] = (even[e] & low) | (odd[e] & high) << 16;
-      }
+      write_row_pairs(row_among(x, b, g, keys, 2 * t),
+                      row_among(x, b, g, keys, 2 * t + 1), width,
+                      panel + (t - anchor) * width);
     }
     return {panel, width, width, anchor};
   }
@@ -161,8 +192,13 @@ struct Panels<BFloat16Tiles, S> {
       for (int64_t e = 0; e < width; e += F::kLanes) {
         F::Vector square[F::kLanes];
         for (int i = 0; i < F::kLanes; ++i) {
-          square[i] = key_pair<kCareful>(x, b, g, j + 2 * i, keys, e,
-                                         least(width - e, F::kLanes));
+          const auto row = [&](int64_t key) {
+            const uint16_t* from = row_among(x, b, g, keys, key);
+            return from ? from + e : from;
+          };
+          square[i] = pair_rows(row(j + 2 * i), row(j + 2 * i + 1),
+                                least(width - e, F::kLanes));
+          if (kCareful) BFloat16Pairs::take_finite(square[i]);
         }
         F::transpose(square);
         float* tile = panel + e * kValueStride + (j - anchor) / 2 * F::kLanes;
@@ -172,32 +208,6 @@ struct Panels<BFloat16Tiles, S> {
       }
     }
     return {panel, F::kLanes, kValueStride, anchor / 2};
-  }
-
- private:
-  /// Numbers e… of keys j and j + 1 in pairs; a key not among `keys` is 0.
-  template <bool kCareful>
-  static Float32::Vector key_pair(const Rows& x, int64_t b, int64_t g,
-                                  int64_t j, Interval keys, int64_t e,
-                                  int64_t count) {
-    const auto half = [&](int64_t key) {
-      if (key < keys.begin || key >= keys.end) return _mm512_setzero_si512();
-      uint16_t part[16] = {};
-      const uint16_t* from = row_of<uint16_t>(x, b, g, key) + e;
-      if (count < 16) {
-        memcpy(part, from, count * sizeof *part);
-        from = part;
-      }
-      const __m512i bits = _mm512_cvtepu16_epi32(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-      if (!kCareful) return bits;
-      const __m512i exponent = _mm512_set1_epi32(0x7F80);
-      return _mm512_maskz_mov_epi32(
-          _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent),
-          bits);
-    };
-    return _mm512_castsi512_ps(
-        _mm512_or_si512(half(j), _mm512_slli_epi32(half(j + 1), 16)));
   }
 };
 #endif

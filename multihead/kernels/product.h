@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// The two products for any number of vectors of rows, whatever multiplies.
+// The products of tile.h and tile_outer.h for any number of vectors of rows,
+// whatever multiplies.
 #pragma once
 
 #include "multihead/kernels/tile_few.h"
+#include "multihead/kernels/tile_outer.h"
 #ifdef __AMX_BF16__
 #include "multihead/kernels/tile_amx.h"
 #endif
@@ -39,11 +41,11 @@ struct Product {
   }
 
   /// t.context of `columns` columns. kCareful: values against a weight of −0
-  /// count as 0, whatever they are.
+  /// count as 0, whatever they are; pairs are finite.
   template <bool kCareful>
   static void add_context(const ContextProduct<T>& t, int64_t columns,
                           int vectors, int64_t rows) {
-    if constexpr (kCareful) {
+    if constexpr (kCareful && !kHidesInPanels<M>) {
       // Rare: one vector at a time, whatever the tile.
       auto part = t;
       for (int c = 0; c < vectors; ++c) {
@@ -63,10 +65,15 @@ struct Product {
       context_columns<M, 1, tile_rows<F>(1), false>(t, columns);
     }
   }
+
+  /// t.sums of `keys` keys; kCareful as above.
+  template <bool kCareful>
+  static void collect(const CollectProduct<T>& t, int64_t keys) {
+    kernels::collect<M, kCareful && !kHidesInPanels<M>>(t, keys);
+  }
 };
 
 #ifdef __AMX_BF16__
-/// Careful or not: what is not finite is taken out of the panels (panel.h).
 template <>
 struct Product<BFloat16Tiles> {
   using Registers = TileRegisters;
@@ -80,6 +87,10 @@ struct Product<BFloat16Tiles> {
   static void add_context(const ContextProduct<float>& t, int64_t columns,
                           int vectors, int) {
     BFloat16Tiles::add_context(t, columns, vectors);
+  }
+  template <bool kCareful>
+  static void collect(const CollectProduct<float>& t, int64_t keys) {
+    BFloat16Tiles::collect(t, keys);
   }
 };
 #endif

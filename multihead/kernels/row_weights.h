@@ -104,13 +104,11 @@ inline void normalize_anew(const Attention& a,
   }
 }
 
-/// The normalizer of a tile, whose queries are s.score.query.
-template <class M, class S>
-inline void load_normalizer(const Attention& a,
-                            const RowTile<typename M::F>& tile,
-                            const void* logsumexp, WeightsScratch<M, S>& s,
-                            Normalizer<typename M::F::Scalar> n) {
-  using F = typename M::F;
+/// exp(−logsumexp) for the rows of a tile; whether one must be taken anew.
+template <class F>
+inline bool read_normalizer(const Attention& a, const RowTile<F>& tile,
+                            const void* logsumexp,
+                            Normalizer<typename F::Scalar> n) {
   using T = typename F::Scalar;
   const auto* lse = static_cast<const T*>(logsumexp);
   bool large = false;
@@ -118,9 +116,20 @@ inline void load_normalizer(const Attention& a,
     const T x = lse[(tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r]];
     n.shift[r] = x == T(-INFINITY) ? 0 : x;
     n.factor[r] = 1;
-    s.score.maximum[r] = 0;  // raised, and not looked at
     large |= fabs(n.shift[r]) > kLargeLogsumexp;
   }
+  return large;
+}
+
+/// The normalizer of a tile, whose queries are s.score.query.
+template <class M, class S>
+inline void load_normalizer(const Attention& a,
+                            const RowTile<typename M::F>& tile,
+                            const void* logsumexp, WeightsScratch<M, S>& s,
+                            Normalizer<typename M::F::Scalar> n) {
+  const bool large = read_normalizer<typename M::F>(a, tile, logsumexp, n);
+  // Raised by products, and not looked at.
+  for (int64_t r = 0; r < tile.lanes(); ++r) s.score.maximum[r] = 0;
   if (large) normalize_anew<M, S>(a, tile, s, n);
 }
 

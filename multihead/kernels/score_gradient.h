@@ -18,7 +18,7 @@ struct ScoreGradient {
   ScoreScratch<T> score;  ///< S, then P; query is Qᵀ
   T* dscores;  ///< (kKeyBlock, lanes): dP, then dS before softcap's slope
   T* dropped;  ///< (kKeyBlock, lanes): P after dropout; P without
-  T* dout;     ///< (Dv, lanes)
+  T* dout;     ///< (depth of Dv, lanes)
   T *shift, *factor, *delta;  ///< (lanes)
 
   ScoreGradient(const Attention& a, Arena& arena) : score(a, kLanes, arena) {
@@ -27,7 +27,7 @@ struct ScoreGradient {
     dscores = arena.take<T>(kKeyBlock * kLanes);
     dropped = a.dropout.probability > 0 ? arena.take<T>(kKeyBlock * kLanes)
                                         : score.scores;
-    dout = arena.take<T>(a.Dv * kLanes);
+    dout = arena.take<T>(M::depth(a.Dv) * kLanes);
     shift = arena.take<T>(kLanes);
     factor = arena.take<T>(kLanes);
     delta = arena.take<T>(kLanes);
@@ -37,20 +37,19 @@ struct ScoreGradient {
   void load(const Backward& b, const Workspace<F>& w, const Tile& tile) {
     const Attention& a = b.attention;
     load_queries<M, S>(a, tile, score.query);
-    load_tile<S>(b.dout, tile, a.Dv, 1, dout);
+    load_depth<M, S>(b.dout, tile, a.Dv, 1, dout);
     for (int64_t r = 0; r < tile.lanes(); ++r) {
       const int64_t row = (tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r];
       shift[r] = w.normalizer.shift[row];
       factor[r] = w.normalizer.factor[row];
       delta[r] = w.delta[row];
-      score.maximum[r] = 0;  // raised by the product, and not looked at
     }
   }
 
   /// P, and with_dscores dS, of `keys`, which lie in one block of kKeyBlock.
   ScoreBlock compute(const Attention& a, const Tile& tile, const Panel<T>& key,
                      const Panel<T>& value, Interval keys, bool with_dscores) {
-    const ScoreBlock block = score_block<M>(a, tile, key, keys, score);
+    const ScoreBlock block = score_block<M, false>(a, tile, key, keys, score);
     for (int n = 0; n < block.count; ++n) {
       const Segment& segment = block.segments[n];
       const int64_t from = segment.first * F::kLanes;
@@ -68,26 +67,43 @@ struct ScoreGradient {
             rows_of(tile, segment));
       }
       for (int c = segment.first; c < segment.last; ++c) {
-        exponentiate(block, segment, c);
-        if (a.dropout.probability > 0) drop_weights(a, tile, block, segment, c);
-        if (with_dscores) differentiate(a, block, segment, c);
+        if (a.dropout.probability > 0) {
+          weigh<false>(block, segment, c);
+          drop_weights(a, tile, block, segment, c);
+          if (with_dscores) differentiate(a, block, segment, c);
+        } else {
+          with_dscores ? weigh<true>(block, segment, c)
+                       : weigh<false>(block, segment, c);
+        }
       }
     }
     return block;
   }
 
  private:
-  /// S → P = exp(S − shift)·factor; −0 where a row does not see the key.
-  void exponentiate(const ScoreBlock& block, const Segment& segment, int c) {
+  /// S → P = exp(S − shift)·factor, and where nothing is dropped dP → dS =
+  /// P∘(dP − Δ); both −0 where a row does not see the key.
+  template <bool kDifferentiate>
+  void weigh(const ScoreBlock& block, const Segment& segment, int c) {
     const int64_t r = c * F::kLanes;
     const auto m = F::load(shift + r), f = F::load(factor + r);
+    const auto mean = F::load(delta + r);
+    const auto scale = F::broadcast(static_cast<T>(block.scale));
     const auto hidden = F::broadcast(T(-0.0));
     const auto none = F::broadcast(T(-INFINITY));
-    T* score_of = score.scores + r - block.anchor * kLanes;
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      const auto s = F::load(score_of + j * kLanes);
-      const auto p = F::mul(exp<F>(F::sub(s, m)), f);
-      F::store(score_of + j * kLanes, F::select(F::equal(s, none), hidden, p));
+    int64_t at = (segment.keys.begin - block.anchor) * kLanes + r;
+    const int64_t end = (segment.keys.end - block.anchor) * kLanes;
+#pragma GCC unroll 4
+    for (; at < end; at += kLanes) {
+      const auto s = F::load(score.scores + at);
+      const auto scaled = M::kPair > 1 ? F::mul(s, scale) : s;
+      const auto p = F::mul(exp<F>(F::sub(scaled, m)), f);
+      const auto unseen = F::equal(s, none);
+      F::store(score.scores + at, F::select(unseen, hidden, p));
+      if constexpr (kDifferentiate) {
+        const auto ds = F::mul(p, F::sub(F::load(dscores + at), mean));
+        F::store(dscores + at, F::select(unseen, hidden, ds));
+      }
     }
   }
 
@@ -113,11 +129,8 @@ struct ScoreGradient {
     for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
       const int64_t at = offset + j * kLanes;
       const auto p = F::load(score.scores + at);
-      auto dp = F::load(dscores + at);
-      if (probability > 0) {
-        dp = F::select(F::equal(F::load(dropped + at), zero), zero,
-                       F::mul(dp, keep));
-      }
+      const auto dp = F::select(F::equal(F::load(dropped + at), zero), zero,
+                                F::mul(F::load(dscores + at), keep));
       const auto ds = F::mul(p, F::sub(dp, mean));
       F::store(dscores + at, F::select(F::is_negative_zero(p), p, ds));
     }

@@ -107,6 +107,7 @@ struct ScoreBlock {
   int64_t anchor = 0;
   Segment segments[kMaxSegments];
   int count = 0;
+  double scale = 1;  ///< that scores still lack
 };
 
 template <typename T>
@@ -191,8 +192,9 @@ inline void apply_rules(const RowTile<F>& tile, const ScoreBlock& block,
 }
 
 /// Scores of the rows of `tile` and the keys of `block`, which lies in one
-/// block of kKeyBlock keys; raises maximum to the largest of each row.
-template <class M>
+/// block of kKeyBlock keys. kMaximum: raises maximum to the largest of each
+/// row; else scores may have to be multiplied by the result's scale.
+template <class M, bool kMaximum = true>
 inline ScoreBlock score_block(
     const Attention& a, const RowTile<typename M::F>& tile,
     const Panel<typename M::F::Scalar>& keys, Interval block,
@@ -211,6 +213,10 @@ inline ScoreBlock score_block(
   const RuleTile<T> rules{mask.values, static_cast<T>(softcap),
                           static_cast<T>(1 / softcap), a.softcap != 0,
                           a.alibi_slopes != nullptr};
+  // Scores of pairs are scaled in a pass of their own, unless that can wait.
+  if (!kMaximum && M::kPair > 1 && !rules.any() && a.scale > 0) {
+    result.scale = a.scale;
+  }
   // What is computed beyond the mask's keys lies outside of all intervals.
   const Interval computed{round_down(mask.keys.begin, M::kKeyGroup),
                           round_up(mask.keys.end, M::kKeyGroup)};
@@ -227,12 +233,12 @@ inline ScoreBlock score_block(
         .depth = M::depth(a.D),
         .scores = scratch.scores + row * kTileLanes<F> + from,
         .maximum = scratch.maximum + from,
-        .scale = static_cast<T>(a.scale)};
+        .scale = static_cast<T>(result.scale == 1 ? a.scale : 1)};
     const int64_t count = segment.keys.end - segment.keys.begin;
     const int vectors = segment.last - segment.first;
     const int64_t rows = rows_of(tile, segment);
     if (segment.plain && !rules.any()) {
-      Product<M>::template score<true>(product, count, vectors, rows);
+      Product<M>::template score<kMaximum>(product, count, vectors, rows);
       continue;
     }
     Product<M>::template score<false>(product, count, vectors, rows);
@@ -279,18 +285,26 @@ inline void load_tile(const Rows& x, const RowTile<typename S::F>& tile,
   }
 }
 
-/// Queries as a product takes them: times the scale, except for pairs, whose
-/// scores are scaled instead.
+/// Rows of the width that a product multiplies by keys: times `scale`, except
+/// for pairs, which stay as they are.
+template <class M, class S>
+inline void load_depth(const Rows& x, const RowTile<typename M::F>& tile,
+                       int64_t width, typename M::F::Scalar scale,
+                       typename M::F::Scalar* rows) {
+  using F = typename M::F;
+  load_tile<typename QueryStorage<M, S>::Type>(x, tile, width, scale, rows);
+  // Padding of the depth meets the padding of the keys, which is 0.
+  const int64_t used = (width + M::kPair - 1) / M::kPair;
+  memset(rows + used * kTileLanes<F>, 0,
+         (M::depth(width) - used) * kTileLanes<F> * sizeof *rows);
+}
+
+/// Queries; of pairs the scores are scaled instead.
 template <class M, class S>
 inline void load_queries(const Attention& a, const RowTile<typename M::F>& tile,
                          typename M::F::Scalar* query) {
-  using F = typename M::F;
-  load_tile<typename QueryStorage<M, S>::Type>(
-      a.query, tile, a.D, static_cast<typename F::Scalar>(a.scale), query);
-  // Padding of the depth meets the padding of the keys, which is 0.
-  const int64_t used = (a.D + M::kPair - 1) / M::kPair;
-  memset(query + used * kTileLanes<F>, 0,
-         (M::depth(a.D) - used) * kTileLanes<F> * sizeof *query);
+  load_depth<M, S>(a.query, tile, a.D,
+                   static_cast<typename M::F::Scalar>(a.scale), query);
 }
 
 }  // namespace

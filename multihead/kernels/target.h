@@ -21,9 +21,15 @@ inline typename K::Type kernel() {
   return {&K::plan, &K::run};
 }
 
-/// The kernel K<M, S> for a dtype, with numbers of the compute type multiplied.
+/// The kernel K<M, S> for a dtype, with the products that the target has.
 template <template <class, class> class K>
-inline auto visit_wide(Dtype dtype) {
+inline auto visit([[maybe_unused]] Dtype dtype) {
+  // What two targets are for; they are asked for nothing else.
+#if defined(__AMX_BF16__)
+  return kernel<K<BFloat16Tiles, Stored<Dtype::kBFloat16>>>();
+#elif defined(__AVX512BF16__)
+  return kernel<K<BFloat16Dot, Stored<Dtype::kBFloat16>>>();
+#else
   using Single = FusedMultiplyAdd<Float32>;
   using Double = FusedMultiplyAdd<Float64>;
   switch (dtype) {
@@ -36,18 +42,6 @@ inline auto visit_wide(Dtype dtype) {
     default:
       return kernel<K<Single, Stored<Dtype::kFloat32>>>();
   }
-}
-
-/// The same, with the products that the target has for the dtype.
-template <template <class, class> class K>
-inline auto visit([[maybe_unused]] Dtype dtype) {
-  // What these two targets are for; they are asked for nothing else.
-#if defined(__AMX_BF16__)
-  return kernel<K<BFloat16Tiles, Stored<Dtype::kBFloat16>>>();
-#elif defined(__AVX512BF16__)
-  return kernel<K<BFloat16Dot, Stored<Dtype::kBFloat16>>>();
-#else
-  return visit_wide<K>(dtype);
 #endif
 }
 

@@ -40,8 +40,6 @@ struct FusedMultiplyAdd {
   MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
     return F::fma(a, b, c);
   }
-  /// Whether values are hidden from weights of −0 in the panel, not by hide.
-  static constexpr bool kHidesInPanels = false;
   /// a, 0 where the weight is −0: a value hidden from lanes not to see it.
   MULTIHEAD_INLINE Vector hide(Vector a, Vector weight) {
     return F::select(F::is_negative_zero(weight), F::broadcast(0), a);
@@ -49,29 +47,46 @@ struct FusedMultiplyAdd {
 };
 
 #ifdef __AVX512BF16__
-/// Pairs of bfloat16 in the place of each float32. Twice the multiply-adds per
-/// instruction where the CPU runs it at full rate.
-struct BFloat16Dot {
+/// Pairs of bfloat16 in the place of each float32.
+struct BFloat16Multiplier {
   using F = Float32;
   using Vector = F::Vector;
   static constexpr int kPair = 2;
+  /// Weights of two keys as one element.
+  MULTIHEAD_INLINE Vector interleave(Vector even, Vector odd) {
+    return BFloat16Pairs::interleave(BFloat16Pairs::round(even, odd));
+  }
+};
+
+/// Twice the multiply-adds per instruction where the CPU runs it at full rate.
+struct BFloat16Dot : BFloat16Multiplier {
   static constexpr int64_t kKeyGroup = 2;
   static constexpr int64_t depth(int64_t width) { return (width + 1) / 2; }
   static constexpr int64_t columns(int64_t width) { return width; }
-  static constexpr bool kHidesInPanels = false;
 
   MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
     return BFloat16Pairs::dot(a, b, c);
   }
-  MULTIHEAD_INLINE Vector hide(Vector a, Vector weight) {
-    return BFloat16Pairs::hide(a, weight);
-  }
-  /// Weights of two keys as one element.
-  MULTIHEAD_INLINE Vector interleave(Vector even, Vector odd) {
-    return BFloat16Pairs::interleave(even, odd);
-  }
 };
 #endif
+
+/// Products of single numbers hide a value from the lanes that do not see it;
+/// those of pairs take numbers that are not finite out of the panel (panel.h),
+/// and whoever calls adds them by themselves (left_out.h).
+template <class M>
+inline constexpr bool kHidesInPanels = M::kPair == 2;
+
+/// A factor as the lanes with these weights may see it.
+template <class M, bool kCareful>
+MULTIHEAD_INLINE typename M::F::Vector seen(typename M::F::Vector factor,
+                                            [[maybe_unused]]
+                                            typename M::F::Vector weight) {
+  if constexpr (kCareful) {
+    return M::hide(factor, weight);
+  } else {
+    return factor;
+  }
+}
 
 /// Distance between rows of a tile's scratch, however many vectors it uses: a
 /// constant, because address arithmetic between the products costs 5 %.
@@ -222,7 +237,7 @@ MULTIHEAD_INLINE void context_rows(
 #pragma GCC unroll 4
       for (int c = 0; c < kVectors; ++c) {
         sum[r][c] =
-            M::multiply_add(kCareful ? M::hide(v, p[c]) : v, p[c], sum[r][c]);
+            M::multiply_add(seen<M, kCareful>(v, p[c]), p[c], sum[r][c]);
       }
     }
     weights += kTileLanes<F>;

@@ -15,13 +15,24 @@
 namespace multihead::kernels {
 namespace {
 
-/// Rows of a tile, collected by keys. `width` is that of whole vectors; what
+/// Tiles whose rows are collected together. Of pairs the weights are copied
+/// anyway, so that several tiles may share the way of the sums through the
+/// cache (gradient_pairs.h); of single numbers they are read where they were
+/// computed.
+template <class M>
+inline constexpr int64_t kCollectTiles = M::kPair == 1 ? 1 : 4;
+/// Elements from the weights of one key to those of the next.
+template <class M>
+inline constexpr int64_t kCollectStride =
+    kCollectTiles<M> * kTileLanes<typename M::F> / M::kPair;
+
+/// Rows of queries, collected by keys. `width` is that of whole vectors; what
 /// pads a row is 0.
 template <typename T>
 struct CollectProduct {
-  const T* weights;  ///< (keys, lanes)
+  const T* weights;  ///< (keys, kCollectStride)
   const T* rows;     ///< (count, width), dense
-  int64_t count;
+  int64_t count;     ///< elements per key
   int64_t width;
   T* sums;  ///< (keys, width), dense, added to
 };
@@ -56,11 +67,10 @@ MULTIHEAD_INLINE void collect_tile(
     for (int c = 0; c < kVectors; ++c) row[c] = F::load(rows + c * F::kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kKeys; ++r) {
-      const auto p = F::broadcast(t.weights[r * kTileLanes<F> + x]);
+      const auto p = F::broadcast(t.weights[r * kCollectStride<M> + x]);
 #pragma GCC unroll 4
       for (int c = 0; c < kVectors; ++c) {
-        sum[r][c] = M::multiply_add(kCareful ? M::hide(row[c], p) : row[c], p,
-                                    sum[r][c]);
+        sum[r][c] = M::multiply_add(seen<M, kCareful>(row[c], p), p, sum[r][c]);
       }
     }
   }
@@ -76,10 +86,9 @@ MULTIHEAD_INLINE void collect_tile(
 template <class M, int kVectors, int kKeys, bool kCareful>
 [[gnu::noinline]] void collect_keys_of(CollectProduct<typename M::F::Scalar> t,
                                        int64_t keys) {
-  using F = typename M::F;
   for (; keys >= kKeys; keys -= kKeys) {
     collect_tile<M, kVectors, kKeys, kCareful>(t);
-    t.weights += kKeys * kTileLanes<F>;
+    t.weights += kKeys * kCollectStride<M>;
     t.sums += kKeys * t.width;
   }
   if constexpr (kKeys > 1) {

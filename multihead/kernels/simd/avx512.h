@@ -260,21 +260,35 @@ struct BFloat16Pairs {
   MULTIHEAD_INLINE __m512 dot(__m512 a, __m512 b, __m512 c) {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
   }
-  // Rows j and j + 1 of the weights as one row of pairs.
-  MULTIHEAD_INLINE __m512 interleave(__m512 even, __m512 odd) {
+  // Two vectors rounded to nearest even, one after the other.
+  MULTIHEAD_INLINE __m512i round(__m512 even, __m512 odd) {
+    return (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+  }
+  // The halves of such a vector as pairs.
+  MULTIHEAD_INLINE __m512 interleave(__m512i halves) {
     alignas(64) static constexpr uint16_t kOrder[32] = {
         0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
     return _mm512_castsi512_ps(
-        _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), packed));
+        _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), halves));
   }
-  // b with the halves that stand against −0 taken out.
-  MULTIHEAD_INLINE __m512 hide(__m512 b, __m512 weights) {
-    return _mm512_castsi512_ps(_mm512_maskz_mov_epi16(
-        _mm512_cmpneq_epi16_mask(_mm512_castps_si512(weights),
-                                 _mm512_set1_epi16(-0x8000)),
-        _mm512_castps_si512(b)));
+  // 16 numbers as the low halves of pairs.
+  MULTIHEAD_INLINE __m512i low_halves(const uint16_t* p) {
+    return _mm512_cvtepu16_epi32(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  MULTIHEAD_INLINE __m512 join(__m512i low, __m512i high) {
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+  // Puts 0 in the place of numbers that are not finite; false if there are any.
+  MULTIHEAD_INLINE bool take_finite(__m512& pairs) {
+    const __m512i bits = _mm512_castps_si512(pairs);
+    const __m512i exponent = _mm512_set1_epi16(0x7F80);
+    const __mmask32 finite =
+        _mm512_cmpneq_epi16_mask(_mm512_and_si512(bits, exponent), exponent);
+    pairs = _mm512_castsi512_ps(_mm512_maskz_mov_epi16(finite, bits));
+    return finite == 0xFFFFFFFF;
   }
 };
 #endif
