@@ -12,7 +12,8 @@
 //   dS = P∘(dP − Δ)                      "P = exp(S − m)", "out = … / l"
 //   dS = dS·(1 − tanh²)                  "rules(…)", softcap; bias adds nothing
 //   dQ += scale·dS·K, dK += scale·dSᵀ·Q  "S = K·Qᵀ"
-// Δ stands for Σ_j P_j·dP_j, because out = Σ_j P_j·v_j.
+// Δ stands for Σ_j P_j·dP_j, because out = Σ_j P_j·v_j; where out was rounded
+// to 16 bits and a row sees few keys, it is that sum (score_gradient.h).
 //
 // Walk. Keys are cut into splits of kGradientSplit. A split's dK and dV are
 // sums of its own, in float32, that all rows add to in ascending order, so no

@@ -171,7 +171,7 @@ class GradientProducts<M, S, 2> {
         return r < tile.count ? row_of_tile<S>(tile, x, r) : nullptr;
       };
       F::store(to + padded<F>(width) - F::kLanes, F::broadcast(0));
-      finite &= write_row_pairs(row(r), row(r + 1), width, to);
+      finite &= write_row_pairs<true>(row(r), row(r + 1), width, to);
     }
     return finite;
   }

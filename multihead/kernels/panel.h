@@ -102,15 +102,16 @@ inline Float32::Vector pair_rows(const uint16_t* even, const uint16_t* odd,
   return BFloat16Pairs::join(low, half(odd));
 }
 
-/// Two rows of `width` numbers as one row of pairs, in whole vectors; what is
-/// not finite becomes 0. Whether all are.
+/// Two rows of `width` numbers as one row of pairs, in whole vectors. kFinite:
+/// what is not finite becomes 0; false if there is any.
+template <bool kFinite>
 inline bool write_row_pairs(const uint16_t* even, const uint16_t* odd,
                             int64_t width, float* to) {
   bool finite = true;
   for (int64_t e = 0; e < width; e += Float32::kLanes) {
     auto pairs = pair_rows(even ? even + e : even, odd ? odd + e : odd,
                            least(width - e, Float32::kLanes));
-    finite &= BFloat16Pairs::take_finite(pairs);
+    if (kFinite) finite &= BFloat16Pairs::take_finite(pairs);
     Float32::store(to + e, pairs);
   }
   return finite;
@@ -147,9 +148,9 @@ struct Panels<BFloat16Dot, S> {
                              int64_t width, float* panel) {
     const int64_t anchor = keys.begin / 2;
     for (int64_t t = anchor; 2 * t < keys.end; ++t) {
-      write_row_pairs(row_among(x, b, g, keys, 2 * t),
-                      row_among(x, b, g, keys, 2 * t + 1), width,
-                      panel + (t - anchor) * width);
+      write_row_pairs<kCareful>(row_among(x, b, g, keys, 2 * t),
+                                row_among(x, b, g, keys, 2 * t + 1), width,
+                                panel + (t - anchor) * width);
     }
     return {panel, width, width, anchor};
   }

@@ -20,6 +20,8 @@ struct ScoreGradient {
   T* dropped;  ///< (kKeyBlock, lanes): P after dropout; P without
   T* dout;     ///< (depth of Dv, lanes)
   T *shift, *factor, *delta;  ///< (lanes)
+  T* few;                     ///< (lanes), 1 where Δ is summed up anew, else 0
+  Interval few_keys;          ///< those that such rows see
 
   ScoreGradient(const Attention& a, Arena& arena) : score(a, kLanes, arena) {
     score.query = arena.take<T>(M::depth(a.D) * kLanes);
@@ -31,6 +33,7 @@ struct ScoreGradient {
     shift = arena.take<T>(kLanes);
     factor = arena.take<T>(kLanes);
     delta = arena.take<T>(kLanes);
+    few = arena.take<T>(kLanes);
   }
 
   /// What is needed of the rows of a tile.
@@ -38,18 +41,38 @@ struct ScoreGradient {
     const Attention& a = b.attention;
     load_queries<M, S>(a, tile, score.query);
     load_depth<M, S>(b.dout, tile, a.Dv, 1, dout);
+    const auto* dlse = static_cast<const T*>(b.dlogsumexp);
+    few_keys = {a.Lk, 0};
     for (int64_t r = 0; r < tile.lanes(); ++r) {
       const int64_t row = (tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r];
       shift[r] = w.normalizer.shift[row];
       factor[r] = w.normalizer.factor[row];
       delta[r] = w.delta[row];
+      few[r] = 0;
+      if (!sees_few(tile.sees[r])) continue;
+      few[r] = 1;
+      delta[r] = dlse ? -dlse[row] : 0;
+      few_keys = {least(few_keys.begin, tile.sees[r].begin),
+                  most(few_keys.end, tile.sees[r].end)};
     }
   }
 
-  /// P, and with_dscores dS, of `keys`, which lie in one block of kKeyBlock.
+  /// Whether a row's Δ is better taken from P and dP, which are at hand at once
+  /// for all its keys, than from out, which was rounded to 16 bits: of n keys
+  /// that rounding is 1/√n of what dP is.
+  static bool sees_few(Interval keys) {
+    constexpr int64_t kFewKeys = 32;
+    return sizeof(typename S::Type) < sizeof(T) && !keys.empty() &&
+           keys.begin / kFewKeys == (keys.end - 1) / kFewKeys;
+  }
+
+  /// P, and with_dscores dS, of `keys`, which lie in one block of kKeyBlock and
+  /// hold all that a row with few keys sees, or nothing of it.
   ScoreBlock compute(const Attention& a, const Tile& tile, const Panel<T>& key,
                      const Panel<T>& value, Interval keys, bool with_dscores) {
     const ScoreBlock block = score_block<M, false>(a, tile, key, keys, score);
+    const bool drops = a.dropout.probability > 0;
+    const bool anew = with_dscores && !overlap(keys, few_keys).empty();
     for (int n = 0; n < block.count; ++n) {
       const Segment& segment = block.segments[n];
       const int64_t from = segment.first * F::kLanes;
@@ -67,22 +90,34 @@ struct ScoreGradient {
             rows_of(tile, segment));
       }
       for (int c = segment.first; c < segment.last; ++c) {
-        if (a.dropout.probability > 0) {
-          weigh<false>(block, segment, c);
-          drop_weights(a, tile, block, segment, c);
-          if (with_dscores) differentiate(a, block, segment, c);
-        } else {
-          with_dscores ? weigh<true>(block, segment, c)
-                       : weigh<false>(block, segment, c);
-        }
+        const bool at_once = with_dscores && !drops && !anew;
+        at_once ? weigh<true>(block, segment, c)
+                : weigh<false>(block, segment, c);
+        if (drops) drop_weights(a, tile, block, segment, c);
+        if (drops && with_dscores) drop_gradients(a, block, segment, c);
       }
+    }
+    if (anew) for_each_vector(block, &ScoreGradient::add_delta);
+    if (with_dscores && (drops || anew)) {
+      for_each_vector(block, &ScoreGradient::differentiate);
     }
     return block;
   }
 
  private:
-  /// S → P = exp(S − shift)·factor, and where nothing is dropped dP → dS =
-  /// P∘(dP − Δ); both −0 where a row does not see the key.
+  void for_each_vector(const ScoreBlock& block,
+                       void (ScoreGradient::*use)(const ScoreBlock&,
+                                                  const Segment&, int)) {
+    for (int n = 0; n < block.count; ++n) {
+      const Segment& segment = block.segments[n];
+      for (int c = segment.first; c < segment.last; ++c) {
+        (this->*use)(block, segment, c);
+      }
+    }
+  }
+
+  /// S → P = exp(S − shift)·factor, and kDifferentiate dP → dS = P∘(dP − Δ);
+  /// both −0 where a row does not see the key.
   template <bool kDifferentiate>
   void weigh(const ScoreBlock& block, const Segment& segment, int c) {
     const int64_t r = c * F::kLanes;
@@ -99,11 +134,11 @@ struct ScoreGradient {
       const auto scaled = M::kPair > 1 ? F::mul(s, scale) : s;
       const auto p = F::mul(exp<F>(F::sub(scaled, m)), f);
       const auto unseen = F::equal(s, none);
-      F::store(score.scores + at, F::select(unseen, hidden, p));
       if constexpr (kDifferentiate) {
         const auto ds = F::mul(p, F::sub(F::load(dscores + at), mean));
         F::store(dscores + at, F::select(unseen, hidden, ds));
       }
+      F::store(score.scores + at, F::select(unseen, hidden, p));
     }
   }
 
@@ -117,21 +152,47 @@ struct ScoreGradient {
     drop(a, tile, segment, c, dropped - block.anchor * kLanes);
   }
 
-  /// dP → dS = P∘(drop(dP) − Δ); −0 where a row does not see the key.
-  void differentiate(const Attention& a, const ScoreBlock& block,
-                     const Segment& segment, int c) {
+  /// dP → drop(dP).
+  void drop_gradients(const Attention& a, const ScoreBlock& block,
+                      const Segment& segment, int c) {
     const double probability = a.dropout.probability;
     const auto keep = F::broadcast(
         static_cast<T>(probability < 1 ? 1 / (1 - probability) : 0));
     const auto zero = F::broadcast(0);
+    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
+    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
+      const int64_t at = offset + j * kLanes;
+      const auto dp = F::mul(F::load(dscores + at), keep);
+      F::store(dscores + at,
+               F::select(F::equal(F::load(dropped + at), zero), zero, dp));
+    }
+  }
+
+  /// Δ += Σ_j P_j·dP_j for rows with few keys.
+  void add_delta(const ScoreBlock& block, const Segment& segment, int c) {
+    const auto zero = F::broadcast(0);
+    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
+    auto sum = zero;
+    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
+      const int64_t at = offset + j * kLanes;
+      const auto p = F::load(score.scores + at);
+      const auto dp =
+          F::select(F::is_negative_zero(p), zero, F::load(dscores + at));
+      sum = F::fma(p, dp, sum);
+    }
+    T* mean = delta + c * F::kLanes;
+    const auto is_few = F::less(zero, F::load(few + c * F::kLanes));
+    F::store(mean, F::add(F::load(mean), F::select(is_few, sum, zero)));
+  }
+
+  /// dP → dS = P∘(dP − Δ); −0 where a row does not see the key.
+  void differentiate(const ScoreBlock& block, const Segment& segment, int c) {
     const auto mean = F::load(delta + c * F::kLanes);
     const int64_t offset = c * F::kLanes - block.anchor * kLanes;
     for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
       const int64_t at = offset + j * kLanes;
       const auto p = F::load(score.scores + at);
-      const auto dp = F::select(F::equal(F::load(dropped + at), zero), zero,
-                                F::mul(F::load(dscores + at), keep));
-      const auto ds = F::mul(p, F::sub(dp, mean));
+      const auto ds = F::mul(p, F::sub(F::load(dscores + at), mean));
       F::store(dscores + at, F::select(F::is_negative_zero(p), p, ds));
     }
   }
