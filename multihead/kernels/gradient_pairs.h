@@ -182,16 +182,21 @@ class GradientProducts<M, S, 2> {
   }
   static __m512i hidden() { return _mm512_set1_epi16(-0x8000); }
 
-  /// Keys of the split as the tile does not see them.
+  /// Keys of the split, an even number, as the tile does not see them.
   void hide(Interval keys) {
-    const auto none = _mm512_castsi512_si256(hidden());
-    for (int64_t j = keys.begin; j < keys.end; ++j) {
-      for (int c = 0; c < kMaxVectors; ++c) {
-        _mm256_store_si256(at(weights_, j, c), none);
-        _mm256_store_si256(at(dscores_, j, c), none);
-        F::store(dscore_pairs_ + j / 2 * kLanes + c * F::kLanes,
-                 _mm512_castsi512_ps(hidden()));
-      }
+    hide_strip(keys.end - keys.begin, at(weights_, keys.begin, 0));
+    if (!needs_dscores_) return;
+    hide_strip(keys.end - keys.begin, at(dscores_, keys.begin, 0));
+    T *pairs = dscore_pairs_ + keys.begin / 2 * kLanes,
+      *end = dscore_pairs_ + keys.end / 2 * kLanes;
+    for (; pairs < end; pairs += F::kLanes) {
+      F::store(pairs, _mm512_castsi512_ps(hidden()));
+    }
+  }
+  static void hide_strip(int64_t keys, __m256i* strip) {
+    const __m256i none = _mm512_castsi512_si256(hidden());
+    for (; keys > 0; --keys, strip += kStrip) {
+      for (int c = 0; c < kMaxVectors; ++c) _mm256_store_si256(strip + c, none);
     }
   }
 

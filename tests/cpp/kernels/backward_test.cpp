@@ -140,6 +140,28 @@ TEST_P(Backward, OneBadQueryReachesTheKeysThatItSees) {
   }
 }
 
+TEST_P(Backward, OneBadNumberOfDoutReachesTheKeysThatItsRowSees) {
+  for (const Dtype dtype : kAllDtypes) {
+    for (const double poison : {kNan, naive::kInfinity}) {
+      Call c = normal_call(dtype, {1, 1, 1, 70, 80, 4, 4});
+      c.visibility.is_causal = true;
+      const Result result = forward(variant(dtype), c);
+      Rng rng(5);
+      const OutputGradients gradients = random_gradients(rng, c);
+      gradients.out.set({0, 0, 40, 2}, poison);
+      const GradientResult r = backward(variant(dtype), c, result, gradients);
+      for (int64_t j = 0; j < 80; ++j) {
+        EXPECT_EQ(std::isfinite(r.value.get({0, 0, j, 2})), j > 40) << j;
+        EXPECT_TRUE(std::isfinite(r.value.get({0, 0, j, 1}))) << j;
+        EXPECT_EQ(std::isfinite(r.key.get({0, 0, j, 0})), j > 40) << j;
+      }
+      for (int64_t i = 0; i < 70; ++i) {
+        EXPECT_EQ(std::isfinite(r.query.get({0, 0, i, 0})), i != 40) << i;
+      }
+    }
+  }
+}
+
 TEST_P(Backward, BytesOutsideOfTheIntervalAreNotTouched) {
   for (const Dtype dtype : kAllDtypes) {
     Call c = normal_call(dtype, {1, 2, 1, 20, 300, 8, 8});
