@@ -71,7 +71,9 @@ TEST_P(Backward, WhatIsNotWantedChangesNoOther) {
         const Bits some = bits_of(differentiate(
             variant(dtype), c, {}, {wanted[0], wanted[1], wanted[2]}));
         for (int g = 0; g < 6; ++g) {
-          if (g > 2 || wanted[g]) EXPECT_EQ(some[g], all[g]) << n << ' ' << g;
+          if (g > 2 || wanted[g]) {
+            EXPECT_EQ(some[g], all[g]) << n << ' ' << g;
+          }
         }
       }
     }
@@ -99,11 +101,15 @@ TEST_P(Backward, WhatSeesNothingAndIsNotSeenGetsNone) {
       const Call c = with_blind_rows(dtype, of_bias);
       const GradientResult r = differentiate(variant(dtype), c);
       for_each_index(r.query.sizes(), [&](const Index& i) {
-        if (i[2] == 3 || i[2] == 7) EXPECT_EQ(r.query.get(i), 0);
+        if (i[2] == 3 || i[2] == 7) {
+          EXPECT_EQ(r.query.get(i), 0);
+        }
       });
       for (const Tensor* x : {&r.key, &r.value}) {
         for_each_index(x->sizes(), [&](const Index& i) {
-          if (i[2] == 5 || i[2] == 11) EXPECT_EQ(x->get(i), 0);
+          if (i[2] == 5 || i[2] == 11) {
+            EXPECT_EQ(x->get(i), 0);
+          }
         });
       }
     }
