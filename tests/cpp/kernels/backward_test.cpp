@@ -303,6 +303,56 @@ TEST_P(Backward, GradientsAreSlopesOfTheForwardKernel) {
   EXPECT_NEAR(slope / expected, 1, 1e-6);
 }
 
+/// √Σ (x − y)²
+double distance(const naive::Values& x, const naive::Values& y) {
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += (x[i] - y[i]) * (x[i] - y[i]);
+  return std::sqrt(sum);
+}
+
+/// √Σ of errors, against that of rounding the exact gradient alone. Rounding
+/// one factor of each product adds as much again: √2. A short head scatters, so
+/// short ones are many.
+TEST(BackwardOfBFloat16, ErrsByOneAndAHalfRoundingsAtEveryLength) {
+  std::vector<Shape> shapes{{1, 48, 48, 16, 16, 64, 64},
+                            {1, 4, 4, 130, 130, 64, 64},
+                            {1, 2, 2, 512, 512, 32, 32}};
+  if (getenv("MULTIHEAD_LONG")) {
+    shapes.push_back({1, 1, 1, 2048, 2048, 128, 128});
+    shapes.push_back({1, 1, 1, 8192, 8192, 64, 64});
+  }
+  for (const Shape& shape : shapes) {
+    for (const bool causal : {false, true}) {
+      Call c = normal_call(Dtype::kBFloat16, shape);
+      c.visibility.is_causal = causal;
+      SCOPED_TRACE(description(c));
+      const Golden golden(c);
+      OutputGradients gradients{
+          normal_call(c.dtype, shape, 2).query,
+          Tensor(Storage::kFloat32, {1, shape.B, shape.H, shape.Lq})};
+      gradients.logsumexp.fill([](const Index&) { return 0.0; });
+      const naive::Gradients g = naive::backward(
+          golden.arguments, golden.output, gradients.out.values(), {});
+      for (const Variant& kernels : variants(c.dtype)) {
+        const GradientResult r =
+            backward(kernels, c, forward(kernels, c), gradients);
+        const auto expect_close = [&](const char* what, const Tensor& x,
+                                      const naive::Values& exact) {
+          const Tensor rounded(x.storage(), x.sizes());
+          size_t next = 0;
+          rounded.fill([&](const Index&) { return exact[next++]; });
+          EXPECT_LE(distance(x.values(), exact),
+                    1.5 * distance(rounded.values(), exact))
+              << what << ", " << kernels.name;
+        };
+        expect_close("dquery", r.query, g.query);
+        expect_close("dkey", r.key, g.key);
+        expect_close("dvalue", r.value, g.value);
+      }
+    }
+  }
+}
+
 FOR_EACH_ISA(Backward);
 
 }  // namespace
