@@ -23,6 +23,8 @@
 #include <cmath>
 #include <limits>
 
+#include "multihead/kernels/kernels.h"
+
 namespace multihead::exact {
 namespace {
 
@@ -215,12 +217,19 @@ at::Tensor append_sinks(const at::Tensor& scores, const at::Tensor& sinks) {
       /*dim=*/-1);
 }
 
-// Rows without a visible key give −inf and pass no gradient on.
+// Rows without a visible key give −inf and pass no gradient on. The gradient of
+// at::logsumexp is exp(scores − logsumexp), wrong by a factor where logsumexp
+// is so large that its last bit is no small number; so it is a constant here,
+// and what it lacks is differentiated.
 at::Tensor logsumexp_rows(const at::Tensor& scores) {
   choose_vector_functions();
   const at::Tensor blocked = scores.eq(-kInfinity).all(-1, /*keepdim=*/true);
-  return at::logsumexp(scores.masked_fill(blocked, 0.0), -1)
-      .masked_fill(blocked.squeeze(-1), -kInfinity);
+  const at::Tensor rows = scores.masked_fill(blocked, 0.0);
+  const at::Tensor rounded = at::logsumexp(rows.detach(), -1, /*keepdim=*/true);
+  const at::Tensor near = rounded.masked_fill(rounded.abs().eq(kInfinity), 0.0);
+  return (near + (rows - near).exp().sum(-1, /*keepdim=*/true).log())
+      .masked_fill(blocked, -kInfinity)
+      .squeeze(-1);
 }
 
 }  // namespace
@@ -293,11 +302,21 @@ at::Tensor weights_from_logsumexp(const Heads& given, const ScoreRules& rules,
       apply_rules(by_head(scaled_scores(heads, rules, visible), heads), rules,
                   shape, visible);
   // −inf − −inf would be NaN where a row sees nothing.
-  const at::Tensor finite =
+  const at::Tensor shift =
       logsumexp.masked_fill(logsumexp.eq(-kInfinity), 0.0).unsqueeze(-1);
   choose_vector_functions();
-  return cast(drop((scores - finite).exp().flatten(0, 1), rules),
-              heads.query.scalar_type());
+  const at::Tensor exp = (scores - shift).exp();
+  // What the sum of a row should be 1 for, if its logsumexp were not rounded.
+  at::Tensor sum = exp.detach().sum(-1, /*keepdim=*/true);
+  if (rules.sinks.defined()) {
+    sum = sum + (rules.sinks.detach().to(sum.scalar_type()).view({-1, 1, 1}) -
+                 shift.detach())
+                    .exp();
+  }
+  const at::Tensor anew =
+      shift.detach().abs().gt(kernels::kLargeLogsumexp).logical_and(sum.gt(0));
+  const at::Tensor weights = exp / sum.masked_fill(anew.logical_not(), 1.0);
+  return cast(drop(weights.flatten(0, 1), rules), heads.query.scalar_type());
 }
 
 Attention attention_as_pytorch(const Heads& heads,

@@ -47,7 +47,8 @@ Attention attention(const Heads& heads, const ScoreRules& rules,
 
 /// exp(scores − logsumexp), (B·H, Lq, Lk), after dropout where its factors are
 /// given: the weights of that attention, as a function of logsumexp (B, H, Lq)
-/// too. Values are not looked at.
+/// too. A large logsumexp is taken for that of these scores and sinks, and what
+/// it lost in rounding made up for. Values are not looked at.
 at::Tensor weights_from_logsumexp(const Heads& heads, const ScoreRules& rules,
                                   const at::Tensor& logsumexp);
 

@@ -104,6 +104,7 @@ class SplitTask {
   void run(int64_t b, int64_t g, int64_t split, T* rows) {
     const int64_t begin = split * kGradientSplit;
     const Interval all{begin, least(begin + kGradientSplit, a_.Lk)};
+    used_ = round_up(all.end - begin, GradientProducts<M, S>::kSumKeys);
     clear(s_.sums);
     if (s_.total.dkey != s_.sums.dkey) clear(s_.total);
     const Interval keys = overlap(all, {visible_keys(a_, b, 0).begin,
@@ -118,8 +119,8 @@ class SplitTask {
 
  private:
   void clear(const typename BackwardScratch<M, S>::Sums& sums) {
-    memset(sums.dkey, 0, kGradientSplit * s_.key_width * sizeof(T));
-    memset(sums.dvalue, 0, kGradientSplit * s_.value_width * sizeof(T));
+    memset(sums.dkey, 0, used_ * s_.key_width * sizeof(T));
+    memset(sums.dvalue, 0, used_ * s_.value_width * sizeof(T));
   }
 
   /// total += sums, sums = 0.
@@ -129,8 +130,8 @@ class SplitTask {
         F::store(total + i, F::add(F::load(total + i), F::load(sums + i)));
       }
     };
-    add(s_.total.dkey, s_.sums.dkey, kGradientSplit * s_.key_width);
-    add(s_.total.dvalue, s_.sums.dvalue, kGradientSplit * s_.value_width);
+    add(s_.total.dkey, s_.sums.dkey, used_ * s_.key_width);
+    add(s_.total.dvalue, s_.sums.dvalue, used_ * s_.value_width);
     clear(s_.sums);
   }
 
@@ -280,6 +281,7 @@ class SplitTask {
   const Workspace<F>& w_;
   BackwardScratch<M, S>& s_;
   KeySplit<T> split_;
+  int64_t used_ = 0;  ///< sums of the split, in whole steps of products
   Tile tile_;
 };
 
@@ -295,6 +297,7 @@ struct BackwardKernel {
     plan.waves = in_waves(b, threads);
     const int64_t splits = least(b.width, splits_of(a) - b.first_split);
     plan.tasks = a.B * a.G * (plan.waves ? splits : 1);
+    if (!needs_dscores(b) && !b.dvalue.data) plan.tasks = 0;
     constexpr bool kWiden = !Panels<M, S>::kInPlace;
     plan.pack_key = kWiden || a.key.row != a.D;
     plan.pack_value = kWiden || a.value.row != a.Dv;

@@ -107,7 +107,8 @@ struct QueriesKernel {
   static Plan plan(const Backward& b, int threads) {
     Plan plan;
     plan.waves = in_waves(b, threads);
-    plan.tasks = plan.waves ? grid(b.attention).tasks() : 0;
+    const bool wanted = b.dquery.data || b.dalibi_slopes;
+    plan.tasks = plan.waves && wanted ? grid(b.attention).tasks() : 0;
     return plan;
   }
   static void run(const Backward& b, const Plan& plan, int64_t first,

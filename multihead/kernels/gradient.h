@@ -10,10 +10,9 @@
 namespace multihead::kernels {
 namespace {
 
-/// Keys of a split (run_backward.h) sum up their gradients together, and their
-/// share of a query's gradient is one chain; so many rows add to a key's
-/// gradient in one chain. Like kKeySplit part of the result; a multiple of
-/// every tile.
+/// So many rows add to a key's gradient in one chain. Part of the result, as
+/// kGradientSplit is, the keys whose shares of a query's gradient are one; a
+/// multiple of every tile.
 inline constexpr int64_t kRowSplit = 1536;
 
 inline int64_t rows_of_head(const Attention& a) { return a.Lq * group_of(a); }

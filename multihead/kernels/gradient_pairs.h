@@ -34,7 +34,7 @@ class GradientProducts<M, S, 2> {
   using Tile = RowTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
   /// S and dP of a step, 12 KiB, stay in the L1 cache while they are rounded.
-  static constexpr int64_t kStep = 32;
+  static constexpr int64_t kStep = 32, kSumKeys = kStep;
 
   T* dquery;  ///< (columns_, lanes), of a tile and a split
 

@@ -41,6 +41,7 @@ class GradientProducts {
   using Tile = RowTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
   static constexpr int64_t kStep = kKeyBlock;  ///< keys to `add` at once
+  static constexpr int64_t kSumKeys = 1;  ///< whose sums are added to at once
 
   T* dquery;  ///< (D + 1, lanes), of a tile and a split
 

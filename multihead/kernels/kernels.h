@@ -124,6 +124,10 @@ struct Backward {
   int64_t first_split = 0, width = 0;
 };
 
+/// From here on a logsumexp of float32 is off by 4e-6 and more: where its
+/// magnitude is larger, weights are normalized anew.
+inline constexpr double kLargeLogsumexp = 64;
+
 /// The weights that a forward call used, after dropout, recomputed from its
 /// logsumexp: per head (B, H, Lq, Lk), or averaged over heads (B, Lq, Lk, the
 /// head stride is ignored). dtype as attention's. Value is not read.

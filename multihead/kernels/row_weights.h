@@ -55,9 +55,6 @@ inline RowTile<F> tile_of(const Attention& a, const HeadRange& rows,
       a, {rows.b, head / group_of(a), head, 1, rows.first, rows.count});
 }
 
-/// Where a logsumexp of float32 is off by 4e-6 and more.
-inline constexpr double kLargeLogsumexp = 64;
-
 /// Maximum and sum of the rows of a tile whose logsumexp is large, sink
 /// included; queries and keys as for any block.
 template <class M, class S>

@@ -12,7 +12,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <utility>
+#include <algorithm>
+#include <array>
 
 #include "multihead/definition.h"
 #include "multihead/fused.h"
@@ -43,26 +44,39 @@ AttentionOptions with_tensors(AttentionOptions options, const Inputs& inputs) {
   return options;
 }
 
-// ---- What a backward finds of its call --------------------------------------
+// ---- What a backward finds of its call ------------------------------------
 
-struct SavedOptions : torch::CustomClassHolder {
-  explicit SavedOptions(AttentionOptions options)
-      : options(std::move(options)) {}
-  AttentionOptions options;
-};
+// Numbers only: tensors are saved where autograd keeps watch over them, and
+// compiled autograd wants to compare the rest.
+c10::IValue saved_options(const AttentionOptions& o) {
+  const auto window = o.window.value_or(std::array<int64_t, 2>{});
+  return c10::ivalue::Tuple::create(
+      {o.dropout_p, o.is_causal, o.scale, o.enable_gqa,
+       o.causal_alignment == CausalAlignment::kBottomRight,
+       o.window.has_value(), window[0], window[1], o.softcap});
+}
+
+AttentionOptions loaded_options(const c10::IValue& saved) {
+  const auto& x = saved.toTupleRef().elements();
+  AttentionOptions o{.dropout_p = x[0].toDouble(),
+                     .is_causal = x[1].toBool(),
+                     .scale = x[2].toOptional<double>(),
+                     .enable_gqa = x[3].toBool()};
+  if (x[4].toBool()) o.causal_alignment = CausalAlignment::kBottomRight;
+  if (x[5].toBool()) o.window = {x[6].toInt(), x[7].toInt()};
+  o.softcap = x[8].toOptional<double>();
+  return o;
+}
 
 void save(AutogradContext* context, const Inputs& inputs,
-          AttentionOptions options, const Tensor& dropout_state,
+          const AttentionOptions& options, const Tensor& dropout_state,
           const variable_list& results = {}) {
   variable_list tensors(inputs.begin(), inputs.end());
-  tensors.push_back(std::exchange(options.key_lengths, Tensor()));
+  tensors.push_back(options.key_lengths);
   tensors.push_back(dropout_state);
   tensors.insert(tensors.end(), results.begin(), results.end());
   context->save_for_backward(std::move(tensors));
-  // Without tensors, which autograd keeps watch over where they are saved.
-  context->saved_data["options"] =
-      c10::IValue::make_capsule(c10::make_intrusive<SavedOptions>(
-          with_tensors(std::move(options), Inputs())));
+  context->saved_data["options"] = saved_options(options);
   context->set_materialize_grads(false);
 }
 
@@ -81,18 +95,15 @@ struct SavedCall {
       inputs[i] = saved[i];
       needs[i] = saved[i].defined() && context->needs_input_grad(edge++);
     }
-    options = with_tensors(c10::static_intrusive_pointer_cast<SavedOptions>(
-                               context->saved_data["options"].toCapsule())
-                               ->options,
-                           inputs);
+    options =
+        with_tensors(loaded_options(context->saved_data["options"]), inputs);
     options.key_lengths = saved[inputs.size()];
     dropout_state = saved[inputs.size() + 1];
     results.assign(saved.begin() + inputs.size() + 2, saved.end());
   }
 };
 
-// ---- By the definition
-// --------------------------------------------------------
+// ---- By the definition ---------------------------------------------------
 
 // Gradients of Σ outputs·gradients, undefined where not needed. They can be
 // differentiated again where gradients are recorded. Every input that is needed
@@ -149,8 +160,7 @@ Gradients backward_by_definition(const variable_list& gradients,
   return {g[0], g[1], g[2], g[3], g[4], g[5]};
 }
 
-// ---- The operators
-// --------------------------------------------------------------
+// ---- The operators -------------------------------------------------------
 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
@@ -247,6 +257,12 @@ struct Operators<Types<R...>> {
         fused::is_recorded({&dout, &dlse}) ||
         std::any_of(inputs.begin(), inputs.end(),
                     [](const Tensor& x) { return fused::is_recorded({&x}); });
+    for (const Tensor* x : {&dout, &dlse, &query, &key, &value}) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !x->defined() || !x->_fw_grad(/*level=*/0).defined(),
+          "fused_attention_backward: forward-mode differentiation of a "
+          "recorded backward is not implemented");
+    }
     if (!recorded) {
       const variable_list g = fused::attention_backward(
           dout, dlse, {query, key, value, out, logsumexp}, needs, options,

@@ -4,6 +4,7 @@
 // dealt to torch's threads.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -131,19 +132,32 @@ class BackwardCall {
   /// Fills what is defined.
   void run(Gradients& gradients) {
     auto& [dquery, dkey, dvalue, dmask, dslopes, dsinks] = gradients;
-    const auto rows = [](const Tensor& x) {
-      if (!x.defined()) return kernels::OutRows();
-      return out_rows_of(x.dim() == 3 ? x.unsqueeze(0) : x);
-    };
-    backward_.dquery = rows(dquery);
-    backward_.dkey = rows(dkey);
-    backward_.dvalue = rows(dvalue);
     const kernels::Attention& a = backward_.attention;
+    // One batch of keys or values for many: each batch has its share.
+    Tensor key_shares, value_shares;
+    const auto rows = [&](const Tensor& x, Tensor& shares) {
+      if (!x.defined()) return kernels::OutRows();
+      if (x.dim() == 3) return out_rows_of(x.unsqueeze(0));
+      if (x.size(0) == a.B) return out_rows_of(x);
+      shares = at::empty({a.B, x.size(1), x.size(2), x.size(3)}, x.options());
+      return out_rows_of(shares);
+    };
+    Tensor none;
+    backward_.dquery = rows(dquery, none);
+    backward_.dkey = rows(dkey, key_shares);
+    backward_.dvalue = rows(dvalue, value_shares);
     // Sums in the compute type, rounded once.
     Tensor mask_sums, slope_sums, sink_sums;
     if (dmask.defined()) {
-      mask_sums = at::empty(dmask.sizes(), logsumexp_.options());
-      backward_.dbias = score_gradients_of(mask_sums);
+      const auto number = logsumexp_.scalar_type();
+      mask_sums = dmask.scalar_type() == number
+                      ? dmask
+                      : at::empty(dmask.sizes(), logsumexp_.options());
+      if (a.B * a.H * a.Lq * a.Lk == 0) {
+        mask_sums.zero_();  // nobody adds to it
+      } else {
+        backward_.dbias = score_gradients_of(mask_sums);
+      }
     }
     const auto of_heads = [&](const Tensor& wanted, Tensor& sums) -> double* {
       if (!wanted.defined()) return nullptr;
@@ -162,7 +176,12 @@ class BackwardCall {
         [](const auto& kernel, const kernels::Backward& b) {
           ops::run(kernel, b);
         });
-    if (dmask.defined()) dmask.copy_(mask_sums);
+    const auto add_up = [](const Tensor& shares, Tensor& gradient) {
+      if (shares.defined()) at::sum_out(gradient, shares, 0, /*keepdim=*/true);
+    };
+    add_up(key_shares, dkey);
+    add_up(value_shares, dvalue);
+    if (dmask.defined() && !mask_sums.is_same(dmask)) dmask.copy_(mask_sums);
     if (dslopes.defined()) {
       dslopes.copy_(dslopes.dim() == 1 ? slope_sums.sum(0) : slope_sums);
     }

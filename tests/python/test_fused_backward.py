@@ -11,6 +11,7 @@ import torch
 from equal import assert_equal
 from paths import fused_calls
 from test_definition import BUDGETS
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import multihead
@@ -274,3 +275,90 @@ def test_compiled_training_runs_the_operators(dynamic):
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     expected = torch.autograd.grad(step(*inputs), inputs)
     assert_equal(torch.autograd.grad(compiled(*inputs), inputs), expected)
+
+
+# --- What others tripped over ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shared", [("key",), ("value",), ("key", "value")])
+def test_one_batch_of_keys_for_many(shared, dtype):
+    """Its gradient is the sum of those that copies have."""
+    batch, length = 3, 70
+    tensors = {"query": torch.randn(batch, 4, 9, 16, dtype=dtype)}
+    for name in ("key", "value"):
+        rows = 1 if name in shared else batch
+        tensors[name] = torch.randn(rows, 2, length, 16, dtype=dtype)
+    dout = torch.randn(batch, 4, 9, 16, dtype=dtype)
+
+    def gradients_of(tensors):
+        inputs = [x.clone().requires_grad_() for x in tensors.values()]
+
+        def step():
+            out = multihead.scaled_dot_product_attention(*inputs, enable_gqa=True)
+            out.backward(dout)
+
+        assert fused_calls(step) == ["attention", "backward"]
+        return [x.grad for x in inputs]
+
+    copied = {n: x.expand(batch, -1, -1, -1) for n, x in tensors.items()}
+    for x, gradient, copies in zip(
+        tensors.values(), gradients_of(tensors), gradients_of(copied), strict=True
+    ):
+        assert gradient.shape == x.shape
+        expected = copies.sum(0, keepdim=True) if x.size(0) == 1 else copies
+        assert_equal(gradient, expected)
+
+
+@pytest.mark.parametrize("blocked", [-1e4, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("average", [False, True])
+def test_weights_of_rows_that_a_finite_mask_hides(blocked, average):
+    """Their logsumexp is so large that it has lost the number of keys. The mask's
+    numbers are coarse there too, so scores are 0: of equal keys all is exact."""
+    keys = 6
+    query = torch.randn(1, 2, 3, 4)
+    key = torch.randn(1, 2, 1, 4).repeat(1, 1, keys, 1) * 0
+    mask = torch.full((keys,), blocked)
+    inputs = [x.requires_grad_() for x in (query, key)]
+    _, lse = ops.fused_attention(*inputs, key, mask)
+    weights = ops.attention_weights(*inputs, lse, average, mask)
+    assert_close(weights, torch.full_like(weights, 1 / keys))
+    factors = torch.randn_like(weights)
+    (dkey,) = torch.autograd.grad((weights * factors).sum(), key)
+    # Of softmax: w·(f − Σ w·f), times scale·q.
+    slope = (factors - factors.mean(-1, keepdim=True)) / keys
+    if average:
+        slope = slope[:, None].expand(1, 2, 3, keys) / 2
+    assert_close(dkey, slope.mT @ query.detach() / 2)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 5), (2, 0, 5), (2, 3, 0)], ids=str)
+def test_mask_of_a_call_without_elements(sizes):
+    batch, queries, keys = sizes
+    mask = torch.randn(2, 1, 1, requires_grad=True)
+    q = torch.randn(batch, 2, queries, 4)
+    k = torch.randn(batch, 2, keys, 4)
+    out = multihead.scaled_dot_product_attention(q, k, k, mask)
+    (gradient,) = torch.autograd.grad(out.sum(), mask)
+    assert_equal(gradient, torch.zeros_like(mask))
+
+
+def test_forward_mode_of_a_recorded_backward_is_refused():
+    inputs, _ = calls.make("none", grad=True)
+    out, lse = forward(inputs, {})
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.randn_like(out), torch.randn_like(out))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            backward(dual, None, inputs, {}, (out.detach(), lse.detach()))
+
+
+def test_compiled_autograd():
+    inputs, options = calls.make("everything", grad=True)
+
+    def step():
+        out, _ = ops.fused_attention(*inputs, **options)
+        return torch.autograd.grad(out.square().sum(), inputs)
+
+    expected = step()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        assert_equal(step(), expected)

@@ -7,6 +7,7 @@
 // folder, and goes on there if the same binary is started again.
 #include <sys/stat.h>
 
+#include <array>
 #include <cstdio>
 #include <fstream>
 
@@ -26,28 +27,38 @@ struct Record {
   long long binary = 0;  ///< when it was linked
   uint64_t next = 0;
   WorstErrors worst = {};
+  WorstGradients gradients = {};
 
   explicit Record(Dtype dtype)
       : file(std::string("fuzz_") + name_of(dtype) + ".txt") {
     struct stat self{};
     if (stat("/proc/self/exe", &self) == 0) binary = self.st_mtime;
     Record kept;
-    if (std::ifstream(file) >> kept.binary >> kept.next >> kept.worst.out >>
-            kept.worst.logsumexp >> kept.worst.weights &&
-        kept.binary == binary) {
+    std::ifstream in(file);
+    in >> kept.binary >> kept.next;
+    for (double* x : kept.numbers()) in >> *x;
+    if (in && kept.binary == binary) {
       next = kept.next;
       worst = kept.worst;
+      gradients = kept.gradients;
     }
   }
-  void keep() const {
+  void keep() {
     const std::string part = file + ".part";
-    std::ofstream(part) << binary << ' ' << next << ' ' << worst.out << ' '
-                        << worst.logsumexp << ' ' << worst.weights << '\n';
+    std::ofstream out(part);
+    out << binary << ' ' << next;
+    for (double* x : numbers()) out << ' ' << *x;
+    out << std::endl;
     rename(part.c_str(), file.c_str());
   }
 
  private:
   Record() = default;
+  std::array<double*, 8> numbers() {
+    WorstGradients& g = gradients;
+    return {&worst.out, &worst.logsumexp, &worst.weights, &g.query,
+            &g.key,     &g.value,         &g.bias,        &g.heads};
+  }
 };
 
 class Fuzz : public testing::TestWithParam<Dtype> {
@@ -102,6 +113,7 @@ TEST_P(Fuzz, StaysWithinTheErrorBudget) {
   if (is_long && record.next < count) {
     n = std::max(n, record.next);
     worst_ = record.worst;
+    worst_gradients_ = record.gradients;
   }
   const uint64_t first = n;
   for (; n < count && !(is_long && HasFailure()); ++n) {
@@ -109,6 +121,7 @@ TEST_P(Fuzz, StaysWithinTheErrorBudget) {
     if (!is_long || HasFailure() || (n + 1) % 50 != 0) continue;
     record.next = n + 1;
     record.worst = worst_;
+    record.gradients = worst_gradients_;
     record.keep();
   }
   printf(
