@@ -21,6 +21,7 @@ set_target_properties(multihead PROPERTIES INSTALL_RPATH "${TORCH_ROOT}/lib")
 install(TARGETS multihead EXPORT multihead-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(FILES multihead/errors.h
+              multihead/explain.h
               multihead/functional.h
               multihead/modules.h
               multihead/multihead.h

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "multihead/errors.h"
+#include "multihead/explain.h"
 #include "multihead/functional.h"
 #include "multihead/modules.h"
 #include "multihead/safetensors.h"

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "multihead/checks.h"
+#include "multihead/explain.h"
 #include "multihead/functional.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
@@ -153,6 +154,29 @@ int64_t head_width_op(int64_t embed_dim, int64_t num_heads,
   return head_width(layer);
 }
 
+// Runs of somebody's attention, tensors and facts by name, as explain.h has
+// them; the verdict as JSON.
+std::string explain_op(
+    const c10::List<c10::Dict<std::string, Tensor>>& observations,
+    const c10::List<c10::Dict<std::string, std::string>>& metadata) {
+  TORCH_CHECK_VALUE(observations.size() == metadata.size(),
+                    "explain: metadata must have one entry for each of the ",
+                    observations.size(), " observations, got ",
+                    metadata.size());
+  std::vector<Observation> all(observations.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto tensors = observations.get(i);
+    const auto facts = metadata.get(i);
+    for (const auto& entry : tensors) {
+      all[i].tensors[entry.key()] = entry.value();
+    }
+    for (const auto& entry : facts) {
+      all[i].metadata[entry.key()] = entry.value();
+    }
+  }
+  return to_json(explain(all));
+}
+
 template <typename Library>
 void implement(Library& m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_op);
@@ -242,6 +266,10 @@ TORCH_LIBRARY(multihead, m) {
       "int? head_dim=None) -> int",
       tags);
   define_fused(m, tags);
+  m.def(
+      "explain(Dict(str, Tensor)[] observations, Dict(str, str)[] metadata) "
+      "-> str",
+      tags);
   m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
         tags);
   m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
@@ -251,6 +279,7 @@ TORCH_LIBRARY(multihead, m) {
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   implement(m);
   m.impl("head_width", &head_width_op);
+  m.impl("explain", &explain_op);
 }
 
 // vmap: the same operations on tensors with a hidden dimension, no loop.

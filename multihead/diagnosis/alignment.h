@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+//
+// Whose weight is whose: somebody's parameters, under names of their own, as
+// the four matrices of multi-head attention.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace [[gnu::visibility("default")]] multihead {
+
+/// How the numbers of a matrix are stored. kUnknown: only a trial can tell.
+enum class Orientation { kUnknown, kOutIn, kInOut };
+
+/// How a fused matrix holds its parts: [q; k; v], each with all heads, or head
+/// by head, [q0 k0 v0 q1 ...] (with groups, [queries of group 0, k0 v0 ...]).
+enum class FusedOrder { kNotFused, kPartByPart, kHeadByHead };
+
+/// Of the layer under test; num_heads is a multiple of num_kv_heads.
+struct LayerSizes {
+  int64_t embed_dim, num_heads, num_kv_heads;
+};
+
+struct AlignedWeights {
+  /// weight (out, in), unless its orientation is unknown: then as stored.
+  /// bias (out,). Undefined: not there.
+  struct Matrix {
+    at::Tensor weight, bias;
+    Orientation orientation = Orientation::kUnknown;
+    std::string name;
+  };
+  Matrix query, key, value, output;
+
+  /// How query, key and value, or key and value, were cut.
+  FusedOrder fused = FusedOrder::kNotFused;
+
+  /// For people: "query: attn.q_proj.weight (out, in)".
+  std::vector<std::string> matched;
+
+  /// What may be parameters and was not understood: norms, other layers.
+  std::vector<std::string> unused;
+};
+
+/// weights: under the names of any framework. orientations: what is known of
+/// them. order: how a fused matrix is to be read; its name does not tell.
+/// Nothing is copied that can be a view. Throws c10::ValueError if a matrix is
+/// missing, does not fit, or if several would do.
+AlignedWeights align_weights(
+    const std::map<std::string, at::Tensor>& weights,
+    const std::map<std::string, Orientation>& orientations,
+    const LayerSizes& sizes, FusedOrder order = FusedOrder::kPartByPart);
+
+}  // namespace multihead

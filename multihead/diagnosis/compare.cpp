@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/diagnosis/compare.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <limits>
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Half an ulp of 1, and how many of them another order of the same operations,
+// projections included, may cost at most. Faults are far beyond.
+constexpr double kUnits = 64;
+
+double unit_of(at::ScalarType precision) {
+  switch (precision) {
+    case at::kDouble:
+      return 0x1p-53;
+    case at::kBFloat16:
+      return 0x1p-9;
+    case at::kHalf:
+      return 0x1p-12;
+    default:
+      return 0x1p-24;
+  }
+}
+
+double scalar(const Tensor& x) { return x.item<double>(); }
+
+double l2(const Tensor& x) { return scalar(x.square().sum().sqrt()); }
+
+// Weights over all heads (B, H, Lq, Lk) → what the shape of `like` says.
+Tensor in_shape_of(const Tensor& weights, const Tensor& like, bool sum) {
+  const int64_t whole = weights.numel(), heads = weights.size(1);
+  if (like.numel() == whole) return weights.reshape(like.sizes());
+  if (like.numel() * heads != whole) return {};
+  return (sum ? weights.sum(1) : weights.mean(1)).reshape(like.sizes());
+}
+
+// Rounding on the way is told by what it does: the error left is small beside
+// the error that it explains.
+double narrow_misfit(const Run& run, const Recipe& recipe, const Stages& narrow,
+                     at::ScalarType precision) {
+  if (run.returned.defined() || run.dout.defined()) return 0;
+  Recipe wide = recipe;
+  wide.narrow = Narrow::kNever;
+  const std::optional<Stages> stages = run_recipe(run, wide);
+  const double error = largest_difference(run.out, stages->out);
+  if (!std::isfinite(error) ||
+      error <=
+          rounding_allowed(precision, *stages, largest_finite(stages->out))) {
+    return kInfinity;
+  }
+  return 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
+}
+
+double share_of(double difference, double allowed) {
+  return difference == 0 ? 0 : difference / allowed;
+}
+
+double returned_misfit(const Run& run, const Recipe& recipe,
+                       const Stages& stages, at::ScalarType precision) {
+  const Tensor expected = returned_weights(run, recipe, stages);
+  if (!expected.defined()) return kInfinity;
+  Tensor blind_rows;
+  if (stages.blind.defined()) {
+    Tensor seen = stages.blind.logical_not();
+    if (run.returned.numel() != stages.weights.numel()) seen = seen.all(1);
+    blind_rows = seen.reshape(expected.sizes().slice(0, expected.dim() - 1));
+  }
+  const double allowed =
+      rounding_allowed(precision, stages, largest_finite(expected));
+  double difference = largest_difference(run.returned, expected, blind_rows);
+  // In training both are usual: the weights before dropout, and after.
+  if (difference > allowed && run.training &&
+      recipe.returned == Returned::kWeights) {
+    difference = largest_difference(
+        run.returned, in_shape_of(stages.weights, run.returned, false),
+        blind_rows);
+  }
+  return share_of(difference, allowed);
+}
+
+double gradient_misfit(const Run& run, const Recipe& recipe,
+                       const Stages& stages, at::ScalarType precision) {
+  const std::array<Tensor, 3> expected = gradients(run, recipe);
+  double worst = 0;
+  for (int role = 0; role < 3; ++role) {
+    if (!expected[role].defined()) continue;
+    // A gradient of nothing has no size of its own.
+    const double size = std::max(largest_finite(expected[role]),
+                                 largest_finite(run.gradients[role]));
+    worst = std::max(
+        worst, share_of(largest_difference(run.gradients[role], expected[role]),
+                        4 * rounding_allowed(precision, stages, size)));
+  }
+  return worst;
+}
+
+}  // namespace
+
+double rounding_allowed(at::ScalarType precision, const Stages& stages,
+                        double largest) {
+  const double scores = 4 + largest_finite(stages.scores);
+  const double unit = unit_of(precision);
+  const double share = at::isReducedFloatingType(precision)
+                           ? 16 * unit + kUnits * 0x1p-24 * scores
+                           : kUnits * unit * scores;
+  return share * largest + 1e-300;
+}
+
+double largest_finite(const Tensor& x) {
+  if (!x.defined() || x.numel() == 0) return 0;
+  return scalar(x.detach().nan_to_num(0.0, 0.0, 0.0).abs().max());
+}
+
+double largest_difference(const Tensor& x, const Tensor& y,
+                          const Tensor& rows) {
+  if (x.sizes() != y.sizes()) return kInfinity;
+  if (x.numel() == 0) return 0;
+  Tensor difference = (x - y).abs();
+  if (!std::isfinite(scalar(difference.max()))) {
+    const Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
+    difference = difference.nan_to_num(kInfinity, kInfinity, kInfinity)
+                     .masked_fill(same, 0.0);
+  }
+  if (rows.defined()) {
+    difference = difference.amax(-1).masked_fill(rows.logical_not(), 0.0);
+  }
+  return scalar(difference.max());
+}
+
+Tensor seeing_rows(const Run& run, const Stages& stages) {
+  if (!stages.blind.defined()) return {};
+  const Tensor seen = stages.blind.logical_not();
+  return run.has_weights ? seen.all(1) : seen;
+}
+
+Tensor returned_weights(const Run& run, const Recipe& recipe,
+                        const Stages& stages) {
+  const Tensor& like = run.returned;
+  switch (recipe.returned) {
+    case Returned::kWeights:
+      return in_shape_of(stages.dropped, like, /*sum=*/false);
+    case Returned::kSum:
+      return in_shape_of(stages.dropped, like, /*sum=*/true);
+    case Returned::kFirstHead:
+    case Returned::kLastHead: {
+      const Tensor head = stages.dropped.select(
+          1, recipe.returned == Returned::kFirstHead ? 0 : -1);
+      return head.numel() == like.numel() ? head.reshape(like.sizes())
+                                          : Tensor();
+    }
+    case Returned::kScores: {
+      const Tensor masked = in_shape_of(stages.masked_scores, like, false);
+      if (!masked.defined()) return {};
+      return largest_difference(like, masked) <
+                     1e-3 * largest_finite(stages.scores)
+                 ? masked
+                 : in_shape_of(stages.scores, like, false);
+    }
+    case Returned::kUnmasked:
+      return in_shape_of(stages.scores.softmax(-1), like, false);
+  }
+  return {};
+}
+
+std::array<Tensor, 3> gradients(const Run& run, const Recipe& recipe) {
+  const at::AutoGradMode with_grad(true);
+  Run leaves = run;
+  for (int role = 0; role < 3; ++role) {
+    leaves.inputs[role] =
+        run.same_as[role] == role
+            ? run.inputs[role].detach().clone().requires_grad_()
+            : leaves.inputs[run.same_as[role]];
+  }
+  std::array<Tensor, 3> result;
+  const std::optional<Stages> stages = run_recipe(leaves, recipe);
+  for (int role = 0; role < 3; ++role) {
+    if (!run.gradients[role].defined() || run.same_as[role] != role) continue;
+    result[role] = at::zeros_like(run.inputs[role]);
+    if (!stages || !stages->out.requires_grad()) continue;
+    const Tensor gradient = torch::autograd::grad(
+        {stages->out}, {leaves.inputs[role]}, {run.dout}, /*retain_graph=*/true,
+        /*create_graph=*/false, /*allow_unused=*/true)[0];
+    if (gradient.defined()) result[role] = gradient;
+  }
+  return result;
+}
+
+double misfit(const Run& run, const Recipe& recipe, at::ScalarType precision) {
+  const at::NoGradGuard no_grad;
+  const std::optional<Stages> stages = run_recipe(run, recipe);
+  if (!stages || stages->out.sizes() != run.out.sizes()) return kInfinity;
+  if (recipe.narrow != Narrow::kNever) {
+    return narrow_misfit(run, recipe, *stages, precision);
+  }
+  const Tensor rows = seeing_rows(run, *stages);
+  // What sees hardly anything proves nothing.
+  if (rows.defined() && 2 * rows.sum().item<int64_t>() < rows.numel()) {
+    return kInfinity;
+  }
+  const double allowed =
+      rounding_allowed(precision, *stages, largest_finite(stages->out));
+  double worst =
+      share_of(largest_difference(run.out, stages->out, rows), allowed);
+  if (worst <= 1 && run.returned.defined()) {
+    worst = std::max(worst, returned_misfit(run, recipe, *stages, precision));
+  }
+  if (worst <= 1 && run.dout.defined()) {
+    worst = std::max(worst, gradient_misfit(run, recipe, *stages, precision));
+  }
+  return worst;
+}
+
+}  // namespace multihead::diagnosis

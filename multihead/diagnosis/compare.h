@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+//
+// Whether what came out is what a recipe gives, but for rounding.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "multihead/diagnosis/recipe.h"
+#include "multihead/diagnosis/run.h"
+#include "multihead/diagnosis/variants.h"
+
+namespace multihead::diagnosis {
+
+/// What rounding to `precision` may do to a tensor of attention whose largest
+/// element is `largest`: the scores enter through exp, and their size with
+/// them.
+double rounding_allowed(at::ScalarType precision, const Stages& stages,
+                        double largest);
+
+/// Largest |x|, infinities and NaN left out; 0 of nothing.
+double largest_finite(const at::Tensor& x);
+
+/// Largest |x − y|: 0 for two NaN or the same infinity, infinite for one NaN.
+/// rows: bool, leading dimensions of x; undefined: all.
+double largest_difference(const at::Tensor& x, const at::Tensor& y,
+                          const at::Tensor& rows = {});
+
+/// The rows of out, (B, Lq) or (B, H, Lq), in which some key was seen;
+/// undefined: all of them.
+at::Tensor seeing_rows(const Run& run, const Stages& stages);
+
+/// The weights that code with this recipe returns, in the shape of
+/// run.returned; undefined: they do not have that shape.
+at::Tensor returned_weights(const Run& run, const Recipe& recipe,
+                            const Stages& stages);
+
+/// Gradients of Σ out·dout for query, key and value where the run has them.
+std::array<at::Tensor, 3> gradients(const Run& run, const Recipe& recipe);
+
+/// The largest error of anything that the run returned, as a share of what
+/// rounding to `precision` may do: up to 1 it fits. Infinite where the recipe
+/// cannot be followed.
+double misfit(const Run& run, const Recipe& recipe, at::ScalarType precision);
+
+}  // namespace multihead::diagnosis

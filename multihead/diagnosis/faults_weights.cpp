@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT
+//
+// Faults of the weights, of what becomes of them, and of what is returned.
+#include "multihead/diagnosis/faults_by_stage.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+constexpr std::string_view kDropoutRemedy =
+    "Drop weights, after the softmax, in training only, and divide what is "
+    "kept "
+    "by 1 - p: F.dropout(weights, p, training=self.training), or an nn.Dropout "
+    "that eval() reaches.";
+
+template <NarrowType type>
+std::vector<Way> narrow_ways() {
+  return {{[](Recipe& r) {
+             r.narrow = Narrow::kSoftmax;
+             r.narrow_type = type;
+           },
+           "It is the softmax."},
+          {[](Recipe& r) {
+             r.narrow = Narrow::kEverywhere;
+             r.narrow_type = type;
+           },
+           "It is every step."}};
+}
+
+}  // namespace
+
+std::vector<Fault> faults_of_weights() {
+  constexpr Stage stage = Stage::kWeights;
+  constexpr std::string_view remedy =
+      "Softmax over the keys, the last dimension of (B, H, Lq, Lk): each "
+      "query's weights sum to 1. softmax(scores, dim=-1).";
+  return {
+      {"softmax_over_queries",
+       stage,
+       "The softmax runs over the queries, not over the keys.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kOverQueries; }}}},
+      {"softmax_over_heads",
+       stage,
+       "The softmax runs over the heads, not over the keys.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kOverHeads; }}}},
+      {"softmax_over_batch",
+       stage,
+       "The softmax runs over the batch, not over the keys.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kOverBatch; }},
+        {[](Recipe& r) { r.normalise = Normalise::kOverBatchAndHeads; },
+         "Batch and heads are one dimension, B·H."}}},
+      {"softmax_over_all",
+       stage,
+       "The softmax runs over queries and keys together.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kOverQueriesAndKeys; }}}},
+      {"softmax_over_heads_and_keys",
+       stage,
+       "The softmax runs over the keys of all heads together.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kOverHeadsAndKeys; }}}},
+      {"softmax_missing",
+       stage,
+       "There is no softmax.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kNothing; }}}},
+      {"softmax_not_normalised",
+       stage,
+       "exp(scores) is not divided by its sum.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kExpOnly; }},
+        {[](Recipe& r) { r.normalise = Normalise::kShiftedExpOnly; },
+         "The largest score is subtracted, as it should be."}}},
+      {"softmax_twice",
+       stage,
+       "The softmax is applied twice.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kTwice; }}}},
+      {"log_softmax",
+       stage,
+       "log_softmax is used for softmax.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kLog; }}}},
+      {"sigmoid_instead_of_softmax",
+       stage,
+       "A sigmoid is used for the softmax.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kSigmoid; }}}},
+      {"scores_normalised_without_exp",
+       stage,
+       "The scores are divided by their sum without exp.",
+       remedy,
+       {{[](Recipe& r) { r.normalise = Normalise::kSumOnly; }}}},
+      {"dropout_left_on",
+       stage,
+       "Dropout is on in evaluation: results are random.",
+       kDropoutRemedy,
+       {{[](Recipe& r) { r.dropout = Dropout::kLeftOn; }}}},
+      {"dropout_missing",
+       stage,
+       "Nothing is dropped in training.",
+       kDropoutRemedy,
+       {{[](Recipe& r) { r.dropout = Dropout::kMissing; }}}},
+      {"dropout_before_softmax",
+       stage,
+       "Scores are dropped, not weights: a dropped score is 0, which is a "
+       "weight like any other.",
+       kDropoutRemedy,
+       {{[](Recipe& r) { r.dropout = Dropout::kBeforeSoftmax; }},
+        {[](Recipe& r) { r.dropout = Dropout::kBeforeMask; },
+         "The mask comes after."}}},
+      {"dropout_not_rescaled",
+       stage,
+       "The weights that are kept are not divided by 1 - p: the output shrinks "
+       "in training.",
+       kDropoutRemedy,
+       {{[](Recipe& r) { r.dropout = Dropout::kNotRescaled; }}}},
+      {"dropout_on_output",
+       stage,
+       "The output is dropped, the weights are not.",
+       kDropoutRemedy,
+       {{[](Recipe& r) { r.dropout = Dropout::kOnOutput; }}}},
+      {"dropout_keeps_what_it_should_drop",
+       stage,
+       "What should be dropped is kept: p is taken for the share to keep.",
+       kDropoutRemedy,
+       {{[](Recipe& r) { r.dropout = Dropout::kKeepsTheDropped; }}}},
+      {"weights_averaged",
+       stage,
+       "The weights are averaged over the heads before they meet the values.",
+       "Each head weighs its values by its own weights; the average over heads "
+       "is for looking at.",
+       {{[](Recipe& r) { r.weights_averaged = true; }}}},
+      {"weights_transposed",
+       Stage::kContext,
+       "The weights are transposed before they meet the values.",
+       "weights @ v: row i of the weights belongs to query i.",
+       {{[](Recipe& r) { r.weights_transposed = true; }}}},
+      {"computed_in_bfloat16", stage,
+       "Numbers are rounded to bfloat16 on the way.",
+       "Keep scores and weights in float32, also where inputs and outputs are "
+       "bfloat16.",
+       narrow_ways<NarrowType::kBFloat16>()},
+      {"computed_in_float16", stage,
+       "Numbers are rounded to float16 on the way.",
+       "Keep scores and weights in float32, also where inputs and outputs are "
+       "float16.",
+       narrow_ways<NarrowType::kHalf>()},
+  };
+}
+
+std::vector<Fault> faults_of_output() {
+  constexpr std::string_view merge_remedy =
+      "Exchange back before the heads are laid side by side: "
+      "context.transpose(1, 2).reshape(B, Lq, H * d).";
+  return {
+      {"merge_not_transposed",
+       Stage::kMerge,
+       "Heads are merged without exchanging heads and positions back.",
+       merge_remedy,
+       {{[](Recipe& r) { r.merge = Merge::kNotTransposed; }}}},
+      {"merge_interleaved",
+       Stage::kMerge,
+       "Heads are merged feature by feature: 0 of all heads, 1 of all heads, …",
+       merge_remedy,
+       {{[](Recipe& r) { r.merge = Merge::kFeatureMajor; }}}},
+      {"heads_averaged_together",
+       Stage::kMerge,
+       "The heads' results are averaged or summed, not laid side by side.",
+       merge_remedy,
+       {{[](Recipe& r) { r.merge = Merge::kMean; }, "They are averaged."},
+        {[](Recipe& r) { r.merge = Merge::kSum; }, "They are summed."}}},
+      {"output_weight_transposed",
+       Stage::kOutput,
+       "The output matrix W_o is transposed.",
+       "nn.Linear stores its weight as (out, in) and computes x @ weight.T.",
+       {{[](Recipe& r) { r.transposed[3] = true; }}}},
+      {"output_bias_forgotten",
+       Stage::kOutput,
+       "The bias of the output projection is not added.",
+       "Add it after the matrix: x @ weight.T + bias.",
+       {{[](Recipe& r) { r.without_bias[3] = true; }}}},
+      {"output_forgotten",
+       Stage::kOutput,
+       "The output projection is missing.",
+       "Multiply the merged heads by W_o: it is what lets the heads mix.",
+       {{[](Recipe& r) { r.output = Output::kNone; }}}},
+      {"output_per_head",
+       Stage::kOutput,
+       "The output projection is applied to each head by itself.",
+       "W_o is (E, H·d) and takes all heads laid side by side.",
+       {{[](Recipe& r) { r.output = Output::kPerHead; }}}},
+      {"output_projection_twice",
+       Stage::kOutput,
+       "The output projection is applied twice.",
+       "Apply W_o once.",
+       {{[](Recipe& r) { r.output = Output::kTwice; }}}},
+      {"input_added",
+       Stage::kOutput,
+       "The query input is added to the output.",
+       "The residual connection belongs to the block around attention.",
+       {{[](Recipe& r) { r.input_added = true; }}}},
+      {"returned_weights_summed",
+       Stage::kReturnedWeights,
+       "The weights returned are summed over the heads, not averaged.",
+       "nn.MultiheadAttention returns their mean: weights.mean(dim=1).",
+       {{[](Recipe& r) { r.returned = Returned::kSum; }}}},
+      {"returned_weights_of_one_head",
+       Stage::kReturnedWeights,
+       "The weights returned are those of one head.",
+       "Return all heads, or their mean.",
+       {{[](Recipe& r) { r.returned = Returned::kFirstHead; },
+         "It is the first head."},
+        {[](Recipe& r) { r.returned = Returned::kLastHead; },
+         "It is the last head."}}},
+      {"returned_weights_before_softmax",
+       Stage::kReturnedWeights,
+       "What is returned as weights are scores, before the softmax.",
+       "Return the softmax of the scores.",
+       {{[](Recipe& r) { r.returned = Returned::kScores; }}}},
+      {"returned_weights_unmasked",
+       Stage::kReturnedWeights,
+       "The weights returned are those without the mask.",
+       "Return the weights that were used.",
+       {{[](Recipe& r) { r.returned = Returned::kUnmasked; }}}},
+      {"gradient_detached",
+       Stage::kGradients,
+       "The output is right, and no gradient passes through a part of it.",
+       "Look for .detach(), .data, torch.no_grad(), .item() or a tensor made "
+       "anew from values.",
+       {{[](Recipe& r) { r.detached = Detached::kOutput; },
+         "It is the whole output."},
+        {[](Recipe& r) { r.detached = Detached::kWeights; },
+         "It is the weights: queries and keys never learn."},
+        {[](Recipe& r) { r.detached = Detached::kQuery; }, "It is the query."},
+        {[](Recipe& r) { r.detached = Detached::kKey; }, "It is the key."},
+        {[](Recipe& r) { r.detached = Detached::kValue; },
+         "It is the value."}}},
+  };
+}
+
+}  // namespace multihead::diagnosis

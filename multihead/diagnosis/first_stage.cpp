@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+//
+// A trace is a list of nameless tensors in layouts of the code's own. What does
+// not change with the layout is the set of numbers: sorted, they are compared
+// with those of each stage, of one head of it, or of one head of one item, as a
+// loop over heads computes them.
+#include "multihead/diagnosis/first_stage.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "multihead/diagnosis/compare.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+Tensor sorted(const Tensor& x) {
+  return std::get<0>(x.flatten().sort(/*dim=*/-1, /*descending=*/true));
+}
+
+// The finite numbers of a stage are the largest of the tensor: what a mask has
+// blocked is −inf here and anything very small there.
+bool same_numbers(const Tensor& candidate, const Tensor& wanted,
+                  double allowed) {
+  if (candidate.numel() != wanted.numel()) return false;
+  const int64_t finite = wanted.isfinite().sum().item<int64_t>();
+  const Tensor x = sorted(candidate.to(at::kDouble)).slice(0, 0, finite);
+  const Tensor y = sorted(wanted).slice(0, 0, finite);
+  return largest_difference(x, y) <= allowed;
+}
+
+// The stage as a whole, one head, one head of one item.
+std::vector<Tensor> views_of(const Tensor& stage) {
+  std::vector<Tensor> views = {stage};
+  if (stage.dim() == 4) {
+    views.push_back(stage.select(1, 0));
+    views.push_back(stage.select(1, 0).select(0, 0));
+  } else if (stage.dim() == 3) {
+    views.push_back(stage.select(0, 0));
+  }
+  return views;
+}
+
+double allowed_for(const Tensor& stage, const Stages& reference,
+                   at::ScalarType precision) {
+  return rounding_allowed(precision, reference, largest_finite(stage));
+}
+
+class Evidence {
+ public:
+  Evidence(const Run& run, const Stages& reference, at::ScalarType precision)
+      : run_(run), reference_(reference), precision_(precision) {}
+
+  bool has(const Tensor& stage) const {
+    for (const Tensor& view : views_of(stage)) {
+      if (in_trace(run_, view, allowed_for(stage, reference_, precision_))) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Query head 0 of item 0 stands in some tensor as a matrix (L, D).
+  bool has_heads() const {
+    const Tensor head = reference_.heads[0].select(0, 0).select(0, 0);
+    const double allowed =
+        allowed_for(reference_.heads[0], reference_, precision_);
+    for (const Tensor& tensor : run_.trace) {
+      if (tensor.dim() < 3 || tensor.dim() > 4) continue;
+      for (int64_t kept = 0; kept < tensor.dim() - 1; ++kept) {
+        Tensor x = tensor;
+        for (int64_t d = tensor.dim() - 2; d >= 0; --d) {
+          if (d != kept) x = x.select(d, 0);
+        }
+        if (largest_difference(x.to(at::kDouble), head) <= allowed) return true;
+      }
+    }
+    return false;
+  }
+
+  // Whether something sums to 1 over its last dimension: weights, though not
+  // those of attention.
+  bool has_other_weights() const {
+    for (const Tensor& tensor : run_.trace) {
+      if (tensor.dim() < 2 || tensor.size(-1) != run_.sizes.keys ||
+          tensor.size(-2) != run_.sizes.queries) {
+        continue;
+      }
+      const Tensor x = tensor.to(at::kDouble);
+      if (x.ge(0).all().item<bool>() &&
+          largest_finite(x.sum(-1) - 1.0) < 1e-3) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  const Run& run_;
+  const Stages& reference_;
+  at::ScalarType precision_;
+};
+
+std::optional<Stage> from_trace(const Run& run, const Stages& reference,
+                                at::ScalarType precision) {
+  const Evidence evidence(run, reference, precision);
+  if (evidence.has(reference.merged)) return Stage::kOutput;
+  if (evidence.has(reference.context)) return Stage::kMerge;
+  if (evidence.has(reference.weights)) return Stage::kContext;
+  if (evidence.has(reference.masked_scores) || evidence.has(reference.scores)) {
+    return evidence.has_other_weights() ? Stage::kMaskedScores
+                                        : Stage::kWeights;
+  }
+  if (evidence.has_heads()) return Stage::kScores;
+  bool projected = true;
+  for (const Tensor& x : reference.projected) {
+    projected = projected && evidence.has(x);
+  }
+  return projected ? Stage::kHeads : Stage::kProjections;
+}
+
+std::optional<Stage> from_names(const Run& run, const Stages& reference,
+                                at::ScalarType precision) {
+  const std::tuple<const char*, Tensor, Stage> named[] = {
+      {"projected_query", reference.projected[0], Stage::kProjections},
+      {"projected_key", reference.projected[1], Stage::kProjections},
+      {"projected_value", reference.projected[2], Stage::kProjections},
+      {"scores", reference.scores, Stage::kScores},
+      {"masked_scores", reference.masked_scores, Stage::kMaskedScores},
+      {"weights", reference.dropped, Stage::kWeights},
+      {"context", reference.context, Stage::kContext},
+      {"merged", reference.merged, Stage::kMerge}};
+  bool any = false;
+  for (const auto& [name, expected, stage] : named) {
+    const auto entry = run.stages.find(name);
+    if (entry == run.stages.end()) continue;
+    any = true;
+    if (!same_numbers(entry->second, expected,
+                      allowed_for(expected, reference, precision))) {
+      return stage;
+    }
+  }
+  return any ? std::optional(Stage::kOutput) : std::nullopt;
+}
+
+}  // namespace
+
+bool in_trace(const Run& run, const Tensor& wanted, double allowed) {
+  for (const Tensor& tensor : run.trace) {
+    if (same_numbers(tensor, wanted, allowed)) return true;
+  }
+  return false;
+}
+
+std::optional<Stage> first_difference(const Run& run, const Stages& reference,
+                                      at::ScalarType precision) {
+  if (!run.stages.empty()) return from_names(run, reference, precision);
+  if (!run.trace.empty()) return from_trace(run, reference, precision);
+  if (!run.returned.defined()) return std::nullopt;
+  const Tensor expected = returned_weights(run, Recipe{}, reference);
+  const bool right =
+      expected.defined() && largest_difference(run.returned, expected) <=
+                                allowed_for(expected, reference, precision);
+  return right ? Stage::kContext : Stage::kWeights;
+}
+
+}  // namespace multihead::diagnosis

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+//
+// The fewest changes of attention that give what came out, in every run.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "multihead/diagnosis/faults.h"
+#include "multihead/diagnosis/recipe.h"
+#include "multihead/diagnosis/run.h"
+
+namespace multihead::diagnosis {
+
+struct Pick {
+  const Fault* fault;
+  const Way* way;
+};
+
+struct Explanation {
+  std::vector<const Convention*> conventions;
+  std::vector<Pick> faults;  ///< none: it is attention
+  Recipe recipe;
+  /// float32 for float64 runs that round to it on the way.
+  bool in_float = false;
+};
+
+/// All explanations with the fewest faults, at most two, and among them the
+/// fewest conventions. Runs that tell most come first. Empty: nothing in the
+/// catalogue gives what came out.
+std::vector<Explanation> search(std::span<const Run> runs);
+
+}  // namespace multihead::diagnosis

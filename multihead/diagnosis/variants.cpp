@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/diagnosis/variants.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+
+#include "multihead/diagnosis/masking.h"
+#include "multihead/optional_tensor.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+/// A step that these shapes do not allow.
+struct Impossible {};
+
+void need(bool condition) {
+  if (!condition) throw Impossible();
+}
+
+Tensor rounded(const Tensor& x, const Recipe& recipe) {
+  constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+  return x.to(kTypes[static_cast<int>(recipe.narrow_type)]).to(at::kDouble);
+}
+
+Tensor rounded_everywhere(const Tensor& x, const Recipe& recipe) {
+  return recipe.narrow == Narrow::kEverywhere ? rounded(x, recipe) : x;
+}
+
+Tensor detached(const Tensor& x, const Recipe& recipe, Detached what) {
+  return recipe.detached == what ? x.detach() : x;
+}
+
+// ---- Projections -----------------------------------------------------------
+
+const AlignedWeights::Matrix& matrix(const AlignedWeights& weights, int index) {
+  const AlignedWeights::Matrix* all[] = {&weights.query, &weights.key,
+                                         &weights.value, &weights.output};
+  return *all[index];
+}
+
+Tensor project(const Run& run, const Recipe& recipe, const Tensor& input,
+               int index) {
+  const AlignedWeights& weights =
+      recipe.fused_head_by_head ? run.weights_head_by_head : run.weights;
+  const auto& [weight, bias, orientation, name] = matrix(weights, index);
+  if (!weight.defined()) return input;
+  const bool stored_in_out =
+      orientation == Orientation::kUnknown && recipe.weights_in_out;
+  Tensor out_in = stored_in_out ? weight.t() : weight;
+  if (recipe.transposed[index]) {
+    need(weight.size(0) == weight.size(1));
+    out_in = out_in.t();
+  }
+  need(out_in.size(1) == input.size(-1));
+  return rounded_everywhere(
+      at::linear(input, out_in,
+                 recipe.without_bias[index] ? std::nullopt : optional(bias)),
+      recipe);
+}
+
+std::array<Tensor, 3> project_all(const Run& run, const Recipe& recipe) {
+  constexpr Detached kInputs[] = {Detached::kQuery, Detached::kKey,
+                                  Detached::kValue};
+  std::array<Tensor, 3> projected;
+  for (int role = 0; role < 3; ++role) {
+    Tensor input = rounded_everywhere(run.inputs[recipe.inputs[role]], recipe);
+    input = detached(input, recipe, kInputs[role]);
+    projected[role] = run.has_weights && recipe.projects
+                          ? project(run, recipe, input, recipe.matrices[role])
+                          : input;
+  }
+  return projected;
+}
+
+// ---- Heads -----------------------------------------------------------------
+
+Tensor split_heads(const Tensor& x, int64_t heads, Split split) {
+  const int64_t batch = x.size(0), length = x.size(1);
+  need(x.size(2) % heads == 0);
+  const int64_t width = x.size(2) / heads;
+  switch (split) {
+    case Split::kByHead:
+      return x.view({batch, length, heads, width}).transpose(1, 2);
+    case Split::kNotTransposed:
+      return x.reshape({batch, heads, length, width});
+    case Split::kFeatureMajor:
+      return x.view({batch, length, width, heads}).permute({0, 3, 1, 2});
+    case Split::kHeadsAsPositions:
+      return x.view({batch, length, heads, width});
+  }
+  throw Impossible();
+}
+
+// The key/value head of each query head.
+Tensor expand_groups(const Tensor& x, const Sizes& sizes, Groups groups) {
+  if (sizes.heads == sizes.kv_heads) return x;
+  std::vector<int64_t> heads(sizes.heads);
+  for (int64_t h = 0; h < sizes.heads; ++h) {
+    switch (groups) {
+      case Groups::kRepeated:
+        heads[h] = h / (sizes.heads / sizes.kv_heads);
+        break;
+      case Groups::kTiled:
+        heads[h] = h % sizes.kv_heads;
+        break;
+      case Groups::kFirst:
+        heads[h] = 0;
+        break;
+      case Groups::kClamped:
+        heads[h] = std::min(h, sizes.kv_heads - 1);
+        break;
+      case Groups::kCountForSize:
+        heads[h] = h / sizes.kv_heads;
+        break;
+    }
+    need(heads[h] < sizes.kv_heads);
+  }
+  return x.index_select(1, at::tensor(heads, at::kLong));
+}
+
+Tensor merge_heads(const Tensor& context, const Recipe& recipe) {
+  const bool positions_first = recipe.split == Split::kHeadsAsPositions;
+  switch (recipe.merge) {
+    case Merge::kByHead:
+      return (positions_first ? context : context.transpose(1, 2)).flatten(2);
+    case Merge::kNotTransposed: {
+      const Tensor x = positions_first ? context.transpose(1, 2) : context;
+      const int64_t length =
+          positions_first ? context.size(1) : context.size(2);
+      return x.reshape({x.size(0), length, -1});
+    }
+    case Merge::kFeatureMajor:
+      need(!positions_first);
+      return context.permute({0, 2, 3, 1}).flatten(2);
+    case Merge::kMean:
+      return context.mean(1);
+    case Merge::kSum:
+      return context.sum(1);
+  }
+  throw Impossible();
+}
+
+// ---- Scores ----------------------------------------------------------------
+
+double scale_of(const Run& run, const Recipe& recipe, const Tensor& query,
+                const Tensor& key) {
+  const auto root = [](int64_t size) {
+    return 1.0 / std::sqrt(static_cast<double>(size));
+  };
+  const double width = root(query.size(-1));
+  switch (recipe.scale) {
+    case Scale::kRootOfWidth:
+      return run.scale.value_or(width);
+    case Scale::kNone:
+    case Scale::kAfterSoftmax:
+      return 1.0;
+    case Scale::kRootOfEmbedding:
+      return root(run.sizes.embed_dim);
+    case Scale::kEmbedding:
+      return root(run.sizes.embed_dim) * root(run.sizes.embed_dim);
+    case Scale::kWidth:
+      return width * width;
+    case Scale::kTwice:
+      return std::pow(run.scale.value_or(width), 2);
+    case Scale::kRootOfKeys:
+      return root(key.size(2));
+    case Scale::kKeys:
+      return root(key.size(2)) * root(key.size(2));
+    case Scale::kRootOfQueries:
+      return root(query.size(2));
+    case Scale::kRootOfHeads:
+      return root(run.sizes.heads);
+    case Scale::kRootOfGroups:
+      return root(run.sizes.kv_heads);
+    case Scale::kMultiplied:
+      return 1.0 / run.scale.value_or(width);
+  }
+  throw Impossible();
+}
+
+// ---- Weights ---------------------------------------------------------------
+
+Tensor normalise(const Tensor& scores, Normalise how) {
+  const auto over = [&](int64_t from, int64_t to) {
+    Tensor flat = scores.flatten(from, to);
+    return flat.softmax(from).view(scores.sizes());
+  };
+  switch (how) {
+    case Normalise::kOverKeys:
+      return scores.softmax(-1);
+    case Normalise::kOverQueries:
+      return scores.softmax(2);
+    case Normalise::kOverHeads:
+      return scores.softmax(1);
+    case Normalise::kOverBatch:
+      return scores.softmax(0);
+    case Normalise::kOverBatchAndHeads:
+      return over(0, 1);
+    case Normalise::kOverQueriesAndKeys:
+      return over(2, 3);
+    case Normalise::kOverHeadsAndKeys:
+      return scores.transpose(1, 2)
+          .flatten(2)
+          .softmax(-1)
+          .view({scores.size(0), scores.size(2), scores.size(1), -1})
+          .transpose(1, 2);
+    case Normalise::kNothing:
+      return scores;
+    case Normalise::kExpOnly:
+      return scores.exp();
+    case Normalise::kShiftedExpOnly:
+      return (scores - scores.amax(-1, /*keepdim=*/true)).exp();
+    case Normalise::kTwice:
+      return scores.softmax(-1).softmax(-1);
+    case Normalise::kLog:
+      return scores.log_softmax(-1);
+    case Normalise::kSigmoid:
+      return scores.sigmoid();
+    case Normalise::kSumOnly:
+      return scores / scores.sum(-1, /*keepdim=*/true);
+  }
+  throw Impossible();
+}
+
+bool drops(const Run& run, const Recipe& recipe) {
+  return run.training ? run.dropout_p > 0.0
+                      : recipe.dropout == Dropout::kLeftOn;
+}
+
+// `draws` (1 = kept) on x, as torch.dropout would.
+Tensor drop(const Tensor& x, const Tensor& draws, double p) {
+  need(draws.defined());
+  return x * (draws / (1.0 - p));
+}
+
+Tensor drop_weights(const Run& run, const Recipe& recipe,
+                    const Tensor& weights) {
+  if (!drops(run, recipe)) return weights;
+  const double p = run.dropout_p;
+  switch (recipe.dropout) {
+    case Dropout::kOnWeights:
+    case Dropout::kOnOutputToo:
+    case Dropout::kLeftOn:
+      return drop(weights, run.kept_weights, p);
+    case Dropout::kNotRescaled:
+      need(run.kept_weights.defined());
+      return weights * run.kept_weights;
+    case Dropout::kKeepsTheDropped:
+      need(run.kept_weights.defined());
+      return drop(weights, 1.0 - run.kept_weights, p);
+    case Dropout::kBeforeMask:
+    case Dropout::kBeforeSoftmax:
+    case Dropout::kOnOutput:
+    case Dropout::kMissing:
+      return weights;
+  }
+  throw Impossible();
+}
+
+Tensor drop_scores(const Run& run, const Recipe& recipe, const Tensor& scores,
+                   Dropout where) {
+  if (recipe.dropout != where || !drops(run, recipe)) return scores;
+  return drop(scores, run.kept_weights, run.dropout_p);
+}
+
+// ---- Output ----------------------------------------------------------------
+
+Tensor project_out(const Run& run, const Recipe& recipe, const Stages& stages) {
+  if (!run.has_weights) return stages.context;
+  const Tensor& merged = stages.merged;
+  switch (recipe.output) {
+    case Output::kLinear:
+      return project(run, recipe, merged, 3);
+    case Output::kNone:
+      return merged;
+    case Output::kTwice: {
+      const Tensor once = project(run, recipe, merged, 3);
+      return project(run, recipe, once, 3);
+    }
+    case Output::kPerHead: {
+      const Tensor& context = stages.context;
+      return merge_heads(
+          project(run, recipe, context.flatten(0, 1), 3).view(context.sizes()),
+          recipe);
+    }
+  }
+  throw Impossible();
+}
+
+Tensor finish(const Run& run, const Recipe& recipe, const Stages& stages) {
+  Tensor out = project_out(run, recipe, stages);
+  if (drops(run, recipe) && (recipe.dropout == Dropout::kOnOutput ||
+                             recipe.dropout == Dropout::kOnOutputToo)) {
+    need(run.kept_output.defined() && run.kept_output.sizes() == out.sizes());
+    out = drop(out, run.kept_output, run.dropout_p);
+  }
+  if (recipe.input_added) {
+    need(out.sizes() == run.inputs[0].sizes());
+    out = out + run.inputs[0];
+  }
+  return detached(rounded_everywhere(out, recipe), recipe, Detached::kOutput);
+}
+
+// ---- All of it
+// ---------------------------------------------------------------
+
+void attend(const Run& run, const Recipe& recipe, Stages& stages) {
+  const Tensor& query = stages.heads[recipe.roles[0]];
+  const Tensor key =
+      expand_groups(stages.heads[recipe.roles[1]], run.sizes, recipe.groups);
+  const Tensor value =
+      expand_groups(stages.heads[recipe.roles[2]], run.sizes, recipe.groups);
+  need(query.size(-1) == key.size(-1) && query.size(1) == key.size(1) &&
+       value.size(1) == key.size(1) && key.size(2) == value.size(2) &&
+       query.size(0) == key.size(0) && value.size(0) == key.size(0));
+
+  const double scale = scale_of(run, recipe, query, key);
+  stages.scores =
+      rounded_everywhere(query.matmul(key.transpose(-2, -1)) * scale, recipe);
+  Tensor scores = drop_scores(run, recipe, stages.scores, Dropout::kBeforeMask);
+  const std::optional<Masked> masked = mask_scores(run, recipe, scores);
+  need(masked.has_value());
+  stages.blind = masked->blind;
+  stages.masked_scores = masked->scores;
+  scores = drop_scores(run, recipe, masked->scores, Dropout::kBeforeSoftmax);
+
+  if (recipe.narrow != Narrow::kNever) scores = rounded(scores, recipe);
+  Tensor weights = normalise(scores, recipe.normalise);
+  if (masked->blind.defined() && recipe.normalise == Normalise::kOverKeys) {
+    weights = weights.masked_fill(masked->blind.unsqueeze(-1), 0.0);
+  }
+  if (recipe.narrow != Narrow::kNever) weights = rounded(weights, recipe);
+  if (masked->keep_after.defined()) weights = weights * masked->keep_after;
+  if (recipe.scale == Scale::kAfterSoftmax) {
+    weights = weights / std::sqrt(static_cast<double>(query.size(-1)));
+  }
+  if (recipe.weights_averaged) {
+    weights = weights.mean(1, /*keepdim=*/true).expand_as(weights);
+  }
+  stages.weights = detached(weights, recipe, Detached::kWeights);
+  stages.dropped = drop_weights(run, recipe, stages.weights);
+
+  const Tensor used = recipe.weights_transposed
+                          ? stages.dropped.transpose(-2, -1)
+                          : stages.dropped;
+  need(used.size(-1) == value.size(2));
+  stages.context = rounded_everywhere(used.matmul(value), recipe);
+  if (recipe.scale == Scale::kTwice) {
+    stages.telltales = {query * std::sqrt(scale),
+                        stages.scores / std::sqrt(scale)};
+  }
+}
+
+Stages follow(const Run& run, const Recipe& recipe) {
+  Stages stages;
+  stages.projected = project_all(run, recipe);
+  for (int role = 0; role < 3; ++role) {
+    const int64_t heads = role == 0 ? run.sizes.heads : run.sizes.kv_heads;
+    stages.heads[role] = run.has_weights ? split_heads(stages.projected[role],
+                                                       heads, recipe.split)
+                                         : stages.projected[role];
+  }
+  attend(run, recipe, stages);
+  stages.merged = run.has_weights ? merge_heads(stages.context, recipe)
+                                  : stages.context.transpose(1, 2).flatten(2);
+  stages.out = finish(run, recipe, stages);
+  return stages;
+}
+
+// Attention over the batch: first and second dimension exchanged, on the way
+// in and on the way out.
+Stages follow_exchanged(const Run& run, const Recipe& recipe) {
+  need(run.has_weights && !run.mask.numbers.defined() &&
+       !run.padding.numbers.defined() && !drops(run, recipe) &&
+       run.sizes.queries == run.sizes.keys);
+  Run exchanged = run;
+  for (Tensor& input : exchanged.inputs) input = input.transpose(0, 1);
+  std::swap(exchanged.sizes.batch, exchanged.sizes.queries);
+  exchanged.sizes.keys = exchanged.sizes.queries;
+  for (Tensor& input : exchanged.inputs) input = input.contiguous();
+  Stages stages = follow(exchanged, recipe);
+  stages.out = stages.out.transpose(0, 1);
+  return stages;
+}
+
+}  // namespace
+
+std::optional<Stages> run_recipe(const Run& run, const Recipe& recipe) try {
+  Recipe same = recipe;
+  same.batch_exchanged = false;
+  return recipe.batch_exchanged ? follow_exchanged(run, same)
+                                : follow(run, same);
+} catch (const Impossible&) {
+  return std::nullopt;
+} catch (const c10::Error&) {
+  // Shapes that two faults together bring about, and no guard above foresees.
+  return std::nullopt;
+}
+
+}  // namespace multihead::diagnosis

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/explain.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "multihead/diagnosis/compare.h"
+#include "multihead/diagnosis/first_stage.h"
+#include "multihead/diagnosis/pytorch_result.h"
+#include "multihead/diagnosis/search.h"
+
+namespace multihead {
+namespace {
+
+using namespace diagnosis;  // NOLINT: what this file puts together
+using at::Tensor;
+
+// ---- Words
+// -------------------------------------------------------------------
+
+std::string filled_in(std::string_view text, const Sizes& n) {
+  const std::pair<std::string_view, int64_t> sizes[] = {
+      {"{B}", n.batch},    {"{H}", n.heads}, {"{G}", n.kv_heads},
+      {"{Lq}", n.queries}, {"{Lk}", n.keys}, {"{D}", n.width},
+      {"{E}", n.embed_dim}};
+  std::string result(text);
+  for (const auto& [letter, size] : sizes) {
+    for (size_t at; (at = result.find(letter)) != std::string::npos;) {
+      result.replace(at, letter.size(), std::to_string(size));
+    }
+  }
+  return result;
+}
+
+Finding finding(const Pick& pick, const Sizes& sizes) {
+  return {
+      std::string(pick.fault->name), std::string(name_of(pick.fault->stage)),
+      filled_in(pick.fault->sentence, sizes),
+      filled_in(pick.fault->remedy, sizes), filled_in(pick.way->detail, sizes)};
+}
+
+Finding finding(const Convention& convention) {
+  return {.name = std::string(convention.name),
+          .sentence = std::string(convention.sentence),
+          .remedy = std::string(convention.remedy)};
+}
+
+std::vector<std::string> names_of(const Explanation& explanation) {
+  std::vector<std::string> names;
+  for (const Pick& pick : explanation.faults)
+    names.emplace_back(pick.fault->name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return "float64";
+    case at::kFloat:
+      return "float32";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kHalf:
+      return "float16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+// ---- Which explanation
+// ---------------------------------------------------------
+
+// What tells most comes first: float64, evaluation, no mask.
+bool tells_more(const Run& a, const Run& b) {
+  const auto rank = [](const Run& run) {
+    return std::tuple(run.dtype != at::kDouble, run.training,
+                      run.mask.numbers.defined() ||
+                          run.padding.numbers.defined() ||
+                          run.causal == CausalRequest::kYes);
+  };
+  return rank(a) < rank(b);
+}
+
+// Some faults give equal results and differ on the way there; nullopt where no
+// run shows its way.
+std::optional<bool> shows_telltale(std::span<const Run> runs,
+                                   const Explanation& explanation) {
+  for (const Run& run : runs) {
+    if (run.trace.empty()) continue;
+    const std::optional<Stages> stages = run_recipe(run, explanation.recipe);
+    if (!stages || stages->telltales.empty()) return std::nullopt;
+    for (const Tensor& tensor : stages->telltales) {
+      const double allowed =
+          rounding_allowed(run.dtype, *stages, largest_finite(tensor));
+      if (in_trace(run, tensor, allowed)) return true;
+    }
+    return false;
+  }
+  return std::nullopt;
+}
+
+// The likeliest first, one for each set of names.
+std::vector<Explanation> ranked(std::span<const Run> runs,
+                                std::vector<Explanation> found) {
+  std::vector<Explanation> first, rest;
+  for (Explanation& explanation : found) {
+    const std::optional<bool> shown = shows_telltale(runs, explanation);
+    if (shown.has_value() && !*shown) continue;
+    (shown.has_value() ? first : rest).push_back(std::move(explanation));
+  }
+  if (first.empty()) first = std::move(rest);
+  std::vector<Explanation> unique;
+  for (Explanation& explanation : first) {
+    const bool known = std::any_of(
+        unique.begin(), unique.end(), [&](const Explanation& other) {
+          return names_of(other) == names_of(explanation);
+        });
+    if (!known) unique.push_back(std::move(explanation));
+  }
+  return unique;
+}
+
+// ---- Cases
+// -----------------------------------------------------------------------
+
+Recipe conventions_only(const Explanation& explanation) {
+  Recipe recipe;
+  for (const Convention* convention : explanation.conventions) {
+    convention->apply(recipe);
+  }
+  return recipe;
+}
+
+void compare_with_pytorch(const Run& run, const Recipe& recipe,
+                          const Stages& reference, ComparedCase& compared) {
+  compared.pytorch_error = std::numeric_limits<double>::quiet_NaN();
+  const Tensor ours = run.out.to(run.dtype);
+  for (const Tensor& result : pytorch_results(run, recipe)) {
+    if (result.sizes() != ours.sizes()) continue;
+    const double error = largest_difference(
+        result.to(at::kDouble), reference.out, seeing_rows(run, reference));
+    if (!(compared.pytorch_error <= error)) compared.pytorch_error = error;
+    compared.bits = compared.bits || result.equal(ours);
+    compared.exercise =
+        compared.exercise ||
+        at::allclose(ours, result, /*rtol=*/1e-5, /*atol=*/1e-8);
+  }
+}
+
+// out of one run beside attention, and beside attention with its faults.
+ComparedCase compare(const Run& run, const Recipe& attention,
+                     const Explanation* explanation) {
+  ComparedCase compared{.name = run.name,
+                        .dtype = dtype_name(run.dtype),
+                        .tensor = "out",
+                        .shape = run.out.sizes().vec()};
+  const bool in_float = explanation != nullptr && explanation->in_float;
+  const auto precision =
+      in_float && run.dtype == at::kDouble ? at::kFloat : run.dtype;
+  compared.agrees = misfit(run, attention, precision) <= 1;
+  compared.explained = explanation != nullptr &&
+                       misfit(run, explanation->recipe, precision) <= 1;
+  const std::optional<Stages> reference = run_recipe(run, attention);
+  if (!reference) {
+    compared.error = std::numeric_limits<double>::infinity();
+    return compared;
+  }
+  compared.error =
+      largest_difference(run.out, reference->out, seeing_rows(run, *reference));
+  compared.allowed =
+      rounding_allowed(precision, *reference, largest_finite(reference->out));
+  compare_with_pytorch(run, attention, *reference, compared);
+  if (compared.explained) {
+    const std::optional<Stages> faulty = run_recipe(run, explanation->recipe);
+    compared.unexplained =
+        largest_difference(run.out, faulty->out, seeing_rows(run, *faulty));
+  }
+  return compared;
+}
+
+// ---- Where
+// ------------------------------------------------------------------------
+
+std::optional<Place> first_place(const Run& run, const Stages& reference) {
+  const Tensor& got = run.out;
+  const Tensor& expected = reference.out;
+  if (got.sizes() != expected.sizes()) return std::nullopt;
+  const double allowed =
+      rounding_allowed(run.dtype, reference, largest_finite(expected));
+  Tensor wrong = (got - expected).abs().le(allowed).logical_not();
+  if (const Tensor rows = seeing_rows(run, reference); rows.defined()) {
+    wrong = wrong.logical_and(rows.unsqueeze(-1));
+  }
+  const Tensor places = wrong.nonzero();
+  if (places.size(0) == 0) return std::nullopt;
+  Place place{.observation = run.name, .tensor = "out"};
+  Tensor a = got, b = expected;
+  for (int64_t d = 0; d < got.dim(); ++d) {
+    place.index.push_back(places[0][d].item<int64_t>());
+    a = a[place.index.back()];
+    b = b[place.index.back()];
+  }
+  place.got = a.item<double>();
+  place.expected = b.item<double>();
+  return place;
+}
+
+void locate(std::span<const Run> runs, const Recipe& attention,
+            Verdict& verdict) {
+  for (const Run& run : runs) {
+    if (misfit(run, attention, run.dtype) <= 1) continue;
+    const std::optional<Stages> reference = run_recipe(run, attention);
+    if (!reference) continue;
+    if (!verdict.where) verdict.where = first_place(run, *reference);
+    if (verdict.first_stage) return;
+    const auto stage = first_difference(run, *reference, run.dtype);
+    if (stage) verdict.first_stage = name_of(*stage);
+    if (verdict.where && verdict.first_stage) return;
+  }
+}
+
+// ---- Remarks
+// ----------------------------------------------------------------------
+
+void remark_on_blind_rows(const Run& run, const Recipe& attention,
+                          Verdict& verdict) {
+  const std::optional<Stages> stages = run_recipe(run, attention);
+  if (!stages || !stages->blind.defined()) return;
+  const Tensor rows = seeing_rows(run, *stages).logical_not();
+  const Tensor theirs = run.out.isnan().any(-1).logical_and(rows);
+  const auto has = [&](const char* name) {
+    return std::any_of(verdict.remarks.begin(), verdict.remarks.end(),
+                       [&](const Finding& f) { return f.name == name; });
+  };
+  if (theirs.any().item<bool>()) {
+    if (has("nan_rows")) return;
+    verdict.remarks.push_back(
+        {.name = "nan_rows",
+         .stage = "weights",
+         .sentence =
+             "A query whose keys are all blocked gives NaN: the softmax of "
+             "nothing but -inf. nn.MultiheadAttention gives NaN there with "
+             "weights, and 0 without.",
+         .remedy = "Where such rows occur, as in padded batches, fill with "
+                   "torch.finfo(dtype).min, or set the weights of these rows "
+                   "to 0."});
+  } else if (largest_difference(run.out, stages->out, rows) >
+                 rounding_allowed(run.dtype, *stages,
+                                  largest_finite(stages->out)) &&
+             !has("uniform_rows")) {
+    verdict.remarks.push_back(
+        {.name = "uniform_rows",
+         .stage = "weights",
+         .sentence = "A query whose keys are all blocked attends to the "
+                     "blocked keys: a finite sentinel cancels in the softmax.",
+         .remedy = "Where such rows occur, set their weights to 0."});
+  }
+}
+
+void add_remarks(std::span<const Run> runs, const Explanation& explanation,
+                 Verdict& verdict) {
+  const Recipe attention = conventions_only(explanation);
+  for (const Run& run : runs) remark_on_blind_rows(run, attention, verdict);
+  if (explanation.in_float) {
+    verdict.remarks.push_back(
+        {.name = "computed_in_float32",
+         .stage = "weights",
+         .sentence = "float64 inputs are rounded to float32 on the way.",
+         .remedy = "That is right for float32 and narrower inputs; float64 "
+                   "loses half of its digits."});
+  }
+}
+
+// ---- The verdict
+// --------------------------------------------------------------------
+
+Judgement judgement_of(const Verdict& verdict, bool explained) {
+  if (!explained) return Judgement::kUnknown;
+  if (!verdict.faults.empty()) return Judgement::kFault;
+  const bool bits = std::all_of(verdict.cases.begin(), verdict.cases.end(),
+                                [](const ComparedCase& c) { return c.bits; });
+  return bits ? Judgement::kBits : Judgement::kRounding;
+}
+
+void describe(std::span<const Run> runs, const Explanation& best,
+              Verdict& verdict) {
+  Recipe attention = conventions_only(best);
+  const Run* failing = &runs.front();
+  for (const Run& run : runs) {
+    if (misfit(run, attention, run.dtype) > 1) {
+      failing = &run;
+      break;
+    }
+  }
+  for (const Pick& pick : best.faults) {
+    verdict.faults.push_back(finding(pick, failing->sizes));
+  }
+  for (const Convention* convention : best.conventions) {
+    verdict.assumptions.push_back(finding(*convention));
+  }
+  if (!best.faults.empty()) {
+    const Stage stage =
+        std::min_element(best.faults.begin(), best.faults.end(),
+                         [](const Pick& a, const Pick& b) {
+                           return a.fault->stage < b.fault->stage;
+                         })
+            ->fault->stage;
+    verdict.first_stage = name_of(stage);
+  }
+}
+
+}  // namespace
+
+Verdict explain(std::span<const Observation> observations) {
+  TORCH_CHECK_VALUE(!observations.empty(),
+                    "explain: observations must hold at least one, got none");
+  const at::NoGradGuard no_grad;
+  std::vector<Run> runs;
+  for (const Observation& observation : observations) {
+    runs.push_back(make_run(observation));
+  }
+  std::vector<Run> ordered = runs;
+  std::stable_sort(ordered.begin(), ordered.end(), tells_more);
+  const std::vector<Explanation> found = ranked(ordered, search(ordered));
+
+  Verdict verdict;
+  const Explanation* best = found.empty() ? nullptr : &found.front();
+  const Recipe attention = best ? conventions_only(*best) : Recipe{};
+  if (best != nullptr) {
+    describe(ordered, *best, verdict);
+    add_remarks(ordered, *best, verdict);
+  }
+  for (size_t i = 1; i < found.size(); ++i) {
+    verdict.alternatives.push_back(names_of(found[i]));
+  }
+  for (const Run& run : runs) {
+    verdict.cases.push_back(compare(run, attention, best));
+  }
+  verdict.judgement = judgement_of(verdict, best != nullptr);
+  if (best == nullptr || !best->faults.empty()) {
+    locate(ordered, attention, verdict);
+  }
+  verdict.weights = runs.front().weights.matched;
+  verdict.unused = runs.front().weights.unused;
+  return verdict;
+}
+
+}  // namespace multihead

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+//
+// Is it attention, and if not, what is wrong with it? From tensors that
+// somebody's attention took and returned, the fault by name: the one change
+// that makes attention return the same.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "multihead/safetensors.h"
+
+namespace [[gnu::visibility("default")]] multihead {
+
+/// One run of the code under test, as a safetensors file holds it: tensors by
+/// name (query, key, value, out, the weights by any usual names, mask, …) and
+/// facts about them (num_heads, mask = "blocked", …). docs/explain.md has the
+/// list.
+using Observation = Safetensors;
+
+/// A thing that can be wrong, or worth knowing.
+struct Finding {
+  std::string name;      ///< "mask_inverted"
+  std::string stage;     ///< where in attention it happens: "masked scores"
+  std::string sentence;  ///< what is wrong
+  std::string remedy;    ///< what repairs it, and why
+  std::string detail;    ///< which of several ways it was done; may be empty
+};
+
+/// One tensor of one observation beside the reference.
+struct ComparedCase {
+  std::string name, dtype, tensor;
+  std::vector<int64_t> shape;
+  bool agrees = false;       ///< with attention, within `allowed`
+  bool explained = false;    ///< with attention that has the faults found
+  bool bits = false;         ///< PyTorch's, every one
+  bool exercise = false;     ///< allclose(atol=1e-8, rtol=1e-5) with PyTorch's
+  double error = 0;          ///< largest, against float64
+  double pytorch_error = 0;  ///< the same of PyTorch's own result
+  double allowed = 0;        ///< what rounding may do
+  double unexplained = 0;    ///< what the faults found leave of the error
+};
+
+/// The first element that differs at the first stage that does.
+struct Place {
+  std::string observation, tensor;
+  std::vector<int64_t> index;
+  double got = 0, expected = 0;
+};
+
+enum class Judgement {
+  kBits,      ///< attention, PyTorch's bits
+  kRounding,  ///< attention
+  kFault,     ///< `faults` says why not
+  kUnknown    ///< not attention, and nothing in the catalogue explains it
+};
+
+struct Verdict {
+  Judgement judgement = Judgement::kUnknown;
+  std::vector<Finding> faults;
+  /// Other explanations, by names, that these observations cannot tell apart.
+  std::vector<std::vector<std::string>> alternatives;
+  std::vector<Finding> assumptions;  ///< what nobody said and the numbers show
+  std::vector<Finding> remarks;      ///< right, but worth knowing
+  std::optional<std::string> first_stage;
+  std::optional<Place> where;
+  std::vector<ComparedCase> cases;
+  std::vector<std::string> weights;  ///< "query: q_proj.weight (out, in)"
+  std::vector<std::string> unused;   ///< tensors that were not understood
+};
+
+/// The verdict that fits every observation; all are of one implementation.
+/// float64 tells faults apart best, float32 shows rounding. Throws
+/// c10::ValueError where observations lack something or contradict themselves.
+Verdict explain(std::span<const Observation> observations);
+
+/// The verdict as one JSON object.
+std::string to_json(const Verdict& verdict);
+
+}  // namespace multihead
