@@ -82,7 +82,12 @@ class Aligner {
                                                               : kUnknown;
     const Hint hint =
         c.declared != kUnknown ? Hint{c.declared, true} : Hint{custom};
-    return orient(c.tensor, extents(role, c.tensor), hint);
+    Extents expected = extents(role, c.tensor);
+    const auto matrix = orient(c.tensor, expected, hint);
+    if (matrix || role != kOutput) return matrix;
+    // One head wide, where heads are added up instead of laid side by side.
+    expected.heads = 1;
+    return orient(c.tensor, expected, hint);
   }
 
   Candidates named(Role role, bool biases) const {
@@ -273,6 +278,11 @@ AlignedWeights align_weights(
     const std::map<std::string, at::Tensor>& weights,
     const std::map<std::string, Orientation>& orientations,
     const LayerSizes& sizes, FusedOrder order) {
+  const auto [embed_dim, num_heads, num_kv_heads] = sizes;
+  TORCH_CHECK_VALUE(embed_dim > 0 && num_heads > 0 && num_kv_heads > 0,
+                    "explain: embed_dim, num_heads and num_kv_heads must be "
+                    "positive, got ",
+                    embed_dim, ", ", num_heads, " and ", num_kv_heads);
   if (order == FusedOrder::kNotFused) order = FusedOrder::kPartByPart;
   return Aligner(candidates_of(weights, orientations), sizes, order).align();
 }

@@ -23,6 +23,17 @@ bool fits_by_place(Role role, const Candidate& candidate,
          orient(candidate.tensor, extents, {candidate.declared, true});
 }
 
+// "w1" and "w2", "a" and "b": other names come in no order.
+bool names_are_in_order(const std::vector<Candidate*>& candidates) {
+  const auto list = [](const Candidate* candidate) {
+    const std::string& name = candidate->names[0];
+    return name.size() == 1 ? "" : list_name(name);
+  };
+  return std::ranges::all_of(candidates, [&](const Candidate* candidate) {
+    return list(candidate) == list(candidates[0]);
+  });
+}
+
 // All heads in one tensor; the members as they are if that is not what they
 // are.
 Candidates stack(const Candidates& members, int64_t heads) {
@@ -104,6 +115,8 @@ void assign_roles_by_place(Candidates& candidates, const LayerSizes& sizes) {
       return fits_by_place(role, *candidate, sizes);
     };
     if (!std::ranges::equal(order, free, fits)) continue;
+    // The shape of a fused matrix is a name.
+    if (order[0] == kQuery && !names_are_in_order(free)) return;
     for (size_t i = 0; i < order.size(); ++i) {
       const std::string stem = free[i]->parsed.stem;
       for (Candidate& candidate : candidates) {

@@ -35,8 +35,9 @@ Candidates candidates_of(
     const std::map<std::string, at::Tensor>& weights,
     const std::map<std::string, Orientation>& orientations);
 
-/// Gives roles to matrices whose names say nothing, with their biases: in the
-/// order in which people write them. Only if no other matrix fits as well.
+/// Gives roles to matrices whose names say nothing but their order, which is
+/// that in which people write them, and to their biases. Only if no other
+/// matrix fits as well.
 void assign_roles_by_place(Candidates& candidates, const LayerSizes& sizes);
 
 /// Leaves those whose names only attention bears, if there are any.

@@ -187,7 +187,10 @@ const char* role_text(Role role) {
 ParsedName parse_name(const std::string& name) {
   ParsedName parsed;
   std::vector<std::string> parts = parts_of(name);
-  if (contains(kBuffers, parts.back())) return {.says = Says::kBuffer};
+  if (contains(kBuffers, parts.back())) {
+    parsed.says = Says::kBuffer;
+    return parsed;
+  }
   parsed.says = take_ending(parts);
   for (const std::string& part : parts) parsed.stem += part + ".";
   while (parts.size() > 1 && is_number(parts.back())) parts.pop_back();
