@@ -87,6 +87,9 @@ class Aligner {
     if (matrix || role != kOutput) return matrix;
     // One head wide, where heads are added up instead of laid side by side.
     expected.heads = 1;
+    if (const auto sum = orient(c.tensor, expected, hint)) return sum;
+    // A matrix for each head by itself, (D, D).
+    expected.width = head_dim_;
     return orient(c.tensor, expected, hint);
   }
 
@@ -222,8 +225,12 @@ class Aligner {
     });
     prefer_strong_names(found);
     check_single(found, role, "bias");
-    const int64_t size =
-        role == kOutput ? sizes_.embed_dim : heads_of(role, sizes_) * head_dim_;
+    const at::Tensor& output = aligned_.output.weight;
+    const bool per_head =
+        output.defined() && output.numel() == head_dim_ * head_dim_;
+    const int64_t size = role != kOutput ? heads_of(role, sizes_) * head_dim_
+                         : per_head      ? head_dim_
+                                         : sizes_.embed_dim;
     TORCH_CHECK_VALUE(found.empty() || found[0].tensor.numel() == size,
                       "explain: weights must have one ", role_text(role),
                       " bias of ", size, " numbers, got ",

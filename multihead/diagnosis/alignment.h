@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace [[gnu::visibility("default")]] multihead {
+namespace multihead {
 
 /// How the numbers of a matrix are stored. kUnknown: only a trial can tell.
 enum class Orientation { kUnknown, kOutIn, kInOut };

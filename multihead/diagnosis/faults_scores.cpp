@@ -184,8 +184,7 @@ std::vector<Fault> faults_of_masks() {
        "A padding mask (B, Lk) is broadcast as (Lq, Lk): batch item b's mask "
        "goes to query b.",
        axis_remedy,
-       {{[](Recipe& r) { r.padding = MaskUse::kBatchAsQueries; }},
-        {[](Recipe& r) { r.mask = MaskUse::kBatchAsQueries; }}}},
+       {{[](Recipe& r) { r.padding = MaskUse::kBatchAsQueries; }}}},
       {"mask_head_order",
        stage,
        "The per-head mask is read in the wrong order: (H·B, Lq, Lk) for "

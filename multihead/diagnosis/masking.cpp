@@ -39,7 +39,7 @@ void unite(Tensor& all, const Tensor& more) {
 Tensor laid_out(const Tensor& mask, MaskUse use, const Sizes& sizes) {
   switch (use) {
     case MaskUse::kTransposed:
-      return mask.transpose(-2, -1);
+      return mask.size(2) > 1 ? mask.transpose(-2, -1) : Tensor();
     case MaskUse::kBatchAsHeads:
       return mask.size(1) == 1 && mask.size(0) > 1 ? mask.transpose(0, 1)
                                                    : Tensor();

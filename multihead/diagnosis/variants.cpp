@@ -178,6 +178,7 @@ double scale_of(const Run& run, const Recipe& recipe, const Tensor& query,
     case Scale::kRootOfHeads:
       return root(run.sizes.heads);
     case Scale::kRootOfGroups:
+      need(run.sizes.kv_heads != run.sizes.heads);
       return root(run.sizes.kv_heads);
     case Scale::kMultiplied:
       return 1.0 / run.scale.value_or(width);
