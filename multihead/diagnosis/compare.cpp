@@ -45,23 +45,6 @@ Tensor in_shape_of(const Tensor& weights, const Tensor& like, bool sum) {
   return (sum ? weights.sum(1) : weights.mean(1)).reshape(like.sizes());
 }
 
-// Rounding on the way is told by what it does: the error left is small beside
-// the error that it explains.
-double narrow_misfit(const Run& run, const Recipe& recipe, const Stages& narrow,
-                     at::ScalarType precision) {
-  if (run.returned.defined() || run.dout.defined()) return 0;
-  Recipe wide = recipe;
-  wide.narrow = Narrow::kNever;
-  const std::optional<Stages> stages = run_recipe(run, wide);
-  const double error = largest_difference(run.out, stages->out);
-  if (!std::isfinite(error) ||
-      error <=
-          rounding_allowed(precision, *stages, largest_finite(stages->out))) {
-    return kInfinity;
-  }
-  return 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
-}
-
 // Conventions apart, nothing is done otherwise than attention does.
 bool is_attention(Recipe recipe) {
   recipe.mask_keeps = recipe.padding_keeps = recipe.weights_in_out =
@@ -131,6 +114,35 @@ double gradient_misfit(const Run& run, const Recipe& recipe,
                         4 * rounding_allowed(precision, stages, size)));
   }
   return worst;
+}
+
+// Rounding on the way is told by tensors of that type in the trace, or by what
+// it does: the error left is small beside the error that it explains.
+double narrow_misfit(const Run& run, const Recipe& recipe, const Stages& narrow,
+                     at::ScalarType precision) {
+  const at::ScalarType type = type_of(recipe.narrow_type);
+  Recipe wide = recipe;
+  wide.narrow = Narrow::kNever;
+  const std::optional<Stages> stages = run_recipe(run, wide);
+  if (!stages) return kInfinity;
+  const double error = largest_difference(run.out, stages->out);
+  const double size = largest_finite(stages->out);
+  if (error <= rounding_allowed(precision, *stages, size) ||
+      error > rounding_allowed(type, *stages, size)) {
+    return kInfinity;
+  }
+  if (run.returned.defined()) {
+    const double others = returned_misfit(run, wide, *stages, type);
+    if (others > 1) return others;
+  }
+  if (run.dout.defined()) {
+    const double others = gradient_misfit(run, wide, *stages, type);
+    if (others > 1) return others;
+  }
+  for (const Tensor& tensor : run.trace) {
+    if (tensor.scalar_type() == type) return 0;
+  }
+  return 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
 }
 
 }  // namespace
@@ -235,6 +247,11 @@ double misfit(const Run& run, const Recipe& recipe, at::ScalarType precision) {
     return narrow_misfit(run, recipe, *stages, precision);
   }
   const Tensor rows = seeing_rows(run, *stages);
+  // Heads and positions exchanged: a mask that blinds rows is no more theirs.
+  if (rows.defined() &&
+      rows.sizes() != run.out.sizes().slice(0, run.out.dim() - 1)) {
+    return kInfinity;
+  }
   const double allowed =
       rounding_allowed(precision, *stages, largest_finite(stages->out));
   double worst =

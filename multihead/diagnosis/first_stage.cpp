@@ -61,23 +61,14 @@ class Evidence {
     return false;
   }
 
-  // Query head 0 of item 0 stands in some tensor as a matrix (L, D).
-  bool has_heads() const {
-    const Tensor head = reference_.heads[0].select(0, 0).select(0, 0);
-    const double allowed =
-        allowed_for(reference_.heads[0], reference_, precision_);
-    for (const Tensor& tensor : run_.trace) {
-      if (tensor.dim() < 3 || tensor.dim() > 4) continue;
-      for (int64_t kept = 0; kept < tensor.dim() - 1; ++kept) {
-        Tensor x = tensor;
-        for (int64_t d = tensor.dim() - 2; d >= 0; --d) {
-          if (d != kept) x = x.select(d, 0);
-        }
-        if (largest_difference(x.to(at::kDouble), head) <= allowed) return true;
-      }
-    }
-    return false;
+  // Head 0 of item 0 stands in some tensor as a matrix (L, D).
+  bool has_head(int role) const {
+    return has_matrix(reference_.heads[role].select(0, 0).select(0, 0));
   }
+
+  // Item 0 as a matrix (L, H·D): its numbers are those of the heads, so that
+  // only their places tell.
+  bool has_merged() const { return has_matrix(reference_.merged.select(0, 0)); }
 
   // Whether something sums to 1 over its last dimension: weights, though not
   // those of attention.
@@ -97,27 +88,57 @@ class Evidence {
   }
 
  private:
+  // As the first rows, or with any one dimension beside the last.
+  bool has_matrix(const Tensor& matrix) const {
+    const double allowed = allowed_for(matrix, reference_, precision_);
+    const auto is = [&](const Tensor& x) {
+      return largest_difference(x.to(at::kDouble), matrix) <= allowed;
+    };
+    for (const Tensor& tensor : run_.trace) {
+      if (tensor.dim() == 2 && is(tensor.slice(0, 0, matrix.size(0)))) {
+        return true;
+      }
+      if (tensor.dim() < 3 || tensor.dim() > 4) continue;
+      for (int64_t kept = 0; kept < tensor.dim() - 1; ++kept) {
+        Tensor x = tensor;
+        for (int64_t d = tensor.dim() - 2; d >= 0; --d) {
+          if (d != kept) x = x.select(d, 0);
+        }
+        if (is(x)) return true;
+      }
+    }
+    return false;
+  }
+
   const Run& run_;
   const Stages& reference_;
   at::ScalarType precision_;
 };
 
+// Where heads do not show, whether it is they or what they are cut from.
+Stage heads_or_projections(const Evidence& evidence, const Stages& reference) {
+  for (const Tensor& x : reference.projected) {
+    if (!evidence.has(x)) return Stage::kProjections;
+  }
+  return Stage::kHeads;
+}
+
 std::optional<Stage> from_trace(const Run& run, const Stages& reference,
                                 at::ScalarType precision) {
   const Evidence evidence(run, reference, precision);
-  if (evidence.has(reference.merged)) return Stage::kOutput;
+  if (evidence.has_merged()) return Stage::kOutput;
   if (evidence.has(reference.context)) return Stage::kMerge;
-  if (evidence.has(reference.weights)) return Stage::kContext;
+  if (evidence.has(reference.weights)) {
+    return evidence.has_head(2) ? Stage::kContext
+                                : heads_or_projections(evidence, reference);
+  }
   if (evidence.has(reference.masked_scores) || evidence.has(reference.scores)) {
     return evidence.has_other_weights() ? Stage::kMaskedScores
                                         : Stage::kWeights;
   }
-  if (evidence.has_heads()) return Stage::kScores;
-  bool projected = true;
-  for (const Tensor& x : reference.projected) {
-    projected = projected && evidence.has(x);
-  }
-  return projected ? Stage::kHeads : Stage::kProjections;
+  return evidence.has_head(0) && evidence.has_head(1)
+             ? Stage::kScores
+             : heads_or_projections(evidence, reference);
 }
 
 std::optional<Stage> from_names(const Run& run, const Stages& reference,

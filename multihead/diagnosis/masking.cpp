@@ -35,30 +35,35 @@ void unite(Tensor& all, const Tensor& more) {
 // ---- The shape in which a mask meets the scores
 // ------------------------------
 
-// Undefined: the shapes do not allow this use.
-Tensor laid_out(const Tensor& mask, MaskUse use, const Sizes& sizes) {
+// A mistake about a shape leaves masks of other shapes as they are.
+Tensor laid_out(const GivenMask& given, MaskUse use, const Sizes& sizes) {
+  const Tensor& mask = given.numbers;
+  const bool per_item =
+      given.rank == 3 && mask.size(1) == 1 && mask.size(0) > 1;
+  const bool per_head =
+      given.rank == 3 && mask.size(1) == sizes.heads && sizes.heads > 1;
   switch (use) {
     case MaskUse::kTransposed:
-      return mask.size(2) > 1 ? mask.transpose(-2, -1) : Tensor();
+      return mask.size(2) > 1 ? mask.transpose(-2, -1) : mask;
     case MaskUse::kBatchAsHeads:
-      return mask.size(1) == 1 && mask.size(0) > 1 ? mask.transpose(0, 1)
-                                                   : Tensor();
+      return per_item ? mask.transpose(0, 1) : mask;
     case MaskUse::kBatchAsQueries:
-      return mask.size(1) == 1 && mask.size(2) == 1 && mask.size(0) > 1
-                 ? mask.transpose(0, 2)
-                 : Tensor();
-    case MaskUse::kHeadMajor: {
-      if (mask.size(1) != sizes.heads || mask.size(0) != sizes.batch) return {};
+      return given.rank == 2 && mask.size(2) == 1 ? mask.transpose(0, 2) : mask;
+    case MaskUse::kHeadMajor:
+      if (!per_head) return mask;
       return mask
           .reshape({sizes.heads, sizes.batch, mask.size(2), mask.size(3)})
           .transpose(0, 1);
-    }
+    case MaskUse::kTiledOverHeads:
+      if (!per_item) return mask;
+      return mask.repeat({sizes.heads, 1, 1, 1})
+          .view({sizes.batch, sizes.heads, mask.size(2), mask.size(3)});
     case MaskUse::kFirstItem:
       return mask.slice(0, 0, 1);
     case MaskUse::kFirstHead:
       return mask.slice(1, 0, 1);
     case MaskUse::kOnQueries:
-      return mask.size(2) == 1 ? mask.transpose(-2, -1) : Tensor();
+      return mask.size(2) == 1 ? mask.transpose(-2, -1) : mask;
     default:
       return mask;
   }
@@ -76,8 +81,8 @@ bool keeps(const GivenMask& mask, bool convention) {
 bool apply(const GivenMask& given, bool convention, MaskUse use, const Run& run,
            const Tensor& scores, Effect& effect) {
   if (!given.numbers.defined() || use == MaskUse::kIgnored) return true;
-  const Tensor numbers = laid_out(given.numbers, use, run.sizes);
-  if (!numbers.defined() || !fits(numbers, scores)) return false;
+  const Tensor numbers = laid_out(given, use, run.sizes);
+  if (!fits(numbers, scores)) return false;
   const bool additive = given.meaning == MaskMeaning::kAdditive;
   const Tensor keep = additive                   ? numbers.ne(-kInfinity)
                       : keeps(given, convention) ? numbers.ne(0)
@@ -160,7 +165,10 @@ std::optional<Masked> mask_scores(const Run& run, const Recipe& recipe,
   if (effect.factor.defined()) result.scores = result.scores * effect.factor;
   if (effect.added.defined()) result.scores = result.scores + effect.added;
   if (effect.blocked.defined()) {
-    result.scores = result.scores.masked_fill(effect.blocked, recipe.sentinel);
+    result.scores =
+        recipe.sentinel_added
+            ? result.scores + effect.blocked.to(at::kDouble) * recipe.sentinel
+            : result.scores.masked_fill(effect.blocked, recipe.sentinel);
   }
   if (effect.keep_after.defined()) {
     result.keep_after = effect.keep_after.to(at::kDouble);

@@ -58,6 +58,7 @@ enum class MaskUse {
   kBatchAsHeads,    ///< (B, Lq, Lk) broadcast as (H, Lq, Lk)
   kBatchAsQueries,  ///< (B, Lk) broadcast as (Lq, Lk)
   kHeadMajor,       ///< (B·H, …) read as (H·B, …)
+  kTiledOverHeads,  ///< (B, …) repeated as a whole to (B·H, …)
   kFirstItem,
   kFirstHead,
   kOnQueries  ///< a padding mask over the rows
@@ -126,7 +127,7 @@ struct Recipe {
   std::array<bool, 4> without_bias = {};
   std::array<int, 3> matrices = {0, 1, 2};  ///< whose matrix projects each
   std::array<int, 3> inputs = {0, 1, 2};    ///< which input is projected
-  bool projects = true;
+  std::array<bool, 3> unprojected = {};
 
   // Heads. roles: which projected tensor is taken for each.
   Split split = Split::kByHead;
@@ -140,6 +141,7 @@ struct Recipe {
   MaskUse padding = MaskUse::kBlocks;
   Causal causal = Causal::kTopLeft;
   double sentinel = -std::numeric_limits<double>::infinity();
+  bool sentinel_added = false;  ///< to the score, not in its place
 
   // Weights and what follows.
   Normalise normalise = Normalise::kOverKeys;

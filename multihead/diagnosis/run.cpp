@@ -141,7 +141,7 @@ Tensor mask_shape(const Tensor& mask, const Sizes& n) {
 GivenMask find_mask(const Observation& from, const Tensor& given,
                     const char* name, const char* facts, const Sizes& n) {
   if (!given.defined()) return {};
-  GivenMask mask{.numbers = mask_shape(numbers(given), n)};
+  GivenMask mask{.numbers = mask_shape(numbers(given), n), .rank = given.dim()};
   const Tensor& x = mask.numbers;
   const int64_t sizes[] = {n.batch, n.heads, n.queries, n.keys};
   bool fits = x.dim() == 4;
@@ -322,7 +322,6 @@ void read_dropout(const Observation& from, Run& run) {
 }
 
 void read_results(const Observation& from, const Tensor& out, Run& run) {
-  run.dtype = out.scalar_type();
   run.out = shaped(run, from, out, "out");
   run.returned =
       numbers(find(from, {"weights", "attn_weights", "attention_weights"}));
@@ -362,6 +361,7 @@ Run make_run(const Observation& from) {
                     "explain: query and out must be floating, got ",
                     query.scalar_type(), " and ", out.scalar_type());
   run.sizes.heads = find_count(from, "num_heads").value_or(1);
+  run.dtype = query.scalar_type();
   const NamedWeights weights = find_weights(from);
   if (!weights.tensors.empty()) read_layer(from, weights, query, run);
   read_inputs(from, run);

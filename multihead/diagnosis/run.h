@@ -23,6 +23,7 @@ enum class MaskMeaning { kUnknown, kBlocked, kKeep, kAdditive };
 
 struct GivenMask {
   at::Tensor numbers;  ///< (B or 1, H or 1, Lq or 1, Lk); undefined: no mask
+  int64_t rank = 4;    ///< as it was given
   MaskMeaning meaning = MaskMeaning::kUnknown;
 };
 
@@ -36,7 +37,7 @@ struct Sizes {
 
 struct Run {
   std::string name;
-  at::ScalarType dtype = at::kDouble;  ///< of what came out
+  at::ScalarType dtype = at::kDouble;  ///< of what went in
   Sizes sizes;
 
   /// query, key, value: (B, L, E); without weights heads (B, H, L, D).

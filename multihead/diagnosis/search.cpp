@@ -175,12 +175,12 @@ std::vector<Explanation> search(std::span<const Run> runs) {
     return run.dtype == at::kDouble;
   });
   const Search strict(runs, /*in_float=*/false), loose(runs, /*in_float=*/true);
-  // A small leak in float64 looks like rounding to float32: one fault that
-  // explains every digit is believed first.
+  // A small leak in float64 looks like rounding to float32: faults that explain
+  // every digit are believed first.
   using Level = std::pair<const Search&, int>;
   for (const auto& [precision, faults] :
-       {Level{strict, 0}, Level{strict, 1}, Level{loose, 0}, Level{loose, 1},
-        Level{strict, 2}, Level{loose, 2}}) {
+       {Level{strict, 0}, Level{strict, 1}, Level{loose, 0}, Level{strict, 2},
+        Level{loose, 1}, Level{loose, 2}}) {
     if (&precision == &loose && !wide) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
     if (!found.empty()) return found;

@@ -3,12 +3,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
 
+#include "multihead/diagnosis/head_shapes.h"
+#include "multihead/diagnosis/impossible.h"
 #include "multihead/diagnosis/masking.h"
 #include "multihead/optional_tensor.h"
 
@@ -17,16 +17,8 @@ namespace {
 
 using at::Tensor;
 
-/// A step that these shapes do not allow.
-struct Impossible {};
-
-void need(bool condition) {
-  if (!condition) throw Impossible();
-}
-
 Tensor rounded(const Tensor& x, const Recipe& recipe) {
-  constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
-  return x.to(kTypes[static_cast<int>(recipe.narrow_type)]).to(at::kDouble);
+  return x.to(type_of(recipe.narrow_type)).to(at::kDouble);
 }
 
 Tensor rounded_everywhere(const Tensor& x, const Recipe& recipe) {
@@ -45,24 +37,31 @@ const AlignedWeights::Matrix& matrix(const AlignedWeights& weights, int index) {
   return *all[index];
 }
 
+// (out, in) of the matrix, and its bias, as the recipe has them.
+AlignedWeights::Matrix matrix_by(const Run& run, const Recipe& recipe,
+                                 int index) {
+  AlignedWeights::Matrix used =
+      matrix(recipe.fused_head_by_head ? run.weights_head_by_head : run.weights,
+             index);
+  if (!used.weight.defined()) return used;
+  if (used.orientation == Orientation::kUnknown && recipe.weights_in_out) {
+    used.weight = used.weight.t();
+  }
+  if (recipe.transposed[index]) {
+    need(used.weight.size(0) == used.weight.size(1));
+    used.weight = used.weight.t();
+  }
+  if (recipe.without_bias[index]) used.bias = Tensor();
+  return used;
+}
+
 Tensor project(const Run& run, const Recipe& recipe, const Tensor& input,
                int index) {
-  const AlignedWeights& weights =
-      recipe.fused_head_by_head ? run.weights_head_by_head : run.weights;
-  const auto& [weight, bias, orientation, name] = matrix(weights, index);
-  if (!weight.defined()) return input;
-  const bool stored_in_out =
-      orientation == Orientation::kUnknown && recipe.weights_in_out;
-  Tensor out_in = stored_in_out ? weight.t() : weight;
-  if (recipe.transposed[index]) {
-    need(weight.size(0) == weight.size(1));
-    out_in = out_in.t();
-  }
-  need(out_in.size(1) == input.size(-1));
-  return rounded_everywhere(
-      at::linear(input, out_in,
-                 recipe.without_bias[index] ? std::nullopt : optional(bias)),
-      recipe);
+  const auto used = matrix_by(run, recipe, index);
+  if (!used.weight.defined()) return input;
+  need(used.weight.size(1) == input.size(-1));
+  return rounded_everywhere(at::linear(input, used.weight, optional(used.bias)),
+                            recipe);
 }
 
 std::array<Tensor, 3> project_all(const Run& run, const Recipe& recipe) {
@@ -72,79 +71,11 @@ std::array<Tensor, 3> project_all(const Run& run, const Recipe& recipe) {
   for (int role = 0; role < 3; ++role) {
     Tensor input = rounded_everywhere(run.inputs[recipe.inputs[role]], recipe);
     input = detached(input, recipe, kInputs[role]);
-    projected[role] = run.has_weights && recipe.projects
+    projected[role] = run.has_weights && !recipe.unprojected[role]
                           ? project(run, recipe, input, recipe.matrices[role])
                           : input;
   }
   return projected;
-}
-
-// ---- Heads -----------------------------------------------------------------
-
-Tensor split_heads(const Tensor& x, int64_t heads, Split split) {
-  const int64_t batch = x.size(0), length = x.size(1);
-  need(x.size(2) % heads == 0);
-  const int64_t width = x.size(2) / heads;
-  switch (split) {
-    case Split::kByHead:
-      return x.view({batch, length, heads, width}).transpose(1, 2);
-    case Split::kNotTransposed:
-      return x.reshape({batch, heads, length, width});
-    case Split::kFeatureMajor:
-      return x.view({batch, length, width, heads}).permute({0, 3, 1, 2});
-    case Split::kHeadsAsPositions:
-      return x.view({batch, length, heads, width});
-  }
-  throw Impossible();
-}
-
-// The key/value head of each query head.
-Tensor expand_groups(const Tensor& x, const Sizes& sizes, Groups groups) {
-  if (sizes.heads == sizes.kv_heads) return x;
-  std::vector<int64_t> heads(sizes.heads);
-  for (int64_t h = 0; h < sizes.heads; ++h) {
-    switch (groups) {
-      case Groups::kRepeated:
-        heads[h] = h / (sizes.heads / sizes.kv_heads);
-        break;
-      case Groups::kTiled:
-        heads[h] = h % sizes.kv_heads;
-        break;
-      case Groups::kFirst:
-        heads[h] = 0;
-        break;
-      case Groups::kClamped:
-        heads[h] = std::min(h, sizes.kv_heads - 1);
-        break;
-      case Groups::kCountForSize:
-        heads[h] = h / sizes.kv_heads;
-        break;
-    }
-    need(heads[h] < sizes.kv_heads);
-  }
-  return x.index_select(1, at::tensor(heads, at::kLong));
-}
-
-Tensor merge_heads(const Tensor& context, const Recipe& recipe) {
-  const bool positions_first = recipe.split == Split::kHeadsAsPositions;
-  switch (recipe.merge) {
-    case Merge::kByHead:
-      return (positions_first ? context : context.transpose(1, 2)).flatten(2);
-    case Merge::kNotTransposed: {
-      const Tensor x = positions_first ? context.transpose(1, 2) : context;
-      const int64_t length =
-          positions_first ? context.size(1) : context.size(2);
-      return x.reshape({x.size(0), length, -1});
-    }
-    case Merge::kFeatureMajor:
-      need(!positions_first);
-      return context.permute({0, 2, 3, 1}).flatten(2);
-    case Merge::kMean:
-      return context.mean(1);
-    case Merge::kSum:
-      return context.sum(1);
-  }
-  throw Impossible();
 }
 
 // ---- Scores ----------------------------------------------------------------
@@ -273,6 +204,24 @@ Tensor drop_scores(const Run& run, const Recipe& recipe, const Tensor& scores,
 
 // ---- Output ----------------------------------------------------------------
 
+// By a matrix (D, D) that all heads share, or each by its own square on the
+// diagonal of (H·D, H·D).
+Tensor project_each_head(const Run& run, const Recipe& recipe,
+                         const Tensor& context) {
+  const auto [weight, bias, orientation, name] = matrix_by(run, recipe, 3);
+  need(weight.defined());
+  const int64_t heads = context.size(1), width = context.size(3);
+  if (weight.size(1) == width) {
+    return merge_heads(at::linear(context, weight, optional(bias)), recipe);
+  }
+  need(weight.size(0) == heads * width && weight.size(1) == heads * width);
+  const Tensor squares = weight.view({heads, width, heads, width})
+                             .diagonal(0, 0, 2)
+                             .permute({2, 1, 0});  // (H, in, out)
+  const Tensor merged = merge_heads(context.matmul(squares), recipe);
+  return bias.defined() ? merged + bias : merged;
+}
+
 Tensor project_out(const Run& run, const Recipe& recipe, const Stages& stages) {
   if (!run.has_weights) return stages.context;
   const Tensor& merged = stages.merged;
@@ -285,12 +234,8 @@ Tensor project_out(const Run& run, const Recipe& recipe, const Stages& stages) {
       const Tensor once = project(run, recipe, merged, 3);
       return project(run, recipe, once, 3);
     }
-    case Output::kPerHead: {
-      const Tensor& context = stages.context;
-      return merge_heads(
-          project(run, recipe, context.flatten(0, 1), 3).view(context.sizes()),
-          recipe);
-    }
+    case Output::kPerHead:
+      return project_each_head(run, recipe, stages.context);
   }
   throw Impossible();
 }
@@ -388,10 +333,16 @@ Stages follow_exchanged(const Run& run, const Recipe& recipe) {
   for (Tensor& input : exchanged.inputs) input = input.contiguous();
   Stages stages = follow(exchanged, recipe);
   stages.out = stages.out.transpose(0, 1);
+  if (stages.blind.defined()) stages.blind = stages.blind.transpose(0, 2);
   return stages;
 }
 
 }  // namespace
+
+at::ScalarType type_of(NarrowType type) {
+  constexpr at::ScalarType kTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+  return kTypes[static_cast<int>(type)];
+}
 
 std::optional<Stages> run_recipe(const Run& run, const Recipe& recipe) try {
   Recipe same = recipe;

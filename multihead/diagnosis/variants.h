@@ -32,6 +32,8 @@ struct Stages {
   std::vector<at::Tensor> telltales;
 };
 
+at::ScalarType type_of(NarrowType type);
+
 /// nullopt: with these shapes the recipe cannot be followed, as where a matrix
 /// that is not square should be transposed.
 std::optional<Stages> run_recipe(const Run& run, const Recipe& recipe);

@@ -111,6 +111,9 @@ std::vector<Observation> calls(const Layer& layer) {
           layer, "per head",
           with(cross, "mask", random_mask({kBatch * kHeads, kQueries, kKeys})),
           blocked),
+      observe(layer, "per item",
+              with(cross, "mask", random_mask({kBatch, kQueries, kKeys})),
+              blocked),
       observe(
           layer, "padding",
           with({{"x", x}}, "key_padding_mask", random_mask({kBatch, kQueries})),
@@ -232,8 +235,13 @@ TEST_P(EveryFault, IsNamed) {
   const Verdict verdict = explain(observations);
   EXPECT_EQ(verdict.judgement, Judgement::kFault);
   EXPECT_EQ(names(verdict), name);
-  EXPECT_TRUE(verdict.alternatives.empty())
-      << testing::PrintToString(verdict.alternatives);
+  // Where B = H, a mask repeated item after item meets the same heads; that the
+  // other calls failed is not among what came out.
+  const std::vector<std::vector<std::string>> ties =
+      name == "mask_batch_as_heads"
+          ? std::vector<std::vector<std::string>>{{"mask_head_order"}}
+          : std::vector<std::vector<std::string>>{};
+  EXPECT_EQ(verdict.alternatives, ties);
   EXPECT_EQ(verdict.first_stage, name_of(fault->stage));
 }
 
