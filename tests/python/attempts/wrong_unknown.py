@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Wrong in ways that no catalogue lists: only the first stage can be told."""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class _Attention(nn.Module):
+    """Steps of a self-attention; each attempt spoils one."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.d_k = d_model // num_heads
+        self.W_q = nn.Linear(d_model, d_model)
+        self.W_k = nn.Linear(d_model, d_model)
+        self.W_v = nn.Linear(d_model, d_model)
+        self.W_o = nn.Linear(d_model, d_model)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.num_heads, self.d_k)).transpose(1, 2)
+
+    def join(self, x):
+        return x.transpose(1, 2).flatten(2)
+
+    def scores(self, q, k):
+        return torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.d_k)
+
+
+class DistancePenalty(_Attention):
+    """A bias by distance that nobody asked for."""
+
+    def forward(self, x):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        place = torch.arange(x.size(1), dtype=x.dtype)
+        scores = self.scores(q, k) - 0.1 * (place[:, None] - place).abs()
+        context = torch.softmax(scores, dim=-1) @ self.split(self.W_v(x))
+        return self.W_o(self.join(context))
+
+
+class CubedScores(_Attention):
+    def forward(self, x):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        attn = torch.softmax(self.scores(q, k) ** 3, dim=-1)
+        return self.W_o(self.join(attn @ self.split(self.W_v(x))))
+
+
+class RotatedQueriesOnly(_Attention):
+    """Rotary positions, applied to the queries and not to the keys."""
+
+    def rotate(self, x):
+        half = x.size(-1) // 2
+        speed = 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+        angle = torch.arange(x.size(-2), dtype=x.dtype)[:, None] * speed
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat(
+            [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
+        )
+
+    def forward(self, x):
+        q = self.rotate(self.split(self.W_q(x)))
+        k = self.split(self.W_k(x))
+        attn = torch.softmax(self.scores(q, k), dim=-1)
+        return self.W_o(self.join(attn @ self.split(self.W_v(x))))
+
+
+class KeysOfUnitLength(_Attention):
+    def forward(self, query, key, value):
+        q = self.split(self.W_q(query))
+        k = F.normalize(self.split(self.W_k(key)), dim=-1)
+        attn = torch.softmax(self.scores(q, k), dim=-1)
+        return self.W_o(self.join(attn @ self.split(self.W_v(value))))
+
+
+class NoiseOnTheContext(_Attention):
+    """A regulariser that was never switched off, from a generator of its own."""
+
+    def forward(self, x):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        context = torch.softmax(self.scores(q, k), dim=-1) @ self.split(self.W_v(x))
+        draws = torch.Generator().manual_seed(1)
+        noise = torch.randn(context.shape, generator=draws, dtype=context.dtype)
+        return self.W_o(self.join(context + 0.1 * noise))
+
+
+class Temperature(_Attention):
+    def forward(self, x):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        attn = F.softmax(self.scores(q, k) / 0.7, dim=-1)
+        return self.W_o(self.join(attn @ self.split(self.W_v(x))))
+
+
+def last_key_dropped(q, k, v):
+    """A range that ends one too early."""
+    k, v = k[..., :-1, :], v[..., :-1, :]
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    return torch.softmax(scores, dim=-1) @ v
+
+
+class ValuesRectified(_Attention):
+    def forward(self, x):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        v = self.split(F.relu(self.W_v(x)))
+        return self.W_o(self.join(torch.softmax(self.scores(q, k), dim=-1) @ v))
+
+
+class NormalisedBeforeTheOutput(_Attention):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        attn = torch.softmax(self.scores(q, k), dim=-1)
+        return self.W_o(self.norm(self.join(attn @ self.split(self.W_v(x)))))
+
+
+class CappedScores(_Attention):
+    def forward(self, x):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        scores = 2.0 * torch.tanh(self.scores(q, k) / 2.0)
+        return self.W_o(self.join(scores.softmax(-1) @ self.split(self.W_v(x))))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""The attempts are what their table says, by float64 loops and without the checker."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from attempts import oracle, table, weights
+from torch import Tensor, nn
+
+HIDDEN_IN_EVALUATION = {
+    "dropout_before_softmax",
+    "dropout_not_rescaled",
+    "dropout_on_output",
+    "dropout_missing",
+    "dropout_keeps_what_it_should_drop",
+}
+HIDDEN = {*HIDDEN_IN_EVALUATION, "gradient_detached"}
+OF_MASKS = ("mask_", "causal_", "padding_", "returned_weights_unmasked")
+RIGHT = table.RIGHT
+SHOWN = [a for a in table.WRONG if not HIDDEN & set(a.causes)]
+MASKED = [
+    a
+    for a in SHOWN
+    if "causal" not in a.stated
+    and all(name.startswith(OF_MASKS) for name in a.causes[0].split("+"))
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # softmax without dim, which is the fault
+        yield
+
+
+@pytest.mark.parametrize("attempt", RIGHT, ids=str)
+def test_right_ones_agree_with_the_loops(attempt):
+    found = oracle.verdicts(attempt)
+    roles = {oracle.INPUTS.get(name) for name in oracle.parameters(attempt.target)}
+    asked = "mask" if "mask" in roles else "causal"
+    assert set(found) >= roles & {"padding", asked}
+    assert set.intersection(*found.values())
+
+
+@pytest.mark.parametrize("attempt", SHOWN, ids=str)
+def test_wrong_ones_agree_in_no_convention(attempt):
+    found = oracle.verdicts(attempt)
+    assert found
+    assert not set.intersection(*found.values())
+
+
+@pytest.mark.parametrize("attempt", MASKED, ids=str)
+def test_faults_of_masks_do_not_show_without_one(attempt):
+    found = oracle.verdicts(attempt)
+    assert found["square"]
+
+
+@pytest.mark.parametrize(
+    "attempt", [a for a in table.WRONG if "gradient_detached" in a.causes], ids=str
+)
+def test_gradients_are_missing(attempt):
+    assert oracle.verdicts(attempt)["square"]
+    dims = oracle.dimensions(attempt, "square")
+    target = oracle.build(attempt, dims)
+    given = oracle.inputs(attempt, target, dims, "square")
+    tensors = [t.requires_grad_() for t in given.values() if isinstance(t, Tensor)]
+    assert not torch.autograd.gradcheck(target, tensors, raise_exception=False)
+
+
+def moments(x: Tensor) -> Tensor:
+    """Mean and variance over the batch, of every number in (L, E)."""
+    return torch.stack([x.mean(0), x.var(0)])
+
+
+def draws_as_they_should(attempt: table.Attempt) -> tuple[Tensor, Tensor]:
+    """Moments of 20000 draws by the attempt and of those by the definition."""
+    torch.manual_seed(3)
+    dims = oracle.dimensions(attempt, "square")
+    target = oracle.build(attempt, dims).train()
+    x = torch.randn(1, dims["Lq"], dims["E"], dtype=torch.float64)
+    x = x.expand(20000, -1, -1)
+    w = weights.separate(weights.named(target), dims["H"], by_head=False)
+    q, k, v = (oracle.project(x, w, role, dims) for role in "qkv")
+    p = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1)
+    context = nn.functional.dropout(p, 0.25) @ v
+    expected = context.transpose(1, 2).flatten(2) @ w["o.weight"].T + w["o.bias"]
+    with torch.no_grad():
+        return moments(target(x)), moments(expected)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [a for a in table.WRONG if HIDDEN_IN_EVALUATION & set(a.causes)],
+    ids=str,
+)
+def test_dropout_is_distributed_otherwise(attempt):
+    assert oracle.verdicts(attempt)["square"]
+    found, expected = draws_as_they_should(attempt)
+    mean, variance = (found - expected).abs() / expected[1].sqrt()
+    assert mean.max() > 0.1 or variance.max() > 0.1
+
+
+def test_right_dropout_is_distributed_as_defined():
+    attempt = next(a for a in RIGHT if str(a) == "published:SelfAttention")
+    found, expected = draws_as_they_should(attempt)
+    mean, variance = (found - expected).abs() / expected[1].sqrt()
+    assert mean.max() < 0.05
+    assert (found[1] / expected[1] - 1).abs().max() < 0.1
