@@ -143,17 +143,17 @@ WRONG = [
         ValuesFirstInThePair: key_value_swapped
         FusedReadAsValueQueryKey: projections_rotated
         OneLayerForAllThree: one_projection_for_all
-        KeysByTheLayerOfQueries: query_weight_for_keys
+        KeysByTheLayerOfQueries: query_weight_for_keys | keys_are_queries
         values_by_the_layer_of_keys: key_weight_for_values""",
     ),
     *_attempts(
         "wrong_inputs",
-        """KeysFromTheQuery: key_from_query+value_from_query | key_from_query+value_from_key
+        """KeysFromTheQuery: key_from_query
         OnlyKeysFromTheQuery: key_from_query
         ValuesFromTheKey: value_from_key
         WeightsTimesKeys: values_are_keys
         QueriesAgainstValues: keys_are_values
-        QueriesAgainstQueries: keys_are_queries
+        QueriesAgainstQueries: keys_are_queries | query_weight_for_keys
         ProjectionsNeverCalled: input_projection_forgotten
         ValuesNeverProjected: input_projection_forgotten
         OutputNeverCalled: output_forgotten
@@ -333,7 +333,7 @@ WRONG = [
         MaskAfterSoftmaxAndNoRoot: mask_after_softmax+scale_not_root
         NoInputBiasAndSoftmaxOverHeads: input_biases_forgotten+softmax_over_heads
         DiagonalBlockedAndUnscaled: causal_misses_diagonal+scale_missing
-        KeysCollectedAndUnscaled: values_are_keys+scale_missing
+        KeysCollectedAndUnscaled: values_are_keys+scale_missing | key_weight_for_values+scale_missing
         QueryTransposedAndMaskLost: query_weight_transposed+mask_ignored
         BothMasksForgotten: mask_ignored+padding_ignored
         StridedInAndOut: heads_interleaved+merge_interleaved

@@ -53,27 +53,27 @@ def created():
     A matrix is a parameter, or the result of torch.randn if there is no parameter.
     """
     layers, parameters, drawn = [], [], []
-    init, parameter, randn = nn.Linear.__init__, nn.Parameter, torch.randn
+    init, new, randn = nn.Linear.__init__, nn.Parameter.__new__, torch.randn
     made: list[nn.Linear | Tensor] = []
 
     def record_layer(self, *args, **kwargs):
         init(self, *args, **{**kwargs, "dtype": torch.float64})
         layers.append(self)
 
-    def record_parameter(data):
-        parameters.append(parameter(data))
+    def record_parameter(cls, *args, **kwargs):
+        parameters.append(new(cls, *args, **kwargs))
         return parameters[-1]
 
     def record_draw(*args, **kwargs):
         drawn.append(randn(*args, **{**kwargs, "dtype": torch.float64}))
         return drawn[-1]
 
-    nn.Linear.__init__, nn.Parameter = record_layer, record_parameter
+    nn.Linear.__init__, nn.Parameter.__new__ = record_layer, record_parameter
     torch.randn = record_draw
     try:
         yield made
     finally:
-        nn.Linear.__init__, nn.Parameter, torch.randn = init, parameter, randn
+        nn.Linear.__init__, nn.Parameter.__new__, torch.randn = init, new, randn
         made.extend(layers or parameters or drawn)
 
 

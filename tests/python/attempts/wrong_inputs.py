@@ -73,9 +73,10 @@ class WeightsTimesKeys(_Layers):
 
 
 class QueriesAgainstValues(_Layers):
-    def forward(self, x, mask=None):
-        q = self.split(self.q_linear(x))
-        v = self.split(self.v_linear(x))
+    def forward(self, query, key, value, mask=None):
+        q = self.split(self.q_linear(query))
+        k = self.split(self.k_linear(key))
+        v = self.split(self.v_linear(value))
         return self.out(self.concat(self.attend(q, v, v, mask)))
 
 
