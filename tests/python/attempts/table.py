@@ -22,7 +22,7 @@ class Attempt:
     name: str
     causes: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
-    stated: dict = dataclasses.field(default_factory=dict)
+    stated: dict = dataclasses.field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.name}"
