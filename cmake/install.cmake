@@ -25,6 +25,7 @@ install(FILES multihead/errors.h
               multihead/functional.h
               multihead/modules.h
               multihead/multihead.h
+              multihead/report.h
               multihead/safetensors.h
               multihead/safetensors_header.h
               multihead/textbook.h

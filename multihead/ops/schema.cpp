@@ -7,12 +7,15 @@
 // dispatch keys.
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "multihead/checks.h"
 #include "multihead/explain.h"
 #include "multihead/functional.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
 #include "multihead/projection.h"
+#include "multihead/report.h"
 
 namespace multihead {
 namespace {
@@ -177,6 +180,12 @@ std::string explain_op(
   return to_json(explain(all));
 }
 
+std::string render_report_op(const std::string& report, std::string_view format,
+                             int64_t width) {
+  return render_report(report, report_format_from_name(format),
+                       static_cast<int>(std::clamp<int64_t>(width, 0, 1000)));
+}
+
 template <typename Library>
 void implement(Library& m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_op);
@@ -270,6 +279,9 @@ TORCH_LIBRARY(multihead, m) {
       "explain(Dict(str, Tensor)[] observations, Dict(str, str)[] metadata) "
       "-> str",
       tags);
+  // What explain says, as text for people; report.h.
+  m.def("render_report(str report, str format=\"text\", int width=80) -> str",
+        tags);
   m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
         tags);
   m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
@@ -280,6 +292,7 @@ TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   implement(m);
   m.impl("head_width", &head_width_op);
   m.impl("explain", &explain_op);
+  m.impl("render_report", &render_report_op);
 }
 
 // vmap: the same operations on tensors with a hidden dimension, no loop.

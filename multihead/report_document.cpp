@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/report_document.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <set>
+
+#include "multihead/report_words.h"
+
+namespace multihead::report {
+namespace {
+
+using Kind = Block::Kind;
+
+Span mark(bool good) {
+  return good ? Span{"✓", Style::kGood} : Span{"✗", Style::kBad};
+}
+
+// ---- The verdict in one sentence ------------------------------------------
+
+// "it ...": what a finding, which is no fault of attention, says of the code.
+std::string predicate(const std::string& finding) {
+  static constexpr std::pair<const char*, const char*> kKnown[] = {
+      {"raises", "raises an error"},
+      {"hangs", "does not come to an end"},
+      {"crashes", "ends the whole process"},
+      {"returns_nothing", "returns nothing"},
+      {"wrong_shape", "returns the wrong shape"},
+      {"wrong_type", "returns the wrong type"},
+      {"not_finite", "returns numbers that are not finite"},
+      {"integer_output", "returns whole numbers"},
+      {"missing_package", "needs a package that is not installed"},
+      {"changes_inputs", "changes its inputs"},
+      {"changes_global_state", "changes settings of the whole process"},
+      {"random", "returns something else each time"},
+      {"no_weights_found", "has weights that were not found"},
+  };
+  for (const auto& [name, words] : kKnown)
+    if (finding == name) return words;
+  std::string words = "has a flaw: " + finding;
+  std::replace(words.begin(), words.end(), '_', ' ');
+  return words;
+}
+
+bool is_right(const std::string& verdict) {
+  return verdict == "bits" || verdict == "rounding";
+}
+
+std::string right_words(const Json& report, const std::string& verdict) {
+  const Json& cases = list_at(report, "cases");
+  const std::string all = cases.size() == 1
+                              ? "in the one case"
+                              : "in all " + counted(cases.size(), "case");
+  if (verdict == "bits") return "is right: PyTorch's, bit for bit, " + all;
+  const auto bits =
+      std::count_if(cases.begin(), cases.end(),
+                    [](const Json& c) { return is_true(c, "bits"); });
+  std::string words = "is right: within rounding of PyTorch " + all;
+  if (bits > 0) words += ", bit for bit in " + std::to_string(bits);
+  return words;
+}
+
+std::string fault_words(const Json& faults) {
+  std::vector<std::string> stages;
+  for (const Json& fault : faults) {
+    const std::string stage = "the " + text_at(fault, "stage");
+    if (std::find(stages.begin(), stages.end(), stage) == stages.end())
+      stages.push_back(stage);
+  }
+  const bool one = faults.size() == 1;
+  return std::string(one ? "has one fault, in " : "has two faults, ") +
+         (one                  ? ""
+          : stages.size() == 1 ? "both in "
+                               : "in ") +
+         listed(stages);
+}
+
+std::string unknown_words(const Json& report) {
+  const std::string stage = text_at(report, "first_stage");
+  return "is not right" + (stage.empty() ? "" : ", first in the " + stage) +
+         ", and no fault that is known here explains it";
+}
+
+Block headline(const Json& report, const std::string& verdict) {
+  std::vector<std::string> flaws;
+  for (const Json& finding : list_at(report, "findings")) {
+    const std::string flaw = predicate(text_at(finding, "name"));
+    if (std::find(flaws.begin(), flaws.end(), flaw) == flaws.end())
+      flaws.push_back(flaw);
+  }
+  const bool right = is_right(verdict);
+  std::string words;
+  if (right && flaws.empty()) {
+    words = right_words(report, verdict);
+  } else if (right) {
+    words = "computes attention, but it " + listed(flaws);
+  } else if (verdict == "unchecked") {
+    words = flaws.empty() ? "was not checked" : listed(flaws);
+  } else {
+    words = verdict == "fault" ? fault_words(list_at(report, "faults"))
+                               : unknown_words(report);
+    if (!flaws.empty()) words += "; and it " + listed(flaws);
+  }
+  std::string subject = text_at(report, "target");
+  if (subject.empty()) subject = "This attention";
+  const bool passed = right && flaws.empty();
+  return {.kind = Kind::kHeadline,
+          .label = mark(passed),
+          .text = {{subject + " " + words + ".", Style::kStrong}}};
+}
+
+// ---- What is wrong ---------------------------------------------------------
+
+void note(Document& document, const char* label, Text text) {
+  if (!text.empty())
+    document.push_back({.kind = Kind::kNote,
+                        .label = {label, Style::kDim},
+                        .text = std::move(text)});
+}
+
+void add_faults(Document& document, const Json& faults) {
+  std::set<std::string> told;  // two faults have the same evidence
+  int number = 0;
+  for (const Json& fault : faults) {
+    const std::string count =
+        faults.size() > 1 ? std::to_string(++number) + ". " : "";
+    Text sentence = marked_up(count + text_at(fault, "sentence"));
+    sentence.push_back({" (" + text_at(fault, "name") + ")", Style::kDim});
+    document.push_back({.text = std::move(sentence)});
+    const std::string detail = text_at(fault, "detail");
+    if (told.insert(detail).second)
+      note(document, "evidence", marked_up(detail));
+    note(document, "repair", marked_up(text_at(fault, "remedy")));
+  }
+}
+
+void add_findings(Document& document, const Json& findings) {
+  for (const Json& finding : findings) {
+    document.push_back({.text = marked_up(text_at(finding, "sentence"))});
+    note(document, "where", marked_up(text_at(finding, "detail")));
+    note(document, "repair", marked_up(text_at(finding, "remedy")));
+  }
+}
+
+void add_place(Document& document, const Json& report) {
+  const auto where = report.find("where");
+  if (where == report.end() || !where->is_object()) return;
+  std::string index;
+  for (const Json& i : list_at(*where, "index"))
+    index += (index.empty() ? "" : ", ") + i.dump();
+  note(document, "where",
+       marked_up("`" + text_at(*where, "tensor") + "[" + index + "]` in case " +
+                 text_at(*where, "case") + " is " + number_at(*where, "got") +
+                 " and should be " + number_at(*where, "expected") + "."));
+}
+
+void add_alternatives(Document& document, const Json& alternatives) {
+  std::vector<std::string> names;
+  for (const Json& names_of_one : alternatives) {
+    std::string name;
+    for (const Json& part : names_of_one)
+      if (part.is_string())
+        name += (name.empty() ? "" : " + ") + part.get<std::string>();
+    names.push_back(name);
+  }
+  if (names.empty()) return;
+  note(document, "or else",
+       {{"These inputs cannot tell it from " + listed(names) +
+         ". Sizes that all differ, and a mask, can."}});
+}
+
+// ---- Numbers ---------------------------------------------------------------
+
+// The exercise's own assertion, where the code is right.
+void add_exercise(Document& document, const Json& cases) {
+  const Json* worst = nullptr;
+  size_t failing = 0, asked = 0;
+  const auto error = [](const Json& c) {
+    return c.contains("error") && c["error"].is_number()
+               ? c["error"].get<double>()
+               : 0.0;
+  };
+  for (const Json& c : cases) {
+    if (!c.contains("exercise")) continue;
+    ++asked;
+    if (is_true(c, "exercise")) continue;
+    ++failing;
+    if (!worst || error(c) > error(*worst)) worst = &c;
+  }
+  if (asked == 0) return;
+  const std::string test = "`allclose(atol=1e-8, rtol=1e-5)` ";
+  if (!worst) {
+    note(document, "exercise", marked_up(test + "holds in every case, too."));
+    return;
+  }
+  note(document, "exercise",
+       marked_up(test + "fails in " + std::to_string(failing) + " of " +
+                 std::to_string(asked) + " by rounding: in case " +
+                 text_at(*worst, "name") + " your error is " +
+                 number_at(*worst, "error") + ", PyTorch's own " +
+                 number_at(*worst, "pytorch_error") + "."));
+}
+
+std::string short_dtype(std::string dtype) {
+  if (dtype.starts_with("torch.")) dtype.erase(0, 6);
+  if (dtype.starts_with("float")) return "f" + dtype.substr(5);
+  if (dtype.starts_with("bfloat")) return "bf" + dtype.substr(6);
+  return dtype;
+}
+
+Text row_of(const Json& c) {
+  const bool agrees = is_true(c, "agrees"), bits = is_true(c, "bits");
+  std::string name = text_at(c, "name"), shape;
+  const std::string tensor = text_at(c, "tensor");
+  if (!tensor.empty() && tensor != "out") name += ": " + tensor;
+  for (const Json& size : list_at(c, "shape"))
+    shape += (shape.empty() ? "" : "×") + size.dump();
+  const char* close = !c.contains("exercise")  ? "–"
+                      : bits                   ? "bits"
+                      : is_true(c, "exercise") ? "yes"
+                                               : "no";
+  return {mark(agrees),
+          {name},
+          {short_dtype(text_at(c, "dtype")), Style::kDim},
+          {shape, Style::kDim},
+          {number_at(c, "error"), agrees ? Style::kPlain : Style::kBad},
+          {number_at(c, "pytorch_error")},
+          {close}};
+}
+
+// Those that disagree before those that agree, where they are too many to see.
+void add_cases(Document& document, const Json& cases, bool folded) {
+  constexpr size_t kMost = 16;
+  if (cases.empty()) return;
+  Block table{.kind = Kind::kTable, .folded = folded};
+  Text header;
+  for (const char* title :
+       {"", "case", "", "", "error", "PyTorch's", "allclose"})
+    header.push_back({title, Style::kDim});
+  table.rows.push_back(std::move(header));
+
+  size_t wrong = 0, left_out = 0;
+  for (const Json& c : cases) wrong += !is_true(c, "agrees");
+  size_t room = kMost - std::min(wrong, kMost);
+  size_t room_for_wrong = kMost;
+  for (const Json& c : cases) {
+    size_t& left = is_true(c, "agrees") ? room : room_for_wrong;
+    if (left == 0) {
+      ++left_out;
+    } else {
+      --left;
+      table.rows.push_back(row_of(c));
+    }
+  }
+  if (left_out > 0)
+    table.rows.push_back(
+        {{""}, {"… and " + std::to_string(left_out) + " more", Style::kDim}});
+  document.push_back(std::move(table));
+}
+
+// ---- What was understood ---------------------------------------------------
+
+void add_remarks(Document& document, const Json& remarks, const char* label) {
+  for (const Json& remark : remarks) {
+    std::string text = text_at(remark, "sentence");
+    const std::string remedy = text_at(remark, "remedy");
+    if (!remedy.empty()) text += " " + remedy;
+    note(document, label, marked_up(text));
+  }
+}
+
+void add_phrases(Document& document, const Json& phrases, const char* label) {
+  std::string text;
+  for (const Json& phrase : phrases)
+    if (phrase.is_string())
+      text += (text.empty() ? "" : " · ") + phrase.get<std::string>();
+  note(document, label, marked_up(text, Style::kDim));
+}
+
+}  // namespace
+
+int columns(std::string_view text) {
+  return static_cast<int>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+Document document_of(const std::string& json) {
+  const Json report = parsed(json);
+  TORCH_CHECK_VALUE(report.is_object() && report.contains("verdict"),
+                    "render_report: report must be a JSON object with a "
+                    "verdict, got ",
+                    json.substr(0, 60));
+  const std::string verdict = text_at(report, "verdict");
+  const Json& cases = list_at(report, "cases");
+  const bool right = is_right(verdict);
+  Document document;
+  if (const std::string command = text_at(report, "command"); !command.empty())
+    document.push_back({.kind = Kind::kPrompt,
+                        .label = {"$", Style::kDim},
+                        .text = {{command}}});
+  document.push_back(headline(report, verdict));
+  add_faults(document, list_at(report, "faults"));
+  add_place(document, report);
+  add_alternatives(document, list_at(report, "alternatives"));
+  add_findings(document, list_at(report, "findings"));
+  if (right) add_exercise(document, cases);
+  add_cases(document, cases, right);
+  add_remarks(document, list_at(report, "assumptions"), "assumed");
+  add_remarks(document, list_at(report, "remarks"), "remark");
+  add_phrases(document, list_at(report, "understood"), "called");
+  add_phrases(document, list_at(report, "weights"), "matched");
+  add_phrases(document, list_at(report, "unused"), "not used");
+  return document;
+}
+
+}  // namespace multihead::report

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+//
+// A report before it is text, HTML or a picture: its words and their roles.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace multihead::report {
+
+enum class Style { kPlain, kStrong, kDim, kGood, kBad, kCode };
+
+struct Span {
+  std::string text;
+  Style style = Style::kPlain;
+};
+using Text = std::vector<Span>;
+
+struct Block {
+  enum class Kind {
+    kPrompt,     ///< a command line, labelled "$"
+    kHeadline,   ///< the verdict in one sentence, labelled with a mark
+    kParagraph,  ///< what is wrong
+    kNote,       ///< a label, and what there is to say under it
+    kTable,      ///< the cases; the first row is the header
+  };
+  Kind kind = Kind::kParagraph;
+  Span label = {};              ///< what stands left of the text: "✓", "repair"
+  Text text = {};               ///< of all but tables
+  std::vector<Text> rows = {};  ///< of a table: one span per cell
+  bool folded = false;          ///< for who asks: only HTML shows it
+};
+
+using Document = std::vector<Block>;
+
+/// What render_report says, in order.
+Document document_of(const std::string& json);
+
+/// Code points, each taken for one column.
+int columns(std::string_view text);
+
+/// The lines of a page of `width` columns, or as many as the longest word
+/// needs.
+std::vector<Text> laid_out(const Document& document, int width);
+
+std::string to_text(const Document& document, bool colour, int width);
+std::string to_html(const Document& document);
+std::string to_svg(const Document& document, int width);
+
+/// With &, <, > and " replaced, for HTML and SVG.
+std::string escaped(const std::string& text);
+
+}  // namespace multihead::report

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/report_words.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace multihead::report {
+namespace {
+
+void clean(Json& json) {
+  if (json.is_structured()) {
+    for (Json& part : json) clean(part);
+  } else if (json.is_string()) {
+    auto& text = json.get_ref<std::string&>();
+    for (char& c : text) {
+      const auto byte = static_cast<unsigned char>(c);
+      if ((byte < 0x20 && c != '\n') || byte == 0x7F) c = '?';
+    }
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+  }
+}
+
+}  // namespace
+
+Json parsed(const std::string& text) {
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return nullptr;
+  clean(json);
+  return json;
+}
+
+std::string text_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string()) return "";
+  return found->get<std::string>();
+}
+
+const Json& list_at(const Json& object, const char* key) {
+  static const Json empty = Json::array();
+  const auto found = object.find(key);
+  return found != object.end() && found->is_array() ? *found : empty;
+}
+
+bool is_true(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_boolean() && found->get<bool>();
+}
+
+std::string number_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) return "–";
+  if (!found->is_number()) return "nan";
+  const double x = found->get<double>();
+  char text[32];
+  const bool small = x != 0 && std::abs(x) < 1e-3;
+  std::snprintf(text, sizeof text, small ? "%.1e" : "%.3g", x);
+  return text;
+}
+
+std::string listed(const std::vector<std::string>& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? " and " : ", ";
+    text += words[i];
+  }
+  return text;
+}
+
+std::string counted(size_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+Text marked_up(const std::string& text, Style style) {
+  Text spans;
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t open = text.find('`', at);
+    const size_t close =
+        open == std::string::npos ? open : text.find('`', open + 1);
+    if (close == std::string::npos) break;
+    if (open > at) spans.push_back({text.substr(at, open - at), style});
+    spans.push_back({text.substr(open + 1, close - open - 1), Style::kCode});
+    at = close + 1;
+  }
+  if (at < text.size()) spans.push_back({text.substr(at), style});
+  return spans;
+}
+
+}  // namespace multihead::report

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+//
+// The small change of a report's sentences: numbers, lists, names.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "multihead/report_document.h"
+
+namespace multihead::report {
+
+using Json = nlohmann::json;
+
+/// Null where `text` is no JSON. Control characters in its strings, which would
+/// command a terminal, become "?".
+Json parsed(const std::string& text);
+
+/// The string or list under `key`, an empty one where there is none.
+std::string text_at(const Json& object, const char* key);
+const Json& list_at(const Json& object, const char* key);
+
+bool is_true(const Json& object, const char* key);
+
+/// "2.4e-07", "0.41", "0"; "nan" where JSON has null, "–" where it has nothing.
+std::string number_at(const Json& object, const char* key);
+
+/// "a", "a and b", "a, b and c".
+std::string listed(const std::vector<std::string>& words);
+
+/// "1 case", "7 cases".
+std::string counted(size_t count, const std::string& noun);
+
+/// `text` with what stands between backticks as code.
+Text marked_up(const std::string& text, Style style = Style::kPlain);
+
+}  // namespace multihead::report
