@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <set>
 
 #include "multihead/report_words.h"
 
@@ -119,20 +118,54 @@ void note(Document& document, const char* label, Text text) {
                         .text = std::move(text)});
 }
 
-void add_faults(Document& document, const Json& faults) {
-  std::set<std::string> told;  // two faults have the same evidence
+double value_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>() : 0;
+}
+
+// How it was established: what is left of the error once the faults are in.
+void add_evidence(Document& document, const Json& report) {
+  const Json& cases = list_at(report, "cases");
+  const size_t faults = list_at(report, "faults").size();
+  double left = 0, without = 0;
+  size_t explained = 0;
+  for (const Json& c : cases) {
+    if (!is_true(c, "agrees"))
+      without = std::max(without, value_at(c, "error"));
+    if (!is_true(c, "explained")) continue;
+    ++explained;
+    left = std::max(left, value_at(c, "unexplained"));
+  }
+  if (faults == 0 || explained == 0) return;
+  const std::string share =
+      explained < cases.size()
+          ? std::to_string(explained) + " of " + counted(cases.size(), "case")
+      : explained == 1 ? "the one case"
+                       : "all " + counted(explained, "case");
+  note(document, "evidence",
+       {{std::string("Attention with ") +
+         (faults == 1 ? "this one change" : "these two changes") +
+         " reproduces your result in " + share + ", to " + number_text(left) +
+         ". Without " + (faults == 1 ? "it" : "them") +
+         " the largest difference is " + number_text(without) + "."}});
+}
+
+void add_faults(Document& document, const Json& report) {
+  const Json& faults = list_at(report, "faults");
   int number = 0;
   for (const Json& fault : faults) {
-    const std::string count =
+    std::string sentence =
         faults.size() > 1 ? std::to_string(++number) + ". " : "";
-    Text sentence = marked_up(count + text_at(fault, "sentence"));
-    sentence.push_back({" (" + text_at(fault, "name") + ")", Style::kDim});
-    document.push_back({.text = std::move(sentence)});
-    const std::string detail = text_at(fault, "detail");
-    if (told.insert(detail).second)
-      note(document, "evidence", marked_up(detail));
+    sentence += text_at(fault, "sentence");
+    if (const std::string detail = text_at(fault, "detail"); !detail.empty())
+      sentence += " " + detail;
+    Text text = marked_up(sentence);
+    text.push_back({" (" + text_at(fault, "name") + ")", Style::kDim});
+    document.push_back({.text = std::move(text)});
+    if (faults.size() == 1) add_evidence(document, report);
     note(document, "repair", marked_up(text_at(fault, "remedy")));
   }
+  if (faults.size() > 1) add_evidence(document, report);
 }
 
 void add_findings(Document& document, const Json& findings) {
@@ -176,17 +209,12 @@ void add_alternatives(Document& document, const Json& alternatives) {
 void add_exercise(Document& document, const Json& cases) {
   const Json* worst = nullptr;
   size_t failing = 0, asked = 0;
-  const auto error = [](const Json& c) {
-    return c.contains("error") && c["error"].is_number()
-               ? c["error"].get<double>()
-               : 0.0;
-  };
   for (const Json& c : cases) {
     if (!c.contains("exercise")) continue;
     ++asked;
     if (is_true(c, "exercise")) continue;
     ++failing;
-    if (!worst || error(c) > error(*worst)) worst = &c;
+    if (!worst || value_at(c, "error") > value_at(*worst, "error")) worst = &c;
   }
   if (asked == 0) return;
   const std::string test = "`allclose(atol=1e-8, rtol=1e-5)` ";
@@ -300,7 +328,7 @@ Document document_of(const std::string& json) {
                         .label = {"$", Style::kDim},
                         .text = {{command}}});
   document.push_back(headline(report, verdict));
-  add_faults(document, list_at(report, "faults"));
+  add_faults(document, report);
   add_place(document, report);
   add_alternatives(document, list_at(report, "alternatives"));
   add_findings(document, list_at(report, "findings"));

@@ -46,15 +46,17 @@ bool is_true(const Json& object, const char* key) {
   return found != object.end() && found->is_boolean() && found->get<bool>();
 }
 
-std::string number_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  if (found == object.end()) return "–";
-  if (!found->is_number()) return "nan";
-  const double x = found->get<double>();
+std::string number_text(double x) {
   char text[32];
   const bool small = x != 0 && std::abs(x) < 1e-3;
   std::snprintf(text, sizeof text, small ? "%.1e" : "%.3g", x);
   return text;
+}
+
+std::string number_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) return "–";
+  return found->is_number() ? number_text(found->get<double>()) : "nan";
 }
 
 std::string listed(const std::vector<std::string>& words) {

@@ -23,7 +23,10 @@ const Json& list_at(const Json& object, const char* key);
 
 bool is_true(const Json& object, const char* key);
 
-/// "2.4e-07", "0.41", "0"; "nan" where JSON has null, "–" where it has nothing.
+/// "2.4e-07", "0.412", "0".
+std::string number_text(double x);
+
+/// The same; "nan" where JSON has null, "–" where it has nothing.
 std::string number_at(const Json& object, const char* key);
 
 /// "a", "a and b", "a, b and c".
