@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""Runs somebody's file or notebook for what it defines.
+
+Such a file often does more: it asserts, trains, draws, asks. It is run statement
+by statement, not as __main__. After the first one that fails or takes long, only
+definitions and assignments are run.
+"""
+
+import __future__
+
+import ast
+import itertools
+import json
+import linecache
+import pathlib
+import re
+import sys
+import types
+from collections.abc import Iterator
+
+from .blame import finding_of
+from .finding import Finding
+from .guard import Guard, Outcome
+from .state import Snapshot
+
+# What the top level may take, imports and definitions aside.
+_SECONDS = 5.0
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_DEFINITIONS = (*_IMPORTS, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+
+
+def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcome]:
+    """The module that a .py or .ipynb file defines.
+
+    Its outcome has an error, findings[0], where the text is no Python or a function
+    or class could not be defined. Other findings are remarks: what failed and was
+    left out.
+    """
+    module = _module(path)
+    outcome = Outcome()
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # for what it imports later; the guard removes it
+        sys.path.insert(0, folder)
+    run = _Run(module, guard, outcome)
+    snapshot = Snapshot()  # a script may seed and set what it likes
+    try:
+        for name, source in _texts(path):
+            run.all(ast.parse(source, name).body, name)
+    except (SyntaxError, ValueError) as error:
+        outcome.error = error
+        outcome.findings.insert(0, finding_of(error, guard.time_limit))
+    snapshot.restore()
+    return module, outcome
+
+
+def _module(path: pathlib.Path) -> types.ModuleType:
+    """Empty, under a name of its own, for which dataclasses and pickle ask."""
+    name = "checked_" + re.sub(r"\W", "_", path.stem)
+    module = types.ModuleType(name)
+    module.__file__ = str(path.resolve())
+    sys.modules[name] = module
+    return module
+
+
+def _texts(path: pathlib.Path) -> list[tuple[str, str | bytes]]:
+    """Each with its name: a file is one text, a notebook has one in each code cell,
+    from which lines that are IPython's own are left out."""
+    if path.suffix != ".ipynb":
+        name = str(path.resolve())
+        linecache.checkcache(name)
+        return [(name, path.read_bytes())]
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    texts = []
+    for number, cell in enumerate((c for c in cells if c["cell_type"] == "code"), 1):
+        source = "".join(cell["source"])
+        if source.lstrip().startswith("%%"):
+            continue
+        source = re.sub(r"(?m)^[ \t]*[%!].*$", "", source)
+        name = f"{path.name}[{number}]"
+        # Tracebacks and inspect.getsource look for the lines here.
+        lines = source.splitlines(keepends=True)
+        linecache.cache[name] = (len(source), None, lines, name)
+        texts.append((name, source))
+    return texts
+
+
+def _defines(node: ast.stmt) -> bool:
+    if isinstance(node, (ast.Try, ast.If)):  # try: import …; if version: def …
+        parts = itertools.chain(node.body, node.orelse)
+        return any(isinstance(part, _DEFINITIONS) for part in parts)
+    return isinstance(node, _DEFINITIONS)
+
+
+class _Absent:
+    """Stands for what an absent package would have had, until somebody uses it."""
+
+    def __init__(self, package: str) -> None:
+        self.__dict__["package"] = package
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        package = self.__dict__["package"]
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):  # Python asks every value of a module for these
+            raise AttributeError(name)
+        return self()
+
+
+def _single(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """`import a, b` as two statements: one may fail alone."""
+    for node in statements:
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield ast.copy_location(ast.Import([name]), node)
+        else:
+            yield node
+
+
+class _Run:
+    """The statements of a file, one after the other."""
+
+    def __init__(
+        self, module: types.ModuleType, guard: Guard, outcome: Outcome
+    ) -> None:
+        self.module = module
+        self.guard = guard
+        self.outcome = outcome
+        self.seconds = _SECONDS
+        self.careful = False
+        self.flags = 0
+
+    def all(self, statements: list[ast.stmt], name: str) -> None:
+        for node in _single(statements):
+            assigns = isinstance(node, _ASSIGNMENTS) and self.seconds > 0
+            if self.careful and not assigns and not _defines(node):
+                continue
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                for feature in node.names:
+                    self.flags |= getattr(__future__, feature.name).compiler_flag
+            tree = ast.Module([node], type_ignores=[])
+            code = compile(tree, name, "exec", self.flags, dont_inherit=True)
+            self.one(node, code)
+
+    def one(self, node: ast.stmt, code: types.CodeType) -> None:
+        defines = _defines(node)
+        before = self.guard.remaining
+        result = self.guard.run(
+            lambda: exec(code, vars(self.module)), None if defines else self.seconds
+        )
+        self.outcome.printed += result.printed
+        if not defines:
+            self.seconds -= before - self.guard.remaining
+        if result.error is None:
+            return
+        if isinstance(node, _IMPORTS) and isinstance(result.error, ModuleNotFoundError):
+            self.stand_in(node, result)
+        elif defines:
+            self.outcome.error = result.error
+            self.outcome.findings.insert(0, result.findings[0])
+        elif not self.careful:  # what fails later fails because of this
+            self.outcome.findings.append(_stops(result))
+            self.careful = True
+
+    def stand_in(self, node: ast.Import | ast.ImportFrom, result: Outcome) -> None:
+        """The file may never need what the absent package would have had."""
+        for name in node.names:
+            bound = name.asname or name.name.partition(".")[0]
+            vars(self.module)[bound] = _Absent(result.error.name)
+        found = result.findings[0]
+        self.outcome.findings.append(Finding(found.name, found.sentence, kind="remark"))
+
+
+def _stops(result: Outcome) -> Finding:
+    """What failed at the top level: no fault of the attention that is defined."""
+    found = result.findings[0]
+    where, _, line = found.detail.partition("\n")
+    skipped = "From there on only definitions were run."
+    if not isinstance(result.error, AssertionError):
+        sentence = f"The file stops in {where}: {found.sentence.rstrip('.')}."
+        return Finding("file_stops", sentence, skipped, kind="remark")
+    sentence = f"The file's own assertion fails, {where}: {line}."
+    if re.search("close|equal|max", line):
+        skipped = (
+            "Layers that were made separately have different weights, so comparing "
+            "them fails for right code, too; here both have the same. " + skipped
+        )
+    return Finding("file_stops", sentence, skipped, kind="remark")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""What a check found."""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
+from typing import Any, TextIO
+
+import torch
+
+from .finding import Finding
+
+_RIGHT = ("bits", "rounding")
+
+
+class Report:
+    """A verdict on somebody's attention.
+
+    str(report) is text, a notebook shows HTML, to_json() is for programs;
+    bool(report) is `passed`.
+
+    passed: it is attention, and nothing else is wrong with it.
+    cause: None where it passed; else the name of the fault ("mask_inverted"), two
+    names joined by "+", or "unknown".
+    causes: all of them, faults of attention first.
+    cases: for each tensor of each run a dictionary: name, dtype, tensor, shape,
+    agrees, bits, error and pytorch_error (largest, against float64), exercise
+    (allclose with atol=1e-8, rtol=1e-5).
+    first_stage: the first that differs ("masked scores"), or None.
+    assumptions: what nobody stated and the numbers show.
+    remarks: right, but worth knowing.
+    findings: flaws that are no fault of attention (raises, hangs, ...).
+    verdict: the engine's own; None where it never came to one.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        verdict: dict[str, Any] | None,
+        findings: list[Finding] = (),
+        understood: list[str] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        self.target = target
+        self.verdict = verdict
+        self.understood = list(understood)
+        self.seconds = seconds
+        self.findings = [f for f in findings if f.kind == "failure"]
+        engine = verdict or {}
+        self.cases: list[dict[str, Any]] = engine.get("cases", [])
+        self.assumptions: list[dict[str, str]] = engine.get("assumptions", [])
+        self.remarks = engine.get("remarks", []) + [
+            asdict(f) for f in findings if f.kind != "failure"
+        ]
+        self.first_stage: str | None = engine.get("first_stage")
+
+    @property
+    def passed(self) -> bool:
+        return not self.causes
+
+    @property
+    def causes(self) -> list[str]:
+        judgement = (self.verdict or {}).get("verdict")
+        if judgement == "fault":
+            faults = [fault["name"] for fault in self.verdict["faults"]]
+        else:
+            faults = ["unknown"] if judgement == "unknown" else []
+        flaws = list(dict.fromkeys(finding.name for finding in self.findings))
+        if judgement is None and not flaws:
+            flaws = ["unchecked"]
+        return faults + flaws
+
+    @property
+    def cause(self) -> str | None:
+        if (self.verdict or {}).get("verdict") == "fault":
+            return "+".join(fault["name"] for fault in self.verdict["faults"])
+        return next(iter(self.causes), None)
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def to_dict(self) -> dict[str, Any]:
+        """What to_json writes: the verdict's keys and the report's own."""
+        return {
+            "target": self.target,
+            "passed": self.passed,
+            "cause": self.cause,
+            "verdict": "unchecked",
+            **(self.verdict or {}),
+            "findings": [asdict(finding) for finding in self.findings],
+            "remarks": self.remarks,
+            "understood": self.understood,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """One JSON object; numbers that are not finite become null."""
+        return json.dumps(_plain(self.to_dict()), indent=indent, ensure_ascii=False)
+
+    def render(self, form: str = "text", width: int = 80, command: str = "") -> str:
+        """The report as "text", "ansi" (text with colours), "html" or "svg".
+
+        width: columns of a line. command: a command line to show above it.
+        """
+        content = {**self.to_dict(), "command": command}
+        text = json.dumps(_plain(content), ensure_ascii=False)
+        return torch.ops.multihead.render_report(text, form, width)
+
+    def print(self, file: TextIO | None = None) -> None:
+        """Prints it as wide as the terminal, in colour unless NO_COLOR is set."""
+        file = file or sys.stdout
+        terminal = file.isatty() and os.environ.get("TERM") != "dumb"
+        colour = terminal and not os.environ.get("NO_COLOR")
+        width = min(shutil.get_terminal_size().columns, 100) if terminal else 80
+        file.write(self.render("ansi" if colour else "text", width))
+
+    def __str__(self) -> str:
+        return self.render().rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"<multihead.Report: {self.target}: {self.cause or 'passed'}>"
+
+    def _repr_html_(self) -> str:
+        return self.render("html")
+
+
+def _plain(value: Any) -> Any:
+    """The same in what JSON and UTF-8 know: half characters become "?", infinity
+    and NaN None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    return value

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT
+"""What a process shares: remembered, compared, put back."""
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that the whole process shares: how to read it and write it back.
+
+    name: as a report says it. imports: importing a package may change it rightly.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    imports: bool = False
+
+
+def _attribute(name: str, owner: Any, attribute: str) -> Setting:
+    return Setting(
+        name,
+        lambda: getattr(owner, attribute),
+        lambda value: setattr(owner, attribute, value),
+    )
+
+
+def _content(name: str, container: Any, imports: bool = False) -> Setting:
+    """A container that others hold too: what is in it changes, not what it is."""
+
+    def write(content: Any) -> None:
+        container.clear()
+        (container.update if isinstance(content, dict) else container.extend)(content)
+
+    return Setting(name, container.copy, write, imports)
+
+
+def _default_device() -> torch.device | None:
+    device = torch.get_default_device()
+    return None if device == torch.device("cpu") else device
+
+
+def _folder() -> str | None:
+    with contextlib.suppress(FileNotFoundError):  # somebody removed it
+        return os.getcwd()
+
+
+def _enter_folder(folder: str | None) -> None:
+    with contextlib.suppress(OSError, TypeError):
+        os.chdir(folder)
+
+
+def _seeded() -> tuple[int, torch.Tensor]:
+    return torch.initial_seed(), torch.get_rng_state()
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _write_autocast(value: tuple[bool, torch.dtype]) -> None:
+    torch.set_autocast_enabled("cpu", value[0])
+    torch.set_autocast_dtype("cpu", value[1])
+
+
+def _fused_attention_flags() -> tuple[bool, ...]:
+    cuda = torch.backends.cuda
+    return (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+    )
+
+
+def _write_fused_attention_flags(flags: tuple[bool, ...]) -> None:
+    cuda = torch.backends.cuda
+    writers = (
+        cuda.enable_flash_sdp,
+        cuda.enable_mem_efficient_sdp,
+        cuda.enable_math_sdp,
+        cuda.enable_cudnn_sdp,
+        torch.backends.mha.set_fastpath_enabled,
+    )
+    for write, flag in zip(writers, flags):
+        write(flag)
+
+
+def _signal(number: signal.Signals) -> Setting:
+    def write(handler: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, handler)
+
+    name = f"the handler of the signal {number.name}"
+    return Setting(name, lambda: signal.getsignal(number), write)
+
+
+_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+# Dtype and device first: what is written after them may make tensors.
+_SETTINGS = (
+    Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting("the default device", _default_device, torch.set_default_device),
+    Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    Setting(
+        "anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    ),
+    Setting(
+        "deterministic algorithms",
+        _deterministic,
+        lambda old: torch.use_deterministic_algorithms(old[0], warn_only=old[1]),
+    ),
+    Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    Setting(
+        "autocast",
+        lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        _write_autocast,
+    ),
+    Setting(
+        "the precision of matrix products",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    Setting(
+        "the choice of attention kernels",
+        _fused_attention_flags,
+        _write_fused_attention_flags,
+    ),
+    *(_content("hooks of all modules", getattr(nn_module, hook)) for hook in _HOOKS),
+    Setting("the working directory", _folder, _enter_folder),
+    _content("sys.path", sys.path, imports=True),
+    Setting(
+        "the environment",
+        os.environ.copy,
+        lambda old: (os.environ.clear(), os.environ.update(old)),
+        imports=True,
+    ),
+    _attribute("sys.excepthook", sys, "excepthook"),
+    Setting("the trace function", sys.gettrace, sys.settrace),
+    Setting("the limit of recursion", sys.getrecursionlimit, sys.setrecursionlimit),
+    _signal(signal.SIGTERM),
+)
+
+
+class Snapshot:
+    """All settings as they are now."""
+
+    def __init__(self) -> None:
+        self._values = [setting.read() for setting in _SETTINGS]
+        self._seed, self._draws = _seeded()
+        self._modules = len(sys.modules)
+
+    def restore(self) -> list[str]:
+        """Puts back what has changed; the names of what no import explains.
+
+        Random streams go on, unless they were given another seed.
+        """
+        changed = []
+        imported = len(sys.modules) != self._modules
+        for setting, old in zip(_SETTINGS, self._values):
+            if setting.read() != old:
+                setting.write(old)
+                if not (setting.imports and imported):
+                    changed.append(setting.name)
+        if torch.initial_seed() != self._seed:
+            torch.default_generator.manual_seed(self._seed)
+            torch.set_rng_state(self._draws)
+            changed.append("the seed of PyTorch's random numbers")
+        return changed
+
+
+@contextlib.contextmanager
+def random_streams_restored() -> Iterator[None]:
+    """On leaving, the draws of torch, random and numpy go on from where they were."""
+    seed, draws = _seeded()
+    state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        torch.default_generator.manual_seed(seed)
+        torch.set_rng_state(draws)
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
