@@ -3,7 +3,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "multihead/report_document.h"
+#include "multihead/report/document.h"
 
 namespace multihead {
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from .blame import finding_of
 from .finding import Finding
-from .limit import OutOfTime, limited
+from .limit import limited
 from .state import Snapshot, random_streams_restored
 
 

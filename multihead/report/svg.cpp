@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "multihead/report_document.h"
+#include "multihead/report/document.h"
 
 namespace multihead::report {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "multihead/report_document.h"
+#include "multihead/report/document.h"
 
 namespace multihead::report {
 

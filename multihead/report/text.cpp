@@ -5,7 +5,7 @@
 #include <array>
 #include <cstddef>
 
-#include "multihead/report_document.h"
+#include "multihead/report/document.h"
 
 namespace multihead::report {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // A report as a fragment of HTML: for notebooks, and whole enough for a file.
-#include "multihead/report_document.h"
+#include "multihead/report/document.h"
 
 namespace multihead::report {
 namespace {

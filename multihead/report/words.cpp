@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "multihead/report_words.h"
+#include "multihead/report/words.h"
 
 #include <cmath>
 #include <cstdio>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "multihead/report_document.h"
+#include "multihead/report/document.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
-#include "multihead/report_words.h"
+#include "multihead/report/words.h"
 
 namespace multihead::report {
 namespace {
