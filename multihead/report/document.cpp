@@ -123,10 +123,15 @@ double value_at(const Json& object, const char* key) {
   return found != object.end() && found->is_number() ? found->get<double>() : 0;
 }
 
-// How it was established: what is left of the error once the faults are in.
+// How it was established: what is left of the error once the faults are in. Of
+// float64 where there is any, since its rounding hides least.
 void add_evidence(Document& document, const Json& report) {
   const Json& cases = list_at(report, "cases");
   const size_t faults = list_at(report, "faults").size();
+  const bool has_float64 =
+      std::any_of(cases.begin(), cases.end(), [](const Json& c) {
+        return is_true(c, "explained") && text_at(c, "dtype") == "float64";
+      });
   double left = 0, without = 0;
   size_t explained = 0;
   for (const Json& c : cases) {
@@ -134,7 +139,8 @@ void add_evidence(Document& document, const Json& report) {
       without = std::max(without, value_at(c, "error"));
     if (!is_true(c, "explained")) continue;
     ++explained;
-    left = std::max(left, value_at(c, "unexplained"));
+    if (!has_float64 || text_at(c, "dtype") == "float64")
+      left = std::max(left, value_at(c, "unexplained"));
   }
   if (faults == 0 || explained == 0) return;
   const std::string share =
@@ -146,8 +152,9 @@ void add_evidence(Document& document, const Json& report) {
        {{std::string("Attention with ") +
          (faults == 1 ? "this one change" : "these two changes") +
          " reproduces your result in " + share + ", to " + number_text(left) +
-         ". Without " + (faults == 1 ? "it" : "them") +
-         " the largest difference is " + number_text(without) + "."}});
+         (has_float64 ? " in float64" : "") + ". Without " +
+         (faults == 1 ? "it" : "them") + " the largest difference is " +
+         number_text(without) + "."}});
 }
 
 void add_faults(Document& document, const Json& report) {
@@ -160,7 +167,8 @@ void add_faults(Document& document, const Json& report) {
     if (const std::string detail = text_at(fault, "detail"); !detail.empty())
       sentence += " " + detail;
     Text text = marked_up(sentence);
-    text.push_back({" (" + text_at(fault, "name") + ")", Style::kDim});
+    text.push_back({" "});
+    text.push_back({"(" + text_at(fault, "name") + ")", Style::kDim});
     document.push_back({.text = std::move(text)});
     if (faults.size() == 1) add_evidence(document, report);
     note(document, "repair", marked_up(text_at(fault, "remedy")));
@@ -182,10 +190,19 @@ void add_place(Document& document, const Json& report) {
   std::string index;
   for (const Json& i : list_at(*where, "index"))
     index += (index.empty() ? "" : ", ") + i.dump();
+  const auto [got, expected] = numbers_apart(*where, "got", "expected");
   note(document, "where",
        marked_up("`" + text_at(*where, "tensor") + "[" + index + "]` in case " +
-                 text_at(*where, "case") + " is " + number_at(*where, "got") +
-                 " and should be " + number_at(*where, "expected") + "."));
+                 text_at(*where, "case") + " is " + got + " and should be " +
+                 expected + "."));
+}
+
+void add_way_on(Document& document, const Json& report) {
+  const std::string stage = text_at(report, "first_stage");
+  note(document, "way on",
+       marked_up("Print " + (stage.empty() ? "each step" : "the " + stage) +
+                 " of a small example, yours and by the book: "
+                 "`multihead/textbook.py` has every step with its reason."));
 }
 
 void add_alternatives(Document& document, const Json& alternatives) {
@@ -330,6 +347,7 @@ Document document_of(const std::string& json) {
   document.push_back(headline(report, verdict));
   add_faults(document, report);
   add_place(document, report);
+  if (verdict == "unknown") add_way_on(document, report);
   add_alternatives(document, list_at(report, "alternatives"));
   add_findings(document, list_at(report, "findings"));
   if (right) add_exercise(document, cases);

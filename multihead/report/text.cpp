@@ -3,7 +3,6 @@
 // A report in lines of equal letters, for terminals and for the picture of one.
 #include <algorithm>
 #include <array>
-#include <cstddef>
 
 #include "multihead/report/document.h"
 
@@ -38,10 +37,6 @@ bool is(const Glyph& glyph, char c) {
   return glyph.bytes.size() == 1 && glyph.bytes[0] == c;
 }
 
-bool may_break(const Glyph& glyph) {
-  return is(glyph, ' ') && glyph.style != Style::kCode;
-}
-
 void append(Text& line, std::string_view text, Style style) {
   if (text.empty()) return;
   if (line.empty() || line.back().style != style) line.push_back({"", style});
@@ -53,19 +48,27 @@ void append(Text& line, const Glyphs& glyphs, size_t from, size_t to) {
     append(line, glyphs[i].bytes, glyphs[i].style);
 }
 
-// The end of the line that begins at `from`: before a space where the paragraph
-// goes on, if a word ends within `width`. Code is not broken.
+// Where a line may end: before a space, but not in code, nor inside the items
+// of a list, whose separators are dots.
+bool may_break(const Glyphs& glyphs, size_t at) {
+  if (!is(glyphs[at], ' ') || glyphs[at].style == Style::kCode) return false;
+  return glyphs[at].style != Style::kDim ||
+         (at > 0 && glyphs[at - 1].bytes == "·");
+}
+
+// The end of the line that begins at `from`: where it may break within `width`,
+// else at any space there, else after the word that is longer.
 size_t line_end(const Glyphs& glyphs, size_t from, size_t width) {
-  const auto newline =
-      std::find_if(glyphs.begin() + static_cast<ptrdiff_t>(from), glyphs.end(),
-                   [](const Glyph& g) { return is(g, '\n'); });
-  const auto paragraph_end = static_cast<size_t>(newline - glyphs.begin());
+  size_t paragraph_end = from;
+  while (paragraph_end < glyphs.size() && !is(glyphs[paragraph_end], '\n'))
+    ++paragraph_end;
   if (paragraph_end - from <= width) return paragraph_end;
+  for (size_t end = from + width; end > from; --end)
+    if (may_break(glyphs, end)) return end;
+  for (size_t end = from + width; end > from; --end)
+    if (is(glyphs[end], ' ')) return end;
   size_t end = from + width;
-  while (end > from && !may_break(glyphs[end])) --end;
-  if (end > from) return end;
-  end = from + width;
-  while (end < paragraph_end && !may_break(glyphs[end])) ++end;
+  while (end < paragraph_end && !is(glyphs[end], ' ')) ++end;
   return end;
 }
 

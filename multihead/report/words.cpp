@@ -59,6 +59,19 @@ std::string number_at(const Json& object, const char* key) {
   return found->is_number() ? number_text(found->get<double>()) : "nan";
 }
 
+std::pair<std::string, std::string> numbers_apart(const Json& object,
+                                                  const char* first,
+                                                  const char* second) {
+  std::pair texts(number_at(object, first), number_at(object, second));
+  if (texts.first == texts.second && texts.first != "nan") {
+    char longer[2][32];
+    std::snprintf(longer[0], 32, "%.9g", object.at(first).get<double>());
+    std::snprintf(longer[1], 32, "%.9g", object.at(second).get<double>());
+    texts = {longer[0], longer[1]};
+  }
+  return texts;
+}
+
 std::string listed(const std::vector<std::string>& words) {
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "multihead/report/document.h"
@@ -28,6 +29,11 @@ std::string number_text(double x);
 
 /// The same; "nan" where JSON has null, "–" where it has nothing.
 std::string number_at(const Json& object, const char* key);
+
+/// Two numbers, with more digits where they would look the same.
+std::pair<std::string, std::string> numbers_apart(const Json& object,
+                                                  const char* first,
+                                                  const char* second);
 
 /// "a", "a and b", "a, b and c".
 std::string listed(const std::vector<std::string>& words);
