@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -40,5 +41,29 @@ struct BenchOptions {
 /// Times this library beside PyTorch; 0 if all that ours returned is right, 1
 /// if not, 2 if the filter leaves no case.
 int bench(const BenchOptions& options);
+
+/// What becomes of a report beside its text on standard output.
+struct ReportOutput {
+  bool json = false;      ///< print JSON instead
+  std::string html, svg;  ///< files; empty: none
+};
+
+struct CheckOptions {
+  std::string target;                  ///< "file.py" or "file.py:name"
+  std::vector<std::string> passed_on;  ///< to Python's multihead.check
+  double time_limit = 20;              ///< seconds, for the code under test
+  ReportOutput output = {};
+};
+/// Says whether the attention in a Python file is right; 0 if it is, 1 if not,
+/// 2 if it could not be checked, 130 if somebody interrupted.
+int check(const CheckOptions& options);
+
+struct ExplainOptions {
+  std::vector<std::string> files;  ///< dumps, .safetensors: one run in each
+  std::map<std::string, std::string> facts;  ///< in place of their metadata
+  ReportOutput output = {};
+};
+/// The same of saved tensors (multihead/explain.h).
+int explain(const ExplainOptions& options);
 
 }  // namespace cli

@@ -17,6 +17,8 @@ Examples:
   multihead verify --filter textbook  only the textbook forms
   multihead verify --json | jq .      the same for programs
   multihead bench --filter causal     times beside PyTorch's, shares of the peak
+  multihead check attention.py        is it attention, and if not, what is wrong?
+  multihead explain dump.safetensors  the same of tensors from any framework
   multihead info                      versions, processor, backends
 )";
 
@@ -69,6 +71,115 @@ Examples:
   multihead info
   multihead info --json
 )";
+
+constexpr const char* kCheckFooter = R"(
+Calls the code with inputs, masks and weights that tell mistakes apart, and names
+the one change to attention that gives the same results. FILE is a Python file or
+a notebook; NAME a function, a module, or its class, where FILE has several. It
+runs in a process of its own, by MULTIHEAD_PYTHON, the active environment, or
+python3, whichever comes first.
+
+Exit status: 0 it is attention, 1 it is not, 2 it could not be checked.
+
+Examples:
+  multihead check attention.py
+  multihead check attention.py:MultiHeadAttention --num-heads 4
+  multihead check attention.py --mask keep --json
+)";
+
+constexpr const char* kExplainFooter = R"(
+A dump holds query, key, value, out, the weights under their usual names, mask,
+and, as metadata, num_heads; docs/explain.md has the list. Several dumps are
+several runs of the same code: the verdict fits them all. Options replace the
+metadata of each.
+
+Exit status: 0 it is attention, 1 it is not, 2 the dumps cannot be read.
+
+Examples:
+  multihead explain dump.safetensors
+  multihead explain plain.safetensors masked.safetensors --mask blocked
+)";
+
+void add_output(CLI::App& command, cli::ReportOutput& output) {
+  command.add_flag("--json", output.json, "Print one JSON object");
+  command.add_option("--html", output.html, "Write a page for browsers")
+      ->type_name("FILE");
+  command.add_option("--svg", output.svg, "Draw what a terminal would show")
+      ->type_name("FILE");
+}
+
+void add_check(CLI::App& app, cli::CheckOptions& check,
+               std::function<int()>& command) {
+  CLI::App* check_command = app.add_subcommand(
+      "check", "Say whether somebody's attention is right, and what is not");
+  check_command->footer(kCheckFooter);
+  check_command
+      ->add_option("target", check.target, "What to check, with its file")
+      ->required()
+      ->type_name("FILE[:NAME]");
+  const auto pass_on = [&](const char* name, const char* what,
+                           const char* type) {
+    check_command
+        ->add_option_function<std::string>(
+            name,
+            [&check, name](const std::string& value) {
+              check.passed_on.insert(check.passed_on.end(), {name, value});
+            },
+            what)
+        ->type_name(type);
+  };
+  pass_on("--num-heads", "Heads to call it with", "N");
+  pass_on("--embed-dim", "Width of its inputs", "N");
+  pass_on("--num-kv-heads", "Heads of keys and values", "N");
+  pass_on("--mask", "What its mask means: True = blocked, keep; or additive",
+          "blocked|keep|additive");
+  pass_on("--layout", "Of its inputs", "batch-first|sequence-first");
+  check_command->add_flag_callback(
+      "--causal", [&check] { check.passed_on.push_back("--causal"); },
+      "It is causal by itself");
+  check_command
+      ->add_option("--time-limit", check.time_limit,
+                   "Seconds that the code may use, all calls together")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  add_output(*check_command, check.output);
+  check_command->callback([&] { command = [&] { return cli::check(check); }; });
+}
+
+void add_explain(CLI::App& app, cli::ExplainOptions& explain,
+                 std::function<int()>& command) {
+  CLI::App* explain_command = app.add_subcommand(
+      "explain", "The same of tensors that some attention took and returned");
+  explain_command->footer(kExplainFooter);
+  explain_command->add_option("files", explain.files, "Dumps, .safetensors")
+      ->required()
+      ->type_name("FILE");
+  const auto fact = [&](const char* option, const char* name, const char* what,
+                        const char* type) {
+    explain_command
+        ->add_option_function<std::string>(
+            option,
+            [&explain, name](const std::string& value) {
+              explain.facts[name] = value;
+            },
+            what)
+        ->type_name(type);
+  };
+  fact("--num-heads", "num_heads", "Heads of the queries", "N");
+  fact("--num-kv-heads", "num_kv_heads", "Heads of keys and values", "N");
+  fact("--mask", "mask", "What mask means: True = blocked, keep; or additive",
+       "blocked|keep|additive");
+  fact("--padding", "padding", "The same of key_padding_mask",
+       "blocked|keep|additive");
+  fact("--causal", "is_causal", "Whether it was to be causal",
+       "true|false|infer");
+  fact("--batch-first", "batch_first", "Whether inputs are (B, L, E)",
+       "true|false");
+  add_output(*explain_command, explain.output);
+  explain_command->callback(
+      [&] { command = [&] { return cli::explain(explain); }; });
+}
 
 void add_bench(CLI::App& app, cli::BenchOptions& bench,
                std::function<int()>& command) {
@@ -137,6 +248,12 @@ int main(int argc, char** argv) {
 
   cli::BenchOptions bench;
   add_bench(app, bench, command);
+
+  cli::CheckOptions check;
+  add_check(app, check, command);
+
+  cli::ExplainOptions explain;
+  add_explain(app, explain, command);
 
   cli::InfoOptions info;
   CLI::App* info_command =

@@ -30,5 +30,7 @@ def main() -> None:
     except ImportError as error:
         sys.exit(f"multihead: {error}")
     folders = [str(package_file("torch", "lib")), os.environ.get("LD_LIBRARY_PATH")]
+    # `multihead check` runs Python code: in the environment that this one serves.
+    os.environ.setdefault("MULTIHEAD_PYTHON", sys.executable)
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
     os.execv(package_file("multihead", "bin/multihead"), sys.argv)

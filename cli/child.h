@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: MIT
+//
+// A process that may misbehave: it gets a process group, a file to answer in,
+// and so much time.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cli {
+
+/// How a child ended. Of `signal`, `timed_out` and `interrupted` one at most is
+/// set; without them it ended by itself, with `status`.
+struct ChildEnd {
+  int status = 0;
+  int signal = 0;            ///< of its own, or from outside; not ours
+  bool timed_out = false;    ///< we ended it
+  bool interrupted = false;  ///< somebody ended us: Ctrl-C
+  std::string answer;        ///< what it wrote to the file
+};
+
+struct ChildOptions {
+  std::vector<std::string> command;  ///< program, looked for in PATH; arguments
+  double start_limit = 60;  ///< seconds until it has written the first byte
+  double time_limit = 20;   ///< seconds from then on
+  std::string waiting;      ///< said on standard error after two seconds
+};
+
+/// The descriptor under which a child finds the file for its answer.
+inline constexpr int kAnswerDescriptor = 3;
+
+/// Runs a program with nothing to read and with standard error as its output.
+/// When it ends, so does what it started: its whole group. Throws
+/// std::runtime_error where it cannot be started.
+ChildEnd run_child(const ChildOptions& options);
+
+}  // namespace cli

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+//
+// `multihead explain`: the verdict on tensors that somebody's attention took
+// and returned, saved from any framework.
+#include "multihead/explain.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/report_output.h"
+
+namespace cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+multihead::Observation read(const std::string& path,
+                            const ExplainOptions& options) {
+  multihead::Observation observation = multihead::read_safetensors(path);
+  observation.metadata.try_emplace("name",
+                                   std::filesystem::path(path).stem().string());
+  for (const auto& [name, value] : options.facts)
+    observation.metadata[name] = value;
+  return observation;
+}
+
+std::string cause_of(const multihead::Verdict& verdict) {
+  std::string cause;
+  for (const multihead::Finding& fault : verdict.faults)
+    cause += (cause.empty() ? "" : "+") + fault.name;
+  return cause.empty() ? "unknown" : cause;
+}
+
+}  // namespace
+
+int explain(const ExplainOptions& options) {
+  std::vector<multihead::Observation> observations;
+  std::string names;
+  for (const std::string& path : options.files) {
+    observations.push_back(read(path, options));
+    names += (names.empty() ? "" : " ") + path;
+  }
+  const multihead::Verdict verdict = multihead::explain(observations);
+  const bool passed = verdict.judgement == multihead::Judgement::kBits ||
+                      verdict.judgement == multihead::Judgement::kRounding;
+  Json report = {{"target", names},
+                 {"passed", passed},
+                 {"cause", passed ? Json(nullptr) : Json(cause_of(verdict))}};
+  report.update(Json::parse(multihead::to_json(verdict)));
+  show_report(report.dump(2), "multihead explain " + names, options.output);
+  return passed ? 0 : 1;
+}
+
+}  // namespace cli

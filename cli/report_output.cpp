@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#include "cli/report_output.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "cli/table.h"
+#include "multihead/report.h"
+#include "multihead/safetensors_file.h"
+
+namespace cli {
+namespace {
+
+using multihead::render_report;
+using multihead::ReportFormat;
+using multihead::safetensors::OutputFile;
+
+constexpr int kUsual = 80, kWidest = 100;
+
+constexpr const char* kPage = R"(<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
+<title>multihead</title>
+<body>
+)";
+
+void write(const std::string& path, const std::string& text) {
+  if (path.empty()) return;
+  OutputFile file(path, path);
+  file.write_at(0, std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+std::string for_standard_output(const std::string& json,
+                                const ReportOutput& output) {
+  if (output.json) return json + "\n";
+  const Terminal terminal = detect_terminal();
+  const int width =
+      terminal.width > 0 ? std::min(terminal.width, kWidest) : kUsual;
+  const std::string text = render_report(
+      json, terminal.colour ? ReportFormat::kAnsi : ReportFormat::kText, width);
+  return for_terminal(text, terminal);
+}
+
+}  // namespace
+
+void show_report(const std::string& json, const std::string& command_line,
+                 const ReportOutput& output) {
+  std::fputs(for_standard_output(json, output).c_str(), stdout);
+  if (!output.html.empty())
+    write(output.html, kPage + render_report(json, ReportFormat::kHtml));
+  if (!output.svg.empty()) {
+    auto with_command = nlohmann::ordered_json::parse(json);
+    with_command["command"] = command_line;
+    write(output.svg, render_report(with_command.dump(), ReportFormat::kSvg));
+  }
+}
+
+}  // namespace cli

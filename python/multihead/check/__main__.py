@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""python -m multihead.check FILE[:NAME]: multihead.check, for a shell.
+
+The command `multihead check` does the same in a process that it can end. Exit
+status: 0 the code passed, 1 it did not, 2 it could not be checked.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from . import Options, Report, examine
+
+_SILENCE = 2.0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise ValueError(f"check: {message}")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m multihead.check", description=__doc__)
+    parser.add_argument("target", metavar="FILE[:NAME]")
+    for name in ("--num-heads", "--embed-dim", "--num-kv-heads"):
+        parser.add_argument(name, type=int, metavar="N")
+    parser.add_argument("--mask", metavar="blocked|keep|additive")
+    parser.add_argument("--layout", choices=("batch-first", "sequence-first"))
+    parser.add_argument("--causal", action="store_true", default=None)
+    parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def report_for(arguments: argparse.Namespace) -> Report:
+    layout = arguments.layout
+    options = Options(
+        num_heads=arguments.num_heads,
+        embed_dim=arguments.embed_dim,
+        num_kv_heads=arguments.num_kv_heads,
+        mask=arguments.mask,
+        batch_first=None if layout is None else layout == "batch-first",
+        causal=arguments.causal,
+        time_limit=arguments.time_limit,
+    )
+    return examine(arguments.target, options, progress(time.monotonic()))
+
+
+def progress(start: float) -> Callable[[str], None]:
+    """Says on standard error what is being done, at most once a second, when it
+    takes long."""
+    due = start + _SILENCE
+
+    def say(name: str) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + 1
+            print(f"multihead: {name}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def answer(descriptor: int, words: list[str]) -> None:
+    """Writes exit status and report, as JSON, for cli/check.cpp, and ends the
+    process: whatever the code under test left to run at exit does not."""
+    try:
+        report = report_for(parser().parse_args(words))
+        status, text = (0 if report.passed else 1), report.to_json()
+    except (ValueError, OSError) as error:
+        status, text = 2, f"{error}\n"
+    except KeyboardInterrupt:
+        os._exit(130)
+    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
+        file.write(f"report {status}\n{text}")
+    os._exit(status)
+
+
+def main() -> int:
+    try:
+        arguments = parser().parse_args()
+        report = report_for(arguments)
+    except (ValueError, OSError) as error:
+        print(f"multihead: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(report.to_json())
+    else:
+        report.print()
+    return 0 if report.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
