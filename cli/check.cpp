@@ -31,7 +31,7 @@ constexpr double kGrace = 10;
 // What Python runs. Of its own accord it would look for modules in the working
 // folder first, where a file may be called random.py. An answer is "report", an
 // exit status, and a report, or, for status 2, a sentence.
-constexpr const char* kBootstrap = R"(
+constexpr const char* kBootstrap = R"py(
 import os, sys
 sys.path[:] = [folder for folder in sys.path if folder]
 try:
@@ -51,7 +51,7 @@ except ImportError as error:
 os.write(3, b"started\n")
 faulthandler.enable(3)
 answer(3, sys.argv[1:])
-)";
+)py";
 
 std::string environment(const char* variable) {
   const char* value = std::getenv(variable);

@@ -177,14 +177,14 @@ def _stops(result: Outcome) -> Finding:
     """What failed at the top level: no fault of the attention that is defined."""
     found = result.findings[0]
     where, _, line = found.detail.partition("\n")
-    skipped = "From there on only definitions were run."
+    rest = "After that line only definitions and assignments were run."
     if not isinstance(result.error, AssertionError):
         sentence = f"The file stops in {where}: {found.sentence.rstrip('.')}."
-        return Finding("file_stops", sentence, skipped, kind="remark")
-    sentence = f"The file's own assertion fails, {where}: {line}."
+        return Finding("file_stops", sentence, rest, kind="remark")
     if re.search("close|equal|max", line):
-        skipped = (
+        rest = (
             "Layers that were made separately have different weights, so comparing "
-            "them fails for right code, too; here both have the same. " + skipped
+            "them fails for right code, too; here both have the same."
         )
-    return Finding("file_stops", sentence, skipped, kind="remark")
+    sentence = f"The file's own assertion fails ({where})."
+    return Finding("file_stops", sentence, rest, kind="remark")
