@@ -25,14 +25,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The engine's own time, beside that of the code under test.
-constexpr double kGrace = 10;
+// Seconds for what is not the code under test: calls of it, the verdict.
+constexpr double kGrace = 2, kVerdict = 60;
+constexpr const char* kJudging = "judging\n";
 
 // What Python runs. Of its own accord it would look for modules in the working
 // folder first, where a file may be called random.py. An answer is "report", an
-// exit status, and a report, or, for status 2, a sentence.
+// exit status, and a report, or, for status 2, a sentence. Before it there may
+// be "running" and "judging", as the check goes on, and where a process was
+// ended.
 constexpr const char* kBootstrap = R"py(
-import os, sys
+import os, signal, sys
 sys.path[:] = [folder for folder in sys.path if folder]
 try:
     import faulthandler
@@ -50,6 +53,7 @@ except ImportError as error:
     os._exit(2)
 os.write(3, b"started\n")
 faulthandler.enable(3)
+faulthandler.register(signal.SIGTERM, 3, chain=True)
 answer(3, sys.argv[1:])
 )py";
 
@@ -146,7 +150,7 @@ Json crash(const ChildEnd& end, const std::string& target) {
                  "that.");
 }
 
-Json hang(const CheckOptions& options) {
+Json hang(const CheckOptions& options, const std::string& answer) {
   std::ostringstream seconds;
   seconds << options.time_limit;
   return finding("hangs",
@@ -155,7 +159,8 @@ Json hang(const CheckOptions& options) {
                      "what it had started with it.",
                  "Look for a loop outside of Python's own code, or one that "
                  "catches every exception. If it only needs longer, "
-                 "--time-limit gives it more.");
+                 "--time-limit gives it more.",
+                 last_place(answer, options.target));
 }
 
 std::string report_of(const CheckOptions& options, Json found) {
@@ -188,6 +193,8 @@ int check(const CheckOptions& options) {
   const ChildEnd end =
       run_child({.command = command(options),
                  .time_limit = options.time_limit + kGrace,
+                 .resting_mark = kJudging,
+                 .resting_limit = kVerdict,
                  .waiting = "multihead: checking " + options.target});
   if (end.interrupted) return 130;
   if (const auto answer = answered(end.answer)) {
@@ -202,7 +209,10 @@ int check(const CheckOptions& options) {
     throw std::runtime_error("check: " + python() +
                              " did not come up with PyTorch (MULTIHEAD_PYTHON "
                              "names another Python)");
-  show_report(report_of(options, end.timed_out ? hang(options)
+  if (end.timed_out && end.answer.find(kJudging) != std::string::npos &&
+      last_place(end.answer, options.target).empty())
+    throw std::runtime_error("check: there was no verdict in time");
+  show_report(report_of(options, end.timed_out ? hang(options, end.answer)
                                                : crash(end, options.target)),
               command_line, options.output);
   return 1;

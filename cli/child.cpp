@@ -62,7 +62,6 @@ class AnswerFile {
   AnswerFile& operator=(const AnswerFile&) = delete;
 
   int descriptor() const { return descriptor_; }
-  bool begun() const { return size() > 0; }
   std::string content() const {
     std::string text(size(), '\0');
     const ssize_t got = pread(descriptor_, text.data(), text.size(), 0);
@@ -123,9 +122,29 @@ void end_group(pid_t child, int signal) {
   waitpid(child, &status, 0);  // fails where it was waited for already
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+// How long the child has been at each of the things that are limited.
+class Clocks {
+ public:
+  explicit Clocks(const ChildOptions& options) : options_(options) {}
+
+  bool is_late(const std::string& answer) {
+    const auto now = Clock::now();
+    const std::chrono::duration<double> passed = now - last_;
+    last_ = now;
+    const std::string& mark = options_.resting_mark;
+    if (answer.empty())
+      return (start_ += passed.count()) > options_.start_limit;
+    if (!mark.empty() && answer.ends_with(mark))
+      return (rest_ += passed.count()) > options_.resting_limit;
+    return (work_ += passed.count()) > options_.time_limit;
+  }
+  double total() const { return start_ + work_ + rest_; }
+
+ private:
+  const ChildOptions& options_;
+  Clock::time_point last_ = Clock::now();
+  double start_ = 0, work_ = 0, rest_ = 0;
+};
 
 }  // namespace
 
@@ -134,24 +153,18 @@ ChildEnd run_child(const ChildOptions& options) {
   const AnswerFile answer;
   const pid_t child = spawn(options.command, answer.descriptor());
   ChildEnd end;
-  auto start = Clock::now();
-  bool begun = false, silent = true;
+  Clocks clocks(options);
+  bool silent = true;
   int status = 0;
   while (!has_ended(child, status)) {
-    if (!begun && answer.begun()) {
-      begun = true;
-      start = Clock::now();
-    }
-    const double seconds = seconds_since(start);
-    end.timed_out =
-        seconds > (begun ? options.time_limit : options.start_limit);
+    end.timed_out = clocks.is_late(answer.content());
     end.interrupted = interrupted != 0;
     if (end.timed_out || end.interrupted) {
       end_group(child, end.interrupted ? SIGINT : SIGTERM);
       end.answer = answer.content();
       return end;
     }
-    if (silent && seconds > kSilence && !options.waiting.empty()) {
+    if (silent && clocks.total() > kSilence && !options.waiting.empty()) {
       silent = false;
       std::fprintf(stderr, "%s\n", options.waiting.c_str());
     }

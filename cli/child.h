@@ -22,9 +22,11 @@ struct ChildEnd {
 
 struct ChildOptions {
   std::vector<std::string> command;  ///< program, looked for in PATH; arguments
-  double start_limit = 60;  ///< seconds until it has written the first byte
-  double time_limit = 20;   ///< seconds from then on
-  std::string waiting;      ///< said on standard error after two seconds
+  double start_limit = 60;   ///< seconds until it has written the first byte
+  double time_limit = 20;    ///< seconds from then on, unless it is resting:
+  std::string resting_mark;  ///< while its answer ends with this,
+  double resting_limit = 0;  ///< these seconds count
+  std::string waiting;       ///< said on standard error after two seconds
 };
 
 /// The descriptor under which a child finds the file for its answer.

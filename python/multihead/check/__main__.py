@@ -34,7 +34,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def report_for(arguments: argparse.Namespace) -> Report:
+def report_for(
+    arguments: argparse.Namespace, progress: Callable[[str], None]
+) -> Report:
     layout = arguments.layout
     options = Options(
         num_heads=arguments.num_heads,
@@ -45,13 +47,13 @@ def report_for(arguments: argparse.Namespace) -> Report:
         causal=arguments.causal,
         time_limit=arguments.time_limit,
     )
-    return examine(arguments.target, options, progress(time.monotonic()))
+    return examine(arguments.target, options, progress)
 
 
-def progress(start: float) -> Callable[[str], None]:
+def slowly() -> Callable[[str], None]:
     """Says on standard error what is being done, at most once a second, when it
     takes long."""
-    due = start + _SILENCE
+    due = time.monotonic() + _SILENCE
 
     def say(name: str) -> None:
         nonlocal due
@@ -65,8 +67,14 @@ def progress(start: float) -> Callable[[str], None]:
 def answer(descriptor: int, words: list[str]) -> None:
     """Writes exit status and report, as JSON, for cli/check.cpp, and ends the
     process: whatever the code under test left to run at exit does not."""
+    say = slowly()
+
+    def progress(name: str) -> None:
+        os.write(descriptor, b"judging\n" if name == "verdict" else b"running\n")
+        say(name)
+
     try:
-        report = report_for(parser().parse_args(words))
+        report = report_for(parser().parse_args(words), progress)
         status, text = (0 if report.passed else 1), report.to_json()
     except (ValueError, OSError) as error:
         status, text = 2, f"{error}\n"
@@ -80,7 +88,7 @@ def answer(descriptor: int, words: list[str]) -> None:
 def main() -> int:
     try:
         arguments = parser().parse_args()
-        report = report_for(arguments)
+        report = report_for(arguments, slowly())
     except (ValueError, OSError) as error:
         print(f"multihead: {error}", file=sys.stderr)
         return 2
