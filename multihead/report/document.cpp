@@ -216,7 +216,7 @@ void add_alternatives(Document& document, const Json& alternatives) {
   }
   if (names.empty()) return;
   note(document, "or else",
-       {{"These inputs cannot tell it from " + listed(names) +
+       {{"These inputs cannot tell it from " + listed(names, " or ") +
          ". Sizes that all differ, and a mask, can."}});
 }
 

@@ -63,19 +63,22 @@ std::pair<std::string, std::string> numbers_apart(const Json& object,
                                                   const char* first,
                                                   const char* second) {
   std::pair texts(number_at(object, first), number_at(object, second));
-  if (texts.first == texts.second && texts.first != "nan") {
+  const auto one = object.find(first), other = object.find(second);
+  if (texts.first == texts.second && one != object.end() && one->is_number() &&
+      other->is_number()) {
     char longer[2][32];
-    std::snprintf(longer[0], 32, "%.9g", object.at(first).get<double>());
-    std::snprintf(longer[1], 32, "%.9g", object.at(second).get<double>());
+    std::snprintf(longer[0], sizeof longer[0], "%.9g", one->get<double>());
+    std::snprintf(longer[1], sizeof longer[1], "%.9g", other->get<double>());
     texts = {longer[0], longer[1]};
   }
   return texts;
 }
 
-std::string listed(const std::vector<std::string>& words) {
+std::string listed(const std::vector<std::string>& words,
+                   const char* conjunction) {
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {
-    if (i > 0) text += i + 1 == words.size() ? " and " : ", ";
+    if (i > 0) text += i + 1 == words.size() ? conjunction : ", ";
     text += words[i];
   }
   return text;

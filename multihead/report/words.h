@@ -36,7 +36,8 @@ std::pair<std::string, std::string> numbers_apart(const Json& object,
                                                   const char* second);
 
 /// "a", "a and b", "a, b and c".
-std::string listed(const std::vector<std::string>& words);
+std::string listed(const std::vector<std::string>& words,
+                   const char* conjunction = " and ");
 
 /// "1 case", "7 cases".
 std::string counted(size_t count, const std::string& noun);
