@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Says whether somebody's attention is right, and if not, names the fault.
+
+This package calls and watches the code under test; what is right and what a fault
+is called, the C++ library says (multihead/explain.h).
+"""
+
+from .finding import Finding
+from .options import Options
+from .report import Report
+from .session import examine
+
+__all__ = ["Finding", "Options", "Report", "check", "examine"]
+
+
+def check(
+    target: object,
+    *,
+    num_heads: int | None = None,
+    embed_dim: int | None = None,
+    num_kv_heads: int | None = None,
+    mask: str | None = None,
+    batch_first: bool | None = None,
+    causal: bool | None = None,
+    weights: object = None,
+    inputs: object = None,
+    time_limit: float = 20.0,
+) -> Report:
+    """Checks an implementation of attention and says what is wrong with it.
+
+    target: a function, a module, a class of modules, or "file.py:name". What its
+    arguments mean is read from their names; weights are its parameters, its
+    arguments, or the layers that it creates while it runs. It is called with inputs
+    (B, Lq, E), (B, Lk, E) or what else it takes, all sizes different, in float64 and
+    float32, with each kind of mask that it accepts, with gradients, in evaluation
+    and in training; a module is copied and stays as it is.
+
+    Everything that is not stated is found out, and the report says what was assumed:
+
+    num_heads, embed_dim, num_kv_heads: sizes to call it with.
+    mask: what a mask means: "blocked" (True or nonzero = may not attend), "keep"
+        (True = may attend) or "additive" (added to the scores).
+    batch_first: inputs are (B, L, E), else (L, B, E).
+    causal: the code is causal by itself.
+    weights: a module, or tensors by name, that the code uses where it cannot be
+        seen.
+    inputs: arguments of one more call, a tuple or a dictionary by name.
+    time_limit: seconds for the code under test, all calls together.
+
+    Returns a Report, which is true if the code passed. Code that raises, hangs or
+    returns something else is a finding in it. Raises ValueError for arguments that
+    cannot be, FileNotFoundError for a file that is not there.
+    """
+    options = Options(
+        num_heads=num_heads,
+        embed_dim=embed_dim,
+        num_kv_heads=num_kv_heads,
+        mask=mask,
+        batch_first=batch_first,
+        causal=causal,
+        weights=weights,
+        inputs=inputs,
+        time_limit=time_limit,
+    )
+    return examine(target, options)

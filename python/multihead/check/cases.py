@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""The runs of a check: which inputs, which masks, which mode. No rule of attention:
+masks are made so that they say something whichever way they are read."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .sizes import Sizes
+
+# How tensors are laid out, by the rank and order that the code takes. With heads
+# and "single" belong to functions without weights.
+LAYER = "(B, L, E)"
+SEQUENCE_FIRST = "(L, B, E)"
+UNBATCHED = "(L, E)"
+HEADS = "(B, H, L, D)"
+HEADS_LATER = "(B, L, H, D)"
+SINGLE = "(B, L, D)"
+FLAT = "(L, D)"
+CORE = (HEADS, SINGLE, FLAT, HEADS_LATER)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    relation: "cross" (keys longer than queries), "equal" (as long, other values) or
+    "self" (one tensor). mask: None or one of MASKS. padding: None, "mask" or
+    "lengths". is_causal: the flag is set. draw: what the random inputs start from.
+    """
+
+    name: str
+    sizes: Sizes
+    layout: str = LAYER
+    relation: str = "cross"
+    mask: str | None = None
+    mask_dtype: torch.dtype = torch.bool
+    padding: str | None = None
+    is_causal: bool = False
+    training: bool = False
+    gradients: bool = False
+    returns_weights: bool = False
+    dtype: torch.dtype = torch.float64
+    spread: float = 1.0
+    draw: int = 0
+
+    @property
+    def keys(self) -> int:
+        return self.sizes.keys if self.relation == "cross" else self.sizes.queries
+
+
+def _generator(case: Case) -> torch.Generator:
+    return torch.Generator().manual_seed(1234 + case.draw)
+
+
+def sequences(case: Case) -> dict[str, Tensor]:
+    """query, key and value of a case; one object three times for "self"."""
+    sizes, generator = case.sizes, _generator(case)
+    kv_heads = sizes.kv_heads or sizes.heads
+
+    def normal(length: int, heads: int) -> Tensor:
+        shape = {
+            LAYER: (sizes.batch, length, sizes.embed),
+            SEQUENCE_FIRST: (length, sizes.batch, sizes.embed),
+            UNBATCHED: (length, sizes.embed),
+            HEADS: (sizes.batch, heads, length, sizes.head_dim),
+            HEADS_LATER: (sizes.batch, length, heads, sizes.head_dim),
+            SINGLE: (sizes.batch, length, sizes.head_dim),
+            FLAT: (length, sizes.head_dim),
+        }[case.layout]
+        # Drawn in float64, so that runs in float32 see the same numbers rounded.
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return (values * case.spread).to(case.dtype)
+
+    query = normal(sizes.queries, sizes.heads)
+    if case.relation == "self":
+        return {"query": query, "key": query, "value": query}
+    key, value = (normal(case.keys, kv_heads) for _ in range(2))
+    return {"query": query, "key": key, "value": value}
+
+
+def _mixed(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """A random bool mask, every row of which holds both True and False."""
+    mask = torch.rand(shape, generator=generator) < 0.45
+    first = torch.randint(shape[-1], (*shape[:-1], 1), generator=generator)
+    other = (first + 1 + first % 2) % shape[-1]
+    return mask.scatter(-1, first, True).scatter(-1, other, False)
+
+
+# The shapes in which code may take a mask, by name.
+MASKS = {
+    "rows": "(Lq, Lk)",
+    "rows of the batch": "(B, 1, Lq, Lk)",
+    "rows of each item": "(B, Lq, Lk)",
+    "keys": "(B, 1, 1, Lk)",
+    "keys of each item": "(B, Lk)",
+    "heads": "(B, H, Lq, Lk)",
+    "heads in the batch": "(B·H, Lq, Lk)",
+    "causal": "(Lq, Lk)",
+    "blocked row": "(Lq, Lk)",
+}
+
+
+def mask(case: Case) -> Tensor | None:
+    """The mask of a case, in the dtype that it asks for.
+
+    Bool, or 0 and 1 in another dtype: nothing is decided about what True means.
+    "blocked row" has one row of True and one of False, so that some row is blocked
+    either way; in all others but a square causal one, no row is blocked either way.
+    """
+    if case.mask is None:
+        return None
+    sizes, generator = case.sizes, _generator(case)
+    batch, heads, rows, keys = sizes.batch, sizes.heads, sizes.queries, case.keys
+    shape = {
+        "rows of the batch": (batch, 1, rows, keys),
+        "rows of each item": (batch, rows, keys),
+        "keys": (batch, 1, 1, keys),
+        "keys of each item": (batch, keys),
+        "heads": (batch, heads, rows, keys),
+        "heads in the batch": (batch * heads, rows, keys),
+    }.get(case.mask, (rows, keys))
+    if case.mask == "causal":
+        return torch.ones(shape, dtype=torch.bool).tril().to(case.mask_dtype)
+    made = _mixed(shape, generator)
+    if case.mask == "blocked row":
+        made[1] = True
+        made[-1] = False
+    return made.to(case.mask_dtype)
+
+
+def as_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask for code that adds it: 0 where `mask` is True, -inf elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(mask == 0, -torch.inf)
+
+
+def lengths(case: Case) -> Tensor:
+    """How many keys of each item are real: (B,), all different where they can be."""
+    return torch.arange(case.sizes.batch) % (case.keys - 1) + 1
+
+
+def padding(case: Case) -> Tensor:
+    """The padding mask of a case, (B, Lk): True from a length on, or, for
+    "lengths", True before it. Each row holds both."""
+    before = torch.arange(case.keys) < lengths(case)[:, None]
+    return before if case.padding == "lengths" else ~before
+
+
+def unbatched(case: Case) -> bool:
+    return case.layout in (UNBATCHED, FLAT)
+
+
+def square(sizes: Sizes) -> Sizes:
+    """Sizes with as many items as heads and queries, at which a mask that is
+    spread over the wrong axis still fits, and is only then seen."""
+    return replace(sizes, batch=sizes.heads, queries=sizes.heads, keys=sizes.heads + 3)

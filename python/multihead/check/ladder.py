@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""Finds a first call that the code takes: from the most telling inputs down to what
+it insists on, one departure after the other."""
+
+import itertools
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+
+from . import cases
+from .arguments import Manner
+from .cases import Case
+from .finding import Finding
+from .options import Options
+from .roles import TENSORS
+from .runner import Run, Runner
+from .signature import Call, additive_mask, axes, states_batch_first
+from .sizes import LADDER, Sizes, grouped, of_globals, of_instance
+from .target import Subject
+
+_MOST_TRIED = 160
+_SECONDS = 4.0
+
+
+@dataclass(frozen=True)
+class Base:
+    """A call that the code takes, and the run that showed it."""
+
+    case: Case
+    manner: Manner
+    run: Run
+
+
+class Ladder:
+    """The choices along each axis, best first."""
+
+    def __init__(self, runner: Runner, options: Options):
+        self.runner, self.options = runner, options
+        self.subject, self.call = runner.subject, runner.call
+        self.sizes = self._sizes()
+        self.findings: list[Finding] = []
+
+    def find(self, layouts: tuple[str, ...]) -> Base | None:
+        """The first call that returns an output; None leaves the most common
+        complaint in `findings`."""
+        complaints: list[Finding] = []
+        end = time.monotonic() + _SECONDS
+        for case, manner in self._choices(layouts):
+            run = self.runner.run(case, manner)
+            if not run.refused:
+                return Base(case, manner, run)
+            complaints += run.findings[:1]
+            if time.monotonic() > end:
+                break
+        common = Counter(_place(f) for f in complaints).most_common(1)
+        self.findings = [f for f in complaints if _place(f) == common[0][0]][:1]
+        return None
+
+    def _choices(self, layouts: tuple[str, ...]):
+        """Combinations with the fewest departures from the first of each axis."""
+        masks = (None, "rows") if self.call.takes("mask") else (None,)
+        relations = ("self",) if self.call.style == "x" else ("cross", "equal", "self")
+        lists = (
+            (torch.float64, torch.float32),
+            masks,
+            self._manners(),
+            self.sizes,
+            layouts,
+            relations,
+        )
+        numbered = itertools.product(*(range(len(choices)) for choices in lists))
+        ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
+        for indices in ordered[:_MOST_TRIED]:
+            chosen = [choices[i] for choices, i in zip(lists, indices)]
+            dtype, mask, manner, sizes, layout, relation = chosen
+            case = Case(
+                name="no mask" if mask is None else "mask",
+                sizes=sizes,
+                layout=layout,
+                relation=relation,
+                mask=mask,
+                dtype=dtype,
+            )
+            yield case, manner
+
+    def _manners(self) -> list[Manner]:
+        additive = self.options.mask == "additive" or (
+            self.options.mask is None and additive_mask(self.call, self.subject)
+        )
+        first = Manner(numpy=_speaks_numpy(self.subject), additive=additive)
+        manners = [first]
+        if self.call.weights:
+            manners += [replace(first, layers=True), replace(first, out_in=True)]
+        manners.append(replace(first, numpy=not first.numpy))
+        return manners
+
+    def _sizes(self) -> list[Sizes]:
+        """The ladder of sizes as this subject can have them."""
+        options = self.options
+        found = [self._fit(sizes) for sizes in LADDER]
+        if options.embed_dim:
+            found = [replace(s, embed=options.embed_dim) for s in found]
+        if options.num_heads:
+            found = [replace(s, heads=options.num_heads) for s in found]
+        if options.num_kv_heads:
+            found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
+        fitting = [s for s in found if s.embed % s.heads == 0]
+        return list(dict.fromkeys(fitting or found))
+
+    def _fit(self, sizes: Sizes) -> Sizes:
+        if self.subject.kind == "instance":
+            return of_instance(self.subject.target, sizes)
+        if self.runner.construction is not None:
+            return self.runner.construction.fitting(sizes, self.options.num_kv_heads)
+        fixed = {**of_globals(self.subject.target), **self.call.bound}
+        embed, heads = fixed.get("embed_dim"), fixed.get("num_heads")
+        if not self.call.takes("embed_dim") and type(embed) is int:
+            sizes = replace(sizes, embed=embed)
+        if not self.call.takes("num_heads") and type(heads) is int:
+            sizes = replace(sizes, heads=heads)
+        groups = self.call.bound.get("num_kv_heads")
+        if self.call.takes("num_kv_heads") or groups:
+            sizes = grouped(sizes, groups or 2)
+        return sizes
+
+
+def _place(finding: Finding) -> tuple[str, str]:
+    return finding.name, finding.detail.partition("\n")[0]
+
+
+def layer_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
+    """The layouts to try for code with weights, likeliest first."""
+    stated = options.batch_first
+    if stated is None and subject.kind == "instance":
+        flag = getattr(subject.target, "batch_first", None)
+        stated = flag if isinstance(flag, bool) else None
+    if stated is None:
+        stated = states_batch_first(subject)
+    names = axes(subject)
+    layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
+    if stated is not None:
+        layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
+    elif len(names) == 2:
+        layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
+    return tuple(layouts)
+
+
+def core_layouts(subject: Subject) -> tuple[str, ...]:
+    """The layouts to try for attention by itself, likeliest first."""
+    names = [name.lower() for name in axes(subject)]
+    layouts = [cases.HEADS, cases.SINGLE, cases.FLAT]
+    if len(names) == 4:
+        later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
+        return (cases.HEADS_LATER, cases.HEADS) if later else (cases.HEADS,)
+    if len(names) in (2, 3):
+        first = cases.FLAT if len(names) == 2 else cases.SINGLE
+        layouts.remove(first)
+        layouts.insert(0, first)
+    elif "bmm(" in subject.source:
+        layouts = [cases.SINGLE, cases.HEADS, cases.FLAT]
+    return tuple(layouts)
+
+
+def may_be_core(call: Call, runner: Runner) -> bool:
+    """Whether nothing in the call speaks of heads or widths, so that the code may
+    be attention by itself."""
+    counts = {"num_heads", "embed_dim", "num_kv_heads", "head_dim"}
+    named = any(call.takes(role) or role in call.bound for role in counts)
+    asks_three = sum(call.takes(role) for role in TENSORS) >= 3
+    constructed = runner.construction is not None and runner.construction.counts_heads
+    return asks_three and not named and not call.weights and not constructed
+
+
+def _speaks_numpy(subject: Subject) -> bool:
+    """Whether the code's own text computes with NumPy and not with PyTorch."""
+    text = subject.source
+    annotated = re.search(r"np\.ndarray|NDArray", text) is not None
+    numpy = re.search(r"\bnp\.\w|\bnumpy\.\w", text) is not None
+    torch_too = re.search(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill", text)
+    return annotated or (numpy and torch_too is None)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT
+"""A run in the form that the engine reads: tensors by name and metadata."""
+
+import math
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import cases
+from .construct import DROPOUT
+from .record import Draw
+from .runner import Run
+from .signature import Call
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the user, a name or a type states beyond doubt; None is for the engine
+    to find out. mask and padding: "blocked", "keep" or "additive"."""
+
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    mask: str | None = None
+    padding: str | None = None
+    causal: bool | None = None
+
+
+@dataclass
+class Observation:
+    """One run: tensors and metadata, both by the engine's names."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def observe(run: Run, call: Call, stated: Stated) -> Observation:
+    """The observation of a run that returned an output."""
+    seen = Observation(metadata={"name": run.case.name})
+    _put_sequences(seen, run)
+    seen.tensors |= run.parameters.tensors
+    for name, layout in run.parameters.layouts.items():
+        seen.metadata[f"layout:{name}"] = layout
+    heads = head_count(run, call, stated)
+    _cut_heads_from_inputs(seen, run, heads)
+    _join_heads(seen, heads)
+    seen.metadata["num_heads"] = str(heads)
+    groups = _group_count(seen, run, call, stated)
+    if groups is not None:
+        seen.metadata["num_kv_heads"] = str(groups)
+    _put_masks(seen, run, call, stated)
+    _put_results(seen, run)
+    _put_dropout(seen, run, heads)
+    for index, tensor in enumerate(run.recorder.trace):
+        seen.tensors[f"trace.{index}"] = tensor
+    seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
+    return seen
+
+
+def _heads_first(run: Run, tensor: Tensor) -> Tensor:
+    """(B, H, L, D), however the code orders them."""
+    later = run.case.layout == cases.HEADS_LATER and tensor.dim() == 4
+    return tensor.transpose(1, 2) if later else tensor
+
+
+def _put_sequences(seen: Observation, run: Run) -> None:
+    given = run.leaves or run.arguments.tensors
+    for role, tensor in given.items():
+        repeated = any(tensor is given.get(r) for r in ("query", "key") if r != role)
+        if role == "query" or not repeated:
+            seen.tensors[role] = _heads_first(run, tensor)
+    if run.case.layout == cases.SEQUENCE_FIRST:
+        seen.metadata["batch_first"] = "false"
+
+
+def head_count(run: Run, call: Call, stated: Stated) -> int:
+    """The number of heads: stated, given, counted by the code, else seen in the
+    shape of its scores; 1 where nothing tells."""
+    sizes = run.case.sizes
+    if stated.num_heads:
+        return stated.num_heads
+    if run.case.layout in (cases.HEADS, cases.HEADS_LATER):
+        return sizes.heads
+    if call.takes("num_heads"):
+        return sizes.heads
+    counted = call.bound.get("num_heads") or run.counted.get("num_heads")
+    if not counted and run.case.layout in (cases.SINGLE, cases.FLAT):
+        return 1
+    return counted or _heads_in_scores(run) or 1
+
+
+def _heads_in_scores(run: Run) -> int | None:
+    sizes, keys = run.case.sizes, run.case.keys
+    one = sizes.queries * keys * (1 if cases.unbatched(run.case) else sizes.batch)
+    for tensor in run.recorder.trace:
+        if tensor.shape[-2:] == (sizes.queries, keys) and tensor.dim() >= 3:
+            heads, rest = divmod(tensor.numel(), one)
+            if not rest and sizes.embed % heads == 0:
+                return heads
+    return None
+
+
+def _cut_heads_from_inputs(seen: Observation, run: Run, heads: int) -> None:
+    """Code without projections that still cuts heads from its inputs: its
+    projections are identities."""
+    layer = run.case.layout in (cases.LAYER, cases.UNBATCHED, cases.SEQUENCE_FIRST)
+    if run.parameters.tensors or heads == 1 or not layer:
+        return
+    width = seen.tensors["query"].shape[-1]
+    identity = torch.eye(width, dtype=run.case.dtype)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        seen.tensors[f"{name}.weight"] = identity.clone()
+        seen.metadata[f"layout:{name}.weight"] = "out_in"
+
+
+def _join_heads(seen: Observation, heads: int) -> None:
+    """Weights with an axis of heads, (H, E, D), (H, D, E) or (E, H, D), as matrices;
+    their biases (H, D) as vectors."""
+    for name, tensor in list(seen.tensors.items()):
+        if name in ("query", "key", "value") or heads == 1:
+            continue
+        if tensor.dim() == 3 and tensor.shape[0] == heads:
+            first_is_wider = tensor.shape[1] > tensor.shape[2]
+            parts = tensor.permute(1, 0, 2) if first_is_wider else tensor
+            wide = tensor.shape[1] if first_is_wider else -1
+            joined = parts.reshape(wide, -1 if first_is_wider else tensor.shape[2])
+            seen.tensors[name] = joined
+        elif tensor.dim() == 3 and tensor.shape[1] == heads:
+            seen.tensors[name] = tensor.flatten(1)
+        elif tensor.dim() == 2 and tensor.shape[0] == heads and _is_bias(name):
+            seen.tensors[name] = tensor.flatten()
+
+
+def _is_bias(name: str) -> bool:
+    return re.search(r"(^|[._])b(ias)?($|_)", name.lower()) is not None
+
+
+def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
+    """The number of key and value heads where it is not that of the queries."""
+    if stated.num_kv_heads:
+        return stated.num_kv_heads
+    sizes = run.case.sizes
+    if call.takes("num_kv_heads") or run.case.layout in (cases.HEADS, cases.HEADS_LATER):
+        return sizes.kv_heads
+    counted = call.bound.get("num_kv_heads") or run.counted.get("num_kv_heads")
+    return counted or _groups_of_keys(seen, run)
+
+
+def _groups_of_keys(seen: Observation, run: Run) -> int | None:
+    """From a key projection that is narrower than the query's."""
+    widths = {}
+    for name, tensor in seen.tensors.items():
+        found = re.search(r"(^|[._])(w_?|to_)?(q|k|query|key)s?(_proj)?($|[._])", name)
+        out = seen.metadata.get(f"layout:{name}") == "out_in"
+        if found and out and tensor.dim() == 2 and len(tensor) > 1:
+            widths[found.group(3)[0]] = tensor.shape[0]
+    heads = int(seen.metadata["num_heads"])
+    query, key = widths.get("q"), widths.get("k")
+    if not query or not key or query == key or query % heads:
+        return None
+    groups, rest = divmod(key, query // heads)
+    return groups if groups and not rest else None
+
+
+def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
+    masks = run.arguments.masks
+    for role, mask in masks.items():
+        seen.tensors[role] = mask
+    if stated.mask and "mask" in masks:
+        seen.metadata["mask"] = stated.mask
+    if "key_padding_mask" in masks:
+        padding = "keep" if run.case.padding == "lengths" else stated.padding
+        if not call.takes("padding") and not call.takes("lengths"):
+            padding = stated.mask
+        if padding:
+            seen.metadata["padding"] = padding
+    if run.case.is_causal or call.bound.get("is_causal"):
+        seen.metadata["is_causal"] = "true"
+    elif stated.causal is not None:
+        seen.metadata["is_causal"] = str(stated.causal).lower()
+    elif not call.takes("mask") and not call.takes("is_causal"):
+        seen.metadata["is_causal"] = "infer"
+
+
+def _put_results(seen: Observation, run: Run) -> None:
+    seen.tensors["out"] = _heads_first(run, run.out)
+    if run.attention is not None:
+        seen.tensors["weights"] = run.attention
+    if run.dout is not None:
+        seen.tensors["dout"] = _heads_first(run, run.dout)
+        for name, gradient in run.gradients.items():
+            if name[1:] in seen.tensors:
+                seen.tensors[name] = _heads_first(run, gradient)
+
+
+def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
+    """The draws on the scores or weights; where there are none, those elsewhere."""
+    if run.case.training:
+        seen.metadata["training"] = "true"
+        seen.metadata["dropout_p"] = str(DROPOUT)
+    if not run.recorder.draws:
+        return
+    rows = (run.case.sizes.queries, run.case.keys)
+    known = [d for d in run.recorder.draws if tuple(d.keep.shape[-2:]) == rows]
+    draws = known or run.recorder.draws
+    seen.tensors["dropout_keep"] = _joined(draws, run, heads)
+    if draws[0].p is not None:
+        seen.metadata["dropout_p"] = str(draws[0].p)
+
+
+def _joined(draws: list[Draw], run: Run, heads: int) -> Tensor:
+    """One tensor of what was kept; draws of single heads are put side by side."""
+    kept = [_kept(draw) for draw in draws]
+    rows = tuple(kept[0].shape[-2:])
+    batch = run.case.sizes.batch
+    of_heads = [k for k in kept if k.shape == (batch, *rows)]
+    if heads > 1 and len(of_heads) == heads:
+        return torch.stack(of_heads, 1)
+    if math.prod(kept[0].shape[:-2]) == batch * heads:
+        return kept[0].reshape(batch, heads, *rows)
+    return kept[0]
+
+
+def _kept(draw: Draw) -> Tensor:
+    """A comparison of uniform numbers may say what is kept or what is dropped:
+    most are kept."""
+    if draw.p is not None:
+        return draw.keep
+    p = DROPOUT
+    share = float(draw.keep.double().mean())
+    return draw.keep if abs(share - (1 - p)) <= abs(share - p) else ~draw.keep

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""What the user of a check may state, judged."""
+
+from dataclasses import dataclass
+
+POLARITIES = ("blocked", "keep", "additive")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `check` beside its target; None: to be found out."""
+
+    num_heads: int | None = None
+    embed_dim: int | None = None
+    num_kv_heads: int | None = None
+    mask: str | None = None
+    batch_first: bool | None = None
+    causal: bool | None = None
+    weights: object = None
+    inputs: object = None
+    time_limit: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.mask not in (None, *POLARITIES):
+            raise ValueError(
+                "check: mask must be 'blocked', 'keep' or 'additive', "
+                f"got {self.mask!r}"
+            )
+        for name in ("num_heads", "embed_dim", "num_kv_heads"):
+            size = getattr(self, name)
+            if size is not None and (type(size) is not int or size < 1):
+                raise ValueError(f"check: {name} must be at least 1, got {size!r}")
+        if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                "check: num_heads must be divisible by num_kv_heads, got "
+                f"{self.num_heads} and {self.num_kv_heads}"
+            )
+        if self.embed_dim and self.num_heads and self.embed_dim % self.num_heads:
+            raise ValueError(
+                "check: embed_dim must be divisible by num_heads, got "
+                f"{self.embed_dim} and {self.num_heads}"
+            )
+        if not self.time_limit > 0:
+            raise ValueError(
+                f"check: time_limit must be positive, got {self.time_limit!r}"
+            )

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""What code returned: which part is the output, which the weights; and what is
+wrong with it before any rule of attention."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .cases import Case
+from .finding import Finding
+
+
+class Unfit(Exception):
+    """What came back cannot be an output of attention; holds the finding."""
+
+    def __init__(self, finding: Finding):
+        super().__init__(finding.sentence)
+        self.finding = finding
+
+
+def split(returned: object, case: Case, query: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The output and, if there are any, the attention weights. Raises Unfit."""
+    if returned is None:
+        raise Unfit(
+            Finding(
+                "returns_nothing",
+                "It returns None.",
+                "Does the function end with a return statement, on every path?",
+            )
+        )
+    tensors = [t for t in map(_tensor, _parts(returned)) if t is not None]
+    if not tensors:
+        raise Unfit(
+            Finding(
+                "wrong_type",
+                f"It returns {_article(type(returned).__name__)} where a tensor is "
+                "expected.",
+                "Return the output as a tensor, alone or first in a tuple.",
+            )
+        )
+    fitting = [t for t in tensors if t.shape[:-1] == query.shape[:-1] and t.dim() > 1]
+    widths = {case.sizes.embed, case.sizes.out, case.sizes.head_dim}
+    exact = [t for t in fitting if t.shape[-1] in widths]
+    if not fitting:
+        raise Unfit(_wrong_shape(tensors[0], query))
+    out = (exact or fitting)[0]
+    if not out.is_floating_point():
+        raise Unfit(
+            Finding(
+                "integer_output",
+                f"The output is of type {_dtype(out)}; averages of values are not "
+                "whole numbers.",
+                "Compute in floating point from the scores on.",
+            )
+        )
+    rows = (case.sizes.queries, case.keys)
+    weights = [
+        t
+        for t in tensors
+        if t is not out and t.dim() >= 2 and tuple(t.shape[-2:]) == rows
+    ]
+    return out, weights[0] if weights and weights[0].is_floating_point() else None
+
+
+def _parts(returned: object) -> Iterator[object]:
+    if isinstance(returned, dict):
+        yield from returned.values()
+    elif isinstance(returned, (list, tuple)):
+        yield from returned
+    else:
+        yield returned
+
+
+def _tensor(value: object) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 0):
+        try:
+            return torch.from_numpy(value.copy())
+        except TypeError:
+            return None
+    return None
+
+
+def _wrong_shape(got: Tensor, query: Tensor) -> Finding:
+    expected = tuple(query.shape)
+    shape = tuple(got.shape)
+    hint = (
+        "Each query gets one output: all sizes but the last are those of the query."
+    )
+    if got.dim() == len(expected) + 1:
+        hint += " Here the heads are still apart: they are merged into one axis last."
+    elif sorted(shape) == sorted(expected):
+        hint += " Here two axes are exchanged."
+    return Finding(
+        "wrong_shape",
+        f"It returns shape {shape} for a query of shape {expected}.",
+        hint,
+    )
+
+
+def _article(name: str) -> str:
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""The cases that follow once a first call is known: masks, flags, modes, sizes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from . import cases
+from .cases import Case
+from .signature import Call
+from .sizes import LADDER, grouped
+
+_BATCHED = ("rows of the batch", "rows of each item", "keys", "keys of each item")
+_PER_HEAD = ("heads", "heads in the batch")
+MASK_DTYPES = (torch.bool, torch.int64, torch.float32)
+
+
+def masked(base: Case) -> list[Case]:
+    """The base with each mask that its layout can have."""
+    kinds = ["rows", "causal"]
+    if not cases.unbatched(base):
+        kinds += _BATCHED
+    if base.layout in (cases.LAYER, cases.SEQUENCE_FIRST, cases.HEADS):
+        kinds += _PER_HEAD
+    return [
+        replace(base, name=_mask_name(kind), mask=kind, draw=index + 1)
+        for index, kind in enumerate(kinds)
+    ]
+
+
+def _mask_name(kind: str) -> str:
+    shape = cases.MASKS[kind]
+    names = {"causal": "causal mask", "blocked row": "a row that sees nothing"}
+    return names.get(kind, f"mask {shape}")
+
+
+def relations(base: Case, call: Call) -> Iterator[Case]:
+    """The other ways to relate keys to queries."""
+    if call.style != "x" and base.relation != "self":
+        yield replace(base, name="self-attention", relation="self", draw=11)
+    if call.style == "x and context" and base.relation == "self":
+        yield replace(base, name="other keys", relation="cross", draw=12)
+
+
+def flags(base: Case, call: Call) -> Iterator[Case]:
+    """is_causal, padding and lengths, where the code takes them."""
+    if call.takes("is_causal"):
+        yield replace(base, name="is_causal", is_causal=True, draw=13)
+        if base.relation == "cross":
+            yield replace(
+                base,
+                name="is_causal, self-attention",
+                is_causal=True,
+                relation="self",
+                draw=14,
+            )
+    if cases.unbatched(base):
+        return
+    if call.takes("padding"):
+        yield replace(base, name="padding", padding="mask", draw=15)
+        if call.takes("mask"):
+            yield replace(
+                base, name="padding and mask", padding="mask", mask="rows", draw=16
+            )
+    if call.takes("lengths"):
+        yield replace(base, name="lengths", padding="lengths", draw=17)
+
+
+def groups(base: Case, call: Call, constructed: bool) -> Iterator[Case]:
+    """Another number of key and value heads, where it can be chosen; heads of keys
+    and values that queries share, for attention by itself."""
+    sizes = base.sizes
+    chosen = call.takes("num_kv_heads") or constructed
+    if chosen and sizes.kv_heads and sizes.heads % 4 == 0 and sizes.kv_heads != 4:
+        other = replace(base, name="4 groups", sizes=grouped(sizes, 4), draw=18)
+        if sizes.heads > 4:
+            yield other
+    if base.layout in (cases.HEADS, cases.HEADS_LATER) and sizes.heads % 2 == 0:
+        yield replace(base, name="2 groups", sizes=grouped(sizes, 2), draw=18)
+
+
+def rounding(base: Case, call: Call, free: bool) -> Iterator[Case]:
+    """float32, and the sizes of the exercise if sizes are free to choose."""
+    single = replace(base, dtype=torch.float32, gradients=False)
+    yield replace(single, name="float32")
+    small = LADDER[1]
+    if free and base.layout == cases.LAYER and base.sizes.embed == 48:
+        kv_heads = 1 if base.sizes.kv_heads else None
+        sizes = replace(small, batch=3, queries=4, keys=4, kv_heads=kv_heads)
+        if base.sizes.heads == 1:
+            sizes = replace(sizes, heads=1)
+        yield replace(single, name="exercise, float32", sizes=sizes, draw=19)
+
+
+def training(base: Case) -> Case:
+    return replace(base, name="training", training=True, gradients=False, draw=20)
+
+
+def returning_weights(base: Case) -> Case:
+    return replace(base, name="weights per head", returns_weights=True, draw=21)
+
+
+def blocked(base: Case, kind: str | None) -> Case | None:
+    """A row that sees nothing, where masks of rows are taken."""
+    if kind != "rows":
+        return None
+    mask = "blocked row"
+    return replace(base, name=_mask_name(mask), mask=mask, gradients=False, draw=22)
+
+
+def crowded(base: Case, mask: str | None, padding: str | None) -> Case:
+    """As many items as heads and as queries: where a mask spread over the wrong axis
+    still fits."""
+    name = f"B = H = Lq, {'padding' if padding else _mask_name(mask)}"
+    return replace(
+        base,
+        name=name,
+        sizes=cases.square(base.sizes),
+        mask=mask,
+        padding=padding,
+        draw=23,
+    )

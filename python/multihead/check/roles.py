@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""What the names of parameters and attributes mean, as a table.
+
+A role is what a call or a constructor needs to be given: "query", "num_heads",
+"mask", ... Names are compared in lower case and without underscores.
+"""
+
+import re
+
+_CALL = {
+    "query": "q query queries xq qx inputq queryinput hiddenq qs qin target tgt",
+    "key": "k key keys xk kx inputk keyinput ks kin",
+    "value": "v value values val vals xv vx inputv valueinput vs vin",
+    "x": (
+        "x inputs input inp hiddenstates hidden states xs embeddings tokens src seq "
+        "sequence emb embs"
+    ),
+    "context": (
+        "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
+        "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source "
+        "encoderout mem"
+    ),
+    "mask": (
+        "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "
+        "crossmask attnbias attentionbias maskbias m memorymask"
+    ),
+    "padding": (
+        "keypaddingmask paddingmask padmask srckeypaddingmask keymask "
+        "memorykeypaddingmask kpm keyvalidmask"
+    ),
+    "lengths": "validlens validlen lengths seqlens keylengths lens validlengths",
+    "is_causal": "iscausal causal usecausal causalflag applycausal usecausalmask",
+    "need_weights": (
+        "needweights returnweights returnattn returnattention outputattentions "
+        "returnattentionweights returnattnweights getattn needattn"
+    ),
+    "average_weights": "averageattnweights averageweights",
+    "dropout": (
+        "dropout dropoutp pdropout dropoutrate attndropout p droprate dropoutprob "
+        "attentiondropout attnpdrop attnp attnpdropout attndrop"
+    ),
+    "training": "training train istraining trainmode",
+    "scale": "scale scaling softmaxscale",
+    "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue",
+}
+_SIZES = {
+    "num_heads": (
+        "numheads nheads heads nhead h nh numhead nhd numattentionheads "
+        "numqueryheads nqheads numqheads nheadsq hq attnheads headscount headcount "
+        "numberofheads"
+    ),
+    "num_kv_heads": (
+        "numkvheads kvheads nkvheads numgroups groups numquerygroups ngroups "
+        "numkeyvalueheads hkv nkv nkvhead g numkvgroups querygroups kvgroups "
+        "nkvhead nheadkv headskv headkv"
+    ),
+    "embed_dim": (
+        "dmodel embeddim dim hiddensize nembd embdim emb e embedsize modeldim "
+        "hiddendim din dimin embeddingdim embedding features infeatures inputdim dmod "
+        "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
+        "querydim keysize querysize valuesize querysdim dinput querydimension "
+        "contextdim crossdim crossattentiondim dcontext dcross"
+    ),
+    "out_dim": "dout dimout outdim outputdim outfeatures outputsize doutput",
+    "head_dim": (
+        "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
+        "dkey dvalue kdimhead perheaddim"
+    ),
+    "max_length": (
+        "maxlen blocksize contextlength maxseqlen maxlength contextsize seqlen "
+        "maxpositionembeddings seqlength maxseqlength ctxlen windowsize contextlen "
+        "numtokens maxt nctx maxsequencelength length"
+    ),
+}
+_CONSTRUCTOR = {
+    "dropout": _CALL["dropout"] + " residdropout residpdrop projdrop resdropout",
+    "bias": (
+        "bias qkvbias usebias outbias projbias attentionbias bqkv addbias inbias "
+        "inputbias outputbias withbias"
+    ),
+    "batch_first": "batchfirst",
+    "is_causal": "iscausal causal usecausal masked autoregressive ismasked",
+    "device": "device",
+    "dtype": "dtype",
+    "config": "config cfg args conf hparams params settings modelargs opts",
+}
+
+
+def _table(*groups: dict[str, str]) -> dict[str, str]:
+    return {
+        name: role
+        for group in groups
+        for role, names in group.items()
+        for name in names.split()
+    }
+
+
+CALL = _table(_SIZES, _CALL)
+CONSTRUCTOR = _table(_SIZES, _CONSTRUCTOR)
+ATTRIBUTES = _table(_SIZES)
+TENSORS = ("query", "key", "value", "x", "context")
+SIZES = tuple(_SIZES)
+
+_WEIGHT = re.compile(
+    r"w_?[qkvo]\d?|[qkvo]_?w|w_?qkv|w_?kv|b_?[qkvo]|[qkvo]_?b|b_?qkv|w_?out|b_?out|"
+    r"w_?(query|key|value|queries|keys|values|output|proj|concat|o_proj)|"
+    r"(q|k|v|o|out|qkv|in|c|query|key|value|output)_(proj|projection)_?"
+    r"(w|weight|bias|b)?|"
+    r"(q|k|v|o|out|qkv|in|query|key|value|output)_(w|weight|weights|bias|matrix)|"
+    r"in_proj_(weight|bias)|out_proj_(weight|bias)|(weights?|bias)_\w+|w|wo|bo|b"
+)
+_SPEAKING = re.compile(
+    r"(^|[._])(w|b|to|c|fc|lin|linear|proj|in)?_?"
+    r"(q|k|v|o|qkv|kv|query|queries|key|keys|value|values|in_proj|attn|out|output)"
+    r"(_?(w|b|proj|lin|linear|layer|projection|weight|bias|net|fc|transform|map))?s?"
+    r"\d?($|[._])"
+)
+
+
+def normal(name: str) -> str:
+    """`name` as the tables have it: lower case, without underscores."""
+    return name.lower().replace("_", "")
+
+
+def is_weight(name: str) -> bool:
+    """Whether a parameter of this name takes a weight or a bias."""
+    return _WEIGHT.fullmatch(name.lower()) is not None
+
+
+def speaks(name: str) -> bool:
+    """Whether a weight's name says which projection it belongs to."""
+    return _SPEAKING.search(name.lower()) is not None

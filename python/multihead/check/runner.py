@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+"""Runs the code under test on one case and keeps what can be known of the run."""
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from . import arguments, outputs, weights
+from .arguments import Arguments, Manner
+from .cases import Case
+from .construct import Construction
+from .finding import Finding
+from .guard import Guard
+from .record import Frames, Recorder, fill_constant
+from .signature import Call
+from .sizes import Sizes, attributes
+from .target import Subject
+
+
+@dataclass
+class Run:
+    """One run. findings is not empty if there is no output."""
+
+    case: Case
+    arguments: Arguments
+    out: Tensor | None = None
+    attention: Tensor | None = None
+    recorder: Recorder | None = None
+    parameters: weights.Weights = field(default_factory=weights.Weights)
+    dout: Tensor | None = None
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def refused(self) -> bool:
+        return self.out is None
+
+
+class Stop(Exception):
+    """Nothing more can be run: the time is over."""
+
+    def __init__(self, findings: list[Finding]):
+        super().__init__()
+        self.findings = findings
+
+
+class Runner:
+    """Runs cases of one subject, read as one call. `remarks` collects what is worth
+    saying once: prints, changed inputs, changed state."""
+
+    def __init__(self, subject: Subject, call: Call, guard: Guard):
+        self.subject, self.call, self.guard = subject, call, guard
+        self.extra: object = None
+        self.construction = (
+            Construction(subject) if subject.kind == "class" else None
+        )
+        self.constructed = ""
+        self.remarks: dict[str, Finding] = {}
+        self._instances: dict[tuple[Sizes, torch.dtype], object] = {}
+
+    def run(self, case: Case, manner: Manner, seed: int = 0) -> Run:
+        """One run with all random generators seeded by `seed`. Raises Stop when the
+        time is over."""
+        with _settings(case, seed):
+            made = arguments.make(self.call, case, manner)
+            run = Run(case, made)
+            target, findings = self._target(case)
+            if target is None:
+                run.findings = findings
+                return run
+            kept = {n: t.clone() for n, t in {**made.tensors, **made.masks}.items()}
+            if case.gradients:
+                self._require_gradients(run)
+            self._execute(target, run, manner)
+            self._compare_inputs(made, kept, run)
+        return run
+
+    def _execute(self, target: object, run: Run, manner: Manner) -> None:
+        case, made = run.case, run.arguments
+        recorder = Recorder({**made.tensors, **made.masks})
+        frames = Frames()
+
+        def watched():
+            with recorder, frames:
+                return target(*made.positional, **made.keywords)
+
+        outcome = self.guard.call(watched)
+        run.recorder = recorder
+        self._note(outcome.findings, outcome.printed)
+        if outcome.error is not None:
+            if outcome.findings[0].name == "hangs":
+                raise Stop(self._located(outcome.findings[:1], made))
+            run.findings = self._located(outcome.findings[:1], made)
+            return
+        try:
+            out, run.attention = outputs.split(
+                outcome.value, case, made.tensors["query"]
+            )
+        except outputs.Unfit as unfit:
+            run.findings = self._located([unfit.finding], made)
+            return
+        run.out = out
+        run.counted = self._counted(target, frames)
+        run.parameters = weights.collect(recorder, frames, self._roots(target, made))
+        if case.gradients and not manner.numpy:
+            self._differentiate(run)
+
+    def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:
+        call = f"called as {self.subject.name}({made})"
+        return [replace(f, detail=f"{f.detail}\n{call}".strip()) for f in findings]
+
+    def _note(self, findings: list[Finding], printed: str) -> None:
+        for finding in findings:
+            if finding.name == "changes_global_state":
+                self.remarks.setdefault(finding.name, finding)
+        if printed.strip():
+            first = printed.strip().splitlines()[0][:60]
+            self.remarks.setdefault(
+                "prints",
+                Finding(
+                    "prints",
+                    f"It prints while it runs ({first!r}).",
+                    "Remove the print before others use it.",
+                    kind="remark",
+                ),
+            )
+
+    def _compare_inputs(self, made: Arguments, kept: dict, run: Run) -> None:
+        """Inputs that are not what they were."""
+        given = {**made.tensors, **made.masks}
+        changed = [
+            role
+            for role, before in kept.items()
+            if not torch.equal(given[role].detach().nan_to_num(), before.nan_to_num())
+        ]
+        if changed:
+            names = " and ".join(role.replace("_", " ") for role in changed)
+            self.remarks.setdefault(
+                "changes_inputs",
+                Finding(
+                    "changes_inputs",
+                    f"It changes its caller's tensors in place: {names}.",
+                    "Write `x = x * scale`, not `x *= scale`: operations that end in "
+                    "an underscore, and augmented assignments, overwrite the tensor "
+                    "that was passed.",
+                ),
+            )
+            run.arguments.tensors |= {r: kept[r] for r in changed if r in made.tensors}
+            run.arguments.masks |= {r: kept[r] for r in changed if r in made.masks}
+
+    def _target(self, case: Case) -> tuple[object, list[Finding]]:
+        """What is called: the function, or a module in the dtype and mode."""
+        if self.subject.kind == "function":
+            return self.subject.target, []
+        key = (case.sizes, case.dtype)
+        if self.subject.kind == "instance":
+            key = (None, case.dtype)
+        if key not in self._instances:
+            made, findings = self._instance(case)
+            if made is None:
+                return None, findings
+            self._instances[key] = made
+        target = self._instances[key]
+        if isinstance(target, nn.Module):
+            target.train(case.training)
+        return target, []
+
+    def _instance(self, case: Case) -> tuple[object, list[Finding]]:
+        """A new instance, or a copy of the one that is checked, which stays as it
+        is."""
+        if self.construction is not None:
+            made, call, findings = self.construction.build(case.sizes, self.guard)
+            if made is None and findings[0].name == "hangs":
+                raise Stop(findings)
+            self._note(findings, "")
+            self.constructed = self.constructed or call
+            if made is None:
+                return None, findings
+        else:
+            outcome = self.guard.call(copy.deepcopy, self.subject.target)
+            if outcome.error is not None:
+                return None, outcome.findings
+            made = outcome.value
+        if isinstance(made, nn.Module):
+            convert(made, case.dtype)
+            for parameter in made.parameters():
+                fill_constant(parameter)
+        return made, []
+
+    @staticmethod
+    def _require_gradients(run: Run) -> None:
+        """Makes leaves of the sequences; the code gets copies, which it may change."""
+        made = run.arguments
+        run.leaves = {r: t.requires_grad_() for r, t in made.tensors.items()}
+        copies = {id(leaf): leaf.clone() for leaf in run.leaves.values()}
+        made.tensors = {r: copies[id(leaf)] for r, leaf in run.leaves.items()}
+        made.positional = [copies.get(id(v), v) for v in made.positional]
+        made.keywords = {n: copies.get(id(v), v) for n, v in made.keywords.items()}
+
+    @staticmethod
+    def _differentiate(run: Run) -> None:
+        """The gradients of sum(out · dout); zero where there is no path."""
+        generator = torch.Generator().manual_seed(77)
+        drawn = torch.randn(run.out.shape, generator=generator, dtype=torch.float64)
+        run.dout = drawn.to(run.out.dtype)
+        leaves = list(run.leaves.values())
+        found = [None] * len(leaves)
+        if run.out.requires_grad:
+            found = torch.autograd.grad(run.out, leaves, run.dout, allow_unused=True)
+        for (role, leaf), gradient in zip(run.leaves.items(), found):
+            zero = torch.zeros_like(leaf, requires_grad=False)
+            run.gradients[f"d{role}"] = zero if gradient is None else gradient.detach()
+
+    def _roots(self, target: object, made: Arguments) -> dict[str, object]:
+        roots: dict[str, object] = dict(made.weights)
+        if self.subject.kind == "function":
+            return {**roots, **weights.of_closure(self.subject.target), **self._extra()}
+        return {"self": target, **roots, **self._extra()}
+
+    def _extra(self) -> dict[str, object]:
+        if self.extra is None:
+            return {}
+        return self.extra if isinstance(self.extra, dict) else {"self": self.extra}
+
+    @staticmethod
+    def _counted(target: object, frames: Frames) -> dict[str, int]:
+        """Sizes by role that the code itself computed or keeps."""
+        counted = {}
+        for _, variables in frames.found:
+            counted |= attributes(_Variables(variables))
+        if not callable(getattr(target, "__code__", None)):
+            counted |= attributes(target)
+        return counted
+
+
+class _Variables:
+    """The variables of a function as attributes."""
+
+    def __init__(self, variables: dict[str, object]):
+        # One letter may count anything, h the heads of a loop among it.
+        named = {n: v for n, v in variables.items() if len(n) > 1 or n in "HGE"}
+        self.__dict__.update(named)
+
+
+def convert(module: nn.Module, dtype: torch.dtype) -> None:
+    """All floating tensors of a module in `dtype`, also those that are neither
+    parameters nor buffers."""
+    module.to(dtype)
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(part, name, value.to(dtype))
+
+
+@contextmanager
+def _settings(case: Case, seed: int) -> Iterator[None]:
+    """Default dtype, gradients and seeds of a run."""
+    default, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+    torch.set_default_dtype(case.dtype)
+    torch.set_grad_enabled(case.gradients)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    _seed_numpy(seed)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+        torch.set_grad_enabled(gradients)
+
+
+def _seed_numpy(seed: int) -> None:
+    try:
+        import numpy
+    except ImportError:
+        return
+    numpy.random.seed(seed)

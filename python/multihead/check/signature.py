@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""What each parameter of a call takes, read from its name, else from its place."""
+
+import functools
+import inspect
+import re
+from dataclasses import dataclass, field
+
+from .roles import CALL, SIZES, TENSORS, is_weight, normal
+from .target import Subject
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# B, L, E = x.shape: what the code calls the axes of its input, in their order.
+_UNPACKED = re.compile(
+    r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*\w+\.(?:shape|size\(\s*\))\s*(?:#.*)?$",
+    re.MULTILINE,
+)
+_BATCH = re.compile(r"b|n|bs|bsz|nb|bb|batch\w*|b_size|num_batch\w*|_b", re.IGNORECASE)
+_LENGTH = re.compile(
+    r"l|s|t|lq|sq|tq|tgt_len|seq\w*|\w*_len|len\w*|l_q|time\w*|time|q_len", re.I
+)
+_ADDITIVE = re.compile(r"additive|added to (the )?(scores|logits)|-\s?inf\b", re.I)
+_ADDITIVE_NAMES = {"attnbias", "attentionbias", "maskbias"}
+
+
+@dataclass
+class Call:
+    """How the code under test is called.
+
+    roles: of each parameter, in order; None where nothing is known and its default
+    is left alone. style: "qkv", "x" or "x and context". weights: the parameters
+    that take weights. bound: what functools.partial has fixed, by role. guesses:
+    what was guessed, as phrases.
+    """
+
+    parameters: list[inspect.Parameter]
+    roles: dict[str, str | None]
+    style: str
+    weights: list[str] = field(default_factory=list)
+    bound: dict[str, object] = field(default_factory=dict)
+    guesses: list[str] = field(default_factory=list)
+
+    def parameter(self, role: str) -> str | None:
+        """The name of the parameter with this role."""
+        return next((n for n, r in self.roles.items() if r == role), None)
+
+    def takes(self, role: str) -> bool:
+        return role in self.roles.values()
+
+
+def read(subject: Subject) -> Call:
+    """Reads the signature of the code under test.
+
+    Raises ValueError where it takes no tensors.
+    """
+    parameters = _parameters(subject)
+    fixed = subject.target.keywords if _is_partial(subject) else {}
+    call = Call([p for p in parameters if p.name not in fixed], {}, "x")
+    for parameter in call.parameters:
+        call.roles[parameter.name] = _role(parameter.name)
+    call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
+    _settle_tensors(call, subject)
+    call.weights = [n for n, role in call.roles.items() if role == "weight"]
+    _guess_required(call)
+    call.style = _style(call)
+    return call
+
+
+def _is_partial(subject: Subject) -> bool:
+    return isinstance(subject.target, functools.partial)
+
+
+def _parameters(subject: Subject) -> list[inspect.Parameter]:
+    """The parameters of a call; q, k and v where the signature does not say."""
+    unknown = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "qkv"
+    ]
+    try:
+        found = list(inspect.signature(subject.entry).parameters.values())
+    except ValueError:  # a function written in C
+        return unknown
+    named = [p for p in found if p.kind not in _VARIADIC]
+    if subject.kind == "class":
+        named = named[1:]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in found)
+    return unknown if takes_any and not named else named
+
+
+def _role(name: str) -> str | None:
+    role = CALL.get(normal(name))
+    # W_q, but also w, b and out_proj; yet q, k and v are never weights.
+    return "weight" if role is None and is_weight(name) else role
+
+
+def _settle_tensors(call: Call, subject: Subject) -> None:
+    """Decides which parameters take the sequences where names do not say."""
+    roles, parameters = call.roles, call.parameters
+    if not parameters:
+        raise ValueError(
+            f"check: target must take tensors, got {subject.name} without parameters"
+        )
+    first = parameters[0].name
+    if roles[first] in SIZES and not (set(roles.values()) & set(TENSORS)):
+        roles[first] = "x"
+    found = set(roles.values()) & set(TENSORS)
+    if not found:
+        free = [p for p in parameters if p.default is p.empty and _unknown(roles, p)]
+        names = [p.name for p in free][:3]
+        wanted = {1: ["x"], 2: ["x", "context"]}.get(len(names), TENSORS[:3])
+        for name, role in zip(names, wanted):
+            roles[name] = role
+        call.guesses.append(f"{', '.join(names)} taken for {', '.join(wanted)}, by place")
+    elif "query" in found and "x" in found and "context" not in found:
+        rename = "context" if "key" not in found else None
+        roles.update({n: rename for n, role in roles.items() if role == "x"})
+    if not set(roles.values()) & {"query", "x"}:
+        # forward(hidden, key, value): what comes first asks.
+        roles[first] = "query" if "key" in roles.values() else "x"
+
+
+def _unknown(roles: dict[str, str | None], parameter: inspect.Parameter) -> bool:
+    annotated = getattr(parameter.annotation, "__name__", str(parameter.annotation))
+    number = annotated in ("int", "bool", "float", "str")
+    return roles[parameter.name] in (None, "weight") and not number
+
+
+def _guess_required(call: Call) -> None:
+    """Required arguments of unknown names: numbers are sizes, the rest a mask."""
+    taken = set(call.roles.values())
+    sizes = [r for r in ("num_heads", "embed_dim") if r not in taken]
+    for parameter in call.parameters:
+        if call.roles[parameter.name] or parameter.default is not parameter.empty:
+            continue
+        annotated = getattr(parameter.annotation, "__name__", str(parameter.annotation))
+        if annotated == "bool":
+            call.roles[parameter.name] = "flag"
+        elif annotated == "int" and sizes:
+            call.roles[parameter.name] = sizes.pop(0)
+        elif "mask" not in taken:
+            call.roles[parameter.name] = "mask"
+            taken.add("mask")
+        else:
+            continue
+        role = call.roles[parameter.name].replace("_", " ")
+        call.guesses.append(f"{parameter.name} taken for the {role}")
+
+
+def _style(call: Call) -> str:
+    if call.takes("query") and (call.takes("key") or call.takes("value")):
+        return "qkv"
+    return "x and context" if call.takes("context") else "x"
+
+
+def axes(subject: Subject) -> list[str]:
+    """The names that the code gives to the axes of an input, where it unpacks a
+    shape; empty where it does not."""
+    found = _UNPACKED.search(subject.source)
+    return [n.strip() for n in found.group(1).split(",")] if found else []
+
+
+def states_batch_first(subject: Subject) -> bool | None:
+    """What the names of the axes say; None where they say nothing."""
+    names = axes(subject)
+    if len(names) < 3:
+        return None
+    if _BATCH.fullmatch(names[0]):
+        return True
+    batch_second = _BATCH.fullmatch(names[1]) and _LENGTH.fullmatch(names[0])
+    return False if batch_second else None
+
+
+def additive_mask(call: Call, subject: Subject) -> bool:
+    """Whether the code says that its mask is added to the scores: by the name of
+    the parameter, or in the sentences of its text that speak of the mask."""
+    name = call.parameter("mask")
+    if name is None:
+        return False
+    if normal(name) in _ADDITIVE_NAMES:
+        return True
+    documentation = getattr(subject.entry, "__doc__", None) or ""
+    documentation += getattr(subject.target, "__doc__", None) or ""
+    lines = [line for line in documentation.splitlines() if "mask" in line.lower()]
+    return any(_ADDITIVE.search(line) for line in lines)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""Sizes of inputs that tell mistakes apart, and those that an instance has."""
+
+import inspect
+from dataclasses import dataclass, replace
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from .roles import ATTRIBUTES, normal
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one call. All differ, so that no axis can stand for another.
+
+    kv_heads: None where keys and values have as many heads as queries.
+    out: the width of the output where it is not that of the input.
+    """
+
+    batch: int = 3
+    queries: int = 5
+    keys: int = 7
+    embed: int = 48
+    heads: int = 8
+    kv_heads: int | None = None
+    out: int | None = None
+
+    @property
+    def head_dim(self) -> int:
+        return (self.out or self.embed) // self.heads
+
+    def value_of(self, role: str) -> int | None:
+        """What an argument of this role is given."""
+        return {
+            "num_heads": self.heads,
+            "num_kv_heads": self.kv_heads or self.heads,
+            "embed_dim": self.embed,
+            "out_dim": self.out or self.embed,
+            "head_dim": self.head_dim,
+            # Longer than any sequence here, and no other size.
+            "max_length": max(16, self.keys + 1),
+        }.get(role)
+
+
+# When code refuses the first: the exercise's own sizes, heads of width 64, and the
+# widths of models that people copy.
+LADDER = (
+    Sizes(),
+    Sizes(queries=4, keys=6, embed=8, heads=2),
+    Sizes(embed=256, heads=4),
+    Sizes(embed=512, heads=8),
+    Sizes(embed=768, heads=12),
+    Sizes(embed=64, heads=4),
+)
+
+
+def grouped(sizes: Sizes, groups: int) -> Sizes:
+    """`sizes` with `groups` key and value heads, as many as divide its heads."""
+    return replace(sizes, kv_heads=groups if sizes.heads % groups == 0 else 1)
+
+
+def attributes(module: object) -> dict[str, int]:
+    """Sizes that a module keeps, by role: in itself, its configuration or, where
+    it has none of its own, its parts."""
+    found: dict[str, int] = {}
+    for owner in _owners(module):
+        for name, value in _named(owner):
+            role = ATTRIBUTES.get(normal(name))
+            if role is None:
+                continue
+            if isinstance(value, nn.ModuleList) and role == "num_heads":
+                value = len(value)
+            if type(value) is int and value > 0:
+                found.setdefault(role, value)
+    return found
+
+
+def _owners(module: object) -> Iterator[object]:
+    parts = list(module.modules()) if isinstance(module, nn.Module) else [module]
+    for part in parts:
+        yield part
+        for name in ("config", "cfg", "args"):
+            if hasattr(part, name):
+                yield getattr(part, name)
+
+
+def _named(owner: object) -> Iterator[tuple[str, object]]:
+    if isinstance(owner, dict):
+        yield from ((str(name), value) for name, value in owner.items())
+        return
+    yield from getattr(owner, "__dict__", {}).items()
+    if isinstance(owner, nn.Module):
+        yield from owner.named_children()
+
+
+def input_width(module: object) -> int | None:
+    """The width that a module's first projection takes."""
+    if not isinstance(module, nn.Module):
+        matrices = [v for v in vars(module).values() if isinstance(v, Tensor)]
+        return next((int(m.shape[0]) for m in matrices if m.dim() == 2), None)
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            return part.in_features
+        if isinstance(part, nn.MultiheadAttention):
+            return part.embed_dim
+    matrices = [p for p in module.parameters() if p.dim() >= 2]
+    return int(matrices[0].shape[-2]) if matrices else None
+
+
+def of_instance(module: object, start: Sizes) -> Sizes:
+    """The sizes that `module` was built with; those of `start` where it is free.
+
+    A module that counts no heads has one.
+    """
+    kept = attributes(module)
+    embed = kept.get("embed_dim") or input_width(module)
+    if embed is None:
+        return start
+    heads = kept.get("num_heads")
+    if heads is None and "head_dim" in kept and embed % kept["head_dim"] == 0:
+        heads = embed // kept["head_dim"]
+    kv_heads = kept.get("num_kv_heads")
+    return replace(
+        start,
+        embed=embed,
+        heads=heads or 1,
+        kv_heads=kv_heads if kv_heads != heads else None,
+        out=kept.get("out_dim"),
+    )
+
+
+def of_globals(entry: object) -> dict[str, int]:
+    """Sizes that the code's file fixes as constants (n_embd = 384), by role."""
+    entry = getattr(inspect.unwrap(entry), "__func__", inspect.unwrap(entry))
+    constants = getattr(entry, "__globals__", {})
+    return {
+        ATTRIBUTES[normal(name)]: value
+        for name, value in constants.items()
+        if normal(name) in ATTRIBUTES and type(value) is int and value > 0
+    }

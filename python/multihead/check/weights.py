@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: MIT
+"""The weights of a run by name: parameters, arguments, and what the code made for
+itself while it ran. Which is which projection, the engine decides by name; where
+names say nothing, the way of the data gives them names here."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .record import Frames, Recorder, Use
+from .roles import is_weight, speaks
+
+_DEPTH = 3
+
+
+@dataclass
+class Weights:
+    """Tensors by name, "out_in" for those whose layer fixes the orientation, and
+    sentences on how they were found."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    layouts: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    name: str
+    tensor: Tensor
+    layout: str | None
+    of_layer: bool
+
+
+def collect(recorder: Recorder, frames: Frames, roots: dict[str, object]) -> Weights:
+    """The weights of a run.
+
+    roots: what the code holds, by name ("" for a module itself): modules, tensors,
+    arguments, closures. frames: the variables of its functions.
+    """
+    used = {recorder.root(u.weight) for u in recorder.uses.values()}
+    used |= {recorder.root(b) for b in recorder.biases.values()}
+    held = list(_walk("", roots, 0))
+    for _, variables in reversed(frames.found):
+        held += _walk("", variables, 0)
+    kept = [c for c in held if _belongs(c, used, recorder)]
+    kept = _without_doubles(kept, recorder)
+    unnamed = [
+        use
+        for use in recorder.uses.values()
+        if recorder.root(use.weight) not in {recorder.root(c.tensor) for c in kept}
+    ]
+    weights = Weights()
+    matrices = [c for c in kept if c.tensor.dim() >= 2]
+    if unnamed or (matrices and not any(speaks(c.name) for c in matrices)):
+        renamed = _named_by_flow(recorder, kept)
+        if renamed is not None:
+            return renamed
+    for candidate in kept:
+        _add(weights, candidate)
+    return weights
+
+
+def _walk(name: str, value: object, depth: int) -> Iterator[_Candidate]:
+    """The tensors that `value` holds, named as the code would reach them."""
+    prefix = f"{name}." if name and name != "self" else ""
+    if isinstance(value, nn.Module):
+        yield from _of_module(prefix, value)
+    elif isinstance(value, Tensor):
+        if value.is_floating_point() and 0 < value.dim() <= 4:
+            yield _Candidate(name, value, None, False)
+    elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+        if value.dtype.kind == "f" and 0 < value.ndim <= 4:
+            yield _Candidate(name, torch.from_numpy(value.copy()), None, False)
+    elif depth < _DEPTH:
+        for key, item in _items(value):
+            yield from _walk(f"{prefix}{key}", item, depth + 1)
+
+
+def _items(value: object) -> list[tuple[object, object]]:
+    if isinstance(value, dict):
+        return [(k, v) for k, v in value.items() if isinstance(k, (str, int))]
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value[:128]))
+    if inspect.isroutine(value) or isinstance(value, type):
+        return []
+    if inspect.ismodule(value) or type(value).__module__.startswith("torch"):
+        return []
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _of_module(prefix: str, module: nn.Module) -> Iterator[_Candidate]:
+    for path, part in module.named_modules():
+        inner = f"{prefix}{path}." if path else prefix
+        for name, tensor in part.named_parameters(recurse=False):
+            yield _Candidate(inner + name, tensor, _layout(part, name), True)
+        plain = {**dict(part.named_buffers(recurse=False)), **vars(part)}
+        for name, value in plain.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                yield _Candidate(inner + name, value, None, False)
+            elif isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
+                yield from _walk(inner + name, value, 1)
+
+
+def _layout(layer: nn.Module, name: str) -> str | None:
+    """What the type of a layer says about the orientation of its weight."""
+    if isinstance(layer, (nn.Linear, nn.Conv1d)) and name == "weight":
+        return "out_in"
+    if isinstance(layer, nn.MultiheadAttention) and name.endswith("weight"):
+        return "out_in"
+    return None
+
+
+def _belongs(candidate: _Candidate, used: set[int], recorder: Recorder) -> bool:
+    if candidate.of_layer:
+        return True
+    tensor = candidate.tensor
+    if recorder.root(tensor) in used and not recorder.origin(tensor).inputs:
+        return True
+    # Made as a weight and then forgotten: the engine may say so.
+    name = candidate.name.rsplit(".", 1)[-1]
+    drawn = recorder.origin(tensor).drawn or isinstance(tensor, nn.Parameter)
+    return drawn and not recorder.origin(tensor).inputs and is_weight(name)
+
+
+def _without_doubles(
+    candidates: list[_Candidate], recorder: Recorder
+) -> list[_Candidate]:
+    """One name for each tensor: the first that says something; and either a whole
+    or its parts, whichever names say more."""
+    best: dict[tuple, _Candidate] = {}
+    for candidate in candidates:
+        tensor = candidate.tensor
+        offset = tensor.storage_offset() if tensor.numel() else 0
+        key = (recorder.root(tensor), offset, tensor.numel())
+        known = best.get(key)
+        if known is None or (speaks(candidate.name) and not speaks(known.name)):
+            best[key] = candidate
+    wholes: dict[int, int] = {}
+    for root, _, size in best:
+        wholes[root] = max(size, wholes.get(root, 0))
+    parts_speak = {
+        key[0] for key, c in best.items() if key[2] < wholes[key[0]] and speaks(c.name)
+    }
+    whole_speaks = {
+        key[0] for key, c in best.items() if key[2] == wholes[key[0]] and speaks(c.name)
+    }
+    by_parts = parts_speak - whole_speaks
+    return [
+        c for key, c in best.items() if (key[2] < wholes[key[0]]) == (key[0] in by_parts)
+    ]
+
+
+def _add(weights: Weights, candidate: _Candidate) -> None:
+    tensor = candidate.tensor.detach()
+    if tensor.dim() == 3 and tensor.shape[-1] == 1:
+        tensor = tensor.squeeze(-1)  # a convolution of width 1
+    weights.tensors[candidate.name] = tensor
+    if candidate.layout:
+        weights.layouts[candidate.name] = candidate.layout
+
+
+def _named_by_flow(recorder: Recorder, kept: list[_Candidate]) -> Weights | None:
+    """Names from the way of the data: what meets the query makes the query, the two
+    sides of the first product of computed tensors are queries and keys, what is
+    weighted are values, and what comes after all that is the output."""
+    groups: dict[str, list[Use]] = {}
+    distinct = len({use.direct for use in recorder.uses.values() if use.direct}) > 1
+    for key, use in recorder.uses.items():
+        role = use.direct if distinct else _role_in_pairs(key, recorder)
+        role = role or use.direct or ("out" if use.late else None)
+        if role is not None:
+            groups.setdefault(role, []).append(use)
+    if "query" not in groups:
+        return None
+    layers = {recorder.root(c.tensor): c for c in kept}
+    weights = Weights()
+    for role, uses in groups.items():
+        for index, use in enumerate(uses):
+            name = role if len(uses) == 1 else f"{role}.{index}"
+            layer = layers.get(recorder.root(use.weight))
+            shown = layer.tensor if layer else use.weight
+            weights.tensors[f"{name}.weight"] = shown.detach()
+            if layer and layer.layout:
+                weights.layouts[f"{name}.weight"] = layer.layout
+            if use.bias is not None:
+                weights.tensors[f"{name}.bias"] = use.bias.detach()
+    weights.notes.append(
+        "The names of the weights do not say which is which; they were told apart by "
+        "what each is multiplied with."
+    )
+    return weights
+
+
+def _role_in_pairs(key: int, recorder: Recorder) -> str | None:
+    for index, (left, right) in enumerate(recorder.pairs):
+        if left == (key,) and len(right) == 1:
+            return "query"
+        if right == (key,) and len(left) == 1:
+            return "key"
+        if index and (key,) in (left, right):
+            return "value"
+    return None
+
+
+def of_closure(entry: object) -> dict[str, object]:
+    """What a function refers to from outside, without functions and modules of
+    Python."""
+    try:
+        found = inspect.getclosurevars(inspect.unwrap(entry))
+    except TypeError:
+        return {}
+    outside = {**found.globals, **found.nonlocals}
+    return {n: v for n, v in outside.items() if not inspect.isroutine(v)}
+
