@@ -98,6 +98,7 @@ MASKS = {
     "heads": "(B, H, Lq, Lk)",
     "heads in the batch": "(B·H, Lq, Lk)",
     "causal": "(Lq, Lk)",
+    "later keys": "(Lq, Lk)",
     "blocked row": "(Lq, Lk)",
 }
 
@@ -121,8 +122,10 @@ def mask(case: Case) -> Tensor | None:
         "heads": (batch, heads, rows, keys),
         "heads in the batch": (batch * heads, rows, keys),
     }.get(case.mask, (rows, keys))
-    if case.mask == "causal":
-        return torch.ones(shape, dtype=torch.bool).tril().to(case.mask_dtype)
+    if case.mask in ("causal", "later keys"):
+        earlier = torch.ones(shape, dtype=torch.bool).tril()
+        made = earlier if case.mask == "causal" else ~earlier
+        return made.to(case.mask_dtype)
     made = _mixed(shape, generator)
     if case.mask == "blocked row":
         made[1] = True
@@ -154,4 +157,5 @@ def unbatched(case: Case) -> bool:
 def square(sizes: Sizes) -> Sizes:
     """Sizes with as many items as heads and queries, at which a mask that is
     spread over the wrong axis still fits, and is only then seen."""
-    return replace(sizes, batch=sizes.heads, queries=sizes.heads, keys=sizes.heads + 3)
+    count = sizes.heads if sizes.heads > 1 else 4
+    return replace(sizes, batch=count, queries=count, keys=count + 3)

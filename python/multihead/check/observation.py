@@ -184,7 +184,10 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
 
 
 def _put_results(seen: Observation, run: Run) -> None:
-    seen.tensors["out"] = _heads_first(run, run.out)
+    # NumPy computes in float64 on float32, given a chance.
+    wider = run.out.dtype is torch.float64
+    out = run.out.to(run.case.dtype) if wider else run.out
+    seen.tensors["out"] = _heads_first(run, out)
     if run.attention is not None:
         seen.tensors["weights"] = run.attention
     if run.dout is not None:
@@ -194,6 +197,12 @@ def _put_results(seen: Observation, run: Run) -> None:
                 seen.tensors[name] = _heads_first(run, gradient)
 
 
+def on_scores(run: Run) -> list[Draw]:
+    """The draws of dropout that have the shape of scores."""
+    rows = (run.case.sizes.queries, run.case.keys)
+    return [d for d in run.recorder.draws if tuple(d.keep.shape[-2:]) == rows]
+
+
 def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
     """The draws on the scores or weights; where there are none, those elsewhere."""
     if run.case.training:
@@ -201,9 +210,7 @@ def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
         seen.metadata["dropout_p"] = str(DROPOUT)
     if not run.recorder.draws:
         return
-    rows = (run.case.sizes.queries, run.case.keys)
-    known = [d for d in run.recorder.draws if tuple(d.keep.shape[-2:]) == rows]
-    draws = known or run.recorder.draws
+    draws = on_scores(run) or run.recorder.draws
     seen.tensors["dropout_keep"] = _joined(draws, run, heads)
     if draws[0].p is not None:
         seen.metadata["dropout_p"] = str(draws[0].p)

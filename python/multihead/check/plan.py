@@ -46,8 +46,11 @@ def relations(base: Case, call: Call) -> Iterator[Case]:
 def flags(base: Case, call: Call) -> Iterator[Case]:
     """is_causal, padding and lengths, where the code takes them."""
     if call.takes("is_causal"):
-        yield replace(base, name="is_causal", is_causal=True, draw=13)
-        if base.relation == "cross":
+        # As in nn.MultiheadAttention, where the flag only says what the mask is.
+        hint = all(call.takes(r) for r in ("mask", "padding", "need_weights"))
+        mask = "later keys" if hint else None
+        yield replace(base, name="is_causal", is_causal=True, mask=mask, draw=13)
+        if base.relation == "cross" and not hint:
             yield replace(
                 base,
                 name="is_causal, self-attention",

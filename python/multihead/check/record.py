@@ -9,6 +9,7 @@ the storage of what it shows.
 import os
 import sys
 import types
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -29,7 +30,14 @@ MOST_TRACED, LARGEST_TRACED = 96, 1 << 16
 
 
 def storage(tensor: Tensor) -> int:
+    """What tensors that show the same memory have in common."""
     return tensor.untyped_storage()._cdata
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Not so the wrappers of torch.func, and sparse tensors."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not wrapped and tensor.layout is torch.strided
 
 
 @dataclass
@@ -83,6 +91,11 @@ class Recorder(TorchDispatchMode):
             self.alive.append(tensor)
             self.origins[storage(tensor)] = Origin(inputs=frozenset([role]))
             self.direct.setdefault(storage(tensor), role)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else the first operation imports torch._dynamo, which takes two seconds.
+        return False
 
     def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -165,6 +178,8 @@ class Recorder(TorchDispatchMode):
         for result in results:
             key = storage(result)
             if any(storage(t) == key for t in operands):  # a view, or in place
+                if key not in self.origins and not inputs and not drawn:
+                    continue  # of something older than the run
                 copy_of = self.origin(result).copy_of
             else:
                 copy_of = storage(operands[0]) if name in _COPIES and operands else None
@@ -223,7 +238,8 @@ def fill_constant(tensor: Tensor) -> bool:
 def _tensors(values):
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            if has_storage(value):
+                yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
 
@@ -236,9 +252,10 @@ class Frames:
     package are left out.
     """
 
-    found: list[tuple[str, dict[str, object]]] = field(default_factory=list)
-    # Beyond this, more frames (a loop over time steps) say nothing new.
-    most: int = 400
+    # The last ones: functions that call others return after them.
+    found: deque[tuple[str, dict[str, object]]] = field(
+        default_factory=lambda: deque(maxlen=200)
+    )
 
     def __enter__(self) -> "Frames":
         self._previous = sys.getprofile()
@@ -249,11 +266,11 @@ class Frames:
         sys.setprofile(self._previous)
 
     def _note(self, frame: types.FrameType, event: str, _) -> None:
-        if event != "return" or len(self.found) >= self.most:
-            return
-        file = frame.f_code.co_filename
-        if not file.startswith(_FOREIGN):
-            self.found.append((frame.f_code.co_name, dict(frame.f_locals)))
+        code = frame.f_code
+        generated = code.co_filename == "<string>" and code.co_name.startswith("__")
+        if event == "return" and not generated:
+            if not code.co_filename.startswith(_FOREIGN):
+                self.found.append((code.co_name, dict(frame.f_locals)))
 
 
 _FOREIGN = (

@@ -18,7 +18,7 @@ from .finding import Finding
 from .guard import Guard
 from .record import Frames, Recorder, fill_constant
 from .signature import Call
-from .sizes import Sizes, attributes
+from .sizes import attributes
 from .target import Subject
 
 
@@ -63,7 +63,7 @@ class Runner:
         )
         self.constructed = ""
         self.remarks: dict[str, Finding] = {}
-        self._instances: dict[tuple[Sizes, torch.dtype], object] = {}
+        self._instances: dict[tuple, object] = {}
 
     def run(self, case: Case, manner: Manner, seed: int = 0) -> Run:
         """One run with all random generators seeded by `seed`. Raises Stop when the
@@ -108,7 +108,9 @@ class Runner:
             return
         run.out = out
         run.counted = self._counted(target, frames)
-        run.parameters = weights.collect(recorder, frames, self._roots(target, made))
+        run.parameters = weights.collect(
+            recorder, frames, self._roots(target), made.weights
+        )
         if case.gradients and not manner.numpy:
             self._differentiate(run)
 
@@ -155,13 +157,40 @@ class Runner:
             run.arguments.tensors |= {r: kept[r] for r in changed if r in made.tensors}
             run.arguments.masks |= {r: kept[r] for r in changed if r in made.masks}
 
+    def without_other_dropout(self, case: Case, manner: Manner) -> Run:
+        """A run of a module, in which only layers of dropout that act on scores or
+        weights act."""
+        module = self._instances.get(self._key(case))
+        rows = (case.sizes.queries, case.keys)
+        shapes: dict[nn.Module, tuple[int, ...]] = {}
+
+        def note(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+            shapes[layer] = tuple(given[0].shape)
+
+        layers = module.modules() if isinstance(module, nn.Module) else ()
+        kind = nn.modules.dropout._DropoutNd
+        hooks = [
+            layer.register_forward_pre_hook(note)
+            for layer in layers
+            if isinstance(layer, kind)
+        ]
+        self.run(case, manner)
+        for hook in hooks:
+            hook.remove()
+        for layer, shape in shapes.items():
+            if shape[-2:] != rows:
+                layer.p = 0.0
+        return self.run(case, manner)
+
+    def _key(self, case: Case) -> tuple:
+        of_class = self.subject.kind == "class"
+        return (case.sizes if of_class else None, case.dtype)
+
     def _target(self, case: Case) -> tuple[object, list[Finding]]:
         """What is called: the function, or a module in the dtype and mode."""
         if self.subject.kind == "function":
             return self.subject.target, []
-        key = (case.sizes, case.dtype)
-        if self.subject.kind == "instance":
-            key = (None, case.dtype)
+        key = self._key(case)
         if key not in self._instances:
             made, findings = self._instance(case)
             if made is None:
@@ -204,25 +233,35 @@ class Runner:
         made.positional = [copies.get(id(v), v) for v in made.positional]
         made.keywords = {n: copies.get(id(v), v) for n, v in made.keywords.items()}
 
-    @staticmethod
-    def _differentiate(run: Run) -> None:
+    def _differentiate(self, run: Run) -> None:
         """The gradients of sum(out · dout); zero where there is no path."""
         generator = torch.Generator().manual_seed(77)
         drawn = torch.randn(run.out.shape, generator=generator, dtype=torch.float64)
-        run.dout = drawn.to(run.out.dtype)
+        dout = drawn.to(run.out.dtype)
         leaves = list(run.leaves.values())
         found = [None] * len(leaves)
         if run.out.requires_grad:
-            found = torch.autograd.grad(run.out, leaves, run.dout, allow_unused=True)
+            outcome = self.guard.call(
+                torch.autograd.grad, (run.out * dout).sum(), leaves, allow_unused=True
+            )
+            if outcome.error is not None:
+                self._say_no_gradients(outcome.findings[0], run)
+                return
+            found = outcome.value
+        run.dout = dout
         for (role, leaf), gradient in zip(run.leaves.items(), found):
             zero = torch.zeros_like(leaf, requires_grad=False)
             run.gradients[f"d{role}"] = zero if gradient is None else gradient.detach()
 
-    def _roots(self, target: object, made: Arguments) -> dict[str, object]:
-        roots: dict[str, object] = dict(made.weights)
+    def _say_no_gradients(self, finding: Finding, run: Run) -> None:
+        sentence = f"Its gradients cannot be computed: {finding.sentence}"
+        located = self._located([replace(finding, sentence=sentence)], run.arguments)
+        self.remarks.setdefault("gradients", located[0])
+
+    def _roots(self, target: object) -> dict[str, object]:
         if self.subject.kind == "function":
-            return {**roots, **weights.of_closure(self.subject.target), **self._extra()}
-        return {"self": target, **roots, **self._extra()}
+            return {**weights.of_closure(self.subject.target), **self._extra()}
+        return {"self": target, **self._extra()}
 
     def _extra(self) -> dict[str, object]:
         if self.extra is None:

@@ -14,7 +14,7 @@ from .cases import Case
 from .finding import Finding
 from .guard import Guard
 from .ladder import Base, Ladder, core_layouts, layer_layouts, may_be_core
-from .observation import Observation, Stated, observe
+from .observation import Observation, Stated, observe, on_scores
 from .options import Options
 from .report import Report
 from .runner import Run, Runner, Stop
@@ -310,7 +310,12 @@ class Cases:
         asked = asked or (built is not None and "dropout" in built.roles.values())
         if not asked and not self.runner.subject.is_module:
             return
-        run = self.runner.run(plan.training(self.base), self.manner)
+        case = plan.training(self.base)
+        run = self.runner.run(case, self.manner)
+        if not run.refused and 0 < len(on_scores(run)) < len(run.recorder.draws):
+            run = self.runner.without_other_dropout(case, self.manner)
+            if len(on_scores(run)) < len(run.recorder.draws):
+                return  # two draws, of which one observation can tell one
         if not run.refused and (asked or run.recorder.draws):
             self.kept.append(run)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from .record import Frames, Recorder, Use
+from .record import Frames, Recorder, Use, has_storage
 from .roles import is_weight, speaks
 
 _DEPTH = 3
@@ -30,22 +30,29 @@ class Weights:
 class _Candidate:
     name: str
     tensor: Tensor
-    layout: str | None
-    of_layer: bool
+    layout: str | None = None
+    of_layer: bool = False
+    of_array: bool = False
 
 
-def collect(recorder: Recorder, frames: Frames, roots: dict[str, object]) -> Weights:
+def collect(
+    recorder: Recorder,
+    frames: Frames,
+    roots: dict[str, object],
+    given: dict[str, object],
+) -> Weights:
     """The weights of a run.
 
-    roots: what the code holds, by name ("" for a module itself): modules, tensors,
-    arguments, closures. frames: the variables of its functions.
+    roots: what the code holds, by name ("self" for a module): modules, tensors,
+    closures. given: its arguments that are weights. frames: the variables of its
+    functions.
     """
     used = {recorder.root(u.weight) for u in recorder.uses.values()}
     used |= {recorder.root(b) for b in recorder.biases.values()}
-    held = list(_walk("", roots, 0))
+    held = list(_walk("", {**given, **roots}, 0))
     for _, variables in reversed(frames.found):
         held += _walk("", variables, 0)
-    kept = [c for c in held if _belongs(c, used, recorder)]
+    kept = [c for c in held if c.name in given or _belongs(c, used, recorder)]
     kept = _without_doubles(kept, recorder)
     unnamed = [
         use
@@ -69,11 +76,11 @@ def _walk(name: str, value: object, depth: int) -> Iterator[_Candidate]:
     if isinstance(value, nn.Module):
         yield from _of_module(prefix, value)
     elif isinstance(value, Tensor):
-        if value.is_floating_point() and 0 < value.dim() <= 4:
-            yield _Candidate(name, value, None, False)
+        if value.is_floating_point() and 0 < value.dim() <= 4 and has_storage(value):
+            yield _Candidate(name, value)
     elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         if value.dtype.kind == "f" and 0 < value.ndim <= 4:
-            yield _Candidate(name, torch.from_numpy(value.copy()), None, False)
+            yield _Candidate(name, torch.from_numpy(value.copy()), of_array=True)
     elif depth < _DEPTH:
         for key, item in _items(value):
             yield from _walk(f"{prefix}{key}", item, depth + 1)
@@ -95,11 +102,11 @@ def _of_module(prefix: str, module: nn.Module) -> Iterator[_Candidate]:
     for path, part in module.named_modules():
         inner = f"{prefix}{path}." if path else prefix
         for name, tensor in part.named_parameters(recurse=False):
-            yield _Candidate(inner + name, tensor, _layout(part, name), True)
+            yield _Candidate(inner + name, tensor, _layout(part, name), of_layer=True)
         plain = {**dict(part.named_buffers(recurse=False)), **vars(part)}
         for name, value in plain.items():
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-                yield _Candidate(inner + name, value, None, False)
+                yield _Candidate(inner + name, value)
             elif isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
                 yield from _walk(inner + name, value, 1)
 
@@ -121,7 +128,8 @@ def _belongs(candidate: _Candidate, used: set[int], recorder: Recorder) -> bool:
         return True
     # Made as a weight and then forgotten: the engine may say so.
     name = candidate.name.rsplit(".", 1)[-1]
-    drawn = recorder.origin(tensor).drawn or isinstance(tensor, nn.Parameter)
+    array = candidate.of_array and tensor.dim() == 2
+    drawn = recorder.origin(tensor).drawn or isinstance(tensor, nn.Parameter) or array
     return drawn and not recorder.origin(tensor).inputs and is_weight(name)
 
 
@@ -178,9 +186,11 @@ def _named_by_flow(recorder: Recorder, kept: list[_Candidate]) -> Weights | None
     layers = {recorder.root(c.tensor): c for c in kept}
     weights = Weights()
     for role, uses in groups.items():
-        for index, use in enumerate(uses):
+        known = [layers.get(recorder.root(use.weight)) for use in uses]
+        for index, (use, layer) in enumerate(zip(uses, known)):
             name = role if len(uses) == 1 else f"{role}.{index}"
-            layer = layers.get(recorder.root(use.weight))
+            # A product has them as (in, out); all of a list are shown alike.
+            layer = layer if all(known) else None
             shown = layer.tensor if layer else use.weight
             weights.tensors[f"{name}.weight"] = shown.detach()
             if layer and layer.layout:
