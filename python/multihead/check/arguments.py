@@ -183,5 +183,7 @@ def _shown(value: object) -> str:
     shape = getattr(value, "shape", None)
     if shape is None:
         return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
-    kind = "" if "float" in str(value.dtype) else f" {value.dtype}".replace("torch.", "")
+    kind = (
+        "" if "float" in str(value.dtype) else f" {value.dtype}".replace("torch.", "")
+    )
     return f"{tuple(shape)}{kind}"

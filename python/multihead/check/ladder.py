@@ -23,6 +23,7 @@ from .target import Subject
 
 _MOST_TRIED = 160
 _SECONDS = 4.0
+_NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class Ladder:
             complaints += run.findings[:1]
             if time.monotonic() > end:
                 break
-        common = Counter(_place(f) for f in complaints).most_common(1)
+        # What runs to its end says more than what does not like its arguments.
+        ended = [f for f in complaints if f.name != "raises"]
+        common = Counter(_place(f) for f in ended or complaints).most_common(1)
         self.findings = [f for f in complaints if _place(f) == common[0][0]][:1]
         return None
 
@@ -94,7 +97,8 @@ class Ladder:
         manners = [first]
         if self.call.weights:
             manners += [replace(first, layers=True), replace(first, out_in=True)]
-        manners.append(replace(first, numpy=not first.numpy))
+        if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
+            manners.append(replace(first, numpy=not first.numpy))
         return manners
 
     def _sizes(self) -> list[Sizes]:
@@ -178,6 +182,6 @@ def _speaks_numpy(subject: Subject) -> bool:
     """Whether the code's own text computes with NumPy and not with PyTorch."""
     text = subject.source
     annotated = re.search(r"np\.ndarray|NDArray", text) is not None
-    numpy = re.search(r"\bnp\.\w|\bnumpy\.\w", text) is not None
+    numpy = _NUMPY.search(text) is not None
     torch_too = re.search(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill", text)
     return annotated or (numpy and torch_too is None)

@@ -39,7 +39,8 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     """The observation of a run that returned an output."""
     seen = Observation(metadata={"name": run.case.name})
     _put_sequences(seen, run)
-    seen.tensors |= run.parameters.tensors
+    for name, tensor in run.parameters.tensors.items():
+        seen.tensors[_free(name, tensor)] = tensor
     for name, layout in run.parameters.layouts.items():
         seen.metadata[f"layout:{name}"] = layout
     heads = head_count(run, call, stated)
@@ -56,6 +57,18 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         seen.tensors[f"trace.{index}"] = tensor
     seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
     return seen
+
+
+_TAKEN = {"query", "key", "value", "x", "mask", "key_padding_mask", "out", "weights"}
+_TAKEN |= {"dout", "dquery", "dkey", "dvalue", "dropout_keep", "scores", "context"}
+_TAKEN |= {"masked_scores", "merged"}
+
+
+def _free(name: str, tensor: Tensor) -> str:
+    """A weight's name, longer where the engine has another tensor of that name."""
+    if name not in _TAKEN:
+        return name
+    return f"{name}.{'bias' if tensor.dim() == 1 else 'weight'}"
 
 
 def _heads_first(run: Run, tensor: Tensor) -> Tensor:
@@ -141,7 +154,10 @@ def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
     if stated.num_kv_heads:
         return stated.num_kv_heads
     sizes = run.case.sizes
-    if call.takes("num_kv_heads") or run.case.layout in (cases.HEADS, cases.HEADS_LATER):
+    if call.takes("num_kv_heads") or run.case.layout in (
+        cases.HEADS,
+        cases.HEADS_LATER,
+    ):
         return sizes.kv_heads
     counted = call.bound.get("num_kv_heads") or run.counted.get("num_kv_heads")
     return counted or _groups_of_keys(seen, run)
@@ -190,7 +206,7 @@ def _put_results(seen: Observation, run: Run) -> None:
     seen.tensors["out"] = _heads_first(run, out)
     if run.attention is not None:
         seen.tensors["weights"] = run.attention
-    if run.dout is not None:
+    if run.dout is not None and not run.gradients_off:
         seen.tensors["dout"] = _heads_first(run, run.dout)
         for name, gradient in run.gradients.items():
             if name[1:] in seen.tensors:

@@ -42,6 +42,8 @@ def split(returned: object, case: Case, query: Tensor) -> tuple[Tensor, Tensor |
     fitting = [t for t in tensors if t.shape[:-1] == query.shape[:-1] and t.dim() > 1]
     widths = {case.sizes.embed, case.sizes.out, case.sizes.head_dim}
     exact = [t for t in fitting if t.shape[-1] in widths]
+    if not exact:
+        fitting = [t for t in fitting if t.shape[-1] != case.keys]
     if not fitting:
         raise Unfit(_wrong_shape(tensors[0], query))
     out = (exact or fitting)[0]
@@ -64,8 +66,8 @@ def split(returned: object, case: Case, query: Tensor) -> tuple[Tensor, Tensor |
 
 
 def _parts(returned: object) -> Iterator[object]:
-    if isinstance(returned, dict):
-        yield from returned.values()
+    if isinstance(returned, dict) and type(returned) is not dict:
+        yield from returned.values()  # as the models of Transformers return
     elif isinstance(returned, (list, tuple)):
         yield from returned
     else:
@@ -86,9 +88,7 @@ def _tensor(value: object) -> Tensor | None:
 def _wrong_shape(got: Tensor, query: Tensor) -> Finding:
     expected = tuple(query.shape)
     shape = tuple(got.shape)
-    hint = (
-        "Each query gets one output: all sizes but the last are those of the query."
-    )
+    hint = "Each query gets one output: all sizes but the last are those of the query."
     if got.dim() == len(expected) + 1:
         hint += " Here the heads are still apart: they are merged into one axis last."
     elif sorted(shape) == sorted(expected):
@@ -106,4 +106,3 @@ def _article(name: str) -> str:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-

@@ -9,7 +9,7 @@ import torch
 from . import cases
 from .cases import Case
 from .signature import Call
-from .sizes import LADDER, grouped
+from .sizes import EXERCISE, grouped
 
 _BATCHED = ("rows of the batch", "rows of each item", "keys", "keys of each item")
 _PER_HEAD = ("heads", "heads in the batch")
@@ -87,10 +87,9 @@ def rounding(base: Case, call: Call, free: bool) -> Iterator[Case]:
     """float32, and the sizes of the exercise if sizes are free to choose."""
     single = replace(base, dtype=torch.float32, gradients=False)
     yield replace(single, name="float32")
-    small = LADDER[1]
     if free and base.layout == cases.LAYER and base.sizes.embed == 48:
         kv_heads = 1 if base.sizes.kv_heads else None
-        sizes = replace(small, batch=3, queries=4, keys=4, kv_heads=kv_heads)
+        sizes = replace(EXERCISE, kv_heads=kv_heads)
         if base.sizes.heads == 1:
             sizes = replace(sizes, heads=1)
         yield replace(single, name="exercise, float32", sizes=sizes, draw=19)

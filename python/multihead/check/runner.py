@@ -21,6 +21,8 @@ from .signature import Call
 from .sizes import attributes
 from .target import Subject
 
+_SEED = 20_173_706
+
 
 @dataclass
 class Run:
@@ -33,6 +35,7 @@ class Run:
     recorder: Recorder | None = None
     parameters: weights.Weights = field(default_factory=weights.Weights)
     dout: Tensor | None = None
+    gradients_off: bool = False
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
@@ -58,9 +61,7 @@ class Runner:
     def __init__(self, subject: Subject, call: Call, guard: Guard):
         self.subject, self.call, self.guard = subject, call, guard
         self.extra: object = None
-        self.construction = (
-            Construction(subject) if subject.kind == "class" else None
-        )
+        self.construction = Construction(subject) if subject.kind == "class" else None
         self.constructed = ""
         self.remarks: dict[str, Finding] = {}
         self._instances: dict[tuple, object] = {}
@@ -93,6 +94,7 @@ class Runner:
 
         outcome = self.guard.call(watched)
         run.recorder = recorder
+        run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)
         if outcome.error is not None:
             if outcome.findings[0].name == "hangs":
@@ -107,7 +109,7 @@ class Runner:
             run.findings = self._located([unfit.finding], made)
             return
         run.out = out
-        run.counted = self._counted(target, frames)
+        run.counted = self._counted(target, frames, case)
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
@@ -268,14 +270,15 @@ class Runner:
             return {}
         return self.extra if isinstance(self.extra, dict) else {"self": self.extra}
 
-    @staticmethod
-    def _counted(target: object, frames: Frames) -> dict[str, int]:
-        """Sizes by role that the code itself computed or keeps."""
+    def _counted(self, target: object, frames: Frames, case: Case) -> dict[str, int]:
+        """Sizes by role that the code itself computed or keeps, or was built with."""
         counted = {}
         for _, variables in frames.found:
             counted |= attributes(_Variables(variables))
         if not callable(getattr(target, "__code__", None)):
             counted |= attributes(target)
+        if self.construction is not None and self.construction.counts_heads:
+            counted["num_heads"] = case.sizes.heads
         return counted
 
 
@@ -304,9 +307,10 @@ def _settings(case: Case, seed: int) -> Iterator[None]:
     default, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     torch.set_default_dtype(case.dtype)
     torch.set_grad_enabled(case.gradients)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    _seed_numpy(seed)
+    # Not 0 or 42, which the code itself may set, which is to be noticed.
+    torch.manual_seed(_SEED + seed)
+    random.seed(_SEED + seed)
+    _seed_numpy(_SEED + seed)
     try:
         yield
     finally:

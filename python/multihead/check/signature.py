@@ -109,7 +109,9 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
         wanted = {1: ["x"], 2: ["x", "context"]}.get(len(names), TENSORS[:3])
         for name, role in zip(names, wanted):
             roles[name] = role
-        call.guesses.append(f"{', '.join(names)} taken for {', '.join(wanted)}, by place")
+        call.guesses.append(
+            f"{', '.join(names)} taken for {', '.join(wanted)}, by place"
+        )
     elif "query" in found and "x" in found and "context" not in found:
         rename = "context" if "key" not in found else None
         roles.update({n: rename for n, role in roles.items() if role == "x"})
@@ -169,6 +171,40 @@ def states_batch_first(subject: Subject) -> bool | None:
     return False if batch_second else None
 
 
+_TRUE = r"(?:true|1s?|ones?|non-?zero)"
+_FALSE = r"(?:false|0s?|zeros?)"
+_IS = r"\s*`?\s*(?:=+|:|means?|is|are|→|->|marks?|stands for)\s*(?:\w+\s+){0,2}?"
+_SEES = r"(?:attend|keep|kept|visible|allowed|may (?:be seen|attend)|seen|valid|real)"
+_NOT = r"(?:block|mask(?:ed|s)?\b|hidden|hides|ignor|not\b|may not|disallow|forbid|pad)"
+
+
+def documented_mask(call: Call, subject: Subject) -> str | None:
+    """What the docstrings and comments say about the mask: "blocked", "keep", or None
+    where they say nothing, or both."""
+    if not call.takes("mask"):
+        return None
+    text = " ".join(_sentences(subject)).lower()
+    blocked = _says(text, _TRUE, _NOT) or _says(text, _FALSE, _SEES)
+    keep = _says(text, _FALSE, _NOT) or _says(text, _TRUE, _SEES)
+    if blocked == keep:
+        return None
+    return "blocked" if blocked else "keep"
+
+
+def _says(text: str, value: str, meaning: str) -> bool:
+    return re.search(rf"\b{value}{_IS}{meaning}", text) is not None
+
+
+def _sentences(subject: Subject) -> list[str]:
+    """The docstrings and comments of the code."""
+    owners = (subject.entry, subject.target, type(subject.target))
+    documentation = [
+        inspect.getdoc(o) or "" for o in owners if getattr(o, "__doc__", None)
+    ]
+    comments = re.findall(r"#(.*)", subject.source)
+    return [*(documentation if subject.source else []), *comments]
+
+
 def additive_mask(call: Call, subject: Subject) -> bool:
     """Whether the code says that its mask is added to the scores: by the name of
     the parameter, or in the sentences of its text that speak of the mask."""
@@ -177,7 +213,6 @@ def additive_mask(call: Call, subject: Subject) -> bool:
         return False
     if normal(name) in _ADDITIVE_NAMES:
         return True
-    documentation = getattr(subject.entry, "__doc__", None) or ""
-    documentation += getattr(subject.target, "__doc__", None) or ""
-    lines = [line for line in documentation.splitlines() if "mask" in line.lower()]
+    text = "\n".join(_sentences(subject))
+    lines = [line for line in text.splitlines() if "mask" in line.lower()]
     return any(_ADDITIVE.search(line) for line in lines)

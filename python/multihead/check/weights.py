@@ -157,7 +157,9 @@ def _without_doubles(
     }
     by_parts = parts_speak - whole_speaks
     return [
-        c for key, c in best.items() if (key[2] < wholes[key[0]]) == (key[0] in by_parts)
+        c
+        for key, c in best.items()
+        if (key[2] < wholes[key[0]]) == (key[0] in by_parts)
     ]
 
 
@@ -224,4 +226,3 @@ def of_closure(entry: object) -> dict[str, object]:
         return {}
     outside = {**found.globals, **found.nonlocals}
     return {n: v for n, v in outside.items() if not inspect.isroutine(v)}
-

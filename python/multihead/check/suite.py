@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""All runs of one reading of the code, from a first call that it takes."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from . import cases, plan
+from .cases import Case
+from .finding import Finding
+from .ladder import Base
+from .observation import on_scores
+from .runner import Run, Runner
+
+Progress = Callable[[str], None]
+_SPREAD = 1.5
+_READS_RANK_3 = re.compile(
+    r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*3"
+)
+
+
+def not_finite(kept: list[Run]) -> list[Finding]:
+    for run in kept:
+        if run.case.mask != "blocked row" and not run.out.isfinite().all():
+            share = float((~run.out.isfinite()).double().mean())
+            return [
+                Finding(
+                    "not_finite",
+                    f"{share:.0%} of the output is NaN or infinite in the case "
+                    f"{run.case.name!r}, in which every query sees a key.",
+                    "Print each intermediate tensor's `isfinite().all()`: the first "
+                    "that is false is where to look.",
+                )
+            ]
+    return []
+
+
+class Cases:
+    """The runs that follow from a first call. `kept` have an output; `findings` say
+    what was refused."""
+
+    def __init__(self, runner: Runner, base: Base, progress: Progress):
+        self.runner, self.progress = runner, progress
+        self.call, self.manner = runner.call, base.manner
+        self.base = replace(base.case, spread=_calibrated(base))
+        self.kept: list[Run] = []
+        self.findings: list[Finding] = []
+        # Nothing that could be compared: noise, or no numbers at all.
+        self.hopeless = False
+
+    def run_all(self) -> None:
+        """Runs everything; the first run in `kept` is the base."""
+        first = self._try(replace(self.base, gradients=True)) or self._try(self.base)
+        self.findings += self._randomness(first) + not_finite([first])
+        if self.findings:
+            self.hopeless = True
+            return
+        if "changes_inputs" not in self.runner.remarks:
+            for case in plan.relations(self.base, self.call):
+                self._try(case)
+        kinds = self._masks()
+        for case in plan.flags(self.base, self.call):
+            self._try_flag(case)
+        constructed = self.runner.construction is not None
+        for case in plan.groups(self.base, self.call, constructed):
+            self._try(case)
+        if self.call.takes("need_weights") or self.call.takes("average_weights"):
+            self._try(plan.returning_weights(self.base))
+        self._crowd(kinds)
+        self._train()
+        self._round(kinds)
+        if case := plan.blocked(self.base, kinds[0] if kinds else None):
+            self._try(replace(case, mask_dtype=self.base.mask_dtype))
+        if self.base.relation == "equal":
+            self._say_limit("keys and queries must be equally long")
+
+    def _try(self, case: Case) -> Run | None:
+        """Runs a case and keeps it; None if it is refused."""
+        self.progress(case.name)
+        run = self.runner.run(case, self.manner)
+        if run.refused:
+            return None
+        self.kept.append(run)
+        return run
+
+    def _say_limit(self, sentence: str, detail: str = "") -> None:
+        self.findings.append(Finding("limit", sentence, detail=detail, kind="limit"))
+
+    def _masks(self) -> list[str]:
+        """Runs the masks; the kinds that are taken. The dtype of masks is settled
+        on the way: bool if it is taken in any shape."""
+        if not self.call.takes("mask"):
+            return []
+        refusals: list[Finding] = []
+        for dtype in plan.MASK_DTYPES:
+            taken = []
+            for case in plan.masked(self.base):
+                case = replace(case, mask_dtype=dtype, gradients=case.mask == "rows")
+                self.progress(case.name)
+                run = self.runner.run(case, self.manner)
+                if run.refused:
+                    refusals += run.findings[:1]
+                else:
+                    taken.append(case.mask)
+                    self.kept.append(run)
+            if taken:
+                self.base = replace(self.base, mask_dtype=dtype)
+                return taken
+        first = refusals[0]
+        self.findings.append(
+            replace(
+                first, sentence=f"No mask that was tried is taken: {first.sentence}"
+            )
+        )
+        return []
+
+    def _try_flag(self, case: Case) -> None:
+        for dtype in plan.MASK_DTYPES if case.mask or case.padding else (torch.bool,):
+            if self._try(replace(case, mask_dtype=dtype)) is not None:
+                return
+        self._say_limit(f"{case.name} is refused")
+
+    def _crowd(self, kinds: list[str]) -> None:
+        """B = H = Lq: for masks of each item that are taken, or, where none was
+        taken at other sizes, for those that only fit here."""
+        if cases.unbatched(self.base) or self.base.layout in cases.CORE:
+            return
+        padded = any(run.case.padding == "mask" for run in self.kept)
+        if self.call.takes("padding"):
+            self._try(plan.crowded(self.base, None, "mask"))
+        reads = _READS_RANK_3.search(self.runner.subject.source) is not None
+        taken = "rows of each item" in kinds
+        if self.call.takes("mask") and (taken or reads or not kinds):
+            self._try(plan.crowded(self.base, "rows of each item", None))
+        if self.call.takes("mask") and not kinds and not padded:
+            self._try(plan.crowded(self.base, "keys of each item", None))
+
+    def _train(self) -> None:
+        """A run in training mode, if there is dropout to be seen or asked for."""
+        asked = self.call.takes("dropout")
+        built = self.runner.construction
+        asked = asked or (built is not None and "dropout" in built.roles.values())
+        if not asked and not self.runner.subject.is_module:
+            return
+        case = plan.training(self.base)
+        run = self.runner.run(case, self.manner)
+        if not run.refused and 0 < len(on_scores(run)) < len(run.recorder.draws):
+            run = self.runner.without_other_dropout(case, self.manner)
+            if len(on_scores(run)) < len(run.recorder.draws):
+                return  # two draws, of which one observation can tell one
+        if not run.refused and (asked or run.recorder.draws):
+            self.kept.append(run)
+
+    def _randomness(self, first: Run) -> list[Finding]:
+        """Two runs that differ although nothing is dropped and no layer made anew."""
+        made_inside = self.runner.subject.kind == "function" and not self.call.weights
+        if first.recorder.draws or (made_inside and first.parameters.tensors):
+            return []
+        again = self.runner.run(first.case, self.manner, seed=1)
+        if again.refused or torch.equal(again.out.nan_to_num(), first.out.nan_to_num()):
+            return []
+        return [
+            Finding(
+                "random",
+                "Two runs on the same inputs give different outputs, in evaluation "
+                "mode.",
+                "Something is drawn anew in each call: parameters belong into the "
+                "constructor, dropout into training.",
+            )
+        ]
+
+    def _round(self, kinds: list[str]) -> None:
+        if self.base.dtype is torch.float32:
+            return
+        free = self.runner.subject.kind != "instance"
+        for case in plan.rounding(self.base, self.call, free):
+            self._try(case)
+        if "rows" in kinds:
+            masked = replace(self.base, name="mask (Lq, Lk), float32", mask="rows")
+            self._try(replace(masked, dtype=torch.float32, draw=25))
+
+
+def _calibrated(base: Base) -> float:
+    """A factor for the inputs at which the softmax is neither flat nor saturated."""
+    spread = base.run.recorder.spread
+    if not spread or not spread > 0:
+        return 1.0
+    return min(max((_SPREAD / spread) ** 0.5, 0.02), 20.0)
