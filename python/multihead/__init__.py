@@ -11,6 +11,7 @@ _library.load()
 
 from . import textbook  # noqa: E402
 from ._built import VERSION as __version__  # noqa: E402
+from .check import Report, check  # noqa: E402
 from .functional import (  # noqa: E402
     AttentionSummary,
     attention_summary,
@@ -24,9 +25,11 @@ __all__ = [
     "AttentionSummary",
     "GroupedQueryAttention",
     "MultiheadAttention",
+    "Report",
     "__version__",
     "attention_summary",
     "backend",
+    "check",
     "multi_head_attention_forward",
     "scaled_dot_product_attention",
     "textbook",

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from . import cases
 from .arguments import Manner
@@ -18,8 +19,9 @@ from .options import Options
 from .roles import TENSORS
 from .runner import Run, Runner
 from .signature import Call, additive_mask, axes, states_batch_first
-from .sizes import LADDER, Sizes, grouped, of_globals, of_instance
+from .sizes import LADDER, Sizes, grouped, input_width, of_globals, of_instance
 from .target import Subject
+from .weights import of_closure
 
 _MOST_TRIED = 160
 _SECONDS = 4.0
@@ -120,7 +122,8 @@ class Ladder:
         if self.runner.construction is not None:
             return self.runner.construction.fitting(sizes, self.options.num_kv_heads)
         fixed = {**of_globals(self.subject.target), **self.call.bound}
-        embed, heads = fixed.get("embed_dim"), fixed.get("num_heads")
+        heads = fixed.get("num_heads")
+        embed = fixed.get("embed_dim") or _width_outside(self.subject)
         if not self.call.takes("embed_dim") and type(embed) is int:
             sizes = replace(sizes, embed=embed)
         if not self.call.takes("num_heads") and type(heads) is int:
@@ -129,6 +132,16 @@ class Ladder:
         if self.call.takes("num_kv_heads") or groups:
             sizes = grouped(sizes, groups or 2)
         return sizes
+
+
+def _width_outside(subject: Subject) -> int | None:
+    """The width of layers that a function finds outside itself."""
+    for value in of_closure(subject.target).values():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        for part in parts:
+            if isinstance(part, nn.Module) and (width := input_width(part)):
+                return width
+    return None
 
 
 def _place(finding: Finding) -> tuple[str, str]:

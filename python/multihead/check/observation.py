@@ -59,9 +59,13 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     return seen
 
 
-_TAKEN = {"query", "key", "value", "x", "mask", "key_padding_mask", "out", "weights"}
-_TAKEN |= {"dout", "dquery", "dkey", "dvalue", "dropout_keep", "scores", "context"}
-_TAKEN |= {"masked_scores", "merged"}
+# Names that the engine reads as something else than weights.
+_TAKEN = set(
+    "query key value x mask attn_mask attention_mask key_padding_mask out output "
+    "weights attn_weights attention_weights dout dquery dkey dvalue dropout_keep "
+    "dx scores masked_scores context merged projected_query projected_key "
+    "projected_value".split()
+)
 
 
 def _free(name: str, tensor: Tensor) -> str:

@@ -257,6 +257,9 @@ class Frames:
         default_factory=lambda: deque(maxlen=200)
     )
 
+    # Layers made during the run, whose names may be gone by its end.
+    linears: list[nn.Linear] = field(default_factory=list)
+
     def __enter__(self) -> "Frames":
         self._previous = sys.getprofile()
         sys.setprofile(self._note)
@@ -267,6 +270,8 @@ class Frames:
 
     def _note(self, frame: types.FrameType, event: str, _) -> None:
         code = frame.f_code
+        if event == "return" and code is nn.Linear.__init__.__code__:
+            self.linears.append(frame.f_locals["self"])
         generated = code.co_filename == "<string>" and code.co_name.startswith("__")
         if event == "return" and not generated:
             if not code.co_filename.startswith(_FOREIGN):

@@ -66,11 +66,18 @@ class Runner:
         self.remarks: dict[str, Finding] = {}
         self._instances: dict[tuple, object] = {}
 
-    def run(self, case: Case, manner: Manner, seed: int = 0) -> Run:
-        """One run with all random generators seeded by `seed`. Raises Stop when the
-        time is over."""
+    def run(
+        self,
+        case: Case,
+        manner: Manner,
+        seed: int = 0,
+        given: Arguments | None = None,
+    ) -> Run:
+        """One run with all random generators seeded by `seed`, and with arguments
+        that the case implies if none are given. Raises Stop when the time is
+        over."""
         with _settings(case, seed):
-            made = arguments.make(self.call, case, manner)
+            made = given or arguments.make(self.call, case, manner)
             run = Run(case, made)
             target, findings = self._target(case)
             if target is None:

@@ -155,21 +155,47 @@ class Examination:
         reading = Reading(base)
         runs = Cases(self.runner, base, self.progress)
         runs.run_all()
+        if self.options.inputs is not None:
+            runs.run_users(self.options.inputs)
         reading.findings += runs.findings
-        self._observe(reading, runs.kept)
+        reading.observations = self._observations(runs.kept)
         reading.understood = self._how_called(base, runs.kept)
         if runs.hopeless:
             return reading
         self.progress("verdict")
-        reading.verdict = engine.explain(reading.observations)
-        if not reading.is_right and reading.verdict["verdict"] == "unknown":
+        self._judge(reading, runs.kept)
+        if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
         return reading
 
-    def _observe(self, reading: Reading, kept: list[Run]) -> None:
-        for run in kept:
-            seen = observe(run, self.call, self.stated)
-            reading.observations.append(seen)
+    def _judge(self, reading: Reading, kept: list[Run]) -> None:
+        """The verdict; where names of weights mislead, once more without them."""
+        try:
+            reading.verdict = engine.explain(reading.observations)
+            return
+        except ValueError as error:
+            complaint = error
+        if all(run.parameters.by_flow for run in kept):
+            for run in kept:
+                run.parameters = run.parameters.by_flow
+            reading.observations = self._observations(kept)
+            try:
+                reading.verdict = engine.explain(reading.observations)
+                return
+            except ValueError as error:
+                complaint = error
+        reading.findings.append(
+            Finding(
+                "no_weights_found",
+                "Its weights could not be matched with those of attention.",
+                "Name them W_q, W_k, W_v and W_o, or like those of "
+                "nn.MultiheadAttention; or state num_heads and num_kv_heads.",
+                detail=str(complaint),
+            )
+        )
+
+    def _observations(self, kept: list[Run]) -> list[Observation]:
+        return [observe(run, self.call, self.stated) for run in kept]
 
     def _how_called(self, base: Base, kept: list[Run]) -> list[str]:
         made = kept[0].arguments

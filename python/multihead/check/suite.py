@@ -13,6 +13,7 @@ from .finding import Finding
 from .ladder import Base
 from .observation import on_scores
 from .runner import Run, Runner
+from .user_inputs import of_user
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -76,6 +77,16 @@ class Cases:
         if self.base.relation == "equal":
             self._say_limit("keys and queries must be equally long")
 
+    def run_users(self, inputs: object) -> None:
+        """The user's own inputs; a refusal is a finding."""
+        case, made = of_user(self.call, inputs, self.base)
+        self.progress(case.name)
+        run = self.runner.run(case, self.manner, given=made)
+        if run.refused:
+            self.findings += run.findings
+        else:
+            self.kept.append(run)
+
     def _try(self, case: Case) -> Run | None:
         """Runs a case and keeps it; None if it is refused."""
         self.progress(case.name)
@@ -97,6 +108,8 @@ class Cases:
         for dtype in plan.MASK_DTYPES:
             taken = []
             for case in plan.masked(self.base):
+                if case.mask == "keys of each item" and "rows" in taken:
+                    continue  # of two axes, these were queries and keys
                 case = replace(case, mask_dtype=dtype, gradients=case.mask == "rows")
                 self.progress(case.name)
                 run = self.runner.run(case, self.manner)
@@ -150,8 +163,13 @@ class Cases:
             run = self.runner.without_other_dropout(case, self.manner)
             if len(on_scores(run)) < len(run.recorder.draws):
                 return  # two draws, of which one observation can tell one
-        if not run.refused and (asked or run.recorder.draws):
-            self.kept.append(run)
+        if run.refused or not (asked or run.recorder.draws):
+            return
+        if not run.recorder.draws:
+            again = self.runner.run(case, self.manner, seed=1)
+            if again.refused or not torch.equal(again.out, run.out):
+                return  # dropout whose draws cannot be seen, as in a fused kernel
+        self.kept.append(run)
 
     def _randomness(self, first: Run) -> list[Finding]:
         """Two runs that differ although nothing is dropped and no layer made anew."""

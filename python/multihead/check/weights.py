@@ -5,7 +5,7 @@ names say nothing, the way of the data gives them names here."""
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,13 @@ _DEPTH = 3
 @dataclass
 class Weights:
     """Tensors by name, "out_in" for those whose layer fixes the orientation, and
-    sentences on how they were found."""
+    phrases on how they were found. by_flow: the same, named by the way of the data,
+    if that way could be followed."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    by_flow: "Weights | None" = None
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,18 @@ def collect(
         held += _walk("", variables, 0)
     kept = [c for c in held if c.name in given or _belongs(c, used, recorder)]
     kept = _without_doubles(kept, recorder)
+    made = {recorder.root(linear.weight): linear for linear in frames.linears}
+    kept = [_of_linear(c, made.get(recorder.root(c.tensor))) for c in kept]
     unnamed = [
         use
         for use in recorder.uses.values()
         if recorder.root(use.weight) not in {recorder.root(c.tensor) for c in kept}
     ]
-    weights = Weights()
     matrices = [c for c in kept if c.tensor.dim() >= 2]
-    if unnamed or (matrices and not any(speaks(c.name) for c in matrices)):
-        renamed = _named_by_flow(recorder, kept)
-        if renamed is not None:
-            return renamed
+    weights = Weights(by_flow=_named_by_flow(recorder, kept, made))
+    silent = matrices and not any(speaks(c.name) for c in matrices)
+    if weights.by_flow is not None and (unnamed or silent):
+        return weights.by_flow
     for candidate in kept:
         _add(weights, candidate)
     return weights
@@ -172,7 +175,16 @@ def _add(weights: Weights, candidate: _Candidate) -> None:
         weights.layouts[candidate.name] = candidate.layout
 
 
-def _named_by_flow(recorder: Recorder, kept: list[_Candidate]) -> Weights | None:
+def _of_linear(candidate: _Candidate, linear: nn.Linear | None) -> _Candidate:
+    """A weight that the code took out of a layer keeps the layer's orientation."""
+    if linear is None or candidate.tensor.shape != linear.weight.shape:
+        return candidate
+    return replace(candidate, layout="out_in")
+
+
+def _named_by_flow(
+    recorder: Recorder, kept: list[_Candidate], made: dict[int, nn.Linear]
+) -> Weights | None:
     """Names from the way of the data: what meets the query makes the query, the two
     sides of the first product of computed tensors are queries and keys, what is
     weighted are values, and what comes after all that is the output."""
@@ -185,7 +197,10 @@ def _named_by_flow(recorder: Recorder, kept: list[_Candidate]) -> Weights | None
             groups.setdefault(role, []).append(use)
     if "query" not in groups:
         return None
-    layers = {recorder.root(c.tensor): c for c in kept}
+    layers = {
+        root: _Candidate("", linear.weight, "out_in") for root, linear in made.items()
+    }
+    layers |= {recorder.root(c.tensor): c for c in kept}
     weights = Weights()
     for role, uses in groups.items():
         known = [layers.get(recorder.root(use.weight)) for use in uses]
@@ -200,8 +215,7 @@ def _named_by_flow(recorder: Recorder, kept: list[_Candidate]) -> Weights | None
             if use.bias is not None:
                 weights.tensors[f"{name}.bias"] = use.bias.detach()
     weights.notes.append(
-        "The names of the weights do not say which is which; they were told apart by "
-        "what each is multiplied with."
+        "weights told apart by what each is multiplied with, as their names do not say"
     )
     return weights
 
