@@ -222,6 +222,17 @@ void define_fused(torch::Library& m, const std::vector<at::Tag>& tags) {
          "(Tensor weights, Tensor keys, Tensor entropy)");
 }
 
+// About somebody's attention; no kernel of ours has a part in them.
+void define_explain(torch::Library& m, const std::vector<at::Tag>& tags) {
+  m.def(
+      "explain(Dict(str, Tensor)[] observations, Dict(str, str)[] metadata) "
+      "-> str",
+      tags);
+  // What explain says, as text for people; report.h.
+  m.def("render_report(str report, str format=\"text\", int width=80) -> str",
+        tags);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(multihead, m) {
@@ -275,13 +286,7 @@ TORCH_LIBRARY(multihead, m) {
       "int? head_dim=None) -> int",
       tags);
   define_fused(m, tags);
-  m.def(
-      "explain(Dict(str, Tensor)[] observations, Dict(str, str)[] metadata) "
-      "-> str",
-      tags);
-  // What explain says, as text for people; report.h.
-  m.def("render_report(str report, str format=\"text\", int width=80) -> str",
-        tags);
+  define_explain(m, tags);
   m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
         tags);
   m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",

@@ -68,23 +68,18 @@ Observation observe(const Layer& layer, const char* name,
   return observation;
 }
 
-// Without what came out.
-std::vector<Observation> calls(const Layer& layer) {
-  const Tensor q = random({kBatch, kQueries, kEmbed}),
-               k = random({kBatch, kKeys, kEmbed}),
-               v = random({kBatch, kKeys, kEmbed}),
-               x = random({kBatch, kQueries, kEmbed}),
-               many = random({kHeads, kQueries, kEmbed}),
-               five = random({kQueries, kQueries, kEmbed});
-  const std::map<std::string, Tensor> cross = {
-      {"query", q}, {"key", k}, {"value", v}};
-  const auto with = [](std::map<std::string, Tensor> tensors, const char* name,
-                       const Tensor& tensor) {
-    tensors[name] = tensor;
-    return tensors;
-  };
-  const std::map<std::string, std::string> blocked = {{"mask", "blocked"}};
-  const Tensor kept = at::rand({kBatch, kHeads, kQueries, kQueries}).gt(0.25);
+using Tensors = std::map<std::string, Tensor>;
+using Facts = std::map<std::string, std::string>;
+
+Tensors with(Tensors tensors, const char* name, const Tensor& tensor) {
+  tensors[name] = tensor;
+  return tensors;
+}
+
+const Facts kBlocked = {{"mask", "blocked"}};
+
+std::vector<Observation> plain_calls(const Layer& layer, const Tensors& cross,
+                                     const Tensor& x) {
   return {
       observe(layer, "cross", cross),
       observe(layer, "three",
@@ -96,45 +91,66 @@ std::vector<Observation> calls(const Layer& layer) {
       observe(layer, "masked weights",
               with(with(cross, "weights", {}), "mask",
                    random_mask({kQueries, kKeys})),
-              blocked),
-      observe(layer, "mask of rank 2",
-              with({{"x", x}}, "mask", random_mask({kBatch, kQueries})),
-              blocked),
-      observe(layer, "gradients", with(cross, "dout", random(q.sizes()))),
-      observe(layer, "mask",
-              with(cross, "mask", random_mask({kBatch, 1, kQueries, kKeys})),
-              blocked),
-      observe(layer, "square mask",
-              with({{"x", x}}, "mask", random_mask({kQueries, kQueries})),
-              blocked),
-      observe(
-          layer, "per head",
-          with(cross, "mask", random_mask({kBatch * kHeads, kQueries, kKeys})),
-          blocked),
-      observe(layer, "per item",
-              with(cross, "mask", random_mask({kBatch, kQueries, kKeys})),
-              blocked),
-      observe(
-          layer, "padding",
-          with({{"x", x}}, "key_padding_mask", random_mask({kBatch, kQueries})),
-          blocked),
+              kBlocked),
+      observe(layer, "gradients",
+              with(cross, "dout", random({kBatch, kQueries, kEmbed}))),
       observe(layer, "causal", cross, {{"is_causal", "true"}}),
-      observe(layer, "B = H",
-              with({{"x", many}}, "mask",
-                   random_mask({kHeads, kQueries, kQueries})),
-              blocked),
-      observe(layer, "B = Lq",
-              with({{"x", five}}, "key_padding_mask",
-                   random_mask({kQueries, kQueries})),
-              blocked),
-      observe(layer, "training", with({{"x", x}}, "dropout_keep", kept),
-              {{"training", "true"}, {"dropout_p", "0.25"}}),
+  };
+}
+
+// Masks of every rank; where B = H or B = Lq, they can be taken for each other.
+std::vector<Observation> masked_calls(const Layer& layer, const Tensors& cross,
+                                      const Tensor& x) {
+  const auto masked = [&](const char* name, const Tensors& inputs,
+                          at::IntArrayRef sizes) {
+    return observe(layer, name, with(inputs, "mask", random_mask(sizes)),
+                   kBlocked);
+  };
+  const auto padded = [&](const char* name, const Tensor& inputs) {
+    return observe(layer, name,
+                   with({{"x", inputs}}, "key_padding_mask",
+                        random_mask({inputs.size(0), inputs.size(1)})),
+                   kBlocked);
+  };
+  return {
+      masked("mask of rank 4", cross, {kBatch, 1, kQueries, kKeys}),
+      masked("square", {{"x", x}}, {kQueries, kQueries}),
+      masked("mask of rank 2", {{"x", x}}, {kBatch, kQueries}),
+      masked("per item", cross, {kBatch, kQueries, kKeys}),
+      masked("per head", cross, {kBatch * kHeads, kQueries, kKeys}),
+      masked("B = H", {{"x", random({kHeads, kQueries, kEmbed})}},
+             {kHeads, kQueries, kQueries}),
+      padded("padding", x),
+      padded("B = Lq", random({kQueries, kQueries, kEmbed})),
+  };
+}
+
+std::vector<Observation> dropout_calls(const Layer& layer, const Tensor& x) {
+  const Tensors kept =
+      with({{"x", x}}, "dropout_keep",
+           at::rand({kBatch, kHeads, kQueries, kQueries}).gt(0.25));
+  const Facts training = {{"training", "true"}, {"dropout_p", "0.25"}};
+  return {
+      observe(layer, "training", kept, training),
       observe(layer, "training, output",
               with({{"x", x}}, "dropout_keep", at::rand(x.sizes()).gt(0.25)),
-              {{"training", "true"}, {"dropout_p", "0.25"}}),
-      observe(layer, "evaluation", with({{"x", x}}, "dropout_keep", kept),
-              {{"training", "false"}, {"dropout_p", "0.25"}}),
+              training),
+      observe(layer, "evaluation", kept, {{"dropout_p", "0.25"}}),
   };
+}
+
+// Without what came out.
+std::vector<Observation> calls(const Layer& layer) {
+  const Tensors cross = {{"query", random({kBatch, kQueries, kEmbed})},
+                         {"key", random({kBatch, kKeys, kEmbed})},
+                         {"value", random({kBatch, kKeys, kEmbed})}};
+  const Tensor x = random({kBatch, kQueries, kEmbed});
+  std::vector<Observation> all;
+  for (auto& part : {plain_calls(layer, cross, x),
+                     masked_calls(layer, cross, x), dropout_calls(layer, x)}) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
 }
 
 // What code with this recipe returns. A call that it cannot take is left out.

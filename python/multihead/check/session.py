@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A check from target to report: how it is called, which runs, what they say."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +23,17 @@ from .target import Subject, Unreachable, load
 _RIGHT = ("bits", "rounding")
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The tensors of a check are tiny: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def examine(
     target: object, options: Options, progress: Progress | None = None
 ) -> Report:
@@ -29,7 +42,7 @@ def examine(
     Raises ValueError and FileNotFoundError where there is nothing to check.
     """
     start = time.monotonic()
-    with Guard(options.time_limit) as guard:
+    with _one_thread(), Guard(options.time_limit) as guard:
         try:
             subject = load(target, guard)
         except Unreachable as unreachable:
