@@ -44,7 +44,7 @@ Tensor laid_out(const GivenMask& given, MaskUse use, const Sizes& sizes) {
       given.rank == 3 && mask.size(1) == sizes.heads && sizes.heads > 1;
   switch (use) {
     case MaskUse::kTransposed:
-      return mask.size(2) > 1 ? mask.transpose(-2, -1) : mask;
+      return mask.transpose(-2, -1);
     case MaskUse::kBatchAsHeads:
       return per_item ? mask.transpose(0, 1) : mask;
     case MaskUse::kBatchAsQueries:
@@ -59,11 +59,13 @@ Tensor laid_out(const GivenMask& given, MaskUse use, const Sizes& sizes) {
       return mask.repeat({sizes.heads, 1, 1, 1})
           .view({sizes.batch, sizes.heads, mask.size(2), mask.size(3)});
     case MaskUse::kFirstItem:
-      return mask.slice(0, 0, 1);
+      return per_head ? mask.slice(0, 0, 1).slice(1, 0, 1)
+                      : mask.slice(0, 0, 1);
     case MaskUse::kFirstHead:
       return mask.slice(1, 0, 1);
     case MaskUse::kOnQueries:
-      return mask.size(2) == 1 ? mask.transpose(-2, -1) : mask;
+      return given.rank == 2 && mask.size(2) == 1 ? mask.transpose(-2, -1)
+                                                  : mask;
     default:
       return mask;
   }
@@ -165,10 +167,13 @@ std::optional<Masked> mask_scores(const Run& run, const Recipe& recipe,
   if (effect.factor.defined()) result.scores = result.scores * effect.factor;
   if (effect.added.defined()) result.scores = result.scores + effect.added;
   if (effect.blocked.defined()) {
+    const bool equal_weights =
+        recipe.blind == Blind::kUniform && recipe.sentinel == -kInfinity;
+    const double sentinel = equal_weights ? -1e9 : recipe.sentinel;
     result.scores =
         recipe.sentinel_added
-            ? result.scores + effect.blocked.to(at::kDouble) * recipe.sentinel
-            : result.scores.masked_fill(effect.blocked, recipe.sentinel);
+            ? result.scores + effect.blocked.to(at::kDouble) * sentinel
+            : result.scores.masked_fill(effect.blocked, sentinel);
   }
   if (effect.keep_after.defined()) {
     result.keep_after = effect.keep_after.to(at::kDouble);

@@ -74,6 +74,9 @@ enum class Causal {
   kOneTooFar
 };
 
+/// The weights of a query whose keys are all blocked.
+enum class Blind { kZero, kNaN, kUniform };
+
 enum class Normalise {
   kOverKeys,
   kOverQueries,
@@ -98,6 +101,8 @@ enum class Dropout {
   kBeforeMask,
   kBeforeSoftmax,
   kNotRescaled,
+  kOnContext,
+  kOnMerged,
   kOnOutput,
   kOnOutputToo,
   kKeepsTheDropped
@@ -162,6 +167,7 @@ struct Recipe {
   bool weights_in_out = false;
   bool fused_head_by_head = false;
   bool causal_by_itself = false;
+  Blind blind = Blind::kZero;
 
   bool operator==(const Recipe&) const = default;
 };

@@ -308,6 +308,10 @@ void read_dropout(const Observation& from, Run& run) {
     if (tensor.numel() == of_a_head * n.heads && !run.kept_weights.defined()) {
       run.kept_weights =
           numbers(tensor).reshape({n.batch, n.heads, n.queries, n.keys});
+    } else if (tensor.dim() == 4 && run.has_weights &&
+               tensor.numel() == of_a_head / n.keys * n.heads * n.width) {
+      run.kept_context =
+          numbers(tensor).reshape({n.batch, n.heads, n.queries, n.width});
     } else if (tensor.numel() == run.out.numel() &&
                !run.kept_output.defined()) {
       run.kept_output = shaped(run, from, tensor, "dropout_keep");

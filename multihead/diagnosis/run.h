@@ -54,6 +54,7 @@ struct Run {
   bool training = false;
   double dropout_p = 0.0;
   at::Tensor kept_weights;  ///< draws of dropout, (B, H, Lq, Lk), 1 = kept
+  at::Tensor kept_context;  ///< likewise, (B, H, Lq, D)
   at::Tensor kept_output;   ///< likewise, shaped like out
 
   at::Tensor out;       ///< (B, Lq, E), without weights (B, H, Lq, D)

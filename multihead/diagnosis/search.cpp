@@ -7,71 +7,100 @@
 #include "multihead/diagnosis/search.h"
 
 #include <algorithm>
-#include <array>
+#include <map>
+#include <tuple>
 
 #include "multihead/diagnosis/compare.h"
 
 namespace multihead::diagnosis {
 namespace {
 
-struct Choice {
-  Pick pick;
-  Recipe recipe;
-};
+using Changes = std::vector<Pick>;
+using Conventions = std::vector<const Convention*>;
 
-// The recipe with both changes; nullopt where one undoes the other.
-std::optional<Recipe> both(const Recipe& start, const Pick& a, const Pick& b) {
-  if (a.fault == b.fault) return std::nullopt;
-  Recipe ab = start, ba = start, only_a = start, only_b = start;
-  a.way->apply(ab);
-  b.way->apply(ab);
-  b.way->apply(ba);
-  a.way->apply(ba);
-  a.way->apply(only_a);
-  b.way->apply(only_b);
-  if (!(ab == ba) || ab == only_a || ab == only_b) return std::nullopt;
-  return ab;
+Recipe with(const Conventions& conventions) {
+  Recipe recipe;
+  for (const auto* convention : conventions) convention->apply(recipe);
+  return recipe;
+}
+
+// nullopt where a change has no effect, or undoes another.
+std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
+  Recipe forth = start, back = start;
+  for (size_t i = 0; i < changes.size(); ++i) {
+    changes[i].way->apply(forth);
+    changes[changes.size() - 1 - i].way->apply(back);
+  }
+  if (!(forth == back)) return std::nullopt;
+  for (const Pick& left_out : changes) {
+    Recipe others = start;
+    for (const Pick& pick : changes) {
+      if (pick.way != left_out.way) pick.way->apply(others);
+    }
+    if (others == forth) return std::nullopt;
+  }
+  return forth;
 }
 
 class Search {
  public:
   Search(std::span<const Run> runs, bool in_float)
       : runs_(runs), in_float_(in_float) {
+    Conventions concerned;
     for (const Convention& convention : all_conventions()) {
       const bool concerns =
           std::any_of(runs.begin(), runs.end(),
                       [&](const Run& run) { return convention.concerns(run); });
-      if (concerns) conventions_.push_back(&convention);
+      if (concerns) concerned.push_back(&convention);
     }
+    sets_ = sets_by_size(concerned);
     for (const Fault& fault : all_faults()) {
       for (const Way& way : fault.ways) picks_.push_back({&fault, &way});
     }
   }
 
   // Explanations by so many faults, with the fewest conventions.
-  std::vector<Explanation> with_faults(int count) const {
-    constexpr auto kLevels =
-        std::to_array({&Search::none, &Search::single, &Search::pairs});
-    for (const auto& subsets : by_size()) {
-      std::vector<Explanation> found;
-      for (const auto& subset : subsets) (this->*kLevels[count])(subset, found);
-      if (!found.empty()) return found;
+  std::vector<Explanation> with_faults(size_t count) {
+    std::vector<Explanation> found;
+    for (const auto& sets : sets_) {
+      for (const Conventions& conventions : sets) {
+        const Recipe start = with(conventions);
+        const size_t failing = first_failure(start);
+        if (failing == runs_.size()) {
+          if (count == 0) found.push_back({conventions, {}, start, in_float_});
+          continue;
+        }
+        if (count == 0) continue;
+        for (const Changes& changes :
+             explaining(runs_[failing], conventions, count)) {
+          const std::optional<Recipe> recipe = changed(start, changes);
+          if (!recipe || first_failure(*recipe) < runs_.size()) continue;
+          found.push_back({conventions, changes, *recipe, in_float_});
+        }
+      }
+      if (!found.empty()) break;
     }
-    return {};
+    return found;
   }
 
  private:
-  using Conventions = std::vector<const Convention*>;
-
-  // Sets of conventions, the empty one first.
-  std::vector<std::vector<Conventions>> by_size() const {
-    std::vector<std::vector<Conventions>> sets(conventions_.size() + 1);
-    for (uint32_t bits = 0; bits < 1U << conventions_.size(); ++bits) {
+  // All sets, the empty one first; of sets that come to the same, one.
+  static std::vector<std::vector<Conventions>> sets_by_size(
+      const Conventions& all) {
+    std::vector<std::vector<Conventions>> sets(all.size() + 1);
+    for (uint32_t bits = 0; bits < 1U << all.size(); ++bits) {
       Conventions set;
-      for (size_t i = 0; i < conventions_.size(); ++i) {
-        if (bits >> i & 1U) set.push_back(conventions_[i]);
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (bits >> i & 1U) set.push_back(all[i]);
       }
-      sets[set.size()].push_back(set);
+      const Recipe recipe = with(set);
+      const bool redundant =
+          std::any_of(set.begin(), set.end(), [&](const Convention* left_out) {
+            Conventions others = set;
+            std::erase(others, left_out);
+            return with(others) == recipe;
+          });
+      if (!redundant) sets[set.size()].push_back(set);
     }
     return sets;
   }
@@ -89,83 +118,70 @@ class Search {
     return i;
   }
 
-  bool fits_all(const Recipe& recipe) const {
-    return first_failure(recipe) == runs_.size();
-  }
-
-  static Recipe with(const Conventions& conventions) {
-    Recipe recipe;
-    for (const auto* convention : conventions) convention->apply(recipe);
-    return recipe;
-  }
-
-  void none(const Conventions& conventions,
-            std::vector<Explanation>& found) const {
-    const Recipe recipe = with(conventions);
-    if (fits_all(recipe)) found.push_back({conventions, {}, recipe, in_float_});
-  }
-
-  void single(const Conventions& conventions,
-              std::vector<Explanation>& found) const {
+  // Sets of `count` changes that explain one run, which attention does not.
+  // Conventions that do not concern the run make no difference there.
+  const std::vector<Changes>& explaining(const Run& run,
+                                         Conventions conventions,
+                                         size_t count) {
+    std::erase_if(conventions, [&](const Convention* convention) {
+      return !convention->concerns(run);
+    });
+    const auto key = std::tuple(&run, conventions, count);
+    const auto known = explaining_.find(key);
+    if (known != explaining_.end()) return known->second;
     const Recipe start = with(conventions);
+    return explaining_[key] =
+               count == 1 ? singles(run, start) : pairs(run, start);
+  }
+
+  std::vector<Changes> singles(const Run& run, const Recipe& start) const {
+    std::vector<Changes> found;
     for (const Pick& pick : picks_) {
-      Recipe recipe = start;
-      pick.way->apply(recipe);
-      if (recipe == start || !fits_all(recipe)) continue;
-      found.push_back({conventions, {pick}, recipe, in_float_});
+      const std::optional<Recipe> recipe = changed(start, {pick});
+      if (recipe && fits(run, *recipe)) found.push_back({pick});
     }
+    return found;
   }
 
-  void pairs(const Conventions& conventions,
-             std::vector<Explanation>& found) const {
-    const Recipe start = with(conventions);
-    const size_t failing = first_failure(start);
-    if (failing == runs_.size()) return;
-    const Run& run = runs_[failing];
+  std::vector<Changes> pairs(const Run& run, const Recipe& start) const {
     const std::optional<Stages> plain = run_recipe(run, start);
-
-    std::vector<Pick> fitting, changing, idle;
+    Changes fitting, changing, idle;
     for (const Pick& pick : picks_) {
-      Recipe recipe = start;
-      pick.way->apply(recipe);
-      const std::optional<Stages> stages = run_recipe(run, recipe);
-      if (fits(run, recipe)) {
-        fitting.push_back(pick);
-      } else if (plain && stages && same(*plain, *stages)) {
-        idle.push_back(pick);
-      } else {
-        changing.push_back(pick);
-      }
+      const std::optional<Recipe> recipe = changed(start, {pick});
+      if (!recipe) continue;
+      const std::optional<Stages> stages = run_recipe(run, *recipe);
+      const bool same = plain && stages && is_same(*plain, *stages);
+      (fits(run, *recipe) ? fitting : same ? idle : changing).push_back(pick);
     }
+    std::vector<Changes> found;
     const auto attempt = [&](const Pick& a, const Pick& b) {
-      const std::optional<Recipe> recipe = both(start, a, b);
-      if (!recipe || !fits(run, *recipe) || !fits_all(*recipe)) return;
-      found.push_back({conventions, {a, b}, *recipe, in_float_});
+      if (a.fault == b.fault) return;
+      const std::optional<Recipe> recipe = changed(start, {a, b});
+      if (recipe && fits(run, *recipe)) found.push_back({a, b});
     };
     for (size_t i = 0; i < fitting.size(); ++i) {
       for (const Pick& other : idle) attempt(fitting[i], other);
       for (const Pick& other : changing) attempt(fitting[i], other);
-      for (size_t j = i + 1; j < fitting.size(); ++j) {
-        attempt(fitting[i], fitting[j]);
-      }
+      for (size_t j = 0; j < i; ++j) attempt(fitting[j], fitting[i]);
     }
     for (size_t i = 0; i < changing.size(); ++i) {
-      for (size_t j = i + 1; j < changing.size(); ++j) {
-        attempt(changing[i], changing[j]);
-      }
+      for (size_t j = 0; j < i; ++j) attempt(changing[j], changing[i]);
     }
+    return found;
   }
 
-  // Two recipes that nothing in this run tells apart.
-  static bool same(const Stages& a, const Stages& b) {
+  // Nothing that leaves a run tells the two apart.
+  static bool is_same(const Stages& a, const Stages& b) {
     return largest_difference(a.out, b.out) == 0 &&
            largest_difference(a.dropped, b.dropped) == 0;
   }
 
   std::span<const Run> runs_;
   bool in_float_;
-  std::vector<const Convention*> conventions_;
-  std::vector<Pick> picks_;
+  std::vector<std::vector<Conventions>> sets_;
+  Changes picks_;
+  std::map<std::tuple<const Run*, Conventions, size_t>, std::vector<Changes>>
+      explaining_;
 };
 
 }  // namespace
@@ -174,10 +190,10 @@ std::vector<Explanation> search(std::span<const Run> runs) {
   const bool wide = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
     return run.dtype == at::kDouble;
   });
-  const Search strict(runs, /*in_float=*/false), loose(runs, /*in_float=*/true);
+  Search strict(runs, /*in_float=*/false), loose(runs, /*in_float=*/true);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first.
-  using Level = std::pair<const Search&, int>;
+  using Level = std::pair<Search&, size_t>;
   for (const auto& [precision, faults] :
        {Level{strict, 0}, Level{strict, 1}, Level{loose, 0}, Level{strict, 2},
         Level{loose, 1}, Level{loose, 2}}) {

@@ -189,11 +189,23 @@ Tensor drop_weights(const Run& run, const Recipe& recipe,
       return drop(weights, 1.0 - run.kept_weights, p);
     case Dropout::kBeforeMask:
     case Dropout::kBeforeSoftmax:
+    case Dropout::kOnContext:
+    case Dropout::kOnMerged:
     case Dropout::kOnOutput:
     case Dropout::kMissing:
       return weights;
   }
   throw Impossible();
+}
+
+// Dropout after the weights, in a place where it does not belong.
+Tensor drop_later(const Run& run, const Recipe& recipe, const Tensor& x,
+                  Dropout where) {
+  if (recipe.dropout != where || !drops(run, recipe)) return x;
+  const Tensor& draws =
+      where == Dropout::kOnContext ? run.kept_context : run.kept_output;
+  need(draws.defined() && draws.sizes() == x.sizes());
+  return drop(x, draws, run.dropout_p);
 }
 
 Tensor drop_scores(const Run& run, const Recipe& recipe, const Tensor& scores,
@@ -242,11 +254,8 @@ Tensor project_out(const Run& run, const Recipe& recipe, const Stages& stages) {
 
 Tensor finish(const Run& run, const Recipe& recipe, const Stages& stages) {
   Tensor out = project_out(run, recipe, stages);
-  if (drops(run, recipe) && (recipe.dropout == Dropout::kOnOutput ||
-                             recipe.dropout == Dropout::kOnOutputToo)) {
-    need(run.kept_output.defined() && run.kept_output.sizes() == out.sizes());
-    out = drop(out, run.kept_output, run.dropout_p);
-  }
+  out = drop_later(run, recipe, out, Dropout::kOnOutput);
+  out = drop_later(run, recipe, out, Dropout::kOnOutputToo);
   if (recipe.input_added) {
     need(out.sizes() == run.inputs[0].sizes());
     out = out + run.inputs[0];
@@ -279,7 +288,8 @@ void attend(const Run& run, const Recipe& recipe, Stages& stages) {
 
   if (recipe.narrow != Narrow::kNever) scores = rounded(scores, recipe);
   Tensor weights = normalise(scores, recipe.normalise);
-  if (masked->blind.defined() && recipe.normalise == Normalise::kOverKeys) {
+  if (masked->blind.defined() && recipe.blind == Blind::kZero &&
+      recipe.normalise == Normalise::kOverKeys) {
     weights = weights.masked_fill(masked->blind.unsqueeze(-1), 0.0);
   }
   if (recipe.narrow != Narrow::kNever) weights = rounded(weights, recipe);
@@ -297,7 +307,9 @@ void attend(const Run& run, const Recipe& recipe, Stages& stages) {
                           ? stages.dropped.transpose(-2, -1)
                           : stages.dropped;
   need(used.size(-1) == value.size(2));
-  stages.context = rounded_everywhere(used.matmul(value), recipe);
+  stages.context =
+      drop_later(run, recipe, rounded_everywhere(used.matmul(value), recipe),
+                 Dropout::kOnContext);
   if (recipe.scale == Scale::kTwice) {
     stages.telltales = {query * std::sqrt(scale),
                         stages.scores / std::sqrt(scale)};
@@ -314,8 +326,11 @@ Stages follow(const Run& run, const Recipe& recipe) {
                                          : stages.projected[role];
   }
   attend(run, recipe, stages);
-  stages.merged = run.has_weights ? merge_heads(stages.context, recipe)
-                                  : stages.context.transpose(1, 2).flatten(2);
+  stages.merged =
+      drop_later(run, recipe,
+                 run.has_weights ? merge_heads(stages.context, recipe)
+                                 : stages.context.transpose(1, 2).flatten(2),
+                 Dropout::kOnMerged);
   stages.out = finish(run, recipe, stages);
   return stages;
 }

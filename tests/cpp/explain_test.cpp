@@ -135,6 +135,11 @@ std::vector<Observation> dropout_calls(const Layer& layer, const Tensor& x) {
       observe(layer, "training, output",
               with({{"x", x}}, "dropout_keep", at::rand(x.sizes()).gt(0.25)),
               training),
+      observe(
+          layer, "training, heads",
+          with({{"x", x}}, "dropout_keep",
+               at::rand({kBatch, kHeads, kQueries, kEmbed / kHeads}).gt(0.25)),
+          training),
       observe(layer, "evaluation", kept, {{"dropout_p", "0.25"}}),
   };
 }
