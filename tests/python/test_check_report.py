@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-
 from multihead.check.finding import Finding
 from multihead.check.report import Report
 from verdicts import FAULT, INVERTED, RAISES, RIGHT, UNSCALED, case, wrong

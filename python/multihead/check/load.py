@@ -23,8 +23,9 @@ from .finding import Finding
 from .guard import Guard, Outcome
 from .state import Snapshot
 
-# What the top level may take, imports and definitions aside.
-_SECONDS = 5.0
+# What the top level may take, imports and definitions aside; what an assignment
+# gets when that is used up.
+_SECONDS, _MOMENT = 5.0, 0.2
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _DEFINITIONS = (*_IMPORTS, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -134,8 +135,7 @@ class _Run:
 
     def all(self, statements: list[ast.stmt], name: str) -> None:
         for node in _single(statements):
-            assigns = isinstance(node, _ASSIGNMENTS) and self.seconds > 0
-            if self.careful and not assigns and not _defines(node):
+            if self.careful and not (isinstance(node, _ASSIGNMENTS) or _defines(node)):
                 continue
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 for feature in node.names:
@@ -148,7 +148,8 @@ class _Run:
         defines = _defines(node)
         before = self.guard.remaining
         result = self.guard.run(
-            lambda: exec(code, vars(self.module)), None if defines else self.seconds
+            lambda: exec(code, vars(self.module)),
+            None if defines else max(self.seconds, _MOMENT),
         )
         self.outcome.printed += result.printed
         if not defines:

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+"""`multihead check` and `multihead explain`, as their users run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from xml.etree import ElementTree
+
+import pytest
+import test_cli
+import torch
+from safetensors.torch import save_file
+
+pytestmark = test_cli.pytestmark
+
+RIGHT = """
+import torch
+from torch import nn
+
+def attend(q, k, v, mask=None):
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+    return scores.softmax(-1) @ v
+"""
+WRONG = RIGHT.replace(" ** 0.5", "")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Writes attention.py and runs the command there, by this Python."""
+
+    def run(text: str, *options: str, **variables: str):
+        (tmp_path / "attention.py").write_text(textwrap.dedent(text))
+        return command("check", "attention.py", *options, cwd=tmp_path, **variables)
+
+    return run
+
+
+def command(*arguments, cwd, **variables) -> subprocess.CompletedProcess[str]:
+    environment = {"MULTIHEAD_PYTHON": sys.executable, "LC_ALL": "C.UTF-8", **variables}
+    return subprocess.run(
+        [str(test_cli.COMMAND), *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def cause(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["passed"] is False
+    return report["cause"]
+
+
+def test_right_code_passes(run):
+    done = run(RIGHT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("✓ attend")
+    assert "\033" not in done.stdout
+
+
+def test_wrong_code_does_not(run, tmp_path):
+    files = ("--html", "report.html", "--svg", "report.svg")
+    done = run(WRONG, "--json", *files)
+    assert cause(done) == "scale_not_root"
+    page = (tmp_path / "report.html").read_text()
+    assert page.startswith("<!doctype html>") and "scale_not_root" in page
+    picture = ElementTree.parse(tmp_path / "report.svg")
+    text = " ".join("".join(t.itertext()) for t in picture.iterfind(".//{*}text"))
+    assert text.startswith("$ multihead check attention.py ✗ attend")
+
+
+def test_options_reach_python(run):
+    polarity = RIGHT.replace("mask == 0", "mask != 0")
+    assert run(polarity, "--mask", "blocked").returncode == 0
+    assert cause(run(polarity, "--mask", "keep", "--json")) == "mask_inverted"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--mask", "both"), "mask must be"),
+        (("--num-heads", "0"), "num_heads must be at least 1, got 0"),
+        (("--num-heads", "two"), "num-heads"),
+        (("--time-limit", "0"), "time-limit"),
+        (("--nonsense",), "--nonsense"),
+    ],
+)
+def test_wrong_options(run, options, said):
+    done = run(RIGHT, *options)
+    assert done.returncode == 2 and done.stdout == ""
+    assert said in done.stderr and len(done.stderr.splitlines()) <= 2
+
+
+def test_wrong_targets(tmp_path):
+    for target in ("nowhere.py", "nowhere.py:attend", "."):
+        done = command("check", target, cwd=tmp_path)
+        assert done.returncode == 2 and done.stdout == ""
+        assert (
+            done.stderr.startswith("multihead: check: ") and target[:7] in done.stderr
+        )
+
+
+CRASHES = {
+    "ctypes.string_at(0)": "Segmentation fault",
+    "os.abort()": "Aborted",
+    "os.kill(os.getpid(), 9)": "SIGKILL",
+    "os._exit(0)": "with status 0",
+    "os._exit(1)": "with status 1",
+    "os._exit(2)": "with status 2",
+}
+
+
+@pytest.mark.parametrize("line", CRASHES)
+def test_crashes_are_findings(run, line):
+    done = run(f"import ctypes, os\ndef attend(q, k, v):\n    {line}\n", "--json")
+    assert cause(done) == "crashes"
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert CRASHES[line] in finding["sentence"]
+    if "string_at" in line or "abort" in line:
+        assert finding["detail"] == "attention.py, line 3 in attend"
+
+
+RAISES = """
+    import sys, time, torch
+    def attend(q, k, v):
+        {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("raise ValueError('no')", "raises"),
+        ("sys.exit(0)", "raises"),
+        ("import no_such_package", "missing_package"),
+        ("return None", "returns_nothing"),
+        ("return torch.ones(q.shape, dtype=torch.int64)", "integer_output"),
+        ("time.sleep(100)", "hangs"),
+    ],
+)
+def test_misbehaviour_is_a_finding(run, line, name):
+    done = run(RAISES.format(line=line), "--json", "--time-limit", "2")
+    assert cause(done) == name
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_file_may_stop_early(run):
+    done = run(RIGHT + "\nassert torch.equal(attend(*[torch.ones(2, 2)] * 3), torch.ones(1))")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The file's own assertion fails (attention.py, line 11)." in done.stdout
+
+
+def alive(number: int) -> bool:
+    """Whether there is such a process, zombies aside."""
+    try:
+        return ") Z " not in pathlib.Path(f"/proc/{number}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+GRANDCHILDREN = """
+    import os, pathlib, subprocess
+    def attend(q, k, v):
+        child = subprocess.Popen(["sleep", "1000"])
+        with open("children", "a") as file:
+            print(child.pid, file=file)
+        {line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("sum(iter(int, 1))", "hangs"),  # in C: no signal handler of Python's runs
+        ("return q @ k.transpose(-1, -2)", None),
+        ("os._exit(1)", "crashes"),
+    ],
+)
+def test_nothing_outlives_the_command(run, tmp_path, line, name):
+    done = run(GRANDCHILDREN.format(line=line), "--json", "--time-limit", "1")
+    assert name in (None, cause(done))
+    numbers = (tmp_path / "children").read_text().split()
+    assert numbers
+    until = time.monotonic() + 5
+    while any(alive(int(n)) for n in numbers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(alive(int(n)) for n in numbers)
+    if name == "hangs":
+        (finding,) = json.loads(done.stdout)["findings"]
+        assert finding["detail"] == "attention.py, line 7 in attend"
+        assert done.stderr.startswith("multihead: checking attention.py\n")
+
+
+def test_ctrl_c_ends_everything(tmp_path):
+    text = GRANDCHILDREN.format(line="sum(iter(int, 1))")
+    (tmp_path / "attention.py").write_text(textwrap.dedent(text))
+    process = subprocess.Popen(
+        [str(test_cli.COMMAND), "check", "attention.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MULTIHEAD_PYTHON": sys.executable},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    children = tmp_path / "children"
+    until = time.monotonic() + 60
+    while not (children.exists() and children.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130 and "Traceback" not in errors
+    time.sleep(0.2)
+    assert not any(alive(int(n)) for n in children.read_text().split())
+
+
+def test_files_named_like_modules_do_no_harm(run, tmp_path):
+    for name in ("random", "torch", "json", "multihead"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong file')")
+    assert run(RIGHT).returncode == 0
+
+
+def test_a_python_without_torch_is_said(run, tmp_path):
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    other.chmod(0o755)
+    done = run(RIGHT, MULTIHEAD_PYTHON=str(other))
+    assert done.returncode == 2 and done.stdout == ""
+    assert "has no PyTorch (MULTIHEAD_PYTHON names another Python)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_python_that_is_none_is_said(run):
+    done = run(RIGHT, MULTIHEAD_PYTHON="/nowhere/python")
+    assert done.returncode == 2
+    assert "cannot start /nowhere/python" in done.stderr
+    done = run(RIGHT, MULTIHEAD_PYTHON="true")
+    assert done.returncode == 2
+    assert "true did not come up" in done.stderr
+
+
+def test_the_active_environment_comes_before_python3(run, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to("/bin/false")
+    done = run(RIGHT, MULTIHEAD_PYTHON="", VIRTUAL_ENV=str(tmp_path))
+    assert f"{tmp_path}/bin/python did not come up" in done.stderr
+
+
+# ---- Dumps ------------------------------------------------------------------
+
+
+def dump(path: pathlib.Path, wrong: bool = False, **metadata: str) -> str:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 8, dtype=torch.float64) for n in (5, 7, 7))
+    scores = q @ k.transpose(-1, -2) / (8 if wrong else 8**0.5)
+    tensors = {"query": q, "key": k, "value": v, "out": scores.softmax(-1) @ v}
+    save_file(tensors, path, metadata=metadata or None)
+    return path.name
+
+
+def test_explain(tmp_path):
+    right = dump(tmp_path / "right.safetensors")
+    done = command("explain", right, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("✓ right.safetensors is right")
+    wrong = dump(tmp_path / "wrong.safetensors", wrong=True)
+    assert cause(command("explain", wrong, "--json", cwd=tmp_path)) == "scale_not_root"
+    files = ("--svg", "a.svg", "--html", "a.html")
+    text = command("explain", wrong, *files, cwd=tmp_path).stdout
+    assert text.startswith("✗ wrong.safetensors has one fault, in the scores.")
+    assert "explain wrong.safetensors" in (tmp_path / "a.svg").read_text()
+    assert "has one fault" in (tmp_path / "a.html").read_text()
+
+
+def test_explain_says_what_it_cannot_read(tmp_path):
+    (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
+    empty = tmp_path / "empty.safetensors"
+    save_file({"something": torch.ones(2)}, empty)
+    for name in ("nowhere.safetensors", "broken.safetensors", "empty.safetensors"):
+        done = command("explain", name, cwd=tmp_path)
+        assert done.returncode == 2 and done.stdout == ""
+        assert done.stderr.startswith("multihead: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_both_speak_to_other_terminals(run, tmp_path):
+    assert run(RIGHT, LC_ALL="C").stdout.startswith("ok attend")
+    name = dump(tmp_path / "a.safetensors")
+    assert command("explain", name, cwd=tmp_path, LC_ALL="C").stdout.isascii()
