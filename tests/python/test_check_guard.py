@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from multihead.check import load as loading
 from multihead.check.guard import Guard, Outcome
-from multihead.check.load import run_file
 from multihead.check.state import Snapshot
 
 HERE = os.path.basename(__file__)
@@ -268,7 +268,7 @@ def load(tmp_path):
         path = tmp_path / name
         path.write_text(textwrap.dedent(text))
         with Guard(20) as guard:
-            return run_file(path, guard)
+            return loading.run_file(path, guard)
 
     return load
 
@@ -305,7 +305,7 @@ def test_a_file_is_run_but_not_as_main(load):
     ],
 )
 def test_what_follows_is_still_defined(load, line, said, monkeypatch):
-    monkeypatch.setattr("multihead.check.load._SECONDS", 0.2)
+    monkeypatch.setattr(loading, "_SECONDS", 0.2)
     module, outcome = load(
         f"""
         import torch
