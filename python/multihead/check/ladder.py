@@ -49,19 +49,19 @@ class Ladder:
     def find(self, layouts: tuple[str, ...]) -> Base | None:
         """The first call that returns an output; None leaves the most common
         complaint in `findings`."""
-        complaints: list[Finding] = []
+        complaints: list[tuple[bool, Finding]] = []
+        first: tuple | None = None
         end = time.monotonic() + _SECONDS
         for case, manner in self._choices(layouts):
             run = self.runner.run(case, manner)
             if not run.refused:
                 return Base(case, manner, run)
-            complaints += run.findings[:1]
+            kind = (case.layout, case.mask, case.dtype, manner)
+            first = first or kind
+            complaints += [(kind == first, f) for f in run.findings[:1]]
             if time.monotonic() > end:
                 break
-        # What runs to its end says more than what does not like its arguments.
-        ended = [f for f in complaints if f.name != "raises"]
-        common = Counter(_place(f) for f in ended or complaints).most_common(1)
-        self.findings = [f for f in complaints if _place(f) == common[0][0]][:1]
+        self.findings = _most_telling(complaints)
         return None
 
     def _choices(self, layouts: tuple[str, ...]):
@@ -142,6 +142,16 @@ def _width_outside(subject: Subject) -> int | None:
             if isinstance(part, nn.Module) and (width := input_width(part)):
                 return width
     return None
+
+
+def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
+    """The complaint that is made most often of the likeliest kind of call, of
+    different sizes; what ran to its end says more than what raised."""
+    likely = [finding for is_likely, finding in complaints if is_likely]
+    ended = [f for _, f in complaints if f.name != "raises"]
+    counted = Counter(_place(f) for f in ended or likely)
+    common = counted.most_common(1)[0][0]
+    return [f for f in ended or likely if _place(f) == common][:1]
 
 
 def _place(finding: Finding) -> tuple[str, str]:

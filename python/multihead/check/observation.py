@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A run in the form that the engine reads: tensors by name and metadata."""
 
-import math
 import re
 from dataclasses import dataclass, field
 
@@ -217,36 +216,19 @@ def _put_results(seen: Observation, run: Run) -> None:
                 seen.tensors[name] = _heads_first(run, gradient)
 
 
-def on_scores(run: Run) -> list[Draw]:
-    """The draws of dropout that have the shape of scores."""
-    rows = (run.case.sizes.queries, run.case.keys)
-    return [d for d in run.recorder.draws if tuple(d.keep.shape[-2:]) == rows]
-
-
 def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
-    """The draws on the scores or weights; where there are none, those elsewhere."""
+    """The draws of dropout, those on a context as its heads are merged."""
     if run.case.training:
         seen.metadata["training"] = "true"
         seen.metadata["dropout_p"] = str(DROPOUT)
-    if not run.recorder.draws:
-        return
-    draws = on_scores(run) or run.recorder.draws
-    seen.tensors["dropout_keep"] = _joined(draws, run, heads)
-    if draws[0].p is not None:
-        seen.metadata["dropout_p"] = str(draws[0].p)
-
-
-def _joined(draws: list[Draw], run: Run, heads: int) -> Tensor:
-    """One tensor of what was kept; draws of single heads are put side by side."""
-    kept = [_kept(draw) for draw in draws]
-    rows = tuple(kept[0].shape[-2:])
-    batch = run.case.sizes.batch
-    of_heads = [k for k in kept if k.shape == (batch, *rows)]
-    if heads > 1 and len(of_heads) == heads:
-        return torch.stack(of_heads, 1)
-    if math.prod(kept[0].shape[:-2]) == batch * heads:
-        return kept[0].reshape(batch, heads, *rows)
-    return kept[0]
+    sizes = run.case.sizes
+    for index, draw in enumerate(run.recorder.draws):
+        kept = _kept(draw)
+        if kept.shape[1:-1] == (heads, sizes.queries) and kept.shape[-1] != run.case.keys:
+            kept = kept.transpose(1, 2).flatten(2)
+        seen.tensors[f"dropout_keep.{index}"] = kept
+        if draw.p is not None:
+            seen.metadata["dropout_p"] = str(draw.p)
 
 
 def _kept(draw: Draw) -> Tensor:

@@ -165,6 +165,8 @@ class Recorder(TorchDispatchMode):
         return self._root(storage(tensor))
 
     def _note_origins(self, name, operands, results) -> None:
+        if name.endswith("_like") or name.startswith("new_"):
+            operands = []  # of which only the shape is used
         origins = [self.origin(t) for t in operands]
         inputs = frozenset().union(*(o.inputs for o in origins))
         weights: dict[int, None] = {}

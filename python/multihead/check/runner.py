@@ -166,31 +166,6 @@ class Runner:
             run.arguments.tensors |= {r: kept[r] for r in changed if r in made.tensors}
             run.arguments.masks |= {r: kept[r] for r in changed if r in made.masks}
 
-    def without_other_dropout(self, case: Case, manner: Manner) -> Run:
-        """A run of a module, in which only layers of dropout that act on scores or
-        weights act."""
-        module = self._instances.get(self._key(case))
-        rows = (case.sizes.queries, case.keys)
-        shapes: dict[nn.Module, tuple[int, ...]] = {}
-
-        def note(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-            shapes[layer] = tuple(given[0].shape)
-
-        layers = module.modules() if isinstance(module, nn.Module) else ()
-        kind = nn.modules.dropout._DropoutNd
-        hooks = [
-            layer.register_forward_pre_hook(note)
-            for layer in layers
-            if isinstance(layer, kind)
-        ]
-        self.run(case, manner)
-        for hook in hooks:
-            hook.remove()
-        for layer, shape in shapes.items():
-            if shape[-2:] != rows:
-                layer.p = 0.0
-        return self.run(case, manner)
-
     def _key(self, case: Case) -> tuple:
         of_class = self.subject.kind == "class"
         return (case.sizes if of_class else None, case.dtype)

@@ -11,7 +11,6 @@ from . import cases, plan
 from .cases import Case
 from .finding import Finding
 from .ladder import Base
-from .observation import on_scores
 from .runner import Run, Runner
 from .user_inputs import of_user
 
@@ -75,7 +74,9 @@ class Cases:
         if case := plan.blocked(self.base, kinds[0] if kinds else None):
             self._try(replace(case, mask_dtype=self.base.mask_dtype))
         if self.base.relation == "equal":
-            self._say_limit("keys and queries must be equally long")
+            self._say_limit("It refuses keys that are longer than the queries.")
+        if self.base.relation == "self" and self.call.style == "qkv":
+            self._say_limit("It refuses queries, keys and values that differ.")
 
     def run_users(self, inputs: object) -> None:
         """The user's own inputs; a refusal is a finding."""
@@ -133,7 +134,7 @@ class Cases:
         for dtype in plan.MASK_DTYPES if case.mask or case.padding else (torch.bool,):
             if self._try(replace(case, mask_dtype=dtype)) is not None:
                 return
-        self._say_limit(f"{case.name} is refused")
+        self._say_limit(f"It refuses the call with {case.name}.")
 
     def _crowd(self, kinds: list[str]) -> None:
         """B = H = Lq: for masks of each item that are taken, or, where none was
@@ -159,10 +160,6 @@ class Cases:
             return
         case = plan.training(self.base)
         run = self.runner.run(case, self.manner)
-        if not run.refused and 0 < len(on_scores(run)) < len(run.recorder.draws):
-            run = self.runner.without_other_dropout(case, self.manner)
-            if len(on_scores(run)) < len(run.recorder.draws):
-                return  # two draws, of which one observation can tell one
         if run.refused or not (asked or run.recorder.draws):
             return
         if not run.recorder.draws:
