@@ -136,7 +136,8 @@ std::optional<Stage> from_trace(const Run& run, const Stages& reference,
     return evidence.has_other_weights() ? Stage::kMaskedScores
                                         : Stage::kWeights;
   }
-  return evidence.has_head(0) && evidence.has_head(1)
+  // Without weights the inputs are the heads.
+  return !run.has_weights || (evidence.has_head(0) && evidence.has_head(1))
              ? Stage::kScores
              : heads_or_projections(evidence, reference);
 }

@@ -171,3 +171,14 @@ class SoftmaxInFloat32(nn.Module):
         scores = F.softmax(scores.float(), dim=-1).type_as(xq)
         output = torch.matmul(scores, xv)
         return self.wo(output.transpose(1, 2).contiguous().view(bsz, seqlen, -1))
+
+
+class AlwaysFloat32(SoftmaxInFloat32):
+    """Everything between the projections in float32, whatever comes."""
+
+    def forward(self, x):
+        split = (*x.shape[:2], self.n_heads, self.head_dim)
+        q, k, v = (w(x).view(split).float() for w in (self.wq, self.wk, self.wv))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(self.head_dim)
+        out = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(scores, -1), v)
+        return self.wo(out.flatten(2).type_as(x))

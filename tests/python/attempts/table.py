@@ -118,7 +118,8 @@ RIGHT = [
         Vmapped
         MaskPerHead
         PaddingAndMask
-        SoftmaxInFloat32""",
+        SoftmaxInFloat32
+        AlwaysFloat32""",
     ),
     *_attempts(
         "published",
@@ -300,7 +301,6 @@ WRONG = [
         SoftmaxInNumpy: gradient_detached
         KeysWithoutGradient: gradient_detached
         values_in_no_grad: gradient_detached
-        AlwaysFloat32: computed_in_float32
         AlwaysBfloat16: computed_in_bfloat16
         core_in_half: computed_in_float16""",
     ),
@@ -374,7 +374,7 @@ MISBEHAVING = [
         returns_lists: wrong_type
         returns_a_number: wrong_type
         returns_a_dictionary: wrong_type
-        returns_half: wrong_type
+        returns_half: wrong_type | computed_in_float16
         needs_a_package: missing_package
         seeds: changes_global_state
         switches_gradients_off: changes_global_state

@@ -166,15 +166,6 @@ def values_in_no_grad(q, k, v):
     return torch.softmax(scores, dim=-1) @ v
 
 
-class AlwaysFloat32(_Layers):
-    """Everything through float32, whatever comes."""
-
-    def forward(self, x):
-        q, k, v = (t.float() for t in self.heads(x, x, x))
-        attn = F.softmax(self.scores(q, k, None), dim=-1)
-        return self.join((attn @ v).to(x.dtype))
-
-
 class AlwaysBfloat16(_Layers):
     def forward(self, x):
         q, k, v = (t.bfloat16() for t in self.heads(x, x, x))
