@@ -25,8 +25,8 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
         return Finding(
             "hangs",
             f"It had not come to an end after {time_limit:g} s.",
-            "Look at the line below for a loop whose condition stays true. If it only "
-            "needs longer, `check(..., time_limit=...)` gives it more.",
+            "Look there, and where that is called, for a loop whose condition stays "
+            "true. If it only needs longer, `check(..., time_limit=...)` gives it more.",
             where,
         )
     if isinstance(error, ModuleNotFoundError) and error.name:
