@@ -53,7 +53,7 @@ def examine(
         except Stop as stop:
             verdict = None
             examination.findings = stop.findings
-        name = f"{subject.name}, {subject.where}" if subject.where else subject.name
+        name = f"{subject.name} ({subject.where})" if subject.where else subject.name
         seconds = time.monotonic() - start
         findings = [*examination.all_findings(), *subject.findings]
         return Report(name, verdict, findings, examination.understood, seconds)
