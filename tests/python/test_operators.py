@@ -145,8 +145,12 @@ TRACED = [
     (ops.summarize_attention.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
     *CHECKED[-2:],
 ]
-# Takes sizes, no tensor: opcheck has nothing to trace.
-WITHOUT_TENSORS = {"multihead::head_width"}
+# They return a size or text, no tensor: opcheck has nothing to trace.
+WITHOUT_TENSORS = {
+    "multihead::explain",
+    "multihead::head_width",
+    "multihead::render_report",
+}
 
 
 @pytest.mark.parametrize("number", range(len(CHECKED)))
