@@ -13,6 +13,7 @@
 #include "multihead/diagnosis/compare.h"
 #include "multihead/diagnosis/first_stage.h"
 #include "multihead/diagnosis/pytorch_result.h"
+#include "multihead/diagnosis/remarks.h"
 #include "multihead/diagnosis/search.h"
 
 namespace multihead {
@@ -21,8 +22,7 @@ namespace {
 using namespace diagnosis;  // NOLINT: what this file puts together
 using at::Tensor;
 
-// ---- Words
-// -------------------------------------------------------------------
+// ---- Words -----------------------------------------------------------------
 
 std::string filled_in(std::string_view text, const Sizes& n) {
   const std::pair<std::string_view, int64_t> sizes[] = {
@@ -74,8 +74,7 @@ std::string dtype_name(at::ScalarType dtype) {
   }
 }
 
-// ---- Which explanation
-// ---------------------------------------------------------
+// ---- Which explanation -----------------------------------------------------
 
 // What tells most comes first: float64, evaluation, no mask.
 bool tells_more(const Run& a, const Run& b) {
@@ -127,8 +126,7 @@ std::vector<Explanation> ranked(std::span<const Run> runs,
   return unique;
 }
 
-// ---- Cases
-// -----------------------------------------------------------------------
+// ---- Cases -----------------------------------------------------------------
 
 Recipe conventions_only(const Explanation& explanation) {
   Recipe recipe;
@@ -185,8 +183,7 @@ ComparedCase compare(const Run& run, const Recipe& attention,
   return compared;
 }
 
-// ---- Where
-// ------------------------------------------------------------------------
+// ---- Where -----------------------------------------------------------------
 
 std::optional<Place> first_place(const Run& run, const Stages& reference) {
   const Tensor& got = run.out;
@@ -226,60 +223,7 @@ void locate(std::span<const Run> runs, const Recipe& attention,
   }
 }
 
-// ---- Remarks
-// ----------------------------------------------------------------------
-
-void remark_on_blind_rows(const Run& run, const Recipe& attention,
-                          Verdict& verdict) {
-  const std::optional<Stages> stages = run_recipe(run, attention);
-  if (!stages || !stages->blind.defined()) return;
-  const Tensor rows = seeing_rows(run, *stages).logical_not();
-  const Tensor theirs = run.out.isnan().any(-1).logical_and(rows);
-  const auto has = [&](const char* name) {
-    return std::any_of(verdict.remarks.begin(), verdict.remarks.end(),
-                       [&](const Finding& f) { return f.name == name; });
-  };
-  if (theirs.any().item<bool>()) {
-    if (has("nan_rows")) return;
-    verdict.remarks.push_back(
-        {.name = "nan_rows",
-         .stage = "weights",
-         .sentence =
-             "A query whose keys are all blocked gives NaN: the softmax of "
-             "nothing but -inf. nn.MultiheadAttention gives NaN there with "
-             "weights, and 0 without.",
-         .remedy = "Where such rows occur, as in padded batches, fill with "
-                   "torch.finfo(dtype).min, or set the weights of these rows "
-                   "to 0."});
-  } else if (largest_difference(run.out, stages->out, rows) >
-                 rounding_allowed(run.dtype, *stages,
-                                  largest_finite(stages->out)) &&
-             !has("uniform_rows")) {
-    verdict.remarks.push_back(
-        {.name = "uniform_rows",
-         .stage = "weights",
-         .sentence = "A query whose keys are all blocked attends to the "
-                     "blocked keys: a finite sentinel cancels in the softmax.",
-         .remedy = "Where such rows occur, set their weights to 0."});
-  }
-}
-
-void add_remarks(std::span<const Run> runs, const Explanation& explanation,
-                 Verdict& verdict) {
-  const Recipe attention = conventions_only(explanation);
-  for (const Run& run : runs) remark_on_blind_rows(run, attention, verdict);
-  if (explanation.in_float) {
-    verdict.remarks.push_back(
-        {.name = "computed_in_float32",
-         .stage = "weights",
-         .sentence = "float64 inputs are rounded to float32 on the way.",
-         .remedy = "That is right for float32 and narrower inputs; float64 "
-                   "loses half of its digits."});
-  }
-}
-
-// ---- The verdict
-// --------------------------------------------------------------------
+// ---- The verdict -----------------------------------------------------------
 
 Judgement judgement_of(const Verdict& verdict, bool explained) {
   if (!explained) return Judgement::kUnknown;
@@ -329,14 +273,17 @@ Verdict explain(std::span<const Observation> observations) {
   }
   std::vector<Run> ordered = runs;
   std::stable_sort(ordered.begin(), ordered.end(), tells_more);
-  const std::vector<Explanation> found = ranked(ordered, search(ordered));
+  const SearchResult result = search(ordered);
+  const std::vector<Explanation> found = ranked(ordered, result.explanations);
 
   Verdict verdict;
+  if (result.pairs_left_out) verdict.remarks.push_back(pairs_left_out());
   const Explanation* best = found.empty() ? nullptr : &found.front();
   const Recipe attention = best ? conventions_only(*best) : Recipe{};
   if (best != nullptr) {
     describe(ordered, *best, verdict);
-    add_remarks(ordered, *best, verdict);
+    const auto more = remarks(ordered, attention, best->in_float);
+    verdict.remarks.insert(verdict.remarks.end(), more.begin(), more.end());
   }
   for (size_t i = 1; i < found.size(); ++i) {
     verdict.alternatives.push_back(names_of(found[i]));

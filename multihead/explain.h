@@ -22,11 +22,11 @@ using Observation = Safetensors;
 
 /// A thing that can be wrong, or worth knowing.
 struct Finding {
-  std::string name;      ///< "mask_inverted"
-  std::string stage;     ///< where in attention it happens: "masked scores"
-  std::string sentence;  ///< what is wrong
-  std::string remedy;    ///< what repairs it, and why
-  std::string detail;    ///< which of several ways it was done; may be empty
+  std::string name;        ///< "mask_inverted"
+  std::string stage = {};  ///< where in attention it happens: "masked scores"
+  std::string sentence = {};  ///< what is wrong
+  std::string remedy = {};    ///< what repairs it, and why
+  std::string detail = {};    ///< which of several ways it was done
 };
 
 /// One tensor of one observation beside the reference.
@@ -46,7 +46,7 @@ struct ComparedCase {
 /// The first element that differs at the first stage that does.
 struct Place {
   std::string observation, tensor;
-  std::vector<int64_t> index;
+  std::vector<int64_t> index = {};
   double got = 0, expected = 0;
 };
 

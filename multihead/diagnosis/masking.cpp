@@ -32,8 +32,7 @@ void unite(Tensor& all, const Tensor& more) {
   all = all.defined() ? all.logical_or(more) : more;
 }
 
-// ---- The shape in which a mask meets the scores
-// ------------------------------
+// ---- The shape in which a mask meets the scores ----------------------------
 
 // A mistake about a shape leaves masks of other shapes as they are.
 Tensor laid_out(const GivenMask& given, MaskUse use, const Sizes& sizes) {
@@ -71,8 +70,7 @@ Tensor laid_out(const GivenMask& given, MaskUse use, const Sizes& sizes) {
   }
 }
 
-// ---- One mask
-// ----------------------------------------------------------------
+// ---- One mask --------------------------------------------------------------
 
 bool keeps(const GivenMask& mask, bool convention) {
   return mask.meaning == MaskMeaning::kKeep ||

@@ -13,8 +13,7 @@ namespace {
 
 using at::Tensor;
 
-// ---- Reading
-// -----------------------------------------------------------------
+// ---- Reading ---------------------------------------------------------------
 
 const std::string* find_text(const Observation& from, const std::string& name) {
   const auto entry = from.metadata.find(name);
@@ -82,8 +81,7 @@ bool find_flag(const Observation& from, const std::string& name, bool absent) {
                            {{"true", true}, {"false", false}});
 }
 
-// ---- Shapes
-// ------------------------------------------------------------------
+// ---- Shapes ----------------------------------------------------------------
 
 // (L, E), (B, L, E) or (L, B, E) → (B, L, E).
 Tensor sequence(const Tensor& x, bool batch_first, const char* name) {
@@ -165,8 +163,7 @@ GivenMask find_mask(const Observation& from, const Tensor& given,
   return mask;
 }
 
-// ---- Parts of a run
-// ----------------------------------------------------------
+// ---- Parts of a run --------------------------------------------------------
 
 // What names no weight.
 bool is_reserved(const std::string& name) {

@@ -63,6 +63,10 @@ struct Run {
   std::array<at::Tensor, 3> gradients;       ///< of query, key, value
   std::map<std::string, at::Tensor> stages;  ///< known by name
   std::vector<at::Tensor> trace;             ///< in order, of any dtype
+
+  /// Projections that recipes share, kept by run_recipe: they are most of the
+  /// work where tensors are large.
+  mutable std::map<std::array<int, 6>, at::Tensor> projections;
 };
 
 /// Throws c10::ValueError that names what is missing or does not fit.

@@ -7,6 +7,7 @@
 #include "multihead/diagnosis/search.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <tuple>
 
@@ -14,6 +15,9 @@
 
 namespace multihead::diagnosis {
 namespace {
+
+// Seconds that the pairs of one run may take.
+constexpr double kLongestSearch = 20;
 
 using Changes = std::vector<Pick>;
 using Conventions = std::vector<const Convention*>;
@@ -83,6 +87,8 @@ class Search {
     return found;
   }
 
+  bool pairs_left_out() const { return pairs_left_out_; }
+
  private:
   // All sets, the empty one first; of sets that come to the same, one.
   static std::vector<std::vector<Conventions>> sets_by_size(
@@ -130,28 +136,51 @@ class Search {
     const auto known = explaining_.find(key);
     if (known != explaining_.end()) return known->second;
     const Recipe start = with(conventions);
-    return explaining_[key] =
-               count == 1 ? singles(run, start) : pairs(run, start);
-  }
-
-  std::vector<Changes> singles(const Run& run, const Recipe& start) const {
-    std::vector<Changes> found;
-    for (const Pick& pick : picks_) {
-      const std::optional<Recipe> recipe = changed(start, {pick});
-      if (recipe && fits(run, *recipe)) found.push_back({pick});
-    }
+    const Effects& all = effects(run, start, conventions);
+    std::vector<Changes>& found = explaining_[key];
+    if (count == 2) return found = pairs(run, start, all);
+    for (const Pick& pick : all.fitting) found.push_back({pick});
     return found;
   }
 
-  std::vector<Changes> pairs(const Run& run, const Recipe& start) const {
-    const std::optional<Stages> plain = run_recipe(run, start);
+  // What each fault alone does to a run: explains it, changes it, or nothing.
+  struct Effects {
     Changes fitting, changing, idle;
+    double seconds;  // for one of them
+  };
+
+  const Effects& effects(const Run& run, const Recipe& start,
+                         const Conventions& conventions) {
+    const auto [entry, is_new] = effects_.try_emplace({&run, conventions});
+    Effects& effects = entry->second;
+    if (!is_new) return effects;
+    const auto begin = std::chrono::steady_clock::now();
+    const std::optional<Stages> plain = run_recipe(run, start);
     for (const Pick& pick : picks_) {
       const std::optional<Recipe> recipe = changed(start, {pick});
       if (!recipe) continue;
+      if (fits(run, *recipe)) {
+        effects.fitting.push_back(pick);
+        continue;
+      }
       const std::optional<Stages> stages = run_recipe(run, *recipe);
       const bool same = plain && stages && is_same(*plain, *stages);
-      (fits(run, *recipe) ? fitting : same ? idle : changing).push_back(pick);
+      (same ? effects.idle : effects.changing).push_back(pick);
+    }
+    const std::chrono::duration<double> taken =
+        std::chrono::steady_clock::now() - begin;
+    effects.seconds = taken.count() / picks_.size();
+    return effects;
+  }
+
+  std::vector<Changes> pairs(const Run& run, const Recipe& start,
+                             const Effects& effects) {
+    const auto& [fitting, changing, idle, seconds] = effects;
+    const double tries = fitting.size() * static_cast<double>(picks_.size()) +
+                         0.5 * changing.size() * changing.size();
+    if (seconds * tries > kLongestSearch) {
+      pairs_left_out_ = true;
+      return {};
     }
     std::vector<Changes> found;
     const auto attempt = [&](const Pick& a, const Pick& b) {
@@ -178,15 +207,17 @@ class Search {
 
   std::span<const Run> runs_;
   bool in_float_;
+  bool pairs_left_out_ = false;
   std::vector<std::vector<Conventions>> sets_;
   Changes picks_;
   std::map<std::tuple<const Run*, Conventions, size_t>, std::vector<Changes>>
       explaining_;
+  std::map<std::tuple<const Run*, Conventions>, Effects> effects_;
 };
 
 }  // namespace
 
-std::vector<Explanation> search(std::span<const Run> runs) {
+SearchResult search(std::span<const Run> runs) {
   const bool wide = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
     return run.dtype == at::kDouble;
   });
@@ -199,9 +230,9 @@ std::vector<Explanation> search(std::span<const Run> runs) {
         Level{loose, 1}, Level{loose, 2}}) {
     if (&precision == &loose && !wide) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
-    if (!found.empty()) return found;
+    if (!found.empty()) return {std::move(found), false};
   }
-  return {};
+  return {{}, strict.pairs_left_out() || loose.pairs_left_out()};
 }
 
 }  // namespace multihead::diagnosis

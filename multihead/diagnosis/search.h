@@ -25,9 +25,14 @@ struct Explanation {
   bool in_float = false;
 };
 
-/// All explanations with the fewest faults, at most two, and among them the
-/// fewest conventions. Runs that tell most come first. Empty: nothing in the
-/// catalogue gives what came out.
-std::vector<Explanation> search(std::span<const Run> runs);
+struct SearchResult {
+  /// All explanations with the fewest faults, at most two, and among them the
+  /// fewest conventions. Empty: nothing in the catalogue gives what came out.
+  std::vector<Explanation> explanations;
+  bool pairs_left_out = false;  ///< they would have taken too long
+};
+
+/// Runs that tell most come first.
+SearchResult search(std::span<const Run> runs);
 
 }  // namespace multihead::diagnosis

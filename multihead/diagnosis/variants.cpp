@@ -2,6 +2,7 @@
 #include "multihead/diagnosis/variants.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 #include <c10/util/Exception.h>
 
@@ -64,16 +65,31 @@ Tensor project(const Run& run, const Recipe& recipe, const Tensor& input,
                             recipe);
 }
 
+// project(), remembered where nothing is recorded or rounded.
+Tensor project_shared(const Run& run, const Recipe& recipe, int role) {
+  const int index = recipe.matrices[role];
+  const Tensor& input = run.inputs[recipe.inputs[role]];
+  if (at::GradMode::is_enabled() || recipe.narrow != Narrow::kNever) {
+    return project(run, recipe, rounded_everywhere(input, recipe), index);
+  }
+  Tensor& kept =
+      run.projections[{recipe.inputs[role], index, recipe.transposed[index],
+                       recipe.without_bias[index], recipe.weights_in_out,
+                       recipe.fused_head_by_head}];
+  if (!kept.defined()) kept = project(run, recipe, input, index);
+  return kept;
+}
+
 std::array<Tensor, 3> project_all(const Run& run, const Recipe& recipe) {
   constexpr Detached kInputs[] = {Detached::kQuery, Detached::kKey,
                                   Detached::kValue};
   std::array<Tensor, 3> projected;
   for (int role = 0; role < 3; ++role) {
-    Tensor input = rounded_everywhere(run.inputs[recipe.inputs[role]], recipe);
-    input = detached(input, recipe, kInputs[role]);
-    projected[role] = run.has_weights && !recipe.unprojected[role]
-                          ? project(run, recipe, input, recipe.matrices[role])
-                          : input;
+    projected[role] =
+        run.has_weights && !recipe.unprojected[role]
+            ? project_shared(run, recipe, role)
+            : rounded_everywhere(run.inputs[recipe.inputs[role]], recipe);
+    projected[role] = detached(projected[role], recipe, kInputs[role]);
   }
   return projected;
 }
@@ -263,8 +279,7 @@ Tensor finish(const Run& run, const Recipe& recipe, const Stages& stages) {
   return detached(rounded_everywhere(out, recipe), recipe, Detached::kOutput);
 }
 
-// ---- All of it
-// ---------------------------------------------------------------
+// ---- All of it -------------------------------------------------------------
 
 void attend(const Run& run, const Recipe& recipe, Stages& stages) {
   const Tensor& query = stages.heads[recipe.roles[0]];
@@ -342,6 +357,7 @@ Stages follow_exchanged(const Run& run, const Recipe& recipe) {
        !run.padding.numbers.defined() && !drops(run, recipe) &&
        run.sizes.queries == run.sizes.keys);
   Run exchanged = run;
+  exchanged.projections.clear();
   for (Tensor& input : exchanged.inputs) input = input.transpose(0, 1);
   std::swap(exchanged.sizes.batch, exchanged.sizes.queries);
   exchanged.sizes.keys = exchanged.sizes.queries;
