@@ -19,7 +19,7 @@ from .options import Options
 from .roles import TENSORS
 from .runner import Run, Runner
 from .signature import Call, additive_mask, axes, states_batch_first
-from .sizes import LADDER, Sizes, grouped, input_width, of_globals, of_instance
+from .sizes import LADDER, Sizes, apart, grouped, input_width, of_globals, of_instance
 from .target import Subject
 from .weights import of_closure
 
@@ -47,8 +47,8 @@ class Ladder:
         self.findings: list[Finding] = []
 
     def find(self, layouts: tuple[str, ...]) -> Base | None:
-        """The first call that returns an output; None leaves the most common
-        complaint in `findings`."""
+        """The first call that returns an output; None leaves the complaint that says
+        most in `findings`, which keeps that of the likeliest layouts."""
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
         end = time.monotonic() + _SECONDS
@@ -61,7 +61,7 @@ class Ladder:
             complaints += [(kind == first, f) for f in run.findings[:1]]
             if time.monotonic() > end:
                 break
-        self.findings = _most_telling(complaints)
+        self.findings = self.findings or _most_telling(complaints)
         return None
 
     def _choices(self, layouts: tuple[str, ...]):
@@ -113,7 +113,7 @@ class Ladder:
             found = [replace(s, heads=options.num_heads) for s in found]
         if options.num_kv_heads:
             found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
-        fitting = [s for s in found if s.embed % s.heads == 0]
+        fitting = [apart(s) for s in found if s.embed % s.heads == 0]
         return list(dict.fromkeys(fitting or found))
 
     def _fit(self, sizes: Sizes) -> Sizes:

@@ -224,7 +224,10 @@ def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
     sizes = run.case.sizes
     for index, draw in enumerate(run.recorder.draws):
         kept = _kept(draw)
-        if kept.shape[1:-1] == (heads, sizes.queries) and kept.shape[-1] != run.case.keys:
+        if (
+            kept.shape[1:-1] == (heads, sizes.queries)
+            and kept.shape[-1] != run.case.keys
+        ):
             kept = kept.transpose(1, 2).flatten(2)
         seen.tensors[f"dropout_keep.{index}"] = kept
         if draw.p is not None:

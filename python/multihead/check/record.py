@@ -34,6 +34,11 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def place(tensor: Tensor) -> tuple[int, int]:
+    """Where a weight begins: parts of a fused one are told apart by it."""
+    return storage(tensor), tensor.storage_offset()
+
+
 def has_storage(tensor: Tensor) -> bool:
     """Not so the wrappers of torch.func, and sparse tensors."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -43,10 +48,10 @@ def has_storage(tensor: Tensor) -> bool:
 @dataclass
 class Origin:
     """Where the values of a storage come from: sequences and masks of the call, and
-    weights, by their storages; whether they were drawn; what they are a copy of."""
+    weights, by their places; whether they were drawn; what they are a copy of."""
 
     inputs: frozenset[str] = frozenset()
-    weights: tuple[int, ...] = ()
+    weights: tuple[tuple[int, int], ...] = ()
     drawn: bool = False
     copy_of: int | None = None
 
@@ -79,10 +84,10 @@ class Recorder(TorchDispatchMode):
         self.origins: dict[int, Origin] = {}
         self.direct: dict[int, str] = {}
         self.alive: list[Tensor] = []
-        self.uses: dict[int, Use] = {}
+        self.uses: dict[tuple[int, int], Use] = {}
         self.biases: dict[int, Tensor] = {}
         # The weights behind both sides of each product of computed tensors.
-        self.pairs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.pairs: list[tuple[tuple, tuple]] = []
         self.draws: list[Draw] = []
         self.trace: list[Tensor] = []
         self.spread: float | None = None
@@ -135,13 +140,13 @@ class Recorder(TorchDispatchMode):
             return
         behind = self.origin(data[0]).weights
         for tensor in filter(self._may_be_weight, operands[::-1]):
-            key = storage(tensor)
+            key = place(tensor)
             if name in _PRODUCTS and tensor.dim() >= 2:
                 direct = self.direct.get(self.root(data[-1]))
                 self.uses.setdefault(key, Use(tensor, direct, bool(self.pairs)))
                 behind = (key,)
             elif name in _SUMS:
-                self.biases.setdefault(key, tensor)
+                self.biases.setdefault(storage(tensor), tensor)
                 if len(behind) == 1 and self.uses[behind[0]].bias is None:
                     self.uses[behind[0]].bias = tensor
         if name in _PRODUCTS and len(data) >= 2:
@@ -169,12 +174,12 @@ class Recorder(TorchDispatchMode):
             operands = []  # of which only the shape is used
         origins = [self.origin(t) for t in operands]
         inputs = frozenset().union(*(o.inputs for o in origins))
-        weights: dict[int, None] = {}
+        weights: dict[tuple[int, int], None] = {}
         for tensor, origin in zip(operands, origins):
             if origin.inputs:
                 weights.update(dict.fromkeys(origin.weights))
-            elif storage(tensor) in self.uses:
-                weights[storage(tensor)] = None
+            elif place(tensor) in self.uses:
+                weights[place(tensor)] = None
         drawn = name in _RANDOM or any(o.drawn for o in origins)
         new = Origin(inputs, tuple(weights) if inputs else (), drawn)
         for result in results:

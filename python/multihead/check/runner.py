@@ -239,7 +239,9 @@ class Runner:
 
     def _say_no_gradients(self, finding: Finding, run: Run) -> None:
         sentence = f"Its gradients cannot be computed: {finding.sentence}"
-        located = self._located([replace(finding, sentence=sentence)], run.arguments)
+        # Autograd raises it, in no line of the code itself.
+        finding = replace(finding, sentence=sentence, detail="")
+        located = self._located([finding], run.arguments)
         self.remarks.setdefault("gradients", located[0])
 
     def _roots(self, target: object) -> dict[str, object]:

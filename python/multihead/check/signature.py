@@ -197,7 +197,8 @@ def _says(text: str, value: str, meaning: str) -> bool:
 
 def _sentences(subject: Subject) -> list[str]:
     """The docstrings and comments of the code."""
-    owners = (subject.entry, subject.target, type(subject.target))
+    own = type(subject.target) if subject.kind == "instance" else subject.target
+    owners = (subject.entry, own)
     documentation = [
         inspect.getdoc(o) or "" for o in owners if getattr(o, "__doc__", None)
     ]

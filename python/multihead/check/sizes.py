@@ -63,6 +63,17 @@ def grouped(sizes: Sizes, groups: int) -> Sizes:
     return replace(sizes, kv_heads=groups if sizes.heads % groups == 0 else 1)
 
 
+def apart(sizes: Sizes) -> Sizes:
+    """`sizes` with a batch and lengths that equal none of the others; keys are
+    longer than queries."""
+    taken = {sizes.heads, sizes.kv_heads, sizes.head_dim}
+    batch, queries, keys = (
+        next(size for size in sizes_of if size not in taken)
+        for sizes_of in ((3, 2, 4, 1), (5, 6, 10, 12), (7, 9, 11, 13))
+    )
+    return replace(sizes, batch=batch, queries=queries, keys=keys)
+
+
 def attributes(module: object) -> dict[str, int]:
     """Sizes that a module keeps, by role: in itself, its configuration or, where
     it has none of its own, its parts."""

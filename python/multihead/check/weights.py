@@ -197,6 +197,7 @@ def _named_by_flow(
             groups.setdefault(role, []).append(use)
     if "query" not in groups:
         return None
+    _name_fused(groups)
     layers = {
         root: _Candidate("", linear.weight, "out_in") for root, linear in made.items()
     }
@@ -220,7 +221,20 @@ def _named_by_flow(
     return weights
 
 
-def _role_in_pairs(key: int, recorder: Recorder) -> str | None:
+def _name_fused(groups: dict[str, list[Use]]) -> None:
+    """One matrix for several projections is wider than its input."""
+    for role, others, fused in (
+        ("query", ("key", "value"), "qkv"),
+        ("key", ("value",), "kv"),
+    ):
+        uses = groups.get(role, [])
+        if len(uses) == 1 and not any(other in groups for other in others):
+            rows, columns = uses[0].weight.shape[-2:]
+            if columns > rows:  # a product has it as (in, out)
+                groups[fused] = groups.pop(role)
+
+
+def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
     for index, (left, right) in enumerate(recorder.pairs):
         if left == (key,) and len(right) == 1:
             return "query"
