@@ -178,6 +178,30 @@ class AnyLength(nn.Module):
         return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
+class LengthsFirst(nn.Module):
+    """(L, B, E), scores (Lq, Lk, B, H), arguments by keyword only."""
+
+    def __init__(self, heads, d_model, dropout_prob=0.1):
+        super().__init__()
+        self.heads, self.scale = heads, (d_model // heads) ** -0.5
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
+        self.dropout = nn.Dropout(dropout_prob)
+
+    def forward(self, *, query, key, value, mask=None):
+        seq_len, batch_size, _ = query.shape
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1))
+            for layer, x in ((self.query, query), (self.key, key), (self.value, value))
+        )
+        scores = torch.einsum("ibhd,jbhd->ijbh", q, k) * self.scale
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, :, None, None] == 0, float("-inf"))
+        out = torch.einsum("ijbh,jbhd->ibhd", self.dropout(scores.softmax(1)), v)
+        return self.output(out.reshape(seq_len, batch_size, -1))
+
+
 def core(query, key, value, attn_mask=None):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)
 

@@ -39,6 +39,7 @@ RIGHT = [
     samples.Wraps,
     samples.Configured,
     samples.AnyLength,
+    samples.LengthsFirst,
     samples.core,
     samples.core_of_one_head,
     core,
@@ -177,7 +178,7 @@ def test_only_what_can_be_called_is_a_target():
 
 def test_stated_sizes_are_used():
     report = multihead.check(samples.layers_inside, num_heads=3, embed_dim=30)
-    assert report.passed and report.cases[0]["shape"] == [3, 5, 30]
+    assert report.passed and report.cases[0]["shape"][-1] == 30
 
 
 def test_code_that_refuses_sizes_gets_others():
@@ -203,6 +204,29 @@ def test_sequence_first_is_recognised():
 
     report = multihead.check(sequence_first)
     assert report.passed and "tensors as (L, B, E)" in report.understood
+
+
+def test_sequence_first_is_tried_where_nothing_speaks_against_it():
+    def silent(q, k, v, num_heads, d_model):
+        swap = [t.transpose(0, 1) for t in (q, k, v)]
+        return samples.layers_inside(*swap, num_heads, d_model).transpose(0, 1)
+
+    assert multihead.check(silent).passed
+    report = multihead.check(silent, batch_first=True)
+    assert report.cause == "batch_and_sequence_exchanged"
+
+
+def test_a_module_that_keeps_its_last_weights_can_be_copied():
+    class Keeps(samples.Fused):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    module = Keeps(16, 2)
+    module(torch.ones(1, 2, 16))
+    last = module.last
+    assert multihead.check(module).passed
+    assert module.last is last
 
 
 def raises(q, k, v):
@@ -289,12 +313,34 @@ def test_prints_are_a_remark():
     assert [r for r in report.remarks if r["name"] == "prints"]
 
 
-def test_a_mask_that_is_never_taken_is_a_finding():
-    def masks(q, k, v, mask=None):
+def test_a_mask_that_is_never_taken_is_said():
+    def mistaken(q, k, v, mask=None):
         return core(q, k, v) if mask is None else mask.apply(q)
 
-    report = multihead.check(masks)
+    report = multihead.check(mistaken)
     assert "No mask that was tried is taken" in findings(report)["raises"].sentence
+
+    def particular(q, k, v, mask=None):
+        return core(q, k, v) if mask is None else core(q, k, v) + mask.view(9, 9)
+
+    report = multihead.check(particular)
+    assert report.passed
+    assert any("No mask that was tried" in r["sentence"] for r in report.remarks)
+
+
+def test_weights_out_of_sight_may_be_given():
+    class Hidden:
+        __slots__ = ("matrices",)
+
+    hidden = Hidden()
+    hidden.matrices = [torch.randn(16, 16, dtype=torch.float64) for _ in range(4)]
+
+    def attention(x):
+        return samples.weights_passed(x, *hidden.matrices, num_heads=4)
+
+    given = dict(zip(("W_q", "W_k", "W_v", "W_o"), hidden.matrices))
+    report = multihead.check(attention, weights=given, embed_dim=16, num_heads=4)
+    assert report.passed and "W_q" in " ".join(report.understood)
 
 
 def test_global_state_is_as_before():

@@ -221,17 +221,32 @@ def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
     if run.case.training:
         seen.metadata["training"] = "true"
         seen.metadata["dropout_p"] = str(DROPOUT)
-    sizes = run.case.sizes
     for index, draw in enumerate(run.recorder.draws):
-        kept = _kept(draw)
-        if (
-            kept.shape[1:-1] == (heads, sizes.queries)
-            and kept.shape[-1] != run.case.keys
-        ):
-            kept = kept.transpose(1, 2).flatten(2)
-        seen.tensors[f"dropout_keep.{index}"] = kept
+        seen.tensors[f"dropout_keep.{index}"] = _in_order(_kept(draw), run, heads)
         if draw.p is not None:
             seen.metadata["dropout_p"] = str(draw.p)
+
+
+def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
+    """Draws on weights as (B, H, Lq, Lk) or (B, Lq, Lk), on a context with its heads
+    merged. All sizes differ, but those of queries and keys may not, which then come
+    in this order."""
+    sizes, keys = run.case.sizes, run.case.keys
+    shape = list(kept.shape)
+    for wanted in (
+        (sizes.batch, heads, sizes.queries, keys),
+        (sizes.batch, sizes.queries, keys),
+    ):
+        if sorted(shape) == sorted(wanted):
+            order = []
+            for size in wanted:
+                order.append(
+                    next(i for i, s in enumerate(shape) if s == size and i not in order)
+                )
+            return kept.permute(order)
+    if shape[1:-1] == [heads, sizes.queries]:
+        return kept.transpose(1, 2).flatten(2)
+    return kept
 
 
 def _kept(draw: Draw) -> Tensor:

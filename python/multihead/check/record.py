@@ -232,7 +232,9 @@ class Recorder(TorchDispatchMode):
 def fill_constant(tensor: Tensor) -> bool:
     """Draws the values of a parameter that holds one value only, around 0 or 1;
     whether it did."""
-    if tensor.numel() < 2 or not tensor.is_floating_point():
+    if nn.parameter.is_lazy(tensor) or not tensor.is_floating_point():
+        return False
+    if tensor.numel() < 2:
         return False
     with torch.no_grad():
         first = tensor.flatten()[0]

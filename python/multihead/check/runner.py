@@ -197,7 +197,8 @@ class Runner:
             if made is None:
                 return None, findings
         else:
-            outcome = self.guard.call(copy.deepcopy, self.subject.target)
+            original = self.subject.target
+            outcome = self.guard.call(copy.deepcopy, original, _detached(original))
             if outcome.error is not None:
                 return None, outcome.findings
             made = outcome.value
@@ -275,14 +276,26 @@ class _Variables:
         self.__dict__.update(named)
 
 
+def _detached(module: object) -> dict[int, object]:
+    """A memo for copy.deepcopy, which refuses tensors with a history, such as the
+    weights that a module keeps of its last call."""
+    parts = module.modules() if isinstance(module, nn.Module) else [module]
+    values = [value for part in parts for value in vars(part).values()]
+    return {
+        id(value): value.detach().clone()
+        for value in values
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
 def convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """All floating tensors of a module in `dtype`, also those that are neither
-    parameters nor buffers."""
-    module.to(dtype)
+    """Puts all floating tensors of a module on the CPU in `dtype`, also those that
+    are neither parameters nor buffers."""
+    module.to("cpu", dtype)
     for part in module.modules():
         for name, value in vars(part).items():
             if isinstance(value, Tensor) and value.is_floating_point():
-                setattr(part, name, value.to(dtype))
+                setattr(part, name, value.to("cpu", dtype))
 
 
 @contextmanager

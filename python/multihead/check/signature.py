@@ -175,7 +175,10 @@ _TRUE = r"(?:true|1s?|ones?|non-?zero)"
 _FALSE = r"(?:false|0s?|zeros?)"
 _IS = r"\s*`?\s*(?:=+|:|means?|is|are|→|->|marks?|stands for)\s*(?:\w+\s+){0,2}?"
 _SEES = r"(?:attend|keep|kept|visible|allowed|may (?:be seen|attend)|seen|valid|real)"
-_NOT = r"(?:block|mask(?:ed|s)?\b|hidden|hides|ignor|not\b|may not|disallow|forbid|pad)"
+_NOT = (
+    r"(?:block|masked|masks\b|mask out|hidden|hides|ignor|not\b|may not|disallow|"
+    r"forbid|pad)"
+)
 
 
 def documented_mask(call: Call, subject: Subject) -> str | None:
@@ -183,7 +186,7 @@ def documented_mask(call: Call, subject: Subject) -> str | None:
     where they say nothing, or both."""
     if not call.takes("mask"):
         return None
-    text = " ".join(_sentences(subject)).lower()
+    text = ". ".join(dict.fromkeys(_sentences(subject))).lower()
     blocked = _says(text, _TRUE, _NOT) or _says(text, _FALSE, _SEES)
     keep = _says(text, _FALSE, _NOT) or _says(text, _TRUE, _SEES)
     if blocked == keep:

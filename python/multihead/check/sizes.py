@@ -145,11 +145,17 @@ def of_instance(module: object, start: Sizes) -> Sizes:
 
 
 def of_globals(entry: object) -> dict[str, int]:
-    """Sizes that the code's file fixes as constants (n_embd = 384), by role."""
+    """Sizes that the code's file fixes as constants (n_embd = 384), by role: those
+    that a function refers to, and all for a constructor, whose parts may."""
     entry = getattr(inspect.unwrap(entry), "__func__", inspect.unwrap(entry))
     constants = getattr(entry, "__globals__", {})
+    code = getattr(entry, "__code__", None)
+    whole = code is None or code.co_name == "__init__"
     return {
         ATTRIBUTES[normal(name)]: value
         for name, value in constants.items()
-        if normal(name) in ATTRIBUTES and type(value) is int and value > 0
+        if normal(name) in ATTRIBUTES
+        and type(value) is int
+        and value > 0
+        and (whole or name in code.co_names)
     }

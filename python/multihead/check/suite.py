@@ -19,6 +19,14 @@ _SPREAD = 1.5
 _READS_RANK_3 = re.compile(
     r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*3"
 )
+_MISTAKES = (
+    "AttributeError",
+    "KeyError",
+    "NameError",
+    "TypeError",
+    "UnboundLocalError",
+    "ZeroDivisionError",
+)
 
 
 def not_finite(kept: list[Run]) -> list[Finding]:
@@ -123,11 +131,10 @@ class Cases:
                 self.base = replace(self.base, mask_dtype=dtype)
                 return taken
         first = refusals[0]
-        self.findings.append(
-            replace(
-                first, sentence=f"No mask that was tried is taken: {first.sentence}"
-            )
-        )
+        sentence = f"No mask that was tried is taken: {first.sentence}"
+        # A shape that nobody tried may be meant; a mistake in Python is one.
+        kind = "failure" if first.sentence.startswith(_MISTAKES) else "limit"
+        self.findings.append(replace(first, sentence=sentence, kind=kind))
         return []
 
     def _try_flag(self, case: Case) -> None:
