@@ -133,7 +133,7 @@ def test_a_file_is_checked_by_name(tmp_path):
     )
     for target in (f"{file}:attention", str(file), file):
         report = multihead.check(target)
-        assert report.passed and report.target.startswith("attention, mine.py:")
+        assert report.passed and report.target.startswith("attention (mine.py:")
         assert any(remark["name"] == "file_stops" for remark in report.remarks)
     with pytest.raises(ValueError, match="must name something defined .* got 'other'"):
         multihead.check(f"{file}:other")
@@ -242,7 +242,7 @@ def wrong_type(q, k, v):
 
 
 def wrong_shape(q, k, v):
-    return core(q, k, v).flatten()
+    return core(q, k, v)[..., :2]
 
 
 def integer_output(q, k, v):
@@ -257,9 +257,12 @@ def random(q, k, v):
     return core(q, k, v) + torch.randn(q.shape)
 
 
-def changes_inputs(q, k, v):
+def changes_inputs(q, k, v, mask=None):
     q /= q.shape[-1] ** 0.5
-    return torch.softmax(q @ k.mT, dim=-1) @ v
+    scores = q @ k.mT
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -torch.inf)
+    return torch.softmax(scores, dim=-1) @ v
 
 
 def changes_global_state(q, k, v):
@@ -301,6 +304,15 @@ def test_a_loop_without_end_is_stopped():
 
     report = multihead.check(loops, time_limit=0.5)
     assert report.cause == "hangs" and report.seconds < 5
+
+
+def test_an_endless_recursion_is_seen_at_once():
+    def deep(q, k, v):
+        return deep(q, k, v)
+
+    report = multihead.check(deep)
+    assert "RecursionError" in findings(report)["raises"].sentence
+    assert report.seconds < 2
 
 
 def test_prints_are_a_remark():

@@ -45,13 +45,14 @@ class Ladder:
         self.subject, self.call = runner.subject, runner.call
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
+        self._seconds = min(_SECONDS, options.time_limit / 2)
 
     def find(self, layouts: tuple[str, ...]) -> Base | None:
         """The first call that returns an output; None leaves the complaint that says
         most in `findings`, which keeps that of the likeliest layouts."""
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
-        end = time.monotonic() + _SECONDS
+        start = time.monotonic()
         for case, manner in self._choices(layouts):
             run = self.runner.run(case, manner)
             if not run.refused:
@@ -59,8 +60,10 @@ class Ladder:
             kind = (case.layout, case.mask, case.dtype, manner)
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
-            if time.monotonic() > end:
+            endless = any("RecursionError" in f.sentence for f in run.findings)
+            if endless or time.monotonic() > start + self._seconds:
                 break
+        self._seconds -= time.monotonic() - start
         self.findings = self.findings or _most_telling(complaints)
         return None
 
@@ -71,7 +74,7 @@ class Ladder:
         lists = (
             (torch.float64, torch.float32),
             masks,
-            self._manners(),
+            self.manners(),
             self.sizes,
             layouts,
             relations,
@@ -91,7 +94,7 @@ class Ladder:
             )
             yield case, manner
 
-    def _manners(self) -> list[Manner]:
+    def manners(self) -> list[Manner]:
         additive = self.options.mask == "additive" or (
             self.options.mask is None and additive_mask(self.call, self.subject)
         )

@@ -19,8 +19,11 @@ class Unfit(Exception):
         self.finding = finding
 
 
-def split(returned: object, case: Case, query: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The output and, if there are any, the attention weights. Raises Unfit."""
+def split(
+    returned: object, case: Case, query: Tensor, any_width: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The output and, if there are any, the attention weights. any_width: the width
+    of the output is not known. Raises Unfit."""
     if returned is None:
         raise Unfit(
             Finding(
@@ -43,7 +46,7 @@ def split(returned: object, case: Case, query: Tensor) -> tuple[Tensor, Tensor |
     widths = {case.sizes.embed, case.sizes.out, case.sizes.head_dim}
     exact = [t for t in fitting if t.shape[-1] in widths]
     if not exact:
-        fitting = [t for t in fitting if t.shape[-1] != case.keys]
+        fitting = [t for t in fitting if _may_be_width(t.shape[-1], case, any_width)]
     if not fitting:
         raise Unfit(_wrong_shape(tensors[0], query))
     out = (exact or fitting)[0]
@@ -63,6 +66,11 @@ def split(returned: object, case: Case, query: Tensor) -> tuple[Tensor, Tensor |
         if t is not out and t.dim() >= 2 and tuple(t.shape[-2:]) == rows
     ]
     return out, weights[0] if weights and weights[0].is_floating_point() else None
+
+
+def _may_be_width(width: int, case: Case, any_width: bool) -> bool:
+    """Whether an output may be this wide: as some heads together, if it is known."""
+    return width != case.keys and (any_width or width % case.sizes.head_dim == 0)
 
 
 def _parts(returned: object) -> Iterator[object]:

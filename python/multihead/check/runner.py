@@ -110,7 +110,10 @@ class Runner:
             return
         try:
             out, run.attention = outputs.split(
-                outcome.value, case, made.tensors["query"]
+                outcome.value,
+                case,
+                made.tensors["query"],
+                any_width=self.subject.kind == "instance",
             )
         except outputs.Unfit as unfit:
             run.findings = self._located([unfit.finding], made)

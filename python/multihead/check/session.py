@@ -108,7 +108,7 @@ class Examination:
         kind = target if self.subject.kind == "class" else type(target)
         mha_like = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
         mask = self.options.mask or ("blocked" if mha_like else None)
-        if mask is None and self.ladder._manners()[0].additive:
+        if mask is None and self.ladder.manners()[0].additive:
             mask = "additive"
         mask = mask or signature.documented_mask(self.call, self.subject)
         return Stated(
