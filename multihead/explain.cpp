@@ -136,49 +136,58 @@ Recipe conventions_only(const Explanation& explanation) {
   return recipe;
 }
 
-void compare_with_pytorch(const Run& run, const Recipe& recipe,
-                          const Stages& reference, ComparedCase& compared) {
-  compared.pytorch_error = std::numeric_limits<double>::quiet_NaN();
+// With what PyTorch makes of the same, where it has the call.
+ComparedCase with_pytorch(const Run& run, const Recipe& recipe,
+                          ComparedCase compared) {
+  const std::optional<Stages> reference = run_recipe(run, recipe);
+  if (!reference) return compared;
+  compared.allowed =
+      rounding_allowed(run.dtype, *reference, largest_finite(reference->out));
   const Tensor ours = run.out.to(run.dtype);
   for (const Tensor& result : pytorch_results(run, recipe)) {
     if (result.sizes() != ours.sizes()) continue;
     const double error = largest_difference(
-        result.to(at::kDouble), reference.out, seeing_rows(run, reference));
+        result.to(at::kDouble), reference->out, seeing_rows(run, *reference));
     if (!(compared.pytorch_error <= error)) compared.pytorch_error = error;
     compared.bits = compared.bits || result.equal(ours);
     compared.exercise =
         compared.exercise ||
         at::allclose(ours, result, /*rtol=*/1e-5, /*atol=*/1e-8);
   }
+  return compared;
 }
 
-// out of one run beside attention, and beside attention with its faults.
+// What one run returned beside attention, and beside attention with its faults:
+// the first tensor that is not right, else out.
 ComparedCase compare(const Run& run, const Recipe& attention,
                      const Explanation* explanation) {
-  ComparedCase compared{.name = run.name,
-                        .dtype = dtype_name(run.dtype),
-                        .tensor = "out",
-                        .shape = run.out.sizes().vec()};
   const bool in_float = explanation != nullptr && explanation->in_float;
   const auto precision =
       in_float && run.dtype == at::kDouble ? at::kFloat : run.dtype;
-  compared.agrees = misfit(run, attention, precision) <= 1;
-  compared.explained = explanation != nullptr &&
-                       misfit(run, explanation->recipe, precision) <= 1;
-  const std::optional<Stages> reference = run_recipe(run, attention);
-  if (!reference) {
-    compared.error = std::numeric_limits<double>::infinity();
-    return compared;
-  }
-  compared.error =
-      largest_difference(run.out, reference->out, seeing_rows(run, *reference));
-  compared.allowed =
-      rounding_allowed(precision, *reference, largest_finite(reference->out));
-  compare_with_pytorch(run, attention, *reference, compared);
-  if (compared.explained) {
-    const std::optional<Stages> faulty = run_recipe(run, explanation->recipe);
-    compared.unexplained =
-        largest_difference(run.out, faulty->out, seeing_rows(run, *faulty));
+  const Errors plain = errors(run, attention, precision);
+  const Errors faulty =
+      explanation ? errors(run, explanation->recipe, precision) : Errors{};
+  ComparedCase compared{
+      .name = run.name,
+      .dtype = dtype_name(run.dtype),
+      .tensor = "out",
+      .shape = run.out.sizes().vec(),
+      .agrees = plain.fit(),
+      .explained = faulty.fit(),
+      .pytorch_error = std::numeric_limits<double>::quiet_NaN()};
+  const auto take = [&](const char* tensor, Error Errors::* error) {
+    compared.tensor = tensor;
+    compared.error = (plain.*error).difference;
+    compared.unexplained = compared.explained ? (faulty.*error).difference : 0;
+  };
+  take("out", &Errors::out);
+  if (plain.out.share > 1) return with_pytorch(run, attention, compared);
+  if (plain.weights.share > 1) {
+    take("weights", &Errors::weights);
+  } else if (plain.gradients.share > 1) {
+    take("gradients", &Errors::gradients);
+  } else {
+    return with_pytorch(run, attention, compared);
   }
   return compared;
 }
@@ -212,7 +221,7 @@ std::optional<Place> first_place(const Run& run, const Stages& reference) {
 void locate(std::span<const Run> runs, const Recipe& attention,
             Verdict& verdict) {
   for (const Run& run : runs) {
-    if (misfit(run, attention, run.dtype) <= 1) continue;
+    if (errors(run, attention, run.dtype).fit()) continue;
     const std::optional<Stages> reference = run_recipe(run, attention);
     if (!reference) continue;
     if (!verdict.where) verdict.where = first_place(run, *reference);
@@ -238,7 +247,7 @@ void describe(std::span<const Run> runs, const Explanation& best,
   Recipe attention = conventions_only(best);
   const Run* failing = &runs.front();
   for (const Run& run : runs) {
-    if (misfit(run, attention, run.dtype) > 1) {
+    if (!errors(run, attention, run.dtype).fit()) {
       failing = &run;
       break;
     }
@@ -277,7 +286,7 @@ Verdict explain(std::span<const Observation> observations) {
   const std::vector<Explanation> found = ranked(ordered, result.explanations);
 
   Verdict verdict;
-  if (result.pairs_left_out) verdict.remarks.push_back(pairs_left_out());
+  if (result.cut_short) verdict.remarks.push_back(search_cut_short());
   const Explanation* best = found.empty() ? nullptr : &found.front();
   const Recipe attention = best ? conventions_only(*best) : Recipe{};
   if (best != nullptr) {

@@ -7,8 +7,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace multihead::diagnosis {
 namespace {
@@ -56,14 +56,14 @@ bool is_attention(Recipe recipe) {
   return recipe == Recipe{};
 }
 
-double share_of(double difference, double allowed) {
-  return difference == 0 ? 0 : difference / allowed;
+Error error(double difference, double allowed) {
+  return {difference, difference == 0 ? 0 : difference / allowed};
 }
 
-double returned_misfit(const Run& run, const Recipe& recipe,
-                       const Stages& stages, at::ScalarType precision) {
+Error returned_error(const Run& run, const Recipe& recipe, const Stages& stages,
+                     at::ScalarType precision) {
   const Tensor expected = returned_weights(run, recipe, stages);
-  if (!expected.defined()) return kInfinity;
+  if (!expected.defined()) return {};
   Tensor blind_rows;
   if (stages.blind.defined() && is_attention(recipe)) {
     Tensor seen = stages.blind.logical_not();
@@ -80,52 +80,52 @@ double returned_misfit(const Run& run, const Recipe& recipe,
         run.returned, in_shape_of(stages.weights, run.returned, false),
         blind_rows);
   }
-  return share_of(difference, allowed);
+  return error(difference, allowed);
 }
 
-double gradient_misfit(const Run& run, const Recipe& recipe,
-                       const Stages& stages, at::ScalarType precision) {
+Error gradient_error(const Run& run, const Recipe& recipe, const Stages& stages,
+                     at::ScalarType precision) {
   const std::array<Tensor, 3> expected = gradients(run, recipe);
-  double worst = 0;
+  Error worst{0, 0};
   for (int role = 0; role < 3; ++role) {
     if (!expected[role].defined()) continue;
     // A gradient of nothing has no size of its own.
     const double size = std::max(largest_finite(expected[role]),
                                  largest_finite(run.gradients[role]));
-    worst = std::max(
-        worst, share_of(largest_difference(run.gradients[role], expected[role]),
-                        4 * rounding_allowed(precision, stages, size)));
+    const Error one =
+        error(largest_difference(run.gradients[role], expected[role]),
+              4 * rounding_allowed(precision, stages, size));
+    if (one.share > worst.share) worst = one;
   }
   return worst;
 }
 
 // Rounding on the way is told by tensors of that type in the trace, or by what
 // it does: the error left is small beside the error that it explains.
-double narrow_misfit(const Run& run, const Recipe& recipe, const Stages& narrow,
+Errors narrow_errors(const Run& run, const Recipe& recipe, const Stages& narrow,
                      at::ScalarType precision) {
   const at::ScalarType type = type_of(recipe.narrow_type);
   Recipe wide = recipe;
   wide.narrow = Narrow::kNever;
   const std::optional<Stages> stages = run_recipe(run, wide);
-  if (!stages) return kInfinity;
-  const double error = largest_difference(run.out, stages->out);
+  if (!stages) return {};
+  const double rounding = largest_difference(run.out, stages->out);
   const double size = largest_finite(stages->out);
-  if (error <= rounding_allowed(precision, *stages, size) ||
-      error > rounding_allowed(type, *stages, size)) {
-    return kInfinity;
+  if (rounding <= rounding_allowed(precision, *stages, size) ||
+      rounding > rounding_allowed(type, *stages, size)) {
+    return {};
   }
-  if (run.returned.defined()) {
-    const double others = returned_misfit(run, wide, *stages, type);
-    if (others > 1) return others;
-  }
-  if (run.dout.defined()) {
-    const double others = gradient_misfit(run, wide, *stages, type);
-    if (others > 1) return others;
-  }
-  for (const Tensor& tensor : run.trace) {
-    if (tensor.scalar_type() == type) return 0;
-  }
-  return 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
+  const double left = largest_difference(run.out, narrow.out);
+  const bool traced =
+      std::any_of(run.trace.begin(), run.trace.end(),
+                  [&](const Tensor& x) { return x.scalar_type() == type; });
+  const double share =
+      traced ? 0 : 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
+  return {{left, share},
+          run.returned.defined() ? returned_error(run, wide, *stages, type)
+                                 : Error{0, 0},
+          run.dout.defined() ? gradient_error(run, wide, *stages, type)
+                             : Error{0, 0}};
 }
 
 }  // namespace
@@ -222,12 +222,13 @@ std::array<Tensor, 3> gradients(const Run& run, const Recipe& recipe) {
   return result;
 }
 
-double misfit(const Run& run, const Recipe& recipe, at::ScalarType precision) {
+Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision) {
   const at::NoGradGuard no_grad;
+  Errors found;
   const std::optional<Stages> stages = run_recipe(run, recipe);
-  if (!stages || stages->out.sizes() != run.out.sizes()) return kInfinity;
+  if (!stages || stages->out.sizes() != run.out.sizes()) return found;
   if (recipe.narrow != Narrow::kNever) {
-    return narrow_misfit(run, recipe, *stages, precision);
+    return narrow_errors(run, recipe, *stages, precision);
   }
   // Queries that see no key are left to the code, where it is attention. A
   // fault has to explain them.
@@ -236,19 +237,20 @@ double misfit(const Run& run, const Recipe& recipe, at::ScalarType precision) {
   // Heads and positions exchanged: a mask that blinds rows is no more theirs.
   if (rows.defined() &&
       rows.sizes() != run.out.sizes().slice(0, run.out.dim() - 1)) {
-    return kInfinity;
+    return found;
   }
-  const double allowed =
-      rounding_allowed(precision, *stages, largest_finite(stages->out));
-  double worst =
-      share_of(largest_difference(run.out, stages->out, rows), allowed);
-  if (worst <= 1 && run.returned.defined()) {
-    worst = std::max(worst, returned_misfit(run, recipe, *stages, precision));
-  }
-  if (worst <= 1 && run.dout.defined()) {
-    worst = std::max(worst, gradient_misfit(run, recipe, *stages, precision));
-  }
-  return worst;
+  found.out =
+      error(largest_difference(run.out, stages->out, rows),
+            rounding_allowed(precision, *stages, largest_finite(stages->out)));
+  if (found.out.share > 1) return found;
+  found.weights = run.returned.defined()
+                      ? returned_error(run, recipe, *stages, precision)
+                      : Error{0, 0};
+  if (found.weights.share > 1) return found;
+  found.gradients = run.dout.defined()
+                        ? gradient_error(run, recipe, *stages, precision)
+                        : Error{0, 0};
+  return found;
 }
 
 }  // namespace multihead::diagnosis

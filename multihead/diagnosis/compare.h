@@ -5,6 +5,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <limits>
+
 #include "multihead/diagnosis/recipe.h"
 #include "multihead/diagnosis/run.h"
 #include "multihead/diagnosis/variants.h"
@@ -37,9 +40,21 @@ at::Tensor returned_weights(const Run& run, const Recipe& recipe,
 /// Gradients of Σ out·dout for query, key and value where the run has them.
 std::array<at::Tensor, 3> gradients(const Run& run, const Recipe& recipe);
 
-/// The largest error of anything that the run returned, as a share of what
-/// rounding to `precision` may do: up to 1 it fits. Infinite where the recipe
-/// cannot be followed.
-double misfit(const Run& run, const Recipe& recipe, at::ScalarType precision);
+/// What remains of a tensor, and as a share of what rounding may do.
+struct Error {
+  double difference = std::numeric_limits<double>::infinity();
+  double share = std::numeric_limits<double>::infinity();
+};
+
+/// Errors of what a run returned; 0 for what it did not return. Infinite where
+/// the recipe cannot be followed, or where an earlier one is beyond rounding.
+struct Errors {
+  Error out, weights, gradients;
+
+  bool fit() const {
+    return out.share <= 1 && weights.share <= 1 && gradients.share <= 1;
+  }
+};
+Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision);
 
 }  // namespace multihead::diagnosis

@@ -98,7 +98,7 @@ class Evidence {
       if (tensor.dim() == 2 && is(tensor.slice(0, 0, matrix.size(0)))) {
         return true;
       }
-      if (tensor.dim() < 3 || tensor.dim() > 4) continue;
+      if (tensor.dim() < 3) continue;
       for (int64_t kept = 0; kept < tensor.dim() - 1; ++kept) {
         Tensor x = tensor;
         for (int64_t d = tensor.dim() - 2; d >= 0; --d) {

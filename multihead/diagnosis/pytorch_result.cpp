@@ -2,6 +2,7 @@
 #include "multihead/diagnosis/pytorch_result.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/zeros.h>
 
 #include "multihead/diagnosis/masking.h"
@@ -33,21 +34,26 @@ AttentionLayer layer_of(const Run& run, const Recipe& recipe) {
   const auto in = [&](const Tensor& x) {
     return x.defined() ? x.to(run.dtype).contiguous() : x;
   };
-  AttentionLayer layer{.embed_dim = from.output.weight.defined()
-                                        ? out_in(from.output, recipe).size(0)
-                                        : run.sizes.embed_dim,
-                       .num_heads = run.sizes.heads,
-                       .num_kv_heads = run.sizes.kv_heads,
-                       .head_dim = run.sizes.width,
-                       .q_proj_weight = in(out_in(from.query, recipe)),
-                       .k_proj_weight = in(out_in(from.key, recipe)),
-                       .v_proj_weight = in(out_in(from.value, recipe)),
-                       .q_proj_bias = in(from.query.bias),
-                       .k_proj_bias = in(from.key.bias),
-                       .v_proj_bias = in(from.value.bias),
-                       .out_proj_weight = in(out_in(from.output, recipe)),
-                       .out_proj_bias = in(from.output.bias),
-                       .batch_first = true};
+  AttentionLayer layer{
+      .embed_dim = from.output.weight.defined()
+                       ? out_in(from.output, recipe).size(0)
+                       : run.sizes.embed_dim,
+      .num_heads = run.sizes.heads,
+      .num_kv_heads = run.sizes.kv_heads,
+      .head_dim = run.sizes.width,
+      .q_proj_weight = in(out_in(from.query, recipe)),
+      .k_proj_weight = in(out_in(from.key, recipe)),
+      .v_proj_weight = in(out_in(from.value, recipe)),
+      .q_proj_bias = in(from.query.bias),
+      .k_proj_bias = in(from.key.bias),
+      .v_proj_bias = in(from.value.bias),
+      // A product with the identity keeps every bit.
+      .out_proj_weight = from.output.weight.defined()
+                             ? in(out_in(from.output, recipe))
+                             : at::eye(run.sizes.heads * run.sizes.width,
+                                       at::TensorOptions(run.dtype)),
+      .out_proj_bias = in(from.output.bias),
+      .batch_first = true};
   const bool biased = layer.q_proj_bias.defined();
   const bool packed =
       layer.q_proj_weight.sizes() == layer.k_proj_weight.sizes() &&
@@ -105,6 +111,10 @@ std::vector<Tensor> pytorch_results(const Run& run, const Recipe& recipe) {
   for (const auto* matrix :
        {&weights.query, &weights.key, &weights.value, &weights.output}) {
     if (!matrix->weight.defined()) return {};
+  }
+  if (!weights.output.weight.defined() &&
+      run.sizes.heads * run.sizes.width != run.sizes.embed_dim) {
+    return {};
   }
   if (run.scale) return {};
   return layer_results(run, recipe);

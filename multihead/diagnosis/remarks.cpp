@@ -66,10 +66,10 @@ std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
   return all;
 }
 
-Finding pairs_left_out() {
+Finding search_cut_short() {
   return {
-      .name = "pairs_left_out",
-      .sentence = "Pairs of faults were not searched: the tensors are large.",
+      .name = "search_cut_short",
+      .sentence = "The search for faults was cut short: the tensors are large.",
       .remedy = "Save a small case, of a few positions and features."};
 }
 

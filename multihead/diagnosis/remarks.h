@@ -17,6 +17,6 @@ std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
                              bool in_float);
 
 /// On a search that was cut short.
-Finding pairs_left_out();
+Finding search_cut_short();
 
 }  // namespace multihead::diagnosis

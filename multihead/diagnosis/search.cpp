@@ -16,8 +16,10 @@
 namespace multihead::diagnosis {
 namespace {
 
-// Seconds that the pairs of one run may take.
-constexpr double kLongestSearch = 20;
+using Clock = std::chrono::steady_clock;
+
+// After so long a search is cut short: it then has large tensors.
+constexpr std::chrono::seconds kLongestSearch{30};
 
 using Changes = std::vector<Pick>;
 using Conventions = std::vector<const Convention*>;
@@ -48,8 +50,8 @@ std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
 
 class Search {
  public:
-  Search(std::span<const Run> runs, bool in_float)
-      : runs_(runs), in_float_(in_float) {
+  Search(std::span<const Run> runs, bool in_float, Clock::time_point deadline)
+      : runs_(runs), in_float_(in_float), deadline_(deadline) {
     Conventions concerned;
     for (const Convention& convention : all_conventions()) {
       const bool concerns =
@@ -87,7 +89,7 @@ class Search {
     return found;
   }
 
-  bool pairs_left_out() const { return pairs_left_out_; }
+  bool cut_short() const { return cut_short_; }
 
  private:
   // All sets, the empty one first; of sets that come to the same, one.
@@ -114,7 +116,7 @@ class Search {
   bool fits(const Run& run, const Recipe& recipe) const {
     const auto precision =
         in_float_ && run.dtype == at::kDouble ? at::kFloat : run.dtype;
-    return misfit(run, recipe, precision) <= 1;
+    return errors(run, recipe, precision).fit();
   }
 
   // Index of the first run that the recipe does not explain.
@@ -146,7 +148,6 @@ class Search {
   // What each fault alone does to a run: explains it, changes it, or nothing.
   struct Effects {
     Changes fitting, changing, idle;
-    double seconds;  // for one of them
   };
 
   const Effects& effects(const Run& run, const Recipe& start,
@@ -154,11 +155,10 @@ class Search {
     const auto [entry, is_new] = effects_.try_emplace({&run, conventions});
     Effects& effects = entry->second;
     if (!is_new) return effects;
-    const auto begin = std::chrono::steady_clock::now();
     const std::optional<Stages> plain = run_recipe(run, start);
     for (const Pick& pick : picks_) {
       const std::optional<Recipe> recipe = changed(start, {pick});
-      if (!recipe) continue;
+      if (!recipe || is_late()) continue;
       if (fits(run, *recipe)) {
         effects.fitting.push_back(pick);
         continue;
@@ -167,24 +167,15 @@ class Search {
       const bool same = plain && stages && is_same(*plain, *stages);
       (same ? effects.idle : effects.changing).push_back(pick);
     }
-    const std::chrono::duration<double> taken =
-        std::chrono::steady_clock::now() - begin;
-    effects.seconds = taken.count() / picks_.size();
     return effects;
   }
 
   std::vector<Changes> pairs(const Run& run, const Recipe& start,
                              const Effects& effects) {
-    const auto& [fitting, changing, idle, seconds] = effects;
-    const double tries = fitting.size() * static_cast<double>(picks_.size()) +
-                         0.5 * changing.size() * changing.size();
-    if (seconds * tries > kLongestSearch) {
-      pairs_left_out_ = true;
-      return {};
-    }
+    const auto& [fitting, changing, idle] = effects;
     std::vector<Changes> found;
     const auto attempt = [&](const Pick& a, const Pick& b) {
-      if (a.fault == b.fault) return;
+      if (a.fault == b.fault || is_late()) return;
       const std::optional<Recipe> recipe = changed(start, {a, b});
       if (recipe && fits(run, *recipe)) found.push_back({a, b});
     };
@@ -199,6 +190,11 @@ class Search {
     return found;
   }
 
+  bool is_late() {
+    cut_short_ = cut_short_ || Clock::now() > deadline_;
+    return cut_short_;
+  }
+
   // Nothing that leaves a run tells the two apart.
   static bool is_same(const Stages& a, const Stages& b) {
     return largest_difference(a.out, b.out) == 0 &&
@@ -207,7 +203,8 @@ class Search {
 
   std::span<const Run> runs_;
   bool in_float_;
-  bool pairs_left_out_ = false;
+  Clock::time_point deadline_;
+  bool cut_short_ = false;
   std::vector<std::vector<Conventions>> sets_;
   Changes picks_;
   std::map<std::tuple<const Run*, Conventions, size_t>, std::vector<Changes>>
@@ -215,24 +212,35 @@ class Search {
   std::map<std::tuple<const Run*, Conventions>, Effects> effects_;
 };
 
+// float64 runs that may round to float32 on the way.
+bool may_be_narrow(const Run& run) {
+  if (run.dtype != at::kDouble || run.trace.empty()) {
+    return run.dtype == at::kDouble;
+  }
+  return std::any_of(run.trace.begin(), run.trace.end(),
+                     [](const at::Tensor& tensor) {
+                       return tensor.scalar_type() != at::kDouble;
+                     });
+}
+
 }  // namespace
 
 SearchResult search(std::span<const Run> runs) {
-  const bool wide = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
-    return run.dtype == at::kDouble;
-  });
-  Search strict(runs, /*in_float=*/false), loose(runs, /*in_float=*/true);
+  const bool narrow = std::any_of(runs.begin(), runs.end(), may_be_narrow);
+  const auto deadline = Clock::now() + kLongestSearch;
+  Search strict(runs, /*in_float=*/false, deadline);
+  Search loose(runs, /*in_float=*/true, deadline);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first.
   using Level = std::pair<Search&, size_t>;
   for (const auto& [precision, faults] :
        {Level{strict, 0}, Level{strict, 1}, Level{loose, 0}, Level{strict, 2},
         Level{loose, 1}, Level{loose, 2}}) {
-    if (&precision == &loose && !wide) continue;
+    if (&precision == &loose && !narrow) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
     if (!found.empty()) return {std::move(found), false};
   }
-  return {{}, strict.pairs_left_out() || loose.pairs_left_out()};
+  return {{}, strict.cut_short() || loose.cut_short()};
 }
 
 }  // namespace multihead::diagnosis

@@ -29,7 +29,7 @@ struct SearchResult {
   /// All explanations with the fewest faults, at most two, and among them the
   /// fewest conventions. Empty: nothing in the catalogue gives what came out.
   std::vector<Explanation> explanations;
-  bool pairs_left_out = false;  ///< they would have taken too long
+  bool cut_short = false;  ///< it would have taken too long
 };
 
 /// Runs that tell most come first.
