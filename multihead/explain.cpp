@@ -256,7 +256,6 @@ void describe(std::span<const Run> runs, const Explanation& best,
     verdict.faults.push_back(finding(pick, failing->sizes));
   }
   for (const Convention* convention : best.conventions) {
-    if (convention->sentence.empty()) continue;
     verdict.assumptions.push_back(finding(*convention));
   }
   if (!best.faults.empty()) {

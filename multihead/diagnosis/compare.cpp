@@ -128,6 +128,37 @@ Errors narrow_errors(const Run& run, const Recipe& recipe, const Stages& narrow,
                              : Error{0, 0}};
 }
 
+Errors errors_of(const Run& run, const Recipe& recipe,
+                 const std::optional<Stages>& stages,
+                 at::ScalarType precision) {
+  Errors found;
+  if (!stages || stages->out.sizes() != run.out.sizes()) return found;
+  if (recipe.narrow != Narrow::kNever) {
+    return narrow_errors(run, recipe, *stages, precision);
+  }
+  // Queries that see no key are left to the code, where it is attention. A
+  // fault has to explain them.
+  const Tensor rows =
+      is_attention(recipe) ? seeing_rows(run, *stages) : Tensor();
+  // Heads and positions exchanged: a mask that blinds rows is no more theirs.
+  if (rows.defined() &&
+      rows.sizes() != run.out.sizes().slice(0, run.out.dim() - 1)) {
+    return found;
+  }
+  found.out =
+      error(largest_difference(run.out, stages->out, rows),
+            rounding_allowed(precision, *stages, largest_finite(stages->out)));
+  if (found.out.share > 1) return found;
+  found.weights = run.returned.defined()
+                      ? returned_error(run, recipe, *stages, precision)
+                      : Error{0, 0};
+  if (found.weights.share > 1) return found;
+  found.gradients = run.dout.defined()
+                        ? gradient_error(run, recipe, *stages, precision)
+                        : Error{0, 0};
+  return found;
+}
+
 }  // namespace
 
 double rounding_allowed(at::ScalarType precision, const Stages& stages,
@@ -224,32 +255,22 @@ std::array<Tensor, 3> gradients(const Run& run, const Recipe& recipe) {
 
 Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision) {
   const at::NoGradGuard no_grad;
-  Errors found;
-  const std::optional<Stages> stages = run_recipe(run, recipe);
-  if (!stages || stages->out.sizes() != run.out.sizes()) return found;
-  if (recipe.narrow != Narrow::kNever) {
-    return narrow_errors(run, recipe, *stages, precision);
+  std::optional<Stages> stages = run_recipe(run, recipe);
+  const Errors found = errors_of(run, recipe, stages, precision);
+  // What becomes of rows, or of other lines of a softmax, in which everything
+  // is blocked, is up to the code: 0, NaN or, of a finite sentinel, equal
+  // weights.
+  const bool may_differ =
+      stages && (stages->blind.defined() ||
+                 (stages->blocks && recipe.normalise != Normalise::kOverKeys));
+  if (found.fit() || !may_differ || is_attention(recipe)) return found;
+  for (const Blind blind : {Blind::kNaN, Blind::kUniform}) {
+    Recipe other = recipe;
+    other.blind = blind;
+    stages = run_recipe(run, other);
+    const Errors others = errors_of(run, other, stages, precision);
+    if (others.fit()) return others;
   }
-  // Queries that see no key are left to the code, where it is attention. A
-  // fault has to explain them.
-  const Tensor rows =
-      is_attention(recipe) ? seeing_rows(run, *stages) : Tensor();
-  // Heads and positions exchanged: a mask that blinds rows is no more theirs.
-  if (rows.defined() &&
-      rows.sizes() != run.out.sizes().slice(0, run.out.dim() - 1)) {
-    return found;
-  }
-  found.out =
-      error(largest_difference(run.out, stages->out, rows),
-            rounding_allowed(precision, *stages, largest_finite(stages->out)));
-  if (found.out.share > 1) return found;
-  found.weights = run.returned.defined()
-                      ? returned_error(run, recipe, *stages, precision)
-                      : Error{0, 0};
-  if (found.weights.share > 1) return found;
-  found.gradients = run.dout.defined()
-                        ? gradient_error(run, recipe, *stages, precision)
-                        : Error{0, 0};
   return found;
 }
 

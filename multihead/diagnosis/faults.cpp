@@ -26,11 +26,6 @@ std::span<const Fault> all_faults() {
 
 namespace {
 
-bool has_mask(const Run& run) {
-  return run.mask.numbers.defined() || run.padding.numbers.defined() ||
-         run.causal != CausalRequest::kNo;
-}
-
 const Convention kConventions[] = {
     {"mask_keeps", "The mask is read as True (or 1) = may attend.",
      "If True is meant to block, say mask=\"blocked\".",
@@ -72,11 +67,6 @@ const Convention kConventions[] = {
      "asked.",
      "", [](const Run& run) { return run.causal == CausalRequest::kUnknown; },
      [](Recipe& r) { r.causal_by_itself = true; }},
-    // The two tell on queries whose keys are all blocked.
-    {"finite_sentinel", "", "", has_mask,
-     [](Recipe& r) { r.blind = Blind::kUniform; }},
-    {"blind_rows_are_nan", "", "", has_mask,
-     [](Recipe& r) { r.blind = Blind::kNaN; }},
     {"drops_output_too",
      "In training it drops elements of the output too, not only weights.", "",
      [](const Run& run) {

@@ -6,6 +6,13 @@
 namespace multihead::diagnosis {
 namespace {
 
+template <Split split, bool query, bool key, bool value>
+void split_as(Recipe& r) {
+  if constexpr (query) r.split[0] = split;
+  if constexpr (key) r.split[1] = split;
+  if constexpr (value) r.split[2] = split;
+}
+
 constexpr std::string_view kTransposedRemedy =
     "nn.Linear stores its weight as (out, in) and computes x @ weight.T; a "
     "matrix written for x @ W is (in, out). As the matrix is square, no error "
@@ -209,16 +216,31 @@ const std::vector<Fault> kHeads = {
      kHeadsStage,
      "Heads are split without exchanging positions and heads.",
      kHeadsSplitRemedy,
-     {{[](Recipe& r) { r.split = Split::kNotTransposed; },
+     {{split_as<Split::kNotTransposed, true, true, true>,
        "The features are viewed as (B, H, L, d) at once."},
-      {[](Recipe& r) { r.split = Split::kHeadsAsPositions; },
+      {split_as<Split::kHeadsAsPositions, true, true, true>,
        "The heads stay (B, L, H, d): each position attends among its own "
-       "heads, and nothing passes between positions."}}},
+       "heads, and nothing passes between positions."},
+      {split_as<Split::kNotTransposed, true, false, false>,
+       "It is the queries."},
+      {split_as<Split::kNotTransposed, false, true, false>, "It is the keys."},
+      {split_as<Split::kNotTransposed, false, false, true>,
+       "It is the values."}}},
+    {"heads_not_split",
+     kHeadsStage,
+     "The heads are not split: one head attends with all {E} features.",
+     kHeadsSplitRemedy,
+     {{split_as<Split::kOneHead, true, true, true>},
+      {[](Recipe& r) {
+         split_as<Split::kOneHead, true, true, true>(r);
+         r.scale = Scale::kRootOfOneHead;
+       },
+       "Its scores are divided by sqrt({D})."}}},
     {"heads_interleaved",
      kHeadsStage,
      "Heads are interleaved: head h takes the features h, h + H, h + 2H, …",
      kHeadsSplitRemedy,
-     {{[](Recipe& r) { r.split = Split::kFeatureMajor; }}}},
+     {{split_as<Split::kFeatureMajor, true, true, true>}}},
     {"groups_tiled",
      kHeadsStage,
      "Key/value heads are tiled (0 1 0 1), not repeated (0 0 1 1).",
@@ -240,7 +262,9 @@ const std::vector<Fault> kHeads = {
      "The number of groups is taken for their size: query head h reads "
      "key/value head h // G.",
      kHeadsGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kCountForSize; }}}},
+     {{[](Recipe& r) { r.groups = Groups::kCountForSize; }},
+      {[](Recipe& r) { r.groups = Groups::kCountForSizeClamped; },
+       "Beyond the last one it stays there."}}},
     {"values_are_keys",
      kHeadsStage,
      "The weights are multiplied with the keys, not with the values.",
@@ -266,6 +290,13 @@ const std::vector<Fault> kHeads = {
      "The scores are keys times keys, not queries times keys.",
      kHeadsRoleRemedy,
      {{[](Recipe& r) { r.roles = {1, 1, 2}; }}}},
+    {"keys_reshaped",
+     kHeadsStage,
+     "The keys are reshaped to (d, L), not transposed.",
+     "`k.transpose(-2, -1)` moves each number; a view or reshape only reads "
+     "the "
+     "same numbers in rows of another length.",
+     {{[](Recipe& r) { r.keys_reshaped = true; }}}},
     {"queries_and_keys_exchanged",
      kHeadsStage,
      "The scores are keys times queries: their rows are keys.",

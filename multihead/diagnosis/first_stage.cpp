@@ -8,6 +8,8 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
+
 #include "multihead/diagnosis/compare.h"
 
 namespace multihead::diagnosis {
@@ -30,16 +32,18 @@ bool same_numbers(const Tensor& candidate, const Tensor& wanted,
   return largest_difference(x, y) <= allowed;
 }
 
-// The stage as a whole, one head, one head of one item.
-std::vector<Tensor> views_of(const Tensor& stage) {
-  std::vector<Tensor> views = {stage};
+// What shows a stage: all of it; its first and last head; both of one item, as
+// loops compute them.
+std::vector<std::vector<Tensor>> pieces_of(const Tensor& stage) {
+  std::vector<std::vector<Tensor>> pieces = {{stage}};
   if (stage.dim() == 4) {
-    views.push_back(stage.select(1, 0));
-    views.push_back(stage.select(1, 0).select(0, 0));
+    const Tensor first = stage.select(1, 0), last = stage.select(1, -1);
+    pieces.push_back({first, last});
+    pieces.push_back({first.select(0, 0), last.select(0, 0)});
   } else if (stage.dim() == 3) {
-    views.push_back(stage.select(0, 0));
+    pieces.push_back({stage.select(0, 0)});
   }
-  return views;
+  return pieces;
 }
 
 double allowed_for(const Tensor& stage, const Stages& reference,
@@ -53,17 +57,20 @@ class Evidence {
       : run_(run), reference_(reference), precision_(precision) {}
 
   bool has(const Tensor& stage) const {
-    for (const Tensor& view : views_of(stage)) {
-      if (in_trace(run_, view, allowed_for(stage, reference_, precision_))) {
-        return true;
-      }
+    const double allowed = allowed_for(stage, reference_, precision_);
+    for (const std::vector<Tensor>& pieces : pieces_of(stage)) {
+      const bool all = std::all_of(
+          pieces.begin(), pieces.end(),
+          [&](const Tensor& piece) { return in_trace(run_, piece, allowed); });
+      if (all) return true;
     }
     return false;
   }
 
-  // Head 0 of item 0 stands in some tensor as a matrix (L, D).
-  bool has_head(int role) const {
-    return has_matrix(reference_.heads[role].select(0, 0).select(0, 0));
+  // Item 0's first and last head stand in some tensor as matrices (L, D).
+  bool has_heads(int role) const {
+    const Tensor heads = reference_.heads[role].select(0, 0);
+    return has_matrix(heads.select(0, 0)) && has_matrix(heads.select(0, -1));
   }
 
   // Item 0 as a matrix (L, H·D): its numbers are those of the heads, so that
@@ -88,11 +95,13 @@ class Evidence {
   }
 
  private:
-  // As the first rows, or with any one dimension beside the last.
+  // With any one dimension beside the last, at the first or last place of the
+  // others; or as the first rows.
   bool has_matrix(const Tensor& matrix) const {
     const double allowed = allowed_for(matrix, reference_, precision_);
     const auto is = [&](const Tensor& x) {
-      return largest_difference(x.to(at::kDouble), matrix) <= allowed;
+      return x.sizes() == matrix.sizes() &&
+             largest_difference(x.to(at::kDouble), matrix) <= allowed;
     };
     for (const Tensor& tensor : run_.trace) {
       if (tensor.dim() == 2 && is(tensor.slice(0, 0, matrix.size(0)))) {
@@ -100,11 +109,12 @@ class Evidence {
       }
       if (tensor.dim() < 3) continue;
       for (int64_t kept = 0; kept < tensor.dim() - 1; ++kept) {
-        Tensor x = tensor;
-        for (int64_t d = tensor.dim() - 2; d >= 0; --d) {
-          if (d != kept) x = x.select(d, 0);
+        if (tensor.size(kept) != matrix.size(0)) continue;
+        Tensor rows = tensor.movedim(kept, -2).flatten(0, -3);
+        // Few: items times heads.
+        for (const Tensor& x : rows.unbind(0)) {
+          if (is(x)) return true;
         }
-        if (is(x)) return true;
       }
     }
     return false;
@@ -129,15 +139,15 @@ std::optional<Stage> from_trace(const Run& run, const Stages& reference,
   if (evidence.has_merged()) return Stage::kOutput;
   if (evidence.has(reference.context)) return Stage::kMerge;
   if (evidence.has(reference.weights)) {
-    return evidence.has_head(2) ? Stage::kContext
-                                : heads_or_projections(evidence, reference);
+    return evidence.has_heads(2) ? Stage::kContext
+                                 : heads_or_projections(evidence, reference);
   }
   if (evidence.has(reference.masked_scores) || evidence.has(reference.scores)) {
     return evidence.has_other_weights() ? Stage::kMaskedScores
                                         : Stage::kWeights;
   }
   // Without weights the inputs are the heads.
-  return !run.has_weights || (evidence.has_head(0) && evidence.has_head(1))
+  return !run.has_weights || (evidence.has_heads(0) && evidence.has_heads(1))
              ? Stage::kScores
              : heads_or_projections(evidence, reference);
 }

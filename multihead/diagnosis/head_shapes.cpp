@@ -25,12 +25,15 @@ Tensor split_heads(const Tensor& x, int64_t heads, Split split) {
       return x.view({batch, length, width, heads}).permute({0, 3, 1, 2});
     case Split::kHeadsAsPositions:
       return x.view({batch, length, heads, width});
+    case Split::kOneHead:
+      return x.unsqueeze(1);
   }
   throw Impossible();
 }
 
 Tensor expand_groups(const Tensor& x, const Sizes& sizes, Groups groups) {
   if (sizes.heads == sizes.kv_heads) return x;
+  need(x.size(1) == sizes.kv_heads);
   std::vector<int64_t> heads(sizes.heads);
   for (int64_t h = 0; h < sizes.heads; ++h) {
     switch (groups) {
@@ -49,6 +52,9 @@ Tensor expand_groups(const Tensor& x, const Sizes& sizes, Groups groups) {
       case Groups::kCountForSize:
         heads[h] = h / sizes.kv_heads;
         break;
+      case Groups::kCountForSizeClamped:
+        heads[h] = std::min(h / sizes.kv_heads, sizes.kv_heads - 1);
+        break;
     }
     need(heads[h] < sizes.kv_heads);
   }
@@ -56,7 +62,7 @@ Tensor expand_groups(const Tensor& x, const Sizes& sizes, Groups groups) {
 }
 
 Tensor merge_heads(const Tensor& context, const Recipe& recipe) {
-  const bool positions_first = recipe.split == Split::kHeadsAsPositions;
+  const bool positions_first = recipe.split[0] == Split::kHeadsAsPositions;
   switch (recipe.merge) {
     case Merge::kByHead:
       return (positions_first ? context : context.transpose(1, 2)).flatten(2);

@@ -161,7 +161,7 @@ std::optional<Masked> mask_scores(const Run& run, const Recipe& recipe,
     if (future.defined()) unite(effect.blocked, future);
   }
 
-  Masked result{scores, {}, {}};
+  Masked result{.scores = scores, .blocks = effect.blocked.defined()};
   if (effect.factor.defined()) result.scores = result.scores * effect.factor;
   if (effect.added.defined()) result.scores = result.scores + effect.added;
   if (effect.blocked.defined()) {

@@ -13,9 +13,10 @@
 namespace multihead::diagnosis {
 
 struct Masked {
-  at::Tensor scores;      ///< (B, H, Lq, Lk)
-  at::Tensor blind;       ///< bool (B, H, Lq): no key left; undefined: none
-  at::Tensor keep_after;  ///< 0 or 1, for the weights; undefined: nothing
+  at::Tensor scores = {};  ///< (B, H, Lq, Lk)
+  at::Tensor blind = {};   ///< bool (B, H, Lq): no key left; undefined: none
+  bool blocks = false;     ///< some score is blocked
+  at::Tensor keep_after = {};  ///< 0 or 1, for the weights; undefined: nothing
 };
 
 /// scores (B, H, Lq, Lk). nullopt: these shapes do not allow it.

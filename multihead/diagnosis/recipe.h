@@ -12,21 +12,23 @@
 namespace multihead::diagnosis {
 
 enum class Split {
-  kByHead,           ///< (B, L, H·D) → (B, L, H, D) → (B, H, L, D)
-  kNotTransposed,    ///< read as (B, H, L, D) at once
-  kFeatureMajor,     ///< read as (B, L, D, H): head h has features h, h+H, …
-  kHeadsAsPositions  ///< left as (B, L, H, D): heads attend to heads
+  kByHead,            ///< (B, L, H·D) → (B, L, H, D) → (B, H, L, D)
+  kNotTransposed,     ///< read as (B, H, L, D) at once
+  kFeatureMajor,      ///< read as (B, L, D, H): head h has features h, h+H, …
+  kHeadsAsPositions,  ///< left as (B, L, H, D): heads attend to heads
+  kOneHead            ///< (B, 1, L, H·D)
 };
 
 enum class Merge { kByHead, kNotTransposed, kFeatureMajor, kMean, kSum };
 
 /// Which key/value head query head h reads.
 enum class Groups {
-  kRepeated,     ///< h / (H / G): 0 0 1 1
-  kTiled,        ///< h mod G: 0 1 0 1
-  kFirst,        ///< 0
-  kClamped,      ///< min(h, G − 1)
-  kCountForSize  ///< h / G
+  kRepeated,            ///< h / (H / G): 0 0 1 1
+  kTiled,               ///< h mod G: 0 1 0 1
+  kFirst,               ///< 0
+  kClamped,             ///< min(h, G − 1)
+  kCountForSize,        ///< h / G
+  kCountForSizeClamped  ///< min(h / G, G − 1)
 };
 
 enum class Scale {
@@ -41,6 +43,9 @@ enum class Scale {
   kRootOfQueries,
   kRootOfHeads,
   kRootOfGroups,
+  kRootOfOneHead,  ///< of the head width, where heads are not split
+  kFourthRoot,
+  kWidthSquared,
   kMultiplied,
   kAfterSoftmax
 };
@@ -98,6 +103,7 @@ enum class Dropout {
   kOnWeights,
   kMissing,
   kLeftOn,
+  kLeftOnOutput,
   kBeforeMask,
   kBeforeSoftmax,
   kNotRescaled,
@@ -135,9 +141,10 @@ struct Recipe {
   std::array<bool, 3> unprojected = {};
 
   // Heads. roles: which projected tensor is taken for each.
-  Split split = Split::kByHead;
+  std::array<Split, 3> split = {};
   Groups groups = Groups::kRepeated;
   std::array<int, 3> roles = {0, 1, 2};
+  bool keys_reshaped = false;    ///< (L, D) read as (D, L), not transposed
   bool batch_exchanged = false;  ///< attends over the batch
 
   // Scores and masks.
@@ -167,7 +174,8 @@ struct Recipe {
   bool weights_in_out = false;
   bool fused_head_by_head = false;
   bool causal_by_itself = false;
-  Blind blind = Blind::kZero;
+
+  Blind blind = Blind::kZero;  ///< errors() tries each
 
   bool operator==(const Recipe&) const = default;
 };

@@ -127,6 +127,12 @@ double scale_of(const Run& run, const Recipe& recipe, const Tensor& query,
     case Scale::kRootOfGroups:
       need(run.sizes.kv_heads != run.sizes.heads);
       return root(run.sizes.kv_heads);
+    case Scale::kRootOfOneHead:
+      return root(run.sizes.width);
+    case Scale::kFourthRoot:
+      return std::sqrt(width);
+    case Scale::kWidthSquared:
+      return std::pow(width, 4);
     case Scale::kMultiplied:
       return 1.0 / run.scale.value_or(width);
   }
@@ -179,7 +185,8 @@ Tensor normalise(const Tensor& scores, Normalise how) {
 
 bool drops(const Run& run, const Recipe& recipe) {
   return run.training ? run.dropout_p > 0.0
-                      : recipe.dropout == Dropout::kLeftOn;
+                      : recipe.dropout == Dropout::kLeftOn ||
+                            recipe.dropout == Dropout::kLeftOnOutput;
 }
 
 // `draws` (1 = kept) on x, as torch.dropout would.
@@ -208,6 +215,7 @@ Tensor drop_weights(const Run& run, const Recipe& recipe,
     case Dropout::kOnContext:
     case Dropout::kOnMerged:
     case Dropout::kOnOutput:
+    case Dropout::kLeftOnOutput:
     case Dropout::kMissing:
       return weights;
   }
@@ -272,6 +280,7 @@ Tensor finish(const Run& run, const Recipe& recipe, const Stages& stages) {
   Tensor out = project_out(run, recipe, stages);
   out = drop_later(run, recipe, out, Dropout::kOnOutput);
   out = drop_later(run, recipe, out, Dropout::kOnOutputToo);
+  out = drop_later(run, recipe, out, Dropout::kLeftOnOutput);
   if (recipe.input_added) {
     need(out.sizes() == run.inputs[0].sizes());
     out = out + run.inputs[0];
@@ -292,12 +301,16 @@ void attend(const Run& run, const Recipe& recipe, Stages& stages) {
        query.size(0) == key.size(0) && value.size(0) == key.size(0));
 
   const double scale = scale_of(run, recipe, query, key);
-  stages.scores =
-      rounded_everywhere(query.matmul(key.transpose(-2, -1)) * scale, recipe);
+  const Tensor keys =
+      recipe.keys_reshaped
+          ? key.reshape({key.size(0), key.size(1), key.size(3), key.size(2)})
+          : key.transpose(-2, -1);
+  stages.scores = rounded_everywhere(query.matmul(keys) * scale, recipe);
   Tensor scores = drop_scores(run, recipe, stages.scores, Dropout::kBeforeMask);
   const std::optional<Masked> masked = mask_scores(run, recipe, scores);
   need(masked.has_value());
   stages.blind = masked->blind;
+  stages.blocks = masked->blocks;
   stages.masked_scores = masked->scores;
   scores = drop_scores(run, recipe, masked->scores, Dropout::kBeforeSoftmax);
 
@@ -332,13 +345,16 @@ void attend(const Run& run, const Recipe& recipe, Stages& stages) {
 }
 
 Stages follow(const Run& run, const Recipe& recipe) {
+  // Without projections, whose input it is and whose role it plays are one.
+  need(run.has_weights || recipe.inputs == Recipe{}.inputs);
   Stages stages;
   stages.projected = project_all(run, recipe);
   for (int role = 0; role < 3; ++role) {
     const int64_t heads = role == 0 ? run.sizes.heads : run.sizes.kv_heads;
-    stages.heads[role] = run.has_weights ? split_heads(stages.projected[role],
-                                                       heads, recipe.split)
-                                         : stages.projected[role];
+    const Tensor& projected = stages.projected[role];
+    stages.heads[role] = run.has_weights
+                             ? split_heads(projected, heads, recipe.split[role])
+                             : projected;
   }
   attend(run, recipe, stages);
   stages.merged =
@@ -353,8 +369,7 @@ Stages follow(const Run& run, const Recipe& recipe) {
 // Attention over the batch: first and second dimension exchanged, on the way
 // in and on the way out.
 Stages follow_exchanged(const Run& run, const Recipe& recipe) {
-  need(run.has_weights && !run.mask.numbers.defined() &&
-       !run.padding.numbers.defined() && !drops(run, recipe) &&
+  need(run.has_weights && !drops(run, recipe) &&
        run.sizes.queries == run.sizes.keys);
   Run exchanged = run;
   exchanged.projections.clear();

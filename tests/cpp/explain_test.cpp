@@ -140,6 +140,9 @@ std::vector<Observation> dropout_calls(const Layer& layer, const Tensor& x) {
           with({{"x", x}}, "dropout_keep",
                at::rand({kBatch, kHeads, kQueries, kEmbed / kHeads}).gt(0.25)),
           training),
+      observe(layer, "evaluation, output",
+              with({{"x", x}}, "dropout_keep", at::rand(x.sizes()).gt(0.25)),
+              {{"dropout_p", "0.25"}}),
       observe(layer, "evaluation", kept, {{"dropout_p", "0.25"}}),
   };
 }
