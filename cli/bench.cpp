@@ -7,54 +7,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
-#include <memory>
-#include <span>
 #include <stdexcept>
 
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
 #include "cli/commands.h"
+#include "cli/destination.h"
 #include "multihead/functional.h"
-#include "multihead/safetensors_file.h"
 
 namespace cli {
 namespace {
-
-using multihead::safetensors::OutputFile;
-
-// Where a text goes: a file that appears as a whole, or standard output. It is
-// opened before anything runs, so that a typing error costs no time.
-class Destination {
- public:
-  Destination(const char* option, const std::string& path) {
-    if (path.empty() || path == "-") {
-      standard_output_ = path == "-";
-      return;
-    }
-    const std::string where =
-        std::string("multihead bench: ") + option + " " + path;
-    if (std::filesystem::exists(path) &&
-        !std::filesystem::is_regular_file(path))
-      throw std::invalid_argument(where + ": must be a regular file");
-    file_ = std::make_unique<OutputFile>(path, where);
-  }
-
-  bool standard_output() const { return standard_output_; }
-
-  void write(const Run& run, std::string (*text_of)(const Run&)) {
-    if (!standard_output_ && !file_) return;
-    const std::string text = text_of(run);
-    if (standard_output_) std::fputs(text.c_str(), stdout);
-    if (!file_) return;
-    file_->write_at(0, std::as_bytes(std::span(text)));
-    file_->commit();
-  }
-
- private:
-  bool standard_output_ = false;
-  std::unique_ptr<OutputFile> file_;
-};
 
 std::vector<BenchCase> selected_cases(const BenchOptions& options,
                                       const std::string& isa) {
@@ -125,8 +87,10 @@ int bench(const BenchOptions& options) {
     list(cases);
     return 0;
   }
-  Destination json("--json", options.json), csv("--csv", options.csv),
-      markdown("--markdown", options.markdown), svg("--svg", options.svg);
+  Destination json("bench: --json", options.json),
+      csv("bench: --csv", options.csv),
+      markdown("bench: --markdown", options.markdown),
+      svg("bench: --svg", options.svg);
   const int outputs = json.standard_output() + csv.standard_output() +
                       markdown.standard_output() + svg.standard_output();
   if (outputs > 1)
@@ -160,10 +124,14 @@ int bench(const BenchOptions& options) {
     table->closing(run, std::chrono::duration<double>(
                             std::chrono::steady_clock::now() - start)
                             .count());
-  json.write(run, to_json);
-  csv.write(run, to_csv);
-  markdown.write(run, to_markdown);
-  svg.write(run, to_svg);
+  for (const auto& [to, text_of] :
+       std::initializer_list<
+           std::pair<Destination*, std::string (*)(const Run&)>>{
+           {&json, to_json},
+           {&csv, to_csv},
+           {&markdown, to_markdown},
+           {&svg, to_svg}})
+    if (to->wanted()) to->write(text_of(run));
   for (const Measurement& m : run.measurements)
     if (!m.right()) return 1;
   return 0;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/bench_report.h"
+#include "cli/unicode_text.h"
 
 namespace cli {
 namespace {
@@ -28,27 +29,6 @@ constexpr const char* kStyle = R"(<style>
   }
 </style>
 )";
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
-  return result;
-}
 
 std::string print(const char* format, auto... values) {
   char text[200];

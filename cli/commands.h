@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,5 +66,23 @@ struct ExplainOptions {
 };
 /// The same of saved tensors (multihead/explain.h).
 int explain(const ExplainOptions& options);
+struct ShowOptions {
+  std::string dump;            ///< a file of tensors; empty: model, or example
+  std::string weights;         ///< a file with a layer's parameters
+  std::string model, vocab;    ///< a BERT: folder or file; its vocabulary
+  std::string text;            ///< what the model reads
+  int64_t layer = 0;           ///< of the model
+  std::string tokens, query_tokens;  ///< words, or a JSON array
+  std::string mask;                  ///< blocked, keep, additive; "": the dump
+  std::optional<int64_t> num_heads;
+  std::optional<int64_t> batch;  ///< this item; else the first, HTML: all
+  std::string head = "all";      ///< a number, "mean" or "all"
+  std::optional<std::string> difference;  ///< a dump; "": what it should be
+  std::string colour = "auto";
+  int64_t width = 0;  ///< columns; 0: the terminal's
+  std::string png, svg, html;
+};
+/// Shows attention weights in the terminal, or in the files that are named; 0.
+int show(const ShowOptions& options);
 
 }  // namespace cli

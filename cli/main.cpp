@@ -19,6 +19,7 @@ Examples:
   multihead bench --filter causal     times beside PyTorch's, shares of the peak
   multihead check attention.py        is it attention, and if not, what is wrong?
   multihead explain dump.safetensors  the same of tensors from any framework
+  multihead show                      attention weights as a picture
   multihead info                      versions, processor, backends
 )";
 
@@ -64,6 +65,26 @@ Examples:
   multihead bench --filter "causal d64" --threads 1
   multihead bench --filter backward
   multihead bench --full --json bench.json --svg bench.svg
+)";
+
+constexpr const char* kShowFooter = R"(
+A dump is a .safetensors file with a tensor "weights", (B, H, Lq, Lk) or less, or
+with "query" and "key" as heads, (B, H, L, D), or as sequences, (B, L, E), beside
+the parameters of the layer; "mask", "tokens" and more: docs/explain.md. Without
+one, an example is shown.
+
+Long sequences are drawn in fewer cells: a cell is then the sum of the weights of
+its keys, on average of its queries. Without --svg, --png or --html the picture
+is made of characters, as wide as the terminal.
+
+Exit status: 0 it was shown, 2 it could not be.
+
+Examples:
+  multihead show
+  multihead show dump.safetensors --head 3
+  multihead show dump.safetensors --tokens "the cat sat" --html attention.html
+  multihead show yours.safetensors --difference reference.safetensors
+  multihead show --model all-MiniLM-L6-v2 --text "A kitten naps" --layer 3
 )";
 
 constexpr const char* kInfoFooter = R"(
@@ -223,6 +244,50 @@ void add_bench(CLI::App& app, cli::BenchOptions& bench,
   bench_command->callback([&] { command = [&] { return cli::bench(bench); }; });
 }
 
+void add_show(CLI::App& app, cli::ShowOptions& show,
+              std::function<int()>& command) {
+  CLI::App* add = app.add_subcommand(
+      "show", "Draw attention weights: terminal, SVG, PNG, HTML");
+  add->footer(kShowFooter);
+  const auto text = [&](const char* name, std::string& to, const char* type,
+                        const char* what) {
+    return add->add_option(name, to, what)->type_name(type);
+  };
+  text("DUMP", show.dump, "FILE", "Tensors of one run of attention");
+  text("--weights", show.weights, "FILE", "A layer's parameters, if elsewhere");
+  text("--model", show.model, "FOLDER", "A BERT, or its .safetensors file");
+  text("--text", show.text, "TEXT", "What the model reads");
+  add->add_option("--layer", show.layer, "Of the model, from 0 on")
+      ->capture_default_str();
+  text("--vocab", show.vocab, "FILE", "Of the model; default: its vocab.txt");
+  text("--tokens", show.tokens, "TOKENS",
+       "Names of the keys: words, or a JSON array");
+  text("--query-tokens", show.query_tokens, "TOKENS",
+       "Of the queries; default: those of the keys");
+  text("--mask", show.mask, "KIND", "What the mask of the dump means")
+      ->check(CLI::IsMember({"blocked", "keep", "additive"}));
+  add->add_option("--num-heads", show.num_heads, "If the file does not say")
+      ->check(CLI::Range(1, 1 << 20));
+  add->add_option("--batch", show.batch, "Item of the batch; default: 0")
+      ->check(CLI::NonNegativeNumber);
+  text("--head", show.head, "N|mean|all", "What to draw")
+      ->capture_default_str();
+  add->add_option("--difference", show.difference,
+                  "Draw what is left after FILE's weights are subtracted; "
+                  "without FILE, those that follow from the dump's inputs")
+      ->expected(0, 1)
+      ->type_name("FILE");
+  text("--color", show.colour, "WHICH", "auto, true, 256, none or ascii")
+      ->check(CLI::IsMember({"auto", "true", "256", "none", "ascii"}))
+      ->capture_default_str();
+  add->add_option("--width", show.width, "Columns; default: the terminal's")
+      ->check(CLI::Range(20, 10000));
+  text("--svg", show.svg, "FILE", "Write a picture for documents");
+  text("--png", show.png, "FILE", "Write a picture of pixels");
+  text("--html", show.html, "FILE", "Write a page to explore, offline too");
+  add->callback([&] { command = [&] { return cli::show(show); }; });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -254,6 +319,8 @@ int main(int argc, char** argv) {
 
   cli::ExplainOptions explain;
   add_explain(app, explain, command);
+  cli::ShowOptions show;
+  add_show(app, show, command);
 
   cli::InfoOptions info;
   CLI::App* info_command =

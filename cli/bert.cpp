@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+#include "cli/bert.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/tensor.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "cli/show_input.h"
+#include "cli/unicode_text.h"
+#include "cli/word_piece.h"
+#include "multihead/functional.h"
+#include "multihead/safetensors.h"
+
+namespace cli {
+namespace {
+
+using nlohmann::json;
+
+// "" where there is none.
+std::string read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The files of a model.
+struct Files {
+  explicit Files(const ShowOptions& options) {
+    const std::filesystem::path given = options.model;
+    const bool is_folder = std::filesystem::is_directory(given);
+    weights = is_folder ? given / "model.safetensors" : given;
+    const std::filesystem::path folder = weights.parent_path();
+    config = json::parse(read_file(folder / "config.json"), nullptr, false);
+    if (!config.is_object()) config = json::object();
+    const auto tokenizer = json::parse(
+        read_file(folder / "tokenizer_config.json"), nullptr, false);
+    if (tokenizer.is_object())
+      lower_case = tokenizer.value("do_lower_case", true);
+    vocabulary = options.vocab.empty() ? folder / "vocab.txt"
+                                       : std::filesystem::path(options.vocab);
+    if (!std::filesystem::is_regular_file(vocabulary))
+      refuse("--vocab",
+             "name the vocabulary of the model, a token on each line",
+             vocabulary.string() + ", which is no file");
+  }
+  std::filesystem::path weights, vocabulary;
+  json config;
+  bool lower_case = true;
+};
+
+class Bert {
+ public:
+  Bert(const Files& files, const ShowOptions& options)
+      : content_(multihead::read_safetensors(files.weights.string())),
+        config_(files.config) {
+    if (const auto type = config_.value("model_type", "bert"); type != "bert")
+      refuse("--model", "be a BERT", type);
+    if (!content_.tensors.contains(prefix_ + kWords)) prefix_ = "bert.";
+    if (!content_.tensors.contains(prefix_ + kWords))
+      refuse("--model", std::string("hold the tensor ") + kWords, "others");
+    heads_ = options.num_heads.value_or(
+        config_.value("num_attention_heads", int64_t{0}));
+    const int64_t width = tensor(kWords).size(1);
+    if (heads_ < 1 || width % heads_ != 0)
+      refuse("--num-heads",
+             "divide the model's width of " + std::to_string(width),
+             heads_ < 1 ? "nothing, and no config.json says it"
+                        : std::to_string(heads_));
+  }
+
+  int64_t layers() const {
+    int64_t count = 0;
+    while (content_.tensors.contains(
+        prefix_ + layer_name(count) + "attention.self.query.weight"))
+      ++count;
+    return count;
+  }
+
+  int64_t longest() const { return tensor(kPositions).size(0); }
+
+  // (1, L, E), the input of the first layer.
+  at::Tensor embed(const std::vector<Token>& tokens) const {
+    std::vector<int64_t> ids;
+    for (const Token& token : tokens) ids.push_back(token.id);
+    const at::Tensor words = tensor(kWords);
+    if (const int64_t most = *std::ranges::max_element(ids);
+        most >= words.size(0))
+      refuse("--vocab",
+             "be of this model, of " + std::to_string(words.size(0)) +
+                 " tokens",
+             "token number " + std::to_string(most));
+    at::Tensor x = words.index_select(0, at::tensor(ids));
+    x = x + tensor(kPositions).narrow(0, 0, x.size(0));
+    x = x + tensor("embeddings.token_type_embeddings.weight")[0];
+    return norm("embeddings.LayerNorm", x).unsqueeze(0);
+  }
+
+  // A whole layer, (1, L, E) to (1, L, E).
+  at::Tensor run_layer(int64_t number, const at::Tensor& x) const {
+    const std::string name = layer_name(number);
+    const std::string self = name + "attention.self.";
+    multihead::AttentionLayer layer{
+        .embed_dim = x.size(-1), .num_heads = heads_, .batch_first = true};
+    layer.q_proj_weight = tensor(self + "query.weight");
+    layer.k_proj_weight = tensor(self + "key.weight");
+    layer.v_proj_weight = tensor(self + "value.weight");
+    layer.q_proj_bias = tensor(self + "query.bias");
+    layer.k_proj_bias = tensor(self + "key.bias");
+    layer.v_proj_bias = tensor(self + "value.bias");
+    layer.out_proj_weight = tensor(name + "attention.output.dense.weight");
+    layer.out_proj_bias = tensor(name + "attention.output.dense.bias");
+    const at::Tensor attended = std::get<0>(
+        multihead::multi_head_attention_forward(
+            x, x, x, layer,
+            multihead::ForwardOptions().need_weights(false)));
+    const at::Tensor y =
+        norm(name + "attention.output.LayerNorm", x + attended);
+    const at::Tensor wide = activate(linear(name + "intermediate.dense", y));
+    return norm(name + "output.LayerNorm",
+                y + linear(name + "output.dense", wide));
+  }
+
+  at::Tensor heads(int64_t number, const char* role,
+                   const at::Tensor& x) const {
+    return split_heads(
+        linear(layer_name(number) + "attention.self." + role, x), heads_);
+  }
+
+ private:
+  static constexpr const char* kWords = "embeddings.word_embeddings.weight";
+  static constexpr const char* kPositions =
+      "embeddings.position_embeddings.weight";
+
+  static std::string layer_name(int64_t number) {
+    return "encoder.layer." + std::to_string(number) + ".";
+  }
+
+  at::Tensor tensor(const std::string& name) const {
+    const auto found = content_.tensors.find(prefix_ + name);
+    if (found == content_.tensors.end())
+      refuse("--model", "hold the tensor " + prefix_ + name, "none");
+    return found->second.to(at::kFloat);
+  }
+
+  at::Tensor linear(const std::string& name, const at::Tensor& x) const {
+    return at::linear(x, tensor(name + ".weight"), tensor(name + ".bias"));
+  }
+
+  at::Tensor norm(const std::string& name, const at::Tensor& x) const {
+    const at::Tensor weight = tensor(name + ".weight");
+    return at::layer_norm(x, weight.sizes(), weight, tensor(name + ".bias"),
+                          config_.value("layer_norm_eps", 1e-12));
+  }
+
+  at::Tensor activate(const at::Tensor& x) const {
+    const std::string name = config_.value("hidden_act", "gelu");
+    if (name == "gelu") return at::gelu(x);
+    if (name == "relu") return at::relu(x);
+    if (name == "gelu_new" || name == "gelu_pytorch_tanh")
+      return at::gelu(x, "tanh");
+    refuse("--model", "have an activation gelu, gelu_new or relu", name);
+  }
+
+  multihead::Safetensors content_;
+  json config_;
+  std::string prefix_;
+  int64_t heads_ = 0;
+};
+
+}  // namespace
+
+Attended run_bert(const ShowOptions& options) {
+  const Files files(options);
+  const Bert bert(files, options);
+  const int64_t layers = bert.layers();
+  if (options.layer < 0 || options.layer >= layers)
+    refuse("--layer", "be from 0 to " + std::to_string(layers - 1),
+           std::to_string(options.layer));
+  const std::vector<Token> tokens =
+      WordPiece(read_file(files.vocabulary), files.lower_case)
+          .tokenise(options.text);
+  if (static_cast<int64_t>(tokens.size()) > bert.longest())
+    refuse("--text",
+           "have at most the model's " + std::to_string(bert.longest()) +
+               " tokens",
+           std::to_string(tokens.size()));
+  at::Tensor x = bert.embed(tokens);
+  for (int64_t layer = 0; layer < options.layer; ++layer)
+    x = bert.run_layer(layer, x);
+  Attended attended{
+      .title = "layer " + std::to_string(options.layer) + ": " + options.text,
+      .query = bert.heads(options.layer, "query", x),
+      .key = bert.heads(options.layer, "key", x)};
+  attended.num_kv_heads = attended.num_heads();
+  attended.stages = stages_of(x, attended.query, attended.key);
+  attended.keys.emplace_back();
+  for (const Token& token : tokens)
+    attended.keys[0].push_back(printable(token.text));
+  attended.queries = attended.keys;
+  return attended;
+}
+
+}  // namespace cli
