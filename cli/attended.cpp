@@ -30,8 +30,7 @@ at::Tensor four_dimensional(at::Tensor mask) {
   return mask;
 }
 
-AttentionOptions of_head(AttentionOptions options, int64_t item,
-                         int64_t head) {
+AttentionOptions of_head(AttentionOptions options, int64_t item, int64_t head) {
   if (options.attn_mask.defined()) {
     options.attn_mask = four_dimensional(options.attn_mask);
     options.attn_mask = narrowed(options.attn_mask, 0, item);
@@ -42,11 +41,11 @@ AttentionOptions of_head(AttentionOptions options, int64_t item,
 
 // (1, 1, length, cells): 1 where the position lies in the cell.
 at::Tensor one_hot_cells(const Axis& axis, at::ScalarType dtype) {
-  const at::Tensor ends =
-      at::tensor(std::vector<int64_t>(axis.edges.begin() + 1, axis.edges.end()));
-  const at::Tensor cell = at::bucketize(
-      at::arange(axis.length(), at::kLong), ends, /*out_int32=*/false,
-      /*right=*/true);
+  const at::Tensor ends = at::tensor(
+      std::vector<int64_t>(axis.edges.begin() + 1, axis.edges.end()));
+  const at::Tensor cell = at::bucketize(at::arange(axis.length(), at::kLong),
+                                        ends, /*out_int32=*/false,
+                                        /*right=*/true);
   return at::one_hot(cell, axis.cells()).to(dtype).unsqueeze(0).unsqueeze(0);
 }
 
@@ -182,12 +181,10 @@ class Measurement {
   // entropy (Lq), and which queries see a key.
   void note_rows(Panel& panel, const at::Tensor& entropy,
                  const at::Tensor& sees_a_key) {
-    panel.entropy = entropy.to(at::kDouble)
-                        .masked_select(sees_a_key)
-                        .mean()
-                        .item<double>();
-    blind_ = std::max(
-        blind_, sees_a_key.numel() - sees_a_key.sum().item<int64_t>());
+    panel.entropy =
+        entropy.to(at::kDouble).masked_select(sees_a_key).mean().item<double>();
+    blind_ =
+        std::max(blind_, sees_a_key.numel() - sees_a_key.sum().item<int64_t>());
   }
 
   // Cells no query of which sees any key: to a query that is 0 all keys that
@@ -218,9 +215,9 @@ class Measurement {
 
   Panel mean_panel() const {
     const auto count = static_cast<double>(result_.panels.size());
-    Panel mean{.name = "mean of " + std::to_string(result_.panels.size()) +
-                       " heads",
-               .map = result_.panels[0].map};
+    Panel mean{
+        .name = "mean of " + std::to_string(result_.panels.size()) + " heads",
+        .map = result_.panels[0].map};
     for (size_t cell = 0; cell < mean.map.values.size(); ++cell) {
       double sum = 0;
       for (const Panel& panel : result_.panels) {

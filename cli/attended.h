@@ -17,7 +17,7 @@ namespace cli {
 
 struct Attended {
   std::string title;
-  at::Tensor weights = {};     ///< (B, H, Lq, Lk); or undefined, and then
+  at::Tensor weights = {};          ///< (B, H, Lq, Lk); or undefined, and then
   at::Tensor query = {}, key = {};  ///< (B, H, Lq, D), (B, G, Lk, D)
   /// The mask; scale and the like are only looked at with query and key.
   multihead::AttentionOptions options = {};
@@ -35,7 +35,7 @@ struct Attended {
 
 /// What of it is to be shown.
 struct Wish {
-  std::vector<int64_t> items;  ///< of the batch
+  std::vector<int64_t> items;        ///< of the batch
   std::optional<int64_t> head = {};  ///< this one alone
   bool mean_only = false;
   int cells = 256;  ///< along each side; longer sequences are pooled

@@ -124,8 +124,7 @@ int bench(const BenchOptions& options) {
     table->closing(run, std::chrono::duration<double>(
                             std::chrono::steady_clock::now() - start)
                             .count());
-  for (const auto& [to, text_of] :
-       std::initializer_list<
+  for (const auto& [to, text_of] : std::initializer_list<
            std::pair<Destination*, std::string (*)(const Run&)>>{
            {&json, to_json},
            {&csv, to_csv},

@@ -81,8 +81,8 @@ class Bert {
 
   int64_t layers() const {
     int64_t count = 0;
-    while (content_.tensors.contains(
-        prefix_ + layer_name(count) + "attention.self.query.weight"))
+    while (content_.tensors.contains(prefix_ + layer_name(count) +
+                                     "attention.self.query.weight"))
       ++count;
     return count;
   }
@@ -96,10 +96,10 @@ class Bert {
     const at::Tensor words = tensor(kWords);
     if (const int64_t most = *std::ranges::max_element(ids);
         most >= words.size(0))
-      refuse("--vocab",
-             "be of this model, of " + std::to_string(words.size(0)) +
-                 " tokens",
-             "token number " + std::to_string(most));
+      refuse(
+          "--vocab",
+          "be of this model, of " + std::to_string(words.size(0)) + " tokens",
+          "token number " + std::to_string(most));
     at::Tensor x = words.index_select(0, at::tensor(ids));
     x = x + tensor(kPositions).narrow(0, 0, x.size(0));
     x = x + tensor("embeddings.token_type_embeddings.weight")[0];
@@ -120,10 +120,9 @@ class Bert {
     layer.v_proj_bias = tensor(self + "value.bias");
     layer.out_proj_weight = tensor(name + "attention.output.dense.weight");
     layer.out_proj_bias = tensor(name + "attention.output.dense.bias");
-    const at::Tensor attended = std::get<0>(
-        multihead::multi_head_attention_forward(
-            x, x, x, layer,
-            multihead::ForwardOptions().need_weights(false)));
+    const at::Tensor attended =
+        std::get<0>(multihead::multi_head_attention_forward(
+            x, x, x, layer, multihead::ForwardOptions().need_weights(false)));
     const at::Tensor y =
         norm(name + "attention.output.LayerNorm", x + attended);
     const at::Tensor wide = activate(linear(name + "intermediate.dense", y));
@@ -133,8 +132,8 @@ class Bert {
 
   at::Tensor heads(int64_t number, const char* role,
                    const at::Tensor& x) const {
-    return split_heads(
-        linear(layer_name(number) + "attention.self." + role, x), heads_);
+    return split_heads(linear(layer_name(number) + "attention.self." + role, x),
+                       heads_);
   }
 
  private:

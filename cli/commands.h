@@ -67,11 +67,11 @@ struct ExplainOptions {
 /// The same of saved tensors (multihead/explain.h).
 int explain(const ExplainOptions& options);
 struct ShowOptions {
-  std::string dump;            ///< a file of tensors; empty: model, or example
-  std::string weights;         ///< a file with a layer's parameters
-  std::string model, vocab;    ///< a BERT: folder or file; its vocabulary
-  std::string text;            ///< what the model reads
-  int64_t layer = 0;           ///< of the model
+  std::string dump;          ///< a file of tensors; empty: model, or example
+  std::string weights;       ///< a file with a layer's parameters
+  std::string model, vocab;  ///< a BERT: folder or file; its vocabulary
+  std::string text;          ///< what the model reads
+  int64_t layer = 0;         ///< of the model
   std::string tokens, query_tokens;  ///< words, or a JSON array
   std::string mask;                  ///< blocked, keep, additive; "": the dump
   std::optional<int64_t> num_heads;

@@ -20,8 +20,7 @@ Destination::Destination(const std::string& option, const std::string& path) {
 }
 
 void Destination::write(std::string_view content) {
-  if (standard_output_)
-    std::fwrite(content.data(), 1, content.size(), stdout);
+  if (standard_output_) std::fwrite(content.data(), 1, content.size(), stdout);
   if (!file_) return;
   file_->write_at(0, std::as_bytes(std::span(content)));
   file_->commit();

@@ -11,17 +11,22 @@ namespace cli {
 namespace {
 
 constexpr double kMargin = 28, kGap = 18;
-constexpr double kLetter = 7.4;       // width of a column of text, about
-constexpr int kLongestLabel = 14;     // columns
-constexpr double kSide = 416;         // of the large map, at most
-constexpr double kTitle = 76;         // where the maps' labels begin
-constexpr double kStage = 96;         // height of the strip of stages
+constexpr double kLetter = 7.4;    // width of a column of text, about
+constexpr int kLongestLabel = 14;  // columns
+constexpr double kSide = 416;      // of the large map, at most
+constexpr double kTitle = 76;      // where the maps' labels begin
+constexpr double kStage = 96;      // height of the strip of stages
 constexpr double kMostNotes = 6;
 
 std::string print(const char* format, auto... values) {
   char text[96];
   std::snprintf(text, sizeof text, format, values...);
   return text;
+}
+
+// Two digits.
+std::string percent(double value) {
+  return print(std::abs(value) < 0.095 ? "%.2g" : "%.0f", 100 * value);
 }
 
 int most_cells(double side, double smallest) {
@@ -39,8 +44,8 @@ Axis matching(const Axis& queries, const Axis& keys, int most) {
 double label_width(const Axis& axis) {
   int longest = 1;
   for (int i = 0; i < axis.cells(); ++i)
-    longest = std::max(longest,
-                       columns(shortened(axis.label(i), kLongestLabel)));
+    longest =
+        std::max(longest, columns(shortened(axis.label(i), kLongestLabel)));
   return longest * kLetter;
 }
 
@@ -71,8 +76,8 @@ Drawing::Drawing(const Picture& picture)
     place_heads();
     const auto heads = static_cast<int>(item_.panels.size()) - 1;
     const int rows = (heads + per_row_ - 1) / per_row_;
-    const double height = small_ * small_queries_.cells() /
-                          std::max(small_keys_.cells(), 1);
+    const double height =
+        small_ * small_queries_.cells() / std::max(small_keys_.cells(), 1);
     width_ = heads_.x + per_row_ * small_step_ - kGap + kMargin;
     bottom = std::max(bottom, heads_.y + rows * (height + 34) - 8);
   }
@@ -93,7 +98,8 @@ void Drawing::place_heads() {
     const int rows = (heads + per_row_ - 1) / per_row_;
     if (rows * (108 * aspect + 34) <= room) break;
   }
-  small_ = heads > 24 ? 72 : 108;
+  const int rows = (heads + per_row_ - 1) / per_row_;
+  small_ = std::clamp(std::floor((room / rows - 34 + 8) / aspect), 64.0, 160.0);
   small_keys_ = coarser(keys_, most_cells(small_, 2));
   small_queries_ = matching(queries_, small_keys_, most_cells(small_, 1));
   small_step_ = small_ + kGap;
@@ -103,7 +109,7 @@ void Drawing::draw(Canvas& canvas) const {
   const int room = static_cast<int>((width_ - 2 * kMargin) / 9.5);
   canvas.write({kMargin, 38}, shortened(picture_.title, room),
                {.size = 18, .bold = true});
-  canvas.write({kMargin, 58}, sizes(picture_), {.tone = Tone::kDim});
+  canvas.write({kMargin, 58}, subtitle(picture_), {.tone = Tone::kDim});
   draw_large(canvas);
   if (item_.panels.size() > 1) draw_heads(canvas);
   draw_legend(canvas);
@@ -114,8 +120,8 @@ void Drawing::draw(Canvas& canvas) const {
 
 void Drawing::draw_large(Canvas& canvas) const {
   const Panel& panel = item_.panels[0];
-  const HeatMap map = pool(panel.map, {item_.queries, queries_},
-                           {item_.keys, keys_});
+  const HeatMap map =
+      pool(panel.map, {item_.queries, queries_}, {item_.keys, keys_});
   canvas.draw_map(large_, map, scale_);
   const double cell = large_.width / keys_.cells();
   const int step = label_step(cell);
@@ -132,16 +138,14 @@ void Drawing::draw_large(Canvas& canvas) const {
       const double percent = 100 * map.at(row, column);
       if (!(std::abs(percent) >= 0.5 && std::abs(percent) < 999)) continue;
       const bool light = is_light(scale_(map.at(row, column)));
-      canvas.write_on({large_.x + (column + 0.5) * cell,
-                       large_.y + (row + 0.5) * cell},
-                      print("%.0f", percent),
-                      light ? Rgb{0, 0, 0} : Rgb{255, 255, 255});
+      canvas.write_on(
+          {large_.x + (column + 0.5) * cell, large_.y + (row + 0.5) * cell},
+          print("%.0f", percent), light ? Rgb{0, 0, 0} : Rgb{255, 255, 255});
     }
 }
 
 void Drawing::draw_heads(Canvas& canvas) const {
-  const double height =
-      small_ * small_queries_.cells() / small_keys_.cells();
+  const double height = small_ * small_queries_.cells() / small_keys_.cells();
   for (size_t i = 1; i < item_.panels.size(); ++i) {
     const Panel& panel = item_.panels[i];
     const auto place = static_cast<int>(i) - 1;
@@ -171,19 +175,20 @@ void Drawing::draw_legend(Canvas& canvas) const {
   const double from = scale_.is_signed() ? -1 : 0;
   HeatMap bar{1, kSteps, {}, std::vector<uint8_t>(kSteps, 0)};
   for (int i = 0; i < kSteps; ++i)
-    bar.values.push_back(static_cast<float>(
-        scale_.value(from + (1 - from) * i / (kSteps - 1))));
+    bar.values.push_back(
+        static_cast<float>(scale_.value(from + (1 - from) * i / (kSteps - 1))));
   const Box box{large_.x, legend_, kWidth, 10};
   canvas.draw_map(box, bar, scale_);
   for (int i = 0; i <= 4; ++i) {
     const double share = from + (1 - from) * i / 4;
     canvas.write({box.x + kWidth * i / 4, legend_ + 24},
-                 print("%.2g", scale_.value(share)),
+                 percent(scale_.value(share)) + " %",
                  {.size = 10, .tone = Tone::kDim, .anchor = Anchor::kMiddle});
   }
   double x = box.x + kWidth + 20;
-  const std::string name =
-      item_.panels[0].name + ": " + scale_name(picture_) + ", in percent";
+  const std::string name = scale_name(picture_) +
+                           "; the numbers are those of the " +
+                           item_.panels[0].name;
   canvas.write({x, legend_ + 9}, name, {.tone = Tone::kDim});
   x += 6.6 * columns(name) + 24;
   if (!has_blocked_cells()) return;
@@ -203,11 +208,10 @@ void Drawing::draw_stages(Canvas& canvas) const {
     const std::vector<int64_t>& shape = stage.shape;
     const double width = std::min(length(shape.back()), step * 0.5);
     const double height = std::min(length(shape[shape.size() - 2]), 44.0);
-    const int64_t pages =
-        shape.size() > 3 ? std::min<int64_t>(shape[1], 5) : 1;
+    const int64_t pages = shape.size() > 3 ? std::min<int64_t>(shape[1], 5) : 1;
     for (int64_t page = pages; page-- > 0;)
-      canvas.draw_frame({x + 4.0 * page, stages_ + 46 - height - 3.0 * page,
-                         width, height});
+      canvas.draw_frame(
+          {x + 4.0 * page, stages_ + 46 - height - 3.0 * page, width, height});
     canvas.write({x, stages_ + 62}, stage.name.empty() ? "k, v" : stage.name,
                  {.size = 11, .bold = true});
     canvas.write({x, stages_ + 75}, shape_text(shape),
@@ -215,6 +219,9 @@ void Drawing::draw_stages(Canvas& canvas) const {
     canvas.write({x, stages_ + 87},
                  shortened(stage.what, static_cast<int>(step / 4.8)),
                  {.size = 9, .tone = Tone::kDim});
+    const double next = x + step - 8, end = x + width + 4.0 * (pages - 1) + 8;
+    if (&stage != &picture_.stages.back() && next > end)
+      canvas.draw_line({end, stages_ + 34}, {next, stages_ + 34}, Tone::kLine);
     x += step;
   }
 }
@@ -223,8 +230,8 @@ void Drawing::draw_stages(Canvas& canvas) const {
 void Drawing::draw_groups(Canvas& canvas) const {
   const int64_t heads = picture_.num_heads, groups = picture_.num_kv_heads;
   const double label = 112;
-  const double step = std::min(30.0, (width_ - 2 * kMargin - label) /
-                                         static_cast<double>(heads));
+  const double step = std::min(
+      30.0, (width_ - 2 * kMargin - label) / static_cast<double>(heads));
   const auto centre = [&](double head) {
     return kMargin + label + (head + 0.5) * step;
   };

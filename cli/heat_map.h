@@ -17,7 +17,8 @@ namespace cli {
 /// edges[i] to edges[i + 1] - 1.
 struct Axis {
   std::vector<int64_t> edges = {0};
-  std::vector<std::string> tokens = {};  ///< printable, one per position; or none
+  std::vector<std::string> tokens =
+      {};  ///< printable, one per position; or none
 
   int cells() const { return static_cast<int>(edges.size()) - 1; }
   int64_t length() const { return edges.back(); }

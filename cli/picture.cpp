@@ -26,9 +26,14 @@ std::string sizes(const Picture& picture) {
                ? std::string("1 query")
                : std::to_string(item.queries.length()) + " queries") +
           " × " + count(item.keys.length(), "key");
+  return text;
+}
+
+std::string subtitle(const Picture& picture) {
+  std::string text = sizes(picture);
   if (picture.batch_size > 1)
-    text += " · item " + std::to_string(item.index) + " of a batch of " +
-            std::to_string(picture.batch_size);
+    text += " · item " + std::to_string(picture.items[0].index) +
+            " of a batch of " + std::to_string(picture.batch_size);
   return text;
 }
 

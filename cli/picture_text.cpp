@@ -38,8 +38,8 @@ class Page {
         screen_(screen) {}
 
   std::string write() {
-    add(picture_.title, Ink::kBold);
-    add(sizes(picture_), Ink::kDim);
+    add(picture_.title, Emphasis::kBold);
+    add(subtitle(picture_), Emphasis::kDim);
     film();
     grouping();
     large(item_.panels[0]);
@@ -48,7 +48,7 @@ class Page {
     table();
     if (!item_.remarks.empty()) add("");
     for (const std::string& remark : item_.remarks)
-      add("! " + remark, Ink::kWarning);
+      add("! " + remark, Emphasis::kWarning);
     return std::move(text_);
   }
 
@@ -59,8 +59,8 @@ class Page {
     text_ += (end == std::string::npos ? "" : line.substr(0, end + 1)) + "\n";
   }
   void add(std::string_view line) { put(fit(line)); }
-  void add(std::string_view line, Ink ink) {
-    put(inked(fit(line), ink, screen_));
+  void add(std::string_view line, Emphasis how) {
+    put(emphasised(fit(line), how, screen_));
   }
   std::string fit(std::string_view line) const {
     return at_most(line, screen_.width, screen_);
@@ -134,7 +134,7 @@ class Page {
   void large(const Panel& panel) {
     add("");
     const std::string entropy = describe_entropy(panel.entropy);
-    add(panel.name + (entropy.empty() ? "" : " · " + entropy), Ink::kBold);
+    add(panel.name + (entropy.empty() ? "" : " · " + entropy), Emphasis::kBold);
     int label = 0;
     for (int i = 0; i < item_.queries.cells(); ++i)
       label = std::max(label, columns(item_.queries.label(i)));
@@ -143,9 +143,8 @@ class Page {
     const CellStyle style = style_for(space);
     const Axis keys = coarser(item_.keys, space / style.columns);
     const Axis queries = coarser(item_.queries, rows_for(keys, style));
-    const Axis lines = style.halves
-                           ? coarser(queries, (queries.cells() + 1) / 2)
-                           : queries;
+    const Axis lines =
+        style.halves ? coarser(queries, (queries.cells() + 1) / 2) : queries;
     for (const std::string& line : key_labels(keys, style.columns))
       put(std::string(label + 1, ' ') + line);
     const std::vector<std::string> cells =
@@ -154,7 +153,7 @@ class Page {
     for (int i = 0; i < lines.cells(); ++i)
       put(beside(line_label(lines, i), label) + cells[i]);
     const std::string pooled = pooling(queries, keys);
-    if (!pooled.empty()) add(pooled, Ink::kDim);
+    if (!pooled.empty()) add(pooled, Emphasis::kDim);
   }
 
   // As many cells downwards as make them about square.
@@ -221,14 +220,15 @@ class Page {
     const std::string name = scale_name(picture_);
     const int width = std::clamp(screen_.width / 4, 8, 32);
     std::string line = name + "  " + colour_bar(scale_, width, screen_);
-    const bool blocks = std::ranges::any_of(
-        item_.panels, [](const Panel& panel) {
+    const bool blocks =
+        std::ranges::any_of(item_.panels, [](const Panel& panel) {
           return std::ranges::find(panel.map.blocked, 1) !=
                  panel.map.blocked.end();
         });
     const int used = columns(name) + width + 18;
     if (blocks && used + 10 <= screen_.width)
-      line += "   " + inked(blocked_sign(screen_), Ink::kDim, screen_) +
+      line += "   " +
+              emphasised(blocked_sign(screen_), Emphasis::kDim, screen_) +
               " blocked";
     put(exactly(name, columns(name), screen_) + line.substr(name.size()));
   }
@@ -262,7 +262,7 @@ class Page {
       for (const std::string& line : lines) put(line);
     }
     const std::string pooled = pooling(queries, keys);
-    if (!pooled.empty()) add(pooled, Ink::kDim);
+    if (!pooled.empty()) add(pooled, Emphasis::kDim);
   }
 
   // Entropy and strongest links, a line for each head.
@@ -270,7 +270,7 @@ class Page {
     add("");
     add(picture_.difference ? "          largest differences"
                             : "          entropy    keys   strongest links",
-        Ink::kDim);
+        Emphasis::kDim);
     for (const Panel& panel : item_.panels) {
       const bool mean = &panel == &item_.panels[0] && item_.panels.size() > 1;
       std::string line = padded(mean ? "mean" : panel.name, 10);

@@ -22,7 +22,7 @@ namespace cli {
 namespace {
 
 // Of the maps on an HTML page, all items and heads together: a few megabytes.
-constexpr int64_t kMostCells = 2'000'000, kMostItems = 32;
+constexpr int64_t kMostCells = 1'000'000, kMostItems = 32;
 
 std::string_view environment(const char* name) {
   const char* value = std::getenv(name);
@@ -35,7 +35,8 @@ Colours detect_colours(const Terminal& terminal) {
   if (!terminal.colour) return Colours::kNone;
   if (colour == "truecolor" || colour == "24bit" || term.ends_with("-direct"))
     return Colours::kTrue;
-  const bool plain = term.starts_with("vt") || term == "linux" || term == "ansi";
+  const bool plain =
+      term.starts_with("vt") || term == "linux" || term == "ansi";
   return plain ? Colours::kNone : Colours::k256;
 }
 
@@ -80,9 +81,9 @@ Wish wish_for(const Attended& attended, const ShowOptions& options) {
   wish.mean_only = options.head == "mean";
   if (options.head != "mean" && options.head != "all")
     wish.head = parse_head(options.head, attended.num_heads());
-  const int64_t maps = static_cast<int64_t>(wish.items.size()) *
-                       (wish.head || wish.mean_only ? 1
-                                                    : attended.num_heads() + 1);
+  const int64_t maps =
+      static_cast<int64_t>(wish.items.size()) *
+      (wish.head || wish.mean_only ? 1 : attended.num_heads() + 1);
   wish.cells = static_cast<int>(std::clamp<double>(
       std::sqrt(static_cast<double>(kMostCells) / maps), 16, 256));
   return wish;

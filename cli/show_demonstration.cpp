@@ -25,8 +25,9 @@ at::Tensor angles(double shift) {
 }  // namespace
 
 Attended demonstration() {
-  Attended attended{.title = "an example: causal heads that look back 0, 1, 2 "
-                             "and 4 tokens"};
+  Attended attended{.title =
+                        "an example: causal heads that look back 0, 1, 2 "
+                        "and 4 tokens"};
   const at::Tensor key = angles(0);
   attended.query = at::stack({angles(0), angles(1), angles(2), angles(4)})
                        .mul(3)

@@ -27,8 +27,7 @@ constexpr const char* kWeights[] = {"weights", "attn_weights",
 
 const at::Tensor* find_weights(const Safetensors& dump) {
   for (const char* name : kWeights)
-    if (const auto found = dump.tensors.find(name);
-        found != dump.tensors.end())
+    if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
       return &found->second;
   return nullptr;
 }
@@ -55,8 +54,7 @@ at::Tensor keep_of(const GivenMask& mask, const char* name) {
 // The run's masks as one.
 multihead::AttentionOptions options_of(const Run& run, at::ScalarType dtype) {
   multihead::AttentionOptions options{
-      .is_causal =
-          run.causal == multihead::diagnosis::CausalRequest::kYes,
+      .is_causal = run.causal == multihead::diagnosis::CausalRequest::kYes,
       .scale = run.scale,
       .enable_gqa = true};
   at::Tensor keep, bias;
@@ -67,8 +65,7 @@ multihead::AttentionOptions options_of(const Run& run, at::ScalarType dtype) {
     else if (mask->numbers.defined())
       bias = bias.defined() ? bias + mask->numbers : mask->numbers;
   }
-  if (bias.defined() && keep.defined())
-    bias = at::where(keep, bias, -INFINITY);
+  if (bias.defined() && keep.defined()) bias = at::where(keep, bias, -INFINITY);
   options.attn_mask = bias.defined() ? bias.to(dtype) : keep;
   return options;
 }
@@ -84,7 +81,8 @@ Run make_run(Safetensors dump) {
 }
 
 // (B, H, Lq, Lk) of what a dump holds.
-at::Tensor four_dimensional(const at::Tensor& weights, const Safetensors& dump) {
+at::Tensor four_dimensional(const at::Tensor& weights,
+                            const Safetensors& dump) {
   if (!weights.is_floating_point() || weights.dim() < 2 || weights.dim() > 4 ||
       weights.numel() == 0)
     refuse("the dump's weights",
@@ -115,13 +113,15 @@ void set_tokens(Attended& attended, const Safetensors& dump,
     }
     const auto items = static_cast<int64_t>(lists.size());
     if (items > 1 && items != attended.batch_size())
-      refuse(name, "be one list, or one for each of the " +
-                       std::to_string(attended.batch_size()) + " items",
+      refuse(name,
+             "be one list, or one for each of the " +
+                 std::to_string(attended.batch_size()) + " items",
              std::to_string(items) + " lists");
     for (const std::vector<std::string>& list : lists)
       if (static_cast<int64_t>(list.size()) != length)
-        refuse(name, "have one entry for each of the " +
-                         std::to_string(length) + " positions",
+        refuse(name,
+               "have one entry for each of the " + std::to_string(length) +
+                   " positions",
                std::to_string(list.size()) +
                    (list.size() == 1 ? " entry" : " entries"));
     return lists;
@@ -169,17 +169,16 @@ Safetensors read_files(const ShowOptions& options) {
 Attended given_weights(const Safetensors& dump, const ShowOptions& options) {
   Attended attended{.title = options.dump};
   attended.weights = four_dimensional(*find_weights(dump), dump).detach();
-  const auto [B, H, Lq, Lk] = std::array{
-      attended.weights.size(0), attended.weights.size(1),
-      attended.weights.size(2), attended.weights.size(3)};
+  const auto [B, H, Lq, Lk] =
+      std::array{attended.weights.size(0), attended.weights.size(1),
+                 attended.weights.size(2), attended.weights.size(3)};
   // Masks fit the weights as they would fit heads of the same sizes.
   Safetensors sizes{.metadata = dump.metadata};
   sizes.metadata["num_heads"] = std::to_string(H);
   sizes.tensors["query"] = at::zeros({B, H, Lq, 1});
   sizes.tensors["key"] = at::zeros({B, H, Lk, 1});
   for (const char* name : {"mask", "attn_mask", "key_padding_mask"})
-    if (const auto found = dump.tensors.find(name);
-        found != dump.tensors.end())
+    if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
       sizes.tensors.insert(*found);
   attended.options = options_of(make_run(sizes), at::kFloat);
   attended.num_kv_heads = H;
@@ -208,9 +207,8 @@ Attended computed_weights(const Safetensors& dump, const ShowOptions& options) {
   attended.key = heads(1, run.sizes.kv_heads);
   attended.num_kv_heads = run.sizes.kv_heads;
   attended.options = options_of(run, dtype);
-  attended.stages =
-      stages_of(run.has_weights ? run.inputs[0] : at::Tensor(), attended.query,
-                attended.key);
+  attended.stages = stages_of(run.has_weights ? run.inputs[0] : at::Tensor(),
+                              attended.query, attended.key);
   set_tokens(attended, dump, options);
   return attended;
 }
@@ -220,14 +218,14 @@ std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
   std::vector<std::vector<std::string>> lists(1);
   if (!given.starts_with('[')) {
     std::istringstream words{std::string(given)};
-    for (std::string word; words >> word;)
-      lists[0].push_back(printable(word));
+    for (std::string word; words >> word;) lists[0].push_back(printable(word));
     return lists;
   }
   const auto json = nlohmann::json::parse(given, nullptr, false);
   const auto is_list = [](const nlohmann::json& list) {
-    return list.is_array() &&
-           std::ranges::all_of(list, [](const auto& x) { return x.is_string(); });
+    return list.is_array() && std::ranges::all_of(list, [](const auto& x) {
+             return x.is_string();
+           });
   };
   const auto read = [](const nlohmann::json& list) {
     std::vector<std::string> tokens;
@@ -255,9 +253,11 @@ std::vector<Stage> stages_of(const at::Tensor& input, const at::Tensor& query,
   std::vector<Stage> stages;
   if (input.defined()) {
     stages.push_back({"input", "x", input.sizes().vec()});
-    stages.push_back({"projections", "q = x·Wᵀ + b; k, v alike", {B, Lq, H * D}});
+    stages.push_back(
+        {"projections", "q = x·Wᵀ + b; k, v alike", {B, Lq, H * D}});
   }
-  stages.push_back({"heads", "q in " + std::to_string(H) + " parts", {B, H, Lq, D}});
+  stages.push_back(
+      {"heads", "q in " + std::to_string(H) + " parts", {B, H, Lq, D}});
   if (G != H)
     stages.push_back({"", "k and v in " + std::to_string(G), {B, G, Lk, D}});
   stages.push_back({"scores", root, {B, H, Lq, Lk}});

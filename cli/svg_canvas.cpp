@@ -46,17 +46,17 @@ std::string number(double value) {
   return result == "-0" ? "0" : result;
 }
 
-std::string tag(std::string_view name,
-                std::initializer_list<std::pair<const char*, std::string>>
-                    attributes,
-                std::string_view content = "") {
+std::string tag(
+    std::string_view name,
+    std::initializer_list<std::pair<const char*, std::string>> attributes,
+    std::string_view content = "") {
   std::string text = "<" + std::string(name);
   for (const auto& [key, value] : attributes)
     if (!value.empty())
       text += std::string(" ") + key + "=\"" + escaped(value) + "\"";
-  return content.empty() ? text + "/>\n"
-                         : text + ">" + escaped(content) + "</" +
-                               std::string(name) + ">\n";
+  return content.empty()
+             ? text + "/>\n"
+             : text + ">" + escaped(content) + "</" + std::string(name) + ">\n";
 }
 
 class SvgCanvas : public Canvas {
@@ -102,8 +102,8 @@ class SvgCanvas : public Canvas {
     for (int row = 0; row < map.rows; ++row)
       for (int begin = 0, end; begin < map.columns; begin = end) {
         const int level = level_of(map, scale, row, begin);
-        for (end = begin + 1; end < map.columns &&
-                              level_of(map, scale, row, end) == level;)
+        for (end = begin + 1;
+             end < map.columns && level_of(map, scale, row, end) == level;)
           ++end;
         if (level >= 0)
           paths[level] += "M" + std::to_string(begin) + " " +
@@ -111,9 +111,9 @@ class SvgCanvas : public Canvas {
                           std::to_string(end - begin);
         for (int i = begin; i < end; ++i)
           if (map.is_blocked(row, i))
-            hatched += rectangle({box.x + i * cell_width,
-                                  box.y + row * cell_height, cell_width,
-                                  cell_height});
+            hatched +=
+                rectangle({box.x + i * cell_width, box.y + row * cell_height,
+                           cell_width, cell_height});
       }
     body_ += "<g transform=\"translate(" + number(box.x) + " " +
              number(box.y + cell_height / 2) + ") scale(" + factor(cell_width) +
@@ -169,9 +169,8 @@ class SvgCanvas : public Canvas {
   }
 
   static std::string rectangle(const Box& box) {
-    return "M" + number(box.x) + " " + number(box.y) + "h" +
-           number(box.width) + "v" + number(box.height) + "h-" +
-           number(box.width) + "z";
+    return "M" + number(box.x) + " " + number(box.y) + "h" + number(box.width) +
+           "v" + number(box.height) + "h-" + number(box.width) + "z";
   }
 
   static std::string factor(double value) {

@@ -69,25 +69,23 @@ class Writer {
   std::string line(int row) const {
     std::string text;
     for (int column = 0; column < map_.columns; ++column)
-      text += style_.halves ? halves(row, column)
-              : screen_.colours == Colours::kNone
-                  ? in_ink(row, column)
-                  : in_colour(row, column);
+      text += style_.halves                       ? halves(row, column)
+              : screen_.colours == Colours::kNone ? in_ink(row, column)
+                                                  : in_colour(row, column);
     return screen_.colours == Colours::kNone ? text : text + kPlain;
   }
 
  private:
   bool is_hidden(int row, int column) const {
-    return row >= map_.rows || (map_.is_blocked(row, column) &&
-                                map_.at(row, column) == 0);
+    return row >= map_.rows ||
+           (map_.is_blocked(row, column) && map_.at(row, column) == 0);
   }
 
   // A weight where none should be is told by a sign of its own.
   std::string content(int row, int column) const {
     const double value = map_.at(row, column);
     if (style_.numbers) return centred(percent(value), style_.columns);
-    if (map_.is_blocked(row, column))
-      return repeated("!", style_.columns);
+    if (map_.is_blocked(row, column)) return repeated("!", style_.columns);
     return std::isfinite(value) ? "" : repeated("?", style_.columns);
   }
 
@@ -107,9 +105,9 @@ class Writer {
       return repeated(blocked_sign(screen_), style_.columns);
     const std::string text = content(row, column);
     if (!text.empty()) return text;
-    return repeated(shade(scale_.share(map_.at(row, column)),
-                          scale_.is_signed(), screen_),
-                    style_.columns);
+    return repeated(
+        shade(scale_.share(map_.at(row, column)), scale_.is_signed(), screen_),
+        style_.columns);
   }
 
   std::string halves(int row, int column) const {
@@ -118,8 +116,7 @@ class Writer {
     const auto code = [&](int r, bool background) {
       return colour_code(scale_(map_.at(r, column)), background, screen_);
     };
-    if (upper && lower)
-      return code(row, false) + code(row + 1, true) + "▀";
+    if (upper && lower) return code(row, false) + code(row + 1, true) + "▀";
     if (upper) return kPlain + code(row, false) + "▀";
     if (lower) return kPlain + code(row + 1, false) + "▄";
     return row + 1 >= map_.rows && !map_.is_blocked(row, column)
@@ -136,9 +133,9 @@ class Writer {
 // Without UTF-8: signs by ASCII ones, letters by question marks.
 std::string in_ascii(std::string_view text) {
   static constexpr std::pair<std::string_view, std::string_view> kSigns[] = {
-      {"·", "|"}, {"×", "x"}, {"–", "-"}, {"→", "->"}, {"…", "~"},
-      {"√", "sqrt "}, {"ᵀ", "^T"}, {"−", "-"}, {"≈", "~"}, {"└", "`"},
-      {"┘", "'"}, {"─", "-"}, {"╱", "/"}};
+      {"·", "|"},     {"×", "x"},  {"–", "-"}, {"→", "->"}, {"…", "~"},
+      {"√", "sqrt "}, {"ᵀ", "^T"}, {"−", "-"}, {"≈", "~"},  {"└", "`"},
+      {"┘", "'"},     {"─", "-"},  {"╱", "/"}};
   std::string result;
   for (const std::string& cluster : clusters(text)) {
     const auto* known = std::ranges::find(
@@ -184,11 +181,12 @@ std::string blocked_sign(const Screen& screen) {
   return screen.utf8 ? "╱" : "/";
 }
 
-std::string inked(std::string_view text, Ink ink, const Screen& screen) {
+std::string emphasised(std::string_view text, Emphasis how,
+                       const Screen& screen) {
   if (screen.colours == Colours::kNone) return std::string(text);
-  const char* code = ink == Ink::kBold  ? "\033[1m"
-                     : ink == Ink::kDim ? "\033[2m"
-                                        : "\033[1;33m";
+  const char* code = how == Emphasis::kBold  ? "\033[1m"
+                     : how == Emphasis::kDim ? "\033[2m"
+                                             : "\033[1;33m";
   return code + std::string(text) + kPlain;
 }
 

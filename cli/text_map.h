@@ -31,8 +31,9 @@ std::string colour_bar(const ColourScale& scale, int columns,
 /// What a blocked cell looks like: "╱".
 std::string blocked_sign(const Screen& screen);
 
-enum class Ink { kBold, kDim, kWarning };
-std::string inked(std::string_view text, Ink ink, const Screen& screen);
+enum class Emphasis { kBold, kDim, kWarning };
+std::string emphasised(std::string_view text, Emphasis how,
+                       const Screen& screen);
 
 /// Text in the characters that the screen has, exactly or at most `width`
 /// columns of it.

@@ -121,8 +121,7 @@ std::string to_utf8(char32_t c) {
   };
   if (c < 0x80) return {static_cast<char>(c)};
   if (c < 0x800) return {static_cast<char>(0xC0 | c >> 6), tail(0)};
-  if (c < 0x10000)
-    return {static_cast<char>(0xE0 | c >> 12), tail(6), tail(0)};
+  if (c < 0x10000) return {static_cast<char>(0xE0 | c >> 12), tail(6), tail(0)};
   return {static_cast<char>(0xF0 | c >> 18), tail(12), tail(6), tail(0)};
 }
 

@@ -52,8 +52,8 @@ bool is_punctuation(char32_t c) {
     return (c >= 33 && c <= 47) || (c >= 58 && c <= 64) ||
            (c >= 91 && c <= 96) || (c >= 123 && c <= 126);
   return std::u32string_view(U"¡§«¶·»¿").find(c) != std::u32string_view::npos ||
-         (c >= 0x2010 && c <= 0x2027) || (c >= 0x2030 && c <= 0x205E &&
-                                          c != 0x2044 && c != 0x2052) ||
+         (c >= 0x2010 && c <= 0x2027) ||
+         (c >= 0x2030 && c <= 0x205E && c != 0x2044 && c != 0x2052) ||
          (c >= 0x3001 && c <= 0x3003) || (c >= 0x3008 && c <= 0x3011) ||
          (c >= 0x3014 && c <= 0x301F) || c == 0x30FB ||
          (c >= 0xFF01 && c <= 0xFF0F && c != 0xFF04 && c != 0xFF0B) ||
@@ -98,8 +98,8 @@ WordPiece::WordPiece(std::string_view vocabulary, bool lower_case)
   for (const char* special : {"[CLS]", "[SEP]", "[UNK]"})
     if (!ids_.contains(special))
       throw std::invalid_argument(
-          std::string("show: --vocab must have a line ") + special +
-          ", got " + std::to_string(line) + " others");
+          std::string("show: --vocab must have a line ") + special + ", got " +
+          std::to_string(line) + " others");
 }
 
 Token WordPiece::token(const std::string& text) const {

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+namespace cli {
+
+/// cli/show.html, with {{DATA}} where the numbers go; made by CMake.
+extern const char* const kPage;
+
+}  // namespace cli
