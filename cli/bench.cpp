@@ -3,6 +3,7 @@
 // `multihead bench`: chooses cases, runs them, shows and writes what came out.
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,12 @@
 
 namespace cli {
 namespace {
+
+// A form of the result and where it goes.
+struct Output {
+  Destination to;
+  std::string (*text_of)(const Run&);
+};
 
 std::vector<BenchCase> selected_cases(const BenchOptions& options,
                                       const std::string& isa) {
@@ -87,13 +94,13 @@ int bench(const BenchOptions& options) {
     list(cases);
     return 0;
   }
-  Destination json("bench: --json", options.json),
-      csv("bench: --csv", options.csv),
-      markdown("bench: --markdown", options.markdown),
-      svg("bench: --svg", options.svg);
-  const int outputs = json.standard_output() + csv.standard_output() +
-                      markdown.standard_output() + svg.standard_output();
-  if (outputs > 1)
+  Output outputs[] = {{{"bench: --json", options.json}, to_json},
+                      {{"bench: --csv", options.csv}, to_csv},
+                      {{"bench: --markdown", options.markdown}, to_markdown},
+                      {{"bench: --svg", options.svg}, to_svg}};
+  const auto printed = std::ranges::count_if(
+      outputs, [](const Output& o) { return o.to.standard_output(); });
+  if (printed > 1)
     throw std::invalid_argument(
         "multihead bench: only one of --json, --csv, --markdown and --svg may "
         "be -");
@@ -109,7 +116,7 @@ int bench(const BenchOptions& options) {
       .plan = {.rounds = options.quick ? 3 : options.rounds,
                .seconds = options.quick ? 0.05 : options.seconds}};
   std::optional<BenchTable> table;
-  if (outputs == 0) {
+  if (printed == 0) {
     table.emplace(cases, detect_terminal());
     table->opening(run);
   }
@@ -124,13 +131,8 @@ int bench(const BenchOptions& options) {
     table->closing(run, std::chrono::duration<double>(
                             std::chrono::steady_clock::now() - start)
                             .count());
-  for (const auto& [to, text_of] : std::initializer_list<
-           std::pair<Destination*, std::string (*)(const Run&)>>{
-           {&json, to_json},
-           {&csv, to_csv},
-           {&markdown, to_markdown},
-           {&svg, to_svg}})
-    if (to->wanted()) to->write(text_of(run));
+  for (Output& output : outputs)
+    if (output.to.wanted()) output.to.write(output.text_of(run));
   for (const Measurement& m : run.measurements)
     if (!m.right()) return 1;
   return 0;
