@@ -75,7 +75,7 @@ std::vector<Link> strongest_cells(const HeatMap& map, const Item& item) {
   if (item.queries.pooled() || item.keys.pooled()) return links;
   for (int row = 0; row < map.rows; ++row)
     for (int column = 0; column < map.columns; ++column)
-      if (std::isfinite(map.at(row, column)))
+      if (std::isfinite(map.at(row, column)) && map.at(row, column) != 0)
         links.push_back({row, column, map.at(row, column)});
   const auto stronger = [](const Link& a, const Link& b) {
     return std::abs(a.weight) > std::abs(b.weight);
@@ -95,7 +95,7 @@ std::vector<Link> strongest(const at::Tensor& weights, const at::Tensor& keys) {
   for (int64_t i = 0; i < top.numel(); ++i) {
     const int64_t place = places[i].item<int64_t>();
     const int64_t key = keys.flatten()[place].item<int64_t>();
-    if (key >= 0)
+    if (key >= 0 && top[i].item<double>() > 0)
       links.push_back({place / weights.size(1), key, top[i].item<double>()});
   }
   return links;

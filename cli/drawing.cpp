@@ -49,9 +49,10 @@ double label_width(const Axis& axis) {
   return longest * kLetter;
 }
 
-// Every how many cells a label has room.
-int label_step(double cell) {
-  return std::max(1, static_cast<int>(std::ceil(12 / cell)));
+// Every how many cells a label has room; slanted ones need more.
+int label_step(const Axis& axis, double cell, double room) {
+  const double wanted = axis.pooled() ? 2 * room : room;
+  return std::max(1, static_cast<int>(std::ceil(wanted / cell)));
 }
 
 }  // namespace
@@ -64,7 +65,7 @@ Drawing::Drawing(const Picture& picture)
       queries_(matching(item_.queries, keys_, most_cells(kSide, 4))) {
   const int longest = std::max(keys_.cells(), queries_.cells());
   const double cell = std::clamp(std::floor(kSide / longest), 4.0, 34.0);
-  const double above = label_width(keys_) * 0.75 + 22;
+  const double above = label_width(keys_) * 0.75 + 38;
   large_ = {kMargin + label_width(queries_) + 8, kTitle + above,
             cell * keys_.cells(), cell * queries_.cells()};
   // The last slanted label leans over the right end of the map.
@@ -100,7 +101,7 @@ void Drawing::place_heads() {
   }
   const int rows = (heads + per_row_ - 1) / per_row_;
   small_ = std::clamp(std::floor((room / rows - 34 + 8) / aspect), 64.0, 160.0);
-  small_keys_ = coarser(keys_, most_cells(small_, 2));
+  small_keys_ = coarser(keys_, most_cells(small_, 3));
   small_queries_ = matching(queries_, small_keys_, most_cells(small_, 1));
   small_step_ = small_ + kGap;
 }
@@ -122,13 +123,15 @@ void Drawing::draw_large(Canvas& canvas) const {
   const Panel& panel = item_.panels[0];
   const HeatMap map =
       pool(panel.map, {item_.queries, queries_}, {item_.keys, keys_});
+  canvas.write({large_.x, heads_.y + 12}, panel.name, {.size = 11});
   canvas.draw_map(large_, map, scale_);
   const double cell = large_.width / keys_.cells();
-  const int step = label_step(cell);
-  for (int i = 0; i < keys_.cells(); i += step)
+  const int key_step = label_step(keys_, cell, 17);
+  for (int i = 0; i < keys_.cells(); i += key_step)
     canvas.write({large_.x + (i + 0.5) * cell + 4, large_.y - 8},
                  shortened(keys_.label(i), kLongestLabel), {.angle = 45});
-  for (int i = 0; i < queries_.cells(); i += step)
+  const int query_step = label_step(queries_, cell, 13);
+  for (int i = 0; i < queries_.cells(); i += query_step)
     canvas.write({large_.x - 8, large_.y + (i + 0.5) * cell + 4},
                  shortened(queries_.label(i), kLongestLabel),
                  {.anchor = Anchor::kEnd});
@@ -163,12 +166,6 @@ void Drawing::draw_heads(Canvas& canvas) const {
   }
 }
 
-bool Drawing::has_blocked_cells() const {
-  return std::ranges::any_of(item_.panels, [](const Panel& panel) {
-    return std::ranges::find(panel.map.blocked, 1) != panel.map.blocked.end();
-  });
-}
-
 void Drawing::draw_legend(Canvas& canvas) const {
   constexpr int kSteps = 64;
   constexpr double kWidth = 220;
@@ -186,12 +183,13 @@ void Drawing::draw_legend(Canvas& canvas) const {
                  {.size = 10, .tone = Tone::kDim, .anchor = Anchor::kMiddle});
   }
   double x = box.x + kWidth + 20;
-  const std::string name = scale_name(picture_) +
-                           "; the numbers are those of the " +
-                           item_.panels[0].name;
+  const std::string name = scale_name(picture_);
+  the numbers are those of the " +
+      item_.panels[0]
+          .name;
   canvas.write({x, legend_ + 9}, name, {.tone = Tone::kDim});
   x += 6.6 * columns(name) + 24;
-  if (!has_blocked_cells()) return;
+  if (!has_blocked_cells(item_)) return;
   canvas.hatch({x, legend_ - 3, 16, 16});
   canvas.write({x + 22, legend_ + 9}, "blocked", {.tone = Tone::kDim});
 }
@@ -212,8 +210,7 @@ void Drawing::draw_stages(Canvas& canvas) const {
     for (int64_t page = pages; page-- > 0;)
       canvas.draw_frame(
           {x + 4.0 * page, stages_ + 46 - height - 3.0 * page, width, height});
-    canvas.write({x, stages_ + 62}, stage.name.empty() ? "k, v" : stage.name,
-                 {.size = 11, .bold = true});
+    canvas.write({x, stages_ + 62}, stage.name, {.size = 11, .bold = true});
     canvas.write({x, stages_ + 75}, shape_text(shape),
                  {.size = 9, .tone = Tone::kDim});
     canvas.write({x, stages_ + 87},

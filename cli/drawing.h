@@ -28,7 +28,6 @@ class Drawing {
   void draw_groups(Canvas& canvas) const;
   void draw_notes(Canvas& canvas) const;
   std::vector<std::string> notes() const;
-  bool has_blocked_cells() const;
 
   const Picture& picture_;
   const Item& item_;

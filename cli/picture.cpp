@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cli/picture.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -54,6 +55,12 @@ std::string describe_entropy(double entropy) {
 
 std::string scale_name(const Picture& picture) {
   return picture.difference ? "yours − reference" : "weight";
+}
+
+bool has_blocked_cells(const Item& item) {
+  return std::ranges::any_of(item.panels, [](const Panel& panel) {
+    return std::ranges::find(panel.map.blocked, 1) != panel.map.blocked.end();
+  });
 }
 
 ColourScale scale_of(const Picture& picture, const Item& item) {

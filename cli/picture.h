@@ -66,6 +66,8 @@ std::string describe_entropy(double entropy);
 /// "2 × 8 × 13 × 32"
 std::string shape_text(const std::vector<int64_t>& shape);
 
+bool has_blocked_cells(const Item& item);
+
 /// The colours of all panels of an item.
 ColourScale scale_of(const Picture& picture, const Item& item);
 

@@ -127,16 +127,17 @@ std::string to_html(const Picture& picture) {
     stages.push_back({{"name", stage.name},
                       {"what", stage.what},
                       {"shape", shape_text(stage.shape)}});
-  const Json data = {{"title", picture.title},
-                     {"sizes", sizes(picture)},
-                     {"meaning", scale_name(picture)},
-                     {"stages", std::move(stages)},
-                     {"groups", groups(picture)},
-                     {"sequential", colours(sequential, 0)},
-                     {"diverging", colours(diverging, -1)},
-                     {"not_finite", rgb(kNotFinite)},
-                     {"items", std::move(items)},
-                     {"masks", masks.texts()}};
+  const Json data = {
+      {"title", picture.title},
+      {"sizes", sizes(picture)},
+      {"meaning", scale_name(picture) + ", coloured by its root"},
+      {"stages", std::move(stages)},
+      {"groups", groups(picture)},
+      {"sequential", colours(sequential, 0)},
+      {"diverging", colours(diverging, -1)},
+      {"not_finite", rgb(kNotFinite)},
+      {"items", std::move(items)},
+      {"masks", masks.texts()}};
   static constexpr std::string_view kPlace = "{{DATA}}";
   std::string page = kPage;
   return page.replace(page.find(kPlace), kPlace.size(), as_script(data));

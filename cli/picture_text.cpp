@@ -24,8 +24,9 @@ std::string print(const char* format, auto... values) {
 
 // "the cat", where a line of half blocks shows two queries.
 std::string line_label(const Axis& lines, int line) {
-  if (lines.count(line) != 2 || lines.tokens.empty()) return lines.label(line);
+  if (lines.count(line) != 2) return lines.label(line);
   const int64_t first = lines.edges[line];
+  if (lines.tokens.empty()) return lines.name(first);
   return lines.name(first) + " " + lines.name(first + 1);
 }
 
@@ -169,7 +170,7 @@ class Page {
   // The label, and then the cursor where the cells begin: terminals differ in
   // how wide they draw some scripts and emoji.
   std::string beside(const std::string& label, int width) const {
-    std::string text = exactly(label, width, screen_, true) + " ";
+    std::string text = on_its_side(exactly(label, width, screen_, true)) + " ";
     const bool ascii = std::ranges::all_of(
         text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
     if (screen_.colours != Colours::kNone && !ascii)
@@ -195,7 +196,8 @@ class Page {
         std::string letter = line < above ? " " : token[line - above];
         if (letter == "…" && screen_.utf8) letter = "⋮";
         if (left + columns(letter) > cell) letter = "*";
-        text += std::string(left, ' ') + padded(letter, cell - left);
+        text +=
+            std::string(left, ' ') + on_its_side(padded(letter, cell - left));
       }
       lines.push_back(text);
     }
@@ -215,22 +217,42 @@ class Page {
     return text;
   }
 
+  // What colours mean: the values at both ends and in the middle of the bar.
   void legend() {
-    add("");
-    const std::string name = scale_name(picture_);
     const int width = std::clamp(screen_.width / 4, 8, 32);
-    std::string line = name + "  " + colour_bar(scale_, width, screen_);
-    const bool blocks =
-        std::ranges::any_of(item_.panels, [](const Panel& panel) {
-          return std::ranges::find(panel.map.blocked, 1) !=
-                 panel.map.blocked.end();
-        });
-    const int used = columns(name) + width + 18;
-    if (blocks && used + 10 <= screen_.width)
-      line += "   " +
-              emphasised(blocked_sign(screen_), Emphasis::kDim, screen_) +
-              " blocked";
-    put(exactly(name, columns(name), screen_) + line.substr(name.size()));
+    add("");
+    std::string bar = colour_bar(scale_, width, screen_);
+    int used = width;
+    const auto append = [&](const std::string& plain, const std::string& text) {
+      if (used + columns(plain) > screen_.width) return;
+      bar += text;
+      used += columns(plain);
+    };
+    const std::string name = "  " + at_most(scale_name(picture_), 40, screen_);
+    append(name, name);
+    if (has_blocked_cells(item_)) {
+      const std::string sign = blocked_sign(screen_);
+      append("   / blocked",
+             "   " + emphasised(sign, Emphasis::kDim, screen_) + " blocked");
+    }
+    put(bar);
+    add(tick_line(width), Emphasis::kDim);
+  }
+
+  // "0       0.25       1", under a bar `width` wide.
+  std::string tick_line(int width) const {
+    const double least = scale_.is_signed() ? -1 : 0;
+    const auto value = [&](double share) {
+      return print("%.2g", scale_.value(share));
+    };
+    const std::string low = value(least), middle = value((least + 1) / 2),
+                      high = value(1);
+    const int half = (width - columns(middle)) / 2 - columns(low);
+    std::string line = low;
+    if (half > 0) line += std::string(half, ' ') + middle;
+    return line + padded(high,
+                         std::max(width - columns(line), columns(high) + 1),
+                         true);
   }
 
   // Small maps side by side.
@@ -267,18 +289,18 @@ class Page {
 
   // Entropy and strongest links, a line for each head.
   void table() {
+    const bool wide = screen_.width >= 60, numbers = !picture_.difference;
     add("");
-    add(picture_.difference ? "          largest differences"
-                            : "          entropy    keys   strongest links",
+    std::string title(10, ' ');
+    if (numbers) title += wide ? "entropy    keys   " : "keys  ";
+    add(title +
+            (picture_.difference ? "largest differences" : "strongest links"),
         Emphasis::kDim);
     for (const Panel& panel : item_.panels) {
       const bool mean = &panel == &item_.panels[0] && item_.panels.size() > 1;
+      if (mean && panel.links.empty()) continue;
       std::string line = padded(mean ? "mean" : panel.name, 10);
-      if (!picture_.difference)
-        line += std::isnan(panel.entropy)
-                    ? std::string(18, ' ')
-                    : print("%7.2f %7.1f   ", panel.entropy,
-                            std::exp(panel.entropy));
+      if (numbers) line += padded(entropy_text(panel, wide), wide ? 18 : 6);
       for (const Link& link : panel.links) {
         const std::string text = link_text(link);
         if (columns(line) + columns(text) > screen_.width) break;
@@ -288,15 +310,27 @@ class Page {
     }
   }
 
-  // "cat → sat 0.61"; a mark keeps letters from right to left on their side.
+  static std::string entropy_text(const Panel& panel, bool wide) {
+    if (std::isnan(panel.entropy)) return "";
+    const double keys = std::exp(panel.entropy);
+    return wide ? print("%7.2f %7.1f", panel.entropy, keys)
+                : print("%.1f", keys);
+  }
+
+  // A mark, of no width, keeps letters that are written from right to left
+  // from taking what follows to their left.
+  std::string on_its_side(const std::string& text) const {
+    return screen_.utf8 && is_right_to_left(text) ? text + "\u200E" : text;
+  }
+
+  // "cat → sat 0.61"
   std::string link_text(const Link& link) const {
     const auto name = [&](const Axis& axis, int64_t position) {
-      const std::string token = shortened(axis.name(position), 16);
-      return is_right_to_left(token) && screen_.utf8 ? token + "\u200E" : token;
+      return on_its_side(shortened(axis.name(position), 16));
     };
     return name(item_.queries, link.query) + " → " +
            name(item_.keys, link.key) +
-           print(picture_.difference ? " %+.2g" : " %.2f", link.weight);
+           print(picture_.difference ? " %+.2f" : " %.2f", link.weight);
   }
 
   const Picture& picture_;

@@ -259,7 +259,8 @@ std::vector<Stage> stages_of(const at::Tensor& input, const at::Tensor& query,
   stages.push_back(
       {"heads", "q in " + std::to_string(H) + " parts", {B, H, Lq, D}});
   if (G != H)
-    stages.push_back({"", "k and v in " + std::to_string(G), {B, G, Lk, D}});
+    stages.push_back(
+        {"k, v heads", "in " + std::to_string(G) + " parts", {B, G, Lk, D}});
   stages.push_back({"scores", root, {B, H, Lq, Lk}});
   stages.push_back({"weights", "softmax over keys", {B, H, Lq, Lk}});
   stages.push_back({"context", "weights·v", {B, H, Lq, D}});

@@ -96,7 +96,6 @@ class SvgCanvas : public Canvas {
                 const ColourScale& scale) override {
     // Runs of one colour, as strokes as thick as a row of cells.
     std::array<std::string, kLevels + 1> paths;
-    std::string hatched;
     const double cell_width = box.width / map.columns,
                  cell_height = box.height / map.rows;
     for (int row = 0; row < map.rows; ++row)
@@ -109,11 +108,6 @@ class SvgCanvas : public Canvas {
           paths[level] += "M" + std::to_string(begin) + " " +
                           std::to_string(row) + "h" +
                           std::to_string(end - begin);
-        for (int i = begin; i < end; ++i)
-          if (map.is_blocked(row, i))
-            hatched +=
-                rectangle({box.x + i * cell_width, box.y + row * cell_height,
-                           cell_width, cell_height});
       }
     body_ += "<g transform=\"translate(" + number(box.x) + " " +
              number(box.y + cell_height / 2) + ") scale(" + factor(cell_width) +
@@ -124,6 +118,7 @@ class SvgCanvas : public Canvas {
         body_ += tag("path", {{"stroke", hex(colour_of(level, scale))},
                               {"d", paths[level]}});
     body_ += "</g>\n";
+    const std::string hatched = blocked_cells(box, map);
     if (!hatched.empty())
       body_ += tag("path", {{"fill", "url(#blocked)"}, {"d", hatched}});
   }
@@ -166,6 +161,22 @@ class SvgCanvas : public Canvas {
     if (level == kLevels) return kNotFinite;
     const double t = static_cast<double>(level) / (kLevels - 1);
     return scale.is_signed() ? diverging(2 * t - 1) : sequential(t);
+  }
+
+  // By runs of cells in a row.
+  static std::string blocked_cells(const Box& box, const HeatMap& map) {
+    std::string path;
+    const double width = box.width / map.columns,
+                 height = box.height / map.rows;
+    for (int row = 0; row < map.rows; ++row)
+      for (int begin = 0, end; begin < map.columns; begin = end) {
+        end = begin + 1;
+        if (!map.is_blocked(row, begin)) continue;
+        while (end < map.columns && map.is_blocked(row, end)) ++end;
+        path += rectangle({box.x + begin * width, box.y + row * height,
+                           (end - begin) * width, height});
+      }
+    return path;
   }
 
   static std::string rectangle(const Box& box) {

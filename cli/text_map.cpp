@@ -170,11 +170,7 @@ std::string colour_bar(const ColourScale& scale, int width,
     bar.values.push_back(
         static_cast<float>(scale.value(scale.is_signed() ? 2 * t - 1 : t)));
   }
-  char low[32] = "0", high[32];
-  if (scale.is_signed()) std::snprintf(low, sizeof low, "%.2g", -scale.high());
-  std::snprintf(high, sizeof high, "%.2g", scale.high());
-  return std::string(low) + " " +
-         map_lines(bar, scale, {.columns = 1}, screen)[0] + " " + high;
+  return map_lines(bar, scale, {.columns = 1}, screen)[0];
 }
 
 std::string blocked_sign(const Screen& screen) {

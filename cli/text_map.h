@@ -24,8 +24,8 @@ std::vector<std::string> map_lines(const HeatMap& map, const ColourScale& scale,
                                    const CellStyle& style,
                                    const Screen& screen);
 
-/// "0 ▁▂▃ 0.92", from the least to the greatest value, `columns` wide colours.
-std::string colour_bar(const ColourScale& scale, int columns,
+/// All colours, from the least value's to the greatest's.
+std::string colour_bar(const ColourScale& scale, int width,
                        const Screen& screen);
 
 /// What a blocked cell looks like: "╱".
