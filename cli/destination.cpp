@@ -13,7 +13,7 @@ Destination::Destination(const std::string& option, const std::string& path) {
     standard_output_ = path == "-";
     return;
   }
-  const std::string where = "multihead " + option + " " + path;
+  const std::string where = option + " " + path;
   if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
     throw std::invalid_argument(where + ": must be a regular file");
   file_ = std::make_unique<multihead::safetensors::OutputFile>(path, where);

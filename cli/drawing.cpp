@@ -184,9 +184,6 @@ void Drawing::draw_legend(Canvas& canvas) const {
   }
   double x = box.x + kWidth + 20;
   const std::string name = scale_name(picture_);
-  the numbers are those of the " +
-      item_.panels[0]
-          .name;
   canvas.write({x, legend_ + 9}, name, {.tone = Tone::kDim});
   x += 6.6 * columns(name) + 24;
   if (!has_blocked_cells(item_)) return;

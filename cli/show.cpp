@@ -138,6 +138,11 @@ int show(const ShowOptions& options) {
   const at::NoGradGuard no_grad;
   Destination svg("show: --svg", options.svg), png("show: --png", options.png),
       html("show: --html", options.html);
+  if (options.model.empty() != options.text.empty())
+    refuse("--text", "come with --model, and --model with --text",
+           options.text.empty() ? "--model alone" : "--text alone");
+  if (!options.model.empty() && !options.dump.empty())
+    refuse("--model", "come without a dump", options.dump);
   if (options.difference && (options.dump.empty() || !options.model.empty()))
     refuse("--difference", "come with a dump", "none");
   const Picture picture = make_picture(options);
