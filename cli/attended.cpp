@@ -296,14 +296,18 @@ Picture measure(const Attended& attended, const Wish& wish) {
 Picture difference(Picture yours, const Picture& reference) {
   for (size_t i = 0; i < yours.items.size(); ++i) {
     Item& item = yours.items[i];
+    Extremes extremes;
     for (size_t p = 0; p < item.panels.size(); ++p) {
       Panel& panel = item.panels[p];
       const HeatMap& other = reference.items[i].panels[p].map;
       for (size_t cell = 0; cell < other.values.size(); ++cell)
         panel.map.values[cell] -= other.values[cell];
+      widen(extremes, panel.map);
       panel.entropy = std::numeric_limits<double>::quiet_NaN();
       panel.links = strongest_cells(panel.map, item);
     }
+    item.remarks.push_back("the largest difference is " +
+                           number(std::max(extremes.high, -extremes.low)));
   }
   yours.difference = true;
   return yours;

@@ -5,6 +5,12 @@
 #include <cmath>
 
 namespace cli {
+namespace {
+
+// Of a difference; smaller ones, rounding that is, look like none.
+constexpr double kVisible = 1e-3;
+
+}  // namespace
 
 std::string Axis::name(int64_t position) const {
   return tokens.empty() ? std::to_string(position) : tokens[position];
@@ -83,6 +89,7 @@ ColourScale::ColourScale(const Extremes& extremes, bool difference)
     : signed_(difference || extremes.low < 0),
       high_(std::max(extremes.high, -extremes.low)) {
   if (high_ == 0) high_ = 1;
+  if (difference) high_ = std::max(high_, kVisible);
 }
 
 double ColourScale::share(double value) const {

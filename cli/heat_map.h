@@ -71,7 +71,8 @@ void widen(Extremes& extremes, const HeatMap& map);
 /// the root of a value: most weights are small, and differ there.
 class ColourScale {
  public:
-  /// Signed values, and every difference, are coloured away from 0 both ways.
+  /// Signed values, and every difference, are coloured away from 0 both ways;
+  /// differences as small as rounding hardly at all.
   explicit ColourScale(const Extremes& extremes, bool difference = false);
 
   Rgb operator()(double value) const;

@@ -330,7 +330,10 @@ class Page {
     };
     return name(item_.queries, link.query) + " → " +
            name(item_.keys, link.key) +
-           print(picture_.difference ? " %+.2f" : " %.2f", link.weight);
+           print(picture_.difference
+                     ? std::abs(link.weight) < 0.005 ? " %+.1e" : " %+.2f"
+                     : " %.2f",
+                 link.weight);
   }
 
   const Picture& picture_;

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: MIT
+"""`multihead show` in the terminal, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pty
+import re
+import subprocess
+
+import pytest
+import torch
+from pictures import COMMAND, columns, show, shown, without_codes
+from safetensors.torch import save_file
+
+pytestmark = pytest.mark.skipif(
+    not COMMAND.exists(),
+    reason=f"{COMMAND} is not built; MULTIHEAD_BUILD_DIR names the build folder",
+)
+
+SCRIPTS = [
+    *("The", "שלום", "مرحبا", "日本語", "👩‍👩‍👧", "e\u0301", "", "🇩🇪", "नमस्ते"),
+    *("tab\there", "esc\x1b[31m", "<b>&\"'", "a_very_long_token_that_goes_on_and_on"),
+]
+
+
+def random_weights(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.softmax(3 * torch.randn(shape, generator=generator), -1)
+
+
+def dump(folder: pathlib.Path, tensors: dict, **facts: str) -> pathlib.Path:
+    path = folder / "dump.safetensors"
+    save_file({name: x.contiguous() for name, x in tensors.items()}, path, facts)
+    return path
+
+
+def run_in_terminal(width: int, *arguments: object, **environment: str) -> str:
+    """Standard output of the command in a terminal of that many columns."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [
+            *("sh", "-c", f'stty cols {width} && exec "$0" "$@"'),
+            *(str(COMMAND), "show", *map(str, arguments)),
+        ],
+        stdin=follower,
+        stdout=follower,
+        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        | {"COLORTERM": "", "NO_COLOR": "", **environment},
+    )
+    os.close(follower)
+    output = b""
+    while True:
+        try:
+            block = os.read(leader, 65536)
+        except OSError:  # Linux: the other end is closed
+            break
+        if not block:
+            break
+        output += block
+    os.close(leader)
+    assert process.wait(timeout=120) == 0
+    return output.decode().replace("\r\n", "\n")
+
+
+def assert_fits(text: str, width: int) -> None:
+    lines = without_codes(text).splitlines()
+    assert "\x1b" not in "".join(lines)
+    too_long = [line for line in lines if columns(line) > width]
+    assert lines and too_long == []
+
+
+def test_without_arguments_there_is_an_example():
+    text = shown()
+    assert "4 heads, 2 key/value heads · 12 queries × 12 keys" in text
+    assert "query heads      0 1  2 3\nkey/value heads  └0┘  └1┘" in text
+    assert re.search(r"softmax over keys +1 × 4 × 12 × 12", text)
+    assert re.search(r"^ *cat  66  34 ╱{40}$", text, re.MULTILINE)
+    assert_fits(text, 80)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("colour", ["ascii", "true"])
+@pytest.mark.parametrize(
+    ("heads", "length"), [(1, 1), (3, 13), (64, 24), (2, 300)], ids=str
+)
+def test_no_line_is_longer_than_the_screen(tmp_path, width, colour, heads, length):
+    facts = {"tokens": json.dumps(SCRIPTS)} if length == 13 else {}
+    path = dump(tmp_path, {"weights": random_weights(heads, length, length)}, **facts)
+    text = shown(path, "--width", width, "--color", colour)
+    assert_fits(text, width)
+    assert ("\x1b[" in text) == (colour == "true")
+    assert text.isascii() or colour != "ascii"
+    assert f"head {heads - 1}" in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "code"),
+    [
+        ({"COLORTERM": "truecolor"}, r"\x1b\[48;2;\d+;\d+;\d+m"),
+        ({}, r"\x1b\[48;5;\d+m"),
+        ({"TERM": "linux"}, None),
+        ({"TERM": "dumb"}, None),
+        ({"NO_COLOR": "1", "COLORTERM": "truecolor"}, None),
+    ],
+)
+def test_colours_are_those_of_the_terminal(environment, code):
+    text = run_in_terminal(90, **environment)
+    assert re.search(code or r"^(?!.*\x1b)", text, re.DOTALL)
+    assert ("48;5" in text) == (environment == {})
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_picture_is_as_wide_as_the_terminal(tmp_path, width):
+    path = dump(tmp_path, {"weights": random_weights(2, 400, 400)})
+    text = run_in_terminal(width, path)
+    assert_fits(text, width)
+    assert max(columns(line) for line in without_codes(text).splitlines()) > width / 2
+    assert_fits(shown(path, COLUMNS=str(width)), width)
+
+
+def test_ascii_where_the_locale_has_no_utf8(tmp_path):
+    path = dump(
+        tmp_path, {"weights": random_weights(2, 13, 13)}, tokens=json.dumps(SCRIPTS)
+    )
+    text = shown(path, LC_ALL="C")
+    assert text.isascii()
+    assert "????" in text and "The" in text
+
+
+def test_tokens_cannot_move_the_cursor(tmp_path):
+    hostile = ["a\x1b[2J", "b\r\n", "\u202ec", "d\x9b"]
+    path = dump(
+        tmp_path, {"weights": random_weights(1, 4, 4)}, tokens=json.dumps(hostile)
+    )
+    text = shown(path)
+    assert "\x1b" not in text and "\r" not in text and "\u202e" not in text
+    assert "a\\x1b[2J" in text and "b\\r\\n" in text
+
+
+def test_colours_and_signs_of_single_cells(tmp_path):
+    """The largest weight, weight 0, a blocked cell and NaN differ."""
+    weights = torch.tensor([[1.0, 0.0, 0.0], [0.5, float("nan"), 0.0]])
+    mask = torch.tensor([[False, False, True], [False, False, False]])
+    path = dump(tmp_path, {"weights": weights, "mask": mask}, mask="blocked")
+    text = shown(path, "--color", "true")
+    rows = [line for line in text.splitlines() if re.match(r"[01] \x1b", line)]
+    assert re.search(r"48;2;255;\d+;\d+m\S+ 100", rows[0])  # palest
+    assert "\x1b[90m╱╱╱╱" in rows[0]
+    assert rows[0].count("╱") == 4
+    assert "48;2;0;200;120m" in rows[1] and "??" in rows[1]
+    assert "1 weights are not finite" in text
+
+
+def test_queries_that_see_nothing_and_weights_behind_the_mask(tmp_path):
+    weights = random_weights(2, 4, 4)
+    weights[:, 1] = 0
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    path = dump(tmp_path, {"weights": weights, "mask": mask}, mask="keep")
+    text = shown(path)
+    assert "! 1 of 4 queries see no key: their weights are 0" in text
+    assert "cells have weight where the mask blocks" in text
+    assert "rows of weights do not sum to 1" not in text
+    text = shown(dump(tmp_path, {"weights": 2 * random_weights(2, 4, 4)}))
+    assert "! rows of weights do not sum to 1, but to 1 up to 2" in text
+
+
+def layer_dump(folder: pathlib.Path, causal: bool) -> tuple[pathlib.Path, torch.Tensor]:
+    """A layer with its input and a causal mask, and weights (2, 4, 7, 7) of it."""
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 7, 32)
+    mask = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    with torch.no_grad():
+        _, weights = layer(
+            x, x, x, attn_mask=mask if causal else None, average_attn_weights=False
+        )
+    tensors = {"x": x, "mask": mask, "weights": weights, **layer.state_dict()}
+    return dump(folder, tensors, num_heads="4", mask="blocked"), weights
+
+
+def test_weights_follow_from_inputs_and_parameters(tmp_path):
+    path, _ = layer_dump(tmp_path, causal=True)
+    text = shown(path, "--difference", "--color", "none")
+    assert "yours − reference" in text
+    largest = re.search(r"! the largest difference is (\S+)\n", text)
+    assert largest and float(largest[1]) < 1e-6
+    heads = text.partition("head 0")[2].partition("largest")[0]
+    assert "╱" in heads and not re.search(r"[=+#]", heads)  # rounding is not drawn
+    assert "weight where the mask blocks" not in text
+
+
+def test_difference_shows_a_forgotten_mask(tmp_path):
+    path, _ = layer_dump(tmp_path, causal=False)
+    text = shown(path, "--difference")
+    assert "cells have weight where the mask blocks" in text
+    assert re.search(r"head 0 +0 → 0 -0\.\d\d", text)
+    assert re.search(r"! the largest difference is 0\.\d+\n", text)
+
+
+def test_heads_items_and_the_mean(tmp_path):
+    path = dump(tmp_path, {"weights": random_weights(2, 3, 5, 5)})
+    alone = shown(path, "--head", 2, "--batch", 1)
+    assert "item 1 of a batch of 2" in alone
+    assert "head 2 · entropy" in alone and "head 1" not in alone
+    mean = shown(path, "--head", "mean")
+    assert "mean of 3 heads" in mean and "head 1" not in mean
+    assert shown(path, "--batch", 1) != shown(path, "--batch", 0)
+
+
+def test_tokens_by_option_and_by_item(tmp_path):
+    weights = {"weights": random_weights(2, 1, 2, 3)}
+    path = dump(tmp_path, weights)
+    text = shown(path, "--tokens", "one two three", "--query-tokens", '["p", "q"]')
+    assert re.search(r"[pq] → (one|two|three) 0\.\d\d", text)
+    lists = json.dumps([["a", "b", "c"], ["x", "y", "z"]])
+    path = dump(tmp_path, weights, tokens=lists)
+    assert re.search(r"\d → [abc] 0\.", shown(path))
+    assert re.search(r"\d → [xyz] 0\.", shown(path, "--batch", 1))
+
+
+def test_long_sequences_are_pooled(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, h, 4096, 16, generator=generator) for h in (4, 2))
+    path = dump(tmp_path, {"query": query, "key": key}, is_causal="true")
+    text = shown(path, "--width", 100, "--color", "true")
+    assert_fits(text, 100)
+    assert "the sum over its keys, the mean of its queries" in text
+    assert "1 × 4 × 4096 × 4096" in text
+    assert "0–" in text
+    # What the command says of a head is what its weights say.
+    scores = (query[0, 3] @ key[0, 1].T / 4).double()
+    scores.masked_fill_(torch.ones(4096, 4096, dtype=torch.bool).triu(1), -torch.inf)
+    weights = scores.softmax(-1)
+    entropy = torch.special.entr(weights).sum(-1).mean().item()
+    assert f"head 3    {entropy:7.2f}" in text
+
+
+ERRORS = [
+    (("--head", "9"), "--head must be all, mean or a head from 0 to 2, got 9"),
+    (("--head", "x"), "--head must be all, mean or a head from 0 to 2, got x"),
+    (("--batch", "2"), "--batch must be an item from 0 to 1, got 2"),
+    (
+        ("--tokens", "a b"),
+        "--tokens must have one entry for each of the 5 positions, got 2 entries",
+    ),
+    (
+        ("--query-tokens", '["a"]'),
+        "--query-tokens must have one entry for each of the 4 positions, got 1 entry",
+    ),
+    (
+        ("--tokens", '["a", 1]'),
+        '--tokens must be words between spaces or a JSON array of strings, got ["a", 1]',
+    ),
+    (
+        ("--tokens", '[["a"], ["b"], ["c"]]'),
+        "--tokens must be one list, or one for each of the 2 items, got 3 lists",
+    ),
+    (
+        ("--difference",),
+        "must hold weights and inputs, from which they follow, for --difference "
+        "without a file, got weights alone",
+    ),
+    (("--model", "x", "--text", "y"), "--model must come without a dump, got"),
+    (
+        ("--text", "y"),
+        "--text must come with --model, and --model with --text, got --text alone",
+    ),
+    (("--svg", "/nonexistent/x.svg"), "show: --svg /nonexistent/x.svg"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), ERRORS, ids=lambda x: str(x)[:30])
+def test_errors(tmp_path, arguments, message):
+    path = dump(tmp_path, {"weights": random_weights(2, 3, 4, 5)})
+    result = show(path, *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stdout == "" and result.stderr.count("\n") == 1
+
+
+def test_differences_need_one_shape(tmp_path):
+    (tmp_path / "a").mkdir()
+    one = dump(tmp_path / "a", {"weights": random_weights(3, 5, 5)})
+    two = dump(tmp_path, {"weights": random_weights(2, 5, 5)})
+    result = show(one, "--difference", two)
+    assert result.returncode == 2
+    assert (
+        "--difference must have weights of the same shape, 1 × 3 × 5 × 5, "
+        "got 1 × 2 × 5 × 5"
+    ) in result.stderr
+    result = show("--difference", two)
+    assert "--difference must come with a dump, got none" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"out": torch.zeros(2)}, "must hold a tensor weights, query or x, got out"),
+        ({"weights": torch.zeros(3)}, "the dump's weights must be floating and have"),
+        ({"weights": torch.ones(2, 2).int()}, "the dump's weights must be floating"),
+        ({"weights": torch.zeros(0, 4)}, "without a size of 0"),
+        (
+            {"weights": torch.rand(3, 3), "mask": torch.ones(3, 3).bool()},
+            "the dump's mask must be known as blocked, keep or additive",
+        ),
+        (
+            {"weights": torch.rand(3, 3), "mask": torch.ones(2, 5).bool()},
+            "mask must broadcast to (B, H, Lq, Lk)",
+        ),
+    ],
+)
+def test_dumps_that_cannot_be_shown(tmp_path, tensors, message):
+    result = show(dump(tmp_path, tensors))
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_files_that_are_none(tmp_path):
+    missing = show(tmp_path / "none.safetensors")
+    assert missing.returncode == 2 and "No such file" in missing.stderr
+    (tmp_path / "text").write_text("no header, but long enough to have one")
+    assert "header length" in show(tmp_path / "text").stderr
+    model = show("--model", tmp_path, "--text", "x")
+    assert "--vocab must name the vocabulary of the model" in model.stderr
