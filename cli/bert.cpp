@@ -66,6 +66,10 @@ class Bert {
         config_(files.config) {
     if (const auto type = config_.value("model_type", "bert"); type != "bert")
       refuse("--model", "be a BERT", type);
+    if (const auto positions =
+            config_.value("position_embedding_type", "absolute");
+        positions != "absolute")
+      refuse("--model", "have absolute positions", positions);
     if (!content_.tensors.contains(prefix_ + kWords)) prefix_ = "bert.";
     if (!content_.tensors.contains(prefix_ + kWords))
       refuse("--model", std::string("hold the tensor ") + kWords, "others");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "cli/unicode_text.h"
 
-#include <locale.h>
-#include <wchar.h>
+#include <utf8proc.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -11,29 +10,17 @@
 namespace cli {
 namespace {
 
-constexpr char32_t kNone = 0xFFFFFFFF, kJoiner = 0x200D;
+constexpr char32_t kNone = 0xFFFFFFFF, kJoiner = 0x200D, kAsEmoji = 0xFE0F;
 
 // Takes one code point off the front of `rest`; kNone for a byte that does not
-// begin one: overlong forms, surrogates and what lies beyond Unicode included.
+// begin one.
 char32_t take(std::string_view& rest) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(rest[i]); };
-  const uint8_t lead = byte(0);
-  const size_t length = lead < 0x80             ? 1
-                        : (lead & 0xE0) == 0xC0 ? 2
-                        : (lead & 0xF0) == 0xE0 ? 3
-                        : (lead & 0xF8) == 0xF0 ? 4
-                                                : 0;
-  static constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  char32_t point = length == 1 ? lead : lead & (0xFF >> (length + 1));
-  bool valid = length > 0 && length <= rest.size();
-  for (size_t i = 1; valid && i < length; ++i) {
-    valid = (byte(i) & 0xC0) == 0x80;
-    point = point << 6 | (byte(i) & 0x3F);
-  }
-  valid = valid && point >= kSmallest[length] && point <= 0x10FFFF &&
-          (point & 0xFFFFF800) != 0xD800;
-  rest.remove_prefix(valid ? length : 1);
-  return valid ? point : kNone;
+  utf8proc_int32_t point = 0;
+  const auto length =
+      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(rest.data()),
+                       static_cast<utf8proc_ssize_t>(rest.size()), &point);
+  rest.remove_prefix(std::max<size_t>(length > 0 ? length : 1, 1));
+  return length > 0 ? static_cast<char32_t>(point) : kNone;
 }
 
 // The marks that turn the direction of all that follows; of the joiners only
@@ -62,15 +49,10 @@ std::string escape(char32_t c) {
   return c < 0x100 ? escape("\\x%02x", c) : escape("\\u%04x", c);
 }
 
-// Widths are the system's, by its UTF-8 locale whichever the user has chosen.
-int width_of(char32_t c) {
-  if (c < 0x7F) return 1;
-  static const locale_t utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
-  if (!utf8) return 1;
-  const locale_t before = uselocale(utf8);
-  const int width = wcwidth(static_cast<wchar_t>(c));
-  uselocale(before);
-  return width < 0 ? 1 : width;
+// As terminals have it: marks with a place of their own take it.
+int width_of(utf8proc_int32_t c) {
+  return utf8proc_category(c) == UTF8PROC_CATEGORY_MC ? 1
+                                                      : utf8proc_charwidth(c);
 }
 
 bool is_regional(char32_t c) { return c >= 0x1F1E6 && c <= 0x1F1FF; }
@@ -86,19 +68,22 @@ struct Cluster {
 std::vector<Cluster> split(std::string_view text) {
   std::vector<Cluster> found;
   char32_t last = 0;
-  bool half_flag = false;
+  utf8proc_int32_t state = 0;
   while (!text.empty()) {
     const char32_t c = take(text);
-    const bool second = is_regional(c) && half_flag;
-    half_flag = is_regional(c) && !half_flag;
-    const int width = width_of(c);
-    if (found.empty() || !(width == 0 || last == kJoiner || second ||
-                           (modifies_emoji(c) && last >= 0x2600)))
-      found.push_back({"", width});
+    const auto point = static_cast<utf8proc_int32_t>(c);
+    const bool begins = found.empty() ||
+                        utf8proc_grapheme_break_stateful(
+                            static_cast<utf8proc_int32_t>(last), point, &state);
+    if (begins) found.emplace_back();
     Cluster& cluster = found.back();
     cluster.text += to_utf8(c);
-    // An emoji by its variation selector, and a flag, are drawn wide.
-    if ((c == 0xFE0F && last >= 0x203C) || second) cluster.width = 2;
+    // What is joined to an emoji changes it; a flag is two letters, and wide.
+    const bool joined = !begins && (last == kJoiner || modifies_emoji(c));
+    if (c == kAsEmoji || (!begins && is_regional(c)))
+      cluster.width = 2;
+    else if (!joined)
+      cluster.width += width_of(point);
     last = c;
   }
   return found;

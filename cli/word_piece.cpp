@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "cli/word_piece.h"
 
-#include <locale.h>
-#include <wctype.h>
+#include <utf8proc.h>
 
+#include <algorithm>
+#include <array>
+#include <cctype>
 #include <stdexcept>
 
 #include "cli/unicode_text.h"
@@ -13,51 +15,40 @@ namespace {
 
 constexpr size_t kLongestWord = 100;  // code points; longer ones are unknown
 
-// U+00C0 to U+017F without their accents; '.' stays as it is.
-constexpr std::u32string_view kBases =
-    U"AAAAAA.CEEEEIIII.NOOOOO..UUUUY..aaaaaa.ceeeeiiii.nooooo..uuuuy.y"
-    U"AaAaAaCcCcCcCcDd..EeEeEeEeEeGgGgGgGgHh..IiIiIiIiI...JjKk.LlLlLl"
-    U"....NnNnNn...OoOoOo..RrRrRrSsSsSsSsTtTt..UuUuUuUuUuUuWwYyYZzZzZz.";
-
-char32_t without_accent(char32_t c) {
-  if (c < 0xC0 || c - 0xC0 >= kBases.size()) return c;
-  const char32_t base = kBases[c - 0xC0];
-  return base == U'.' ? c : base;
+utf8proc_category_t category(char32_t c) {
+  return utf8proc_category(static_cast<utf8proc_int32_t>(c));
 }
-
-char32_t lower(char32_t c) {
-  static const locale_t utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
-  if (c < 0x80 || !utf8) return c >= 'A' && c <= 'Z' ? c + 32 : c;
-  return static_cast<char32_t>(towlower_l(static_cast<wint_t>(c), utf8));
-}
-
-bool is_accent(char32_t c) { return c >= 0x300 && c <= 0x36F; }
 
 bool is_space(char32_t c) {
-  return c == ' ' || (c >= 0x09 && c <= 0x0D) || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
+  return c == '\t' || c == '\n' || c == '\r' ||
+         category(c) == UTF8PROC_CATEGORY_ZS;
 }
 
 bool is_left_out(char32_t c) {
-  return c == 0 || c == 0xFFFD || c < 0x20 || (c >= 0x7F && c < 0xA0) ||
-         c == 0xAD || (c >= 0x200B && c <= 0x200F) ||
-         (c >= 0x202A && c <= 0x202E) || (c >= 0x2060 && c <= 0x206F) ||
-         c == 0xFEFF;
+  const auto kind = category(c);
+  return c == 0 || c == 0xFFFD || kind == UTF8PROC_CATEGORY_CN ||
+         kind >= UTF8PROC_CATEGORY_CC;
 }
 
 // Every sign of ASCII counts as punctuation, of the others what Unicode does.
 bool is_punctuation(char32_t c) {
-  if (c < 0x80)
-    return (c >= 33 && c <= 47) || (c >= 58 && c <= 64) ||
-           (c >= 91 && c <= 96) || (c >= 123 && c <= 126);
-  return std::u32string_view(U"¡§«¶·»¿").find(c) != std::u32string_view::npos ||
-         (c >= 0x2010 && c <= 0x2027) ||
-         (c >= 0x2030 && c <= 0x205E && c != 0x2044 && c != 0x2052) ||
-         (c >= 0x3001 && c <= 0x3003) || (c >= 0x3008 && c <= 0x3011) ||
-         (c >= 0x3014 && c <= 0x301F) || c == 0x30FB ||
-         (c >= 0xFF01 && c <= 0xFF0F && c != 0xFF04 && c != 0xFF0B) ||
-         c == 0xFF1A || c == 0xFF1B || c == 0xFF1F || c == 0xFF20;
+  if (c < 0x80) return std::ispunct(static_cast<unsigned char>(c)) != 0;
+  const auto kind = category(c);
+  return kind >= UTF8PROC_CATEGORY_PC && kind <= UTF8PROC_CATEGORY_PO;
+}
+
+// The letter in lower case, without its accents.
+std::u32string plain(char32_t c) {
+  std::array<utf8proc_int32_t, 8> parts;
+  int unused = 0;
+  const auto count =
+      utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(),
+                              parts.size(), UTF8PROC_DECOMPOSE, &unused);
+  std::u32string letters;
+  for (int i = 0; i < count; ++i)
+    if (category(parts[i]) != UTF8PROC_CATEGORY_MN)
+      letters += static_cast<char32_t>(utf8proc_tolower(parts[i]));
+  return letters;
 }
 
 bool is_chinese(char32_t c) {
@@ -68,17 +59,15 @@ bool is_chinese(char32_t c) {
 std::vector<std::string> split_words(std::string_view text, bool lower_case) {
   std::vector<std::string> words;
   bool within = false;
-  for (char32_t c : code_points(text)) {
-    if (is_space(c)) {
-      within = false;
-      continue;
+  for (const char32_t c : code_points(text)) {
+    if (is_space(c)) within = false;
+    if (is_space(c) || is_left_out(c)) continue;
+    for (const char32_t letter : lower_case ? plain(c) : std::u32string(1, c)) {
+      const bool alone = is_punctuation(letter) || is_chinese(letter);
+      if (!within || alone) words.emplace_back();
+      words.back() += to_utf8(letter);
+      within = !alone;
     }
-    if (is_left_out(c) || (lower_case && is_accent(c))) continue;
-    if (lower_case) c = lower(without_accent(c));
-    const bool alone = is_punctuation(c) || is_chinese(c);
-    if (!within || alone) words.emplace_back();
-    words.back() += to_utf8(c);
-    within = !alone;
   }
   return words;
 }
