@@ -70,8 +70,8 @@ Examples:
 constexpr const char* kShowFooter = R"(
 A dump is a .safetensors file with a tensor "weights", (B, H, Lq, Lk) or less, or
 with "query" and "key" as heads, (B, H, L, D), or as sequences, (B, L, E), beside
-the parameters of the layer; "mask", "tokens" and more: docs/explain.md. Without
-one, an example is shown.
+the parameters of the layer; "mask", "tokens" and more: docs/show.md. Without one,
+an example is shown.
 
 Long sequences are drawn in fewer cells: a cell is then the sum of the weights of
 its keys, on average of its queries. Without --svg, --png or --html the picture
