@@ -92,9 +92,10 @@ std::vector<Link> strongest(const at::Tensor& weights, const at::Tensor& keys) {
   const at::Tensor finite = weights.nan_to_num(-1).flatten();
   const auto [top, places] =
       finite.topk(std::min<int64_t>(kLinks, finite.numel()));
+  const at::Tensor key_of = keys.flatten();
   for (int64_t i = 0; i < top.numel(); ++i) {
     const int64_t place = places[i].item<int64_t>();
-    const int64_t key = keys.flatten()[place].item<int64_t>();
+    const int64_t key = key_of[place].item<int64_t>();
     if (key >= 0 && top[i].item<double>() > 0)
       links.push_back({place / weights.size(1), key, top[i].item<double>()});
   }
@@ -152,8 +153,9 @@ class Measurement {
       if (value != 0) lowest_ = std::min(lowest_, value);
       highest_ = std::max(highest_, value);
     }
-    panel.links = strongest(
-        page, at::arange(page.size(1), at::kLong).expand(page.sizes()));
+    const auto [weights, links] =
+        page.nan_to_num(-1).topk(std::min<int64_t>(kLinks, page.size(1)));
+    panel.links = strongest(weights, links);
   }
 
   // From the heads, without a page of weights.
@@ -237,11 +239,11 @@ class Measurement {
       for (size_t i = 0; i < panel.map.values.size(); ++i)
         leaks += panel.map.blocked[i] && panel.map.values[i] != 0;
     if (leaks > 0)
-      remarks.push_back(std::to_string(leaks) +
-                        " cells have weight where the mask blocks");
+      remarks.push_back("cells with weight where the mask blocks: " +
+                        std::to_string(leaks));
     if (not_finite_ > 0)
-      remarks.push_back(std::to_string(not_finite_) +
-                        " weights are not finite (NaN or infinite)");
+      remarks.push_back("weights that are not finite (NaN or infinite): " +
+                        std::to_string(not_finite_));
     if (blind_ > 0)
       remarks.push_back(std::to_string(blind_) + " of " +
                         std::to_string(result_.queries.length()) +

@@ -110,7 +110,7 @@ void Drawing::draw(Canvas& canvas) const {
   const int room = static_cast<int>((width_ - 2 * kMargin) / 9.5);
   canvas.write({kMargin, 38}, shortened(picture_.title, room),
                {.size = 18, .bold = true});
-  canvas.write({kMargin, 58}, subtitle(picture_), {.tone = Tone::kDim});
+  canvas.write({kMargin, 58}, subtitle(picture_, item_), {.tone = Tone::kDim});
   draw_large(canvas);
   if (item_.panels.size() > 1) draw_heads(canvas);
   draw_legend(canvas);

@@ -30,12 +30,16 @@ std::string sizes(const Picture& picture) {
   return text;
 }
 
-std::string subtitle(const Picture& picture) {
-  std::string text = sizes(picture);
-  if (picture.batch_size > 1)
-    text += " · item " + std::to_string(picture.items[0].index) +
-            " of a batch of " + std::to_string(picture.batch_size);
-  return text;
+std::string subtitle(const Picture& picture, const Item& last) {
+  const Item& first = picture.items[0];
+  const std::string text = sizes(picture);
+  if (picture.batch_size == 1) return text;
+  const std::string name = std::to_string(first.index);
+  return text +
+         (first.index == last.index
+              ? " · item " + name
+              : " · items " + name + " to " + std::to_string(last.index)) +
+         " of a batch of " + std::to_string(picture.batch_size);
 }
 
 std::string pooling(const Axis& queries, const Axis& keys) {

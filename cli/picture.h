@@ -52,8 +52,8 @@ struct Picture {
 /// "12 heads · 13 queries × 13 keys"
 std::string sizes(const Picture& picture);
 
-/// The same with the item of a batch.
-std::string subtitle(const Picture& picture);
+/// The same with the items of the batch, from the first to `last`.
+std::string subtitle(const Picture& picture, const Item& last);
 /// What a cell stands for, where that is more than a query and a key; else "".
 std::string pooling(const Axis& queries, const Axis& keys);
 

@@ -129,7 +129,7 @@ std::string to_html(const Picture& picture) {
                       {"shape", shape_text(stage.shape)}});
   const Json data = {
       {"title", picture.title},
-      {"sizes", sizes(picture)},
+      {"sizes", subtitle(picture, picture.items.back())},
       {"meaning", scale_name(picture) + ", coloured by its root"},
       {"stages", std::move(stages)},
       {"groups", groups(picture)},

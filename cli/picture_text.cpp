@@ -40,7 +40,7 @@ class Page {
 
   std::string write() {
     add(picture_.title, Emphasis::kBold);
-    add(subtitle(picture_), Emphasis::kDim);
+    add(subtitle(picture_, item_), Emphasis::kDim);
     film();
     grouping();
     large(item_.panels[0]);

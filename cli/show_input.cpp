@@ -98,6 +98,17 @@ at::Tensor four_dimensional(const at::Tensor& weights,
   return weights.unsqueeze(per_head ? 0 : 1);
 }
 
+int64_t kv_heads(const Safetensors& dump, int64_t heads) {
+  const auto fact = dump.metadata.find("num_kv_heads");
+  if (fact == dump.metadata.end()) return heads;
+  const int64_t groups = std::atoll(fact->second.c_str());
+  if (groups < 1 || heads % groups != 0)
+    refuse("the dump's num_kv_heads",
+           "divide its " + std::to_string(heads) + " heads",
+           printable(fact->second));
+  return groups;
+}
+
 void set_tokens(Attended& attended, const Safetensors& dump,
                 const ShowOptions& options) {
   const auto read = [&](const std::string& option, const char* option_name,
@@ -181,11 +192,7 @@ Attended given_weights(const Safetensors& dump, const ShowOptions& options) {
     if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
       sizes.tensors.insert(*found);
   attended.options = options_of(make_run(sizes), at::kFloat);
-  attended.num_kv_heads = H;
-  if (const auto groups = dump.metadata.find("num_kv_heads");
-      groups != dump.metadata.end())
-    attended.num_kv_heads = std::max(1, std::atoi(groups->second.c_str()));
-  if (H % attended.num_kv_heads != 0) attended.num_kv_heads = H;
+  attended.num_kv_heads = kv_heads(dump, H);
   attended.stages = {{"weights", "as they were given", {B, H, Lq, Lk}}};
   set_tokens(attended, dump, options);
   return attended;

@@ -23,8 +23,8 @@ class WordPiece {
   /// std::invalid_argument where [CLS], [SEP] or [UNK] is missing.
   explicit WordPiece(std::string_view vocabulary, bool lower_case = true);
 
-  /// [CLS] … [SEP]. Lower case and without accents, if the vocabulary is of that
-  /// kind; every Chinese character is a word.
+  /// [CLS] … [SEP]. Lower case and without accents, if the vocabulary is of
+  /// that kind; every Chinese character is a word.
   std::vector<Token> tokenise(std::string_view text) const;
 
  private:

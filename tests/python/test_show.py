@@ -151,7 +151,7 @@ def test_colours_and_signs_of_single_cells(tmp_path):
     assert "\x1b[90m╱╱╱╱" in rows[0]
     assert rows[0].count("╱") == 4
     assert "48;2;0;200;120m" in rows[1] and "??" in rows[1]
-    assert "1 weights are not finite" in text
+    assert "! weights that are not finite (NaN or infinite): 1" in text
 
 
 def test_queries_that_see_nothing_and_weights_behind_the_mask(tmp_path):
@@ -161,7 +161,7 @@ def test_queries_that_see_nothing_and_weights_behind_the_mask(tmp_path):
     path = dump(tmp_path, {"weights": weights, "mask": mask}, mask="keep")
     text = shown(path)
     assert "! 1 of 4 queries see no key: their weights are 0" in text
-    assert "cells have weight where the mask blocks" in text
+    assert "cells with weight where the mask blocks" in text
     assert "rows of weights do not sum to 1" not in text
     text = shown(dump(tmp_path, {"weights": 2 * random_weights(2, 4, 4)}))
     assert "! rows of weights do not sum to 1, but to 1 up to 2" in text
@@ -195,7 +195,7 @@ def test_weights_follow_from_inputs_and_parameters(tmp_path):
 def test_difference_shows_a_forgotten_mask(tmp_path):
     path, _ = layer_dump(tmp_path, causal=False)
     text = shown(path, "--difference")
-    assert "cells have weight where the mask blocks" in text
+    assert "cells with weight where the mask blocks" in text
     assert re.search(r"head 0 +0 → 0 -0\.\d\d", text)
     assert re.search(r"! the largest difference is 0\.\d+\n", text)
 
@@ -316,6 +316,14 @@ def test_dumps_that_cannot_be_shown(tmp_path, tensors, message):
     result = show(dump(tmp_path, tensors))
     assert result.returncode == 2
     assert message in result.stderr
+
+
+def test_groups_must_divide_the_heads(tmp_path):
+    weights = {"weights": random_weights(6, 4, 4)}
+    assert "└─0─┘" in shown(dump(tmp_path, weights, num_kv_heads="2"))
+    result = show(dump(tmp_path, weights, num_kv_heads="4"))
+    assert result.returncode == 2
+    assert "the dump's num_kv_heads must divide its 6 heads, got 4" in result.stderr
 
 
 def test_files_that_are_none(tmp_path):
