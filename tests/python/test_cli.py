@@ -174,6 +174,8 @@ def test_filter_that_matches_nothing_is_an_error(command: str) -> None:
         ("bench", "--rounds", "0"),
         ("bench", "--seconds", "-1"),
         ("show me",),
+        ("show", "--color", "pink"),
+        ("show", "--width", "7"),
     ],
 )
 def test_unknown_arguments_are_refused(arguments: tuple[str, ...]) -> None:
@@ -190,6 +192,7 @@ def test_help_has_examples() -> None:
         ("verify", "--help"),
         ("bench", "--help"),
         ("info", "--help"),
+        ("show", "--help"),
     ):
         result = run(*arguments)
         assert result.returncode == 0
