@@ -76,10 +76,11 @@ def compile_command(source: pathlib.Path, program: pathlib.Path) -> list[str]:
     return [*compiler, "-o", str(program), str(source), *search, *libraries]
 
 
-def test_cpp_of_the_readme_runs(tmp_path):
+@pytest.mark.parametrize("page", ["README.md", "docs/explain.md"])
+def test_cpp_programs_run(page, tmp_path):
     if not (BUILD / "compile_commands.json").exists():
         pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
-    ((_, text),) = blocks(ROOT / "README.md", "cpp")
+    ((_, text),) = blocks(ROOT / page, "cpp")
     source, program = tmp_path / "main.cpp", tmp_path / "program"
     source.write_text(text)
     for command in (compile_command(source, program), [str(program)]):
@@ -96,7 +97,7 @@ def test_links_lead_somewhere(page):
     assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
-@pytest.mark.parametrize("folder", ["multihead", "multihead/ops", "cli"])
+@pytest.mark.parametrize("folder", ["multihead", "multihead/diagnosis", "multihead/ops", "cli"])
 def test_architecture_names_every_source(folder):
     text = (ROOT / "docs/architecture.md").read_text()
     sources = (ROOT / folder).iterdir()
