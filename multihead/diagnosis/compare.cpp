@@ -71,7 +71,7 @@ Error returned_error(const Run& run, const Recipe& recipe, const Stages& stages,
     blind_rows = seen.reshape(expected.sizes().slice(0, expected.dim() - 1));
   }
   const double allowed =
-      rounding_allowed(precision, stages, largest_finite(expected));
+      rounding_allowed(precision, stages, largest_finite(run.returned));
   double difference = largest_difference(run.returned, expected, blind_rows);
   // In training both are usual: the weights before dropout, and after.
   if (difference > allowed && run.training &&
@@ -145,9 +145,11 @@ Errors errors_of(const Run& run, const Recipe& recipe,
       rows.sizes() != run.out.sizes().slice(0, run.out.dim() - 1)) {
     return found;
   }
+  // By the size of their numbers: those of a recipe that explodes would allow
+  // everything.
   found.out =
       error(largest_difference(run.out, stages->out, rows),
-            rounding_allowed(precision, *stages, largest_finite(stages->out)));
+            rounding_allowed(precision, *stages, largest_finite(run.out)));
   if (found.out.share > 1) return found;
   found.weights = run.returned.defined()
                       ? returned_error(run, recipe, *stages, precision)
@@ -163,7 +165,10 @@ Errors errors_of(const Run& run, const Recipe& recipe,
 
 double rounding_allowed(at::ScalarType precision, const Stages& stages,
                         double largest) {
-  const double scores = 4 + largest_finite(stages.scores);
+  // Weights beyond 1 come of sums near 0, which magnify what was rounded
+  // before.
+  const double scores =
+      4 + largest_finite(stages.scores) + largest_finite(stages.weights);
   const double unit = unit_of(precision);
   const double share = at::isReducedFloatingType(precision)
                            ? 16 * unit + kUnits * 0x1p-24 * scores

@@ -40,11 +40,6 @@ std::vector<Way> sentinel_ways() {
   };
 }
 
-// Ways for the general mask and for the padding mask.
-std::vector<Way> either(void (*mask)(Recipe&), void (*padding)(Recipe&)) {
-  return {{mask}, {padding, "It is the padding mask."}};
-}
-
 }  // namespace
 
 namespace {
@@ -99,10 +94,12 @@ const std::vector<Fault> kScores = {
      {{[](Recipe& r) { r.scale = Scale::kRootOfHeads; }}}},
     {"scale_by_group_count",
      kScoresStage,
-     "The scores are divided by the square root of the number of groups, "
-     "sqrt({G}).",
+     "The number of groups enters the scale of the scores.",
      kScoresRemedy,
-     {{[](Recipe& r) { r.scale = Scale::kRootOfGroups; }}}},
+     {{[](Recipe& r) { r.scale = Scale::kRootOfGroups; },
+       "They are divided by sqrt(G) = sqrt({G})."},
+      {[](Recipe& r) { r.scale = Scale::kRootOfGroupWidth; },
+       "They are divided by sqrt(E / G), not by sqrt(E / H) = sqrt({D})."}}},
     {"scale_wrong_power",
      kScoresStage,
      "The scores are divided by another power of the head width than its "
@@ -179,12 +176,16 @@ const std::vector<Fault> kMasks = {
        "The mask as it was given."},
       {[](Recipe& r) { r.padding = MaskUse::kMultiplied; },
        "It is the padding mask."}}},
-    {"mask_after_softmax", kMasksStage,
+    {"mask_after_softmax",
+     kMasksStage,
      "The mask is applied after the softmax: blocked keys have taken their "
      "share of the sum, and the rows no longer sum to 1.",
      kMasksFillRemedy,
-     either([](Recipe& r) { r.mask = MaskUse::kAfterSoftmax; },
-            [](Recipe& r) { r.padding = MaskUse::kAfterSoftmax; })},
+     {{[](Recipe& r) { r.mask = MaskUse::kAfterSoftmax; }},
+      {[](Recipe& r) { r.padding = MaskUse::kAfterSoftmax; },
+       "It is the padding mask."},
+      {[](Recipe& r) { r.causal = Causal::kAfterSoftmax; },
+       "It is the causal mask."}}},
     {"mask_sentinel_leaks", kMasksStage,
      "Blocked scores get a finite number that is not small enough, so "
      "blocked "

@@ -125,6 +125,7 @@ Tensor causal_mask(Causal causal, int64_t queries, int64_t keys) {
                           at::arange(queries, at::kLong).unsqueeze(-1);
   switch (causal) {
     case Causal::kTopLeft:
+    case Causal::kAfterSoftmax:
       return distance.gt(0);
     case Causal::kIgnored:
       return {};
@@ -158,7 +159,14 @@ std::optional<Masked> mask_scores(const Run& run, const Recipe& recipe,
   if (causal) {
     const Tensor future =
         causal_mask(recipe.causal, scores.size(2), scores.size(3));
-    if (future.defined()) unite(effect.blocked, future);
+    if (recipe.causal == Causal::kAfterSoftmax) {
+      const Tensor past = future.logical_not();
+      effect.keep_after = effect.keep_after.defined()
+                              ? effect.keep_after.logical_and(past)
+                              : past;
+    } else if (future.defined()) {
+      unite(effect.blocked, future);
+    }
   }
 
   Masked result{.scores = scores, .blocks = effect.blocked.defined()};

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include "multihead/diagnosis/masking.h"
 #include "multihead/functional.h"
@@ -103,7 +104,7 @@ std::vector<Tensor> attention_results(const Run& run, const Recipe& recipe) {
 
 }  // namespace
 
-std::vector<Tensor> pytorch_results(const Run& run, const Recipe& recipe) {
+std::vector<Tensor> pytorch_results(const Run& run, const Recipe& recipe) try {
   const BackendGuard exact(Backend::kExact);
   if (run.training && run.dropout_p > 0) return {};
   if (!run.has_weights) return attention_results(run, recipe);
@@ -118,6 +119,8 @@ std::vector<Tensor> pytorch_results(const Run& run, const Recipe& recipe) {
   }
   if (run.scale) return {};
   return layer_results(run, recipe);
+} catch (const c10::Error&) {
+  return {};  // widths that PyTorch's module does not have
 }
 
 }  // namespace multihead::diagnosis

@@ -43,7 +43,8 @@ enum class Scale {
   kRootOfQueries,
   kRootOfHeads,
   kRootOfGroups,
-  kRootOfOneHead,  ///< of the head width, where heads are not split
+  kRootOfGroupWidth,  ///< E / G
+  kRootOfOneHead,     ///< of the head width, where heads are not split
   kFourthRoot,
   kWidthSquared,
   kMultiplied,
@@ -76,7 +77,8 @@ enum class Causal {
   kPresentAndFuture,
   kBottomRight,
   kMissesDiagonal,
-  kOneTooFar
+  kOneTooFar,
+  kAfterSoftmax
 };
 
 /// The weights of a query whose keys are all blocked.

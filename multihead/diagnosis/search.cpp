@@ -212,8 +212,8 @@ class Search {
   std::map<std::tuple<const Run*, Conventions>, Effects> effects_;
 };
 
-// float64 runs that may round to float32 on the way.
-bool may_be_narrow(const Run& run) {
+// float64 runs that seem to round to float32 on the way.
+bool seems_narrow(const Run& run) {
   if (run.dtype != at::kDouble || run.trace.empty()) {
     return run.dtype == at::kDouble;
   }
@@ -226,7 +226,12 @@ bool may_be_narrow(const Run& run) {
 }  // namespace
 
 SearchResult search(std::span<const Run> runs) {
-  const bool narrow = std::any_of(runs.begin(), runs.end(), may_be_narrow);
+  const bool wide = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
+    return run.dtype == at::kDouble;
+  });
+  // A scale or a softmax in float32 leaves no trace; pairs take too long to be
+  // searched for that.
+  const bool narrow = std::any_of(runs.begin(), runs.end(), seems_narrow);
   const auto deadline = Clock::now() + kLongestSearch;
   Search strict(runs, /*in_float=*/false, deadline);
   Search loose(runs, /*in_float=*/true, deadline);
@@ -236,7 +241,7 @@ SearchResult search(std::span<const Run> runs) {
   for (const auto& [precision, faults] :
        {Level{strict, 0}, Level{strict, 1}, Level{loose, 0}, Level{strict, 2},
         Level{loose, 1}, Level{loose, 2}}) {
-    if (&precision == &loose && !narrow) continue;
+    if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
     if (!found.empty()) return {std::move(found), false};
   }

@@ -128,6 +128,9 @@ double scale_of(const Run& run, const Recipe& recipe, const Tensor& query,
     case Scale::kRootOfGroups:
       need(run.sizes.kv_heads != run.sizes.heads);
       return root(run.sizes.kv_heads);
+    case Scale::kRootOfGroupWidth:
+      need(run.sizes.kv_heads != run.sizes.heads);
+      return root(run.sizes.embed_dim / run.sizes.kv_heads);
     case Scale::kRootOfOneHead:
       return root(run.sizes.width);
     case Scale::kFourthRoot:
@@ -273,6 +276,9 @@ void attend(const Run& run, const Recipe& recipe, Stages& stages) {
   }
   if (recipe.weights_averaged) {
     weights = weights.mean(1, /*keepdim=*/true).expand_as(weights);
+  }
+  if (recipe.normalise == Normalise::kSumOnly) {
+    stages.magnification += weights.abs().nan_to_num().max().item<double>();
   }
   stages.weights = detached(weights, recipe, Detached::kWeights);
   stages.dropped = drop_weights(run, recipe, stages.weights);

@@ -28,6 +28,8 @@ struct Stages {
   at::Tensor out;      ///< as Run::out
   /// bool (B, H, Lq): queries whose keys are all blocked; undefined: none.
   at::Tensor blind;
+  /// What a division by sums near 0 makes of earlier rounding.
+  double magnification = 1;
   bool blocks = false;  ///< some score is blocked
   /// Tensors that only code with this very fault would compute.
   std::vector<at::Tensor> telltales;

@@ -244,7 +244,8 @@ TEST_P(EveryFault, IsNamed) {
   const std::string name(fault->name);
   const Recipe recipe = recipe_of(fault->ways[index]);
   const bool grouped = recipe.groups != Groups::kRepeated ||
-                       recipe.scale == Scale::kRootOfGroups;
+                       recipe.scale == Scale::kRootOfGroups ||
+                       recipe.scale == Scale::kRootOfGroupWidth;
   const int64_t groups = recipe.groups == Groups::kCountForSize ? 4
                          : grouped                              ? 2
                                                                 : kHeads;

@@ -198,7 +198,7 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
         seen.metadata["is_causal"] = "true"
     elif stated.causal is not None:
         seen.metadata["is_causal"] = str(stated.causal).lower()
-    elif not call.takes("mask") and not call.takes("is_causal"):
+    elif not call.takes("is_causal"):
         seen.metadata["is_causal"] = "infer"
 
 
