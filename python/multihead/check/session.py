@@ -4,7 +4,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -74,9 +74,13 @@ class Reading:
         return self.verdict is not None and self.verdict["verdict"] in _RIGHT
 
     @property
-    def fault(self) -> str | None:
-        faults = self.verdict["faults"] if self.verdict else []
-        return faults[0]["name"] if len(faults) == 1 else None
+    def faults(self) -> list[str]:
+        return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
+
+    def assume(self, name: str, sentence: str, remedy: str = "") -> None:
+        """Adds what the runs themselves assumed, which the engine cannot know."""
+        said = {"name": name, "sentence": sentence, "remedy": remedy}
+        self.verdict["assumptions"].append(said)
 
 
 class Examination:
@@ -138,11 +142,11 @@ class Examination:
             return self._best_core()
         if base is None:
             return None
-        reading = self._read(base)
-        exchanged = reading.fault == "batch_and_sequence_exchanged"
+        reading = self._read_either_mask(base)
+        exchanged = reading.faults == ["batch_and_sequence_exchanged"]
         if exchanged and cases.SEQUENCE_FIRST in layouts:
             other = self.ladder.find((cases.SEQUENCE_FIRST,))
-            second = self._read(other) if other else reading
+            second = self._read_either_mask(other) if other else reading
             if second.is_right:
                 second.understood.append(
                     "read as (L, B, E); batch_first=True says otherwise"
@@ -156,12 +160,29 @@ class Examination:
             base = self.ladder.find((layout,))
             if base is None:
                 continue
-            reading = self._read(base)
+            reading = self._read_either_mask(base)
             if reading.is_right:
                 return reading
             readings.append(reading)
         named = [r for r in readings if r.verdict and r.verdict["verdict"] == "fault"]
         return (named or readings or [None])[0]
+
+    def _read_either_mask(self, base: Base) -> Reading:
+        """What adds a mask may be meant to: then it is read as 0 and -inf, if that
+        leaves fewer faults."""
+        reading = self._read(base)
+        if "mask_added" not in reading.faults or self.stated.mask is not None:
+            return reading
+        if not signature.may_be_additive(self.call):
+            return reading
+        boolean, self.stated = self.stated, replace(self.stated, mask="additive")
+        second = self._read(replace(base, manner=replace(base.manner, additive=True)))
+        named = second.verdict is not None and second.verdict["verdict"] != "unknown"
+        if not named or len(second.faults) >= len(reading.faults):
+            self.stated = boolean
+            return reading
+        second.assume("mask_additive", "The mask is read as additive: 0 and -inf.")
+        return second
 
     def _read(self, base: Base) -> Reading:
         """Runs all cases that follow from `base` and has them judged."""

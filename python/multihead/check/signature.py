@@ -19,7 +19,11 @@ _BATCH = re.compile(r"b|n|bs|bsz|nb|bb|batch\w*|b_size|num_batch\w*|_b", re.IGNO
 _LENGTH = re.compile(
     r"l|s|t|lq|sq|tq|tgt_len|seq\w*|\w*_len|len\w*|l_q|time\w*|time|q_len", re.I
 )
-_ADDITIVE = re.compile(r"additive|added to (the )?(scores|logits)|-\s?inf\b", re.I)
+_ADDITIVE = re.compile(
+    r"additive|added to (the )?(attention )?(scores|logits)|-\s?inf(inity)?\b|"
+    r"-\s?10[_,]?000|-1e4\b|\bfinfo\b|(dtype|type)('s)?[ .]min",
+    re.I,
+)
 _ADDITIVE_NAMES = {"attnbias", "attentionbias", "maskbias"}
 
 
@@ -220,3 +224,10 @@ def additive_mask(call: Call, subject: Subject) -> bool:
     text = "\n".join(_sentences(subject))
     lines = [line for line in text.splitlines() if "mask" in line.lower()]
     return any(_ADDITIVE.search(line) for line in lines)
+
+
+def may_be_additive(call: Call) -> bool:
+    """Whether a mask that is added may be meant to: attention_mask and attn_bias are
+    often made of 0 and -inf, what is called no more than mask is yes or no."""
+    name = call.parameter("mask")
+    return name is not None and normal(name) not in ("mask", "msk", "m")
