@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import multihead
-from multihead.check import signature
+from multihead.check import documented, signature
 from multihead.check.options import Options
 from multihead.check.session import examine
 from multihead.check.target import describe
@@ -103,6 +103,13 @@ def test_names_say_what_an_argument_is(names):
         ("mask: 0 = blocked", "keep"),
         ("mask where 1 means attend", "keep"),
         ("True marks padding, False is kept", "blocked"),
+        ("1 for tokens, 0 for padding", "keep"),
+        ("True for padding tokens", "blocked"),
+        ("1 where attention is allowed, 0 where it is forbidden", "keep"),
+        ("(batch, seq). True = real token", "keep"),
+        ("1 = not masked, 0 = masked", "keep"),
+        ("True where a query may not look", "blocked"),
+        ("1 if the key can't be seen", "blocked"),
         ("a mask", None),
         ("True = keep; 1 = blocked", None),
     ],
@@ -113,7 +120,7 @@ def test_a_documented_mask_is_believed(tmp_path, text, meaning):
     scope = {}
     exec(compile(file.read_text(), file, "exec"), scope)
     subject = describe(scope["attention"])
-    assert signature.documented_mask(signature.read(subject), subject) == meaning
+    assert documented.meaning_of_mask(signature.read(subject), subject) == meaning
 
 
 def test_a_file_is_checked_by_name(tmp_path):

@@ -14,11 +14,12 @@ from torch import nn
 from . import cases
 from .arguments import Manner
 from .cases import Case
+from .documented import is_additive
 from .finding import Finding
 from .options import Options
 from .roles import TENSORS
 from .runner import Run, Runner
-from .signature import Call, additive_mask, axes, states_batch_first
+from .signature import Call, axes, states_batch_first
 from .sizes import LADDER, Sizes, apart, grouped, input_width, of_globals, of_instance
 from .target import Subject
 from .weights import of_closure
@@ -96,7 +97,7 @@ class Ladder:
 
     def manners(self) -> list[Manner]:
         additive = self.options.mask == "additive" or (
-            self.options.mask is None and additive_mask(self.call, self.subject)
+            self.options.mask is None and is_additive(self.call, self.subject)
         )
         first = Manner(numpy=_speaks_numpy(self.subject), additive=additive)
         manners = [first]

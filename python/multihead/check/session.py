@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from . import cases, engine, signature
+from . import cases, documented, engine, signature
 from .finding import Finding
 from .guard import Guard
 from .ladder import Base, Ladder, core_layouts, layer_layouts, may_be_core
@@ -82,6 +82,40 @@ class Reading:
         said = {"name": name, "sentence": sentence, "remedy": remedy}
         self.verdict["assumptions"].append(said)
 
+    def say_polarity(self) -> None:
+        """Adds the polarity that was assumed where it is the engine's first choice,
+        of which it says nothing."""
+        if self.verdict is None or self.verdict["verdict"] == "unknown":
+            return
+        known = {a["name"] for a in self.verdict["assumptions"]}
+        for tensor, fact, kept, ignored, sentence, remedy in _POLARITIES:
+            open_to_both = any(
+                tensor in o.tensors and not o.metadata.keys() & {fact, "mask"}
+                for o in self.observations
+            )
+            if open_to_both and kept not in known and ignored not in self.faults:
+                self.assume(kept.replace("keeps", "blocks"), sentence, remedy)
+
+
+_POLARITIES = (
+    (
+        "mask",
+        "mask",
+        "mask_keeps",
+        "mask_ignored",
+        "The mask is read as True (or 1) = blocked.",
+        'If True is meant to be seen, say mask="keep".',
+    ),
+    (
+        "key_padding_mask",
+        "padding",
+        "padding_keeps",
+        "padding_ignored",
+        "The padding mask is read as True (or 1) = padding.",
+        'If True is meant to mark real tokens, say mask="keep".',
+    ),
+)
+
 
 class Examination:
     """The steps of a check. `findings` and `understood` grow on the way."""
@@ -114,12 +148,12 @@ class Examination:
         mask = self.options.mask or ("blocked" if mha_like else None)
         if mask is None and self.ladder.manners()[0].additive:
             mask = "additive"
-        mask = mask or signature.documented_mask(self.call, self.subject)
+        mask = mask or documented.meaning_of_mask(self.call, self.subject)
         return Stated(
             num_heads=self.options.num_heads,
             num_kv_heads=self.options.num_kv_heads,
             mask=mask,
-            padding="blocked" if self.call.parameter("padding") else None,
+            padding=documented.meaning_of_padding(self.call, self.subject),
             causal=self.options.causal,
         )
 
@@ -173,7 +207,7 @@ class Examination:
         reading = self._read(base)
         if "mask_added" not in reading.faults or self.stated.mask is not None:
             return reading
-        if not signature.may_be_additive(self.call):
+        if not documented.may_be_additive(self.call):
             return reading
         boolean, self.stated = self.stated, replace(self.stated, mask="additive")
         second = self._read(replace(base, manner=replace(base.manner, additive=True)))
@@ -198,6 +232,7 @@ class Examination:
             return reading
         self.progress("verdict")
         self._judge(reading, runs.kept)
+        reading.say_polarity()
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
         return reading

@@ -19,12 +19,6 @@ _BATCH = re.compile(r"b|n|bs|bsz|nb|bb|batch\w*|b_size|num_batch\w*|_b", re.IGNO
 _LENGTH = re.compile(
     r"l|s|t|lq|sq|tq|tgt_len|seq\w*|\w*_len|len\w*|l_q|time\w*|time|q_len", re.I
 )
-_ADDITIVE = re.compile(
-    r"additive|added to (the )?(attention )?(scores|logits)|-\s?inf(inity)?\b|"
-    r"-\s?10[_,]?000|-1e4\b|\bfinfo\b|(dtype|type)('s)?[ .]min",
-    re.I,
-)
-_ADDITIVE_NAMES = {"attnbias", "attentionbias", "maskbias"}
 
 
 @dataclass
@@ -173,61 +167,3 @@ def states_batch_first(subject: Subject) -> bool | None:
         return True
     batch_second = _BATCH.fullmatch(names[1]) and _LENGTH.fullmatch(names[0])
     return False if batch_second else None
-
-
-_TRUE = r"(?:true|1s?|ones?|non-?zero)"
-_FALSE = r"(?:false|0s?|zeros?)"
-_IS = r"\s*`?\s*(?:=+|:|means?|is|are|→|->|marks?|stands for)\s*(?:\w+\s+){0,2}?"
-_SEES = r"(?:attend|keep|kept|visible|allowed|may (?:be seen|attend)|seen|valid|real)"
-_NOT = (
-    r"(?:block|masked|masks\b|mask out|hidden|hides|ignor|not\b|may not|disallow|"
-    r"forbid|pad)"
-)
-
-
-def documented_mask(call: Call, subject: Subject) -> str | None:
-    """What the docstrings and comments say about the mask: "blocked", "keep", or None
-    where they say nothing, or both."""
-    if not call.takes("mask"):
-        return None
-    text = ". ".join(dict.fromkeys(_sentences(subject))).lower()
-    blocked = _says(text, _TRUE, _NOT) or _says(text, _FALSE, _SEES)
-    keep = _says(text, _FALSE, _NOT) or _says(text, _TRUE, _SEES)
-    if blocked == keep:
-        return None
-    return "blocked" if blocked else "keep"
-
-
-def _says(text: str, value: str, meaning: str) -> bool:
-    return re.search(rf"\b{value}{_IS}{meaning}", text) is not None
-
-
-def _sentences(subject: Subject) -> list[str]:
-    """The docstrings and comments of the code."""
-    own = type(subject.target) if subject.kind == "instance" else subject.target
-    owners = (subject.entry, own)
-    documentation = [
-        inspect.getdoc(o) or "" for o in owners if getattr(o, "__doc__", None)
-    ]
-    comments = re.findall(r"#(.*)", subject.source)
-    return [*(documentation if subject.source else []), *comments]
-
-
-def additive_mask(call: Call, subject: Subject) -> bool:
-    """Whether the code says that its mask is added to the scores: by the name of
-    the parameter, or in the sentences of its text that speak of the mask."""
-    name = call.parameter("mask")
-    if name is None:
-        return False
-    if normal(name) in _ADDITIVE_NAMES:
-        return True
-    text = "\n".join(_sentences(subject))
-    lines = [line for line in text.splitlines() if "mask" in line.lower()]
-    return any(_ADDITIVE.search(line) for line in lines)
-
-
-def may_be_additive(call: Call) -> bool:
-    """Whether a mask that is added may be meant to: attention_mask and attn_bias are
-    often made of 0 and -inf, what is called no more than mask is yes or no."""
-    name = call.parameter("mask")
-    return name is not None and normal(name) not in ("mask", "msk", "m")
