@@ -110,6 +110,7 @@ def test_names_say_what_an_argument_is(names):
         ("1 = not masked, 0 = masked", "keep"),
         ("True where a query may not look", "blocked"),
         ("1 if the key can't be seen", "blocked"),
+        ("True (1) = may attend", "keep"),
         ("a mask", None),
         ("True = keep; 1 = blocked", None),
     ],

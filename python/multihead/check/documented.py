@@ -15,7 +15,7 @@ from .target import Subject
 _TRUE = r"(?:true|1s?|ones?|non-?zero)"
 _FALSE = r"(?:false|0s?|zeros?)"
 _IS = (
-    r"`*\s*(?:=+|:|means?|is|are|→|->|marks?|stands for|for|where(?:ver)?|at|if|when)"
+    r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*\s*(?:=+|:|means?|is|are|→|->|marks?|stands for|for|where(?:ver)?|at|if|when)"
     r"\s*"
 )
 _BLOCKS = r"(?:pad|mask|block|ignor|hid)"
@@ -34,7 +34,7 @@ _ADDITIVE = re.compile(
     re.I,
 )
 _ADDITIVE_NAMES = {"attnbias", "attentionbias", "maskbias"}
-_INVERTS = re.compile(r"~|logical_not|\b1(\.0?)?\s*-|==\s*(0|False)|\bnot\b")
+_INVERTS = re.compile(r"~|logical_not|\b1(\.0?)?\s*-\s*\w*mask|mask\w*\s*[=!]=")
 
 
 def meaning_of_mask(call: Call, subject: Subject) -> str | None:
