@@ -232,10 +232,20 @@ class Examination:
             return reading
         self.progress("verdict")
         self._judge(reading, runs.kept)
+        if self._is_named_twice(reading):
+            of_padding = [r for r in runs.kept if "mask" not in r.arguments.masks]
+            reading.observations = self._observations(of_padding)
+            self._judge(reading, of_padding)
         reading.say_polarity()
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
         return reading
+
+    def _is_named_twice(self, reading: Reading) -> bool:
+        """Whether one parameter has the same fault as a mask and as padding: then it
+        is for padding, and masks of other shapes are taken by chance."""
+        twice = {"mask_inverted", "padding_inverted"} == set(reading.faults)
+        return twice and not self.call.takes("padding")
 
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; where names of weights mislead, once more without them."""
