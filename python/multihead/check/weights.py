@@ -66,7 +66,10 @@ def collect(
     matrices = [c for c in kept if c.tensor.dim() >= 2]
     weights = Weights(by_flow=_named_by_flow(recorder, kept, made))
     silent = matrices and not any(speaks(c.name) for c in matrices)
-    if weights.by_flow is not None and (unnamed or silent):
+    # What no data met has no other name than its own: linears.3, forgotten.
+    met = {recorder.root(use.weight) for use in recorder.uses.values()}
+    idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
+    if weights.by_flow is not None and (unnamed or (silent and not idle)):
         return weights.by_flow
     for candidate in kept:
         _add(weights, candidate)
