@@ -2,6 +2,7 @@
 """Finds a first call that the code takes: from the most telling inputs down to what
 it insists on, one departure after the other."""
 
+import inspect
 import itertools
 import re
 import time
@@ -168,6 +169,10 @@ def layer_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
     if stated is None and subject.kind == "instance":
         flag = getattr(subject.target, "batch_first", None)
         stated = flag if isinstance(flag, bool) else None
+    if stated is None and subject.kind == "class":
+        # A class that takes batch_first is constructed with True, and keeps to it.
+        named = inspect.signature(subject.target).parameters
+        stated = True if "batch_first" in named else None
     if stated is None:
         stated = states_batch_first(subject)
     names = axes(subject)

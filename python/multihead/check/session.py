@@ -183,7 +183,7 @@ class Examination:
             second = self._read_either_mask(other) if other else reading
             if second.is_right:
                 second.understood.append(
-                    "read as (L, B, E); batch_first=True says otherwise"
+                    "read as (L, B, E); if (B, L, E) is meant, say batch_first=True"
                 )
                 return second
         return reading
