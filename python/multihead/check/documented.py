@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .roles import normal
+from .roles import ADDITIVE, normal
 from .signature import Call
 from .target import Subject
 
@@ -33,7 +33,6 @@ _ADDITIVE = re.compile(
     r"-\s?inf\w*[^.\n]{1,40}\b(0|zeros?)\b",
     re.I,
 )
-_ADDITIVE_NAMES = {"attnbias", "attentionbias", "maskbias"}
 _INVERTS = re.compile(r"~|logical_not|\b1(\.0?)?\s*-\s*\w*mask|mask\w*\s*[=!]=")
 
 
@@ -55,7 +54,8 @@ def meaning_of_padding(call: Call, subject: Subject) -> str | None:
         return None
     lines = "\n".join(_sentences(subject)).splitlines()
     said = _meaning([line for line in lines if name in line])
-    return said or ("keep" if "valid" in name.lower() else "blocked")
+    named = "keep" if "valid" in name.lower() else None
+    return said or named or ("blocked" if re.search("pad|kpm", name.lower()) else None)
 
 
 def _meaning(sentences: list[str]) -> str | None:
@@ -117,7 +117,7 @@ def is_additive(call: Call, subject: Subject) -> bool:
     name = call.parameter("mask")
     if name is None:
         return False
-    if normal(name) in _ADDITIVE_NAMES:
+    if normal(name) in ADDITIVE:
         return True
     text = "\n".join(_sentences(subject))
     lines = [line for line in text.splitlines() if "mask" in line.lower()]

@@ -163,10 +163,10 @@ def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
     ):
         return sizes.kv_heads
     counted = call.bound.get("num_kv_heads") or run.counted.get("num_kv_heads")
-    return counted or _groups_of_keys(seen, run)
+    return counted or _groups_of_keys(seen) or _groups_of_fused(seen)
 
 
-def _groups_of_keys(seen: Observation, run: Run) -> int | None:
+def _groups_of_keys(seen: Observation) -> int | None:
     """From a key projection that is narrower than the query's."""
     widths = {}
     for name, tensor in seen.tensors.items():
@@ -180,6 +180,31 @@ def _groups_of_keys(seen: Observation, run: Run) -> int | None:
         return None
     groups, rest = divmod(key, query // heads)
     return groups if groups and not rest else None
+
+
+_FUSED = re.compile(
+    r"(?:^|[._])(?:w_?|c_|to_)?(qkv|attn|in|query_key_value|kv|key_value)"
+    r"(?:_?proj)?(?:_?weight)?(?:$|[._])",
+    re.I,
+)
+
+
+def _groups_of_fused(seen: Observation) -> int | None:
+    """From one matrix for queries, keys and values, E + 2·G·d wide, or for keys and
+    values, 2·G·d wide, if heads are as wide as usual."""
+    heads = int(seen.metadata["num_heads"])
+    embed = seen.tensors["query"].shape[-1]
+    for name, tensor in seen.tensors.items():
+        found = _FUSED.search(name)
+        if not found or tensor.dim() != 2 or embed not in tensor.shape:
+            continue
+        is_out_in = seen.metadata.get(f"layout:{name}") == "out_in"
+        wide = tensor.shape[0] if is_out_in else max(tensor.shape)
+        shared = wide if found[1].lower() in ("kv", "key_value") else wide - embed
+        groups, rest = divmod(shared * heads, 2 * embed)
+        if not rest and 0 < groups < heads and heads % groups == 0:
+            return groups
+    return None
 
 
 def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:

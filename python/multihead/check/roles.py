@@ -98,6 +98,8 @@ def _table(*groups: dict[str, str]) -> dict[str, str]:
 CALL = _table(_SIZES, _CALL)
 CONSTRUCTOR = _table(_SIZES, _CONSTRUCTOR)
 ATTRIBUTES = _table(_SIZES)
+# Masks that are added to the scores, as these names say.
+ADDITIVE = {"attnbias", "attentionbias", "maskbias"}
 TENSORS = ("query", "key", "value", "x", "context")
 SIZES = tuple(_SIZES)
 

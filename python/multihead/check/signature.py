@@ -6,7 +6,7 @@ import inspect
 import re
 from dataclasses import dataclass, field
 
-from .roles import CALL, SIZES, TENSORS, is_weight, normal
+from .roles import ADDITIVE, CALL, SIZES, TENSORS, is_weight, normal
 from .target import Subject
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -58,6 +58,7 @@ def read(subject: Subject) -> Call:
         call.roles[parameter.name] = _role(parameter.name)
     call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
     _settle_tensors(call, subject)
+    _settle_masks(call)
     call.weights = [n for n, role in call.roles.items() if role == "weight"]
     _guess_required(call)
     call.style = _style(call)
@@ -116,6 +117,17 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     if not set(roles.values()) & {"query", "x"}:
         # forward(hidden, key, value): what comes first asks.
         roles[first] = "query" if "key" in roles.values() else "x"
+
+
+def _settle_masks(call: Call) -> None:
+    """A mask beside a bias that is added to the scores is one for the keys."""
+    masks = [n for n, role in call.roles.items() if role == "mask"]
+    biases = [n for n in masks if normal(n) in ADDITIVE]
+    if not biases or len(biases) == len(masks):
+        return
+    for name in masks:
+        if name not in biases:
+            call.roles[name] = None if call.takes("padding") else "padding"
 
 
 def _unknown(roles: dict[str, str | None], parameter: inspect.Parameter) -> bool:
