@@ -54,8 +54,9 @@ def meaning_of_padding(call: Call, subject: Subject) -> str | None:
         return None
     lines = "\n".join(_sentences(subject)).splitlines()
     said = _meaning([line for line in lines if name in line])
-    named = "keep" if "valid" in name.lower() else None
-    return said or named or ("blocked" if re.search("pad|kpm", name.lower()) else None)
+    if said or re.search("valid|attention", name.lower()):
+        return said or "keep"
+    return "blocked" if re.search("pad|kpm", name.lower()) else None
 
 
 def _meaning(sentences: list[str]) -> str | None:

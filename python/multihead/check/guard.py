@@ -81,6 +81,8 @@ class Guard:
         snapshot = Snapshot()
         stack.callback(snapshot.restore)
         stack.enter_context(warnings.catch_warnings())
+        # On the error stream they would look like prints of the code.
+        warnings.showwarning = lambda *_, **__: None
         if "matplotlib" not in sys.modules:  # no window that waits to be closed
             os.environ["MPLBACKEND"] = "Agg"
         return self

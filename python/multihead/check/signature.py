@@ -127,7 +127,10 @@ def _settle_masks(call: Call) -> None:
         return
     for name in masks:
         if name not in biases:
-            call.roles[name] = None if call.takes("padding") else "padding"
+            taken = call.takes("padding")
+            call.roles[name] = None if taken else "padding"
+            if not taken:
+                call.guesses.append(f"{name} taken for one of the keys, 1 = a token")
 
 
 def _unknown(roles: dict[str, str | None], parameter: inspect.Parameter) -> bool:
