@@ -73,6 +73,7 @@ class Guard:
     def __init__(self, time_limit: float) -> None:
         self.time_limit = time_limit
         self._used = 0.0
+        self._changed: dict[str, None] = {}  # by any call, in their order
         self._until_exit = contextlib.ExitStack()
 
     def __enter__(self) -> "Guard":
@@ -102,7 +103,8 @@ class Guard:
         outcome = self.run(lambda: function(*args, **kwargs))
         changed = snapshot.restore()
         if changed:
-            outcome.findings.append(_changes(changed))
+            self._changed |= dict.fromkeys(changed)
+            outcome.findings.append(_changes(list(self._changed)))
         return outcome
 
     def run(self, code: Callable[[], Any], seconds: float | None = None) -> Outcome:

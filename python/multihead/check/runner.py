@@ -133,7 +133,7 @@ class Runner:
     def _note(self, findings: list[Finding], printed: str) -> None:
         for finding in findings:
             if finding.name == "changes_global_state":
-                self.remarks.setdefault(finding.name, finding)
+                self.remarks[finding.name] = finding  # the last names all
         if printed.strip():
             first = printed.strip().splitlines()[0][:60]
             self.remarks.setdefault(
