@@ -23,7 +23,8 @@ class Report:
 
     passed: it is attention, and nothing else is wrong with it.
     cause: None where it passed; else the name of the fault ("mask_inverted"), two
-    names joined by "+", or "unknown".
+    names joined by "+", or "unknown", joined with "changes_inputs" where that may
+    be why.
     causes: all of them, faults of attention first.
     cases: for each tensor of each run a dictionary: name, dtype, tensor, shape,
     agrees, bits, error and pytorch_error (largest, against float64), exercise
@@ -76,6 +77,9 @@ class Report:
     def cause(self) -> str | None:
         if (self.verdict or {}).get("verdict") == "fault":
             return "+".join(fault["name"] for fault in self.verdict["faults"])
+        if self.causes[:1] == ["unknown"] and "changes_inputs" in self.causes:
+            # It may be why: the verdict is on the inputs as the caller has them.
+            return "unknown+changes_inputs"
         return next(iter(self.causes), None)
 
     def __bool__(self) -> bool:
