@@ -123,6 +123,17 @@ double value_at(const Json& object, const char* key) {
   return found != object.end() && found->is_number() ? found->get<double>() : 0;
 }
 
+bool has_number(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number();
+}
+
+// Nothing is compared where attention has no result of that shape: then nothing
+// is allowed for rounding either.
+bool has_reference(const Json& c) {
+  return has_number(c, "error") || value_at(c, "allowed") > 0;
+}
+
 // How it was established: what is left of the error once the faults are in. Of
 // float64 where there is any, since its rounding hides least.
 void add_evidence(Document& document, const Json& report) {
@@ -143,6 +154,13 @@ void add_evidence(Document& document, const Json& report) {
       left = std::max(left, value_at(c, "unexplained"));
   }
   if (faults == 0 || explained == 0) return;
+  const bool comparable = std::any_of(
+      cases.begin(), cases.end(),
+      [](const Json& c) { return !is_true(c, "agrees") && has_reference(c); });
+  const std::string plain =
+      std::string("Without ") + (faults == 1 ? "it" : "them") +
+      (comparable ? " the largest difference is " + number_text(without) + "."
+                  : ", attention cannot be computed with these weights.");
   const std::string share =
       explained < cases.size()
           ? std::to_string(explained) + " of " + counted(cases.size(), "case")
@@ -152,9 +170,7 @@ void add_evidence(Document& document, const Json& report) {
        {{std::string("Attention with ") +
          (faults == 1 ? "this one change" : "these two changes") +
          " reproduces your result in " + share + ", to " + number_text(left) +
-         (has_float64 ? " in float64" : "") + ". Without " +
-         (faults == 1 ? "it" : "them") + " the largest difference is " +
-         number_text(without) + "."}});
+         (has_float64 ? " in float64" : "") + ". " + plain}});
 }
 
 void add_faults(Document& document, const Json& report) {
@@ -205,9 +221,11 @@ void add_way_on(Document& document, const Json& report) {
                  "`multihead/textbook.py` has every step with its reason."));
 }
 
-void add_alternatives(Document& document, const Json& alternatives) {
+// A dump may have poor shapes; a check chose its own, at which only what is the
+// same for these arguments is left.
+void add_alternatives(Document& document, const Json& report) {
   std::vector<std::string> names;
-  for (const Json& names_of_one : alternatives) {
+  for (const Json& names_of_one : list_at(report, "alternatives")) {
     std::string name;
     for (const Json& part : names_of_one)
       if (part.is_string())
@@ -215,19 +233,22 @@ void add_alternatives(Document& document, const Json& alternatives) {
     names.push_back(name);
   }
   if (names.empty()) return;
+  const bool chosen = !list_at(report, "understood").empty();
   note(document, "or else",
-       {{"These inputs cannot tell it from " + listed(names, " or ") +
-         ". Sizes that all differ, and a mask, can."}});
+       {{chosen ? listed(names, " or ") + ", which is the same here."
+                : "These inputs cannot tell it from " + listed(names, " or ") +
+                      ". Sizes that all differ, and a mask, can."}});
 }
 
 // ---- Numbers ---------------------------------------------------------------
 
-// The exercise's own assertion, where the code is right.
+// The exercise's own assertion, where the code is right and PyTorch has numbers
+// to stand beside it: rows that see nothing, and dropout, have none.
 void add_exercise(Document& document, const Json& cases) {
   const Json* worst = nullptr;
   size_t failing = 0, asked = 0;
   for (const Json& c : cases) {
-    if (!c.contains("exercise")) continue;
+    if (!c.contains("exercise") || !has_number(c, "pytorch_error")) continue;
     ++asked;
     if (is_true(c, "exercise")) continue;
     ++failing;
@@ -261,7 +282,9 @@ Text row_of(const Json& c) {
   if (!tensor.empty() && tensor != "out") name += ": " + tensor;
   for (const Json& size : list_at(c, "shape"))
     shape += (shape.empty() ? "" : "×") + size.dump();
+  const bool beside = has_number(c, "pytorch_error");
   const char* close = !c.contains("exercise")  ? "–"
+                      : !beside && agrees      ? "–"
                       : bits                   ? "bits"
                       : is_true(c, "exercise") ? "yes"
                                                : "no";
@@ -269,8 +292,9 @@ Text row_of(const Json& c) {
           {name},
           {short_dtype(text_at(c, "dtype")), Style::kDim},
           {shape, Style::kDim},
-          {number_at(c, "error"), agrees ? Style::kPlain : Style::kBad},
-          {number_at(c, "pytorch_error")},
+          {has_reference(c) ? number_at(c, "error") : "–",
+           agrees ? Style::kPlain : Style::kBad},
+          {beside ? number_at(c, "pytorch_error") : "–"},
           {close}};
 }
 
@@ -348,7 +372,7 @@ Document document_of(const std::string& json) {
   add_faults(document, report);
   add_place(document, report);
   if (verdict == "unknown") add_way_on(document, report);
-  add_alternatives(document, list_at(report, "alternatives"));
+  add_alternatives(document, report);
   add_findings(document, list_at(report, "findings"));
   if (right) add_exercise(document, cases);
   add_cases(document, cases, right);
