@@ -160,7 +160,7 @@ void add_evidence(Document& document, const Json& report) {
   const std::string plain =
       std::string("Without ") + (faults == 1 ? "it" : "them") +
       (comparable ? " the largest difference is " + number_text(without) + "."
-                  : ", attention cannot be computed with these weights.");
+                  : " there is no result to compare with.");
   const std::string share =
       explained < cases.size()
           ? std::to_string(explained) + " of " + counted(cases.size(), "case")

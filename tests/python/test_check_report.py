@@ -151,6 +151,36 @@ def test_alternatives():
     )
 
 
+def test_alternatives_of_a_check_are_one_line():
+    verdict = {
+        "verdict": "fault",
+        "faults": [INVERTED],
+        "alternatives": [["mask_ignored"]],
+        "cases": [],
+    }
+    text = str(Report("attend", verdict, understood=["attend(q)"]))
+    assert "or else   mask_ignored, which is the same here.\n" in text
+
+
+def test_there_is_no_figure_where_nothing_can_be_compared():
+    apart = {"error": None, "pytorch_error": None, "allowed": 0.0}
+    verdict = {
+        "verdict": "fault",
+        "faults": [INVERTED],
+        "cases": [case("no mask", agrees=False, exercise=False, **apart)],
+    }
+    text = shown(verdict)
+    assert "Without it there is no result to compare with." in " ".join(text.split())
+    assert "no mask       f64  3×5×48      –          –  no" in text
+    assert "nan" not in text
+
+
+def test_the_exercise_is_asked_where_pytorch_has_numbers():
+    dropped = case("training", exercise=False, pytorch_error=None)
+    text = shown({**RIGHT, "cases": [case("no mask"), dropped]})
+    assert "holds in every case, too." in text and "nan" not in text
+
+
 def test_code_that_raises():
     assert (
         shown(None, [RAISES])

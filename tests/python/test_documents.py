@@ -97,7 +97,9 @@ def test_links_lead_somewhere(page):
     assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
-@pytest.mark.parametrize("folder", ["multihead", "multihead/diagnosis", "multihead/ops", "cli"])
+@pytest.mark.parametrize(
+    "folder", ["multihead", "multihead/diagnosis", "multihead/ops", "cli"]
+)
 def test_architecture_names_every_source(folder):
     text = (ROOT / "docs/architecture.md").read_text()
     sources = (ROOT / folder).iterdir()
