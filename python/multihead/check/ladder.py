@@ -140,12 +140,16 @@ class Ladder:
 
 
 def _width_outside(subject: Subject) -> int | None:
-    """The width of layers that a function finds outside itself."""
+    """The width of layers, or of square matrices, that a function finds outside
+    itself."""
     for value in of_closure(subject.target).values():
         parts = value if isinstance(value, (list, tuple)) else [value]
         for part in parts:
             if isinstance(part, nn.Module) and (width := input_width(part)):
                 return width
+            square = isinstance(part, torch.Tensor) and part.dim() >= 2
+            if square and part.shape[-1] == part.shape[-2]:
+                return int(part.shape[-1])
     return None
 
 

@@ -212,6 +212,8 @@ def _named_by_flow(
             name = role if len(uses) == 1 else f"{role}.{index}"
             # A product has them as (in, out); all of a list are shown alike.
             layer = layer if all(known) else None
+            if layer and layer.tensor.numel() != use.weight.numel():
+                layer = None  # of which this is a part: W[0]
             shown = layer.tensor if layer else use.weight
             weights.tensors[f"{name}.weight"] = shown.detach()
             if layer and layer.layout:
