@@ -6,6 +6,7 @@ Storages, not tensors, are followed: a view is a tensor of its own, but it share
 the storage of what it shows.
 """
 
+import contextlib
 import os
 import sys
 import types
@@ -107,16 +108,19 @@ class Recorder(TorchDispatchMode):
         name = function.overloadpacket.__name__
         operands = list(_tensors(args)) + list(_tensors(kwargs.values()))
         if not function._schema.is_mutable:
-            for tensor in operands:
-                self._fill_constant(tensor)
+            with contextlib.suppress(Exception):
+                for tensor in operands:
+                    self._fill_constant(tensor)
         result = function(*args, **kwargs)
         results = list(_tensors([result]))
         self.alive += operands + results
-        self._note_weights(name, operands)
-        self._note_origins(name, operands, results)
-        self._note_draws(name, args, operands, results)
-        self._note_scores(name, args)
-        self._note_trace(name, results)
+        # What raised here would look like an error of the code that is watched.
+        with contextlib.suppress(Exception):
+            self._note_weights(name, operands)
+            self._note_origins(name, operands, results)
+            self._note_draws(name, args, operands, results)
+            self._note_trace(name, results)
+            self._note_scores(name, args)
         return result
 
     def origin(self, tensor: Tensor) -> Origin:
@@ -211,7 +215,10 @@ class Recorder(TorchDispatchMode):
         if name in ("_softmax", "_log_softmax", "exp") and args[0].dim() >= 2:
             scores = args[0] if self.origin(args[0]).inputs else None
         elif name.startswith("_scaled_dot_product"):
-            scores = args[0] @ args[1].mT / args[0].shape[-1] ** 0.5
+            query, key = args[:2]
+            shared = query.shape[1] // key.shape[1]  # queries to a head of keys
+            key = key.repeat_interleave(shared, dim=1)
+            scores = query @ key.mT / query.shape[-1] ** 0.5
         if scores is not None:
             finite = scores[scores.isfinite() & (scores.abs() < 1e6)]
             self.spread = float(finite.std()) if finite.numel() > 1 else None
