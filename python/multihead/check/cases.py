@@ -26,8 +26,8 @@ class Case:
     """One run.
 
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
-    "self" (one tensor). mask: None or one of MASKS. padding: None, "mask" or
-    "lengths". is_causal: the flag is set. draw: what the random inputs start from.
+    "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
+    mask" or "lengths". is_causal: the flag is set. draw: what the random inputs start from.
     """
 
     name: str
@@ -144,9 +144,11 @@ def lengths(case: Case) -> Tensor:
 
 
 def padding(case: Case) -> Tensor:
-    """The padding mask of a case, (B, Lk): True from a length on, or, for
-    "lengths", True before it. Each row holds both."""
+    """The padding mask of a case, (B, Lk), or (B, 1, 1, Lk) if wide: True from a
+    length on, or, for "lengths", True before it. Each row holds both."""
     before = torch.arange(case.keys) < lengths(case)[:, None]
+    if case.padding == "wide mask":
+        return ~before[:, None, None]
     return before if case.padding == "lengths" else ~before
 
 

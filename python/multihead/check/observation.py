@@ -210,7 +210,8 @@ def _groups_of_fused(seen: Observation) -> int | None:
 def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
     masks = run.arguments.masks
     for role, mask in masks.items():
-        seen.tensors[role] = mask
+        wide = role == "key_padding_mask" and mask.dim() > 2
+        seen.tensors[role] = mask.flatten(1) if wide else mask
     if stated.mask and "mask" in masks:
         seen.metadata["mask"] = stated.mask
     if "key_padding_mask" in masks:

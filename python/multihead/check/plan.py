@@ -43,8 +43,21 @@ def relations(base: Case, call: Call) -> Iterator[Case]:
         yield replace(base, name="other keys", relation="cross", draw=12)
 
 
-def flags(base: Case, call: Call) -> Iterator[Case]:
-    """is_causal, padding and lengths, where the code takes them."""
+def variants(case: Case, call: Call) -> Iterator[Case]:
+    """The case, then with as many keys as queries, for code that mistakes the one
+    for the other or relies on it; then with padding as the scores have it."""
+    yield case
+    if case.relation == "cross" and call.style != "x":
+        yield replace(case, name=f"{case.name}, Lq = Lk", relation="equal")
+        yield replace(case, name=f"{case.name}, self-attention", relation="self")
+    if case.padding == "mask":
+        name = case.name.replace("padding", "padding (B, 1, 1, Lk)")
+        yield replace(case, name=name, padding="wide mask")
+
+
+def flags(base: Case, call: Call, kinds: list[str]) -> Iterator[Case]:
+    """is_causal, padding and lengths, where the code takes them; padding also with
+    a mask, if one of these kinds is taken."""
     if call.takes("is_causal"):
         # As in nn.MultiheadAttention, where the flag only says what the mask is.
         hint = all(call.takes(r) for r in ("mask", "padding", "need_weights"))
@@ -62,9 +75,9 @@ def flags(base: Case, call: Call) -> Iterator[Case]:
         return
     if call.takes("padding"):
         yield replace(base, name="padding", padding="mask", draw=15)
-        if call.takes("mask"):
+        if kinds:
             yield replace(
-                base, name="padding and mask", padding="mask", mask="rows", draw=16
+                base, name="padding and mask", padding="mask", mask=kinds[0], draw=16
             )
     if call.takes("lengths"):
         yield replace(base, name="lengths", padding="lengths", draw=17)

@@ -19,6 +19,8 @@ _SPREAD = 1.5
 _READS_RANK_3 = re.compile(
     r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*3"
 )
+# What is raised on purpose.
+_REFUSALS = ("AssertionError", "NotImplementedError", "ValueError")
 _MISTAKES = (
     "AttributeError",
     "KeyError",
@@ -69,7 +71,7 @@ class Cases:
             for case in plan.relations(self.base, self.call):
                 self._try(case)
         kinds = self._masks()
-        for case in plan.flags(self.base, self.call):
+        for case in plan.flags(self.base, self.call, kinds):
             self._try_flag(case)
         constructed = self.runner.construction is not None
         for case in plan.groups(self.base, self.call, constructed):
@@ -98,11 +100,15 @@ class Cases:
 
     def _try(self, case: Case) -> Run | None:
         """Runs a case and keeps it; None if it is refused."""
+        run = self._run(case)
+        return None if run.refused else run
+
+    def _run(self, case: Case) -> Run:
+        """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
         run = self.runner.run(case, self.manner)
-        if run.refused:
-            return None
-        self.kept.append(run)
+        if not run.refused:
+            self.kept.append(run)
         return run
 
     def _say_limit(self, sentence: str, detail: str = "") -> None:
@@ -138,10 +144,24 @@ class Cases:
         return []
 
     def _try_flag(self, case: Case) -> None:
-        for dtype in plan.MASK_DTYPES if case.mask or case.padding else (torch.bool,):
-            if self._try(replace(case, mask_dtype=dtype)) is not None:
-                return
-        self._say_limit(f"It refuses the call with {case.name}.")
+        dtypes = plan.MASK_DTYPES if case.mask or case.padding else (torch.bool,)
+        refusals: list[Finding] = []
+        for variant in plan.variants(case, self.call):
+            for dtype in dtypes:
+                run = self._run(replace(variant, mask_dtype=dtype))
+                if not run.refused:
+                    return
+                refusals += run.findings[:1]
+        self._say_refused(case, refusals[0])
+
+    def _say_refused(self, case: Case, refusal: Finding) -> None:
+        """An argument that is offered and that no call can use is a failure; not so
+        two arguments together, nor what the code refuses in its own words."""
+        meant = refusal.sentence.startswith(_REFUSALS)
+        alone = case.mask is None or case.padding is None
+        sentence = f"It refuses the call with {case.name}: {refusal.sentence}"
+        kind = "failure" if alone and not meant else "limit"
+        self.findings.append(replace(refusal, sentence=sentence, kind=kind))
 
     def _crowd(self, kinds: list[str]) -> None:
         """B = H = Lq: for masks of each item that are taken, or, where none was
