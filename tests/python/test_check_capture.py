@@ -26,7 +26,7 @@ def observed(monkeypatch):
 
         def explain(observations):
             kept.extend(observations)
-            return {"verdict": "bits", "faults": [], "cases": []}
+            return {"verdict": "bits", "faults": [], "assumptions": [], "cases": []}
 
         monkeypatch.setattr(engine, "explain", explain)
         report = multihead.check(target, **stated)
