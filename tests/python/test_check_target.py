@@ -377,3 +377,72 @@ def test_progress_names_the_cases():
     names = []
     examine(samples.layers_inside, Options(), names.append)
     assert names[0] == "no mask" and "causal mask" in names and names[-1] == "verdict"
+
+
+class Fused(nn.Module):
+    """One key and value head, beside the queries in one matrix."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads, self.d = n_heads, d_model // n_heads
+        self.Wqkv = nn.Linear(d_model, d_model + 2 * self.d)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x, attn_bias=None, attention_mask=None):
+        q, k, v = self.Wqkv(x).split([x.shape[-1], self.d, self.d], -1)
+        q = q.unflatten(-1, (self.n_heads, self.d)).transpose(1, 2)
+        scores = q @ k.unsqueeze(1).mT / self.d**0.5
+        if attn_bias is not None:
+            scores = scores + attn_bias
+        if attention_mask is not None:
+            blocked = ~attention_mask[:, None, None, :].bool()
+            scores = scores.masked_fill(blocked, -1e9)
+        context = scores.softmax(-1) @ v.unsqueeze(1)
+        return self.out_proj(context.transpose(1, 2).flatten(2))
+
+
+def test_a_fused_projection_with_shared_heads_and_two_masks():
+    report = multihead.check(Fused)
+    assert report.passed, str(report)
+    assert "attention_mask taken for one of the keys, 1 = a token" in report.understood
+
+
+class PromisesBatchFirst(nn.Module):
+    def __init__(self, embed_dim, num_heads, batch_first=True):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(embed_dim, num_heads)
+
+    def forward(self, x):
+        return self.attn(x, x, x)[0]
+
+
+def test_batch_first_is_a_promise():
+    assert multihead.check(PromisesBatchFirst).cause == "batch_and_sequence_exchanged"
+
+
+class BlocksTokens(nn.Module):
+    """Hands on what is True for tokens where True blocks."""
+
+    def __init__(self, hidden_dim=32, n_heads=4):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(hidden_dim, n_heads, batch_first=True)
+
+    def forward(self, x, mask=None):
+        """mask: (batch, seq), 1 for tokens, 0 for padding"""
+        return self.attn(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+
+
+def test_one_mask_has_one_fault():
+    assert multihead.check(BlocksTokens()).cause == "padding_inverted"
+
+
+def test_the_mask_that_was_assumed_is_named():
+    def attention(q, k, v, mask=None):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask != 0, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    report = multihead.check(attention)
+    assert report.passed
+    assert [a["name"] for a in report.assumptions] == ["mask_blocks"]

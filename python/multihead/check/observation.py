@@ -162,8 +162,13 @@ def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
         cases.HEADS_LATER,
     ):
         return sizes.kv_heads
-    counted = call.bound.get("num_kv_heads") or run.counted.get("num_kv_heads")
-    return counted or _groups_of_keys(seen) or _groups_of_fused(seen)
+    # What the code calls groups may be the heads of each.
+    return (
+        call.bound.get("num_kv_heads")
+        or _groups_of_keys(seen)
+        or _groups_of_fused(seen)
+        or run.counted.get("num_kv_heads")
+    )
 
 
 def _groups_of_keys(seen: Observation) -> int | None:

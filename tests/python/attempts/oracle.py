@@ -36,7 +36,8 @@ INPUTS = {
 }
 SIZES = {name: size for names, size in SIZES.items() for name in names.split()}
 INPUTS = {name: role for names, role in INPUTS.items() for name in names.split()}
-ROUNDED = {"SoftmaxInFloat32", "AlwaysFloat32"}  # right, and not in float64
+# Right, and not in float64.
+ROUNDED = {"SoftmaxInFloat32", "AlwaysFloat32", "MaskOfZerosAndInfinities"}
 KINDS = (
     "plain",
     "square",

@@ -151,3 +151,30 @@ class IndexedGroups(nn.Module):
         k, v = k[:, group], v[:, group]
         attn = torch.softmax(q @ k.mT * self.head_dim**-0.5, dim=-1)
         return self.proj((attn @ v).transpose(1, 2).reshape(b, n, e))
+
+
+class MaskOfZerosAndInfinities(nn.Module):
+    """As the language models do: shared heads, and attention_mask (B, 1, Lq, Lk) is
+    added to scores whose softmax is in float32."""
+
+    def __init__(self, hidden_size, num_attention_heads, num_key_value_heads):
+        super().__init__()
+        self.head_dim = hidden_size // num_attention_heads
+        self.groups = num_attention_heads // num_key_value_heads
+        shared = num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.k_proj = nn.Linear(hidden_size, shared, bias=False)
+        self.v_proj = nn.Linear(hidden_size, shared, bias=False)
+        self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def forward(self, hidden_states, attention_mask=None):
+        b, n, _ = hidden_states.shape
+        q = self.q_proj(hidden_states).view(b, n, -1, self.head_dim).transpose(1, 2)
+        k = self.k_proj(hidden_states).view(b, n, -1, self.head_dim).transpose(1, 2)
+        v = self.v_proj(hidden_states).view(b, n, -1, self.head_dim).transpose(1, 2)
+        k, v = repeat_kv(k, self.groups), repeat_kv(v, self.groups)
+        weights = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)
+        if attention_mask is not None:
+            weights = weights + attention_mask[:, :, :, :n]
+        weights = weights.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+        return self.o_proj((weights @ v).transpose(1, 2).reshape(b, n, -1))

@@ -108,7 +108,8 @@ RIGHT = [
         GroupsAsAnAxis
         GroupsInPyTorch
         OneHeadForAll
-        IndexedGroups""",
+        IndexedGroups
+        MaskOfZerosAndInfinities""",
     ),
     *_attempts(
         "right_habits",
@@ -145,7 +146,9 @@ WRONG = [
         FusedReadAsValueQueryKey: projections_rotated
         OneLayerForAllThree: one_projection_for_all
         KeysByTheLayerOfQueries: query_weight_for_keys | keys_are_queries
-        values_by_the_layer_of_keys: key_weight_for_values""",
+        values_by_the_layer_of_keys: key_weight_for_values
+        FourthLayerNeverCalled: output_forgotten
+        FirstLayerForEveryInput: one_projection_for_all""",
     ),
     *_attempts(
         "wrong_inputs",
@@ -212,7 +215,8 @@ WRONG = [
         WholeEmbedding: scale_by_embed_dim_not_root
         ScaledWithTheQueriesAndTheScores: scale_applied_twice | scale_not_root
         root_of_the_keys_length: scale_by_length
-        numpy_divides_by_d: scale_not_root""",
+        numpy_divides_by_d: scale_not_root
+        ScaledByHiddenSize: scale_by_embed_dim""",
     ),
     *_attempts(
         "wrong_masks",

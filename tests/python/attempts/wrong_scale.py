@@ -179,3 +179,24 @@ def numpy_divides_by_d(Q, K, V, W_q, W_k, W_v, W_o, num_heads):
     e_x = np.exp(scores - scores.max(-1, keepdims=True))
     weights = e_x / e_x.sum(-1, keepdims=True)
     return (weights @ v).transpose(0, 2, 1, 3).reshape(b, n, e) @ W_o
+
+
+class ScaledByHiddenSize(nn.Module):
+    """As in BERT, whose attention_mask is added."""
+
+    def __init__(self, hidden_size, num_attention_heads):
+        super().__init__()
+        self.heads, self.hidden_size = num_attention_heads, hidden_size
+        self.query = nn.Linear(hidden_size, hidden_size)
+        self.key = nn.Linear(hidden_size, hidden_size)
+        self.value = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden_states, attention_mask=None):
+        q, k, v = (
+            layer(hidden_states).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = q @ k.mT / math.sqrt(self.hidden_size)
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)

@@ -253,3 +253,27 @@ def values_by_the_layer_of_keys(q, k, v, num_heads, d_model, mask=None):
         s = s.masked_fill(mask == 0, float("-inf"))
     o = torch.matmul(F.softmax(s, -1), v2).transpose(1, 2)
     return wo(o.reshape(bs, -1, d_model))
+
+
+class FourthLayerNeverCalled(nn.Module):
+    """Four equal layers, zipped with three inputs."""
+
+    def __init__(self, h, d_model):
+        super().__init__()
+        self.h, self.d_k = h, d_model // h
+        self.linears = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(4))
+
+    def heads(self, layer, x):
+        return layer(x).view(x.size(0), -1, self.h, self.d_k).transpose(1, 2)
+
+    def forward(self, query, key, value):
+        q, k, v = map(self.heads, self.linears, (query, key, value))
+        p = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(self.d_k), dim=-1)
+        return (p @ v).transpose(1, 2).flatten(2)
+
+
+class FirstLayerForEveryInput(FourthLayerNeverCalled):
+    def forward(self, query, key, value):
+        q, k, v = (self.heads(self.linears[0], x) for x in (query, key, value))
+        p = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(self.d_k), dim=-1)
+        return self.linears[-1]((p @ v).transpose(1, 2).flatten(2))
