@@ -4,6 +4,7 @@ not do as attention does."""
 
 import functools
 import textwrap
+import warnings
 
 import check_samples as samples
 import pytest
@@ -446,3 +447,23 @@ def test_the_mask_that_was_assumed_is_named():
     report = multihead.check(attention)
     assert report.passed
     assert [a["name"] for a in report.assumptions] == ["mask_blocks"]
+
+
+STACKED = torch.randn(4, 24, 24, dtype=torch.float64) / 24**0.5
+
+
+def test_a_warning_is_no_print_and_a_stack_is_four_matrices():
+    def attention(x):
+        warnings.warn("of old", DeprecationWarning, stacklevel=1)
+        warnings.warn("for everybody", stacklevel=1)
+        w = STACKED.to(x.dtype)
+        q, k, v = ((x @ w[i]).unflatten(-1, (4, 6)).transpose(1, 2) for i in range(3))
+        weights = (q @ k.mT / 6**0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ w[3]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        report = multihead.check(attention)
+    assert report.passed, str(report)
+    assert "prints" not in findings(report)
+    assert not any("prints" in remark["sentence"] for remark in report.remarks)
