@@ -80,14 +80,14 @@ class Reading:
     def assume(self, name: str, sentence: str, remedy: str = "") -> None:
         """Adds what the runs themselves assumed, which the engine cannot know."""
         said = {"name": name, "sentence": sentence, "remedy": remedy}
-        self.verdict["assumptions"].append(said)
+        self.verdict.setdefault("assumptions", []).append(said)
 
     def say_polarity(self) -> None:
         """Adds the polarity that was assumed where it is the engine's first choice,
         of which it says nothing."""
         if self.verdict is None or self.verdict["verdict"] == "unknown":
             return
-        known = {a["name"] for a in self.verdict["assumptions"]}
+        known = {a["name"] for a in self.verdict.get("assumptions", [])}
         for tensor, fact, kept, ignored, sentence, remedy in _POLARITIES:
             open_to_both = any(
                 tensor in o.tensors and not o.metadata.keys() & {fact, "mask"}

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""What names, docstrings and shapes say about masks, layouts and weights."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import multihead
+from multihead.check import documented, signature
+from multihead.check.target import describe
+
+
+@pytest.mark.parametrize(
+    "text, meaning",
+    [
+        ("mask: True = blocked", "blocked"),
+        ("mask: 0 = blocked", "keep"),
+        ("mask where 1 means attend", "keep"),
+        ("True marks padding, False is kept", "blocked"),
+        ("1 for tokens, 0 for padding", "keep"),
+        ("True for padding tokens", "blocked"),
+        ("1 where attention is allowed, 0 where it is forbidden", "keep"),
+        ("(batch, seq). True = real token", "keep"),
+        ("1 = not masked, 0 = masked", "keep"),
+        ("True where a query may not look", "blocked"),
+        ("1 if the key can't be seen", "blocked"),
+        ("True (1) = may attend", "keep"),
+        ("a mask", None),
+        ("True = keep; 1 = blocked", None),
+    ],
+)
+def test_a_documented_mask_is_believed(tmp_path, text, meaning):
+    file = tmp_path / "attention.py"
+    file.write_text(f'def attention(q, k, v, mask=None):\n    """{text}"""\n')
+    scope = {}
+    exec(compile(file.read_text(), file, "exec"), scope)
+    subject = describe(scope["attention"])
+    assert documented.meaning_of_mask(signature.read(subject), subject) == meaning
+
+
+class Fused(nn.Module):
+    """One key and value head, beside the queries in one matrix."""
+
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads, self.d = n_heads, d_model // n_heads
+        self.Wqkv = nn.Linear(d_model, d_model + 2 * self.d)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x, attn_bias=None, attention_mask=None):
+        q, k, v = self.Wqkv(x).split([x.shape[-1], self.d, self.d], -1)
+        q = q.unflatten(-1, (self.n_heads, self.d)).transpose(1, 2)
+        scores = q @ k.unsqueeze(1).mT / self.d**0.5
+        if attn_bias is not None:
+            scores = scores + attn_bias
+        if attention_mask is not None:
+            blocked = ~attention_mask[:, None, None, :].bool()
+            scores = scores.masked_fill(blocked, -1e9)
+        context = scores.softmax(-1) @ v.unsqueeze(1)
+        return self.out_proj(context.transpose(1, 2).flatten(2))
+
+
+def test_a_fused_projection_with_shared_heads_and_two_masks():
+    report = multihead.check(Fused)
+    assert report.passed, str(report)
+    assert "attention_mask taken for one of the keys, 1 = a token" in report.understood
+
+
+class PromisesBatchFirst(nn.Module):
+    def __init__(self, embed_dim, num_heads, batch_first=True):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(embed_dim, num_heads)
+
+    def forward(self, x):
+        return self.attn(x, x, x)[0]
+
+
+def test_batch_first_is_a_promise():
+    assert multihead.check(PromisesBatchFirst).cause == "batch_and_sequence_exchanged"
+
+
+class BlocksTokens(nn.Module):
+    """Hands on what is True for tokens where True blocks."""
+
+    def __init__(self, hidden_dim=32, n_heads=4):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(hidden_dim, n_heads, batch_first=True)
+
+    def forward(self, x, mask=None):
+        """mask: (batch, seq), 1 for tokens, 0 for padding"""
+        return self.attn(x, x, x, key_padding_mask=mask, need_weights=False)[0]
+
+
+def test_one_mask_has_one_fault():
+    assert multihead.check(BlocksTokens()).cause == "padding_inverted"
+
+
+def test_the_mask_that_was_assumed_is_named():
+    def attention(q, k, v, mask=None):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask != 0, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    report = multihead.check(attention)
+    assert report.passed
+    assert [a["name"] for a in report.assumptions] == ["mask_blocks"]
+
+
+STACKED = torch.randn(4, 24, 24, dtype=torch.float64) / 24**0.5
+
+
+def test_a_warning_is_no_print_and_a_stack_is_four_matrices():
+    def attention(x):
+        warnings.warn("of old", DeprecationWarning, stacklevel=1)
+        warnings.warn("for everybody", stacklevel=1)
+        w = STACKED.to(x.dtype)
+        q, k, v = ((x @ w[i]).unflatten(-1, (4, 6)).transpose(1, 2) for i in range(3))
+        weights = (q @ k.mT / 6**0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ w[3]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        report = multihead.check(attention)
+    assert report.passed, str(report)
+    assert not any("prints" in remark["sentence"] for remark in report.remarks)
