@@ -121,6 +121,8 @@ def _switch(role: str | None, parameter, case: Case) -> object:
     """A flag, or the dropout of a call."""
     if role == "is_causal":
         return case.is_causal
+    if role in ("dropout", "training") and case.own_dropout is not None:
+        return _LEFT
     if role == "training":
         return case.training
     if role == "need_weights":

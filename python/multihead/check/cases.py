@@ -27,7 +27,8 @@ class Case:
 
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
-    mask" or "lengths". is_causal: the flag is set. draw: what the random inputs start from.
+    mask" or "lengths". is_causal: the flag is set. own_dropout: dropout as the call's own default,
+    which is this. draw: what the random inputs start from.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     training: bool = False
     gradients: bool = False
     returns_weights: bool = False
+    own_dropout: float | None = None
     dtype: torch.dtype = torch.float64
     spread: float = 1.0
     draw: int = 0

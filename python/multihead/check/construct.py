@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .finding import Finding
 from .guard import Guard
-from .roles import CONSTRUCTOR, normal
+from .roles import CONSTRUCTOR, normal, part_of
 from .sizes import Sizes, of_globals
 from .target import Subject
 
@@ -19,19 +19,22 @@ class Config(dict):
 
     Names that it does not know are absent: getattr(config, name, default) and
     config.get(name, default) give their defaults. `asked` collects the roles of
-    the names that were read.
+    the names that were read, `missing` the names that are absent.
     """
 
     def __init__(self, sizes: Sizes):
         super().__init__()
         self.__dict__["sizes"] = sizes
         self.__dict__["asked"] = set()
+        self.__dict__["missing"] = []
 
     def __missing__(self, name):
-        role = CONSTRUCTOR.get(normal(str(name)))
+        role = CONSTRUCTOR.get(normal(str(name))) or part_of(str(name))
         known = {"dropout": DROPOUT, "bias": True, "batch_first": True}
+        known |= {"epsilon": 1e-5, "index": 0}
         value = known.get(role, self.sizes.value_of(role))
         if value is None:
+            self.missing.append(str(name))
             raise KeyError(name)
         self.asked.add(role)
         return value
@@ -65,7 +68,8 @@ class Construction:
     def _guess_unnamed(self) -> None:
         """Gives required arguments of unknown names a size, in the usual order."""
         taken = set(self.roles.values())
-        free = [r for r in ("embed_dim", "num_heads") if r not in taken]
+        sizes = () if "config" in taken else ("embed_dim", "num_heads")
+        free = [r for r in sizes if r not in taken]
         for parameter in self.parameters:
             required = parameter.default is parameter.empty
             if free and required and self.roles[parameter.name] is None:
@@ -139,11 +143,24 @@ class Construction:
             call = f"{self.subject.name}({_shown(arguments)})"
             if outcome.error is None:
                 return outcome.value, call, outcome.findings
+            _refuse_if_missing(arguments, outcome.error, self.subject.name)
             findings = findings or [
                 replace(f, detail=f"{f.detail}\nconstructed as {call}".strip())
                 for f in outcome.findings
             ]
         return None, "", findings
+
+
+def _refuse_if_missing(arguments: dict, error: BaseException, name: str) -> None:
+    """A configuration that was made up and falls short is no fault of the code."""
+    configs = [a for a in arguments.values() if isinstance(a, Config)]
+    if isinstance(error, (AttributeError, KeyError)):
+        for asked in (n for c in configs for n in c.missing):
+            if error.args == (asked,):
+                raise ValueError(
+                    "check: target must be an instance where its configuration has "
+                    f"more than usual names, got class {name}, which reads {asked!r}"
+                )
 
 
 def _by_annotation(parameter: inspect.Parameter) -> object:

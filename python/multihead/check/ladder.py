@@ -143,8 +143,8 @@ def _width_outside(subject: Subject) -> int | None:
     """The width of layers, or of square matrices, that a function finds outside
     itself."""
     for value in of_closure(subject.target).values():
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        for part in parts:
+        values = list(value.values()) if isinstance(value, dict) else value
+        for part in values if isinstance(values, (list, tuple)) else [values]:
             if isinstance(part, nn.Module) and (width := input_width(part)):
                 return width
             square = isinstance(part, torch.Tensor) and part.dim() >= 2

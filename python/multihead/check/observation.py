@@ -52,6 +52,11 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     _put_masks(seen, run, call, stated)
     _put_results(seen, run)
     _put_dropout(seen, run, heads)
+    if call.takes("dropout") and not run.case.training and not run.recorder.draws:
+        # Asked to drop nothing, which says nothing about what is always on.
+        batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
+        shape = (batch, heads, run.case.sizes.queries, run.case.keys)
+        seen.tensors["dropout_keep.0"] = torch.ones(shape, dtype=torch.bool)
     for index, tensor in enumerate(run.recorder.trace):
         seen.tensors[f"trace.{index}"] = tensor
     seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
@@ -251,9 +256,10 @@ def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
     """The draws of dropout, those on a context as its heads are merged."""
     if run.case.training:
         seen.metadata["training"] = "true"
-        seen.metadata["dropout_p"] = str(DROPOUT)
+        seen.metadata["dropout_p"] = str(run.case.own_dropout or DROPOUT)
     for index, draw in enumerate(run.recorder.draws):
-        seen.tensors[f"dropout_keep.{index}"] = _in_order(_kept(draw), run, heads)
+        kept = _kept(draw, run.case.own_dropout or DROPOUT)
+        seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads)
         if draw.p is not None:
             seen.metadata["dropout_p"] = str(draw.p)
 
@@ -280,11 +286,10 @@ def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
     return kept
 
 
-def _kept(draw: Draw) -> Tensor:
+def _kept(draw: Draw, p: float) -> Tensor:
     """A comparison of uniform numbers may say what is kept or what is dropped:
     most are kept."""
     if draw.p is not None:
         return draw.keep
-    p = DROPOUT
     share = float(draw.keep.double().mean())
     return draw.keep if abs(share - (1 - p)) <= abs(share - p) else ~draw.keep

@@ -112,6 +112,22 @@ def training(base: Case) -> Case:
     return replace(base, name="training", training=True, gradients=False, draw=20)
 
 
+def undisturbed(base: Case, call: Call) -> Case | None:
+    """With the dropout that a call has by itself, where that is not 0."""
+    defaults = {call.roles[p.name]: p.default for p in call.parameters}
+    dropout = defaults.get("dropout")
+    if type(dropout) is not float or not 0 < dropout < 1:
+        return None
+    return replace(
+        base,
+        name=f"dropout {dropout:g} by default",
+        own_dropout=dropout,
+        training=defaults.get("training") is True,
+        gradients=False,
+        draw=24,
+    )
+
+
 def returning_weights(base: Case) -> Case:
     return replace(base, name="weights per head", returns_weights=True, draw=21)
 

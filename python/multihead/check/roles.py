@@ -47,7 +47,8 @@ _SIZES = {
     "num_heads": (
         "numheads nheads heads nhead h nh numhead nhd numattentionheads "
         "numqueryheads nqheads numqheads nheadsq hq attnheads headscount headcount "
-        "numberofheads"
+        "numberofheads queryheads qheads nheadq headsq nqueryheads "
+        "nqhead numqhead numheadsq"
     ),
     "num_kv_heads": (
         "numkvheads kvheads nkvheads numgroups groups numquerygroups ngroups "
@@ -64,7 +65,7 @@ _SIZES = {
     "out_dim": "dout dimout outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
-        "dkey dvalue kdimhead perheaddim"
+        "dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"
     ),
     "max_length": (
         "maxlen blocksize contextlength maxseqlen maxlength contextsize seqlen "
@@ -103,6 +104,10 @@ ADDITIVE = {"attnbias", "attentionbias", "maskbias"}
 TENSORS = ("query", "key", "value", "x", "context")
 SIZES = tuple(_SIZES)
 
+_PARTS = re.compile(
+    r"(?P<dropout>drop|pdrop)|(?P<epsilon>eps)|(?P<bias>(^|_)bias($|_))|"
+    r"(?P<max_length>max_(pos|seq|len)|block_size)|(?P<index>layer_(idx|id)$)"
+)
 _WEIGHT = re.compile(
     r"w_?[qkvo]\d?|[qkvo]_?w|w_?qkv|w_?kv|b_?[qkvo]|[qkvo]_?b|b_?qkv|w_?out|b_?out|"
     r"w_?(query|key|value|queries|keys|values|output|proj|concat|o_proj)|"
@@ -122,6 +127,13 @@ _SPEAKING = re.compile(
 def normal(name: str) -> str:
     """`name` as the tables have it: lower case, without underscores."""
     return name.lower().replace("_", "")
+
+
+def part_of(name: str) -> str | None:
+    """The role of a name in a configuration by a part of it, as in
+    attention_probs_dropout_prob."""
+    found = _PARTS.search(name.lower())
+    return found.lastgroup if found else None
 
 
 def is_weight(name: str) -> bool:

@@ -55,7 +55,9 @@ def read(subject: Subject) -> Call:
     fixed = subject.target.keywords if _is_partial(subject) else {}
     call = Call([p for p in parameters if p.name not in fixed], {}, "x")
     for parameter in call.parameters:
-        call.roles[parameter.name] = _role(parameter.name)
+        role = _role(parameter.name)
+        flag = role == "mask" and type(parameter.default) is bool
+        call.roles[parameter.name] = "is_causal" if flag else role
     call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
     _settle_tensors(call, subject)
     _settle_masks(call)

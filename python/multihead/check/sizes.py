@@ -119,7 +119,11 @@ def input_width(module: object) -> int | None:
         if isinstance(part, nn.MultiheadAttention):
             return part.embed_dim
     matrices = [p for p in module.parameters() if p.dim() >= 2]
-    return int(matrices[0].shape[-2]) if matrices else None
+    if not matrices:
+        return None
+    shape = matrices[0].shape
+    # With an axis of heads, (H, E, D) or (E, H, D), the input is the widest.
+    return int(shape[-2]) if len(shape) == 2 else max(shape)
 
 
 def of_instance(module: object, start: Sizes) -> Sizes:

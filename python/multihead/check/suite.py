@@ -80,6 +80,8 @@ class Cases:
             self._try(plan.returning_weights(self.base))
         self._crowd(kinds)
         self._train()
+        if case := plan.undisturbed(self.base, self.call):
+            self._try(case)
         self._round(kinds)
         if case := plan.blocked(self.base, kinds[0] if kinds else None):
             self._try(replace(case, mask_dtype=self.base.mask_dtype))

@@ -3,6 +3,7 @@
 itself while it ran. Which is which projection, the engine decides by name; where
 names say nothing, the way of the data gives them names here."""
 
+import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -208,6 +209,11 @@ def _named_by_flow(
     weights = Weights()
     for role, uses in groups.items():
         known = [layers.get(recorder.root(use.weight)) for use in uses]
+        # One of a stack of matrices is not the stack.
+        known = [
+            layer if layer and layer.tensor.numel() == use.weight.numel() else None
+            for use, layer in zip(uses, known)
+        ]
         for index, (use, layer) in enumerate(zip(uses, known)):
             name = role if len(uses) == 1 else f"{role}.{index}"
             # A product has them as (in, out); all of a list are shown alike.
@@ -251,8 +257,11 @@ def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
 
 
 def of_closure(entry: object) -> dict[str, object]:
-    """What a function refers to from outside, without functions and modules of
-    Python."""
+    """What a function refers to from outside, and what functools.partial has fixed,
+    without functions and modules of Python."""
+    if isinstance(entry, functools.partial):
+        fixed = {f"argument_{index}": value for index, value in enumerate(entry.args)}
+        return {**of_closure(entry.func), **fixed, **entry.keywords}
     try:
         found = inspect.getclosurevars(inspect.unwrap(entry))
     except TypeError:
