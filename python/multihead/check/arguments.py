@@ -103,7 +103,11 @@ def _value(call, parameter, case: Case, made: Arguments, manner: Manner) -> obje
     if role in SIZES:
         derived = role in ("head_dim", "out_dim") and parameter.default is None
         return _LEFT if derived else case.sizes.value_of(role)
-    if role == "mask":
+    if role in ("mask", "context_mask"):
+        # A mask of the context's keys has its own place, where there is one.
+        of_context = call.takes("context_mask") and "key" in made.tensors
+        if (role == "context_mask") is not of_context:
+            return _LEFT
         masks = made.masks
         padded = masks.get("key_padding_mask") if not call.takes("padding") else None
         return masks.get("mask", _LEFT if padded is None or case.padding else padded)

@@ -55,6 +55,14 @@ def variants(case: Case, call: Call) -> Iterator[Case]:
         yield replace(case, name=name, padding="wide mask")
 
 
+def own_keys(base: Case, call: Call, kinds: list[str]) -> Case | None:
+    """Self-attention with a mask, where other keys have a mask of their own."""
+    if not kinds or not call.takes("context_mask") or base.relation == "self":
+        return None
+    name = f"self-attention, {_mask_name(kinds[0])}"
+    return replace(base, name=name, relation="self", mask=kinds[0], draw=26)
+
+
 def flags(base: Case, call: Call, kinds: list[str]) -> Iterator[Case]:
     """is_causal, padding and lengths, where the code takes them; padding also with
     a mask, if one of these kinds is taken."""

@@ -22,7 +22,12 @@ _CALL = {
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "
-        "crossmask attnbias attentionbias maskbias m memorymask"
+        "attnbias attentionbias maskbias m"
+    ),
+    "context_mask": (
+        "encoderattentionmask encodermask contextmask memorymask crossmask "
+        "crossattentionmask crossattnmask memoryattentionmask contextattentionmask "
+        "encattnmask"
     ),
     "padding": (
         "keypaddingmask paddingmask padmask srckeypaddingmask keymask "

@@ -58,6 +58,9 @@ def read(subject: Subject) -> Call:
         role = _role(parameter.name)
         flag = role == "mask" and type(parameter.default) is bool
         call.roles[parameter.name] = "is_causal" if flag else role
+    if not call.takes("mask"):
+        roles = call.roles.items()
+        call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
     call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
     _settle_tensors(call, subject)
     _settle_masks(call)

@@ -71,6 +71,8 @@ class Cases:
             for case in plan.relations(self.base, self.call):
                 self._try(case)
         kinds = self._masks()
+        if case := plan.own_keys(self.base, self.call, kinds):
+            self._try(case)
         for case in plan.flags(self.base, self.call, kinds):
             self._try_flag(case)
         constructed = self.runner.construction is not None
