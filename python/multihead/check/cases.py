@@ -61,11 +61,11 @@ def sequences(case: Case) -> dict[str, Tensor]:
     sizes, generator = case.sizes, _generator(case)
     kv_heads = sizes.kv_heads or sizes.heads
 
-    def normal(length: int, heads: int) -> Tensor:
+    def normal(length: int, heads: int, width: int) -> Tensor:
         shape = {
-            LAYER: (sizes.batch, length, sizes.embed),
-            SEQUENCE_FIRST: (length, sizes.batch, sizes.embed),
-            UNBATCHED: (length, sizes.embed),
+            LAYER: (sizes.batch, length, width),
+            SEQUENCE_FIRST: (length, sizes.batch, width),
+            UNBATCHED: (length, width),
             HEADS: (sizes.batch, heads, length, sizes.head_dim),
             HEADS_LATER: (sizes.batch, length, heads, sizes.head_dim),
             SINGLE: (sizes.batch, length, sizes.head_dim),
@@ -75,10 +75,11 @@ def sequences(case: Case) -> dict[str, Tensor]:
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
         return (values * case.spread).to(case.dtype)
 
-    query = normal(sizes.queries, sizes.heads)
+    query = normal(sizes.queries, sizes.heads, sizes.embed)
     if case.relation == "self":
         return {"query": query, "key": query, "value": query}
-    key, value = (normal(case.keys, kv_heads) for _ in range(2))
+    widths = (sizes.key_width or sizes.embed, sizes.value_width or sizes.embed)
+    key, value = (normal(case.keys, kv_heads, width) for width in widths)
     return {"query": query, "key": key, "value": value}
 
 

@@ -2,6 +2,7 @@
 """Sizes of inputs that tell mistakes apart, and those that an instance has."""
 
 import inspect
+import re
 from dataclasses import dataclass, replace
 from collections.abc import Iterator
 
@@ -15,7 +16,8 @@ class Sizes:
     """Sizes of one call. All differ, so that no axis can stand for another.
 
     kv_heads: None where keys and values have as many heads as queries.
-    out: the width of the output where it is not that of the input.
+    out: the width of the output where it is not that of the input. key_width,
+    value_width: those of keys and values where they are not that of the queries.
     """
 
     batch: int = 3
@@ -25,6 +27,8 @@ class Sizes:
     heads: int = 8
     kv_heads: int | None = None
     out: int | None = None
+    key_width: int | None = None
+    value_width: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -139,13 +143,36 @@ def of_instance(module: object, start: Sizes) -> Sizes:
     if heads is None and "head_dim" in kept and embed % kept["head_dim"] == 0:
         heads = embed // kept["head_dim"]
     kv_heads = kept.get("num_kv_heads")
+    key, value = _other_widths(module)
     return replace(
         start,
         embed=embed,
         heads=heads or 1,
         kv_heads=kv_heads if kv_heads != heads else None,
         out=kept.get("out_dim"),
+        key_width=key if key != embed else None,
+        value_width=value if value != embed else None,
     )
+
+
+_KEY = re.compile(r"(^|[._])(w_?|to_?|fc_?)?(keys?|k|kv)(_?(proj|lin|linear|net))?$")
+_VALUE = re.compile(r"(^|[._])(w_?|to_?|fc_?)?(values?|v|kv)(_?(proj|lin|linear|net))?$")
+
+
+def _other_widths(module: object) -> tuple[int | None, int | None]:
+    """The widths of the keys and values that a module takes, as the layers that are
+    named after them say."""
+    if not isinstance(module, nn.Module):
+        return None, None
+    found: list[int | None] = [None, None]
+    for path, part in module.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
+            return part.kdim, part.vdim
+        if isinstance(part, nn.Linear):
+            for index, name in enumerate((_KEY, _VALUE)):
+                if found[index] is None and name.search(path.lower()):
+                    found[index] = part.in_features
+    return found[0], found[1]
 
 
 def of_globals(entry: object) -> dict[str, int]:
