@@ -77,6 +77,11 @@ class Reading:
     def faults(self) -> list[str]:
         return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
 
+    @property
+    def refuses(self) -> int:
+        """How many kinds of calls the code does not take so."""
+        return len([f for f in self.findings if "refuses" in f.sentence])
+
     def assume(self, name: str, sentence: str, remedy: str = "") -> None:
         """Adds what the runs themselves assumed, which the engine cannot know."""
         said = {"name": name, "sentence": sentence, "remedy": remedy}
@@ -177,6 +182,8 @@ class Examination:
         if base is None:
             return None
         reading = self._read_either_mask(base)
+        if not reading.is_right and reading.refuses:
+            reading = self._less_refused(reading, layouts)
         exchanged = reading.faults == ["batch_and_sequence_exchanged"]
         if exchanged and cases.SEQUENCE_FIRST in layouts:
             other = self.ladder.find((cases.SEQUENCE_FIRST,))
@@ -186,6 +193,18 @@ class Examination:
                     "read as (L, B, E); if (B, L, E) is meant, say batch_first=True"
                 )
                 return second
+        return reading
+
+    def _less_refused(self, reading: Reading, layouts: tuple[str, ...]) -> Reading:
+        """The layout in which more of the calls run, where nothing states it."""
+        batched = (cases.LAYER, cases.SEQUENCE_FIRST)
+        for layout in set(layouts) & set(batched) - {reading.base.case.layout}:
+            base = self.ladder.find((layout,))
+            if base is None or base.case.relation != "cross":
+                continue
+            other = self._read_either_mask(base)
+            if other.refuses < reading.refuses:
+                return other
         return reading
 
     def _best_core(self) -> Reading | None:
@@ -198,8 +217,8 @@ class Examination:
             if reading.is_right:
                 return reading
             readings.append(reading)
-        named = [r for r in readings if r.verdict and r.verdict["verdict"] == "fault"]
-        return (named or readings or [None])[0]
+        # A fault by a stranger reading than the natural one proves nothing.
+        return (readings or [None])[0]
 
     def _read_either_mask(self, base: Base) -> Reading:
         """What adds a mask may be meant to: then it is read as 0 and -inf, if that
