@@ -81,7 +81,7 @@ def _masks(call: Call, case: Case, manner: Manner) -> dict[str, Tensor]:
     masks = {}
     mask = cases.mask(case)
     if mask is not None and manner.additive:
-        mask = cases.as_additive(mask, case.dtype)
+        mask = cases.as_additive(mask, case)
     if mask is not None:
         role = "key_padding_mask" if case.mask == "keys of each item" else "mask"
         masks[role] = mask

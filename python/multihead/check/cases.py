@@ -136,9 +136,14 @@ def mask(case: Case) -> Tensor | None:
     return made.to(case.mask_dtype)
 
 
-def as_additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask for code that adds it: 0 where `mask` is True, -inf elsewhere."""
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill(mask == 0, -torch.inf)
+def as_additive(mask: Tensor, case: Case) -> Tensor:
+    """The mask for code that adds it: 0 where `mask` is True, -inf elsewhere. The
+    first key is seen, so that code that is causal by itself leaves no row blind."""
+    blocked = mask == 0
+    if case.mask != "blocked row":
+        blocked[..., 0] = False
+    zeros = torch.zeros(mask.shape, dtype=case.dtype)
+    return zeros.masked_fill(blocked, -torch.inf)
 
 
 def lengths(case: Case) -> Tensor:

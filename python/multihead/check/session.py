@@ -98,6 +98,10 @@ class Reading:
                 tensor in o.tensors and not o.metadata.keys() & {fact, "mask"}
                 for o in self.observations
             )
+            if tensor == "mask" and "mask_added" in self.faults:
+                remedy = (
+                    'If 0 and -inf are meant, which are added, say mask="additive".'
+                )
             if open_to_both and kept not in known and ignored not in self.faults:
                 self.assume(kept.replace("keeps", "blocks"), sentence, remedy)
 
