@@ -119,7 +119,8 @@ def input_width(module: object) -> int | None:
         return next((int(m.shape[0]) for m in matrices if m.dim() == 2), None)
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            return part.in_features
+            # A lazy layer, which has not seen its input, is mostly square.
+            return part.in_features or part.out_features
         if isinstance(part, nn.MultiheadAttention):
             return part.embed_dim
     matrices = [p for p in module.parameters() if p.dim() >= 2]
@@ -156,7 +157,9 @@ def of_instance(module: object, start: Sizes) -> Sizes:
 
 
 _KEY = re.compile(r"(^|[._])(w_?|to_?|fc_?)?(keys?|k|kv)(_?(proj|lin|linear|net))?$")
-_VALUE = re.compile(r"(^|[._])(w_?|to_?|fc_?)?(values?|v|kv)(_?(proj|lin|linear|net))?$")
+_VALUE = re.compile(
+    r"(^|[._])(w_?|to_?|fc_?)?(values?|v|kv)(_?(proj|lin|linear|net))?$"
+)
 
 
 def _other_widths(module: object) -> tuple[int | None, int | None]:
@@ -171,7 +174,7 @@ def _other_widths(module: object) -> tuple[int | None, int | None]:
         if isinstance(part, nn.Linear):
             for index, name in enumerate((_KEY, _VALUE)):
                 if found[index] is None and name.search(path.lower()):
-                    found[index] = part.in_features
+                    found[index] = part.in_features or None
     return found[0], found[1]
 
 
