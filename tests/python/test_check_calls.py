@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""How `check` calls code: widths, arguments and defaults that are not the usual."""
+
+import functools
+import math
+
+import pytest
+import torch.nn.functional as F
+from attempts.right_grouped import GroupsInPyTorch
+from torch import nn
+
+import multihead
+
+
+class MaskOfTheOtherKeys(nn.Module):
+    """Keys from elsewhere come with a mask of their own; both are added."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+    ):
+        other = hidden_states
+        if encoder_hidden_states is not None:
+            other, attention_mask = encoder_hidden_states, encoder_attention_mask
+        layers = (self.query, hidden_states), (self.key, other), (self.value, other)
+        q, k, v = (
+            layer(t).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, t in layers
+        )
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        out = self.dropout(scores.softmax(dim=-1)) @ v
+        return out.transpose(1, 2).flatten(2)
+
+
+class PaddingOnRowsOfTheQuery(nn.Module):
+    """Runs only where there are as many queries as keys."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        self.k_proj = nn.Linear(embed_dim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim, embed_dim)
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, query, key, value, key_padding_mask=None):
+        layers = (self.q_proj, query), (self.k_proj, key), (self.v_proj, value)
+        q, k, v = (
+            layer(t).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, t in layers
+        )
+        scores = q @ k.mT / math.sqrt(q.size(-1))
+        if key_padding_mask is not None:
+            scores = scores.masked_fill(key_padding_mask[:, None, :, None], -1e9)
+        out = F.softmax(scores, dim=-1) @ v
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def dropped_by_default(x, num_heads=4, p=0.1):
+    """Nobody who leaves p alone gets the same output twice."""
+    qkv = nn.Linear(x.size(-1), 3 * x.size(-1))
+    out = nn.Linear(x.size(-1), x.size(-1))
+    q, k, v = qkv(x).unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
+    weights = F.dropout(F.softmax(q @ k.mT / math.sqrt(q.size(-1)), dim=-1), p)
+    return out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def with_layers(x, layers, n_heads):
+    split = (-1, (n_heads, -1))
+    q, k, v = (layers[n](x).unflatten(*split).transpose(1, 2) for n in "qkv")
+    out = F.scaled_dot_product_attention(q, k, v)
+    return layers["o"](out.transpose(1, 2).flatten(2))
+
+
+def test_widths_and_groups_of_an_instance():
+    other = nn.MultiheadAttention(24, 4, kdim=10, vdim=12, batch_first=True)
+    for module in (other, GroupsInPyTorch(48, 6, 2)):
+        report = multihead.check(module)
+        assert report.passed, str(report)
+
+
+def test_layers_that_are_given_run_in_their_type_and_width():
+    layers = nn.ModuleDict({name: nn.Linear(32, 32) for name in "qkvo"})
+    report = multihead.check(functools.partial(with_layers, layers=layers, n_heads=4))
+    assert report.passed, str(report)
+
+
+def test_other_keys_have_a_mask_of_their_own():
+    report = multihead.check(MaskOfTheOtherKeys, mask="additive")
+    assert report.passed, str(report)
+    assert any("self-attention, mask" in case["name"] for case in report.cases)
+
+
+def test_padding_that_runs_only_with_as_many_queries_as_keys():
+    assert multihead.check(PaddingOnRowsOfTheQuery).cause == "padding_on_queries"
+
+
+def test_an_argument_that_no_call_can_use():
+    def unusable(query, key, value, key_padding_mask=None):
+        if key_padding_mask is not None:
+            query = query.masked_fill(key_padding_mask.view(1, 1, 1), 0)
+        return F.scaled_dot_product_attention(query, key, value)
+
+    report = multihead.check(unusable)
+    assert not report.passed and report.cause == "raises", str(report)
+
+
+def test_dropout_by_default():
+    assert multihead.check(dropped_by_default).cause == "dropout_left_on"
+
+
+def test_a_configuration_with_more_than_usual_names():
+    class Particular(MaskOfTheOtherKeys):
+        def __init__(self, config):
+            super().__init__(config)
+            self.window = config.window_of_the_dialect
+
+    with pytest.raises(ValueError, match="window_of_the_dialect"):
+        multihead.check(Particular)
