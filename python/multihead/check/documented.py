@@ -33,6 +33,9 @@ _ADDITIVE = re.compile(
     r"-\s?inf\w*[^.\n]{1,40}\b(0|zeros?)\b",
     re.I,
 )
+_MADE_A_NUMBER = re.compile(
+    r"\bma?sk\w*\s*\.\s*(float|double|half|int|long|to|type|type_as)\b"
+)
 _INVERTS = re.compile(r"~|logical_not|\b1(\.0?)?\s*-\s*\w*mask|mask\w*\s*[=!]=")
 
 
@@ -125,8 +128,14 @@ def is_additive(call: Call, subject: Subject) -> bool:
     return any(_ADDITIVE.search(line) for line in lines)
 
 
-def may_be_additive(call: Call) -> bool:
-    """Whether a mask that is added may be meant to: attention_mask and attn_bias are
-    often made of 0 and -inf, what is called no more than mask is yes or no."""
+def may_be_additive(call: Call, subject: Subject) -> bool:
+    """Whether a mask that is added may be meant to. attention_mask and attn_bias are
+    often made of 0 and -inf. What is called no more than mask is yes or no in the
+    form that exercises ask for, and where it is made a number first."""
     name = call.parameter("mask")
-    return name is not None and normal(name) not in ("mask", "msk", "m")
+    if name is None:
+        return False
+    if normal(name) not in ("mask", "msk", "m"):
+        return True
+    exercise = call.takes("num_heads") and call.takes("embed_dim")
+    return not exercise and not _MADE_A_NUMBER.search(subject.source)

@@ -228,9 +228,11 @@ class Examination:
         """What adds a mask may be meant to: then it is read as 0 and -inf, if that
         leaves fewer faults."""
         reading = self._read(base)
+        if base.manner.additive and self.options.mask is None:
+            return reading if reading.is_right else self._not_additive(base, reading)
         if "mask_added" not in reading.faults or self.stated.mask is not None:
             return reading
-        if not documented.may_be_additive(self.call):
+        if not documented.may_be_additive(self.call, self.subject):
             return reading
         boolean, self.stated = self.stated, replace(self.stated, mask="additive")
         second = self._read(replace(base, manner=replace(base.manner, additive=True)))
@@ -238,8 +240,22 @@ class Examination:
         if not named or len(second.faults) >= len(reading.faults):
             self.stated = boolean
             return reading
-        second.assume("mask_additive", "The mask is read as additive: 0 and -inf.")
+        second.assume(
+            "mask_additive",
+            "The mask is read as additive: 0 and -inf.",
+            'If it is True and False, say mask="blocked" or "keep": added, they block '
+            "nothing.",
+        )
         return second
+
+    def _not_additive(self, base: Base, reading: Reading) -> Reading:
+        """The text speaks of an additive mask, and may mean one that the code makes."""
+        documented_as, self.stated = self.stated, replace(self.stated, mask=None)
+        second = self._read(replace(base, manner=replace(base.manner, additive=False)))
+        if second.is_right:
+            return second
+        self.stated = documented_as
+        return reading
 
     def _read(self, base: Base) -> Reading:
         """Runs all cases that follow from `base` and has them judged."""
