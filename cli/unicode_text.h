@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "multihead/escaped.h"
+
 namespace cli {
 
 /// The code points of UTF-8 text; a byte that is none gives U+FFFD.
@@ -38,7 +40,6 @@ std::string padded(std::string_view text, int width, bool right = false);
 /// Whether it has letters that are written from right to left.
 bool is_right_to_left(std::string_view text);
 
-/// For XML and HTML, content and attributes.
-std::string escaped(std::string_view text);
+using multihead::escaped;
 
 }  // namespace cli

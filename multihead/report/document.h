@@ -48,7 +48,4 @@ std::string to_text(const Document& document, bool colour, int width);
 std::string to_html(const Document& document);
 std::string to_svg(const Document& document, int width);
 
-/// With &, <, > and " replaced, for HTML and SVG.
-std::string escaped(const std::string& text);
-
 }  // namespace multihead::report

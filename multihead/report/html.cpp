@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // A report as a fragment of HTML: for notebooks, and whole enough for a file.
+#include "multihead/escaped.h"
 #include "multihead/report/document.h"
 
 namespace multihead::report {
@@ -85,29 +86,6 @@ std::string block_html(const Block& block) {
 }
 
 }  // namespace
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
 
 std::string to_html(const Document& document) {
   std::string result = "<div class=\"multihead-report\">\n";

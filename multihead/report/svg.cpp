@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "multihead/escaped.h"
 #include "multihead/report/document.h"
 
 namespace multihead::report {
