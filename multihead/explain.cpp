@@ -128,12 +128,15 @@ std::vector<Explanation> ranked(std::span<const Run> runs,
 
 // ---- Cases -----------------------------------------------------------------
 
-Recipe conventions_only(const Explanation& explanation) {
+Recipe recipe_of(const std::vector<const Convention*>& conventions) {
   Recipe recipe;
-  for (const Convention* convention : explanation.conventions) {
-    convention->apply(recipe);
-  }
+  for (const Convention* convention : conventions) convention->apply(recipe);
   return recipe;
+}
+
+Tensor only(const Tensor& rows, const Tensor& x) {
+  return rows.defined() ? x.masked_fill(rows.logical_not().unsqueeze(-1), 0.0)
+                        : x;
 }
 
 // With what PyTorch makes of the same, where it has the call.
@@ -146,13 +149,15 @@ ComparedCase with_pytorch(const Run& run, const Recipe& recipe,
   const Tensor ours = run.out.to(run.dtype);
   for (const Tensor& result : pytorch_results(run, recipe)) {
     if (result.sizes() != ours.sizes()) continue;
-    const double error = largest_difference(
-        result.to(at::kDouble), reference->out, seeing_rows(run, *reference));
+    const Tensor rows = seeing_rows(run, *reference);
+    const double error =
+        largest_difference(result.to(at::kDouble), reference->out, rows);
     if (!(compared.pytorch_error <= error)) compared.pytorch_error = error;
     compared.bits = compared.bits || result.equal(ours);
     compared.exercise =
         compared.exercise ||
-        at::allclose(ours, result, /*rtol=*/1e-5, /*atol=*/1e-8);
+        at::allclose(only(rows, ours), only(rows, result), /*rtol=*/1e-5,
+                     /*atol=*/1e-8, /*equal_nan=*/true);
   }
   return compared;
 }
@@ -232,6 +237,28 @@ void locate(std::span<const Run> runs, const Recipe& attention,
   }
 }
 
+// ---- What was read
+// -----------------------------------------------------------
+
+// A square matrix has no side of its own until the numbers decide.
+std::vector<std::string> matched(const Run& run, const Recipe& attention) {
+  std::vector<std::string> lines = run.weights.matched;
+  for (std::string& line : lines) {
+    const size_t at = line.find(kEitherOrientation);
+    if (at == std::string::npos) continue;
+    line.replace(at, kEitherOrientation.size(),
+                 attention.weights_in_out ? "(in, out)" : "(out, in)");
+  }
+  return lines;
+}
+
+void append_new(std::vector<std::string>& all,
+                const std::vector<std::string>& more) {
+  for (const std::string& one : more) {
+    if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
+  }
+}
+
 // ---- The verdict -----------------------------------------------------------
 
 Judgement judgement_of(const Verdict& verdict, bool explained) {
@@ -243,8 +270,7 @@ Judgement judgement_of(const Verdict& verdict, bool explained) {
 }
 
 void describe(std::span<const Run> runs, const Explanation& best,
-              Verdict& verdict) {
-  Recipe attention = conventions_only(best);
+              const Recipe& attention, Verdict& verdict) {
   const Run* failing = &runs.front();
   for (const Run& run : runs) {
     if (!errors(run, attention, run.dtype).fit()) {
@@ -254,9 +280,6 @@ void describe(std::span<const Run> runs, const Explanation& best,
   }
   for (const Pick& pick : best.faults) {
     verdict.faults.push_back(finding(pick, failing->sizes));
-  }
-  for (const Convention* convention : best.conventions) {
-    verdict.assumptions.push_back(finding(*convention));
   }
   if (!best.faults.empty()) {
     const Stage stage =
@@ -284,13 +307,22 @@ Verdict explain(std::span<const Observation> observations) {
   const SearchResult result = search(ordered);
   const std::vector<Explanation> found = ranked(ordered, result.explanations);
 
+  const Explanation* best = found.empty() ? nullptr : &found.front();
+
   Verdict verdict;
   if (result.cut_short) verdict.remarks.push_back(search_cut_short());
-  const Explanation* best = found.empty() ? nullptr : &found.front();
-  const Recipe attention = best ? conventions_only(*best) : Recipe{};
+  if (best == nullptr) {
+    const auto lost = lost_in_rounding(ordered);
+    if (lost) verdict.remarks.push_back(*lost);
+  }
+  const auto& conventions = best ? best->conventions : result.nearest;
+  const Recipe attention = recipe_of(conventions);
+  for (const Convention* convention : conventions) {
+    verdict.assumptions.push_back(finding(*convention));
+  }
   if (best != nullptr) {
-    describe(ordered, *best, verdict);
-    const auto more = remarks(ordered, attention, best->in_float);
+    describe(ordered, *best, attention, verdict);
+    const auto more = remarks(ordered, attention, *best);
     verdict.remarks.insert(verdict.remarks.end(), more.begin(), more.end());
   }
   for (size_t i = 1; i < found.size(); ++i) {
@@ -303,8 +335,10 @@ Verdict explain(std::span<const Observation> observations) {
   if (best == nullptr || !best->faults.empty()) {
     locate(ordered, attention, verdict);
   }
-  verdict.weights = runs.front().weights.matched;
-  verdict.unused = runs.front().weights.unused;
+  for (const Run& run : runs) {
+    append_new(verdict.weights, matched(run, attention));
+    append_new(verdict.unused, run.weights.unused);
+  }
   return verdict;
 }
 

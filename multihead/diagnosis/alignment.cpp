@@ -23,10 +23,16 @@ struct Match {
 
 constexpr Role kInputs[] = {kQuery, kKey, kValue};
 
-const char* text(Orientation orientation) {
-  return orientation == Orientation::kOutIn   ? " (out, in)"
-         : orientation == Orientation::kInOut ? " (in, out)"
-                                              : " (out, in) or (in, out)";
+std::string text(Orientation orientation) {
+  switch (orientation) {
+    case Orientation::kOutIn:
+      return " (out, in)";
+    case Orientation::kInOut:
+      return " (in, out)";
+    case Orientation::kUnknown:
+      break;
+  }
+  return " " + std::string(kEitherOrientation);
 }
 
 bool is_fused(Role role) { return role == kFused || role == kKeyValue; }

@@ -8,9 +8,13 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace multihead {
+
+/// How `matched` says that the sides of a matrix are not known.
+inline constexpr std::string_view kEitherOrientation = "(out, in) or (in, out)";
 
 /// How the numbers of a matrix are stored. kUnknown: only a trial can tell.
 enum class Orientation { kUnknown, kOutIn, kInOut };

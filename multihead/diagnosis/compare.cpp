@@ -5,10 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
+
+#include "multihead/diagnosis/pytorch_result.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -19,21 +22,37 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Half an ulp of 1, and how many of them another order of the same operations,
 // projections included, may cost at most. Faults are far beyond.
 constexpr double kUnits = 64;
+// Beyond that share of a result rounding alone could make of it what it likes.
+constexpr double kLost = 0x1p-3;
 
 double unit_of(at::ScalarType precision) {
   switch (precision) {
     case at::kDouble:
       return 0x1p-53;
+    case at::kFloat:
+      return 0x1p-24;
     case at::kBFloat16:
       return 0x1p-9;
     case at::kHalf:
       return 0x1p-12;
     default:
-      return 0x1p-24;
+      TORCH_INTERNAL_ASSERT(false, precision);
   }
 }
 
 double scalar(const Tensor& x) { return x.item<double>(); }
+
+// Scores enter through exp: one that is off by δ = unit·|score| changes its
+// weight p by p·(1 − p)·(exp(2δ) − 1)/2 at most. Where δ is small that is
+// nearly δ; where it is not, weights that are 0 or 1 stay what they are, and
+// all others may become anything.
+double rounding_by_softmax(const Stages& stages, double unit) {
+  const double delta = unit * largest_finite(stages.scores);
+  if (delta < 0x1p-10) return delta;
+  const Tensor p = stages.weights.detach().nan_to_num().abs().clamp_max(1);
+  const double undecided = scalar((p * (1 - p)).sum(-1).max());
+  return std::min(undecided * std::expm1(std::min(2 * delta, 700.0)) / 2, 2.0);
+}
 
 double l2(const Tensor& x) { return scalar(x.square().sum().sqrt()); }
 
@@ -50,7 +69,8 @@ bool is_attention(Recipe recipe) {
   recipe.blind = Blind::kZero;
   recipe.mask_keeps = recipe.padding_keeps = recipe.weights_in_out =
       recipe.fused_head_by_head = recipe.causal_by_itself = false;
-  if (recipe.dropout == Dropout::kOnOutputToo) {
+  if (recipe.dropout == Dropout::kOnOutputToo ||
+      recipe.dropout == Dropout::kOnOutput) {
     recipe.dropout = Dropout::kOnWeights;
   }
   return recipe == Recipe{};
@@ -70,8 +90,8 @@ Error returned_error(const Run& run, const Recipe& recipe, const Stages& stages,
     if (run.returned.numel() != stages.weights.numel()) seen = seen.all(1);
     blind_rows = seen.reshape(expected.sizes().slice(0, expected.dim() - 1));
   }
-  const double allowed =
-      rounding_allowed(precision, stages, largest_finite(run.returned));
+  const double allowed = rounding_allowed(
+      precision, stages, largest_finite(run.returned, blind_rows));
   double difference = largest_difference(run.returned, expected, blind_rows);
   // In training both are usual: the weights before dropout, and after.
   if (difference > allowed && run.training &&
@@ -100,6 +120,18 @@ Error gradient_error(const Run& run, const Recipe& recipe, const Stages& stages,
   return worst;
 }
 
+// What the tensors of that type in the trace show: scores and weights, or more.
+std::optional<Narrow> narrow_in_trace(const Run& run, at::ScalarType type) {
+  std::optional<Narrow> shown;
+  for (const Tensor& x : run.trace) {
+    if (x.scalar_type() != type) continue;
+    const bool scores = x.dim() > 0 && x.size(-1) == run.sizes.keys;
+    if (!scores) return Narrow::kEverywhere;
+    shown = Narrow::kSoftmax;
+  }
+  return shown;
+}
+
 // Rounding on the way is told by tensors of that type in the trace, or by what
 // it does: the error left is small beside the error that it explains.
 Errors narrow_errors(const Run& run, const Recipe& recipe, const Stages& narrow,
@@ -116,16 +148,33 @@ Errors narrow_errors(const Run& run, const Recipe& recipe, const Stages& narrow,
     return {};
   }
   const double left = largest_difference(run.out, narrow.out);
-  const bool traced =
-      std::any_of(run.trace.begin(), run.trace.end(),
-                  [&](const Tensor& x) { return x.scalar_type() == type; });
-  const double share =
-      traced ? 0 : 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
+  double share = 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
+  const std::optional<Narrow> traced = narrow_in_trace(run, type);
+  if (traced && recipe.narrow != Narrow::kOutput) {
+    share = *traced == recipe.narrow ? 0 : 2;
+  }
   return {{left, share},
           run.returned.defined() ? returned_error(run, wide, *stages, type)
                                  : Error{0, 0},
           run.dout.defined() ? gradient_error(run, wide, *stages, type)
                              : Error{0, 0}};
+}
+
+// The difference as a share of PyTorch's own: its bits are right whatever their
+// error, and what is not much further off is as right.
+double beside_pytorch(const Run& run, const Recipe& recipe,
+                      const Stages& stages, const Tensor& rows) {
+  double share = kInfinity;
+  for (const Tensor& result : pytorch_results(run, recipe)) {
+    if (result.sizes() != run.out.sizes()) continue;
+    const Tensor theirs = result.to(at::kDouble);
+    if (largest_difference(run.out, theirs, rows) == 0) return 0;
+    const double own = largest_difference(theirs, stages.out, rows);
+    if (own > kLost * largest_finite(stages.out, rows)) continue;
+    const double difference = largest_difference(run.out, stages.out, rows);
+    share = std::min(share, difference / (4 * own));
+  }
+  return share;
 }
 
 Errors errors_of(const Run& run, const Recipe& recipe,
@@ -147,9 +196,14 @@ Errors errors_of(const Run& run, const Recipe& recipe,
   }
   // By the size of their numbers: those of a recipe that explodes would allow
   // everything.
-  found.out =
-      error(largest_difference(run.out, stages->out, rows),
-            rounding_allowed(precision, *stages, largest_finite(run.out)));
+  found.out = error(
+      largest_difference(run.out, stages->out, rows),
+      rounding_allowed(precision, *stages, largest_finite(run.out, rows)));
+  if (is_lost_in_rounding(precision, *stages)) found.out.share = kInfinity;
+  if (found.out.share > 1 && is_attention(recipe)) {
+    found.out.share =
+        std::min(found.out.share, beside_pytorch(run, recipe, *stages, rows));
+  }
   if (found.out.share > 1) return found;
   found.weights = run.returned.defined()
                       ? returned_error(run, recipe, *stages, precision)
@@ -165,20 +219,28 @@ Errors errors_of(const Run& run, const Recipe& recipe,
 
 double rounding_allowed(at::ScalarType precision, const Stages& stages,
                         double largest) {
-  // Weights beyond 1 come of sums near 0, which magnify what was rounded
-  // before.
-  const double scores =
-      4 + largest_finite(stages.scores) + largest_finite(stages.weights);
+  // Of 16 bits are only what goes in and what comes out of a step: queries and
+  // keys, which the scores amplify, and results.
   const double unit = unit_of(precision);
   const double share = at::isReducedFloatingType(precision)
-                           ? 16 * unit + kUnits * 0x1p-24 * scores
-                           : kUnits * unit * scores;
+                           ? 16 * unit * stages.magnification +
+                                 rounding_by_softmax(stages, 2 * unit)
+                           : kUnits * unit * (4 + stages.magnification) +
+                                 rounding_by_softmax(stages, kUnits * unit);
   return share * largest + 1e-300;
 }
 
-double largest_finite(const Tensor& x) {
+bool is_lost_in_rounding(at::ScalarType precision, const Stages& stages) {
+  return rounding_allowed(precision, stages, 1.0) > kLost;
+}
+
+double largest_finite(const Tensor& x, const Tensor& rows) {
   if (!x.defined() || x.numel() == 0) return 0;
-  return scalar(x.detach().nan_to_num(0.0, 0.0, 0.0).abs().max());
+  Tensor size = x.detach().nan_to_num(0.0, 0.0, 0.0).abs();
+  if (rows.defined()) {
+    size = size.amax(-1).masked_fill(rows.logical_not(), 0.0);
+  }
+  return scalar(size.max());
 }
 
 double largest_difference(const Tensor& x, const Tensor& y,
@@ -268,7 +330,7 @@ Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision) {
   const bool may_differ =
       stages && (stages->blind.defined() ||
                  (stages->blocks && recipe.normalise != Normalise::kOverKeys));
-  if (found.fit() || !may_differ || is_attention(recipe)) return found;
+  if (found.fit() || !may_differ) return found;
   for (const Blind blind : {Blind::kNaN, Blind::kUniform}) {
     Recipe other = recipe;
     other.blind = blind;

@@ -15,16 +15,18 @@
 namespace multihead::diagnosis {
 
 /// What rounding to `precision` may do to a tensor of attention whose largest
-/// element is `largest`: the scores enter through exp, and their size with
-/// them.
+/// element is `largest`.
 double rounding_allowed(at::ScalarType precision, const Stages& stages,
                         double largest);
 
+/// Whether that is so much that a result tells nothing: scores are too large.
+bool is_lost_in_rounding(at::ScalarType precision, const Stages& stages);
+
 /// Largest |x|, infinities and NaN left out; 0 of nothing.
-double largest_finite(const at::Tensor& x);
+/// rows: bool, leading dimensions of x, those that count; undefined: all.
+double largest_finite(const at::Tensor& x, const at::Tensor& rows = {});
 
 /// Largest |x − y|: 0 for two NaN or the same infinity, infinite for one NaN.
-/// rows: bool, leading dimensions of x; undefined: all.
 double largest_difference(const at::Tensor& x, const at::Tensor& y,
                           const at::Tensor& rows = {});
 

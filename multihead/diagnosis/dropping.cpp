@@ -20,9 +20,11 @@ Tensor drop(const Tensor& x, const Tensor& draws, double p) {
 }  // namespace
 
 bool drops(const Run& run, const Recipe& recipe) {
-  return run.training ? run.dropout_p > 0.0
-                      : recipe.dropout == Dropout::kLeftOn ||
-                            recipe.dropout == Dropout::kLeftOnOutput;
+  return run.training
+             ? run.dropout_p > 0.0 && recipe.dropout != Dropout::kExchanged
+             : recipe.dropout == Dropout::kLeftOn ||
+                   recipe.dropout == Dropout::kLeftOnOutput ||
+                   recipe.dropout == Dropout::kExchanged;
 }
 
 Tensor drop_weights(const Run& run, const Recipe& recipe,
@@ -33,6 +35,7 @@ Tensor drop_weights(const Run& run, const Recipe& recipe,
     case Dropout::kOnWeights:
     case Dropout::kOnOutputToo:
     case Dropout::kLeftOn:
+    case Dropout::kExchanged:
       return drop(weights, run.kept_weights, p);
     case Dropout::kNotRescaled:
       need(run.kept_weights.defined());

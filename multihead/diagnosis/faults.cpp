@@ -74,6 +74,15 @@ const Convention kConventions[] = {
               run.kept_weights.defined();
      },
      [](Recipe& r) { r.dropout = Dropout::kOnOutputToo; }},
+    {"drops_output_instead",
+     "In training it drops elements of the output and no weights, as vision "
+     "transformers often do.",
+     "nn.MultiheadAttention drops weights.",
+     [](const Run& run) {
+       return run.training && run.kept_output.defined() &&
+              !run.kept_weights.defined();
+     },
+     [](Recipe& r) { r.dropout = Dropout::kOnOutput; }},
 };
 
 }  // namespace

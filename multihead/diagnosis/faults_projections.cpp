@@ -51,11 +51,12 @@ const std::vector<Fault> kProjections = {
      {{[](Recipe& r) { r.transposed[2] = true; }}}},
     {"all_weights_transposed",
      kProjectionsStage,
-     "All weight matrices are transposed.",
+     "The weight matrices are transposed.",
      kTransposedRemedy,
-     {{[](Recipe& r) { r.transposed = {true, true, true, true}; }},
+     {{[](Recipe& r) { r.transposed = {true, true, true, true}; },
+       "All four are."},
       {[](Recipe& r) { r.transposed = {true, true, true, false}; },
-       "The output matrix is not."}}},
+       "All are but the output matrix."}}},
     {"query_key_swapped",
      kProjectionsStage,
      "Queries are projected by the key matrix, keys by the query matrix.",
@@ -302,6 +303,11 @@ const std::vector<Fault> kHeads = {
      "The scores are keys times queries: their rows are keys.",
      kHeadsRoleRemedy,
      {{[](Recipe& r) { r.roles = {1, 0, 2}; }}}},
+    {"keys_and_values_exchanged",
+     kHeadsStage,
+     "The scores are queries times values, and the weights meet the keys.",
+     kHeadsRoleRemedy,
+     {{[](Recipe& r) { r.roles = {0, 2, 1}; }}}},
 };
 
 }  // namespace

@@ -120,6 +120,12 @@ const std::vector<Fault> kScores = {
      "not.",
      kScoresRemedy,
      {{[](Recipe& r) { r.scale = Scale::kAfterSoftmax; }}}},
+    {"scale_of_another_number",
+     kScoresStage,
+     "The scores are scaled by a number that is not 1/sqrt({D}), and none that "
+     "the sizes explain.",
+     kScoresRemedy,
+     {{[](Recipe& r) { r.scale = Scale::kOther; }}}},
 };
 
 }  // namespace
@@ -168,8 +174,8 @@ const std::vector<Fault> kMasks = {
        "It is the padding mask."}}},
     {"mask_multiplied",
      kMasksStage,
-     "The scores are multiplied by the mask before the softmax: a blocked "
-     "score becomes 0, and exp(0) = 1 is no small weight.",
+     "Blocked scores become 0 before the softmax, multiplied by the mask or "
+     "filled with 0, and exp(0) = 1 is no small weight.",
      kMasksFillRemedy,
      {{[](Recipe& r) { r.mask = MaskUse::kMultiplied; }},
       {[](Recipe& r) { r.mask = MaskUse::kGivenMultiplied; },

@@ -15,10 +15,15 @@ constexpr std::string_view kDropoutRemedy =
 template <NarrowType type>
 std::vector<Way> narrow_ways() {
   return {{[](Recipe& r) {
+             r.narrow = Narrow::kOutput;
+             r.narrow_type = type;
+           },
+           "It is the output."},
+          {[](Recipe& r) {
              r.narrow = Narrow::kSoftmax;
              r.narrow_type = type;
            },
-           "It is the softmax."},
+           "It is the softmax and what enters it."},
           {[](Recipe& r) {
              r.narrow = Narrow::kEverywhere;
              r.narrow_type = type;
@@ -56,7 +61,9 @@ const std::vector<Fault> kWeights = {
      kWeightsStage,
      "The softmax runs over queries and keys together.",
      kWeightsRemedy,
-     {{[](Recipe& r) { r.normalise = Normalise::kOverQueriesAndKeys; }}}},
+     {{[](Recipe& r) { r.normalise = Normalise::kOverQueriesAndKeys; }},
+      {[](Recipe& r) { r.normalise = Normalise::kOverAll; },
+       "And over heads and batch items: one sum for all."}}},
     {"softmax_over_heads_and_keys",
      kWeightsStage,
      "The softmax runs over the keys of all heads together.",
@@ -66,7 +73,12 @@ const std::vector<Fault> kWeights = {
      kWeightsStage,
      "There is no softmax.",
      kWeightsRemedy,
-     {{[](Recipe& r) { r.normalise = Normalise::kNothing; }}}},
+     {{[](Recipe& r) { r.normalise = Normalise::kNothing; }},
+      {[](Recipe& r) {
+         r.normalise = Normalise::kNothing;
+         r.sentinel = 0.0;
+       },
+       "Blocked scores are 0."}}},
     {"softmax_not_normalised",
      kWeightsStage,
      "exp(scores) is not divided by its sum.",
@@ -93,14 +105,21 @@ const std::vector<Fault> kWeights = {
      kWeightsStage,
      "The scores are divided by their sum without exp.",
      kWeightsRemedy,
-     {{[](Recipe& r) { r.normalise = Normalise::kSumOnly; }}}},
+     {{[](Recipe& r) { r.normalise = Normalise::kSumOnly; }},
+      {[](Recipe& r) {
+         r.normalise = Normalise::kSumOnly;
+         r.sentinel = 0.0;
+       },
+       "Blocked scores are 0."}}},
     {"dropout_left_on",
      kWeightsStage,
      "Dropout is on in evaluation: results are random.",
      kDropoutRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kLeftOn; }},
       {[](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; },
-       "It is the output, not the weights."}}},
+       "It is the output, not the weights."},
+      {[](Recipe& r) { r.dropout = Dropout::kExchanged; },
+       "And it is off in training."}}},
     {"dropout_missing",
      kWeightsStage,
      "Nothing is dropped in training.",
@@ -120,15 +139,13 @@ const std::vector<Fault> kWeights = {
      "in training.",
      kDropoutRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kNotRescaled; }}}},
-    {"dropout_on_output",
-     kWeightsStage,
-     "The output is dropped, the weights are not.",
+    {"dropout_on_context",
+     Stage::kContext,
+     "The heads' results are dropped, the weights are not.",
      kDropoutRemedy,
-     {{[](Recipe& r) { r.dropout = Dropout::kOnOutput; }},
-      {[](Recipe& r) { r.dropout = Dropout::kOnContext; },
-       "It is the heads' results."},
+     {{[](Recipe& r) { r.dropout = Dropout::kOnContext; }},
       {[](Recipe& r) { r.dropout = Dropout::kOnMerged; },
-       "It is the merged heads, before W_o."}}},
+       "They are merged before."}}},
     {"dropout_keeps_what_it_should_drop",
      kWeightsStage,
      "What should be dropped is kept: p is taken for the share to keep.",

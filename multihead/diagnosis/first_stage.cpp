@@ -77,6 +77,16 @@ class Evidence {
   // only their places tell.
   bool has_merged() const { return has_matrix(reference_.merged.select(0, 0)); }
 
+  // Whether something has a number for each query and key.
+  bool has_any_scores() const {
+    return std::any_of(
+        run_.trace.begin(), run_.trace.end(), [&](const Tensor& x) {
+          if (x.dim() < 2) return false;
+          const auto rows = std::minmax({x.size(-2), x.size(-1)});
+          return rows == std::minmax({run_.sizes.queries, run_.sizes.keys});
+        });
+  }
+
   // Whether something sums to 1 over its last dimension: weights, though not
   // those of attention.
   bool has_other_weights() const {
@@ -143,13 +153,16 @@ std::optional<Stage> from_trace(const Run& run, const Stages& reference,
                                  : heads_or_projections(evidence, reference);
   }
   if (evidence.has(reference.masked_scores) || evidence.has(reference.scores)) {
-    return evidence.has_other_weights() ? Stage::kMaskedScores
-                                        : Stage::kWeights;
+    const bool masked = !reference.scores.is_same(reference.masked_scores);
+    return masked && evidence.has_other_weights() ? Stage::kMaskedScores
+                                                  : Stage::kWeights;
   }
   // Without weights the inputs are the heads.
-  return !run.has_weights || (evidence.has_heads(0) && evidence.has_heads(1))
-             ? Stage::kScores
-             : heads_or_projections(evidence, reference);
+  if (run.has_weights && !(evidence.has_heads(0) && evidence.has_heads(1))) {
+    return heads_or_projections(evidence, reference);
+  }
+  // Scores that are computed in chunks never stand whole.
+  return evidence.has_any_scores() ? Stage::kScores : Stage::kContext;
 }
 
 std::optional<Stage> from_names(const Run& run, const Stages& reference,
@@ -177,6 +190,27 @@ std::optional<Stage> from_names(const Run& run, const Stages& reference,
 }
 
 }  // namespace
+
+bool Shown::differs_in(const Stages& others) const {
+  return !(largest_difference(others.*tensor, right) <= allowed);
+}
+
+std::vector<Shown> shown_in_trace(const Run& run, const Stages& reference,
+                                  at::ScalarType precision) {
+  const Evidence evidence(run, reference, precision);
+  std::vector<Shown> shown;
+  for (const auto& [stage, tensor] :
+       {std::pair(Stage::kScores, &Stages::scores),
+        std::pair(Stage::kWeights, &Stages::weights),
+        std::pair(Stage::kContext, &Stages::context)}) {
+    const Tensor& right = reference.*tensor;
+    if (evidence.has(right)) {
+      shown.push_back(
+          {stage, tensor, right, allowed_for(right, reference, precision)});
+    }
+  }
+  return shown;
+}
 
 bool in_trace(const Run& run, const Tensor& wanted, double allowed) {
   for (const Tensor& tensor : run.trace) {

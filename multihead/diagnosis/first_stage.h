@@ -5,6 +5,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "multihead/diagnosis/faults.h"
 #include "multihead/diagnosis/run.h"
@@ -17,6 +18,18 @@ namespace multihead::diagnosis {
 /// on the same inputs.
 std::optional<Stage> first_difference(const Run& run, const Stages& reference,
                                       at::ScalarType precision);
+
+/// A tensor of attention that the trace of a run shows.
+struct Shown {
+  Stage stage;
+  at::Tensor Stages::* tensor;
+  at::Tensor right;
+  double allowed;
+
+  bool differs_in(const Stages& others) const;
+};
+std::vector<Shown> shown_in_trace(const Run& run, const Stages& reference,
+                                  at::ScalarType precision);
 
 /// Whether some tensor of the trace holds the numbers of `wanted`, in any order
 /// of dimensions.

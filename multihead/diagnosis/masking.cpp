@@ -32,6 +32,14 @@ void unite(Tensor& all, const Tensor& more) {
   all = all.defined() ? all.logical_or(more) : more;
 }
 
+void add(Tensor& all, const Tensor& more) {
+  all = all.defined() ? all + more : more;
+}
+
+void multiply(Tensor& all, const Tensor& more) {
+  all = all.defined() ? all * more : more;
+}
+
 // ---- The shape in which a mask meets the scores ----------------------------
 
 // A mistake about a shape leaves masks of other shapes as they are.
@@ -92,16 +100,16 @@ bool apply(const GivenMask& given, bool convention, MaskUse use, const Run& run,
       unite(effect.blocked, keep);
       return !additive;
     case MaskUse::kAdded:
-      effect.added = numbers;
+      add(effect.added, numbers);
       return !additive;
     case MaskUse::kKeepAdded:
-      effect.added = keep.to(at::kDouble);
+      add(effect.added, keep.to(at::kDouble));
       return true;
     case MaskUse::kMultiplied:
-      effect.factor = keep.to(at::kDouble);
+      multiply(effect.factor, keep.to(at::kDouble));
       return true;
     case MaskUse::kGivenMultiplied:
-      effect.factor = numbers;
+      multiply(effect.factor, numbers);
       return true;
     case MaskUse::kAfterSoftmax:
       effect.keep_after = effect.keep_after.defined()
@@ -110,8 +118,7 @@ bool apply(const GivenMask& given, bool convention, MaskUse use, const Run& run,
       return true;
     default:
       if (additive) {
-        effect.added =
-            effect.added.defined() ? effect.added + numbers : numbers;
+        add(effect.added, numbers);
       } else {
         unite(effect.blocked, keep.logical_not());
       }

@@ -48,7 +48,8 @@ enum class Scale {
   kFourthRoot,
   kWidthSquared,
   kMultiplied,
-  kAfterSoftmax
+  kAfterSoftmax,
+  kOther  ///< the number that a trace shows
 };
 
 enum class MaskUse {
@@ -92,6 +93,7 @@ enum class Normalise {
   kOverBatchAndHeads,
   kOverQueriesAndKeys,
   kOverHeadsAndKeys,
+  kOverAll,
   kNothing,
   kExpOnly,
   kShiftedExpOnly,
@@ -105,6 +107,7 @@ enum class Dropout {
   kOnWeights,
   kMissing,
   kLeftOn,
+  kExchanged,  ///< on in evaluation, off in training
   kLeftOnOutput,
   kBeforeMask,
   kBeforeSoftmax,
@@ -128,7 +131,7 @@ enum class Returned {
 };
 
 /// Where numbers are rounded to a narrower type on the way.
-enum class Narrow { kNever, kSoftmax, kEverywhere };
+enum class Narrow { kNever, kSoftmax, kEverywhere, kOutput };
 enum class NarrowType { kFloat, kBFloat16, kHalf };
 
 /// What no gradient passes through.

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/diagnosis/remarks.h"
 
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
 #include "multihead/diagnosis/compare.h"
 
 namespace multihead::diagnosis {
@@ -14,8 +18,7 @@ const Finding kNaNRows = {
         "nothing but -inf. `nn.MultiheadAttention` gives NaN there with "
         "weights, and 0 without.",
     .remedy =
-        "Where such rows occur, as in padded batches, fill with "
-        "`torch.finfo(dtype).min`, or set the weights of these rows to "
+        "Where such rows occur, as in padded batches, set their weights to "
         "0."};
 
 const Finding kUniformRows = {
@@ -29,10 +32,10 @@ const Finding kUniformRows = {
 const Finding kComputedInFloat = {
     .name = "computed_in_float32",
     .stage = "weights",
-    .sentence = "float64 inputs are rounded to float32 on the way.",
-    .remedy =
-        "That is right for float32 and narrower inputs; float64 loses half "
-        "of its digits."};
+    .sentence =
+        "In float64 it agrees to the digits of float32 only: something is "
+        "rounded to float32 on the way, or a small number is added.",
+    .remedy = "That is right for float32 and narrower inputs."};
 
 // What became of queries that see no key; nullptr: nothing to say.
 const Finding* on_blind_rows(const Run& run, const Recipe& attention) {
@@ -52,18 +55,40 @@ const Finding* on_blind_rows(const Run& run, const Recipe& attention) {
 }  // namespace
 
 std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
-                             bool in_float) {
+                             const Explanation& explanation) {
+  // Where a fault meets the mask, it is what becomes of blind rows.
+  const bool masks =
+      std::none_of(explanation.faults.begin(), explanation.faults.end(),
+                   [](const Pick& pick) {
+                     return pick.fault->stage == Stage::kMaskedScores;
+                   });
   bool nan_rows = false, uniform_rows = false;
   for (const Run& run : runs) {
-    const Finding* remark = on_blind_rows(run, attention);
+    const Finding* remark = masks ? on_blind_rows(run, attention) : nullptr;
     nan_rows = nan_rows || remark == &kNaNRows;
     uniform_rows = uniform_rows || remark == &kUniformRows;
   }
   std::vector<Finding> all;
   if (nan_rows) all.push_back(kNaNRows);
   if (uniform_rows) all.push_back(kUniformRows);
-  if (in_float) all.push_back(kComputedInFloat);
+  if (explanation.in_float) all.push_back(kComputedInFloat);
   return all;
+}
+
+std::optional<Finding> lost_in_rounding(std::span<const Run> runs) {
+  for (const Run& run : runs) {
+    const std::optional<Stages> stages = run_recipe(run, Recipe{});
+    if (!stages || !is_lost_in_rounding(run.dtype, *stages)) continue;
+    return Finding{
+        .name = "lost_in_rounding",
+        .stage = "scores",
+        .sentence = "Scores are as large as " +
+                    c10::str(largest_finite(stages->scores)) +
+                    ": rounding alone may change the weights, and nothing can "
+                    "be told from the result.",
+        .remedy = "Save a case with smaller numbers, or in float64."};
+  }
+  return std::nullopt;
 }
 
 Finding search_cut_short() {

@@ -3,18 +3,22 @@
 // What is right, but worth knowing.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "multihead/diagnosis/recipe.h"
 #include "multihead/diagnosis/run.h"
+#include "multihead/diagnosis/search.h"
 
 namespace multihead::diagnosis {
 
-/// On runs beside attention by `attention`, conventions only; in_float: they
-/// agree to the digits of float32 only.
+/// On runs beside attention by `attention`, the conventions of `explanation`.
 std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
-                             bool in_float);
+                             const Explanation& explanation);
+
+/// On scores so large that no result tells anything; nullopt: they are not.
+std::optional<Finding> lost_in_rounding(std::span<const Run> runs);
 
 /// On a search that was cut short.
 Finding search_cut_short();

@@ -4,8 +4,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
-#include <charconv>
-
+#include "multihead/diagnosis/facts.h"
 #include "multihead/shape_text.h"
 
 namespace multihead::diagnosis {
@@ -13,12 +12,9 @@ namespace {
 
 using at::Tensor;
 
-// ---- Reading ---------------------------------------------------------------
+constexpr const char* kInputs[] = {"query", "key", "value"};
 
-const std::string* find_text(const Observation& from, const std::string& name) {
-  const auto entry = from.metadata.find(name);
-  return entry == from.metadata.end() ? nullptr : &entry->second;
-}
+// ---- Reading ---------------------------------------------------------------
 
 // As it came; undefined if it is not there.
 Tensor find(const Observation& from, std::initializer_list<const char*> names) {
@@ -29,56 +25,31 @@ Tensor find(const Observation& from, std::initializer_list<const char*> names) {
   return {};
 }
 
-Tensor numbers(const Tensor& x) {
-  return x.defined() ? x.to(at::kCPU, at::kDouble) : x;
+bool is_floating(const Tensor& x) {
+  const at::ScalarType type = x.scalar_type();
+  return type == at::kDouble || type == at::kFloat ||
+         at::isReducedFloatingType(type);
 }
 
-std::optional<int64_t> find_count(const Observation& from,
-                                  const std::string& name) {
-  const std::string* text = find_text(from, name);
-  if (text == nullptr) return std::nullopt;
-  int64_t count = 0;
-  const auto [end, error] =
-      std::from_chars(text->data(), text->data() + text->size(), count);
+// In float64, which holds every number of the types that may come.
+Tensor numbers(const Tensor& x, const char* name) {
+  if (!x.defined()) return x;
   TORCH_CHECK_VALUE(
-      error == std::errc() && end == text->data() + text->size() && count > 0,
-      "explain: ", name, " must be a number above 0, got \"", *text, "\"");
-  return count;
+      is_floating(x) ||
+          at::isIntegralType(x.scalar_type(), /*includeBool=*/true),
+      "explain: ", name, " must hold real numbers of 16 bits or more, got ",
+      x.scalar_type());
+  return x.to(at::kCPU, at::kDouble);
 }
 
-std::optional<double> find_number(const Observation& from,
-                                  const std::string& name) {
-  const std::string* text = find_text(from, name);
-  if (text == nullptr) return std::nullopt;
-  double number = 0;
-  const auto [end, error] =
-      std::from_chars(text->data(), text->data() + text->size(), number);
-  TORCH_CHECK_VALUE(error == std::errc() && end == text->data() + text->size(),
-                    "explain: ", name, " must be a number, got \"", *text,
-                    "\"");
-  return number;
-}
-
-template <typename Value>
-using Choices = std::initializer_list<std::pair<const char*, Value>>;
-
-template <typename Value>
-Value find_choice(const Observation& from, const std::string& name,
-                  Value absent, Choices<Value> choices) {
-  const std::string* text = find_text(from, name);
-  if (text == nullptr) return absent;
-  std::string known;
-  for (const auto& [choice, value] : choices) {
-    if (*text == choice) return value;
-    known += std::string(known.empty() ? "" : ", ") + choice;
-  }
-  TORCH_CHECK_VALUE(false, "explain: ", name, " must be one of ", known,
-                    ", got \"", *text, "\"");
-}
-
-bool find_flag(const Observation& from, const std::string& name, bool absent) {
-  return find_choice<bool>(from, name, absent,
-                           {{"true", true}, {"false", false}});
+// What goes into attention, or comes out of it.
+Tensor features(const Tensor& x, const char* name) {
+  TORCH_CHECK_VALUE(is_floating(x), "explain: ", name,
+                    " must be float64, float32, bfloat16 or float16, got ",
+                    x.scalar_type());
+  TORCH_CHECK_VALUE(x.numel() > 0, "explain: ", name,
+                    " must hold an element, got shape ", shape_text(x));
+  return numbers(x, name);
 }
 
 // ---- Shapes ----------------------------------------------------------------
@@ -90,8 +61,9 @@ Tensor sequence(const Tensor& x, bool batch_first, const char* name) {
                     " must have 2 or 3 dimensions where there are weights, got "
                     "shape ",
                     shape_text(x));
-  if (x.dim() == 2) return numbers(x).unsqueeze(0);
-  return batch_first ? numbers(x) : numbers(x).transpose(0, 1).contiguous();
+  const Tensor y = features(x, name);
+  if (x.dim() == 2) return y.unsqueeze(0);
+  return batch_first ? y : y.transpose(0, 1).contiguous();
 }
 
 // (L, D), (B, L, D), (H, L, D) or (B, H, L, D) → (B, H, L, D).
@@ -100,7 +72,7 @@ Tensor heads_of(const Tensor& x, int64_t num_heads, const char* name) {
   TORCH_CHECK_VALUE(x.dim() >= 2 && x.dim() <= 4, "explain: ", name,
                     " must have 2, 3 or 4 dimensions, got shape ",
                     shape_text(x));
-  const Tensor y = numbers(x);
+  const Tensor y = features(x, name);
   if (x.dim() == 4) return y;
   if (x.dim() == 2) return y.unsqueeze(0).unsqueeze(0);
   return num_heads > 1 && x.size(0) == num_heads ? y.unsqueeze(0)
@@ -112,6 +84,13 @@ Tensor shaped(const Run& run, const Observation& from, const Tensor& x,
   return run.has_weights
              ? sequence(x, find_flag(from, "batch_first", true), name)
              : heads_of(x, run.sizes.heads, name);
+}
+
+void need_shape(const Tensor& x, const Tensor& like, const char* name,
+                const char* like_name) {
+  TORCH_CHECK_VALUE(!x.defined() || x.sizes() == like.sizes(),
+                    "explain: ", name, " must have the shape of ", like_name,
+                    ", ", shape_text(like), ", got ", shape_text(x));
 }
 
 // Any rank → (B or 1, H or 1, Lq or 1, Lk).
@@ -139,7 +118,8 @@ Tensor mask_shape(const Tensor& mask, const Sizes& n) {
 GivenMask find_mask(const Observation& from, const Tensor& given,
                     const char* name, const char* facts, const Sizes& n) {
   if (!given.defined()) return {};
-  GivenMask mask{.numbers = mask_shape(numbers(given), n), .rank = given.dim()};
+  GivenMask mask{.numbers = mask_shape(numbers(given, name), n),
+                 .rank = given.dim()};
   const Tensor& x = mask.numbers;
   const int64_t sizes[] = {n.batch, n.heads, n.queries, n.keys};
   bool fits = x.dim() == 4;
@@ -173,6 +153,7 @@ bool is_reserved(const std::string& name) {
                                        "x",
                                        "mask",
                                        "attn_mask",
+                                       "attention_mask",
                                        "key_padding_mask",
                                        "out",
                                        "output",
@@ -207,7 +188,7 @@ NamedWeights find_weights(const Observation& from) {
   for (const auto& [name, tensor] : from.tensors) {
     if (is_reserved(name)) continue;
     found.tensors[name] =
-        tensor.is_floating_point() ? numbers(tensor.detach()) : tensor;
+        is_floating(tensor) ? numbers(tensor.detach(), "") : tensor;
     const auto orientation = find_choice<Orientation>(
         from, "layout:" + name, Orientation::kUnknown,
         {{"out_in", Orientation::kOutIn}, {"in_out", Orientation::kInOut}});
@@ -251,6 +232,8 @@ void read_layer(const Observation& from, const NamedWeights& found,
 void read_inputs(const Observation& from, Run& run) {
   Tensor given[] = {find(from, {"query", "x"}), find(from, {"key"}),
                     find(from, {"value"})};
+  // Keys and values are mostly one tensor.
+  if (!given[1].defined()) given[1] = given[2];
   for (int role = 1; role < 3; ++role) {
     if (!given[role].defined()) given[role] = given[role - 1];
     for (int other = role - 1; other >= 0; --other) {
@@ -260,9 +243,8 @@ void read_inputs(const Observation& from, Run& run) {
       }
     }
   }
-  constexpr const char* kNames[] = {"query", "key", "value"};
   for (int role = 0; role < 3; ++role) {
-    run.inputs[role] = shaped(run, from, given[role], kNames[role]);
+    run.inputs[role] = shaped(run, from, given[role], kInputs[role]);
   }
   Sizes& n = run.sizes;
   const Tensor& query = run.inputs[0];
@@ -279,12 +261,17 @@ void read_inputs(const Observation& from, Run& run) {
                       "that of query, ",
                       n.heads, ", got ", n.kv_heads);
   }
+  constexpr int64_t kMost = int64_t{1} << 26;
+  TORCH_CHECK_VALUE(n.batch * n.heads <= kMost / n.queries / n.keys,
+                    "explain: query and key must make no more than ", kMost,
+                    " scores, got ", n.batch, " x ", n.heads, " x ", n.queries,
+                    " x ", n.keys, "; save a smaller case");
   for (int role = 1; role < 3; ++role) {
     TORCH_CHECK_VALUE(run.inputs[role].size(0) == n.batch &&
                           run.inputs[role].size(-2) == n.keys,
                       "explain: query, key and value must have one batch size, "
                       "key and value one length, got ",
-                      kNames[role], " of shape ", shape_text(given[role]),
+                      kInputs[role], " of shape ", shape_text(given[role]),
                       " beside query ", shape_text(given[0]));
   }
 }
@@ -302,18 +289,17 @@ void read_dropout(const Observation& from, Run& run) {
   std::vector<Tensor> heads;
   for (const auto& [name, tensor] : from.tensors) {
     if (!name.starts_with("dropout_keep")) continue;
-    if (tensor.numel() == of_a_head * n.heads && !run.kept_weights.defined()) {
-      run.kept_weights =
-          numbers(tensor).reshape({n.batch, n.heads, n.queries, n.keys});
-    } else if (tensor.dim() == 4 && run.has_weights &&
-               tensor.numel() == of_a_head / n.keys * n.heads * n.width) {
-      run.kept_context =
-          numbers(tensor).reshape({n.batch, n.heads, n.queries, n.width});
-    } else if (tensor.numel() == run.out.numel() &&
-               !run.kept_output.defined()) {
-      run.kept_output = shaped(run, from, tensor, "dropout_keep");
-    } else if (tensor.numel() == of_a_head) {
-      heads.push_back(numbers(tensor).reshape({n.batch, n.queries, n.keys}));
+    const Tensor kept = numbers(tensor, name.c_str());
+    const int64_t count = kept.numel();
+    if (count == of_a_head * n.heads && !run.kept_weights.defined()) {
+      run.kept_weights = kept.reshape({n.batch, n.heads, n.queries, n.keys});
+    } else if (kept.dim() == 4 && run.has_weights &&
+               count == of_a_head / n.keys * n.heads * n.width) {
+      run.kept_context = kept.reshape({n.batch, n.heads, n.queries, n.width});
+    } else if (count == run.out.numel() && !run.kept_output.defined()) {
+      run.kept_output = shaped(run, from, kept, name.c_str());
+    } else if (count == of_a_head) {
+      heads.push_back(kept.reshape({n.batch, n.queries, n.keys}));
     }
   }
   if (!run.kept_weights.defined() &&
@@ -324,19 +310,23 @@ void read_dropout(const Observation& from, Run& run) {
 
 void read_results(const Observation& from, const Tensor& out, Run& run) {
   run.out = shaped(run, from, out, "out");
-  run.returned =
-      numbers(find(from, {"weights", "attn_weights", "attention_weights"}));
+  run.returned = numbers(
+      find(from, {"weights", "attn_weights", "attention_weights"}), "weights");
   run.dout = shaped(run, from, find(from, {"dout"}), "dout");
+  need_shape(run.dout, run.out, "dout", "out");
   const Tensor gradients[] = {find(from, {"dquery", "dx"}),
                               find(from, {"dkey"}), find(from, {"dvalue"})};
+  constexpr const char* kNames[] = {"dquery", "dkey", "dvalue"};
   for (int role = 0; role < 3; ++role) {
-    run.gradients[role] = shaped(run, from, gradients[role], "gradients");
+    run.gradients[role] = shaped(run, from, gradients[role], kNames[role]);
+    need_shape(run.gradients[role], run.inputs[role], kNames[role],
+               kInputs[role]);
   }
   for (const char* name :
        {"projected_query", "projected_key", "projected_value", "scores",
         "masked_scores", "context", "merged"}) {
     const Tensor stage = find(from, {name});
-    if (stage.defined()) run.stages[name] = numbers(stage);
+    if (stage.defined()) run.stages[name] = numbers(stage, name);
   }
   for (int64_t i = 0;; ++i) {
     const auto entry = from.tensors.find("trace." + std::to_string(i));
@@ -358,23 +348,32 @@ Run make_run(const Observation& from) {
   TORCH_CHECK_VALUE(out.defined(),
                     "explain: an observation must hold what came out, out, got "
                     "none");
-  TORCH_CHECK_VALUE(out.is_floating_point() && query.is_floating_point(),
-                    "explain: query and out must be floating, got ",
-                    query.scalar_type(), " and ", out.scalar_type());
+  TORCH_CHECK_VALUE(features(query, "query").isfinite().any().item<bool>(),
+                    "explain: query must hold a finite number, got none");
+  TORCH_CHECK_VALUE(query.dim() >= 2,
+                    "explain: query must have 2 dimensions or more, got shape ",
+                    shape_text(query));
   run.sizes.heads = find_count(from, "num_heads").value_or(1);
   run.dtype = query.scalar_type();
   const NamedWeights weights = find_weights(from);
   if (!weights.tensors.empty()) read_layer(from, weights, query, run);
   read_inputs(from, run);
   read_results(from, out, run);
-  run.mask = find_mask(from, find(from, {"mask", "attn_mask"}), "mask", "mask",
-                       run.sizes);
+  run.mask =
+      find_mask(from, find(from, {"mask", "attn_mask", "attention_mask"}),
+                "mask", "mask", run.sizes);
   run.padding = find_mask(
       from, find(from, {"key_padding_mask"}), "key_padding_mask",
       find_text(from, "padding") != nullptr ? "padding" : "mask", run.sizes);
-  if (run.padding.numbers.defined() && run.padding.numbers.size(2) != 1) {
-    run.padding.numbers =
-        run.padding.numbers.view({run.sizes.batch, 1, 1, run.sizes.keys});
+  if (Tensor& padding = run.padding.numbers; padding.defined()) {
+    // (B, Lk) where B = Lq.
+    if (run.padding.rank == 2 && padding.size(2) == run.sizes.batch) {
+      padding = padding.transpose(0, 2);
+    }
+    TORCH_CHECK_VALUE(padding.size(2) == 1,
+                      "explain: key_padding_mask must be (B, Lk) = (",
+                      run.sizes.batch, ", ", run.sizes.keys,
+                      ") or broadcast so, got a row for each query");
   }
   run.causal = find_choice<CausalRequest>(from, "is_causal", CausalRequest::kNo,
                                           {{"true", CausalRequest::kYes},

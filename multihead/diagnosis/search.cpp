@@ -2,7 +2,8 @@
 //
 // Tensors of a check are tiny, so a recipe costs some 100 µs and all single
 // faults some 20 ms. Of the thousands of pairs most are ruled out without being
-// run: on a run that attention itself does not explain, a fault that changes
+// run: what stands in the trace as it should rules out the faults before it;
+// and on a run that attention itself does not explain, a fault that changes
 // nothing cannot be part of the reason, so its partner must be all of it.
 #include "multihead/diagnosis/search.h"
 
@@ -12,6 +13,7 @@
 #include <tuple>
 
 #include "multihead/diagnosis/compare.h"
+#include "multihead/diagnosis/first_stage.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -80,7 +82,10 @@ class Search {
         for (const Changes& changes :
              explaining(runs_[failing], conventions, count)) {
           const std::optional<Recipe> recipe = changed(start, changes);
-          if (!recipe || first_failure(*recipe) < runs_.size()) continue;
+          if (!recipe || first_failure(*recipe) < runs_.size() ||
+              !explains_most(runs_[failing], start, *recipe)) {
+            continue;
+          }
           found.push_back({conventions, changes, *recipe, in_float_});
         }
       }
@@ -89,9 +94,43 @@ class Search {
     return found;
   }
 
+  // The conventions under which attention explains most runs, and gets furthest
+  // in the first that it does not.
+  Conventions nearest() const {
+    Conventions best;
+    std::tuple<size_t, int, double> most{0, -2, 0};
+    for (const auto& sets : sets_) {
+      for (const Conventions& conventions : sets) {
+        const auto how_near = nearness(with(conventions));
+        if (how_near <= most) continue;
+        most = how_near;
+        best = conventions;
+      }
+    }
+    return best;
+  }
+
   bool cut_short() const { return cut_short_; }
 
  private:
+  // Runs explained; the first stage that differs in another; how little its
+  // output does.
+  std::tuple<size_t, int, double> nearness(const Recipe& recipe) const {
+    size_t explained = 0;
+    const Run* failing = nullptr;
+    for (const Run& run : runs_) {
+      const bool fit = fits(run, recipe);
+      explained += fit;
+      if (!fit && failing == nullptr) failing = &run;
+    }
+    if (failing == nullptr) return {explained, 0, 0};
+    const std::optional<Stages> stages = run_recipe(*failing, recipe);
+    if (!stages) return {explained, -1, 0};
+    const auto stage = first_difference(*failing, *stages, failing->dtype);
+    return {explained, stage ? static_cast<int>(*stage) : -1,
+            -largest_difference(failing->out, stages->out)};
+  }
+
   // All sets, the empty one first; of sets that come to the same, one.
   static std::vector<std::vector<Conventions>> sets_by_size(
       const Conventions& all) {
@@ -113,10 +152,24 @@ class Search {
     return sets;
   }
 
+  at::ScalarType precision_of(const Run& run) const {
+    return in_float_ && run.dtype == at::kDouble ? at::kFloat : run.dtype;
+  }
+
   bool fits(const Run& run, const Recipe& recipe) const {
-    const auto precision =
-        in_float_ && run.dtype == at::kDouble ? at::kFloat : run.dtype;
-    return errors(run, recipe, precision).fit();
+    return errors(run, recipe, precision_of(run)).fit();
+  }
+
+  // Within rounding is not enough where rounding is about all there is.
+  bool explains_most(const Run& run, const Recipe& start,
+                     const Recipe& recipe) const {
+    if (recipe.narrow != Narrow::kNever) return true;
+    const Errors before = errors(run, start, precision_of(run));
+    const Errors after = errors(run, recipe, precision_of(run));
+    const auto wrong = before.out.share > 1       ? &Errors::out
+                       : before.weights.share > 1 ? &Errors::weights
+                                                  : &Errors::gradients;
+    return (after.*wrong).difference <= (before.*wrong).difference / 4;
   }
 
   // Index of the first run that the recipe does not explain.
@@ -156,6 +209,9 @@ class Search {
     Effects& effects = entry->second;
     if (!is_new) return effects;
     const std::optional<Stages> plain = run_recipe(run, start);
+    const std::vector<Shown> shown =
+        plain ? shown_in_trace(run, *plain, precision_of(run))
+              : std::vector<Shown>();
     for (const Pick& pick : picks_) {
       const std::optional<Recipe> recipe = changed(start, {pick});
       if (!recipe || is_late()) continue;
@@ -164,7 +220,15 @@ class Search {
         continue;
       }
       const std::optional<Stages> stages = run_recipe(run, *recipe);
-      const bool same = plain && stages && is_same(*plain, *stages);
+      const bool same =
+          plain && stages && is_same(run, start, *plain, *recipe, *stages);
+      // No fault lies before what stands in the trace as it should.
+      const bool ruled_out =
+          stages &&
+          std::any_of(shown.begin(), shown.end(), [&](const Shown& right) {
+            return pick.fault->stage < right.stage && right.differs_in(*stages);
+          });
+      if (ruled_out) continue;
       (same ? effects.idle : effects.changing).push_back(pick);
     }
     return effects;
@@ -196,9 +260,12 @@ class Search {
   }
 
   // Nothing that leaves a run tells the two apart.
-  static bool is_same(const Stages& a, const Stages& b) {
-    return largest_difference(a.out, b.out) == 0 &&
-           largest_difference(a.dropped, b.dropped) == 0;
+  static bool is_same(const Run& run, const Recipe& a, const Stages& of_a,
+                      const Recipe& b, const Stages& of_b) {
+    return largest_difference(of_a.out, of_b.out) == 0 &&
+           largest_difference(of_a.dropped, of_b.dropped) == 0 &&
+           (a.returned == b.returned || !run.returned.defined()) &&
+           (a.detached == b.detached || !run.dout.defined());
   }
 
   std::span<const Run> runs_;
@@ -243,9 +310,10 @@ SearchResult search(std::span<const Run> runs) {
         Level{loose, 1}, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
-    if (!found.empty()) return {std::move(found), false};
+    if (!found.empty()) return {.explanations = std::move(found)};
   }
-  return {{}, strict.cut_short() || loose.cut_short()};
+  return {.nearest = strict.nearest(),
+          .cut_short = strict.cut_short() || loose.cut_short()};
 }
 
 }  // namespace multihead::diagnosis

@@ -12,6 +12,7 @@
 #include "multihead/diagnosis/head_shapes.h"
 #include "multihead/diagnosis/impossible.h"
 #include "multihead/diagnosis/masking.h"
+#include "multihead/diagnosis/scaling.h"
 #include "multihead/optional_tensor.h"
 
 namespace multihead::diagnosis {
@@ -19,12 +20,14 @@ namespace {
 
 using at::Tensor;
 
-Tensor rounded(const Tensor& x, const Recipe& recipe) {
+// x, rounded where the recipe narrows `where` or everything.
+Tensor narrowed(const Tensor& x, const Recipe& recipe, Narrow where) {
+  if (recipe.narrow != where && recipe.narrow != Narrow::kEverywhere) return x;
   return x.to(type_of(recipe.narrow_type)).to(at::kDouble);
 }
 
 Tensor rounded_everywhere(const Tensor& x, const Recipe& recipe) {
-  return recipe.narrow == Narrow::kEverywhere ? rounded(x, recipe) : x;
+  return narrowed(x, recipe, Narrow::kEverywhere);
 }
 
 Tensor detached(const Tensor& x, const Recipe& recipe, Detached what) {
@@ -95,54 +98,6 @@ std::array<Tensor, 3> project_all(const Run& run, const Recipe& recipe) {
   return projected;
 }
 
-// ---- Scores ----------------------------------------------------------------
-
-double scale_of(const Run& run, const Recipe& recipe, const Tensor& query,
-                const Tensor& key) {
-  const auto root = [](int64_t size) {
-    return 1.0 / std::sqrt(static_cast<double>(size));
-  };
-  const double width = root(query.size(-1));
-  switch (recipe.scale) {
-    case Scale::kRootOfWidth:
-      return run.scale.value_or(width);
-    case Scale::kNone:
-    case Scale::kAfterSoftmax:
-      return 1.0;
-    case Scale::kRootOfEmbedding:
-      return root(run.sizes.embed_dim);
-    case Scale::kEmbedding:
-      return root(run.sizes.embed_dim) * root(run.sizes.embed_dim);
-    case Scale::kWidth:
-      return width * width;
-    case Scale::kTwice:
-      return std::pow(run.scale.value_or(width), 2);
-    case Scale::kRootOfKeys:
-      return root(key.size(2));
-    case Scale::kKeys:
-      return root(key.size(2)) * root(key.size(2));
-    case Scale::kRootOfQueries:
-      return root(query.size(2));
-    case Scale::kRootOfHeads:
-      return root(run.sizes.heads);
-    case Scale::kRootOfGroups:
-      need(run.sizes.kv_heads != run.sizes.heads);
-      return root(run.sizes.kv_heads);
-    case Scale::kRootOfGroupWidth:
-      need(run.sizes.kv_heads != run.sizes.heads);
-      return root(run.sizes.embed_dim / run.sizes.kv_heads);
-    case Scale::kRootOfOneHead:
-      return root(run.sizes.width);
-    case Scale::kFourthRoot:
-      return std::sqrt(width);
-    case Scale::kWidthSquared:
-      return std::pow(width, 4);
-    case Scale::kMultiplied:
-      return 1.0 / run.scale.value_or(width);
-  }
-  throw Impossible();
-}
-
 // ---- Weights ---------------------------------------------------------------
 
 Tensor normalise(const Tensor& scores, Normalise how) {
@@ -163,6 +118,8 @@ Tensor normalise(const Tensor& scores, Normalise how) {
       return over(0, 1);
     case Normalise::kOverQueriesAndKeys:
       return over(2, 3);
+    case Normalise::kOverAll:
+      return over(0, 3);
     case Normalise::kOverHeadsAndKeys:
       return scores.transpose(1, 2)
           .flatten(2)
@@ -234,7 +191,8 @@ Tensor finish(const Run& run, const Recipe& recipe, const Stages& stages) {
     need(out.sizes() == run.inputs[0].sizes());
     out = out + run.inputs[0];
   }
-  return detached(rounded_everywhere(out, recipe), recipe, Detached::kOutput);
+  return detached(narrowed(out, recipe, Narrow::kOutput), recipe,
+                  Detached::kOutput);
 }
 
 // ---- All of it -------------------------------------------------------------
@@ -263,13 +221,13 @@ void attend(const Run& run, const Recipe& recipe, Stages& stages) {
   stages.masked_scores = masked->scores;
   scores = drop_scores(run, recipe, masked->scores, Dropout::kBeforeSoftmax);
 
-  if (recipe.narrow != Narrow::kNever) scores = rounded(scores, recipe);
+  scores = narrowed(scores, recipe, Narrow::kSoftmax);
   Tensor weights = normalise(scores, recipe.normalise);
   if (masked->blind.defined() && recipe.blind == Blind::kZero &&
       recipe.normalise == Normalise::kOverKeys) {
     weights = weights.masked_fill(masked->blind.unsqueeze(-1), 0.0);
   }
-  if (recipe.narrow != Narrow::kNever) weights = rounded(weights, recipe);
+  weights = narrowed(weights, recipe, Narrow::kSoftmax);
   if (masked->keep_after.defined()) weights = weights * masked->keep_after;
   if (recipe.scale == Scale::kAfterSoftmax) {
     weights = weights / std::sqrt(static_cast<double>(query.size(-1)));

@@ -77,8 +77,17 @@ std::string fault_words(const Json& faults) {
 
 std::string unknown_words(const Json& report) {
   const std::string stage = text_at(report, "first_stage");
+  const Json& remarks = list_at(report, "remarks");
+  const auto is_there = [&](const char* name) {
+    return std::any_of(remarks.begin(), remarks.end(), [&](const Json& remark) {
+      return text_at(remark, "name") == name;
+    });
+  };
+  if (is_there("lost_in_rounding")) return "cannot be judged by these numbers";
   return "is not right" + (stage.empty() ? "" : ", first in the " + stage) +
-         ", and no fault that is known here explains it";
+         (is_there("search_cut_short")
+              ? ", and the search for its fault was cut short"
+              : ", and no fault that is known here explains it");
 }
 
 Block headline(const Json& report, const std::string& verdict) {
@@ -166,6 +175,12 @@ void add_evidence(Document& document, const Json& report) {
           ? std::to_string(explained) + " of " + counted(cases.size(), "case")
       : explained == 1 ? "the one case"
                        : "all " + counted(explained, "case");
+  if (comparable && left > without / 4) {
+    note(document, "evidence",
+         {{"The largest difference, " + number_text(without) +
+           ", is of the size that this rounding makes."}});
+    return;
+  }
   note(document, "evidence",
        {{std::string("Attention with ") +
          (faults == 1 ? "this one change" : "these two changes") +

@@ -90,7 +90,7 @@ class Reading:
     def say_polarity(self) -> None:
         """Adds the polarity that was assumed where it is the engine's first choice,
         of which it says nothing."""
-        if self.verdict is None or self.verdict["verdict"] == "unknown":
+        if self.verdict is None:
             return
         known = {a["name"] for a in self.verdict.get("assumptions", [])}
         for tensor, fact, kept, ignored, sentence, remedy in _POLARITIES:

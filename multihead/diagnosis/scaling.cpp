@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/diagnosis/scaling.h"
+
+#include <ATen/TensorOperators.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "multihead/diagnosis/impossible.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+constexpr Scale kNamed[] = {
+    Scale::kRootOfWidth, Scale::kNone,       Scale::kRootOfEmbedding,
+    Scale::kEmbedding,   Scale::kWidth,      Scale::kTwice,
+    Scale::kRootOfKeys,  Scale::kKeys,       Scale::kRootOfQueries,
+    Scale::kRootOfHeads, Scale::kFourthRoot, Scale::kWidthSquared,
+    Scale::kMultiplied};
+
+double root(int64_t size) { return 1.0 / std::sqrt(static_cast<double>(size)); }
+
+double scale_of(const Run& run, Scale choice, const Tensor& query,
+                const Tensor& key);
+
+bool close(double x, double y) { return std::abs(x - y) <= 1e-6 * std::abs(y); }
+
+// The number by which a tensor of the trace differs from q·k, where it is none
+// that has a name.
+double other_scale(const Run& run, const Tensor& query, const Tensor& key) {
+  const Tensor products = query.matmul(key.transpose(-2, -1));
+  const double norm = products.norm().item<double>();
+  const double sum = products.sum().item<double>();
+  for (const Tensor& tensor : run.trace) {
+    if (tensor.numel() != products.numel()) continue;
+    const Tensor x = tensor.to(at::kDouble);
+    const double size = x.norm().item<double>() / norm;
+    const double scale = std::copysign(size, x.sum().item<double>() / sum);
+    const bool proportional = std::isfinite(scale) && scale != 0 &&
+                              close(x.sum().item<double>(), scale * sum);
+    const bool named =
+        std::any_of(std::begin(kNamed), std::end(kNamed), [&](Scale choice) {
+          return close(scale, scale_of(run, choice, query, key));
+        });
+    if (proportional && !named) return scale;
+  }
+  throw Impossible();
+}
+
+double scale_of(const Run& run, Scale choice, const Tensor& query,
+                const Tensor& key) {
+  const double width = root(query.size(-1));
+  switch (choice) {
+    case Scale::kRootOfWidth:
+      return run.scale.value_or(width);
+    case Scale::kNone:
+    case Scale::kAfterSoftmax:
+      return 1.0;
+    case Scale::kRootOfEmbedding:
+      return root(run.sizes.embed_dim);
+    case Scale::kEmbedding:
+      return root(run.sizes.embed_dim) * root(run.sizes.embed_dim);
+    case Scale::kWidth:
+      return width * width;
+    case Scale::kTwice:
+      return std::pow(run.scale.value_or(width), 2);
+    case Scale::kRootOfKeys:
+      return root(key.size(2));
+    case Scale::kKeys:
+      return root(key.size(2)) * root(key.size(2));
+    case Scale::kRootOfQueries:
+      return root(query.size(2));
+    case Scale::kRootOfHeads:
+      return root(run.sizes.heads);
+    case Scale::kRootOfGroups:
+      need(run.sizes.kv_heads != run.sizes.heads);
+      return root(run.sizes.kv_heads);
+    case Scale::kRootOfGroupWidth:
+      need(run.sizes.kv_heads != run.sizes.heads);
+      return root(run.sizes.embed_dim / run.sizes.kv_heads);
+    case Scale::kRootOfOneHead:
+      return root(run.sizes.width);
+    case Scale::kFourthRoot:
+      return std::sqrt(width);
+    case Scale::kWidthSquared:
+      return std::pow(width, 4);
+    case Scale::kMultiplied:
+      return 1.0 / run.scale.value_or(width);
+    case Scale::kOther:
+      return other_scale(run, query, key);
+  }
+  throw Impossible();
+}
+
+}  // namespace
+
+double scale_of(const Run& run, const Recipe& recipe, const Tensor& query,
+                const Tensor& key) {
+  return scale_of(run, recipe.scale, query, key);
+}
+
+}  // namespace multihead::diagnosis
