@@ -12,6 +12,15 @@ from multihead.check import documented, signature
 from multihead.check.target import describe
 
 
+def subject_of(folder, source):
+    """The function `attention` of a file with this text."""
+    file = folder / "attention.py"
+    file.write_text(source)
+    scope = {}
+    exec(compile(source, file, "exec"), scope)
+    return describe(scope["attention"])
+
+
 @pytest.mark.parametrize(
     "text, meaning",
     [
@@ -32,12 +41,46 @@ from multihead.check.target import describe
     ],
 )
 def test_a_documented_mask_is_believed(tmp_path, text, meaning):
-    file = tmp_path / "attention.py"
-    file.write_text(f'def attention(q, k, v, mask=None):\n    """{text}"""\n')
-    scope = {}
-    exec(compile(file.read_text(), file, "exec"), scope)
-    subject = describe(scope["attention"])
+    source = f'def attention(q, k, v, mask=None):\n    """{text}"""\n'
+    subject = subject_of(tmp_path, source)
     assert documented.meaning_of_mask(signature.read(subject), subject) == meaning
+
+
+@pytest.mark.parametrize(
+    "text, batch_first",
+    [
+        ("x: (batch, seq, hidden). pad: (batch, seq)", True),
+        ("x (Tensor): shape (B, L, E)", True),
+        ("x: [batch_size, seq_len, d_model]", True),
+        ("takes (bs, n_tokens, d) and a mask (L, B, S)", True),
+        ("takes (bs, n_tokens, d), keys (L, B, S)", None),
+        ("x: (seq, batch, hidden). Attends over (batch, seq, hidden)", False),
+        ("x: (L x N x E)", False),
+        ("x: (batch, heads, seq)", None),
+        ("x: (E, H, D)", None),
+        ("attention", None),
+    ],
+)
+def test_a_written_layout_is_believed(tmp_path, text, batch_first):
+    subject = subject_of(tmp_path, f'def attention(x):\n    """{text}"""\n')
+    assert documented.batch_first(subject) is batch_first
+
+
+@pytest.mark.parametrize(
+    "source, batch_first",
+    [
+        ("def attention(x):  # (B, T, C)\n    pass\n", True),
+        ("def attention(\n    x,  # (T, B, C)\n):\n    pass\n", False),
+        (
+            "def attention(x):\n    # x = [seq len, batch size, hid dim]\n    pass\n",
+            False,
+        ),
+        ("def attention(x):\n    x = x.mT  # x: (B, T, C)\n", None),
+        ("def attention(x):\n    # heads: (B, T, C)\n    pass\n", None),
+    ],
+)
+def test_shapes_in_comments_are_of_the_inputs(tmp_path, source, batch_first):
+    assert documented.batch_first(subject_of(tmp_path, source)) is batch_first
 
 
 class Fused(nn.Module):
@@ -79,6 +122,38 @@ class PromisesBatchFirst(nn.Module):
 
 def test_batch_first_is_a_promise():
     assert multihead.check(PromisesBatchFirst).cause == "batch_and_sequence_exchanged"
+
+
+class SaysNothing(nn.Module):
+    def __init__(self, hidden_dim=32, n_heads=4):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(hidden_dim, n_heads)
+
+    def forward(self, x, pad_mask=None):
+        return self.attn(x, x, x, key_padding_mask=pad_mask)[0]
+
+
+class SaysBatchFirst(SaysNothing):
+    def forward(self, x, pad_mask=None):
+        """x: (batch, seq, hidden). pad_mask: (batch, seq), True = padding."""
+        return super().forward(x, pad_mask)
+
+
+class SaysSequenceFirst(SaysNothing):
+    def forward(self, x, pad_mask=None):
+        """x: (seq, batch, hidden)."""
+        return super().forward(x, pad_mask)
+
+
+def test_a_layout_is_assumed_only_where_nothing_states_it():
+    assumed = multihead.check(SaysNothing)
+    assert assumed.passed, str(assumed)
+    assert "sequence_first" in [a["name"] for a in assumed.assumptions]
+    assert "say batch_first=True" in " ".join(str(assumed).split())
+    assert multihead.check(SaysBatchFirst).cause == "batch_and_sequence_exchanged"
+    stated = multihead.check(SaysSequenceFirst)
+    assert stated.passed, str(stated)
+    assert "sequence_first" not in [a["name"] for a in stated.assumptions]
 
 
 class BlocksTokens(nn.Module):

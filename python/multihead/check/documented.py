@@ -36,6 +36,18 @@ _ADDITIVE = re.compile(
 _MADE_A_NUMBER = re.compile(
     r"\bma?sk\w*\s*\.\s*(float|double|half|int|long|to|type|type_as)\b"
 )
+# (batch, seq, hidden), [batch size, query len, hid dim], (B, T, C), B x L x E
+_AXIS = r"[\w-]+(?: \w+)?"
+_BY = r"\s*[,*×]\s*|\s+x\s+"
+_AXES = re.compile(
+    rf"(?P<name>\w+)?[`*]*(?:\s*\([^()]*\))?\s*(?::|=|is|of shape|shape)?\s*"
+    rf"[(\[](?P<axes>{_AXIS}(?:{_BY}){_AXIS}(?:{_BY}){_AXIS})[)\]]"
+)
+_BATCH = re.compile(r"b|n|bs|bsz|nb|batch\w*|batch[ -]size|b_size|num_batches")
+_LENGTH = re.compile(
+    r"l|s|t|lq|lk|sq|tq|tk|nq|nk|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
+    r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens"
+)
 _INVERTS = re.compile(r"~|logical_not|\b1(\.0?)?\s*-\s*\w*mask|mask\w*\s*[=!]=")
 
 
@@ -62,6 +74,46 @@ def meaning_of_padding(call: Call, subject: Subject) -> str | None:
     return "blocked" if re.search("pad|kpm", name.lower()) else None
 
 
+def batch_first(subject: Subject) -> bool | None:
+    """What the written shapes of inputs say: that of a parameter before others; None
+    where nothing is written, or both."""
+    code = getattr(inspect.unwrap(subject.entry), "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    of_inputs, of_others = set(), set()
+    for sentence, of_signature in _of_shapes(subject):
+        for written in _AXES.finditer(sentence):
+            axes = [a.strip().lower() for a in re.split(_BY, written["axes"])]
+            if re.search("mask|pad", written["name"] or ""):
+                continue
+            if written["name"] in names:
+                of_inputs.add(_is_batch_first(axes))
+            elif of_signature:
+                of_others.add(_is_batch_first(axes))
+    said = (of_inputs - {None}) or (of_others - {None})
+    return said.pop() if len(said) == 1 else None
+
+
+def _of_shapes(subject: Subject) -> Iterator[tuple[str, bool]]:
+    """The docstrings and comments, and whether they go with the signature. One that
+    follows a statement is about its result."""
+    for sentence in _docstrings(subject):
+        yield sentence, True
+    for line in subject.source.splitlines():
+        code, _, comment = line.partition("#")
+        code = code.strip()
+        of_signature = code.startswith("def ") or code.endswith((",", "("))
+        if of_signature or not code:
+            yield comment, of_signature
+
+
+def _is_batch_first(axes: list[str]) -> bool | None:
+    for index in (0, 1):
+        batch, length = axes[index], axes[1 - index]
+        if _BATCH.fullmatch(batch) and _LENGTH.fullmatch(length):
+            return index == 0
+    return None
+
+
 def _meaning(sentences: list[str]) -> str | None:
     text = ". ".join(dict.fromkeys(sentences)).lower()
     blocked = _says(text, _TRUE, _NOT, _SEES) or _says(text, _FALSE, _SEES, _NOT)
@@ -78,13 +130,15 @@ def _says(text: str, value: str, meaning: str, opposite: str) -> bool:
 
 def _sentences(subject: Subject) -> list[str]:
     """The docstrings and comments of the code."""
+    return [*_docstrings(subject), *re.findall(r"#(.*)", subject.source)]
+
+
+def _docstrings(subject: Subject) -> list[str]:
+    if not subject.source:
+        return []
     own = type(subject.target) if subject.kind == "instance" else subject.target
     owners = (subject.entry, own)
-    documentation = [
-        inspect.getdoc(o) or "" for o in owners if getattr(o, "__doc__", None)
-    ]
-    comments = re.findall(r"#(.*)", subject.source)
-    return [*(documentation if subject.source else []), *comments]
+    return [inspect.getdoc(o) or "" for o in owners if getattr(o, "__doc__", None)]
 
 
 def _helpers_sentences(call: Call, subject: Subject) -> list[str]:

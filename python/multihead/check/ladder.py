@@ -15,7 +15,7 @@ from torch import nn
 from . import cases
 from .arguments import Manner
 from .cases import Case
-from .documented import is_additive
+from .documented import batch_first, is_additive
 from .finding import Finding
 from .options import Options
 from .roles import TENSORS
@@ -177,6 +177,8 @@ def layer_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
         # A class that takes batch_first is constructed with True, and keeps to it.
         named = inspect.signature(subject.target).parameters
         stated = True if "batch_first" in named else None
+    if stated is None:
+        stated = batch_first(subject)
     if stated is None:
         stated = states_batch_first(subject)
     names = axes(subject)

@@ -142,6 +142,7 @@ class Examination:
         self.runner = Runner(subject, self.call, guard)
         self.runner.extra = options.weights
         self.ladder = Ladder(self.runner, options)
+        self.layouts = layer_layouts(subject, options)
         self.stated = self._stated()
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
@@ -178,7 +179,7 @@ class Examination:
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the first that ran."""
-        layouts = layer_layouts(self.subject, self.options)
+        layouts = self.layouts
         core = may_be_core(self.call, self.runner)
         base = self.ladder.find(layouts)
         if core and (base is None or not base.run.parameters.tensors):
@@ -193,9 +194,6 @@ class Examination:
             other = self.ladder.find((cases.SEQUENCE_FIRST,))
             second = self._read_either_mask(other) if other else reading
             if second.is_right:
-                second.understood.append(
-                    "read as (L, B, E); if (B, L, E) is meant, say batch_first=True"
-                )
                 return second
         return reading
 
@@ -276,9 +274,21 @@ class Examination:
             reading.observations = self._observations(of_padding)
             self._judge(reading, of_padding)
         reading.say_polarity()
+        self._say_layout(reading)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
         return reading
+
+    def _say_layout(self, reading: Reading) -> None:
+        """Adds that the batch is taken to come second, if it may come first."""
+        sequence_first = reading.base.case.layout == cases.SEQUENCE_FIRST
+        if reading.verdict and sequence_first and cases.LAYER in self.layouts:
+            reading.assume(
+                "sequence_first",
+                "Inputs are (L, B, E), which nothing in the code states.",
+                "If they are (B, L, E), this is batch and sequence exchanged: say "
+                "`batch_first=True`.",
+            )
 
     def _is_named_twice(self, reading: Reading) -> bool:
         """Whether one parameter has the same fault as a mask and as padding: then it
