@@ -326,12 +326,12 @@ Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision) {
   const Errors found = errors_of(run, recipe, stages, precision);
   // What becomes of rows, or of other lines of a softmax, in which everything
   // is blocked, is up to the code: 0, NaN or, of a finite sentinel, equal
-  // weights.
+  // weights, or those of the scores where it is added.
   const bool may_differ =
       stages && (stages->blind.defined() ||
                  (stages->blocks && recipe.normalise != Normalise::kOverKeys));
   if (found.fit() || !may_differ) return found;
-  for (const Blind blind : {Blind::kNaN, Blind::kUniform}) {
+  for (const Blind blind : {Blind::kNaN, Blind::kUniform, Blind::kAsSeen}) {
     Recipe other = recipe;
     other.blind = blind;
     stages = run_recipe(run, other);

@@ -35,7 +35,7 @@ const Convention kConventions[] = {
      },
      [](Recipe& r) { r.mask_keeps = true; }},
     {"padding_keeps", "The padding mask is read as True (or 1) = a real token.",
-     "If True is meant to mark padding, say padding=\"blocked\".",
+     "If True is meant to mark padding, say mask=\"blocked\".",
      [](const Run& run) {
        return run.padding.numbers.defined() &&
               run.padding.meaning == MaskMeaning::kUnknown;

@@ -180,11 +180,13 @@ std::optional<Masked> mask_scores(const Run& run, const Recipe& recipe,
   if (effect.factor.defined()) result.scores = result.scores * effect.factor;
   if (effect.added.defined()) result.scores = result.scores + effect.added;
   if (effect.blocked.defined()) {
-    const bool equal_weights =
-        recipe.blind == Blind::kUniform && recipe.sentinel == -kInfinity;
-    const double sentinel = equal_weights ? -1e9 : recipe.sentinel;
+    const bool usual = recipe.sentinel == -kInfinity;
+    const bool added = usual && recipe.blind == Blind::kAsSeen;
+    const bool filled = usual && recipe.blind == Blind::kUniform;
+    // Of the numbers in use the most usual: it says what rounding leaves.
+    const double sentinel = added || filled ? -1e9 : recipe.sentinel;
     result.scores =
-        recipe.sentinel_added
+        added || recipe.sentinel_added
             ? result.scores + effect.blocked.to(at::kDouble) * sentinel
             : result.scores.masked_fill(effect.blocked, sentinel);
   }

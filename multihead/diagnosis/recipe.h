@@ -82,8 +82,9 @@ enum class Causal {
   kAfterSoftmax
 };
 
-/// The weights of a query whose keys are all blocked.
-enum class Blind { kZero, kNaN, kUniform };
+/// The weights of a query whose keys are all blocked: kAsSeen are those of its
+/// scores, from all of which the same number was taken.
+enum class Blind { kZero, kNaN, kUniform, kAsSeen };
 
 enum class Normalise {
   kOverKeys,

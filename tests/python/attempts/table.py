@@ -259,6 +259,7 @@ WRONG = [
         aligned_at_the_end: causal_bottom_right
         DiagonalBlocked: causal_misses_diagonal
         diagonal_blocked_core: causal_misses_diagonal
+        numpy_diagonal_blocked: causal_misses_diagonal
         OneTokenAhead: causal_one_too_far
         PaddingNeverUsed: padding_ignored
         PaddingOnRows: padding_on_queries

@@ -3,6 +3,7 @@
 
 import math
 
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -102,6 +103,15 @@ def diagonal_blocked_core(query, key, value, is_causal=False):
         keep = torch.ones(scores.shape[-2:]).tril(-1)
         scores = scores.masked_fill(keep == 0, torch.finfo(scores.dtype).min)
     return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), value)
+
+
+def numpy_diagonal_blocked(Q, K, V, mask=False):
+    """triu() blocks the diagonal, too; what is added leaves the first row as it is."""
+    scores = Q @ K.swapaxes(-1, -2) / np.sqrt(Q.shape[-1])
+    if mask:
+        scores = scores + np.triu(np.ones(scores.shape[-2:])) * -1e9
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ V
 
 
 class OneTokenAhead(_SelfAttention):
