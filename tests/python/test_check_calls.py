@@ -5,6 +5,7 @@ import functools
 import math
 
 import pytest
+import torch
 import torch.nn.functional as F
 from attempts.right_grouped import GroupsInPyTorch
 from torch import nn
@@ -43,6 +44,42 @@ class MaskOfTheOtherKeys(nn.Module):
             scores = scores + attention_mask
         out = self.dropout(scores.softmax(dim=-1)) @ v
         return out.transpose(1, 2).flatten(2)
+
+
+class EightOfSix(nn.Module):
+    """Its sizes are nowhere but in a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(48, 144), nn.Linear(48, 48)
+
+    def forward(self, x):
+        B, L, E = x.shape
+        q, k, v = self.qkv(x).view(B, L, 3, 8, 6).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, scale=self.scale(q))
+        return self.o(out.transpose(1, 2).reshape(B, L, E))
+
+    def scale(self, q):
+        return q.size(-1) ** -0.5
+
+
+class Unscaled(EightOfSix):
+    def scale(self, q):
+        return 1.0
+
+
+class Tempered(EightOfSix):
+    def scale(self, q):
+        return 0.07
+
+
+class HeadByHead(EightOfSix):
+    """Whose heads are slices."""
+
+    def forward(self, x):
+        parts = [t.chunk(8, dim=-1) for t in self.qkv(x).chunk(3, dim=-1)]
+        heads = [F.scaled_dot_product_attention(*qkv) for qkv in zip(*parts)]
+        return self.o(torch.cat(heads, dim=-1))
 
 
 class PaddingOnRowsOfTheQuery(nn.Module):
@@ -96,6 +133,25 @@ def test_layers_that_are_given_run_in_their_type_and_width():
     layers = nn.ModuleDict({name: nn.Linear(32, 32) for name in "qkvo"})
     report = multihead.check(functools.partial(with_layers, layers=layers, n_heads=4))
     assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("kind", [EightOfSix, HeadByHead])
+def test_heads_that_only_shapes_count(kind):
+    report = multihead.check(kind)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("kind", [Unscaled, Tempered])
+def test_a_verdict_on_a_guessed_number_of_heads_says_so(kind):
+    report = multihead.check(kind)
+    assert report.cause == ("scale_missing" if kind is Unscaled else "unknown")
+    assert "num_heads" in [a["name"] for a in report.assumptions]
+    assert "taken to have 8 heads" in " ".join(str(report).split())
+
+
+def test_a_stated_number_of_heads_is_no_assumption():
+    report = multihead.check(Unscaled, num_heads=8)
+    assert report.cause == "scale_missing" and not report.assumptions
 
 
 def test_other_keys_have_a_mask_of_their_own():

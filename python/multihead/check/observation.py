@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import cases
 from .construct import DROPOUT
+from .heads import guessed_heads, known_heads
 from .record import Draw
 from .runner import Run
 from .signature import Call
@@ -42,7 +43,7 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         seen.tensors[_free(name, tensor)] = tensor
     for name, layout in run.parameters.layouts.items():
         seen.metadata[f"layout:{name}"] = layout
-    heads = head_count(run, call, stated)
+    heads = known_heads(run, call, stated.num_heads) or guessed_heads(run)[0]
     _cut_heads_from_inputs(seen, run, heads)
     _join_heads(seen, heads)
     seen.metadata["num_heads"] = str(heads)
@@ -93,33 +94,6 @@ def _put_sequences(seen: Observation, run: Run) -> None:
             seen.tensors[role] = _heads_first(run, tensor)
     if run.case.layout == cases.SEQUENCE_FIRST:
         seen.metadata["batch_first"] = "false"
-
-
-def head_count(run: Run, call: Call, stated: Stated) -> int:
-    """The number of heads: stated, given, counted by the code, else seen in the
-    shape of its scores; 1 where nothing tells."""
-    sizes = run.case.sizes
-    if stated.num_heads:
-        return stated.num_heads
-    if run.case.layout in (cases.HEADS, cases.HEADS_LATER):
-        return sizes.heads
-    if call.takes("num_heads"):
-        return sizes.heads
-    counted = call.bound.get("num_heads") or run.counted.get("num_heads")
-    if not counted and run.case.layout in (cases.SINGLE, cases.FLAT):
-        return 1
-    return counted or _heads_in_scores(run) or 1
-
-
-def _heads_in_scores(run: Run) -> int | None:
-    sizes, keys = run.case.sizes, run.case.keys
-    one = sizes.queries * keys * (1 if cases.unbatched(run.case) else sizes.batch)
-    for tensor in run.recorder.trace:
-        if tensor.shape[-2:] == (sizes.queries, keys) and tensor.dim() >= 3:
-            heads, rest = divmod(tensor.numel(), one)
-            if not rest and sizes.embed % heads == 0:
-                return heads
-    return None
 
 
 def _cut_heads_from_inputs(seen: Observation, run: Run, heads: int) -> None:

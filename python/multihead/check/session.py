@@ -12,6 +12,7 @@ from torch import nn
 from . import cases, documented, engine, signature
 from .finding import Finding
 from .guard import Guard
+from .heads import guessed_heads, known_heads
 from .ladder import Base, Ladder, core_layouts, layer_layouts, may_be_core
 from .observation import Observation, Stated, observe
 from .options import Options
@@ -20,6 +21,8 @@ from .runner import Run, Runner, Stop
 from .suite import Cases, Progress, not_finite
 from .target import Subject, Unreachable, load
 
+_GUESSES = 3  # numbers of heads that are tried where nothing tells them
+_QUICK = 2.0  # seconds of a verdict, so that others are tried
 _RIGHT = ("bits", "rounding")
 
 
@@ -268,7 +271,7 @@ class Examination:
         if runs.hopeless:
             return reading
         self.progress("verdict")
-        self._judge(reading, runs.kept)
+        self._judge_heads(reading, runs.kept)
         if self._is_named_twice(reading):
             of_padding = [r for r in runs.kept if "mask" not in r.arguments.masks]
             reading.observations = self._observations(of_padding)
@@ -295,6 +298,35 @@ class Examination:
         is for padding, and masks of other shapes are taken by chance."""
         twice = {"mask_inverted", "padding_inverted"} == set(reading.faults)
         return twice and not self.call.takes("padding")
+
+    def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
+        """The verdict, where nothing tells the number of heads with the likeliest
+        that explains what was seen."""
+        start = time.monotonic()
+        self._judge(reading, kept)
+        is_quick = time.monotonic() < start + _QUICK
+        known = known_heads(kept[0], self.call, self.options.num_heads)
+        if known or reading.verdict is None or reading.is_right:
+            return
+        likely, said = guessed_heads(kept[0]), list(reading.findings)
+        first = reading.verdict, reading.observations, self.stated
+        heads = self.stated.num_heads or likely[0]
+        for guess in likely[1:_GUESSES] if is_quick and not reading.faults else ():
+            self.stated = replace(self.stated, num_heads=guess)
+            reading.observations = self._observations(kept)
+            self._judge(reading, kept)
+            if reading.faults or reading.is_right:
+                heads = guess
+                break
+            reading.verdict, reading.observations, self.stated = first
+        reading.findings = said
+        if not reading.is_right:
+            counted = "one head" if heads == 1 else f"{heads} heads"
+            reading.assume(
+                "num_heads",
+                f"It is taken to have {counted}, which nothing in the code states.",
+                "If it has another number, say `num_heads=`.",
+            )
 
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; where names of weights mislead, once more without them."""
