@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """What names, docstrings and shapes say about masks, layouts and weights."""
 
+import ast
+import inspect
+import pathlib
+import re
 import warnings
 
 import pytest
@@ -10,6 +14,8 @@ from torch import nn
 import multihead
 from multihead.check import documented, signature
 from multihead.check.target import describe
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def subject_of(folder, source):
@@ -154,6 +160,51 @@ def test_a_layout_is_assumed_only_where_nothing_states_it():
     stated = multihead.check(SaysSequenceFirst)
     assert stated.passed, str(stated)
     assert "sequence_first" not in [a["name"] for a in stated.assumptions]
+
+
+class KeysOfAName(nn.Module):
+    """A mask whose name says nothing: True = a token."""
+
+    def __init__(self, hidden_dim=32, n_heads=4):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(hidden_dim, n_heads, batch_first=True)
+
+    def forward(self, x, key_mask=None):
+        padding = None if key_mask is None else ~key_mask
+        return self.attn(x, x, x, key_padding_mask=padding)[0]
+
+
+def test_what_is_said_of_a_mask_goes_for_padding():
+    [assumed] = multihead.check(KeysOfAName).assumptions
+    assert assumed["name"] == "padding_keeps" and 'mask="blocked"' in assumed["remedy"]
+    stated = multihead.check(KeysOfAName, mask="keep")
+    assert stated.passed and not stated.assumptions
+    assert multihead.check(KeysOfAName, mask="blocked").cause == "padding_inverted"
+
+
+def strings_of_the_catalogue():
+    for path in (ROOT / "multihead" / "diagnosis").glob("*.cpp"):
+        joined = re.sub(r'"\s*\n\s*"', "", path.read_text())
+        yield from re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined)
+
+
+def strings_of_check():
+    for path in (ROOT / "python" / "multihead" / "check").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_sentences_name_arguments_that_exist():
+    own = set(inspect.signature(multihead.check).parameters)
+    pytorch = {"dim", "dtype", "diagonal", "training", "atol", "rtol"}
+    stated = 0
+    for text in [*strings_of_the_catalogue(), *strings_of_check()]:
+        for before, name in re.findall(r"(\w*)[ (`]+([a-z]\w*)=(?!=)", text):
+            says = before in ("say", "state")
+            stated += says
+            assert name in own or (name in pytorch and not says), text
+    assert stated >= 8
 
 
 class BlocksTokens(nn.Module):

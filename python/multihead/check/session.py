@@ -166,9 +166,16 @@ class Examination:
             num_heads=self.options.num_heads,
             num_kv_heads=self.options.num_kv_heads,
             mask=mask,
-            padding=documented.meaning_of_padding(self.call, self.subject),
+            padding=self._stated_padding(),
             causal=self.options.causal,
         )
+
+    def _stated_padding(self) -> str | None:
+        """What is written about padding; what the user says of a mask goes for it,
+        too, and before that where it is the only one."""
+        written = documented.meaning_of_padding(self.call, self.subject)
+        said = self.options.mask if self.options.mask != "additive" else None
+        return written or said if self.call.takes("mask") else said or written
 
     def verdict(self) -> dict | None:
         """The engine's verdict on the best reading; None if nothing could be run."""
