@@ -200,6 +200,14 @@ CHANGES = {
     "the environment": lambda: os.environ.update(SOME_VARIABLE="1"),
     "sys.excepthook": lambda: setattr(sys, "excepthook", print),
     "the limit of recursion": lambda: sys.setrecursionlimit(5000),
+    "torch.softmax": lambda: setattr(torch, "softmax", print),
+    "torch.nn.functional.softmax": lambda: setattr(
+        torch.nn.functional, "softmax", print
+    ),
+    "torch.nn.functional.scaled_dot_product_attention": lambda: setattr(
+        torch.nn.functional, "scaled_dot_product_attention", print
+    ),
+    "torch.nn.Linear.forward": lambda: setattr(torch.nn.Linear, "forward", print),
     "the seed of PyTorch's random numbers": lambda: torch.manual_seed(12345),
 }
 

@@ -2,6 +2,7 @@
 """What a process shares: remembered, compared, put back."""
 
 import contextlib
+import inspect
 import os
 import random
 import signal
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 from torch.nn.modules import module as nn_module
 
 
@@ -44,6 +47,11 @@ def _content(name: str, container: Any, imports: bool = False) -> Setting:
         (container.update if isinstance(content, dict) else container.extend)(content)
 
     return Setting(name, container.copy, write, imports)
+
+
+def _functions(owner: Any, name: str, attributes: list[str]) -> list[Setting]:
+    """Code may replace them, so that everybody gets its own softmax."""
+    return [_attribute(f"{name}.{a}", owner, a) for a in attributes]
 
 
 def _default_device() -> torch.device | None:
@@ -110,6 +118,13 @@ def _signal(number: signal.Signals) -> Setting:
     return Setting(name, lambda: signal.getsignal(number), write)
 
 
+_OF_ATTENTION = (
+    "softmax log_softmax matmul bmm einsum exp sigmoid where dropout tril triu "
+    "sqrt sum mean cat stack ones zeros randn rand"
+).split()
+_OF_TENSORS = "softmax matmul __matmul__ masked_fill masked_fill_ view reshape".split()
+_OF_LAYERS = [name for name, f in vars(functional).items() if inspect.isroutine(f)]
+_LAYERS = (nn.Linear, nn.Softmax, nn.Dropout, nn.MultiheadAttention)
 _HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -159,6 +174,10 @@ _SETTINGS = (
     Setting("the trace function", sys.gettrace, sys.settrace),
     Setting("the limit of recursion", sys.getrecursionlimit, sys.setrecursionlimit),
     _signal(signal.SIGTERM),
+    *_functions(torch, "torch", _OF_ATTENTION),
+    *_functions(torch.Tensor, "torch.Tensor", _OF_TENSORS),
+    *_functions(functional, "torch.nn.functional", _OF_LAYERS),
+    *(_attribute(f"torch.nn.{c.__name__}.forward", c, "forward") for c in _LAYERS),
 )
 
 
