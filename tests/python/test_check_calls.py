@@ -106,6 +106,19 @@ class PaddingOnRowsOfTheQuery(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
+def attention(q, k, v, mask=None):
+    scores = q @ k.mT / q.size(-1) ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def keeping_count(q, k, v, c=(), h="heads", p="none", _mask=False, causal="no"):
+    """Nothing here is what the names say."""
+    assert (c, h, p, _mask, causal) == ((), "heads", "none", False, "no")
+    return attention(q, k, v)
+
+
 def dropped_by_default(x, num_heads=4, p=0.1):
     """Nobody who leaves p alone gets the same output twice."""
     qkv = nn.Linear(x.size(-1), 3 * x.size(-1))
@@ -171,6 +184,48 @@ def test_an_argument_that_no_call_can_use():
         return F.scaled_dot_product_attention(query, key, value)
 
     report = multihead.check(unusable)
+    assert not report.passed and report.cause == "raises", str(report)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 3, 6), (2, 3, 6), (3, 6)], ids=len)
+def test_inputs_of_the_user_have_a_layout_of_their_own(shape):
+    other = (*shape[:-2], 5, shape[-1])
+    inputs = {"q": torch.randn(shape), "k": torch.randn(other), "v": torch.randn(other)}
+    inputs["mask"] = torch.ones(3, 5).tril() > 0
+    report = multihead.check(attention, inputs=inputs)
+    assert report.passed, str(report)
+    [own] = [case for case in report.cases if case["name"] == "your inputs"]
+    assert own["agrees"] and math.prod(own["shape"]) == math.prod(shape)
+
+
+def test_inputs_of_a_layer_without_a_batch():
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    report = multihead.check(layer, inputs=[torch.randn(3, 8)] * 3)
+    assert report.passed, str(report)
+    assert [1, 3, 8] in [case["shape"] for case in report.cases]
+
+
+@pytest.mark.parametrize("x", [torch.ones(3), torch.ones(3, 6).int()], ids=str)
+def test_inputs_that_cannot_be(x):
+    with pytest.raises(ValueError, match="inputs must be floating-point tensors"):
+        multihead.check(attention, inputs=(x, x, x))
+
+
+def test_defaults_of_another_kind_are_kept():
+    report = multihead.check(keeping_count)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("refuses", [lambda n: n % 2 == 0, lambda n: n > 1])
+def test_code_that_raises_now_and_then(refuses):
+    calls = []
+
+    def sometimes(q, k, v):
+        calls.append(1)
+        assert not refuses(len(calls)), "not now"
+        return attention(q, k, v)
+
+    report = multihead.check(sometimes)
     assert not report.passed and report.cause == "raises", str(report)
 
 

@@ -6,6 +6,8 @@ import inspect
 import re
 from dataclasses import dataclass, field
 
+from torch import nn
+
 from .roles import ADDITIVE, CALL, SIZES, TENSORS, is_weight, normal
 from .target import Subject
 
@@ -55,9 +57,7 @@ def read(subject: Subject) -> Call:
     fixed = subject.target.keywords if _is_partial(subject) else {}
     call = Call([p for p in parameters if p.name not in fixed], {}, "x")
     for parameter in call.parameters:
-        role = _role(parameter.name)
-        flag = role == "mask" and type(parameter.default) is bool
-        call.roles[parameter.name] = "is_causal" if flag else role
+        call.roles[parameter.name] = _role_of(parameter)
     if not call.takes("mask"):
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
@@ -88,6 +88,29 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
         named = named[1:]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in found)
     return unknown if takes_any and not named else named
+
+
+def _role_of(parameter: inspect.Parameter) -> str | None:
+    """The role of its name, unless its default is of another kind, which is kept."""
+    name, default = parameter.name, parameter.default
+    role = _role(name)
+    if default is parameter.empty:
+        return role
+    if role == "mask" and type(default) is bool:
+        return "is_causal"
+    if name.startswith("_") or not isinstance(default, _KINDS.get(role, object)):
+        return None
+    return role
+
+
+_NUMBER = (int, float, type(None))
+_KINDS = {
+    **dict.fromkeys(SIZES, (int, type(None))),
+    **dict.fromkeys(("is_causal", "training"), (int, type(None))),
+    **dict.fromkeys(("need_weights", "average_weights"), (int, type(None))),
+    "scale": _NUMBER,
+    "dropout": (*_NUMBER, nn.Module),
+}
 
 
 def _role(name: str) -> str | None:

@@ -55,6 +55,7 @@ class Cases:
         self.runner, self.progress = runner, progress
         self.call, self.manner = runner.call, base.manner
         self.base = replace(base.case, spread=_calibrated(base))
+        self._taken = base.run
         self.kept: list[Run] = []
         self.findings: list[Finding] = []
         # Nothing that could be compared: noise, or no numbers at all.
@@ -62,9 +63,10 @@ class Cases:
 
     def run_all(self) -> None:
         """Runs everything; the first run in `kept` is the base."""
-        first = self._try(replace(self.base, gradients=True)) or self._try(self.base)
-        self.findings += self._randomness(first) + not_finite([first])
-        if self.findings:
+        first = self._first()
+        noise = self._randomness(first) + not_finite([first])
+        self.findings += noise
+        if noise:
             self.hopeless = True
             return
         if "changes_inputs" not in self.runner.remarks:
@@ -91,6 +93,23 @@ class Cases:
             self._say_limit("It refuses keys that are longer than the queries.")
         if self.base.relation == "self" and self.call.style == "qkv":
             self._say_limit("It refuses queries, keys and values that differ.")
+
+    def _first(self) -> Run:
+        """The base, with gradients if it takes them. What it takes only now and then
+        is a failure."""
+        with_gradients = replace(self.base, gradients=True)
+        run = self._run(with_gradients)
+        if not run.refused:
+            return run
+        again, plain = self._try(with_gradients), self._try(self.base)
+        if again is None and plain is not None:
+            return plain
+        refusal = run.findings[0]
+        sentence = f"It raises in some calls only: {refusal.sentence}"
+        self.findings.append(replace(refusal, sentence=sentence))
+        if again is None:
+            self.kept.append(self._taken)
+        return again or self._taken
 
     def run_users(self, inputs: object) -> None:
         """The user's own inputs; a refusal is a finding."""

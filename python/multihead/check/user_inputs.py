@@ -76,17 +76,14 @@ def _of_array(value: object) -> Tensor | None:
 
 
 def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
-    """What the shapes and numbers say about sizes, in the layout of the base."""
+    """What the shapes and numbers say about sizes, in the layout of the base, or in
+    another of its kind that has as many axes."""
     query = made.tensors["query"]
+    base = replace(base, layout=_layout(query, base))
     key = made.tensors.get("key", query)
     axis = {cases.SEQUENCE_FIRST: 0, cases.HEADS_LATER: 1}.get(base.layout, -2)
     batch = {cases.SEQUENCE_FIRST: 1}.get(base.layout, 0)
     wide = base.layout not in cases.CORE
-    if query.dim() != len(base.layout.split(",")) or not query.is_floating_point():
-        raise ValueError(
-            f"check: inputs must be floating-point tensors {base.layout}, got "
-            f"{str(query.dtype).removeprefix('torch.')} {tuple(query.shape)}"
-        )
     own = _heads_of(query, base)
     sizes = replace(
         base.sizes,
@@ -108,6 +105,22 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
         is_causal=flag is True,
         dtype=query.dtype,
     )
+
+
+def _layout(query: Tensor, base: Case) -> str:
+    of_layers = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
+    kind = cases.CORE if base.layout in cases.CORE else of_layers
+    fitting = [
+        layout
+        for layout in (base.layout, *kind)
+        if len(layout.split(",")) == query.dim()
+    ]
+    if not fitting or not query.is_floating_point():
+        raise ValueError(
+            f"check: inputs must be floating-point tensors {' or '.join(kind)}, got "
+            f"{str(query.dtype).removeprefix('torch.')} {tuple(query.shape)}"
+        )
+    return fitting[0]
 
 
 def _heads_of(query: Tensor, base: Case) -> int:
