@@ -4,6 +4,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +120,25 @@ def keeping_count(q, k, v, c=(), h="heads", p="none", _mask=False, causal="no"):
     return attention(q, k, v)
 
 
+class OfOneShape(nn.Module):
+    """Takes (2, 10, 64) and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 10, 3, 8, 8).permute(2, 0, 3, 1, 4)
+        return self.o(attention(q, k, v).transpose(1, 2).reshape(2, 10, 64))
+
+
+LAYERS = nn.ModuleDict({name: nn.Linear(24, 24) for name in "qkvo"})
+
+
+def beside_layers(x):
+    return with_layers(x, LAYERS, 4)
+
+
 def dropped_by_default(x, num_heads=4, p=0.1):
     """Nobody who leaves p alone gets the same output twice."""
     qkv = nn.Linear(x.size(-1), 3 * x.size(-1))
@@ -227,6 +247,42 @@ def test_code_that_raises_now_and_then(refuses):
 
     report = multihead.check(sometimes)
     assert not report.passed and report.cause == "raises", str(report)
+
+
+def test_layers_outside_a_function_are_seen_in_several_cases():
+    report = multihead.check(beside_layers, num_heads=4)
+    assert report.passed and len(report.cases) >= 3, str(report)
+
+
+def test_a_class_is_called_in_the_width_of_its_layers():
+    report = multihead.check(OfOneShape)
+    assert report.cause == "raises"
+    assert "OfOneShape(x (3, 5, 64))" in report.findings[0].detail
+
+
+def test_a_softmax_that_overflows_is_a_remark():
+    def in_pytorch(q, k, v):
+        e = torch.exp(q @ k.mT / q.shape[-1] ** 0.5)
+        return e / e.sum(-1, keepdim=True) @ v
+
+    def in_numpy(Q, K, V):
+        e = np.exp(Q @ K.swapaxes(-1, -2) / np.sqrt(Q.shape[-1]))
+        return e / e.sum(-1, keepdims=True) @ V
+
+    for function in (in_pytorch, in_numpy):
+        report = multihead.check(function)
+        assert report.passed, str(report)
+        assert [r["name"] for r in report.remarks] == ["softmax_overflows"]
+
+
+def test_a_softmax_that_subtracts_the_maximum_has_no_remark():
+    def stable(Q, K, V):
+        scores = Q @ K.swapaxes(-1, -2) / np.sqrt(Q.shape[-1])
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True) @ V
+
+    report = multihead.check(stable)
+    assert report.passed and not report.remarks, str(report)
 
 
 def test_dropout_by_default():

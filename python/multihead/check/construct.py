@@ -79,6 +79,11 @@ class Construction:
     def counts_heads(self) -> bool:
         return bool({"num_heads", "config", "num_kv_heads"} & set(self.roles.values()))
 
+    @property
+    def is_of_fixed_width(self) -> bool:
+        widths = {"embed_dim", "config", "out_dim", "head_dim"}
+        return not widths & set(self.roles.values())
+
     def fitting(self, sizes: Sizes, num_kv_heads: int | None) -> Sizes:
         """`sizes` as this class can have them: constants of its file win, a class
         that is given no number of heads has one, grouped heads are grouped."""

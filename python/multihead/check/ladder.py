@@ -45,6 +45,7 @@ class Ladder:
     def __init__(self, runner: Runner, options: Options):
         self.runner, self.options = runner, options
         self.subject, self.call = runner.subject, runner.call
+        self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
         self._seconds = min(_SECONDS, options.time_limit / 2)
@@ -121,11 +122,20 @@ class Ladder:
         fitting = [apart(s) for s in found if s.embed % s.heads == 0]
         return list(dict.fromkeys(fitting or found))
 
+    def _width_of_class(self) -> int | None:
+        """The width that a class has which is not told it; None if it is."""
+        construction = self.runner.construction
+        if construction is None or not construction.is_of_fixed_width:
+            return None
+        made, _, _ = construction.build(Sizes(), self.runner.guard)
+        return input_width(made) if isinstance(made, nn.Module) else None
+
     def _fit(self, sizes: Sizes) -> Sizes:
         if self.subject.kind == "instance":
             return of_instance(self.subject.target, sizes)
         if self.runner.construction is not None:
-            return self.runner.construction.fitting(sizes, self.options.num_kv_heads)
+            fitting = self.runner.construction.fitting(sizes, self.options.num_kv_heads)
+            return replace(fitting, embed=self._own_width or fitting.embed)
         fixed = {**of_globals(self.subject.target), **self.call.bound}
         heads = fixed.get("num_heads")
         embed = fixed.get("embed_dim") or _width_outside(self.subject)

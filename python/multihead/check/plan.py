@@ -104,6 +104,17 @@ def groups(base: Case, call: Call, constructed: bool) -> Iterator[Case]:
         yield replace(base, name="2 groups", sizes=grouped(sizes, 2), draw=18)
 
 
+def others(base: Case) -> Iterator[Case]:
+    """Other numbers and sizes, where only one dtype and no other argument make more
+    than one case."""
+    sizes = base.sizes
+    taken = {sizes.batch, sizes.queries, sizes.heads, sizes.head_dim}
+    batch, queries = [n for n in (2, 4, 6, 9, 10, 11) if n not in taken][:2]
+    longer = replace(sizes, batch=batch, queries=queries, keys=queries + 2)
+    yield replace(base, name="other sizes", sizes=longer, draw=27)
+    yield replace(base, name="other numbers", draw=28)
+
+
 def rounding(base: Case, call: Call, free: bool) -> Iterator[Case]:
     """float32, and the sizes of the exercise if sizes are free to choose."""
     single = replace(base, dtype=torch.float32, gradients=False)

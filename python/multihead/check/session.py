@@ -283,6 +283,8 @@ class Examination:
             of_padding = [r for r in runs.kept if "mask" not in r.arguments.masks]
             reading.observations = self._observations(of_padding)
             self._judge(reading, of_padding)
+        if reading.is_right:
+            reading.findings += runs.overflows()
         reading.say_polarity()
         self._say_layout(reading)
         if reading.verdict and reading.verdict["verdict"] == "unknown":

@@ -16,6 +16,7 @@ from .user_inputs import of_user
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
+_LARGE = 1000.0  # the spread of scores at which exp has long overflowed
 _READS_RANK_3 = re.compile(
     r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*3"
 )
@@ -93,6 +94,27 @@ class Cases:
             self._say_limit("It refuses keys that are longer than the queries.")
         if self.base.relation == "self" and self.call.style == "qkv":
             self._say_limit("It refuses queries, keys and values that differ.")
+
+    def overflows(self) -> list[Finding]:
+        """A remark on a softmax that large scores break, of which PyTorch's makes a
+        choice of one key."""
+        large = _LARGE / (self.base.spread**2 * (self._taken.recorder.spread or 1.0))
+        spread = self.base.spread * max(large, 1.0) ** 0.5
+        case = replace(self.base, name="large scores", spread=spread)
+        self.progress(case.name)
+        run = self.runner.run(case, self.manner)
+        if run.refused or run.out.isfinite().all():
+            return []
+        return [
+            Finding(
+                "softmax_overflows",
+                f"Scores of about ±{_LARGE:.0f} make its output NaN or infinite: exp "
+                "overflows from 709 on in float64, from 88 in float32.",
+                "Subtract from each row of scores its maximum before `exp`; the "
+                "softmax stays the same. `torch.softmax` does that.",
+                kind="remark",
+            )
+        ]
 
     def _first(self) -> Run:
         """The base, with gradients if it takes them. What it takes only now and then
@@ -238,6 +260,8 @@ class Cases:
 
     def _round(self, kinds: list[str]) -> None:
         if self.base.dtype is torch.float32:
+            for case in plan.others(self.base):
+                self._try(case)
             return
         free = self.runner.subject.kind != "instance"
         for case in plan.rounding(self.base, self.call, free):
