@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from terminal import printed_in_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("MULTIHEAD_BUILD_DIR", ROOT / "build" / "release"))
@@ -47,27 +47,7 @@ def without_times(report: dict) -> dict:
 
 def run_in_terminal(*arguments: str, **environment: str) -> str:
     """Standard output of the command when it is a terminal 100 columns wide."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        ["sh", "-c", 'stty cols 100 && exec "$0" "$@"', str(COMMAND), *arguments],
-        stdin=follower,
-        stdout=follower,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8", **environment},
-    )
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            block = os.read(leader, 65536)
-        except OSError:  # Linux: the other end is closed
-            break
-        if not block:
-            break
-        output += block
-    os.close(leader)
-    assert process.wait(timeout=120) == 0
-    return output.decode()
+    return printed_in_terminal([str(COMMAND), *arguments], 100, **environment)
 
 
 def test_everything_agrees() -> None:

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import pty
 import re
-import subprocess
 
 import pytest
 import torch
 from pictures import COMMAND, columns, show, shown, without_codes
 from safetensors.torch import save_file
+from terminal import printed_in_terminal
 
 pytestmark = pytest.mark.skipif(
     not COMMAND.exists(),
@@ -39,30 +37,9 @@ def dump(folder: pathlib.Path, tensors: dict, **facts: str) -> pathlib.Path:
 
 def run_in_terminal(width: int, *arguments: object, **environment: str) -> str:
     """Standard output of the command in a terminal of that many columns."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [
-            *("sh", "-c", f'stty cols {width} && exec "$0" "$@"'),
-            *(str(COMMAND), "show", *map(str, arguments)),
-        ],
-        stdin=follower,
-        stdout=follower,
-        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
-        | {"COLORTERM": "", "NO_COLOR": "", **environment},
-    )
-    os.close(follower)
-    output = b""
-    while True:
-        try:
-            block = os.read(leader, 65536)
-        except OSError:  # Linux: the other end is closed
-            break
-        if not block:
-            break
-        output += block
-    os.close(leader)
-    assert process.wait(timeout=120) == 0
-    return output.decode().replace("\r\n", "\n")
+    colours = {"TERM": "xterm-256color", "COLORTERM": "", "NO_COLOR": ""}
+    command = [str(COMMAND), "show", *map(str, arguments)]
+    return printed_in_terminal(command, width, **{**colours, **environment})
 
 
 def assert_fits(text: str, width: int) -> None:
