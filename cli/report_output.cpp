@@ -4,18 +4,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <span>
 
+#include "cli/destination.h"
 #include "cli/table.h"
 #include "multihead/report.h"
-#include "multihead/safetensors_file.h"
 
 namespace cli {
 namespace {
 
 using multihead::render_report;
 using multihead::ReportFormat;
-using multihead::safetensors::OutputFile;
 
 constexpr int kUsual = 80, kWidest = 100;
 
@@ -26,13 +24,6 @@ constexpr const char* kPage = R"(<!doctype html>
 <title>multihead</title>
 <body>
 )";
-
-void write(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  OutputFile file(path, path);
-  file.write_at(0, std::as_bytes(std::span(text)));
-  file.commit();
-}
 
 std::string for_standard_output(const std::string& json,
                                 const ReportOutput& output) {
@@ -51,11 +42,13 @@ void show_report(const std::string& json, const std::string& command_line,
                  const ReportOutput& output) {
   std::fputs(for_standard_output(json, output).c_str(), stdout);
   if (!output.html.empty())
-    write(output.html, kPage + render_report(json, ReportFormat::kHtml));
+    Destination("--html", output.html)
+        .write(kPage + render_report(json, ReportFormat::kHtml));
   if (!output.svg.empty()) {
     auto with_command = nlohmann::ordered_json::parse(json);
     with_command["command"] = command_line;
-    write(output.svg, render_report(with_command.dump(), ReportFormat::kSvg));
+    Destination("--svg", output.svg)
+        .write(render_report(with_command.dump(), ReportFormat::kSvg));
   }
 }
 
