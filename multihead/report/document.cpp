@@ -163,13 +163,19 @@ void add_evidence(Document& document, const Json& report) {
       left = std::max(left, value_at(c, "unexplained"));
   }
   if (faults == 0 || explained == 0) return;
-  const bool comparable = std::any_of(
-      cases.begin(), cases.end(),
-      [](const Json& c) { return !is_true(c, "agrees") && has_reference(c); });
+  const auto differing = [&](auto has) {
+    return std::any_of(cases.begin(), cases.end(), [&](const Json& c) {
+      return !is_true(c, "agrees") && has(c);
+    });
+  };
+  const bool is_number =
+      differing([](const Json& c) { return has_number(c, "error"); });
   const std::string plain =
       std::string("Without ") + (faults == 1 ? "it" : "them") +
-      (comparable ? " the largest difference is " + number_text(without) + "."
-                  : " there is no result to compare with.");
+      (is_number ? " the largest difference is " + number_text(without)
+       : differing(has_reference) ? " the difference is NaN"
+                                  : " there is no result to compare with") +
+      ".";
   const std::string share =
       explained < cases.size()
           ? std::to_string(explained) + " of " + counted(cases.size(), "case")

@@ -207,6 +207,21 @@ def test_sentences_name_arguments_that_exist():
     assert stated >= 8
 
 
+class KeysAndValuesSwapped(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(embed_dim, num_heads)
+
+    def forward(self, query, key, value, key_padding_mask=None, attn_mask=None):
+        return self.attn(query, value, key, key_padding_mask, attn_mask=attn_mask)[0]
+
+
+def test_a_layout_that_is_assumed_is_no_second_fault():
+    report = multihead.check(KeysAndValuesSwapped)
+    assert report.cause == "inputs_swapped", str(report)
+    assert "sequence_first" in [a["name"] for a in report.assumptions]
+
+
 class BlocksTokens(nn.Module):
     """Hands on what is True for tokens where True blocks."""
 

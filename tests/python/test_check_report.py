@@ -175,6 +175,12 @@ def test_there_is_no_figure_where_nothing_can_be_compared():
     assert "nan" not in text
 
 
+def test_a_difference_that_is_no_number_is_not_called_zero():
+    nan = case("no mask", agrees=False, exercise=False, error=None)
+    text = shown({**FAULT, "cases": [nan]})
+    assert "Without it the difference is NaN." in " ".join(text.split())
+
+
 def test_the_exercise_is_asked_where_pytorch_has_numbers():
     dropped = case("training", exercise=False, pytorch_error=None)
     text = shown({**RIGHT, "cases": [case("no mask"), dropped]})
