@@ -135,7 +135,7 @@ def test_a_file_is_checked_by_name(tmp_path):
         ({"embed_dim": 10, "num_heads": 4}, "embed_dim must be divisible by num_heads"),
         ({"num_heads": 8, "num_kv_heads": 3}, "num_heads must be divisible by num_kv"),
         ({"time_limit": 0}, "time_limit must be positive, got 0"),
-        ({"inputs": (torch.ones(2, 3),)}, "inputs must be floating-point tensors"),
+        ({"inputs": (torch.ones(2, 3).int(),)}, "inputs must be floating-point"),
         (
             {"inputs": {"w": 1}},
             "inputs must be among q, k, v, num_heads, d_model, mask",

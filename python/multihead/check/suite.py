@@ -11,7 +11,7 @@ from . import cases, plan
 from .cases import Case
 from .finding import Finding
 from .ladder import Base
-from .runner import Run, Runner
+from .runner import Run, Runner, Stop
 from .user_inputs import of_user
 
 Progress = Callable[[str], None]
@@ -101,8 +101,10 @@ class Cases:
         large = _LARGE / (self.base.spread**2 * (self._taken.recorder.spread or 1.0))
         spread = self.base.spread * max(large, 1.0) ** 0.5
         case = replace(self.base, name="large scores", spread=spread)
-        self.progress(case.name)
-        run = self.runner.run(case, self.manner)
+        try:
+            run = self.runner.run(case, self.manner)
+        except Stop:
+            return []  # the verdict stands without it
         if run.refused or run.out.isfinite().all():
             return []
         return [
