@@ -69,15 +69,33 @@ class Aligner {
   }
 
  private:
-  // Keys and values may come from sequences of another width; how wide a head
-  // is, the queries tell.
-  Extents extents(Role role, const at::Tensor& weight) const {
-    const bool any_width = role != kOutput && head_dim_ > 0;
-    const int64_t heads = heads_of(role, sizes_), width = sizes_.embed_dim;
-    const int64_t size = weight.numel() / heads;
-    const int64_t head_dim = head_dim_ > 0 ? head_dim_ : size / width;
-    return {heads, head_dim, any_width ? size / head_dim : width,
-            role == kOutput};
+  // How a matrix of this role and size may be read, the likelier first. Keys
+  // and values may come from sequences of another width; how wide a head is,
+  // the queries tell, or values whose own width is known.
+  std::vector<Extents> readings(Role role, const at::Tensor& weight) const {
+    const int64_t heads = heads_of(role, sizes_), size = weight.numel() / heads;
+    if (role == kOutput) return output_readings();
+    if (head_dim_ == 0) {
+      return {{heads, size / sizes_.embed_dim, sizes_.embed_dim}};
+    }
+    std::vector<Extents> found{{heads, head_dim_, size / head_dim_}};
+    if (role == kValue && sizes_.vdim > 0) {
+      found.insert(found.begin(), {heads, size / sizes_.vdim, sizes_.vdim});
+    }
+    return found;
+  }
+
+  std::vector<Extents> output_readings() const {
+    std::vector<Extents> found;
+    for (const int64_t width : {sizes_.embed_dim, sizes_.out_dim}) {
+      if (width == 0) continue;
+      found.push_back({sizes_.num_heads, value_dim_, width, true});
+      // One head wide, where heads are added up instead of laid side by side.
+      found.push_back({1, value_dim_, width, true});
+    }
+    // A matrix for each head by itself, (D, D).
+    found.push_back({1, value_dim_, value_dim_, true});
+    return found;
   }
 
   std::optional<OrientedMatrix> oriented(Role role, const Candidate& c) const {
@@ -88,15 +106,10 @@ class Aligner {
                                                               : kUnknown;
     const Hint hint =
         c.declared != kUnknown ? Hint{c.declared, true} : Hint{custom};
-    Extents expected = extents(role, c.tensor);
-    const auto matrix = orient(c.tensor, expected, hint);
-    if (matrix || role != kOutput) return matrix;
-    // One head wide, where heads are added up instead of laid side by side.
-    expected.heads = 1;
-    if (const auto sum = orient(c.tensor, expected, hint)) return sum;
-    // A matrix for each head by itself, (D, D).
-    expected.width = head_dim_;
-    return orient(c.tensor, expected, hint);
+    for (const Extents& expected : readings(role, c.tensor)) {
+      if (const auto matrix = orient(c.tensor, expected, hint)) return matrix;
+    }
+    return std::nullopt;
   }
 
   Candidates named(Role role, bool biases) const {
@@ -117,6 +130,13 @@ class Aligner {
     return Match{found[0], *oriented(role, found[0])};
   }
 
+  std::string width_text(Role role) const {
+    if (role != kOutput && head_dim_ > 0) return "any width";
+    const auto [embed_dim, heads, groups, vdim, out_dim] = sizes_;
+    const bool two = role == kOutput && out_dim > 0 && out_dim != embed_dim;
+    return c10::str("width ", embed_dim, two ? c10::str(" or ", out_dim) : "");
+  }
+
   // Says why there is none, unless it may be missing.
   void check_found(Role role, bool may_be_missing) const {
     Candidates misfits = named(role, false);
@@ -129,14 +149,12 @@ class Aligner {
                       " matrix, got none under a name that says so (",
                       list_text(matrices, ", "), ")");
     const Candidate& first = misfits[0];
-    const bool any_width = role != kOutput && head_dim_ > 0;
+    const int64_t head_dim = role == kOutput ? value_dim_ : head_dim_;
     TORCH_CHECK_VALUE(
         false, "explain: weights must have one ", role_text(role),
-        " matrix between ",
-        any_width ? "any width" : c10::str("width ", sizes_.embed_dim), " and ",
-        heads_of(role, sizes_), " heads of ",
-        head_dim_ > 0 ? c10::str("width ", head_dim_) : "one width", ", got ",
-        list_text(misfits, " and "),
+        " matrix between ", width_text(role), " and ", heads_of(role, sizes_),
+        " heads of ", head_dim > 0 ? c10::str("width ", head_dim) : "one width",
+        ", got ", list_text(misfits, " and "),
         first.declared == Orientation::kUnknown ? "" : text(first.declared));
   }
 
@@ -197,13 +215,12 @@ class Aligner {
 
   void take_weights() {
     if (const auto fused = find(kFused)) {
-      head_dim_ = extents(kFused, fused->candidate.tensor).head_dim;
+      head_dim_ = fused->matrix.weight.size(0) / heads_of(kFused, sizes_);
       take_fused(kFused, *fused);
     } else {
       if (!find(kQuery)) check_found(kFused, true);
       take(kQuery);
-      head_dim_ =
-          aligned_.query.weight.numel() / (sizes_.num_heads * sizes_.embed_dim);
+      head_dim_ = aligned_.query.weight.size(0) / sizes_.num_heads;
       if (const auto key_value = find(kKeyValue)) {
         take_fused(kKeyValue, *key_value);
       } else {
@@ -212,6 +229,7 @@ class Aligner {
         take(kValue);
       }
     }
+    value_dim_ = aligned_.value.weight.size(0) / sizes_.num_kv_heads;
     take(kOutput, true);
   }
 
@@ -231,17 +249,20 @@ class Aligner {
     });
     prefer_strong_names(found);
     check_single(found, role, "bias");
-    const at::Tensor& output = aligned_.output.weight;
-    const bool per_head =
-        output.defined() && output.numel() == head_dim_ * head_dim_;
-    const int64_t size = role != kOutput ? heads_of(role, sizes_) * head_dim_
-                         : per_head      ? head_dim_
-                                         : sizes_.embed_dim;
+    const int64_t size = bias_size(role);
     TORCH_CHECK_VALUE(found.empty() || found[0].tensor.numel() == size,
                       "explain: weights must have one ", role_text(role),
                       " bias of ", size, " numbers, got ",
                       list_text(found, ""));
     return found;
+  }
+
+  int64_t bias_size(Role role) const {
+    const at::Tensor& output = aligned_.output.weight;
+    if (role == kOutput) {
+      return output.defined() ? output.size(0) : sizes_.embed_dim;
+    }
+    return heads_of(role, sizes_) * (role == kValue ? value_dim_ : head_dim_);
   }
 
   void use_bias(Role role, const Candidate& bias) {
@@ -280,7 +301,8 @@ class Aligner {
   Candidates candidates_;
   const LayerSizes sizes_;
   const FusedOrder order_;
-  int64_t head_dim_ = 0;  // 0: not known yet
+  // Of queries and keys, and of values; 0: not known yet.
+  int64_t head_dim_ = 0, value_dim_ = 0;
   std::set<std::string> used_;
   AlignedWeights aligned_;
 };
@@ -291,7 +313,7 @@ AlignedWeights align_weights(
     const std::map<std::string, at::Tensor>& weights,
     const std::map<std::string, Orientation>& orientations,
     const LayerSizes& sizes, FusedOrder order) {
-  const auto [embed_dim, num_heads, num_kv_heads] = sizes;
+  const auto [embed_dim, num_heads, num_kv_heads, vdim, out_dim] = sizes;
   TORCH_CHECK_VALUE(embed_dim > 0 && num_heads > 0 && num_kv_heads > 0,
                     "explain: embed_dim, num_heads and num_kv_heads must be "
                     "positive, got ",

@@ -55,6 +55,26 @@ Candidates stack(const Candidates& members, int64_t heads) {
   return {whole};
 }
 
+// (3, E, E), (3, H, E, D), (E, 3, H, D): an axis holds the parts.
+Candidates parts_of(const Candidate& whole) {
+  const bool is_pair = whole.parsed.role == kKeyValue;
+  const std::vector<Role> roles =
+      is_pair ? std::vector{kKey, kValue} : std::vector{kQuery, kKey, kValue};
+  const auto count = static_cast<int64_t>(roles.size());
+  const at::Tensor& tensor = whole.tensor;
+  const int64_t rank = tensor.dim() + (whole.is_bias ? 1 : 0);
+  const int64_t axis = rank == 4 && tensor.size(0) != count ? 1 : 0;
+  const bool fused = is_pair || whole.parsed.role == kFused;
+  if (!fused || rank < 3 || tensor.size(axis) != count) return {whole};
+  Candidates parts(roles.size(), whole);
+  for (int64_t i = 0; i < count; ++i) {
+    parts[i].names[0] += c10::str("[", i, "]");
+    parts[i].tensor = tensor.select(axis, i);
+    parts[i].parsed.role = roles[i];
+  }
+  return parts;
+}
+
 }  // namespace
 
 std::string Candidate::name() const {
@@ -77,7 +97,7 @@ Candidates candidates_of(
                             : says == Says::kBias && role != kNone;
     const auto known = orientations.find(name);
     if (known != orientations.end()) candidate.declared = known->second;
-    candidates.push_back(std::move(candidate));
+    std::ranges::move(parts_of(candidate), std::back_inserter(candidates));
   }
   std::ranges::sort(candidates, [](const Candidate& a, const Candidate& b) {
     return comes_before(a.names[0], b.names[0]);
@@ -149,7 +169,7 @@ Candidates stack_heads(const Candidates& candidates, int64_t heads) {
 }
 
 int64_t heads_of(Role role, const LayerSizes& sizes) {
-  const auto [embed_dim, heads, groups] = sizes;
+  const int64_t heads = sizes.num_heads, groups = sizes.num_kv_heads;
   return role == kFused                   ? heads + 2 * groups
          : role == kKeyValue              ? 2 * groups
          : role == kKey || role == kValue ? groups

@@ -65,6 +65,18 @@ const std::vector<Fault> kScores = {
      "The scores are divided by sqrt(d_model) = sqrt({E}).",
      kScoresRemedy,
      {{[](Recipe& r) { r.scale = Scale::kRootOfEmbedding; }}}},
+    {"scale_by_all_heads",
+     kScoresStage,
+     "The scores are divided by sqrt({H} · {D}), the root of the width of all "
+     "heads together.",
+     kScoresRemedy,
+     {{[](Recipe& r) { r.scale = Scale::kRootOfAllHeads; }}}},
+    {"scale_by_value_width",
+     kScoresStage,
+     "The scores are divided by the square root of the width of the values, "
+     "not of that of queries and keys.",
+     kScoresRemedy,
+     {{[](Recipe& r) { r.scale = Scale::kRootOfValueWidth; }}}},
     {"scale_by_embed_dim_not_root",
      kScoresStage,
      "The scores are divided by d_model = {E}.",

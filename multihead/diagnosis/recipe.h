@@ -35,6 +35,7 @@ enum class Scale {
   kRootOfWidth,
   kNone,
   kRootOfEmbedding,
+  kRootOfAllHeads,  ///< H · D, where that is not E
   kEmbedding,
   kWidth,
   kTwice,
@@ -45,6 +46,7 @@ enum class Scale {
   kRootOfGroups,
   kRootOfGroupWidth,  ///< E / G
   kRootOfOneHead,     ///< of the head width, where heads are not split
+  kRootOfValueWidth,  ///< where heads of values have their own
   kFourthRoot,
   kWidthSquared,
   kMultiplied,

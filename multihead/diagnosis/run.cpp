@@ -200,7 +200,7 @@ NamedWeights find_weights(const Observation& from) {
 }
 
 void read_layer(const Observation& from, const NamedWeights& found,
-                const Tensor& query, Run& run) {
+                const Tensor& out, Run& run) {
   const auto heads = find_count(from, "num_heads");
   TORCH_CHECK_VALUE(heads.has_value(),
                     "explain: num_heads must be among the facts where there "
@@ -211,8 +211,16 @@ void read_layer(const Observation& from, const NamedWeights& found,
   TORCH_CHECK_VALUE(n.heads % n.kv_heads == 0,
                     "explain: num_kv_heads must divide num_heads = ", n.heads,
                     ", got ", n.kv_heads);
-  n.embed_dim = query.size(-1);
-  const LayerSizes sizes{n.embed_dim, n.heads, n.kv_heads};
+  const auto features_of = [](const Tensor& x) {
+    return x.dim() == 0 ? 0 : x.size(-1);
+  };
+  n.embed_dim = features_of(find(from, {"query", "x"}));
+  const LayerSizes sizes{
+      .embed_dim = n.embed_dim,
+      .num_heads = n.heads,
+      .num_kv_heads = n.kv_heads,
+      .vdim = features_of(find(from, {"value", "key", "query", "x"})),
+      .out_dim = features_of(out)};
   run.weights = align_weights(found.tensors, found.orientations, sizes);
   run.weights_head_by_head =
       run.weights.fused == FusedOrder::kNotFused
@@ -227,6 +235,8 @@ void read_layer(const Observation& from, const NamedWeights& found,
                     "explain: num_heads must divide the ", features,
                     " features of the queries, got ", n.heads);
   n.width = features / n.heads;
+  const Tensor& values = run.weights.value.weight;
+  n.value_width = values.defined() ? values.size(0) / n.kv_heads : n.width;
 }
 
 void read_inputs(const Observation& from, Run& run) {
@@ -255,6 +265,7 @@ void read_inputs(const Observation& from, Run& run) {
     n.heads = query.size(1);
     n.kv_heads = run.inputs[1].size(1);
     n.width = query.size(-1);
+    n.value_width = run.inputs[2].size(-1);
     n.embed_dim = n.heads * n.width;
     TORCH_CHECK_VALUE(n.heads % n.kv_heads == 0,
                       "explain: key must have a number of heads that divides "
@@ -294,8 +305,9 @@ void read_dropout(const Observation& from, Run& run) {
     if (count == of_a_head * n.heads && !run.kept_weights.defined()) {
       run.kept_weights = kept.reshape({n.batch, n.heads, n.queries, n.keys});
     } else if (kept.dim() == 4 && run.has_weights &&
-               count == of_a_head / n.keys * n.heads * n.width) {
-      run.kept_context = kept.reshape({n.batch, n.heads, n.queries, n.width});
+               count == of_a_head / n.keys * n.heads * n.value_width) {
+      run.kept_context =
+          kept.reshape({n.batch, n.heads, n.queries, n.value_width});
     } else if (count == run.out.numel() && !run.kept_output.defined()) {
       run.kept_output = shaped(run, from, kept, name.c_str());
     } else if (count == of_a_head) {
@@ -356,7 +368,7 @@ Run make_run(const Observation& from) {
   run.sizes.heads = find_count(from, "num_heads").value_or(1);
   run.dtype = query.scalar_type();
   const NamedWeights weights = find_weights(from);
-  if (!weights.tensors.empty()) read_layer(from, weights, query, run);
+  if (!weights.tensors.empty()) read_layer(from, weights, out, run);
   read_inputs(from, run);
   read_results(from, out, run);
   run.mask =

@@ -32,7 +32,7 @@ enum class CausalRequest { kNo, kYes, kUnknown };
 
 struct Sizes {
   int64_t batch = 1, heads = 1, kv_heads = 1, queries = 0, keys = 0, width = 0,
-          embed_dim = 0;
+          value_width = 0, embed_dim = 0;  ///< of a head; of queries
 };
 
 struct Run {

@@ -61,6 +61,9 @@ double scale_of(const Run& run, Scale choice, const Tensor& query,
       return 1.0;
     case Scale::kRootOfEmbedding:
       return root(run.sizes.embed_dim);
+    case Scale::kRootOfAllHeads:
+      need(run.sizes.heads * run.sizes.width != run.sizes.embed_dim);
+      return root(run.sizes.heads * run.sizes.width);
     case Scale::kEmbedding:
       return root(run.sizes.embed_dim) * root(run.sizes.embed_dim);
     case Scale::kWidth:
@@ -83,6 +86,9 @@ double scale_of(const Run& run, Scale choice, const Tensor& query,
       return root(run.sizes.embed_dim / run.sizes.kv_heads);
     case Scale::kRootOfOneHead:
       return root(run.sizes.width);
+    case Scale::kRootOfValueWidth:
+      need(run.sizes.value_width != run.sizes.width);
+      return root(run.sizes.value_width);
     case Scale::kFourthRoot:
       return std::sqrt(width);
     case Scale::kWidthSquared:

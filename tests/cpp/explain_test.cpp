@@ -38,18 +38,13 @@ struct Layer {
   std::map<std::string, std::string> facts;
 };
 
-// output: columns of the output matrix, (E, E), (E, D), or (D, D) for D rows.
-Layer make_layer(int64_t kv_heads, int64_t output_columns = kEmbed,
-                 int64_t output_rows = kEmbed) {
-  const int64_t width = kEmbed / kHeads;
+using Projections =
+    std::vector<std::tuple<const char*, int64_t, int64_t>>;  // rows, columns
+
+Layer layer_of(int64_t kv_heads, const Projections& projections) {
   Layer layer;
   layer.facts = {{"num_heads", std::to_string(kHeads)},
                  {"num_kv_heads", std::to_string(kv_heads)}};
-  const std::tuple<const char*, int64_t, int64_t> projections[] = {
-      {"q_proj", kEmbed, kEmbed},
-      {"k_proj", kv_heads * width, kEmbed},
-      {"v_proj", kv_heads * width, kEmbed},
-      {"out_proj", output_rows, output_columns}};
   for (const auto& [name, rows, columns] : projections) {
     const std::string weight = std::string(name) + ".weight";
     layer.tensors[weight] = random({rows, columns}) * 0.2;
@@ -57,6 +52,24 @@ Layer make_layer(int64_t kv_heads, int64_t output_columns = kEmbed,
     layer.facts["layout:" + weight] = "out_in";
   }
   return layer;
+}
+
+// output: columns of the output matrix, (E, E), (E, D), or (D, D) for D rows.
+Layer make_layer(int64_t kv_heads, int64_t output_columns = kEmbed,
+                 int64_t output_rows = kEmbed) {
+  const int64_t width = kEmbed / kHeads;
+  return layer_of(kv_heads, {{"q_proj", kEmbed, kEmbed},
+                             {"k_proj", kv_heads * width, kEmbed},
+                             {"v_proj", kv_heads * width, kEmbed},
+                             {"out_proj", output_rows, output_columns}});
+}
+
+// Heads of queries and keys 7 wide, of values 4.
+Layer make_uneven_layer() {
+  return layer_of(kHeads, {{"q_proj", kHeads * 7, kEmbed},
+                           {"k_proj", kHeads * 7, kEmbed},
+                           {"v_proj", kHeads * 4, kEmbed},
+                           {"out_proj", kEmbed, kHeads * 4}});
 }
 
 Observation observe(const Layer& layer, const char* name,
@@ -257,8 +270,12 @@ TEST_P(EveryFault, IsNamed) {
   const bool per_head = recipe.output == Output::kPerHead;
   const bool one_head =
       recipe.merge == Merge::kMean || recipe.merge == Merge::kSum;
-  const Layer layer = make_layer(groups, per_head || one_head ? width : kEmbed,
-                                 per_head ? width : kEmbed);
+  const bool uneven = recipe.scale == Scale::kRootOfAllHeads ||
+                      recipe.scale == Scale::kRootOfValueWidth;
+  const Layer layer =
+      uneven ? make_uneven_layer()
+             : make_layer(groups, per_head || one_head ? width : kEmbed,
+                          per_head ? width : kEmbed);
   const auto observations = results(calls(layer), recipe);
   ASSERT_FALSE(observations.empty());
   const Verdict verdict = explain(observations);
@@ -291,6 +308,8 @@ TEST(Explain, AttentionIsRight) {
     EXPECT_TRUE(verdict.faults.empty());
     EXPECT_TRUE(verdict.assumptions.empty());
   }
+  EXPECT_EQ(explain(results(calls(make_uneven_layer()), Recipe{})).judgement,
+            Judgement::kRounding);
 }
 
 Tensors inputs(at::ScalarType dtype, double spread) {

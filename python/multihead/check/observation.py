@@ -45,7 +45,6 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         seen.metadata[f"layout:{name}"] = layout
     heads = known_heads(run, call, stated.num_heads) or guessed_heads(run)[0]
     _cut_heads_from_inputs(seen, run, heads)
-    _join_heads(seen, heads)
     seen.metadata["num_heads"] = str(heads)
     groups = _group_count(seen, run, call, stated)
     if groups is not None:
@@ -107,28 +106,6 @@ def _cut_heads_from_inputs(seen: Observation, run: Run, heads: int) -> None:
     for name in ("q_proj", "k_proj", "v_proj"):
         seen.tensors[f"{name}.weight"] = identity.clone()
         seen.metadata[f"layout:{name}.weight"] = "out_in"
-
-
-def _join_heads(seen: Observation, heads: int) -> None:
-    """Weights with an axis of heads, (H, E, D), (H, D, E) or (E, H, D), as matrices;
-    their biases (H, D) as vectors."""
-    for name, tensor in list(seen.tensors.items()):
-        if name in ("query", "key", "value") or heads == 1:
-            continue
-        if tensor.dim() == 3 and tensor.shape[0] == heads:
-            first_is_wider = tensor.shape[1] > tensor.shape[2]
-            parts = tensor.permute(1, 0, 2) if first_is_wider else tensor
-            wide = tensor.shape[1] if first_is_wider else -1
-            joined = parts.reshape(wide, -1 if first_is_wider else tensor.shape[2])
-            seen.tensors[name] = joined
-        elif tensor.dim() == 3 and tensor.shape[1] == heads:
-            seen.tensors[name] = tensor.flatten(1)
-        elif tensor.dim() == 2 and tensor.shape[0] == heads and _is_bias(name):
-            seen.tensors[name] = tensor.flatten()
-
-
-def _is_bias(name: str) -> bool:
-    return re.search(r"(^|[._])b(ias)?($|_)", name.lower()) is not None
 
 
 def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:

@@ -94,10 +94,11 @@ class Runner:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks})
         frames = Frames()
+        called = target if callable(target) else target.forward
 
         def watched():
             with recorder, frames:
-                return target(*made.positional, **made.keywords)
+                return called(*made.positional, **made.keywords)
 
         outcome = self.guard.call(watched)
         run.recorder = recorder
@@ -205,10 +206,9 @@ class Runner:
             if outcome.error is not None:
                 return None, outcome.findings
             made = outcome.value
-        if isinstance(made, nn.Module):
-            convert(made, case.dtype)
-            for parameter in made.parameters():
-                fill_constant(parameter)
+        convert(made, case.dtype)
+        for weight in weights.held(made):
+            fill_constant(weight)
         return made, []
 
     @staticmethod
@@ -291,12 +291,14 @@ def _detached(module: object) -> dict[int, object]:
     }
 
 
-def convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """Puts all floating tensors of a module on the CPU in `dtype`, also those that
-    are neither parameters nor buffers."""
-    module.to("cpu", dtype)
-    for part in module.modules():
-        for name, value in vars(part).items():
+def convert(target: object, dtype: torch.dtype) -> None:
+    """Puts all floating tensors of a module, or of any other object, on the CPU in
+    `dtype`, also those that are neither parameters nor buffers."""
+    parts = [target]
+    if isinstance(target, nn.Module):
+        parts = list(target.to("cpu", dtype).modules())
+    for part in parts:
+        for name, value in getattr(part, "__dict__", {}).items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(part, name, value.to("cpu", dtype))
 

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, replace
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import nn
 
 from .roles import ATTRIBUTES, normal
+from .weights import held
 
 
 @dataclass(frozen=True)
@@ -114,16 +115,13 @@ def _named(owner: object) -> Iterator[tuple[str, object]]:
 
 def input_width(module: object) -> int | None:
     """The width that a module's first projection takes."""
-    if not isinstance(module, nn.Module):
-        matrices = [v for v in vars(module).values() if isinstance(v, Tensor)]
-        return next((int(m.shape[0]) for m in matrices if m.dim() == 2), None)
-    for part in module.modules():
+    for part in module.modules() if isinstance(module, nn.Module) else ():
         if isinstance(part, nn.Linear):
             # A lazy layer, which has not seen its input, is mostly square.
             return part.in_features or part.out_features
         if isinstance(part, nn.MultiheadAttention):
             return part.embed_dim
-    matrices = [p for p in module.parameters() if p.dim() >= 2]
+    matrices = [p for p in held(module) if p.dim() >= 2]
     if not matrices:
         return None
     shape = matrices[0].shape

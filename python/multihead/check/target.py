@@ -117,13 +117,12 @@ def _is_function(target: object) -> bool:
 
 def _method(target: object) -> Callable | None:
     """What a call of a module, or of any other object, runs."""
-    if inspect.isclass(target):
-        module = issubclass(target, nn.Module)
-        own = None if module else target.__dict__.get("__call__")
-    else:
-        module = isinstance(target, nn.Module)
-        own = None if module else getattr(target, "__call__", None)
-    return own or getattr(target, "forward", None)
+    kind = target if inspect.isclass(target) else type(target)
+    if issubclass(kind, nn.Module) or not any(
+        "__call__" in vars(k) for k in kind.__mro__
+    ):
+        return getattr(target, "forward", None)
+    return kind.__call__ if kind is target else target.__call__
 
 
 def _name(code: object) -> str:

@@ -5,6 +5,7 @@ names say nothing, the way of the data gives them names here."""
 
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -52,10 +53,12 @@ def collect(
     """
     used = {recorder.root(u.weight) for u in recorder.uses.values()}
     used |= {recorder.root(b) for b in recorder.biases.values()}
-    held = list(_walk("", {**given, **roots}, 0))
+    found = list(_walk("", {**given, **roots}, 0))
     for _, variables in reversed(frames.found):
-        held += _walk("", variables, 0)
-    kept = [c for c in held if c.name in given or _belongs(c, used, recorder)]
+        # What became of an array cannot be followed: wider ones may be computed.
+        local = _walk("", variables, 0)
+        found += [c for c in local if not c.of_array or c.tensor.dim() <= 2]
+    kept = [c for c in found if c.name in given or _belongs(c, used, recorder)]
     kept = _without_doubles(kept, recorder)
     made = {recorder.root(linear.weight): linear for linear in frames.linears}
     kept = [_of_linear(c, made.get(recorder.root(c.tensor))) for c in kept]
@@ -77,6 +80,15 @@ def collect(
     return weights
 
 
+def held(target: object) -> list[Tensor]:
+    """The weights of a module, or of an object that keeps arrays or tensors under
+    names of weights. They share its memory."""
+    if isinstance(target, nn.Module):
+        return list(target.parameters())
+    kept = _walk("self", target, 0)
+    return [c.tensor for c in kept if c.of_layer or is_weight(c.name.split(".")[-1])]
+
+
 def _walk(name: str, value: object, depth: int) -> Iterator[_Candidate]:
     """The tensors that `value` holds, named as the code would reach them."""
     prefix = f"{name}." if name and name != "self" else ""
@@ -87,7 +99,7 @@ def _walk(name: str, value: object, depth: int) -> Iterator[_Candidate]:
             yield _Candidate(name, value)
     elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         if value.dtype.kind == "f" and 0 < value.ndim <= 4:
-            yield _Candidate(name, torch.from_numpy(value.copy()), of_array=True)
+            yield _Candidate(name, torch.from_numpy(value), of_array=True)
     elif depth < _DEPTH:
         for key, item in _items(value):
             yield from _walk(f"{prefix}{key}", item, depth + 1)
@@ -107,8 +119,10 @@ def _items(value: object) -> list[tuple[object, object]]:
 
 def _of_module(prefix: str, module: nn.Module) -> Iterator[_Candidate]:
     for path, part in module.named_modules():
+        if re.search(r"(^|\.)parametrizations(\.|$)", path):
+            continue  # what a weight is computed from
         inner = f"{prefix}{path}." if path else prefix
-        for name, tensor in part.named_parameters(recurse=False):
+        for name, tensor in _learned(part):
             yield _Candidate(inner + name, tensor, _layout(part, name), of_layer=True)
         plain = {**dict(part.named_buffers(recurse=False)), **vars(part)}
         for name, value in plain.items():
@@ -116,6 +130,24 @@ def _of_module(prefix: str, module: nn.Module) -> Iterator[_Candidate]:
                 yield _Candidate(inner + name, value)
             elif isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
                 yield from _walk(inner + name, value, 1)
+
+
+def _learned(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of one layer; where one is computed from others, as under
+    weight_norm, what comes of them and not those."""
+    with torch.no_grad():
+        computed = {n: getattr(part, n) for n in getattr(part, "parametrizations", ())}
+    # The older way: a hook computes `weight` from `weight_g` and `weight_v`.
+    hooks = [hook.name for hook in part._forward_pre_hooks.values() if _computes(hook)]
+    computed |= {name: vars(part)[name] for name in hooks if name in vars(part)}
+    yield from computed.items()
+    for name, tensor in part.named_parameters(recurse=False):
+        if not any(name.startswith(f"{hook}_") for hook in hooks):
+            yield name, tensor
+
+
+def _computes(hook: object) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils") and hasattr(hook, "name")
 
 
 def _layout(layer: nn.Module, name: str) -> str | None:
@@ -135,8 +167,8 @@ def _belongs(candidate: _Candidate, used: set[int], recorder: Recorder) -> bool:
         return True
     # Made as a weight and then forgotten: the engine may say so.
     name = candidate.name.rsplit(".", 1)[-1]
-    array = candidate.of_array and tensor.dim() == 2
-    drawn = recorder.origin(tensor).drawn or isinstance(tensor, nn.Parameter) or array
+    learned = isinstance(tensor, nn.Parameter) or candidate.of_array
+    drawn = recorder.origin(tensor).drawn or learned
     return drawn and not recorder.origin(tensor).inputs and is_weight(name)
 
 
@@ -172,6 +204,8 @@ def _without_doubles(
 
 def _add(weights: Weights, candidate: _Candidate) -> None:
     tensor = candidate.tensor.detach()
+    if candidate.of_array:
+        tensor = tensor.clone()  # which the code may write to
     if tensor.dim() == 3 and tensor.shape[-1] == 1:
         tensor = tensor.squeeze(-1)  # a convolution of width 1
     weights.tensors[candidate.name] = tensor
