@@ -64,8 +64,18 @@ TEST(AlignmentWidths, ValuesOfAnotherWidthAreNotReadTheWrongWayRound) {
   // (H · D, vdim) and (E, H · D of values) are told apart by vdim alone.
   Truth truth({kE, kH, kH, 9, kE});
   truth.v = random({kE, 9});
-  expect_weights(truth.align(weights_of(truth)), truth);
-  expect_weights(truth.align(transposed(weights_of(truth))), truth);
+  for (const auto& weights :
+       {weights_of(truth), transposed(weights_of(truth))}) {
+    expect_same(truth.align(weights).value.weight, truth.v, "value");
+  }
+  truth.sizes.vdim = kE;
+  truth.v = random({9, kE});
+  truth.v_bias = random({9});
+  truth.o = random({kE, 9});
+  for (const auto& weights :
+       {weights_of(truth), transposed(weights_of(truth))}) {
+    expect_same(truth.align(weights).value.weight, truth.v, "value, 3 wide");
+  }
 }
 
 TEST(AlignmentWidths, SaysWhichWidthsAnOutputMayHave) {

@@ -64,12 +64,12 @@ Layer make_layer(int64_t kv_heads, int64_t output_columns = kEmbed,
                              {"out_proj", output_rows, output_columns}});
 }
 
-// Heads of queries and keys 7 wide, of values 4.
+// Heads of queries and keys are 7 wide, those of values 6.
 Layer make_uneven_layer() {
   return layer_of(kHeads, {{"q_proj", kHeads * 7, kEmbed},
                            {"k_proj", kHeads * 7, kEmbed},
-                           {"v_proj", kHeads * 4, kEmbed},
-                           {"out_proj", kEmbed, kHeads * 4}});
+                           {"v_proj", kEmbed, kEmbed},
+                           {"out_proj", kEmbed, kEmbed}});
 }
 
 Observation observe(const Layer& layer, const char* name,

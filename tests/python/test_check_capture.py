@@ -39,6 +39,9 @@ def observed(monkeypatch):
 def matrix(seen, name):
     """A weight as (in, out), by what its metadata or its style says."""
     tensor = seen.tensors[name]
+    if tensor.dim() == 3:  # (H, E, D), and back (H, D, E)
+        back = tensor.shape[1] < tensor.shape[2]
+        return tensor.flatten(0, 1) if back else tensor.transpose(0, 1).flatten(1)
     return tensor.T if seen.metadata.get(f"layout:{name}") == "out_in" else tensor
 
 
@@ -56,10 +59,10 @@ def parts(seen, names):
     for name in names:
         whole = f"{name}.weight" if f"{name}.weight" in seen.tensors else name
         of_module, beside = f"{name}.bias", name.replace("W_", "b_")
-        bias = seen.tensors.get(of_module, 0.0)
+        bias = seen.tensors.get(of_module, torch.tensor(0.0))
         if beside != name:
             bias = seen.tensors.get(beside, bias)
-        found.append((matrix(seen, whole), bias))
+        found.append((matrix(seen, whole), bias.flatten()))
     return found
 
 
