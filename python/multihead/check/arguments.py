@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from . import cases
 from .cases import Case
-from .construct import DROPOUT
-from .roles import SIZES
+from .construct import DROPOUT, Config
+from .roles import CONSTRUCTOR, SIZES, is_weight, normal, speaks
 from .signature import Call
 from .sizes import Sizes
 
@@ -42,6 +42,25 @@ class Arguments:
         given = [_shown(value) for value in self.positional]
         given += [f"{name} {_shown(value)}" for name, value in self.keywords.items()]
         return ", ".join(given)
+
+
+class Parameters(Config):
+    """A dictionary of weights that draws one for each name that is asked for, and
+    knows the usual sizes."""
+
+    def __init__(self, case: Case, manner: Manner):
+        super().__init__(case.sizes)
+        self.__dict__ |= {"case": case, "manner": manner}
+
+    def __missing__(self, name):
+        role = CONSTRUCTOR.get(normal(str(name)))
+        if role in SIZES:
+            return self.sizes.value_of(role)
+        if not isinstance(name, str) or not (is_weight(name) or speaks(name)):
+            raise KeyError(name)
+        weight = _weight(name, self.case, self.manner)
+        self[name] = _given(weight, self.manner)
+        return self[name]
 
 
 def make(call: Call, case: Case, manner: Manner) -> Arguments:
@@ -115,9 +134,13 @@ def _value(call, parameter, case: Case, made: Arguments, manner: Manner) -> obje
         return made.masks.get("key_padding_mask", _LEFT)
     if role == "lengths":
         return cases.lengths(case) if case.padding == "lengths" else _LEFT
-    if role == "weight":
-        made.weights[parameter.name] = _weight(parameter.name, case, manner)
-        return made.weights[parameter.name]
+    if role in ("weight", "weights"):
+        name = parameter.name
+        one = role == "weight"
+        made.weights[name] = (
+            _weight(name, case, manner) if one else Parameters(case, manner)
+        )
+        return made.weights[name]
     return _switch(role, parameter, case)
 
 
@@ -186,6 +209,8 @@ def _given(value: object, manner: Manner) -> object:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, Parameters):
+        return "{" + ", ".join(value) + "}"
     shape = getattr(value, "shape", None)
     if shape is None:
         return type(value).__name__ if isinstance(value, nn.Module) else repr(value)

@@ -46,6 +46,7 @@ _CALL = {
     ),
     "training": "training train istraining trainmode",
     "scale": "scale scaling softmaxscale",
+    "weights": "params parameters weights weightdict statedict paramdict",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue",
 }
 _SIZES = {

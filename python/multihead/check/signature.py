@@ -64,7 +64,8 @@ def read(subject: Subject) -> Call:
     call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
     _settle_tensors(call, subject)
     _settle_masks(call)
-    call.weights = [n for n, role in call.roles.items() if role == "weight"]
+    takers = ("weight", "weights")
+    call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call)
     call.style = _style(call)
     return call

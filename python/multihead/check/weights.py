@@ -58,7 +58,8 @@ def collect(
         # What became of an array cannot be followed: wider ones may be computed.
         local = _walk("", variables, 0)
         found += [c for c in local if not c.of_array or c.tensor.dim() <= 2]
-    kept = [c for c in found if c.name in given or _belongs(c, used, recorder)]
+    passed = {c.name for c in _walk("", given, 0)}
+    kept = [c for c in found if c.name in passed or _belongs(c, used, recorder)]
     kept = _without_doubles(kept, recorder)
     made = {recorder.root(linear.weight): linear for linear in frames.linears}
     kept = [_of_linear(c, made.get(recorder.root(c.tensor))) for c in kept]
