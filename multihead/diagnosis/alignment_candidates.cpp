@@ -95,6 +95,11 @@ Candidates candidates_of(
     candidate.is_bias = tensor.dim() == 1
                             ? says != Says::kWeight
                             : says == Says::kBias && role != kNone;
+    // Convolutions of width 1: (out, in, 1).
+    at::Tensor& kept = candidate.tensor;
+    while (candidate.is_matrix() && kept.dim() > 2 && kept.size(-1) == 1) {
+      kept = kept.squeeze(-1);
+    }
     const auto known = orientations.find(name);
     if (known != orientations.end()) candidate.declared = known->second;
     std::ranges::move(parts_of(candidate), std::back_inserter(candidates));

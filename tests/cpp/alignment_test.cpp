@@ -247,6 +247,18 @@ TEST(Alignment, KernelsOfFlaxAndKerasAreInOut) {
   }
 }
 
+TEST(Alignment, ConvolutionsOfWidthOneAreMatrices) {
+  const Truth truth;
+  const AlignedWeights found =
+      truth.align({{"conv_q.weight", truth.q.unsqueeze(-1)},
+                   {"conv_q.bias", truth.q_bias},
+                   {"conv_k.weight", truth.k.unsqueeze(-1)},
+                   {"v_conv.weight", truth.v.view({kE, kE, 1, 1})},
+                   {"conv_o.weight", truth.o.unsqueeze(-1)}});
+  expect_weights(found, truth);
+  expect_same(found.query.bias, truth.q_bias, "query bias");
+}
+
 TEST(Alignment, FusedMatricesAreKnownByShapeAlone) {
   const Truth truth;
   const AlignedWeights found = truth.align(

@@ -14,6 +14,9 @@ from .sizes import Sizes
 LAYER = "(B, L, E)"
 SEQUENCE_FIRST = "(L, B, E)"
 UNBATCHED = "(L, E)"
+# As convolutions have them; the pixels of an image are a sequence.
+CHANNELS_FIRST = "(B, E, L)"
+IMAGE = "(B, E, L, 1)"
 HEADS = "(B, H, L, D)"
 HEADS_LATER = "(B, L, H, D)"
 SINGLE = "(B, L, D)"
@@ -66,6 +69,8 @@ def sequences(case: Case) -> dict[str, Tensor]:
             LAYER: (sizes.batch, length, width),
             SEQUENCE_FIRST: (length, sizes.batch, width),
             UNBATCHED: (length, width),
+            CHANNELS_FIRST: (sizes.batch, width, length),
+            IMAGE: (sizes.batch, width, length, 1),
             HEADS: (sizes.batch, heads, length, sizes.head_dim),
             HEADS_LATER: (sizes.batch, length, heads, sizes.head_dim),
             SINGLE: (sizes.batch, length, sizes.head_dim),
@@ -81,6 +86,15 @@ def sequences(case: Case) -> dict[str, Tensor]:
     widths = (sizes.key_width or sizes.embed, sizes.value_width or sizes.embed)
     key, value = (normal(case.keys, kv_heads, width) for width in widths)
     return {"query": query, "key": key, "value": value}
+
+
+def as_sequence(tensor: Tensor, case: Case) -> Tensor:
+    """(B, L, E) of a tensor whose channels come first in this case; others as they
+    are."""
+    if case.layout == IMAGE and tensor.dim() == 4:
+        return tensor.flatten(2).transpose(1, 2)
+    channels_first = case.layout == CHANNELS_FIRST and tensor.dim() == 3
+    return tensor.transpose(1, 2) if channels_first else tensor
 
 
 def _mixed(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -197,7 +197,22 @@ def layer_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
         layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
     elif len(names) == 2:
         layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
-    return tuple(layouts)
+    return (*_of_convolutions(subject), *layouts)
+
+
+def _of_convolutions(subject: Subject) -> list[str]:
+    """The layouts of code that projects by convolutions."""
+    parts = getattr(subject.target, "modules", None)
+    parts = list(parts()) if subject.kind == "instance" and parts else []
+    kinds = {
+        cases.CHANNELS_FIRST: (nn.Conv1d, "Conv1d"),
+        cases.IMAGE: (nn.Conv2d, "Conv2d"),
+    }
+    return [
+        layout
+        for layout, (kind, text) in kinds.items()
+        if text in subject.source or any(isinstance(part, kind) for part in parts)
+    ]
 
 
 def core_layouts(subject: Subject) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def _put_sequences(seen: Observation, run: Run) -> None:
     for role, tensor in given.items():
         repeated = any(tensor is given.get(r) for r in ("query", "key") if r != role)
         if role == "query" or not repeated:
-            seen.tensors[role] = _heads_first(run, tensor)
+            seen.tensors[role] = _heads_first(run, cases.as_sequence(tensor, run.case))
     if run.case.layout == cases.SEQUENCE_FIRST:
         seen.metadata["batch_first"] = "false"
 
@@ -200,6 +200,7 @@ def _put_results(seen: Observation, run: Run) -> None:
         seen.tensors["dout"] = _heads_first(run, run.dout)
         for name, gradient in run.gradients.items():
             if name[1:] in seen.tensors:
+                gradient = cases.as_sequence(gradient, run.case)
                 seen.tensors[name] = _heads_first(run, gradient)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .cases import Case
+from .cases import Case, as_sequence
 from .finding import Finding
 
 
@@ -22,8 +22,8 @@ class Unfit(Exception):
 def split(
     returned: object, case: Case, query: Tensor, any_width: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The output and, if there are any, the attention weights. any_width: the width
-    of the output is not known. Raises Unfit."""
+    """The output, with its features last, and, if there are any, the attention
+    weights. any_width: the width of the output is not known. Raises Unfit."""
     if returned is None:
         raise Unfit(
             Finding(
@@ -42,7 +42,9 @@ def split(
                 "Return the output as a tensor, alone or first in a tuple.",
             )
         )
-    fitting = [t for t in tensors if t.shape[:-1] == query.shape[:-1] and t.dim() > 1]
+    rows = as_sequence(query, case).shape[:-1]
+    sequences = [as_sequence(t, case) for t in tensors]
+    fitting = [t for t in sequences if t.shape[:-1] == rows and t.dim() > 1]
     widths = {case.sizes.embed, case.sizes.out, case.sizes.head_dim}
     exact = [t for t in fitting if t.shape[-1] in widths]
     if not exact:
@@ -59,11 +61,11 @@ def split(
                 "Compute in floating point from the scores on.",
             )
         )
-    rows = (case.sizes.queries, case.keys)
+    pairs = (case.sizes.queries, case.keys)
     weights = [
         t
-        for t in tensors
-        if t is not out and t.dim() >= 2 and tuple(t.shape[-2:]) == rows
+        for t, sequence in zip(tensors, sequences)
+        if sequence is not out and t.dim() >= 2 and tuple(t.shape[-2:]) == pairs
     ]
     return out, weights[0] if weights and weights[0].is_floating_point() else None
 

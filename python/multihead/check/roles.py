@@ -123,9 +123,9 @@ _WEIGHT = re.compile(
     r"in_proj_(weight|bias)|out_proj_(weight|bias)|(weights?|bias)_\w+|w|wo|bo|b"
 )
 _SPEAKING = re.compile(
-    r"(^|[._])(w|b|to|c|fc|lin|linear|proj|in)?_?"
+    r"(^|[._])(w|b|to|c|fc|lin|linear|proj|in|conv)?_?"
     r"(q|k|v|o|qkv|kv|query|queries|key|keys|value|values|in_proj|attn|out|output)"
-    r"(_?(w|b|proj|lin|linear|layer|projection|weight|bias|net|fc|transform|map))?s?"
+    r"(_?(w|b|proj|lin|linear|layer|projection|weight|bias|net|fc|transform|map|conv))?s?"
     r"\d?($|[._])"
 )
 

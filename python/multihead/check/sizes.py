@@ -98,6 +98,8 @@ def attributes(module: object) -> dict[str, int]:
 def _owners(module: object) -> Iterator[object]:
     parts = list(module.modules()) if isinstance(module, nn.Module) else [module]
     for part in parts:
+        if isinstance(part, (nn.Conv1d, nn.Conv2d)):
+            continue  # whose groups are no heads
         yield part
         for name in ("config", "cfg", "args"):
             if hasattr(part, name):

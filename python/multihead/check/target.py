@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Finds the code that is to be checked, and says what it is."""
 
+import contextlib
 import functools
 import inspect
 import pathlib
@@ -138,10 +139,14 @@ def _where(code: object) -> str:
 
 
 def _source(code: object) -> str:
-    try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):
-        return ""
+    """The text of a function, or of a class and of what it inherits from."""
+    texts = []
+    for part in inspect.getmro(code) if inspect.isclass(code) else (code,):
+        package = str(part.__module__).partition(".")[0]
+        if part is code or package not in ("torch", "builtins"):
+            with contextlib.suppress(OSError, TypeError):
+                texts.append(inspect.getsource(part))
+    return "\n".join(texts)
 
 
 def _defined(module: types.ModuleType) -> dict[str, object]:

@@ -80,7 +80,8 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
     another of its kind that has as many axes."""
     query = made.tensors["query"]
     base = replace(base, layout=_layout(query, base))
-    key = made.tensors.get("key", query)
+    key = cases.as_sequence(made.tensors.get("key", query), base)
+    query = cases.as_sequence(query, base)
     axis = {cases.SEQUENCE_FIRST: 0, cases.HEADS_LATER: 1}.get(base.layout, -2)
     batch = {cases.SEQUENCE_FIRST: 1}.get(base.layout, 0)
     wide = base.layout not in cases.CORE

@@ -37,6 +37,7 @@ class _Candidate:
     layout: str | None = None
     of_layer: bool = False
     of_array: bool = False
+    of_root: bool = False
 
 
 def collect(
@@ -53,7 +54,8 @@ def collect(
     """
     used = {recorder.root(u.weight) for u in recorder.uses.values()}
     used |= {recorder.root(b) for b in recorder.biases.values()}
-    found = list(_walk("", {**given, **roots}, 0))
+    held_by_roots = _walk("", {**given, **roots}, 0)
+    found = [replace(c, of_root=True) for c in held_by_roots]
     for _, variables in reversed(frames.found):
         # What became of an array cannot be followed: wider ones may be computed.
         local = _walk("", variables, 0)
@@ -153,7 +155,7 @@ def _computes(hook: object) -> bool:
 
 def _layout(layer: nn.Module, name: str) -> str | None:
     """What the type of a layer says about the orientation of its weight."""
-    if isinstance(layer, (nn.Linear, nn.Conv1d)) and name == "weight":
+    if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name == "weight":
         return "out_in"
     if isinstance(layer, nn.MultiheadAttention) and name.endswith("weight"):
         return "out_in"
@@ -168,8 +170,8 @@ def _belongs(candidate: _Candidate, used: set[int], recorder: Recorder) -> bool:
         return True
     # Made as a weight and then forgotten: the engine may say so.
     name = candidate.name.rsplit(".", 1)[-1]
-    learned = isinstance(tensor, nn.Parameter) or candidate.of_array
-    drawn = recorder.origin(tensor).drawn or learned
+    kept = candidate.of_root or candidate.of_array or isinstance(tensor, nn.Parameter)
+    drawn = recorder.origin(tensor).drawn or kept
     return drawn and not recorder.origin(tensor).inputs and is_weight(name)
 
 
@@ -207,8 +209,6 @@ def _add(weights: Weights, candidate: _Candidate) -> None:
     tensor = candidate.tensor.detach()
     if candidate.of_array:
         tensor = tensor.clone()  # which the code may write to
-    if tensor.dim() == 3 and tensor.shape[-1] == 1:
-        tensor = tensor.squeeze(-1)  # a convolution of width 1
     weights.tensors[candidate.name] = tensor
     if candidate.layout:
         weights.layouts[candidate.name] = candidate.layout

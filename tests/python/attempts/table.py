@@ -55,14 +55,14 @@ def _attempt(file: str, line: str, stated: dict) -> Attempt:
     )
 
 
-def _attempts(file: str, lines: str, **stated) -> list[Attempt]:
+def attempts(file: str, lines: str, **stated) -> list[Attempt]:
     return [
         _attempt(file, line, stated) for line in inspect.cleandoc(lines).split("\n")
     ]
 
 
 RIGHT = [
-    *_attempts(
+    *attempts(
         "right_functions",
         """exercise_keep
         exercise_blocked
@@ -77,8 +77,8 @@ RIGHT = [
         causal_attention
         unbatched_loops""",
     ),
-    *_attempts("right_functions", "additive_mask_attention", mask="additive"),
-    *_attempts(
+    *attempts("right_functions", "additive_mask_attention", mask="additive"),
+    *attempts(
         "right_modules",
         """SplitAndCombine
         ClonedLinears
@@ -89,8 +89,8 @@ RIGHT = [
         Cross
         KeyBiasLeftOut""",
     ),
-    *_attempts("right_modules", "SequenceFirst", batch_first=False),
-    *_attempts(
+    *attempts("right_modules", "SequenceFirst", batch_first=False),
+    *attempts(
         "right_fused",
         """nano
         VisionAttention
@@ -101,7 +101,7 @@ RIGHT = [
         IsPyTorchs
         LikePyTorchs""",
     ),
-    *_attempts(
+    *attempts(
         "right_grouped",
         """grouped_query_attention
         GroupedQueryAttention
@@ -111,7 +111,7 @@ RIGHT = [
         IndexedGroups
         MaskOfZerosAndInfinities""",
     ),
-    *_attempts(
+    *attempts(
         "right_habits",
         """ScaleOnBothSides
         EinsumWithHeadsInTheWeights
@@ -122,7 +122,7 @@ RIGHT = [
         SoftmaxInFloat32
         AlwaysFloat32""",
     ),
-    *_attempts(
+    *attempts(
         "published",
         """multi_head_attention
         grouped_query_attention
@@ -132,7 +132,7 @@ RIGHT = [
 ]
 
 WRONG = [
-    *_attempts(
+    *attempts(
         "wrong_weights",
         """query_matrix_without_t: query_weight_transposed
         KeyMatrixWithoutT: key_weight_transposed
@@ -150,7 +150,7 @@ WRONG = [
         FourthLayerNeverCalled: output_forgotten
         FirstLayerForEveryInput: one_projection_for_all""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_inputs",
         """KeysFromTheQuery: key_from_query
         OnlyKeysFromTheQuery: key_from_query
@@ -169,7 +169,7 @@ WRONG = [
         NoBiasOfTheQuery: query_bias_forgotten
         NoBiasOfTheValue: value_bias_forgotten""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_heads",
         """view_straight_to_heads: heads_not_transposed
         ReshapeInsteadOfTranspose: heads_not_transposed
@@ -183,7 +183,7 @@ WRONG = [
         WeightsTheWrongWayRound: weights_transposed
         transposed_attention: weights_transposed""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_groups",
         """Repeated: groups_tiled
         ExpandedOnTheOtherSide: groups_tiled
@@ -193,14 +193,14 @@ WRONG = [
         IndexClamped: groups_clamped
         ScaledByTheGroupCount: scale_by_group_count""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_groups",
         "DividedByTheNumberOfGroups: group_size_wrong",
         embed_dim=24,
         num_heads=6,
         num_kv_heads=3,
     ),
-    *_attempts(
+    *attempts(
         "wrong_scale",
         """never_scaled: scale_missing
         HeadsWithoutScale: scale_missing
@@ -218,7 +218,7 @@ WRONG = [
         numpy_divides_by_d: scale_not_root
         ScaledByHiddenSize: scale_by_embed_dim""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_masks",
         """MaskNeverUsed: mask_ignored
         ResultThrownAway: mask_ignored
@@ -236,14 +236,14 @@ WRONG = [
         MaskOfTheFirstItem: mask_of_first_item
         MaskOfTheFirstHead: mask_of_first_head""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_masks",
         """blocked_handed_to_pytorch: mask_inverted
         BoolMaskAdded: mask_added
         weights_filled_with_zero: mask_after_softmax""",
         mask="blocked",
     ),
-    *_attempts(
+    *attempts(
         "wrong_masks",
         """KeptHandedToPyTorchsModule: mask_inverted
         MaskAdded: mask_added
@@ -251,7 +251,7 @@ WRONG = [
         core_times_mask: mask_multiplied""",
         mask="keep",
     ),
-    *_attempts(
+    *attempts(
         "wrong_causal",
         """FlagNeverRead: causal_ignored
         UpperTriangleKept: causal_inverted
@@ -267,13 +267,13 @@ WRONG = [
         PaddingReadAsTokens: padding_inverted
         PaddingReadAsRows: mask_batch_as_queries""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_causal",
         """BufferNeverRead: causal_ignored
         OneTokenAheadAlways: causal_one_too_far""",
         causal=True,
     ),
-    *_attempts(
+    *attempts(
         "wrong_softmax",
         """OverQueries: softmax_over_queries
         over_queries_in_a_function: softmax_over_queries
@@ -292,7 +292,7 @@ WRONG = [
         Sigmoid: sigmoid_instead_of_softmax
         DividedByTheSum: scores_normalised_without_exp""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_whole",
         """InputAdded: input_added
         QueryAdded: input_added
@@ -309,13 +309,13 @@ WRONG = [
         AlwaysBfloat16: computed_in_bfloat16
         core_in_half: computed_in_float16""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_whole",
         """BatchFirstForgotten: batch_and_sequence_exchanged
         SequenceReadAsBatch: batch_and_sequence_exchanged""",
         batch_first=True,
     ),
-    *_attempts(
+    *attempts(
         "wrong_dropout",
         """OnInEvaluation: dropout_left_on
         OnInPyTorchsFunction: dropout_left_on
@@ -326,7 +326,7 @@ WRONG = [
         NeverCalled: dropout_missing
         KeepsWhatItShouldDrop: dropout_keeps_what_it_should_drop""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_two",
         """no_scale_no_mask: scale_missing+mask_ignored
         ViewInAndTransposeOut: heads_not_transposed+scale_by_embed_dim
@@ -344,10 +344,10 @@ WRONG = [
         StridedInAndOut: heads_interleaved+merge_interleaved
         core_unscaled_over_queries: softmax_over_queries+scale_missing""",
     ),
-    *_attempts(
+    *attempts(
         "wrong_two", "MaskAddedAndNoOutput: mask_added+output_forgotten", mask="keep"
     ),
-    *_attempts(
+    *attempts(
         "wrong_unknown",
         """DistancePenalty: unknown at scores, masked scores, weights
         CubedScores: unknown at scores, masked scores, weights
@@ -363,7 +363,7 @@ WRONG = [
 ]
 
 MISBEHAVING = [
-    *_attempts(
+    *attempts(
         "misbehaving",
         """raises: raises
         asserts: raises
@@ -392,6 +392,6 @@ MISBEHAVING = [
         asks: raises | hangs
         differs_from_call_to_call: random""",
     ),
-    *_attempts("misbehaving_import", "attention: missing_package"),
-    *_attempts("published", "broken_grouped_query_attention: raises"),
+    *attempts("misbehaving_import", "attention: missing_package"),
+    *attempts("published", "broken_grouped_query_attention: raises"),
 ]
