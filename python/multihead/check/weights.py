@@ -89,7 +89,13 @@ def held(target: object) -> list[Tensor]:
     if isinstance(target, nn.Module):
         return list(target.parameters())
     kept = _walk("self", target, 0)
-    return [c.tensor for c in kept if c.of_layer or is_weight(c.name.split(".")[-1])]
+    return [
+        c.tensor for c in kept if c.of_layer or is_weight(_last(c)) or speaks(_last(c))
+    ]
+
+
+def _last(candidate: _Candidate) -> str:
+    return candidate.name.rsplit(".", 1)[-1]
 
 
 def _walk(name: str, value: object, depth: int) -> Iterator[_Candidate]:
@@ -102,10 +108,16 @@ def _walk(name: str, value: object, depth: int) -> Iterator[_Candidate]:
             yield _Candidate(name, value)
     elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         if value.dtype.kind == "f" and 0 < value.ndim <= 4:
-            yield _Candidate(name, torch.from_numpy(value), of_array=True)
+            yield _Candidate(name, _of_array(value), of_array=True)
     elif depth < _DEPTH:
         for key, item in _items(value):
             yield from _walk(f"{prefix}{key}", item, depth + 1)
+
+
+def _of_array(array: object) -> Tensor:
+    """Of the same memory, if that can be."""
+    shared = array.flags.writeable and min(array.strides) >= 0
+    return torch.from_numpy(array if shared else array.copy())
 
 
 def _items(value: object) -> list[tuple[object, object]]:
@@ -138,8 +150,8 @@ def _of_module(prefix: str, module: nn.Module) -> Iterator[_Candidate]:
 def _learned(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters of one layer; where one is computed from others, as under
     weight_norm, what comes of them and not those."""
-    with torch.no_grad():
-        computed = {n: getattr(part, n) for n in getattr(part, "parametrizations", ())}
+    ways = getattr(part, "parametrizations", {})
+    computed = {name: _computed(part, name) for name in ways}
     # The older way: a hook computes `weight` from `weight_g` and `weight_v`.
     hooks = [hook.name for hook in part._forward_pre_hooks.values() if _computes(hook)]
     computed |= {name: vars(part)[name] for name in hooks if name in vars(part)}
@@ -147,6 +159,17 @@ def _learned(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in part.named_parameters(recurse=False):
         if not any(name.startswith(f"{hook}_") for hook in hooks):
             yield name, tensor
+
+
+def _computed(part: nn.Module, name: str) -> Tensor:
+    """As the last run had it: some take a step whenever they compute in training."""
+    way = part.parametrizations[name]
+    training = way.training
+    way.eval()
+    with torch.no_grad():
+        tensor = getattr(part, name)
+    way.train(training)
+    return tensor
 
 
 def _computes(hook: object) -> bool:
@@ -169,10 +192,12 @@ def _belongs(candidate: _Candidate, used: set[int], recorder: Recorder) -> bool:
     if recorder.root(tensor) in used and not recorder.origin(tensor).inputs:
         return True
     # Made as a weight and then forgotten: the engine may say so.
-    name = candidate.name.rsplit(".", 1)[-1]
+    name = _last(candidate)
     kept = candidate.of_root or candidate.of_array or isinstance(tensor, nn.Parameter)
     drawn = recorder.origin(tensor).drawn or kept
-    return drawn and not recorder.origin(tensor).inputs and is_weight(name)
+    of_object = candidate.of_array and candidate.of_root
+    named = is_weight(name) or (of_object and speaks(name))
+    return drawn and not recorder.origin(tensor).inputs and named
 
 
 def _without_doubles(
