@@ -11,6 +11,8 @@ from torch import nn
 from .roles import ATTRIBUTES, normal
 from .weights import held
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -98,7 +100,7 @@ def attributes(module: object) -> dict[str, int]:
 def _owners(module: object) -> Iterator[object]:
     parts = list(module.modules()) if isinstance(module, nn.Module) else [module]
     for part in parts:
-        if isinstance(part, (nn.Conv1d, nn.Conv2d)):
+        if isinstance(part, _CONVOLUTIONS):
             continue  # whose groups are no heads
         yield part
         for name in ("config", "cfg", "args"):
@@ -121,6 +123,8 @@ def input_width(module: object) -> int | None:
         if isinstance(part, nn.Linear):
             # A lazy layer, which has not seen its input, is mostly square.
             return part.in_features or part.out_features
+        if isinstance(part, _CONVOLUTIONS):
+            return part.in_channels
         if isinstance(part, nn.MultiheadAttention):
             return part.embed_dim
     matrices = [p for p in held(module) if p.dim() >= 2]
