@@ -297,3 +297,47 @@ def test_a_configuration_with_more_than_usual_names():
 
     with pytest.raises(ValueError, match="window_of_the_dialect"):
         multihead.check(Particular)
+
+
+class MaskTurned(nn.Module):
+    """Its mask fits only where there are as many queries as keys."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.w_q, self.w_k, self.w_v, self.w_o = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
+
+    def forward(self, q, k, v, mask=None):
+        layers = (self.w_q, q), (self.w_k, k), (self.w_v, v)
+        q, k, v = (
+            layer(t).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, t in layers
+        )
+        scores = q @ k.mT / math.sqrt(q.size(-1))
+        if mask is not None:
+            scores = scores.masked_fill(mask.mT == 0, -1e9)
+        return self.w_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_mask_that_fits_only_with_as_many_queries_as_keys():
+    report = multihead.check(MaskTurned)
+    assert report.cause == "mask_transposed", str(report)
+    assert any("unless keys are as many" in r["sentence"] for r in report.remarks)
+
+
+def without_output(q, k, v, num_heads, d_model):
+    layers = [nn.Linear(d_model, d_model) for _ in range(3)]
+    q, k, v = (
+        layer(t).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+        for layer, t in zip(layers, (q, k, v))
+    )
+    out = F.scaled_dot_product_attention(q, k, v)
+    return out.transpose(1, 2).flatten(2)
+
+
+def test_a_missing_output_projection_is_said():
+    report = multihead.check(without_output)
+    assert report.passed, str(report)
+    assert [a["name"] for a in report.assumptions] == ["no_output_projection"]

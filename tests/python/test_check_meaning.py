@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+from attempts.right_fused import LikePyTorchs
 from torch import nn
 
 import multihead
@@ -267,3 +268,34 @@ def test_a_warning_is_no_print_and_a_stack_is_four_matrices():
         report = multihead.check(attention)
     assert report.passed, str(report)
     assert not any("prints" in remark["sentence"] for remark in report.remarks)
+
+
+class Inverts(LikePyTorchs):
+    """The arguments of nn.MultiheadAttention by name, of which one is read otherwise."""
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        key_padding_mask=None,
+        need_weights=True,
+        attn_mask=None,
+    ):
+        attn_mask = attn_mask if attn_mask is None else self.read(attn_mask)
+        return super().forward(
+            query, key, value, key_padding_mask, need_weights, attn_mask
+        )
+
+    def read(self, mask):
+        return ~mask
+
+
+class Adds(Inverts):
+    def read(self, mask):
+        return mask.double()
+
+
+def test_names_of_pytorchs_masks_mean_what_pytorch_means():
+    assert multihead.check(Inverts).cause == "mask_inverted"
+    assert multihead.check(Adds).cause == "mask_added"

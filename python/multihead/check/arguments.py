@@ -19,11 +19,13 @@ _LEFT = object()  # the parameter's default stays
 @dataclass(frozen=True)
 class Manner:
     """What the code wants beside names: arrays of NumPy, layers where others take
-    matrices, masks that are added, and matrices as (out, in)."""
+    matrices, masks that are added, of any numbers if biased, and matrices as (out,
+    in)."""
 
     numpy: bool = False
     layers: bool = False
     additive: bool = False
+    biased: bool = False
     out_in: bool = False
 
 
@@ -100,7 +102,7 @@ def _masks(call: Call, case: Case, manner: Manner) -> dict[str, Tensor]:
     masks = {}
     mask = cases.mask(case)
     if mask is not None and manner.additive:
-        mask = cases.as_additive(mask, case)
+        mask = cases.as_additive(mask, case, manner.biased)
     if mask is not None:
         role = "key_padding_mask" if case.mask == "keys of each item" else "mask"
         masks[role] = mask

@@ -144,25 +144,37 @@ def mask(case: Case) -> Tensor | None:
         made = earlier if case.mask == "causal" else ~earlier
         return made.to(case.mask_dtype)
     made = _mixed(shape, generator)
+    if case.padding:
+        # Whatever either means, some key is seen: padding leaves two at each end.
+        made[..., 1] = ~made[..., 0]
+        made[..., -1] = ~made[..., -2]
     if case.mask == "blocked row":
         made[1] = True
         made[-1] = False
     return made.to(case.mask_dtype)
 
 
-def as_additive(mask: Tensor, case: Case) -> Tensor:
+def as_additive(mask: Tensor, case: Case, biased: bool) -> Tensor:
     """The mask for code that adds it: 0 where `mask` is True, -inf elsewhere. The
-    first key is seen, so that code that is causal by itself leaves no row blind."""
+    first key is seen, so that code that is causal by itself leaves no row blind.
+
+    biased: a mask of rows has other numbers instead of 0, to show when they are
+    added.
+    """
     blocked = mask == 0
     if case.mask != "blocked row":
         blocked[..., 0] = False
-    zeros = torch.zeros(mask.shape, dtype=case.dtype)
-    return zeros.masked_fill(blocked, -torch.inf)
+    added = torch.zeros(mask.shape, dtype=torch.float64)
+    if biased and case.mask == "rows":
+        added.normal_(generator=_generator(case))
+    return added.to(case.dtype).masked_fill(blocked, -torch.inf)
 
 
 def lengths(case: Case) -> Tensor:
-    """How many keys of each item are real: (B,), all different where they can be."""
-    return torch.arange(case.sizes.batch) % (case.keys - 1) + 1
+    """How many keys of each item are real: (B,), all different where they can be;
+    beside a mask, two at least, and not the last two."""
+    least = 2 if case.mask else 1
+    return torch.arange(case.sizes.batch) % (case.keys - 2 * least + 1) + least
 
 
 def padding(case: Case) -> Tensor:

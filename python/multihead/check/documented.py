@@ -169,14 +169,19 @@ def _helpers(entry: types.FunctionType, subject: Subject) -> Iterator:
                     yield found
 
 
+def is_bias(call: Call) -> bool:
+    """Whether the mask goes by a name under which any number is added."""
+    return normal(call.parameter("mask") or "") in ADDITIVE
+
+
 def is_additive(call: Call, subject: Subject) -> bool:
     """Whether the code says that its mask is added to the scores: by the name of
     the parameter, or in the sentences of its text that speak of the mask."""
+    if is_bias(call):
+        return True
     name = call.parameter("mask")
     if name is None:
         return False
-    if normal(name) in ADDITIVE:
-        return True
     text = "\n".join(_sentences(subject))
     lines = [line for line in text.splitlines() if "mask" in line.lower()]
     return any(_ADDITIVE.search(line) for line in lines)

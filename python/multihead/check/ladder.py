@@ -15,7 +15,7 @@ from torch import nn
 from . import cases
 from .arguments import Manner
 from .cases import Case
-from .documented import batch_first, is_additive
+from .documented import batch_first, is_additive, is_bias
 from .finding import Finding
 from .options import Options
 from .roles import TENSORS
@@ -101,7 +101,11 @@ class Ladder:
         additive = self.options.mask == "additive" or (
             self.options.mask is None and is_additive(self.call, self.subject)
         )
-        first = Manner(numpy=_speaks_numpy(self.subject), additive=additive)
+        first = Manner(
+            numpy=_speaks_numpy(self.subject),
+            additive=additive,
+            biased=additive and is_bias(self.call),
+        )
         manners = [first]
         if self.call.weights:
             manners += [replace(first, layers=True), replace(first, out_in=True)]
@@ -231,14 +235,22 @@ def core_layouts(subject: Subject) -> tuple[str, ...]:
     return tuple(layouts)
 
 
+def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:
+    """The layouts to try for attention by itself that is told how many heads there
+    are; none for what projects."""
+    asks_three = sum(call.takes(role) for role in TENSORS) >= 3
+    constructed = runner.construction is not None and runner.construction.counts_heads
+    if not asks_three or call.weights or constructed:
+        return ()
+    return (cases.HEADS, cases.HEADS_LATER)
+
+
 def may_be_core(call: Call, runner: Runner) -> bool:
     """Whether nothing in the call speaks of heads or widths, so that the code may
     be attention by itself."""
     counts = {"num_heads", "embed_dim", "num_kv_heads", "head_dim"}
     named = any(call.takes(role) or role in call.bound for role in counts)
-    asks_three = sum(call.takes(role) for role in TENSORS) >= 3
-    constructed = runner.construction is not None and runner.construction.counts_heads
-    return asks_three and not named and not call.weights and not constructed
+    return not named and bool(heads_layouts(call, runner))
 
 
 def _speaks_numpy(subject: Subject) -> bool:

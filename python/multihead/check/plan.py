@@ -29,6 +29,16 @@ def masked(base: Case) -> list[Case]:
     ]
 
 
+def masked_square(base: Case, call: Call) -> list[Case]:
+    """The same with as many keys as queries, where there were more."""
+    if base.relation != "cross" or call.style == "x":
+        return []
+    return [
+        replace(case, name=f"{case.name}, Lq = Lk", relation="equal")
+        for case in masked(base)
+    ]
+
+
 def _mask_name(kind: str) -> str:
     shape = cases.MASKS[kind]
     names = {"causal": "causal mask", "blocked row": "a row that sees nothing"}

@@ -22,7 +22,7 @@ _CALL = {
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "
-        "attnbias attentionbias maskbias m"
+        "attnbias attentionbias maskbias scorebias scoresbias additivemask addmask m"
     ),
     "context_mask": (
         "encoderattentionmask encodermask contextmask memorymask crossmask "
@@ -106,7 +106,8 @@ CALL = _table(_SIZES, _CALL)
 CONSTRUCTOR = _table(_SIZES, _CONSTRUCTOR)
 ATTRIBUTES = _table(_SIZES)
 # Masks that are added to the scores, as these names say.
-ADDITIVE = {"attnbias", "attentionbias", "maskbias"}
+ADDITIVE = {"attnbias", "attentionbias", "maskbias", "scorebias", "scoresbias"}
+ADDITIVE |= {"additivemask", "addmask", "bias"}
 TENSORS = ("query", "key", "value", "x", "context")
 SIZES = tuple(_SIZES)
 

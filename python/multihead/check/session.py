@@ -4,7 +4,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,9 +13,17 @@ from . import cases, documented, engine, signature
 from .finding import Finding
 from .guard import Guard
 from .heads import guessed_heads, known_heads
-from .ladder import Base, Ladder, core_layouts, layer_layouts, may_be_core
+from .ladder import (
+    Base,
+    Ladder,
+    core_layouts,
+    heads_layouts,
+    layer_layouts,
+    may_be_core,
+)
 from .observation import Observation, Stated, observe
 from .options import Options
+from .reading import Reading
 from .report import Report
 from .runner import Run, Runner, Stop
 from .suite import Cases, Progress, not_finite
@@ -23,7 +31,6 @@ from .target import Subject, Unreachable, load
 
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _QUICK = 2.0  # seconds of a verdict, so that others are tried
-_RIGHT = ("bits", "rounding")
 
 
 @contextlib.contextmanager
@@ -62,73 +69,6 @@ def examine(
         return Report(name, verdict, findings, examination.understood, seconds)
 
 
-@dataclass
-class Reading:
-    """What one way to call the code gave."""
-
-    base: Base
-    observations: list[Observation] = field(default_factory=list)
-    verdict: dict | None = None
-    findings: list[Finding] = field(default_factory=list)
-    understood: list[str] = field(default_factory=list)
-
-    @property
-    def is_right(self) -> bool:
-        return self.verdict is not None and self.verdict["verdict"] in _RIGHT
-
-    @property
-    def faults(self) -> list[str]:
-        return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
-
-    @property
-    def refuses(self) -> int:
-        """How many kinds of calls the code does not take so."""
-        return len([f for f in self.findings if "refuses" in f.sentence])
-
-    def assume(self, name: str, sentence: str, remedy: str = "") -> None:
-        """Adds what the runs themselves assumed, which the engine cannot know."""
-        said = {"name": name, "sentence": sentence, "remedy": remedy}
-        self.verdict.setdefault("assumptions", []).append(said)
-
-    def say_polarity(self) -> None:
-        """Adds the polarity that was assumed where it is the engine's first choice,
-        of which it says nothing."""
-        if self.verdict is None:
-            return
-        known = {a["name"] for a in self.verdict.get("assumptions", [])}
-        for tensor, fact, kept, ignored, sentence, remedy in _POLARITIES:
-            open_to_both = any(
-                tensor in o.tensors and not o.metadata.keys() & {fact, "mask"}
-                for o in self.observations
-            )
-            if tensor == "mask" and "mask_added" in self.faults:
-                remedy = (
-                    'If 0 and -inf are meant, which are added, say mask="additive".'
-                )
-            if open_to_both and kept not in known and ignored not in self.faults:
-                self.assume(kept.replace("keeps", "blocks"), sentence, remedy)
-
-
-_POLARITIES = (
-    (
-        "mask",
-        "mask",
-        "mask_keeps",
-        "mask_ignored",
-        "The mask is read as True (or 1) = blocked.",
-        'If True is meant to be seen, say mask="keep".',
-    ),
-    (
-        "key_padding_mask",
-        "padding",
-        "padding_keeps",
-        "padding_ignored",
-        "The padding mask is read as True (or 1) = padding.",
-        'If True is meant to mark real tokens, say mask="keep".',
-    ),
-)
-
-
 class Examination:
     """The steps of a check. `findings` and `understood` grow on the way."""
 
@@ -162,6 +102,8 @@ class Examination:
         if mask is None and self.ladder.manners()[0].additive:
             mask = "additive"
         mask = mask or documented.meaning_of_mask(self.call, self.subject)
+        if mask is None and self.call.is_as_pytorchs:
+            mask = "blocked"
         return Stated(
             num_heads=self.options.num_heads,
             num_kv_heads=self.options.num_kv_heads,
@@ -193,11 +135,13 @@ class Examination:
         core = may_be_core(self.call, self.runner)
         base = self.ladder.find(layouts)
         if core and (base is None or not base.run.parameters.tensors):
-            return self._best_core()
+            return self._best_core(core_layouts(self.subject))
         if base is None:
-            return None
+            if len(signature.axes(self.subject)) == 4:
+                self.ladder.findings = []  # of calls with too few axes
+            return self._best_core(heads_layouts(self.call, self.runner))
         reading = self._read_either_mask(base)
-        if not reading.is_right and reading.refuses:
+        if not reading.is_right and reading.refused:
             reading = self._less_refused(reading, layouts)
         exchanged = reading.faults == ["batch_and_sequence_exchanged"]
         if exchanged and cases.SEQUENCE_FIRST in layouts:
@@ -215,29 +159,31 @@ class Examination:
             if base is None or base.case.relation != "cross":
                 continue
             other = self._read_either_mask(base)
-            if other.refuses < reading.refuses:
+            if other.beats(reading):
                 return other
         return reading
 
-    def _best_core(self) -> Reading | None:
-        readings = []
-        for layout in core_layouts(self.subject):
+    def _best_core(self, layouts: tuple[str, ...]) -> Reading | None:
+        """The likeliest reading as attention by itself that no other beats."""
+        best = None
+        for layout in layouts:
             base = self.ladder.find((layout,))
             if base is None:
                 continue
             reading = self._read_either_mask(base)
-            if reading.is_right:
-                return reading
-            readings.append(reading)
-        # A fault by a stranger reading than the natural one proves nothing.
-        return (readings or [None])[0]
+            if best is None or reading.beats(best):
+                best = reading
+            if best.is_right and not best.refused:
+                break
+        return best
 
     def _read_either_mask(self, base: Base) -> Reading:
         """What adds a mask may be meant to: then it is read as 0 and -inf, if that
         leaves fewer faults."""
         reading = self._read(base)
         if base.manner.additive and self.options.mask is None:
-            return reading if reading.is_right else self._not_additive(base, reading)
+            named = reading.is_right or base.manner.biased
+            return reading if named else self._not_additive(base, reading)
         if "mask_added" not in reading.faults or self.stated.mask is not None:
             return reading
         if not documented.may_be_additive(self.call, self.subject):
@@ -273,6 +219,7 @@ class Examination:
         if self.options.inputs is not None:
             runs.run_users(self.options.inputs)
         reading.findings += runs.findings
+        reading.taken, reading.refused = runs.taken, runs.refused
         reading.observations = self._observations(runs.kept)
         reading.understood = self._how_called(base, runs.kept)
         if runs.hopeless:
@@ -287,6 +234,7 @@ class Examination:
             reading.findings += runs.overflows()
         reading.say_polarity()
         self._say_layout(reading)
+        reading.say_output(runs.kept)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
         return reading

@@ -47,6 +47,11 @@ class Call:
     def takes(self, role: str) -> bool:
         return role in self.roles.values()
 
+    @property
+    def is_as_pytorchs(self) -> bool:
+        """Whether it has the masks of nn.MultiheadAttention by their names."""
+        return {"attn_mask", "key_padding_mask", "need_weights"} <= self.roles.keys()
+
 
 def read(subject: Subject) -> Call:
     """Reads the signature of the code under test.
@@ -58,6 +63,10 @@ def read(subject: Subject) -> Call:
     call = Call([p for p in parameters if p.name not in fixed], {}, "x")
     for parameter in call.parameters:
         call.roles[parameter.name] = _role_of(parameter)
+    if not call.takes("mask") and not call.takes("weight"):
+        # Beside weights it would be one of them.
+        roles = {p.name: p.default for p in call.parameters}.items()
+        call.roles.update({n: "mask" for n, d in roles if n == "bias" and d is None})
     if not call.takes("mask"):
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})

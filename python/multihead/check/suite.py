@@ -50,7 +50,7 @@ def not_finite(kept: list[Run]) -> list[Finding]:
 
 class Cases:
     """The runs that follow from a first call. `kept` have an output; `findings` say
-    what was refused."""
+    what was refused; `taken` and `refused` are kinds of calls by name."""
 
     def __init__(self, runner: Runner, base: Base, progress: Progress):
         self.runner, self.progress = runner, progress
@@ -59,6 +59,8 @@ class Cases:
         self._taken = base.run
         self.kept: list[Run] = []
         self.findings: list[Finding] = []
+        self.taken: set[str] = set()
+        self.refused: set[str] = set()
         # Nothing that could be compared: noise, or no numbers at all.
         self.hopeless = False
 
@@ -80,7 +82,8 @@ class Cases:
             self._try_flag(case)
         constructed = self.runner.construction is not None
         for case in plan.groups(self.base, self.call, constructed):
-            self._try(case)
+            if self._try(case):
+                self.taken.add("groups")
         if self.call.takes("need_weights") or self.call.takes("average_weights"):
             self._try(plan.returning_weights(self.base))
         self._crowd(kinds)
@@ -90,6 +93,8 @@ class Cases:
         self._round(kinds)
         if case := plan.blocked(self.base, kinds[0] if kinds else None):
             self._try(replace(case, mask_dtype=self.base.mask_dtype))
+        other_keys = self.taken if self.base.relation == "cross" else self.refused
+        other_keys.add("other keys")
         if self.base.relation == "equal":
             self._say_limit("It refuses keys that are longer than the queries.")
         if self.base.relation == "self" and self.call.style == "qkv":
@@ -168,27 +173,41 @@ class Cases:
             return []
         refusals: list[Finding] = []
         for dtype in plan.MASK_DTYPES:
-            taken = []
-            for case in plan.masked(self.base):
-                if case.mask == "keys of each item" and "rows" in taken:
-                    continue  # of two axes, these were queries and keys
-                case = replace(case, mask_dtype=dtype, gradients=case.mask == "rows")
-                self.progress(case.name)
-                run = self.runner.run(case, self.manner)
-                if run.refused:
-                    refusals += run.findings[:1]
-                else:
-                    taken.append(case.mask)
-                    self.kept.append(run)
+            taken = self._masks_of(plan.masked(self.base), dtype, refusals)
             if taken:
                 self.base = replace(self.base, mask_dtype=dtype)
+                self.taken.add("mask")
                 return taken
+        self.refused.add("mask")
         first = refusals[0]
+        square = plan.masked_square(self.base, self.call)
+        if any(self._masks_of(square, d, refusals) for d in plan.MASK_DTYPES):
+            self._say_limit(
+                f"It refuses masks unless keys are as many as queries: {first.sentence}",
+                first.detail,
+            )
+            return []
         sentence = f"No mask that was tried is taken: {first.sentence}"
         # A shape that nobody tried may be meant; a mistake in Python is one.
         kind = "failure" if first.sentence.startswith(_MISTAKES) else "limit"
         self.findings.append(replace(first, sentence=sentence, kind=kind))
         return []
+
+    def _masks_of(
+        self, masked: list[Case], dtype: torch.dtype, refusals: list[Finding]
+    ) -> list[str]:
+        """Runs these masks; the kinds that are taken. Adds the others' refusals."""
+        taken: list[str] = []
+        for case in masked:
+            if case.mask == "keys of each item" and "rows" in taken:
+                continue  # of two axes, these were queries and keys
+            case = replace(case, mask_dtype=dtype, gradients=case.mask == "rows")
+            run = self._run(case)
+            if run.refused:
+                refusals += run.findings[:1]
+            else:
+                taken.append(case.mask)
+        return taken
 
     def _try_flag(self, case: Case) -> None:
         dtypes = plan.MASK_DTYPES if case.mask or case.padding else (torch.bool,)
@@ -197,6 +216,7 @@ class Cases:
             for dtype in dtypes:
                 run = self._run(replace(variant, mask_dtype=dtype))
                 if not run.refused:
+                    self.taken.add(case.name)
                     return
                 refusals += run.findings[:1]
         self._say_refused(case, refusals[0])
@@ -205,6 +225,7 @@ class Cases:
         """An argument that is offered and that no call can use is a failure; not so
         two arguments together, nor what the code refuses in its own words."""
         meant = refusal.sentence.startswith(_REFUSALS)
+        self.refused.add(case.name)
         alone = case.mask is None or case.padding is None
         sentence = f"It refuses the call with {case.name}: {refusal.sentence}"
         kind = "failure" if alone and not meant else "limit"

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""What one way to call the code gave, and which of two ways says more."""
+
+from dataclasses import dataclass, field
+
+from .finding import Finding
+from .ladder import Base
+from .observation import Observation
+from .runner import Run
+
+_RIGHT = ("bits", "rounding")
+
+
+@dataclass
+class Reading:
+    """What one way to call the code gave."""
+
+    base: Base
+    observations: list[Observation] = field(default_factory=list)
+    verdict: dict | None = None
+    findings: list[Finding] = field(default_factory=list)
+    understood: list[str] = field(default_factory=list)
+    # Kinds of calls by name.
+    taken: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+
+    @property
+    def is_right(self) -> bool:
+        return self.verdict is not None and self.verdict["verdict"] in _RIGHT
+
+    @property
+    def faults(self) -> list[str]:
+        return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
+
+    def beats(self, likelier: "Reading") -> bool:
+        """Whether it is to be believed instead of a likelier one: it takes all calls
+        that the other takes, and is right or takes more of them. A fault by a
+        stranger reading proves nothing else."""
+        if self.verdict is None or not likelier.taken <= self.taken:
+            return False
+        exculpates = self.is_right and not likelier.is_right
+        return exculpates or bool(self.taken & likelier.refused)
+
+    def assume(self, name: str, sentence: str, remedy: str = "") -> None:
+        """Adds what the runs themselves assumed, which the engine cannot know."""
+        said = {"name": name, "sentence": sentence, "remedy": remedy}
+        self.verdict.setdefault("assumptions", []).append(said)
+
+    def say_polarity(self) -> None:
+        """Adds the polarity that was assumed where it is the engine's first choice,
+        of which it says nothing."""
+        if self.verdict is None:
+            return
+        known = {a["name"] for a in self.verdict.get("assumptions", [])}
+        for tensor, fact, kept, ignored, sentence, remedy in _POLARITIES:
+            open_to_both = any(
+                tensor in o.tensors and not o.metadata.keys() & {fact, "mask"}
+                for o in self.observations
+            )
+            if tensor == "mask" and "mask_added" in self.faults:
+                remedy = (
+                    'If 0 and -inf are meant, which are added, say mask="additive".'
+                )
+            if open_to_both and kept not in known and ignored not in self.faults:
+                self.assume(kept.replace("keeps", "blocks"), sentence, remedy)
+
+    def say_output(self, kept: list[Run]) -> None:
+        """Adds that nothing is projected out, where several heads are projected in."""
+        if self.verdict is None or self.verdict["verdict"] == "unknown":
+            return
+        matched = self.verdict.get("weights", [])
+        projected_out = any(m.startswith("output") for m in matched)
+        one_head = self.observations[0].metadata["num_heads"] == "1"
+        if kept[0].parameters.tensors and not one_head and not projected_out:
+            self.assume(
+                "no_output_projection",
+                "There is no output projection; it is judged as attention without one.",
+                "In multi-head attention one more matrix follows: `out = W_o(merged)`.",
+            )
+
+
+_POLARITIES = (
+    (
+        "mask",
+        "mask",
+        "mask_keeps",
+        "mask_ignored",
+        "The mask is read as True (or 1) = blocked.",
+        'If True is meant to be seen, say mask="keep".',
+    ),
+    (
+        "key_padding_mask",
+        "padding",
+        "padding_keeps",
+        "padding_ignored",
+        "The padding mask is read as True (or 1) = padding.",
+        'If True is meant to mark real tokens, say mask="keep".',
+    ),
+)
