@@ -87,3 +87,14 @@ def test_a_bias_is_more_than_0_and_infinity():
     report = multihead.check(bias_divided_too)
     assert not report.passed
     assert report.first_stage in ("scores", "masked scores")
+
+
+def shares_on_request(q, k, v, enable_gqa=False):
+    if enable_gqa:
+        shared = q.size(-3) // k.size(-3)
+        k, v = k.repeat(1, shared, 1, 1), v.repeat(1, shared, 1, 1)
+    return (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1) @ v
+
+
+def test_heads_are_shared_where_a_flag_offers_it():
+    assert multihead.check(shares_on_request).cause == "groups_tiled"

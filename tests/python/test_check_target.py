@@ -156,6 +156,39 @@ def test_only_what_can_be_called_is_a_target():
         multihead.check(lambda: None)
 
 
+class AnswersNothing:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_an_object_that_hides_its_attributes_is_no_target():
+    with pytest.raises(ValueError, match="target must be .* got AnswersNothing"):
+        multihead.check(AnswersNothing())
+
+
+class CallsItself(nn.Module):
+    """A module without forward."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
+
+    def __call__(self, x):
+        return self.inner(x, x, x)[0]
+
+
+def test_what_a_module_calls_need_not_be_forward():
+    report = multihead.check(CallsItself)
+    assert report.passed, str(report)
+
+
+def test_a_function_in_c_is_called_as_its_docstring_says():
+    report = multihead.check(torch.nn.functional.scaled_dot_product_attention)
+    assert report.passed, str(report)
+    names = {case["name"] for case in report.cases}
+    assert names >= {"is_causal", "mask (Lq, Lk)", "2 groups"}
+
+
 def test_stated_sizes_are_used():
     report = multihead.check(samples.layers_inside, num_heads=3, embed_dim=30)
     assert report.passed and report.cases[0]["shape"][-1] == 30
@@ -268,6 +301,24 @@ def test_code_that_misbehaves_is_a_finding(target):
     report = multihead.check(target)
     assert not report.passed and report.cause == target.__name__
     assert str(report)
+
+
+@pytest.mark.parametrize(
+    "make, kind",
+    [
+        (torch.Tensor.to_sparse, "a sparse tensor"),
+        (lambda t: t.to(torch.complex64), "complex numbers"),
+        (lambda t: torch.nested.as_nested_tensor(list(t)), "a nested tensor"),
+        (lambda t: t.to("meta"), "a tensor on the device 'meta'"),
+        (
+            lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+            "a quantized tensor",
+        ),
+    ],
+)
+def test_tensors_of_another_kind_are_a_finding(make, kind):
+    report = multihead.check(lambda q, k, v: make(core(q, k, v)))
+    assert f"It returns {kind}" in findings(report)["wrong_type"].sentence
 
 
 def test_an_error_is_shown_with_its_line_and_call():

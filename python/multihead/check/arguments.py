@@ -158,6 +158,8 @@ def _switch(role: str | None, parameter, case: Case) -> object:
         return True if case.returns_weights else _LEFT
     if role == "average_weights":
         return False if case.returns_weights else _LEFT
+    if role == "shares_heads":
+        return True if case.sizes.kv_heads else _LEFT
     if role == "flag":
         return False
     if role == "dropout":

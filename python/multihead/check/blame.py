@@ -26,7 +26,8 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
             "hangs",
             f"It had not come to an end after {time_limit:g} s.",
             "Look there, and where that is called, for a loop whose condition stays "
-            "true. If it only needs longer, `check(..., time_limit=...)` gives it more.",
+            "true. If it only needs longer, a higher time limit gives it more: "
+            "`time_limit=`, or `--time-limit` of the command.",
             where,
         )
     if isinstance(error, ModuleNotFoundError) and error.name:

@@ -42,6 +42,16 @@ def split(
                 "Return the output as a tensor, alone or first in a tuple.",
             )
         )
+    for tensor in tensors:
+        if kind := _kind(tensor):
+            raise Unfit(
+                Finding(
+                    "wrong_type",
+                    f"It returns {kind} where a plain tensor of real numbers is "
+                    "expected.",
+                    "Return the output as a dense tensor in the type of the query.",
+                )
+            )
     rows = as_sequence(query, case).shape[:-1]
     sequences = [as_sequence(t, case) for t in tensors]
     fitting = [t for t in sequences if t.shape[:-1] == rows and t.dim() > 1]
@@ -93,6 +103,21 @@ def _tensor(value: object) -> Tensor | None:
         except TypeError:
             return None
     return None
+
+
+def _kind(tensor: Tensor) -> str:
+    """What a tensor is that nothing can be compared with; empty for others."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return "a sparse tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_complex():
+        return "complex numbers"
+    if tensor.device.type != "cpu":
+        return f"a tensor on the device {tensor.device.type!r}"
+    return ""
 
 
 def _wrong_shape(got: Tensor, query: Tensor) -> Finding:

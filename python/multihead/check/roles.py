@@ -47,6 +47,7 @@ _CALL = {
     "training": "training train istraining trainmode",
     "scale": "scale scaling softmaxscale",
     "weights": "params parameters weights weightdict statedict paramdict",
+    "shares_heads": "enablegqa usegqa gqa",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue",
 }
 _SIZES = {

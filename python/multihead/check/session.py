@@ -296,18 +296,16 @@ class Examination:
             for run in kept:
                 run.parameters = run.parameters.by_flow
             reading.observations = self._observations(kept)
-            try:
+            with contextlib.suppress(ValueError):
                 reading.verdict = engine.explain(reading.observations)
                 return
-            except ValueError as error:
-                complaint = error
         reading.findings.append(
             Finding(
                 "no_weights_found",
                 "Its weights could not be matched with those of attention.",
                 "Name them W_q, W_k, W_v and W_o, or like those of "
                 "nn.MultiheadAttention; or state num_heads and num_kv_heads.",
-                detail=str(complaint),
+                detail=str(complaint).removeprefix("explain: "),
             )
         )
 

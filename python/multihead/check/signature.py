@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What each parameter of a call takes, read from its name, else from its place."""
 
+import ast
 import functools
 import inspect
 import re
@@ -92,12 +93,30 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
     try:
         found = list(inspect.signature(subject.entry).parameters.values())
     except ValueError:  # a function written in C
-        return unknown
+        return _documented(subject.entry) or unknown
     named = [p for p in found if p.kind not in _VARIADIC]
     if subject.kind == "class":
         named = named[1:]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in found)
     return unknown if takes_any and not named else named
+
+
+def _documented(entry: object) -> list[inspect.Parameter]:
+    """The parameters in the first line of a docstring, as `f(x, p=0.0) -> Tensor`;
+    none if it is not Python's."""
+    found = re.match(r"\w+\(([^()]*)\)\s*->", inspect.getdoc(entry) or "")
+    try:
+        arguments = ast.parse(f"def f({found[1]}): ..." if found else "").body[0].args
+        defaults = [ast.literal_eval(default) for default in arguments.defaults]
+    except (SyntaxError, ValueError, IndexError):
+        return []
+    required = len(arguments.args) - len(defaults)
+    defaults = [inspect.Parameter.empty] * required + defaults
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [
+        inspect.Parameter(argument.arg, kind, default=default)
+        for argument, default in zip(arguments.args, defaults)
+    ]
 
 
 def _role_of(parameter: inspect.Parameter) -> str | None:

@@ -86,8 +86,8 @@ def _path_and_name(target: str) -> tuple[pathlib.Path, str]:
 
 def describe(target: object) -> Subject:
     """The subject for an object; ValueError if it cannot be called."""
-    target = getattr(target, "_orig_mod", target)
-    target = getattr(target, "_torchdynamo_orig_callable", target)
+    for original in ("_orig_mod", "_torchdynamo_orig_callable"):
+        target = _attribute(target, original) or target
     if inspect.isclass(target):
         kind, entry = "class", _method(target)
     elif isinstance(target, nn.Module) or not _is_function(target):
@@ -119,11 +119,19 @@ def _is_function(target: object) -> bool:
 def _method(target: object) -> Callable | None:
     """What a call of a module, or of any other object, runs."""
     kind = target if inspect.isclass(target) else type(target)
-    if issubclass(kind, nn.Module) or not any(
-        "__call__" in vars(k) for k in kind.__mro__
-    ):
-        return getattr(target, "forward", None)
+    owner = next((k for k in kind.__mro__ if "__call__" in vars(k)), None)
+    # What nn.Module has of its own runs forward.
+    if owner is None or owner.__module__.startswith("torch."):
+        return _attribute(target, "forward")
     return kind.__call__ if kind is target else target.__call__
+
+
+def _attribute(target: object, name: str) -> object:
+    """An attribute of a foreign object, which may raise anything; None without."""
+    try:
+        return getattr(target, name, None)
+    except Exception:
+        return None
 
 
 def _name(code: object) -> str:
