@@ -341,3 +341,26 @@ def test_a_missing_output_projection_is_said():
     report = multihead.check(without_output)
     assert report.passed, str(report)
     assert [a["name"] for a in report.assumptions] == ["no_output_projection"]
+
+
+class CausalWithAMask(MaskTurned):
+    """Some queries see no key; what they give has no part in the gradients."""
+
+    def forward(self, q, k, v, mask=None):
+        layers = (self.w_q, q), (self.w_k, k), (self.w_v, v)
+        q, k, v = (
+            layer(t).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer, t in layers
+        )
+        scores = q @ k.mT / math.sqrt(q.size(-1))
+        later = scores.new_ones(scores.shape[-2:]).triu(1) == 1
+        scores = scores.masked_fill(later, -1e9)
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -math.inf)
+        return self.w_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_code_that_is_causal_by_itself_and_takes_a_mask():
+    report = multihead.check(CausalWithAMask)
+    assert report.passed, str(report)
+    assert "causal_by_itself" in [a["name"] for a in report.assumptions]

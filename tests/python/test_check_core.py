@@ -98,3 +98,21 @@ def shares_on_request(q, k, v, enable_gqa=False):
 
 def test_heads_are_shared_where_a_flag_offers_it():
     assert multihead.check(shares_on_request).cause == "groups_tiled"
+
+
+def blind_to_the_present(q, k, v):
+    scores = q @ k.mT / math.sqrt(q.size(-1))
+    earlier = torch.ones(scores.shape[-2:]).tril(-1)
+    return scores.masked_fill(earlier == 0, -torch.inf).softmax(-1) @ v
+
+
+def one_number_lost(q, k, v):
+    out = (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1) @ v
+    return out.index_fill(-2, torch.tensor(1), math.nan)
+
+
+def test_some_numbers_that_are_not_finite_may_have_a_name():
+    assert multihead.check(blind_to_the_present, causal=True).cause == (
+        "causal_misses_diagonal"
+    )
+    assert multihead.check(one_number_lost).cause == "not_finite"

@@ -281,10 +281,17 @@ class Inverts(LikePyTorchs):
         key_padding_mask=None,
         need_weights=True,
         attn_mask=None,
+        average_attn_weights=True,
     ):
-        attn_mask = attn_mask if attn_mask is None else self.read(attn_mask)
+        mask = None if attn_mask is None else self.read(attn_mask)
         return super().forward(
-            query, key, value, key_padding_mask, need_weights, attn_mask
+            query,
+            key,
+            value,
+            key_padding_mask,
+            need_weights,
+            mask,
+            average_attn_weights,
         )
 
     def read(self, mask):

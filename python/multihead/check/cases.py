@@ -186,6 +186,18 @@ def padding(case: Case) -> Tensor:
     return before if case.padding == "lengths" else ~before
 
 
+def may_be_blind(mask: Tensor) -> Tensor:
+    """The queries (Lq,) that a mask (Lq, Lk), read in one of both ways, leaves without
+    an earlier key, as code sees it that is causal by itself."""
+    later = torch.ones(mask.shape, dtype=torch.bool).triu(1)
+    marked = mask != 0
+    return (marked | later).all(-1) | (~marked | later).all(-1)
+
+
+def query_axis(case: Case) -> int:
+    return {SEQUENCE_FIRST: 0, HEADS_LATER: 1}.get(case.layout, -2)
+
+
 def unbatched(case: Case) -> bool:
     return case.layout in (UNBATCHED, FLAT)
 

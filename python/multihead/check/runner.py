@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from . import arguments, outputs, weights
+from . import arguments, cases, outputs, weights
 from .arguments import Arguments, Manner
 from .cases import Case
 from .construct import Construction
@@ -222,10 +222,14 @@ class Runner:
         made.keywords = {n: copies.get(id(v), v) for n, v in made.keywords.items()}
 
     def _differentiate(self, run: Run) -> None:
-        """The gradients of sum(out · dout); zero where there is no path."""
+        """The gradients of sum(out · dout); zero where there is no path. What a query
+        without keys gives is anybody's choice, so it has no part in dout."""
         generator = torch.Generator().manual_seed(77)
         drawn = torch.randn(run.out.shape, generator=generator, dtype=torch.float64)
         dout = drawn.to(run.out.dtype)
+        if run.case.mask == "rows":
+            blind = cases.may_be_blind(run.arguments.masks["mask"])
+            dout.movedim(cases.query_axis(run.case), 0)[blind] = 0
         leaves = list(run.leaves.values())
         found = [None] * len(leaves)
         if run.out.requires_grad:

@@ -237,6 +237,8 @@ class Examination:
         reading.say_output(runs.kept)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
+            if not_finite(runs.kept[:1]):
+                reading.verdict = None  # that is what is wrong, mask or no mask
         return reading
 
     def _say_layout(self, reading: Reading) -> None:

@@ -50,8 +50,10 @@ class Call:
 
     @property
     def is_as_pytorchs(self) -> bool:
-        """Whether it has the masks of nn.MultiheadAttention by their names."""
-        return {"attn_mask", "key_padding_mask", "need_weights"} <= self.roles.keys()
+        """Whether it has the arguments of nn.MultiheadAttention by their names, of
+        today: older ones had masks that are only added."""
+        named = {"attn_mask", "key_padding_mask", "average_attn_weights"}
+        return named <= self.roles.keys()
 
 
 def read(subject: Subject) -> Call:

@@ -67,7 +67,9 @@ class Cases:
     def run_all(self) -> None:
         """Runs everything; the first run in `kept` is the base."""
         first = self._first()
-        noise = self._randomness(first) + not_finite([first])
+        noise = self._randomness(first)
+        if not first.out.isfinite().any():
+            noise += not_finite([first])
         self.findings += noise
         if noise:
             self.hopeless = True

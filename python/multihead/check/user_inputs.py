@@ -82,7 +82,7 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
     base = replace(base, layout=_layout(query, base))
     key = cases.as_sequence(made.tensors.get("key", query), base)
     query = cases.as_sequence(query, base)
-    axis = {cases.SEQUENCE_FIRST: 0, cases.HEADS_LATER: 1}.get(base.layout, -2)
+    axis = cases.query_axis(base)
     batch = {cases.SEQUENCE_FIRST: 1}.get(base.layout, 0)
     wide = base.layout not in cases.CORE
     own = _heads_of(query, base)
