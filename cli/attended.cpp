@@ -108,6 +108,10 @@ std::string number(double value) {
   return text;
 }
 
+std::string mean_name(int64_t heads) {
+  return "mean of " + std::to_string(heads) + " heads";
+}
+
 // What one item's heads look like.
 class Measurement {
  public:
@@ -126,8 +130,11 @@ class Measurement {
   }
 
   Item run() {
-    for (int64_t head = 0; head < attended_.num_heads(); ++head) {
-      Panel panel{.name = "head " + std::to_string(head)};
+    const int64_t mean_of = attended_.mean_of;
+    for (int64_t head = 0; head < (mean_of ? 1 : attended_.num_heads());
+         ++head) {
+      Panel panel{.name = mean_of ? mean_name(mean_of)
+                                  : "head " + std::to_string(head)};
       attended_.weights.defined() ? read(head, panel) : compute(head, panel);
       panel.map.blocked = blocked_cells(head);
       result_.panels.push_back(std::move(panel));
@@ -217,9 +224,8 @@ class Measurement {
 
   Panel mean_panel() const {
     const auto count = static_cast<double>(result_.panels.size());
-    Panel mean{
-        .name = "mean of " + std::to_string(result_.panels.size()) + " heads",
-        .map = result_.panels[0].map};
+    Panel mean{.name = mean_name(result_.panels.size()),
+               .map = result_.panels[0].map};
     for (size_t cell = 0; cell < mean.map.values.size(); ++cell) {
       double sum = 0;
       for (const Panel& panel : result_.panels) {
@@ -269,6 +275,7 @@ int64_t Attended::batch_size() const {
   return weights.defined() ? weights.size(0) : query.size(0);
 }
 int64_t Attended::num_heads() const {
+  if (mean_of > 0) return mean_of;
   return weights.defined() ? weights.size(1) : query.size(1);
 }
 int64_t Attended::query_length() const {

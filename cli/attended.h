@@ -19,6 +19,7 @@ struct Attended {
   std::string title;
   at::Tensor weights = {};          ///< (B, H, Lq, Lk); or undefined, and then
   at::Tensor query = {}, key = {};  ///< (B, H, Lq, D), (B, G, Lk, D)
+  int64_t mean_of = 0;  ///< heads, if weights are their mean, (B, 1, Lq, Lk)
   /// The mask; scale and the like are only looked at with query and key.
   multihead::AttentionOptions options = {};
   int64_t num_kv_heads = 1;

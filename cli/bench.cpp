@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <stdexcept>
 
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
@@ -100,10 +99,7 @@ int bench(const BenchOptions& options) {
                       {{"bench: --svg", options.svg}, to_svg}};
   const auto printed = std::ranges::count_if(
       outputs, [](const Output& o) { return o.to.standard_output(); });
-  if (printed > 1)
-    throw std::invalid_argument(
-        "multihead bench: only one of --json, --csv, --markdown and --svg may "
-        "be -");
+  print_at_most_one("bench", printed);
 
   if (options.same_isa) hold_pytorch_to(isa);
   Run run{

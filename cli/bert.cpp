@@ -38,6 +38,12 @@ std::string read_file(const std::filesystem::path& path) {
 struct Files {
   explicit Files(const ShowOptions& options) {
     const std::filesystem::path given = options.model;
+    if (!std::filesystem::exists(given))
+      refuse(
+          "--model",
+          "be a folder with model.safetensors, config.json and vocab.txt, or "
+          "its .safetensors file",
+          options.model + ", which does not exist");
     const bool is_folder = std::filesystem::is_directory(given);
     weights = is_folder ? given / "model.safetensors" : given;
     const std::filesystem::path folder = weights.parent_path();
@@ -187,9 +193,10 @@ Attended run_bert(const ShowOptions& options) {
   const Files files(options);
   const Bert bert(files, options);
   const int64_t layers = bert.layers();
-  if (options.layer < 0 || options.layer >= layers)
+  const int64_t shown = options.layer.value_or(0);
+  if (shown < 0 || shown >= layers)
     refuse("--layer", "be from 0 to " + std::to_string(layers - 1),
-           std::to_string(options.layer));
+           std::to_string(shown));
   const std::vector<Token> tokens =
       WordPiece(read_file(files.vocabulary), files.lower_case)
           .tokenise(options.text);
@@ -199,17 +206,16 @@ Attended run_bert(const ShowOptions& options) {
                " tokens",
            std::to_string(tokens.size()));
   at::Tensor x = bert.embed(tokens);
-  for (int64_t layer = 0; layer < options.layer; ++layer)
-    x = bert.run_layer(layer, x);
-  Attended attended{
-      .title = "layer " + std::to_string(options.layer) + ": " + options.text,
-      .query = bert.heads(options.layer, "query", x),
-      .key = bert.heads(options.layer, "key", x)};
+  for (int64_t layer = 0; layer < shown; ++layer) x = bert.run_layer(layer, x);
+  Attended attended{.title = "layer " + std::to_string(shown) + ": " +
+                             printable(options.text),
+                    .query = bert.heads(shown, "query", x),
+                    .key = bert.heads(shown, "key", x)};
   attended.num_kv_heads = attended.num_heads();
   attended.stages = stages_of(x, attended.query, attended.key);
   attended.keys.emplace_back();
   for (const Token& token : tokens)
-    attended.keys[0].push_back(printable(token.text));
+    attended.keys[0].push_back(label(token.text));
   attended.queries = attended.keys;
   return attended;
 }

@@ -45,8 +45,9 @@ int bench(const BenchOptions& options);
 
 /// What becomes of a report beside its text on standard output.
 struct ReportOutput {
-  bool json = false;      ///< print JSON instead
-  std::string html, svg;  ///< files; empty: none
+  bool json = false;  ///< print JSON instead
+  /// Files, "-" for standard output instead of the text; empty: none.
+  std::string html, svg;
 };
 
 struct CheckOptions {
@@ -71,7 +72,7 @@ struct ShowOptions {
   std::string weights;       ///< a file with a layer's parameters
   std::string model, vocab;  ///< a BERT: folder or file; its vocabulary
   std::string text;          ///< what the model reads
-  int64_t layer = 0;         ///< of the model
+  std::optional<int64_t> layer;  ///< of the model; default: 0
   std::string tokens, query_tokens;  ///< words, or a JSON array
   std::string mask;                  ///< blocked, keep, additive; "": the dump
   std::optional<int64_t> num_heads;

@@ -3,6 +3,7 @@
 // Where an output goes: a file that appears as a whole, or standard output.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,8 +15,8 @@ namespace cli {
 /// Opened before anything runs, so that a typing error costs no time.
 class Destination {
  public:
-  /// path: "-" is standard output, "" nothing. `option` is what errors name:
-  /// "bench: --json".
+  /// path: "-" is standard output, "" nothing; a link to a file is followed.
+  /// `option` is what errors name: "bench: --json".
   Destination(const std::string& option, const std::string& path);
 
   bool standard_output() const { return standard_output_; }
@@ -26,5 +27,9 @@ class Destination {
   bool standard_output_ = false;
   std::unique_ptr<multihead::safetensors::OutputFile> file_;
 };
+
+/// Throws std::invalid_argument where more than one output of a command goes to
+/// standard output.
+void print_at_most_one(const std::string& command, int64_t printed);
 
 }  // namespace cli

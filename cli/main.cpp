@@ -4,12 +4,18 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <functional>
+#include <iostream>
+#include <sstream>
 
 #include "cli/commands.h"
+#include "multihead/utf8.h"
 #include "multihead/version.h"
 
 namespace {
+
+using multihead::printable;
 
 constexpr const char* kExamples = R"(
 Examples:
@@ -121,6 +127,24 @@ Examples:
   multihead explain plain.safetensors masked.safetensors --mask blocked
 )";
 
+std::string is_code(const std::string& target) {
+  return target.ends_with(".safetensors")
+             ? target + " is a dump: multihead explain " + target
+             : "";
+}
+
+// Says what to do with a file that is no dump, for certain; "" of others.
+std::string is_dump(const std::string& path) {
+  const std::string kind = std::filesystem::path(path).extension().string();
+  if (kind == ".py" || kind == ".ipynb")
+    return path + " is code: multihead check " + path;
+  for (const char* other : {".npy", ".npz", ".pt", ".pth", ".pkl", ".bin"})
+    if (kind == other)
+      return path +
+             " must be .safetensors; docs/explain.md says how to save it so";
+  return "";
+}
+
 void add_output(CLI::App& command, cli::ReportOutput& output) {
   command.add_flag("--json", output.json, "Print one JSON object");
   command.add_option("--html", output.html, "Write a page for browsers")
@@ -137,6 +161,7 @@ void add_check(CLI::App& app, cli::CheckOptions& check,
   check_command
       ->add_option("target", check.target, "What to check, with its file")
       ->required()
+      ->check(is_code)
       ->type_name("FILE[:NAME]");
   const auto pass_on = [&](const char* name, const char* what,
                            const char* type) {
@@ -175,6 +200,7 @@ void add_explain(CLI::App& app, cli::ExplainOptions& explain,
   explain_command->footer(kExplainFooter);
   explain_command->add_option("files", explain.files, "Dumps, .safetensors")
       ->required()
+      ->check(is_dump)
       ->type_name("FILE");
   const auto fact = [&](const char* option, const char* name, const char* what,
                         const char* type) {
@@ -253,12 +279,13 @@ void add_show(CLI::App& app, cli::ShowOptions& show,
                         const char* what) {
     return add->add_option(name, to, what)->type_name(type);
   };
-  text("DUMP", show.dump, "FILE", "Tensors of one run of attention");
-  text("--weights", show.weights, "FILE", "A layer's parameters, if elsewhere");
+  text("DUMP", show.dump, "FILE", "Tensors of one run of attention")
+      ->check(is_dump);
+  text("--weights", show.weights, "FILE", "A layer's parameters, if elsewhere")
+      ->check(is_dump);
   text("--model", show.model, "FOLDER", "A BERT, or its .safetensors file");
   text("--text", show.text, "TEXT", "What the model reads");
-  add->add_option("--layer", show.layer, "Of the model, from 0 on")
-      ->capture_default_str();
+  add->add_option("--layer", show.layer, "Of the model, from 0 on; default: 0");
   text("--vocab", show.vocab, "FILE", "Of the model; default: its vocab.txt");
   text("--tokens", show.tokens, "TOKENS",
        "Names of the keys: words, or a JSON array");
@@ -332,7 +359,10 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // --help and --version too
-    return app.exit(error) == 0 ? 0 : 2;
+    std::ostringstream said;
+    const int status = app.exit(error, std::cout, said);
+    std::fputs(printable(said.str(), "\n").c_str(), stderr);
+    return status == 0 ? 0 : 2;
   }
   if (!command) {
     std::fputs(app.help().c_str(), stdout);
@@ -343,7 +373,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     const std::string what = error.what();  // torch adds its call stack
     std::fprintf(stderr, "multihead: %s\n",
-                 what.substr(0, what.find('\n')).c_str());
+                 printable(what.substr(0, what.find('\n'))).c_str());
     return 2;
   }
 }

@@ -56,13 +56,17 @@ Screen detect_screen(const ShowOptions& options) {
   return screen;
 }
 
-int64_t parse_head(const std::string& text, int64_t num_heads) {
+int64_t parse_head(const std::string& text, const Attended& attended) {
+  if (attended.mean_of > 0)
+    refuse("--head", "be all or mean, since the dump holds the mean of heads",
+           text);
   int64_t head = -1;
   const char* end = text.data() + text.size();
   if (std::from_chars(text.data(), end, head).ptr != end || head < 0 ||
-      head >= num_heads)
+      head >= attended.num_heads())
     refuse("--head",
-           "be all, mean or a head from 0 to " + std::to_string(num_heads - 1),
+           "be all, mean or a head from 0 to " +
+               std::to_string(attended.num_heads() - 1),
            text);
   return head;
 }
@@ -80,7 +84,7 @@ Wish wish_for(const Attended& attended, const ShowOptions& options) {
   }
   wish.mean_only = options.head == "mean";
   if (options.head != "mean" && options.head != "all")
-    wish.head = parse_head(options.head, attended.num_heads());
+    wish.head = parse_head(options.head, attended);
   const int64_t maps =
       static_cast<int64_t>(wish.items.size()) *
       (wish.head || wish.mean_only ? 1 : attended.num_heads() + 1);
@@ -117,9 +121,8 @@ Attended find_reference(const ShowOptions& options) {
 
 Picture make_picture(const ShowOptions& options) {
   const Attended attended = find_attention(options);
-  const Wish wish = wish_for(attended, options);
-  Picture picture = measure(attended, wish);
-  if (!options.difference) return picture;
+  Wish wish = wish_for(attended, options);
+  if (!options.difference) return measure(attended, wish);
   const Attended reference = find_reference(options);
   const auto sizes = [](const Attended& a) {
     return std::vector{a.batch_size(), a.num_heads(), a.query_length(),
@@ -129,7 +132,32 @@ Picture make_picture(const ShowOptions& options) {
     refuse("--difference",
            "have weights of the same shape, " + shape_text(sizes(attended)),
            shape_text(sizes(reference)));
-  return difference(std::move(picture), measure(reference, wish));
+  wish_for(reference, options);  // refuses a head of a mean
+  wish.mean_only |= attended.mean_of > 0 || reference.mean_of > 0;
+  return difference(measure(attended, wish), measure(reference, wish));
+}
+
+// Options that would be ignored: each goes with a dump, a model or either.
+void refuse_unused(const ShowOptions& options) {
+  const bool dump = !options.dump.empty(), model = !options.model.empty();
+  if (model == options.text.empty())
+    refuse("--text", "come with --model, and --model with --text",
+           model ? "--model alone" : "--text alone");
+  if (model && dump) refuse("--model", "come without a dump", options.dump);
+  const auto need = [](const char* option, bool given, bool met,
+                       const char* what) {
+    if (given && !met) refuse(option, std::string("come with ") + what, "none");
+  };
+  need("--weights", !options.weights.empty(), dump, "a dump");
+  need("--mask", !options.mask.empty(), dump, "a dump");
+  need("--tokens", !options.tokens.empty(), dump, "a dump");
+  need("--query-tokens", !options.query_tokens.empty(), dump, "a dump");
+  need("--batch", options.batch.has_value(), dump, "a dump");
+  need("--difference", options.difference.has_value(), dump, "a dump");
+  need("--num-heads", options.num_heads.has_value(), dump || model,
+       "a dump or a model");
+  need("--layer", options.layer.has_value(), model, "--model");
+  need("--vocab", !options.vocab.empty(), model, "--model");
 }
 
 }  // namespace
@@ -138,13 +166,9 @@ int show(const ShowOptions& options) {
   const at::NoGradGuard no_grad;
   Destination svg("show: --svg", options.svg), png("show: --png", options.png),
       html("show: --html", options.html);
-  if (options.model.empty() != options.text.empty())
-    refuse("--text", "come with --model, and --model with --text",
-           options.text.empty() ? "--model alone" : "--text alone");
-  if (!options.model.empty() && !options.dump.empty())
-    refuse("--model", "come without a dump", options.dump);
-  if (options.difference && (options.dump.empty() || !options.model.empty()))
-    refuse("--difference", "come with a dump", "none");
+  print_at_most_one("show", svg.standard_output() + png.standard_output() +
+                                html.standard_output());
+  refuse_unused(options);
   const Picture picture = make_picture(options);
   if (svg.wanted()) svg.write(to_svg(picture));
   if (png.wanted()) png.write(to_png(picture));

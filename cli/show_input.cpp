@@ -80,22 +80,36 @@ Run make_run(Safetensors dump) {
   return multihead::diagnosis::make_run(dump);
 }
 
-// (B, H, Lq, Lk) of what a dump holds.
-at::Tensor four_dimensional(const at::Tensor& weights,
-                            const Safetensors& dump) {
-  if (!weights.is_floating_point() || weights.dim() < 2 || weights.dim() > 4 ||
+// The heads that a dump's metadata state, or `otherwise`.
+int64_t stated_heads(const Safetensors& dump, int64_t otherwise) {
+  constexpr int64_t kMost = 1 << 16;
+  const auto fact = dump.metadata.find("num_heads");
+  if (fact == dump.metadata.end()) return otherwise;
+  const int64_t heads = std::atoll(fact->second.c_str());
+  if (heads < 1 || heads > kMost)
+    refuse("the dump's num_heads", "be from 1 to " + std::to_string(kMost),
+           fact->second);
+  return heads;
+}
+
+// Weights as (B, H, Lq, Lk), or their mean over `mean_of` heads. As
+// nn.MultiheadAttention returns it, that has no dimension of heads.
+void set_weights(Attended& attended, const at::Tensor& weights,
+                 const Safetensors& dump) {
+  const int64_t dims = weights.dim();
+  if (!weights.is_floating_point() || dims < 2 || dims > 4 ||
       weights.numel() == 0)
     refuse("the dump's weights",
            "be floating and have the shape (B, H, Lq, Lk), (H, Lq, Lk), "
            "(B, Lq, Lk) or (Lq, Lk), without a size of 0",
            std::string(c10::toString(weights.scalar_type())) + " of shape " +
                text(weights.sizes()));
-  if (weights.dim() == 4) return weights;
-  if (weights.dim() == 2) return weights.unsqueeze(0).unsqueeze(0);
-  const auto heads = dump.metadata.find("num_heads");
-  const bool per_head = heads == dump.metadata.end() ||
-                        heads->second == std::to_string(weights.size(0));
-  return weights.unsqueeze(per_head ? 0 : 1);
+  const int64_t given = dims == 2 ? 1 : weights.size(dims - 3);
+  const int64_t heads = dims == 4 ? given : stated_heads(dump, given);
+  if (heads != given) attended.mean_of = heads;
+  attended.weights = weights.detach();
+  if (dims == 3) attended.weights = weights.unsqueeze(heads == given ? 0 : 1);
+  if (dims == 2) attended.weights = weights.unsqueeze(0).unsqueeze(0);
 }
 
 int64_t kv_heads(const Safetensors& dump, int64_t heads) {
@@ -104,8 +118,7 @@ int64_t kv_heads(const Safetensors& dump, int64_t heads) {
   const int64_t groups = std::atoll(fact->second.c_str());
   if (groups < 1 || heads % groups != 0)
     refuse("the dump's num_kv_heads",
-           "divide its " + std::to_string(heads) + " heads",
-           printable(fact->second));
+           "divide its " + std::to_string(heads) + " heads", fact->second);
   return groups;
 }
 
@@ -178,11 +191,10 @@ Safetensors read_files(const ShowOptions& options) {
 }
 
 Attended given_weights(const Safetensors& dump, const ShowOptions& options) {
-  Attended attended{.title = options.dump};
-  attended.weights = four_dimensional(*find_weights(dump), dump).detach();
-  const auto [B, H, Lq, Lk] =
-      std::array{attended.weights.size(0), attended.weights.size(1),
-                 attended.weights.size(2), attended.weights.size(3)};
+  Attended attended{.title = printable(options.dump)};
+  set_weights(attended, *find_weights(dump), dump);
+  const int64_t B = attended.batch_size(), H = attended.num_heads(),
+                Lq = attended.query_length(), Lk = attended.key_length();
   // Masks fit the weights as they would fit heads of the same sizes.
   Safetensors sizes{.metadata = dump.metadata};
   sizes.metadata["num_heads"] = std::to_string(H);
@@ -192,8 +204,14 @@ Attended given_weights(const Safetensors& dump, const ShowOptions& options) {
     if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
       sizes.tensors.insert(*found);
   attended.options = options_of(make_run(sizes), at::kFloat);
+  at::Tensor& mask = attended.options.attn_mask;
+  if (attended.mean_of > 0 && mask.defined())
+    mask = mask.amax(1, /*keepdim=*/true);  // blocked: for every head
   attended.num_kv_heads = kv_heads(dump, H);
-  attended.stages = {{"weights", "as they were given", {B, H, Lq, Lk}}};
+  attended.stages = {{"weights",
+                      attended.mean_of > 0 ? "the mean of heads, as given"
+                                           : "as they were given",
+                      attended.weights.sizes().vec()}};
   set_tokens(attended, dump, options);
   return attended;
 }
@@ -202,7 +220,7 @@ Attended computed_weights(const Safetensors& dump, const ShowOptions& options) {
   const Run run = make_run(dump);
   const at::ScalarType dtype =
       run.dtype == at::kDouble ? at::kDouble : at::kFloat;
-  Attended attended{.title = options.dump};
+  Attended attended{.title = printable(options.dump)};
   const auto heads = [&](int role, int64_t count) {
     if (!run.has_weights) return run.inputs[role].to(dtype).contiguous();
     const auto& matrix = role == 0 ? run.weights.query : run.weights.key;
@@ -225,7 +243,7 @@ std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
   std::vector<std::vector<std::string>> lists(1);
   if (!given.starts_with('[')) {
     std::istringstream words{std::string(given)};
-    for (std::string word; words >> word;) lists[0].push_back(printable(word));
+    for (std::string word; words >> word;) lists[0].push_back(label(word));
     return lists;
   }
   const auto json = nlohmann::json::parse(given, nullptr, false);
@@ -237,7 +255,7 @@ std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
   const auto read = [](const nlohmann::json& list) {
     std::vector<std::string> tokens;
     for (const auto& token : list)
-      tokens.push_back(printable(token.get<std::string>()));
+      tokens.push_back(label(token.get<std::string>()));
     return tokens;
   };
   if (is_list(json)) {
@@ -247,7 +265,7 @@ std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
     for (const nlohmann::json& list : json) lists.push_back(read(list));
   } else {
     refuse(name, "be words between spaces or a JSON array of strings",
-           printable(given.substr(0, 40)));
+           std::string(given.substr(0, 40)));
   }
   return lists;
 }

@@ -4,50 +4,13 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <cstdio>
 
 namespace cli {
 namespace {
 
-constexpr char32_t kNone = 0xFFFFFFFF, kJoiner = 0x200D, kAsEmoji = 0xFE0F;
+using multihead::take_code_point;
 
-// Takes one code point off the front of `rest`; kNone for a byte that does not
-// begin one.
-char32_t take(std::string_view& rest) {
-  utf8proc_int32_t point = 0;
-  const auto length =
-      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(rest.data()),
-                       static_cast<utf8proc_ssize_t>(rest.size()), &point);
-  rest.remove_prefix(std::max<size_t>(length > 0 ? length : 1, 1));
-  return length > 0 ? static_cast<char32_t>(point) : kNone;
-}
-
-// The marks that turn the direction of all that follows; of the joiners only
-// those that letters need are left in.
-bool is_directional(char32_t c) {
-  return (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069) ||
-         c == 0x200E || c == 0x200F || c == 0x061C;
-}
-
-bool is_unprintable(char32_t c) {
-  return c < 0x20 || (c >= 0x7F && c < 0xA0) || is_directional(c) ||
-         c == 0x2028 || c == 0x2029 || c == 0xFEFF || (c & 0xFFFE) == 0xFFFE ||
-         (c >= 0xFDD0 && c <= 0xFDEF);
-}
-
-std::string escape(const char* format, unsigned value) {
-  char text[16];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
-
-std::string escape(char32_t c) {
-  if (c == '\n') return "\\n";
-  if (c == '\t') return "\\t";
-  if (c == '\r') return "\\r";
-  return c < 0x100 ? escape("\\x%02x", c) : escape("\\u%04x", c);
-}
+constexpr char32_t kJoiner = 0x200D, kAsEmoji = 0xFE0F;
 
 // As terminals have it: marks with a place of their own take it.
 int width_of(utf8proc_int32_t c) {
@@ -70,7 +33,7 @@ std::vector<Cluster> split(std::string_view text) {
   char32_t last = 0;
   utf8proc_int32_t state = 0;
   while (!text.empty()) {
-    const char32_t c = take(text);
+    const char32_t c = take_code_point(text);
     const auto point = static_cast<utf8proc_int32_t>(c);
     const bool begins = found.empty() ||
                         utf8proc_grapheme_break_stateful(
@@ -94,34 +57,14 @@ std::vector<Cluster> split(std::string_view text) {
 std::u32string code_points(std::string_view utf8) {
   std::u32string points;
   while (!utf8.empty()) {
-    const char32_t c = take(utf8);
-    points += c == kNone ? U'\uFFFD' : c;
+    const char32_t c = take_code_point(utf8);
+    points += c == multihead::kNoCodePoint ? U'\uFFFD' : c;
   }
   return points;
 }
 
-std::string to_utf8(char32_t c) {
-  const auto tail = [&](int shift) {
-    return static_cast<char>(0x80 | (c >> shift & 0x3F));
-  };
-  if (c < 0x80) return {static_cast<char>(c)};
-  if (c < 0x800) return {static_cast<char>(0xC0 | c >> 6), tail(0)};
-  if (c < 0x10000) return {static_cast<char>(0xE0 | c >> 12), tail(6), tail(0)};
-  return {static_cast<char>(0xF0 | c >> 18), tail(12), tail(6), tail(0)};
-}
-
-std::string printable(std::string_view text) {
-  if (text.empty()) return "\"\"";
-  std::string result;
-  while (!text.empty()) {
-    const auto first = static_cast<uint8_t>(text[0]);
-    const char32_t c = take(text);
-    if (c == kNone)
-      result += escape("\\x%02x", first);
-    else
-      result += is_unprintable(c) ? escape(c) : to_utf8(c);
-  }
-  return result;
+std::string label(std::string_view text) {
+  return text.empty() ? "\"\"" : printable(text);
 }
 
 std::vector<std::string> clusters(std::string_view text) {

@@ -9,18 +9,19 @@
 #include <vector>
 
 #include "multihead/escaped.h"
+#include "multihead/utf8.h"
 
 namespace cli {
+
+using multihead::escaped;
+using multihead::printable;
+using multihead::to_utf8;
 
 /// The code points of UTF-8 text; a byte that is none gives U+FFFD.
 std::u32string code_points(std::string_view utf8);
 
-std::string to_utf8(char32_t code_point);
-
-/// Valid UTF-8 on one line: control characters, marks that turn the direction
-/// of writing, and bytes that are no UTF-8 are written as escapes ("\n",
-/// "\u202e", "\xff"); nothing at all as "".
-std::string printable(std::string_view text);
+/// The printable form of a token, "" in quotes where it has no letters.
+std::string label(std::string_view text);
 
 /// What takes one place on the screen: a letter with its accents, an emoji
 /// with what is joined to it. `text` is printable.
@@ -39,7 +40,5 @@ std::string padded(std::string_view text, int width, bool right = false);
 
 /// Whether it has letters that are written from right to left.
 bool is_right_to_left(std::string_view text);
-
-using multihead::escaped;
 
 }  // namespace cli

@@ -8,6 +8,8 @@
 #include <set>
 #include <utility>
 
+#include "multihead/utf8.h"
+
 namespace multihead::safetensors {
 namespace {
 
@@ -53,28 +55,11 @@ const DtypeRow* find_dtype(auto&& matches) {
   return row == kDtypes.end() ? nullptr : &*row;
 }
 
-/// Position of the first sequence that is not UTF-8 (RFC 3629), or npos.
+/// Position of the first byte that is not UTF-8, or npos.
 size_t find_invalid_utf8(std::string_view text) {
-  const auto byte = [&](size_t i) -> unsigned {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
-  };
-  for (size_t i = 0; i < text.size();) {
-    const unsigned lead = byte(i);
-    const size_t length = lead < 0x80   ? 1
-                          : lead < 0xC2 ? 0
-                          : lead < 0xE0 ? 2
-                          : lead < 0xF0 ? 3
-                          : lead < 0xF5 ? 4
-                                        : 0;
-    if (length == 0) return i;
-    // The second byte's range excludes overlong forms, surrogates and code
-    // points above U+10FFFF.
-    unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    for (size_t k = 1; k < length; ++k, low = 0x80, high = 0xBF) {
-      if (byte(i + k) < low || byte(i + k) > high) return i;
-    }
-    i += length;
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t at = text.size() - rest.size();
+    if (take_code_point(rest) == kNoCodePoint) return at;
   }
   return std::string_view::npos;
 }

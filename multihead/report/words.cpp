@@ -3,20 +3,27 @@
 
 #include <cmath>
 #include <cstdio>
+#include <string_view>
+
+#include "multihead/utf8.h"
 
 namespace multihead::report {
 namespace {
 
-void clean(Json& json) {
-  if (json.is_structured()) {
-    for (Json& part : json) clean(part);
-  } else if (json.is_string()) {
+// Sentences may have several lines; names, which stand in tables, have one.
+bool has_lines(std::string_view key) {
+  return key == "sentence" || key == "remedy" || key == "detail";
+}
+
+void clean(Json& json, std::string_view key = "") {
+  if (json.is_string()) {
     auto& text = json.get_ref<std::string&>();
-    for (char& c : text) {
-      const auto byte = static_cast<unsigned char>(c);
-      if ((byte < 0x20 && c != '\n') || byte == 0x7F) c = '?';
-    }
     while (!text.empty() && text.back() == '\n') text.pop_back();
+    text = printable(text, has_lines(key) ? "\n" : "");
+  } else if (json.is_object()) {
+    for (auto& [name, value] : json.items()) clean(value, name);
+  } else if (json.is_array()) {
+    for (Json& part : json) clean(part, key);
   }
 }
 

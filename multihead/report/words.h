@@ -14,8 +14,7 @@ namespace multihead::report {
 
 using Json = nlohmann::json;
 
-/// Null where `text` is no JSON. Control characters in its strings, which would
-/// command a terminal, become "?".
+/// Null where `text` is no JSON. Its strings are printable (multihead/utf8.h).
 Json parsed(const std::string& text);
 
 /// The string or list under `key`, an empty one where there is none.

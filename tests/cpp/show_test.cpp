@@ -50,7 +50,9 @@ TEST(UnicodeText, NothingPrintedMovesTheCursor) {
   EXPECT_EQ(printable("\u009b2J"), "\\x9b2J");
   EXPECT_EQ(printable("\u202eabc\u2066"), "\\u202eabc\\u2066");
   EXPECT_EQ(printable("\ufeff\u2028\uffff"), "\\ufeff\\u2028\\uffff");
-  EXPECT_EQ(printable(""), "\"\"");
+  EXPECT_EQ(printable("a\n\033", "\n"), "a\n\\x1b");
+  EXPECT_EQ(label(""), "\"\"");
+  EXPECT_EQ(label("\t"), "\\t");
   EXPECT_EQ(printable("naïve 日本 👍🏽"), "naïve 日本 👍🏽");
 }
 

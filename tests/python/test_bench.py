@@ -117,7 +117,7 @@ def test_files_appear_as_a_whole(tmp_path: Path) -> None:
         (("--json", "{}/none/run.json"), "must lie in a readable directory"),
         (("--svg", "{}"), "must be a regular file"),
         (("--csv", "/dev/null"), "must be a regular file"),
-        (("--json", "-", "--csv", "-"), "only one of"),
+        (("--json", "-", "--csv", "-"), "only one output must be printed, got 2"),
     ],
 )
 def test_unwritable_outputs_are_refused_at_once(

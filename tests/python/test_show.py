@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from pictures import COMMAND, columns, show, shown, without_codes
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from terminal import printed_in_terminal
 
 pytestmark = pytest.mark.skipif(
@@ -246,6 +246,9 @@ ERRORS = [
         "--text must come with --model, and --model with --text, got --text alone",
     ),
     (("--svg", "/nonexistent/x.svg"), "show: --svg /nonexistent/x.svg"),
+    (("--svg", "-", "--png", "-"), "show: only one output must be printed, got 2"),
+    (("--layer", "3"), "--layer must come with --model, got none"),
+    (("--vocab", "vocab.txt"), "--vocab must come with --model, got none"),
 ]
 
 
@@ -295,6 +298,40 @@ def test_dumps_that_cannot_be_shown(tmp_path, tensors, message):
     assert message in result.stderr
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(("--num-heads", 3), ("--batch", 0), ("--weights", "x"), ("--layer", 0)),
+        *(("--tokens", "a"), ("--query-tokens", "a"), ("--mask", "keep")),
+        *(("--vocab", "x"), ("--difference",)),
+    ],
+    ids=lambda option: option[0],
+)
+def test_no_option_is_ignored(option):
+    result = show(*option)
+    assert result.returncode == 2 and result.stdout == ""
+    assert f"show: {option[0]} must come with" in result.stderr
+
+
+def test_the_mean_of_heads_is_called_so(tmp_path):
+    """nn.MultiheadAttention returns it by default."""
+    path, weights = layer_dump(tmp_path, causal=True)
+    tensors = {**load_file(path), "weights": weights.mean(1)}
+    path = dump(tmp_path, tensors, num_heads="4", mask="blocked")
+    text = shown(path)
+    assert "4 heads" in text and "mean of 4 heads" in text and "head 0" not in text
+    largest = re.search(
+        r"! the largest difference is (\S+)\n", shown(path, "--difference")
+    )
+    assert largest and float(largest[1]) < 1e-6
+    refused = show(path, "--head", 0)
+    assert "--head must be all or mean, since the dump holds the mean" in refused.stderr
+    alone = dump(tmp_path, {"weights": weights[0].mean(0)}, num_heads="4")
+    assert "mean of 4 heads" in shown(alone)
+    refused = show(dump(tmp_path, {"weights": weights[0]}, num_heads="-1"))
+    assert "the dump's num_heads must be from 1 to 65536, got -1" in refused.stderr
+
+
 def test_groups_must_divide_the_heads(tmp_path):
     weights = {"weights": random_weights(6, 4, 4)}
     assert "└─0─┘" in shown(dump(tmp_path, weights, num_kv_heads="2"))
@@ -308,5 +345,8 @@ def test_files_that_are_none(tmp_path):
     assert missing.returncode == 2 and "No such file" in missing.stderr
     (tmp_path / "text").write_text("no header, but long enough to have one")
     assert "header length" in show(tmp_path / "text").stderr
+    model = show("--model", tmp_path / "none", "--text", "x")
+    assert "--model must be a folder with model.safetensors" in model.stderr
+    assert "none, which does not exist\n" in model.stderr
     model = show("--model", tmp_path, "--text", "x")
     assert "--vocab must name the vocabulary of the model" in model.stderr
