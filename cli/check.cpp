@@ -19,11 +19,13 @@
 #include "cli/child.h"
 #include "cli/commands.h"
 #include "cli/report_output.h"
+#include "multihead/utf8.h"
 
 namespace cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using multihead::printable;
 
 // Seconds for what is not the code under test: calls of it, the verdict.
 constexpr double kGrace = 2, kVerdict = 60;
@@ -33,11 +35,13 @@ constexpr const char* kJudging = "judging\n";
 // folder first, where a file may be called random.py. An answer is "report", an
 // exit status, and a report, or, for status 2, a sentence. Before it there may
 // be "running" and "judging", as the check goes on, and where a process was
-// ended.
+// ended. It does not outlive the command, whatever ends that.
 constexpr const char* kBootstrap = R"py(
 import os, signal, sys
 sys.path[:] = [folder for folder in sys.path if folder]
 try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     import faulthandler
     import multihead
     from multihead.check.__main__ import answer
@@ -54,7 +58,7 @@ except ImportError as error:
 os.write(3, b"started\n")
 faulthandler.enable(3)
 faulthandler.register(signal.SIGTERM, 3, chain=True)
-answer(3, sys.argv[1:])
+answer(3, os.environ.pop("MULTIHEAD_ANSWER", ""), sys.argv[1:])
 )py";
 
 std::string environment(const char* variable) {
@@ -188,21 +192,22 @@ std::optional<std::pair<int, std::string>> answered(const std::string& answer) {
 }  // namespace
 
 int check(const CheckOptions& options) {
+  ReportWriter writer("check", options.output);
   offer_package();
   const std::string command_line = "multihead check " + options.target;
-  const ChildEnd end =
-      run_child({.command = command(options),
-                 .time_limit = options.time_limit + kGrace,
-                 .resting_mark = kJudging,
-                 .resting_limit = kVerdict,
-                 .waiting = "multihead: checking " + options.target});
+  const ChildEnd end = run_child(
+      {.command = command(options),
+       .time_limit = options.time_limit + kGrace,
+       .resting_mark = kJudging,
+       .resting_limit = kVerdict,
+       .waiting = "multihead: checking " + printable(options.target)});
   if (end.interrupted) return 130;
   if (const auto answer = answered(end.answer)) {
     const auto& [status, text] = *answer;
     if (status == 2)
-      std::fprintf(stderr, "multihead: %s", text.c_str());
+      std::fprintf(stderr, "multihead: %s", printable(text, "\n").c_str());
     else
-      show_report(text, command_line, options.output);
+      writer.write(text, command_line);
     return status;
   }
   if (!end.answer.starts_with("started"))
@@ -212,9 +217,9 @@ int check(const CheckOptions& options) {
   if (end.timed_out && end.answer.find(kJudging) != std::string::npos &&
       last_place(end.answer, options.target).empty())
     throw std::runtime_error("check: there was no verdict in time");
-  show_report(report_of(options, end.timed_out ? hang(options, end.answer)
-                                               : crash(end, options.target)),
-              command_line, options.output);
+  writer.write(report_of(options, end.timed_out ? hang(options, end.answer)
+                                                : crash(end, options.target)),
+               command_line);
   return 1;
 }
 

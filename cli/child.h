@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// A process that may misbehave: it gets a process group, a file to answer in,
-// and so much time.
+// A process that may misbehave: it gets a session of its own, a file to answer
+// in, and so much time.
 #pragma once
 
 #include <optional>
@@ -29,12 +29,14 @@ struct ChildOptions {
   std::string waiting;       ///< said on standard error after two seconds
 };
 
-/// The descriptor under which a child finds the file for its answer.
+/// The descriptor under which a child finds the file for its answer, and the
+/// variable that names a path to it, should that be closed.
 inline constexpr int kAnswerDescriptor = 3;
+inline constexpr const char* kAnswerVariable = "MULTIHEAD_ANSWER";
 
 /// Runs a program with nothing to read and with standard error as its output.
-/// When it ends, so does what it started: its whole group. Throws
-/// std::runtime_error where it cannot be started.
+/// When it ends, so does what it started: its whole group, and what has left
+/// that. Throws std::runtime_error where it cannot be started.
 ChildEnd run_child(const ChildOptions& options);
 
 }  // namespace cli

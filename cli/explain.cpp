@@ -35,6 +35,7 @@ std::string cause_of(const multihead::Verdict& verdict) {
 }  // namespace
 
 int explain(const ExplainOptions& options) {
+  ReportWriter writer("explain", options.output);
   std::vector<multihead::Observation> observations;
   std::string names;
   for (const std::string& path : options.files) {
@@ -48,7 +49,8 @@ int explain(const ExplainOptions& options) {
                  {"passed", passed},
                  {"cause", passed ? Json(nullptr) : Json(cause_of(verdict))}};
   report.update(Json::parse(multihead::to_json(verdict)));
-  show_report(report.dump(2), "multihead explain " + names, options.output);
+  writer.write(report.dump(2, ' ', false, Json::error_handler_t::replace),
+               "multihead explain " + names);
   return passed ? 0 : 1;
 }
 

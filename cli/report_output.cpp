@@ -8,10 +8,12 @@
 #include "cli/destination.h"
 #include "cli/table.h"
 #include "multihead/report.h"
+#include "multihead/utf8.h"
 
 namespace cli {
 namespace {
 
+using multihead::printable;
 using multihead::render_report;
 using multihead::ReportFormat;
 
@@ -25,9 +27,7 @@ constexpr const char* kPage = R"(<!doctype html>
 <body>
 )";
 
-std::string for_standard_output(const std::string& json,
-                                const ReportOutput& output) {
-  if (output.json) return json + "\n";
+std::string text_of(const std::string& json) {
   const Terminal terminal = detect_terminal();
   const int width =
       terminal.width > 0 ? std::min(terminal.width, kWidest) : kUsual;
@@ -38,17 +38,25 @@ std::string for_standard_output(const std::string& json,
 
 }  // namespace
 
-void show_report(const std::string& json, const std::string& command_line,
-                 const ReportOutput& output) {
-  std::fputs(for_standard_output(json, output).c_str(), stdout);
-  if (!output.html.empty())
-    Destination("--html", output.html)
-        .write(kPage + render_report(json, ReportFormat::kHtml));
-  if (!output.svg.empty()) {
+ReportWriter::ReportWriter(const std::string& command,
+                           const ReportOutput& output)
+    : json_(output.json),
+      html_(command + ": --html", output.html),
+      svg_(command + ": --svg", output.svg) {
+  print_at_most_one(command,
+                    json_ + html_.standard_output() + svg_.standard_output());
+}
+
+void ReportWriter::write(const std::string& json,
+                         const std::string& command_line) {
+  if (!html_.standard_output() && !svg_.standard_output())
+    std::fputs((json_ ? json + "\n" : text_of(json)).c_str(), stdout);
+  if (html_.wanted())
+    html_.write(kPage + render_report(json, ReportFormat::kHtml));
+  if (svg_.wanted()) {
     auto with_command = nlohmann::ordered_json::parse(json);
-    with_command["command"] = command_line;
-    Destination("--svg", output.svg)
-        .write(render_report(with_command.dump(), ReportFormat::kSvg));
+    with_command["command"] = printable(command_line);
+    svg_.write(render_report(with_command.dump(), ReportFormat::kSvg));
   }
 }
 

@@ -6,11 +6,9 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from xml.etree import ElementTree
 
 import pytest
@@ -164,69 +162,6 @@ def test_a_file_may_stop_early(run):
     assert "The file's own assertion fails (attention.py, line 11)." in done.stdout
 
 
-def alive(number: int) -> bool:
-    """Whether there is such a process, zombies aside."""
-    try:
-        return ") Z " not in pathlib.Path(f"/proc/{number}/stat").read_text()
-    except FileNotFoundError:
-        return False
-
-
-GRANDCHILDREN = """
-    import os, pathlib, subprocess
-    def attend(q, k, v):
-        child = subprocess.Popen(["sleep", "1000"])
-        with open("children", "a") as file:
-            print(child.pid, file=file)
-        {line}
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("sum(iter(int, 1))", "hangs"),  # in C: no signal handler of Python's runs
-        ("return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v", None),
-        ("os._exit(1)", "crashes"),
-    ],
-)
-def test_nothing_outlives_the_command(run, tmp_path, line, name):
-    done = run(GRANDCHILDREN.format(line=line), "--json", "--time-limit", "1")
-    assert done.returncode == 0 if name is None else cause(done) == name
-    numbers = (tmp_path / "children").read_text().split()
-    assert numbers
-    until = time.monotonic() + 5
-    while any(alive(int(n)) for n in numbers) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(alive(int(n)) for n in numbers)
-    if name == "hangs":
-        (finding,) = json.loads(done.stdout)["findings"]
-        assert finding["detail"] == "attention.py, line 7 in attend"
-        assert done.stderr.startswith("multihead: checking attention.py\n")
-
-
-def test_ctrl_c_ends_everything(tmp_path):
-    text = GRANDCHILDREN.format(line="sum(iter(int, 1))")
-    (tmp_path / "attention.py").write_text(textwrap.dedent(text))
-    process = subprocess.Popen(
-        [str(test_cli.COMMAND), "check", "attention.py"],
-        cwd=tmp_path,
-        env={**os.environ, "MULTIHEAD_PYTHON": sys.executable},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    children = tmp_path / "children"
-    until = time.monotonic() + 60
-    while not (children.exists() and children.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 130 and "Traceback" not in errors
-    time.sleep(0.2)
-    assert not any(alive(int(n)) for n in children.read_text().split())
-
-
 def test_files_named_like_modules_do_no_harm(run, tmp_path):
     for name in ("random", "torch", "json", "multihead"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong file')")
@@ -295,6 +230,85 @@ def test_explain_says_what_it_cannot_read(tmp_path):
         assert done.returncode == 2 and done.stdout == ""
         assert done.stderr.startswith("multihead: ")
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("sub_command", ["check", "explain"])
+def test_outputs_are_opened_before_anything_runs(sub_command, tmp_path):
+    (tmp_path / "attention.py").write_text("open('ran', 'w')")
+    target = "attention.py" if sub_command == "check" else "none.safetensors"
+
+    def refused(*options: str) -> str:
+        done = command(sub_command, target, *options, cwd=tmp_path)
+        assert done.returncode == 2 and done.stdout == ""
+        assert not (tmp_path / "ran").exists()
+        return done.stderr
+
+    where = f"multihead: {sub_command}: --svg"
+    message = f"{where} must be a regular file, got /dev/null, a device"
+    assert refused("--svg", "/dev/null").startswith(message)
+    assert refused("--svg", ".") == f"{where} must be a regular file, got ., a folder\n"
+    assert refused("--svg", "no/a.svg").startswith(
+        f"{where} no/a.svg: file must lie in"
+    )
+    for options in (("--json", "--svg", "-"), ("--html", "-", "--svg", "-")):
+        assert "only one output must be printed, got 2" in refused(*options)
+
+
+def test_outputs_may_be_printed_or_lie_behind_a_link(tmp_path):
+    name = dump(tmp_path / "a.safetensors")
+    done = command("explain", name, "--svg", "-", cwd=tmp_path)
+    assert done.returncode == 0 and ElementTree.fromstring(done.stdout).tag.endswith(
+        "svg"
+    )
+    (tmp_path / "link.html").symlink_to("page.html")
+    (tmp_path / "page.html").write_text("old")
+    done = command("explain", name, "--html", "link.html", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("✓")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_files_of_the_other_command(run, tmp_path):
+    def said(*arguments: str) -> str:
+        done = command(*arguments, cwd=tmp_path)
+        assert done.returncode == 2 and done.stdout == ""
+        return done.stderr
+
+    assert "a.py is code: multihead check a.py" in said("explain", "a.py")
+    assert "a.npz must be .safetensors" in said("explain", "a.npz")
+    assert "a.pt must be .safetensors" in said("show", "a.pt")
+    name = "a.safetensors"
+    assert f"{name} is a dump: multihead explain {name}" in said("check", name)
+
+
+HOSTILE = "8\x1b]0;title\x07\x9b31m\u202e"
+
+
+def test_nothing_in_a_dump_commands_the_terminal(tmp_path):
+    names = [
+        dump(tmp_path / "name.safetensors", wrong=True, name=HOSTILE + "\nsecond line"),
+        dump(tmp_path / "fact.safetensors", is_causal=HOSTILE),
+        dump(tmp_path / "other\x1b[31m.safetensors", mask=HOSTILE),
+    ]
+    save_file({HOSTILE: torch.ones(2)}, tmp_path / "tensor.safetensors")
+    for name in [*names, "tensor.safetensors"]:
+        for sub_command in ("explain", "show"):
+            done = command(sub_command, name, cwd=tmp_path)
+            said = done.stdout + done.stderr
+            assert said and not set(said) & set("\x1b\x07\x9b\u202e")
+    text = command("explain", names[0], cwd=tmp_path).stdout
+    assert "8\\x1b]0;title\\x07\\x9b31m\\u202e\\nsecond line" in text
+
+
+def test_file_names_need_not_be_utf8(tmp_path):
+    name = os.fsdecode(b"a\xff.safetensors")
+    os.rename(tmp_path / dump(tmp_path / "a.safetensors"), tmp_path / name)
+    done = command("explain", name, "--svg", "a.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "a\\xff.safetensors" in (tmp_path / "a.svg").read_text()
+    name = os.fsdecode(b"a\xff.py")
+    (tmp_path / name).write_text(RIGHT)
+    assert command("check", name, cwd=tmp_path).returncode == 0
 
 
 def test_both_speak_to_other_terminals(run, tmp_path):

@@ -6,6 +6,7 @@ status: 0 the code passed, 1 it did not, 2 it could not be checked.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -59,18 +60,46 @@ def slowly() -> Callable[[str], None]:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + 1
-            print(f"multihead: {name}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # it may be closed
+                print(f"multihead: {name}", file=sys.stderr, flush=True)
 
     return say
 
 
-def answer(descriptor: int, words: list[str]) -> None:
+class _Answer:
+    """The file in which the command reads along. Code under test may close its
+    descriptor (os.closerange) and get the number again for a file of its own; then
+    the file is opened anew."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor, self._path = descriptor, path
+        self._file = os.fstat(descriptor)
+
+    def write(self, text: str) -> None:
+        content = text.encode(errors="replace")  # file names may be no UTF-8
+        if self._is_open():
+            while content:
+                content = content[os.write(self._descriptor, content) :]
+        else:
+            with open(self._path, "ab") as file:
+                file.write(content)
+
+    def _is_open(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._file)
+        except OSError:
+            return False
+
+
+def answer(descriptor: int, path: str, words: list[str]) -> None:
     """Writes exit status and report, as JSON, for cli/check.cpp, and ends the
-    process: whatever the code under test left to run at exit does not."""
+    process: whatever the code under test left to run at exit does not. The file to
+    write in is open as `descriptor`, and can be opened as `path`."""
+    file = _Answer(descriptor, path)
     say = slowly()
 
     def progress(name: str) -> None:
-        os.write(descriptor, b"judging\n" if name == "verdict" else b"running\n")
+        file.write("judging\n" if name == "verdict" else "running\n")
         say(name)
 
     try:
@@ -80,8 +109,7 @@ def answer(descriptor: int, words: list[str]) -> None:
         status, text = 2, f"{error}\n"
     except KeyboardInterrupt:
         os._exit(130)
-    with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
-        file.write(f"report {status}\n{text}")
+    file.write(f"report {status}\n{text}")
     os._exit(status)
 
 
