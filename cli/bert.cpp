@@ -15,7 +15,8 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
+#include <type_traits>
+#include <utility>
 
 #include "cli/show_input.h"
 #include "cli/unicode_text.h"
@@ -34,30 +35,61 @@ std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// A JSON object beside the weights; an empty one where there is no such file.
+json read_settings(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path)) return json::object();
+  json settings = json::parse(read_file(path), nullptr, false);
+  if (!settings.is_object())
+    refuse("--model",
+           "have a " + path.filename().string() + " that is a JSON object",
+           "something else");
+  return settings;
+}
+
+// Whether it is of type T, and what T is called.
+template <class T>
+std::pair<bool, const char*> judged(const json& value) {
+  if (std::is_same_v<T, bool>) return {value.is_boolean(), "true or false"};
+  if (std::is_integral_v<T>)
+    return {value.is_number_integer(), "a whole number"};
+  if (std::is_floating_point_v<T>) return {value.is_number(), "a number"};
+  return {value.is_string(), "a string"};
+}
+
+// What stands under `key`, of the type of `otherwise`.
+template <class T>
+T setting(const json& settings, const std::string& key, T otherwise) {
+  const auto found = settings.find(key);
+  if (found == settings.end() || found->is_null()) return otherwise;
+  const auto [fits, kind] = judged<T>(*found);
+  if (!fits)
+    refuse("--model", "have a " + key + " that is " + kind,
+           found->dump(-1, ' ', false, json::error_handler_t::replace));
+  return found->get<T>();
+}
+
 // The files of a model.
 struct Files {
   explicit Files(const ShowOptions& options) {
     const std::filesystem::path given = options.model;
     if (!std::filesystem::exists(given))
-      refuse(
-          "--model",
-          "be a folder with model.safetensors, config.json and vocab.txt, or "
-          "its .safetensors file",
-          options.model + ", which does not exist");
+      refuse("--model",
+             "be a folder with model.safetensors, config.json and vocab.txt, "
+             "or its .safetensors file",
+             options.model + ", which does not exist");
     const bool is_folder = std::filesystem::is_directory(given);
     weights = is_folder ? given / "model.safetensors" : given;
     const std::filesystem::path folder = weights.parent_path();
-    config = json::parse(read_file(folder / "config.json"), nullptr, false);
-    if (!config.is_object()) config = json::object();
-    const auto tokenizer = json::parse(
-        read_file(folder / "tokenizer_config.json"), nullptr, false);
-    if (tokenizer.is_object())
-      lower_case = tokenizer.value("do_lower_case", true);
+    config = read_settings(folder / "config.json");
+    lower_case = setting(read_settings(folder / "tokenizer_config.json"),
+                         "do_lower_case", true);
     vocabulary = options.vocab.empty() ? folder / "vocab.txt"
                                        : std::filesystem::path(options.vocab);
     if (!std::filesystem::is_regular_file(vocabulary))
-      refuse("--vocab",
-             "name the vocabulary of the model, a token on each line",
+      refuse(options.vocab.empty() ? "--model" : "--vocab",
+             options.vocab.empty()
+                 ? "come with a vocab.txt, or --vocab with another name of it"
+                 : "name the vocabulary of the model, a token on each line",
              vocabulary.string() + ", which is no file");
   }
   std::filesystem::path weights, vocabulary;
@@ -70,23 +102,25 @@ class Bert {
   Bert(const Files& files, const ShowOptions& options)
       : content_(multihead::read_safetensors(files.weights.string())),
         config_(files.config) {
-    if (const auto type = config_.value("model_type", "bert"); type != "bert")
+    using std::string;
+    if (const auto type = setting(config_, "model_type", string("bert"));
+        type != "bert")
       refuse("--model", "be a BERT", type);
     if (const auto positions =
-            config_.value("position_embedding_type", "absolute");
+            setting(config_, "position_embedding_type", string("absolute"));
         positions != "absolute")
       refuse("--model", "have absolute positions", positions);
     if (!content_.tensors.contains(prefix_ + kWords)) prefix_ = "bert.";
     if (!content_.tensors.contains(prefix_ + kWords))
       refuse("--model", std::string("hold the tensor ") + kWords, "others");
     heads_ = options.num_heads.value_or(
-        config_.value("num_attention_heads", int64_t{0}));
+        setting(config_, "num_attention_heads", int64_t{0}));
     const int64_t width = tensor(kWords).size(1);
     if (heads_ < 1 || width % heads_ != 0)
       refuse("--num-heads",
              "divide the model's width of " + std::to_string(width),
-             heads_ < 1 ? "nothing, and no config.json says it"
-                        : std::to_string(heads_));
+             heads_ == 0 ? "nothing, and no config.json says it"
+                         : std::to_string(heads_));
   }
 
   int64_t layers() const {
@@ -169,11 +203,12 @@ class Bert {
   at::Tensor norm(const std::string& name, const at::Tensor& x) const {
     const at::Tensor weight = tensor(name + ".weight");
     return at::layer_norm(x, weight.sizes(), weight, tensor(name + ".bias"),
-                          config_.value("layer_norm_eps", 1e-12));
+                          setting(config_, "layer_norm_eps", 1e-12));
   }
 
   at::Tensor activate(const at::Tensor& x) const {
-    const std::string name = config_.value("hidden_act", "gelu");
+    const std::string name =
+        setting(config_, "hidden_act", std::string("gelu"));
     if (name == "gelu") return at::gelu(x);
     if (name == "relu") return at::relu(x);
     if (name == "gelu_new" || name == "gelu_pytorch_tanh")
@@ -187,9 +222,7 @@ class Bert {
   int64_t heads_ = 0;
 };
 
-}  // namespace
-
-Attended run_bert(const ShowOptions& options) {
+Attended attend(const ShowOptions& options) {
   const Files files(options);
   const Bert bert(files, options);
   const int64_t layers = bert.layers();
@@ -218,6 +251,18 @@ Attended run_bert(const ShowOptions& options) {
     attended.keys[0].push_back(label(token.text));
   attended.queries = attended.keys;
   return attended;
+}
+
+}  // namespace
+
+Attended run_bert(const ShowOptions& options) {
+  try {
+    return attend(options);
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    refuse("--model", "hold tensors whose shapes fit each other",
+           "others (" + what.substr(0, what.find('\n')) + ")");
+  }
 }
 
 }  // namespace cli

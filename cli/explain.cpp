@@ -4,11 +4,17 @@
 // and returned, saved from any framework.
 #include "multihead/explain.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <filesystem>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/report_output.h"
+#include "multihead/utf8.h"
 
 namespace cli {
 namespace {
@@ -23,6 +29,19 @@ multihead::Observation read(const std::string& path,
   for (const auto& [name, value] : options.facts)
     observation.metadata[name] = value;
   return observation;
+}
+
+// Says, after a while, that it is still at work.
+std::jthread patience(const std::string& names) {
+  return std::jthread([names](std::stop_token stop) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any ended;
+    ended.wait_for(lock, stop, std::chrono::seconds(2), [] { return false; });
+    if (!stop.stop_requested())
+      std::fprintf(stderr, "multihead: explaining %s\n",
+                   multihead::printable(names).c_str());
+  });
 }
 
 std::string cause_of(const multihead::Verdict& verdict) {
@@ -42,7 +61,9 @@ int explain(const ExplainOptions& options) {
     observations.push_back(read(path, options));
     names += (names.empty() ? "" : " ") + path;
   }
+  std::jthread waiting = patience(names);
   const multihead::Verdict verdict = multihead::explain(observations);
+  waiting = {};  // ends it before the report is printed
   const bool passed = verdict.judgement == multihead::Judgement::kBits ||
                       verdict.judgement == multihead::Judgement::kRounding;
   Json report = {{"target", names},

@@ -77,7 +77,13 @@ Run make_run(Safetensors dump) {
     dump.tensors["out"] =
         query != dump.tensors.end() ? query->second : dump.tensors.at("x");
   }
-  return multihead::diagnosis::make_run(dump);
+  try {
+    return multihead::diagnosis::make_run(dump);
+  } catch (const std::exception& error) {  // "explain: mask must ..."
+    std::string what = error.what();
+    if (what.starts_with("explain: ")) what.replace(0, 9, "show: ");
+    throw std::invalid_argument(what);
+  }
 }
 
 // The heads that a dump's metadata state, or `otherwise`.
@@ -230,6 +236,10 @@ Attended computed_weights(const Safetensors& dump, const ShowOptions& options) {
   };
   attended.query = heads(0, run.sizes.heads);
   attended.key = heads(1, run.sizes.kv_heads);
+  if (attended.query.size(0) != attended.key.size(0) ||
+      attended.query.size(3) != attended.key.size(3))
+    refuse("the dump's key", "have the batch and the head width of query",
+           text(attended.key.sizes()) + " for " + text(attended.query.sizes()));
   attended.num_kv_heads = run.sizes.kv_heads;
   attended.options = options_of(run, dtype);
   attended.stages = stages_of(run.has_weights ? run.inputs[0] : at::Tensor(),

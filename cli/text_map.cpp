@@ -33,9 +33,9 @@ std::string repeated(std::string_view text, int times) {
 
 std::string percent(double value) {
   if (!std::isfinite(value)) return "??";
-  const long rounded = std::lround(100 * value);
-  if (rounded == 0) return "";
-  return std::abs(rounded) > 999 ? "big" : std::to_string(rounded);
+  const double rounded = std::round(100 * value);
+  if (std::abs(rounded) > 999) return "big";
+  return rounded == 0 ? "" : std::to_string(static_cast<int>(rounded));
 }
 
 std::string centred(const std::string& text, int width) {

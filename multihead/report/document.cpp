@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/report/document.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 
 #include "multihead/report/words.h"
@@ -376,11 +374,7 @@ int columns(std::string_view text) {
 }
 
 Document document_of(const std::string& json) {
-  const Json report = parsed(json);
-  TORCH_CHECK_VALUE(report.is_object() && report.contains("verdict"),
-                    "render_report: report must be a JSON object with a "
-                    "verdict, got ",
-                    json.substr(0, 60));
+  const Json report = parsed_report(json);
   const std::string verdict = text_at(report, "verdict");
   const Json& cases = list_at(report, "cases");
   const bool right = is_right(verdict);

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/report/words.h"
 
+#include <c10/util/Exception.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <string_view>
 
 #include "multihead/utf8.h"
 
 namespace multihead::report {
 namespace {
+
+constexpr int kDeepest = 16;  // a report has three levels
 
 // Sentences may have several lines; names, which stand in tables, have one.
 bool has_lines(std::string_view key) {
@@ -29,11 +35,27 @@ void clean(Json& json, std::string_view key = "") {
 
 }  // namespace
 
-Json parsed(const std::string& text) {
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return nullptr;
-  clean(json);
-  return json;
+Json parsed_report(const std::string& text) {
+  const auto is_shallow = [](int depth, Json::parse_event_t, const Json&) {
+    return depth <= kDeepest;  // what lies deeper is left out
+  };
+  Json report = Json::parse(text, is_shallow, /*allow_exceptions=*/false);
+  TORCH_CHECK_VALUE(report.is_object() && report.contains("verdict"),
+                    "render_report: report must be a JSON object with a "
+                    "verdict, got ",
+                    text.substr(0, 60));
+  static constexpr std::string_view kVerdicts[] = {"bits", "rounding", "fault",
+                                                   "unknown", "unchecked"};
+  const Json& verdict = report["verdict"];
+  TORCH_CHECK_VALUE(
+      std::ranges::find(kVerdicts, text_at(report, "verdict")) !=
+          std::end(kVerdicts),
+      "render_report: verdict must be bits, rounding, fault, unknown or "
+      "unchecked, got ",
+      verdict.dump(-1, ' ', true, Json::error_handler_t::replace)
+          .substr(0, 60));
+  clean(report);
+  return report;
 }
 
 std::string text_at(const Json& object, const char* key) {

@@ -14,8 +14,9 @@ namespace multihead::report {
 
 using Json = nlohmann::json;
 
-/// Null where `text` is no JSON. Its strings are printable (multihead/utf8.h).
-Json parsed(const std::string& text);
+/// A report, its strings printable (multihead/utf8.h). Throws c10::ValueError
+/// where `text` is none.
+Json parsed_report(const std::string& text);
 
 /// The string or list under `key`, an empty one where there is none.
 std::string text_at(const Json& object, const char* key);

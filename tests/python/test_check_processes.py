@@ -159,3 +159,23 @@ def test_there_is_no_terminal_to_ask(tmp_path):
         timeout=120,
     )
     assert done.returncode == 1 and "EOFError" in done.stdout
+
+
+def test_our_own_errors_are_not_the_codes():
+    program = """
+        from multihead.check import __main__ as command
+        def examine(*arguments):
+            raise RuntimeError("a bug\\nof ours")
+        command.examine = examine
+        command.answer(1, "", ["attention.py"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == (
+        "report 2\ncheck: multihead itself could not go on (RuntimeError: a bug)\n"
+    )
+    assert done.stderr == ""

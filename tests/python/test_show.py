@@ -349,4 +349,22 @@ def test_files_that_are_none(tmp_path):
     assert "--model must be a folder with model.safetensors" in model.stderr
     assert "none, which does not exist\n" in model.stderr
     model = show("--model", tmp_path, "--text", "x")
-    assert "--vocab must name the vocabulary of the model" in model.stderr
+    assert "--model must come with a vocab.txt" in model.stderr
+    (tmp_path / "vocab.txt").write_text("[CLS]\n")
+    weights = {"embeddings.word_embeddings.weight": torch.zeros(3, 8)}
+    save_file(weights, tmp_path / "model.safetensors")
+    for config in ("{", "[]", '{"model_type": 5}', '{"num_attention_heads": 2.5}'):
+        (tmp_path / "config.json").write_text(config)
+        model = show("--model", tmp_path, "--text", "x")
+        assert "--model must have a " in model.stderr and "json." not in model.stderr
+    (tmp_path / "config.json").unlink()
+    model = show("--model", tmp_path, "--text", "x", "--num-heads", 2)
+    assert "--layer must be from 0 to" in model.stderr
+
+
+@pytest.mark.parametrize("weight", [1e17, -1e30, 3e38])
+def test_a_weight_of_any_size_is_drawn(tmp_path, weight):
+    """As exp gives it to whoever subtracts no maximum."""
+    path = dump(tmp_path, {"weights": torch.tensor([[weight, 0.5], [0.0, 1.0]])})
+    for colour in ("ascii", "true"):
+        assert "big" in shown(path, "--color", colour)

@@ -109,6 +109,9 @@ def answer(descriptor: int, path: str, words: list[str]) -> None:
         status, text = 2, f"{error}\n"
     except KeyboardInterrupt:
         os._exit(130)
+    except Exception as error:  # no fault of the code's
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        status, text = 2, f"check: multihead itself could not go on ({what})\n"
     file.write(f"report {status}\n{text}")
     os._exit(status)
 
