@@ -226,6 +226,9 @@ Attended attend(const ShowOptions& options) {
   const Files files(options);
   const Bert bert(files, options);
   const int64_t layers = bert.layers();
+  if (layers == 0)
+    refuse("--model", "hold encoder.layer.0.attention.self.query.weight",
+           "none");
   const int64_t shown = options.layer.value_or(0);
   if (shown < 0 || shown >= layers)
     refuse("--layer", "be from 0 to " + std::to_string(layers - 1),

@@ -65,8 +65,10 @@ struct ExplainOptions {
   std::map<std::string, std::string> facts;  ///< in place of their metadata
   ReportOutput output = {};
 };
-/// The same of saved tensors (multihead/explain.h).
+/// Says whether the attention that made saved tensors is right
+/// (multihead/explain.h); 0 if it is, 1 if not.
 int explain(const ExplainOptions& options);
+
 struct ShowOptions {
   std::string dump;          ///< a file of tensors; empty: model, or example
   std::string weights;       ///< a file with a layer's parameters

@@ -6,7 +6,11 @@
 #include <span>
 #include <stdexcept>
 
+#include "multihead/safetensors_file.h"
+
 namespace cli {
+
+using multihead::safetensors::OutputFile;
 
 Destination::Destination(const std::string& option, const std::string& path) {
   namespace fs = std::filesystem;
@@ -20,17 +24,18 @@ Destination::Destination(const std::string& option, const std::string& path) {
     throw std::invalid_argument(
         option + " must be a regular file, got " + path + ", a " +
         (fs::is_directory(status) ? "folder" : "device, pipe or socket"));
-  const fs::path target =
-      fs::exists(status) ? fs::canonical(path, error) : fs::path(path);
-  file_ = std::make_unique<multihead::safetensors::OutputFile>(
-      target.string(), option + " " + path);
+  path_ = fs::exists(status) ? fs::canonical(path, error).string() : path;
+  where_ = option + " " + path;
+  // Nothing of this trial is left, nor would it be of a run that is ended.
+  OutputFile(path_, where_);
 }
 
-void Destination::write(std::string_view content) {
+void Destination::write(std::string_view content) const {
   if (standard_output_) std::fwrite(content.data(), 1, content.size(), stdout);
-  if (!file_) return;
-  file_->write_at(0, std::as_bytes(std::span(content)));
-  file_->commit();
+  if (path_.empty()) return;
+  OutputFile file(path_, where_);
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.commit();
 }
 
 void print_at_most_one(const std::string& command, int64_t printed) {

@@ -4,15 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 
-#include "multihead/safetensors_file.h"
-
 namespace cli {
 
-/// Opened before anything runs, so that a typing error costs no time.
+/// Tried before anything runs, so that a typing error costs no time.
 class Destination {
  public:
   /// path: "-" is standard output, "" nothing; a link to a file is followed.
@@ -20,12 +17,12 @@ class Destination {
   Destination(const std::string& option, const std::string& path);
 
   bool standard_output() const { return standard_output_; }
-  bool wanted() const { return standard_output_ || file_; }
-  void write(std::string_view content);
+  bool wanted() const { return standard_output_ || !path_.empty(); }
+  void write(std::string_view content) const;
 
  private:
   bool standard_output_ = false;
-  std::unique_ptr<multihead::safetensors::OutputFile> file_;
+  std::string path_, where_;
 };
 
 /// Throws std::invalid_argument where more than one output of a command goes to

@@ -32,12 +32,6 @@ const at::Tensor* find_weights(const Safetensors& dump) {
   return nullptr;
 }
 
-std::string text(at::IntArrayRef shape) {
-  std::ostringstream stream;
-  stream << shape;
-  return stream.str();
-}
-
 // bool (B or 1, H or 1, Lq or 1, Lk), undefined without a mask.
 at::Tensor keep_of(const GivenMask& mask, const char* name) {
   if (!mask.numbers.defined() || mask.meaning == MaskMeaning::kAdditive)
@@ -109,7 +103,7 @@ void set_weights(Attended& attended, const at::Tensor& weights,
            "be floating and have the shape (B, H, Lq, Lk), (H, Lq, Lk), "
            "(B, Lq, Lk) or (Lq, Lk), without a size of 0",
            std::string(c10::toString(weights.scalar_type())) + " of shape " +
-               text(weights.sizes()));
+               shape_text(weights.sizes().vec()));
   const int64_t given = dims == 2 ? 1 : weights.size(dims - 3);
   const int64_t heads = dims == 4 ? given : stated_heads(dump, given);
   if (heads != given) attended.mean_of = heads;
@@ -239,7 +233,8 @@ Attended computed_weights(const Safetensors& dump, const ShowOptions& options) {
   if (attended.query.size(0) != attended.key.size(0) ||
       attended.query.size(3) != attended.key.size(3))
     refuse("the dump's key", "have the batch and the head width of query",
-           text(attended.key.sizes()) + " for " + text(attended.query.sizes()));
+           shape_text(attended.key.sizes().vec()) + " for " +
+               shape_text(attended.query.sizes().vec()));
   attended.num_kv_heads = run.sizes.kv_heads;
   attended.options = options_of(run, dtype);
   attended.stages = stages_of(run.has_weights ? run.inputs[0] : at::Tensor(),

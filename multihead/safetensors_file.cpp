@@ -100,7 +100,12 @@ OutputFile::OutputFile(const std::string& path, std::string where)
       temporary_(temporary_name()),
       file_(open_or_fail(directory_.value(), temporary_,
                          O_WRONLY | O_CREAT | O_EXCL, where_,
-                         "lie in a writable directory")) {}
+                         "lie in a writable directory")) {
+  struct stat before;
+  if (::fstatat(directory_.value(), name_.c_str(), &before, 0) == 0) {
+    ::fchmod(file_.value(), before.st_mode & 0777);
+  }
+}
 
 OutputFile::~OutputFile() {
   if (!temporary_.empty()) {

@@ -41,6 +41,7 @@ class InputFile {
 
 /// A file that appears at `path` when commit() returns; until then its bytes
 /// lie in a temporary file in the same directory, which the destructor removes.
+/// Whoever could read the file that was there can read the new one.
 class OutputFile {
  public:
   OutputFile(const std::string& path, std::string where);
