@@ -15,16 +15,24 @@ namespace {
 using at::Tensor;
 
 constexpr Scale kNamed[] = {
-    Scale::kRootOfWidth, Scale::kNone,       Scale::kRootOfEmbedding,
-    Scale::kEmbedding,   Scale::kWidth,      Scale::kTwice,
-    Scale::kRootOfKeys,  Scale::kKeys,       Scale::kRootOfQueries,
-    Scale::kRootOfHeads, Scale::kFourthRoot, Scale::kWidthSquared,
-    Scale::kMultiplied};
+    Scale::kRootOfWidth, Scale::kNone,           Scale::kRootOfEmbedding,
+    Scale::kEmbedding,   Scale::kWidth,          Scale::kTwice,
+    Scale::kRootOfKeys,  Scale::kKeys,           Scale::kRootOfQueries,
+    Scale::kRootOfHeads, Scale::kFourthRoot,     Scale::kWidthSquared,
+    Scale::kMultiplied,  Scale::kRootOfAllHeads, Scale::kRootOfValueWidth};
 
 double root(int64_t size) { return 1.0 / std::sqrt(static_cast<double>(size)); }
 
 double scale_of(const Run& run, Scale choice, const Tensor& query,
                 const Tensor& key);
+
+// Where widths are the usual ones, two of them have another name.
+bool is_possible(const Run& run, Scale choice) {
+  const Sizes& n = run.sizes;
+  if (choice == Scale::kRootOfAllHeads) return n.heads * n.width != n.embed_dim;
+  if (choice == Scale::kRootOfValueWidth) return n.value_width != n.width;
+  return true;
+}
 
 bool close(double x, double y) { return std::abs(x - y) <= 1e-6 * std::abs(y); }
 
@@ -43,7 +51,8 @@ double other_scale(const Run& run, const Tensor& query, const Tensor& key) {
                               close(x.sum().item<double>(), scale * sum);
     const bool named =
         std::any_of(std::begin(kNamed), std::end(kNamed), [&](Scale choice) {
-          return close(scale, scale_of(run, choice, query, key));
+          return is_possible(run, choice) &&
+                 close(scale, scale_of(run, choice, query, key));
         });
     if (proportional && !named) return scale;
   }
@@ -62,7 +71,7 @@ double scale_of(const Run& run, Scale choice, const Tensor& query,
     case Scale::kRootOfEmbedding:
       return root(run.sizes.embed_dim);
     case Scale::kRootOfAllHeads:
-      need(run.sizes.heads * run.sizes.width != run.sizes.embed_dim);
+      need(is_possible(run, choice));
       return root(run.sizes.heads * run.sizes.width);
     case Scale::kEmbedding:
       return root(run.sizes.embed_dim) * root(run.sizes.embed_dim);
@@ -87,7 +96,7 @@ double scale_of(const Run& run, Scale choice, const Tensor& query,
     case Scale::kRootOfOneHead:
       return root(run.sizes.width);
     case Scale::kRootOfValueWidth:
-      need(run.sizes.value_width != run.sizes.width);
+      need(is_possible(run, choice));
       return root(run.sizes.value_width);
     case Scale::kFourthRoot:
       return std::sqrt(width);
