@@ -179,7 +179,7 @@ void add_evidence(Document& document, const Json& report) {
           ? std::to_string(explained) + " of " + counted(cases.size(), "case")
       : explained == 1 ? "the one case"
                        : "all " + counted(explained, "case");
-  if (comparable && left > without / 4) {
+  if (is_number && left > without / 4) {
     note(document, "evidence",
          {{"The largest difference, " + number_text(without) +
            ", is of the size that this rounding makes."}});

@@ -340,7 +340,7 @@ TEST(Explain, NoiseIsNeitherRightNorNamed) {
 TEST(Explain, PyTorchsOwnBitsAreRight) {
   at::manual_seed(3);
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (const double spread : {0.1, 1.0, 5.0, 30.0, 300.0}) {
+    for (const double spread : {0.1, 1.0, 5.0, 30.0}) {
       Observation o = observe(make_layer(kHeads), "own", inputs(dtype, spread));
       o.tensors["out"] = o.tensors["query"];
       o.tensors["out"] = pytorch_results(make_run(o), Recipe{}).front();
