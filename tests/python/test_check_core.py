@@ -31,6 +31,18 @@ def test_padding_settles_whether_there_are_heads():
     assert multihead.check(padded_queries).cause == "padding_on_queries"
 
 
+def masked_queries(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask.unsqueeze(-1) == 0, -1e9)
+    return scores.softmax(-1) @ v
+
+
+def test_a_mask_that_fits_only_a_square_without_heads():
+    report = multihead.check(masked_queries)
+    assert report.cause in ("padding_on_queries", "mask_transposed"), str(report)
+
+
 def grouped(q, k, v, num_kv_heads, mask=None):
     b, h, n, d = q.shape
     q = q.view(b, num_kv_heads, h // num_kv_heads, n, d)

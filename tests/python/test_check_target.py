@@ -231,6 +231,15 @@ def wrong_type(q, k, v):
     return core(q, k, v).tolist()
 
 
+def returns_the_weights(q, k, v):
+    return torch.softmax(q @ k.mT, dim=-1)
+
+
+def test_weights_are_recognised():
+    found = findings(multihead.check(returns_the_weights))["wrong_shape"]
+    assert "`weights @ v`" in found.remedy
+
+
 def wrong_shape(q, k, v):
     return core(q, k, v)[..., :2]
 

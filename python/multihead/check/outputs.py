@@ -60,7 +60,7 @@ def split(
     if not exact:
         fitting = [t for t in fitting if _may_be_width(t.shape[-1], case, any_width)]
     if not fitting:
-        raise Unfit(_wrong_shape(tensors[0], query))
+        raise Unfit(_wrong_shape(tensors[0], query, case.keys))
     out = (exact or fitting)[0]
     if not out.is_floating_point():
         raise Unfit(
@@ -120,11 +120,13 @@ def _kind(tensor: Tensor) -> str:
     return ""
 
 
-def _wrong_shape(got: Tensor, query: Tensor) -> Finding:
+def _wrong_shape(got: Tensor, query: Tensor, keys: int) -> Finding:
     expected = tuple(query.shape)
     shape = tuple(got.shape)
     hint = "Each query gets one output: all sizes but the last are those of the query."
-    if got.dim() == len(expected) + 1:
+    if got.dim() > 1 and shape[-2:] == (expected[-2], keys):
+        hint = "These may be the weights: what comes out is `weights @ v`."
+    elif got.dim() == len(expected) + 1:
         hint += " Here the heads are still apart: they are merged into one axis last."
     elif sorted(shape) == sorted(expected):
         hint += " Here two axes are exchanged."

@@ -5,8 +5,10 @@ import ast
 import functools
 import inspect
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from .roles import ADDITIVE, CALL, SIZES, TENSORS, is_weight, normal
@@ -92,20 +94,47 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
     unknown = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "qkv"
     ]
+    if isinstance(subject.entry, torch.jit.ScriptFunction):
+        return [_scripted(argument) for argument in subject.entry.schema.arguments]
     try:
         found = list(inspect.signature(subject.entry).parameters.values())
     except ValueError:  # a function written in C
         return _documented(subject.entry) or unknown
     named = [p for p in found if p.kind not in _VARIADIC]
+    if named and _is_wrapped(subject.entry):
+        # Keywords may be something else for a wrapper, as for that of torch.vmap.
+        named = [_by_place(p) for p in named]
     if subject.kind == "class":
         named = named[1:]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in found)
-    return unknown if takes_any and not named else named
+    return unknown if not named and _takes_any(found) else named
+
+
+def _scripted(argument: torch.Argument) -> inspect.Parameter:
+    default = inspect.Parameter.empty
+    if argument.has_default_value():
+        default = argument.default_value
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(argument.name, kind, default=default)
+
+
+def _takes_any(parameters: Iterable[inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def _is_wrapped(entry: object) -> bool:
+    own = inspect.signature(entry, follow_wrapped=False).parameters.values()
+    return hasattr(entry, "__wrapped__") and _takes_any(own)
+
+
+def _by_place(parameter: inspect.Parameter) -> inspect.Parameter:
+    named = parameter.kind is parameter.KEYWORD_ONLY
+    return parameter.replace(
+        kind=parameter.kind if named else parameter.POSITIONAL_ONLY
+    )
 
 
 def _documented(entry: object) -> list[inspect.Parameter]:
-    """The parameters in the first line of a docstring, as `f(x, p=0.0) -> Tensor`;
-    none if it is not Python's."""
+    """The parameters that a docstring begins with; none if they are not Python's."""
     found = re.match(r"\w+\(([^()]*)\)\s*->", inspect.getdoc(entry) or "")
     try:
         arguments = ast.parse(f"def f({found[1]}): ..." if found else "").body[0].args

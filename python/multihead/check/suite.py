@@ -178,7 +178,7 @@ class Cases:
             taken = self._masks_of(plan.masked(self.base), dtype, refusals)
             if taken:
                 self.base = replace(self.base, mask_dtype=dtype)
-                self.taken.add("mask")
+                self.taken |= {"mask", "square mask"}
                 return taken
         self.refused.add("mask")
         first = refusals[0]
@@ -188,7 +188,9 @@ class Cases:
                 f"It refuses masks unless keys are as many as queries: {first.sentence}",
                 first.detail,
             )
+            self.taken.add("square mask")
             return []
+        self.refused.add("square mask")
         sentence = f"No mask that was tried is taken: {first.sentence}"
         # A shape that nobody tried may be meant; a mistake in Python is one.
         kind = "failure" if first.sentence.startswith(_MISTAKES) else "limit"

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from .finding import Finding
@@ -112,6 +113,7 @@ def _is_function(target: object) -> bool:
         types.MethodType,
         types.BuiltinFunctionType,
         functools.partial,
+        torch.jit.ScriptFunction,
     )
     return isinstance(target, kinds)
 
@@ -120,8 +122,7 @@ def _method(target: object) -> Callable | None:
     """What a call of a module, or of any other object, runs."""
     kind = target if inspect.isclass(target) else type(target)
     owner = next((k for k in kind.__mro__ if "__call__" in vars(k)), None)
-    # What nn.Module has of its own runs forward.
-    if owner is None or owner.__module__.startswith("torch."):
+    if owner in (None, nn.Module):  # whose own runs forward
         return _attribute(target, "forward")
     return kind.__call__ if kind is target else target.__call__
 
