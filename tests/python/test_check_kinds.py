@@ -54,3 +54,14 @@ def test_functions_that_are_no_plain_ones(target):
     assert report.passed, str(report)
     is_causal = any(case["name"] == "is_causal" for case in report.cases)
     assert is_causal == (target is scripted)
+
+
+def test_a_file_leaves_time_for_what_it_defines(tmp_path):
+    file = tmp_path / "attention.py"
+    file.write_text(
+        "import torch.nn.functional as F\n"
+        "while True: pass\n"
+        "def attend(q, k, v): return F.scaled_dot_product_attention(q, k, v)\n"
+    )
+    report = multihead.check(f"{file}:attend", time_limit=2.0)
+    assert report.passed, str(report)

@@ -171,6 +171,13 @@ def test_stated_sizes_are_used():
     assert report.passed and report.cases[0]["shape"][-1] == 30
 
 
+def test_a_stated_number_of_heads_divides_the_width():
+    for target in (samples.layers_inside, samples.grouped):
+        report = multihead.check(target, num_heads=7)
+        assert report.passed, str(report)
+        assert report.cases[0]["shape"][-1] % 7 == 0
+
+
 def test_code_that_refuses_sizes_gets_others():
     def width_64(q, k, v, d_model, mask=None):
         return samples.layers_inside(q, k, v, d_model // 64, d_model, mask)

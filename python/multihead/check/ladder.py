@@ -120,7 +120,7 @@ class Ladder:
         if options.embed_dim:
             found = [replace(s, embed=options.embed_dim) for s in found]
         if options.num_heads:
-            found = [replace(s, heads=options.num_heads) for s in found]
+            found = [self._with_heads(s, options.num_heads) for s in found]
         if options.num_kv_heads:
             found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
         fitting = [apart(s) for s in found if s.embed % s.heads == 0]
@@ -133,6 +133,14 @@ class Ladder:
             return None
         made, _, _ = construction.build(Sizes(), self.runner.guard)
         return input_width(made) if isinstance(made, nn.Module) else None
+
+    def _with_heads(self, sizes: Sizes, heads: int) -> Sizes:
+        """`sizes` with so many heads; if they do not divide the width, a little
+        narrower, unless that is given."""
+        free = self.subject.kind != "instance" and not self.options.embed_dim
+        narrower = sizes.embed - sizes.embed % heads if free else 0
+        sizes = replace(sizes, heads=heads, embed=narrower or sizes.embed)
+        return grouped(sizes, sizes.kv_heads) if sizes.kv_heads else sizes
 
     def _fit(self, sizes: Sizes) -> Sizes:
         if self.subject.kind == "instance":

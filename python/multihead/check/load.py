@@ -23,8 +23,8 @@ from .finding import Finding
 from .guard import Guard, Outcome
 from .state import Snapshot
 
-# What the top level may take, imports and definitions aside; what an assignment
-# gets when that is used up.
+# What the top level may take, imports and definitions aside, half of all time at
+# most; what an assignment gets when that is used up.
 _SECONDS, _MOMENT = 5.0, 0.2
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -129,7 +129,7 @@ class _Run:
         self.module = module
         self.guard = guard
         self.outcome = outcome
-        self.seconds = _SECONDS
+        self.seconds = min(_SECONDS, guard.time_limit / 2)
         self.careful = False
         self.flags = 0
 
