@@ -14,6 +14,7 @@ constexpr double kMargin = 28, kGap = 18;
 constexpr double kLetter = 7.4;    // width of a column of text, about
 constexpr int kLongestLabel = 14;  // columns
 constexpr double kSide = 416;      // of the large map, at most
+constexpr double kHead = 96;       // a head's name and entropy take so much
 constexpr double kTitle = 76;      // where the maps' labels begin
 constexpr double kStage = 96;      // height of the strip of stages
 constexpr double kMostNotes = 6;
@@ -65,7 +66,7 @@ Drawing::Drawing(const Picture& picture)
       queries_(matching(item_.queries, keys_, most_cells(kSide, 4))) {
   const int longest = std::max(keys_.cells(), queries_.cells());
   const double cell = std::clamp(std::floor(kSide / longest), 4.0, 34.0);
-  const double above = label_width(keys_) * 0.75 + 38;
+  const double above = label_width(keys_) * 0.75 + 46;
   large_ = {kMargin + label_width(queries_) + 8, kTitle + above,
             cell * keys_.cells(), cell * queries_.cells()};
   // The last slanted label leans over the right end of the map.
@@ -103,7 +104,7 @@ void Drawing::place_heads() {
   small_ = std::clamp(std::floor((room / rows - 34 + 8) / aspect), 64.0, 160.0);
   small_keys_ = coarser(keys_, most_cells(small_, 3));
   small_queries_ = matching(queries_, small_keys_, most_cells(small_, 1));
-  small_step_ = small_ + kGap;
+  small_step_ = std::max(small_, kHead) + kGap;
 }
 
 void Drawing::draw(Canvas& canvas) const {
@@ -156,7 +157,7 @@ void Drawing::draw_heads(Canvas& canvas) const {
                  y = heads_.y + (place / per_row_) * (height + 34);
     canvas.write({x, y + 12}, panel.name, {.size = 11});
     if (!std::isnan(panel.entropy))
-      canvas.write({x + small_, y + 12},
+      canvas.write({x + small_step_ - kGap, y + 12},
                    print("%.1f keys", std::exp(panel.entropy)),
                    {.size = 10, .tone = Tone::kDim, .anchor = Anchor::kEnd});
     canvas.draw_map({x, y + 18, small_, height},
@@ -263,9 +264,11 @@ std::vector<std::string> Drawing::notes() const {
 }
 
 void Drawing::draw_notes(Canvas& canvas) const {
+  const std::string pooled = pooling(queries_, keys_);
   double y = notes_ + 8;
   for (const std::string& line : notes()) {
-    canvas.write({kMargin, y}, line, {.tone = Tone::kWarning});
+    canvas.write({kMargin, y}, line,
+                 {.tone = line == pooled ? Tone::kDim : Tone::kWarning});
     y += 18;
   }
 }

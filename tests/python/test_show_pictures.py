@@ -286,3 +286,16 @@ def test_page_of_a_long_sequence(tmp_path):
     )
     assert found["heads"] == "65"
     assert found["pooling"].startswith("a cell: 17 × 17 positions; the sum over")
+
+
+def test_names_of_narrow_maps_do_not_touch(tmp_path):
+    path = dump(tmp_path, {"weights": random_weights(2, 300, 9)})
+    picture = ElementTree.fromstring(shown(path, "--svg", "-"))
+    texts = list(picture.iterfind(".//{*}text"))
+    name = next(text for text in texts if text.text == "head 0")
+    entropy = texts[texts.index(name) + 1]
+    assert entropy.text.endswith(" keys")
+    room = float(entropy.get("x")) - float(name.get("x"))
+    assert room > 6 * len(name.text + " " + entropy.text)
+    note = next(text for text in texts if text.text.startswith("a cell:"))
+    assert "warning" not in note.get("class")
