@@ -292,6 +292,16 @@ void describe(std::span<const Run> runs, const Explanation& best,
   }
 }
 
+// What is compared is computed step by step, as whole matrices.
+void check_size(const Run& run) {
+  constexpr int64_t kMost = int64_t{1} << 26;
+  const Sizes& n = run.sizes;
+  TORCH_CHECK_VALUE(n.batch * n.heads <= kMost / n.queries / n.keys,
+                    "explain: query and key must make no more than ", kMost,
+                    " scores, got ", n.batch, " x ", n.heads, " x ", n.queries,
+                    " x ", n.keys, "; save a smaller case");
+}
+
 }  // namespace
 
 Verdict explain(std::span<const Observation> observations) {
@@ -301,6 +311,7 @@ Verdict explain(std::span<const Observation> observations) {
   std::vector<Run> runs;
   for (const Observation& observation : observations) {
     runs.push_back(make_run(observation));
+    check_size(runs.back());
   }
   std::vector<Run> ordered = runs;
   std::stable_sort(ordered.begin(), ordered.end(), tells_more);

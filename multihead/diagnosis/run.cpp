@@ -272,11 +272,6 @@ void read_inputs(const Observation& from, Run& run) {
                       "that of query, ",
                       n.heads, ", got ", n.kv_heads);
   }
-  constexpr int64_t kMost = int64_t{1} << 26;
-  TORCH_CHECK_VALUE(n.batch * n.heads <= kMost / n.queries / n.keys,
-                    "explain: query and key must make no more than ", kMost,
-                    " scores, got ", n.batch, " x ", n.heads, " x ", n.queries,
-                    " x ", n.keys, "; save a smaller case");
   for (int role = 1; role < 3; ++role) {
     TORCH_CHECK_VALUE(run.inputs[role].size(0) == n.batch &&
                           run.inputs[role].size(-2) == n.keys,

@@ -311,6 +311,15 @@ def test_file_names_need_not_be_utf8(tmp_path):
     assert command("check", name, cwd=tmp_path).returncode == 0
 
 
+def test_a_case_may_be_too_large_to_explain_but_not_to_show(tmp_path):
+    names = ("query", "key", "value", "out")
+    tensors = {name: torch.randn(1, 8, 4096, 4) for name in names}
+    save_file(tensors, tmp_path / "a.safetensors")
+    done = command("explain", "a.safetensors", cwd=tmp_path)
+    assert done.returncode == 2 and "must make no more than 67108864" in done.stderr
+    assert command("show", "a.safetensors", cwd=tmp_path).returncode == 0
+
+
 def test_both_speak_to_other_terminals(run, tmp_path):
     assert run(RIGHT, LC_ALL="C").stdout.startswith("ok attend")
     name = dump(tmp_path / "a.safetensors")
