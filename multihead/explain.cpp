@@ -11,8 +11,9 @@
 #include <limits>
 
 #include "multihead/diagnosis/compare.h"
-#include "multihead/diagnosis/first_stage.h"
+#include "multihead/diagnosis/locate.h"
 #include "multihead/diagnosis/pytorch_result.h"
+#include "multihead/diagnosis/ranking.h"
 #include "multihead/diagnosis/remarks.h"
 #include "multihead/diagnosis/search.h"
 
@@ -51,14 +52,6 @@ Finding finding(const Convention& convention) {
           .remedy = std::string(convention.remedy)};
 }
 
-std::vector<std::string> names_of(const Explanation& explanation) {
-  std::vector<std::string> names;
-  for (const Pick& pick : explanation.faults)
-    names.emplace_back(pick.fault->name);
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 std::string dtype_name(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
@@ -74,7 +67,7 @@ std::string dtype_name(at::ScalarType dtype) {
   }
 }
 
-// ---- Which explanation -----------------------------------------------------
+// ---- Which runs first -----------------------------------------------------
 
 // What tells most comes first: float64, evaluation, no mask.
 bool tells_more(const Run& a, const Run& b) {
@@ -85,45 +78,6 @@ bool tells_more(const Run& a, const Run& b) {
                           run.causal == CausalRequest::kYes);
   };
   return rank(a) < rank(b);
-}
-
-// Some faults give equal results and differ on the way there; nullopt where no
-// run shows its way.
-std::optional<bool> shows_telltale(std::span<const Run> runs,
-                                   const Explanation& explanation) {
-  for (const Run& run : runs) {
-    if (run.trace.empty()) continue;
-    const std::optional<Stages> stages = run_recipe(run, explanation.recipe);
-    if (!stages || stages->telltales.empty()) return std::nullopt;
-    for (const Tensor& tensor : stages->telltales) {
-      const double allowed =
-          rounding_allowed(run.dtype, *stages, largest_finite(tensor));
-      if (in_trace(run, tensor, allowed)) return true;
-    }
-    return false;
-  }
-  return std::nullopt;
-}
-
-// The likeliest first, one for each set of names.
-std::vector<Explanation> ranked(std::span<const Run> runs,
-                                std::vector<Explanation> found) {
-  std::vector<Explanation> first, rest;
-  for (Explanation& explanation : found) {
-    const std::optional<bool> shown = shows_telltale(runs, explanation);
-    if (shown.has_value() && !*shown) continue;
-    (shown.has_value() ? first : rest).push_back(std::move(explanation));
-  }
-  if (first.empty()) first = std::move(rest);
-  std::vector<Explanation> unique;
-  for (Explanation& explanation : first) {
-    const bool known = std::any_of(
-        unique.begin(), unique.end(), [&](const Explanation& other) {
-          return names_of(other) == names_of(explanation);
-        });
-    if (!known) unique.push_back(std::move(explanation));
-  }
-  return unique;
 }
 
 // ---- Cases -----------------------------------------------------------------
@@ -195,46 +149,6 @@ ComparedCase compare(const Run& run, const Recipe& attention,
     return with_pytorch(run, attention, compared);
   }
   return compared;
-}
-
-// ---- Where -----------------------------------------------------------------
-
-std::optional<Place> first_place(const Run& run, const Stages& reference) {
-  const Tensor& got = run.out;
-  const Tensor& expected = reference.out;
-  if (got.sizes() != expected.sizes()) return std::nullopt;
-  const double allowed =
-      rounding_allowed(run.dtype, reference, largest_finite(expected));
-  Tensor wrong = (got - expected).abs().le(allowed).logical_not();
-  if (const Tensor rows = seeing_rows(run, reference); rows.defined()) {
-    wrong = wrong.logical_and(rows.unsqueeze(-1));
-  }
-  const Tensor places = wrong.nonzero();
-  if (places.size(0) == 0) return std::nullopt;
-  Place place{.observation = run.name, .tensor = "out"};
-  Tensor a = got, b = expected;
-  for (int64_t d = 0; d < got.dim(); ++d) {
-    place.index.push_back(places[0][d].item<int64_t>());
-    a = a[place.index.back()];
-    b = b[place.index.back()];
-  }
-  place.got = a.item<double>();
-  place.expected = b.item<double>();
-  return place;
-}
-
-void locate(std::span<const Run> runs, const Recipe& attention,
-            Verdict& verdict) {
-  for (const Run& run : runs) {
-    if (errors(run, attention, run.dtype).fit()) continue;
-    const std::optional<Stages> reference = run_recipe(run, attention);
-    if (!reference) continue;
-    if (!verdict.where) verdict.where = first_place(run, *reference);
-    if (verdict.first_stage) return;
-    const auto stage = first_difference(run, *reference, run.dtype);
-    if (stage) verdict.first_stage = name_of(*stage);
-    if (verdict.where && verdict.first_stage) return;
-  }
 }
 
 // ---- What was read
@@ -325,6 +239,8 @@ Verdict explain(std::span<const Observation> observations) {
   if (best == nullptr) {
     const auto lost = lost_in_rounding(ordered);
     if (lost) verdict.remarks.push_back(*lost);
+    const auto shape = another_shape(ordered);
+    if (shape) verdict.remarks.push_back(*shape);
   }
   const auto& conventions = best ? best->conventions : result.nearest;
   const Recipe attention = recipe_of(conventions);
@@ -344,7 +260,11 @@ Verdict explain(std::span<const Observation> observations) {
   }
   verdict.judgement = judgement_of(verdict, best != nullptr);
   if (best == nullptr || !best->faults.empty()) {
-    locate(ordered, attention, verdict);
+    const Difference difference = locate(ordered, attention);
+    verdict.where = difference.place;
+    if (!verdict.first_stage && difference.stage) {
+      verdict.first_stage = name_of(*difference.stage);
+    }
   }
   for (const Run& run : runs) {
     append_new(verdict.weights, matched(run, attention));

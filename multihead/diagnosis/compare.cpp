@@ -243,6 +243,10 @@ double largest_finite(const Tensor& x, const Tensor& rows) {
   return scalar(size.max());
 }
 
+bool sees_nothing(const Stages& stages) {
+  return stages.blind.defined() && stages.blind.all().item<bool>();
+}
+
 double largest_difference(const Tensor& x, const Tensor& y,
                           const Tensor& rows) {
   if (x.sizes() != y.sizes()) return kInfinity;
@@ -277,8 +281,10 @@ Tensor returned_weights(const Run& run, const Recipe& recipe,
     case Returned::kLastHead: {
       const Tensor head = stages.dropped.select(
           1, recipe.returned == Returned::kFirstHead ? 0 : -1);
-      return head.numel() == like.numel() ? head.reshape(like.sizes())
-                                          : Tensor();
+      // Asked for all of them, it may well return them.
+      return head.numel() == like.numel()
+                 ? head.reshape(like.sizes())
+                 : in_shape_of(stages.dropped, like, /*sum=*/false);
     }
     case Returned::kScores: {
       const Tensor masked = in_shape_of(stages.masked_scores, like, false);

@@ -34,6 +34,9 @@ double largest_difference(const at::Tensor& x, const at::Tensor& y,
 /// undefined: all of them.
 at::Tensor seeing_rows(const Run& run, const Stages& stages);
 
+/// Whether no query sees a key, so that nothing can be compared.
+bool sees_nothing(const Stages& stages);
+
 /// The weights that code with this recipe returns, in the shape of
 /// run.returned; undefined: they do not have that shape.
 at::Tensor returned_weights(const Run& run, const Recipe& recipe,

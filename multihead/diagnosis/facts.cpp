@@ -4,7 +4,12 @@
 #include <charconv>
 #include <cmath>
 
+#include "multihead/shape_text.h"
+
 namespace multihead::diagnosis {
+
+using at::Tensor;
+
 namespace {
 
 // The whole text as a number; nullopt where it is none.
@@ -47,6 +52,39 @@ std::optional<double> find_number(const Observation& from,
 bool find_flag(const Observation& from, const std::string& name, bool absent) {
   return find_choice<bool>(from, name, absent,
                            {{"true", true}, {"false", false}});
+}
+
+Tensor find(const Observation& from, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const auto entry = from.tensors.find(name);
+    if (entry != from.tensors.end()) return entry->second.detach();
+  }
+  return {};
+}
+
+bool is_floating(const Tensor& x) {
+  const at::ScalarType type = x.scalar_type();
+  return type == at::kDouble || type == at::kFloat ||
+         at::isReducedFloatingType(type);
+}
+
+Tensor numbers(const Tensor& x, const char* name) {
+  if (!x.defined()) return x;
+  TORCH_CHECK_VALUE(
+      is_floating(x) ||
+          at::isIntegralType(x.scalar_type(), /*includeBool=*/true),
+      "explain: ", name, " must hold real numbers of 16 bits or more, got ",
+      x.scalar_type());
+  return x.to(at::kCPU, at::kDouble);
+}
+
+Tensor features(const Tensor& x, const char* name) {
+  TORCH_CHECK_VALUE(is_floating(x), "explain: ", name,
+                    " must be float64, float32, bfloat16 or float16, got ",
+                    x.scalar_type());
+  TORCH_CHECK_VALUE(x.numel() > 0, "explain: ", name,
+                    " must hold an element, got shape ", shape_text(x));
+  return numbers(x, name);
 }
 
 }  // namespace multihead::diagnosis

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// The facts of an observation: its metadata, read as numbers and choices. What
-// is not there is absent; what is there and cannot be read throws
-// c10::ValueError that names it.
+// What an observation holds: its tensors, and the facts of its metadata as
+// numbers and choices. What is not there is absent; what is there and cannot be
+// read throws c10::ValueError that names it.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <initializer_list>
@@ -43,5 +44,20 @@ Value find_choice(const Observation& from, const std::string& name,
   TORCH_CHECK_VALUE(false, "explain: ", name, " must be one of ", known,
                     ", got \"", *text, "\"");
 }
+
+/// The first of these names, as it came; undefined if none is there.
+at::Tensor find(const Observation& from,
+                std::initializer_list<const char*> names);
+
+/// Whether x is float64, float32, bfloat16 or float16.
+bool is_floating(const at::Tensor& x);
+
+/// Real numbers in float64, which holds every number of the types that may
+/// come; undefined of undefined.
+at::Tensor numbers(const at::Tensor& x, const char* name);
+
+/// numbers() of what goes into attention, or comes out of it: floating, not
+/// empty.
+at::Tensor features(const at::Tensor& x, const char* name);
 
 }  // namespace multihead::diagnosis

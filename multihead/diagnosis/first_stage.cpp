@@ -77,13 +77,15 @@ class Evidence {
   // only their places tell.
   bool has_merged() const { return has_matrix(reference_.merged.select(0, 0)); }
 
-  // Whether something has a number for each query and key.
-  bool has_any_scores() const {
+  // Whether the first two blocks of keys have their scores, which then never
+  // stand whole.
+  bool has_chunks(const Tensor& scores) const {
+    const int64_t keys = scores.size(-1);
     return std::any_of(
         run_.trace.begin(), run_.trace.end(), [&](const Tensor& x) {
-          if (x.dim() < 2) return false;
-          const auto rows = std::minmax({x.size(-2), x.size(-1)});
-          return rows == std::minmax({run_.sizes.queries, run_.sizes.keys});
+          const int64_t block = x.dim() < 2 ? keys : x.size(-1);
+          return block > 0 && block < keys && has(scores.slice(-1, 0, block)) &&
+                 has(scores.slice(-1, block, 2 * block));
         });
   }
 
@@ -161,8 +163,8 @@ std::optional<Stage> from_trace(const Run& run, const Stages& reference,
   if (run.has_weights && !(evidence.has_heads(0) && evidence.has_heads(1))) {
     return heads_or_projections(evidence, reference);
   }
-  // Scores that are computed in chunks never stand whole.
-  return evidence.has_any_scores() ? Stage::kScores : Stage::kContext;
+  return evidence.has_chunks(reference.scores) ? Stage::kContext
+                                               : Stage::kScores;
 }
 
 std::optional<Stage> from_names(const Run& run, const Stages& reference,

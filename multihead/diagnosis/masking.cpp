@@ -65,6 +65,11 @@ Tensor laid_out(const GivenMask& given, MaskUse use, const Sizes& sizes) {
       if (!per_item) return mask;
       return mask.repeat({sizes.heads, 1, 1, 1})
           .view({sizes.batch, sizes.heads, mask.size(2), mask.size(3)});
+    case MaskUse::kRepeatedOverItems:
+      if (!per_item) return mask;
+      return mask.repeat_interleave(sizes.heads, 0)
+          .view({sizes.heads, sizes.batch, mask.size(2), mask.size(3)})
+          .transpose(0, 1);
     case MaskUse::kFirstItem:
       return per_head ? mask.slice(0, 0, 1).slice(1, 0, 1)
                       : mask.slice(0, 0, 1);

@@ -43,6 +43,7 @@ enum class Scale {
   kKeys,
   kRootOfQueries,
   kRootOfHeads,
+  kHeads,
   kRootOfGroups,
   kRootOfGroupWidth,  ///< E / G
   kRootOfOneHead,     ///< of the head width, where heads are not split
@@ -64,10 +65,11 @@ enum class MaskUse {
   kGivenMultiplied,
   kAfterSoftmax,  ///< weights · keep, no new sum
   kTransposed,
-  kBatchAsHeads,    ///< (B, Lq, Lk) broadcast as (H, Lq, Lk)
-  kBatchAsQueries,  ///< (B, Lk) broadcast as (Lq, Lk)
-  kHeadMajor,       ///< (B·H, …) read as (H·B, …)
-  kTiledOverHeads,  ///< (B, …) repeated as a whole to (B·H, …)
+  kBatchAsHeads,       ///< (B, Lq, Lk) broadcast as (H, Lq, Lk)
+  kBatchAsQueries,     ///< (B, Lk) broadcast as (Lq, Lk)
+  kHeadMajor,          ///< (B·H, …) read as (H·B, …)
+  kTiledOverHeads,     ///< (B, …) repeated as a whole to (B·H, …)
+  kRepeatedOverItems,  ///< (B, …) repeated one by one to (H·B, …)
   kFirstItem,
   kFirstHead,
   kOnQueries  ///< a padding mask over the rows
@@ -96,6 +98,7 @@ enum class Normalise {
   kOverBatchAndHeads,
   kOverQueriesAndKeys,
   kOverHeadsAndKeys,
+  kOverItem,  ///< heads, queries and keys
   kOverAll,
   kNothing,
   kExpOnly,

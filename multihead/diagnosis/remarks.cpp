@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "multihead/diagnosis/compare.h"
+#include "multihead/shape_text.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -36,6 +37,12 @@ const Finding kComputedInFloat = {
         "In float64 it agrees to the digits of float32 only: something is "
         "rounded to float32 on the way, or a small number is added.",
     .remedy = "That is right for float32 and narrower inputs."};
+
+const Finding kInputsNotFinite = {
+    .name = "inputs_not_finite",
+    .sentence =
+        "Inputs hold NaN or infinite numbers: what these reach is not judged.",
+    .remedy = "Save a case of finite numbers."};
 
 // What became of queries that see no key; nullptr: nothing to say.
 const Finding* on_blind_rows(const Run& run, const Recipe& attention) {
@@ -72,6 +79,12 @@ std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
   if (nan_rows) all.push_back(kNaNRows);
   if (uniform_rows) all.push_back(kUniformRows);
   if (explanation.in_float) all.push_back(kComputedInFloat);
+  const bool finite = std::all_of(runs.begin(), runs.end(), [](const Run& run) {
+    return std::all_of(run.inputs.begin(), run.inputs.end(), [](const auto& x) {
+      return x.isfinite().all().template item<bool>();
+    });
+  });
+  if (!finite) all.push_back(kInputsNotFinite);
   return all;
 }
 
@@ -87,6 +100,19 @@ std::optional<Finding> lost_in_rounding(std::span<const Run> runs) {
                     ": rounding alone may change the weights, and nothing can "
                     "be told from the result.",
         .remedy = "Save a case with smaller numbers, or in float64."};
+  }
+  return std::nullopt;
+}
+
+std::optional<Finding> another_shape(std::span<const Run> runs) {
+  for (const Run& run : runs) {
+    const std::optional<Stages> stages = run_recipe(run, Recipe{});
+    if (!stages || stages->out.sizes() == run.out.sizes()) continue;
+    return Finding{.name = "another_shape",
+                   .stage = "output",
+                   .sentence = "out has the shape " + shape_text(run.out) +
+                               ", attention on these inputs " +
+                               shape_text(stages->out) + "."};
   }
   return std::nullopt;
 }

@@ -20,6 +20,9 @@ std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
 /// On scores so large that no result tells anything; nullopt: they are not.
 std::optional<Finding> lost_in_rounding(std::span<const Run> runs);
 
+/// On an output that has not the shape of attention's; nullopt: it has.
+std::optional<Finding> another_shape(std::span<const Run> runs);
+
 /// On a search that was cut short.
 Finding search_cut_short();
 

@@ -14,44 +14,6 @@ using at::Tensor;
 
 constexpr const char* kInputs[] = {"query", "key", "value"};
 
-// ---- Reading ---------------------------------------------------------------
-
-// As it came; undefined if it is not there.
-Tensor find(const Observation& from, std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    const auto entry = from.tensors.find(name);
-    if (entry != from.tensors.end()) return entry->second.detach();
-  }
-  return {};
-}
-
-bool is_floating(const Tensor& x) {
-  const at::ScalarType type = x.scalar_type();
-  return type == at::kDouble || type == at::kFloat ||
-         at::isReducedFloatingType(type);
-}
-
-// In float64, which holds every number of the types that may come.
-Tensor numbers(const Tensor& x, const char* name) {
-  if (!x.defined()) return x;
-  TORCH_CHECK_VALUE(
-      is_floating(x) ||
-          at::isIntegralType(x.scalar_type(), /*includeBool=*/true),
-      "explain: ", name, " must hold real numbers of 16 bits or more, got ",
-      x.scalar_type());
-  return x.to(at::kCPU, at::kDouble);
-}
-
-// What goes into attention, or comes out of it.
-Tensor features(const Tensor& x, const char* name) {
-  TORCH_CHECK_VALUE(is_floating(x), "explain: ", name,
-                    " must be float64, float32, bfloat16 or float16, got ",
-                    x.scalar_type());
-  TORCH_CHECK_VALUE(x.numel() > 0, "explain: ", name,
-                    " must hold an element, got shape ", shape_text(x));
-  return numbers(x, name);
-}
-
 // ---- Shapes ----------------------------------------------------------------
 
 // (L, E), (B, L, E) or (L, B, E) → (B, L, E).
@@ -199,6 +161,28 @@ NamedWeights find_weights(const Observation& from) {
   return found;
 }
 
+// With as many key/value heads as query heads or, where that does not fit, the
+// most that do; num_kv_heads becomes their number.
+AlignedWeights align_any_groups(const NamedWeights& found, LayerSizes& sizes) {
+  const int64_t heads = sizes.num_heads;
+  for (int64_t groups = heads; groups > 0; --groups) {
+    if (heads % groups != 0) continue;
+    sizes.num_kv_heads = groups;
+    try {
+      auto aligned = align_weights(found.tensors, found.orientations, sizes);
+      const Tensor &query = aligned.query.weight, &key = aligned.key.weight;
+      if (!query.defined() || !key.defined() ||
+          query.size(0) / heads == key.size(0) / groups) {
+        return aligned;
+      }
+    } catch (const c10::ValueError&) {
+      // What is wrong with all of them is said of the first.
+    }
+  }
+  sizes.num_kv_heads = heads;
+  return align_weights(found.tensors, found.orientations, sizes);
+}
+
 void read_layer(const Observation& from, const NamedWeights& found,
                 const Tensor& out, Run& run) {
   const auto heads = find_count(from, "num_heads");
@@ -215,13 +199,16 @@ void read_layer(const Observation& from, const NamedWeights& found,
     return x.dim() == 0 ? 0 : x.size(-1);
   };
   n.embed_dim = features_of(find(from, {"query", "x"}));
-  const LayerSizes sizes{
+  LayerSizes sizes{
       .embed_dim = n.embed_dim,
       .num_heads = n.heads,
       .num_kv_heads = n.kv_heads,
       .vdim = features_of(find(from, {"value", "key", "query", "x"})),
       .out_dim = features_of(out)};
-  run.weights = align_weights(found.tensors, found.orientations, sizes);
+  run.weights = find_count(from, "num_kv_heads")
+                    ? align_weights(found.tensors, found.orientations, sizes)
+                    : align_any_groups(found, sizes);
+  n.kv_heads = sizes.num_kv_heads;
   run.weights_head_by_head =
       run.weights.fused == FusedOrder::kNotFused
           ? run.weights

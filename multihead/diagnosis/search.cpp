@@ -75,7 +75,11 @@ class Search {
         const Recipe start = with(conventions);
         const size_t failing = first_failure(start);
         if (failing == runs_.size()) {
-          if (count == 0) found.push_back({conventions, {}, start, in_float_});
+          const bool told =
+              std::any_of(runs_.begin(), runs_.end(),
+                          [&](const Run& run) { return tells(run, start); });
+          if (count == 0 && told)
+            found.push_back({conventions, {}, start, in_float_});
           continue;
         }
         if (count == 0) continue;
@@ -120,7 +124,7 @@ class Search {
     const Run* failing = nullptr;
     for (const Run& run : runs_) {
       const bool fit = fits(run, recipe);
-      explained += fit;
+      explained += fit && tells(run, recipe);
       if (!fit && failing == nullptr) failing = &run;
     }
     if (failing == nullptr) return {explained, 0, 0};
@@ -158,6 +162,11 @@ class Search {
 
   bool fits(const Run& run, const Recipe& recipe) const {
     return errors(run, recipe, precision_of(run)).fit();
+  }
+
+  static bool tells(const Run& run, const Recipe& recipe) {
+    const std::optional<Stages> stages = run_recipe(run, recipe);
+    return stages && !sees_nothing(*stages);
   }
 
   // Within rounding is not enough where rounding is about all there is.

@@ -118,6 +118,8 @@ Tensor normalise(const Tensor& scores, Normalise how) {
       return over(0, 1);
     case Normalise::kOverQueriesAndKeys:
       return over(2, 3);
+    case Normalise::kOverItem:
+      return over(1, 3);
     case Normalise::kOverAll:
       return over(0, 3);
     case Normalise::kOverHeadsAndKeys:

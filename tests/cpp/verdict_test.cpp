@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT
+//
+// Verdicts beyond the catalogue: what is right, what nothing explains, pairs.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "multihead/diagnosis/pytorch_result.h"
+#include "tests/cpp/observations.h"
+
+namespace multihead {
+namespace {
+
+using namespace diagnosis;
+
+TEST(Explain, AttentionIsRight) {
+  at::manual_seed(1);
+  for (const int64_t groups : {kHeads, int64_t{4}, int64_t{1}}) {
+    const Verdict verdict =
+        explain(results(calls(make_layer(groups)), Recipe{}));
+    EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
+    EXPECT_TRUE(verdict.faults.empty());
+    EXPECT_TRUE(verdict.assumptions.empty());
+  }
+  EXPECT_EQ(explain(results(calls(make_uneven_layer()), Recipe{})).judgement,
+            Judgement::kRounding);
+}
+
+// However large the numbers are, and of whatever type.
+TEST(Explain, NoiseIsNeitherRightNorNamed) {
+  at::manual_seed(2);
+  const Layer layer = make_layer(kHeads);
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const double spread : {0.1, 1.0, 10.0, 1e3, 1e5}) {
+      Observation noise = observe(layer, "noise", inputs(dtype, spread));
+      noise.tensors["out"] =
+          (random({kBatch, kQueries, kEmbed}) * spread).to(dtype);
+      const Verdict verdict = explain(std::array{noise});
+      EXPECT_EQ(verdict.judgement, Judgement::kUnknown)
+          << dtype << " " << spread << " " << names(verdict);
+    }
+  }
+}
+
+TEST(Explain, PyTorchsOwnBitsAreRight) {
+  at::manual_seed(3);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const double spread : {0.1, 1.0, 5.0, 30.0}) {
+      Observation o = observe(make_layer(kHeads), "own", inputs(dtype, spread));
+      o.tensors["out"] = o.tensors["query"];
+      o.tensors["out"] = pytorch_results(make_run(o), Recipe{}).front();
+      const Verdict verdict = explain(std::array{o});
+      EXPECT_EQ(verdict.judgement, Judgement::kBits)
+          << dtype << " " << spread << " " << names(verdict);
+    }
+  }
+}
+
+// What it is, only the steps on the way show.
+TEST(Explain, AnotherScaleIsTold) {
+  at::manual_seed(4);
+  Observation o = observe(make_layer(kHeads), "0.1", inputs(at::kDouble, 1.0),
+                          {{"scale", "0.1"}});
+  o.tensors["out"] = o.tensors["query"];
+  const std::optional<Stages> stages = run_recipe(make_run(o), Recipe{});
+  o.tensors["out"] = stages->out;
+  o.tensors["trace.0"] = stages->scores;
+  EXPECT_EQ(explain(std::array{o}).judgement, Judgement::kRounding);
+  o.metadata.erase("scale");
+  EXPECT_EQ(names(explain(std::array{o})), "scale_of_another_number");
+}
+
+// One fault of what comes out, one of what is returned beside it.
+TEST(Explain, PairsMayShowInDifferentTensors) {
+  at::manual_seed(5);
+  const auto name_of_both = [](const Recipe& recipe) {
+    return names(explain(results(calls(make_layer(kHeads)), recipe)));
+  };
+  Recipe summed{.scale = Scale::kNone};
+  summed.returned = Returned::kSum;
+  EXPECT_EQ(name_of_both(summed), "returned_weights_summed+scale_missing");
+  Recipe detached{.scale = Scale::kEmbedding};
+  detached.detached = Detached::kKey;
+  EXPECT_EQ(name_of_both(detached),
+            "gradient_detached+scale_by_embed_dim_not_root");
+}
+
+// Where nothing explains a result, what was not stated is still read as it
+// comes nearest: the matrices here as (in, out).
+TEST(Explain, AnUnknownFaultIsLocatedUnderTheNearestReading) {
+  at::manual_seed(6);
+  Layer layer = make_layer(kHeads);
+  std::erase_if(layer.facts, [](const auto& fact) {
+    return fact.first.starts_with("layout:");
+  });
+  Observation o = observe(layer, "unknown", inputs(at::kDouble, 1.0));
+  o.tensors["out"] = o.tensors["query"];
+  const Recipe in_out{.weights_in_out = true};
+  const std::optional<Stages> stages = run_recipe(make_run(o), in_out);
+  o.tensors["out"] = stages->out.square();
+  size_t i = 0;
+  for (const Tensor& tensor :
+       {stages->projected[0], stages->projected[1], stages->projected[2],
+        stages->scores, stages->weights, stages->context, stages->merged}) {
+    o.tensors["trace." + std::to_string(i++)] = tensor;
+  }
+  const Verdict verdict = explain(std::array{o});
+  EXPECT_EQ(verdict.judgement, Judgement::kUnknown);
+  EXPECT_EQ(verdict.first_stage, "output");
+  ASSERT_EQ(verdict.assumptions.size(), 1);
+  EXPECT_EQ(verdict.assumptions[0].name, "weights_in_out");
+}
+
+}  // namespace
+}  // namespace multihead
