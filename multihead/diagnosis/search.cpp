@@ -98,16 +98,16 @@ class Search {
     return found;
   }
 
-  // The conventions under which attention explains most runs, and gets furthest
-  // in the first that it does not.
+  // The conventions under which attention explains most runs, and stands on the
+  // way of the first that it does not.
   Conventions nearest() const {
     Conventions best;
-    std::tuple<size_t, int, double> most{0, -2, 0};
+    std::optional<Nearness> nearest;
     for (const auto& sets : sets_) {
       for (const Conventions& conventions : sets) {
-        const auto how_near = nearness(with(conventions));
-        if (how_near <= most) continue;
-        most = how_near;
+        const Nearness near = nearness(with(conventions));
+        if (nearest && !(near > *nearest)) continue;
+        nearest = near;
         best = conventions;
       }
     }
@@ -117,22 +117,32 @@ class Search {
   bool cut_short() const { return cut_short_; }
 
  private:
-  // Runs explained; the first stage that differs in another; how little its
-  // output does.
-  std::tuple<size_t, int, double> nearness(const Recipe& recipe) const {
-    size_t explained = 0;
+  // Runs explained; how much of it another shows on its way, and how little its
+  // output differs.
+  struct Nearness {
+    size_t explained, shown;
+    double difference;
+
+    bool operator>(const Nearness& other) const {
+      return std::tuple(explained, shown, -difference) >
+             std::tuple(other.explained, other.shown, -other.difference);
+    }
+  };
+
+  Nearness nearness(const Recipe& recipe) const {
+    Nearness near{0, 0, 0};
     const Run* failing = nullptr;
     for (const Run& run : runs_) {
       const bool fit = fits(run, recipe);
-      explained += fit && tells(run, recipe);
+      near.explained += fit && tells(run, recipe);
       if (!fit && failing == nullptr) failing = &run;
     }
-    if (failing == nullptr) return {explained, 0, 0};
-    const std::optional<Stages> stages = run_recipe(*failing, recipe);
-    if (!stages) return {explained, -1, 0};
-    const auto stage = first_difference(*failing, *stages, failing->dtype);
-    return {explained, stage ? static_cast<int>(*stage) : -1,
-            -largest_difference(failing->out, stages->out)};
+    const auto stages =
+        failing ? run_recipe(*failing, recipe) : std::optional<Stages>();
+    if (!stages) return near;
+    near.shown = shown_in_trace(*failing, *stages, failing->dtype).size();
+    near.difference = largest_difference(failing->out, stages->out);
+    return near;
   }
 
   // All sets, the empty one first; of sets that come to the same, one.
@@ -288,14 +298,11 @@ class Search {
   std::map<std::tuple<const Run*, Conventions>, Effects> effects_;
 };
 
-// float64 runs that seem to round to float32 on the way.
-bool seems_narrow(const Run& run) {
-  if (run.dtype != at::kDouble || run.trace.empty()) {
-    return run.dtype == at::kDouble;
-  }
-  return std::any_of(run.trace.begin(), run.trace.end(),
+bool shows_float32(const Run& run) {
+  return run.dtype == at::kDouble &&
+         std::any_of(run.trace.begin(), run.trace.end(),
                      [](const at::Tensor& tensor) {
-                       return tensor.scalar_type() != at::kDouble;
+                       return tensor.scalar_type() == at::kFloat;
                      });
 }
 
@@ -305,18 +312,23 @@ SearchResult search(std::span<const Run> runs) {
   const bool wide = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
     return run.dtype == at::kDouble;
   });
-  // A scale or a softmax in float32 leaves no trace; pairs take too long to be
-  // searched for that.
-  const bool narrow = std::any_of(runs.begin(), runs.end(), seems_narrow);
+  // Pairs take too long to be searched for a scale in float32, which leaves no
+  // trace.
+  const bool narrow = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
+    return run.dtype == at::kDouble &&
+           (run.trace.empty() || shows_float32(run));
+  });
   const auto deadline = Clock::now() + kLongestSearch;
   Search strict(runs, /*in_float=*/false, deadline);
   Search loose(runs, /*in_float=*/true, deadline);
   // A small leak in float64 looks like rounding to float32: faults that explain
-  // every digit are believed first.
+  // every digit are believed first, two of them too unless float32 is seen.
+  const bool seen = std::any_of(runs.begin(), runs.end(), shows_float32);
   using Level = std::pair<Search&, size_t>;
+  const Level pairs{strict, 2}, single{loose, 1};
   for (const auto& [precision, faults] :
-       {Level{strict, 0}, Level{strict, 1}, Level{loose, 0}, Level{strict, 2},
-        Level{loose, 1}, Level{loose, 2}}) {
+       {Level{strict, 0}, Level{strict, 1}, Level{loose, 0},
+        seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
     if (!found.empty()) return {.explanations = std::move(found)};

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 HIDDEN_IN_EVALUATION = {
     "dropout_before_softmax",
     "dropout_not_rescaled",
-    "dropout_on_output",
+    "dropout_on_context",
     "dropout_missing",
     "dropout_keeps_what_it_should_drop",
 }

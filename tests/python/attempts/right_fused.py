@@ -72,6 +72,24 @@ class VisionAttention(nn.Module):
         return self.proj_drop(self.proj(x))
 
 
+class DropsTheOutput(nn.Module):
+    """The first vision transformers drop no weights."""
+
+    def __init__(self, dim, heads=8, dropout=0.0):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(dim, dim * 3, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(dropout))
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.to_qkv(x).chunk(3, dim=-1)
+        )
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+
+
 class HeadsOutside(nn.Module):
     """Rows of qkv_proj are (H, 3, D); mask 0 = blocked; may return the attention."""
 

@@ -94,6 +94,7 @@ RIGHT = [
         "right_fused",
         """nano
         VisionAttention
+        DropsTheOutput
         HeadsOutside
         TransposedFused
         OnPyTorchsFunction
@@ -321,8 +322,7 @@ WRONG = [
         OnInPyTorchsFunction: dropout_left_on
         BeforeSoftmax: dropout_before_softmax
         NotRescaled: dropout_not_rescaled
-        OnTheContext: dropout_on_output
-        OnTheResult: dropout_on_output
+        OnTheContext: dropout_on_context
         NeverCalled: dropout_missing
         KeepsWhatItShouldDrop: dropout_keeps_what_it_should_drop""",
     ),
@@ -354,7 +354,7 @@ WRONG = [
         RotatedQueriesOnly: unknown at projections, heads, scores
         KeysOfUnitLength: unknown at projections, heads, scores
         NoiseOnTheContext: unknown at context, merge
-        Temperature: unknown at scores, masked scores, weights
+        Temperature: scale_of_another_number
         last_key_dropped: unknown at heads, scores, masked scores, weights
         ValuesRectified: unknown at projections, heads
         NormalisedBeforeTheOutput: unknown at merge, output

@@ -65,14 +65,6 @@ class OnTheContext(_Attention):
         return self.dropout(F.softmax(scores, dim=-1) @ v)
 
 
-class OnTheResult(_Attention):
-    def attend(self, scores, v):
-        return F.softmax(scores, dim=-1) @ v
-
-    def forward(self, x):
-        return self.dropout(super().forward(x))
-
-
 class NeverCalled(_Attention):
     def attend(self, scores, v):
         return F.softmax(scores, dim=-1) @ v
