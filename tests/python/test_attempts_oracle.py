@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from attempts import oracle, table, weights
+from attempts import oracle, table, table_inputs, weights
 from torch import Tensor, nn
 
 HIDDEN_IN_EVALUATION = {
@@ -19,7 +19,8 @@ HIDDEN_IN_EVALUATION = {
 HIDDEN = {*HIDDEN_IN_EVALUATION, "gradient_detached"}
 OF_MASKS = ("mask_", "causal_", "padding_", "returned_weights_unmasked")
 RIGHT = table.RIGHT
-SHOWN = [a for a in table.WRONG if not HIDDEN & set(a.causes)]
+WRONG = table.WRONG + table_inputs.WRONG
+SHOWN = [a for a in WRONG if not HIDDEN & set(a.causes)]
 MASKED = [
     a
     for a in SHOWN
@@ -38,7 +39,7 @@ def _quiet():
 @pytest.mark.parametrize("attempt", RIGHT, ids=str)
 def test_right_ones_agree_with_the_loops(attempt):
     found = oracle.verdicts(attempt)
-    roles = {oracle.INPUTS.get(name) for name in oracle.parameters(attempt.target)}
+    roles = set(oracle.parameters(attempt.target).values())
     asked = "mask" if "mask" in roles else "causal"
     assert set(found) >= roles & {"padding", asked}
     assert set.intersection(*found.values())
@@ -58,7 +59,7 @@ def test_faults_of_masks_do_not_show_without_one(attempt):
 
 
 @pytest.mark.parametrize(
-    "attempt", [a for a in table.WRONG if "gradient_detached" in a.causes], ids=str
+    "attempt", [a for a in WRONG if "gradient_detached" in a.causes], ids=str
 )
 def test_gradients_are_missing(attempt):
     assert oracle.verdicts(attempt)["square"]
@@ -92,7 +93,7 @@ def draws_as_they_should(attempt: table.Attempt) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     "attempt",
-    [a for a in table.WRONG if HIDDEN_IN_EVALUATION & set(a.causes)],
+    [a for a in WRONG if HIDDEN_IN_EVALUATION & set(a.causes)],
     ids=str,
 )
 def test_dropout_is_distributed_otherwise(attempt):

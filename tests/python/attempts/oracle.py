@@ -70,11 +70,17 @@ class Run:
     returned: Tensor | None
 
 
-def parameters(target) -> list[str]:
-    """Names of the arguments of a function or of a module's call."""
+def parameters(target) -> dict[str, str | None]:
+    """Names of the arguments of a function or of a module's call, and their roles."""
     module = isinstance(target, nn.Module) or inspect.isclass(target)
     forward = target.forward if module else target
-    return [name for name in inspect.signature(forward).parameters if name != "self"]
+    roles = {}
+    for name, argument in inspect.signature(forward).parameters.items():
+        if name != "self":
+            # A mask that is a switch makes a causal one.
+            switch = INPUTS.get(name) == "mask" and argument.default is False
+            roles[name] = "causal" if switch else INPUTS.get(name)
+    return roles
 
 
 def conventions(attempt: Attempt) -> list[Convention]:
@@ -138,7 +144,7 @@ def half(shape: tuple[int, ...]) -> Tensor:
 def inputs(attempt: Attempt, target, dims: dict[str, int], kind: str) -> dict | None:
     """Arguments by name; None if there is no argument of this kind."""
     names = parameters(target)
-    roles = {INPUTS.get(name) for name in names}
+    roles = set(names.values())
     if kind not in ("plain", "square") and kind.split()[-1] not in roles:
         return None
     B, H, E, Lq = dims["B"], dims["H"], dims["E"], dims["Lq"]
@@ -161,7 +167,7 @@ def inputs(attempt: Attempt, target, dims: dict[str, int], kind: str) -> dict | 
         "padding": lambda: half((B, Lk)) if kind == "padding" else None,
         "causal": lambda: kind == "causal",
     }
-    found = {name: make[INPUTS[name]]() for name in names if name in INPUTS}
+    found = {name: make[role]() for name, role in names.items() if role}
     if attempt.stated.get("batch_first") is False:
         found = {
             name: value.transpose(0, 1)
@@ -197,7 +203,8 @@ def call(attempt: Attempt, target, given: dict) -> Run | None:
     else:
         found = weights.in_order(made)
     out, returned = result if isinstance(result, tuple) else (result, None)
-    by_role = {INPUTS[n]: value for n, value in given.items() if n in INPUTS}
+    roles = parameters(target)
+    by_role = {roles[n]: value for n, value in given.items() if roles[n]}
     returned = None if returned is None else torch.as_tensor(returned)
     return Run(by_role, found, torch.as_tensor(out), returned)
 

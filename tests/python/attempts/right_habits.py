@@ -182,3 +182,21 @@ class AlwaysFloat32(SoftmaxInFloat32):
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(self.head_dim)
         out = torch.einsum("bhqk,bkhd->bqhd", torch.softmax(scores, -1), v)
         return self.wo(out.flatten(2).type_as(x))
+
+
+class DropoutOfTheResult(nn.Module):
+    """Drops elements of the result and no weights, as vision models may."""
+
+    def __init__(self, dim, num_heads, dropout=0.1):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        B, N, C = x.shape
+        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attn = ((q * q.size(-1) ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1)
+        return self.proj_drop(self.proj((attn @ v).transpose(1, 2).reshape(B, N, C)))

@@ -121,7 +121,8 @@ RIGHT = [
         MaskPerHead
         PaddingAndMask
         SoftmaxInFloat32
-        AlwaysFloat32""",
+        AlwaysFloat32
+        DropoutOfTheResult""",
     ),
     *attempts(
         "published",
@@ -150,25 +151,6 @@ WRONG = [
         values_by_the_layer_of_keys: key_weight_for_values
         FourthLayerNeverCalled: output_forgotten
         FirstLayerForEveryInput: one_projection_for_all""",
-    ),
-    *attempts(
-        "wrong_inputs",
-        """KeysFromTheQuery: key_from_query
-        OnlyKeysFromTheQuery: key_from_query
-        ValuesFromTheKey: value_from_key
-        WeightsTimesKeys: values_are_keys
-        QueriesAgainstValues: keys_are_values
-        QueriesAgainstQueries: keys_are_queries | query_weight_for_keys
-        ProjectionsNeverCalled: input_projection_forgotten
-        ValuesNeverProjected: input_projection_forgotten
-        OutputNeverCalled: output_forgotten
-        OutputCalledTwice: output_projection_twice
-        OutputHeadByHead: output_per_head
-        NoBiasAnywhere: biases_forgotten
-        NoBiasAtTheInput: input_biases_forgotten
-        NoBiasAtTheOutput: output_bias_forgotten
-        NoBiasOfTheQuery: query_bias_forgotten
-        NoBiasOfTheValue: value_bias_forgotten""",
     ),
     *attempts(
         "wrong_heads",
@@ -217,7 +199,12 @@ WRONG = [
         ScaledWithTheQueriesAndTheScores: scale_applied_twice | scale_not_root
         root_of_the_keys_length: scale_by_length
         numpy_divides_by_d: scale_not_root
-        ScaledByHiddenSize: scale_by_embed_dim""",
+        ScaledByHiddenSize: scale_by_embed_dim
+        FourthRootOfTheQueriesAlone: scale_wrong_power
+        squared_for_rooted: scale_wrong_power
+        WeightsDividedByTheRoot: scale_after_softmax
+        divided_by_eight: scale_of_another_number | scale_by_heads
+        Temperature: scale_of_another_number""",
     ),
     *attempts(
         "wrong_masks",
@@ -323,6 +310,7 @@ WRONG = [
         BeforeSoftmax: dropout_before_softmax
         NotRescaled: dropout_not_rescaled
         OnTheContext: dropout_on_context
+        OnTheMergedHeads: dropout_on_context
         NeverCalled: dropout_missing
         KeepsWhatItShouldDrop: dropout_keeps_what_it_should_drop""",
     ),
@@ -354,7 +342,6 @@ WRONG = [
         RotatedQueriesOnly: unknown at projections, heads, scores
         KeysOfUnitLength: unknown at projections, heads, scores
         NoiseOnTheContext: unknown at context, merge
-        Temperature: scale_of_another_number
         last_key_dropped: unknown at heads, scores, masked scores, weights
         ValuesRectified: unknown at projections, heads
         NormalisedBeforeTheOutput: unknown at merge, output

@@ -65,6 +65,29 @@ class OnTheContext(_Attention):
         return self.dropout(F.softmax(scores, dim=-1) @ v)
 
 
+class OnTheMergedHeads(nn.Module):
+    """Dropped before the output projection, and no weights."""
+
+    def __init__(self, d_model, num_heads, dropout=0.1):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_linear = nn.Linear(d_model, d_model)
+        self.k_linear = nn.Linear(d_model, d_model)
+        self.v_linear = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        B, L, E = x.shape
+        shape = (B, L, self.num_heads, E // self.num_heads)
+        q, k, v = (
+            layer(x).view(shape).transpose(1, 2)
+            for layer in (self.q_linear, self.k_linear, self.v_linear)
+        )
+        merged = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.out(self.dropout(merged.reshape(B, L, E)))
+
+
 class NeverCalled(_Attention):
     def attend(self, scores, v):
         return F.softmax(scores, dim=-1) @ v

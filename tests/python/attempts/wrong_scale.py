@@ -200,3 +200,45 @@ class ScaledByHiddenSize(nn.Module):
         if attention_mask is not None:
             scores = scores + attention_mask
         return (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+
+
+class FourthRootOfTheQueriesAlone(_Fused):
+    """Queries and keys were to get half of the scale each."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        q = q * self.head_dim**-0.25
+        return self.join(q @ k.transpose(-2, -1), v)
+
+
+def squared_for_rooted(query, key, value, h, d_model):
+    """** 2 for ** 0.5."""
+    q, k, v = (
+        torch.stack(nn.Linear(d_model, d_model)(t).chunk(h, dim=-1), dim=1)
+        for t in (query, key, value)
+    )
+    p_attn = torch.softmax(torch.matmul(q, k.mT) / q.size(-1) ** 2, dim=-1)
+    return nn.Linear(d_model, d_model)(torch.cat((p_attn @ v).unbind(1), dim=-1))
+
+
+class WeightsDividedByTheRoot(_Fused):
+    """A bracket in the wrong place."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        attn = F.softmax(q @ k.mT, dim=-1) / math.sqrt(self.head_dim)
+        return self.proj((attn @ v).transpose(1, 2).flatten(2))
+
+
+def divided_by_eight(Q, K, V, mask=None):
+    """The root of the paper's 64, as a number; mask: True = may attend."""
+    scores = torch.einsum("...id,...jd->...ij", Q, K) / 8.0
+    if mask is not None:
+        scores = torch.where(mask, scores, -torch.inf)
+    return torch.einsum("...ij,...jd->...id", scores.softmax(-1), V)
+
+
+class Temperature(_Fused):
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        return self.join(q @ k.mT * self.head_dim**-0.5 / 0.7, v)

@@ -86,13 +86,6 @@ class NoiseOnTheContext(_Attention):
         return self.W_o(self.join(context + 0.1 * noise))
 
 
-class Temperature(_Attention):
-    def forward(self, x):
-        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
-        attn = F.softmax(self.scores(q, k) / 0.7, dim=-1)
-        return self.W_o(self.join(attn @ self.split(self.W_v(x))))
-
-
 def last_key_dropped(q, k, v):
     """A range that ends one too early."""
     k, v = k[..., :-1, :], v[..., :-1, :]
