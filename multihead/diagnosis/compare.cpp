@@ -151,7 +151,8 @@ Errors narrow_errors(const Run& run, const Recipe& recipe, const Stages& narrow,
   double share = 2 * l2(run.out - narrow.out) / l2(run.out - stages->out);
   const std::optional<Narrow> traced = narrow_in_trace(run, type);
   if (traced && recipe.narrow != Narrow::kOutput) {
-    share = *traced == recipe.narrow ? 0 : 2;
+    const bool alike = run.sizes.width == run.sizes.keys;
+    share = alike || *traced == recipe.narrow ? 0 : 2;
   }
   return {{left, share},
           run.returned.defined() ? returned_error(run, wide, *stages, type)
@@ -287,8 +288,11 @@ Tensor returned_weights(const Run& run, const Recipe& recipe,
                  : in_shape_of(stages.dropped, like, /*sum=*/false);
     }
     case Returned::kScores: {
-      const Tensor masked = in_shape_of(stages.masked_scores, like, false);
+      Tensor masked = in_shape_of(stages.masked_scores, like, false);
       if (!masked.defined()) return {};
+      // Blocked scores may be any number that no key survives.
+      const Tensor blocked = masked.eq(-kInfinity).logical_and(like.lt(-1e3));
+      masked = at::where(blocked, like, masked);
       return largest_difference(like, masked) <
                      1e-3 * largest_finite(stages.scores)
                  ? masked

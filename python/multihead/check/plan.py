@@ -65,12 +65,17 @@ def variants(case: Case, call: Call) -> Iterator[Case]:
         yield replace(case, name=name, padding="wide mask")
 
 
-def own_keys(base: Case, call: Call, kinds: list[str]) -> Case | None:
-    """Self-attention with a mask, where other keys have a mask of their own."""
-    if not kinds or not call.takes("context_mask") or base.relation == "self":
-        return None
-    name = f"self-attention, {_mask_name(kinds[0])}"
-    return replace(base, name=name, relation="self", mask=kinds[0], draw=26)
+def masked_self(base: Case, call: Call, kinds: list[str]) -> Iterator[Case]:
+    """Self-attention with a mask and with padding: a mistake may show only where
+    queries are as many as keys, and other keys may have masks of their own."""
+    if base.relation == "self" or call.style == "x":
+        return
+    if kinds:
+        name = f"self-attention, {_mask_name(kinds[0])}"
+        yield replace(base, name=name, relation="self", mask=kinds[0], draw=26)
+    if call.takes("padding") and not cases.unbatched(base):
+        name = "self-attention, padding"
+        yield replace(base, name=name, relation="self", padding="mask", draw=29)
 
 
 def flags(base: Case, call: Call, kinds: list[str]) -> Iterator[Case]:

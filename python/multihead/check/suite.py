@@ -78,7 +78,7 @@ class Cases:
             for case in plan.relations(self.base, self.call):
                 self._try(case)
         kinds = self._masks()
-        if case := plan.own_keys(self.base, self.call, kinds):
+        for case in plan.masked_self(self.base, self.call, kinds):
             self._try(case)
         for case in plan.flags(self.base, self.call, kinds):
             self._try_flag(case)
