@@ -64,8 +64,8 @@ Tensor find(const Observation& from, std::initializer_list<const char*> names) {
 
 bool is_floating(const Tensor& x) {
   const at::ScalarType type = x.scalar_type();
-  return type == at::kDouble || type == at::kFloat ||
-         at::isReducedFloatingType(type);
+  return type == at::kDouble || type == at::kFloat || type == at::kBFloat16 ||
+         type == at::kHalf;
 }
 
 Tensor numbers(const Tensor& x, const char* name) {
