@@ -6,13 +6,16 @@ comment START runs in front of each block that follows it on that page.
 """
 
 import json
+import os
 import pathlib
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 
 import pytest
+import test_cli
 import torch
 
 from multihead import _built
@@ -20,6 +23,7 @@ from multihead import _built
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(_built.__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+EXAMPLE = "examples/exercise.py"
 START = "<!-- starts every snippet below -->"
 
 
@@ -89,6 +93,48 @@ def test_cpp_programs_run(page, tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
+
+
+def drawn(*options: str) -> str:
+    """What the command says of the example, to the last unit of rounding."""
+    done = subprocess.run(
+        [str(test_cli.COMMAND), "check", EXAMPLE, *options],
+        cwd=ROOT,
+        env={**os.environ, "MULTIHEAD_PYTHON": sys.executable, "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    return without_rounding(done.stdout)
+
+
+def without_rounding(text: str) -> str:
+    """Errors such as 8.9e-16 differ from one processor to another."""
+    return re.sub(r"\b\d\.\de-\d\d\b", "x.xe-xx", text)
+
+
+VERDICTS = [
+    pytest.param(text, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, text in blocks(page, "")
+    if text.startswith("✗")
+]
+
+
+@test_cli.pytestmark
+@pytest.mark.parametrize("text", VERDICTS)
+def test_verdicts_are_those_of_the_example(text):
+    shown, _, _ = text.partition("  …")
+    assert drawn().startswith(without_rounding(shown))
+
+
+@test_cli.pytestmark
+def test_the_picture_of_a_verdict_is_what_is_drawn():
+    picture = (ROOT / "docs/verdict.svg").read_text()
+    command = f"multihead check {EXAMPLE} --svg docs/verdict.svg"
+    assert drawn("--svg", "-") == without_rounding(picture), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
