@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention in the styles that test_check_capture.py captures."""
+"""Attention in many styles, for the tests of `check`."""
 
 import math
 
@@ -7,6 +7,8 @@ import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from multihead.check.target import describe
 
 
 def split(x, heads):
@@ -210,3 +212,12 @@ def core_of_one_head(q, k, v):
     B, L, D = q.shape
     scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(D)
     return torch.bmm(torch.softmax(scores, dim=2), v), torch.softmax(scores, dim=2)
+
+
+def subject_of(folder, source):
+    """The function `attention` of a file with this text."""
+    file = folder / "attention.py"
+    file.write_text(source)
+    scope = {}
+    exec(compile(source, file, "exec"), scope)
+    return describe(scope["attention"])

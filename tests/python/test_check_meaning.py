@@ -7,50 +7,16 @@ import pathlib
 import re
 import warnings
 
+import check_samples as samples
 import pytest
 import torch
 from attempts.right_fused import LikePyTorchs
 from torch import nn
 
 import multihead
-from multihead.check import documented, signature
-from multihead.check.target import describe
+from multihead.check import documented
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def subject_of(folder, source):
-    """The function `attention` of a file with this text."""
-    file = folder / "attention.py"
-    file.write_text(source)
-    scope = {}
-    exec(compile(source, file, "exec"), scope)
-    return describe(scope["attention"])
-
-
-@pytest.mark.parametrize(
-    "text, meaning",
-    [
-        ("mask: True = blocked", "blocked"),
-        ("mask: 0 = blocked", "keep"),
-        ("mask where 1 means attend", "keep"),
-        ("True marks padding, False is kept", "blocked"),
-        ("1 for tokens, 0 for padding", "keep"),
-        ("True for padding tokens", "blocked"),
-        ("1 where attention is allowed, 0 where it is forbidden", "keep"),
-        ("(batch, seq). True = real token", "keep"),
-        ("1 = not masked, 0 = masked", "keep"),
-        ("True where a query may not look", "blocked"),
-        ("1 if the key can't be seen", "blocked"),
-        ("True (1) = may attend", "keep"),
-        ("a mask", None),
-        ("True = keep; 1 = blocked", None),
-    ],
-)
-def test_a_documented_mask_is_believed(tmp_path, text, meaning):
-    source = f'def attention(q, k, v, mask=None):\n    """{text}"""\n'
-    subject = subject_of(tmp_path, source)
-    assert documented.meaning_of_mask(signature.read(subject), subject) == meaning
 
 
 @pytest.mark.parametrize(
@@ -69,7 +35,7 @@ def test_a_documented_mask_is_believed(tmp_path, text, meaning):
     ],
 )
 def test_a_written_layout_is_believed(tmp_path, text, batch_first):
-    subject = subject_of(tmp_path, f'def attention(x):\n    """{text}"""\n')
+    subject = samples.subject_of(tmp_path, f'def attention(x):\n    """{text}"""\n')
     assert documented.batch_first(subject) is batch_first
 
 
@@ -87,7 +53,7 @@ def test_a_written_layout_is_believed(tmp_path, text, batch_first):
     ],
 )
 def test_shapes_in_comments_are_of_the_inputs(tmp_path, source, batch_first):
-    assert documented.batch_first(subject_of(tmp_path, source)) is batch_first
+    assert documented.batch_first(samples.subject_of(tmp_path, source)) is batch_first
 
 
 class Fused(nn.Module):

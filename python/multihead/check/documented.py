@@ -4,35 +4,16 @@
 import inspect
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 
+from .prose import is_added, polarity
 from .roles import ADDITIVE, normal
 from .signature import Call
 from .target import Subject
 
-_TRUE = r"(?:true|1s?|ones?|non-?zero)"
-_FALSE = r"(?:false|0s?|zeros?)"
-_IS = (
-    r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*\s*(?:=+|:|means?|is|are|→|->|marks?|stands for|for|where(?:ver)?|at|if|when)"
-    r"\s*"
-)
-_BLOCKS = r"(?:pad|mask|block|ignor|hid)"
-_SEES = (
-    r"(?:attend|keep|kept|visible|allowed|may (?:be )?(?:seen|attend)|seen|valid|real|"
-    rf"(?:(?<=for )|(?<== )|(?<=: ))tokens?\b|not (?:an? )?{_BLOCKS}|non-?\s?pad)"
-)
-_NOT = (
-    r"(?:block|masked|masks\b|mask out|hidden|hides|ignor|may not|disallow|forbid|pad|"
-    rf"cannot|\w*n't\b|not\b(?! (?:an? )?{_BLOCKS}))"
-)
-_ADDITIVE = re.compile(
-    r"additive|added to (the )?(attention )?(scores|logits)|"
-    r"\b0(\.0)?\b[^.\n]{0,40}-\s?(inf|1e\d|10[_,]?000)|"
-    r"-\s?inf\w*[^.\n]{1,40}\b(0|zeros?)\b",
-    re.I,
-)
 _MADE_A_NUMBER = re.compile(
     r"\bma?sk\w*\s*\.\s*(float|double|half|int|long|to|type|type_as)\b"
 )
@@ -48,30 +29,54 @@ _LENGTH = re.compile(
     r"l|s|t|lq|lk|sq|tq|tk|nq|nk|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
     r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens"
 )
+_BLANK = re.compile(r"\n\s*\n")
+_ENDS = re.compile(r"(?<=[.!?;])\s+|\n")
+# "mask (Tensor): ", "mask : bool", "- mask: " in a list of arguments.
+_ENTRY = re.compile(
+    r"\s*[-*]?\s*[`*]*(?!True|False|\d)(\w+)[`*]*\s*(?:\([^()]*\)\s*)?:"
+)
+# A line that goes on in the next, which begins no entry.
+_GOES_ON = re.compile(rf"(?<![.!?;:\n])[ \t]*\n(?!{_ENTRY.pattern})")
 _INVERTS = re.compile(r"~|logical_not|\b1(\.0?)?\s*-\s*\w*mask|mask\w*\s*[=!]=")
 
 
-def meaning_of_mask(call: Call, subject: Subject) -> str | None:
-    """What the docstrings and comments say about the mask: "blocked", "keep", or None
-    where they say nothing, or both. Where the code itself is silent, its helpers
-    speak."""
-    if not call.takes("mask"):
+@dataclass(frozen=True)
+class Said:
+    """What the text of the code says of a mask.
+
+    meaning: "blocked" or "keep". quote: the sentence; None where only the name of
+    the parameter says it. is_plain: the code's own docstring or signature says it,
+    and without a "not": what does otherwise is wrong.
+    """
+
+    meaning: str
+    quote: str | None = None
+    is_plain: bool = True
+
+
+def meaning_of_mask(call: Call, subject: Subject) -> Said | None:
+    """What the docstrings and comments say about the mask; None where they say
+    nothing, or both. Where the code itself is silent, its helpers speak."""
+    name = call.parameter("mask")
+    if name is None:
         return None
-    said = _meaning(_sentences(subject))
-    return said or _meaning(_helpers_sentences(call, subject))
+    others = [p.name for p in call.parameters if p.name != name and "mask" in p.name]
+    names = (name,) if others else (name, "mask")
+    helpers = "\n\n".join(_helpers_docstrings(call, subject))
+    own = _said(_sentences(subject, names))
+    return own or _said((sentence, False) for sentence in _about(helpers, names))
 
 
-def meaning_of_padding(call: Call, subject: Subject) -> str | None:
-    """The same of a parameter for padding: what the lines that name it say, else its
-    name."""
+def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
+    """The same of a parameter for padding: what the sentences that name it say, else
+    its name."""
     name = call.parameter("padding")
     if name is None:
         return None
-    lines = "\n".join(_sentences(subject)).splitlines()
-    said = _meaning([line for line in lines if name in line])
+    said = _said(_sentences(subject, (name,)))
     if said or re.search("valid|attention", name.lower()):
-        return said or "keep"
-    return "blocked" if re.search("pad|kpm", name.lower()) else None
+        return said or Said("keep")
+    return Said("blocked") if re.search("pad|kpm", name.lower()) else None
 
 
 def batch_first(subject: Subject) -> bool | None:
@@ -114,23 +119,63 @@ def _is_batch_first(axes: list[str]) -> bool | None:
     return None
 
 
-def _meaning(sentences: list[str]) -> str | None:
-    text = ". ".join(dict.fromkeys(sentences)).lower()
-    blocked = _says(text, _TRUE, _NOT, _SEES) or _says(text, _FALSE, _SEES, _NOT)
-    keep = _says(text, _FALSE, _NOT, _SEES) or _says(text, _TRUE, _SEES, _NOT)
-    if blocked == keep:
+def _said(sentences: Iterable[tuple[str, bool]]) -> Said | None:
+    """What sentences say that do not contradict each other; each comes with whether
+    it may be plain."""
+    found: list[Said] = []
+    for sentence, may_be_plain in sentences:
+        meaning, is_plain = polarity(sentence)
+        if meaning:
+            quote = " ".join(sentence.split()).strip("#*` ")
+            found.append(Said(meaning, quote, is_plain and may_be_plain))
+    if len({said.meaning for said in found}) != 1:
         return None
-    return "blocked" if blocked else "keep"
+    return max(found, key=lambda said: said.is_plain)
 
 
-def _says(text: str, value: str, meaning: str, opposite: str) -> bool:
-    between = rf"(?:(?!{opposite})\w+\s+){{0,4}}?"
-    return re.search(rf"\b{value}{_IS}{between}{meaning}", text) is not None
+def _sentences(subject: Subject, names: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
+    """The sentences of docstrings and comments that name a mask, and those of its
+    entry among the arguments; and whether they are about what comes in, as all are
+    but comments further down."""
+    for text in _docstrings(subject):
+        yield from ((sentence, True) for sentence in _about(text, names))
+    for text, of_signature in _comments(subject.source, names):
+        yield from ((sentence, of_signature) for sentence in _about(text, names))
 
 
-def _sentences(subject: Subject) -> list[str]:
-    """The docstrings and comments of the code."""
-    return [*_docstrings(subject), *re.findall(r"#(.*)", subject.source)]
+def _about(text: str, names: tuple[str, ...]) -> Iterator[str]:
+    """The sentences of a text that name one of `names`, and those that follow
+    "name:" up to a blank line or the next "other:"."""
+    named = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)")
+    for paragraph in _BLANK.split(text):
+        in_entry = False
+        for sentence in _ENDS.split(_GOES_ON.sub(" ", paragraph)):
+            if entry := _ENTRY.match(sentence):
+                in_entry = named.fullmatch(entry[1]) is not None
+            if in_entry or named.search(sentence):
+                yield sentence
+
+
+def _comments(source: str, names: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
+    """The comments, those below each other as one, and whether they go with the
+    signature: one in a parameter's line is about that."""
+    block: list[str] = []
+    in_signature = False
+    for line in [*source.splitlines(), ""]:
+        code, mark, comment = (part.strip() for part in line.partition("#"))
+        in_signature = in_signature or code.startswith(("def ", "async def "))
+        if mark and not code:
+            block.append(comment)
+            continue
+        if block:
+            yield "\n".join(block), False
+            block = []
+        of_mask = [name for name in names if re.search(rf"\b{name}\b", code)]
+        if mark and in_signature and of_mask:
+            yield f"{of_mask[0]}: {comment}", True
+        elif mark:
+            yield comment, False
+        in_signature = in_signature and not code.endswith(":")
 
 
 def _docstrings(subject: Subject) -> list[str]:
@@ -141,7 +186,7 @@ def _docstrings(subject: Subject) -> list[str]:
     return [inspect.getdoc(o) or "" for o in owners if getattr(o, "__doc__", None)]
 
 
-def _helpers_sentences(call: Call, subject: Subject) -> list[str]:
+def _helpers_docstrings(call: Call, subject: Subject) -> list[str]:
     """The docstrings of methods and functions that are handed the mask under its own
     name; none if the code may invert it on the way."""
     entry = inspect.unwrap(subject.entry)
@@ -174,17 +219,14 @@ def is_bias(call: Call) -> bool:
     return normal(call.parameter("mask") or "") in ADDITIVE
 
 
-def is_additive(call: Call, subject: Subject) -> bool:
-    """Whether the code says that its mask is added to the scores: by the name of
-    the parameter, or in the sentences of its text that speak of the mask."""
-    if is_bias(call):
-        return True
+def additive(call: Call, subject: Subject) -> str | None:
+    """Where the code says that its mask is added to the scores: the parameter's name,
+    or the sentence; None if it does not."""
     name = call.parameter("mask")
-    if name is None:
-        return False
-    text = "\n".join(_sentences(subject))
-    lines = [line for line in text.splitlines() if "mask" in line.lower()]
-    return any(_ADDITIVE.search(line) for line in lines)
+    if name is None or is_bias(call):
+        return name
+    named = (sentence for sentence, _ in _sentences(subject, (name, "mask")))
+    return next((" ".join(s.split()) for s in named if is_added(s)), None)
 
 
 def may_be_additive(call: Call, subject: Subject) -> bool:

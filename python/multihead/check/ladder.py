@@ -15,7 +15,7 @@ from torch import nn
 from . import cases
 from .arguments import Manner
 from .cases import Case
-from .documented import batch_first, is_additive, is_bias
+from .documented import additive, batch_first, is_bias
 from .finding import Finding
 from .options import Options
 from .roles import TENSORS
@@ -98,13 +98,13 @@ class Ladder:
             yield case, manner
 
     def manners(self) -> list[Manner]:
-        additive = self.options.mask == "additive" or (
-            self.options.mask is None and is_additive(self.call, self.subject)
+        added = self.options.mask == "additive" or (
+            self.options.mask is None and additive(self.call, self.subject) is not None
         )
         first = Manner(
             numpy=_speaks_numpy(self.subject),
-            additive=additive,
-            biased=additive and is_bias(self.call),
+            additive=added,
+            biased=added and is_bias(self.call),
         )
         manners = [first]
         if self.call.weights:

@@ -3,12 +3,17 @@
 
 from dataclasses import dataclass, field
 
+from .documented import Said
 from .finding import Finding
 from .ladder import Base
 from .observation import Observation
 from .runner import Run
 
 _RIGHT = ("bits", "rounding")
+_QUOTED = 120  # characters of a sentence
+_OTHER = {"blocked": "keep", "keep": "blocked"}
+_VERBS = {"blocked": "blocks", "keep": "keeps"}
+_MEANS = {"blocked": "blocked", "keep": "may be seen"}
 
 
 @dataclass
@@ -63,6 +68,49 @@ class Reading:
                 )
             if open_to_both and kept not in known and ignored not in self.faults:
                 self.assume(kept.replace("keeps", "blocks"), sentence, remedy)
+
+    def say_text(self, believed: dict[str, Said], against: set[str]) -> None:
+        """Adds what the code's text was believed to say of its masks, and quotes it;
+        `against`: what the numbers say otherwise of."""
+        if self.verdict is None:
+            return
+        for fact, said in believed.items():
+            of_keys = "padding" not in believed  # a mask that is used as padding
+            facts = ("mask", "padding") if fact == "mask" and of_keys else (fact,)
+            quote = said.quote.replace("`", "'")
+            quote = quote if len(quote) <= _QUOTED else quote[:_QUOTED] + "…"
+            what = "The padding mask" if fact == "padding" else "The mask"
+            meant = f"True (or 1) = {_MEANS[said.meaning]}"
+            if fact in against:
+                self.assume(
+                    f"{fact}_against_text",
+                    f'{what} is not read as its text may say: "{quote}".',
+                    f'If {meant} is meant, say mask="{said.meaning}": then it is '
+                    "inverted.",
+                )
+            elif any(
+                o.metadata.get(key) == said.meaning
+                for o in self.observations
+                for key in facts
+            ):
+                self.assume(
+                    f"{fact}_{_VERBS[said.meaning]}",
+                    f'{what} is read as {meant}, as its text says: "{quote}".',
+                    f'If that is not meant, say mask="{_OTHER[said.meaning]}".',
+                )
+                for fault in self.verdict.get("faults", []):
+                    if fault["name"] in [f"{key}_inverted" for key in facts]:
+                        fault["detail"] = f'Its text says: "{quote}".'
+
+    def say_additive(self, why: str) -> None:
+        """Adds that the mask is read as numbers to add, and why."""
+        if self.verdict is not None:
+            self.assume(
+                "mask_additive",
+                f"The mask is read as added to the scores, {why}.",
+                'If it is True and False, say mask="blocked" or "keep": added, they '
+                "block nothing.",
+            )
 
     def say_output(self, kept: list[Run]) -> None:
         """Adds that nothing is projected out, where several heads are projected in."""

@@ -86,6 +86,7 @@ class Examination:
         self.runner.extra = options.weights
         self.ladder = Ladder(self.runner, options)
         self.layouts = layer_layouts(subject, options)
+        self.believed: dict[str, documented.Said] = {}  # "mask", "padding"
         self.stated = self._stated()
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
@@ -101,7 +102,9 @@ class Examination:
         mask = self.options.mask or ("blocked" if mha_like else None)
         if mask is None and self.ladder.manners()[0].additive:
             mask = "additive"
-        mask = mask or documented.meaning_of_mask(self.call, self.subject)
+        mask = mask or self._believe(
+            "mask", documented.meaning_of_mask(self.call, self.subject)
+        )
         if mask is None and self.call.is_as_pytorchs:
             mask = "blocked"
         return Stated(
@@ -117,7 +120,18 @@ class Examination:
         too, and before that where it is the only one."""
         written = documented.meaning_of_padding(self.call, self.subject)
         said = self.options.mask if self.options.mask != "additive" else None
-        return written or said if self.call.takes("mask") else said or written
+        if said and not (written and self.call.takes("mask")):
+            return said
+        return self._believe("padding", written)
+
+    def _believe(self, fact: str, said: documented.Said | None) -> str | None:
+        """The meaning that the text gives a mask; a sentence is kept to be quoted."""
+        if said is not None and said.quote:
+            self.believed[fact] = said
+        return said.meaning if said else None
+
+    def _is_doubtful(self, fact: str) -> bool:
+        return fact in self.believed and not self.believed[fact].is_plain
 
     def verdict(self) -> dict | None:
         """The engine's verdict on the best reading; None if nothing could be run."""
@@ -184,7 +198,8 @@ class Examination:
         if base.manner.additive and self.options.mask is None:
             named = reading.is_right or base.manner.biased
             return reading if named else self._not_additive(base, reading)
-        if "mask_added" not in reading.faults or self.stated.mask is not None:
+        is_stated = self.stated.mask is not None and not self._is_doubtful("mask")
+        if "mask_added" not in reading.faults or is_stated:
             return reading
         if not documented.may_be_additive(self.call, self.subject):
             return reading
@@ -194,12 +209,7 @@ class Examination:
         if not named or len(second.faults) >= len(reading.faults):
             self.stated = boolean
             return reading
-        second.assume(
-            "mask_additive",
-            "The mask is read as additive: 0 and -inf.",
-            'If it is True and False, say mask="blocked" or "keep": added, they block '
-            "nothing.",
-        )
+        second.say_additive("which leaves fewer faults")
         return second
 
     def _not_additive(self, base: Base, reading: Reading) -> Reading:
@@ -225,14 +235,18 @@ class Examination:
         if runs.hopeless:
             return reading
         self.progress("verdict")
+        judged = runs.kept
         self._judge_heads(reading, runs.kept)
         if self._is_named_twice(reading):
-            of_padding = [r for r in runs.kept if "mask" not in r.arguments.masks]
-            reading.observations = self._observations(of_padding)
-            self._judge(reading, of_padding)
+            judged = [r for r in runs.kept if "mask" not in r.arguments.masks]
+            reading.observations = self._observations(judged)
+            self._judge(reading, judged)
+        against = self._against_text(reading, judged)
         if reading.is_right:
             reading.findings += runs.overflows()
         reading.say_polarity()
+        reading.say_text(self.believed, against)
+        self._say_additive(reading)
         self._say_layout(reading)
         reading.say_output(runs.kept)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
@@ -240,6 +254,35 @@ class Examination:
             if not_finite(runs.kept[:1]):
                 reading.verdict = None  # that is what is wrong, mask or no mask
         return reading
+
+    def _against_text(self, reading: Reading, kept: list[Run]) -> set[str]:
+        """Judges once more without what the text may only seem to say, if the code
+        does the opposite; what was not believed then."""
+        doubtful = {fact for fact in self.believed if self._is_doubtful(fact)}
+        inverted = {"mask_inverted", "padding_inverted"} & set(reading.faults)
+        if not doubtful or not inverted:
+            return set()
+        believing = self.stated
+        self.stated = replace(self.stated, **dict.fromkeys(doubtful))
+        second = Reading(reading.base, self._observations(kept))
+        self._judge(second, kept)
+        self.stated = believing
+        named = second.verdict is not None and second.verdict["verdict"] != "unknown"
+        if not named or len(second.faults) >= len(reading.faults):
+            return set()
+        reading.verdict, reading.observations = second.verdict, second.observations
+        return doubtful
+
+    def _say_additive(self, reading: Reading) -> None:
+        """Adds that the mask is taken to be added, where the text says so."""
+        said = documented.additive(self.call, self.subject)
+        masked = any("mask" in o.tensors for o in reading.observations)
+        if self.options.mask or not (said and masked and reading.base.manner.additive):
+            return
+        name = documented.is_bias(self.call)
+        reading.say_additive(
+            f"by its name, `{said}`" if name else f'as it says: "{said}"'
+        )
 
     def _say_layout(self, reading: Reading) -> None:
         """Adds that the batch is taken to come second, if it may come first."""
