@@ -47,6 +47,9 @@ def check(
     inputs: arguments of one more call, a tuple or a dictionary by name.
     time_limit: seconds for the code under test, all calls together.
 
+    Checks change what is one for the whole process, and put it back; those in other
+    threads wait for their turn.
+
     Returns a Report, which is true if the code passed. Code that raises, hangs or
     returns something else is a finding in it. Raises ValueError for arguments that
     cannot be, FileNotFoundError for a file that is not there.

@@ -163,6 +163,8 @@ def _switch(role: str | None, parameter, case: Case) -> object:
     if role == "flag":
         return False
     if role == "dropout":
+        if isinstance(parameter.default, nn.Dropout):
+            return nn.Dropout(DROPOUT).train(case.training)
         if parameter.default is None or parameter.default is parameter.empty:
             layer = parameter.name == "dropout" and parameter.default is None
             dropout = nn.Dropout(DROPOUT) if layer else DROPOUT

@@ -135,11 +135,11 @@ class Ladder:
         return input_width(made) if isinstance(made, nn.Module) else None
 
     def _with_heads(self, sizes: Sizes, heads: int) -> Sizes:
-        """`sizes` with so many heads; if they do not divide the width, a little
-        narrower, unless that is given."""
+        """`sizes` with so many heads; if they do not divide the width, in a width
+        near to it, unless that is given."""
         free = self.subject.kind != "instance" and not self.options.embed_dim
-        narrower = sizes.embed - sizes.embed % heads if free else 0
-        sizes = replace(sizes, heads=heads, embed=narrower or sizes.embed)
+        width = heads * max(sizes.embed // heads, 2) if free else sizes.embed
+        sizes = replace(sizes, heads=heads, embed=width)
         return grouped(sizes, sizes.kv_heads) if sizes.kv_heads else sizes
 
     def _fit(self, sizes: Sizes) -> Sizes:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 # Code may swallow what is raised in it; it is raised again after so long.
 _AGAIN = 0.25
+_LONGEST = 1e8  # seconds that a timer can count
 
 
 class OutOfTime(BaseException):
@@ -23,7 +24,7 @@ class OutOfTime(BaseException):
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """Raises OutOfTime in what runs inside, after `seconds`."""
-    seconds = max(seconds, 1e-3)
+    seconds = min(max(seconds, 1e-3), _LONGEST)
     main = threading.current_thread() is threading.main_thread()
     with _by_signal(seconds) if main else _by_watchdog(seconds):
         yield

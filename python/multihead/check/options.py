@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass
 
+from torch import nn
+
 POLARITIES = ("blocked", "keep", "additive")
 
 
@@ -30,6 +32,12 @@ class Options:
             size = getattr(self, name)
             if size is not None and (type(size) is not int or size < 1):
                 raise ValueError(f"check: {name} must be at least 1, got {size!r}")
+        for name in ("batch_first", "causal"):
+            flag = getattr(self, name)
+            if not isinstance(flag, (bool, type(None))):
+                raise ValueError(
+                    f"check: {name} must be True, False or None, got {flag!r}"
+                )
         if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise ValueError(
                 "check: num_heads must be divisible by num_kv_heads, got "
@@ -40,7 +48,11 @@ class Options:
                 "check: embed_dim must be divisible by num_heads, got "
                 f"{self.embed_dim} and {self.num_heads}"
             )
-        if not self.time_limit > 0:
+        seconds = self.time_limit
+        if type(seconds) not in (int, float) or not seconds > 0:
+            raise ValueError(f"check: time_limit must be positive, got {seconds!r}")
+        if not isinstance(self.weights, (nn.Module, dict, type(None))):
             raise ValueError(
-                f"check: time_limit must be positive, got {self.time_limit!r}"
+                "check: weights must be a module or a dictionary of tensors by name, "
+                f"got {type(self.weights).__name__}"
             )

@@ -2,6 +2,7 @@
 """A check from target to report: how it is called, which runs, what they say."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,6 +32,8 @@ from .target import Subject, Unreachable, load
 
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _QUICK = 2.0  # seconds of a verdict, so that others are tried
+# A check sets what is one for the whole process: streams, seeds, types, signals.
+_turn = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -48,9 +51,15 @@ def examine(
     target: object, options: Options, progress: Progress | None = None
 ) -> Report:
     """Runs a check; see multihead.check. progress is told the name of each case.
+    Checks in several threads take turns.
 
     Raises ValueError and FileNotFoundError where there is nothing to check.
     """
+    with _turn:
+        return _examine(target, options, progress)
+
+
+def _examine(target: object, options: Options, progress: Progress | None) -> Report:
     start = time.monotonic()
     with _one_thread(), Guard(options.time_limit) as guard:
         try:
@@ -336,7 +345,7 @@ class Examination:
             reading.verdict = engine.explain(reading.observations)
             return
         except ValueError as error:
-            complaint = error
+            complaint = engine.complaint(error)
         if all(run.parameters.by_flow for run in kept):
             for run in kept:
                 run.parameters = run.parameters.by_flow
@@ -344,15 +353,9 @@ class Examination:
             with contextlib.suppress(ValueError):
                 reading.verdict = engine.explain(reading.observations)
                 return
-        reading.findings.append(
-            Finding(
-                "no_weights_found",
-                "Its weights could not be matched with those of attention.",
-                "Name them W_q, W_k, W_v and W_o, or like those of "
-                "nn.MultiheadAttention; or state num_heads and num_kv_heads.",
-                detail=str(complaint).removeprefix("explain: "),
-            )
-        )
+        if self.options.inputs is not None and complaint.name != "no_weights_found":
+            raise ValueError(f"check: inputs: {complaint.detail}")
+        reading.findings.append(complaint)
 
     def _observations(self, kept: list[Run]) -> list[Observation]:
         return [observe(run, self.call, self.stated) for run in kept]

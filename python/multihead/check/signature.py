@@ -169,7 +169,7 @@ _KINDS = {
     **dict.fromkeys(("is_causal", "training"), (int, type(None))),
     **dict.fromkeys(("need_weights", "average_weights"), (int, type(None))),
     "scale": _NUMBER,
-    "dropout": (*_NUMBER, nn.Module),
+    "dropout": (*_NUMBER, nn.Dropout),
 }
 
 

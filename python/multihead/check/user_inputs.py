@@ -34,12 +34,16 @@ def of_user(call: Call, inputs: object, base: Case) -> tuple[Case, Arguments]:
             made.keywords[parameter.name] = value
         _note(made, call.roles[parameter.name], parameter.name, value)
     if "query" not in made.tensors:
-        raise ValueError(
-            "check: inputs must give a value to "
-            f"{call.parameter('query') or call.parameter('x')!r}, "
-            f"got {', '.join(named) or 'none'}"
-        )
-    return _case(call, made, named, base), made
+        name = call.parameter("query") or call.parameter("x")
+        given = type(named[name]).__name__ if name in named else "none"
+        raise ValueError(f"check: inputs must give a tensor to {name!r}, got {given}")
+    case = _case(call, made, named, base)
+    for parameter in call.parameters:
+        if parameter.default is parameter.empty and parameter.name not in named:
+            raise ValueError(
+                f"check: inputs must give a value to {parameter.name!r}, got none"
+            )
+    return case, made
 
 
 def _named(call: Call, inputs: object) -> dict[str, object]:
