@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from multihead.check.guard import Guard, Outcome
 from multihead.check.target import describe
 
 
@@ -221,3 +222,14 @@ def subject_of(folder, source):
     scope = {}
     exec(compile(source, file, "exec"), scope)
     return describe(scope["attention"])
+
+
+def call(function, *arguments, time_limit: float = 5.0) -> Outcome:
+    with Guard(time_limit) as guard:
+        return guard.call(function, *arguments)
+
+
+def only(outcome: Outcome):
+    (finding,) = outcome.findings
+    assert outcome.error is not None
+    return finding

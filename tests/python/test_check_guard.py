@@ -1,35 +1,22 @@
 # SPDX-License-Identifier: MIT
 """Code that misbehaves in this process: a finding, and the process as before."""
 
-import json
 import os
 import random
 import re
 import sys
-import textwrap
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from check_samples import call, only
 
-from multihead.check import load as loading
-from multihead.check.guard import Guard, Outcome
+from multihead.check.guard import Guard
 from multihead.check.state import Snapshot
 
 HERE = os.path.basename(__file__)
-
-
-def call(function, *arguments, time_limit: float = 5.0) -> Outcome:
-    with Guard(time_limit) as guard:
-        return guard.call(function, *arguments)
-
-
-def only(outcome: Outcome):
-    (finding,) = outcome.findings
-    assert outcome.error is not None
-    return finding
 
 
 def test_a_value_comes_back():
@@ -265,134 +252,3 @@ def test_a_guard_costs_little():
         for _ in range(100):
             guard.call(int)
         assert (time.perf_counter() - start) / 100 < 2e-3
-
-
-# ---- Files ------------------------------------------------------------------
-
-
-@pytest.fixture
-def load(tmp_path):
-    def load(text: str, name: str = "attention.py"):
-        path = tmp_path / name
-        path.write_text(textwrap.dedent(text))
-        with Guard(20) as guard:
-            return loading.run_file(path, guard)
-
-    return load
-
-
-def test_a_file_is_run_but_not_as_main(load):
-    module, outcome = load(
-        """
-        from __future__ import annotations
-        import dataclasses, math
-
-        @dataclasses.dataclass
-        class Sizes:
-            heads: Unknown = 2
-
-        def attend(): return Sizes().heads * math.pi
-        if __name__ == "__main__":
-            exit(1)
-        """
-    )
-    assert outcome.error is None and outcome.findings == []
-    assert module.attend() == 2 * np.pi
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("assert torch.allclose(torch.ones(1), torch.rand(1))", "own assertion fails"),
-        ("assert False", "own assertion fails"),
-        ("print(undefined)", "NameError"),
-        ("input('name?')", "EOFError"),
-        ("exit(1)", "calls `exit()`"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-        ("while True: pass", "not come to an end after 0.2 s"),
-    ],
-)
-def test_what_follows_is_still_defined(load, line, said, monkeypatch):
-    monkeypatch.setattr(loading, "_SECONDS", 0.2)
-    module, outcome = load(
-        f"""
-        import torch
-        {line}
-        print("never")
-        HEADS = 4
-        def attend(): return HEADS
-        """
-    )
-    assert outcome.error is None and "never" not in outcome.printed
-    assert module.attend() == 4
-    (remark,) = outcome.findings
-    assert (remark.name, remark.kind) == ("file_stops", "remark")
-    assert said in remark.sentence
-    assert "attention.py, line 3" in remark.sentence
-    assert ("different weights" in remark.remedy) == ("allclose" in line)
-
-
-def test_an_absent_package_fails_who_uses_it(load):
-    module, outcome = load(
-        """
-        import torch, absent_one
-        from absent_two.deep import rearrange as r
-        def fine(): return 1
-        def uses_one(): return absent_one.rearrange(1)
-        def uses_two(): return r(1)
-        """
-    )
-    assert outcome.error is None
-    assert [f.name for f in outcome.findings] == ["missing_package"] * 2
-    assert {f.kind for f in outcome.findings} == {"remark"}
-    assert module.fine() == 1
-    for function, package in (
-        (module.uses_one, "absent_one"),
-        (module.uses_two, "absent_two"),
-    ):
-        finding = only(call(function))
-        assert finding.name == "missing_package" and package in finding.sentence
-
-
-def test_what_is_no_python_is_an_error(load):
-    _, outcome = load("def attend(:\n    pass\n")
-    finding = only(outcome)
-    assert finding.sentence == "SyntaxError: invalid syntax"
-    assert "attention.py, line 1" in finding.detail
-    assert "`def attend(:`" in finding.detail
-
-
-def test_a_class_that_cannot_be_defined_is_an_error(load):
-    _, outcome = load("class Attention(undefined): pass\n")
-    assert only(outcome).sentence.startswith("NameError")
-
-
-def test_files_may_import_their_neighbours(load, tmp_path):
-    (tmp_path / "neighbour_of_mine.py").write_text("HEADS = 3")
-    before = list(sys.path)
-    module, outcome = load("from neighbour_of_mine import HEADS")
-    assert outcome.findings == [] and module.HEADS == 3
-    assert sys.path == before
-
-
-def test_a_script_may_set_what_it_likes(load):
-    before = Snapshot()
-    _, outcome = load(
-        "import torch\ntorch.manual_seed(0)\ntorch.set_default_dtype(torch.float64)"
-    )
-    assert outcome.findings == []
-    assert before.restore() == []
-
-
-def test_notebooks(load):
-    cells = [
-        {"cell_type": "markdown", "source": ["# Attention"]},
-        {"cell_type": "code", "source": ["%matplotlib inline\n", "import math\n"]},
-        {"cell_type": "code", "source": "!pip install things\nassert 1 == 2"},
-        {"cell_type": "code", "source": "%%time\nthis is no Python"},
-        {"cell_type": "code", "source": ["def attend():\n", "    return math.pi"]},
-    ]
-    module, outcome = load(json.dumps({"cells": cells}), "exercise.ipynb")
-    assert module.attend() == np.pi
-    (remark,) = outcome.findings
-    assert "exercise.ipynb[2], line 2" in remark.sentence

@@ -97,16 +97,17 @@ def shown(file: str) -> str:
 
 
 def _frame(trace: TracebackType | None) -> tuple[str, int, str] | None:
-    """File, line and function where it happened: the deepest that is neither
-    ours nor a library's, else the deepest that is not ours."""
-    foreign = [
+    """File, line and function where it happened: the deepest that is neither ours
+    nor a library's."""
+    own = [
         (frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(trace)
         if not frame.f_code.co_filename.startswith(_OURS)
+        and not is_library(frame.f_code.co_filename)
     ]
-    own = [place for place in foreign if not _is_library(place[0])]
-    return (own or foreign or [None])[-1]
+    return own[-1] if own else None
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
     return file.startswith(_LIBRARIES) or file.startswith("<frozen")

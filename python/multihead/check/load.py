@@ -10,7 +10,6 @@ import __future__
 
 import ast
 import itertools
-import json
 import linecache
 import pathlib
 import re
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from .blame import finding_of
 from .finding import Finding
 from .guard import Guard, Outcome
+from .notebook import code_of
 from .state import Snapshot
 
 # What the top level may take, imports and definitions aside, half of all time at
@@ -38,7 +38,10 @@ def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcom
     Its outcome has an error, findings[0], where the text is no Python or a function
     or class could not be defined. Other findings are remarks: what failed and was
     left out.
+
+    Raises ValueError where a notebook is none.
     """
+    texts = _texts(path)
     module = _module(path)
     outcome = Outcome()
     folder = str(path.resolve().parent)
@@ -47,9 +50,9 @@ def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcom
     run = _Run(module, guard, outcome)
     snapshot = Snapshot()  # a script may seed and set what it likes
     try:
-        for name, source in _texts(path):
+        for name, source in texts:
             run.all(ast.parse(source, name).body, name)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         outcome.error = error
         outcome.findings.insert(0, finding_of(error, guard.time_limit))
     snapshot.restore()
@@ -66,24 +69,16 @@ def _module(path: pathlib.Path) -> types.ModuleType:
 
 
 def _texts(path: pathlib.Path) -> list[tuple[str, str | bytes]]:
-    """Each with its name: a file is one text, a notebook has one in each code cell,
-    from which lines that are IPython's own are left out."""
+    """Each with its name: a file is one text, a notebook has one in each code cell."""
     if path.suffix != ".ipynb":
         name = str(path.resolve())
         linecache.checkcache(name)
         return [(name, path.read_bytes())]
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    texts = []
-    for number, cell in enumerate((c for c in cells if c["cell_type"] == "code"), 1):
-        source = "".join(cell["source"])
-        if source.lstrip().startswith("%%"):
-            continue
-        source = re.sub(r"(?m)^[ \t]*[%!].*$", "", source)
-        name = f"{path.name}[{number}]"
+    texts = list(code_of(path))
+    for name, source in texts:
         # Tracebacks and inspect.getsource look for the lines here.
         lines = source.splitlines(keepends=True)
         linecache.cache[name] = (len(source), None, lines, name)
-        texts.append((name, source))
     return texts
 
 
@@ -94,20 +89,25 @@ def _defines(node: ast.stmt) -> bool:
     return isinstance(node, _DEFINITIONS)
 
 
-class _Absent:
+class Absent:
     """Stands for what an absent package would have had, until somebody uses it."""
 
     def __init__(self, package: str) -> None:
         self.__dict__["package"] = package
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        package = self.__dict__["package"]
-        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        raise missing(self)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):  # Python asks every value of a module for these
             raise AttributeError(name)
         return self()
+
+
+def missing(absent: Absent) -> ModuleNotFoundError:
+    """What an import of it raises."""
+    package = absent.__dict__["package"]
+    return ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def _single(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -139,7 +139,8 @@ class _Run:
                 continue
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 for feature in node.names:
-                    self.flags |= getattr(__future__, feature.name).compiler_flag
+                    known = getattr(__future__, feature.name, None)
+                    self.flags |= getattr(known, "compiler_flag", 0)
             tree = ast.Module([node], type_ignores=[])
             code = compile(tree, name, "exec", self.flags, dont_inherit=True)
             self.one(node, code)
@@ -169,7 +170,7 @@ class _Run:
         """The file may never need what the absent package would have had."""
         for name in node.names:
             bound = name.asname or name.name.partition(".")[0]
-            vars(self.module)[bound] = _Absent(result.error.name)
+            vars(self.module)[bound] = Absent(result.error.name)
         found = result.findings[0]
         self.outcome.findings.append(Finding(found.name, found.sentence, kind="remark"))
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from .blame import finding_of, is_library
 from .finding import Finding
 from .guard import Guard
-from .load import run_file
+from .load import Absent, missing, run_file
 
 _ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa", re.IGNORECASE)
 _MULTI = re.compile(r"multi_?head|mha|grouped|gqa|mqa|multi_?query", re.IGNORECASE)
@@ -57,7 +58,8 @@ def load(target: object, guard: Guard) -> Subject:
     string "file.py:name" or "file.py"; a notebook is a file, too.
 
     Raises FileNotFoundError or ValueError where there is no such thing, and
-    Unreachable where the file raises before it defines the target.
+    Unreachable where the file raises before it defines the target, or the target
+    is of a package that is not there.
     """
     if not isinstance(target, (str, pathlib.Path)):
         return describe(target)
@@ -70,6 +72,10 @@ def load(target: object, guard: Guard) -> Subject:
         candidates = [] if name else _candidates(module)
         if not candidates:
             raise Unreachable(outcome.findings)
+    absent = [v for v in vars(module).values() if isinstance(v, Absent)]
+    if isinstance(found, Absent) or (absent and not name and not _candidates(module)):
+        error = missing(found or absent[0])
+        raise Unreachable([finding_of(error, guard.time_limit)])
     if name and found is None:
         raise ValueError(
             f"check: target must name something defined in {path}, got {name!r} "
@@ -159,15 +165,28 @@ def _source(code: object) -> str:
 
 
 def _defined(module: types.ModuleType) -> dict[str, object]:
-    """The functions and classes of a file that can be called, without its imports."""
-    return {
+    """The functions and classes of a file that can be called; where it has none, those
+    that it imports from other files of its author."""
+    found = {
         name: value
         for name, value in vars(module).items()
-        if getattr(value, "__module__", None) == module.__name__
-        and (inspect.isclass(value) or _is_function(value))
+        if (inspect.isclass(value) or _is_function(value))
         and (not inspect.isclass(value) or _method(value) is not None)
         and not name.startswith("test")
     }
+    own = {
+        name: value
+        for name, value in found.items()
+        if getattr(value, "__module__", None) == module.__name__
+    }
+    return own or {n: v for n, v in found.items() if not _is_of_library(v)}
+
+
+def _is_of_library(value: object) -> bool:
+    try:
+        return is_library(inspect.getsourcefile(inspect.unwrap(value)) or "")
+    except (OSError, TypeError):  # it is written in C
+        return True
 
 
 def _candidates(module: types.ModuleType) -> list[str]:
