@@ -193,7 +193,7 @@ def test_what_a_file_imports_from_its_neighbour_is_found(tmp_path):
     assert multihead.check(f"{file}:attention").passed
 
 
-@pytest.mark.parametrize("name", ["", ":attention"])
+@pytest.mark.parametrize("name", ["", ":attention", ":another"])
 def test_a_target_of_an_absent_package_is_said_to_be_one(tmp_path, name):
     file = tmp_path / "exercise.py"
     file.write_text("from nowhere_at_all.x import attention\n")

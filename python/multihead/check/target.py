@@ -72,10 +72,9 @@ def load(target: object, guard: Guard) -> Subject:
         candidates = [] if name else _candidates(module)
         if not candidates:
             raise Unreachable(outcome.findings)
-    absent = [v for v in vars(module).values() if isinstance(v, Absent)]
-    if isinstance(found, Absent) or (absent and not name and not _candidates(module)):
-        error = missing(found or absent[0])
-        raise Unreachable([finding_of(error, guard.time_limit)])
+    absent = [v for v in (found, *vars(module).values()) if isinstance(v, Absent)]
+    if absent and (found is absent[0] or found is None and not _defined(module)):
+        raise Unreachable([finding_of(missing(absent[0]), guard.time_limit)])
     if name and found is None:
         raise ValueError(
             f"check: target must name something defined in {path}, got {name!r} "
