@@ -65,7 +65,7 @@ def load(target: object, guard: Guard) -> Subject:
         return describe(target)
     path, name = _path_and_name(str(target))
     if not path.is_file():
-        raise FileNotFoundError(f"check: target must name a file, got {target!r}")
+        raise FileNotFoundError(f"check: target must name a file, got {str(target)!r}")
     module, outcome = run_file(path, guard)
     found = vars(module).get(name) if name else None
     if found is None and outcome.error is not None:
