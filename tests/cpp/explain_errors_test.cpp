@@ -250,6 +250,14 @@ TEST(ExplainErrors, HeadsAreCounted) {
                 {{"explain: num_heads must be among the facts where there are "
                   "weights, got none",
                   {}}});
+  // A layer of which only a bias is known.
+  expect_errors({{"x", ones({kB, kLq, kE})},
+                 {"out", ones({kB, kLq, kE})},
+                 {"b_q", ones({kE})}},
+                {{"num_heads", "5"}},
+                {{"explain: num_heads must divide the 12 features of the "
+                  "queries, got 5",
+                  {}}});
   for (const char* text : {"", "0", "-3", "3.0", " 3", "8\n", "three", "65537",
                            "9223372036854775807", "99999999999999999999"}) {
     const std::string got = std::string(", got \"") + text + "\"";
