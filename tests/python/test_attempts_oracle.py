@@ -17,6 +17,30 @@ HIDDEN_IN_EVALUATION = {
     "dropout_keeps_what_it_should_drop",
 }
 HIDDEN = {*HIDDEN_IN_EVALUATION, "gradient_detached"}
+# Whose matrix projects queries, keys and values, and of whose input.
+EXCHANGED = {
+    "query_key_swapped": ("kqv", "qkv"),
+    "query_value_swapped": ("vkq", "qkv"),
+    "key_value_swapped": ("qvk", "qkv"),
+    "query_weight_for_keys": ("qqv", "qkv"),
+    "query_weight_for_values": ("qkq", "qkv"),
+    "key_weight_for_queries": ("kkv", "qkv"),
+    "key_weight_for_values": ("qkk", "qkv"),
+    "value_weight_for_keys": ("qvv", "qkv"),
+    "value_weight_for_queries": ("vkv", "qkv"),
+    "key_from_value": ("qkv", "qvv"),
+    "value_from_key": ("qkv", "qkk"),
+    "value_from_query": ("qkv", "qkq"),
+    "query_from_key": ("qkv", "kkv"),
+    "inputs_swapped": ("qkv", "qvk"),
+    "keys_are_queries": ("qqv", "qqv"),
+    "keys_are_values": ("qvv", "qvv"),
+    "keys_and_values_exchanged": ("qvk", "qvk"),
+    "queries_are_keys": ("kkv", "kkv"),
+    "queries_and_keys_exchanged": ("kqv", "kqv"),
+    "values_are_keys": ("qkk", "qkk"),
+    "values_are_queries": ("qkq", "qkq"),
+}
 OF_MASKS = ("mask_", "causal_", "padding_", "returned_weights_unmasked")
 RIGHT = table.RIGHT
 WRONG = table.WRONG + table_inputs.WRONG
@@ -50,6 +74,16 @@ def test_wrong_ones_agree_in_no_convention(attempt):
     found = oracle.verdicts(attempt)
     assert found
     assert not set.intersection(*found.values())
+
+
+@pytest.mark.parametrize(
+    "attempt", [a for a in WRONG if EXCHANGED.keys() & set(a.causes)], ids=str
+)
+def test_exchanged_ones_agree_when_the_loops_exchange_the_same(attempt):
+    for cause in EXCHANGED.keys() & set(attempt.causes):
+        matrices, sources = EXCHANGED[cause]
+        found = oracle.verdicts(attempt, matrices=matrices, sources=sources)
+        assert set.intersection(*found.values())
 
 
 @pytest.mark.parametrize("attempt", MASKED, ids=str)

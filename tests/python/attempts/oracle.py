@@ -68,6 +68,8 @@ class Run:
     weights: dict[str, list[Tensor]]
     out: Tensor
     returned: Tensor | None
+    matrices: str = "qkv"  # whose projects queries, keys and values
+    sources: str = "qkv"  # and of whose input
 
 
 def parameters(target) -> dict[str, str | None]:
@@ -214,12 +216,13 @@ def expected(run: Run, dims: dict[str, int], convention: Convention):
     w = weights.separate(run.weights, dims["H"], convention.by_head)
     query = run.inputs["query"]
     key = run.inputs.get("key", query)
-    q, k, v = query, key, run.inputs.get("value", key)
+    given = {"q": query, "k": key, "v": run.inputs.get("value", key)}
+    q, k, v = (given[source] for source in run.sources)
     if w:
         if convention.sequence_first:
             q, k, v = (t.transpose(0, 1) for t in (q, k, v))
         q, k, v = (
-            project(t, w, role, dims) for t, role in ((q, "q"), (k, "k"), (v, "v"))
+            project(t, w, role, dims) for t, role in zip((q, k, v), run.matrices)
         )
     q, k, v = (
         t.reshape(-1, *t.shape[-3:]) if t.dim() > 2 else t[None, None]
@@ -278,8 +281,11 @@ def agrees(run: Run, dims: dict, convention: Convention, precision: float) -> bo
     )
 
 
-def verdicts(attempt: Attempt) -> dict[str, set[Convention]]:
-    """For each kind of call that did not raise, the conventions that agree."""
+def verdicts(attempt: Attempt, **exchanged: str) -> dict[str, set[Convention]]:
+    """For each kind of call that did not raise, the conventions that agree.
+
+    exchanged: the matrices and sources of a Run.
+    """
     torch.manual_seed(7)
     precision = 1e-5 if attempt.name in ROUNDED else 1e-9
     found = {}
@@ -289,6 +295,7 @@ def verdicts(attempt: Attempt) -> dict[str, set[Convention]]:
         given = inputs(attempt, target, dims, kind)
         run = None if given is None else call(attempt, target, given)
         if run is not None:
+            run = dataclasses.replace(run, **exchanged)
             choices = conventions(attempt)
             found[kind] = {c for c in choices if agrees(run, dims, c, precision)}
     return found
