@@ -80,8 +80,17 @@ Error error(double difference, double allowed) {
   return {difference, difference == 0 ? 0 : difference / allowed};
 }
 
+// Scores that a mask has blocked are −inf, or anything very small.
+Tensor with_infinity(const Tensor& scores, const Stages& stages) {
+  const double least = -100 - largest_finite(stages.scores);
+  return scores.masked_fill(scores.lt(least), -kInfinity);
+}
+
 Error returned_error(const Run& run, const Recipe& recipe, const Stages& stages,
                      at::ScalarType precision) {
+  const Tensor got = recipe.returned == Returned::kScores
+                         ? with_infinity(run.returned, stages)
+                         : run.returned;
   const Tensor expected = returned_weights(run, recipe, stages);
   if (!expected.defined()) return {};
   Tensor blind_rows;
@@ -90,9 +99,9 @@ Error returned_error(const Run& run, const Recipe& recipe, const Stages& stages,
     if (run.returned.numel() != stages.weights.numel()) seen = seen.all(1);
     blind_rows = seen.reshape(expected.sizes().slice(0, expected.dim() - 1));
   }
-  const double allowed = rounding_allowed(
-      precision, stages, largest_finite(run.returned, blind_rows));
-  double difference = largest_difference(run.returned, expected, blind_rows);
+  const double allowed =
+      rounding_allowed(precision, stages, largest_finite(got, blind_rows));
+  double difference = largest_difference(got, expected, blind_rows);
   // In training both are usual: the weights before dropout, and after.
   if (difference > allowed && run.training &&
       recipe.returned == Returned::kWeights) {
@@ -288,12 +297,10 @@ Tensor returned_weights(const Run& run, const Recipe& recipe,
                  : in_shape_of(stages.dropped, like, /*sum=*/false);
     }
     case Returned::kScores: {
-      Tensor masked = in_shape_of(stages.masked_scores, like, false);
+      const Tensor masked =
+          in_shape_of(with_infinity(stages.masked_scores, stages), like, false);
       if (!masked.defined()) return {};
-      // Blocked scores may be any number that no key survives.
-      const Tensor blocked = masked.eq(-kInfinity).logical_and(like.lt(-1e3));
-      masked = at::where(blocked, like, masked);
-      return largest_difference(like, masked) <
+      return largest_difference(with_infinity(like, stages), masked) <
                      1e-3 * largest_finite(stages.scores)
                  ? masked
                  : in_shape_of(stages.scores, like, false);
