@@ -25,6 +25,7 @@ PLAIN = [
         "Args:\n    q: 1 is blocked\n    mask (Tensor): of\n        bools; True: hides",
         "blocked",
     ),
+    ("mask: True values are positions excluded from attention", "blocked"),
     ("mask : (B, L) bool tensor\n    True = visible", "keep"),
 ]
 NEGATED = [
@@ -35,6 +36,12 @@ NEGATED = [
     ("mask is 1 if the token isn't padding, 0 otherwise", "keep"),
     ("mask: 1 is never ignored, 0 always", "keep"),
     ("mask: True = unmasked", "keep"),
+    ("mask: 1 for tokens that are **not masked**, 0 for those **masked**", "keep"),
+    (
+        "mask: a ``True`` value indicates a key that is not allowed to be seen",
+        "blocked",
+    ),
+    ("mask: True values are positions that should NOT be attended", "blocked"),
 ]
 SILENT = [
     "a mask",
@@ -86,6 +93,7 @@ def test_comments_speak_too(tmp_path, line, is_plain):
         ("mask", "mask is added to the scores", True),
         ("mask", "mask: 0 = seen, -inf = blocked", False),
         ("mask", "Additive biases", False),
+        ("mask", "The mask is not added to the scores", False),
     ],
 )
 def test_a_mask_is_added_only_where_words_say_so(tmp_path, name, text, is_added):

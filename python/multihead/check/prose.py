@@ -12,7 +12,7 @@ _VALUE = re.compile(
 )
 # What joins a value and its meaning: "True (1) = ", "1 marks ", "0 -> ".
 _IS = re.compile(
-    r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*\s*"
+    r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*(?:\s*values?\b)?\s*"
     r"(?:[=-]+>|=+|:|→|(?:means?|is|are|will|marks?|indicates?|stands for|for|to|iff?|"
     r"where(?:ver)?|at|when|lets)\b)"
 )
@@ -21,9 +21,10 @@ _BLOCKS = (
     r"hidden(?! (?:state|size|dim))|forbid|exclud|prevent|stop|suppress|"
     r"drop(?:s|ped)?\b|-\s?inf|-\s?1e\d|-10[_,]?000"
 )
+_TOKENS = r"(?:(?<=for )|(?<=is )|(?<== )|(?<=: ))tokens?\b(?! (?:to|that|which)\b)"
 _SEES = (
-    r"attend|keep|kept|visible|allow|seen?\b|sees\b|look|valid|real\b|participat|"
-    r"take part|includ|(?:(?<=for )|(?<=is )|(?<== )|(?<=: ))tokens?\b(?! to\b)"
+    r"allow\w* to (?:be )?\w+|attend|keep|kept|visible|allow|seen?\b|sees\b|look|valid|"
+    rf"real\b|participat|take part|includ|{_TOKENS}"
 )
 _MEANING = re.compile(
     r"(?<!\w)(?P<turned>un|non[- ]?|in|dis)?"
@@ -31,7 +32,9 @@ _MEANING = re.compile(
 )
 _NOT = re.compile(r"\b(?:not?|never|cannot|without|neither|nor)\b|n't\b")
 # Sentences that turn round what they say, or speak of another mask than comes in.
-_INTRICATE = re.compile(r"\b(?:unless|except|from|opposite|invert\w*|negat\w*)\b")
+_INTRICATE = re.compile(
+    r"\b(?:unless|except|opposite|invert\w*|negat\w*|ke(?:eps?|pt)\b.*\bfrom)\b"
+)
 _ADDED = re.compile(
     r"\badditive\b|\badded to (?:the )?(?:\w+ )?(?:attention )?(?:scores|logits)"
 )
@@ -56,7 +59,8 @@ def polarity(sentence: str) -> tuple[str | None, bool]:
 
 def is_added(sentence: str) -> bool:
     """Whether a sentence says that a mask is added to the scores."""
-    return _ADDED.search(sentence.lower()) is not None
+    text = sentence.lower()
+    return _ADDED.search(text) is not None and not _NOT.search(text)
 
 
 def _clauses(text: str) -> Iterator[tuple[bool, int, int]]:
