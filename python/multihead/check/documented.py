@@ -126,7 +126,7 @@ def _said(sentences: Iterable[tuple[str, bool]]) -> Said | None:
     for sentence, may_be_plain in sentences:
         meaning, is_plain = polarity(sentence)
         if meaning:
-            quote = " ".join(sentence.split()).strip("#*` ")
+            quote = " ".join(sentence.split()).strip("#*`. ")
             found.append(Said(meaning, quote, is_plain and may_be_plain))
     if len({said.meaning for said in found}) != 1:
         return None
