@@ -284,8 +284,12 @@ void read_dropout(const Observation& from, Run& run) {
     if (!name.starts_with("dropout_keep")) continue;
     const Tensor kept = numbers(tensor, name.c_str());
     const int64_t count = kept.numel();
-    if (count == of_a_head * n.heads && !run.kept_weights.defined()) {
-      run.kept_weights = kept.reshape({n.batch, n.heads, n.queries, n.keys});
+    // Code that takes keys from the queries has as many.
+    const bool of_queries = n.queries != n.value_width &&
+                            count * n.keys == of_a_head * n.heads * n.queries;
+    const bool of_weights = count == of_a_head * n.heads || of_queries;
+    if (of_weights && !run.kept_weights.defined()) {
+      run.kept_weights = kept.reshape({n.batch, n.heads, n.queries, -1});
     } else if (kept.dim() == 4 && run.has_weights &&
                count == of_a_head / n.keys * n.heads * n.value_width) {
       run.kept_context =

@@ -233,7 +233,8 @@ def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
                     next(i for i, s in enumerate(shape) if s == size and i not in order)
                 )
             return kept.permute(order)
-    if shape[1:-1] == [heads, sizes.queries]:
+    of_queries = shape[-1] == sizes.queries  # keys that are taken from the queries
+    if shape[1:-1] == [heads, sizes.queries] and not of_queries:
         return kept.transpose(1, 2).flatten(2)
     return kept
 

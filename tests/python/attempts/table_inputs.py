@@ -7,6 +7,7 @@ WRONG = [
     *attempts(
         "wrong_inputs",
         """KeysFromTheQuery: key_from_query
+        NothingFromTheContext: key_from_query
         OnlyKeysFromTheQuery: key_from_query
         ValuesFromTheKey: value_from_key
         WeightsTimesKeys: values_are_keys

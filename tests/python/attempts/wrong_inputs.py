@@ -44,6 +44,20 @@ class KeysFromTheQuery(_Layers):
         return self.out(self.concat(self.attend(q, k, v, None)))
 
 
+class NothingFromTheContext(_Layers):
+    """The same with dropout, whose draws are as many as the queries."""
+
+    def __init__(self, d_model, num_heads, dropout=0.1):
+        super().__init__(d_model, num_heads)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, query, key, value):
+        layers = (self.q_linear, self.k_linear, self.v_linear)
+        q, k, v = (self.split(layer(query)) for layer in layers)
+        weights = F.softmax(q @ k.transpose(-2, -1) / math.sqrt(self.d_k), dim=-1)
+        return self.out(self.concat(self.dropout(weights) @ v))
+
+
 class OnlyKeysFromTheQuery(_Layers):
     def forward(self, q, k, v):
         v = self.split(self.v_linear(v))
