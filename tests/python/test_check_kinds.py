@@ -43,12 +43,19 @@ def scripted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = F
     return scores.softmax(-1) @ v
 
 
+class Attend(torch.nn.Module):
+    def forward(self, q, k, v):
+        return (q @ k.transpose(-2, -1) / q.size(-1) ** 0.5).softmax(-1) @ v
+
+
 @torch.vmap
 def over_the_batch(q, k, v):
     return (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("target", [scripted, over_the_batch])
+@pytest.mark.parametrize(
+    "target", [scripted, torch.jit.script(Attend()), over_the_batch]
+)
 def test_functions_that_are_no_plain_ones(target):
     report = multihead.check(target)
     assert report.passed, str(report)

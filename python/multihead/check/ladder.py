@@ -123,8 +123,8 @@ class Ladder:
             found = [self._with_heads(s, options.num_heads) for s in found]
         if options.num_kv_heads:
             found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
-        fitting = [apart(s) for s in found if s.embed % s.heads == 0]
-        return list(dict.fromkeys(fitting or found))
+        fitting = [s for s in found if s.embed % s.heads == 0]
+        return list(dict.fromkeys(map(apart, fitting or found)))
 
     def _width_of_class(self) -> int | None:
         """The width that a class has which is not told it; None if it is."""

@@ -94,8 +94,9 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
     unknown = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "qkv"
     ]
-    if isinstance(subject.entry, torch.jit.ScriptFunction):
-        return [_scripted(argument) for argument in subject.entry.schema.arguments]
+    if isinstance(subject.entry, (torch.jit.ScriptFunction, torch.ScriptMethod)):
+        arguments = subject.entry.schema.arguments
+        return [_scripted(a) for a in arguments if a.name != "self"]
     try:
         found = list(inspect.signature(subject.entry).parameters.values())
     except ValueError:  # a function written in C

@@ -21,6 +21,7 @@ RIGHT = [
         wrapper
         GeneralForm
         general
+        general_of_three_heads
         general_of_wide_values""",
     ),
     *attempts(

@@ -162,8 +162,7 @@ class GeneralForm(nn.Module):
         v_heads = self.split(self.w_vs(v), self.d_v)
         scores = self.scaled(q_heads @ k_heads.transpose(2, 3))
         if mask is not None:
-            mask = mask.unsqueeze(1) if mask.dim() == 3 else mask
-            scores = scores.masked_fill(mask == 0, -1e9)
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
         weights = self.dropout(scores.softmax(-1))
         context = self.merge(weights @ v_heads)
         out = self.fc(context.contiguous().view(q.size(0), q.size(1), -1))
@@ -191,6 +190,7 @@ class GeneralViewedStraight(GeneralForm):
 
 
 general = GeneralForm(4, 32, d_k=8, d_v=6)
+general_of_three_heads = GeneralForm(3, 20, d_k=8, d_v=6)
 general_of_wide_values = GeneralForm(2, 20, d_k=5, d_v=8)
 general_unscaled = GeneralUnscaled(4, 32, d_k=8, d_v=6)
 general_scaled_by_values = GeneralScaledByValues(4, 32, d_k=8, d_v=6)
