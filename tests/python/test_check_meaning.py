@@ -272,3 +272,14 @@ class Adds(Inverts):
 def test_names_of_pytorchs_masks_mean_what_pytorch_means():
     assert multihead.check(Inverts).cause == "mask_inverted"
     assert multihead.check(Adds).cause == "mask_added"
+
+
+def test_padding_may_be_all_of_a_name():
+    def attend(q, k, v, padding=None):
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if padding is not None:
+            scores = scores.masked_fill(~padding[:, None, None], -torch.inf)
+        return scores.softmax(-1) @ v
+
+    assert multihead.check(attend).cause == "padding_inverted"
+    assert multihead.check(attend, mask="keep").passed

@@ -30,7 +30,7 @@ _CALL = {
         "encattnmask"
     ),
     "padding": (
-        "keypaddingmask paddingmask padmask srckeypaddingmask keymask "
+        "keypaddingmask paddingmask padding padmask srckeypaddingmask keymask "
         "memorykeypaddingmask kpm keyvalidmask"
     ),
     "lengths": "validlens validlen lengths seqlens keylengths lens validlengths",

@@ -170,6 +170,7 @@ _KINDS = {
     **dict.fromkeys(("is_causal", "training"), (int, type(None))),
     **dict.fromkeys(("need_weights", "average_weights"), (int, type(None))),
     "scale": _NUMBER,
+    "padding": type(None),
     "dropout": (*_NUMBER, nn.Dropout),
 }
 
