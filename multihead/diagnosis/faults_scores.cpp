@@ -100,12 +100,10 @@ const std::vector<Fault> kScores = {
       {[](Recipe& r) { r.scale = Scale::kKeys; }, "It is Lk = {Lk}."}}},
     {"scale_by_heads",
      kScoresStage,
-     "The scores are scaled by the number of heads, not by the head width.",
+     "The scores are divided by the square root of the number of heads, "
+     "sqrt({H}).",
      kScoresRemedy,
-     {{[](Recipe& r) { r.scale = Scale::kRootOfHeads; },
-       "They are divided by sqrt(H) = sqrt({H})."},
-      {[](Recipe& r) { r.scale = Scale::kHeads; },
-       "They are divided by H = {H}."}}},
+     {{[](Recipe& r) { r.scale = Scale::kRootOfHeads; }}}},
     {"scale_by_group_count",
      kScoresStage,
      "The number of groups enters the scale of the scores.",
@@ -136,8 +134,8 @@ const std::vector<Fault> kScores = {
      {{[](Recipe& r) { r.scale = Scale::kAfterSoftmax; }}}},
     {"scale_of_another_number",
      kScoresStage,
-     "The scores are scaled by a number that is not 1/sqrt({D}), and none that "
-     "the sizes explain.",
+     "The scores are scaled by another number than 1/sqrt({D}): a constant, "
+     "perhaps, that fits other sizes.",
      kScoresRemedy,
      {{[](Recipe& r) { r.scale = Scale::kOther; }}}},
 };

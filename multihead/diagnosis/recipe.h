@@ -43,7 +43,6 @@ enum class Scale {
   kKeys,
   kRootOfQueries,
   kRootOfHeads,
-  kHeads,
   kRootOfGroups,
   kRootOfGroupWidth,  ///< E / G
   kRootOfOneHead,     ///< of the head width, where heads are not split

@@ -15,12 +15,11 @@ namespace {
 using at::Tensor;
 
 constexpr Scale kNamed[] = {
-    Scale::kRootOfWidth,     Scale::kNone,       Scale::kRootOfEmbedding,
-    Scale::kEmbedding,       Scale::kWidth,      Scale::kTwice,
-    Scale::kRootOfKeys,      Scale::kKeys,       Scale::kRootOfQueries,
-    Scale::kRootOfHeads,     Scale::kHeads,      Scale::kFourthRoot,
-    Scale::kWidthSquared,    Scale::kMultiplied, Scale::kRootOfAllHeads,
-    Scale::kRootOfValueWidth};
+    Scale::kRootOfWidth, Scale::kNone,           Scale::kRootOfEmbedding,
+    Scale::kEmbedding,   Scale::kWidth,          Scale::kTwice,
+    Scale::kRootOfKeys,  Scale::kKeys,           Scale::kRootOfQueries,
+    Scale::kRootOfHeads, Scale::kFourthRoot,     Scale::kWidthSquared,
+    Scale::kMultiplied,  Scale::kRootOfAllHeads, Scale::kRootOfValueWidth};
 
 double root(int64_t size) { return 1.0 / std::sqrt(static_cast<double>(size)); }
 
@@ -88,8 +87,6 @@ double scale_of(const Run& run, Scale choice, const Tensor& query,
       return root(query.size(2));
     case Scale::kRootOfHeads:
       return root(run.sizes.heads);
-    case Scale::kHeads:
-      return root(run.sizes.heads) * root(run.sizes.heads);
     case Scale::kRootOfGroups:
       need(run.sizes.kv_heads != run.sizes.heads);
       return root(run.sizes.kv_heads);

@@ -28,9 +28,9 @@ struct Explanation {
 struct SearchResult {
   /// All explanations with the fewest faults, at most two, and among them the
   /// fewest conventions. Empty: nothing in the catalogue gives what came out.
-  std::vector<Explanation> explanations;
+  std::vector<Explanation> explanations = {};
   /// Where there is none: the conventions under which attention comes nearest.
-  std::vector<const Convention*> nearest;
+  std::vector<const Convention*> nearest = {};
   bool cut_short = false;  ///< it would have taken too long
 };
 

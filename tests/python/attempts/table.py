@@ -203,7 +203,7 @@ WRONG = [
         FourthRootOfTheQueriesAlone: scale_wrong_power
         squared_for_rooted: scale_wrong_power
         WeightsDividedByTheRoot: scale_after_softmax
-        divided_by_eight: scale_of_another_number | scale_by_heads
+        divided_by_eight: scale_of_another_number
         Temperature: scale_of_another_number""",
     ),
     *attempts(
