@@ -60,7 +60,9 @@ TEST_P(Weights, OfHiddenKeysAreZeroThoughTheRowIsNotANumber) {
     const Tensor w = weights(kernels, c, forward(kernels, c).logsumexp);
     for (int64_t j = 0; j < 20; ++j) {
       EXPECT_EQ(std::isnan(w.get({0, 0, 3, j})), j <= 3) << "key " << j;
-      if (j > 3) EXPECT_EQ(w.get({0, 0, 3, j}), 0);
+      if (j > 3) {
+        EXPECT_EQ(w.get({0, 0, 3, j}), 0);
+      }
     }
   }
 }
