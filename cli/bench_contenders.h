@@ -63,6 +63,11 @@ double linear_flop(double rows, double weights, Pass pass);
 /// wherever they leave their fused path.
 naive::Precision precision_of(Who who, at::ScalarType dtype);
 
+/// out (B, H, Lq, Dv) of as many draws of dropout, one after another, as make
+/// some thousand rows. ones: inputs whose values are 1.
+at::Tensor sums_of_draws(const AttentionForm& form,
+                         const AttentionInputs& ones);
+
 /// Why the rows' sums of weights after dropout are not 1 on average, or were
 /// not dropped at all; empty: they are, within six standard errors.
 std::string implausible_dropout(const at::Tensor& sums);

@@ -51,7 +51,7 @@ std::string dropout_fault(const AttentionForm& form, const Task& task,
   AttentionInputs ones = task.inputs;
   ones.value = leaf(at::ones_like(ones.value));
   const Outputs sums = step(form, ones, at::ones_like(task.dout));
-  const std::string reason = implausible_dropout(sums[0].detach());
+  const std::string reason = implausible_dropout(sums_of_draws(form, ones));
   if (!reason.empty()) return reason;
   const double unit =
       (p.forward + p.backward_value) * p.unit(task.reference.lambda);

@@ -346,7 +346,7 @@ TEST(Bench, ContendersAreRightAndAPlantedErrorIsFound) {
       EXPECT_EQ(was_made_by("FusedAttention", timed[0].grad_fn().get()),
                 test.pass != Pass::kForward && contender.who == Who::kOurs);
       if (contender.dropout_fault) {
-        EXPECT_EQ(contender.dropout_fault(), "");
+        EXPECT_EQ(contender.dropout_fault(), "") << name(contender.who);
       }
     }
   }
