@@ -45,14 +45,18 @@ double left_by(const Explanation& explanation, std::span<const Run> runs) {
 void put_closest_first(std::span<const Run> runs,
                        std::vector<Explanation>& found) {
   if (found.size() < 2) return;
+  std::vector<std::pair<double, Explanation>> measured;
   double least = std::numeric_limits<double>::infinity();
-  for (const Explanation& one : found) {
-    least = std::min(least, left_by(one, runs));
+  for (Explanation& one : found) {
+    measured.emplace_back(left_by(one, runs), std::move(one));
+    least = std::min(least, measured.back().first);
   }
   const double near = 4 * std::max(least, 1e-12);
-  std::stable_partition(
-      found.begin(), found.end(),
-      [&](const Explanation& one) { return left_by(one, runs) <= near; });
+  std::stable_partition(measured.begin(), measured.end(),
+                        [&](const auto& one) { return one.first <= near; });
+  for (size_t i = 0; i < found.size(); ++i) {
+    found[i] = std::move(measured[i].second);
+  }
 }
 
 }  // namespace

@@ -75,10 +75,7 @@ class Search {
         const Recipe start = with(conventions);
         const size_t failing = first_failure(start);
         if (failing == runs_.size()) {
-          const bool told =
-              std::any_of(runs_.begin(), runs_.end(),
-                          [&](const Run& run) { return tells(run, start); });
-          if (count == 0 && told)
+          if (count == 0 && any_tells(start))
             found.push_back({conventions, {}, start, in_float_});
           continue;
         }
@@ -177,6 +174,11 @@ class Search {
   static bool tells(const Run& run, const Recipe& recipe) {
     const std::optional<Stages> stages = run_recipe(run, recipe);
     return stages && !sees_nothing(*stages);
+  }
+
+  bool any_tells(const Recipe& recipe) const {
+    return std::any_of(runs_.begin(), runs_.end(),
+                       [&](const Run& run) { return tells(run, recipe); });
   }
 
   // Within rounding is not enough where rounding is about all there is.
