@@ -7,6 +7,7 @@
 #include "multihead/explain.h"
 #include "multihead/functional.h"
 #include "multihead/modules.h"
+#include "multihead/report.h"
 #include "multihead/safetensors.h"
 #include "multihead/textbook.h"
 #include "multihead/version.h"

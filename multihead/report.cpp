@@ -31,4 +31,8 @@ std::string render_report(const std::string& json, ReportFormat format,
   }
 }
 
+std::string to_text(const Verdict& verdict, int width) {
+  return render_report(to_json(verdict), ReportFormat::kText, width);
+}
+
 }  // namespace multihead

@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "multihead/explain.h"
+
 namespace [[gnu::visibility("default")]] multihead {
 
 enum class ReportFormat {
@@ -31,5 +33,9 @@ ReportFormat report_format_from_name(std::string_view name);
 /// c10::ValueError where `json` is none, or lacks a verdict.
 std::string render_report(const std::string& json, ReportFormat format,
                           int width = 80);
+
+/// A verdict as plain text: what render_report makes of its to_json. For the
+/// other formats: render_report(to_json(verdict), ReportFormat::kHtml).
+std::string to_text(const Verdict& verdict, int width = 80);
 
 }  // namespace multihead

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "multihead/diagnosis/pytorch_result.h"
+#include "multihead/multihead.h"
 #include "tests/cpp/observations.h"
 
 namespace multihead {
@@ -24,6 +25,17 @@ TEST(Explain, AttentionIsRight) {
   }
   EXPECT_EQ(explain(results(calls(make_uneven_layer()), Recipe{})).judgement,
             Judgement::kRounding);
+}
+
+// What render_report makes of it; multihead.h alone declares both.
+TEST(Explain, AVerdictIsText) {
+  at::manual_seed(1);
+  const Verdict verdict =
+      explain(results(calls(make_layer(kHeads)), Recipe{.transposed = {true}}));
+  const std::string text = to_text(verdict);
+  EXPECT_TRUE(text.starts_with("✗ This attention has one fault")) << text;
+  EXPECT_EQ(text, render_report(to_json(verdict), ReportFormat::kText));
+  EXPECT_NE(to_text(verdict, /*width=*/120), text);
 }
 
 // However large the numbers are, and of whatever type.
