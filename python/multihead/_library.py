@@ -23,4 +23,4 @@ def load() -> None:
     # Beside _built, not beside this file: an editable installation keeps the
     # sources where they are and what was built in site-packages.
     library = pathlib.Path(_built.__file__).with_name("libmultihead.so")
-    torch.ops.load_library(library)
+    torch.ops.load_library(library)  # type: ignore[no-untyped-call]

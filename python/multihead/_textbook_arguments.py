@@ -2,14 +2,17 @@
 """Arguments of the textbook forms: where weights come from, and what must hold.
 
 Kept apart from textbook.py, which is about attention. `name` is the form that asks;
-errors are ValueError and read "<name>: <argument> must <condition>, got <value>".
+errors are ValueError, or TypeError for another type, and read "<name>: <argument> must <condition>, got <value>".
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from ._call import check_int, check_type
 
 Weights = nn.Module | Mapping[str, Tensor] | Sequence[Tensor]
 
@@ -27,10 +30,10 @@ class Projection(NamedTuple):
 class AttentionWeights(NamedTuple):
     """The four learned maps of an attention layer."""
 
-    query: Projection  # (E, E)
-    key: Projection  # (G·d, E)
-    value: Projection  # (G·d, E)
-    output: Projection  # (E, E)
+    query: Projection | nn.Linear  # (E, E)
+    key: Projection | nn.Linear  # (G·d, E)
+    value: Projection | nn.Linear  # (G·d, E)
+    output: Projection | nn.Linear  # (E, E)
 
 
 # --- Weights: read from elsewhere, or drawn ------------------------------------------
@@ -47,12 +50,16 @@ def read_weights(
     if isinstance(weights, Mapping):
         layer = _from_names(name, weights)
     else:
+        words = "a module, a dictionary or four matrices"
+        check_type(name, "weights", weights, Sequence, words)
         condition = "weights must be the query, key, value and output matrix"
         _require(len(weights) == 4, name, condition, f"{len(weights)} of them")
         layer = AttentionWeights(*map(Projection, weights))
     width, kv_width = widths
     rows = (width, kv_width, kv_width, width)
-    for role, size, (weight, bias) in zip(layer._fields, rows, layer, strict=True):
+    for role, size, by in zip(layer._fields, rows, layer, strict=True):
+        weight, bias = by.weight, by.bias
+        check_type(name, f"weights of the {role}", weight, Tensor, "a tensor")
         condition = f"weights must have the {role} matrix of shape {(size, width)}"
         _require(weight.shape == (size, width), name, condition, tuple(weight.shape))
         condition = f"weights must have the {role} bias of shape {(size,)}"
@@ -66,23 +73,23 @@ def _from_names(name: str, tensors: Mapping[str, Tensor]) -> AttentionWeights:
     names = sorted(tensors)
     extra = {"bias_k", "bias_v"} & tensors.keys()
     _require(not extra, name, "weights must be without bias_k and bias_v", names)
-    if "in_proj_weight" in tensors:
-        maps = _unpack(tensors["in_proj_weight"], tensors.get("in_proj_bias"))
-    else:
-        maps = [_named(tensors, role) for role in ("q_proj", "k_proj", "v_proj")]
-    maps.append(_named(tensors, "out_proj"))
+    packed = "in_proj_weight" in tensors
+    separate = ("out_proj",) if packed else ("q_proj", "k_proj", "v_proj", "out_proj")
     condition = (
         "weights must have in_proj_weight, or q_proj.weight, k_proj.weight and "
         "v_proj.weight, and out_proj.weight"
     )
-    _require(all(each.weight is not None for each in maps), name, condition, names)
+    found = all(f"{role}.weight" in tensors for role in separate)
+    _require(found, name, condition, names)
+    maps = [
+        Projection(tensors[f"{role}.weight"], tensors.get(f"{role}.bias"))
+        for role in separate
+    ]
+    if packed:
+        maps = _unpack(tensors["in_proj_weight"], tensors.get("in_proj_bias")) + maps
     condition = "weights must have biases for query, key and value, or for none of them"
     _require(len({each.bias is None for each in maps[:3]}) == 1, name, condition, names)
     return AttentionWeights(*maps)
-
-
-def _named(tensors: Mapping[str, Tensor], role: str) -> Projection:
-    return Projection(tensors.get(f"{role}.weight"), tensors.get(f"{role}.bias"))
 
 
 def _unpack(weight: Tensor, bias: Tensor | None) -> list[Projection]:
@@ -96,24 +103,30 @@ def draw_packed(width: int, like: Tensor) -> AttentionWeights:
     Xavier draws from ±√(6 / (rows + columns)), which keeps the variance of activations
     the same from layer to layer, forward and backward.
     """
-    options = {"dtype": like.dtype, "device": like.device}
-    output = nn.Linear(width, width, bias=False, **options).weight
-    packed = nn.Parameter(torch.empty(3 * width, width, **options))
+    output = _draw_output(width, like)
+    packed = _empty(3 * width, width, like)
     nn.init.xavier_uniform_(packed)
     return AttentionWeights(*map(Projection, (*packed.chunk(3), output)))
 
 
 def draw_separate(width: int, kv_width: int, like: Tensor) -> AttentionWeights:
     """Output, query, key, value, each on its own: key and value may be narrower."""
-    options = {"dtype": like.dtype, "device": like.device}
-    output = nn.Linear(width, width, bias=False, **options).weight
-    query, key, value = (
-        nn.Parameter(torch.empty(rows, width, **options))
-        for rows in (width, kv_width, kv_width)
-    )
-    for matrix in (query, key, value):
+    output = _draw_output(width, like)
+    inputs = [_empty(rows, width, like) for rows in (width, kv_width, kv_width)]
+    for matrix in inputs:
         nn.init.xavier_uniform_(matrix)
-    return AttentionWeights(*map(Projection, (query, key, value, output)))
+    return AttentionWeights(*map(Projection, (*inputs, output)))
+
+
+def _draw_output(width: int, like: Tensor) -> Tensor:
+    made = nn.Linear(width, width, bias=False, dtype=like.dtype, device=like.device)
+    return made.weight
+
+
+def _empty(rows: int, columns: int, like: Tensor) -> nn.Parameter:
+    return nn.Parameter(
+        torch.empty(rows, columns, dtype=like.dtype, device=like.device)
+    )
 
 
 # --- Checks --------------------------------------------------------------------------
@@ -126,6 +139,8 @@ def _require(holds: bool, name: str, condition: str, got: object) -> None:
 
 def check_heads(name: str, whole: str, size: int, part: str, count: int) -> None:
     """`size` features or heads must fall into `count` equal parts."""
+    check_int(name, whole, size)
+    check_int(name, part, count)
     _require(count > 0, name, f"{part} must be positive", count)
     condition = f"{whole} must be a positive multiple of {part}"
     divides = size > 0 and size % count == 0
@@ -133,6 +148,7 @@ def check_heads(name: str, whole: str, size: int, part: str, count: int) -> None
 
 
 def check_share(name: str, argument: str, share: float) -> None:
+    check_type(name, argument, share, Real, "a number")
     _require(0.0 <= share <= 1.0, name, f"{argument} must be from 0 to 1", share)
 
 
@@ -143,6 +159,8 @@ def check_inputs(
     names: tuple[str, str, str] = ("q", "k", "v"),
 ) -> None:
     """q (N, Lq, E), k and v (N, Lk, E)."""
+    for argument, x in zip(names, inputs, strict=True):
+        check_type(name, argument, x, Tensor, "a tensor")
     q, k, v = (tuple(x.shape) for x in inputs)
     for argument, shape in zip(names, (q, k, v), strict=True):
         condition = f"{argument} must have the shape (N, L, {width})"
@@ -158,6 +176,8 @@ def check_attention_inputs(
     name: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> None:
     """q (…, Lq, d), k (…, Lk, d), v (…, Lk, dv), mask broadcastable to (…, Lq, Lk)."""
+    for argument, x in (("q", q), ("k", k), ("v", v)):
+        check_type(name, argument, x, Tensor, "a tensor")
     queries, keys, values = tuple(q.shape), tuple(k.shape), tuple(v.shape)
     fits = len(queries) >= 2 and queries[-1] > 0
     _require(fits, name, "q must have the shape (…, Lq, d), d > 0", queries)
@@ -171,6 +191,7 @@ def check_attention_inputs(
     condition = "v must have the shape (…, Lk, dv) of k"
     _require(fits, name, condition, f"{values} (k.shape={keys})")
     if mask is not None:
+        check_type(name, "mask", mask, Tensor, "a tensor or None")
         _check_mask(name, mask, (*queries[:-1], keys[-2]))
 
 
@@ -185,8 +206,11 @@ def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
 def mask_per_head(name: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """The mask in a shape that broadcasts to (N, H, Lq, Lk); q, k (N, H, L, d)."""
     batch, heads, queries, _ = q.shape
+    check_type(name, "mask", mask, Tensor, "a tensor or None")
     if mask.dim() == 3:
         per_head = mask.size(0) == batch * heads
-        mask = mask.unflatten(0, (batch, heads)) if per_head else mask.unsqueeze(1)
+        mask = (
+            torch.unflatten(mask, 0, (batch, heads)) if per_head else mask.unsqueeze(1)
+        )
     _check_mask(name, mask, (batch, heads, queries, k.size(-2)))
     return mask

@@ -3,24 +3,31 @@
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
 
+from ._call import call
+
+if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
+    from typing_extensions import Unpack
+
+Backend = Literal["auto", "exact", "fused"]
+Alignment = Literal["top_left", "bottom_right"]
+
 _ops = torch.ops.multihead
-_backend: contextvars.ContextVar[str] = contextvars.ContextVar(
+_backend: contextvars.ContextVar[Backend] = contextvars.ContextVar(
     "multihead_backend", default="auto"
 )
 # The names of all blocks that are open, for torch.compile, which guards on
 # globals, not on context variables. A list, because threads leave in any order.
-_open_blocks: list[str] = []
-_ASSERTION = "AssertionError: "
+_open_blocks: list[Backend] = []
 
 
 @contextlib.contextmanager
-def backend(name: str) -> Iterator[None]:
+def backend(name: Backend) -> Iterator[None]:
     """Chooses the implementation inside a ``with`` block.
 
     "auto" (the default)
@@ -52,28 +59,66 @@ def backend(name: str) -> Iterator[None]:
             _backend.reset(token)
 
 
-def current_backend() -> str:
+def current_backend() -> Backend:
     """The name that the innermost ``backend`` block chose, else "auto"."""
     if torch.compiler.is_compiling():
         return _open_blocks[-1] if _open_blocks else "auto"
     return _backend.get()
 
 
-def call(operator: Callable, *args, **kwargs):
-    """Calls an operator and gives its errors the types that PyTorch's have.
+class Rules(TypedDict, total=False):
+    """What PyTorch's function lacks, for type checkers: the same in each overload."""
 
-    The library marks errors that torch.nn.MultiheadAttention raises as
-    AssertionError, a type that C++ operators cannot raise in Python.
-    """
-    try:
-        return operator(*args, **kwargs)
-    except RuntimeError as error:
-        message = str(error)
-        if not message.startswith(_ASSERTION):
-            raise
-        raise AssertionError(message.removeprefix(_ASSERTION)) from None
+    causal_alignment: Alignment
+    window: tuple[int, int] | list[int] | None
+    key_lengths: Tensor | None
+    softcap: float | None
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
 
 
+@overload
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **rules: "Unpack[Rules]",
+) -> Tensor: ...
+@overload
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    return_lse: Literal[True],
+    **rules: "Unpack[Rules]",
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    return_lse: bool,
+    **rules: "Unpack[Rules]",
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -84,8 +129,8 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    causal_alignment: str = "top_left",
-    window: tuple[int, int] | None = None,
+    causal_alignment: Alignment = "top_left",
+    window: tuple[int, int] | list[int] | None = None,
     key_lengths: Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
@@ -127,6 +172,7 @@ def scaled_dot_product_attention(
         PyTorch has returns what PyTorch returns.
 
     Raises:
+        TypeError: an argument of another type, such as a list for a tensor.
         ValueError: an argument outside its domain (window, key_lengths, scale,
             softcap, sinks, alibi_slopes, causal_alignment).
         RuntimeError: shapes, dtypes or devices that do not fit together.
@@ -170,8 +216,8 @@ def attention_summary(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    causal_alignment: str = "top_left",
-    window: tuple[int, int] | None = None,
+    causal_alignment: Alignment = "top_left",
+    window: tuple[int, int] | list[int] | None = None,
     key_lengths: Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
@@ -190,6 +236,7 @@ def attention_summary(
         -w · ln w over all keys. float32, float64 for float64.
 
     Raises:
+        TypeError: an argument of another type.
         ValueError: an argument outside its domain.
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
@@ -249,9 +296,10 @@ def multi_head_attention_forward(
     attn_mask means causal, which PyTorch's function refuses.
     Returns the output, shaped like query, and the weights (B, Lq, Lk), per head
     (B, H, Lq, Lk), or None without need_weights.
-    Raises AssertionError, ValueError and RuntimeError where PyTorch does.
+    Raises AssertionError, ValueError and RuntimeError where PyTorch does, and
+    TypeError for an argument of another type.
     """
-    return call(
+    result: tuple[Tensor, Tensor | None] = call(
         _ops.multi_head_attention_forward.default,
         query,
         key,
@@ -281,3 +329,4 @@ def multi_head_attention_forward(
         fast_path=False,
         backend=current_backend(),
     )
+    return result

@@ -7,9 +7,18 @@ from torch.nn import init
 from torch.nn.modules.activation import _is_make_fx_tracing
 from torch.overrides import has_torch_function
 
-from .functional import call, current_backend
+from ._call import call, check_int, check_type
+from .functional import current_backend
 
 _ops = torch.ops.multihead
+
+
+def _is_nested(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether one of them is. What is no tensor, the operator refuses by name."""
+    try:
+        return query.is_nested or key.is_nested or value.is_nested
+    except AttributeError:
+        return False
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -59,7 +68,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             AssertionError, RuntimeError, ValueError: where
                 torch.nn.MultiheadAttention raises them.
         """
-        if query.is_nested or key.is_nested or value.is_nested:
+        if _is_nested(query, key, value):
             return super().forward(
                 query,
                 key,
@@ -72,7 +81,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         out_proj = self.out_proj
         tensors = (query, key, value, self.in_proj_weight, self.in_proj_bias)
-        return call(
+        result: tuple[Tensor, Tensor | None] = call(
             _ops.multi_head_attention_forward.default,
             query,
             key,
@@ -102,9 +111,33 @@ class MultiheadAttention(nn.MultiheadAttention):
             batch_first=self.batch_first,
             fast_path=torch.backends.mha.get_fastpath_enabled()
             and not has_torch_function(tensors)
-            and not _is_make_fx_tracing(),
+            and not _is_make_fx_tracing(),  # type: ignore[no-untyped-call]
             backend=current_backend(),
         )
+        return result
+
+    def extra_repr(self) -> str:
+        return _options(
+            {"embed_dim": self.embed_dim, "num_heads": self.num_heads},
+            dropout=(self.dropout, 0.0),
+            bias=(self.in_proj_bias is not None, True),
+            add_bias_kv=(self.bias_k is not None, False),
+            add_zero_attn=(self.add_zero_attn, False),
+            kdim=(self.kdim, self.embed_dim),
+            vdim=(self.vdim, self.embed_dim),
+            batch_first=(self.batch_first, False),
+        )
+
+
+def _options(sizes: dict[str, int], **options: tuple[object, object]) -> str:
+    """A module's options as its constructor takes them, for its repr.
+
+    options: (value, default); those that have their default are left out.
+    """
+    changed = {
+        name: value for name, (value, usual) in options.items() if value != usual
+    }
+    return ", ".join(f"{name}={value}" for name, value in (sizes | changed).items())
 
 
 class GroupedQueryAttention(nn.Module):
@@ -157,6 +190,8 @@ class GroupedQueryAttention(nn.Module):
         self.head_dim = call(
             _ops.head_width.default, embed_dim, num_heads, num_kv_heads, head_dim
         )
+        check_int("GroupedQueryAttention", "kdim", self.kdim)
+        check_int("GroupedQueryAttention", "vdim", self.vdim)
         self.dropout = dropout
         self.batch_first = batch_first
 
@@ -165,9 +200,10 @@ class GroupedQueryAttention(nn.Module):
 
         def projection(inputs: int, outputs: int) -> nn.Linear:
             # Made without drawing: the values are drawn below, in MHA's order.
-            return nn.utils.skip_init(
+            linear: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
                 nn.Linear, inputs, outputs, bias=bias, device=device, dtype=dtype
             )
+            return linear
 
         query_width = num_heads * self.head_dim
         kv_width = num_kv_heads * self.head_dim
@@ -203,7 +239,7 @@ class GroupedQueryAttention(nn.Module):
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
         key_padding_mask (B, Lk). Weights have H heads.
         """
-        return call(
+        result: tuple[Tensor, Tensor | None] = call(
             _ops.grouped_query_attention_forward.default,
             query,
             key,
@@ -228,11 +264,21 @@ class GroupedQueryAttention(nn.Module):
             batch_first=self.batch_first,
             backend=current_backend(),
         )
+        return result
 
     def extra_repr(self) -> str:
-        return (
-            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
-            f"dropout={self.dropout}, batch_first={self.batch_first}"
+        return _options(
+            {
+                "embed_dim": self.embed_dim,
+                "num_heads": self.num_heads,
+                "num_kv_heads": self.num_kv_heads,
+            },
+            dropout=(self.dropout, 0.0),
+            bias=(self.out_proj.bias is not None, True),
+            kdim=(self.kdim, self.embed_dim),
+            vdim=(self.vdim, self.embed_dim),
+            head_dim=(self.head_dim, self.embed_dim // self.num_heads),
+            batch_first=(self.batch_first, False),
         )
 
     @classmethod
@@ -244,6 +290,9 @@ class GroupedQueryAttention(nn.Module):
         num_kv_heads = mha.num_heads gives the same function. Raises ValueError
         with add_bias_kv or add_zero_attn, which have no grouped counterpart.
         """
+        theirs = nn.MultiheadAttention
+        words = "a torch.nn.MultiheadAttention"
+        check_type("from_multihead", "mha", mha, theirs, words)
         if mha.bias_k is not None or mha.add_zero_attn:
             raise ValueError(
                 "from_multihead: mha must have neither add_bias_kv nor "
@@ -264,7 +313,10 @@ class GroupedQueryAttention(nn.Module):
         )
 
         def pool(rows: Tensor) -> Tensor:
-            return _ops.pool_heads(rows, mha.num_heads, num_kv_heads)
+            pooled: Tensor = call(
+                _ops.pool_heads.default, rows, mha.num_heads, num_kv_heads
+            )
+            return pooled
 
         packed = mha.in_proj_weight
         weights = (
@@ -312,7 +364,10 @@ class GroupedQueryAttention(nn.Module):
         )
 
         def repeat(rows: Tensor) -> Tensor:
-            return _ops.repeat_heads(rows, self.num_heads, self.num_kv_heads)
+            repeated: Tensor = _ops.repeat_heads(
+                rows, self.num_heads, self.num_kv_heads
+            )
+            return repeated
 
         rows = (
             self.q_proj.weight,

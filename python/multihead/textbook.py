@@ -37,7 +37,7 @@ __all__ = [
 # --- The steps -----------------------------------------------------------------------
 
 
-def _project(x: Tensor, by: Projection) -> Tensor:
+def _project(x: Tensor, by: Projection | nn.Linear) -> Tensor:
     """x (N, L, E) → (N, L, out).
 
     The rows are multiplied in PyTorch's order, position before batch item: the order of
@@ -46,7 +46,7 @@ def _project(x: Tensor, by: Projection) -> Tensor:
     return F.linear(x.transpose(0, 1), by.weight, by.bias).transpose(0, 1)
 
 
-def _project_together(x: Tensor, *by: Projection) -> tuple[Tensor, ...]:
+def _project_together(x: Tensor, *by: Projection | nn.Linear) -> tuple[Tensor, ...]:
     """x (N, L, E) through several maps: one (N, L, out) per map.
 
     Maps that read the same tensor are stacked and applied as one matrix product: the
@@ -54,9 +54,10 @@ def _project_together(x: Tensor, *by: Projection) -> tuple[Tensor, ...]:
     ones. PyTorch does so too, and the shape of a product also decides its last bits.
     """
     weight = torch.cat([each.weight for each in by])
-    bias = None if by[0].bias is None else torch.cat([each.bias for each in by])
-    together = _project(x, Projection(weight, bias)).transpose(0, 1)
-    parts = together.split([each.weight.size(0) for each in by], dim=-1)
+    biases = [each.bias for each in by if each.bias is not None]
+    stacked = Projection(weight, torch.cat(biases) if biases else None)
+    together = _project(x, stacked).transpose(0, 1)
+    parts = torch.split(together, [each.weight.size(0) for each in by], dim=-1)
     return tuple(part.contiguous().transpose(0, 1) for part in parts)
 
 
@@ -85,7 +86,8 @@ def _split_heads(x: Tensor, num_heads: int) -> Tensor:
     direct view as (N, H, L, d) would cut positions, not features, into heads.
     """
     positions_first = x.transpose(0, 1)
-    heads = positions_first.unflatten(-1, (num_heads, x.size(-1) // num_heads))
+    width = x.size(-1) // num_heads
+    heads = torch.unflatten(positions_first, -1, (num_heads, width))
     return heads.permute(1, 2, 0, 3)
 
 

@@ -5,11 +5,13 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
 import torch
 
+from .._call import call
 from .finding import Finding
 
 _RIGHT = ("bits", "rounding")
@@ -40,8 +42,8 @@ class Report:
         self,
         target: str,
         verdict: dict[str, Any] | None,
-        findings: list[Finding] = (),
-        understood: list[str] = (),
+        findings: Sequence[Finding] = (),
+        understood: Sequence[str] = (),
         seconds: float = 0.0,
     ) -> None:
         self.target = target
@@ -63,9 +65,10 @@ class Report:
 
     @property
     def causes(self) -> list[str]:
-        judgement = (self.verdict or {}).get("verdict")
+        engine = self.verdict or {}
+        judgement = engine.get("verdict")
         if judgement == "fault":
-            faults = [fault["name"] for fault in self.verdict["faults"]]
+            faults = [fault["name"] for fault in engine["faults"]]
         else:
             faults = ["unknown"] if judgement == "unknown" else []
         flaws = list(dict.fromkeys(finding.name for finding in self.findings))
@@ -75,8 +78,9 @@ class Report:
 
     @property
     def cause(self) -> str | None:
-        if (self.verdict or {}).get("verdict") == "fault":
-            return "+".join(fault["name"] for fault in self.verdict["faults"])
+        engine = self.verdict or {}
+        if engine.get("verdict") == "fault":
+            return "+".join(fault["name"] for fault in engine["faults"])
         if self.causes[:1] == ["unknown"] and "changes_inputs" in self.causes:
             # It may be why: the verdict is on the inputs as the caller has them.
             return "unknown+changes_inputs"
@@ -110,7 +114,9 @@ class Report:
         """
         content = {**self.to_dict(), "command": command}
         text = json.dumps(_plain(content), ensure_ascii=False)
-        return torch.ops.multihead.render_report(text, form, width)
+        operator = torch.ops.multihead.render_report.default
+        rendered: str = call(operator, text, form, width)
+        return rendered
 
     def print(self, file: TextIO | None = None) -> None:
         """Prints it as wide as the terminal, in colour unless NO_COLOR is set."""

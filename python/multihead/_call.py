@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Calls an operator, and gives its errors the types that Python's users expect."""
+
+import re
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
+import torch
+
+_ASSERTION = "AssertionError: "
+# What PyTorch's dispatcher says of a value that it cannot convert.
+_REFUSED = re.compile(r"\S+ Expected a value of type '(.+?)' for argument '(\w+)'")
+# Its types in words. `window` is the only pair among the arguments.
+_TYPES = {
+    "Tensor": "a tensor",
+    "Optional[Tensor]": "a tensor or None",
+    "int": "an int",
+    "Optional[int]": "an int or None",
+    "float": "a number",
+    "Optional[float]": "a number or None",
+    "bool": "True or False",
+    "str": "a str",
+    "Optional[List[int]]": "(left, right)",
+}
+# The public names of operators that are called otherwise.
+_FUNCTIONS = {
+    "head_width": "GroupedQueryAttention",
+    "pool_heads": "from_multihead",
+    "repeat_heads": "to_multihead",
+    "summarize_attention": "attention_summary",
+}
+
+
+def call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """operator(*args, **kwargs), an overload of torch.ops.multihead.
+
+    A value of a type that the operator does not take is a TypeError in our words.
+    What torch.nn.MultiheadAttention raises as AssertionError the library marks as
+    such, because C++ operators cannot raise it in Python.
+    """
+    try:
+        return operator(*args, **kwargs)
+    except RuntimeError as error:
+        # Looked at only now: nothing is judged beforehand, since a good call
+        # should not pay, and may come with proxies of torch.fx for its values.
+        message = str(error)
+        if message.startswith(_ASSERTION):
+            raise AssertionError(message.removeprefix(_ASSERTION)) from None
+        if refused := _REFUSED.match(message):
+            raise _wrong_type(operator, args, kwargs, refused) from None
+        raise
+
+
+def _wrong_type(
+    operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], refused: re.Match[str]
+) -> TypeError:
+    """The error for the argument that the dispatcher named."""
+    names = [argument.name for argument in operator._schema.arguments]
+    values = dict(zip(names, args, strict=False)) | kwargs
+    kind, argument = refused.groups()
+    function = operator._schema.name.partition("::")[2]
+    return TypeError(
+        f"{_FUNCTIONS.get(function, function)}: {argument} must be "
+        f"{_TYPES.get(kind, kind)}, got {shown(values[argument])}"
+    )
+
+
+def check_type(
+    function: str, argument: str, value: object, types: Any, words: str
+) -> None:
+    """For arguments that go to no operator of ours: TypeError unless of `types`."""
+    if not isinstance(value, types):
+        raise TypeError(f"{function}: {argument} must be {words}, got {shown(value)}")
+
+
+def check_int(function: str, argument: str, value: object) -> None:
+    """An int, NumPy's or a symbolic one of torch.compile."""
+    check_type(function, argument, value, (Integral, torch.SymInt), "an int")
+
+
+def shown(value: object) -> str:
+    """A value in an error: itself where that is short, else its type."""
+    if isinstance(value, (str, int, float, complex, tuple, type(None))):
+        text = repr(value)
+        if len(text) < 40:
+            return text
+    kind = type(value)
+    in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return in_module + kind.__name__
