@@ -226,8 +226,8 @@ void check_defined(const char* function, const at::Tensor& query,
                    const at::Tensor& key, const at::Tensor& value) {
   for (const auto& [name, x] :
        {std::pair("query", &query), {"key", &key}, {"value", &value}}) {
-    TORCH_CHECK(x->defined(), function, ": ", name,
-                " must be a tensor, got an undefined one");
+    TORCH_CHECK_TYPE(x->defined(), function, ": ", name,
+                     " must be a tensor, got None, an undefined one");
   }
 }
 

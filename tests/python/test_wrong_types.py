@@ -101,7 +101,7 @@ CALLS = {
         lambda: mha(X, X, X, need_weights="no")
     ),
     GROUPED + "query must be a tensor, got list": lambda: gqa(LIST, X, X),
-    GROUPED + "key must be a tensor, got None": lambda: gqa(X, None, X),
+    LAYER + "key must be a tensor, got None": lambda: gqa(X, None, X),
     GROUPED + "attn_mask must be a tensor or None, got list": (
         lambda: gqa(X, X, X, attn_mask=LIST)
     ),
