@@ -11,10 +11,9 @@
 namespace multihead {
 namespace {
 
-// Projected heads: query (B·H, Lq, D), key and value (B·G, Lk, D).
-struct Projected {
-  at::Tensor query, key, value;
-};
+// Projected sequences, heads beside each other: query (Lq, B, H·D), key and
+// value (Lk, B, G·D).
+using Projected = Sequences;
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const at::Tensor& bias) {
@@ -22,7 +21,7 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
 }
 
 // (L, B, heads·D) → (B·heads, L, D), a view.
-at::Tensor view_heads(const at::Tensor& rows, int64_t heads, int64_t head_dim) {
+at::Tensor cut_heads(const at::Tensor& rows, int64_t heads, int64_t head_dim) {
   return rows
       .view_symint({rows.sym_size(0), rows.sym_size(1) * heads, head_dim})
       .transpose(0, 1);
@@ -49,12 +48,9 @@ std::vector<at::Tensor> chunk_bias(const at::Tensor& bias) {
 Projected project_packed(const Sequences& in, const AttentionLayer& layer) {
   const at::Tensor& weight = layer.in_proj_weight;
   const at::Tensor& bias = layer.in_proj_bias;
-  const auto heads = [&](const at::Tensor& rows) {
-    return view_heads(rows, layer.num_heads, head_width(layer));
-  };
   if (in.key.is_same(in.value) && in.query.is_same(in.key)) {
     const auto parts = split_projection(linear(in.query, weight, bias), 3);
-    return {heads(parts[0]), heads(parts[1]), heads(parts[2])};
+    return {parts[0], parts[1], parts[2]};
   }
   if (in.key.is_same(in.value)) {
     const auto width = weight.sym_size(0) / 3;
@@ -65,13 +61,13 @@ Projected project_packed(const Sequences& in, const AttentionLayer& layer) {
     const at::Tensor query = linear(in.query, weights[0], biases[0]);
     const auto parts =
         split_projection(linear(in.key, weights[1], biases[1]), 2);
-    return {heads(query), heads(parts[0]), heads(parts[1])};
+    return {query, parts[0], parts[1]};
   }
   const auto weights = weight.chunk(3);
   const auto biases = chunk_bias(bias);
-  return {heads(linear(in.query, weights[0], biases[0])),
-          heads(linear(in.key, weights[1], biases[1])),
-          heads(linear(in.value, weights[2], biases[2]))};
+  return {linear(in.query, weights[0], biases[0]),
+          linear(in.key, weights[1], biases[1]),
+          linear(in.value, weights[2], biases[2])};
 }
 
 Projected project_separately(const Sequences& in, const AttentionLayer& layer) {
@@ -80,24 +76,16 @@ Projected project_separately(const Sequences& in, const AttentionLayer& layer) {
           ? chunk_bias(layer.in_proj_bias)
           : std::vector<at::Tensor>{layer.q_proj_bias, layer.k_proj_bias,
                                     layer.v_proj_bias};
-  const auto project = [&](const at::Tensor& input, const at::Tensor& weight,
-                           const at::Tensor& bias, int64_t heads) {
-    return view_heads(linear(input, weight, bias), heads, head_width(layer));
-  };
-  const int64_t kv = kv_heads(layer);
-  return {project(in.query, layer.q_proj_weight, biases[0], layer.num_heads),
-          project(in.key, layer.k_proj_weight, biases[1], kv),
-          project(in.value, layer.v_proj_weight, biases[2], kv)};
+  return {linear(in.query, layer.q_proj_weight, biases[0]),
+          linear(in.key, layer.k_proj_weight, biases[1]),
+          linear(in.value, layer.v_proj_weight, biases[2])};
 }
 
-// (B·G, L, D) and bias (1, 1, G·D) → (B·G, L + 1, D). Joined in the memory
-// layout of the sequence, (L, B·G, D), as PyTorch does.
-at::Tensor append_bias(const at::Tensor& rows, const at::Tensor& bias,
-                       const AttentionLayer& layer) {
-  const int64_t heads = kv_heads(layer);
-  const at::Tensor row = bias.view({1, heads, head_width(layer)})
-                             .repeat_symint({1, rows.sym_size(0) / heads, 1});
-  return at::cat({rows.transpose(0, 1), row}).transpose(0, 1);
+// (L, B, G·D) and bias (1, 1, G·D) → (L + 1, B, G·D). The bias is repeated
+// before heads are cut, as PyTorch does: its gradient is a sum over the batch,
+// and the shape of that sum decides the last bit.
+at::Tensor append_bias(const at::Tensor& rows, const at::Tensor& bias) {
+  return at::cat({rows, bias.repeat_symint({1, rows.sym_size(1), 1})});
 }
 
 at::Tensor append_zero(const at::Tensor& rows) {
@@ -119,21 +107,31 @@ int64_t kv_heads(const AttentionLayer& layer) {
 
 exact::Heads project_in(const Sequences& inputs, const AttentionLayer& layer,
                         const ForwardOptions& options) {
-  auto [query, key, value] = layer.in_proj_weight.defined()
-                                 ? project_packed(inputs, layer)
-                                 : project_separately(inputs, layer);
+  Projected rows = layer.in_proj_weight.defined()
+                       ? project_packed(inputs, layer)
+                       : project_separately(inputs, layer);
   if (layer.bias_k.defined()) {
-    key = append_bias(key, layer.bias_k, layer);
-    value = append_bias(value, layer.bias_v, layer);
+    rows.key = append_bias(rows.key, layer.bias_k);
+    rows.value = append_bias(rows.value, layer.bias_v);
   }
-  if (options.static_k().defined()) key = options.static_k();
-  if (options.static_v().defined()) value = options.static_v();
+  const int64_t heads = layer.num_heads, groups = kv_heads(layer);
+  const int64_t width = head_width(layer);
+  at::Tensor key = options.static_k().defined()
+                       ? options.static_k()
+                       : cut_heads(rows.key, groups, width);
+  at::Tensor value = options.static_v().defined()
+                         ? options.static_v()
+                         : cut_heads(rows.value, groups, width);
   if (layer.add_zero_attn) {
     key = append_zero(key);
     value = append_zero(value);
   }
-  return {query,          key, value, inputs.query.sym_size(1), layer.num_heads,
-          kv_heads(layer)};
+  return {cut_heads(rows.query, heads, width),
+          key,
+          value,
+          inputs.query.sym_size(1),
+          heads,
+          groups};
 }
 
 at::Tensor project_out(const at::Tensor& out, const exact::Heads& heads,

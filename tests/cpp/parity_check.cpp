@@ -18,6 +18,14 @@ namespace {
 using at::Tensor;
 using nlohmann::json;
 
+// A contiguous copy, one element behind an aligned address.
+Tensor at_odd_address(const Tensor& x) {
+  return at::empty({x.numel() + 1}, x.options())
+      .slice(0, 1)
+      .view(x.sizes())
+      .copy_(x);
+}
+
 class Case {
  public:
   Case(const multihead::Safetensors& file, std::string name)
@@ -31,7 +39,9 @@ class Case {
     for (const auto& p : module->named_parameters()) {
       compare("initial." + p.key(), p.value());
       const at::NoGradGuard no_grad;
-      p.value().copy_(tensor("parameter." + p.key()));
+      const Tensor given = tensor("parameter." + p.key());
+      p.value().set_data(flag("odd_parameters") ? at_odd_address(given)
+                                                : given.clone());
     }
     module->train(flag("training"));
 
@@ -107,13 +117,16 @@ class Case {
     return found == file_.tensors.end() ? Tensor() : found->second;
   }
 
-  // The file holds contiguous tensors; the call had these strides.
+  // The file holds contiguous tensors; the call had these strides, and this
+  // alignment.
   Tensor input(const std::string& name) const {
     Tensor x = tensor(name);
     if (c_["layout"] == "transposed" && flag("batched")) {
       x = x.transpose(0, 1).contiguous().transpose(0, 1);
     } else if (c_["layout"] == "gapped") {
       x = at::constant_pad_nd(x, {0, 3}).narrow(-1, 0, x.size(-1));
+    } else if (c_["layout"] == "odd") {
+      x = at_odd_address(x);
     }
     return flag("grad") ? x.detach().requires_grad_() : x;
   }

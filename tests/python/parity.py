@@ -33,7 +33,8 @@ class Configuration:
     add_zero_attn: bool
     batch_first: bool
     batched: bool
-    layout: str  # "contiguous", "transposed", "gapped"
+    layout: str  # "contiguous", "transposed", "gapped", "odd" (address)
+    odd_parameters: bool  # they lie at odd addresses too
     attn_mask: str  # "none", "bool", "float"
     mask_rank: int
     padding: str  # "none", "bool", "float"
@@ -68,7 +69,8 @@ def draw(seed: int, dtypes: tuple[torch.dtype, ...]) -> Configuration:
     num_heads = r.choice((2, 4, 8)) if native else r.randint(1, 8)
     head_dim = r.choice((1, 2, 3, 4, 5, 8, 12, 16, 32, 64))
     big = r.random() < 0.04
-    query_length = r.randint(100, 257) if big else r.randint(1, 20)
+    longest = 300 if big else r.choice((20, 20, 20, 60))
+    query_length = r.randint(1, longest)
     sharing = "self" if native else r.choice(("self", "key is value", "distinct"))
     separate = sharing == "distinct" and r.random() < 0.4
     kind = r.choice(("none", "none", "bool", "float"))
@@ -80,11 +82,9 @@ def draw(seed: int, dtypes: tuple[torch.dtype, ...]) -> Configuration:
         dtype=r.choice(dtypes),
         embed_dim=num_heads * head_dim,
         num_heads=num_heads,
-        batch=r.randint(1, 4),
+        batch=r.randint(1, 12),
         query_length=query_length,
-        key_length=query_length
-        if sharing == "self"
-        else (r.randint(100, 515) if big else r.randint(1, 24)),
+        key_length=query_length if sharing == "self" else r.randint(1, longest + 4),
         sharing=sharing,
         kdim=r.randint(1, 40) if separate else None,
         vdim=r.randint(1, 40) if separate and r.random() < 0.8 else None,
@@ -93,7 +93,8 @@ def draw(seed: int, dtypes: tuple[torch.dtype, ...]) -> Configuration:
         add_zero_attn=not native and r.random() < 0.2,
         batch_first=native or r.random() < 0.5,
         batched=native or r.random() < 0.85,
-        layout=r.choice(("contiguous", "contiguous", "transposed", "gapped")),
+        layout=r.choice(("contiguous", "contiguous", "transposed", "gapped", "odd")),
+        odd_parameters=r.random() < 0.1,
         attn_mask=kind,
         mask_rank=2 if hint else r.choice((2, 3)),
         padding=r.choice(("none", "none", kind if kind != "none" else "bool")),
@@ -108,6 +109,12 @@ def draw(seed: int, dtypes: tuple[torch.dtype, ...]) -> Configuration:
     )
 
 
+def at_odd_address(x: Tensor) -> Tensor:
+    """A contiguous copy, one element behind an aligned address."""
+    storage = torch.empty(x.numel() + 1, dtype=x.dtype)
+    return storage[1:].view(x.shape).copy_(x)
+
+
 def _sequence(c: Configuration, length: int, width: int) -> Tensor:
     sizes = (c.batch, length) if c.batch_first else (length, c.batch)
     sizes = (*sizes, width) if c.batched else (length, width)
@@ -117,7 +124,7 @@ def _sequence(c: Configuration, length: int, width: int) -> Tensor:
         x = torch.randn(*sizes[:-1], width + 3, dtype=c.dtype)[..., :width]
     else:
         x = torch.randn(sizes, dtype=c.dtype)
-    return x
+    return at_odd_address(x) if c.layout == "odd" else x
 
 
 def inputs(c: Configuration) -> tuple[list[Tensor], dict]:
@@ -160,6 +167,9 @@ def make(module_class: type[nn.MultiheadAttention], c: Configuration) -> nn.Modu
         for bias in (module.in_proj_bias, module.out_proj.bias):
             if bias is not None:
                 bias.normal_()
+        if c.odd_parameters:
+            for parameter in module.parameters():
+                parameter.data = at_odd_address(parameter)
     return module.train(c.training)
 
 

@@ -17,7 +17,7 @@ import multihead
 
 LONG = bool(os.environ.get("MULTIHEAD_LONG"))
 PER_TEST = 100
-TESTS = 60 if LONG else 22
+TESTS = 200 if LONG else 22
 
 
 def assert_same_bits(seeds, dtypes, make_context=lambda: None):
@@ -153,6 +153,11 @@ def test_configurations_cover_every_class():
         seen["dropout"] += c.training and c.dropout > 0
         seen["appended keys"] += c.add_bias_kv or c.add_zero_attn
         seen["unbatched"] += not c.batched
+        seen["odd addresses"] += c.layout == "odd"
+        seen["odd parameters"] += c.odd_parameters
+        seen["long"] += c.query_length > 100
+        seen["batches above four"] += c.batch > 4 and c.batched
+        seen["bias_kv with gradients"] += c.add_bias_kv and c.grad and c.batch > 4
     assert min(seen.values()) >= 60, seen
 
 
