@@ -150,8 +150,8 @@ std::vector<std::pair<Who, LayerForm>> layer_forms(const LayerInputs& inputs) {
   if (options.need_weights()) return forms;
   if (options.is_causal()) ordinary.attn_mask({});
   forms.emplace_back(Who::kSdpaByHand, [ordinary](const LayerInputs& x) {
-    return Outputs{
-        pytorch::by_hand(x.query, x.key, x.value, x.layer, ordinary)};
+    return outputs(
+        pytorch::python_module(x.query, x.key, x.value, x.layer, ordinary));
   });
   return forms;
 }

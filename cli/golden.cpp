@@ -111,6 +111,19 @@ std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes());
 }
 
+int significand_bits(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBFloat16:
+      return 8;
+    case at::kHalf:
+      return 11;
+    case at::kFloat:
+      return 24;
+    default:
+      return 53;
+  }
+}
+
 }  // namespace
 
 naive::Precision attention_precision(at::ScalarType dtype) {
@@ -239,6 +252,7 @@ Part make_part(std::string name, const at::Tensor& ours,
     return part;
   }
   part.shape = ours.sizes().vec();
+  part.digits = significand_bits(ours.scalar_type());
   part.ours = values(ours);
   if (pytorch.defined()) {
     part.pytorch = values(pytorch);

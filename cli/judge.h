@@ -5,11 +5,12 @@
 #pragma once
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ using Values = std::vector<double>;
 struct Part {
   std::string name;            ///< "out", "weights", "d query"
   std::vector<int64_t> shape;  ///< of ours
+  int digits = 53;             ///< of the dtype's significand, in bits
   Values ours = {};
   std::optional<Values> pytorch = {};  ///< PyTorch's answer
   std::optional<Values> golden = {};   ///< the float64 loops' answer
@@ -34,15 +36,31 @@ struct Tolerance {
 /// What the exercises ask for.
 inline constexpr Tolerance kExercise{1e-8, 1e-5};
 
-/// Results and what is demanded of them, beside each part's budget.
+/// What is demanded of ours beside PyTorch's result.
+///  kNothing  only the error budget counts.
+///  kBits     the same bits: PyTorch ran the same operations in the same order
+///            on operands that lie alike.
+///  kClose    PyTorch ran other operations. Both sides may use the whole error
+///            budget, so they may differ by twice as much; a part without a
+///            budget must pass the exercises' allclose.
+enum class Demand { kNothing, kBits, kClose };
+
 struct Comparison {
   std::vector<Part> parts;
-  bool bits = false;                    ///< equal to PyTorch's, bit for bit
-  std::optional<Tolerance> close = {};  ///< allclose to PyTorch's
+  Demand pytorch = Demand::kNothing;
+};
+
+/// Which demand was not met.
+enum class FaultKind { kBits, kClose, kBudget, kResult };
+
+struct Fault {
+  FaultKind kind;
+  std::string text;
 };
 
 struct Verdict {
-  std::vector<std::string> faults;   ///< empty: ours agrees
+  Demand pytorch = Demand::kNothing;
+  std::vector<Fault> faults;         ///< empty: ours agrees
   std::optional<double> difference;  ///< largest, from PyTorch's; 0: same bits
   std::optional<double> error;       ///< largest, of ours, from golden
   std::optional<double> pytorch_error;
@@ -91,42 +109,71 @@ inline std::string element(const Part& part, int64_t index) {
   return part.name + "[" + text;
 }
 
+/// As few digits as tell the value from every other of its dtype.
+inline std::string exact_number(double value, int digits) {
+  char text[32];
+  const std::to_chars_result end =
+      digits <= std::numeric_limits<float>::digits
+          ? std::to_chars(text, text + sizeof text, static_cast<float>(value))
+          : std::to_chars(text, text + sizeof text, value);
+  return {text, end.ptr};
+}
+
+/// How far x is from y in units in the last place of y, a number of `digits`
+/// bits; empty where that says nothing: not finite, zero, or a million units.
+inline std::string units_apart(double x, double y, int digits) {
+  if (!std::isfinite(x) || !std::isfinite(y) || y == 0) return {};
+  const double unit = std::ldexp(1.0, std::ilogb(y) - digits + 1);
+  const double units = std::round(std::abs(x - y) / unit);
+  if (!(units < 1e6)) return {};
+  char text[64];
+  std::snprintf(text, sizeof text,
+                units < 1    ? " (less than one unit in the "
+                               "last place)"
+                : units == 1 ? " (one unit in the last place)"
+                             : " (%.0f units in the last place)",
+                units);
+  return text;
+}
+
 inline std::string explain(const Part& part, const Excess& excess,
                            const Values& expected, const std::string& demand) {
-  std::ostringstream text;
-  text.precision(9);
-  text << part.name << ": " << excess.count << " of " << part.ours.size()
-       << " elements " << demand << ", first " << element(part, excess.first)
-       << " = " << part.ours[excess.first] << " instead of "
-       << expected[excess.first] << ", largest difference "
-       << excess.difference;
-  return text.str();
+  const double x = part.ours[excess.first], y = expected[excess.first];
+  return part.name + ": " + std::to_string(excess.count) + " of " +
+         std::to_string(part.ours.size()) + " elements " + demand + ", first " +
+         element(part, excess.first) + " = " + exact_number(x, part.digits) +
+         " instead of " + exact_number(y, part.digits) +
+         units_apart(x, y, part.digits) + ", largest difference " +
+         exact_number(excess.difference, 11);
 }
 
 inline void raise(std::optional<double>& largest, double value) {
   largest = std::max(largest.value_or(0), value);
 }
 
-inline void judge_against_pytorch(const Part& part, const Comparison& demands,
-                                  Verdict& verdict) {
+inline void judge_against_pytorch(const Part& part, Verdict& verdict) {
   const Values& expected = *part.pytorch;
   const auto within = [&](Tolerance t) {
     return excess(part.ours, expected, [&](size_t i) {
       return t.atol + t.rtol * std::abs(expected[i]);
     });
   };
-  const Excess bits = within({0, 0});
+  const Excess bits = within({0, 0}), exercise = within(kExercise);
   raise(verdict.difference, bits.difference);
-  verdict.exercise =
-      verdict.exercise.value_or(true) && within(kExercise).count == 0;
-  if (demands.bits && bits.count > 0)
-    verdict.faults.push_back(
-        explain(part, bits, expected, "differ from PyTorch's bits"));
-  if (!demands.close) return;
-  const Excess close = within(*demands.close);
-  if (close.count > 0)
-    verdict.faults.push_back(
-        explain(part, close, expected, "are not close to PyTorch's"));
+  verdict.exercise = verdict.exercise.value_or(true) && exercise.count == 0;
+  const auto demand = [&](FaultKind kind, const Excess& e, const char* text) {
+    if (e.count > 0)
+      verdict.faults.push_back({kind, explain(part, e, expected, text)});
+  };
+  if (verdict.pytorch == Demand::kBits)
+    demand(FaultKind::kBits, bits, "differ from PyTorch's bits");
+  if (verdict.pytorch == Demand::kClose)
+    demand(FaultKind::kClose,
+           part.allowed
+               ? excess(part.ours, expected,
+                        [&](size_t i) { return 2 * (*part.allowed)[i]; })
+               : exercise,
+           "are not close to PyTorch's");
 }
 
 inline void judge_against_golden(const Part& part, Verdict& verdict) {
@@ -141,26 +188,29 @@ inline void judge_against_golden(const Part& part, Verdict& verdict) {
   raise(verdict.budget, budget.share);
   if (budget.count > 0)
     verdict.faults.push_back(
-        explain(part, budget, *part.golden, "are outside the error budget"));
+        {FaultKind::kBudget,
+         explain(part, budget, *part.golden, "are outside the error budget")});
 }
 
 /// A comparison that demands nothing is a fault of its own.
 inline Verdict judge(const Comparison& comparison) {
   Verdict verdict;
+  verdict.pytorch = comparison.pytorch;
+  const auto no_result = [&](const std::string& text) {
+    verdict.faults.push_back({FaultKind::kResult, text});
+  };
   for (const Part& part : comparison.parts) {
-    const bool demanded =
-        (part.pytorch && (comparison.bits || comparison.close)) ||
-        (part.golden && part.allowed);
     if (!part.misfit.empty()) {
-      verdict.faults.push_back(part.name + ": " + part.misfit);
+      no_result(part.name + ": " + part.misfit);
       continue;
     }
-    if (!demanded)
-      verdict.faults.push_back(part.name + ": nothing is demanded of it");
-    if (part.pytorch) judge_against_pytorch(part, comparison, verdict);
+    if (!(part.pytorch && comparison.pytorch != Demand::kNothing) &&
+        !(part.golden && part.allowed))
+      no_result(part.name + ": nothing is demanded of it");
+    if (part.pytorch) judge_against_pytorch(part, verdict);
     if (part.golden) judge_against_golden(part, verdict);
   }
-  if (comparison.parts.empty()) verdict.faults.push_back("no result");
+  if (comparison.parts.empty()) no_result("no result");
   return verdict;
 }
 

@@ -4,13 +4,20 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/activation.h>
 
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -56,30 +63,51 @@ struct Sizes {
   int64_t L, S, N, E, H, d;
 };
 
-// The layer's masks as one float mask for (N, H, L, S), or undefined.
-at::Tensor merged_mask(const Sizes& s, at::ScalarType dtype,
-                       const multihead::ForwardOptions& options) {
-  at::Tensor mask = additive(options.attn_mask(), dtype);
-  const at::Tensor padding = additive(options.key_padding_mask(), dtype);
-  if (mask.defined())
-    mask = mask.dim() == 3 ? mask.view({s.N, s.H, s.L, s.S})
-                           : mask.unsqueeze(0).unsqueeze(0);
-  if (!padding.defined()) return mask;
-  const at::Tensor rows =
-      padding.view({s.N, 1, 1, s.S}).expand({s.N, s.H, 1, s.S});
-  return mask.defined() ? mask + rows : rows.contiguous();
+// A mask (…, S) with a visible column for each key that the layer appends.
+at::Tensor pad(at::Tensor mask, const multihead::AttentionLayer& layer) {
+  for (const bool appends : {layer.bias_k.defined(), layer.add_zero_attn})
+    if (appends && mask.defined()) mask = at::constant_pad_nd(mask, {0, 1});
+  return mask;
 }
+
+// The layer's masks as one float mask (1 or N·H, L or 1, S), or undefined.
+at::Tensor merged_mask(const Sizes& s, at::ScalarType dtype,
+                       const multihead::AttentionLayer& layer,
+                       const multihead::ForwardOptions& options) {
+  at::Tensor mask = options.attn_mask();
+  if (options.is_causal() && !mask.defined()) mask = later_keys(s.L, s.S);
+  mask = pad(additive(mask, dtype), layer);
+  const at::Tensor padding =
+      pad(additive(options.key_padding_mask(), dtype), layer);
+  if (mask.defined() && mask.dim() == 2) mask = mask.unsqueeze(0);
+  if (!padding.defined()) return mask;
+  const int64_t keys = padding.size(1);
+  const at::Tensor rows = padding.view({s.N, 1, 1, keys})
+                              .expand({s.N, s.H, 1, keys})
+                              .reshape({s.N * s.H, 1, keys});
+  return mask.defined() ? mask + rows : rows;
+}
+
+struct Projected {
+  at::Tensor query, key, value;
+};
 
 // (L, N, E) inputs → projected; one product where inputs are one tensor, as
 // its shape decides the last bit.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> project(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const multihead::AttentionLayer& layer) {
+Projected project(const at::Tensor& query, const at::Tensor& key,
+                  const at::Tensor& value,
+                  const multihead::AttentionLayer& layer) {
   const at::Tensor &w = layer.in_proj_weight, &b = layer.in_proj_bias;
   const int64_t E = layer.embed_dim;
+  const auto bias = [&](int64_t from, int64_t to) {
+    return b.defined() ? b.slice(0, from, to) : b;
+  };
+  if (!w.defined())
+    return {at::linear(query, layer.q_proj_weight, bias(0, E)),
+            at::linear(key, layer.k_proj_weight, bias(E, 2 * E)),
+            at::linear(value, layer.v_proj_weight, bias(2 * E, 3 * E))};
   const auto rows = [&](const at::Tensor& x, int64_t from, int64_t to) {
-    return at::linear(x, w.slice(0, from, to),
-                      b.defined() ? b.slice(0, from, to) : b);
+    return at::linear(x, w.slice(0, from, to), bias(from, to));
   };
   const auto parts = [&](const at::Tensor& joint, int64_t count) {
     return joint.unflatten(-1, {count, E})
@@ -97,6 +125,47 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> project(
     return {rows(query, 0, E), both.select(0, 0), both.select(0, 1)};
   }
   return {rows(query, 0, E), rows(key, E, 2 * E), rows(value, 2 * E, 3 * E)};
+}
+
+// Projected rows (L, N, E), the layer's bias row (1, 1, E) if it has one, and
+// its zero row → heads (N·H, L, d).
+at::Tensor cut_heads(at::Tensor rows, const at::Tensor& bias, bool zero,
+                     const Sizes& s) {
+  if (bias.defined()) rows = at::cat({rows, bias.repeat({1, s.N, 1})});
+  const at::Tensor heads =
+      rows.view({rows.size(0), s.N * s.H, s.d}).transpose(0, 1);
+  if (!zero) return heads;
+  return at::cat({heads, at::zeros({s.N * s.H, 1, s.d}, heads.options())}, 1);
+}
+
+// softmax(q·kᵀ/√d + mask)·v of heads (N·H, L, d), and the weights.
+std::tuple<at::Tensor, at::Tensor> attend(const Projected& heads,
+                                          const at::Tensor& mask, double p) {
+  const double d = heads.query.size(2);
+  const at::Tensor query = heads.query * std::sqrt(1.0 / d),
+                   keys = heads.key.transpose(-2, -1);
+  at::Tensor weights = at::softmax(
+      mask.defined() ? at::baddbmm(mask, query, keys) : at::bmm(query, keys),
+      -1);
+  if (p > 0) weights = at::dropout(weights, p, /*train=*/true);
+  const at::Tensor out = at::bmm(weights, heads.value);
+  return {out.transpose(0, 1).contiguous(), weights};
+}
+
+// The same without weights, by PyTorch's function: (L, N·H, d).
+at::Tensor attend_without_weights(const Projected& heads, at::Tensor mask,
+                                  double p, bool is_causal, const Sizes& s) {
+  const auto view = [&](const at::Tensor& x) {
+    return x.view({s.N, s.H, x.size(1), s.d});
+  };
+  if (mask.defined())
+    mask = mask.size(0) == 1
+               ? mask.unsqueeze(0)
+               : mask.view({s.N, s.H, mask.size(1), mask.size(2)});
+  const at::Tensor out = at::scaled_dot_product_attention(
+      view(heads.query), view(heads.key), view(heads.value),
+      mask.defined() ? std::optional(mask) : std::nullopt, p, is_causal);
+  return out.permute({2, 0, 1, 3}).contiguous();
 }
 
 // A transposed view; tensors that were one stay one.
@@ -182,30 +251,37 @@ multihead::AttentionLayer draw_layer(int64_t embed_dim, int64_t num_heads) {
   return layer;
 }
 
-at::Tensor by_hand(const at::Tensor& query, const at::Tensor& key,
-                   const at::Tensor& value,
-                   const multihead::AttentionLayer& layer,
-                   const multihead::ForwardOptions& options) {
+std::tuple<at::Tensor, at::Tensor> python_module(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const multihead::AttentionLayer& layer,
+    const multihead::ForwardOptions& options) {
   const SequenceFirst x(query, key, value, layer.batch_first);
   const int64_t H = layer.num_heads, E = layer.embed_dim;
   const Sizes s{x.query.size(0), x.key.size(0), x.query.size(1), E, H, E / H};
-  const auto [q, k, v] = project(x.query, x.key, x.value, layer);
-  const auto heads = [&](const at::Tensor& rows, int64_t length) {
-    return rows.view({length, s.N * s.H, s.d})
-        .transpose(0, 1)
-        .view({s.N, s.H, length, s.d});
-  };
-  const at::Tensor mask = merged_mask(s, query.scalar_type(), options);
-  const at::Tensor out = at::scaled_dot_product_attention(
-      heads(q, s.L), heads(k, s.S), heads(v, s.S),
-      mask.defined() ? std::optional(mask) : std::nullopt,
-      layer.training ? layer.dropout_p : 0.0,
-      /*is_causal=*/options.is_causal());
-  const at::Tensor rows =
-      at::linear(out.permute({2, 0, 1, 3}).reshape({s.L * s.N, s.E}),
-                 layer.out_proj_weight, layer.out_proj_bias);
-  const at::Tensor result = rows.view({s.L, s.N, s.E});
-  return layer.batch_first ? result.transpose(0, 1) : result;
+  const Projected rows = project(x.query, x.key, x.value, layer);
+  const bool zero = layer.add_zero_attn;
+  const Projected heads{cut_heads(rows.query, {}, false, s),
+                        cut_heads(rows.key, layer.bias_k, zero, s),
+                        cut_heads(rows.value, layer.bias_v, zero, s)};
+  const double p = layer.training ? layer.dropout_p : 0.0;
+  // Without weights PyTorch takes the hint and drops the mask.
+  const bool causal = options.is_causal() && !options.need_weights() &&
+                      !options.key_padding_mask().defined();
+  const at::Tensor mask =
+      causal ? at::Tensor()
+             : merged_mask(s, query.scalar_type(), layer, options);
+  at::Tensor out, weights;
+  if (options.need_weights()) {
+    std::tie(out, weights) = attend(heads, mask, p);
+    weights = weights.view({s.N, H, s.L, weights.size(2)});
+    if (options.average_attn_weights()) weights = weights.mean(1);
+  } else {
+    out = attend_without_weights(heads, mask, p, causal, s);
+  }
+  out = at::linear(out.view({s.L * s.N, E}), layer.out_proj_weight,
+                   layer.out_proj_bias)
+            .view({s.L, s.N, E});
+  return {layer.batch_first ? out.transpose(0, 1) : out, weights};
 }
 
 std::tuple<at::Tensor, at::Tensor> native(

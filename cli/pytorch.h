@@ -33,13 +33,14 @@ at::Tensor nn_module_unaided(const at::Tensor& query,
 /// batch first.
 multihead::AttentionLayer draw_layer(int64_t embed_dim, int64_t num_heads);
 
-/// at::linear, at::scaled_dot_product_attention, at::linear in the order in
-/// which torch.nn.MultiheadAttention calls them without weights. Not: bias_k,
-/// add_zero_attn, unbatched input, separate weights.
-at::Tensor by_hand(const at::Tensor& query, const at::Tensor& key,
-                   const at::Tensor& value,
-                   const multihead::AttentionLayer& layer,
-                   const multihead::ForwardOptions& options);
+/// torch.nn.MultiheadAttention of Python, written out in ATen operations: those
+/// that it runs, in its order, on operands that lie in memory as its own do.
+/// (output, weights); no weights without need_weights. Not: unbatched input,
+/// the native inference path.
+std::tuple<at::Tensor, at::Tensor> python_module(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const multihead::AttentionLayer& layer,
+    const multihead::ForwardOptions& options);
 
 /// at::_native_multi_head_attention, PyTorch's inference path. Self-attention,
 /// batch first, bool masks.

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/case.h"
 #include "cli/commands.h"
@@ -22,7 +23,6 @@ double seconds_since(Clock::time_point start) {
 
 struct Outcome {
   const Case* test;
-  bool bits;  // demanded
   Verdict verdict;
   double seconds;
 };
@@ -32,13 +32,13 @@ Outcome run(const Case& test, uint64_t seed) {
   const auto start = Clock::now();
   Random random(seed, test.group + test.name + test.shapes);
   try {
-    const Comparison comparison = test.run(random);
-    return {&test, comparison.bits, judge(comparison), seconds_since(start)};
+    return {&test, judge(test.run(random)), seconds_since(start)};
   } catch (const std::exception& error) {
     const std::string what = error.what();
     Verdict verdict;
-    verdict.faults.push_back("error: " + what.substr(0, what.find('\n')));
-    return {&test, false, std::move(verdict), seconds_since(start)};
+    verdict.faults.push_back(
+        {FaultKind::kResult, "error: " + what.substr(0, what.find('\n'))});
+    return {&test, std::move(verdict), seconds_since(start)};
   }
 }
 
@@ -69,9 +69,37 @@ std::string yes_or_no(std::optional<bool> value) {
   return value ? (*value ? "yes" : "no") : "–";
 }
 
-// Bits are the demand where PyTorch has the same order of operations.
 bool bit_for_bit(const Outcome& outcome) {
-  return outcome.bits && outcome.verdict.agrees();
+  return outcome.verdict.pytorch == Demand::kBits && outcome.verdict.agrees();
+}
+
+// "close" where PyTorch's result was compared, but not its bits.
+const char* verdict_text(const Verdict& verdict) {
+  if (!verdict.agrees()) return "✗ differs";
+  return verdict.pytorch == Demand::kClose ? "✓ close" : "✓ agrees";
+}
+
+const char* meaning(FaultKind kind) {
+  switch (kind) {
+    case FaultKind::kBits:
+      return "Bits differ although both sides ran the same operations, in the "
+             "same order, on operands that lie alike. Rounding cannot do that: "
+             "it is a defect here, or PyTorch's operation depends on something "
+             "that is not known yet. A report with the output of `multihead "
+             "info` would help.";
+    case FaultKind::kClose:
+      return "Not close to PyTorch's: the two are farther apart than the "
+             "rounding errors of both. The columns \"error\" and \"its "
+             "error\" say which of them is wrong.";
+    case FaultKind::kBudget:
+      return "Outside the error budget: farther from the definition, computed "
+             "in float64, than the dtype's rounding explains. This is a defect "
+             "of multihead.";
+    case FaultKind::kResult:
+      return "No comparable result: an error, or a result that is missing or "
+             "has another shape or dtype than it must have.";
+  }
+  return "";
 }
 
 class Report {
@@ -103,16 +131,16 @@ class Report {
                 {number(v.pytorch_error)},
                 {number(v.budget, "%.2f")},
                 {yes_or_no(v.exercise)},
-                v.agrees() ? Cell{"✓ agrees", Style::kGood}
-                           : Cell{"✗ differs", Style::kBad}});
-    for (const std::string& fault : v.faults)
-      table_.line("      " + fault, Style::kBad);
+                {verdict_text(v), v.agrees() ? Style::kGood : Style::kBad}});
+    for (const Fault& fault : v.faults)
+      table_.line("      " + fault.text, Style::kBad);
   }
 
   void closing(const std::vector<Outcome>& outcomes, double seconds,
                const std::vector<std::string>& wrong_answers) {
     table_.line("");
     for (const std::string& sentence : wrong_answers) table_.line(sentence);
+    list_failures(outcomes);
     size_t agree = 0, bits = 0;
     for (const Outcome& outcome : outcomes) {
       agree += outcome.verdict.agrees();
@@ -126,6 +154,25 @@ class Report {
   }
 
  private:
+  // What failed, once more, where it is not between hundreds of other lines,
+  // and what it means.
+  void list_failures(const std::vector<Outcome>& outcomes) {
+    std::set<FaultKind> kinds;
+    for (const Outcome& outcome : outcomes) {
+      if (outcome.verdict.agrees()) continue;
+      if (kinds.empty()) table_.line("These cases differ:", Style::kBad);
+      const Case& test = *outcome.test;
+      table_.line("  " + test.group + ": " + test.name + ", " + test.shapes,
+                  Style::kBold);
+      for (const Fault& fault : outcome.verdict.faults) {
+        table_.line("      " + fault.text, Style::kBad);
+        kinds.insert(fault.kind);
+      }
+    }
+    for (const FaultKind kind : kinds) table_.line(meaning(kind));
+    if (!kinds.empty()) table_.line("");
+  }
+
   static std::vector<Column> columns(const std::vector<Case>& cases) {
     int name = 0, shapes = 0;
     for (const Case& test : cases) {
@@ -152,19 +199,27 @@ nlohmann::ordered_json or_null(const std::optional<T>& value) {
   return value ? nlohmann::ordered_json(*value) : nullptr;
 }
 
+// What is demanded of ours beside PyTorch's result, or null.
+nlohmann::ordered_json demand(Demand demand) {
+  if (demand == Demand::kNothing) return nullptr;
+  return demand == Demand::kBits ? "bits" : "close";
+}
+
 nlohmann::ordered_json to_json(const Outcome& outcome) {
   const Verdict& v = outcome.verdict;
+  nlohmann::ordered_json faults = nlohmann::ordered_json::array();
+  for (const Fault& fault : v.faults) faults.push_back(fault.text);
   return {{"group", outcome.test->group},
           {"case", outcome.test->name},
           {"shapes", outcome.test->shapes},
           {"agrees", v.agrees()},
-          {"bits_demanded", outcome.bits},
+          {"demand", demand(v.pytorch)},
           {"difference", or_null(v.difference)},
           {"error", or_null(v.error)},
           {"pytorch_error", or_null(v.pytorch_error)},
           {"budget", or_null(v.budget)},
           {"allclose", or_null(v.exercise)},
-          {"faults", v.faults},
+          {"faults", std::move(faults)},
           {"seconds", outcome.seconds}};
 }
 

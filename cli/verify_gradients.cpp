@@ -61,6 +61,9 @@ std::vector<Part> gradient_parts(const LayerInputs& ours,
   if (!ours.value.is_same(ours.key)) add("d value", ours.value, pytorch.value);
   const auto &a = ours.layer, &b = pytorch.layer;
   add("d in_proj_weight", a.in_proj_weight, b.in_proj_weight);
+  add("d q_proj_weight", a.q_proj_weight, b.q_proj_weight);
+  add("d k_proj_weight", a.k_proj_weight, b.k_proj_weight);
+  add("d v_proj_weight", a.v_proj_weight, b.v_proj_weight);
   add("d in_proj_bias", a.in_proj_bias, b.in_proj_bias);
   add("d out_proj.weight", a.out_proj_weight, b.out_proj_weight);
   add("d out_proj.bias", a.out_proj_bias, b.out_proj_bias);
@@ -70,38 +73,33 @@ std::vector<Part> gradient_parts(const LayerInputs& ours,
   return parts;
 }
 
-// `reference` computes the layer's output from the same leaves.
+// `reference` is called with the same leaves.
 template <typename Reference>
-Comparison compare_layer(const LayerCall& call, Random& random,
+Comparison compare_layer(const LayerCall& call, Random& random, Demand demand,
                          Reference reference) {
   const LayerInputs drawn = draw(call, random);
   const LayerInputs ours = leaves(drawn), pytorch = leaves(drawn);
   const BackendGuard exact(Backend::kExact);
-  at::manual_seed(random.seed());
-  const at::Tensor out = std::get<0>(
-      ours::module(ours.query, ours.key, ours.value, ours.layer, ours.options));
-  at::manual_seed(random.seed());
-  const at::Tensor expected = reference(pytorch);
+  const auto output_of = [&](auto forward, const LayerInputs& x) {
+    at::manual_seed(random.seed());
+    return std::get<0>(forward(x.query, x.key, x.value, x.layer, x.options));
+  };
+  const at::Tensor out = output_of(ours::module, ours);
+  const at::Tensor expected = output_of(reference, pytorch);
   const at::Tensor dout = random.normal(out.sizes(), call.dtype);
   out.backward(dout);
   expected.backward(dout);
   std::vector<Part> parts = gradient_parts(ours, pytorch);
   parts.push_back(make_part("out", out, expected));
-  return {.parts = std::move(parts), .bits = true};
+  return {.parts = std::move(parts), .pytorch = demand};
+}
+
+Comparison compare_python_module(const LayerCall& call, Random& random) {
+  return compare_layer(call, random, Demand::kBits, pytorch::python_module);
 }
 
 Comparison compare_nn_module(const LayerCall& call, Random& random) {
-  return compare_layer(call, random, [](const LayerInputs& x) {
-    return std::get<0>(
-        pytorch::nn_module(x.query, x.key, x.value, x.layer, x.options));
-  });
-}
-
-Comparison compare_by_hand(LayerCall call, Random& random) {
-  call.need_weights = false;
-  return compare_layer(call, random, [](const LayerInputs& x) {
-    return pytorch::by_hand(x.query, x.key, x.value, x.layer, x.options);
-  });
+  return compare_layer(call, random, Demand::kClose, pytorch::nn_module);
 }
 
 std::vector<AttentionCall> attention_calls() {
@@ -141,23 +139,8 @@ std::vector<AttentionCall> attention_calls() {
   return calls;
 }
 
-// Without biases: torch::nn adds up the gradient of out_proj.bias in another
-// order than Python's module, which is the one to follow.
-std::vector<LayerCall> nn_module_calls() {
+std::vector<LayerCall> python_module_calls() {
   std::vector<LayerCall> calls{
-      {.name = "query, key, value"},
-      {.name = "query, key, value", .dtype = at::kDouble},
-      {.name = "padding", .mask = LayerMask::kPadding},
-      {.name = "bool mask", .mask = LayerMask::kBool},
-      {.name = "bias_kv, zero_attn", .bias_kv = true, .zero_attn = true},
-      {.name = "dropout 0.1, same seed", .dropout = 0.1},
-  };
-  for (LayerCall& call : calls) call.bias = false;
-  return calls;
-}
-
-std::vector<LayerCall> by_hand_calls() {
-  return {
       {.name = "self-attention", .inputs = Inputs::kSelf},
       {.name = "self-attention", .dtype = at::kDouble, .inputs = Inputs::kSelf},
       {.name = "self-attention",
@@ -165,9 +148,36 @@ std::vector<LayerCall> by_hand_calls() {
        .inputs = Inputs::kSelf},
       {.name = "key is value", .inputs = Inputs::kKeyIsValue},
       {.name = "query, key, value", .mask = LayerMask::kBool},
+      {.name = "padding", .mask = LayerMask::kPadding},
+      {.name = "bias_kv, zero_attn, batch of 6",
+       .N = 6,
+       .bias_kv = true,
+       .zero_attn = true},
+      {.name = "kdim 12, vdim 20", .kdim = 12, .vdim = 20},
       {.name = "float mask with gradient", .mask = LayerMask::kFloat},
       {.name = "dropout 0.1, same seed", .dropout = 0.1},
   };
+  const size_t count = calls.size();
+  for (size_t i = 0; i < count; ++i) {
+    calls.push_back(calls[i]);
+    calls.back().name += ", no weights";
+    calls.back().need_weights = false;
+  }
+  return calls;
+}
+
+// In float64: beside other operations float32 has no bound that holds for the
+// gradient of every parameter.
+std::vector<LayerCall> nn_module_calls() {
+  std::vector<LayerCall> calls{
+      {.name = "query, key, value"},
+      {.name = "padding", .mask = LayerMask::kPadding},
+      {.name = "bool mask", .mask = LayerMask::kBool},
+      {.name = "bias_kv, zero_attn", .bias_kv = true, .zero_attn = true},
+      {.name = "dropout 0.1, same seed", .dropout = 0.1},
+  };
+  for (LayerCall& call : calls) call.dtype = at::kDouble;
+  return calls;
 }
 
 }  // namespace
@@ -180,12 +190,12 @@ std::vector<Case> gradient_cases() {
           {group, call.name, shapes(call),
            [call, compare](Random& random) { return compare(call, random); }});
   };
+  add("gradients of MultiheadAttention, exact, against the operations of "
+      "Python's module",
+      python_module_calls(), compare_python_module);
   add("gradients of MultiheadAttention, exact, against "
       "torch::nn::MultiheadAttention",
       nn_module_calls(), compare_nn_module);
-  add("gradients of MultiheadAttention, exact, without weights, against "
-      "at::scaled_dot_product_attention",
-      by_hand_calls(), compare_by_hand);
   add("gradients of scaled_dot_product_attention, auto, against float64 loops",
       attention_calls(), compare_attention);
   return cases;

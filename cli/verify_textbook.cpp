@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // The textbook forms on the exercises' own cases, weights shared with the
-// reference, against torch::nn::MultiheadAttention.
+// reference, against the operations of Python's torch.nn.MultiheadAttention.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -24,11 +24,6 @@ namespace textbook = multihead::textbook;
 using multihead::AttentionLayer;
 using multihead::ForwardOptions;
 using textbook::AttentionWeights;
-
-// What other orders of operations than PyTorch's keep.
-Tolerance other_order(at::ScalarType dtype) {
-  return dtype == at::kDouble ? kExercise : Tolerance{1e-6, 1e-5};
-}
 
 at::Tensor later_keys(int64_t length) {
   return at::ones({length, length}, at::kBool).triu(/*diagonal=*/1);
@@ -70,8 +65,8 @@ AttentionWeights draw_weights(Random& random, const Sizes& s, bool bias) {
   return w;
 }
 
-// The layer with which torch::nn::MultiheadAttention computes the same: grouped
-// key and value heads are repeated.
+// The layer with which nn.MultiheadAttention computes the same: grouped key and
+// value heads are repeated.
 AttentionLayer reference_layer(const AttentionWeights& w, const Sizes& s) {
   const auto repeated = [&](const at::Tensor& rows) {
     if (!s.G) return rows;
@@ -101,14 +96,15 @@ Inputs draw_inputs(Random& random, const Sizes& s) {
           random.uniform({s.N, s.key_length(), s.E}, s.dtype)};
 }
 
-// `ours` against torch::nn::MultiheadAttention and the float64 loops.
+// `ours` against Python's module and the float64 loops.
 Comparison compare(const at::Tensor& ours, const Inputs& x,
                    const AttentionLayer& layer, const ForwardOptions& options) {
   const auto [pytorch, weights] =
-      pytorch::nn_module(x.query, x.key, x.value, layer, options);
+      pytorch::python_module(x.query, x.key, x.value, layer, options);
   const Golden golden =
       golden_layer(x.query, x.key, x.value, layer, options).out;
-  return {.parts = {make_part("out", ours, pytorch, golden)}, .bits = true};
+  return {.parts = {make_part("out", ours, pytorch, golden)},
+          .pytorch = Demand::kBits};
 }
 
 // A mask as the exercise passes it, and what it means to the reference.
@@ -221,10 +217,6 @@ Comparison module_with_keep_mask(const Sizes& s, const at::Tensor& keep,
   if (keep.defined()) options.attn_mask(keep.eq(0));
   Comparison result = compare(module->forward(x.query, x.key, x.value, keep), x,
                               reference_layer(w, s), options);
-  // torch::nn rounds the out-projection before it adds the bias, Python's
-  // module after: at this width the last bit differs.
-  result.bits = false;
-  result.close = other_order(s.dtype);
   Values& pytorch = *result.parts[0].pytorch;
   const at::Tensor bias = w.output_bias.to(at::kDouble);
   for (size_t i = 0; i < pytorch.size(); ++i)
@@ -256,8 +248,8 @@ Comparison grouped(const Sizes& s, const ExerciseMask& mask, Random& random) {
   const at::Tensor ours = textbook::grouped_query_attention(
       x.query, x.key, x.value, s.G, s.E, mask.given, s.H, w);
   Comparison result = compare(ours, x, reference_layer(w, s), mask.meaning);
-  result.bits = s.G == s.H;
-  if (!result.bits) result.close = other_order(s.dtype);
+  // Repeated heads make another product than grouped ones.
+  if (s.G != s.H) result.pytorch = Demand::kClose;
   return result;
 }
 
@@ -311,7 +303,8 @@ void add_self_attention(std::vector<Case>& cases) {
   add("dropout 0.1, same seed", true);
 }
 
-// The step inside, against the operator that has it fused.
+// The step inside, against the operator that has it fused; the loops alone
+// know its weights.
 Comparison inner_step(const at::Tensor& blocked, Random& random) {
   const at::NoGradGuard no_grad;
   const at::Tensor q = random.normal({2, 4, 6, 8}),
@@ -325,7 +318,7 @@ Comparison inner_step(const at::Tensor& blocked, Random& random) {
   return {.parts = {make_part("out", out, pytorch::attention(q, k, v, options),
                               golden.out),
                     make_part("weights", weights, {}, golden.weights)},
-          .close = other_order(at::kFloat)};
+          .pytorch = Demand::kClose};
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 namespace {
 
 using cli::Comparison;
+using cli::Demand;
+using cli::FaultKind;
 using cli::Part;
 using cli::Values;
 using cli::Verdict;
@@ -20,11 +22,11 @@ Part part(Values ours) {
   return Part{.name = "out", .shape = {2, 2}, .ours = std::move(ours)};
 }
 
-Verdict against_pytorch(Values ours, Values pytorch, bool bits,
-                        std::optional<cli::Tolerance> close = {}) {
+Verdict against_pytorch(Values ours, Values pytorch,
+                        Demand demand = Demand::kBits) {
   Part p = part(std::move(ours));
   p.pytorch = std::move(pytorch);
-  return cli::judge({.parts = {p}, .bits = bits, .close = close});
+  return cli::judge({.parts = {p}, .pytorch = demand});
 }
 
 Verdict against_golden(Values ours, Values golden, double allowed) {
@@ -36,7 +38,7 @@ Verdict against_golden(Values ours, Values golden, double allowed) {
 
 TEST(Judge, EqualBitsAgree) {
   const auto verdict =
-      against_pytorch({1, 2, kNaN, kInfinity}, {1, 2, kNaN, kInfinity}, true);
+      against_pytorch({1, 2, kNaN, kInfinity}, {1, 2, kNaN, kInfinity});
   EXPECT_TRUE(verdict.agrees());
   EXPECT_EQ(verdict.difference, 0);
   EXPECT_EQ(verdict.exercise, true);
@@ -45,19 +47,42 @@ TEST(Judge, EqualBitsAgree) {
 
 TEST(Judge, OneBitIsAFaultAndIsNamed) {
   const double next = std::nextafter(3.0, 4.0);
-  const auto verdict = against_pytorch({1, 2, next, 4}, {1, 2, 3, 4}, true);
+  const auto verdict = against_pytorch({1, 2, next, 4}, {1, 2, 3, 4});
   ASSERT_EQ(verdict.faults.size(), 1u);
-  EXPECT_NE(verdict.faults[0].find("out: 1 of 4 elements differ from PyTorch's "
-                                   "bits, first out[1, 0] = 3 instead of 3"),
-            std::string::npos)
-      << verdict.faults[0];
+  EXPECT_EQ(verdict.faults[0].kind, FaultKind::kBits);
+  EXPECT_EQ(verdict.faults[0].text,
+            "out: 1 of 4 elements differ from PyTorch's bits, first out[1, 0] "
+            "= 3.0000000000000004 instead of 3 (one unit in the last place), "
+            "largest difference 4.440892e-16");
   EXPECT_EQ(verdict.difference, next - 3);
   EXPECT_EQ(verdict.exercise, true);
 }
 
+// What the text prints for x instead of y, numbers of so many bits.
+std::string difference_text(double x, double y, int digits) {
+  Part p = part({x, 0, 0, 0});
+  p.digits = digits;
+  p.pytorch = Values{y, 0, 0, 0};
+  const std::string text =
+      cli::judge({.parts = {p}, .pytorch = Demand::kBits}).faults.at(0).text;
+  const size_t from = text.find("= ") + 2;
+  return text.substr(from, text.find(", largest") - from);
+}
+
+TEST(Judge, ADifferenceIsPrintedWithTheDigitsOfItsType) {
+  const float single = std::nextafter(-2.785015F, 0.0F);
+  EXPECT_EQ(difference_text(single, -2.785015F, 24),
+            "-2.7850149 instead of -2.785015 (one unit in the last place)");
+  EXPECT_EQ(difference_text(1.015625, 1, 8),
+            "1.015625 instead of 1 (2 units in the last place)");
+  EXPECT_EQ(difference_text(2, 1, 53), "2 instead of 1");
+  EXPECT_EQ(difference_text(1e-20, 0, 24), "1e-20 instead of 0");
+  EXPECT_EQ(difference_text(kNaN, 1, 24), "nan instead of 1");
+}
+
 TEST(Judge, NaNOnOneSideOnlyIsAFault) {
-  EXPECT_FALSE(against_pytorch({1, 2, 3, kNaN}, {1, 2, 3, 4}, true).agrees());
-  EXPECT_FALSE(against_pytorch({1, 2, 3, 4}, {1, 2, 3, kNaN}, true).agrees());
+  EXPECT_FALSE(against_pytorch({1, 2, 3, kNaN}, {1, 2, 3, 4}).agrees());
+  EXPECT_FALSE(against_pytorch({1, 2, 3, 4}, {1, 2, 3, kNaN}).agrees());
   EXPECT_FALSE(against_golden({1, 2, 3, kNaN}, {1, 2, 3, 4}, 1e9).agrees());
   EXPECT_FALSE(against_golden({1, 2, 3, kInfinity}, {1, 2, 3, -kInfinity}, 1e9)
                    .agrees());
@@ -71,7 +96,8 @@ TEST(Judge, BudgetIsPerElementAndReportsItsShare) {
   verdict = against_golden({1, 2, 3, 4.5}, {1, 2, 3, 4}, 0.25);
   EXPECT_EQ(verdict.budget, 2);
   ASSERT_EQ(verdict.faults.size(), 1u);
-  EXPECT_NE(verdict.faults[0].find("outside the error budget"),
+  EXPECT_EQ(verdict.faults[0].kind, FaultKind::kBudget);
+  EXPECT_NE(verdict.faults[0].text.find("outside the error budget"),
             std::string::npos);
 }
 
@@ -80,14 +106,30 @@ TEST(Judge, NothingAllowedMeansEqual) {
   EXPECT_FALSE(against_golden({0, 0, 0, 1e-300}, {0, 0, 0, 0}, 0).agrees());
 }
 
-TEST(Judge, ToleranceIsAllclose) {
-  const cli::Tolerance loose{1e-6, 0};
-  const auto verdict =
-      against_pytorch({0, 0, 0, 5e-7}, {0, 0, 0, 0}, false, loose);
-  EXPECT_TRUE(verdict.agrees());
-  EXPECT_EQ(verdict.exercise, false);  // 5e-7 > 1e-8, reported all the same
-  EXPECT_FALSE(
-      against_pytorch({0, 0, 0, 2e-6}, {0, 0, 0, 0}, false, loose).agrees());
+TEST(Judge, CloseIsTwiceTheBudget) {
+  const auto close = [](double ours, double pytorch) {
+    Part p = part({0, 0, 0, ours});
+    p.pytorch = Values{0, 0, 0, pytorch};
+    p.golden = Values{0, 0, 0, 0};
+    p.allowed = Values(4, 1);
+    return cli::judge({.parts = {p}, .pytorch = Demand::kClose});
+  };
+  EXPECT_TRUE(close(1, -1).agrees());
+  EXPECT_TRUE(close(1, 1).agrees());
+  const Verdict verdict = close(1, -1.5);
+  ASSERT_EQ(verdict.faults.size(), 1u);
+  EXPECT_EQ(verdict.faults[0].kind, FaultKind::kClose);
+  EXPECT_EQ(close(1.5, 1).faults.at(0).kind, FaultKind::kBudget);
+}
+
+TEST(Judge, WithoutABudgetCloseIsTheExercisesAllclose) {
+  const auto close = [](double ours) {
+    return against_pytorch({0, 0, 0, ours}, {0, 0, 0, 0}, Demand::kClose);
+  };
+  EXPECT_TRUE(close(5e-9).agrees());
+  EXPECT_EQ(close(5e-9).exercise, true);
+  EXPECT_FALSE(close(2e-8).agrees());
+  EXPECT_EQ(close(2e-8).exercise, false);
 }
 
 TEST(Judge, ErrorsOfBothSidesAreReported) {
@@ -104,11 +146,11 @@ TEST(Judge, ErrorsOfBothSidesAreReported) {
 TEST(Judge, DemandingNothingIsAFault) {
   EXPECT_FALSE(cli::judge({}).agrees());
   Part p = part({1, 2, 3, 4});
-  EXPECT_FALSE(cli::judge({.parts = {p}, .bits = true}).agrees());
+  EXPECT_FALSE(cli::judge({.parts = {p}, .pytorch = Demand::kBits}).agrees());
   p.pytorch = p.ours;
   EXPECT_FALSE(cli::judge({.parts = {p}}).agrees());
   p.misfit = "shape [2, 2] instead of [4]";
-  EXPECT_FALSE(cli::judge({.parts = {p}, .bits = true}).agrees());
+  EXPECT_FALSE(cli::judge({.parts = {p}, .pytorch = Demand::kBits}).agrees());
 }
 
 TEST(Judge, EveryPartIsJudged) {
@@ -116,9 +158,10 @@ TEST(Judge, EveryPartIsJudged) {
   good.pytorch = good.ours;
   bad.name = "weights";
   bad.pytorch = Values{1, 2, 3, 5};
-  const auto verdict = cli::judge({.parts = {good, bad, good}, .bits = true});
+  const auto verdict =
+      cli::judge({.parts = {good, bad, good}, .pytorch = Demand::kBits});
   ASSERT_EQ(verdict.faults.size(), 1u);
-  EXPECT_EQ(verdict.faults[0].rfind("weights:", 0), 0u);
+  EXPECT_EQ(verdict.faults[0].text.rfind("weights:", 0), 0u);
 }
 
 }  // namespace
