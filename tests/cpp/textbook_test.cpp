@@ -99,7 +99,8 @@ TEST_F(Textbook, CaseA) {
   }
 }
 
-TEST_F(Textbook, CaseAEqualsLibTorchWithoutMask) {
+// torch::nn runs other operations than Python's module.
+TEST_F(Textbook, CaseAIsCloseToLibTorchWithoutMask) {
   torch::nn::MultiheadAttention module(
       torch::nn::MultiheadAttentionOptions(8, 2).bias(false));
   for (int seed = 0; seed < kSeeds; ++seed) {
@@ -114,7 +115,7 @@ TEST_F(Textbook, CaseAEqualsLibTorchWithoutMask) {
                                    module->out_proj->weight);
     const at::Tensor ours =
         textbook::multi_head_attention(x[0], x[1], x[2], 2, 8, {}, weights);
-    ASSERT_TRUE(torch::equal(ours, swap(expected))) << "seed " << seed;
+    ASSERT_TRUE(close(ours, swap(expected))) << "seed " << seed;
   }
 }
 

@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -232,6 +232,24 @@ def draw_mask(case):
     return mask, {"attn_mask": mask}
 
 
+def agree(case, shares_weights):
+    """How results are compared: by bits where the weights of both sides lie alike.
+
+    BLAS may choose its code by the address of an operand. PyTorch's weights are parts of
+    one tensor, which begin wherever the part before ends; what the form stacks, or holds
+    as a tensor of its own, begins at a multiple of 64 bytes. Self-attention multiplies by
+    the whole on both sides; shares_weights: so do parts that are not stacked.
+    """
+    _, heads, _, _, d = case["shape"]
+    alike = (heads * d) ** 2 * case["dtype"].itemsize % 64 == 0
+    alike |= case["sharing"] == "self"
+    alike |= shares_weights and case["sharing"] != "k is v"
+    if alike:
+        return equal
+    assume(case["dtype"] in TOLERANCE)
+    return lambda a, b: torch.allclose(a, b, **TOLERANCE[a.dtype], equal_nan=True)
+
+
 @settings(max_examples=200, deadline=None)
 @given(configurations())
 def test_bits_of_outputs_and_gradients(case):
@@ -248,7 +266,7 @@ def test_bits_of_outputs_and_gradients(case):
     for form in (textbook.multi_head_attention, textbook.grouped_query_attention):
         ours = form(q, k, v, heads, heads * d, mask, weights=module)
         ours = [ours, *torch.autograd.grad(ours, leaves, gradient)]
-        assert all(map(equal, ours, expected)), form.__name__
+        assert all(map(agree(case, True), ours, expected)), form.__name__
 
 
 @settings(max_examples=100, deadline=None)
@@ -269,22 +287,41 @@ def test_bits_of_the_module(case):
     if case["dtype"] == torch.bfloat16:
         # PyTorch's product carries the NaN of a row into its neighbour.
         seeing &= expected.isfinite().all(-1)
-    assert torch.equal(ours[seeing], expected[seeing])
+    assert agree(case, False)(ours[seeing], expected[seeing])
     blind = sees_nothing.all(1)
     assert torch.equal(ours[blind], module.out_proj.bias.expand(int(blind.sum()), -1))
     ours.sum().backward()
     assert all(p.grad.isfinite().all() for p in form.parameters())
 
 
-def test_without_gradients_the_bits_are_those_of_the_ordinary_path():
-    torch.manual_seed(0)
-    module = reference(48, 6)  # in training mode: not the native inference path
-    q, k = torch.randn(3, 7, 48), torch.randn(3, 11, 48)
-    with torch.no_grad():
+def without_gradients(module):
+    """(ours, PyTorch's) of self-attention, key as value, and three tensors."""
+    width, heads = module.embed_dim, module.num_heads
+    q, k = torch.randn(3, 7, width), torch.randn(3, 11, width)
+    with torch.no_grad():  # in training mode: not the native inference path
         for inputs in ((q, q, q), (q, k, k), (q, k, k.clone())):
-            expected, _ = module(*inputs)
-            ours = textbook.multi_head_attention(*inputs, 6, 48, weights=module)
+            ours = textbook.multi_head_attention(*inputs, heads, width, weights=module)
+            yield ours, module(*inputs)[0]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_frozen_weights_give_the_bits_without_gradients(bias):
+    for seed in range(20):
+        torch.manual_seed(seed)
+        module = reference(48, 6, bias=bias).requires_grad_(False)
+        for ours, expected in without_gradients(module):
             assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_gradients_the_result_is_close(bias):
+    """The weights that the form stacks need no gradient under no_grad, the module's
+    do. PyTorch takes another product for such a weight, without a bias even one of
+    another shape, and it depends on the CPU whether the bits show that."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        for ours, expected in without_gradients(reference(48, 6, bias=bias)):
+            assert close(ours, expected)
 
 
 # --- Weights -------------------------------------------------------------------------
