@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import multihead
 
 LONG = bool(os.environ.get("MULTIHEAD_LONG"))
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 PER_TEST = 100
 TESTS = 200 if LONG else 22
 
@@ -32,11 +33,7 @@ def assert_same_bits(seeds, dtypes, make_context=lambda: None):
 @pytest.mark.parametrize("part", range(TESTS))
 def test_random_configurations(part):
     seeds = range(part * PER_TEST, (part + 1) * PER_TEST)
-    assert_same_bits(seeds, (torch.float32, torch.float64, torch.bfloat16))
-
-
-def test_float16():
-    assert_same_bits(range(10_000, 10_150), (torch.float16,))
+    assert_same_bits(seeds, DTYPES)
 
 
 def test_cpu_autocast():
