@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/judge.h"
+#include "cli/verify_report.h"
 
 namespace {
 
@@ -162,6 +163,26 @@ TEST(Judge, EveryPartIsJudged) {
       cli::judge({.parts = {good, bad, good}, .pytorch = Demand::kBits});
   ASSERT_EQ(verdict.faults.size(), 1u);
   EXPECT_EQ(verdict.faults[0].text.rfind("weights:", 0), 0u);
+}
+
+TEST(VerifyReport, WhatFailedStandsAtTheEndWithWhatItMeans) {
+  const std::vector<cli::Case> cases{
+      {.group = "one", .name = "good", .shapes = "N1", .run = {}},
+      {.group = "two", .name = "bad", .shapes = "N2", .run = {}}};
+  const std::vector<cli::Outcome> outcomes{
+      {&cases[0], against_pytorch({1, 2, 3, 4}, {1, 2, 3, 4}), 0.0},
+      {&cases[1], against_pytorch({1, 2, 3, 4}, {1, 2, 3, 5}), 0.0}};
+  testing::internal::CaptureStdout();
+  cli::VerifyReport report(cases);
+  for (const cli::Outcome& outcome : outcomes) report.add(outcome);
+  report.closing(outcomes, 0.5, {});
+  const std::string text = testing::internal::GetCapturedStdout();
+  const std::string end = text.substr(text.find("These cases differ:"));
+  EXPECT_EQ(end.find("good"), std::string::npos);
+  for (const char* part : {"two: bad, N2\n", "first out[1, 1] = 4 instead of 5",
+                           "Bits differ, although both sides",
+                           "1 of 2 cases agree; 1 bit for bit"})
+    EXPECT_NE(end.find(part), std::string::npos) << part << "\n" << end;
 }
 
 }  // namespace
