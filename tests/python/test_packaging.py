@@ -10,6 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -96,6 +97,40 @@ def test_wheel_holds_package_library_and_command(wheel):
     assert tops == {"multihead", "multihead_command.py", metadata}
 
 
+def dependencies(metadata: str) -> list[str]:
+    """What is required in any case, so not for an extra."""
+    required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    return [line.replace(" ", "") for line in required if "extra" not in line]
+
+
+def test_wheel_needs_the_torch_that_it_was_built_against(wheel):
+    path = f"multihead-{_built.VERSION}.dist-info/METADATA"
+    metadata = zipfile.ZipFile(wheel).read(path).decode()
+    assert dependencies(metadata) == [f"torch=={_built.TORCH_VERSION}"]
+
+
+def test_source_distribution_serves_every_supported_torch(tmp_path):
+    build = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", build, tmp_path, cwd=ROOT, PATH=os.environ["PATH"])
+    (made,) = tmp_path.iterdir()
+    with tarfile.open(made) as archive:
+        (info,) = (n for n in archive.getnames() if n.endswith("/PKG-INFO"))
+        metadata = archive.extractfile(info).read().decode()
+        assert f"{made.name[:-7]}/cmake/torch_requirement.py" in archive.getnames()
+    (needed,) = dependencies(metadata)
+    assert re.fullmatch(r"torch>=[\d.]+", needed)
+    assert "\nDynamic: Requires-Dist\n" in metadata
+
+
+def test_a_wheel_without_a_torch_to_build_against_says_so(tmp_path):
+    program = "import sys; sys.path[:0] = ['cmake']; import torch_requirement as t\n"
+    program += "try: t.torch_version()\nexcept RuntimeError as error: print(error)"
+    for variables in ({"TORCH_ROOT": str(tmp_path)}, {}):
+        # Without site-packages this Python has no torch either.
+        printed = run(sys.executable, "-S", "-c", program, cwd=ROOT, **variables)
+        assert "install torch and use pip's --no-build-isolation" in printed
+
+
 def test_wheel_imports_outside_the_repository(environment, tmp_path):
     program = """
 import multihead, torch
@@ -163,6 +198,28 @@ def configure(tools, prefix, build, *options) -> str:
     source = ROOT / "tests/consumer"
     places = ["-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"]
     return run("cmake", "-G", "Ninja", *places, *options, **tools)
+
+
+@pytest.mark.parametrize("command", ["ON", "OFF"])
+def test_configuring_warns_of_nothing(tools, tmp_path, command):
+    options = [f"-DMULTIHEAD_BUILD_CLI={command}", "-DMULTIHEAD_BUILD_TESTS=OFF"]
+    options += [f"-DTORCH_ROOT={cached('TORCH_ROOT')}", "-S", ROOT, "-B", tmp_path]
+    printed = run("cmake", "-G", "Ninja", *options, **tools)
+    assert "Warning" not in printed
+    steps = run("cmake", "--build", tmp_path, "--target", "help", **tools)
+    assert ("multihead_cli" in steps) == (command == "ON")
+
+
+def test_the_readme_says_how_to_find_an_installed_library(tools, prefix, tmp_path):
+    """Its command for a consumer's build, where $HOME/.local is the prefix."""
+    (command,) = re.findall(
+        r"^cmake -S app .*$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    (tmp_path / "app").symlink_to(ROOT / "tests/consumer")
+    (tmp_path / ".local").symlink_to(prefix)
+    variables = {n: v for n, v in tools.items() if n != "CMAKE_PREFIX_PATH"}
+    variables |= {"HOME": str(tmp_path), "CMAKE_GENERATOR": "Ninja"}
+    run("sh", "-c", command, cwd=tmp_path, **variables)
 
 
 def test_consumer_builds_and_runs(tools, prefix, tmp_path):
