@@ -179,3 +179,25 @@ def test_fast_path_is_taken_where_pytorch_takes_it(monkeypatch):
             assert native_calls(is_causal=True) == 0
             monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: 0)
             assert native_calls() == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_inference_takes_the_native_path_under_exact_only(masked):
+    """What docs/parity.md says of a CPU: auto runs the fused kernels there."""
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    ours = multihead.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.rand(2, 5, 8)
+    padding = torch.zeros(2, 5, dtype=torch.bool) if masked else None
+
+    def ran(mha, backend) -> set[str]:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.no_grad(), multihead.backend(backend):
+            with torch.profiler.profile(activities=activities) as profile:
+                mha(x, x, x, key_padding_mask=padding)
+        events = {event.key for event in profile.key_averages()}
+        names = ("aten::_native_multi_head_attention", "multihead::fused_attention")
+        return events.intersection(names)
+
+    assert ran(theirs, "auto") == {"aten::_native_multi_head_attention"}
+    assert ran(ours, "exact") == {"aten::_native_multi_head_attention"}
+    assert ran(ours, "auto") == {"multihead::fused_attention"}
