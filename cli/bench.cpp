@@ -5,14 +5,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <stdexcept>
 
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
 #include "cli/commands.h"
 #include "cli/destination.h"
+#include "cli/output.h"
+#include "cli/suggestion.h"
 #include "multihead/functional.h"
 
 namespace cli {
@@ -24,15 +29,59 @@ struct Output {
   std::string (*text_of)(const Run&);
 };
 
+// The table on standard output, if it is wanted. Where that fails, a run goes
+// on whose result is also written into files: it took minutes.
+class Progress {
+ public:
+  Progress(const std::vector<BenchCase>& cases, bool wanted, bool dispensable)
+      : dispensable_(dispensable) {
+    if (wanted) table_.emplace(cases, detect_terminal());
+  }
+
+  void show(const std::function<void(BenchTable&)>& what) {
+    if (table_) try {
+        what(*table_);
+      } catch (const std::runtime_error&) {
+        if (!dispensable_) throw;
+        failure_ = std::current_exception();
+        table_.reset();
+      }
+  }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::optional<BenchTable> table_;
+  bool dispensable_;
+  std::exception_ptr failure_;
+};
+
+std::string title(const BenchCase& test) {
+  return test.group + ": " + test.name + " " + shapes(test);
+}
+
 std::vector<BenchCase> selected_cases(const BenchOptions& options,
                                       const std::string& isa) {
   std::vector<BenchCase> cases = bench_cases(isa);
   std::erase_if(cases, [&](const BenchCase& test) {
     return (test.full_only && !options.full) ||
-           (test.group + ": " + test.name + " " + shapes(test))
-                   .find(options.filter) == std::string::npos;
+           title(test).find(options.filter) == std::string::npos;
   });
   return cases;
+}
+
+[[noreturn]] void refuse_filter(const BenchOptions& options,
+                                const std::string& isa) {
+  std::vector<std::string> titles;
+  for (const BenchCase& test : bench_cases(isa)) {
+    if (title(test).find(options.filter) != std::string::npos)
+      throw std::invalid_argument("bench: \"" + options.filter +
+                                  "\" needs --full");
+    titles.push_back(title(test));
+  }
+  throw std::invalid_argument("bench: " +
+                              no_case_matches(options.filter, titles));
 }
 
 void list(const std::vector<BenchCase>& cases) {
@@ -84,11 +133,7 @@ int bench(const BenchOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const std::string isa = multihead::kernel_isa();
   const std::vector<BenchCase> cases = selected_cases(options, isa);
-  if (cases.empty()) {
-    std::fprintf(stderr, "multihead bench: no case matches \"%s\"\n",
-                 options.filter.c_str());
-    return 2;
-  }
+  if (cases.empty()) refuse_filter(options, isa);
   if (options.list) {
     list(cases);
     return 0;
@@ -111,24 +156,27 @@ int bench(const BenchOptions& options) {
       .same_isa = options.same_isa,
       .plan = {.rounds = options.quick ? 3 : options.rounds,
                .seconds = options.quick ? 0.05 : options.seconds}};
-  std::optional<BenchTable> table;
-  if (printed == 0) {
-    table.emplace(cases, detect_terminal());
-    table->opening(run);
-  }
+  const bool files = std::ranges::any_of(
+      outputs, [](const Output& o) { return o.to.wanted(); });
+  Progress progress(cases, /*wanted=*/printed == 0, /*dispensable=*/files);
+  progress.show([&](BenchTable& table) { table.opening(run); });
   const int all = at::get_num_threads();
   Runner runner(isa, run.plan, options.seed);
   for (const BenchCase& test : cases)
     runner.run(test, threads_for(test, options, all), [&](Measurement m) {
-      if (table) table->add(m);
+      progress.show([&](BenchTable& table) { table.add(m); });
       run.measurements.push_back(std::move(m));
     });
-  if (table)
-    table->closing(run, std::chrono::duration<double>(
-                            std::chrono::steady_clock::now() - start)
-                            .count());
-  for (Output& output : outputs)
-    if (output.to.wanted()) output.to.write(output.text_of(run));
+  progress.show([&](BenchTable& table) {
+    table.closing(run, std::chrono::duration<double>(
+                           std::chrono::steady_clock::now() - start)
+                           .count());
+  });
+  std::vector<std::function<void()>> steps;
+  for (const Output& output : outputs)
+    steps.push_back([&] { output.to.write(output.text_of, run); });
+  steps.push_back([&] { progress.rethrow(); });
+  each_of(steps);
   for (const Measurement& m : run.measurements)
     if (!m.right()) return 1;
   return 0;

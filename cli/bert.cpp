@@ -18,7 +18,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "cli/dump.h"
 #include "cli/show_input.h"
+#include "cli/suggestion.h"
 #include "cli/unicode_text.h"
 #include "cli/word_piece.h"
 #include "multihead/functional.h"
@@ -73,10 +75,11 @@ struct Files {
   explicit Files(const ShowOptions& options) {
     const std::filesystem::path given = options.model;
     if (!std::filesystem::exists(given))
-      refuse("--model",
-             "be a folder with model.safetensors, config.json and vocab.txt, "
-             "or its .safetensors file",
-             options.model + ", which does not exist");
+      refuse(
+          "--model",
+          "be a folder with model.safetensors, config.json and vocab.txt, "
+          "or its .safetensors file",
+          options.model + ", which does not exist" + did_you_mean_file(given));
     const bool is_folder = std::filesystem::is_directory(given);
     weights = is_folder ? given / "model.safetensors" : given;
     const std::filesystem::path folder = weights.parent_path();
@@ -90,7 +93,8 @@ struct Files {
              options.vocab.empty()
                  ? "come with a vocab.txt, or --vocab with another name of it"
                  : "name the vocabulary of the model, a token on each line",
-             vocabulary.string() + ", which is no file");
+             vocabulary.string() + ", which is no file" +
+                 did_you_mean_file(vocabulary));
   }
   std::filesystem::path weights, vocabulary;
   json config;
@@ -100,8 +104,7 @@ struct Files {
 class Bert {
  public:
   Bert(const Files& files, const ShowOptions& options)
-      : content_(multihead::read_safetensors(files.weights.string())),
-        config_(files.config) {
+      : content_(read_dump(files.weights)), config_(files.config) {
     using std::string;
     if (const auto type = setting(config_, "model_type", string("bert"));
         type != "bert")

@@ -2,11 +2,11 @@
 //
 // `multihead check`: multihead.check in a Python of its own, which somebody's
 // code may stop, crash or keep busy.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -19,6 +19,7 @@
 #include "cli/child.h"
 #include "cli/commands.h"
 #include "cli/report_output.h"
+#include "cli/suggestion.h"
 #include "multihead/utf8.h"
 
 namespace cli {
@@ -189,6 +190,15 @@ std::optional<std::pair<int, std::string>> answered(const std::string& answer) {
                    answer.substr(line_end + 1));
 }
 
+// An answer that the limit on files has cut says nothing about the code.
+void refuse_cut(const std::string& answer) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && answer.size() >= limit.rlim_cur)
+    throw std::runtime_error("check: Python's report must fit into a file of " +
+                             std::to_string(limit.rlim_cur) +
+                             " bytes (ulimit -f), got more");
+}
+
 }  // namespace
 
 int check(const CheckOptions& options) {
@@ -202,12 +212,13 @@ int check(const CheckOptions& options) {
        .resting_limit = kVerdict,
        .waiting = "multihead: checking " + printable(options.target)});
   if (end.interrupted) return 130;
+  refuse_cut(end.answer);
   if (const auto answer = answered(end.answer)) {
     const auto& [status, text] = *answer;
     if (status == 2)
-      std::fprintf(stderr, "multihead: %s", printable(text, "\n").c_str());
-    else
-      writer.write(text, command_line);
+      throw std::runtime_error(text.substr(0, text.find('\n')) +
+                               did_you_mean_file(file_of(options.target)));
+    writer.write(text, command_line);
     return status;
   }
   if (!end.answer.starts_with("started"))

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "cli/destination.h"
 
-#include <cstdio>
 #include <filesystem>
 #include <span>
 #include <stdexcept>
 
+#include "cli/output.h"
 #include "multihead/safetensors_file.h"
 
 namespace cli {
@@ -31,7 +31,7 @@ Destination::Destination(const std::string& option, const std::string& path) {
 }
 
 void Destination::write(std::string_view content) const {
-  if (standard_output_) std::fwrite(content.data(), 1, content.size(), stdout);
+  if (standard_output_) write_output(content);
   if (path_.empty()) return;
   OutputFile file(path_, where_);
   file.write_at(0, std::as_bytes(std::span(content)));

@@ -18,7 +18,13 @@ class Destination {
 
   bool standard_output() const { return standard_output_; }
   bool wanted() const { return standard_output_ || !path_.empty(); }
+  /// Throws where not all of it can be written; a file is then as it was.
   void write(std::string_view content) const;
+  /// The same with what `text_of` makes of `value`, if it is wanted.
+  template <typename T>
+  void write(std::string (*text_of)(const T&), const T& value) const {
+    if (wanted()) write(text_of(value));
+  }
 
  private:
   bool standard_output_ = false;

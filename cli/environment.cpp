@@ -6,8 +6,11 @@
 #include <ATen/Version.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
@@ -24,16 +27,43 @@ constexpr std::array kFlags = {"avx2",        "fma",      "f16c",
                                "avx512f",     "avx512bw", "avx512_bf16",
                                "avx512_fp16", "amx_tile", "amx_bf16"};
 
+// What chooses instructions, threads or the order of sums, here and in what
+// PyTorch runs on.
+constexpr std::array kSettings = {
+    "MULTIHEAD_ISA",      "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",           "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DEBUG_CPU_TYPE", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS"};
+
 // The value of the first line "name : value"; the file has one per processor.
 std::string cpuinfo(const std::string& name) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
     const size_t colon = line.find(':');
-    if (colon == std::string::npos || !line.starts_with(name)) continue;
+    if (colon == std::string::npos) continue;
+    const size_t name_end = line.find_last_not_of(" \t", colon - 1);
+    if (colon == 0 || line.substr(0, name_end + 1) != name) continue;
     const size_t value = line.find_first_not_of(' ', colon + 1);
     return value == std::string::npos ? "" : line.substr(value);
   }
   return "";
+}
+
+// A name alone does not tell: virtual machines often hide it.
+std::string cpu_id() {
+  const std::string vendor = cpuinfo("vendor_id");
+  return vendor.empty() ? ""
+                        : vendor + ", family " + cpuinfo("cpu family") +
+                              ", model " + cpuinfo("model");
+}
+
+std::vector<std::string> settings() {
+  std::vector<std::string> found;
+  for (const char* name : kSettings)
+    if (const char* value = std::getenv(name))
+      found.push_back(std::string(name) + "=" + value);
+  return found;
 }
 
 std::vector<std::string> isa_flags() {
@@ -77,12 +107,14 @@ Environment detect_environment() {
                     ? first_match(at::get_mkldnn_version(), "v([0-9.]+)")
                     : "",
       .cpu = cpu.empty() ? "unknown processor" : cpu,
+      .cpu_id = cpu_id(),
       .isa = isa_flags(),
       .threads = at::get_num_threads(),
       .processors = std::thread::hardware_concurrency(),
       .kernels = multihead::kernel_isa(),
       .kernels_available = multihead::kernel_isas(),
       .fused = why_not_fused(),
+      .settings = settings(),
   };
 }
 
@@ -95,8 +127,12 @@ nlohmann::ordered_json to_json(const Environment& e) {
           {"blas", e.blas},
           {"onednn", e.onednn},
           {"cpu",
-           {{"model", e.cpu}, {"flags", e.isa}, {"processors", e.processors}}},
+           {{"model", e.cpu},
+            {"id", e.cpu_id},
+            {"flags", e.isa},
+            {"processors", e.processors}}},
           {"threads", e.threads},
+          {"settings", e.settings},
           {"kernels", {{"isa", e.kernels}, {"available", e.kernels_available}}},
           {"backends",
            {{"exact", true},

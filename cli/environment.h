@@ -10,19 +10,22 @@
 namespace cli {
 
 struct Environment {
-  std::string version;           ///< of this library
-  std::string torch_built;       ///< the torch it was built against
-  std::string torch_running;     ///< the torch it runs with
-  std::string torch_isa;         ///< what torch's own kernels use, "AVX512"
-  std::string blas;              ///< name and version, empty: none
-  std::string onednn;            ///< version, empty: not there
-  std::string cpu;               ///< model name
+  std::string version;        ///< of this library
+  std::string torch_built;    ///< the torch it was built against
+  std::string torch_running;  ///< the torch it runs with
+  std::string torch_isa;      ///< what torch's own kernels use, "AVX512"
+  std::string blas;           ///< name and version, empty: none
+  std::string onednn;         ///< version, empty: not there
+  std::string cpu;            ///< model name
+  std::string cpu_id;  ///< "AuthenticAMD, family 25, model 17", empty: unknown
   std::vector<std::string> isa;  ///< those flags that matter, present ones
   int threads = 0;               ///< of torch
   unsigned processors = 0;       ///< logical, of the machine
   std::string kernels;           ///< instruction set of the fused kernels
   std::vector<std::string> kernels_available;  ///< what MULTIHEAD_ISA may name
   std::string fused;  ///< why the fused kernels cannot run; empty: can
+  /// "MKL_CBWR=AVX2": variables that are set and change speed or last bits.
+  std::vector<std::string> settings;
 };
 
 Environment detect_environment();

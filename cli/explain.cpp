@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/dump.h"
 #include "cli/report_output.h"
 #include "multihead/utf8.h"
 
@@ -23,7 +24,7 @@ using Json = nlohmann::ordered_json;
 
 multihead::Observation read(const std::string& path,
                             const ExplainOptions& options) {
-  multihead::Observation observation = multihead::read_safetensors(path);
+  multihead::Observation observation = read_dump(path);
   observation.metadata.try_emplace("name",
                                    std::filesystem::path(path).stem().string());
   for (const auto& [name, value] : options.facts)

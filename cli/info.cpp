@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/environment.h"
+#include "cli/output.h"
 #include "cli/table.h"
+#include "multihead/utf8.h"
 
 namespace cli {
 namespace {
+
+using multihead::printable;
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -25,7 +28,7 @@ std::string or_absent(const std::string& text) {
 int info(const InfoOptions& options) {
   const Environment e = detect_environment();
   if (options.json) {
-    std::puts(to_json(e).dump(2).c_str());
+    write_output(to_json(e).dump(2) + "\n");
     return 0;
   }
   Table table({{.title = "", .width = 9}, {.title = ""}}, detect_terminal());
@@ -37,15 +40,16 @@ int info(const InfoOptions& options) {
                    "), kernels for " + e.torch_isa);
   say("BLAS", or_absent(e.blas));
   say("oneDNN", or_absent(e.onednn));
-  say("CPU", e.cpu);
+  say("CPU", e.cpu + (e.cpu_id.empty() ? "" : " (" + e.cpu_id + ")"));
   say("flags", joined(e.isa));
   say("threads", std::to_string(e.threads) + " of " +
                      std::to_string(e.processors) + " processors");
+  if (!e.settings.empty()) say("set", printable(joined(e.settings)));
   say("exact", "available: PyTorch's own order of operations");
-  say("fused", e.fused.empty()
-                   ? "available: kernels for " + e.kernels +
-                         " (this CPU runs " + joined(e.kernels_available) + ")"
-                   : "not available: " + e.fused);
+  say("fused", e.fused.empty() ? "available: kernels for " + e.kernels +
+                                     " (MULTIHEAD_ISA may name " +
+                                     joined(e.kernels_available) + ")"
+                               : "not available: " + e.fused);
   return 0;
 }
 

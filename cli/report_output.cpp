@@ -2,10 +2,10 @@
 #include "cli/report_output.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "cli/destination.h"
+#include "cli/output.h"
 #include "cli/table.h"
 #include "multihead/report.h"
 #include "multihead/utf8.h"
@@ -49,15 +49,21 @@ ReportWriter::ReportWriter(const std::string& command,
 
 void ReportWriter::write(const std::string& json,
                          const std::string& command_line) {
-  if (!html_.standard_output() && !svg_.standard_output())
-    std::fputs((json_ ? json + "\n" : text_of(json)).c_str(), stdout);
-  if (html_.wanted())
-    html_.write(kPage + render_report(json, ReportFormat::kHtml));
-  if (svg_.wanted()) {
+  const auto printed = [&] {
+    if (!html_.standard_output() && !svg_.standard_output())
+      write_output(json_ ? json + "\n" : text_of(json));
+  };
+  const auto page = [&] {
+    if (html_.wanted())
+      html_.write(kPage + render_report(json, ReportFormat::kHtml));
+  };
+  const auto picture = [&] {
+    if (!svg_.wanted()) return;
     auto with_command = nlohmann::ordered_json::parse(json);
     with_command["command"] = printable(command_line);
     svg_.write(render_report(with_command.dump(), ReportFormat::kSvg));
-  }
+  };
+  each_of({printed, page, picture});
 }
 
 }  // namespace cli

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <stdexcept>
@@ -15,6 +14,7 @@
 #include "cli/bert.h"
 #include "cli/commands.h"
 #include "cli/destination.h"
+#include "cli/output.h"
 #include "cli/show_input.h"
 #include "cli/table.h"
 
@@ -170,11 +170,11 @@ int show(const ShowOptions& options) {
                                 html.standard_output());
   refuse_unused(options);
   const Picture picture = make_picture(options);
-  if (svg.wanted()) svg.write(to_svg(picture));
-  if (png.wanted()) png.write(to_png(picture));
-  if (html.wanted()) html.write(to_html(picture));
   if (!svg.wanted() && !png.wanted() && !html.wanted())
-    std::fputs(to_text(picture, detect_screen(options)).c_str(), stdout);
+    write_output(to_text(picture, detect_screen(options)));
+  each_of({[&] { svg.write(to_svg, picture); },
+           [&] { png.write(to_png, picture); },
+           [&] { html.write(to_html, picture); }});
   return 0;
 }
 

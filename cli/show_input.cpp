@@ -11,6 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "cli/dump.h"
 #include "cli/unicode_text.h"
 #include "multihead/diagnosis/run.h"
 
@@ -174,9 +175,9 @@ bool holds_inputs(const Safetensors& dump) {
 }
 
 Safetensors read_files(const ShowOptions& options) {
-  Safetensors dump = multihead::read_safetensors(options.dump);
+  Safetensors dump = read_dump(options.dump);
   if (!options.weights.empty()) {
-    Safetensors more = multihead::read_safetensors(options.weights);
+    Safetensors more = read_dump(options.weights);
     dump.tensors.merge(more.tensors);
     dump.metadata.merge(more.metadata);
   }

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "cli/output.h"
+
 namespace cli {
 namespace {
 
@@ -104,11 +106,10 @@ std::string styled(const std::string& text, Style style,
   return escape_code(style) + text + "\033[0m";
 }
 
-Table::Table(std::vector<Column> columns, Terminal terminal, std::FILE* file)
+Table::Table(std::vector<Column> columns, Terminal terminal)
     : columns_(std::move(columns)),
       shown_(columns_.size(), true),
-      terminal_(terminal),
-      file_(file) {
+      terminal_(terminal) {
   for (Column& column : columns_) {
     column.title = for_terminal(column.title, terminal_);
     column.width = std::max(column.width, display_width(column.title));
@@ -150,14 +151,12 @@ void Table::row(const std::vector<Cell>& cells) {
     text += (text.empty() ? "" : std::string(kGap, ' ')) +
             styled(cell, cells[i].style, terminal_);
   }
-  std::fprintf(file_, "%s\n", text.c_str());
-  std::fflush(file_);
+  write_output(text + "\n");
 }
 
 void Table::line(const std::string& text, Style style) {
   const std::string shown = for_terminal(text, terminal_);
-  std::fprintf(file_, "%s\n", styled(shown, style, terminal_).c_str());
-  std::fflush(file_);
+  write_output(styled(shown, style, terminal_) + "\n");
 }
 
 }  // namespace cli

@@ -3,7 +3,6 @@
 // Text for people: columns that line up, colour where a terminal shows it.
 #pragma once
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -39,13 +38,12 @@ struct Cell {
   Style style = Style::kPlain;
 };
 
-/// Rows are printed as they come, so that a long run shows its progress; widths
-/// are therefore given beforehand. The first column gives way when space is
-/// short, after the dispensable ones from the right.
+/// Rows are printed as they come (cli/output.h), so that a long run shows its
+/// progress; widths are therefore given beforehand. The first column gives way
+/// when space is short, after the dispensable ones from the right.
 class Table {
  public:
-  Table(std::vector<Column> columns, Terminal terminal,
-        std::FILE* file = stdout);
+  Table(std::vector<Column> columns, Terminal terminal);
 
   void header();
   void row(const std::vector<Cell>& cells);
@@ -59,7 +57,6 @@ class Table {
   std::vector<Column> columns_;
   std::vector<bool> shown_;
   Terminal terminal_;
-  std::FILE* file_;
 };
 
 /// `text` between the escape codes of `style`, or as it is.

@@ -2,12 +2,13 @@
 //
 // `multihead verify`: chooses the cases and runs them.
 #include <chrono>
-#include <cstdio>
 #include <exception>
+#include <stdexcept>
 
 #include "cli/case.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
+#include "cli/suggestion.h"
 #include "cli/verify_report.h"
 
 namespace cli {
@@ -34,13 +35,16 @@ Outcome run(const Case& test, uint64_t seed) {
   }
 }
 
+std::string title(const Case& test) {
+  return test.group + ": " + test.name + " " + test.shapes;
+}
+
 std::vector<Case> selected_cases(const std::string& filter) {
   std::vector<Case> cases;
   for (auto list :
        {textbook_cases, module_cases, functional_cases, gradient_cases})
     for (Case& test : list())
-      if ((test.group + ": " + test.name + " " + test.shapes).find(filter) !=
-          std::string::npos)
+      if (title(test).find(filter) != std::string::npos)
         cases.push_back(std::move(test));
   return cases;
 }
@@ -51,9 +55,10 @@ int verify(const VerifyOptions& options) {
   const auto start = Clock::now();
   const std::vector<Case> cases = selected_cases(options.filter);
   if (cases.empty()) {
-    std::fprintf(stderr, "multihead verify: no case matches \"%s\"\n",
-                 options.filter.c_str());
-    return 2;
+    std::vector<std::string> titles;
+    for (const Case& test : selected_cases("")) titles.push_back(title(test));
+    throw std::invalid_argument("verify: " +
+                                no_case_matches(options.filter, titles));
   }
   std::optional<VerifyReport> report;
   if (!options.json) {

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/output.h"
+
 namespace cli {
 namespace {
 
@@ -195,7 +197,7 @@ void print_json(const std::vector<Outcome>& outcomes, uint64_t seed,
       {"agrees", agree},
       {"cases", std::move(cases)},
       {"pytorch_wrong_answers", wrong_answers}};
-  std::puts(all.dump(2).c_str());
+  write_output(all.dump(2) + "\n");
 }
 
 }  // namespace cli

@@ -13,6 +13,7 @@
 #include "cli/heat_map.h"
 #include "cli/letters.h"
 #include "cli/picture.h"
+#include "cli/suggestion.h"
 #include "cli/unicode_text.h"
 #include "cli/word_piece.h"
 
@@ -82,6 +83,34 @@ TEST(UnicodeText, KnowsDirection) {
   EXPECT_TRUE(is_right_to_left("שלום"));
   EXPECT_TRUE(is_right_to_left("a مرحبا"));
   EXPECT_FALSE(is_right_to_left("日本 é"));
+}
+
+TEST(Suggestion, NearestName) {
+  const std::vector<std::string> names = {"verify",  "bench", "check",
+                                          "explain", "show",  "info"};
+  EXPECT_EQ(nearest("verfy", names), "verify");
+  EXPECT_EQ(nearest("hsow", names), "show");
+  EXPECT_EQ(nearest("Explian", names), "explain");
+  EXPECT_EQ(nearest("exp", names), "explain");
+  EXPECT_EQ(nearest("benchmark", names), "bench");
+  EXPECT_EQ(nearest("plot", names), "");
+  EXPECT_EQ(nearest("x", names), "");
+  EXPECT_EQ(nearest("", names), "");
+  EXPECT_EQ(nearest("help", {"--head", "--help"}), "--help");
+  EXPECT_EQ(nearest("--num-haeds", {"--num-heads", "--head"}), "--num-heads");
+  EXPECT_EQ(did_you_mean("plot", names), "");
+}
+
+TEST(Suggestion, FilterThatMatchesNothing) {
+  const std::vector<std::string> titles = {"forward: causal d64 B1 H8",
+                                           "backward: key padding B1"};
+  EXPECT_EQ(no_case_matches("Causal D64", titles),
+            "no case matches \"Causal D64\"; did you mean \"causal d64\"?");
+  EXPECT_EQ(no_case_matches("causl d64", titles),
+            "no case matches \"causl d64\"; did you mean \"causal d64\"?");
+  EXPECT_EQ(no_case_matches("causl padding", titles),
+            "no case matches \"causl padding\"");
+  EXPECT_EQ(no_case_matches("zzz", titles), "no case matches \"zzz\"");
 }
 
 TEST(UnicodeText, Markup) {

@@ -144,6 +144,65 @@ def test_filter_that_matches_nothing_is_an_error(command: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("verfy",), "verify"),
+        (("chekc", "attention.py"), "check"),
+        (("help",), "--help"),
+        (("--verison",), "--version"),
+        (("verify", "--fliter", "x"), "--filter"),
+        (("show", "--hed=3"), "--head"),
+        (("explain", "x.safetensors", "--num_heads", "2"), "--num-heads"),
+        (("draw",), None),
+        (("verify", "verfy"), None),
+    ],
+    ids=str,
+)
+def test_misspelt_words_are_guessed(
+    arguments: tuple[str, ...], meant: str | None
+) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2 and result.stdout == ""
+    guesses = re.findall(r"^Did you mean (.*)\?$", result.stderr, re.MULTILINE)
+    assert guesses == ([meant] if meant else [])
+
+
+@pytest.mark.parametrize("command", ["explain", "show", "check"])
+def test_the_name_of_a_missing_file_is_guessed(command: str, tmp_path: Path) -> None:
+    ending = ".py" if command == "check" else ".safetensors"
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    (folder / f"layer{ending}").write_text("")
+    (folder / f"other{ending}").write_text("")
+    for path in ("dumps/leyer", "dumsp/layer", "dumps/LAYER"):
+        result = run(command, str(tmp_path / path) + ending)
+        assert result.returncode == 2 and result.stdout == ""
+        meant = f"did you mean {folder / 'layer'}{ending}?\n"
+        assert result.stderr.endswith(f"; {meant}"), result.stderr
+    for path in ("dumps/x", "x/layer", "dumps/abcde"):
+        result = run(command, str(tmp_path / path) + ending)
+        assert result.returncode == 2 and "did you mean" not in result.stderr
+
+
+def test_a_filter_that_matches_nothing_is_guessed() -> None:
+    def said(*arguments: str) -> str:
+        result = run(*arguments)
+        assert result.returncode == 2 and result.stdout == ""
+        return result.stderr
+
+    message = 'multihead: verify: no case matches "Textbok"; did you mean "textbook'
+    assert said("verify", "--filter", "Textbok").startswith(message)
+    message = 'no case matches "CAUSAL D64"; did you mean "causal d64"?'
+    assert message in said("bench", "--filter", "CAUSAL D64")
+    standard, full = (
+        {line.strip() for line in run("bench", "--list", *more).stdout.splitlines()}
+        for more in ((), ("--full",))
+    )
+    name = sorted(full - standard)[0].split("  ")[0]
+    assert f'bench: "{name}" needs --full' in said("bench", "--filter", name)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("--nonsense",),
@@ -192,7 +251,14 @@ def test_info_says_where_it_runs() -> None:
     text = run("info").stdout
     for word in ("torch", "CPU", "threads", "fused", "oneDNN"):
         assert word in text
-    report = json.loads(run("info", "--json").stdout)
+    report = json.loads(run("info", "--json", MKL_CBWR="AVX2").stdout)
+    assert "MKL_CBWR=AVX2" in report["settings"]
+    assert "MKL_CBWR=COMPATIBLE" in run("info", MKL_CBWR="COMPATIBLE").stdout
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    family = re.search(r"cpu family\s*: (\d+)", cpuinfo)
+    if family:  # of x86
+        assert f"family {family[1]}, model " in text
+        assert report["cpu"]["id"] in text
     assert report["backends"]["exact"] is True
     assert report["backends"]["fused"] is (report["backends"]["why_not_fused"] == "")
     assert report["cpu"]["processors"] >= 1

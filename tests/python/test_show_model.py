@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pathlib
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -95,6 +98,27 @@ def test_a_file_with_a_vocabulary_will_do(tmp_path):
     assert refused.returncode == 2
     assert "--num-heads must divide the model's width of 384, got" in refused.stderr
     assert "12 heads" in shown(*arguments, "--num-heads", 12)
+
+
+def test_the_examples_of_the_help_work(tmp_path):
+    """As a shell runs them, beside a Python that has the model."""
+    footer = shown("--help").partition("Examples:\n")[2]
+    examples = [line.strip() for line in footer.splitlines() if "--model" in footer]
+    begin = next(i for i, line in enumerate(examples) if line.startswith("model="))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "multihead").symlink_to(COMMAND)
+    (tmp_path / "bin" / "python3").write_text(
+        f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    )
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    result = subprocess.run(
+        ["sh", "-euc", "\n".join(examples[begin : begin + 2])],
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "layer 3: A kitten naps" in result.stdout and "12 heads" in result.stdout
 
 
 def test_what_a_model_refuses(tmp_path):

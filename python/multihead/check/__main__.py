@@ -2,11 +2,14 @@
 """python -m multihead.check FILE[:NAME]: multihead.check, for a shell.
 
 The command `multihead check` does the same in a process that it can end. Exit
-status: 0 the code passed, 1 it did not, 2 it could not be checked.
+status: 0 the code passed, 1 it did not, 2 it could not be checked or the report
+not be written.
 """
 
 import argparse
 import contextlib
+import errno
+import io
 import os
 import sys
 import time
@@ -116,6 +119,24 @@ def answer(descriptor: int, path: str, words: list[str]) -> None:
     os._exit(status)
 
 
+def print_all(report: Report, as_json: bool) -> None:
+    """Raises OSError where standard output does not take all of it."""
+    if sys.stdout is None:  # it is closed
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an encoding without "✓"
+    try:
+        if as_json:
+            print(report.to_json())
+        else:
+            report.print()
+        sys.stdout.flush()
+    except OSError:
+        # What is left in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 def main() -> int:
     try:
         arguments = parser().parse_args()
@@ -123,10 +144,12 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(f"multihead: {error}", file=sys.stderr)
         return 2
-    if arguments.json:
-        print(report.to_json())
-    else:
-        report.print()
+    try:
+        print_all(report, arguments.json)
+    except OSError as error:
+        what = f"standard output must be writable, got {error.strerror}"
+        print(f"multihead: {what}", file=sys.stderr)
+        return 2
     return 0 if report.passed else 1
 
 

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT
+//
+// What arguments have to be beyond what their types say, and what is said of a
+// command line that cannot be understood.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace cli {
+
+/// Checks of single arguments: what is wrong, "" if nothing is.
+/// An empty variable of a shell is no file, nor as good as no argument.
+std::string is_named(const std::string& path);
+/// A seed of 64 bits. The parser would take "-1", and larger ones, for others.
+std::string is_seed(const std::string& text);
+/// No dump, for certain.
+std::string is_code(const std::string& target);
+/// No other kind of file, for certain; says what to do with it.
+std::string is_dump(const std::string& path);
+
+/// Answers --help and --version on standard output; says on standard error what
+/// of a command line cannot be understood, and what may have been meant.
+/// Returns the exit status, 0 or 2.
+int answer(const CLI::App& app, const CLI::ParseError& error);
+
+}  // namespace cli
