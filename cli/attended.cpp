@@ -11,11 +11,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 namespace cli {
 namespace {
 
 constexpr int kLinks = 3;  // of each head
+constexpr const char* kDivided =
+    "entropies are those of rows divided by their sum";
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 using multihead::AttentionOptions;
 
@@ -86,10 +90,15 @@ std::vector<Link> strongest_cells(const HeatMap& map, const Item& item) {
   return links;
 }
 
+// -1, less than any weight, in place of what is no number to compare.
+at::Tensor finite_or_none(const at::Tensor& weights) {
+  return weights.masked_fill(weights.isfinite().logical_not(), -1);
+}
+
 // The largest of (Lq, k) weights, whose keys are in `keys`; -1 is no key.
 std::vector<Link> strongest(const at::Tensor& weights, const at::Tensor& keys) {
   std::vector<Link> links;
-  const at::Tensor finite = weights.nan_to_num(-1).flatten();
+  const at::Tensor finite = finite_or_none(weights).flatten();
   const auto [top, places] =
       finite.topk(std::min<int64_t>(kLinks, finite.numel()));
   const at::Tensor key_of = keys.flatten();
@@ -152,17 +161,25 @@ class Measurement {
     const Axis keys = whole(result_.keys);
     panel.map = pool(to_map(page), {whole(result_.queries), result_.queries},
                      {keys, result_.keys});
-    const at::Tensor sums = page.sum(-1);
-    note_rows(panel, at::special_entr(page).sum(-1), sums.ne(0));
+    const at::Tensor sums = page.sum(-1, /*keepdim=*/true),
+                     negative = page.lt(0), not_zero = page.ne(0).any(-1);
+    // As of the weights that are in the same proportions and sum to 1. A row
+    // with numbers below 0 is no share of anything.
+    const at::Tensor entropy = at::special_entr(page.div(sums)).sum(-1);
+    note_rows(panel, entropy.masked_fill(negative.any(-1), kUnknown), not_zero);
     not_finite_ += page.numel() - page.isfinite().sum().item<int64_t>();
-    for (const at::Tensor& sum : {sums.min(), sums.max()}) {
-      const auto value = sum.item<double>();
-      if (value != 0) lowest_ = std::min(lowest_, value);
-      highest_ = std::max(highest_, value);
-    }
+    negative_ += negative.sum().item<int64_t>();
+    note_sums(sums.squeeze(-1).masked_select(not_zero));
     const auto [weights, links] =
-        page.nan_to_num(-1).topk(std::min<int64_t>(kLinks, page.size(1)));
+        finite_or_none(page).topk(std::min<int64_t>(kLinks, page.size(1)));
     panel.links = strongest(weights, links);
+  }
+
+  void note_sums(const at::Tensor& sums) {
+    const at::Tensor finite = sums.masked_select(sums.isfinite());
+    if (finite.numel() == 0) return;
+    lowest_ = std::min(lowest_, finite.min().item<double>());
+    highest_ = std::max(highest_, finite.max().item<double>());
   }
 
   // From the heads, without a page of weights.
@@ -187,11 +204,14 @@ class Measurement {
     panel.links = strongest(weights, keys);
   }
 
-  // entropy (Lq), and which queries see a key.
+  // entropy (Lq), not finite where it is unknown, and which queries see a key.
   void note_rows(Panel& panel, const at::Tensor& entropy,
                  const at::Tensor& sees_a_key) {
     panel.entropy =
-        entropy.to(at::kDouble).masked_select(sees_a_key).mean().item<double>();
+        entropy.to(at::kDouble)
+            .masked_select(sees_a_key.logical_and(entropy.isfinite()))
+            .mean()
+            .item<double>();
     blind_ =
         std::max(blind_, sees_a_key.numel() - sees_a_key.sum().item<int64_t>());
   }
@@ -254,9 +274,23 @@ class Measurement {
       remarks.push_back(std::to_string(blind_) + " of " +
                         std::to_string(result_.queries.length()) +
                         " queries see no key: their weights are 0");
-    if (lowest_ < 1 - kSum || highest_ > 1 + kSum)
-      remarks.push_back("rows of weights do not sum to 1, but to " +
-                        number(lowest_) + " up to " + number(highest_));
+    if (negative_ > 0)
+      remarks.push_back("numbers below 0, which weights never are: " +
+                        std::to_string(negative_));
+    if (lowest_ >= 1 - kSum && highest_ <= 1 + kSum) return;
+    remarks.push_back(sums_text());
+    if (std::ranges::any_of(result_.panels, [](const Panel& panel) {
+          return !std::isnan(panel.entropy);
+        }))
+      remarks.push_back(kDivided);
+  }
+
+  // What the rows sum to instead of 1.
+  std::string sums_text() const {
+    const std::string low = number(lowest_), high = number(highest_);
+    return low == high ? "each row of weights sums to " + low + ", not to 1"
+                       : "rows of weights sum to " + low + " up to " + high +
+                             ", not to 1 each";
   }
 
   static constexpr double kSum = 0.02;  // what bfloat16 leaves of a sum of 1
@@ -265,8 +299,8 @@ class Measurement {
   int64_t item_;
   Item result_;
   std::vector<uint8_t> blocked_;
-  double lowest_ = 1, highest_ = 1;
-  int64_t not_finite_ = 0, blind_ = 0;
+  double lowest_ = INFINITY, highest_ = -INFINITY;  // sums of rows
+  int64_t not_finite_ = 0, negative_ = 0, blind_ = 0;
 };
 
 }  // namespace
@@ -312,9 +346,10 @@ Picture difference(Picture yours, const Picture& reference) {
       for (size_t cell = 0; cell < other.values.size(); ++cell)
         panel.map.values[cell] -= other.values[cell];
       widen(extremes, panel.map);
-      panel.entropy = std::numeric_limits<double>::quiet_NaN();
+      panel.entropy = kUnknown;
       panel.links = strongest_cells(panel.map, item);
     }
+    std::erase(item.remarks, kDivided);  // none is shown
     item.remarks.push_back("the largest difference is " +
                            number(std::max(extremes.high, -extremes.low)));
   }

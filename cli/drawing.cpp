@@ -11,12 +11,13 @@ namespace cli {
 namespace {
 
 constexpr double kMargin = 28, kGap = 18;
-constexpr double kLetter = 7.4;    // width of a column of text, about
 constexpr int kLongestLabel = 14;  // columns
-constexpr double kSide = 416;      // of the large map, at most
-constexpr double kHead = 96;       // a head's name and entropy take so much
-constexpr double kTitle = 76;      // where the maps' labels begin
-constexpr double kStage = 96;      // height of the strip of stages
+constexpr double kWidestLabel = 104;
+constexpr double kSide = 416;             // of the large map, at most
+constexpr double kName = 11, kKeys = 10;  // sizes of a head's two captions
+constexpr double kShape = 9;              // and of what a stage says
+constexpr double kTitle = 76;             // where the maps' labels begin
+constexpr double kStage = 96;             // height of the strip of stages
 constexpr double kMostNotes = 6;
 
 std::string print(const char* format, auto... values) {
@@ -42,12 +43,47 @@ Axis matching(const Axis& queries, const Axis& keys, int most) {
                  static_cast<int>(std::clamp<int64_t>(cells, 1, most)));
 }
 
+// The width of letters of `size`, in a font as wide as such fonts are: DejaVu.
+double width_of(const std::string& text, double size) {
+  constexpr std::string_view kWide = "MW@%mw", kNarrow = "ijlftrI|'.,:;!()[]-/ ";
+  double sum = 0;
+  for (const std::string& letter : clusters(text)) {
+    const int wide = columns(letter);
+    sum += wide != 1                              ? 0.55 * wide
+           : letter.size() > 1                    ? 0.8
+           : kWide.find(letter) != kWide.npos     ? 0.98
+           : kNarrow.find(letter) != kNarrow.npos ? 0.42
+           : letter[0] >= 'A' && letter[0] <= 'Z' ? 0.76
+                                                  : 0.65;
+  }
+  return sum * size;
+}
+
+std::string fitted(const std::string& text, int most, double width,
+                   double size = 12) {
+  std::string part = shortened(text, most);
+  while (most > 1 && width_of(part, size) > width)
+    part = shortened(text, --most);
+  return part;
+}
+
+std::string label_of(const Axis& axis, int cell) {
+  return fitted(axis.label(cell), kLongestLabel, kWidestLabel);
+}
+
 double label_width(const Axis& axis) {
-  int longest = 1;
+  double widest = 0;
   for (int i = 0; i < axis.cells(); ++i)
-    longest =
-        std::max(longest, columns(shortened(axis.label(i), kLongestLabel)));
-  return longest * kLetter;
+    widest = std::max(widest, width_of(label_of(axis, i), 12));
+  return widest;
+}
+
+// "4.2 keys", "" where the entropy is not known.
+std::string keys_of(const Panel& panel) {
+  const double keys = std::exp(panel.entropy);
+  return std::isnan(keys)
+             ? ""
+             : print(keys < 99.5 ? "%.1f keys" : "%.0f keys", keys);
 }
 
 // Every how many cells a label has room; slanted ones need more.
@@ -83,7 +119,11 @@ Drawing::Drawing(const Picture& picture)
     width_ = heads_.x + per_row_ * small_step_ - kGap + kMargin;
     bottom = std::max(bottom, heads_.y + rows * (height + 34) - 8);
   }
-  width_ = std::max(width_, 720.0);
+  double stage = 0;
+  for (const Stage& each : picture.stages)
+    stage = std::max(stage, width_of(shape_text(each.shape), kShape) + 8);
+  const auto stages = static_cast<double>(picture.stages.size());
+  width_ = std::max({width_, 720.0, 2 * kMargin + stages * stage});
   legend_ = bottom + 26;
   stages_ = legend_ + 44;
   groups_ = stages_ + (picture.stages.size() > 1 ? kStage + 14 : 0);
@@ -104,12 +144,17 @@ void Drawing::place_heads() {
   small_ = std::clamp(std::floor((room / rows - 34 + 8) / aspect), 64.0, 160.0);
   small_keys_ = coarser(keys_, most_cells(small_, 3));
   small_queries_ = matching(queries_, small_keys_, most_cells(small_, 1));
-  small_step_ = std::max(small_, kHead) + kGap;
+  double captions = 0;
+  for (size_t i = 1; i < item_.panels.size(); ++i)
+    captions =
+        std::max(captions, width_of(item_.panels[i].name, kName) + 10 +
+                               width_of(keys_of(item_.panels[i]), kKeys));
+  small_step_ = std::max(small_, captions) + kGap;
 }
 
 void Drawing::draw(Canvas& canvas) const {
-  const int room = static_cast<int>((width_ - 2 * kMargin) / 9.5);
-  canvas.write({kMargin, 38}, shortened(picture_.title, room),
+  const double room = width_ - 2 * kMargin;
+  canvas.write({kMargin, 38}, fitted(picture_.title, 400, room, 18),
                {.size = 18, .bold = true});
   canvas.write({kMargin, 58}, subtitle(picture_, item_), {.tone = Tone::kDim});
   draw_large(canvas);
@@ -124,18 +169,20 @@ void Drawing::draw_large(Canvas& canvas) const {
   const Panel& panel = item_.panels[0];
   const HeatMap map =
       pool(panel.map, {item_.queries, queries_}, {item_.keys, keys_});
-  canvas.write({large_.x, heads_.y + 12}, panel.name, {.size = 11});
+  canvas.write({large_.x, heads_.y + 12}, panel.name, {.size = kName});
+  if (const std::string keys = keys_of(panel); !keys.empty())
+    canvas.write({large_.x + width_of(panel.name, kName) + 10, heads_.y + 12},
+                 keys, {.size = kKeys, .tone = Tone::kDim});
   canvas.draw_map(large_, map, scale_);
   const double cell = large_.width / keys_.cells();
   const int key_step = label_step(keys_, cell, 17);
   for (int i = 0; i < keys_.cells(); i += key_step)
     canvas.write({large_.x + (i + 0.5) * cell + 4, large_.y - 8},
-                 shortened(keys_.label(i), kLongestLabel), {.angle = 45});
+                 label_of(keys_, i), {.angle = 45});
   const int query_step = label_step(queries_, cell, 13);
   for (int i = 0; i < queries_.cells(); i += query_step)
     canvas.write({large_.x - 8, large_.y + (i + 0.5) * cell + 4},
-                 shortened(queries_.label(i), kLongestLabel),
-                 {.anchor = Anchor::kEnd});
+                 label_of(queries_, i), {.anchor = Anchor::kEnd});
   if (cell < 24) return;
   for (int row = 0; row < map.rows; ++row)
     for (int column = 0; column < map.columns; ++column) {
@@ -155,11 +202,11 @@ void Drawing::draw_heads(Canvas& canvas) const {
     const auto place = static_cast<int>(i) - 1;
     const double x = heads_.x + (place % per_row_) * small_step_,
                  y = heads_.y + (place / per_row_) * (height + 34);
-    canvas.write({x, y + 12}, panel.name, {.size = 11});
-    if (!std::isnan(panel.entropy))
-      canvas.write({x + small_step_ - kGap, y + 12},
-                   print("%.1f keys", std::exp(panel.entropy)),
-                   {.size = 10, .tone = Tone::kDim, .anchor = Anchor::kEnd});
+    canvas.write({x, y + 12}, panel.name, {.size = kName});
+    const std::string keys = keys_of(panel);
+    if (!keys.empty())
+      canvas.write({x + small_step_ - kGap, y + 12}, keys,
+                   {.size = kKeys, .tone = Tone::kDim, .anchor = Anchor::kEnd});
     canvas.draw_map({x, y + 18, small_, height},
                     pool(panel.map, {item_.queries, small_queries_},
                          {item_.keys, small_keys_}),
@@ -210,10 +257,9 @@ void Drawing::draw_stages(Canvas& canvas) const {
           {x + 4.0 * page, stages_ + 46 - height - 3.0 * page, width, height});
     canvas.write({x, stages_ + 62}, stage.name, {.size = 11, .bold = true});
     canvas.write({x, stages_ + 75}, shape_text(shape),
-                 {.size = 9, .tone = Tone::kDim});
-    canvas.write({x, stages_ + 87},
-                 shortened(stage.what, static_cast<int>(step / 4.8)),
-                 {.size = 9, .tone = Tone::kDim});
+                 {.size = kShape, .tone = Tone::kDim});
+    canvas.write({x, stages_ + 87}, fitted(stage.what, 40, step - 6, kShape),
+                 {.size = kShape, .tone = Tone::kDim});
     const double next = x + step - 8, end = x + width + 4.0 * (pages - 1) + 8;
     if (&stage != &picture_.stages.back() && next > end)
       canvas.draw_line({end, stages_ + 34}, {next, stages_ + 34}, Tone::kLine);

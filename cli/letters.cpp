@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 
+#include "cli/bidi.h"
 #include "cli/unicode_text.h"
 
 #pragma GCC diagnostic push
@@ -97,17 +98,8 @@ Glyph glyph_of(char32_t letter, double size) {
   return scaled(fonts()[0], 0);
 }
 
-// Letters in the order in which they stand on the line.
-std::u32string in_order(const std::string& text) {
-  std::vector<std::string> parts = clusters(text);
-  if (is_right_to_left(text)) std::ranges::reverse(parts);
-  std::string line;
-  for (const std::string& part : parts) line += part;
-  return code_points(line);
-}
-
 Ink by_font(const std::string& text, double size) {
-  const std::u32string letters = in_order(text);
+  const std::u32string letters = visual_order(text);
   double width = 0;
   std::vector<double> places;
   for (const char32_t letter : letters) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Text as ink on pixels, by a font of the system: of the usual ones the first
-// that has a letter. Letters are set one by one, from the right where they are
-// read so; those that no font has are boxes. Without any font, ASCII alone.
+// that has a letter. Letters are set one by one, in the order in which they
+// stand on the line (cli/bidi.h); those that no font has are boxes. Without any
+// font, ASCII alone.
 #pragma once
 
 #include <cstdint>

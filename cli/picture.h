@@ -22,7 +22,8 @@ struct Link {
 struct Panel {
   std::string name;  ///< "head 3", "mean of 12 heads"
   HeatMap map = {};
-  /// -Σ w·ln w, the mean over the queries that see a key; NaN: unknown.
+  /// -Σ w·ln w of rows divided by their sum, the mean over the queries that
+  /// see a key and have no weight that is negative or not finite; NaN: none.
   double entropy = std::numeric_limits<double>::quiet_NaN();
   std::vector<Link> links = {};  ///< the strongest, the first most so
 };

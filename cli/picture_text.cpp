@@ -302,8 +302,14 @@ class Page {
       std::string line = padded(mean ? "mean" : panel.name, 10);
       if (numbers) line += padded(entropy_text(panel, wide), wide ? 18 : 6);
       for (const Link& link : panel.links) {
-        const std::string text = link_text(link);
-        if (columns(line) + columns(text) > screen_.width) break;
+        const int room = screen_.width - columns(line);
+        std::string text = link_text(link, 16);
+        // The strongest is shown by shorter names rather than not at all.
+        const bool first = &link == &panel.links[0];
+        for (int most = 12; first && most >= 4 && columns(text) > room;
+             most -= 4)
+          text = link_text(link, most);
+        if (columns(text) > room) break;
         line += text + "   ";
       }
       add(line);
@@ -323,10 +329,10 @@ class Page {
     return screen_.utf8 && is_right_to_left(text) ? text + "\u200E" : text;
   }
 
-  // "cat → sat 0.61"
-  std::string link_text(const Link& link) const {
+  // "cat → sat 0.61", of names at most so many columns wide
+  std::string link_text(const Link& link, int most) const {
     const auto name = [&](const Axis& axis, int64_t position) {
-      return on_its_side(shortened(axis.name(position), 16));
+      return on_its_side(shortened(axis.name(position), most));
     };
     return name(item_.queries, link.query) + " → " +
            name(item_.keys, link.key) +

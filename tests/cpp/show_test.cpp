@@ -9,6 +9,7 @@
 #include <limits>
 #include <sstream>
 
+#include "cli/bidi.h"
 #include "cli/colour_map.h"
 #include "cli/heat_map.h"
 #include "cli/letters.h"
@@ -83,6 +84,32 @@ TEST(UnicodeText, KnowsDirection) {
   EXPECT_TRUE(is_right_to_left("שלום"));
   EXPECT_TRUE(is_right_to_left("a مرحبا"));
   EXPECT_FALSE(is_right_to_left("日本 é"));
+}
+
+// The orders are those of GNU FriBidi, --ltr. U+05D0 to U+05D2 are Hebrew.
+TEST(Bidi, OnlyWhatIsReadFromTheRightIsTurned) {
+  EXPECT_EQ(visual_order("layer 0: cat"), U"layer 0: cat");
+  EXPECT_EQ(visual_order(""), U"");
+  EXPECT_EQ(visual_order("\u05D0\u05D1"), U"\u05D1\u05D0");
+  EXPECT_EQ(visual_order("a: \u05D0\u05D1 \u05D2."),
+            U"a: \u05D2 \u05D1\u05D0.");
+  EXPECT_EQ(visual_order("a \u05D0 b \u05D1 c"), U"a \u05D0 b \u05D1 c");
+  EXPECT_EQ(visual_order("##\u05D0\u05D1…"), U"##\u05D1\u05D0…");
+}
+
+TEST(Bidi, NumbersKeepTheirOrder) {
+  EXPECT_EQ(visual_order("\u05D0 12 \u05D1"), U"\u05D1 12 \u05D0");
+  EXPECT_EQ(visual_order("\u05D0 1,250.5"), U"1,250.5 \u05D0");
+  EXPECT_EQ(visual_order("\u05D0 5% \u05D1"), U"\u05D1 5% \u05D0");
+  EXPECT_EQ(visual_order("\u0627 12-34"), U"34-12 \u0627");  // of Arabic
+  EXPECT_EQ(visual_order("\u05D0 12-34"), U"12-34 \u05D0");
+  EXPECT_EQ(visual_order("a 12-34 \u05D0"), U"a 12-34 \u05D0");
+}
+
+TEST(Bidi, BracketsAndMarksStayWithTheirLetters) {
+  EXPECT_EQ(visual_order("\u05D0(\u05D1)\u05D2"), U"\u05D2(\u05D1)\u05D0");
+  EXPECT_EQ(visual_order("a (\u05D0\u05D1) b"), U"a (\u05D1\u05D0) b");
+  EXPECT_EQ(visual_order("\u05E9\u05C1\u05DC"), U"\u05DC\u05E9\u05C1");
 }
 
 TEST(Suggestion, NearestName) {

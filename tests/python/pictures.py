@@ -21,20 +21,25 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-def show(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def show(
+    *arguments: object, cwd: pathlib.Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs `multihead show` in a UTF-8 locale; output is a pipe."""
     return subprocess.run(
         [str(COMMAND), "show", *map(str, arguments)],
         capture_output=True,
         encoding="utf-8",
         env={**os.environ, "LC_ALL": "C.UTF-8", **environment},
+        cwd=cwd,
         timeout=120,
     )
 
 
-def shown(*arguments: object, **environment: str) -> str:
+def shown(
+    *arguments: object, cwd: pathlib.Path | None = None, **environment: str
+) -> str:
     """Standard output of a run that must succeed."""
-    result = show(*arguments, **environment)
+    result = show(*arguments, cwd=cwd, **environment)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return result.stdout

@@ -141,8 +141,62 @@ def test_queries_that_see_nothing_and_weights_behind_the_mask(tmp_path):
     assert "! 1 of 4 queries see no key: their weights are 0" in text
     assert "cells with weight where the mask blocks" in text
     assert "rows of weights do not sum to 1" not in text
-    text = shown(dump(tmp_path, {"weights": 2 * random_weights(2, 4, 4)}))
-    assert "! rows of weights do not sum to 1, but to 1 up to 2" in text
+
+
+ENTROPIES_OF = "! entropies are those of rows divided by their sum\n"
+
+
+def remarks(text: str) -> list[str]:
+    return [line[2:] for line in text.splitlines() if line.startswith("! ")]
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ((2, 2, 2), "each row of weights sums to 2, not to 1"),
+        ((0.25, 0.5, 0.5), "rows of weights sum to 0.25 up to 0.5, not to 1 each"),
+        ((3, 4, 5), "rows of weights sum to 3 up to 5, not to 1 each"),
+        ((1, 1, 5), "rows of weights sum to 1 up to 5, not to 1 each"),
+        ((0, 3, 3), "each row of weights sums to 3, not to 1"),  # 0: sees no key
+    ],
+)
+def test_what_rows_sum_to_instead_of_1(tmp_path, factors, said):
+    """And entropies of rows that are in the same proportions as weights."""
+    right = random_weights(2, 3, 4)
+    wrong = right * torch.tensor(factors).view(3, 1)
+    text = shown(dump(tmp_path, {"weights": wrong}))
+    assert said in remarks(text) and ENTROPIES_OF in text
+    seen = [row for row in range(3) if factors[row]]
+    for head in range(2):
+        entropy = torch.special.entr(right[head, seen].double()).sum(-1).mean()
+        assert f"head {head}    {entropy:7.2f} {entropy.exp():7.1f}" in text
+
+
+def test_numbers_that_are_no_weights_have_no_entropy(tmp_path):
+    """Scores, for instance; of a row that has none below 0 there is one."""
+    scores = torch.tensor([[[-1.0, 2.0], [3.0, 1.0]], [[-1.0, -3.0], [2.0, -2.0]]])
+    text = shown(dump(tmp_path, {"weights": scores}))
+    assert remarks(text) == [
+        "numbers below 0, which weights never are: 4",
+        "rows of weights sum to -4 up to 4, not to 1 each",
+        "entropies are those of rows divided by their sum",
+    ]
+    entropy = torch.special.entr(torch.tensor([0.75, 0.25])).sum()
+    assert f"head 0    {entropy:7.2f} {entropy.exp():7.1f}   " in text
+    assert re.search(r"^head 1 {20,}1 → 0 2\.00", text, re.MULTILINE)
+    assert "-inf" not in text and " 0.0" not in text.partition("entropy")[2]
+    alone = shown(dump(tmp_path, {"weights": scores[1]}))
+    assert "entropies" not in alone and "queries see no key" not in alone
+
+
+def test_infinite_weights_are_no_links(tmp_path):
+    weights = random_weights(1, 3, 3)
+    weights[0, 1, 2], weights[0, 0] = float("inf"), float("nan")
+    text = shown(dump(tmp_path, {"weights": weights}))
+    assert "weights that are not finite (NaN or infinite): 4" in remarks(text)[0]
+    assert len(remarks(text)) == 1  # finite rows sum to 1
+    links = next(line for line in text.splitlines() if line.startswith("head 0    "))
+    assert re.search(r"\d\.\d\d +\d\.\d +[12] → ", links) and "0000" not in links
 
 
 def layer_dump(folder: pathlib.Path, causal: bool) -> tuple[pathlib.Path, torch.Tensor]:

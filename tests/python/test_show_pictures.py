@@ -156,6 +156,41 @@ def test_png_hatches_what_is_blocked_and_has_letters(tmp_path):
     assert (labels.max(-1) < 100).sum() > 200
 
 
+def test_png_turns_only_what_is_read_from_the_right(tmp_path):
+    """Words stand in the order of the SVG, whose line begins on the left."""
+
+    def title(name: str) -> np.ndarray:
+        path = dump(tmp_path, {"weights": random_weights(1, 2, 2)})
+        path.rename(tmp_path / name)
+        shown(name, "--png", "picture.png", cwd=tmp_path)
+        return decode_png((tmp_path / "picture.png").read_bytes())[40:96, 56:, 0]
+
+    latin, mixed = title("layer 12.safetensors"), title("layer 12 שלום.safetensors")
+    assert (latin[:, :140] < 128).sum() > 500  # a font is there
+    assert (latin[:, :140] == mixed[:, :140]).all()
+    hebrew, mixed = title("שלום"), title("שלום layer 12")
+    assert (hebrew[:, :70] == mixed[:, :70]).all()
+
+
+def test_long_tokens_stay_inside_and_apart(tmp_path):
+    """Of letters as wide as W; the caption of the map is not among them."""
+    tokens = ["W" * 14, "mmmm", "WWWWWWWW", "iiii"]
+    path = dump(
+        tmp_path, {"weights": random_weights(1, 4, 4)}, tokens=json.dumps(tokens)
+    )
+    png, svg = tmp_path / "picture.png", tmp_path / "picture.svg"
+    shown(path, "--png", png, "--svg", svg)
+    image, drawn = decode_png(png.read_bytes()), Drawn(svg)
+    assert (image[:, :16] == 255).all()  # nothing is cut at the edge
+    name = next(t for t in drawn.root.iter(f"{SVG}text") if t.text == "head 0")
+    row = 2 * int(float(name.get("y")))
+    right = 2 * int(drawn.left) + 2 * 110  # of the caption
+    assert (image[row - 16 : row, right:] == 255).all()
+    assert re.fullmatch(
+        r"\d\.\d keys", drawn.texts()[drawn.texts().index("head 0") + 1]
+    )
+
+
 def test_png_goes_to_standard_output_and_nothing_is_left_of_a_failure(tmp_path):
     assert shown("--svg", "-").startswith("<svg ")
     assert show("--svg", tmp_path / "a.svg", "--head", 7).returncode == 2
@@ -288,14 +323,17 @@ def test_page_of_a_long_sequence(tmp_path):
     assert found["pooling"].startswith("a cell: 17 × 17 positions; the sum over")
 
 
-def test_names_of_narrow_maps_do_not_touch(tmp_path):
-    path = dump(tmp_path, {"weights": random_weights(2, 300, 9)})
+@pytest.mark.parametrize("shape", [(2, 300, 9), (12, 6, 200), (120, 6, 600)], ids=str)
+def test_names_of_narrow_maps_do_not_touch(tmp_path, shape):
+    weights = random_weights(*shape) ** 0.1
+    path = dump(tmp_path, {"weights": weights / weights.sum(-1, keepdim=True)})
     picture = ElementTree.fromstring(shown(path, "--svg", "-"))
     texts = list(picture.iterfind(".//{*}text"))
-    name = next(text for text in texts if text.text == "head 0")
-    entropy = texts[texts.index(name) + 1]
-    assert entropy.text.endswith(" keys")
-    room = float(entropy.get("x")) - float(name.get("x"))
-    assert room > 6 * len(name.text + " " + entropy.text)
+    for head in range(shape[0]):
+        name = next(text for text in texts if text.text == f"head {head}")
+        entropy = texts[texts.index(name) + 1]
+        assert entropy.text.endswith(" keys")
+        room = float(entropy.get("x")) - float(name.get("x"))
+        assert room > 6 * len(name.text + " " + entropy.text)
     note = next(text for text in texts if text.text.startswith("a cell:"))
     assert "warning" not in note.get("class")
