@@ -18,9 +18,10 @@ from multihead import _built, functional
 
 # The folder with _built.py: in a build, links to the sources.
 PACKAGE = pathlib.Path(_built.__file__).parent
-# What users import. The rest of check/ only has types where they help its readers.
+# What users import; elsewhere types stand where they help the reader.
 PUBLIC = [
-    *sorted(PACKAGE.glob("*.py")),
+    PACKAGE / "__init__.py",
+    *sorted(PACKAGE.glob("[!_]*.py")),
     *(PACKAGE / f"check/{n}.py" for n in ("__init__", "finding", "options", "report")),
 ]
 # Each of these calls is an error; what the checkers say of it holds this text.
