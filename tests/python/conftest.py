@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""What all tests share: one thread, because the tensors are small."""
+"""What all tests share: one thread, because the tensors are small, and no compiled
+graphs from earlier runs: PyTorch keeps those on disk, and does not notice that an
+operator has another schema since."""
 
-import torch
+import os
+
+os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
+os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
+
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
