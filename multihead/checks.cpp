@@ -242,4 +242,16 @@ void check_lengths(const at::Tensor& key, const at::Tensor& value) {
       ")");
 }
 
+void check_for_pytorch(const at::Tensor& key, const at::Tensor& value,
+                       bool enable_gqa) {
+  check_lengths(key, value);
+  if (!enable_gqa || key.dim() < 3 || value.dim() < 3) return;
+  TORCH_CHECK(
+      key.sym_size(-3) != 0 || value.sym_size(-3) == 0,
+      "scaled_dot_product_attention: key must have heads where value has "
+      "some, got 0 and ",
+      value.sym_size(-3), " (key.shape=", shape_text(key),
+      ", value.shape=", shape_text(value), ")");
+}
+
 }  // namespace multihead

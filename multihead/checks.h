@@ -13,9 +13,14 @@ namespace multihead {
 void check_defined(const char* function, const at::Tensor& query,
                    const at::Tensor& key, const at::Tensor& value);
 
-/// As many values as keys, on the way to PyTorch too: its own function reads
-/// beyond the end of the shorter one.
+/// As many values as keys.
 void check_lengths(const at::Tensor& key, const at::Tensor& value);
+
+/// What PyTorch's own function does not survive: lengths of key and value that
+/// differ, it reads beyond the end of the shorter one; and, to be grouped,
+/// values with heads beside keys without any, by whose number it divides.
+void check_for_pytorch(const at::Tensor& key, const at::Tensor& value,
+                       bool enable_gqa);
 
 /// Domains of scaled_dot_product_attention's scalars.
 void check_domains(const AttentionOptions& options);

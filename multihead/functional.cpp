@@ -78,7 +78,7 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
       backend == Backend::kExact || needs_broadcasting(query, key, value) ||
       (!query.is_cpu() && !(options.is_causal && options.attn_mask.defined()));
   if (pytorch_is_best && pytorch_has(options, with_lse)) {
-    check_lengths(key, value);
+    check_for_pytorch(key, value, options.enable_gqa);
     return {as_pytorch(query, key, value, options), {}};
   }
   const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);

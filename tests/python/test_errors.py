@@ -351,6 +351,18 @@ def test_value_as_long_as_key(mode):
 
 
 @pytest.mark.parametrize("mode", ["auto", "exact"])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 1)])
+def test_grouped_heads_of_keys_without_heads(batch, mode):
+    """PyTorch's function divides by their number: the process is killed."""
+    query, key = x(*batch, 1, 3, 8), x(*batch, 0, 3, 8)
+    with (
+        multihead.backend(mode),
+        pytest.raises(RuntimeError, match="heads where value has some, got 0 and 1"),
+    ):
+        multihead.scaled_dot_product_attention(query, key, query, enable_gqa=True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "exact"])
 @pytest.mark.parametrize("static", [dict(static_k=9), dict(static_v=9)])
 def test_static_key_as_long_as_value(static, mode):
     static = {name: x(B * H, length, E // H) for name, length in static.items()}
