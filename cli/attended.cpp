@@ -199,8 +199,11 @@ class Measurement {
     const multihead::AttentionSummary summary = multihead::attention_summary(
         query, key, std::min<int64_t>(kLinks, key.size(2)), options);
     const at::Tensor weights = summary.weights[0][0], keys = summary.keys[0][0];
-    note_rows(panel, summary.entropy[0][0], keys.select(-1, 0).ge(0));
-    not_finite_ += weights.numel() - weights.isfinite().sum().item<int64_t>();
+    // Weights that are NaN have no largest ones: no key is named then either.
+    const at::Tensor broken = weights.isfinite().logical_not().any(-1);
+    note_rows(panel, summary.entropy[0][0],
+              keys.select(-1, 0).ge(0).logical_or(broken));
+    broken_rows_ += broken.sum().item<int64_t>();
     panel.links = strongest(weights, keys);
   }
 
@@ -270,6 +273,10 @@ class Measurement {
     if (not_finite_ > 0)
       remarks.push_back("weights that are not finite (NaN or infinite): " +
                         std::to_string(not_finite_));
+    if (broken_rows_ > 0)
+      remarks.push_back(
+          "rows with weights that are not finite (NaN or infinite): " +
+          std::to_string(broken_rows_));
     if (blind_ > 0)
       remarks.push_back(std::to_string(blind_) + " of " +
                         std::to_string(result_.queries.length()) +
@@ -300,7 +307,7 @@ class Measurement {
   Item result_;
   std::vector<uint8_t> blocked_;
   double lowest_ = INFINITY, highest_ = -INFINITY;  // sums of rows
-  int64_t not_finite_ = 0, negative_ = 0, blind_ = 0;
+  int64_t not_finite_ = 0, broken_rows_ = 0, negative_ = 0, blind_ = 0;
 };
 
 }  // namespace

@@ -189,6 +189,18 @@ def test_numbers_that_are_no_weights_have_no_entropy(tmp_path):
     assert "entropies" not in alone and "queries see no key" not in alone
 
 
+def test_nan_in_a_head_is_no_mask(tmp_path):
+    """Its row sees keys; what it gives to them is not known."""
+    query, key = torch.randn(2, 1, 2, 5, 8).unbind()
+    query[0, 0, 1] = key[0, 1, 2] = float("nan")
+    text = shown(dump(tmp_path, {"query": query, "key": key}))
+    assert remarks(text) == [
+        "rows with weights that are not finite (NaN or infinite): 6"
+    ]
+    right = shown(dump(tmp_path, {"query": torch.ones(1, 1, 5, 8), "key": key[:, :1]}))
+    assert remarks(right) == []
+
+
 def test_infinite_weights_are_no_links(tmp_path):
     weights = random_weights(1, 3, 3)
     weights[0, 1, 2], weights[0, 0] = float("inf"), float("nan")

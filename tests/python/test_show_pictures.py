@@ -310,6 +310,27 @@ def test_page_in_the_dark_with_any_token(tmp_path):
 
 
 @needs_browser
+def test_captions_of_the_page_have_a_line_each(tmp_path):
+    weights = torch.full((120, 2, 3000), 1 / 3000)
+    page = page_of(tmp_path, dump(tmp_path, {"weights": weights}))
+    found = after(
+        page,
+        """
+        const spans = [...element("heads").querySelectorAll("span")];
+        report("lines", Math.max(...spans.map(x => x.clientHeight)) / 14);
+        report("excess", Math.max(...spans.map(x => x.scrollWidth - x.clientWidth)));
+        report("gap", Math.min(...spans.filter(x => x.children.length == 2).map(x =>
+          x.children[1].getBoundingClientRect().left -
+          x.children[0].getBoundingClientRect().right)));
+        report("last", spans.at(-1).textContent);
+        """,
+    )
+    assert float(found["lines"]) < 1.5 and found["excess"] == "0"
+    assert float(found["gap"]) >= 4
+    assert found["last"] == "head 1193000 keys"
+
+
+@needs_browser
 def test_page_of_a_long_sequence(tmp_path):
     query = torch.randn(1, 64, 2048, 8)
     page = page_of(tmp_path, dump(tmp_path, {"query": query}, is_causal="true"))
