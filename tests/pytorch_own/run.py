@@ -62,7 +62,8 @@ class Difference:
         )
 
     def __str__(self) -> str:
-        first = self.text.strip().split("\n")[0]
+        # The type, and the first line that says something.
+        first = re.sub(r":\s+", ": ", self.text, count=1).split("\n")[0]
         return f"{self.test}: {self.outcome}: {first[:200]}"
 
 
