@@ -21,6 +21,7 @@ void check_length_values(at::Tensor lengths, const c10::SymInt& limit) {
   while (const auto* batched = at::functorch::maybeGetBatchedImpl(lengths)) {
     lengths = batched->value();
   }
+  lengths = lengths.to(at::kLong);  // int8 cannot be compared with 300
   const at::Tensor invalid =
       lengths.lt(0).logical_or(lengths.gt(at::Scalar(limit)));
   if (!exact::has_values(lengths)) {
@@ -42,8 +43,9 @@ void check_extensions(const at::Tensor& query, const at::Tensor& key,
   const c10::SymInt batch_size = query.dim() == 4 ? query.sym_size(0) : 1;
   const auto num_heads = query.sym_size(-3);
   if (o.key_lengths.defined()) {
-    TORCH_CHECK_VALUE(o.key_lengths.scalar_type() == at::kLong, fn,
-                      "key_lengths must be int64, got ",
+    TORCH_CHECK_VALUE(at::isIntegralType(o.key_lengths.scalar_type(),
+                                         /*includeBool=*/false),
+                      fn, "key_lengths must be integers, got ",
                       o.key_lengths.scalar_type());
     TORCH_CHECK_VALUE(
         o.key_lengths.dim() == 1 && o.key_lengths.sym_size(0) == batch_size, fn,
@@ -124,9 +126,9 @@ void check_domains(const AttentionOptions& o) {
               "dropout_p must be between 0 and 1, got ", o.dropout_p);
   TORCH_CHECK_VALUE(!o.scale || std::isfinite(*o.scale), fn,
                     "scale must be finite, got ", *o.scale);
-  TORCH_CHECK_VALUE(!o.softcap || (std::isfinite(*o.softcap) && *o.softcap > 0),
-                    fn, "softcap must be finite and greater than 0, got ",
-                    *o.softcap);
+  TORCH_CHECK_VALUE(
+      !o.softcap || (std::isfinite(*o.softcap) && *o.softcap >= 0), fn,
+      "softcap must be finite and at least 0, got ", *o.softcap);
   TORCH_CHECK_VALUE(!o.window || ((*o.window)[0] >= -1 && (*o.window)[1] >= -1),
                     fn, "window must be two sizes of at least -1, got (",
                     (*o.window)[0], ", ", (*o.window)[1], ")");
@@ -140,7 +142,10 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
     TORCH_CHECK(x->dim() == query.dim() && (x->dim() == 3 || x->dim() == 4), fn,
                 name, " must be 3-D or 4-D and have the rank of query, got ",
                 x->dim(), "-D", shapes_text(query, key, value));
-    TORCH_CHECK(x->layout() == at::kStrided && !x->is_nested(), fn, name,
+    TORCH_CHECK(!x->is_nested(), fn, name, " must be a dense tensor where an ",
+                "argument is given that PyTorch's function lacks, got a nested "
+                "one");
+    TORCH_CHECK(x->layout() == at::kStrided, fn, name,
                 " must be a dense tensor, got layout ", x->layout());
     TORCH_CHECK(x->is_floating_point(), fn, name,
                 " must be floating point, got ", x->scalar_type());

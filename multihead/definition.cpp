@@ -58,15 +58,17 @@ exact::Heads heads_of(const at::Tensor& q, const at::Tensor& k,
 }
 
 exact::ScoreRules rules_of(const at::Tensor& query, const AttentionOptions& o) {
-  exact::ScoreRules rules{.softcap = o.softcap,
-                          .mask = {.is_causal = o.is_causal,
+  exact::ScoreRules rules{.mask = {.is_causal = o.is_causal,
                                    .alignment = o.causal_alignment,
-                                   .window = o.window,
-                                   .key_lengths = o.key_lengths},
+                                   .window = o.window},
                           .alibi_slopes = o.alibi_slopes,
                           .sinks = o.sinks,
                           .dropout_p = o.dropout_p};
   rules.scale = o.scale.value_or(default_scale(query.sym_size(-1)));
+  if (o.softcap.value_or(0.0) != 0.0) rules.softcap = o.softcap;
+  if (o.key_lengths.defined()) {
+    rules.mask.key_lengths = o.key_lengths.to(at::kLong);
+  }
   if (o.attn_mask.defined()) {
     (o.attn_mask.scalar_type() == at::kBool ? rules.mask.keep
                                             : rules.mask.bias) = o.attn_mask;

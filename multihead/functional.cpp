@@ -16,28 +16,44 @@ namespace {
 
 thread_local Backend thread_backend = Backend::kAuto;
 
-// Whether torch.nn.functional.scaled_dot_product_attention has the call.
-bool pytorch_has(const AttentionOptions& o, bool with_lse) {
-  return !with_lse && !o.window && !o.softcap && !o.key_lengths.defined() &&
-         !o.alibi_slopes.defined() && !o.sinks.defined() &&
-         !(o.is_causal && o.causal_alignment == CausalAlignment::kBottomRight);
+// Lq = Lk: without key_lengths both alignments are one triangle.
+bool has_equal_lengths(const at::Tensor& query, const at::Tensor& key) {
+  return !query.is_nested() && !key.is_nested() && query.dim() >= 2 &&
+         key.dim() >= 2 && query.sym_size(-2) == key.sym_size(-2);
 }
 
-// Shapes that only broadcasting makes fit: query's batch or heads are 1, or the
-// ranks differ or are neither 3 nor 4. A single key/value batch or head for
-// many is no such case, the definition repeats it.
-bool needs_broadcasting(const at::Tensor& query, const at::Tensor& key,
-                        const at::Tensor& value) {
+// Whether torch.nn.functional.scaled_dot_product_attention has the call.
+bool pytorch_has(const at::Tensor& query, const at::Tensor& key,
+                 const AttentionOptions& o, bool with_lse) {
+  return !with_lse && !o.window && o.softcap.value_or(0.0) == 0.0 &&
+         !o.key_lengths.defined() && !o.alibi_slopes.defined() &&
+         !o.sinks.defined() &&
+         !(o.is_causal && o.causal_alignment == CausalAlignment::kBottomRight &&
+           !has_equal_lengths(query, key));
+}
+
+// Shapes that PyTorch's function takes and the definition does not: ranks other
+// than 3 and 4, and what only broadcasting makes fit: ranks that differ, or a
+// batch or heads of query that are 1. (A single key/value batch or head for
+// many is no such case, the definition repeats it.)
+std::optional<std::string> unusual_shapes(const at::Tensor& query,
+                                          const at::Tensor& key,
+                                          const at::Tensor& value) {
   const int64_t rank = query.dim();
-  if (rank < 3 || rank > 4) return true;
-  bool stretches_query = false;
+  bool broadcasts = false;
   for (const auto* x : {&key, &value}) {
-    if (x->dim() != rank) return true;
-    for (int64_t dim = 0; dim < rank - 2; ++dim) {
-      stretches_query |= query.sym_size(dim) == 1 && x->sym_size(dim) != 1;
+    broadcasts |= x->dim() != rank;
+    for (int64_t dim = 0; !broadcasts && dim < rank - 2; ++dim) {
+      broadcasts = query.sym_size(dim) == 1 && x->sym_size(dim) != 1;
     }
   }
-  return stretches_query;
+  if (broadcasts) {
+    return "query, key and value need broadcasting" +
+           shapes_text(query, key, value);
+  }
+  if (rank == 3 || rank == 4) return std::nullopt;
+  return c10::str("the kernels take 3-D and 4-D tensors, query is ", rank, "-D",
+                  shapes_text(query, key, value));
 }
 
 at::Tensor as_pytorch(const at::Tensor& query, const at::Tensor& key,
@@ -63,26 +79,34 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
                                           const at::Tensor& value,
                                           const AttentionOptions& options,
                                           bool with_lse) {
-  check_defined("scaled_dot_product_attention", query, key, value);
+  constexpr auto* fn = "scaled_dot_product_attention";
+  check_defined(fn, query, key, value);
   check_domains(options);
   const Backend backend = current_backend();
-  if (fused::chosen("scaled_dot_product_attention", [&] {
-        return why_not_fused(query, key, value, options);
-      })) {
+  const auto why_not = [&] {
+    return why_not_fused(query, key, value, options);
+  };
+  if (fused::chosen(fn, why_not)) {
     return fused::attention(query, key, value, options,
                             fused::draw_dropout_state(options.dropout_p));
   }
   // Without a mask and is_causal at once, which PyTorch has in some paths only,
   // its function serves devices for which there are no kernels here.
+  const bool is_nested =
+      query.is_nested() || key.is_nested() || value.is_nested();
   const bool pytorch_is_best =
-      backend == Backend::kExact || needs_broadcasting(query, key, value) ||
+      backend == Backend::kExact || is_nested ||
+      unusual_shapes(query, key, value) ||
       (!query.is_cpu() && !(options.is_causal && options.attn_mask.defined()));
-  if (pytorch_is_best && pytorch_has(options, with_lse)) {
+  if (pytorch_is_best && pytorch_has(query, key, options, with_lse)) {
+    if (is_nested) return {as_pytorch(query, key, value, options), {}};
     check_for_pytorch(key, value, options.enable_gqa);
+    fused::warn_of_all_weights(fn, query, why_not);
     return {as_pytorch(query, key, value, options), {}};
   }
   const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
   check_attention(q, k, v, options);
+  fused::warn_of_all_weights(fn, q, why_not);
   return define_attention(q, k, v, options, with_lse);
 }
 
@@ -123,10 +147,7 @@ std::optional<std::string> why_not_fused(const at::Tensor& query,
     return reason;
   }
   if (auto reason = fused::why_not_dtype(query.scalar_type())) return reason;
-  if (needs_broadcasting(query, key, value)) {
-    return "query, key and value need broadcasting" +
-           shapes_text(query, key, value);
-  }
+  if (auto reason = unusual_shapes(query, key, value)) return reason;
   if (key.sym_size(-3) != value.sym_size(-3)) {
     return "key and value have different numbers of heads" +
            shapes_text(query, key, value);
@@ -168,8 +189,10 @@ AttentionSummary attention_summary(const at::Tensor& query,
   const at::NoGradGuard no_grad;
   const at::Tensor q = autocast(query), rows = autocast(key);
   check_fused_attention(q, rows, rows, given);
-  if (!fused::chosen("attention_summary",
-                     [&] { return why_not_fused(q, rows, rows, given); })) {
+  constexpr auto* fn = "attention_summary";
+  const auto why_not = [&] { return why_not_fused(q, rows, rows, given); };
+  if (!fused::chosen(fn, why_not)) {
+    fused::warn_of_all_weights(fn, q, why_not);
     return define_summary(q, rows, given, k);
   }
   // Values without width: logsumexp alone.

@@ -154,11 +154,15 @@ struct AttentionLayer {
   at::Tensor v_proj_weight = {};  ///< (G·D, vdim)
   /// (3·E), also with separate weights; undefined: the three below, if any.
   at::Tensor in_proj_bias = {};
-  at::Tensor q_proj_bias = {};      ///< (H·D)
-  at::Tensor k_proj_bias = {};      ///< (G·D)
-  at::Tensor v_proj_bias = {};      ///< (G·D)
-  at::Tensor out_proj_weight = {};  ///< (E, H·D)
-  at::Tensor out_proj_bias = {};    ///< (E)
+  at::Tensor q_proj_bias = {};  ///< (H·D)
+  at::Tensor k_proj_bias = {};  ///< (G·D)
+  at::Tensor v_proj_bias = {};  ///< (G·D)
+  /// (E, H·D); undefined: the output is (Lq, B, H·D), head beside head.
+  at::Tensor out_proj_weight = {};
+  at::Tensor out_proj_bias = {};  ///< (E)
+  /// query (Lq, B, H·D), key and value (Lk, B, G·D) are projected already, and
+  /// embed_dim is H·D. There are no weights of projections then.
+  bool is_projected = false;
 
   at::Tensor bias_k = {};      ///< (1, 1, G·D), appended after the last key
   at::Tensor bias_v = {};      ///< (1, 1, G·D), both or none

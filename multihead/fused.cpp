@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <limits>
+#include <mutex>
+#include <set>
 
 #include "multihead/checks.h"
 #include "multihead/ops/rules.h"
@@ -95,7 +97,10 @@ std::optional<std::string> why_not(TensorRefs tensors) {
                       x->device());
     }
     if (x->layout() != at::kStrided || x->is_nested()) {
-      return "the kernels take dense tensors";
+      return x->is_nested()
+                 ? "the kernels take dense tensors, one is nested"
+                 : c10::str("the kernels take dense tensors, one is ",
+                            x->layout());
     }
     if (x->_fw_grad(/*level=*/0).defined()) {
       return "forward-mode differentiation is at work";
@@ -117,6 +122,29 @@ std::optional<std::string> why_not_dtype(at::ScalarType dtype) {
       "there are kernels for float32, float64, bfloat16 and "
       "float16, query is ",
       dtype);
+}
+
+void warn_once_of_all_weights(const char* function, const std::string& reason) {
+  // Shapes, which may be others in every call, stand in brackets.
+  static std::mutex mutex;
+  static std::set<std::string> said;
+  const std::lock_guard lock(mutex);
+  const bool is_news = said.insert(reason.substr(0, reason.find(" ("))).second;
+  if (!is_news && !c10::WarningUtils::get_warnAlways()) return;
+  const std::string message = c10::str(
+      function, ": this call forms all attention weights, query length times ",
+      "key length, instead of running fused: ", reason,
+      ". This is said once; multihead.why_not_fused tells it of any call.");
+  // What operators print with TORCH_WARN does not become a warning in Python,
+  // so the package implements this one. No mode or transform has a say in it.
+  static const auto warn =
+      c10::Dispatcher::singleton().findSchemaOrThrow("multihead::warn", "");
+  if (!warn.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    TORCH_WARN(message);
+    return;
+  }
+  torch::jit::Stack stack{message};
+  warn.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
 }
 
 at::Tensor draw_dropout_state(double dropout_p) {

@@ -46,6 +46,21 @@ bool chosen(const char* function, WhyNot why_not) {
   return !reason;
 }
 
+/// Warns that a call of `function` forms all weights because of `reason`, once
+/// per process and kind of reason.
+void warn_once_of_all_weights(const char* function, const std::string& reason);
+
+/// The same under kAuto, where nobody asked for that. The kernels are for the
+/// CPU, so elsewhere it is no news.
+template <typename WhyNot>
+void warn_of_all_weights(const char* function, const at::Tensor& query,
+                         WhyNot why_not) {
+  if (current_backend() != Backend::kAuto || !query.is_cpu()) return;
+  if (const std::optional<std::string> reason = why_not()) {
+    warn_once_of_all_weights(function, *reason);
+  }
+}
+
 /// int64 (2): seed and offset for one call, from torch's generator; undefined
 /// when nothing is dropped.
 at::Tensor draw_dropout_state(double dropout_p);

@@ -65,6 +65,17 @@ void check_weights(const Sequences& inputs, const AttentionLayer& layer) {
   if (layer.in_proj_weight.defined()) return;
   const int64_t query_rows = layer.num_heads * head_width(layer);
   const int64_t kv_rows = kv_heads(layer) * head_width(layer);
+  if (layer.is_projected) {
+    for (const auto& [name, x] :
+         {std::pair("key", &inputs.key), {"value", &inputs.value}}) {
+      TORCH_CHECK(x->sym_size(-1) == kv_rows,
+                  "multi_head_attention_forward: ", name, " must have ",
+                  kv_heads(layer), " heads of width ", head_width(layer),
+                  ", got ", x->sym_size(-1), " columns",
+                  shapes_text(inputs.query, inputs.key, inputs.value));
+    }
+    return;
+  }
   struct Projection {
     const char *name, *what;
     const at::Tensor &weight, &input;

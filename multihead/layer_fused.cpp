@@ -21,9 +21,14 @@ struct CallHeads {
   at::Tensor query, key, value;
 };
 
+// A bias of another dtype is what PyTorch takes for some layouts of the input.
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const at::Tensor& bias) {
-  return at::linear(input, weight, optional(bias));
+  if (!weight.defined()) return input;
+  const bool fits =
+      !bias.defined() || bias.scalar_type() == weight.scalar_type();
+  return at::linear(input, weight,
+                    optional(fits ? bias : bias.to(weight.scalar_type())));
 }
 
 // (B, L, parts·heads·D), or (L, B, …), → parts tensors (B, heads, L, D), views.

@@ -46,7 +46,8 @@ bool any_requires_grad(const at::Tensor& query, const AttentionLayer& layer) {
 
 bool layer_has_fast_path(const AttentionLayer& layer) {
   return layer.in_proj_weight.defined() && layer.in_proj_bias.defined() &&
-         !layer.training && layer.num_heads % 2 == 0 && layer.batch_first &&
+         layer.out_proj_weight.defined() && !layer.training &&
+         layer.num_heads % 2 == 0 && layer.batch_first &&
          !layer.bias_k.defined() && !layer.bias_v.defined() &&
          !layer.add_zero_attn && kv_heads(layer) == layer.num_heads;
 }
@@ -207,17 +208,20 @@ Forward multi_head_attention_forward(const at::Tensor& query,
                                      const at::Tensor& value,
                                      const AttentionLayer& layer,
                                      const ForwardOptions& options) {
-  check_defined("multi_head_attention_forward", query, key, value);
+  constexpr auto* fn = "multi_head_attention_forward";
+  check_defined(fn, query, key, value);
   check_mask_dtypes(options);
   if (takes_fast_path(query, key, value, layer, options)) {
     return fast_path(query, layer, options);
   }
   check_forward(query, key, value, layer, options);
-  if (fused::chosen("multi_head_attention_forward", [&] {
-        return why_not_fused(query, key, value, layer, options);
-      })) {
+  const auto why_not = [&] {
+    return why_not_fused(query, key, value, layer, options);
+  };
+  if (fused::chosen(fn, why_not)) {
     return fused_forward(query, key, value, layer, options);
   }
+  fused::warn_of_all_weights(fn, query, why_not);
 
   const bool is_batched = query.dim() == 3;
   const Sequences inputs = sequence_first(query, key, value, layer.batch_first);

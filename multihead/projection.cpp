@@ -71,6 +71,9 @@ Projected project_packed(const Sequences& in, const AttentionLayer& layer) {
 }
 
 Projected project_separately(const Sequences& in, const AttentionLayer& layer) {
+  if (layer.is_projected) {
+    return {in.query.contiguous(), in.key.contiguous(), in.value.contiguous()};
+  }
   const auto biases =
       layer.in_proj_bias.defined()
           ? chunk_bias(layer.in_proj_bias)
@@ -140,7 +143,9 @@ at::Tensor project_out(const at::Tensor& out, const exact::Heads& heads,
   const at::Tensor merged = out.transpose(0, 1).reshape_symint(
       {query_length * heads.batch_size, heads.num_heads * out.sym_size(2)});
   const at::Tensor projected =
-      linear(merged, layer.out_proj_weight, layer.out_proj_bias);
+      layer.out_proj_weight.defined()
+          ? linear(merged, layer.out_proj_weight, layer.out_proj_bias)
+          : merged;
   return projected.view_symint(
       {query_length, heads.batch_size, projected.sym_size(1)});
 }

@@ -37,7 +37,8 @@ int64_t kv_heads(const AttentionLayer& layer);
 exact::Heads project_in(const Sequences& inputs, const AttentionLayer& layer,
                         const ForwardOptions& options);
 
-/// The out-projection: heads' outputs (B·H, Lq, D) → (Lq, B, E).
+/// The out-projection: heads' outputs (B·H, Lq, D) → (Lq, B, E), without one
+/// (Lq, B, H·D).
 at::Tensor project_out(const at::Tensor& out, const exact::Heads& heads,
                        const AttentionLayer& layer);
 

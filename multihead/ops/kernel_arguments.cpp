@@ -96,7 +96,7 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
 void AttentionArguments::set_tensors(const Rules& rules) {
   kernels::Attention& a = attention;
   if (rules.key_lengths) {
-    key_lengths_ = rules.key_lengths->contiguous();
+    key_lengths_ = rules.key_lengths->to(at::kLong).contiguous();
     a.visibility.key_lengths = key_lengths_.const_data_ptr<int64_t>();
   }
   if (rules.sinks) {

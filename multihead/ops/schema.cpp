@@ -65,7 +65,7 @@ Result multi_head_attention_forward_op(
     int64_t embed_dim_to_check, int64_t num_heads,
     OptionalTensor in_proj_weight, OptionalTensor in_proj_bias,
     OptionalTensor bias_k, OptionalTensor bias_v, bool add_zero_attn,
-    double dropout_p, const Tensor& out_proj_weight,
+    double dropout_p, OptionalTensor out_proj_weight,
     OptionalTensor out_proj_bias, bool training,
     OptionalTensor key_padding_mask, bool need_weights,
     OptionalTensor attn_mask, bool use_separate_proj_weight,
@@ -77,7 +77,7 @@ Result multi_head_attention_forward_op(
   AttentionLayer layer{.embed_dim = embed_dim_to_check,
                        .num_heads = num_heads,
                        .in_proj_bias = or_undefined(in_proj_bias),
-                       .out_proj_weight = out_proj_weight,
+                       .out_proj_weight = or_undefined(out_proj_weight),
                        .out_proj_bias = or_undefined(out_proj_bias),
                        .bias_k = or_undefined(bias_k),
                        .bias_v = or_undefined(bias_v),
@@ -147,6 +147,51 @@ Result grouped_query_attention_forward_op(
   return {out, optional(weights)};
 }
 
+// What lies between the projections of a layer that computes those itself.
+Result projected_attention_forward_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t head_dim, double dropout_p, bool training,
+    OptionalTensor key_padding_mask, bool need_weights,
+    OptionalTensor attn_mask, bool average_attn_weights, bool is_causal,
+    bool batch_first, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  TORCH_CHECK_VALUE(head_dim > 0,
+                    "projected_attention_forward: head_dim must be greater "
+                    "than 0, got ",
+                    head_dim);
+  const int64_t num_heads = query.size(-1) / head_dim;
+  const AttentionLayer layer{.embed_dim = num_heads * head_dim,
+                             .num_heads = num_heads,
+                             .num_kv_heads = key.size(-1) / head_dim,
+                             .head_dim = head_dim,
+                             .is_projected = true,
+                             .dropout_p = dropout_p,
+                             .training = training,
+                             .batch_first = batch_first};
+  const auto [out, weights] = multihead::multi_head_attention_forward(
+      query, key, value, layer,
+      ForwardOptions()
+          .key_padding_mask(or_undefined(key_padding_mask))
+          .need_weights(need_weights)
+          .attn_mask(or_undefined(attn_mask))
+          .average_attn_weights(average_attn_weights)
+          .is_causal(is_causal));
+  return {out, optional(weights)};
+}
+
+// Beside the arguments of scaled_dot_product_attention, a dropout_state, which
+// changes nothing.
+template <class RuleTypes>
+struct WhyNotFused;
+template <class... R>
+struct WhyNotFused<ops::Types<R...>> {
+  static std::optional<std::string> op(const Tensor& query, const Tensor& key,
+                                       const Tensor& value, R... rules) {
+    return why_not_fused(query, key, value,
+                         ops::options_of(ops::Rules{rules...}));
+  }
+};
+
 int64_t head_width_op(int64_t embed_dim, int64_t num_heads,
                       int64_t num_kv_heads, std::optional<int64_t> head_dim) {
   const AttentionLayer layer{.embed_dim = embed_dim,
@@ -193,6 +238,8 @@ void implement(Library& m) {
   m.impl("multi_head_attention_forward", &multi_head_attention_forward_op);
   m.impl("grouped_query_attention_forward",
          &grouped_query_attention_forward_op);
+  m.impl("projected_attention_forward", &projected_attention_forward_op);
+  m.impl("why_not_fused", &WhyNotFused<ops::RuleTypes>::op);
   m.impl("pool_heads", &pool_heads);
   m.impl("repeat_heads", &repeat_heads);
 }
@@ -233,6 +280,54 @@ void define_explain(torch::Library& m, const std::vector<at::Tag>& tags) {
         tags);
 }
 
+// Attention with its projections, and between them.
+void define_layers(torch::Library& m, const std::vector<at::Tag>& tags) {
+  m.def(
+      "multi_head_attention_forward(Tensor query, Tensor key, Tensor value, "
+      "int embed_dim_to_check, int num_heads, Tensor? in_proj_weight, "
+      "Tensor? in_proj_bias, Tensor? bias_k, Tensor? bias_v, "
+      "bool add_zero_attn, float dropout_p, Tensor? out_proj_weight, "
+      "Tensor? out_proj_bias, bool training=True, "
+      "Tensor? key_padding_mask=None, bool need_weights=True, "
+      "Tensor? attn_mask=None, bool use_separate_proj_weight=False, "
+      "Tensor? q_proj_weight=None, Tensor? k_proj_weight=None, "
+      "Tensor? v_proj_weight=None, Tensor? static_k=None, "
+      "Tensor? static_v=None, bool average_attn_weights=True, "
+      "bool is_causal=False, *, bool batch_first=False, bool fast_path=True, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
+      tags);
+  m.def(
+      "grouped_query_attention_forward(Tensor query, Tensor key, Tensor value, "
+      "int num_heads, int num_kv_heads, Tensor q_proj_weight, "
+      "Tensor? q_proj_bias, Tensor k_proj_weight, Tensor? k_proj_bias, "
+      "Tensor v_proj_weight, Tensor? v_proj_bias, Tensor out_proj_weight, "
+      "Tensor? out_proj_bias, float dropout_p=0.0, bool training=True, "
+      "Tensor? key_padding_mask=None, bool need_weights=True, "
+      "Tensor? attn_mask=None, bool average_attn_weights=True, "
+      "bool is_causal=False, *, bool batch_first=False, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
+      tags);
+  // Between the projections: query (Lq, B, H·D), key and value (Lk, B, G·D),
+  // H and G as many as there are → (Lq, B, H·D).
+  m.def(
+      "projected_attention_forward(Tensor query, Tensor key, Tensor value, "
+      "int head_dim, float dropout_p=0.0, bool training=True, "
+      "Tensor? key_padding_mask=None, bool need_weights=True, "
+      "Tensor? attn_mask=None, bool average_attn_weights=True, "
+      "bool is_causal=False, *, bool batch_first=False, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
+      tags);
+  // D of a layer, its sizes checked: for Python's constructors.
+  m.def(
+      "head_width(int embed_dim, int num_heads, int num_kv_heads, "
+      "int? head_dim=None) -> int",
+      tags);
+  m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
+        tags);
+  m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
+        tags);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(multihead, m) {
@@ -255,42 +350,16 @@ TORCH_LIBRARY(multihead, m) {
       "Tensor? alibi_slopes=None, Tensor? sinks=None, str backend=\"auto\") "
       "-> (Tensor weights, Tensor keys, Tensor entropy)",
       tags);
-  m.def(
-      "multi_head_attention_forward(Tensor query, Tensor key, Tensor value, "
-      "int embed_dim_to_check, int num_heads, Tensor? in_proj_weight, "
-      "Tensor? in_proj_bias, Tensor? bias_k, Tensor? bias_v, "
-      "bool add_zero_attn, float dropout_p, Tensor out_proj_weight, "
-      "Tensor? out_proj_bias, bool training=True, "
-      "Tensor? key_padding_mask=None, bool need_weights=True, "
-      "Tensor? attn_mask=None, bool use_separate_proj_weight=False, "
-      "Tensor? q_proj_weight=None, Tensor? k_proj_weight=None, "
-      "Tensor? v_proj_weight=None, Tensor? static_k=None, "
-      "Tensor? static_v=None, bool average_attn_weights=True, "
-      "bool is_causal=False, *, bool batch_first=False, bool fast_path=True, "
-      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
-      tags);
-  m.def(
-      "grouped_query_attention_forward(Tensor query, Tensor key, Tensor value, "
-      "int num_heads, int num_kv_heads, Tensor q_proj_weight, "
-      "Tensor? q_proj_bias, Tensor k_proj_weight, Tensor? k_proj_bias, "
-      "Tensor v_proj_weight, Tensor? v_proj_bias, Tensor out_proj_weight, "
-      "Tensor? out_proj_bias, float dropout_p=0.0, bool training=True, "
-      "Tensor? key_padding_mask=None, bool need_weights=True, "
-      "Tensor? attn_mask=None, bool average_attn_weights=True, "
-      "bool is_causal=False, *, bool batch_first=False, "
-      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
-      tags);
-  // D of a layer, its sizes checked: for Python's constructors.
-  m.def(
-      "head_width(int embed_dim, int num_heads, int num_kv_heads, "
-      "int? head_dim=None) -> int",
-      tags);
+  // Implemented by the Python package: warnings.warn.
+  m.def("warn(str message) -> ()");
+  // None: the kernels can run the call.
+  m.def(("why_not_fused(Tensor query, Tensor key, Tensor value, " +
+         std::string(ops::kRulesSchema) + ") -> str?")
+            .c_str(),
+        tags);
+  define_layers(m, tags);
   define_fused(m, tags);
   define_explain(m, tags);
-  m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
-        tags);
-  m.def("repeat_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",
-        tags);
 }
 
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {

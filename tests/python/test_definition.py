@@ -147,3 +147,49 @@ def test_keys_and_values_may_be_grouped_differently():
         q, k, v, enable_gqa=True
     )
     torch.testing.assert_close(out, expected)
+
+
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+INTEGERS += [torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.mark.parametrize("mode", ["auto", "exact", "fused"])
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_key_lengths_of_any_integers(dtype, mode):
+    """Also those in which the lengths of keys and queries would overflow."""
+    lengths = torch.tensor([3, 120])
+    q, k = torch.randn(2, 2, 200, 8), torch.randn(2, 2, 300, 8, requires_grad=True)
+    results = []
+    for given in (lengths, lengths.to(dtype)):
+        options = dict(
+            key_lengths=given, is_causal=True, causal_alignment="bottom_right"
+        )
+        with multihead.backend(mode):
+            out, lse = multihead.scaled_dot_product_attention(
+                q, k, k, **options, return_lse=True
+            )
+            (gradient,) = torch.autograd.grad(out.square().sum(), k)
+            summary = multihead.attention_summary(q, k, 2, **options)
+        results.append((out, lse, gradient, summary))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["auto", "exact", "fused"])
+def test_softcap_0_is_none(mode):
+    """As in ONNX and FlashAttention."""
+    q = torch.randn(2, 2, 5, 8, requires_grad=True)
+    results = []
+    for softcap in (None, 0.0, 0):
+        with multihead.backend(mode):
+            out = multihead.scaled_dot_product_attention(q, q, q, softcap=softcap)
+            more = multihead.scaled_dot_product_attention(
+                q, q, q, softcap=softcap, window=(2, 0), return_lse=True
+            )
+            summary = multihead.attention_summary(q, q, 2, softcap=softcap)
+        (gradient,) = torch.autograd.grad(out.square().sum(), q)
+        results.append((out, more, summary, gradient))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    torch.testing.assert_close(results[0], results[2], rtol=0, atol=0)
+    if mode == "exact":
+        expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        assert torch.equal(results[1][0], expected)

@@ -203,7 +203,11 @@ NAN = float("nan")
 # name: (changed arguments, exception, fragment of the message)
 ATTENTION = {
     "scale": (dict(scale=NAN), ValueError, "scale must be finite, got nan"),
-    "softcap 0": (dict(softcap=0.0), ValueError, "softcap must be finite and greater"),
+    "softcap": (
+        dict(softcap=-1.0),
+        ValueError,
+        "softcap must be finite and at least 0",
+    ),
     "softcap nan": (dict(softcap=NAN), ValueError, "softcap .* got nan"),
     "window": (dict(window=(-2, 0)), ValueError, r"window .* got \(-2, 0\)"),
     "window of three": (dict(window=(1, 2, 3)), ValueError, "window must be two"),
@@ -223,10 +227,15 @@ ATTENTION = {
         ValueError,
         "key_lengths must be between 0 and 7, got -1",
     ),
-    "lengths of int32": (
-        dict(key_lengths=torch.tensor([7, 7], dtype=torch.int32)),
+    "lengths of int8 too large": (
+        dict(key_lengths=torch.tensor([7, 8], dtype=torch.int8)),
         ValueError,
-        "key_lengths must be int64, got Int",
+        "key_lengths must be between 0 and 7, got 8",
+    ),
+    "lengths of floats": (
+        dict(key_lengths=torch.tensor([7.0, 7.0])),
+        ValueError,
+        "key_lengths must be integers, got Float",
     ),
     "lengths of another batch": (
         dict(key_lengths=torch.tensor([7])),

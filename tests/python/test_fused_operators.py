@@ -46,11 +46,11 @@ REASONS = {
     ),
     "sparse": (
         lambda: attention(Q.to_sparse(), Q, Q),
-        "the kernels take dense tensors",
+        "the kernels take dense tensors, one is Sparse",
     ),
     "nested": (
         lambda: attention(*[torch.nested.nested_tensor([Q[0], Q[1]])] * 3),
-        "the kernels take dense tensors",
+        "the kernels take dense tensors, one is nested",
     ),
     "dtype": (
         lambda: attention(*[Q.to(torch.float8_e5m2)] * 3),
@@ -68,11 +68,11 @@ REASONS = {
     ),
     "rank 2": (
         lambda: attention(*[Q[0, 0]] * 3),
-        "query, key and value need broadcasting",
+        "the kernels take 3-D and 4-D tensors, query is 2-D",
     ),
     "rank 5": (
         lambda: attention(*[Q[None]] * 3),
-        "query, key and value need broadcasting",
+        r"the kernels take 3-D and 4-D tensors, query is 5-D \(query.shape=\(1, 2, ",
     ),
     "heads of key and value": (
         lambda: attention(Q, K, V[:, :1], enable_gqa=True),
@@ -211,7 +211,7 @@ REFUSED = {
     "softcap": (
         dict(softcap=-1.0),
         ValueError,
-        "softcap must be finite and greater than 0, got -1",
+        "softcap must be finite and at least 0, got -1",
     ),
     "lengths": (
         dict(key_lengths=torch.tensor([8, 7])),

@@ -41,6 +41,8 @@ def checked_calls():
     for changes, backend in itertools.product(GROUPED_CHANGES, ("auto", "exact")):
         arguments = GROUPED | changes | {"backend": backend}
         yield ops.grouped_query_attention_forward.default, (), arguments
+        arguments = PROJECTED | changes | {"backend": backend}
+        yield ops.projected_attention_forward.default, (), arguments
     for name in calls.OPTIONS:
         inputs, options = calls.make(name, torch.float32)
         yield from fused_calls(inputs, options)
@@ -122,6 +124,8 @@ GROUPED = INPUTS | dict(
     out_proj_bias=parameter(E),
 )
 GROUPED_CHANGES = [{}, dict(need_weights=False), *MASKS]
+KV = {name: parameter(LK, B, E // 2) for name in ("key", "value")}
+PROJECTED = KV | dict(query=parameter(LQ, B, E), head_dim=E // H)
 
 
 def detached(arguments):
@@ -139,6 +143,7 @@ TRACED = [
     (ops.scaled_dot_product_attention.default, *calls.make("everything")),
     (ops.multi_head_attention_forward.default, (), LAYER | MASKS[3]),
     (ops.grouped_query_attention_forward.default, (), GROUPED | MASKS[1]),
+    (ops.projected_attention_forward.default, (), PROJECTED | MASKS[1]),
     (ops.multi_head_attention_forward.default, (), detached(LAYER | MASKS[3])),
     (ops.grouped_query_attention_forward.default, (), detached(GROUPED | MASKS[1])),
     *fused_calls(*calls.make("everything", torch.float32)),
@@ -150,6 +155,8 @@ WITHOUT_TENSORS = {
     "multihead::explain",
     "multihead::head_width",
     "multihead::render_report",
+    "multihead::warn",
+    "multihead::why_not_fused",
 }
 
 
@@ -244,6 +251,7 @@ def silent_on_blocked(function):
     [
         *[(ops.multi_head_attention_forward, LAYER, c) for c in LAYER_CHANGES],
         *[(ops.grouped_query_attention_forward, GROUPED, c) for c in GROUPED_CHANGES],
+        *[(ops.projected_attention_forward, PROJECTED, c) for c in GROUPED_CHANGES],
     ],
 )
 def test_gradients_of_layers(operator, arguments, changes):
