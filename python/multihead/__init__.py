@@ -9,9 +9,10 @@ from . import _library
 
 _library.load()
 
-from . import textbook  # noqa: E402
+from . import _quantizable, _warnings, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402
 from .check import Report, check  # noqa: E402
+from ._why_not_fused import why_not_fused  # noqa: E402
 from .functional import (  # noqa: E402
     AttentionSummary,
     attention_summary,
@@ -33,4 +34,7 @@ __all__ = [
     "multi_head_attention_forward",
     "scaled_dot_product_attention",
     "textbook",
+    "why_not_fused",
 ]
+
+_quantizable.register()

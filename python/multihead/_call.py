@@ -11,7 +11,9 @@ import torch
 _ASSERTION = "AssertionError: "
 # What PyTorch's dispatcher says of a value that it cannot convert.
 _REFUSED = re.compile(r"\S+ Expected a value of type '(.+?)' for argument '(\w+)'")
-# Its types in words. `window` is the only pair among the arguments.
+# What its tracer says of an optional result.
+_UNTRACEABLE = "unsupported output type"
+# The dispatcher's types in words. `window` is the only pair among the arguments.
 _TYPES = {
     "Tensor": "a tensor",
     "Optional[Tensor]": "a tensor or None",
@@ -49,6 +51,15 @@ def call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             raise AssertionError(message.removeprefix(_ASSERTION)) from None
         if refused := _REFUSED.match(message):
             raise _wrong_type(operator, args, kwargs, refused) from None
+        if (
+            message.startswith(_UNTRACEABLE)
+            and torch._C._get_tracing_state() is not None
+        ):
+            raise RuntimeError(
+                "torch.jit.trace cannot record multihead's operators: use "
+                "torch.export.export or torch.compile, or trace the model with "
+                "torch.nn.MultiheadAttention, which has the same state_dict"
+            ) from None
         raise
 
 

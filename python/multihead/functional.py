@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ._call import call
+from ._subclasses import takes_subclasses
 
 if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
     from typing_extensions import Unpack
@@ -119,6 +121,7 @@ def scaled_dot_product_attention(
     return_lse: bool,
     **rules: "Unpack[Rules]",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@takes_subclasses(F.scaled_dot_product_attention, current_backend)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -147,7 +150,8 @@ def scaled_dot_product_attention(
         key: (B, G, Lk, D), of query's dtype.
         value: (B, G, Lk, Dv), of query's dtype.
         attn_mask: broadcastable to (B, H, Lq, Lk). bool: **True = may attend**.
-            Floating point: added to the scores; -inf blocks.
+            Floating point: added to the scores; -inf blocks. Or a
+            torch.nn.attention.bias.CausalBias, without is_causal.
         dropout_p: probability of zeroing a weight; applied whenever > 0, there
             is no training flag.
         is_causal: query i sees keys j <= i + offset. With attn_mask both apply.
@@ -158,8 +162,9 @@ def scaled_dot_product_attention(
             the last key, as decoding with a cache needs it).
         window: (left, right): query i sees keys from i + offset - left to
             i + offset + right; -1 = no limit on that side.
-        key_lengths: int64 (B,): keys from key_lengths[b] on do not exist.
-        softcap: scores become softcap · tanh(scores / softcap), before masks.
+        key_lengths: integers (B,): keys from key_lengths[b] on do not exist.
+        softcap: scores become softcap · tanh(scores / softcap), before masks;
+            0 = None.
         alibi_slopes: (H,) or (B, H): scores lose slope · |i + offset - j|.
         sinks: (H,): one more logit per head in the softmax's denominator.
         return_lse: also return the logsumexp of the scores.
@@ -169,7 +174,8 @@ def scaled_dot_product_attention(
         (float64 for float64), -inf for a row that sees no key and no sink.
         A row that sees no key gives 0, and NaN in keys and values that a row
         does not see does not reach it. Under backend("exact") a call that
-        PyTorch has returns what PyTorch returns.
+        PyTorch has returns what PyTorch returns. So does, always, a call with
+        nested tensors or others whose class has rules of its own.
 
     Raises:
         TypeError: an argument of another type, such as a list for a tensor.
@@ -207,6 +213,7 @@ class AttentionSummary(NamedTuple):
     entropy: Tensor
 
 
+@takes_subclasses(None, current_backend)
 def attention_summary(
     query: Tensor,
     key: Tensor,
@@ -261,6 +268,7 @@ def attention_summary(
     )
 
 
+@takes_subclasses(F.multi_head_attention_forward, current_backend)
 def multi_head_attention_forward(
     query: Tensor,
     key: Tensor,

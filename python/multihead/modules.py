@@ -8,6 +8,10 @@ from torch.nn.modules.activation import _is_make_fx_tracing
 from torch.overrides import has_torch_function
 
 from ._call import call, check_int, check_type
+from ._conversions import pooled_state, repeated_state
+from ._forward import takes_others
+from ._projections import is_plain
+from ._subclasses import own_rules_of, refuse_fused
 from .functional import current_backend
 
 _ops = torch.ops.multihead
@@ -34,6 +38,7 @@ class MultiheadAttention(nn.MultiheadAttention):
       ``backend("exact")`` is_causal is PyTorch's hint).
     """
 
+    @takes_others(current_backend)
     def forward(
         self,
         query: Tensor,
@@ -68,34 +73,31 @@ class MultiheadAttention(nn.MultiheadAttention):
             AssertionError, RuntimeError, ValueError: where
                 torch.nn.MultiheadAttention raises them.
         """
-        if _is_nested(query, key, value):
-            return super().forward(
-                query,
-                key,
-                value,
-                key_padding_mask,
-                need_weights,
-                attn_mask,
-                average_attn_weights,
-                is_causal,
-            )
-        out_proj = self.out_proj
-        tensors = (query, key, value, self.in_proj_weight, self.in_proj_bias)
-        result: tuple[Tensor, Tensor | None] = call(
+        backend, out_proj = current_backend(), self.out_proj
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        reason = own_rules_of({"in_proj_weight": weight, "in_proj_bias": bias})
+        if reason is not None or _is_nested(query, key, value):
+            refuse_fused("MultiheadAttention", backend, reason or "a tensor is nested")
+            masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
+            return super().forward(query, key, value, *masks, is_causal)
+        # PyTorch reads the weight of out_proj, whatever was put there.
+        reads = backend == "exact" or is_plain(out_proj)
+        tensors = (query, key, value, weight, bias)
+        output: tuple[Tensor, Tensor | None] = call(
             _ops.multi_head_attention_forward.default,
             query,
             key,
             value,
             self.embed_dim,
             self.num_heads,
-            self.in_proj_weight,
-            self.in_proj_bias,
+            weight,
+            bias,
             self.bias_k,
             self.bias_v,
             self.add_zero_attn,
             self.dropout,
-            out_proj.weight,
-            out_proj.bias,
+            out_proj.weight if reads else None,
+            out_proj.bias if reads else None,
             self.training,
             key_padding_mask,
             need_weights,
@@ -112,9 +114,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             fast_path=torch.backends.mha.get_fastpath_enabled()
             and not has_torch_function(tensors)
             and not _is_make_fx_tracing(),  # type: ignore[no-untyped-call]
-            backend=current_backend(),
+            backend=backend,
         )
-        return result
+        return output if reads else (out_proj(output[0]), output[1])
 
     def extra_repr(self) -> str:
         return _options(
@@ -223,6 +225,7 @@ class GroupedQueryAttention(nn.Module):
         if self.out_proj.bias is not None:
             init.zeros_(self.out_proj.bias)
 
+    @takes_others(current_backend)
     def forward(
         self,
         query: Tensor,
@@ -239,6 +242,26 @@ class GroupedQueryAttention(nn.Module):
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
         key_padding_mask (B, Lk). Weights have H heads.
         """
+        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
+        out_proj = self.out_proj
+        if not all(map(is_plain, (q_proj, k_proj, v_proj, out_proj))):
+            out, weights = call(
+                _ops.projected_attention_forward.default,
+                q_proj(query),
+                k_proj(key),
+                v_proj(value),
+                self.head_dim,
+                self.dropout,
+                self.training,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+                batch_first=self.batch_first,
+                backend=current_backend(),
+            )
+            return out_proj(out), weights
         result: tuple[Tensor, Tensor | None] = call(
             _ops.grouped_query_attention_forward.default,
             query,
@@ -246,14 +269,14 @@ class GroupedQueryAttention(nn.Module):
             value,
             self.num_heads,
             self.num_kv_heads,
-            self.q_proj.weight,
-            self.q_proj.bias,
-            self.k_proj.weight,
-            self.k_proj.bias,
-            self.v_proj.weight,
-            self.v_proj.bias,
-            self.out_proj.weight,
-            self.out_proj.bias,
+            q_proj.weight,
+            q_proj.bias,
+            k_proj.weight,
+            k_proj.bias,
+            v_proj.weight,
+            v_proj.bias,
+            out_proj.weight,
+            out_proj.bias,
             self.dropout,
             self.training,
             key_padding_mask,
@@ -288,7 +311,8 @@ class GroupedQueryAttention(nn.Module):
         """A copy of ``mha`` with its key/value heads averaged in groups.
 
         num_kv_heads = mha.num_heads gives the same function. Raises ValueError
-        with add_bias_kv or add_zero_attn, which have no grouped counterpart.
+        with add_bias_kv or add_zero_attn, which have no grouped counterpart, and
+        TypeError where out_proj was replaced by more than a Linear.
         """
         theirs = nn.MultiheadAttention
         words = "a torch.nn.MultiheadAttention"
@@ -298,6 +322,7 @@ class GroupedQueryAttention(nn.Module):
                 "from_multihead: mha must have neither add_bias_kv nor "
                 "add_zero_attn, which grouped-query attention lacks"
             )
+        state = pooled_state(mha, num_kv_heads)
         weight = mha.out_proj.weight
         gqa = cls(
             mha.embed_dim,
@@ -311,31 +336,6 @@ class GroupedQueryAttention(nn.Module):
             device=weight.device,
             dtype=weight.dtype,
         )
-
-        def pool(rows: Tensor) -> Tensor:
-            pooled: Tensor = call(
-                _ops.pool_heads.default, rows, mha.num_heads, num_kv_heads
-            )
-            return pooled
-
-        packed = mha.in_proj_weight
-        weights = (
-            (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight)
-            if packed is None
-            else packed.chunk(3)
-        )
-        state = {
-            "q_proj.weight": weights[0],
-            "k_proj.weight": pool(weights[1]),
-            "v_proj.weight": pool(weights[2]),
-            "out_proj.weight": mha.out_proj.weight,
-        }
-        if mha.in_proj_bias is not None:
-            biases = mha.in_proj_bias.chunk(3)
-            state["q_proj.bias"] = biases[0]
-            state["k_proj.bias"] = pool(biases[1])
-            state["v_proj.bias"] = pool(biases[2])
-            state["out_proj.bias"] = mha.out_proj.bias
         gqa.load_state_dict(state)
         return gqa.train(mha.training)
 
@@ -343,13 +343,15 @@ class GroupedQueryAttention(nn.Module):
         """A copy in which every query head has a key/value head of its own.
 
         The same function with more parameters. Raises ValueError unless
-        head_dim * num_heads = embed_dim.
+        head_dim * num_heads = embed_dim, and TypeError where a projection was
+        replaced by more than a Linear.
         """
         if self.head_dim * self.num_heads != self.embed_dim:
             raise ValueError(
                 "to_multihead: head_dim * num_heads must be embed_dim, got "
                 f"{self.head_dim} * {self.num_heads} and {self.embed_dim}"
             )
+        state = repeated_state(self, self.num_heads, self.num_kv_heads)
         weight = self.out_proj.weight
         mha = MultiheadAttention(
             self.embed_dim,
@@ -362,31 +364,5 @@ class GroupedQueryAttention(nn.Module):
             device=weight.device,
             dtype=weight.dtype,
         )
-
-        def repeat(rows: Tensor) -> Tensor:
-            repeated: Tensor = _ops.repeat_heads(
-                rows, self.num_heads, self.num_kv_heads
-            )
-            return repeated
-
-        rows = (
-            self.q_proj.weight,
-            repeat(self.k_proj.weight),
-            repeat(self.v_proj.weight),
-        )
-        state = {"out_proj.weight": self.out_proj.weight}
-        if mha.in_proj_weight is not None:
-            state["in_proj_weight"] = torch.cat(rows)
-        else:
-            names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-            state.update(zip(names, rows, strict=True))
-        if self.out_proj.bias is not None:
-            biases = (
-                self.q_proj.bias,
-                repeat(self.k_proj.bias),
-                repeat(self.v_proj.bias),
-            )
-            state["in_proj_bias"] = torch.cat(biases)
-            state["out_proj.bias"] = self.out_proj.bias
         mha.load_state_dict(state)
         return mha.train(self.training)

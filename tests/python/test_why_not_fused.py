@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""What does not run fused: the question, the answer, and the warning."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from equal import assert_equal
+from paths import fused_calls
+from torch.nn.attention.bias import causal_lower_right
+
+import multihead
+from multihead import scaled_dot_product_attention, why_not_fused
+
+Q = torch.randn(2, 4, 5, 8)
+
+
+def test_nothing_is_against_an_ordinary_call():
+    lengths = torch.tensor([3, 5])
+    for options in (
+        {},
+        dict(is_causal=True, window=(1, 0), key_lengths=lengths, softcap=2.0),
+        dict(attn_mask=torch.zeros(5, 5), sinks=torch.zeros(4), dropout_p=0.5),
+        dict(attn_mask=causal_lower_right(5, 5)),
+        dict(causal_alignment="bottom_right", alibi_slopes=torch.zeros(4)),
+    ):
+        assert why_not_fused(Q, Q, Q, **options) is None
+        assert fused_calls(scaled_dot_product_attention, Q, Q, Q, **options)
+    assert why_not_fused(Q, Q, Q, None, 0.0, True, 0.5, True) is None
+
+
+def test_reasons():
+    five = Q[None]
+    for tensors, reason in (
+        ((Q.to("meta"),) * 3, "the kernels run on the CPU, a tensor is on meta"),
+        ((Q.to(torch.float8_e5m2),) * 3, "there are kernels for float32, float64"),
+        ((five,) * 3, "the kernels take 3-D and 4-D tensors, query is 5-D"),
+        ((Q[0, 0],) * 3, "the kernels take 3-D and 4-D tensors, query is 2-D"),
+        ((five, Q, Q), "query, key and value need broadcasting"),
+        ((Q[:1], Q, Q), "query, key and value need broadcasting"),
+        ((Q, Q, Q[:, :1]), "key and value have different numbers of heads"),
+        ((Q.to_sparse(), Q, Q), "the kernels take dense tensors, one is Sparse"),
+    ):
+        assert why_not_fused(*tensors).startswith(reason)
+
+
+def test_transforms_are_a_reason_of_what_they_transform():
+    reasons = []
+
+    def function(q):
+        reasons.append(why_not_fused(q, q, q))
+        return scaled_dot_product_attention(q, q, q).sum()
+
+    torch.vmap(function)(Q)
+    torch.func.grad(function)(Q)
+    torch.func.jvp(function, (Q,), (Q,))
+    transform = "a transform of torch.func (vmap, grad) is at work"
+    assert reasons == [transform] * 3
+
+
+# --- The warning -------------------------------------------------------------------------
+
+SLOW = {
+    "vmap": (
+        lambda: torch.vmap(lambda q: scaled_dot_product_attention(q, q, q))(Q),
+        "scaled_dot_product_attention: .* a transform of torch.func",
+    ),
+    "grad": (
+        lambda: torch.func.grad(lambda q: scaled_dot_product_attention(q, q, q).sum())(
+            Q
+        ),
+        "scaled_dot_product_attention: .* a transform of torch.func",
+    ),
+    "five dimensions": (
+        lambda: scaled_dot_product_attention(*[Q[None]] * 3),
+        "scaled_dot_product_attention: .* query is 5-D",
+    ),
+    "broadcasting": (
+        lambda: scaled_dot_product_attention(Q[:1], Q, Q),
+        "scaled_dot_product_attention: .* need broadcasting",
+    ),
+    "layer": (
+        lambda: torch.vmap(multihead.MultiheadAttention(8, 2))(*[Q] * 3),
+        "multi_head_attention_forward: .* a transform of torch.func",
+    ),
+    "summary": (
+        lambda: torch.vmap(lambda q: multihead.attention_summary(q, q, 1))(Q),
+        "attention_summary: .* a transform of torch.func",
+    ),
+}
+
+
+@pytest.fixture
+def every_warning():
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_call_that_forms_all_weights_says_so(name, every_warning):
+    call, text = SLOW[name]
+    with pytest.warns(UserWarning, match=text) as caught:
+        call()
+    assert "forms all attention weights" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    with multihead.backend("exact"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+
+
+def test_what_runs_fused_or_is_pytorchs_does_not_warn(every_warning):
+    meta = Q.to("meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaled_dot_product_attention(Q, Q, Q, is_causal=True)
+        scaled_dot_product_attention(meta, meta, meta)
+        multihead.MultiheadAttention(8, 2)(*[Q[0]] * 3)
+        x = Q.clone().requires_grad_()
+        out = scaled_dot_product_attention(x, x, x).sum()
+        (first,) = torch.autograd.grad(out, x, create_graph=True)
+        first.sum().backward()
+
+
+def test_it_is_said_once():
+    """Shapes may differ from call to call; the reason is the same."""
+    code = (
+        "import torch, warnings, multihead\n"
+        "attend = multihead.scaled_dot_product_attention\n"
+        "warnings.simplefilter('always')\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    for length in (2, 3, 4):\n"
+        "        q = torch.randn(1, 2, 3, length, 8)\n"
+        "        attend(q, q, q)\n"
+        "        torch.vmap(lambda q: attend(q, q, q))(q[0])\n"
+        "print(len(caught))\n"
+        "warnings.simplefilter('error')\n"
+        "try:\n"
+        "    attend(q[0, :1], q[0], q[0])\n"
+        "except UserWarning as error:\n"
+        "    print('need broadcasting' in str(error))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.split() == ["2", "True"]
+
+
+# --- The ways of calls that PyTorch has --------------------------------------------------
+
+
+@pytest.mark.parametrize("alignment", ["top_left", "bottom_right"])
+def test_exact_keeps_pytorchs_bits_where_both_alignments_are_one(alignment):
+    for dtype in (torch.float32, torch.bfloat16):
+        q = torch.randn(2, 4, 33, 16, dtype=dtype, requires_grad=True)
+        with multihead.backend("exact"):
+            out = scaled_dot_product_attention(
+                q, q, q, is_causal=True, causal_alignment=alignment
+            )
+        expected = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        assert_equal(out, expected)
+        name = type(expected.grad_fn).__name__
+        assert type(out.grad_fn).__name__ == name
+
+
+def test_the_operator_that_a_profiler_shows():
+    """As docs/kernels.md names it."""
+    from torch.profiler import profile
+
+    x = Q.clone().requires_grad_()
+    with profile() as profiler:
+        scaled_dot_product_attention(x, x, x).sum().backward()
+    names = {event.key for event in profiler.key_averages()}
+    assert {
+        "multihead::fused_attention",
+        "multihead::fused_attention_backward",
+    } <= names
+    with profile() as profiler:
+        torch.vmap(lambda q: scaled_dot_product_attention(q, q, q))(Q)
+    names = {event.key for event in profiler.key_averages()}
+    assert "multihead::fused_attention" not in names and "aten::bmm" in names
