@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
+#include <utility>
 
 #include "multihead/safetensors_json.h"
 
@@ -14,8 +16,45 @@ using enum SafetensorsFault;
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
+/// Whether it is text, of which no safetensors file can begin with 8 bytes.
+bool is_text(std::string_view bytes) {
+  return !bytes.empty() && std::ranges::all_of(bytes, [](unsigned char c) {
+    return c >= ' ' ? c != 0x7F && c < 0xF8  // not in UTF-8
+                    : c == '\t' || c == '\n' || c == '\r';
+  });
+}
+
+/// What a file is that begins so and has no header; nullptr: nothing tells.
+const char* other_format(std::string_view start) {
+  static constexpr std::pair<std::string_view, const char*> kFormats[] = {
+      {"PK\3\4", "a ZIP archive, as torch.save and numpy.savez write"},
+      {"\x93NUMPY", "an array of numpy.save"},
+      {"\x89HDF", "an HDF5 file"},
+      {"\x1F\x8B", "a gzip file"},
+      {"GGUF", "a GGUF file"},
+      {"\x80\2", "a pickle"},
+      {"\x80\3", "a pickle"},
+      {"\x80\4", "a pickle"},
+      {"\x80\5", "a pickle"}};
+  for (const auto& [magic, name] : kFormats) {
+    if (start.starts_with(magic)) return name;
+  }
+  return is_text(start) ? "text" : nullptr;
+}
+
+/// Says what it is, where that can be told.
+void check_format(const Source& source, SafetensorsFault fault) {
+  constexpr uint64_t kRead = 64;
+  std::string start(std::min(source.size, kRead), '\0');
+  source.read_at(0, std::as_writable_bytes(std::span(start)));
+  if (const char* format = other_format(start)) {
+    fail(fault, source.where, "file must be a safetensors file, got ", format);
+  }
+}
+
 uint64_t read_length(const Source& source) {
   if (source.size < kLengthBytes) {
+    check_format(source, kHeaderTooSmall);
     fail(kHeaderTooSmall, source.where, "file must have at least ",
          kLengthBytes, " bytes, got ", source.size);
   }
@@ -26,6 +65,7 @@ uint64_t read_length(const Source& source) {
     length |= std::to_integer<uint64_t>(bytes[i]) << (8 * i);
   }
   if (length > kMaxHeaderBytes) {
+    check_format(source, kHeaderTooLarge);
     fail(kHeaderTooLarge, source.where, "header length must be at most ",
          kMaxHeaderBytes, ", got ", length);
   }

@@ -84,7 +84,19 @@ std::vector<Malformed> frames() {
       {"TopLevelArray", make_file("[]"), kHeaderStart, R"(got "[")"},
       {"TopLevelString", make_file("\"{}\""), kHeaderStart, R"(got "\"")"},
       {"PickleFile", make_file("\x80\x04."), kHeaderStart, "'{'"},
-      {"ZipFile", "PK\3\4\24\0\0\0\10\0"s, kHeaderTooLarge, "at most"},
+      {"ZipFile", "PK\3\4\24\0\0\0\10\0"s, kHeaderTooLarge,
+       "file must be a safetensors file, got a ZIP archive, as torch.save and "
+       "numpy.savez write"},
+      {"NumPyFile", "\x93NUMPY\1\0v\0"s, kHeaderTooLarge,
+       "got an array of numpy.save"},
+      {"OldPickleFile", "\x80\2\x8a\nl\xfc\x9c\x46", kHeaderTooLarge,
+       "got a pickle"},
+      {"TextFile", "Dear reader,\nthis is no dump.\n", kHeaderTooLarge,
+       "file must be a safetensors file, got text"},
+      {"JsonFile", "{\"x\": [1, 2]}", kHeaderTooLarge, "got text"},
+      {"Utf8Text", "\xC3\x84hnlich ist nicht gleich", kHeaderTooLarge,
+       "got text"},
+      {"ShortText", "note\n", kHeaderTooSmall, "got text"},
   };
 }
 
