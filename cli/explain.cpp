@@ -49,6 +49,7 @@ std::string cause_of(const multihead::Verdict& verdict) {
   std::string cause;
   for (const multihead::Finding& fault : verdict.faults)
     cause += (cause.empty() ? "" : "+") + fault.name;
+  if (!verdict.findings.empty()) return verdict.findings.front().name;
   return cause.empty() ? "unknown" : cause;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/explain.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
@@ -9,8 +10,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <mutex>
 
 #include "multihead/diagnosis/compare.h"
+#include "multihead/diagnosis/effort.h"
 #include "multihead/diagnosis/locate.h"
 #include "multihead/diagnosis/pytorch_result.h"
 #include "multihead/diagnosis/ranking.h"
@@ -69,15 +72,19 @@ std::string dtype_name(at::ScalarType dtype) {
 
 // ---- Which runs first -----------------------------------------------------
 
-// What tells most comes first: float64, evaluation, no mask.
-bool tells_more(const Run& a, const Run& b) {
-  const auto rank = [](const Run& run) {
-    return std::tuple(run.dtype != at::kDouble, run.training,
-                      run.mask.numbers.defined() ||
-                          run.padding.numbers.defined() ||
-                          run.causal == CausalRequest::kYes);
+// What tells most comes first: small, float64, evaluation, no mask.
+std::vector<Run> in_order(const std::vector<Run>& runs) {
+  const auto rank = [&](const Run& run) {
+    return std::tuple(
+        is_large(run, runs), run.dtype != at::kDouble, run.training,
+        run.mask.numbers.defined() || run.padding.numbers.defined() ||
+            run.causal == CausalRequest::kYes);
   };
-  return rank(a) < rank(b);
+  std::vector<Run> ordered = runs;
+  std::stable_sort(
+      ordered.begin(), ordered.end(),
+      [&](const Run& a, const Run& b) { return rank(a) < rank(b); });
+  return ordered;
 }
 
 // ---- Cases -----------------------------------------------------------------
@@ -206,6 +213,27 @@ void describe(std::span<const Run> runs, const Explanation& best,
   }
 }
 
+// The tensors are tiny: threads would only wait for each other. The number is
+// PyTorch's for the whole process, so calls take turns.
+class OneThread {
+ public:
+  OneThread() : turn_(taken()), threads_(at::get_num_threads()) {
+    if (threads_ != 1) at::set_num_threads(1);
+  }
+  ~OneThread() {
+    if (threads_ != 1) at::set_num_threads(threads_);
+  }
+
+ private:
+  static std::mutex& taken() {
+    static std::mutex mutex;
+    return mutex;
+  }
+
+  std::lock_guard<std::mutex> turn_;
+  int threads_;
+};
+
 // What is compared is computed step by step, as whole matrices.
 void check_size(const Run& run) {
   constexpr int64_t kMost = int64_t{1} << 26;
@@ -222,28 +250,25 @@ Verdict explain(std::span<const Observation> observations) {
   TORCH_CHECK_VALUE(!observations.empty(),
                     "explain: observations must hold at least one, got none");
   const at::NoGradGuard no_grad;
+  const OneThread one_thread;
   std::vector<Run> runs;
   for (const Observation& observation : observations) {
     runs.push_back(make_run(observation));
     check_size(runs.back());
   }
-  std::vector<Run> ordered = runs;
-  std::stable_sort(ordered.begin(), ordered.end(), tells_more);
+  const std::vector<Run> ordered = in_order(runs);
   const SearchResult result = search(ordered);
   const std::vector<Explanation> found = ranked(ordered, result.explanations);
 
   const Explanation* best = found.empty() ? nullptr : &found.front();
 
   Verdict verdict;
-  if (result.cut_short) verdict.remarks.push_back(search_cut_short());
-  if (best == nullptr) {
-    const auto lost = lost_in_rounding(ordered);
-    if (lost) verdict.remarks.push_back(*lost);
-    const auto shape = another_shape(ordered);
-    if (shape) verdict.remarks.push_back(*shape);
-  }
   const auto& conventions = best ? best->conventions : result.nearest;
   const Recipe attention = recipe_of(conventions);
+  if (best == nullptr) {
+    verdict.findings = flaws_of_out(ordered, attention);
+    verdict.remarks = remarks_on_search(ordered, result);
+  }
   for (const Convention* convention : conventions) {
     verdict.assumptions.push_back(finding(*convention));
   }

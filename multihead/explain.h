@@ -62,6 +62,8 @@ struct Verdict {
   std::vector<Finding> faults;
   /// Other explanations, by names, that these observations cannot tell apart.
   std::vector<std::vector<std::string>> alternatives;
+  /// Of an unknown fault, what out itself shows: "wrong_shape", "not_finite".
+  std::vector<Finding> findings;
   std::vector<Finding> assumptions;  ///< what nobody said and the numbers show
   std::vector<Finding> remarks;      ///< right, but worth knowing
   std::optional<std::string> first_stage;
@@ -72,7 +74,9 @@ struct Verdict {
 };
 
 /// The verdict that fits every observation; all are of one implementation.
-/// float64 tells faults apart best, float32 shows rounding. Throws
+/// float64 tells faults apart best, float32 shows rounding. It computes on one
+/// thread, for which it sets PyTorch's number of threads to 1 until it returns:
+/// the tensors are tiny. Calls in several threads take turns. Throws
 /// c10::ValueError where observations lack something or contradict themselves.
 Verdict explain(std::span<const Observation> observations);
 

@@ -56,6 +56,7 @@ std::string to_json(const Verdict& verdict) {
   const Json all = {{"verdict", name_of(verdict.judgement)},
                     {"faults", to_array(verdict.faults)},
                     {"alternatives", verdict.alternatives},
+                    {"findings", to_array(verdict.findings)},
                     {"assumptions", to_array(verdict.assumptions)},
                     {"remarks", to_array(verdict.remarks)},
                     {"first_stage", first_stage},

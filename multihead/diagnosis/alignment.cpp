@@ -148,6 +148,7 @@ class Aligner {
                       role_text(role),
                       " matrix, got none under a name that says so (",
                       list_text(matrices, ", "), ")");
+    check_heads_divide(role, misfits);
     const Candidate& first = misfits[0];
     const int64_t head_dim = role == kOutput ? value_dim_ : head_dim_;
     TORCH_CHECK_VALUE(
@@ -156,6 +157,21 @@ class Aligner {
         " heads of ", head_dim > 0 ? c10::str("width ", head_dim) : "one width",
         ", got ", list_text(misfits, " and "),
         first.declared == Orientation::kUnknown ? "" : text(first.declared));
+  }
+
+  // The likeliest reason why nothing fits: with such a number of heads no size
+  // of the matrix makes heads of one width.
+  void check_heads_divide(Role role, const Candidates& misfits) const {
+    if (role == kKey || role == kValue || role == kKeyValue) return;
+    const int64_t heads = sizes_.num_heads;
+    const bool divides = std::ranges::any_of(misfits, [&](const Candidate& c) {
+      return std::ranges::any_of(
+          c.tensor.sizes(), [&](int64_t size) { return size % heads == 0; });
+    });
+    TORCH_CHECK_VALUE(divides,
+                      "explain: num_heads must divide the width of the heads "
+                      "together, a size of ",
+                      list_text(misfits, " or "), ", got ", heads);
   }
 
   Matrix& matrix_of(Role role) {

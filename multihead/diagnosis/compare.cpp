@@ -129,6 +129,18 @@ Error gradient_error(const Run& run, const Recipe& recipe, const Stages& stages,
   return worst;
 }
 
+// log2 of how large the finite numbers of `got` are beside what `expected`
+// leaves of them, at most the 52 bits of float64, for each of them.
+double bits_of(const Tensor& got, const Tensor& expected) {
+  const Tensor finite = got.isfinite().logical_and(expected.isfinite());
+  const Tensor x = got.masked_select(finite);
+  const double size = x.numel() > 0 ? l2(x) : 0;
+  if (size == 0) return 0;
+  const double left = l2(x - expected.masked_select(finite));
+  const double bits = std::log2(size / std::max(left, size * 0x1p-52));
+  return static_cast<double>(x.numel()) * std::max(bits, 0.0);
+}
+
 // What the tensors of that type in the trace show: scores and weights, or more.
 std::optional<Narrow> narrow_in_trace(const Run& run, at::ScalarType type) {
   std::optional<Narrow> shown;
@@ -151,9 +163,11 @@ Errors narrow_errors(const Run& run, const Recipe& recipe, const Stages& narrow,
   const std::optional<Stages> stages = run_recipe(run, wide);
   if (!stages) return {};
   const double rounding = largest_difference(run.out, stages->out);
-  const double size = largest_finite(stages->out);
+  const double size = largest_finite(run.out);
+  // What may be as large as the output itself explains every output.
+  const double most = std::min(rounding_allowed(type, *stages, size), size);
   if (rounding <= rounding_allowed(precision, *stages, size) ||
-      rounding > rounding_allowed(type, *stages, size)) {
+      rounding > most) {
     return {};
   }
   const double left = largest_difference(run.out, narrow.out);
@@ -356,6 +370,22 @@ Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision) {
     if (others.fit()) return others;
   }
   return found;
+}
+
+double bits_in_common(const Run& run, const Recipe& recipe) {
+  const at::NoGradGuard no_grad;
+  double most = 0;
+  // As errors() leaves it to the code what becomes of blind rows.
+  for (const Blind blind :
+       {Blind::kZero, Blind::kNaN, Blind::kUniform, Blind::kAsSeen}) {
+    Recipe chosen = recipe;
+    chosen.blind = blind;
+    const std::optional<Stages> stages = run_recipe(run, chosen);
+    if (!stages || stages->out.sizes() != run.out.sizes()) return 0;
+    most = std::max(most, bits_of(run.out, stages->out));
+    if (!stages->blocks && !stages->blind.defined()) break;
+  }
+  return most;
 }
 
 }  // namespace multihead::diagnosis

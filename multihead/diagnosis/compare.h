@@ -62,4 +62,9 @@ struct Errors {
 };
 Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision);
 
+/// How many bits of out the recipe predicts: for each element log2 of its usual
+/// size as a share of what is left of it. An output that has nothing to do with
+/// the recipe has that many by chance once in 2^bits.
+double bits_in_common(const Run& run, const Recipe& recipe);
+
 }  // namespace multihead::diagnosis

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What is right, but worth knowing.
+// What is worth knowing beside the verdict, and what an output shows by itself.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,13 +16,13 @@ namespace multihead::diagnosis {
 std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
                              const Explanation& explanation);
 
-/// On scores so large that no result tells anything; nullopt: they are not.
-std::optional<Finding> lost_in_rounding(std::span<const Run> runs);
+/// On a search that explained nothing: why that may be.
+std::vector<Finding> remarks_on_search(std::span<const Run> runs,
+                                       const SearchResult& result);
 
-/// On an output that has not the shape of attention's; nullopt: it has.
-std::optional<Finding> another_shape(std::span<const Run> runs);
-
-/// On a search that was cut short.
-Finding search_cut_short();
+/// What is wrong with out itself, in runs that nothing explains: its shape, or
+/// numbers that are not finite where those of `attention` are.
+std::vector<Finding> flaws_of_out(std::span<const Run> runs,
+                                  const Recipe& attention);
 
 }  // namespace multihead::diagnosis

@@ -287,7 +287,12 @@ void read_dropout(const Observation& from, Run& run) {
     // Code that takes keys from the queries has as many.
     const bool of_queries = n.queries != n.value_width &&
                             count * n.keys == of_a_head * n.heads * n.queries;
-    const bool of_weights = count == of_a_head * n.heads || of_queries;
+    // Where D = Lk, both have as many: then three dimensions are the output's.
+    const bool like_output =
+        n.heads > 1 && kept.dim() == 3 &&
+        kept.sizes() == find(from, {"out", "output"}).sizes();
+    const bool of_weights =
+        !like_output && (count == of_a_head * n.heads || of_queries);
     if (of_weights && !run.kept_weights.defined()) {
       run.kept_weights = kept.reshape({n.batch, n.heads, n.queries, -1});
     } else if (kept.dim() == 4 && run.has_weights &&

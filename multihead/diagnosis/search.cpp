@@ -8,20 +8,20 @@
 #include "multihead/diagnosis/search.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <tuple>
 
 #include "multihead/diagnosis/compare.h"
+#include "multihead/diagnosis/effort.h"
 #include "multihead/diagnosis/first_stage.h"
 
 namespace multihead::diagnosis {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// After so long a search is cut short: it then has large tensors.
-constexpr std::chrono::seconds kLongestSearch{30};
+// Bits that an output must have in common with an explanation by so many
+// faults: of some 2^8 faults and 2^15 pairs, one in 2^12 searches may find one
+// by chance.
+constexpr double kBitsNeeded[] = {0, 20, 27};
 
 using Changes = std::vector<Pick>;
 using Conventions = std::vector<const Convention*>;
@@ -52,8 +52,8 @@ std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
 
 class Search {
  public:
-  Search(std::span<const Run> runs, bool in_float, Clock::time_point deadline)
-      : runs_(runs), in_float_(in_float), deadline_(deadline) {
+  Search(std::span<const Run> runs, bool in_float, Effort& effort)
+      : runs_(runs), in_float_(in_float), effort_(effort) {
     Conventions concerned;
     for (const Convention& convention : all_conventions()) {
       const bool concerns =
@@ -87,6 +87,10 @@ class Search {
               !explains_most(runs_[failing], start, *recipe)) {
             continue;
           }
+          if (evidence(*recipe) < kBitsNeeded[count]) {
+            by_chance_ = true;
+            continue;
+          }
           found.push_back({conventions, changes, *recipe, in_float_});
         }
       }
@@ -112,6 +116,7 @@ class Search {
   }
 
   bool cut_short() const { return cut_short_; }
+  bool by_chance() const { return by_chance_; }
 
  private:
   // Runs explained; how much of it another shows on its way, and how little its
@@ -181,16 +186,27 @@ class Search {
                        [&](const Run& run) { return tells(run, recipe); });
   }
 
-  // Within rounding is not enough where rounding is about all there is.
+  // Within rounding is not enough where rounding is about all there is, as it
+  // is for a fault whose numbers explode. Rounding alone is judged by what it
+  // does.
   bool explains_most(const Run& run, const Recipe& start,
                      const Recipe& recipe) const {
-    if (recipe.narrow != Narrow::kNever) return true;
+    Recipe rounded = start;
+    rounded.narrow = recipe.narrow;
+    rounded.narrow_type = recipe.narrow_type;
+    if (recipe.narrow != Narrow::kNever && recipe == rounded) return true;
     const Errors before = errors(run, start, precision_of(run));
     const Errors after = errors(run, recipe, precision_of(run));
     const auto wrong = before.out.share > 1       ? &Errors::out
                        : before.weights.share > 1 ? &Errors::weights
                                                   : &Errors::gradients;
     return (after.*wrong).difference <= (before.*wrong).difference / 4;
+  }
+
+  double evidence(const Recipe& recipe) const {
+    double bits = 0;
+    for (const Run& run : runs_) bits += bits_in_common(run, recipe);
+    return bits;
   }
 
   // Index of the first run that the recipe does not explain.
@@ -214,6 +230,8 @@ class Search {
     const Recipe start = with(conventions);
     const Effects& all = effects(run, start, conventions);
     std::vector<Changes>& found = explaining_[key];
+    // Two faults that only large tensors show are hardly two.
+    if (count == 2 && is_large(run, runs_)) return found;
     if (count == 2) return found = pairs(run, start, all);
     for (const Pick& pick : all.fitting) found.push_back({pick});
     return found;
@@ -235,7 +253,7 @@ class Search {
               : std::vector<Shown>();
     for (const Pick& pick : picks_) {
       const std::optional<Recipe> recipe = changed(start, {pick});
-      if (!recipe || is_late()) continue;
+      if (!recipe || is_late(run)) continue;
       if (fits(run, *recipe)) {
         effects.fitting.push_back(pick);
         continue;
@@ -260,9 +278,10 @@ class Search {
     const auto& [fitting, changing, idle] = effects;
     std::vector<Changes> found;
     const auto attempt = [&](const Pick& a, const Pick& b) {
-      if (a.fault == b.fault || is_late()) return;
+      if (a.fault == b.fault) return;
       const std::optional<Recipe> recipe = changed(start, {a, b});
-      if (recipe && fits(run, *recipe)) found.push_back({a, b});
+      if (!recipe || is_late(run)) return;
+      if (fits(run, *recipe)) found.push_back({a, b});
     };
     for (size_t i = 0; i < fitting.size(); ++i) {
       for (const Pick& other : idle) attempt(fitting[i], other);
@@ -275,8 +294,9 @@ class Search {
     return found;
   }
 
-  bool is_late() {
-    cut_short_ = cut_short_ || Clock::now() > deadline_;
+  bool is_late(const Run& run) {
+    cut_short_ = cut_short_ || effort_.is_spent();
+    if (!cut_short_) effort_.spend(run);
     return cut_short_;
   }
 
@@ -291,8 +311,8 @@ class Search {
 
   std::span<const Run> runs_;
   bool in_float_;
-  Clock::time_point deadline_;
-  bool cut_short_ = false;
+  Effort& effort_;
+  bool cut_short_ = false, by_chance_ = false;
   std::vector<std::vector<Conventions>> sets_;
   Changes picks_;
   std::map<std::tuple<const Run*, Conventions, size_t>, std::vector<Changes>>
@@ -320,9 +340,9 @@ SearchResult search(std::span<const Run> runs) {
     return run.dtype == at::kDouble &&
            (run.trace.empty() || shows_float32(run));
   });
-  const auto deadline = Clock::now() + kLongestSearch;
-  Search strict(runs, /*in_float=*/false, deadline);
-  Search loose(runs, /*in_float=*/true, deadline);
+  Effort effort;
+  Search strict(runs, /*in_float=*/false, effort);
+  Search loose(runs, /*in_float=*/true, effort);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first, two of them too unless float32 is seen.
   const bool seen = std::any_of(runs.begin(), runs.end(), shows_float32);
@@ -336,7 +356,8 @@ SearchResult search(std::span<const Run> runs) {
     if (!found.empty()) return {.explanations = std::move(found)};
   }
   return {.nearest = strict.nearest(),
-          .cut_short = strict.cut_short() || loose.cut_short()};
+          .cut_short = strict.cut_short() || loose.cut_short(),
+          .by_chance = strict.by_chance() || loose.by_chance()};
 }
 
 }  // namespace multihead::diagnosis

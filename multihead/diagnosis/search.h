@@ -31,7 +31,9 @@ struct SearchResult {
   std::vector<Explanation> explanations = {};
   /// Where there is none: the conventions under which attention comes nearest.
   std::vector<const Convention*> nearest = {};
-  bool cut_short = false;  ///< it would have taken too long
+  bool cut_short = false;  ///< not all candidates were tried
+  /// Some fit, but to so small an output that many would.
+  bool by_chance = false;
 };
 
 /// Runs that tell most come first.

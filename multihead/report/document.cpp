@@ -2,6 +2,7 @@
 #include "multihead/report/document.h"
 
 #include <algorithm>
+#include <set>
 
 #include "multihead/report/cases.h"
 #include "multihead/report/words.h"
@@ -29,6 +30,7 @@ std::string predicate(const std::string& finding) {
       {"changes_global_state", "changes settings of the whole process"},
       {"random", "returns something else each time"},
       {"no_weights_found", "has weights that were not found"},
+      {"not_called", "could not be called"},
   };
   for (const auto& [name, words] : kKnown)
     if (finding == name) return words;
@@ -85,6 +87,24 @@ std::string unknown_words(const Json& report) {
               : ", and no fault that is known here explains it");
 }
 
+// What is seen of an output before any rule of attention is the news.
+bool is_flaw_of_out(const Json& report) {
+  const Json& findings = list_at(report, "findings");
+  return std::any_of(findings.begin(), findings.end(), [](const Json& finding) {
+    const std::string name = text_at(finding, "name");
+    return name == "wrong_shape" || name == "not_finite";
+  });
+}
+
+// Neither right nor wrong: it could not be called.
+bool nothing_told(const Json& report) {
+  const Json& findings = list_at(report, "findings");
+  return !findings.empty() &&
+         std::all_of(findings.begin(), findings.end(), [](const Json& finding) {
+           return text_at(finding, "kind") == "unchecked";
+         });
+}
+
 Block headline(const Json& report, const std::string& verdict) {
   std::vector<std::string> flaws;
   for (const Json& finding : list_at(report, "findings")) {
@@ -100,6 +120,9 @@ Block headline(const Json& report, const std::string& verdict) {
     words = "computes attention, but it " + listed(flaws);
   } else if (verdict == "unchecked") {
     words = flaws.empty() ? "was not checked" : listed(flaws);
+  } else if (verdict == "unknown" && is_flaw_of_out(report)) {
+    const std::string stage = text_at(report, "first_stage");
+    words = listed(flaws) + (stage.empty() ? "" : ", first in the " + stage);
   } else {
     words = verdict == "fault" ? fault_words(list_at(report, "faults"))
                                : unknown_words(report);
@@ -108,9 +131,10 @@ Block headline(const Json& report, const std::string& verdict) {
   std::string subject = text_at(report, "target");
   if (subject.empty()) subject = "This attention";
   const bool passed = right && flaws.empty();
-  return {.kind = Kind::kHeadline,
-          .label = mark(passed),
-          .text = {{subject + " " + words + ".", Style::kStrong}}};
+  return {
+      .kind = Kind::kHeadline,
+      .label = nothing_told(report) ? Span{"?", Style::kStrong} : mark(passed),
+      .text = {{subject + " " + words + ".", Style::kStrong}}};
 }
 
 // ---- What is wrong ---------------------------------------------------------
@@ -235,12 +259,14 @@ void add_alternatives(Document& document, const Json& report) {
 
 // ---- What was understood ---------------------------------------------------
 
+// Each once: the engine and what ran the code may have found the same.
 void add_remarks(Document& document, const Json& remarks, const char* label) {
+  std::set<std::string> said;
   for (const Json& remark : remarks) {
     std::string text = text_at(remark, "sentence");
     const std::string remedy = text_at(remark, "remedy");
     if (!remedy.empty()) text += " " + remedy;
-    note(document, label, marked_up(text));
+    if (said.insert(text).second) note(document, label, marked_up(text));
   }
 }
 

@@ -274,12 +274,12 @@ TEST(ExplainErrors, HeadsAreCounted) {
       {"explain: num_kv_heads must divide num_heads = 3, got 2",
        {},
        {{"num_kv_heads", "2"}}},
-      {"explain: weights must have one query matrix between width 12 and 7 "
-       "heads of one width, got q.weight (12, 12)",
+      {"explain: num_heads must divide the width of the heads together, a size "
+       "of q.weight (12, 12), got 7",
        {},
        {{"num_heads", "7"}, {"num_kv_heads", "7"}}},
-      {"explain: weights must have one query matrix between width 12 and 65536 "
-       "heads of one width, got q.weight (12, 12)",
+      {"explain: num_heads must divide the width of the heads together, a size "
+       "of q.weight (12, 12), got 65536",
        {},
        {{"num_heads", "65536"}, {"num_kv_heads", "65536"}}},
   });

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <limits>
 
 #include "multihead/diagnosis/pytorch_result.h"
 #include "multihead/multihead.h"
@@ -36,6 +37,55 @@ TEST(Explain, AVerdictIsText) {
   EXPECT_TRUE(text.starts_with("✗ This attention has one fault")) << text;
   EXPECT_EQ(text, render_report(to_json(verdict), ReportFormat::kText));
   EXPECT_NE(to_text(verdict, /*width=*/120), text);
+}
+
+// What out itself shows is the news, before any search: the shape, and NaN.
+TEST(Explain, AWrongShapeOrNaNIsTheNews) {
+  at::manual_seed(7);
+  const Layer layer = make_layer(kHeads);
+  Observation o = observe(layer, "out", inputs(at::kDouble, 1.0));
+  o.tensors["out"] = o.tensors["query"];
+  const Tensor right = run_recipe(make_run(o), Recipe{})->out;
+  const auto headline = [&](const Tensor& out, const char* name) {
+    o.tensors["out"] = out;
+    const Verdict verdict = explain(std::array{o});
+    EXPECT_EQ(verdict.judgement, Judgement::kUnknown);
+    EXPECT_EQ(verdict.findings.size(), 1);
+    EXPECT_EQ(verdict.findings.at(0).name, name);
+    EXPECT_TRUE(verdict.remarks.empty());
+    return to_text(verdict, /*width=*/120);
+  };
+  const std::string shape =
+      headline(random({kBatch, kQueries, 24}), "wrong_shape");
+  EXPECT_TRUE(shape.starts_with("✗ This attention returns the wrong shape"))
+      << shape;
+  EXPECT_NE(shape.find("(3, 5, 24), attention on these inputs (3, 5, 48)"),
+            std::string::npos)
+      << shape;
+  Tensor nan = right.clone();
+  nan[1][2][3] = std::numeric_limits<double>::quiet_NaN();
+  const std::string numbers = headline(nan, "not_finite");
+  EXPECT_TRUE(numbers.starts_with(
+      "✗ This attention returns numbers that are not finite"))
+      << numbers;
+  EXPECT_NE(numbers.find("Of 720 numbers of out, 1 is NaN"), std::string::npos)
+      << numbers;
+}
+
+// An output has as many numbers as the weights where D = Lk: their axes tell.
+TEST(Explain, DropoutOfTheOutputIsToldFromThatOfWeights) {
+  at::manual_seed(8);
+  const int64_t keys = kEmbed / kHeads;
+  const Tensor x = random({kBatch, keys, kEmbed});
+  const auto run_of = [&](const char* training) {
+    return observe(make_layer(kHeads), training,
+                   {{"x", x}, {"dropout_keep", at::rand(x.sizes()).gt(0.25)}},
+                   {{"training", training}, {"dropout_p", "0.25"}});
+  };
+  const Verdict verdict =
+      explain(results({run_of("true"), run_of("false")},
+                      Recipe{.dropout = Dropout::kLeftOnOutput}));
+  EXPECT_EQ(names(verdict), "dropout_left_on");
 }
 
 // However large the numbers are, and of whatever type.
