@@ -34,9 +34,9 @@ constexpr const char* kJudging = "judging\n";
 
 // What Python runs. Of its own accord it would look for modules in the working
 // folder first, where a file may be called random.py. An answer is "report", an
-// exit status, and a report, or, for status 2, a sentence. Before it there may
-// be "running" and "judging", as the check goes on, and where a process was
-// ended. It does not outlive the command, whatever ends that.
+// exit status, and a report, or, for status 2, mostly a sentence. Before it
+// there may be "running" and "judging", as the check goes on, and where a
+// process was ended. It does not outlive the command, whatever ends that.
 constexpr const char* kBootstrap = R"py(
 import os, signal, sys
 sys.path[:] = [folder for folder in sys.path if folder]
@@ -215,7 +215,8 @@ int check(const CheckOptions& options) {
   refuse_cut(end.answer);
   if (const auto answer = answered(end.answer)) {
     const auto& [status, text] = *answer;
-    if (status == 2)
+    // A report of what could not be called is one, too.
+    if (status == 2 && !text.starts_with("{"))
       throw std::runtime_error(text.substr(0, text.find('\n')) +
                                did_you_mean_file(file_of(options.target)));
     writer.write(text, command_line);

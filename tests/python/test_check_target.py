@@ -13,7 +13,7 @@ from torch import nn
 import multihead
 from multihead.check import signature
 from multihead.check.options import Options
-from multihead.check.session import examine
+from multihead.check.examination import examine
 from multihead.check.target import describe
 
 

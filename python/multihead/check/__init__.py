@@ -5,10 +5,10 @@ This package calls and watches the code under test; what is right and what a fau
 is called, the C++ library says (multihead/explain.h).
 """
 
+from .examination import examine
 from .finding import Finding
 from .options import Options
 from .report import Report
-from .session import examine
 
 __all__ = ["Finding", "Options", "Report", "check", "examine"]
 

@@ -107,7 +107,7 @@ def answer(descriptor: int, path: str, words: list[str]) -> None:
 
     try:
         report = report_for(parser().parse_args(words), progress)
-        status, text = (0 if report.passed else 1), report.to_json()
+        status, text = _status(report), report.to_json()
     except (ValueError, OSError) as error:
         status, text = 2, f"{error}\n"
     except KeyboardInterrupt:
@@ -150,7 +150,11 @@ def main() -> int:
         what = f"standard output must be writable, got {error.strerror}"
         print(f"multihead: {what}", file=sys.stderr)
         return 2
-    return 0 if report.passed else 1
+    return _status(report)
+
+
+def _status(report: Report) -> int:
+    return 0 if report.passed else 2 if report.unchecked else 1
 
 
 if __name__ == "__main__":

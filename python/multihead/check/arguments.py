@@ -165,6 +165,8 @@ def _switch(role: str | None, parameter, case: Case) -> object:
     if role == "dropout":
         if isinstance(parameter.default, nn.Dropout):
             return nn.Dropout(DROPOUT).train(case.training)
+        if parameter.default is parameter.empty and not case.training:
+            return 0.0
         if parameter.default is None or parameter.default is parameter.empty:
             layer = parameter.name == "dropout" and parameter.default is None
             dropout = nn.Dropout(DROPOUT) if layer else DROPOUT

@@ -16,6 +16,9 @@ _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _LONGEST = 300
+# What no arguments of a call bring about.
+_OWN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError")
+_OWN += ("IndentationError", "RecursionError", "It ends the program")
 
 
 def finding_of(error: BaseException, time_limit: float) -> Finding:
@@ -49,6 +52,13 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
     if isinstance(error, SyntaxError):
         return Finding("raises", f"{type(error).__name__}: {error.msg}", "", where)
     return Finding("raises", message_of(error), _remedy(error), where)
+
+
+def is_of_arguments(findings: list[Finding]) -> bool:
+    """Whether what a call raised may be due to its arguments."""
+    return bool(findings) and all(
+        f.name == "raises" and not f.sentence.startswith(_OWN) for f in findings
+    )
 
 
 def message_of(error: BaseException) -> str:

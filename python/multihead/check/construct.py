@@ -65,6 +65,17 @@ class Construction:
         self.roles = {p.name: CONSTRUCTOR.get(normal(p.name)) for p in self.parameters}
         self._guess_unnamed()
 
+    @property
+    def guessed(self) -> list[str]:
+        """The arguments whose value is a guess: configurations that are made up, and
+        what is required under a name that says nothing."""
+        return [
+            p.name
+            for p in self.parameters
+            if self.roles[p.name] == "config"
+            or (p.default is p.empty and CONSTRUCTOR.get(normal(p.name)) is None)
+        ]
+
     def _guess_unnamed(self) -> None:
         """Gives required arguments of unknown names a size, in the usual order."""
         taken = set(self.roles.values())

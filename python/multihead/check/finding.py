@@ -12,7 +12,8 @@ class Finding:
     sentence: what was found. remedy: what repairs it. detail: the evidence, such
     as the call and the line of the code under test that raised.
     kind: "failure" (the check does not pass), "limit" (some calls are refused,
-    which may be by design) or "remark".
+    which may be by design), "remark", or "unchecked" (nothing could be told, which is
+    not the code's fault).
     """
 
     name: str

@@ -99,8 +99,12 @@ class Guard:
     def call(self, function: Callable, *args: Any, **kwargs: Any) -> Outcome:
         """function(*args, **kwargs); see Outcome. Raises only the KeyboardInterrupt
         of somebody who interrupts the check itself."""
+        return self.attempt(lambda: function(*args, **kwargs))
+
+    def attempt(self, code: Callable, seconds: float | None = None) -> Outcome:
+        """The same of code() without arguments. seconds: a limit of its own."""
         snapshot = Snapshot()
-        outcome = self.run(lambda: function(*args, **kwargs))
+        outcome = self.run(code, seconds)
         changed = snapshot.restore()
         if changed:
             self._changed |= dict.fromkeys(changed)

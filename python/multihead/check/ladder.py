@@ -20,7 +20,7 @@ from .finding import Finding
 from .options import Options
 from .roles import TENSORS
 from .runner import Run, Runner
-from .signature import Call, axes, states_batch_first
+from .signature import Call, axes, states_batch_first, unpacks_input
 from .sizes import LADDER, Sizes, apart, grouped, input_width, of_globals, of_instance
 from .target import Subject
 from .weights import of_closure
@@ -48,14 +48,14 @@ class Ladder:
         self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
-        self._seconds = min(_SECONDS, options.time_limit / 2)
+        self._seconds = _SECONDS
 
     def find(self, layouts: tuple[str, ...]) -> Base | None:
         """The first call that returns an output; None leaves the complaint that says
         most in `findings`, which keeps that of the likeliest layouts."""
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
-        start = time.monotonic()
+        start = time.process_time()
         for case, manner in self._choices(layouts):
             run = self.runner.run(case, manner)
             if not run.refused:
@@ -64,11 +64,17 @@ class Ladder:
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
             endless = any("RecursionError" in f.sentence for f in run.findings)
-            if endless or time.monotonic() > start + self._seconds:
+            if endless or self._is_over(start):
                 break
-        self._seconds -= time.monotonic() - start
+        self._seconds -= time.process_time() - start
         self.findings = self.findings or _most_telling(complaints)
         return None
+
+    def _is_over(self, start: float) -> bool:
+        """Whether it has computed for too long, or half of the time is gone, which the
+        runs that follow need. Others on a busy machine do not count against it."""
+        late = time.process_time() > start + self._seconds
+        return late or self.runner.guard.remaining < self.options.time_limit / 2
 
     def _choices(self, layouts: tuple[str, ...]):
         """Combinations with the fewest departures from the first of each axis."""
@@ -103,11 +109,12 @@ class Ladder:
         )
         first = Manner(
             numpy=_speaks_numpy(self.subject),
+            out_in=self.call.known is not None,
             additive=added,
             biased=added and is_bias(self.call),
         )
         manners = [first]
-        if self.call.weights:
+        if self.call.weights and not self.call.known:
             manners += [replace(first, layers=True), replace(first, out_in=True)]
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
             manners.append(replace(first, numpy=not first.numpy))
@@ -189,8 +196,11 @@ def _place(finding: Finding) -> tuple[str, str]:
     return finding.name, finding.detail.partition("\n")[0]
 
 
-def layer_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
-    """The layouts to try for code with weights, likeliest first."""
+def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, ...]:
+    """The layouts to try for code with weights, likeliest first; without those that
+    are ruled out."""
+    if call.known:
+        return (call.known.layout, cases.UNBATCHED)
     stated = options.batch_first
     if stated is None and subject.kind == "instance":
         flag = getattr(subject.target, "batch_first", None)
@@ -199,17 +209,24 @@ def layer_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
         # A class that takes batch_first is constructed with True, and keeps to it.
         named = inspect.signature(subject.target).parameters
         stated = True if "batch_first" in named else None
-    if stated is None:
-        stated = batch_first(subject)
-    if stated is None:
-        stated = states_batch_first(subject)
-    names = axes(subject)
+    if stated is None and written_batch_first(subject):
+        # Beyond doubt where it is said of what comes in.
+        of_input = batch_first(subject) or unpacks_input(subject, call)
+        stated = True if of_input else None
     layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
     if stated is not None:
         layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
-    elif len(names) == 2:
+    elif written_batch_first(subject) is False:
+        layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
+    elif len(axes(subject)) == 2:
         layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
     return (*_of_convolutions(subject), *layouts)
+
+
+def written_batch_first(subject: Subject) -> bool | None:
+    """What texts and names say of a layout, which may be that of a step inside."""
+    said = batch_first(subject)
+    return states_batch_first(subject) if said is None else said
 
 
 def _of_convolutions(subject: Subject) -> list[str]:

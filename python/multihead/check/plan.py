@@ -130,6 +130,13 @@ def others(base: Case) -> Iterator[Case]:
     yield replace(base, name="other numbers", draw=28)
 
 
+def long(base: Case) -> Case:
+    """Longer than the tiles of a kernel and than any window that code may have by
+    mistake; one item, so that it does not take long."""
+    sizes = replace(base.sizes, batch=1, queries=130, keys=257)
+    return replace(base, name="130 queries", sizes=sizes, gradients=False, draw=30)
+
+
 def rounding(base: Case, call: Call, free: bool) -> Iterator[Case]:
     """float32, and the sizes of the exercise if sizes are free to choose."""
     single = replace(base, dtype=torch.float32, gradients=False)

@@ -46,6 +46,11 @@ class Reading:
         exculpates = self.is_right and not likelier.is_right
         return exculpates or bool(self.taken & likelier.refused)
 
+    def names_more(self, other: "Reading") -> bool:
+        """Whether it names faults where the other finds none that it knows, or more."""
+        count = len(other.faults) or len(self.faults) + 1
+        return 0 < len(self.faults) < count
+
     def assume(self, name: str, sentence: str, remedy: str = "") -> None:
         """Adds what the runs themselves assumed, which the engine cannot know."""
         said = {"name": name, "sentence": sentence, "remedy": remedy}

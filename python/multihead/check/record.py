@@ -27,7 +27,7 @@ _RANDOM |= {"bernoulli", "bernoulli_", "trunc_normal_", "normal_functional"}
 _COMPARE = {"lt", "le", "gt", "ge"}
 _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_fresh"}
 _UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
-MOST_TRACED, LARGEST_TRACED = 96, 1 << 16
+MOST_TRACED, LARGEST_TRACED = 96, 1 << 19
 
 
 def storage(tensor: Tensor) -> int:

@@ -24,6 +24,7 @@ class Report:
     bool(report) is `passed`.
 
     passed: it is attention, and nothing else is wrong with it.
+    unchecked: it could not be called; what was guessed is not the code's fault.
     cause: None where it passed; else the name of the fault ("mask_inverted"), two
     names joined by "+", or "unknown", joined with "changes_inputs" where that may
     be why.
@@ -50,18 +51,25 @@ class Report:
         self.verdict = verdict
         self.understood = list(understood)
         self.seconds = seconds
-        self.findings = [f for f in findings if f.kind == "failure"]
         engine = verdict or {}
+        found = [f for f in findings if f.kind in ("failure", "unchecked")]
+        self.findings = found + _new(engine.get("findings", []), found)
         self.cases: list[dict[str, Any]] = engine.get("cases", [])
         self.assumptions: list[dict[str, str]] = engine.get("assumptions", [])
-        self.remarks = engine.get("remarks", []) + [
-            asdict(f) for f in findings if f.kind != "failure"
-        ]
+        self.remarks = _once(
+            engine.get("remarks", []) + [asdict(f) for f in findings if f not in found]
+        )
         self.first_stage: str | None = engine.get("first_stage")
 
     @property
     def passed(self) -> bool:
         return not self.causes
+
+    @property
+    def unchecked(self) -> bool:
+        """Nothing could be told: it neither passed nor failed."""
+        kinds = {finding.kind for finding in self.findings}
+        return self.verdict is None and kinds <= {"unchecked"}
 
     @property
     def causes(self) -> list[str]:
@@ -134,6 +142,22 @@ class Report:
 
     def _repr_html_(self) -> str:
         return self.render("html")
+
+
+def _new(flaws: list[dict[str, Any]], known: list[Finding]) -> list[Finding]:
+    """The flaws that the engine saw and that are not known by name."""
+    names = {finding.name for finding in known}
+    return [
+        Finding(flaw["name"], flaw["sentence"], flaw["remedy"], flaw["detail"])
+        for flaw in flaws
+        if flaw["name"] not in names
+    ]
+
+
+def _once(remarks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remarks without those that say the same again."""
+    said = {(remark["sentence"], remark.get("remedy")): remark for remark in remarks}
+    return list(said.values())
 
 
 def _plain(value: Any) -> Any:

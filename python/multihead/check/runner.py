@@ -72,10 +72,11 @@ class Runner:
         manner: Manner,
         seed: int = 0,
         given: Arguments | None = None,
+        seconds: float | None = None,
     ) -> Run:
         """One run with all random generators seeded by `seed`, and with arguments
         that the case implies if none are given. Raises Stop when the time is
-        over."""
+        over; not for one with so few `seconds` of its own."""
         with _settings(case, seed):
             made = given or arguments.make(self.call, case, manner)
             run = Run(case, made)
@@ -86,11 +87,13 @@ class Runner:
             kept = {n: t.clone() for n, t in {**made.tensors, **made.masks}.items()}
             if case.gradients:
                 self._require_gradients(run)
-            self._execute(target, run, manner)
+            self._execute(target, run, manner, seconds)
             self._compare_inputs(made, kept, run)
         return run
 
-    def _execute(self, target: object, run: Run, manner: Manner) -> None:
+    def _execute(
+        self, target: object, run: Run, manner: Manner, seconds: float | None
+    ) -> None:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks})
         frames = Frames()
@@ -100,12 +103,12 @@ class Runner:
             with recorder, frames:
                 return called(*made.positional, **made.keywords)
 
-        outcome = self.guard.call(watched)
+        outcome = self.guard.attempt(watched, seconds)
         run.recorder = recorder
         run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)
         if outcome.error is not None:
-            if outcome.findings[0].name == "hangs":
+            if outcome.findings[0].name == "hangs" and seconds is None:
                 raise Stop(self._located(outcome.findings[:1], made))
             run.findings = self._located(outcome.findings[:1], made)
             return

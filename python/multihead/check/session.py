@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""A check from target to report: how it is called, which runs, what they say."""
+"""A check step by step: how the code is called, which runs, what they say."""
 
 import contextlib
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from . import cases, documented, engine, signature
+from .blame import is_of_arguments
 from .finding import Finding
 from .guard import Guard
 from .heads import guessed_heads, known_heads
@@ -21,61 +20,22 @@ from .ladder import (
     heads_layouts,
     layer_layouts,
     may_be_core,
+    written_batch_first,
 )
 from .observation import Observation, Stated, observe
 from .options import Options
 from .reading import Reading
-from .report import Report
-from .runner import Run, Runner, Stop
+from .runner import Run, Runner
 from .suite import Cases, Progress, not_finite
-from .target import Subject, Unreachable, load
+from .target import Subject
 
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _QUICK = 2.0  # seconds of a verdict, so that others are tried
-# A check sets what is one for the whole process: streams, seeds, types, signals.
-_turn = threading.RLock()
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """The tensors of a check are tiny: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def examine(
-    target: object, options: Options, progress: Progress | None = None
-) -> Report:
-    """Runs a check; see multihead.check. progress is told the name of each case.
-    Checks in several threads take turns.
-
-    Raises ValueError and FileNotFoundError where there is nothing to check.
-    """
-    with _turn:
-        return _examine(target, options, progress)
-
-
-def _examine(target: object, options: Options, progress: Progress | None) -> Report:
-    start = time.monotonic()
-    with _one_thread(), Guard(options.time_limit) as guard:
-        try:
-            subject = load(target, guard)
-        except Unreachable as unreachable:
-            return Report(str(target), None, unreachable.findings, [])
-        examination = Examination(subject, options, guard, progress)
-        try:
-            verdict = examination.verdict()
-        except Stop as stop:
-            verdict = None
-            examination.findings = stop.findings
-        name = f"{subject.name} ({subject.where})" if subject.where else subject.name
-        seconds = time.monotonic() - start
-        findings = [*examination.all_findings(), *subject.findings]
-        return Report(name, verdict, findings, examination.understood, seconds)
+_UNKNOWN = "unchecked"
+_HOW_TO_CALL = (
+    "State it: check a function that calls it with them filled in, "
+    "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by `inputs=`."
+)
 
 
 class Examination:
@@ -94,7 +54,10 @@ class Examination:
         self.runner = Runner(subject, self.call, guard)
         self.runner.extra = options.weights
         self.ladder = Ladder(self.runner, options)
-        self.layouts = layer_layouts(subject, options)
+        self.layouts = layer_layouts(subject, options, self.call)
+        self.order_is_written = (
+            cases.LAYER in self.layouts and written_batch_first(subject) is False
+        )
         self.believed: dict[str, documented.Said] = {}  # "mask", "padding"
         self.stated = self._stated()
         self.findings: list[Finding] = []
@@ -108,7 +71,8 @@ class Examination:
         target = self.subject.target
         kind = target if self.subject.kind == "class" else type(target)
         mha_like = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
-        mask = self.options.mask or ("blocked" if mha_like else None)
+        known = "blocked" if mha_like else self.call.known and self.call.known.mask
+        mask = self.options.mask or known
         if mask is None and self.ladder.manners()[0].additive:
             mask = "additive"
         mask = mask or self._believe(
@@ -127,6 +91,8 @@ class Examination:
     def _stated_padding(self) -> str | None:
         """What is written about padding; what the user says of a mask goes for it,
         too, and before that where it is the only one."""
+        if self.call.known:
+            return self.call.known.mask
         written = documented.meaning_of_padding(self.call, self.subject)
         said = self.options.mask if self.options.mask != "additive" else None
         if said and not (written and self.call.takes("mask")):
@@ -146,11 +112,27 @@ class Examination:
         """The engine's verdict on the best reading; None if nothing could be run."""
         reading = self._best_reading()
         if reading is None:
-            self.findings += self.ladder.findings
+            self.findings += self._complaints()
             return None
         self.findings += reading.findings
         self.understood = [*reading.understood, *self.understood]
         return reading.verdict
+
+    def _complaints(self) -> list[Finding]:
+        """Why nothing ran. What a call that was put together by guesses raises is not
+        the code's fault."""
+        said = self.ladder.findings
+        built = self.runner.construction
+        guessed = [*self.call.guessed, *(built.guessed if built else ())]
+        if not guessed or not is_of_arguments(said):
+            return said
+        names = " and ".join(f"`{name}`" for name in sorted(guessed))
+        takes = "takes" if len(guessed) == 1 else "take"
+        sentence = (
+            f"What {names} {takes} is not known, and every call that was tried with a "
+            f"guess raises. {said[0].sentence}"
+        )
+        return [Finding("not_called", sentence, _HOW_TO_CALL, said[0].detail, _UNKNOWN)]
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the first that ran."""
@@ -166,11 +148,20 @@ class Examination:
         reading = self._read_either_mask(base)
         if not reading.is_right and reading.refused:
             reading = self._less_refused(reading, layouts)
+        return reading if reading.is_right else self._other_order(reading)
+
+    def _other_order(self, reading: Reading) -> Reading:
+        """With batch and sequence in the other order, which may make it right. What
+        is written of an order may be about a step inside."""
         exchanged = reading.faults == ["batch_and_sequence_exchanged"]
-        if exchanged and cases.SEQUENCE_FIRST in layouts:
-            other = self.ladder.find((cases.SEQUENCE_FIRST,))
+        order = (cases.LAYER, cases.SEQUENCE_FIRST)
+        others = set(self.layouts) & set(order) - {reading.base.case.layout}
+        if others and (exchanged or self.order_is_written):
+            other = self.ladder.find(tuple(others))
             second = self._read_either_mask(other) if other else reading
-            if second.is_right:
+            if second.is_right or (
+                self.order_is_written and second.names_more(reading)
+            ):
                 return second
         return reading
 
@@ -296,7 +287,16 @@ class Examination:
     def _say_layout(self, reading: Reading) -> None:
         """Adds that the batch is taken to come second, if it may come first."""
         sequence_first = reading.base.case.layout == cases.SEQUENCE_FIRST
-        if reading.verdict and sequence_first and cases.LAYER in self.layouts:
+        if reading.verdict is None or cases.LAYER not in self.layouts:
+            return
+        if self.order_is_written and reading.base.case.layout == cases.LAYER:
+            reading.assume(
+                "batch_first",
+                "Inputs are (B, L, E): the (L, B, E) in its text is taken for a step "
+                "inside.",
+                "If inputs are (L, B, E), say `batch_first=False`.",
+            )
+        elif sequence_first and not self.order_is_written:
             reading.assume(
                 "sequence_first",
                 "Inputs are (L, B, E), which nothing in the code states.",
@@ -313,9 +313,9 @@ class Examination:
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict, where nothing tells the number of heads with the likeliest
         that explains what was seen."""
-        start = time.monotonic()
+        start = time.process_time()
         self._judge(reading, kept)
-        is_quick = time.monotonic() < start + _QUICK
+        is_quick = time.process_time() < start + _QUICK
         known = known_heads(kept[0], self.call, self.options.num_heads)
         if known or reading.verdict is None or reading.is_right:
             return
@@ -346,6 +346,8 @@ class Examination:
             return
         except ValueError as error:
             complaint = engine.complaint(error)
+        if self.options.num_heads and complaint.detail.startswith("num_heads must"):
+            raise ValueError(f"check: {complaint.detail}")
         if all(run.parameters.by_flow for run in kept):
             for run in kept:
                 run.parameters = run.parameters.by_flow

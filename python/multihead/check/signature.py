@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .roles import ADDITIVE, CALL, SIZES, TENSORS, is_weight, normal
+from .roles import ADDITIVE, CALL, KNOWN, SIZES, TENSORS, Known, is_weight, normal
 from .target import Subject
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # B, L, E = x.shape: what the code calls the axes of its input, in their order.
 _UNPACKED = re.compile(
-    r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*\w+\.(?:shape|size\(\s*\))\s*(?:#.*)?$",
+    r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*(?P<of>\w+)\.(?:shape|size\(\s*\))\s*(?:#.*)?$",
     re.MULTILINE,
 )
 _BATCH = re.compile(r"b|n|bs|bsz|nb|bb|batch\w*|b_size|num_batch\w*|_b", re.IGNORECASE)
@@ -33,7 +33,8 @@ class Call:
     roles: of each parameter, in order; None where nothing is known and its default
     is left alone. style: "qkv", "x" or "x and context". weights: the parameters
     that take weights. bound: what functools.partial has fixed, by role. guesses:
-    what was guessed, as phrases.
+    what was guessed, as phrases; guessed: the parameters. known: the signature, if it
+    is known as a whole.
     """
 
     parameters: list[inspect.Parameter]
@@ -42,6 +43,8 @@ class Call:
     weights: list[str] = field(default_factory=list)
     bound: dict[str, object] = field(default_factory=dict)
     guesses: list[str] = field(default_factory=list)
+    guessed: set[str] = field(default_factory=set)
+    known: Known | None = None
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -49,6 +52,14 @@ class Call:
 
     def takes(self, role: str) -> bool:
         return role in self.roles.values()
+
+    def is_guessed(self, role: str) -> bool:
+        """Whether it is a guess that the parameter of this role has it."""
+        return self.parameter(role) in self.guessed
+
+    def guess(self, names: list[str], phrase: str) -> None:
+        self.guesses.append(f"{', '.join(names)} taken for {phrase}")
+        self.guessed.update(names)
 
     @property
     def is_as_pytorchs(self) -> bool:
@@ -76,6 +87,10 @@ def read(subject: Subject) -> Call:
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
     call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
+    call.known = next((k for k in KNOWN if k.names <= call.roles.keys()), None)
+    if call.known:
+        of_known = call.known.roles.items()
+        call.roles.update({n: r for n, r in of_known if n in call.roles})
     _settle_tensors(call, subject)
     _settle_masks(call)
     takers = ("weight", "weights")
@@ -198,9 +213,7 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
         wanted = {1: ["x"], 2: ["x", "context"]}.get(len(names), TENSORS[:3])
         for name, role in zip(names, wanted):
             roles[name] = role
-        call.guesses.append(
-            f"{', '.join(names)} taken for {', '.join(wanted)}, by place"
-        )
+        call.guess(names, f"{', '.join(wanted)}, by place")
     elif "query" in found and "x" in found and "context" not in found:
         rename = "context" if "key" not in found else None
         roles.update({n: rename for n, role in roles.items() if role == "x"})
@@ -220,7 +233,7 @@ def _settle_masks(call: Call) -> None:
             taken = call.takes("padding")
             call.roles[name] = None if taken else "padding"
             if not taken:
-                call.guesses.append(f"{name} taken for one of the keys, 1 = a token")
+                call.guess([name], "one of the keys, 1 = a token")
 
 
 def _unknown(roles: dict[str, str | None], parameter: inspect.Parameter) -> bool:
@@ -245,9 +258,11 @@ def _guess_required(call: Call) -> None:
             call.roles[parameter.name] = "mask"
             taken.add("mask")
         else:
+            if call.roles[parameter.name] is None:
+                call.guess([parameter.name], "one that may be None")
             continue
         role = call.roles[parameter.name].replace("_", " ")
-        call.guesses.append(f"{parameter.name} taken for the {role}")
+        call.guess([parameter.name], f"the {role}")
 
 
 def _style(call: Call) -> str:
@@ -261,6 +276,16 @@ def axes(subject: Subject) -> list[str]:
     shape; empty where it does not."""
     found = _UNPACKED.search(subject.source)
     return [n.strip() for n in found.group(1).split(",")] if found else []
+
+
+def unpacks_input(subject: Subject, call: Call) -> bool:
+    """Whether the first shape that is unpacked is that of a parameter as it came."""
+    found = _UNPACKED.search(subject.source)
+    name = found["of"] if found else None
+    if name not in call.roles:
+        return False
+    body = subject.source[: found.start()]
+    return re.search(rf"^\s*(?:\w+\s*,\s*)*{name}\b[\w\s,]*=[^=]", body, re.M) is None
 
 
 def states_batch_first(subject: Subject) -> bool | None:

@@ -3,8 +3,8 @@
 
 import inspect
 import re
-from dataclasses import dataclass, replace
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from torch import nn
 

@@ -16,6 +16,7 @@ from .user_inputs import of_user
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
+_LONG_SECONDS = 1.0  # loops over each query and key would take minutes
 _LARGE = 1000.0  # the spread of scores at which exp has long overflowed
 _READS_RANK_3 = re.compile(
     r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*3"
@@ -93,6 +94,7 @@ class Cases:
         self._train()
         if case := plan.undisturbed(self.base, self.call):
             self._try(case)
+        self._lengthen()
         self._round(kinds)
         if case := plan.blocked(self.base, kinds[0] if kinds else None):
             self._try(replace(case, mask_dtype=self.base.mask_dtype))
@@ -193,8 +195,11 @@ class Cases:
             return []
         self.refused.add("square mask")
         sentence = f"No mask that was tried is taken: {first.sentence}"
-        # A shape that nobody tried may be meant; a mistake in Python is one.
-        kind = "failure" if first.sentence.startswith(_MISTAKES) else "limit"
+        # A shape that nobody tried may be meant; a mistake in Python is one, unless
+        # nobody said that this argument is a mask.
+        mistake = first.sentence.startswith(_MISTAKES)
+        guessed = self.call.is_guessed("mask")
+        kind = "failure" if mistake and not guessed else "limit"
         self.findings.append(replace(first, sentence=sentence, kind=kind))
         return []
 
@@ -232,6 +237,7 @@ class Cases:
         meant = refusal.sentence.startswith(_REFUSALS)
         self.refused.add(case.name)
         alone = case.mask is None or case.padding is None
+        meant = meant or (case.padding is not None and self.call.is_guessed("padding"))
         sentence = f"It refuses the call with {case.name}: {refusal.sentence}"
         kind = "failure" if alone and not meant else "limit"
         self.findings.append(replace(refusal, sentence=sentence, kind=kind))
@@ -267,6 +273,14 @@ class Cases:
             if again.refused or not torch.equal(again.out, run.out):
                 return  # dropout whose draws cannot be seen, as in a fused kernel
         self.kept.append(run)
+
+    def _lengthen(self) -> None:
+        """A run at lengths at which tiles, windows and buffers end."""
+        case = plan.long(self.base)
+        self.progress(case.name)
+        run = self.runner.run(case, self.manner, seconds=_LONG_SECONDS)
+        if not run.refused:
+            self.kept.append(run)
 
     def _randomness(self, first: Run) -> list[Finding]:
         """Two runs that differ although nothing is dropped and no layer made anew."""
