@@ -122,7 +122,7 @@ def test_files_that_are_none(tmp_path):
     missing = show(tmp_path / "none.safetensors")
     assert missing.returncode == 2 and "No such file" in missing.stderr
     (tmp_path / "text").write_text("no header, but long enough to have one")
-    assert "header length" in show(tmp_path / "text").stderr
+    assert "a safetensors file, got text" in show(tmp_path / "text").stderr
     model = show("--model", tmp_path / "none", "--text", "x")
     assert "--model must be a folder with model.safetensors" in model.stderr
     assert "none, which does not exist\n" in model.stderr
