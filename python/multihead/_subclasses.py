@@ -100,9 +100,11 @@ def takes_subclasses(
         def call_with_subclasses(arguments: dict[str, Any]) -> Any:
             given = [x for x in extra if arguments.get(x, extra[x]) is not extra[x]]
             theirs = None if given else pytorch
-            if isinstance(arguments.get("attn_mask"), CausalBias) and not (
-                theirs and not in_layer and backend() == "exact"
-            ):
+            if isinstance(arguments.get("attn_mask"), CausalBias):
+                if theirs and not in_layer and backend() == "exact":
+                    # What its __torch_function__ would call, if that did not know
+                    # PyTorch's function by a name under which ours may stand.
+                    return CausalBias._dispatch(**arguments)
                 arguments = without_causal_bias(name, arguments, in_layer)
             reason = own_rules_of(arguments)
             if reason is None:
@@ -143,8 +145,8 @@ def without_causal_bias(
     bias: CausalBias = arguments["attn_mask"]
     if arguments.get("is_causal"):
         raise ValueError(
-            f"{function}: is_causal must be False with a CausalBias as attn_mask, "
-            "got True"
+            f"{function}: CausalBias should not be used with causal=True: is_causal "
+            "must be False with a CausalBias as attn_mask, got True"
         )
     query, key = arguments["query"], arguments["key"]
     lengths = (bias.seq_len_q, bias.seq_len_kv)

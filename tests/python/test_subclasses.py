@@ -137,7 +137,10 @@ def test_errors_of_a_causal_bias():
     q, k, bias, _ = case("lower right")
     layer = multihead.MultiheadAttention(8, 4, batch_first=True)
     x, y = q[:, 0], k[:, 0]
-    both = "is_causal must be False with a CausalBias as attn_mask, got True"
+    both = (
+        "CausalBias should not be used with causal=True: "  # PyTorch's words
+        "is_causal must be False with a CausalBias as attn_mask, got True"
+    )
     for call, error, text in (
         (
             lambda: scaled_dot_product_attention(q, k, k, bias, is_causal=True),
@@ -170,6 +173,20 @@ def test_errors_of_a_causal_bias():
             call()
     with multihead.backend("exact"), pytest.raises(ValueError, match="CausalBias"):
         scaled_dot_product_attention(q, k, k, bias, is_causal=True)
+
+
+@pytest.mark.parametrize("mode", BACKENDS)
+@pytest.mark.parametrize("name", BIASES)
+def test_a_causal_bias_where_ours_stands_under_pytorchs_name(monkeypatch, name, mode):
+    """PyTorch's class knows its function by that name alone."""
+    q, k, bias, _ = case(name)
+    expected = F.scaled_dot_product_attention(q, k, k, bias)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", scaled_dot_product_attention)
+    with multihead.backend(mode):
+        ours = F.scaled_dot_product_attention(q, k, k, bias)
+    if mode == "exact":
+        assert torch.equal(ours, expected)
+    assert_close(ours, expected)
 
 
 # --- Nested tensors ------------------------------------------------------------------
