@@ -82,6 +82,7 @@ AttentionInputs draw(const AttentionCall& call, Random& random) {
     for (const at::Tensor& tensor : {x.key, x.value})
       tensor.select(2, call.Lk / 2).fill_(std::nan(""));
   }
+  if (call.query_offset) x.options.query_offset = 7 - 8 * at::arange(call.B);
   if (call.key_lengths)
     x.options.key_lengths =
         at::linspace(call.shortest, call.Lk, call.B).to(at::kLong);

@@ -36,9 +36,10 @@ struct AttentionCall {
   multihead::AttentionOptions options = {};
   CallMask mask = CallMask::kNone;
   Layout layout = Layout::kContiguous;
-  double magnitude = 1;      ///< of query and key
-  bool poison = false;       ///< NaN in a key and value that no row sees
-  bool key_lengths = false;  ///< from the shortest up to Lk
+  double magnitude = 1;       ///< of query and key
+  bool poison = false;        ///< NaN in a key and value that no row sees
+  bool query_offset = false;  ///< per batch row: 7, -1, -9, …
+  bool key_lengths = false;   ///< from the shortest up to Lk
   int64_t shortest = 0;
   bool alibi = false;  ///< slopes 2^-1, 2^-2, … as published
   bool sinks = false;

@@ -170,6 +170,10 @@ naive::Attention naive_attention(const at::Tensor& query, const at::Tensor& key,
   a.is_causal = options.is_causal;
   a.bottom_right =
       options.causal_alignment == multihead::CausalAlignment::kBottomRight;
+  if (options.query_offset.defined()) {
+    for (double offset : values(options.query_offset.expand({a.B})))
+      a.query_offsets.push_back(static_cast<int64_t>(offset));
+  }
   a.window = options.window;
   for (double length : values(options.key_lengths))
     a.key_lengths.push_back(static_cast<int64_t>(length));

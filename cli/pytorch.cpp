@@ -187,6 +187,8 @@ at::Tensor positions(const at::Tensor& query, const at::Tensor& lengths,
                      const multihead::AttentionOptions& options) {
   const int64_t Lq = query.size(2);
   const at::Tensor rows = at::arange(Lq).view({1, 1, Lq, 1});
+  if (options.query_offset.defined())
+    return rows + options.query_offset.view({-1, 1, 1, 1});
   const bool last_at_last =
       options.causal_alignment == multihead::CausalAlignment::kBottomRight;
   return last_at_last ? rows + lengths - Lq : rows;

@@ -13,28 +13,51 @@
 namespace multihead {
 namespace {
 
-// 0 ≤ key_lengths ≤ Lk. Values of traced tensors are asserted when they exist.
-void check_length_values(at::Tensor lengths, const c10::SymInt& limit) {
+// first ≤ integers ≤ last. Values of traced tensors are asserted when they
+// exist; in that error `last_name` stands for `last`, which may be a symbol.
+void check_values(const char* name, at::Tensor integers, int64_t first,
+                  const c10::SymInt& last, const char* last_name) {
   constexpr auto* fn = "scaled_dot_product_attention: ";
-  if (lengths.is_meta()) return;
+  if (integers.is_meta()) return;
   // Under vmap the values of all batch items are those of the tensor beneath.
-  while (const auto* batched = at::functorch::maybeGetBatchedImpl(lengths)) {
-    lengths = batched->value();
+  while (const auto* batched = at::functorch::maybeGetBatchedImpl(integers)) {
+    integers = batched->value();
   }
-  lengths = lengths.to(at::kLong);  // int8 cannot be compared with 300
+  integers = integers.to(at::kLong);  // int8 cannot be compared with 300
   const at::Tensor invalid =
-      lengths.lt(0).logical_or(lengths.gt(at::Scalar(limit)));
-  if (!exact::has_values(lengths)) {
+      integers.lt(first).logical_or(integers.gt(at::Scalar(last)));
+  if (!exact::has_values(integers)) {
     at::_assert_async(
         invalid.any().logical_not(),
-        "scaled_dot_product_attention: key_lengths must be between 0 and the "
-        "key length");
+        c10::str(fn, name, " must be between ", first, " and ", last_name));
     return;
   }
   if (!invalid.any().item<bool>()) return;
-  TORCH_CHECK_VALUE(false, fn, "key_lengths must be between 0 and ", limit,
+  TORCH_CHECK_VALUE(false, fn, name, " must be between ", first, " and ", last,
                     ", got ",
-                    lengths.masked_select(invalid)[0].item<int64_t>());
+                    integers.masked_select(invalid)[0].item<int64_t>());
+}
+
+// So that no sum of a position, a length and a distance overflows.
+constexpr int64_t kLargestOffset = int64_t{1} << 62;
+
+void check_query_offset(const at::Tensor& offset,
+                        const c10::SymInt& batch_size) {
+  constexpr auto* fn = "scaled_dot_product_attention: ";
+  const auto dtype = offset.scalar_type();
+  TORCH_CHECK_VALUE(
+      at::isIntegralType(dtype, /*includeBool=*/false) && dtype != at::kUInt64,
+      fn, "query_offset must be an integer or integers, got ", dtype);
+  TORCH_CHECK_VALUE(offset.dim() == 0 ||
+                        (offset.dim() == 1 && offset.sym_size(0) == batch_size),
+                    fn, "query_offset must have the shape () or (", batch_size,
+                    ",), got ", shape_text(offset));
+  // Narrower types cannot be outside. To read the values of another device
+  // would wait for it.
+  if (dtype != at::kLong || (exact::has_values(offset) && !offset.is_cpu())) {
+    return;
+  }
+  check_values("query_offset", offset, -kLargestOffset, kLargestOffset, "2^62");
 }
 
 void check_extensions(const at::Tensor& query, const at::Tensor& key,
@@ -42,6 +65,7 @@ void check_extensions(const at::Tensor& query, const at::Tensor& key,
   constexpr auto* fn = "scaled_dot_product_attention: ";
   const c10::SymInt batch_size = query.dim() == 4 ? query.sym_size(0) : 1;
   const auto num_heads = query.sym_size(-3);
+  if (o.query_offset.defined()) check_query_offset(o.query_offset, batch_size);
   if (o.key_lengths.defined()) {
     TORCH_CHECK_VALUE(at::isIntegralType(o.key_lengths.scalar_type(),
                                          /*includeBool=*/false),
@@ -51,7 +75,8 @@ void check_extensions(const at::Tensor& query, const at::Tensor& key,
         o.key_lengths.dim() == 1 && o.key_lengths.sym_size(0) == batch_size, fn,
         "key_lengths must have the shape (", batch_size, ",), got ",
         shape_text(o.key_lengths));
-    check_length_values(o.key_lengths, key.sym_size(-2));
+    check_values("key_lengths", o.key_lengths, 0, key.sym_size(-2),
+                 "the key length");
   }
   if (o.sinks.defined()) {
     TORCH_CHECK_VALUE(o.sinks.is_floating_point(), fn,
@@ -132,6 +157,11 @@ void check_domains(const AttentionOptions& o) {
   TORCH_CHECK_VALUE(!o.window || ((*o.window)[0] >= -1 && (*o.window)[1] >= -1),
                     fn, "window must be two sizes of at least -1, got (",
                     (*o.window)[0], ", ", (*o.window)[1], ")");
+  TORCH_CHECK_VALUE(!o.query_offset.defined() ||
+                        o.causal_alignment == CausalAlignment::kTopLeft,
+                    fn,
+                    "query_offset must not be given with causal_alignment "
+                    "\"bottom_right\", got both");
 }
 
 void check_attention(const at::Tensor& query, const at::Tensor& key,
@@ -157,6 +187,7 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
                                 {"value", &value},
                                 {"attn_mask", &options.attn_mask},
                                 {"sinks", &options.sinks},
+                                {"query_offset", &options.query_offset},
                                 {"key_lengths", &options.key_lengths},
                                 {"alibi_slopes", &options.alibi_slopes}}) {
     TORCH_CHECK(!x->defined() || x->device() == query.device(), fn, name,

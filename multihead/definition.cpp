@@ -60,6 +60,7 @@ exact::Heads heads_of(const at::Tensor& q, const at::Tensor& k,
 exact::ScoreRules rules_of(const at::Tensor& query, const AttentionOptions& o) {
   exact::ScoreRules rules{.mask = {.is_causal = o.is_causal,
                                    .alignment = o.causal_alignment,
+                                   .query_offset = o.query_offset,
                                    .window = o.window},
                           .alibi_slopes = o.alibi_slopes,
                           .sinks = o.sinks,

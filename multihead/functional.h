@@ -51,7 +51,7 @@ class BackendGuard {
 /// Where the diagonal of causal masks, windows and ALiBi lies when Lq ≠ Lk:
 /// query i stands at key i (kTopLeft, PyTorch's meaning) or at key
 /// i + length − Lq, so that the last query stands at the last key
-/// (kBottomRight).
+/// (kBottomRight). AttentionOptions::query_offset names any other key.
 enum class CausalAlignment { kTopLeft, kBottomRight };
 
 /// "top_left" or "bottom_right"; throws c10::ValueError for any other name.
@@ -65,8 +65,8 @@ struct AttentionOptions {
   at::Tensor attn_mask = {};
   /// Applied to the weights whenever > 0; there is no training flag.
   double dropout_p = 0.0;
-  /// Query i sees keys j ≤ i + offset, see CausalAlignment. With attn_mask,
-  /// both apply (under kExact PyTorch decides).
+  /// Query i sees keys j ≤ i + offset, see CausalAlignment and query_offset.
+  /// With attn_mask, both apply (under kExact PyTorch decides).
   bool is_causal = false;
   /// Factor of q·k; default 1/√D. Any finite number.
   std::optional<double> scale = {};
@@ -74,6 +74,9 @@ struct AttentionOptions {
   bool enable_gqa = false;
 
   CausalAlignment causal_alignment = CausalAlignment::kTopLeft;
+  /// Integers, () or (B), from −2^62 to 2^62: query i of batch row b stands at
+  /// key i + query_offset[b]. Instead of kBottomRight, not beside it.
+  at::Tensor query_offset = {};
   /// (left, right): query i sees keys from i + offset − left to
   /// i + offset + right; −1 = no limit on that side.
   std::optional<std::array<int64_t, 2>> window = {};

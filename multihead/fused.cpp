@@ -44,6 +44,7 @@ ops::Rules rules_of(const AttentionOptions& o, const Tensor& dropout_state) {
           .scale = o.scale,
           .enable_gqa = o.enable_gqa,
           .causal_alignment = bottom_right ? "bottom_right" : "top_left",
+          .query_offset = optional(o.query_offset),
           .window = o.window ? at::OptionalIntArrayRef(*o.window)
                              : at::OptionalIntArrayRef(),
           .key_lengths = optional(o.key_lengths),
@@ -70,8 +71,9 @@ auto call(const Op& op, bool recorded, const ops::Rules& r,
   std::optional<at::AutoDispatchBelowADInplaceOrView> past_autograd;
   if (!recorded) past_autograd.emplace();
   return op.call(leading..., r.attn_mask, r.dropout_p, r.is_causal, r.scale,
-                 r.enable_gqa, r.causal_alignment, r.window, r.key_lengths,
-                 r.softcap, r.alibi_slopes, r.sinks, r.dropout_state);
+                 r.enable_gqa, r.causal_alignment, r.query_offset, r.window,
+                 r.key_lengths, r.softcap, r.alibi_slopes, r.sinks,
+                 r.dropout_state);
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ at::Tensor both(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor query_positions(const Mask& mask, const ScoreShape& shape) {
   at::Tensor positions =
       index_range(shape.query_length, shape.device).unsqueeze(-1);
+  if (mask.query_offset.defined()) {
+    return positions + mask.query_offset.view({-1, 1, 1, 1});
+  }
   if (mask.alignment == CausalAlignment::kTopLeft) return positions;
   if (mask.key_lengths.defined()) {
     return positions + mask.key_lengths.view({-1, 1, 1, 1}) -

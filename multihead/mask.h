@@ -14,13 +14,15 @@
 namespace multihead {
 
 /// Key j is visible to query i of batch row b when all of these hold; n is
-/// key_lengths[b] or Lk, offset is 0 (kTopLeft) or n − Lq (kBottomRight):
+/// key_lengths[b] or Lk, offset is query_offset[b], or else 0 (kTopLeft) or
+/// n − Lq (kBottomRight):
 ///   j < n;  is_causal: j ≤ i + offset;
 ///   window (left, right): i + offset − left ≤ j ≤ i + offset + right;
 ///   keep is true there;  bias is not −inf there.
 struct Mask {
   bool is_causal = false;
   CausalAlignment alignment = CausalAlignment::kTopLeft;
+  at::Tensor query_offset = {};  ///< integers, () or (B)
   std::optional<std::array<int64_t, 2>> window = {};
   at::Tensor key_lengths = {};  ///< int64 (B)
   at::Tensor keep = {};         ///< bool, broadcastable to (B, H, Lq, Lk)
@@ -39,7 +41,7 @@ struct ScoreShape {
 };
 
 /// i + offset, the key at which query i stands: int64 (Lq, 1), or
-/// (B, 1, Lq, 1) where the offset depends on key_lengths.
+/// (1 or B, 1, Lq, 1) where the offset is a tensor or depends on key_lengths.
 at::Tensor query_positions(const Mask& mask, const ScoreShape& shape);
 
 /// bool, broadcastable to (B, H, Lq, Lk): true where the query sees the key;

@@ -51,12 +51,12 @@ struct ScoreMask {
 /// The ends of the interval of keys that a query sees: key j is visible to
 /// query i of batch row b when 0 ≤ j < n, and (is_causal) j ≤ i + offset, and
 /// i + offset − left ≤ j ≤ i + offset + right where these are not −1; n is
-/// key_lengths[b] or Lk, offset is n − Lq (bottom_right) or 0.
+/// key_lengths[b] or Lk, offset is query_offsets[b], from −2^62 to 2^62, or 0.
 struct Visibility {
   bool is_causal = false;
-  bool bottom_right = false;
   int64_t left = -1, right = -1;
-  const int64_t* key_lengths = nullptr;  ///< (B), dense
+  const int64_t* query_offsets = nullptr;  ///< (B), dense
+  const int64_t* key_lengths = nullptr;    ///< (B), dense
 
   bool depends_on_query() const { return is_causal || left >= 0 || right >= 0; }
 };

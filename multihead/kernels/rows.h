@@ -32,7 +32,8 @@ inline int64_t key_length(const Attention& a, int64_t b) {
 
 /// The key at which query i of batch row b stands.
 inline int64_t position(const Attention& a, int64_t b, int64_t i) {
-  return a.visibility.bottom_right ? i + key_length(a, b) - a.Lq : i;
+  const int64_t* offsets = a.visibility.query_offsets;
+  return offsets ? i + offsets[b] : i;
 }
 
 /// Both ends are monotone in i, for empty intervals too.

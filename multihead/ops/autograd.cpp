@@ -72,6 +72,7 @@ void save(AutogradContext* context, const Inputs& inputs,
           const AttentionOptions& options, const Tensor& dropout_state,
           const variable_list& results = {}) {
   variable_list tensors(inputs.begin(), inputs.end());
+  tensors.push_back(options.query_offset);
   tensors.push_back(options.key_lengths);
   tensors.push_back(dropout_state);
   tensors.insert(tensors.end(), results.begin(), results.end());
@@ -97,9 +98,11 @@ struct SavedCall {
     }
     options =
         with_tensors(loaded_options(context->saved_data["options"]), inputs);
-    options.key_lengths = saved[inputs.size()];
-    dropout_state = saved[inputs.size() + 1];
-    results.assign(saved.begin() + inputs.size() + 2, saved.end());
+    auto rest = saved.begin() + inputs.size();
+    options.query_offset = *rest++;
+    options.key_lengths = *rest++;
+    dropout_state = *rest++;
+    results.assign(rest, saved.end());
   }
 };
 

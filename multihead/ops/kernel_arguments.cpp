@@ -84,13 +84,33 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
   a.scale = rules.scale.value_or(width > 0 ? 1 / std::sqrt(width) : 1.0);
   a.softcap = rules.softcap.value_or(0.0);
   a.visibility.is_causal = rules.is_causal;
-  a.visibility.bottom_right = rules.causal_alignment == "bottom_right";
   if (rules.window) {
     a.visibility.left = (*rules.window)[0];
     a.visibility.right = (*rules.window)[1];
   }
   set_tensors(rules);
+  set_offsets(rules);
   set_dropout(rules);
+}
+
+void AttentionArguments::set_offsets(const Rules& rules) {
+  const bool bottom_right = rules.causal_alignment == "bottom_right";
+  if (!bottom_right && !rules.query_offset) return;
+  kernels::Attention& a = attention;
+  offsets_.resize(a.B);
+  if (bottom_right) {
+    const int64_t* lengths = a.visibility.key_lengths;
+    for (int64_t b = 0; b < a.B; ++b) {
+      offsets_[b] = (lengths ? lengths[b] : a.Lk) - a.Lq;
+    }
+  } else {
+    const Tensor given = rules.query_offset->to(at::kLong).contiguous();
+    const auto* offsets = given.const_data_ptr<int64_t>();
+    for (int64_t b = 0; b < a.B; ++b) {
+      offsets_[b] = offsets[given.dim() == 0 ? 0 : b];
+    }
+  }
+  a.visibility.query_offsets = offsets_.data();
 }
 
 void AttentionArguments::set_tensors(const Rules& rules) {

@@ -4,6 +4,8 @@
 // of what no kernel can read in place.
 #pragma once
 
+#include <vector>
+
 #include "multihead/kernels/kernels.h"
 #include "multihead/ops/rules.h"
 
@@ -26,14 +28,18 @@ class AttentionArguments {
  public:
   AttentionArguments(const at::Tensor& query, const at::Tensor& key,
                      const Rules& rules);
+  AttentionArguments(const AttentionArguments&) = delete;
+  AttentionArguments& operator=(const AttentionArguments&) = delete;
 
   kernels::Attention attention;
 
  private:
   void set_tensors(const Rules& rules);
+  void set_offsets(const Rules& rules);
   void set_dropout(const Rules& rules);
 
   at::Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_;
+  std::vector<int64_t> offsets_;
 };
 
 }  // namespace multihead::ops

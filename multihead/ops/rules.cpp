@@ -13,6 +13,7 @@ AttentionOptions options_of(const Rules& rules) {
       .scale = rules.scale,
       .enable_gqa = rules.enable_gqa,
       .causal_alignment = causal_alignment_from_name(rules.causal_alignment),
+      .query_offset = or_undefined(rules.query_offset),
       .key_lengths = or_undefined(rules.key_lengths),
       .softcap = rules.softcap,
       .alibi_slopes = or_undefined(rules.alibi_slopes),

@@ -17,8 +17,8 @@ namespace multihead::ops {
 inline constexpr const char* kRulesSchema =
     "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
     "float? scale=None, bool enable_gqa=False, *, "
-    "str causal_alignment=\"top_left\", int[]? window=None, "
-    "Tensor? key_lengths=None, float? softcap=None, "
+    "str causal_alignment=\"top_left\", Tensor? query_offset=None, "
+    "int[]? window=None, Tensor? key_lengths=None, float? softcap=None, "
     "Tensor? alibi_slopes=None, Tensor? sinks=None, "
     "Tensor? dropout_state=None";
 
@@ -31,6 +31,7 @@ struct Rules {
   std::optional<double> scale = {};
   bool enable_gqa = false;
   std::string_view causal_alignment = "top_left";
+  std::optional<at::Tensor> query_offset = {};
   at::OptionalIntArrayRef window = {};
   std::optional<at::Tensor> key_lengths = {};
   std::optional<double> softcap = {};
@@ -45,10 +46,10 @@ template <class... T>
 struct Types {};
 using RuleTypes =
     Types<const std::optional<at::Tensor>&, double, bool, std::optional<double>,
-          bool, std::string_view, at::OptionalIntArrayRef,
-          const std::optional<at::Tensor>&, std::optional<double>,
-          const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-          const std::optional<at::Tensor>&>;
+          bool, std::string_view, const std::optional<at::Tensor>&,
+          at::OptionalIntArrayRef, const std::optional<at::Tensor>&,
+          std::optional<double>, const std::optional<at::Tensor>&,
+          const std::optional<at::Tensor>&, const std::optional<at::Tensor>&>;
 
 /// Throws c10::ValueError where a name or the window's size is wrong.
 AttentionOptions options_of(const Rules& rules);

@@ -29,14 +29,14 @@ Result scaled_dot_product_attention_op(
     const Tensor& query, const Tensor& key, const Tensor& value,
     OptionalTensor attn_mask, double dropout_p, bool is_causal,
     std::optional<double> scale, bool enable_gqa,
-    std::string_view causal_alignment, at::OptionalIntArrayRef window,
-    OptionalTensor key_lengths, std::optional<double> softcap,
-    OptionalTensor alibi_slopes, OptionalTensor sinks, bool return_lse,
-    std::string_view backend) {
+    std::string_view causal_alignment, OptionalTensor query_offset,
+    at::OptionalIntArrayRef window, OptionalTensor key_lengths,
+    std::optional<double> softcap, OptionalTensor alibi_slopes,
+    OptionalTensor sinks, bool return_lse, std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
   const AttentionOptions options = ops::options_of(
       {attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_alignment,
-       window, key_lengths, softcap, alibi_slopes, sinks});
+       query_offset, window, key_lengths, softcap, alibi_slopes, sinks});
   if (!return_lse) {
     return {multihead::scaled_dot_product_attention(query, key, value, options),
             std::nullopt};
@@ -47,16 +47,16 @@ Result scaled_dot_product_attention_op(
 std::tuple<Tensor, Tensor, Tensor> summarize_attention_op(
     const Tensor& query, const Tensor& key, int64_t k, OptionalTensor attn_mask,
     bool is_causal, std::optional<double> scale, bool enable_gqa,
-    std::string_view causal_alignment, at::OptionalIntArrayRef window,
-    OptionalTensor key_lengths, std::optional<double> softcap,
-    OptionalTensor alibi_slopes, OptionalTensor sinks,
-    std::string_view backend) {
+    std::string_view causal_alignment, OptionalTensor query_offset,
+    at::OptionalIntArrayRef window, OptionalTensor key_lengths,
+    std::optional<double> softcap, OptionalTensor alibi_slopes,
+    OptionalTensor sinks, std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
   auto [weights, keys, entropy] = multihead::attention_summary(
       query, key, k,
       ops::options_of({attn_mask, /*dropout_p=*/0.0, is_causal, scale,
-                       enable_gqa, causal_alignment, window, key_lengths,
-                       softcap, alibi_slopes, sinks}));
+                       enable_gqa, causal_alignment, query_offset, window,
+                       key_lengths, softcap, alibi_slopes, sinks}));
   return {weights, keys, entropy};
 }
 
@@ -337,8 +337,8 @@ TORCH_LIBRARY(multihead, m) {
       "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
       "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
       "float? scale=None, bool enable_gqa=False, *, "
-      "str causal_alignment=\"top_left\", int[]? window=None, "
-      "Tensor? key_lengths=None, float? softcap=None, "
+      "str causal_alignment=\"top_left\", Tensor? query_offset=None, "
+      "int[]? window=None, Tensor? key_lengths=None, float? softcap=None, "
       "Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False, "
       "str backend=\"auto\") -> (Tensor out, Tensor? logsumexp)",
       tags);
@@ -346,7 +346,8 @@ TORCH_LIBRARY(multihead, m) {
       "summarize_attention(Tensor query, Tensor key, int k, "
       "Tensor? attn_mask=None, bool is_causal=False, float? scale=None, "
       "bool enable_gqa=False, *, str causal_alignment=\"top_left\", "
-      "int[]? window=None, Tensor? key_lengths=None, float? softcap=None, "
+      "Tensor? query_offset=None, int[]? window=None, Tensor? "
+      "key_lengths=None, float? softcap=None, "
       "Tensor? alibi_slopes=None, Tensor? sinks=None, str backend=\"auto\") "
       "-> (Tensor weights, Tensor keys, Tensor entropy)",
       tags);

@@ -4,7 +4,7 @@
 import re
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,8 +13,9 @@ _ASSERTION = "AssertionError: "
 _REFUSED = re.compile(r"\S+ Expected a value of type '(.+?)' for argument '(\w+)'")
 # What its tracer says of an optional result.
 _UNTRACEABLE = "unsupported output type"
-# The dispatcher's types in words. `window` is the only pair among the arguments.
+# The dispatcher's types in words, or an argument's own. `window` is the only pair.
 _TYPES = {
+    "query_offset": "an int, a tensor or None",
     "Tensor": "a tensor",
     "Optional[Tensor]": "a tensor or None",
     "int": "an int",
@@ -73,7 +74,7 @@ def _wrong_type(
     function = operator._schema.name.partition("::")[2]
     return TypeError(
         f"{_FUNCTIONS.get(function, function)}: {argument} must be "
-        f"{_TYPES.get(kind, kind)}, got {shown(values[argument])}"
+        f"{_TYPES.get(argument, _TYPES.get(kind, kind))}, got {shown(values[argument])}"
     )
 
 
@@ -99,3 +100,11 @@ def shown(value: object) -> str:
     kind = type(value)
     in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return in_module + kind.__name__
+
+
+def as_tensor(offset: object, query: torch.Tensor) -> Any:
+    """An int as a tensor, also one that changes between calls of compiled code."""
+    if isinstance(offset, (Integral, torch.SymInt)):
+        number = cast(int, offset)
+        return torch.full((), number, device=getattr(query, "device", None))
+    return offset

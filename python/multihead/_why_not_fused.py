@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 
-from ._call import call
+from ._call import as_tensor, call
 from ._subclasses import own_rules_of
 
 _ops = torch.ops.multihead
@@ -31,6 +31,7 @@ def why_not_fused(
     """
     if isinstance(attn_mask, CausalBias):
         attn_mask = None
+    rules["query_offset"] = as_tensor(rules.get("query_offset"), query)
     tensors = dict(query=query, key=key, value=value, attn_mask=attn_mask)
     reason: str | None = own_rules_of(tensors | rules) or call(
         _ops.why_not_fused.default,

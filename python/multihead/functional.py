@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._call import call
+from ._call import as_tensor, call
 from ._subclasses import takes_subclasses
 
 if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
@@ -72,6 +72,7 @@ class Rules(TypedDict, total=False):
     """What PyTorch's function lacks, for type checkers: the same in each overload."""
 
     causal_alignment: Alignment
+    query_offset: int | Tensor | None
     window: tuple[int, int] | list[int] | None
     key_lengths: Tensor | None
     softcap: float | None
@@ -133,6 +134,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     causal_alignment: Alignment = "top_left",
+    query_offset: int | Tensor | None = None,
     window: tuple[int, int] | list[int] | None = None,
     key_lengths: Tensor | None = None,
     softcap: float | None = None,
@@ -160,6 +162,10 @@ def scaled_dot_product_attention(
         causal_alignment: "top_left" (offset 0, as in PyTorch) or
             "bottom_right" (offset = key length - Lq: the last query stands at
             the last key, as decoding with a cache needs it).
+        query_offset: an int, or integers (B,): the offset itself. Query i of
+            batch row b stands at key i + query_offset[b]; so a cache with room
+            for more keys, or queries before its end, need no mask. From -2**62
+            to 2**62; not together with "bottom_right".
         window: (left, right): query i sees keys from i + offset - left to
             i + offset + right; -1 = no limit on that side.
         key_lengths: integers (B,): keys from key_lengths[b] on do not exist.
@@ -180,7 +186,7 @@ def scaled_dot_product_attention(
     Raises:
         TypeError: an argument of another type, such as a list for a tensor.
         ValueError: an argument outside its domain (window, key_lengths, scale,
-            softcap, sinks, alibi_slopes, causal_alignment).
+            softcap, sinks, alibi_slopes, causal_alignment, query_offset).
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
     out, logsumexp = call(
@@ -194,6 +200,7 @@ def scaled_dot_product_attention(
         scale,
         enable_gqa,
         causal_alignment=causal_alignment,
+        query_offset=as_tensor(query_offset, query),
         window=window,
         key_lengths=key_lengths,
         softcap=softcap,
@@ -224,6 +231,7 @@ def attention_summary(
     enable_gqa: bool = False,
     *,
     causal_alignment: Alignment = "top_left",
+    query_offset: int | Tensor | None = None,
     window: tuple[int, int] | list[int] | None = None,
     key_lengths: Tensor | None = None,
     softcap: float | None = None,
@@ -258,6 +266,7 @@ def attention_summary(
             scale,
             enable_gqa,
             causal_alignment=causal_alignment,
+            query_offset=as_tensor(query_offset, query),
             window=window,
             key_lengths=key_lengths,
             softcap=softcap,

@@ -37,6 +37,7 @@ struct Attention {
   Values bias = {};  ///< (B, H, Lq, Lk), added to the scores; −inf blocks
   bool is_causal = false;
   bool bottom_right = false;  ///< offset = length − Lq instead of 0
+  std::vector<int64_t> query_offsets = {};  ///< (B), the offsets themselves
   std::optional<std::array<int64_t, 2>> window =
       {};                                 ///< left, right; −1 = no limit
   std::vector<int64_t> key_lengths = {};  ///< (B); default Lk
@@ -108,7 +109,9 @@ struct Row {
         number((b * a.H + h) * a.Lq + i),
         first_key((b * a.G + h / (a.H / a.G)) * a.Lk),
         length(a.key_lengths.empty() ? a.Lk : a.key_lengths[b]),
-        offset(a.bottom_right ? length - a.Lq : 0) {}
+        offset(!a.query_offsets.empty() ? a.query_offsets[b]
+               : a.bottom_right         ? length - a.Lq
+                                        : 0) {}
 
   int64_t distance(int64_t j) const { return std::abs(i + offset - j); }
 

@@ -153,6 +153,20 @@ TEST(Naive, WindowIsInclusiveOnBothSides) {
                                 0, 0, 0, 1}));
 }
 
+TEST(Naive, QueryOffsetsArePerBatchRow) {
+  Attention a{.B = 3, .Lq = 2, .Lk = 3};
+  a.is_causal = true;
+  a.query_offsets = {1, -1, 9};
+  EXPECT_EQ(visible(a), (Values{1, 1, 0, 1, 1, 1,  //
+                                0, 0, 0, 1, 0, 0,  //
+                                1, 1, 1, 1, 1, 1}));
+  a.window = {0, -1};
+  a.key_lengths = {3, 3, 2};  // lengths do not move the offset
+  EXPECT_EQ(visible(a), (Values{0, 1, 0, 0, 0, 1,  //
+                                0, 0, 0, 1, 0, 0,  //
+                                0, 0, 0, 0, 0, 0}));
+}
+
 TEST(Naive, KeyLengthsArePerBatchRow) {
   Attention a{.B = 3, .Lk = 2};
   a.key_lengths = {2, 1, 0};

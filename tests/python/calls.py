@@ -37,8 +37,8 @@ def _randn(*shape: int) -> Callable[[torch.dtype], Tensor]:
     return lambda dtype: torch.randn(shape, dtype=dtype)
 
 
-def _lengths(*lengths: int) -> Callable[[torch.dtype], Tensor]:
-    return lambda dtype: torch.tensor(lengths)
+def _integers(*values: int) -> Callable[[torch.dtype], Tensor]:
+    return lambda dtype: torch.tensor(values)
 
 
 # Functions stand for tensors and are called with the dtype.
@@ -47,14 +47,18 @@ OPTIONS = {
     "scale": dict(scale=-0.7),
     "causal": dict(is_causal=True),
     "bottom right": dict(is_causal=True, causal_alignment="bottom_right"),
+    "offset": dict(is_causal=True, query_offset=lambda dtype: torch.tensor(1)),
+    "offset, blocked rows": dict(is_causal=True, query_offset=_integers(2, -2)),
+    "offset, window": dict(window=(1, 0), query_offset=_integers(3, 1)),
+    "offset, slopes": dict(query_offset=_integers(-1, 2), alibi_slopes=_randn(H)),
     "window": dict(window=(1, 0)),
     "window, blocked rows": dict(window=(0, -1), causal_alignment="bottom_right"),
-    "lengths": dict(key_lengths=_lengths(3, 5)),
-    "lengths, blocked rows": dict(key_lengths=_lengths(0, 5)),
+    "lengths": dict(key_lengths=_integers(3, 5)),
+    "lengths, blocked rows": dict(key_lengths=_integers(0, 5)),
     "decoding": dict(
         is_causal=True,
         causal_alignment="bottom_right",
-        key_lengths=_lengths(2, 4),
+        key_lengths=_integers(2, 4),
     ),
     "softcap": dict(softcap=1.5),
     "slopes": dict(alibi_slopes=_randn(H)),
@@ -70,9 +74,9 @@ OPTIONS = {
         is_causal=True,
         scale=0.6,
         enable_gqa=True,
-        causal_alignment="bottom_right",
+        query_offset=_integers(1, 2),
         window=(2, 1),
-        key_lengths=_lengths(4, 5),
+        key_lengths=_integers(4, 5),
         softcap=2.0,
         alibi_slopes=_randn(H),
         sinks=_randn(H),
@@ -129,6 +133,8 @@ def _position(b: int, i: int, options: dict) -> tuple[int, int]:
     """The number of keys of batch row b, and the key at which query i stands."""
     lengths = options.get("key_lengths")
     n = LK if lengths is None else int(lengths[b])
+    if "query_offset" in options:
+        return n, i + int(options["query_offset"].expand(B)[b])
     bottom_right = options.get("causal_alignment") == "bottom_right"
     return n, i + (n - LQ if bottom_right else 0)
 

@@ -35,7 +35,7 @@ def function(q: Tensor, mask: Tensor, with_lse: bool) -> None:
         sinks=torch.rand(2),
     )
     assert_type(rules, Tensor)
-    summary = multihead.attention_summary(q, q, k=2, window=(2, 0))
+    summary = multihead.attention_summary(q, q, k=2, window=(2, 0), query_offset=1)
     assert_type(summary.keys, Tensor)
 
 

@@ -20,6 +20,7 @@ class Rules:
     bias: np.ndarray | None = None  # (B, H, Lq, Lk)
     is_causal: bool = False
     bottom_right: bool = False
+    offsets: np.ndarray | None = None  # (B,), instead of an alignment
     window: tuple[int, int] = (-1, -1)
     key_lengths: np.ndarray | None = None  # (B,)
     softcap: float | None = None
@@ -51,6 +52,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, rules: Rules) -> Resu
     for b in range(B):
         n = Lk if rules.key_lengths is None else int(rules.key_lengths[b])
         offset = n - Lq if rules.bottom_right else 0
+        if rules.offsets is not None:
+            offset = int(rules.offsets[b])
         for h in range(H):
             for i in range(Lq):
                 keys = [j for j in range(n) if _visible(rules, b, h, i, j, offset)]

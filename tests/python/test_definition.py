@@ -79,6 +79,10 @@ def draw(seed: int, dtype: torch.dtype, sizes: dict = SMALL):
     if maybe():
         kwargs["causal_alignment"] = "bottom_right"
         rules["bottom_right"] = True
+    elif maybe():
+        offset = torch.randint(-Lq - 1, Lk + 2, r.choice(((), (B,))))
+        kwargs["query_offset"] = offset.to(r.choice((torch.int64, torch.int32)))
+        rules["offsets"] = offset.expand(B).numpy()
     if maybe():
         kwargs["window"] = rules["window"] = (r.randint(-1, 6), r.randint(-1, 6))
     if maybe():

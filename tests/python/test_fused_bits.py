@@ -61,6 +61,7 @@ RULES = {
     "mixed": dict(
         attn_mask=torch.rand(H, 1, LK) < 0.7,
         window=(40, 9),
+        query_offset=torch.tensor([80, -3, 0]),
         key_lengths=torch.tensor([150, 0, 77]),
         softcap=3.0,
         alibi_slopes=torch.rand(H),
@@ -208,8 +209,11 @@ def test_expanded_inputs(dtype):
 def strided_rules():
     """The small tensors among the rules, as views of larger ones."""
     lengths = torch.tensor([[150, 1], [0, 2], [77, 3]])[:, 0]
+    offsets = torch.tensor([[7, 0], [-2, 0], [70, 0]], dtype=torch.int32)[:, 0]
     slopes, sinks = torch.rand(H, B).t(), torch.randn(H, 3)[:, 1]
-    return dict(key_lengths=lengths, alibi_slopes=slopes, sinks=sinks)
+    return dict(
+        query_offset=offsets, key_lengths=lengths, alibi_slopes=slopes, sinks=sinks
+    )
 
 
 @DTYPES
@@ -280,6 +284,10 @@ def test_what_is_not_seen_changes_nothing(dtype, planted):
     cases = {
         "lengths": (dict(key_lengths=torch.tensor([100, 90, 3])), keys >= 100),
         "causal": (dict(is_causal=True), keys >= LQ),
+        "offset": (
+            dict(is_causal=True, query_offset=torch.tensor([5, 30, 2])),
+            keys >= LQ + 30,
+        ),
         "window": (dict(window=(5, 2), causal_alignment="bottom_right"), keys < 75),
         "keep": (dict(attn_mask=keys % 3 != 1), keys % 3 == 1),
         "bias": (

@@ -203,6 +203,16 @@ REFUSED = {
         ValueError,
         'causal_alignment must be "top_left" or "bottom_right", got "left"',
     ),
+    "two alignments": (
+        dict(query_offset=torch.tensor(1), causal_alignment="bottom_right"),
+        ValueError,
+        "query_offset must not be given with",
+    ),
+    "offset": (
+        dict(query_offset=torch.tensor([1.0, 2.0])),
+        ValueError,
+        "query_offset must be an integer or integers, got Float",
+    ),
     "scale": (
         dict(scale=float("inf")),
         ValueError,

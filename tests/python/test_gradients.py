@@ -65,6 +65,8 @@ def configuration(n):
         dropout_p=any_of(0.0, 0.4),
         enable_gqa=True,
     )
+    if options["causal_alignment"] == "top_left":
+        options["query_offset"] = any_of(None, torch.randint(-2, lk, (b,)))
     return tensors, options
 
 

@@ -66,6 +66,15 @@ CALLS = {
     FUNCTION + "key_lengths must be a tensor or None, got list": (
         lambda: sdpa(Q, Q, Q, key_lengths=[3])
     ),
+    FUNCTION + "query_offset must be an int, a tensor or None, got 1.0": (
+        lambda: sdpa(Q, Q, Q, query_offset=1.0)
+    ),
+    FUNCTION + "query_offset must be an int, a tensor or None, got list": (
+        lambda: sdpa(Q, Q, Q, query_offset=[1])
+    ),
+    FUNCTION + "query must be a tensor, got tuple": (
+        lambda: sdpa((Q,) * 9, Q, Q, query_offset=1)
+    ),
     FUNCTION + "softcap must be a number or None, got 'off'": (
         lambda: sdpa(Q, Q, Q, softcap="off")
     ),

@@ -262,8 +262,9 @@ Call call_with_everything() {
                ? -naive::kInfinity
                : 0.01 * static_cast<double>(i[2] - i[3]);
   });
-  c.visibility.is_causal = c.visibility.bottom_right = true;
+  c.visibility.is_causal = true;
   set_key_lengths(c, {70, 66});
+  set_query_offsets(c, {10, 15});
   c.softcap = 2.5;
   c.dropout = {0.2, 3, 4};
   c.slopes = Tensor(Storage::kFloat64, {1, 1, 2, 4});

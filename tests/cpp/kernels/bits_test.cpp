@@ -107,8 +107,9 @@ Tensor part_of(const Tensor& x, int64_t batch, int64_t head) {
 TEST_P(Bits, OfABatchRowAreThoseOfItAlone) {
   for (const Dtype dtype : kAllDtypes) {
     Call c = normal_call(dtype, {3, 4, 2, 70, 90, 11, 13});
-    c.visibility.is_causal = c.visibility.bottom_right = true;
+    c.visibility.is_causal = true;
     set_key_lengths(c, {90, 0, 37});
+    align_bottom_right(c);
     const Tensor all = forward(variant(dtype), c).out;
     for (int64_t b = 0; b < 3; ++b) {
       Call alone(dtype, {1, 4, 2, 70, 90, 11, 13});
@@ -118,6 +119,7 @@ TEST_P(Bits, OfABatchRowAreThoseOfItAlone) {
       alone.visibility = c.visibility;
       set_key_lengths(alone,
                       {static_cast<int64_t>(c.key_lengths.get({0, 0, 0, b}))});
+      align_bottom_right(alone);
       EXPECT_EQ(forward(variant(dtype), alone).out.bits(),
                 part_of(all, b, -1).bits())
           << "batch row " << b;
@@ -173,6 +175,7 @@ void expect_same_as_tensors(const Variant& variant, Call& c) {
     return naive::Row(a, i[0], i[1], i[2]).sees(a, i[3]) ? 1 : 0;
   };
   c.visibility = {};
+  c.query_offsets = {};
   c.key_lengths = {};
   set_mask(c, Kind::kKeep, keep);
   EXPECT_EQ(bits_of(forward(variant, c)), flags) << "keep mask";
@@ -185,11 +188,11 @@ TEST_P(Bits, OfFlagsAreThoseOfMaskTensors) {
   for (const Dtype dtype : kAllDtypes) {
     for (const int64_t length : {40, 150, 700}) {
       for (const int64_t left : {-1, 0, 30}) {
-        for (const bool bottom_right : {false, true}) {
+        for (const int64_t offset : {int64_t{0}, length - 130, int64_t{-17}}) {
           Call c = normal_call(dtype, {2, 2, 1, 130, length, 6, 10});
           c.visibility.is_causal = true;
           c.visibility.left = left;
-          c.visibility.bottom_right = bottom_right;
+          set_query_offsets(c, {offset, offset + 5});
           expect_same_as_tensors(variant(dtype), c);
         }
       }

@@ -53,8 +53,8 @@ struct Call {
   Tensor query, key, value;
   double scale;
   double softcap = 0;
-  kernels::Visibility visibility;  ///< key_lengths: see below
-  Tensor key_lengths;              ///< int64 (1, 1, 1, B)
+  kernels::Visibility visibility;  ///< but for these two, int64 (1, 1, 1, B)
+  Tensor query_offsets, key_lengths;
   Kind mask_kind = Kind::kNone;
   Tensor mask;    ///< (B, H, Lq, Lk)
   Tensor slopes;  ///< float64 (1, 1, B, H)
@@ -88,6 +88,9 @@ inline kernels::Attention arguments_of(const Call& c) {
   a.softcap = c.softcap;
   a.visibility = c.visibility;
   a.dropout = c.dropout;
+  if (!c.query_offsets.empty()) {
+    a.visibility.query_offsets = static_cast<int64_t*>(c.query_offsets.data());
+  }
   if (!c.key_lengths.empty()) {
     a.visibility.key_lengths = static_cast<int64_t*>(c.key_lengths.data());
   }
@@ -120,10 +123,12 @@ inline naive::Attention golden_arguments_of(const Call& c) {
   a.key = c.key.values();
   a.value = c.value.values();
   a.is_causal = c.visibility.is_causal;
-  a.bottom_right = c.visibility.bottom_right;
   a.window = {{c.visibility.left, c.visibility.right}};
   a.scale = c.scale;
   if (c.softcap != 0) a.softcap = c.softcap;
+  for (double offset : c.query_offsets.values()) {
+    a.query_offsets.push_back(static_cast<int64_t>(offset));
+  }
   for (double n : c.key_lengths.values()) {
     a.key_lengths.push_back(static_cast<int64_t>(n));
   }
@@ -166,11 +171,25 @@ inline Call normal_call(Dtype dtype, const Shape& shape, uint64_t seed = 1) {
   return c;
 }
 
+inline Tensor integers(const std::vector<int64_t>& values) {
+  Tensor x(Storage::kInt64, {1, 1, 1, static_cast<int64_t>(values.size())});
+  x.fill([&](const Index& i) { return static_cast<double>(values[i[3]]); });
+  return x;
+}
 inline void set_key_lengths(Call& c, const std::vector<int64_t>& lengths) {
-  c.key_lengths =
-      Tensor(Storage::kInt64, {1, 1, 1, static_cast<int64_t>(lengths.size())});
-  c.key_lengths.fill(
-      [&](const Index& i) { return static_cast<double>(lengths[i[3]]); });
+  c.key_lengths = integers(lengths);
+}
+inline void set_query_offsets(Call& c, const std::vector<int64_t>& offsets) {
+  c.query_offsets = integers(offsets);
+}
+/// The last query stands at the last key; after set_key_lengths.
+inline void align_bottom_right(Call& c) {
+  std::vector<int64_t> offsets(c.shape.B, c.shape.Lk - c.shape.Lq);
+  for (int64_t b = 0; b < c.shape.B && !c.key_lengths.empty(); ++b) {
+    offsets[b] =
+        static_cast<int64_t>(c.key_lengths.get({0, 0, 0, b})) - c.shape.Lq;
+  }
+  set_query_offsets(c, offsets);
 }
 inline void set_sinks(Call& c, const std::vector<double>& sinks) {
   c.sinks =
@@ -217,7 +236,8 @@ inline std::string description(const Call& c) {
        << c.scale;
   if (c.softcap != 0) text << ", softcap " << c.softcap;
   if (v.is_causal) text << ", causal";
-  if (v.bottom_right) text << ", bottom right";
+  if (!c.query_offsets.empty()) text << ", query offsets";
+  for (double offset : c.query_offsets.values()) text << ' ' << offset;
   if (v.left >= 0 || v.right >= 0) {
     text << ", window " << v.left << ' ' << v.right;
   }

@@ -93,7 +93,7 @@ inline Tensor random_rows(Rng& rng, Storage storage, const Index& sizes,
   return x;
 }
 
-/// Visible ends: causal, windows, lengths.
+/// Visible ends: causal, windows, lengths, offsets.
 inline void add_visibility(Rng& rng, Call& c) {
   const Shape& s = c.shape;
   const auto end = [&]() -> int64_t {
@@ -104,18 +104,29 @@ inline void add_visibility(Rng& rng, Call& c) {
     return kind == 4 ? uniform(rng, 0, s.Lk) : int64_t{1} << 40;
   };
   c.visibility.is_causal = chance(rng, 0.3);
-  c.visibility.bottom_right = chance(rng, 0.3);
   if (chance(rng, 0.3)) {
     c.visibility.left = end();
     c.visibility.right = end();
   }
-  if (!chance(rng, 0.3)) return;
-  c.key_lengths =
-      Tensor(Storage::kInt64, {1, 1, 1, s.B}, {0, 0, 0, 1}, random_edge(rng));
-  c.key_lengths.fill([&](const Index&) {
-    return chance(rng, 0.2)   ? 0
-           : chance(rng, 0.2) ? static_cast<double>(s.Lk)
-                              : static_cast<double>(uniform(rng, 0, s.Lk));
+  const auto per_batch = [&](auto&& draw) {
+    Tensor x(Storage::kInt64, {1, 1, 1, s.B}, {0, 0, 0, 1}, random_edge(rng));
+    x.fill([&](const Index& i) { return static_cast<double>(draw(i[3])); });
+    return x;
+  };
+  std::vector<int64_t> lengths(s.B, s.Lk);
+  if (chance(rng, 0.3)) {
+    c.key_lengths = per_batch([&](int64_t b) {
+      return lengths[b] = chance(rng, 0.2)   ? 0
+                          : chance(rng, 0.2) ? s.Lk
+                                             : uniform(rng, 0, s.Lk);
+    });
+  }
+  if (!chance(rng, 0.4)) return;
+  // The last query at the last key, anywhere, or far away.
+  c.query_offsets = per_batch([&](int64_t b) {
+    return chance(rng, 0.4)    ? lengths[b] - s.Lq
+           : chance(rng, 0.95) ? uniform(rng, -s.Lq - 3, s.Lk + 3)
+                               : pick<int64_t>(rng, {-4000, 4000});
   });
 }
 

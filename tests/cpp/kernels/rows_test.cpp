@@ -31,21 +31,23 @@ kernels::Attention attention_of(const kernels::Visibility& visibility,
 bool sees(const kernels::Attention& a, __int128 i, __int128 j) {
   const kernels::Visibility& v = a.visibility;
   const __int128 n = v.key_lengths ? v.key_lengths[0] : a.Lk;
-  const __int128 at = i + (v.bottom_right ? n - a.Lq : 0);
+  const __int128 at = i + (v.query_offsets ? v.query_offsets[0] : 0);
   return j >= 0 && j < n && !(v.is_causal && j > at) &&
          !(v.left >= 0 && j < at - v.left) &&
          !(v.right >= 0 && j > at + v.right);
 }
 
 TEST(VisibleKeys, AreThoseOfTheDefinition) {
+  constexpr int64_t kFar = int64_t{1} << 62;
   const int64_t ends[] = {-1, 0, 1, 4, 100, INT64_MAX};
-  for (int64_t number = 0; number < 6 * 6 * 4 * 8; ++number) {
+  const int64_t offsets[] = {0, 1, 6, 50, kFar, -1, -3, -kFar};
+  for (int64_t number = 0; number < 6 * 6 * 8 * 2 * 8; ++number) {
     const int64_t queries = 1 + number % 8;
     kernels::Visibility v;
     v.is_causal = number / 8 % 2;
-    v.bottom_right = number / 16 % 2;
-    v.left = ends[number / 32 % 6];
-    v.right = ends[number / 192];
+    v.query_offsets = &offsets[number / 16 % 8];
+    v.left = ends[number / 128 % 6];
+    v.right = ends[number / 768];
     for (int64_t length = 0; length <= 9; ++length) {
       v.key_lengths = &length;
       const auto a = attention_of(v, queries, 9);
@@ -55,7 +57,8 @@ TEST(VisibleKeys, AreThoseOfTheDefinition) {
         for (int64_t j = 0; j < 9; ++j) {
           ASSERT_EQ(keys.begin <= j && j < keys.end, sees(a, i, j))
               << "query " << i << " of " << queries << ", key " << j << " of "
-              << length << ", window " << v.left << ' ' << v.right;
+              << length << ", window " << v.left << ' ' << v.right
+              << ", offset " << *v.query_offsets;
         }
       }
     }
@@ -65,9 +68,9 @@ TEST(VisibleKeys, AreThoseOfTheDefinition) {
 TEST(VisibleKeys, EndsAscendWithTheRows) {
   Rng rng(1);
   for (int repeat = 0; repeat < 2000; ++repeat) {
-    const int64_t length = uniform(rng, 0, 60);
-    kernels::Visibility v{chance(rng, 0.5), chance(rng, 0.5),
-                          uniform(rng, -1, 20), uniform(rng, -1, 20), &length};
+    const int64_t length = uniform(rng, 0, 60), offset = uniform(rng, -70, 70);
+    kernels::Visibility v{chance(rng, 0.5), uniform(rng, -1, 20),
+                          uniform(rng, -1, 20), &offset, &length};
     const auto a = attention_of(v, uniform(rng, 1, 60), 60);
     for (int64_t i = 1; i < a.Lq; ++i) {
       const Interval before = kernels::visible_keys(a, 0, i - 1);

@@ -45,7 +45,13 @@ const Rule kRules[] = {
     {"causal", [](Call& c) { c.visibility.is_causal = true; }},
     {"bottom right",
      [](Call& c) {
-       c.visibility.is_causal = c.visibility.bottom_right = true;
+       c.visibility.is_causal = true;
+       align_bottom_right(c);
+     }},
+    {"query offsets",
+     [](Call& c) {
+       c.visibility.is_causal = true;
+       set_query_offsets(c, {-7, 21});
      }},
     {"window",
      [](Call& c) {
@@ -61,8 +67,9 @@ const Rule kRules[] = {
      }},
     {"everything",
      [](Call& c) {
-       c.visibility.is_causal = c.visibility.bottom_right = true;
+       c.visibility.is_causal = true;
        set_key_lengths(c, {c.shape.Lk - 3, c.shape.Lk});
+       align_bottom_right(c);
        set_mask(c, Kind::kKeep,
                 [](const Index& i) { return (i[2] + i[3]) % 3 != 0; });
        set_sinks(c, {0.5, -1});
