@@ -43,11 +43,11 @@ inline constexpr Tolerance kExercise{1e-8, 1e-5};
 ///  kClose    PyTorch ran other operations. Both sides may use the whole error
 ///            budget, so they may differ by twice as much; a part without a
 ///            budget must pass the exercises' allclose.
-enum class Demand { kNothing, kBits, kClose };
+enum class Agreement { kNothing, kBits, kClose };
 
 struct Comparison {
   std::vector<Part> parts;
-  Demand pytorch = Demand::kNothing;
+  Agreement pytorch = Agreement::kNothing;
 };
 
 /// Which demand was not met.
@@ -59,7 +59,7 @@ struct Fault {
 };
 
 struct Verdict {
-  Demand pytorch = Demand::kNothing;
+  Agreement pytorch = Agreement::kNothing;
   std::vector<Fault> faults;         ///< empty: ours agrees
   std::optional<double> difference;  ///< largest, from PyTorch's; 0: same bits
   std::optional<double> error;       ///< largest, of ours, from golden
@@ -165,9 +165,9 @@ inline void judge_against_pytorch(const Part& part, Verdict& verdict) {
     if (e.count > 0)
       verdict.faults.push_back({kind, explain(part, e, expected, text)});
   };
-  if (verdict.pytorch == Demand::kBits)
+  if (verdict.pytorch == Agreement::kBits)
     demand(FaultKind::kBits, bits, "differ from PyTorch's bits");
-  if (verdict.pytorch == Demand::kClose)
+  if (verdict.pytorch == Agreement::kClose)
     demand(FaultKind::kClose,
            part.allowed
                ? excess(part.ours, expected,
@@ -204,7 +204,7 @@ inline Verdict judge(const Comparison& comparison) {
       no_result(part.name + ": " + part.misfit);
       continue;
     }
-    if (!(part.pytorch && comparison.pytorch != Demand::kNothing) &&
+    if (!(part.pytorch && comparison.pytorch != Agreement::kNothing) &&
         !(part.golden && part.allowed))
       no_result(part.name + ": nothing is demanded of it");
     if (part.pytorch) judge_against_pytorch(part, verdict);

@@ -23,7 +23,8 @@ Comparison compare_exact(const AttentionCall& call, Random& random) {
       x.query, x.key, x.value, x.options);
   const at::Tensor pytorch =
       pytorch::attention(x.query, x.key, x.value, x.options);
-  return {.parts = {make_part("out", ours, pytorch)}, .pytorch = Demand::kBits};
+  return {.parts = {make_part("out", ours, pytorch)},
+          .pytorch = Agreement::kBits};
 }
 
 // Within the error budget of plain float64 loops; PyTorch beside it where it

@@ -75,8 +75,8 @@ std::vector<Part> gradient_parts(const LayerInputs& ours,
 
 // `reference` is called with the same leaves.
 template <typename Reference>
-Comparison compare_layer(const LayerCall& call, Random& random, Demand demand,
-                         Reference reference) {
+Comparison compare_layer(const LayerCall& call, Random& random,
+                         Agreement demand, Reference reference) {
   const LayerInputs drawn = draw(call, random);
   const LayerInputs ours = leaves(drawn), pytorch = leaves(drawn);
   const BackendGuard exact(Backend::kExact);
@@ -95,11 +95,11 @@ Comparison compare_layer(const LayerCall& call, Random& random, Demand demand,
 }
 
 Comparison compare_python_module(const LayerCall& call, Random& random) {
-  return compare_layer(call, random, Demand::kBits, pytorch::python_module);
+  return compare_layer(call, random, Agreement::kBits, pytorch::python_module);
 }
 
 Comparison compare_nn_module(const LayerCall& call, Random& random) {
-  return compare_layer(call, random, Demand::kClose, pytorch::nn_module);
+  return compare_layer(call, random, Agreement::kClose, pytorch::nn_module);
 }
 
 std::vector<AttentionCall> attention_calls() {

@@ -53,8 +53,8 @@ std::optional<GoldenLayer> golden_beside_exact(const LayerInputs& x,
 
 // `exact` against a reference that is called with the same arguments.
 template <typename Reference>
-Comparison compare_exact(const LayerCall& call, Random& random, Demand demand,
-                         Reference reference) {
+Comparison compare_exact(const LayerCall& call, Random& random,
+                         Agreement demand, Reference reference) {
   LayerInputs x = draw(call, random);
   const BackendGuard exact(Backend::kExact);
   const at::NoGradGuard no_grad;
@@ -69,13 +69,13 @@ Comparison compare_exact(const LayerCall& call, Random& random, Demand demand,
 }
 
 Comparison compare_python_module(const LayerCall& call, Random& random) {
-  return compare_exact(call, random, Demand::kBits, pytorch::python_module);
+  return compare_exact(call, random, Agreement::kBits, pytorch::python_module);
 }
 
 // Its linear layers multiply and then add the bias, where Python's do both in
 // one product: some BLAS libraries round the two alike, some do not.
 Comparison compare_nn_module(const LayerCall& call, Random& random) {
-  return compare_exact(call, random, Demand::kClose, pytorch::nn_module);
+  return compare_exact(call, random, Agreement::kClose, pytorch::nn_module);
 }
 
 Comparison compare_native(const LayerCall& call, Random& random) {
@@ -86,7 +86,7 @@ Comparison compare_native(const LayerCall& call, Random& random) {
   const auto pytorch = pytorch::native(x.query, x.layer, x.options);
   return {.parts = parts(ours, pytorch, golden_beside_exact(x, call),
                          call.need_weights),
-          .pytorch = Demand::kBits};
+          .pytorch = Agreement::kBits};
 }
 
 Comparison compare_auto(const LayerCall& call, Random& random) {

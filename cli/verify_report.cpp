@@ -27,13 +27,14 @@ std::string yes_or_no(std::optional<bool> value) {
 }
 
 bool bit_for_bit(const Outcome& outcome) {
-  return outcome.verdict.pytorch == Demand::kBits && outcome.verdict.agrees();
+  return outcome.verdict.pytorch == Agreement::kBits &&
+         outcome.verdict.agrees();
 }
 
 // "close" where PyTorch's result was compared, but not its bits.
 const char* verdict_text(const Verdict& verdict) {
   if (!verdict.agrees()) return "✗ differs";
-  return verdict.pytorch == Demand::kClose ? "✓ close" : "✓ agrees";
+  return verdict.pytorch == Agreement::kClose ? "✓ close" : "✓ agrees";
 }
 
 // One line each on the screen.
@@ -89,9 +90,9 @@ nlohmann::ordered_json or_null(const std::optional<T>& value) {
 }
 
 // What is demanded of ours beside PyTorch's result, or null.
-nlohmann::ordered_json demand(Demand demand) {
-  if (demand == Demand::kNothing) return nullptr;
-  return demand == Demand::kBits ? "bits" : "close";
+nlohmann::ordered_json demand(Agreement demand) {
+  if (demand == Agreement::kNothing) return nullptr;
+  return demand == Agreement::kBits ? "bits" : "close";
 }
 
 nlohmann::ordered_json to_json(const Outcome& outcome) {

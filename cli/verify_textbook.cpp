@@ -104,7 +104,7 @@ Comparison compare(const at::Tensor& ours, const Inputs& x,
   const Golden golden =
       golden_layer(x.query, x.key, x.value, layer, options).out;
   return {.parts = {make_part("out", ours, pytorch, golden)},
-          .pytorch = Demand::kBits};
+          .pytorch = Agreement::kBits};
 }
 
 // A mask as the exercise passes it, and what it means to the reference.
@@ -249,7 +249,7 @@ Comparison grouped(const Sizes& s, const ExerciseMask& mask, Random& random) {
       x.query, x.key, x.value, s.G, s.E, mask.given, s.H, w);
   Comparison result = compare(ours, x, reference_layer(w, s), mask.meaning);
   // Repeated heads make another product than grouped ones.
-  if (s.G != s.H) result.pytorch = Demand::kClose;
+  if (s.G != s.H) result.pytorch = Agreement::kClose;
   return result;
 }
 
@@ -318,7 +318,7 @@ Comparison inner_step(const at::Tensor& blocked, Random& random) {
   return {.parts = {make_part("out", out, pytorch::attention(q, k, v, options),
                               golden.out),
                     make_part("weights", weights, {}, golden.weights)},
-          .pytorch = Demand::kClose};
+          .pytorch = Agreement::kClose};
 }
 
 }  // namespace

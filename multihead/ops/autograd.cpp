@@ -57,7 +57,8 @@ c10::IValue saved_options(const AttentionOptions& o) {
 }
 
 AttentionOptions loaded_options(const c10::IValue& saved) {
-  const auto& x = saved.toTupleRef().elements();
+  // A copy: g++ 12 warns of indices that the inline storage of three lacks.
+  const std::vector<c10::IValue> x = saved.toTupleRef().elements().vec();
   AttentionOptions o{.dropout_p = x[0].toDouble(),
                      .is_causal = x[1].toBool(),
                      .scale = x[2].toOptional<double>(),

@@ -9,8 +9,8 @@
 
 namespace {
 
+using cli::Agreement;
 using cli::Comparison;
-using cli::Demand;
 using cli::FaultKind;
 using cli::Part;
 using cli::Values;
@@ -24,7 +24,7 @@ Part part(Values ours) {
 }
 
 Verdict against_pytorch(Values ours, Values pytorch,
-                        Demand demand = Demand::kBits) {
+                        Agreement demand = Agreement::kBits) {
   Part p = part(std::move(ours));
   p.pytorch = std::move(pytorch);
   return cli::judge({.parts = {p}, .pytorch = demand});
@@ -65,7 +65,7 @@ std::string difference_text(double x, double y, int digits) {
   p.digits = digits;
   p.pytorch = Values{y, 0, 0, 0};
   const std::string text =
-      cli::judge({.parts = {p}, .pytorch = Demand::kBits}).faults.at(0).text;
+      cli::judge({.parts = {p}, .pytorch = Agreement::kBits}).faults.at(0).text;
   const size_t from = text.find("= ") + 2;
   return text.substr(from, text.find(", largest") - from);
 }
@@ -113,7 +113,7 @@ TEST(Judge, CloseIsTwiceTheBudget) {
     p.pytorch = Values{0, 0, 0, pytorch};
     p.golden = Values{0, 0, 0, 0};
     p.allowed = Values(4, 1);
-    return cli::judge({.parts = {p}, .pytorch = Demand::kClose});
+    return cli::judge({.parts = {p}, .pytorch = Agreement::kClose});
   };
   EXPECT_TRUE(close(1, -1).agrees());
   EXPECT_TRUE(close(1, 1).agrees());
@@ -125,7 +125,7 @@ TEST(Judge, CloseIsTwiceTheBudget) {
 
 TEST(Judge, WithoutABudgetCloseIsTheExercisesAllclose) {
   const auto close = [](double ours) {
-    return against_pytorch({0, 0, 0, ours}, {0, 0, 0, 0}, Demand::kClose);
+    return against_pytorch({0, 0, 0, ours}, {0, 0, 0, 0}, Agreement::kClose);
   };
   EXPECT_TRUE(close(5e-9).agrees());
   EXPECT_EQ(close(5e-9).exercise, true);
@@ -147,11 +147,13 @@ TEST(Judge, ErrorsOfBothSidesAreReported) {
 TEST(Judge, DemandingNothingIsAFault) {
   EXPECT_FALSE(cli::judge({}).agrees());
   Part p = part({1, 2, 3, 4});
-  EXPECT_FALSE(cli::judge({.parts = {p}, .pytorch = Demand::kBits}).agrees());
+  EXPECT_FALSE(
+      cli::judge({.parts = {p}, .pytorch = Agreement::kBits}).agrees());
   p.pytorch = p.ours;
   EXPECT_FALSE(cli::judge({.parts = {p}}).agrees());
   p.misfit = "shape [2, 2] instead of [4]";
-  EXPECT_FALSE(cli::judge({.parts = {p}, .pytorch = Demand::kBits}).agrees());
+  EXPECT_FALSE(
+      cli::judge({.parts = {p}, .pytorch = Agreement::kBits}).agrees());
 }
 
 TEST(Judge, EveryPartIsJudged) {
@@ -160,7 +162,7 @@ TEST(Judge, EveryPartIsJudged) {
   bad.name = "weights";
   bad.pytorch = Values{1, 2, 3, 5};
   const auto verdict =
-      cli::judge({.parts = {good, bad, good}, .pytorch = Demand::kBits});
+      cli::judge({.parts = {good, bad, good}, .pytorch = Agreement::kBits});
   ASSERT_EQ(verdict.faults.size(), 1u);
   EXPECT_EQ(verdict.faults[0].text.rfind("weights:", 0), 0u);
 }
