@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 from torch import fx, nn
 from torch.nn.attention.bias import CausalBias
 
-from ._subclasses import are_plain, own_rules_of, refuse_fused, without_causal_bias
+from ._subclasses import (
+    are_plain,
+    check_causal_bias,
+    own_rules_of,
+    refuse_fused,
+    without_causal_bias,
+)
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
@@ -23,18 +29,20 @@ def takes_others(backend: Callable[[], str]) -> Callable[[Forward], Forward]:
     """
 
     def decorate(forward: Forward) -> Forward:
-        names = list(inspect.signature(forward).parameters)[1:]
+        signature = inspect.signature(forward)
 
         @functools.wraps(forward)
         def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if are_plain(*args, *kwargs.values()) or len(args) > len(names):
+            if are_plain(*args, *kwargs.values()):
                 return forward(self, *args, **kwargs)
-            arguments = dict(zip(names, args, strict=False)) | kwargs
+            arguments = signature.bind(self, *args, **kwargs).arguments
+            del arguments["self"]
             recorded = recorded_by_fx(self, arguments)
             if recorded is not None:
                 return recorded
             name = type(self).__name__
             if isinstance(arguments.get("attn_mask"), CausalBias):
+                check_causal_bias(name, arguments)
                 arguments = without_causal_bias(name, arguments, in_layer=True)
             reason = own_rules_of(arguments)
             if reason is None:

@@ -10,6 +10,7 @@ The proxies with which torch.fx traces record the call.
 import functools
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -18,14 +19,18 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ._call import check_type, shown
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Looked at first, because nearly all arguments are of these types.
 _PLAIN = frozenset(
     (Tensor, nn.Parameter, nn.Buffer, type(None), bool, int, float, str, tuple)
 )
-# What depends on causal_alignment beside is_causal, or changes what it means.
-_OF_POSITIONS = ("window", "key_lengths", "alibi_slopes", "query_offset")
+# What depends on where queries stand, beside is_causal, or changes it.
+_OF_POSITIONS = ("window", "key_lengths", "alibi_slopes")
+# Values that mean the same as None.
+_OFF: dict[str, tuple[Any, ...]] = {"softcap": (0,), "window": ((-1, -1), [-1, -1])}
 
 
 def are_plain(*values: object) -> bool:
@@ -33,10 +38,7 @@ def are_plain(*values: object) -> bool:
 
     False says only that a closer look is needed.
     """
-    for value in values:
-        if type(value) not in _PLAIN:
-            return False
-    return True
+    return _PLAIN.issuperset(map(type, values))
 
 
 def has_own_rules(value: object) -> bool:
@@ -73,6 +75,13 @@ def own_rules_of(arguments: dict[str, Any], but_wrappers: bool = False) -> str |
     return None
 
 
+def _is_given(name: str, value: object, usual: object = None) -> bool:
+    """Whether an argument says anything else than its usual value."""
+    if isinstance(value, (str, Real, tuple, list)):
+        return value != usual and value not in _OFF.get(name, ())
+    return value is not usual
+
+
 def refuse_fused(function: str, backend: str, reason: str) -> None:
     """RuntimeError where backend is "fused", in the words of the library."""
     if backend == "fused":
@@ -91,16 +100,21 @@ def takes_subclasses(
     """
 
     def decorate(function: Function) -> Function:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
+        parameters = signature.parameters.values()
         extra = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        positional = [p.name for p in parameters if p.name not in extra]
         in_layer = "causal_alignment" not in extra
         name = function.__name__
 
         def call_with_subclasses(arguments: dict[str, Any]) -> Any:
-            given = [x for x in extra if arguments.get(x, extra[x]) is not extra[x]]
+            given = [
+                x for x in extra if _is_given(x, arguments.get(x, extra[x]), extra[x])
+            ]
             theirs = None if given else pytorch
+            if theirs:
+                arguments = {x: y for x, y in arguments.items() if x not in extra}
             if isinstance(arguments.get("attn_mask"), CausalBias):
+                check_causal_bias(name, arguments)
                 if theirs and not in_layer and backend() == "exact":
                     # What its __torch_function__ would call, if that did not know
                     # PyTorch's function by a name under which ours may stand.
@@ -120,17 +134,29 @@ def takes_subclasses(
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             values = (*args, *kwargs.values())
-            if are_plain(*values) or len(args) > len(positional):
+            if are_plain(*values):
                 return function(*args, **kwargs)
             if any(isinstance(x, fx.Proxy) for x in values):
                 return handle_torch_function(wrapper, values, *args, **kwargs)
-            return call_with_subclasses(
-                dict(zip(positional, args, strict=False)) | kwargs
-            )
+            return call_with_subclasses(signature.bind(*args, **kwargs).arguments)
 
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def check_causal_bias(function: str, arguments: dict[str, Any]) -> None:
+    """TypeError for a CausalBias that was computed with, and so means nothing more.
+
+    And where query or key, whose lengths are to be asked for, is no tensor.
+    """
+    if not hasattr(arguments["attn_mask"], "variant"):
+        raise TypeError(
+            f"{function}: attn_mask must be a CausalBias as it was made, got one that "
+            "was computed with"
+        )
+    for name in ("query", "key"):
+        check_type(function, name, arguments[name], Tensor, "a tensor")
 
 
 def without_causal_bias(
@@ -139,8 +165,9 @@ def without_causal_bias(
     """The same arguments with attn_mask, a CausalBias, written in others.
 
     in_layer: masks are (Lq, Lk), True = blocked. Else they are True = may attend, and
-    is_causal says the same where nothing else depends on where the queries stand.
-    Raises ValueError with is_causal, and for another size than that of the scores.
+    is_causal says the same where no shape is to be broadcast.
+    Raises ValueError with is_causal, for another size than that of the scores, and
+    where other arguments would put the queries elsewhere.
     """
     bias: CausalBias = arguments["attn_mask"]
     if arguments.get("is_causal"):
@@ -151,34 +178,51 @@ def without_causal_bias(
     query, key = arguments["query"], arguments["key"]
     lengths = (bias.seq_len_q, bias.seq_len_kv)
     bottom_right = bias.variant == CausalVariant.LOWER_RIGHT
-    if not in_layer and lengths != (query.size(-2), key.size(-2)):
-        raise ValueError(
-            f"{function}: attn_mask must be a CausalBias of the lengths of query and "
-            f"key, {(query.size(-2), key.size(-2))}, got {lengths}"
-        )
-    if not in_layer and _positions_are_free(arguments):
+    if not in_layer:
+        sizes = (*query.shape[-2:-1], *key.shape[-2:-1])
+        if lengths != sizes:
+            raise ValueError(
+                f"{function}: attn_mask must be a CausalBias of the lengths of query "
+                f"and key, {sizes}, got {lengths}"
+            )
         alignment = "bottom_right" if bottom_right else "top_left"
-        changes: dict[str, Any] = dict(
-            attn_mask=None, is_causal=True, causal_alignment=alignment
-        )
-    else:
-        sees = torch.ones(lengths, dtype=torch.bool, device=query.device)
-        sees = sees.tril(lengths[1] - lengths[0] if bottom_right else 0)
-        changes = dict(attn_mask=~sees if in_layer else sees)
-    return arguments | changes
+        usual = arguments.get("causal_alignment", "top_left") in ("top_left", alignment)
+        beside = _check_positions(function, arguments, alignment)
+        if beside or (usual and not _is_broadcast(query, key)):
+            return arguments | dict(
+                attn_mask=None, is_causal=True, causal_alignment=alignment
+            )
+    sees = torch.ones(lengths, dtype=torch.bool, device=query.device)
+    sees = sees.tril(lengths[1] - lengths[0] if bottom_right else 0)
+    return arguments | dict(attn_mask=~sees if in_layer else sees)
 
 
-def _positions_are_free(arguments: dict[str, Any]) -> bool:
-    """Whether another causal_alignment changes nothing but which keys are causal.
+def _check_positions(function: str, arguments: dict[str, Any], alignment: str) -> bool:
+    """Whether more depends on where queries stand than a CausalBias of alignment.
 
-    And whether no shape is to be broadcast, which PyTorch's alignment alone allows.
+    ValueError where that would be elsewhere: one call has one position per query.
     """
-    query, key = arguments["query"], arguments["key"]
+    offset = arguments.get("query_offset")
+    if offset is not None:
+        raise ValueError(
+            f"{function}: query_offset must be None with a CausalBias as attn_mask, "
+            f"got {shown(offset)}"
+        )
+    named = arguments.get("causal_alignment", "top_left")
+    beside = [x for x in _OF_POSITIONS if _is_given(x, arguments.get(x))]
+    if beside and named != alignment:
+        raise ValueError(
+            f'{function}: causal_alignment must be "{alignment}" with this CausalBias '
+            f"as attn_mask and {beside[0]}, got {shown(named)}"
+        )
+    return bool(beside)
+
+
+def _is_broadcast(query: Tensor, key: Tensor) -> bool:
+    """Whether shapes are to be broadcast, which PyTorch's alignment alone allows."""
     return (
-        all(arguments.get(name) is None for name in _OF_POSITIONS)
-        and arguments.get("causal_alignment", "top_left") == "top_left"
-        and query.dim() == key.dim()
-        and query.dim() in (3, 4)
-        and query.shape[:-3] == key.shape[:-3]
-        and query.size(-3) >= key.size(-3)
+        query.dim() != key.dim()
+        or query.dim() not in (3, 4)
+        or query.shape[:-3] != key.shape[:-3]
+        or query.size(-3) < key.size(-3)
     )

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._call import check_int, check_type
+from ._call import check_int, check_type, shown
+from ._subclasses import has_own_rules
 
 Weights = nn.Module | Mapping[str, Tensor] | Sequence[Tensor]
 
@@ -59,7 +60,7 @@ def read_weights(
     rows = (width, kv_width, kv_width, width)
     for role, size, by in zip(layer._fields, rows, layer, strict=True):
         weight, bias = by.weight, by.bias
-        check_type(name, f"weights of the {role}", weight, Tensor, "a tensor")
+        _check_tensor(name, f"weights of the {role}", weight)
         condition = f"weights must have the {role} matrix of shape {(size, width)}"
         _require(weight.shape == (size, width), name, condition, tuple(weight.shape))
         condition = f"weights must have the {role} bias of shape {(size,)}"
@@ -137,6 +138,13 @@ def _require(holds: bool, name: str, condition: str, got: object) -> None:
         raise ValueError(f"{name}: {condition}, got {got}")
 
 
+def _check_tensor(name: str, argument: str, x: Tensor, words: str = "a tensor") -> None:
+    """A plain one: the memory of a CausalBias, say, does not hold what it means."""
+    check_type(name, argument, x, Tensor, words)
+    if has_own_rules(x):
+        raise TypeError(f"{name}: {argument} must be a plain tensor, got {shown(x)}")
+
+
 def check_heads(name: str, whole: str, size: int, part: str, count: int) -> None:
     """`size` features or heads must fall into `count` equal parts."""
     check_int(name, whole, size)
@@ -160,7 +168,7 @@ def check_inputs(
 ) -> None:
     """q (N, Lq, E), k and v (N, Lk, E)."""
     for argument, x in zip(names, inputs, strict=True):
-        check_type(name, argument, x, Tensor, "a tensor")
+        _check_tensor(name, argument, x)
     q, k, v = (tuple(x.shape) for x in inputs)
     for argument, shape in zip(names, (q, k, v), strict=True):
         condition = f"{argument} must have the shape (N, L, {width})"
@@ -177,7 +185,7 @@ def check_attention_inputs(
 ) -> None:
     """q (…, Lq, d), k (…, Lk, d), v (…, Lk, dv), mask broadcastable to (…, Lq, Lk)."""
     for argument, x in (("q", q), ("k", k), ("v", v)):
-        check_type(name, argument, x, Tensor, "a tensor")
+        _check_tensor(name, argument, x)
     queries, keys, values = tuple(q.shape), tuple(k.shape), tuple(v.shape)
     fits = len(queries) >= 2 and queries[-1] > 0
     _require(fits, name, "q must have the shape (…, Lq, d), d > 0", queries)
@@ -191,7 +199,7 @@ def check_attention_inputs(
     condition = "v must have the shape (…, Lk, dv) of k"
     _require(fits, name, condition, f"{values} (k.shape={keys})")
     if mask is not None:
-        check_type(name, "mask", mask, Tensor, "a tensor or None")
+        _check_tensor(name, "mask", mask, "a tensor or None")
         _check_mask(name, mask, (*queries[:-1], keys[-2]))
 
 
@@ -206,7 +214,7 @@ def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
 def mask_per_head(name: str, mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """The mask in a shape that broadcasts to (N, H, Lq, Lk); q, k (N, H, L, d)."""
     batch, heads, queries, _ = q.shape
-    check_type(name, "mask", mask, Tensor, "a tensor or None")
+    _check_tensor(name, "mask", mask, "a tensor or None")
     if mask.dim() == 3:
         per_head = mask.size(0) == batch * heads
         mask = (

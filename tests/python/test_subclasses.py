@@ -60,11 +60,7 @@ def test_a_causal_bias_runs_fused_without_a_mask():
 
 
 BESIDE = {
-    "window": dict(window=(1, 1)),
-    "lengths": dict(key_lengths=torch.tensor([2, 3])),
-    "slopes": dict(alibi_slopes=torch.tensor([0.1, 0.2, 0.3, 0.4])),
     "alignment": dict(causal_alignment="bottom_right"),
-    "alignment, window": dict(causal_alignment="bottom_right", window=(1, 0)),
     "sinks": dict(sinks=torch.tensor([0.1, 0.2, 0.3, 0.4])),
     "softcap": dict(softcap=2.0),
     "lse": dict(return_lse=True),
@@ -75,7 +71,7 @@ BESIDE = {
 @pytest.mark.parametrize("option", BESIDE)
 @pytest.mark.parametrize("name", ["upper left", "lower right"])
 def test_a_causal_bias_beside_what_pytorch_lacks(name, option, mode):
-    """What depends on positions keeps its own alignment."""
+    """What depends on positions is in test_causal_bias.py."""
     q, k, bias, sees = case(name)
     with multihead.backend(mode):
         assert_close(
