@@ -86,6 +86,8 @@ AttentionInputs draw(const AttentionCall& call, Random& random) {
   if (call.key_lengths)
     x.options.key_lengths =
         at::linspace(call.shortest, call.Lk, call.B).to(at::kLong);
+  if (call.key_mask)
+    x.options.key_mask = random.chance({call.B, call.Lk}, 0.75);
   if (call.alibi)
     x.options.alibi_slopes = (at::arange(call.H) + 1).neg().exp2();
   if (call.sinks) x.options.sinks = random.normal({call.H});

@@ -41,7 +41,8 @@ struct AttentionCall {
   bool query_offset = false;  ///< per batch row: 7, -1, -9, …
   bool key_lengths = false;   ///< from the shortest up to Lk
   int64_t shortest = 0;
-  bool alibi = false;  ///< slopes 2^-1, 2^-2, … as published
+  bool key_mask = false;  ///< a quarter of the keys of each batch row blocked
+  bool alibi = false;     ///< slopes 2^-1, 2^-2, … as published
   bool sinks = false;
   bool logsumexp = false;  ///< compared too
 };

@@ -24,7 +24,7 @@ at::Tensor ours_attention(const AttentionInputs& x) {
 
 bool needs_mask_tensor(const multihead::AttentionOptions& options) {
   return options.window || options.key_lengths.defined() ||
-         options.query_offset.defined() ||
+         options.query_offset.defined() || options.key_mask.defined() ||
          options.causal_alignment != multihead::CausalAlignment::kTopLeft;
 }
 

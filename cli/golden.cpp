@@ -177,6 +177,7 @@ naive::Attention naive_attention(const at::Tensor& query, const at::Tensor& key,
   a.window = options.window;
   for (double length : values(options.key_lengths))
     a.key_lengths.push_back(static_cast<int64_t>(length));
+  for (double keep : values(options.key_mask)) a.key_mask.push_back(keep != 0);
   a.scale = options.scale;
   a.softcap = options.softcap;
   if (options.alibi_slopes.defined())

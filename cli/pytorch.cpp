@@ -331,6 +331,8 @@ at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,
   const at::Tensor at_key = positions(query, lengths, options);
   const at::Tensor keys = at::arange(key.size(2));
   at::Tensor keep = keys.lt(lengths);
+  if (options.key_mask.defined())
+    keep = keep.logical_and(options.key_mask.unsqueeze(1).unsqueeze(1));
   if (options.is_causal) keep = keep.logical_and(keys.le(at_key));
   if (options.window) {
     const auto [left, right] = *options.window;

@@ -124,6 +124,9 @@ std::vector<AttentionCall> attention_calls() {
        .options = {.is_causal = true},
        .query_offset = true},
       {.name = "key lengths", .B = 3, .key_lengths = true},
+      {.name = "key mask and float mask",
+       .mask = CallMask::kFloat,
+       .key_mask = true},
       {.name = "(B, L, H, D) memory", .layout = Layout::kSequenceMajor},
       {.name = "every rule at once",
        .B = 3,
@@ -136,6 +139,7 @@ std::vector<AttentionCall> attention_calls() {
        .mask = CallMask::kFloatPerHead,
        .query_offset = true,
        .key_lengths = true,
+       .key_mask = true,
        .alibi = true,
        .sinks = true},
   };

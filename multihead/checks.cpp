@@ -78,6 +78,15 @@ void check_extensions(const at::Tensor& query, const at::Tensor& key,
     check_values("key_lengths", o.key_lengths, 0, key.sym_size(-2),
                  "the key length");
   }
+  if (o.key_mask.defined()) {
+    TORCH_CHECK_VALUE(o.key_mask.scalar_type() == at::kBool, fn,
+                      "key_mask must be bool, got ", o.key_mask.scalar_type());
+    TORCH_CHECK_VALUE(o.key_mask.dim() == 2 &&
+                          o.key_mask.sym_size(0) == batch_size &&
+                          o.key_mask.sym_size(1) == key.sym_size(-2),
+                      fn, "key_mask must have the shape (", batch_size, ", ",
+                      key.sym_size(-2), "), got ", shape_text(o.key_mask));
+  }
   if (o.sinks.defined()) {
     TORCH_CHECK_VALUE(o.sinks.is_floating_point(), fn,
                       "sinks must be floating point, got ",
@@ -189,6 +198,7 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
                                 {"sinks", &options.sinks},
                                 {"query_offset", &options.query_offset},
                                 {"key_lengths", &options.key_lengths},
+                                {"key_mask", &options.key_mask},
                                 {"alibi_slopes", &options.alibi_slopes}}) {
     TORCH_CHECK(!x->defined() || x->device() == query.device(), fn, name,
                 " must be on the device of query, got ", x->device(), " and ",

@@ -61,7 +61,8 @@ exact::ScoreRules rules_of(const at::Tensor& query, const AttentionOptions& o) {
   exact::ScoreRules rules{.mask = {.is_causal = o.is_causal,
                                    .alignment = o.causal_alignment,
                                    .query_offset = o.query_offset,
-                                   .window = o.window},
+                                   .window = o.window,
+                                   .key_mask = o.key_mask},
                           .alibi_slopes = o.alibi_slopes,
                           .sinks = o.sinks,
                           .dropout_p = o.dropout_p};

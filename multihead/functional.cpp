@@ -26,8 +26,9 @@ bool has_equal_lengths(const at::Tensor& query, const at::Tensor& key) {
 bool pytorch_has(const at::Tensor& query, const at::Tensor& key,
                  const AttentionOptions& o, bool with_lse) {
   return !with_lse && !o.window && o.softcap.value_or(0.0) == 0.0 &&
-         !o.key_lengths.defined() && !o.alibi_slopes.defined() &&
-         !o.sinks.defined() && !(o.is_causal && o.query_offset.defined()) &&
+         !o.key_lengths.defined() && !o.key_mask.defined() &&
+         !o.alibi_slopes.defined() && !o.sinks.defined() &&
+         !(o.is_causal && o.query_offset.defined()) &&
          !(o.is_causal && o.causal_alignment == CausalAlignment::kBottomRight &&
            !has_equal_lengths(query, key));
 }
@@ -144,7 +145,8 @@ std::optional<std::string> why_not_fused(const at::Tensor& query,
                                          const AttentionOptions& options) {
   if (auto reason = fused::why_not({&query, &key, &value, &options.attn_mask,
                                     &options.query_offset, &options.key_lengths,
-                                    &options.alibi_slopes, &options.sinks})) {
+                                    &options.key_mask, &options.alibi_slopes,
+                                    &options.sinks})) {
     return reason;
   }
   if (auto reason = fused::why_not_dtype(query.scalar_type())) return reason;

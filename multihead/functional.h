@@ -82,6 +82,9 @@ struct AttentionOptions {
   std::optional<std::array<int64_t, 2>> window = {};
   /// int64 (B): keys from key_lengths[b] on do not exist for batch row b.
   at::Tensor key_lengths = {};
+  /// bool (B, Lk): true = may be attended to. With attn_mask, both apply, and
+  /// nothing of the size (Lq, Lk) is formed.
+  at::Tensor key_mask = {};
   /// scores become softcap·tanh(scores / softcap), before the mask is added.
   std::optional<double> softcap = {};
   /// (H) or (B, H): scores lose slope·|i + offset − j|.

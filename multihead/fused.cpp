@@ -48,6 +48,7 @@ ops::Rules rules_of(const AttentionOptions& o, const Tensor& dropout_state) {
           .window = o.window ? at::OptionalIntArrayRef(*o.window)
                              : at::OptionalIntArrayRef(),
           .key_lengths = optional(o.key_lengths),
+          .key_mask = optional(o.key_mask),
           .softcap = o.softcap,
           .alibi_slopes = optional(o.alibi_slopes),
           .sinks = optional(o.sinks),
@@ -72,7 +73,7 @@ auto call(const Op& op, bool recorded, const ops::Rules& r,
   if (!recorded) past_autograd.emplace();
   return op.call(leading..., r.attn_mask, r.dropout_p, r.is_causal, r.scale,
                  r.enable_gqa, r.causal_alignment, r.query_offset, r.window,
-                 r.key_lengths, r.softcap, r.alibi_slopes, r.sinks,
+                 r.key_lengths, r.key_mask, r.softcap, r.alibi_slopes, r.sinks,
                  r.dropout_state);
 }
 

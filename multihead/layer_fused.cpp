@@ -186,7 +186,8 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
   const AttentionOptions attention{.attn_mask = attention_mask(mask),
                                    .dropout_p = dropout_of(layer, options),
                                    .is_causal = mask.is_causal,
-                                   .enable_gqa = true};
+                                   .enable_gqa = true,
+                                   .key_mask = mask.key_mask};
   const at::Tensor state = fused::draw_dropout_state(attention.dropout_p);
   const auto [rows, logsumexp] =
       fused::attention(heads.query, heads.key, heads.value, attention, state);

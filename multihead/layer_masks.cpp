@@ -76,7 +76,12 @@ Mask merge(const LayerMasks& masks, const CallSizes& sizes,
                      0, {sizes.batch_size, c10::SymInt(layer.num_heads)}));
   }
   if (masks.padding.defined()) {
-    add_to(merged, pad_mask(masks.padding, layer).unsqueeze(1).unsqueeze(1));
+    const at::Tensor padding = pad_mask(masks.padding, layer);
+    if (is_bool(padding)) {
+      merged.key_mask = padding.logical_not();
+    } else {
+      add_to(merged, padding.unsqueeze(1).unsqueeze(1));
+    }
   }
   return merged;
 }

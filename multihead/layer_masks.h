@@ -39,8 +39,9 @@ LayerMasks layer_masks(const CallSizes& sizes, const AttentionLayer& layer,
 Mask merge(const LayerMasks& masks, const CallSizes& sizes,
            const AttentionLayer& layer);
 
-/// keep and bias of a Mask as one tensor for scaled_dot_product_attention:
-/// bool, true = may attend, or float; undefined if there is neither.
+/// keep and bias of a Mask, but not its key_mask, as one tensor for
+/// scaled_dot_product_attention: bool, true = may attend, or float; undefined
+/// if there is neither.
 at::Tensor attention_mask(const Mask& mask);
 
 }  // namespace multihead

@@ -42,6 +42,9 @@ at::Tensor query_positions(const Mask& mask, const ScoreShape& shape) {
 at::Tensor visible_keys(const Mask& mask, const ScoreShape& shape) {
   at::Tensor visible = mask.keep;
   if (mask.bias.defined()) visible = both(visible, mask.bias.ne(-kInfinity));
+  if (mask.key_mask.defined()) {
+    visible = both(visible, mask.key_mask.unsqueeze(1).unsqueeze(1));
+  }
   if (!mask.is_causal && !mask.window && !mask.key_lengths.defined()) {
     return visible;
   }

@@ -18,13 +18,14 @@ namespace multihead {
 /// n − Lq (kBottomRight):
 ///   j < n;  is_causal: j ≤ i + offset;
 ///   window (left, right): i + offset − left ≤ j ≤ i + offset + right;
-///   keep is true there;  bias is not −inf there.
+///   key_mask and keep are true there;  bias is not −inf there.
 struct Mask {
   bool is_causal = false;
   CausalAlignment alignment = CausalAlignment::kTopLeft;
   at::Tensor query_offset = {};  ///< integers, () or (B)
   std::optional<std::array<int64_t, 2>> window = {};
   at::Tensor key_lengths = {};  ///< int64 (B)
+  at::Tensor key_mask = {};     ///< bool (B, Lk)
   at::Tensor keep = {};         ///< bool, broadcastable to (B, H, Lq, Lk)
   at::Tensor bias = {};         ///< float, likewise; added to the scores
 };

@@ -48,6 +48,12 @@ struct ScoreMask {
   int64_t batch = 0, head = 0, query = 0, key = 0;
 };
 
+/// A tensor over (B, Lk), one byte each: not 0 = any query may attend.
+struct KeyMask {
+  const uint8_t* data = nullptr;  ///< null: none
+  int64_t batch = 0, key = 0;
+};
+
 /// The ends of the interval of keys that a query sees: key j is visible to
 /// query i of batch row b when 0 ≤ j < n, and (is_causal) j ≤ i + offset, and
 /// i + offset − left ≤ j ≤ i + offset + right where these are not −1; n is
@@ -87,6 +93,7 @@ struct Attention {
   double softcap = 0;  ///< 0: none
   Visibility visibility;
   ScoreMask mask;
+  KeyMask key_mask;                         ///< both masks apply
   const double* alibi_slopes = nullptr;     ///< (B, H)
   int64_t alibi_batch = 0, alibi_head = 0;  ///< its strides
   const double* sinks = nullptr;            ///< (H), dense

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// A mask tensor, seen by the rows of a tile over one block of keys. The bytes
+// Mask tensors, seen by the rows of a tile over one block of keys. The bytes
 // are looked at before any product: a block that they hide from every row is
 // never computed, a block in which they change nothing costs nothing more, and
 // what is left is turned into lanes once.
@@ -237,6 +237,48 @@ inline MaskTile<typename F::Scalar> read_mask(
     }
     return read(BiasElements<Dtype::kFloat32>{});
   }
+}
+
+/// `mask` beneath the mask of the keys: `keep`, `stride` apart from one to the
+/// next, is that of the first key of `block`.
+template <class F>
+inline MaskTile<typename F::Scalar> hide_keys(
+    MaskTile<typename F::Scalar> mask, const uint8_t* keep, int64_t stride,
+    Interval block, const MaskScratch<typename F::Scalar>& scratch) {
+  using T = typename F::Scalar;
+  const int64_t anchor = round_down(block.begin, kKeyBlock);
+  for (int64_t j = mask.keys.begin; j < mask.keys.end; ++j) {
+    if (keep[(j - block.begin) * stride]) continue;
+    if (!mask.values) {
+      memset(scratch.values + (mask.keys.begin - anchor) * kTileLanes<F>, 0,
+             (mask.keys.end - mask.keys.begin) * kTileLanes<F> * sizeof(T));
+      mask.values = scratch.values;
+    }
+    T* lanes = scratch.values + (j - anchor) * kTileLanes<F>;
+    for (int64_t r = 0; r < kTileLanes<F>; ++r) lanes[r] = T(-INFINITY);
+  }
+  return mask;
+}
+
+/// What the masks of a call do to the rows of batch row b.
+template <class F>
+inline MaskTile<typename F::Scalar> read_masks(
+    const Attention& a, int64_t b, const MaskRows& rows, Interval block,
+    int64_t group, const MaskScratch<typename F::Scalar>& scratch) {
+  if (!a.key_mask.data) {
+    return read_mask<F>(a.mask, rows, block, group, scratch);
+  }
+  const int64_t stride = a.key_mask.key;
+  const uint8_t* keep =
+      a.key_mask.data + b * a.key_mask.batch + block.begin * stride;
+  int64_t first = 0, last = block.end - block.begin;
+  while (first < last && !keep[first * stride]) ++first;
+  while (last > first && !keep[(last - 1) * stride]) --last;
+  if (first == last) return {{}, nullptr};
+  const Interval kept = overlap(block, {round_down(block.begin + first, group),
+                                        round_up(block.begin + last, group)});
+  return hide_keys<F>(read_mask<F>(a.mask, rows, kept, group, scratch), keep,
+                      stride, block, scratch);
 }
 
 }  // namespace

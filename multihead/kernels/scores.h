@@ -124,7 +124,7 @@ struct ScoreScratch {
         scores(arena.take<T>(kKeyBlock * lanes)),
         maximum(arena.take<T>(lanes)),
         mask{} {
-    if (a.mask.kind == ScoreMask::Kind::kNone) return;
+    if (a.mask.kind == ScoreMask::Kind::kNone && !a.key_mask.data) return;
     mask = {arena.take<T>(lanes * kKeyBlock), arena.take<T>(kKeyBlock * lanes)};
   }
 };
@@ -203,8 +203,8 @@ inline ScoreBlock score_block(
   using T = typename F::Scalar;
   ScoreBlock result;
   result.anchor = round_down(block.begin, kKeyBlock);
-  const auto mask = read_mask<F>(a.mask, {tile.mask_offset, tile.count}, block,
-                                 M::kKeyGroup, scratch.mask);
+  const auto mask = read_masks<F>(a, tile.b, {tile.mask_offset, tile.count},
+                                  block, M::kKeyGroup, scratch.mask);
   if (mask.keys.empty()) return result;
   // Beyond these bounds softcap or its inverse would leave float32's range.
   const double softcap = a.softcap < 1e-30  ? 1e-30

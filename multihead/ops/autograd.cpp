@@ -75,6 +75,7 @@ void save(AutogradContext* context, const Inputs& inputs,
   variable_list tensors(inputs.begin(), inputs.end());
   tensors.push_back(options.query_offset);
   tensors.push_back(options.key_lengths);
+  tensors.push_back(options.key_mask);
   tensors.push_back(dropout_state);
   tensors.insert(tensors.end(), results.begin(), results.end());
   context->save_for_backward(std::move(tensors));
@@ -102,6 +103,7 @@ struct SavedCall {
     auto rest = saved.begin() + inputs.size();
     options.query_offset = *rest++;
     options.key_lengths = *rest++;
+    options.key_mask = *rest++;
     dropout_state = *rest++;
     results.assign(rest, saved.end());
   }

@@ -129,6 +129,11 @@ void AttentionArguments::set_tensors(const Rules& rules) {
     a.alibi_head = slopes_.stride(-1);
     a.alibi_batch = slopes_.dim() == 2 ? slopes_.stride(0) : 0;
   }
+  if (rules.key_mask) {
+    key_mask_ = *rules.key_mask;
+    a.key_mask = {static_cast<const uint8_t*>(key_mask_.const_data_ptr()),
+                  key_mask_.stride(0), key_mask_.stride(1)};
+  }
   if (!rules.attn_mask) return;
   using Kind = kernels::ScoreMask::Kind;
   const auto compute_type = at::toOpMathType(query_.scalar_type());

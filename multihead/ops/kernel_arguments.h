@@ -38,7 +38,7 @@ class AttentionArguments {
   void set_offsets(const Rules& rules);
   void set_dropout(const Rules& rules);
 
-  at::Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_;
+  at::Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_, key_mask_;
   std::vector<int64_t> offsets_;
 };
 

@@ -15,6 +15,7 @@ AttentionOptions options_of(const Rules& rules) {
       .causal_alignment = causal_alignment_from_name(rules.causal_alignment),
       .query_offset = or_undefined(rules.query_offset),
       .key_lengths = or_undefined(rules.key_lengths),
+      .key_mask = or_undefined(rules.key_mask),
       .softcap = rules.softcap,
       .alibi_slopes = or_undefined(rules.alibi_slopes),
       .sinks = or_undefined(rules.sinks)};

@@ -31,12 +31,14 @@ Result scaled_dot_product_attention_op(
     std::optional<double> scale, bool enable_gqa,
     std::string_view causal_alignment, OptionalTensor query_offset,
     at::OptionalIntArrayRef window, OptionalTensor key_lengths,
-    std::optional<double> softcap, OptionalTensor alibi_slopes,
-    OptionalTensor sinks, bool return_lse, std::string_view backend) {
+    OptionalTensor key_mask, std::optional<double> softcap,
+    OptionalTensor alibi_slopes, OptionalTensor sinks, bool return_lse,
+    std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
-  const AttentionOptions options = ops::options_of(
-      {attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_alignment,
-       query_offset, window, key_lengths, softcap, alibi_slopes, sinks});
+  const AttentionOptions options =
+      ops::options_of({attn_mask, dropout_p, is_causal, scale, enable_gqa,
+                       causal_alignment, query_offset, window, key_lengths,
+                       key_mask, softcap, alibi_slopes, sinks});
   if (!return_lse) {
     return {multihead::scaled_dot_product_attention(query, key, value, options),
             std::nullopt};
@@ -49,14 +51,15 @@ std::tuple<Tensor, Tensor, Tensor> summarize_attention_op(
     bool is_causal, std::optional<double> scale, bool enable_gqa,
     std::string_view causal_alignment, OptionalTensor query_offset,
     at::OptionalIntArrayRef window, OptionalTensor key_lengths,
-    std::optional<double> softcap, OptionalTensor alibi_slopes,
-    OptionalTensor sinks, std::string_view backend) {
+    OptionalTensor key_mask, std::optional<double> softcap,
+    OptionalTensor alibi_slopes, OptionalTensor sinks,
+    std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
   auto [weights, keys, entropy] = multihead::attention_summary(
       query, key, k,
       ops::options_of({attn_mask, /*dropout_p=*/0.0, is_causal, scale,
                        enable_gqa, causal_alignment, query_offset, window,
-                       key_lengths, softcap, alibi_slopes, sinks}));
+                       key_lengths, key_mask, softcap, alibi_slopes, sinks}));
   return {weights, keys, entropy};
 }
 
@@ -338,7 +341,8 @@ TORCH_LIBRARY(multihead, m) {
       "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
       "float? scale=None, bool enable_gqa=False, *, "
       "str causal_alignment=\"top_left\", Tensor? query_offset=None, "
-      "int[]? window=None, Tensor? key_lengths=None, float? softcap=None, "
+      "int[]? window=None, Tensor? key_lengths=None, Tensor? key_mask=None, "
+      "float? softcap=None, "
       "Tensor? alibi_slopes=None, Tensor? sinks=None, bool return_lse=False, "
       "str backend=\"auto\") -> (Tensor out, Tensor? logsumexp)",
       tags);
@@ -346,8 +350,8 @@ TORCH_LIBRARY(multihead, m) {
       "summarize_attention(Tensor query, Tensor key, int k, "
       "Tensor? attn_mask=None, bool is_causal=False, float? scale=None, "
       "bool enable_gqa=False, *, str causal_alignment=\"top_left\", "
-      "Tensor? query_offset=None, int[]? window=None, Tensor? "
-      "key_lengths=None, float? softcap=None, "
+      "Tensor? query_offset=None, int[]? window=None, "
+      "Tensor? key_lengths=None, Tensor? key_mask=None, float? softcap=None, "
       "Tensor? alibi_slopes=None, Tensor? sinks=None, str backend=\"auto\") "
       "-> (Tensor weights, Tensor keys, Tensor entropy)",
       tags);

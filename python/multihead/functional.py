@@ -75,6 +75,7 @@ class Rules(TypedDict, total=False):
     query_offset: int | Tensor | None
     window: tuple[int, int] | list[int] | None
     key_lengths: Tensor | None
+    key_mask: Tensor | None
     softcap: float | None
     alibi_slopes: Tensor | None
     sinks: Tensor | None
@@ -137,6 +138,7 @@ def scaled_dot_product_attention(
     query_offset: int | Tensor | None = None,
     window: tuple[int, int] | list[int] | None = None,
     key_lengths: Tensor | None = None,
+    key_mask: Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -169,6 +171,8 @@ def scaled_dot_product_attention(
         window: (left, right): query i sees keys from i + offset - left to
             i + offset + right; -1 = no limit on that side.
         key_lengths: integers (B,): keys from key_lengths[b] on do not exist.
+        key_mask: bool (B, Lk): **True = may be attended to**. With attn_mask both
+            apply, and nothing of the size (Lq, Lk) is formed.
         softcap: scores become softcap · tanh(scores / softcap), before masks;
             0 = None.
         alibi_slopes: (H,) or (B, H): scores lose slope · |i + offset - j|.
@@ -185,8 +189,8 @@ def scaled_dot_product_attention(
 
     Raises:
         TypeError: an argument of another type, such as a list for a tensor.
-        ValueError: an argument outside its domain (window, key_lengths, scale,
-            softcap, sinks, alibi_slopes, causal_alignment, query_offset).
+        ValueError: an argument outside its domain (window, key_lengths, key_mask,
+            scale, softcap, sinks, alibi_slopes, causal_alignment, query_offset).
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
     out, logsumexp = call(
@@ -203,6 +207,7 @@ def scaled_dot_product_attention(
         query_offset=as_tensor(query_offset, query),
         window=window,
         key_lengths=key_lengths,
+        key_mask=key_mask,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
@@ -234,6 +239,7 @@ def attention_summary(
     query_offset: int | Tensor | None = None,
     window: tuple[int, int] | list[int] | None = None,
     key_lengths: Tensor | None = None,
+    key_mask: Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -269,6 +275,7 @@ def attention_summary(
             query_offset=as_tensor(query_offset, query),
             window=window,
             key_lengths=key_lengths,
+            key_mask=key_mask,
             softcap=softcap,
             alibi_slopes=alibi_slopes,
             sinks=sinks,

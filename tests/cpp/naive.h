@@ -41,6 +41,7 @@ struct Attention {
   std::optional<std::array<int64_t, 2>> window =
       {};                                 ///< left, right; −1 = no limit
   std::vector<int64_t> key_lengths = {};  ///< (B); default Lk
+  std::vector<bool> key_mask = {};        ///< (B, Lk), false blocks
   std::optional<double> scale = {};       ///< default 1/√D
   std::optional<double> softcap = {};
   Values alibi_slopes = {};  ///< (B, H)
@@ -117,6 +118,7 @@ struct Row {
 
   bool sees(const Attention& a, int64_t j) const {
     if (j >= length) return false;
+    if (!a.key_mask.empty() && !a.key_mask[b * a.Lk + j]) return false;
     if (a.is_causal && j > i + offset) return false;
     if (a.window) {
       auto [left, right] = *a.window;

@@ -173,6 +173,17 @@ TEST(Naive, KeyLengthsArePerBatchRow) {
   EXPECT_EQ(visible(a), (Values{1, 1, 1, 0, 0, 0}));
 }
 
+TEST(Naive, KeyMasksArePerBatchRowAndBesideTheBias) {
+  Attention a{.B = 2, .Lq = 2, .Lk = 3};
+  a.key_mask = {true, false, true, false, false, false};
+  EXPECT_EQ(visible(a), (Values{1, 0, 1, 1, 0, 1,  //
+                                0, 0, 0, 0, 0, 0}));
+  a.bias.assign(12, 0);
+  a.bias[0] = -kInfinity;
+  EXPECT_EQ(visible(a), (Values{0, 0, 1, 1, 0, 1,  //
+                                0, 0, 0, 0, 0, 0}));
+}
+
 TEST(Naive, AlibiLowersScoresByDistance) {
   Attention a{.Lk = 2};
   a.query = a.key = {0};

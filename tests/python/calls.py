@@ -60,6 +60,14 @@ OPTIONS = {
         causal_alignment="bottom_right",
         key_lengths=_integers(2, 4),
     ),
+    "key mask": dict(key_mask=lambda dtype: _keep()[:, 0, 1]),
+    "key mask, blocked rows": dict(
+        key_mask=lambda dtype: torch.tensor([[False] * LK, [True] * 2 + [False] * 3])
+    ),
+    "key mask, bias": dict(key_mask=lambda dtype: _keep()[:, 0, 1], attn_mask=_bias),
+    "key mask, keep mask": dict(
+        key_mask=lambda dtype: _keep()[:, 0, 1], attn_mask=lambda dtype: _keep()
+    ),
     "softcap": dict(softcap=1.5),
     "slopes": dict(alibi_slopes=_randn(H)),
     "slopes per batch": dict(alibi_slopes=_randn(B, H)),
@@ -77,6 +85,7 @@ OPTIONS = {
         query_offset=_integers(1, 2),
         window=(2, 1),
         key_lengths=_integers(4, 5),
+        key_mask=lambda dtype: torch.arange(B * LK).view(B, LK) % 4 != 2,
         softcap=2.0,
         alibi_slopes=_randn(H),
         sinks=_randn(H),
@@ -148,6 +157,7 @@ def _visible(b: int, h: int, i: int, options: dict) -> list[int]:
     if mask is not None:
         blocked = ~mask if mask.dtype == torch.bool else mask == -torch.inf
         blocked = blocked.expand(B, H, LQ, LK)[b, h, i]
+    keys = options.get("key_mask")
     return [
         j
         for j in range(n)
@@ -155,6 +165,7 @@ def _visible(b: int, h: int, i: int, options: dict) -> list[int]:
         and not (left >= 0 and j < position - left)
         and not (right >= 0 and j > position + right)
         and not (blocked is not None and blocked[j])
+        and not (keys is not None and not keys[b, j])
     ]
 
 

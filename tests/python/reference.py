@@ -23,6 +23,7 @@ class Rules:
     offsets: np.ndarray | None = None  # (B,), instead of an alignment
     window: tuple[int, int] = (-1, -1)
     key_lengths: np.ndarray | None = None  # (B,)
+    key_mask: np.ndarray | None = None  # (B, Lk), True = may attend
     softcap: float | None = None
     slopes: np.ndarray | None = None  # (B, H)
     sinks: np.ndarray | None = None  # (H,)
@@ -76,6 +77,7 @@ def _visible(rules: Rules, b: int, h: int, i: int, j: int, offset: int) -> bool:
         (not rules.is_causal or j <= i + offset)
         and (left < 0 or j >= i + offset - left)
         and (right < 0 or j <= i + offset + right)
+        and (rules.key_mask is None or bool(rules.key_mask[b, j]))
         and (rules.keep is None or bool(rules.keep[b, h, i, j]))
         and (rules.bias is None or rules.bias[b, h, i, j] != -np.inf)
     )

@@ -21,6 +21,7 @@ HIDDEN_TAIL = {
     "keep mask": dict(attn_mask=TAIL),
     "bias": dict(attn_mask=torch.zeros(TAIL.shape).masked_fill(~TAIL, -INF)),
     "lengths": dict(key_lengths=torch.tensor([2, 2])),
+    "key mask": dict(key_mask=TAIL[:2]),
     "window": dict(
         window=(9, 0),
         key_lengths=torch.tensor([2, 2]),
@@ -123,7 +124,9 @@ def test_visible_nan_and_infinity_follow_ieee(where, planted):
 
 
 @pytest.mark.parametrize("sinks", [None, torch.randn(calls.H)], ids=["", "sinks"])
-@pytest.mark.parametrize("kind", ["keep", "bias", "lengths", "window"])
+@pytest.mark.parametrize(
+    "kind", ["keep", "bias", "lengths", "window", "offset", "key mask"]
+)
 def test_rows_that_see_nothing(kind, sinks):
     blocked = torch.zeros(calls.LQ, calls.LK)
     blocked[1] = -INF
@@ -132,6 +135,10 @@ def test_rows_that_see_nothing(kind, sinks):
         "bias": dict(attn_mask=blocked),
         "lengths": dict(key_lengths=torch.tensor([0, calls.LK])),
         "window": dict(window=(1, 1), key_lengths=torch.tensor([0, calls.LK])),
+        "offset": dict(is_causal=True, query_offset=torch.tensor([-calls.LQ, 0])),
+        "key mask": dict(
+            key_mask=torch.tensor([[False] * calls.LK, [True] * calls.LK])
+        ),
     }[kind]
     empty = torch.zeros(calls.B, calls.H, calls.LQ, dtype=torch.bool)
     empty[(slice(None), slice(None), 1) if kind in ("keep", "bias") else 0] = True

@@ -91,6 +91,9 @@ def draw(seed: int, dtype: torch.dtype, sizes: dict = SMALL):
         lengths = torch.randint(0, Lk + 1, (B,))
         kwargs["key_lengths"], rules["key_lengths"] = lengths, lengths.numpy()
     if maybe():
+        keys = torch.rand(B, Lk) < r.choice((0.2, 0.7, 1.0))
+        kwargs["key_mask"], rules["key_mask"] = keys, keys.numpy()
+    if maybe():
         slopes = torch.rand(*r.choice(((H,), (B, H))))
         kwargs["alibi_slopes"] = slopes
         rules["slopes"] = slopes.double().expand(B, H).numpy()

@@ -162,7 +162,7 @@ def test_random_options(dtype, sizes, count):
 def test_three_dimensional_operators(name):
     """(H, L, D) is one batch row; masks then have three dimensions at most."""
     (q, k, v), options = calls.make(name, torch.float32)
-    for option in ("query_offset", "key_lengths", "alibi_slopes"):
+    for option in ("query_offset", "key_lengths", "key_mask", "alibi_slopes"):
         if option in options and options[option].size(0) == calls.B:
             options[option] = options[option][:1]
     if name == "keep mask":

@@ -60,6 +60,7 @@ RULES = {
     "mask": dict(attn_mask=torch.randn(B, 1, LQ, LK)),
     "mixed": dict(
         attn_mask=torch.rand(H, 1, LK) < 0.7,
+        key_mask=torch.rand(B, LK) < 0.7,
         window=(40, 9),
         query_offset=torch.tensor([80, -3, 0]),
         key_lengths=torch.tensor([150, 0, 77]),
@@ -110,7 +111,7 @@ def test_calls_at_once():
 
 def part(x, rows):
     """Of a rule that has one entry for each batch row, those of `rows`."""
-    if isinstance(x, torch.Tensor) and x.dim() in (1, 4) and x.size(0) == B:
+    if isinstance(x, torch.Tensor) and x.dim() in (1, 2, 4) and x.size(0) == B:
         return x[rows]
     return x
 
@@ -212,7 +213,11 @@ def strided_rules():
     offsets = torch.tensor([[7, 0], [-2, 0], [70, 0]], dtype=torch.int32)[:, 0]
     slopes, sinks = torch.rand(H, B).t(), torch.randn(H, 3)[:, 1]
     return dict(
-        query_offset=offsets, key_lengths=lengths, alibi_slopes=slopes, sinks=sinks
+        query_offset=offsets,
+        key_lengths=lengths,
+        key_mask=(torch.rand(LK, 2 * B) < 0.7).t()[::2],
+        alibi_slopes=slopes,
+        sinks=sinks,
     )
 
 
@@ -289,6 +294,11 @@ def test_what_is_not_seen_changes_nothing(dtype, planted):
             keys >= LQ + 30,
         ),
         "window": (dict(window=(5, 2), causal_alignment="bottom_right"), keys < 75),
+        "key mask": (dict(key_mask=(keys % 5 != 1).repeat(B, 1)), keys % 5 == 1),
+        "key mask and bias": (
+            dict(key_mask=(keys < 77).repeat(B, 1), attn_mask=torch.randn(LQ, LK)),
+            keys >= 77,
+        ),
         "keep": (dict(attn_mask=keys % 3 != 1), keys % 3 == 1),
         "bias": (
             dict(attn_mask=torch.zeros(LK).masked_fill(keys % 7 == 2, -torch.inf)),

@@ -60,6 +60,7 @@ def configuration(n):
         causal_alignment=any_of("top_left", "bottom_right"),
         window=any_of(None, None, (1, 0), (0, -1)),
         key_lengths=any_of(None, torch.randint(lk + 1, (b,))),
+        key_mask=any_of(None, None, torch.rand(b, lk) < 0.6),
         softcap=any_of(None, None, 1.5),
         scale=any_of(None, -0.7, 0.0),
         dropout_p=any_of(0.0, 0.4),

@@ -265,6 +265,7 @@ Call call_with_everything() {
   c.visibility.is_causal = true;
   set_key_lengths(c, {70, 66});
   set_query_offsets(c, {10, 15});
+  set_key_mask(c, [](int64_t b, int64_t j) { return (j + b) % 9 != 4; });
   c.softcap = 2.5;
   c.dropout = {0.2, 3, 4};
   c.slopes = Tensor(Storage::kFloat64, {1, 1, 2, 4});

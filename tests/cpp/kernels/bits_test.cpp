@@ -177,6 +177,7 @@ void expect_same_as_tensors(const Variant& variant, Call& c) {
   c.visibility = {};
   c.query_offsets = {};
   c.key_lengths = {};
+  c.key_mask = {};
   set_mask(c, Kind::kKeep, keep);
   EXPECT_EQ(bits_of(forward(variant, c)), flags) << "keep mask";
   set_mask(c, Kind::kBias,
@@ -198,6 +199,7 @@ TEST_P(Bits, OfFlagsAreThoseOfMaskTensors) {
       }
       Call c = normal_call(dtype, {2, 2, 1, 130, length, 6, 10});
       set_key_lengths(c, {length / 3, length - 1});
+      set_key_mask(c, [](int64_t b, int64_t j) { return j / 40 % 2 != b; });
       c.visibility.right = 11;
       expect_same_as_tensors(variant(dtype), c);
     }

@@ -56,9 +56,10 @@ struct Call {
   kernels::Visibility visibility;  ///< but for these two, int64 (1, 1, 1, B)
   Tensor query_offsets, key_lengths;
   Kind mask_kind = Kind::kNone;
-  Tensor mask;    ///< (B, H, Lq, Lk)
-  Tensor slopes;  ///< float64 (1, 1, B, H)
-  Tensor sinks;   ///< float64 (1, 1, 1, H)
+  Tensor mask;      ///< (B, H, Lq, Lk)
+  Tensor key_mask;  ///< bytes (1, 1, B, Lk)
+  Tensor slopes;    ///< float64 (1, 1, B, H)
+  Tensor sinks;     ///< float64 (1, 1, 1, H)
   kernels::Dropout dropout;
   Index out_strides;
 };
@@ -100,6 +101,10 @@ inline kernels::Attention arguments_of(const Call& c) {
               at[0],       at[1],         at[2],
               at[3]};
   }
+  if (!c.key_mask.empty()) {
+    a.key_mask = {static_cast<const uint8_t*>(c.key_mask.data()),
+                  c.key_mask.strides()[2], c.key_mask.strides()[3]};
+  }
   if (!c.slopes.empty()) {
     a.alibi_slopes = static_cast<double*>(c.slopes.data());
     a.alibi_batch = c.slopes.strides()[2];
@@ -132,6 +137,7 @@ inline naive::Attention golden_arguments_of(const Call& c) {
   for (double n : c.key_lengths.values()) {
     a.key_lengths.push_back(static_cast<int64_t>(n));
   }
+  for (double keep : c.key_mask.values()) a.key_mask.push_back(keep != 0);
   if (c.mask_kind != Kind::kNone) a.bias = c.mask.values();
   if (c.mask_kind == Kind::kKeep) {
     for (double& keep : a.bias) keep = keep != 0 ? 0 : -naive::kInfinity;
@@ -207,6 +213,13 @@ void set_mask(Call& c, Kind kind, Function&& value_at) {
   c.mask.fill(value_at);
 }
 
+/// `keeps` says of (batch row, key) whether it may be attended to.
+template <typename Function>
+void set_key_mask(Call& c, Function&& keeps) {
+  c.key_mask = Tensor(Storage::kByte, {1, 1, c.shape.B, c.shape.Lk});
+  c.key_mask.fill([&](const Index& i) { return keeps(i[2], i[3]) ? 1 : 0; });
+}
+
 /// Calls that are cut into many tiles, blocks and splits.
 inline std::vector<Call> large_calls(Dtype dtype) {
   std::vector<Call> calls;
@@ -247,6 +260,10 @@ inline std::string description(const Call& c) {
   if (c.mask_kind == Kind::kBias) text << ", bias";
   if (c.mask_kind != Kind::kNone) {
     for (int64_t stride : c.mask.strides()) text << ' ' << stride;
+  }
+  if (!c.key_mask.empty()) {
+    text << ", key mask " << c.key_mask.strides()[2] << ' '
+         << c.key_mask.strides()[3];
   }
   if (!c.slopes.empty()) text << ", slopes";
   if (!c.sinks.empty()) text << ", sinks";

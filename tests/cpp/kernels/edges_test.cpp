@@ -72,6 +72,9 @@ TEST_P(Edges, RowsThatSeeNothingAreZero) {
         set_mask(c, Kind::kBias,
                  [&](const Index& i) { return keep(i) ? 0.5 : -kInf; });
         break;
+      case 5:
+        set_key_mask(c, [](int64_t, int64_t) { return false; });
+        break;
       default:  // seen, but every score is −infinity
         c.query.fill([](const Index& i) { return i[2] == 3 ? 1 : 0.5; });
         c.key.fill([](const Index&) { return 1; });
@@ -79,7 +82,7 @@ TEST_P(Edges, RowsThatSeeNothingAreZero) {
     }
   };
   for (const Dtype dtype : kAllDtypes) {
-    for (int kind = 0; kind < 6; ++kind) {
+    for (int kind = 0; kind < 7; ++kind) {
       Call c = normal_call(dtype, {1, 1, 1, 50, 20, 5, 7});
       for_every_kind(c, kind);
       expect_empty_row(variant(dtype), c, 3, -kInf);

@@ -166,6 +166,27 @@ inline void add_mask(Rng& rng, Call& c) {
   });
 }
 
+/// A mask of keys in any layout, of runs, ends or single keys.
+inline void add_key_mask(Rng& rng, Call& c) {
+  if (chance(rng, 0.65)) return;
+  const Shape& s = c.shape;
+  const bool once = chance(rng, 0.2), turned = chance(rng, 0.2);
+  const int64_t gap = chance(rng, 0.3) ? uniform(rng, 1, 5) : 1;
+  const Index strides{0, 0, once ? 0 : (turned ? gap : gap * s.Lk),
+                      turned ? gap * s.B : gap};
+  c.key_mask =
+      Tensor(Storage::kByte, {1, 1, s.B, s.Lk}, strides, random_edge(rng));
+  c.key_mask.fill_bytes(0xFF);
+  const double blocked = pick<double>(rng, {0, 0.05, 0.5, 0.95, 1});
+  const int64_t run = pick<int64_t>(rng, {1, 1, 20, 150});
+  const uint64_t salt = rng();
+  c.key_mask.fill([&](const Index& i) {
+    Rng of_run(salt + i[3] / run + (once ? 0 : 1009 * i[2]));
+    const bool hidden = chance(of_run, blocked);
+    return hidden ? 0 : static_cast<double>(uniform(rng, 1, 255));
+  });
+}
+
 inline void add_head_rules(Rng& rng, Call& c) {
   const Shape& s = c.shape;
   if (chance(rng, 0.25)) c.softcap = pick<double>(rng, {0.5, 5, 30, 50});
@@ -212,6 +233,7 @@ inline Call random_call(Dtype dtype, uint64_t number) {
   c.out_strides = random_row_strides(rng, out);
   add_visibility(rng, c);
   add_mask(rng, c);
+  add_key_mask(rng, c);
   add_head_rules(rng, c);
   return c;
 }

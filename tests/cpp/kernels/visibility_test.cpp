@@ -65,8 +65,19 @@ const Rule kRules[] = {
        set_mask(c, Kind::kBias,
                 [](const Index& i) { return band(i) == 1 ? 0.5 : -kInf; });
      }},
+    {"key mask",
+     [](Call& c) {
+       set_key_mask(c, [](int64_t b, int64_t j) { return j % 3 != b; });
+     }},
+    {"key mask and bias",
+     [](Call& c) {
+       set_key_mask(c, [](int64_t, int64_t j) { return j < 33; });
+       set_mask(c, Kind::kBias,
+                [](const Index& i) { return 0.1 * (i[2] - i[3]); });
+     }},
     {"everything",
      [](Call& c) {
+       set_key_mask(c, [](int64_t, int64_t j) { return j % 7 != 3; });
        c.visibility.is_causal = true;
        set_key_lengths(c, {c.shape.Lk - 3, c.shape.Lk});
        align_bottom_right(c);
