@@ -179,7 +179,10 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
   for (const auto& [name, x] :
        {std::pair("query", &query), {"key", &key}, {"value", &value}}) {
     TORCH_CHECK(x->dim() == query.dim() && (x->dim() == 3 || x->dim() == 4), fn,
-                name, " must be 3-D or 4-D and have the rank of query, got ",
+                name,
+                x == &query ? " must be 3-D or 4-D, got "
+                            : " must be 3-D or 4-D and have the rank of query, "
+                              "got ",
                 x->dim(), "-D", shapes_text(query, key, value));
     TORCH_CHECK(!x->is_nested(), fn, name, " must be a dense tensor where an ",
                 "argument is given that PyTorch's function lacks, got a nested "

@@ -102,8 +102,9 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   if (pytorch_is_best && pytorch_has(query, key, options, with_lse)) {
     if (is_nested) return {as_pytorch(query, key, value, options), {}};
     check_for_pytorch(key, value, options.enable_gqa);
-    fused::warn_of_all_weights(fn, query, why_not);
-    return {as_pytorch(query, key, value, options), {}};
+    const at::Tensor out = as_pytorch(query, key, value, options);
+    fused::warn_of_all_weights(fn, query, why_not);  // not where it has raised
+    return {out, {}};
   }
   const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
   check_attention(q, k, v, options);

@@ -80,12 +80,13 @@ struct AttentionOptions {
   /// (left, right): query i sees keys from i + offset − left to
   /// i + offset + right; −1 = no limit on that side.
   std::optional<std::array<int64_t, 2>> window = {};
-  /// int64 (B): keys from key_lengths[b] on do not exist for batch row b.
+  /// Integers (B): keys from key_lengths[b] on do not exist for batch row b.
   at::Tensor key_lengths = {};
   /// bool (B, Lk): true = may be attended to. With attn_mask, both apply, and
   /// nothing of the size (Lq, Lk) is formed.
   at::Tensor key_mask = {};
-  /// scores become softcap·tanh(scores / softcap), before the mask is added.
+  /// scores become softcap·tanh(scores / softcap), before the mask is added;
+  /// 0: they stay as they are.
   std::optional<double> softcap = {};
   /// (H) or (B, H): scores lose slope·|i + offset − j|.
   at::Tensor alibi_slopes = {};

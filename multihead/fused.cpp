@@ -129,10 +129,13 @@ std::optional<std::string> why_not_dtype(at::ScalarType dtype) {
 
 void warn_once_of_all_weights(const char* function, const std::string& reason) {
   // Shapes, which may be others in every call, stand in brackets.
-  static std::mutex mutex;
-  static std::set<std::string> said;
-  const std::lock_guard lock(mutex);
-  const bool is_news = said.insert(reason.substr(0, reason.find(" ("))).second;
+  const bool is_news = [&] {
+    static std::mutex mutex;
+    static std::set<std::string> said;
+    // Not held while Python warns: its filters may call this library.
+    const std::lock_guard lock(mutex);
+    return said.insert(reason.substr(0, reason.find(" ("))).second;
+  }();
   if (!is_news && !c10::WarningUtils::get_warnAlways()) return;
   const std::string message = c10::str(
       function, ": this call forms all attention weights, query length times ",

@@ -167,6 +167,9 @@ void check_forward(const at::Tensor& query, const at::Tensor& key,
                    shape_text(key), " does not match value shape ",
                    shape_text(value));
   check_weights({query, key, value}, layer);
+  TORCH_CHECK(layer.out_proj_weight.defined() || !layer.out_proj_bias.defined(),
+              "multi_head_attention_forward: out_proj_bias must come with "
+              "out_proj_weight, got out_proj_weight None");
 
   const bool is_batched = query.dim() == 3;
   const int64_t length_dim = is_batched && layer.batch_first ? 1 : 0;

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "multihead/checks.h"
+#include "multihead/errors.h"
 #include "multihead/explain.h"
 #include "multihead/functional.h"
 #include "multihead/ops/rules.h"
@@ -63,6 +64,17 @@ std::tuple<Tensor, Tensor, Tensor> summarize_attention_op(
   return {weights, keys, entropy};
 }
 
+ForwardOptions forward_options(OptionalTensor key_padding_mask,
+                               bool need_weights, OptionalTensor attn_mask,
+                               bool average_attn_weights, bool is_causal) {
+  return ForwardOptions()
+      .key_padding_mask(or_undefined(key_padding_mask))
+      .need_weights(need_weights)
+      .attn_mask(or_undefined(attn_mask))
+      .average_attn_weights(average_attn_weights)
+      .is_causal(is_causal);
+}
+
 Result multi_head_attention_forward_op(
     const Tensor& query, const Tensor& key, const Tensor& value,
     int64_t embed_dim_to_check, int64_t num_heads,
@@ -93,16 +105,15 @@ Result multi_head_attention_forward_op(
     layer.k_proj_weight = or_undefined(k_proj_weight);
     layer.v_proj_weight = or_undefined(v_proj_weight);
   } else {
-    layer.in_proj_weight = or_undefined(in_proj_weight);
+    MULTIHEAD_ASSERT(
+        in_proj_weight,
+        "use_separate_proj_weight is False but in_proj_weight is None");
+    layer.in_proj_weight = *in_proj_weight;
   }
   const auto [out, weights] = multihead::multi_head_attention_forward(
       query, key, value, layer,
-      ForwardOptions()
-          .key_padding_mask(or_undefined(key_padding_mask))
-          .need_weights(need_weights)
-          .attn_mask(or_undefined(attn_mask))
-          .average_attn_weights(average_attn_weights)
-          .is_causal(is_causal)
+      forward_options(key_padding_mask, need_weights, attn_mask,
+                      average_attn_weights, is_causal)
           .static_k(or_undefined(static_k))
           .static_v(or_undefined(static_v))
           .fast_path(fast_path));
@@ -141,12 +152,8 @@ Result grouped_query_attention_forward_op(
                              .batch_first = batch_first};
   const auto [out, weights] = multihead::multi_head_attention_forward(
       query, key, value, layer,
-      ForwardOptions()
-          .key_padding_mask(or_undefined(key_padding_mask))
-          .need_weights(need_weights)
-          .attn_mask(or_undefined(attn_mask))
-          .average_attn_weights(average_attn_weights)
-          .is_causal(is_causal));
+      forward_options(key_padding_mask, need_weights, attn_mask,
+                      average_attn_weights, is_causal));
   return {out, optional(weights)};
 }
 
@@ -173,12 +180,8 @@ Result projected_attention_forward_op(
                              .batch_first = batch_first};
   const auto [out, weights] = multihead::multi_head_attention_forward(
       query, key, value, layer,
-      ForwardOptions()
-          .key_padding_mask(or_undefined(key_padding_mask))
-          .need_weights(need_weights)
-          .attn_mask(or_undefined(attn_mask))
-          .average_attn_weights(average_attn_weights)
-          .is_causal(is_causal));
+      forward_options(key_padding_mask, need_weights, attn_mask,
+                      average_attn_weights, is_causal));
   return {out, optional(weights)};
 }
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._call import as_tensor, call
+from ._call import as_tensor, call, check_type
 from ._subclasses import takes_subclasses
 
 if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
@@ -323,6 +323,11 @@ def multi_head_attention_forward(
     Raises AssertionError, ValueError and RuntimeError where PyTorch does, and
     TypeError for an argument of another type.
     """
+    # The operator takes None for a layer that projects by itself.
+    name = "out_proj_weight"
+    check_type(
+        "multi_head_attention_forward", name, out_proj_weight, Tensor, "a tensor"
+    )
     result: tuple[Tensor, Tensor | None] = call(
         _ops.multi_head_attention_forward.default,
         query,

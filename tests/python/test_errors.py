@@ -164,6 +164,10 @@ FUNCTIONAL = {
         dict(static_v=x(B * H, L, 3)),
         r"expecting static_v.size\(2\) of 4, but got 3",
     ),
+    "no packed weight": (
+        dict(in_proj_weight=None),
+        "use_separate_proj_weight is False but in_proj_weight is None",
+    ),
     "no weights at all": (
         dict(use_separate_proj_weight=True),
         "use_separate_proj_weight is True but q_proj_weight is None",

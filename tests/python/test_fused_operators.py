@@ -149,7 +149,7 @@ REFUSED = {
     "rank": (
         dict(query=Q[0, 0]),
         RuntimeError,
-        "query must be 3-D or 4-D and have the rank of query, got 2-D",
+        "query must be 3-D or 4-D, got 2-D",
     ),
     "other rank": (dict(key=K[0]), RuntimeError, "key must be 3-D or 4-D .* got 3-D"),
     "dtypes": (

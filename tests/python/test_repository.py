@@ -90,6 +90,14 @@ def test_kernels_include_nothing_of_torch():
     assert [str(p) for p in kernels if torch.search(p.read_text())] == []
 
 
+def test_nothing_that_was_built_is_tracked():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout")
+    listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True)
+    folders = {part for name in listed.splitlines() for part in name.split("/")[:-1]}
+    assert folders & GENERATED == set()
+
+
 def test_torch_is_pinned_in_one_place():
     pinned = [str(p) for p in files(*TEXT) if re.search(r"torch==\d", p.read_text())]
     assert pinned == [str(ROOT / "requirements/torch.txt")]

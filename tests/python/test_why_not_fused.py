@@ -149,6 +149,31 @@ def test_it_is_said_once():
     assert run.stdout.split() == ["2", "True"]
 
 
+def test_what_shows_a_warning_may_call_again():
+    code = (
+        "import faulthandler, torch, warnings, multihead\n"
+        "attend = multihead.scaled_dot_product_attention\n"
+        "q = torch.randn(1, 2, 3, 5, 8)\n"
+        "def show(*args, **kwargs):\n"
+        "    attend(q[None], q[None], q[None])\n"
+        "    print('shown')\n"
+        "warnings.showwarning = show\n"
+        "warnings.simplefilter('always')\n"
+        "faulthandler.dump_traceback_later(60, exit=True)\n"
+        "attend(q, q, q)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stdout.split()) == (0, ["shown"]), run.stderr
+
+
+def test_a_call_that_fails_does_not_warn(every_warning):
+    one = torch.randn(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises((IndexError, RuntimeError)):
+            scaled_dot_product_attention(one, one, one)
+
+
 # --- The ways of calls that PyTorch has --------------------------------------------------
 
 

@@ -37,6 +37,9 @@ LAYER = "multi_head_attention_forward: "
 GROUPED = "grouped_query_attention_forward: "
 TEXTBOOK = "multi_head_attention: "
 CALLS = {
+    LAYER + "out_proj_weight must be a tensor, got None": (
+        lambda: functional(out_proj_weight=None)
+    ),
     FUNCTION + "window must be (left, right), got 4": lambda: sdpa(Q, Q, Q, window=4),
     FUNCTION + "window must be (left, right), got (4.5, 0)": (
         lambda: sdpa(Q, Q, Q, window=(4.5, 0))

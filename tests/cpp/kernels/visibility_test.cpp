@@ -67,7 +67,7 @@ const Rule kRules[] = {
      }},
     {"key mask",
      [](Call& c) {
-       set_key_mask(c, [](int64_t b, int64_t j) { return j % 3 != b; });
+       set_key_mask(c, [](int64_t b, int64_t j) { return j % (4 + b) != 1; });
      }},
     {"key mask and bias",
      [](Call& c) {
