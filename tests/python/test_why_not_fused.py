@@ -163,7 +163,7 @@ def test_what_shows_a_warning_may_call_again():
         "attend(q, q, q)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (run.returncode, run.stdout.split()) == (0, ["shown"]), run.stderr
+    assert run.returncode == 0 and "shown" in run.stdout, run.stderr
 
 
 def test_a_call_that_fails_does_not_warn(every_warning):
