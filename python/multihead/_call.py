@@ -26,6 +26,7 @@ _TYPES = {
     "str": "a str",
     "Optional[List[int]]": "(left, right)",
 }
+_MULTI_HEAD = torch.ops.multihead.multi_head_attention_forward.default
 # The public names of operators that are called otherwise.
 _FUNCTIONS = {
     "head_width": "GroupedQueryAttention",
@@ -56,12 +57,22 @@ def call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             message.startswith(_UNTRACEABLE)
             and torch._C._get_tracing_state() is not None
         ):
-            raise RuntimeError(
-                "torch.jit.trace cannot record multihead's operators: use "
-                "torch.export.export or torch.compile, or trace the model with "
-                "torch.nn.MultiheadAttention, which has the same state_dict"
-            ) from None
+            # The module alone says how its batches lie.
+            named = operator is _MULTI_HEAD and "batch_first" in kwargs
+            raise no_torchscript("trace", named) from None
         raise
+
+
+def no_torchscript(tool: str, has_counterpart: bool) -> RuntimeError:
+    """What torch.jit.<tool> ends in; has_counterpart: on a MultiheadAttention."""
+    instead = (
+        f", or {tool} the model with torch.nn.MultiheadAttention, which has the same "
+        "state_dict"
+    )
+    return RuntimeError(
+        f"torch.jit.{tool} cannot record multihead's operators: use "
+        f"torch.export.export or torch.compile{instead if has_counterpart else ''}"
+    )
 
 
 def _wrong_type(
@@ -102,9 +113,17 @@ def shown(value: object) -> str:
     return in_module + kind.__name__
 
 
-def as_tensor(offset: object, query: torch.Tensor) -> Any:
-    """An int as a tensor, also one that changes between calls of compiled code."""
-    if isinstance(offset, (Integral, torch.SymInt)):
+def as_tensor(function: str, offset: object, query: torch.Tensor) -> Any:
+    """An int as a tensor, also one that changes between calls of compiled code.
+
+    ValueError where it fits no int64; what the operator takes is within that.
+    """
+    if offset is not None and isinstance(offset, (Integral, torch.SymInt)):
         number = cast(int, offset)
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(
+                f"{function}: query_offset must be between -{2**62} and {2**62}, got "
+                f"{shown(offset)}"
+            )
         return torch.full((), number, device=getattr(query, "device", None))
     return offset

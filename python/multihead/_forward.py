@@ -33,7 +33,7 @@ def takes_others(backend: Callable[[], str]) -> Callable[[Forward], Forward]:
 
         @functools.wraps(forward)
         def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if are_plain(*args, *kwargs.values()):
+            if are_plain(*args) and (not kwargs or are_plain(*kwargs.values())):
                 return forward(self, *args, **kwargs)
             arguments = signature.bind(self, *args, **kwargs).arguments
             del arguments["self"]

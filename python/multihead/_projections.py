@@ -6,7 +6,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
-from ._subclasses import are_plain, has_own_rules
+from ._subclasses import has_own_rules
 
 _LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)
 
@@ -18,15 +18,18 @@ def is_plain(linear: nn.Module) -> bool:
     a subclass (LoRA, quantized, parametrized), has hooks or a forward of its own, or
     has weights with rules of their own (DTensor).
     """
-    return (
-        type(linear) in _LINEAR
-        and not linear._forward_hooks
-        and not linear._forward_pre_hooks
-        and not linear._backward_hooks
-        and not linear._backward_pre_hooks
-        and "forward" not in linear.__dict__
-        and not nn_module._has_any_global_hook()  # type: ignore[no-untyped-call]
-        and (are_plain(linear.weight) or not has_own_rules(linear.weight))
+    return not (
+        type(linear) not in _LINEAR
+        or linear._forward_hooks
+        or linear._forward_pre_hooks
+        or linear._backward_hooks
+        or linear._backward_pre_hooks
+        or "forward" in linear.__dict__
+        or nn_module._global_forward_hooks
+        or nn_module._global_forward_pre_hooks
+        or nn_module._global_backward_hooks
+        or nn_module._global_backward_pre_hooks
+        or has_own_rules(linear._parameters["weight"])
     )
 
 

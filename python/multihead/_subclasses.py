@@ -133,9 +133,9 @@ def takes_subclasses(
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            values = (*args, *kwargs.values())
-            if are_plain(*values):
+            if are_plain(*args) and (not kwargs or are_plain(*kwargs.values())):
                 return function(*args, **kwargs)
+            values = (*args, *kwargs.values())
             if any(isinstance(x, fx.Proxy) for x in values):
                 return handle_torch_function(wrapper, values, *args, **kwargs)
             return call_with_subclasses(signature.bind(*args, **kwargs).arguments)

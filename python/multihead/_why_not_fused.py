@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The question whether a call would run fused."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -9,6 +9,10 @@ from torch.nn.attention.bias import CausalBias
 
 from ._call import as_tensor, call
 from ._subclasses import own_rules_of
+from .functional import Rules
+
+if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
+    from typing_extensions import Unpack
 
 _ops = torch.ops.multihead
 
@@ -22,18 +26,28 @@ def why_not_fused(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    **rules: Any,
+    *,
+    return_lse: bool = False,
+    **rules: "Unpack[Rules]",
 ) -> str | None:
     """Why the fused kernels cannot run a call of scaled_dot_product_attention.
 
-    Takes its arguments, without return_lse. None: they can, and do so under the
-    backends "auto" and "fused". Nothing is computed.
+    Takes its arguments. None: they can, and do so under the backends "auto" and
+    "fused". Nothing is computed, and the arguments are not checked: the answer is
+    None for calls that raise. TypeError for unknown names and other types.
     """
+    for name in rules.keys() - Rules.__annotations__.keys():
+        raise TypeError(
+            "why_not_fused: arguments must be those of scaled_dot_product_attention, "
+            f"got {name}"
+        )
     if isinstance(attn_mask, CausalBias):
         attn_mask = None
-    rules["query_offset"] = as_tensor(rules.get("query_offset"), query)
+    options: dict[str, Any] = {**rules}
+    offset = options.get("query_offset")
+    options["query_offset"] = as_tensor("why_not_fused", offset, query)
     tensors = dict(query=query, key=key, value=value, attn_mask=attn_mask)
-    reason: str | None = own_rules_of(tensors | rules) or call(
+    reason: str | None = own_rules_of(tensors | options) or call(
         _ops.why_not_fused.default,
         query,
         key,
@@ -43,6 +57,6 @@ def why_not_fused(
         is_causal,
         scale,
         enable_gqa,
-        **rules,
+        **options,
     )
     return reason

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: MIT
 """Attention as modules: parameters, and one operator call in forward."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor, nn
 from torch.nn import init
 from torch.nn.modules.activation import _is_make_fx_tracing
 from torch.overrides import has_torch_function
 
-from ._call import call, check_int, check_type
+from ._call import call, check_int, check_type, no_torchscript
 from ._conversions import pooled_state, repeated_state
 from ._forward import takes_others
 from ._projections import is_plain
-from ._subclasses import own_rules_of, refuse_fused
+from ._subclasses import are_plain, own_rules_of, refuse_fused
 from .functional import current_backend
 
 _ops = torch.ops.multihead
@@ -23,6 +25,22 @@ def _is_nested(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return query.is_nested or key.is_nested or value.is_nested
     except AttributeError:
         return False
+
+
+def _refuse_nested(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if _is_nested(query, key, value):
+        named = {"query": query, "key": key, "value": value}
+        name = next(name for name, x in named.items() if x.is_nested)
+        raise TypeError(
+            f"GroupedQueryAttention: {name} must be a dense tensor, got a nested one"
+        )
+
+
+def _own_rules(weight: Tensor | None, bias: Tensor | None) -> str | None:
+    """Of the packed parameters, which nearly always have none."""
+    if are_plain(weight, bias):
+        return None
+    return own_rules_of({"in_proj_weight": weight, "in_proj_bias": bias})
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -75,7 +93,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """
         backend, out_proj = current_backend(), self.out_proj
         weight, bias = self.in_proj_weight, self.in_proj_bias
-        reason = own_rules_of({"in_proj_weight": weight, "in_proj_bias": bias})
+        reason = _own_rules(weight, bias)
         if reason is not None or _is_nested(query, key, value):
             refuse_fused("MultiheadAttention", backend, reason or "a tensor is nested")
             masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
@@ -117,6 +135,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             backend=backend,
         )
         return output if reads else (out_proj(output[0]), output[1])
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise no_torchscript("script", True)
 
     def extra_repr(self) -> str:
         return _options(
@@ -242,6 +263,7 @@ class GroupedQueryAttention(nn.Module):
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
         key_padding_mask (B, Lk). Weights have H heads.
         """
+        _refuse_nested(query, key, value)
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj = self.out_proj
         if not all(map(is_plain, (q_proj, k_proj, v_proj, out_proj))):
@@ -288,6 +310,9 @@ class GroupedQueryAttention(nn.Module):
             backend=current_backend(),
         )
         return result
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise no_torchscript("script", False)
 
     def extra_repr(self) -> str:
         return _options(

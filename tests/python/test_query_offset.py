@@ -201,6 +201,8 @@ BAD = {
         {},
         f"query_offset must be between -{LIMIT} and {LIMIT}, got {LIMIT + 1}",
     ),
+    "beyond int64": (2**63, {}, f"query_offset .* {LIMIT}, got {2**63}"),
+    "below int64": (-(2**63) - 1, {}, f"query_offset .* {LIMIT}, got -{2**63 + 1}"),
     "too small": (torch.tensor([0, -LIMIT - 1]), {}, f"got -{LIMIT + 1}"),
 }
 

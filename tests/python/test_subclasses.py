@@ -230,6 +230,19 @@ def test_nested_tensors_are_refused_where_pytorch_lacks_the_call(layout):
         scaled_dot_product_attention(x, x, x)
 
 
+@NESTED
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_grouped_layer_refuses_nested_tensors(layout):
+    gqa = multihead.GroupedQueryAttention(8, 2, 1, batch_first=True)
+    parts = [torch.randn(n, 8) for n in (2, 4)]
+    x, y = torch.nested.nested_tensor(parts, layout=layout), torch.randn(2, 3, 8)
+    text = "^GroupedQueryAttention: {} must be a dense tensor, got a nested one"
+    with pytest.raises(TypeError, match=text.format("query")):
+        gqa(x, x, x)
+    with pytest.raises(TypeError, match=text.format("value")):
+        gqa(y, y, x)
+
+
 # --- Other classes -------------------------------------------------------------------
 
 

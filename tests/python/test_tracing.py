@@ -97,6 +97,31 @@ def test_jit_trace_names_the_way_out(name, check):
     assert_close(exported(x), model(x))
 
 
+COUNTERPART = "the model with torch.nn.MultiheadAttention, which has the same state_dic"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("tool", ["trace", "script"])
+def test_jit_names_a_counterpart_where_there_is_one(tool):
+    class Function(nn.Module):
+        def forward(self, q):
+            return multihead.scaled_dot_product_attention(q, q, q)
+
+    x = torch.randn(2, 5, E)
+    modules = {name: (make().eval(), (x, x, x)) for name, make in LAYERS.items()}
+    if tool == "trace":
+        modules["function"] = (Function(), (x,))
+    for name, (module, inputs) in modules.items():
+        for held in (module, nn.Sequential(module)) if tool == "script" else (module,):
+            with pytest.raises(RuntimeError, match=f"^torch.jit.{tool} cannot") as info:
+                if tool == "trace":
+                    torch.jit.trace(held, inputs)
+                else:
+                    torch.jit.script(held)
+            has_counterpart = f"{tool} {COUNTERPART}" in str(info.value)
+            assert has_counterpart == (name == "multi-head")
+
+
 # --- torch.ao.quantization --------------------------------------------------------------
 
 DEPRECATED = pytest.mark.filterwarnings("ignore")

@@ -32,6 +32,15 @@ def test_nothing_is_against_an_ordinary_call():
     assert why_not_fused(Q, Q, Q, None, 0.0, True, 0.5, True) is None
 
 
+def test_it_takes_the_arguments_of_the_call_and_no_others():
+    assert why_not_fused(Q, Q, Q, return_lse=True, window=(1, 0)) is None
+    text = "why_not_fused: arguments must be those of .*attention, got windw"
+    with pytest.raises(TypeError, match=f"^{text}$"):
+        why_not_fused(Q, Q, Q, windw=3)
+    with pytest.raises(ValueError, match="^why_not_fused: query_offset must be betw"):
+        why_not_fused(Q, Q, Q, query_offset=2**63)
+
+
 def test_reasons():
     five = Q[None]
     for tensors, reason in (
