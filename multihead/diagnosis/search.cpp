@@ -8,6 +8,7 @@
 #include "multihead/diagnosis/search.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -50,6 +51,9 @@ std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
   return forth;
 }
 
+// Whether what is left is little enough beside what there was without it.
+bool explains_most(double left, double without) { return left <= without / 4; }
+
 class Search {
  public:
   Search(std::span<const Run> runs, bool in_float, Effort& effort)
@@ -84,7 +88,7 @@ class Search {
              explaining(runs_[failing], conventions, count)) {
           const std::optional<Recipe> recipe = changed(start, changes);
           if (!recipe || first_failure(*recipe) < runs_.size() ||
-              !explains_most(runs_[failing], start, *recipe)) {
+              !fault_explains_most(runs_[failing], start, *recipe)) {
             continue;
           }
           if (evidence(*recipe) < kBitsNeeded[count]) {
@@ -100,14 +104,16 @@ class Search {
   }
 
   // The conventions under which attention explains most runs, and stands on the
-  // way of the first that it does not.
+  // way of the first that it does not. Some always come a little nearer by
+  // chance: one more must improve on fewer.
   Conventions nearest() const {
     Conventions best;
-    std::optional<Nearness> nearest;
+    Nearness nearest = nearness(with(best));
     for (const auto& sets : sets_) {
+      const Nearness fewer = nearest;
       for (const Conventions& conventions : sets) {
         const Nearness near = nearness(with(conventions));
-        if (nearest && !(near > *nearest)) continue;
+        if (!near.improves_on(fewer) || !(near > nearest)) continue;
         nearest = near;
         best = conventions;
       }
@@ -129,6 +135,13 @@ class Search {
       return std::tuple(explained, shown, -difference) >
              std::tuple(other.explained, other.shown, -other.difference);
     }
+
+    // By more than chance.
+    bool improves_on(const Nearness& other) const {
+      return std::tuple(explained, shown) >
+                 std::tuple(other.explained, other.shown) ||
+             (*this > other && explains_most(difference, other.difference));
+    }
   };
 
   Nearness nearness(const Recipe& recipe) const {
@@ -141,7 +154,10 @@ class Search {
     }
     const auto stages =
         failing ? run_recipe(*failing, recipe) : std::optional<Stages>();
-    if (!stages) return near;
+    if (!stages) {
+      if (failing) near.difference = std::numeric_limits<double>::infinity();
+      return near;
+    }
     near.shown = shown_in_trace(*failing, *stages, failing->dtype).size();
     near.difference = largest_difference(failing->out, stages->out);
     return near;
@@ -189,8 +205,8 @@ class Search {
   // Within rounding is not enough where rounding is about all there is, as it
   // is for a fault whose numbers explode. Rounding alone is judged by what it
   // does.
-  bool explains_most(const Run& run, const Recipe& start,
-                     const Recipe& recipe) const {
+  bool fault_explains_most(const Run& run, const Recipe& start,
+                           const Recipe& recipe) const {
     Recipe rounded = start;
     rounded.narrow = recipe.narrow;
     rounded.narrow_type = recipe.narrow_type;
@@ -200,7 +216,7 @@ class Search {
     const auto wrong = before.out.share > 1       ? &Errors::out
                        : before.weights.share > 1 ? &Errors::weights
                                                   : &Errors::gradients;
-    return (after.*wrong).difference <= (before.*wrong).difference / 4;
+    return explains_most((after.*wrong).difference, (before.*wrong).difference);
   }
 
   double evidence(const Recipe& recipe) const {

@@ -65,6 +65,9 @@ void expect_unknown(const Noise& n, uint64_t seed) {
   const Verdict verdict = explain(std::array{observed(n)});
   EXPECT_EQ(verdict.judgement, Judgement::kUnknown)
       << testing::PrintToString(n) << " seed " << seed << " " << names(verdict);
+  EXPECT_TRUE(verdict.assumptions.empty())
+      << testing::PrintToString(n) << " seed " << seed << " "
+      << verdict.assumptions.at(0).name;
 }
 
 // Where a fault makes numbers explode, its rounding explains anything: the
@@ -96,6 +99,29 @@ TEST(Noise, OfAnySizeAndTypeIsUnknown) {
                       weights, /*gradients=*/seed % 5 < 2},
                      seed);
       ++seed;
+    }
+  }
+}
+
+// No reading of the weights comes nearer to noise but by chance: they are read
+// as their names say, and what should be there is what attention computes.
+TEST(Noise, IsMeasuredByTheReadingThatNamesImply) {
+  const Noise usual{48, 8, 3, 5, 5, at::kFloat, 1, true, false, false};
+  for (uint64_t seed = 400; seed < 402; ++seed) {
+    at::manual_seed(seed);
+    Observation o = observed(usual);
+    const at::Tensor right = run_recipe(make_run(o), Recipe{})->out;
+    at::Tensor& out = o.tensors["out"];
+    const std::array<at::Tensor, 4> wrong = {out, at::zeros_like(out),
+                                             o.tensors["query"], out * 1e6};
+    for (size_t i = 0; i < wrong.size(); ++i) {
+      out = wrong[i];
+      const Verdict verdict = explain(std::array{o});
+      EXPECT_EQ(verdict.judgement, Judgement::kUnknown);
+      EXPECT_TRUE(verdict.assumptions.empty()) << seed << " " << i;
+      ASSERT_TRUE(verdict.where.has_value());
+      EXPECT_EQ(verdict.where->expected, right[0][0][0].item<double>())
+          << seed << " " << i;
     }
   }
 }
