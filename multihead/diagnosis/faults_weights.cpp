@@ -118,8 +118,6 @@ const std::vector<Fault> kWeights = {
      "Dropout is on in evaluation: results are random.",
      kDropoutRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kLeftOn; }},
-      {[](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; },
-       "It is the output, not the weights."},
       {[](Recipe& r) { r.dropout = Dropout::kExchanged; },
        "And it is off in training."}}},
     {"dropout_missing",
@@ -227,6 +225,13 @@ const std::vector<Fault> kOutput = {
      "The output projection is applied twice.",
      "Apply W_o once.",
      {{[](Recipe& r) { r.output = Output::kTwice; }}}},
+    // The name of what happens to the weights: the cause is one, the place not.
+    {"dropout_left_on",
+     Stage::kOutput,
+     "Dropout of the output is on in evaluation: results are random.",
+     "Drop in training only: `F.dropout(out, p, training=self.training)` or an "
+     "`nn.Dropout` that eval() reaches.",
+     {{[](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; }}}},
     {"input_added",
      Stage::kOutput,
      "The query input is added to the output.",

@@ -8,6 +8,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "multihead/diagnosis/faults.h"
 #include "tests/cpp/observations.h"
 
@@ -83,7 +85,9 @@ TEST_P(EveryFault, IsNamed) {
 }
 
 std::string test_name(const testing::TestParamInfo<Named>& info) {
-  return std::string(info.param.fault->name) + "_" +
+  std::string stage(name_of(info.param.fault->stage));
+  std::replace(stage.begin(), stage.end(), ' ', '_');
+  return std::string(info.param.fault->name) + "_" + stage + "_" +
          std::to_string(info.param.way);
 }
 

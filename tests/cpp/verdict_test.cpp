@@ -86,6 +86,7 @@ TEST(Explain, DropoutOfTheOutputIsToldFromThatOfWeights) {
       explain(results({run_of("true"), run_of("false")},
                       Recipe{.dropout = Dropout::kLeftOnOutput}));
   EXPECT_EQ(names(verdict), "dropout_left_on");
+  EXPECT_EQ(verdict.first_stage, "output");
 }
 
 // However large the numbers are, and of whatever type.

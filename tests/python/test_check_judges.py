@@ -219,7 +219,10 @@ class OutputAlwaysDropped(Layer):
 def test_output_dropout_left_on_is_named():
     report = multihead.check(OutputAlwaysDropped)
     assert report.cause == "dropout_left_on", str(report)
-    assert report.verdict["faults"][0]["detail"].startswith("It is the output")
+    (fault,) = report.verdict["faults"]
+    assert report.first_stage == fault["stage"] == "output"
+    assert "F.dropout(out, p, training=self.training)" in fault["remedy"]
+    assert "weights" not in " ".join(fault.values())
 
 
 def test_the_same_remark_is_printed_once():
