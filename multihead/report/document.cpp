@@ -43,11 +43,15 @@ bool is_right(const std::string& verdict) {
   return verdict == "bits" || verdict == "rounding";
 }
 
+std::string all_cases(size_t count) {
+  return count == 1   ? "the one case"
+         : count == 2 ? "both cases"
+                      : "all " + counted(count, "case");
+}
+
 std::string right_words(const Json& report, const std::string& verdict) {
   const Json& cases = list_at(report, "cases");
-  const std::string all = cases.size() == 1
-                              ? "in the one case"
-                              : "in all " + counted(cases.size(), "case");
+  const std::string all = "in " + all_cases(cases.size());
   if (verdict == "bits") return "is right: PyTorch's, bit for bit, " + all;
   const auto bits =
       std::count_if(cases.begin(), cases.end(),
@@ -175,8 +179,7 @@ void add_evidence(Document& document, const Json& report) {
   const std::string share =
       explained < cases.size()
           ? std::to_string(explained) + " of " + counted(cases.size(), "case")
-      : explained == 1 ? "the one case"
-                       : "all " + counted(explained, "case");
+          : all_cases(explained);
   if (is_number && left > without / 4) {
     note(document, "evidence",
          {{"The largest difference, " + number_text(without) +
@@ -307,11 +310,13 @@ Document document_of(const std::string& json) {
                         .label = {"$", Style::kDim},
                         .text = {{command}}});
   document.push_back(headline(report, verdict));
+  const bool is_news = verdict == "unknown" && is_flaw_of_out(report);
+  if (is_news) add_findings(document, list_at(report, "findings"));
   add_faults(document, report);
   add_place(document, report);
   if (verdict == "unknown") add_way_on(document, report);
   add_alternatives(document, report);
-  add_findings(document, list_at(report, "findings"));
+  if (!is_news) add_findings(document, list_at(report, "findings"));
   if (right) add_exercise(document, cases);
   add_cases(document, cases, right);
   add_remarks(document, list_at(report, "assumptions"), "assumed");

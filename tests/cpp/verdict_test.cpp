@@ -53,7 +53,10 @@ TEST(Explain, AWrongShapeOrNaNIsTheNews) {
     EXPECT_EQ(verdict.findings.size(), 1);
     EXPECT_EQ(verdict.findings.at(0).name, name);
     EXPECT_TRUE(verdict.remarks.empty());
-    return to_text(verdict, /*width=*/120);
+    const std::string text = to_text(verdict, /*width=*/120);
+    EXPECT_LT(text.find(verdict.findings.at(0).sentence), text.find("way on"))
+        << text;
+    return text;
   };
   const std::string shape =
       headline(random({kBatch, kQueries, 24}), "wrong_shape");

@@ -95,6 +95,13 @@ def test_right_within_rounding():
     )
 
 
+def test_two_cases_are_both():
+    cases = [case("no mask", bits=True), case("causal", bits=True)]
+    assert "bit for bit, in both cases." in shown({"verdict": "bits", "cases": cases})
+    cases = [wrong("mask"), wrong("causal")]
+    assert "your result in both cases" in shown({**FAULT, "cases": cases})
+
+
 def test_right_to_the_bit():
     verdict = {"verdict": "bits", "cases": [case("no mask", bits=True)]}
     assert (
