@@ -95,6 +95,22 @@ def test_cpp_programs_run(page, tmp_path):
     assert done.stdout
 
 
+def test_the_cpp_program_fails_for_what_nothing_explains(tmp_path):
+    if not (BUILD / "compile_commands.json").exists():
+        pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
+    ((_, text),) = blocks(ROOT / "docs/explain.md", "cpp")
+    right = "std::get<0>(layer->forward(x, x, x))"
+    assert right in text
+    source, program = tmp_path / "main.cpp", tmp_path / "program"
+    source.write_text(text.replace(right, "at::randn({3, 5, 48})"))
+    subprocess.run(compile_command(source, program), check=True)
+    done = subprocess.run(
+        [str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "is not right, and no fault" in done.stdout
+    assert done.returncode == 1
+
+
 def drawn(*options: str) -> str:
     """What the command says of the example, to the last unit of rounding."""
     done = subprocess.run(
