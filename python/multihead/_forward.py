@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import fx, nn
-from torch.nn.attention.bias import CausalBias
 
 from ._subclasses import (
     are_plain,
     check_causal_bias,
+    is_causal_bias,
     own_rules_of,
     refuse_fused,
     without_causal_bias,
@@ -41,7 +41,7 @@ def takes_others(backend: Callable[[], str]) -> Callable[[Forward], Forward]:
             if recorded is not None:
                 return recorded
             name = type(self).__name__
-            if isinstance(arguments.get("attn_mask"), CausalBias):
+            if is_causal_bias(arguments.get("attn_mask")):
                 check_causal_bias(name, arguments)
                 arguments = without_causal_bias(name, arguments, in_layer=True)
             reason = own_rules_of(arguments)

@@ -11,15 +11,17 @@ import functools
 import inspect
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._call import check_type, shown
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,6 +58,16 @@ def has_own_rules(value: object) -> bool:
         override is not torch._C._disabled_torch_function_impl
         and getattr(override, "__func__", None) is not default.__func__
     )
+
+
+def is_causal_bias(value: object) -> bool:
+    """Whether value is a CausalBias. Its module, which imports torch._dynamo and takes
+    a second for it, is looked into only where value is a tensor with rules of its own."""
+    if not has_own_rules(value):
+        return False
+    from torch.nn.attention.bias import CausalBias
+
+    return isinstance(value, CausalBias)
 
 
 def own_rules_of(arguments: dict[str, Any], but_wrappers: bool = False) -> str | None:
@@ -113,12 +125,12 @@ def takes_subclasses(
             theirs = None if given else pytorch
             if theirs:
                 arguments = {x: y for x, y in arguments.items() if x not in extra}
-            if isinstance(arguments.get("attn_mask"), CausalBias):
+            if is_causal_bias(arguments.get("attn_mask")):
                 check_causal_bias(name, arguments)
                 if theirs and not in_layer and backend() == "exact":
                     # What its __torch_function__ would call, if that did not know
                     # PyTorch's function by a name under which ours may stand.
-                    return CausalBias._dispatch(**arguments)
+                    return arguments["attn_mask"]._dispatch(**arguments)
                 arguments = without_causal_bias(name, arguments, in_layer)
             reason = own_rules_of(arguments)
             if reason is None:
@@ -169,6 +181,8 @@ def without_causal_bias(
     Raises ValueError with is_causal, for another size than that of the scores, and
     where other arguments would put the queries elsewhere.
     """
+    from torch.nn.attention.bias import CausalVariant
+
     bias: CausalBias = arguments["attn_mask"]
     if arguments.get("is_causal"):
         raise ValueError(

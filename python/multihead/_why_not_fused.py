@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
 
 from ._call import as_tensor, call
-from ._subclasses import own_rules_of
+from ._subclasses import is_causal_bias, own_rules_of
 from .functional import Rules
 
 if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
@@ -41,7 +40,7 @@ def why_not_fused(
             "why_not_fused: arguments must be those of scaled_dot_product_attention, "
             f"got {name}"
         )
-    if isinstance(attn_mask, CausalBias):
+    if is_causal_bias(attn_mask):
         attn_mask = None
     options: dict[str, Any] = {**rules}
     offset = options.get("query_offset")
