@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from equal import assert_equal
 
 import multihead
 
@@ -178,7 +179,7 @@ def test_key_lengths_of_any_integers(dtype, mode):
             (gradient,) = torch.autograd.grad(out.square().sum(), k)
             summary = multihead.attention_summary(q, k, 2, **options)
         results.append((out, lse, gradient, summary))
-    torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert_equal(*results)
 
 
 @pytest.mark.parametrize("mode", ["auto", "exact", "fused"])
@@ -195,8 +196,8 @@ def test_softcap_0_is_none(mode):
             summary = multihead.attention_summary(q, q, 2, softcap=softcap)
         (gradient,) = torch.autograd.grad(out.square().sum(), q)
         results.append((out, more, summary, gradient))
-    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-    torch.testing.assert_close(results[0], results[2], rtol=0, atol=0)
+    assert_equal(results[0], results[1])
+    assert_equal(results[0], results[2])
     if mode == "exact":
         expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
         assert torch.equal(results[1][0], expected)
