@@ -74,7 +74,7 @@ struct ShowOptions {
   std::string weights;       ///< a file with a layer's parameters
   std::string model, vocab;  ///< a BERT: folder or file; its vocabulary
   std::string text;          ///< what the model reads
-  std::optional<int64_t> layer;  ///< of the model; default: 0
+  std::optional<int64_t> layer;      ///< of the model; default: 0
   std::string tokens, query_tokens;  ///< words, or a JSON array
   std::string mask;                  ///< blocked, keep, additive; "": the dump
   std::optional<int64_t> num_heads;

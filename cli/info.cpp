@@ -2,10 +2,10 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
-#include "cli/environment.h"
-#include "cli/output.h"
-#include "cli/table.h"
-#include "multihead/utf8.h"
+#include "cli/terminal/environment.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/table.h"
+#include "multihead/text/printable.h"
 
 namespace cli {
 namespace {

@@ -6,10 +6,10 @@
 #include <exception>
 #include <functional>
 
-#include "cli/arguments.h"
 #include "cli/commands.h"
-#include "cli/output.h"
-#include "multihead/utf8.h"
+#include "cli/terminal/arguments.h"
+#include "cli/terminal/output.h"
+#include "multihead/text/printable.h"
 #include "multihead/version.h"
 
 namespace {

@@ -20,14 +20,14 @@ set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/multihead")
 set_target_properties(multihead PROPERTIES INSTALL_RPATH "${TORCH_ROOT}/lib")
 install(TARGETS multihead EXPORT multihead-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-install(FILES multihead/errors.h
-              multihead/explain.h
+install(FILES diagnosis/include/multihead/explain.h
+              diagnosis/include/multihead/report.h
+              multihead/errors.h
               multihead/functional.h
               multihead/modules.h
               multihead/multihead.h
-              multihead/report.h
               multihead/safetensors.h
-              multihead/safetensors_header.h
+              multihead/safetensors_error.h
               multihead/textbook.h
               "${PROJECT_BINARY_DIR}/include/multihead/version.h"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/multihead")

@@ -13,7 +13,7 @@
 #include <span>
 #include <string>
 
-#include "multihead/safetensors_header.h"
+#include "multihead/safetensors_error.h"
 
 namespace torch::nn {
 class Module;

@@ -15,8 +15,8 @@
 #include <algorithm>
 #include <array>
 
-#include "multihead/definition.h"
-#include "multihead/fused.h"
+#include "multihead/attention/definition.h"
+#include "multihead/attention/fused.h"
 #include "multihead/ops/results.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"

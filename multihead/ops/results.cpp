@@ -3,10 +3,10 @@
 
 #include <ATen/ops/empty.h>
 
-#include "multihead/checks.h"
-#include "multihead/layout.h"
+#include "multihead/attention/checks.h"
+#include "multihead/attention/layout.h"
 #include "multihead/optional_tensor.h"
-#include "multihead/shape_text.h"
+#include "multihead/text/shapes.h"
 
 namespace multihead::ops {
 

@@ -9,13 +9,13 @@
 
 #include <algorithm>
 
-#include "multihead/checks.h"
+#include "multihead/attention/checks.h"
 #include "multihead/errors.h"
 #include "multihead/explain.h"
 #include "multihead/functional.h"
+#include "multihead/layer/projection.h"
 #include "multihead/ops/rules.h"
 #include "multihead/optional_tensor.h"
-#include "multihead/projection.h"
 #include "multihead/report.h"
 
 namespace multihead {

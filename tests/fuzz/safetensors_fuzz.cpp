@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "multihead/safetensors_header.h"
+#include "multihead/safetensors/header.h"
 
 namespace {
 

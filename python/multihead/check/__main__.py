@@ -95,7 +95,7 @@ class _Answer:
 
 
 def answer(descriptor: int, path: str, words: list[str]) -> None:
-    """Writes exit status and report, as JSON, for cli/check.cpp, and ends the
+    """Writes exit status and report, as JSON, for cli/check/check.cpp, and ends the
     process: whatever the code under test left to run at exit does not. The file to
     write in is open as `descriptor`, and can be opened as `path`."""
     file = _Answer(descriptor, path)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-from .guard import Guard
+from .capture.runner import Stop
 from .options import Options
+from .reading.suite import Progress
 from .report import Report
-from .runner import Stop
+from .sandbox.guard import Guard
 from .session import Examination
-from .suite import Progress
-from .target import Unreachable, load
+from .subject.target import Unreachable, load
 
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from . import cases, documented, engine, signature
-from .blame import is_of_arguments
+from .calls import cases
+from .capture.runner import Run, Runner
 from .finding import Finding
-from .guard import Guard
-from .heads import guessed_heads, known_heads
-from .ladder import (
+from .options import Options
+from .reading import engine
+from .reading.first_call import (
     Base,
     Ladder,
     core_layouts,
@@ -22,12 +22,14 @@ from .ladder import (
     may_be_core,
     written_batch_first,
 )
-from .observation import Observation, Stated, observe
-from .options import Options
-from .reading import Reading
-from .runner import Run, Runner
-from .suite import Cases, Progress, not_finite
-from .target import Subject
+from .reading.heads import guessed_heads, known_heads
+from .reading.observation import Observation, Stated, observe
+from .reading.reading import Reading
+from .reading.suite import Cases, Progress, not_finite
+from .sandbox.guard import Guard
+from .sandbox.traceback_report import is_of_arguments
+from .subject import documented, signature
+from .subject.target import Subject
 
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _QUICK = 2.0  # seconds of a verdict, so that others are tried

@@ -3,7 +3,7 @@
 // The same bits: whatever the threads, the cut into tasks, the company a row is
 // in, the strides, the way a mask is written down, and, in float32 and float64,
 // the instruction set.
-#include "multihead/kernels/plan.h"
+#include "multihead/kernels/cpu/blocking/plan.h"
 #include "tests/cpp/kernels/random_call.h"
 #include "tests/cpp/kernels/run.h"
 

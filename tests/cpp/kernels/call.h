@@ -8,9 +8,9 @@
 #include <sstream>
 #include <string>
 
+#include "reference/attention.h"
 #include "tests/cpp/kernels/philox.h"
 #include "tests/cpp/kernels/tensor.h"
-#include "tests/cpp/naive.h"
 
 namespace kernel_test {
 

@@ -3,7 +3,7 @@
 // The backward kernels' results, and the loops' judgement of them.
 #pragma once
 
-#include "multihead/kernels/run_backward.h"
+#include "multihead/kernels/cpu/backward/stages.h"
 #include "tests/cpp/kernels/judge.h"
 #include "tests/cpp/kernels/random_call.h"
 

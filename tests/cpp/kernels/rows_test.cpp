@@ -2,11 +2,11 @@
 //
 // The pure functions that say what a row sees and how work is cut, against
 // brute force.
-#include "multihead/kernels/rows.h"
+#include "multihead/kernels/cpu/blocking/rows.h"
 
 #include <map>
 
-#include "multihead/kernels/plan.h"
+#include "multihead/kernels/cpu/blocking/plan.h"
 #include "tests/cpp/kernels/call.h"
 #include "tests/cpp/kernels/run.h"
 

@@ -10,7 +10,7 @@
 #include <optional>
 #include <thread>
 
-#include "multihead/kernels/exports.h"
+#include "multihead/kernels/cpu/exports.h"
 #include "tests/cpp/kernels/call.h"
 
 namespace kernel_test {

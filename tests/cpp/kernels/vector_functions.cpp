@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "tests/cpp/kernels/vector_functions.h"
 
-#include "multihead/kernels/softmax.h"
-#include "multihead/kernels/target.h"
+#include "multihead/kernels/cpu/simd/math.h"
+#include "multihead/kernels/cpu/target.h"
 
 namespace kernel_test {
 namespace {

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+//
+// `multihead bench`: chooses cases, runs them, shows and writes what came out.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+
+#include "cli/bench/report.h"
+#include "cli/bench/runner.h"
+#include "cli/commands.h"
+#include "cli/terminal/destination.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/suggestion.h"
+#include "multihead/functional.h"
+
+namespace cli {
+namespace {
+
+// A form of the result and where it goes.
+struct Output {
+  Destination to;
+  std::string (*text_of)(const Run&);
+};
+
+// The table on standard output, if it is wanted. Where that fails, a run goes
+// on whose result is also written into files: it took minutes.
+class Progress {
+ public:
+  Progress(const std::vector<BenchCase>& cases, bool wanted, bool dispensable)
+      : dispensable_(dispensable) {
+    if (wanted) table_.emplace(cases, detect_terminal());
+  }
+
+  void show(const std::function<void(BenchTable&)>& what) {
+    if (table_) try {
+        what(*table_);
+      } catch (const std::runtime_error&) {
+        if (!dispensable_) throw;
+        failure_ = std::current_exception();
+        table_.reset();
+      }
+  }
+  void rethrow() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::optional<BenchTable> table_;
+  bool dispensable_;
+  std::exception_ptr failure_;
+};
+
+std::string title(const BenchCase& test) {
+  return test.group + ": " + test.name + " " + shapes(test);
+}
+
+std::vector<BenchCase> selected_cases(const BenchOptions& options,
+                                      const std::string& isa) {
+  std::vector<BenchCase> cases = bench_cases(isa);
+  std::erase_if(cases, [&](const BenchCase& test) {
+    return (test.full_only && !options.full) ||
+           title(test).find(options.filter) == std::string::npos;
+  });
+  return cases;
+}
+
+[[noreturn]] void refuse_filter(const BenchOptions& options,
+                                const std::string& isa) {
+  std::vector<std::string> titles;
+  for (const BenchCase& test : bench_cases(isa)) {
+    if (title(test).find(options.filter) != std::string::npos)
+      throw std::invalid_argument("bench: \"" + options.filter +
+                                  "\" needs --full");
+    titles.push_back(title(test));
+  }
+  throw std::invalid_argument("bench: " +
+                              no_case_matches(options.filter, titles));
+}
+
+void list(const std::vector<BenchCase>& cases) {
+  int width = 0;
+  for (const BenchCase& test : cases)
+    width = std::max(width, 2 + display_width(test.name));
+  Table table({{.title = "case", .width = width}, {.title = "sizes"}},
+              detect_terminal());
+  std::string group;
+  for (const BenchCase& test : cases) {
+    if (test.group != group) table.line(group = test.group, Style::kBold);
+    table.row({{"  " + test.name}, {shapes(test), Style::kDim}});
+  }
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::localtime(&now));
+  return text;
+}
+
+// The registers of our kernels, and tiles only where we use them. Has to come
+// before PyTorch and its libraries look, which they do once.
+void hold_pytorch_to(const std::string& isa) {
+  if (isa == "amx") return;
+  constexpr const char* kVariables[] = {
+      "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"};
+  constexpr const char* kPortable[] = {"default", "SSE4_2", "SSE41"};
+  constexpr const char* kAvx2[] = {"avx2", "AVX2", "AVX2"};
+  constexpr const char* kAvx512[] = {"avx512", "AVX512_E3", "AVX512_CORE_BF16"};
+  const auto& values = isa == "portable" ? kPortable
+                       : isa == "avx2"   ? kAvx2
+                                         : kAvx512;
+  for (int i = 0; i < 3; ++i) setenv(kVariables[i], values[i], /*overwrite=*/1);
+}
+
+// As asked for, else one and all that this process may use.
+std::vector<int> threads_for(const BenchCase& test, const BenchOptions& options,
+                             int all) {
+  if (!options.threads.empty()) return options.threads;
+  if (all == 1 || (test.one_thread && !options.full)) return {1};
+  return {1, all};
+}
+
+}  // namespace
+
+int bench(const BenchOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::string isa = multihead::kernel_isa();
+  const std::vector<BenchCase> cases = selected_cases(options, isa);
+  if (cases.empty()) refuse_filter(options, isa);
+  if (options.list) {
+    list(cases);
+    return 0;
+  }
+  Output outputs[] = {{{"bench: --json", options.json}, to_json},
+                      {{"bench: --csv", options.csv}, to_csv},
+                      {{"bench: --markdown", options.markdown}, to_markdown},
+                      {{"bench: --svg", options.svg}, to_svg}};
+  const auto printed = std::ranges::count_if(
+      outputs, [](const Output& o) { return o.to.standard_output(); });
+  print_at_most_one("bench", printed);
+
+  if (options.same_isa) hold_pytorch_to(isa);
+  Run run{
+      .environment = detect_environment(),
+      .date = today(),
+      .isa = isa,
+      .has_tiles = !options.same_isa &&
+                   measure_arithmetic(Unit::kBFloat16Tiles, 512, 1).has_value(),
+      .same_isa = options.same_isa,
+      .plan = {.rounds = options.quick ? 3 : options.rounds,
+               .seconds = options.quick ? 0.05 : options.seconds}};
+  const bool files = std::ranges::any_of(
+      outputs, [](const Output& o) { return o.to.wanted(); });
+  Progress progress(cases, /*wanted=*/printed == 0, /*dispensable=*/files);
+  progress.show([&](BenchTable& table) { table.opening(run); });
+  const int all = at::get_num_threads();
+  Runner runner(isa, run.plan, options.seed);
+  for (const BenchCase& test : cases)
+    runner.run(test, threads_for(test, options, all), [&](Measurement m) {
+      progress.show([&](BenchTable& table) { table.add(m); });
+      run.measurements.push_back(std::move(m));
+    });
+  progress.show([&](BenchTable& table) {
+    table.closing(run, std::chrono::duration<double>(
+                           std::chrono::steady_clock::now() - start)
+                           .count());
+  });
+  std::vector<std::function<void()>> steps;
+  for (const Output& output : outputs)
+    steps.push_back([&] { output.to.write(output.text_of, run); });
+  steps.push_back([&] { progress.rethrow(); });
+  each_of(steps);
+  for (const Measurement& m : run.measurements)
+    if (!m.right()) return 1;
+  return 0;
+}
+
+}  // namespace cli

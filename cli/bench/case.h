@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+//
+// What `multihead bench` measures: cases are data, listed in bench_cases.cpp.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "cli/cases/attention_call.h"
+#include "cli/cases/block_call.h"
+#include "cli/cases/layer_call.h"
+
+namespace cli {
+
+/// Who computes a case.
+enum class Who {
+  kOurs,
+  kSdpa,        ///< torch.nn.functional.scaled_dot_product_attention
+  kByHand,      ///< matmul, softmax, matmul; with linear layers around it
+  kNnModule,    ///< torch.nn.MultiheadAttention: Python's order of operations
+  kTorchNn,     ///< torch::nn::MultiheadAttention: C++'s
+  kFastPath,    ///< what torch.nn.MultiheadAttention runs in eval mode
+  kSdpaByHand,  ///< linear layers around SDPA
+};
+/// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer"
+std::string name(Who who);
+
+/// What of a case is timed. Backward: autograd's, the forward before it is not.
+enum class Pass { kForward, kBackward, kBoth };
+/// "forward", "backward", "forward + backward"
+std::string name(Pass pass);
+
+/// What one thread shall reach; 0 and empty: nothing is demanded.
+struct Target {
+  double share = 0;                                 ///< of the peak
+  std::vector<std::pair<Who, double>> ratios = {};  ///< their time over ours
+  double scaling = 0;  ///< of one thread's time over that of two
+  double memory = 0;   ///< of SDPA's extra memory over ours
+};
+
+struct BenchCase {
+  std::string group, name;  ///< the name is unique
+  std::variant<AttentionCall, LayerCall, BlockCall> call;
+  Pass pass = Pass::kForward;
+  Target target = {};
+  bool full_only = false;     ///< left out of the standard grid
+  bool one_thread = false;    ///< in the standard grid at one thread only
+  bool cold = false;          ///< inputs come from memory, not from a cache
+  bool memory_bound = false;  ///< shares are of the bandwidth of reading
+  bool headline = false;      ///< a row of README's table
+};
+
+/// All cases, with the targets for kernels of that instruction set, "avx2" for
+/// instance (multihead::kernel_isa).
+std::vector<BenchCase> bench_cases(const std::string& isa);
+
+/// "B1 H8 L512 Lk512 D64 f32"
+std::string shapes(const BenchCase& test);
+at::ScalarType dtype_of(const BenchCase& test);
+
+}  // namespace cli

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+//
+// Who computes a case, ready to be called. Whatever a user would make once, a
+// mask tensor or a module, is made here, outside the time.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/bench/case.h"
+#include "cli/bench/implementations.h"
+#include "cli/cases/golden_fast.h"
+#include "cli/cases/random.h"
+#include "reference/attention.h"
+
+namespace cli {
+
+using Call = std::function<Outputs()>;
+
+struct Contender {
+  Who who;
+  /// Comes before `timed`: of a backward, the forward. Throws where ours would
+  /// not take the fused kernels.
+  std::function<void()> prepare;
+  Call timed;
+  /// The same without dropout, which is what float64 can judge.
+  Call verified;
+  /// With dropout: why what it does to sums is implausible, or "". Else empty.
+  std::function<std::string()> dropout_fault;
+  /// Why `out` is not what the case asks for; empty: it is within its budget.
+  std::function<std::string(const Outputs& out)> fault;
+};
+
+/// One case with its inputs drawn.
+struct Problem {
+  std::vector<Contender> contenders;  ///< ours first
+  double flop = 0;   ///< useful: of visible pairs, and of the linear layers
+  double bytes = 0;  ///< of query, key, value and output, each once
+};
+
+Problem make_problem(const BenchCase& test, Random& random);
+
+/// A layer, judged as it is timed: `run` returns what the reference demands.
+Contender layer_contender(Who who, const Call& run,
+                          const std::shared_ptr<const LayerInputs>& inputs,
+                          const std::shared_ptr<const Reference>& reference);
+
+/// Multiply-adds count 2; pairs of query and key that are not visible, nothing.
+/// Forward has two products, backward five: the scores again, and the gradients
+/// of weights, query, key and value.
+double attention_flop(const AttentionInputs& inputs, Pass pass);
+
+/// The same with the linear layers of self-attention.
+double layer_flop(const LayerInputs& inputs, Pass pass);
+
+/// The same of linear layers of so many weights together, on so many rows:
+/// backward has one product for the weights' gradient, one for the input's.
+double linear_flop(double rows, double weights, Pass pass);
+
+/// What rounding allows a contender: others than ours store scores in the dtype
+/// wherever they leave their fused path.
+naive::Precision precision_of(Who who, at::ScalarType dtype);
+
+/// out (B, H, Lq, Dv) of as many draws of dropout, one after another, as make
+/// some thousand rows. ones: inputs whose values are 1.
+at::Tensor sums_of_draws(const AttentionForm& form,
+                         const AttentionInputs& ones);
+
+/// Why the rows' sums of weights after dropout are not 1 on average, or were
+/// not dropped at all; empty: they are, within six standard errors.
+std::string implausible_dropout(const at::Tensor& sums);
+
+/// Where values and the output's gradient are all 1, out (B, H, Lq, Dv) and
+/// dvalue (B, G, Lk, Dv) are the sums of the rows and of the columns of the
+/// same weights. Why they are not; empty: of each value head they add up to the
+/// same, within `unit` of the whole.
+std::string implausible_gradient(const at::Tensor& out,
+                                 const at::Tensor& dvalue, double unit);
+
+}  // namespace cli

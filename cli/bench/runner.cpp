@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+#include "cli/bench/runner.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <thread>
+
+#include "cli/bench/contenders.h"
+
+namespace cli {
+namespace {
+
+// Judges one contender by a call without dropout, which warms it up too, and
+// by what dropout does to sums; measures the memory of its first real call.
+Entry judge(const Contender& contender) {
+  Entry entry{.who = contender.who};
+  try {
+    Outputs out;
+    contender.prepare();
+    entry.memory = extra_memory([&] { out = contender.timed(); });
+    if (contender.dropout_fault) {
+      entry.fault = contender.dropout_fault();
+      out = contender.verified();
+    }
+    if (entry.fault.empty()) entry.fault = contender.fault(out);
+    if (!entry.fault.empty()) entry.status = Status::kWrong;
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    entry.fault = what.substr(0, what.find('\n'));
+    entry.status = Status::kFailed;
+  }
+  return entry;
+}
+
+// Times those that are right.
+void time_all(const Problem& problem, const TimingPlan& plan,
+              std::vector<Entry>& entries) {
+  std::vector<std::function<void()>> calls;
+  std::vector<Entry*> timed;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].status != Status::kRight) continue;
+    timed.push_back(&entries[i]);
+    calls.push_back([&call = problem.contenders[i].timed] { call(); });
+  }
+  const auto times = interleave(calls, plan);
+  const bool ours = !timed.empty() && timed[0]->who == Who::kOurs;
+  for (size_t i = 0; i < timed.size(); ++i) {
+    timed[i]->time = statistics(times[i]);
+    if (!ours) continue;
+    timed[i]->paired = paired_ratio(times[i], times[0]);
+    timed[i]->ratio = timed[i]->time.best / timed[0]->time.best;
+  }
+}
+
+int vector_bits(const std::string& isa) {
+  return isa == "portable" ? 128 : isa == "avx2" ? 256 : 512;
+}
+
+}  // namespace
+
+Runner::Runner(std::string isa, TimingPlan plan, uint64_t seed)
+    : isa_(std::move(isa)),
+      plan_(plan),
+      seed_(seed),
+      all_threads_(at::get_num_threads()) {}
+
+Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
+  // PyTorch's idle threads spin for some milliseconds before they sleep.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  if (test.memory_bound) {
+    if (!reader_) reader_ = std::make_unique<MemoryReader>();
+    return {"reading memory", reader_->measure(threads)};
+  }
+  const at::ScalarType dtype = dtype_of(test);
+  const int bits = vector_bits(isa_);
+  const bool wide = dtype == at::kDouble;
+  const Limit own{
+      std::string(wide ? "fp64" : "fp32") + " multiply-add, " + isa_,
+      measure_arithmetic(wide ? Unit::kFloat64 : Unit::kFloat32, bits, threads)
+          .value()};
+  // Dot products of pairs count where our kernels are made of them.
+  if (dtype != at::kBFloat16 || isa_ != "avx512_bf16") return own;
+  const auto pairs = measure_arithmetic(Unit::kBFloat16Pairs, bits, threads);
+  return pairs && pairs->best > own.rate.best
+             ? Limit{"bf16 dot products, " + isa_, *pairs}
+             : own;
+}
+
+void Runner::run(const BenchCase& test, const std::vector<int>& threads,
+                 const std::function<void(Measurement)>& done) {
+  const at::NoGradGuard no_grad;
+  Random random(seed_, test.name);
+  at::set_num_threads(all_threads_);
+  const Problem problem = make_problem(test, random);
+  std::optional<double> single;
+  for (const int count : threads) {
+    at::set_num_threads(count);
+    Measurement m{.test = &test, .threads = count, .peak = {}, .entries = {}};
+    for (const Contender& contender : problem.contenders)
+      m.entries.push_back(judge(contender));
+    const Limit before = measure_limit(test, count);
+    time_all(problem, plan_, m.entries);
+    m.peak = {before.unit, before.rate, measure_limit(test, count).rate};
+    if (dtype_of(test) == at::kBFloat16 && !test.memory_bound)
+      if (auto tiles = measure_arithmetic(Unit::kBFloat16Tiles, 512, count))
+        m.peak.tiles = tiles->best;
+    const double work = test.memory_bound ? problem.bytes : problem.flop;
+    for (Entry& entry : m.entries)
+      if (entry.status == Status::kRight) {
+        entry.rate = work / entry.time.best * 1e-9;
+        entry.share = entry.rate / m.peak.value();
+      }
+    if (m.right()) {
+      if (count == 1) single = m.ours().time.best;
+      if (count > 1 && single) m.scaling = *single / m.ours().time.best;
+    }
+    done(std::move(m));
+  }
+}
+
+}  // namespace cli

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+//
+// Where a report goes: to the terminal, as it can show it, and into files.
+#pragma once
+
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/terminal/destination.h"
+
+namespace cli {
+
+/// Made before anything runs: throws where a file cannot be written.
+class ReportWriter {
+ public:
+  /// `command`, "check", is what errors name.
+  ReportWriter(const std::string& command, const ReportOutput& output);
+
+  /// Prints a report, the JSON of multihead/report.h, as text or as it is,
+  /// unless a file that is asked for goes to standard output; writes the files.
+  /// `command_line` made it, and stands above it in a picture.
+  void write(const std::string& json, const std::string& command_line);
+
+ private:
+  bool json_;
+  Destination html_, svg_;
+};
+
+}  // namespace cli

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: MIT
+#include "cli/show/input.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+
+#include "cli/check/dump.h"
+#include "cli/terminal/width.h"
+#include "diagnosis/dump/run.h"
+
+namespace cli {
+namespace {
+
+using multihead::Safetensors;
+using multihead::diagnosis::GivenMask;
+using multihead::diagnosis::MaskMeaning;
+using multihead::diagnosis::Run;
+
+constexpr const char* kWeights[] = {"weights", "attn_weights",
+                                    "attention_weights"};
+
+const at::Tensor* find_weights(const Safetensors& dump) {
+  for (const char* name : kWeights)
+    if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
+      return &found->second;
+  return nullptr;
+}
+
+// bool (B or 1, H or 1, Lq or 1, Lk), undefined without a mask.
+at::Tensor keep_of(const GivenMask& mask, const char* name) {
+  if (!mask.numbers.defined() || mask.meaning == MaskMeaning::kAdditive)
+    return {};
+  if (mask.meaning == MaskMeaning::kUnknown)
+    refuse(std::string("the dump's ") + name,
+           "be known as blocked, keep or additive (metadata mask and padding, "
+           "or --mask)",
+           "neither");
+  return mask.meaning == MaskMeaning::kKeep ? mask.numbers.ne(0)
+                                            : mask.numbers.eq(0);
+}
+
+// The run's masks as one.
+multihead::AttentionOptions options_of(const Run& run, at::ScalarType dtype) {
+  multihead::AttentionOptions options{
+      .is_causal = run.causal == multihead::diagnosis::CausalRequest::kYes,
+      .scale = run.scale,
+      .enable_gqa = true};
+  at::Tensor keep, bias;
+  for (const auto& [mask, name] :
+       {std::pair{&run.mask, "mask"}, {&run.padding, "key_padding_mask"}}) {
+    if (const at::Tensor kept = keep_of(*mask, name); kept.defined())
+      keep = keep.defined() ? keep.logical_and(kept) : kept;
+    else if (mask->numbers.defined())
+      bias = bias.defined() ? bias + mask->numbers : mask->numbers;
+  }
+  if (bias.defined() && keep.defined()) bias = at::where(keep, bias, -INFINITY);
+  options.attn_mask = bias.defined() ? bias.to(dtype) : keep;
+  return options;
+}
+
+Run make_run(Safetensors dump) {
+  // What came out is not shown, and need not be there.
+  if (!dump.tensors.contains("out") && !dump.tensors.contains("output")) {
+    const auto query = dump.tensors.find("query");
+    dump.tensors["out"] =
+        query != dump.tensors.end() ? query->second : dump.tensors.at("x");
+  }
+  try {
+    return multihead::diagnosis::make_run(dump);
+  } catch (const std::exception& error) {  // "explain: mask must ..."
+    std::string what = error.what();
+    if (what.starts_with("explain: ")) what.replace(0, 9, "show: ");
+    throw std::invalid_argument(what);
+  }
+}
+
+// The heads that a dump's metadata state, or `otherwise`.
+int64_t stated_heads(const Safetensors& dump, int64_t otherwise) {
+  constexpr int64_t kMost = 1 << 16;
+  const auto fact = dump.metadata.find("num_heads");
+  if (fact == dump.metadata.end()) return otherwise;
+  const int64_t heads = std::atoll(fact->second.c_str());
+  if (heads < 1 || heads > kMost)
+    refuse("the dump's num_heads", "be from 1 to " + std::to_string(kMost),
+           fact->second);
+  return heads;
+}
+
+// Weights as (B, H, Lq, Lk), or their mean over `mean_of` heads. As
+// nn.MultiheadAttention returns it, that has no dimension of heads.
+void set_weights(Attended& attended, const at::Tensor& weights,
+                 const Safetensors& dump) {
+  const int64_t dims = weights.dim();
+  if (!weights.is_floating_point() || dims < 2 || dims > 4 ||
+      weights.numel() == 0)
+    refuse("the dump's weights",
+           "be floating and have the shape (B, H, Lq, Lk), (H, Lq, Lk), "
+           "(B, Lq, Lk) or (Lq, Lk), without a size of 0",
+           std::string(c10::toString(weights.scalar_type())) + " of shape " +
+               shape_text(weights.sizes().vec()));
+  const int64_t given = dims == 2 ? 1 : weights.size(dims - 3);
+  const int64_t heads = dims == 4 ? given : stated_heads(dump, given);
+  if (heads != given) attended.mean_of = heads;
+  attended.weights = weights.detach();
+  if (dims == 3) attended.weights = weights.unsqueeze(heads == given ? 0 : 1);
+  if (dims == 2) attended.weights = weights.unsqueeze(0).unsqueeze(0);
+}
+
+int64_t kv_heads(const Safetensors& dump, int64_t heads) {
+  const auto fact = dump.metadata.find("num_kv_heads");
+  if (fact == dump.metadata.end()) return heads;
+  const int64_t groups = std::atoll(fact->second.c_str());
+  if (groups < 1 || heads % groups != 0)
+    refuse("the dump's num_kv_heads",
+           "divide its " + std::to_string(heads) + " heads", fact->second);
+  return groups;
+}
+
+void set_tokens(Attended& attended, const Safetensors& dump,
+                const ShowOptions& options) {
+  const auto read = [&](const std::string& option, const char* option_name,
+                        const char* fact, int64_t length) {
+    std::vector<std::vector<std::string>> lists;
+    std::string name = option_name;
+    if (!option.empty()) {
+      lists = parse_tokens(option, name);
+    } else if (const auto found = dump.metadata.find(fact);
+               found != dump.metadata.end()) {
+      name = std::string("the dump's ") + fact;
+      lists = parse_tokens(found->second, name);
+    }
+    const auto items = static_cast<int64_t>(lists.size());
+    if (items > 1 && items != attended.batch_size())
+      refuse(name,
+             "be one list, or one for each of the " +
+                 std::to_string(attended.batch_size()) + " items",
+             std::to_string(items) + " lists");
+    for (const std::vector<std::string>& list : lists)
+      if (static_cast<int64_t>(list.size()) != length)
+        refuse(name,
+               "have one entry for each of the " + std::to_string(length) +
+                   " positions",
+               std::to_string(list.size()) +
+                   (list.size() == 1 ? " entry" : " entries"));
+    return lists;
+  };
+  attended.keys =
+      read(options.tokens, "--tokens", "tokens", attended.key_length());
+  attended.queries = read(options.query_tokens, "--query-tokens",
+                          "query_tokens", attended.query_length());
+  if (attended.queries.empty() &&
+      attended.query_length() == attended.key_length())
+    attended.queries = attended.keys;
+}
+
+}  // namespace
+
+void refuse(const std::string& argument, const std::string& condition,
+            const std::string& got) {
+  throw std::invalid_argument("show: " + argument + " must " + condition +
+                              ", got " + got);
+}
+
+bool holds_weights(const Safetensors& dump) { return find_weights(dump); }
+
+bool holds_inputs(const Safetensors& dump) {
+  return dump.tensors.contains("query") || dump.tensors.contains("x");
+}
+
+Safetensors read_files(const ShowOptions& options) {
+  Safetensors dump = read_dump(options.dump);
+  if (!options.weights.empty()) {
+    Safetensors more = read_dump(options.weights);
+    dump.tensors.merge(more.tensors);
+    dump.metadata.merge(more.metadata);
+  }
+  if (!options.mask.empty()) dump.metadata["mask"] = options.mask;
+  if (options.num_heads)
+    dump.metadata["num_heads"] = std::to_string(*options.num_heads);
+  if (!holds_weights(dump) && !holds_inputs(dump))
+    refuse(options.dump, "hold a tensor weights, query or x",
+           dump.tensors.empty() ? "none at all"
+                                : dump.tensors.begin()->first + " and others");
+  return dump;
+}
+
+Attended given_weights(const Safetensors& dump, const ShowOptions& options) {
+  Attended attended{.title = printable(options.dump)};
+  set_weights(attended, *find_weights(dump), dump);
+  const int64_t B = attended.batch_size(), H = attended.num_heads(),
+                Lq = attended.query_length(), Lk = attended.key_length();
+  // Masks fit the weights as they would fit heads of the same sizes.
+  Safetensors sizes{.metadata = dump.metadata};
+  sizes.metadata["num_heads"] = std::to_string(H);
+  sizes.tensors["query"] = at::zeros({B, H, Lq, 1});
+  sizes.tensors["key"] = at::zeros({B, H, Lk, 1});
+  for (const char* name : {"mask", "attn_mask", "key_padding_mask"})
+    if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
+      sizes.tensors.insert(*found);
+  attended.options = options_of(make_run(sizes), at::kFloat);
+  at::Tensor& mask = attended.options.attn_mask;
+  if (attended.mean_of > 0 && mask.defined())
+    mask = mask.amax(1, /*keepdim=*/true);  // blocked: for every head
+  attended.num_kv_heads = kv_heads(dump, H);
+  attended.stages = {{"weights",
+                      attended.mean_of > 0 ? "the mean of heads, as given"
+                                           : "as they were given",
+                      attended.weights.sizes().vec()}};
+  set_tokens(attended, dump, options);
+  return attended;
+}
+
+Attended computed_weights(const Safetensors& dump, const ShowOptions& options) {
+  const Run run = make_run(dump);
+  const at::ScalarType dtype =
+      run.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  Attended attended{.title = printable(options.dump)};
+  const auto heads = [&](int role, int64_t count) {
+    if (!run.has_weights) return run.inputs[role].to(dtype).contiguous();
+    const auto& matrix = role == 0 ? run.weights.query : run.weights.key;
+    return split_heads(
+        at::linear(run.inputs[role], matrix.weight, matrix.bias).to(dtype),
+        count);
+  };
+  attended.query = heads(0, run.sizes.heads);
+  attended.key = heads(1, run.sizes.kv_heads);
+  if (attended.query.size(0) != attended.key.size(0) ||
+      attended.query.size(3) != attended.key.size(3))
+    refuse("the dump's key", "have the batch and the head width of query",
+           shape_text(attended.key.sizes().vec()) + " for " +
+               shape_text(attended.query.sizes().vec()));
+  attended.num_kv_heads = run.sizes.kv_heads;
+  attended.options = options_of(run, dtype);
+  attended.stages = stages_of(run.has_weights ? run.inputs[0] : at::Tensor(),
+                              attended.query, attended.key);
+  set_tokens(attended, dump, options);
+  return attended;
+}
+
+std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
+                                                   const std::string& name) {
+  std::vector<std::vector<std::string>> lists(1);
+  if (!given.starts_with('[')) {
+    std::istringstream words{std::string(given)};
+    for (std::string word; words >> word;) lists[0].push_back(label(word));
+    return lists;
+  }
+  const auto json = nlohmann::json::parse(given, nullptr, false);
+  const auto is_list = [](const nlohmann::json& list) {
+    return list.is_array() && std::ranges::all_of(list, [](const auto& x) {
+             return x.is_string();
+           });
+  };
+  const auto read = [](const nlohmann::json& list) {
+    std::vector<std::string> tokens;
+    for (const auto& token : list)
+      tokens.push_back(label(token.get<std::string>()));
+    return tokens;
+  };
+  if (is_list(json)) {
+    lists[0] = read(json);
+  } else if (json.is_array() && std::ranges::all_of(json, is_list)) {
+    lists.clear();
+    for (const nlohmann::json& list : json) lists.push_back(read(list));
+  } else {
+    refuse(name, "be words between spaces or a JSON array of strings",
+           std::string(given.substr(0, 40)));
+  }
+  return lists;
+}
+
+std::vector<Stage> stages_of(const at::Tensor& input, const at::Tensor& query,
+                             const at::Tensor& key) {
+  const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
+                D = query.size(3), G = key.size(1), Lk = key.size(2);
+  const std::string root = "q·kᵀ / √" + std::to_string(D);
+  std::vector<Stage> stages;
+  if (input.defined()) {
+    stages.push_back({"input", "x", input.sizes().vec()});
+    stages.push_back(
+        {"projections", "q = x·Wᵀ + b; k, v alike", {B, Lq, H * D}});
+  }
+  stages.push_back(
+      {"heads", "q in " + std::to_string(H) + " parts", {B, H, Lq, D}});
+  if (G != H)
+    stages.push_back(
+        {"k, v heads", "in " + std::to_string(G) + " parts", {B, G, Lk, D}});
+  stages.push_back({"scores", root, {B, H, Lq, Lk}});
+  stages.push_back({"weights", "softmax over keys", {B, H, Lq, Lk}});
+  stages.push_back({"context", "weights·v", {B, H, Lq, D}});
+  if (input.defined()) {
+    stages.push_back({"merge", "heads side by side", {B, Lq, H * D}});
+    stages.push_back({"output", "·W_oᵀ + b", input.sizes().vec()});
+  }
+  return stages;
+}
+
+at::Tensor split_heads(const at::Tensor& rows, int64_t num_heads) {
+  return rows.unflatten(-1, {num_heads, -1}).transpose(1, 2).contiguous();
+}
+
+}  // namespace cli

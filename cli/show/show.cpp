@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT
+//
+// `multihead show`: finds the attention, measures it, draws it.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <numeric>
+#include <stdexcept>
+#include <string_view>
+
+#include "cli/commands.h"
+#include "cli/show/bert.h"
+#include "cli/show/input.h"
+#include "cli/terminal/destination.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/table.h"
+
+namespace cli {
+namespace {
+
+// Of the maps on an HTML page, all items and heads together: a few megabytes.
+constexpr int64_t kMostCells = 1'000'000, kMostItems = 32;
+
+std::string_view environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+Colours detect_colours(const Terminal& terminal) {
+  const std::string_view term = environment("TERM"),
+                         colour = environment("COLORTERM");
+  if (!terminal.colour) return Colours::kNone;
+  if (colour == "truecolor" || colour == "24bit" || term.ends_with("-direct"))
+    return Colours::kTrue;
+  const bool plain =
+      term.starts_with("vt") || term == "linux" || term == "ansi";
+  return plain ? Colours::kNone : Colours::k256;
+}
+
+Screen detect_screen(const ShowOptions& options) {
+  const Terminal terminal = detect_terminal();
+  int64_t width = options.width;
+  if (width == 0) width = terminal.width;
+  if (width == 0) width = std::atoll(environment("COLUMNS").data());
+  Screen screen{.width = static_cast<int>(width > 0 ? width : 80),
+                .colours = detect_colours(terminal),
+                .utf8 = terminal.utf8};
+  if (options.colour == "true") screen.colours = Colours::kTrue;
+  if (options.colour == "256") screen.colours = Colours::k256;
+  if (options.colour == "none" || options.colour == "ascii")
+    screen.colours = Colours::kNone;
+  if (options.colour == "ascii") screen.utf8 = false;
+  return screen;
+}
+
+int64_t parse_head(const std::string& text, const Attended& attended) {
+  if (attended.mean_of > 0)
+    refuse("--head", "be all or mean, since the dump holds the mean of heads",
+           text);
+  int64_t head = -1;
+  const char* end = text.data() + text.size();
+  if (std::from_chars(text.data(), end, head).ptr != end || head < 0 ||
+      head >= attended.num_heads())
+    refuse("--head",
+           "be all, mean or a head from 0 to " +
+               std::to_string(attended.num_heads() - 1),
+           text);
+  return head;
+}
+
+Wish wish_for(const Attended& attended, const ShowOptions& options) {
+  Wish wish;
+  const int64_t batch = attended.batch_size();
+  if (options.batch && *options.batch >= batch)
+    refuse("--batch", "be an item from 0 to " + std::to_string(batch - 1),
+           std::to_string(*options.batch));
+  wish.items = {options.batch.value_or(0)};
+  if (!options.html.empty() && !options.batch) {
+    wish.items.resize(std::min(batch, kMostItems));
+    std::iota(wish.items.begin(), wish.items.end(), 0);
+  }
+  wish.mean_only = options.head == "mean";
+  if (options.head != "mean" && options.head != "all")
+    wish.head = parse_head(options.head, attended);
+  const int64_t maps =
+      static_cast<int64_t>(wish.items.size()) *
+      (wish.head || wish.mean_only ? 1 : attended.num_heads() + 1);
+  wish.cells = static_cast<int>(std::clamp<double>(
+      std::sqrt(static_cast<double>(kMostCells) / maps), 16, 256));
+  return wish;
+}
+
+Attended find_attention(const ShowOptions& options) {
+  if (!options.model.empty()) return run_bert(options);
+  if (options.dump.empty()) return demonstration();
+  const multihead::Safetensors dump = read_files(options);
+  return holds_weights(dump) ? given_weights(dump, options)
+                             : computed_weights(dump, options);
+}
+
+// What the weights are compared with: another dump's, or attention itself on
+// the inputs that the dump holds.
+Attended find_reference(const ShowOptions& options) {
+  if (options.difference->empty()) {
+    const multihead::Safetensors dump = read_files(options);
+    if (!holds_weights(dump) || !holds_inputs(dump))
+      refuse(options.dump,
+             "hold weights and inputs, from which they follow, for "
+             "--difference without a file",
+             holds_weights(dump) ? "weights alone" : "inputs alone");
+    return computed_weights(dump, options);
+  }
+  ShowOptions other = options;
+  other.dump = *options.difference;
+  other.tokens = other.query_tokens = "";
+  return find_attention(other);
+}
+
+Picture make_picture(const ShowOptions& options) {
+  const Attended attended = find_attention(options);
+  Wish wish = wish_for(attended, options);
+  if (!options.difference) return measure(attended, wish);
+  const Attended reference = find_reference(options);
+  const auto sizes = [](const Attended& a) {
+    return std::vector{a.batch_size(), a.num_heads(), a.query_length(),
+                       a.key_length()};
+  };
+  if (sizes(attended) != sizes(reference))
+    refuse("--difference",
+           "have weights of the same shape, " + shape_text(sizes(attended)),
+           shape_text(sizes(reference)));
+  wish_for(reference, options);  // refuses a head of a mean
+  wish.mean_only |= attended.mean_of > 0 || reference.mean_of > 0;
+  return difference(measure(attended, wish), measure(reference, wish));
+}
+
+// Options that would be ignored: each goes with a dump, a model or either.
+void refuse_unused(const ShowOptions& options) {
+  const bool dump = !options.dump.empty(), model = !options.model.empty();
+  if (model == options.text.empty())
+    refuse("--text", "come with --model, and --model with --text",
+           model ? "--model alone" : "--text alone");
+  if (model && dump) refuse("--model", "come without a dump", options.dump);
+  const auto need = [](const char* option, bool given, bool met,
+                       const char* what) {
+    if (given && !met) refuse(option, std::string("come with ") + what, "none");
+  };
+  need("--weights", !options.weights.empty(), dump, "a dump");
+  need("--mask", !options.mask.empty(), dump, "a dump");
+  need("--tokens", !options.tokens.empty(), dump, "a dump");
+  need("--query-tokens", !options.query_tokens.empty(), dump, "a dump");
+  need("--batch", options.batch.has_value(), dump, "a dump");
+  need("--difference", options.difference.has_value(), dump, "a dump");
+  need("--num-heads", options.num_heads.has_value(), dump || model,
+       "a dump or a model");
+  need("--layer", options.layer.has_value(), model, "--model");
+  need("--vocab", !options.vocab.empty(), model, "--model");
+}
+
+}  // namespace
+
+int show(const ShowOptions& options) {
+  const at::NoGradGuard no_grad;
+  Destination svg("show: --svg", options.svg), png("show: --png", options.png),
+      html("show: --html", options.html);
+  print_at_most_one("show", svg.standard_output() + png.standard_output() +
+                                html.standard_output());
+  refuse_unused(options);
+  const Picture picture = make_picture(options);
+  if (!svg.wanted() && !png.wanted() && !html.wanted())
+    write_output(to_text(picture, detect_screen(options)));
+  each_of({[&] { svg.write(to_svg, picture); },
+           [&] { png.write(to_png, picture); },
+           [&] { html.write(to_html, picture); }});
+  return 0;
+}
+
+}  // namespace cli

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT
+#include "cli/terminal/environment.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+#include <thread>
+
+#include "multihead/functional.h"
+#include "multihead/version.h"
+
+namespace cli {
+namespace {
+
+// The flags by which kernels are chosen, as Linux names them.
+constexpr std::array kFlags = {"avx2",        "fma",      "f16c",
+                               "avx512f",     "avx512bw", "avx512_bf16",
+                               "avx512_fp16", "amx_tile", "amx_bf16"};
+
+// What chooses instructions, threads or the order of sums, here and in what
+// PyTorch runs on.
+constexpr std::array kSettings = {
+    "MULTIHEAD_ISA",      "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",           "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DEBUG_CPU_TYPE", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS"};
+
+// The value of the first line "name : value"; the file has one per processor.
+std::string cpuinfo(const std::string& name) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const size_t name_end = line.find_last_not_of(" \t", colon - 1);
+    if (colon == 0 || line.substr(0, name_end + 1) != name) continue;
+    const size_t value = line.find_first_not_of(' ', colon + 1);
+    return value == std::string::npos ? "" : line.substr(value);
+  }
+  return "";
+}
+
+// A name alone does not tell: virtual machines often hide it.
+std::string cpu_id() {
+  const std::string vendor = cpuinfo("vendor_id");
+  return vendor.empty() ? ""
+                        : vendor + ", family " + cpuinfo("cpu family") +
+                              ", model " + cpuinfo("model");
+}
+
+std::vector<std::string> settings() {
+  std::vector<std::string> found;
+  for (const char* name : kSettings)
+    if (const char* value = std::getenv(name))
+      found.push_back(std::string(name) + "=" + value);
+  return found;
+}
+
+std::vector<std::string> isa_flags() {
+  std::istringstream words(cpuinfo("flags"));
+  const std::vector<std::string> present(
+      std::istream_iterator<std::string>(words), {});
+  std::vector<std::string> flags;
+  for (const char* flag : kFlags)
+    if (std::find(present.begin(), present.end(), flag) != present.end())
+      flags.emplace_back(flag);
+  return flags;
+}
+
+std::string first_match(const std::string& text, const char* pattern) {
+  std::smatch match;
+  return std::regex_search(text, match, std::regex(pattern)) ? match[1].str()
+                                                             : "";
+}
+
+// Why an ordinary call, if any, would not run fused.
+std::string why_not_fused() {
+  const at::Tensor x = at::empty({1, 1, 16, 64}, at::kFloat);
+  const multihead::AttentionOptions ordinary;
+  return multihead::why_not_fused(x, x, x, ordinary).value_or("");
+}
+
+}  // namespace
+
+Environment detect_environment() {
+  const std::string config = at::show_config();
+  const std::string cpu = cpuinfo("model name");
+  return {
+      .version = MULTIHEAD_VERSION,
+      .torch_built = MULTIHEAD_TORCH_VERSION,
+      .torch_running = first_match(config, "TORCH_VERSION=([^,\\s]+)"),
+      .torch_isa = at::get_cpu_capability(),
+      .blas = at::hasMKL() ? "MKL " + first_match(at::get_mkl_version(),
+                                                  "Version ([0-9.]+)")
+                           : first_match(config, "BLAS_INFO=([^,\\s]+)"),
+      .onednn = at::hasMKLDNN()
+                    ? first_match(at::get_mkldnn_version(), "v([0-9.]+)")
+                    : "",
+      .cpu = cpu.empty() ? "unknown processor" : cpu,
+      .cpu_id = cpu_id(),
+      .isa = isa_flags(),
+      .threads = at::get_num_threads(),
+      .processors = std::thread::hardware_concurrency(),
+      .kernels = multihead::kernel_isa(),
+      .kernels_available = multihead::kernel_isas(),
+      .fused = why_not_fused(),
+      .settings = settings(),
+  };
+}
+
+nlohmann::ordered_json to_json(const Environment& e) {
+  return {{"version", e.version},
+          {"torch",
+           {{"built", e.torch_built},
+            {"running", e.torch_running},
+            {"isa", e.torch_isa}}},
+          {"blas", e.blas},
+          {"onednn", e.onednn},
+          {"cpu",
+           {{"model", e.cpu},
+            {"id", e.cpu_id},
+            {"flags", e.isa},
+            {"processors", e.processors}}},
+          {"threads", e.threads},
+          {"settings", e.settings},
+          {"kernels", {{"isa", e.kernels}, {"available", e.kernels_available}}},
+          {"backends",
+           {{"exact", true},
+            {"fused", e.fused.empty()},
+            {"why_not_fused", e.fused}}}};
+}
+
+}  // namespace cli

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: MIT
+#include "diagnosis/dump/run.h"
+
+#include <ATen/ops/stack.h>
+#include <c10/util/Exception.h>
+
+#include "diagnosis/dump/metadata.h"
+#include "multihead/text/shapes.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+constexpr const char* kInputs[] = {"query", "key", "value"};
+
+// ---- Shapes ----------------------------------------------------------------
+
+// (L, E), (B, L, E) or (L, B, E) → (B, L, E).
+Tensor sequence(const Tensor& x, bool batch_first, const char* name) {
+  if (!x.defined()) return x;
+  TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3, "explain: ", name,
+                    " must have 2 or 3 dimensions where there are weights, got "
+                    "shape ",
+                    shape_text(x));
+  const Tensor y = features(x, name);
+  if (x.dim() == 2) return y.unsqueeze(0);
+  return batch_first ? y : y.transpose(0, 1).contiguous();
+}
+
+// (L, D), (B, L, D), (H, L, D) or (B, H, L, D) → (B, H, L, D).
+Tensor heads_of(const Tensor& x, int64_t num_heads, const char* name) {
+  if (!x.defined()) return x;
+  TORCH_CHECK_VALUE(x.dim() >= 2 && x.dim() <= 4, "explain: ", name,
+                    " must have 2, 3 or 4 dimensions, got shape ",
+                    shape_text(x));
+  const Tensor y = features(x, name);
+  if (x.dim() == 4) return y;
+  if (x.dim() == 2) return y.unsqueeze(0).unsqueeze(0);
+  return num_heads > 1 && x.size(0) == num_heads ? y.unsqueeze(0)
+                                                 : y.unsqueeze(1);
+}
+
+Tensor shaped(const Run& run, const Observation& from, const Tensor& x,
+              const char* name) {
+  return run.has_weights
+             ? sequence(x, find_flag(from, "batch_first", true), name)
+             : heads_of(x, run.sizes.heads, name);
+}
+
+void need_shape(const Tensor& x, const Tensor& like, const char* name,
+                const char* like_name) {
+  TORCH_CHECK_VALUE(!x.defined() || x.sizes() == like.sizes(),
+                    "explain: ", name, " must have the shape of ", like_name,
+                    ", ", shape_text(like), ", got ", shape_text(x));
+}
+
+// Any rank → (B or 1, H or 1, Lq or 1, Lk).
+Tensor mask_shape(const Tensor& mask, const Sizes& n) {
+  const auto is = [](int64_t size, int64_t whole) {
+    return size == 1 || size == whole;
+  };
+  switch (mask.dim()) {
+    case 1:
+      return mask.view({1, 1, 1, -1});
+    case 2:
+      if (is(mask.size(0), n.queries)) return mask.unsqueeze(0).unsqueeze(0);
+      return mask.unsqueeze(1).unsqueeze(1);
+    case 3:
+      if (is(mask.size(0), n.batch)) return mask.unsqueeze(1);
+      if (mask.size(0) == n.batch * n.heads) {
+        return mask.view({n.batch, n.heads, mask.size(1), mask.size(2)});
+      }
+      return mask.unsqueeze(0);
+    default:
+      return mask;
+  }
+}
+
+GivenMask find_mask(const Observation& from, const Tensor& given,
+                    const char* name, const char* facts, const Sizes& n) {
+  if (!given.defined()) return {};
+  GivenMask mask{.numbers = mask_shape(numbers(given, name), n),
+                 .rank = given.dim()};
+  const Tensor& x = mask.numbers;
+  const int64_t sizes[] = {n.batch, n.heads, n.queries, n.keys};
+  bool fits = x.dim() == 4;
+  for (int64_t d = 0; fits && d < 4; ++d) {
+    fits = x.size(d) == 1 || x.size(d) == sizes[d];
+  }
+  TORCH_CHECK_VALUE(fits, "explain: ", name,
+                    " must broadcast to (B, H, Lq, Lk)", " = (", n.batch, ", ",
+                    n.heads, ", ", n.queries, ", ", n.keys, "), got shape ",
+                    shape_text(given));
+  mask.meaning =
+      find_choice<MaskMeaning>(from, facts, MaskMeaning::kUnknown,
+                               {{"blocked", MaskMeaning::kBlocked},
+                                {"keep", MaskMeaning::kKeep},
+                                {"additive", MaskMeaning::kAdditive}});
+  // Numbers other than 0 and 1 can only be there to be added.
+  if (mask.meaning == MaskMeaning::kUnknown && given.is_floating_point() &&
+      x.ne(0).logical_and(x.ne(1)).any().item<bool>()) {
+    mask.meaning = MaskMeaning::kAdditive;
+  }
+  return mask;
+}
+
+// ---- Parts of a run --------------------------------------------------------
+
+// What names no weight.
+bool is_reserved(const std::string& name) {
+  static const char* const kNames[] = {"query",
+                                       "key",
+                                       "value",
+                                       "x",
+                                       "mask",
+                                       "attn_mask",
+                                       "attention_mask",
+                                       "key_padding_mask",
+                                       "out",
+                                       "output",
+                                       "weights",
+                                       "attn_weights",
+                                       "attention_weights",
+                                       "dout",
+                                       "dquery",
+                                       "dkey",
+                                       "dvalue",
+                                       "dx",
+                                       "scores",
+                                       "masked_scores",
+                                       "context",
+                                       "merged",
+                                       "projected_query",
+                                       "projected_key",
+                                       "projected_value"};
+  for (const char* reserved : kNames) {
+    if (name == reserved) return true;
+  }
+  return name.starts_with("trace.") || name.starts_with("dropout_keep");
+}
+
+struct NamedWeights {
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, Orientation> orientations;
+};
+
+NamedWeights find_weights(const Observation& from) {
+  NamedWeights found;
+  for (const auto& [name, tensor] : from.tensors) {
+    if (is_reserved(name)) continue;
+    found.tensors[name] =
+        is_floating(tensor) ? numbers(tensor.detach(), "") : tensor;
+    const auto orientation = find_choice<Orientation>(
+        from, "layout:" + name, Orientation::kUnknown,
+        {{"out_in", Orientation::kOutIn}, {"in_out", Orientation::kInOut}});
+    if (orientation != Orientation::kUnknown) {
+      found.orientations[name] = orientation;
+    }
+  }
+  return found;
+}
+
+// With as many key/value heads as query heads or, where that does not fit, the
+// most that do; num_kv_heads becomes their number.
+AlignedWeights align_any_groups(const NamedWeights& found, LayerSizes& sizes) {
+  const int64_t heads = sizes.num_heads;
+  for (int64_t groups = heads; groups > 0; --groups) {
+    if (heads % groups != 0) continue;
+    sizes.num_kv_heads = groups;
+    try {
+      auto aligned = align_weights(found.tensors, found.orientations, sizes);
+      const Tensor &query = aligned.query.weight, &key = aligned.key.weight;
+      if (!query.defined() || !key.defined() ||
+          query.size(0) / heads == key.size(0) / groups) {
+        return aligned;
+      }
+    } catch (const c10::ValueError&) {
+      // What is wrong with all of them is said of the first.
+    }
+  }
+  sizes.num_kv_heads = heads;
+  return align_weights(found.tensors, found.orientations, sizes);
+}
+
+void read_layer(const Observation& from, const NamedWeights& found,
+                const Tensor& out, Run& run) {
+  const auto heads = find_count(from, "num_heads");
+  TORCH_CHECK_VALUE(heads.has_value(),
+                    "explain: num_heads must be among the facts where there "
+                    "are weights, got none");
+  Sizes& n = run.sizes;
+  n.heads = *heads;
+  n.kv_heads = find_count(from, "num_kv_heads").value_or(n.heads);
+  TORCH_CHECK_VALUE(n.heads % n.kv_heads == 0,
+                    "explain: num_kv_heads must divide num_heads = ", n.heads,
+                    ", got ", n.kv_heads);
+  const auto features_of = [](const Tensor& x) {
+    return x.dim() == 0 ? 0 : x.size(-1);
+  };
+  n.embed_dim = features_of(find(from, {"query", "x"}));
+  LayerSizes sizes{
+      .embed_dim = n.embed_dim,
+      .num_heads = n.heads,
+      .num_kv_heads = n.kv_heads,
+      .vdim = features_of(find(from, {"value", "key", "query", "x"})),
+      .out_dim = features_of(out)};
+  run.weights = find_count(from, "num_kv_heads")
+                    ? align_weights(found.tensors, found.orientations, sizes)
+                    : align_any_groups(found, sizes);
+  n.kv_heads = sizes.num_kv_heads;
+  run.weights_head_by_head =
+      run.weights.fused == FusedOrder::kNotFused
+          ? run.weights
+          : align_weights(found.tensors, found.orientations, sizes,
+                          FusedOrder::kHeadByHead);
+  run.has_weights = true;
+  const Tensor& matrix = run.weights.query.weight;
+  const int64_t features =
+      matrix.defined() ? matrix.numel() / n.embed_dim : n.embed_dim;
+  TORCH_CHECK_VALUE(features % n.heads == 0,
+                    "explain: num_heads must divide the ", features,
+                    " features of the queries, got ", n.heads);
+  n.width = features / n.heads;
+  const Tensor& values = run.weights.value.weight;
+  n.value_width = values.defined() ? values.size(0) / n.kv_heads : n.width;
+}
+
+void read_inputs(const Observation& from, Run& run) {
+  Tensor given[] = {find(from, {"query", "x"}), find(from, {"key"}),
+                    find(from, {"value"})};
+  // Keys and values are mostly one tensor.
+  if (!given[1].defined()) given[1] = given[2];
+  for (int role = 1; role < 3; ++role) {
+    if (!given[role].defined()) given[role] = given[role - 1];
+    for (int other = role - 1; other >= 0; --other) {
+      if (given[role].is_alias_of(given[other]) &&
+          given[role].sizes() == given[other].sizes()) {
+        run.same_as[role] = other;
+      }
+    }
+  }
+  for (int role = 0; role < 3; ++role) {
+    run.inputs[role] = shaped(run, from, given[role], kInputs[role]);
+  }
+  Sizes& n = run.sizes;
+  const Tensor& query = run.inputs[0];
+  n.batch = query.size(0);
+  n.queries = query.size(-2);
+  n.keys = run.inputs[1].size(-2);
+  if (!run.has_weights) {
+    n.heads = query.size(1);
+    n.kv_heads = run.inputs[1].size(1);
+    n.width = query.size(-1);
+    n.value_width = run.inputs[2].size(-1);
+    n.embed_dim = n.heads * n.width;
+    TORCH_CHECK_VALUE(n.heads % n.kv_heads == 0,
+                      "explain: key must have a number of heads that divides "
+                      "that of query, ",
+                      n.heads, ", got ", n.kv_heads);
+  }
+  for (int role = 1; role < 3; ++role) {
+    TORCH_CHECK_VALUE(run.inputs[role].size(0) == n.batch &&
+                          run.inputs[role].size(-2) == n.keys,
+                      "explain: query, key and value must have one batch size, "
+                      "key and value one length, got ",
+                      kInputs[role], " of shape ", shape_text(given[role]),
+                      " beside query ", shape_text(given[0]));
+  }
+}
+
+// Draws of dropout, told apart by their number: weights, of all heads or head
+// by head, or the output.
+void read_dropout(const Observation& from, Run& run) {
+  run.training = find_flag(from, "training", false);
+  run.dropout_p = find_number(from, "dropout_p").value_or(0.0);
+  TORCH_CHECK_VALUE(run.dropout_p >= 0.0 && run.dropout_p < 1.0,
+                    "explain: dropout_p must be from 0 to below 1, got ",
+                    run.dropout_p);
+  const Sizes& n = run.sizes;
+  const int64_t of_a_head = n.batch * n.queries * n.keys;
+  std::vector<Tensor> heads;
+  for (const auto& [name, tensor] : from.tensors) {
+    if (!name.starts_with("dropout_keep")) continue;
+    const Tensor kept = numbers(tensor, name.c_str());
+    const int64_t count = kept.numel();
+    // Code that takes keys from the queries has as many.
+    const bool of_queries = n.queries != n.value_width &&
+                            count * n.keys == of_a_head * n.heads * n.queries;
+    // Where D = Lk, both have as many: then three dimensions are the output's.
+    const bool like_output =
+        n.heads > 1 && kept.dim() == 3 &&
+        kept.sizes() == find(from, {"out", "output"}).sizes();
+    const bool of_weights =
+        !like_output && (count == of_a_head * n.heads || of_queries);
+    if (of_weights && !run.kept_weights.defined()) {
+      run.kept_weights = kept.reshape({n.batch, n.heads, n.queries, -1});
+    } else if (kept.dim() == 4 && run.has_weights &&
+               count == of_a_head / n.keys * n.heads * n.value_width) {
+      run.kept_context =
+          kept.reshape({n.batch, n.heads, n.queries, n.value_width});
+    } else if (count == run.out.numel() && !run.kept_output.defined()) {
+      run.kept_output = shaped(run, from, kept, name.c_str());
+    } else if (count == of_a_head) {
+      heads.push_back(kept.reshape({n.batch, n.queries, n.keys}));
+    }
+  }
+  if (!run.kept_weights.defined() &&
+      static_cast<int64_t>(heads.size()) == n.heads) {
+    run.kept_weights = at::stack(heads, 1);
+  }
+}
+
+void read_results(const Observation& from, const Tensor& out, Run& run) {
+  run.out = shaped(run, from, out, "out");
+  run.returned = numbers(
+      find(from, {"weights", "attn_weights", "attention_weights"}), "weights");
+  run.dout = shaped(run, from, find(from, {"dout"}), "dout");
+  need_shape(run.dout, run.out, "dout", "out");
+  const Tensor gradients[] = {find(from, {"dquery", "dx"}),
+                              find(from, {"dkey"}), find(from, {"dvalue"})};
+  constexpr const char* kNames[] = {"dquery", "dkey", "dvalue"};
+  for (int role = 0; role < 3; ++role) {
+    run.gradients[role] = shaped(run, from, gradients[role], kNames[role]);
+    need_shape(run.gradients[role], run.inputs[role], kNames[role],
+               kInputs[role]);
+  }
+  for (const char* name :
+       {"projected_query", "projected_key", "projected_value", "scores",
+        "masked_scores", "context", "merged"}) {
+    const Tensor stage = find(from, {name});
+    if (stage.defined()) run.stages[name] = numbers(stage, name);
+  }
+  for (int64_t i = 0;; ++i) {
+    const auto entry = from.tensors.find("trace." + std::to_string(i));
+    if (entry == from.tensors.end()) break;
+    run.trace.push_back(entry->second.detach());
+  }
+}
+
+}  // namespace
+
+Run make_run(const Observation& from) {
+  Run run;
+  if (const std::string* name = find_text(from, "name")) run.name = *name;
+  const Tensor query = find(from, {"query", "x"});
+  const Tensor out = find(from, {"out", "output"});
+  TORCH_CHECK_VALUE(query.defined(),
+                    "explain: an observation must hold the input, query or x, "
+                    "got none");
+  TORCH_CHECK_VALUE(out.defined(),
+                    "explain: an observation must hold what came out, out, got "
+                    "none");
+  TORCH_CHECK_VALUE(features(query, "query").isfinite().any().item<bool>(),
+                    "explain: query must hold a finite number, got none");
+  TORCH_CHECK_VALUE(query.dim() >= 2,
+                    "explain: query must have 2 dimensions or more, got shape ",
+                    shape_text(query));
+  run.sizes.heads = find_count(from, "num_heads").value_or(1);
+  run.dtype = query.scalar_type();
+  const NamedWeights weights = find_weights(from);
+  if (!weights.tensors.empty()) read_layer(from, weights, out, run);
+  read_inputs(from, run);
+  read_results(from, out, run);
+  run.mask =
+      find_mask(from, find(from, {"mask", "attn_mask", "attention_mask"}),
+                "mask", "mask", run.sizes);
+  run.padding = find_mask(
+      from, find(from, {"key_padding_mask"}), "key_padding_mask",
+      find_text(from, "padding") != nullptr ? "padding" : "mask", run.sizes);
+  if (Tensor& padding = run.padding.numbers; padding.defined()) {
+    // (B, Lk) where B = Lq.
+    if (run.padding.rank == 2 && padding.size(2) == run.sizes.batch) {
+      padding = padding.transpose(0, 2);
+    }
+    TORCH_CHECK_VALUE(padding.size(2) == 1,
+                      "explain: key_padding_mask must be (B, Lk) = (",
+                      run.sizes.batch, ", ", run.sizes.keys,
+                      ") or broadcast so, got a row for each query");
+  }
+  run.causal = find_choice<CausalRequest>(from, "is_causal", CausalRequest::kNo,
+                                          {{"true", CausalRequest::kYes},
+                                           {"false", CausalRequest::kNo},
+                                           {"infer", CausalRequest::kUnknown}});
+  run.scale = find_number(from, "scale");
+  read_dropout(from, run);
+  return run;
+}
+
+}  // namespace multihead::diagnosis

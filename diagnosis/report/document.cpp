@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: MIT
+#include "diagnosis/report/document.h"
+
+#include <algorithm>
+#include <set>
+
+#include "diagnosis/report/cases.h"
+#include "diagnosis/report/words.h"
+
+namespace multihead::report {
+namespace {
+
+using Kind = Block::Kind;
+
+// ---- The verdict in one sentence ------------------------------------------
+
+// "it ...": what a finding, which is no fault of attention, says of the code.
+std::string predicate(const std::string& finding) {
+  static constexpr std::pair<const char*, const char*> kKnown[] = {
+      {"raises", "raises an error"},
+      {"hangs", "does not come to an end"},
+      {"crashes", "ends the whole process"},
+      {"returns_nothing", "returns nothing"},
+      {"wrong_shape", "returns the wrong shape"},
+      {"wrong_type", "returns the wrong type"},
+      {"not_finite", "returns numbers that are not finite"},
+      {"integer_output", "returns whole numbers"},
+      {"missing_package", "needs a package that is not installed"},
+      {"changes_inputs", "changes its inputs"},
+      {"changes_global_state", "changes settings of the whole process"},
+      {"random", "returns something else each time"},
+      {"no_weights_found", "has weights that were not found"},
+      {"not_called", "could not be called"},
+  };
+  for (const auto& [name, words] : kKnown)
+    if (finding == name) return words;
+  std::string words = "has a flaw: " + finding;
+  std::replace(words.begin(), words.end(), '_', ' ');
+  return words;
+}
+
+bool is_right(const std::string& verdict) {
+  return verdict == "bits" || verdict == "rounding";
+}
+
+std::string all_cases(size_t count) {
+  return count == 1   ? "the one case"
+         : count == 2 ? "both cases"
+                      : "all " + counted(count, "case");
+}
+
+std::string right_words(const Json& report, const std::string& verdict) {
+  const Json& cases = list_at(report, "cases");
+  const std::string all = "in " + all_cases(cases.size());
+  if (verdict == "bits") return "is right: PyTorch's, bit for bit, " + all;
+  const auto bits =
+      std::count_if(cases.begin(), cases.end(),
+                    [](const Json& c) { return is_true(c, "bits"); });
+  std::string words = "is right: within rounding of PyTorch " + all;
+  if (bits > 0) words += ", bit for bit in " + std::to_string(bits);
+  return words;
+}
+
+std::string fault_words(const Json& faults) {
+  std::vector<std::string> stages;
+  for (const Json& fault : faults) {
+    const std::string stage = "the " + text_at(fault, "stage");
+    if (std::find(stages.begin(), stages.end(), stage) == stages.end())
+      stages.push_back(stage);
+  }
+  const bool one = faults.size() == 1;
+  return std::string(one ? "has one fault, in " : "has two faults, ") +
+         (one                  ? ""
+          : stages.size() == 1 ? "both in "
+                               : "in ") +
+         listed(stages);
+}
+
+std::string unknown_words(const Json& report) {
+  const std::string stage = text_at(report, "first_stage");
+  const Json& remarks = list_at(report, "remarks");
+  const auto is_there = [&](const char* name) {
+    return std::any_of(remarks.begin(), remarks.end(), [&](const Json& remark) {
+      return text_at(remark, "name") == name;
+    });
+  };
+  if (is_there("lost_in_rounding")) return "cannot be judged by these numbers";
+  return "is not right" + (stage.empty() ? "" : ", first in the " + stage) +
+         (is_there("search_cut_short")
+              ? ", and the search for its fault was cut short"
+              : ", and no fault that is known here explains it");
+}
+
+// What is seen of an output before any rule of attention is the news.
+bool is_flaw_of_out(const Json& report) {
+  const Json& findings = list_at(report, "findings");
+  return std::any_of(findings.begin(), findings.end(), [](const Json& finding) {
+    const std::string name = text_at(finding, "name");
+    return name == "wrong_shape" || name == "not_finite";
+  });
+}
+
+// Neither right nor wrong: it could not be called.
+bool nothing_told(const Json& report) {
+  const Json& findings = list_at(report, "findings");
+  return !findings.empty() &&
+         std::all_of(findings.begin(), findings.end(), [](const Json& finding) {
+           return text_at(finding, "kind") == "unchecked";
+         });
+}
+
+Block headline(const Json& report, const std::string& verdict) {
+  std::vector<std::string> flaws;
+  for (const Json& finding : list_at(report, "findings")) {
+    const std::string flaw = predicate(text_at(finding, "name"));
+    if (std::find(flaws.begin(), flaws.end(), flaw) == flaws.end())
+      flaws.push_back(flaw);
+  }
+  const bool right = is_right(verdict);
+  std::string words;
+  if (right && flaws.empty()) {
+    words = right_words(report, verdict);
+  } else if (right) {
+    words = "computes attention, but it " + listed(flaws);
+  } else if (verdict == "unchecked") {
+    words = flaws.empty() ? "was not checked" : listed(flaws);
+  } else if (verdict == "unknown" && is_flaw_of_out(report)) {
+    const std::string stage = text_at(report, "first_stage");
+    words = listed(flaws) + (stage.empty() ? "" : ", first in the " + stage);
+  } else {
+    words = verdict == "fault" ? fault_words(list_at(report, "faults"))
+                               : unknown_words(report);
+    if (!flaws.empty()) words += "; and it " + listed(flaws);
+  }
+  std::string subject = text_at(report, "target");
+  if (subject.empty()) subject = "This attention";
+  const bool passed = right && flaws.empty();
+  return {
+      .kind = Kind::kHeadline,
+      .label = nothing_told(report) ? Span{"?", Style::kStrong} : mark(passed),
+      .text = {{subject + " " + words + ".", Style::kStrong}}};
+}
+
+// ---- What is wrong ---------------------------------------------------------
+
+// How it was established: what is left of the error once the faults are in. Of
+// float64 where there is any, since its rounding hides least.
+void add_evidence(Document& document, const Json& report) {
+  const Json& cases = list_at(report, "cases");
+  const size_t faults = list_at(report, "faults").size();
+  const bool has_float64 =
+      std::any_of(cases.begin(), cases.end(), [](const Json& c) {
+        return is_true(c, "explained") && text_at(c, "dtype") == "float64";
+      });
+  double left = 0, without = 0;
+  size_t explained = 0;
+  for (const Json& c : cases) {
+    if (!is_true(c, "agrees"))
+      without = std::max(without, value_at(c, "error"));
+    if (!is_true(c, "explained")) continue;
+    ++explained;
+    if (!has_float64 || text_at(c, "dtype") == "float64")
+      left = std::max(left, value_at(c, "unexplained"));
+  }
+  if (faults == 0 || explained == 0) return;
+  const auto differing = [&](auto has) {
+    return std::any_of(cases.begin(), cases.end(), [&](const Json& c) {
+      return !is_true(c, "agrees") && has(c);
+    });
+  };
+  const bool is_number =
+      differing([](const Json& c) { return has_number(c, "error"); });
+  const std::string plain =
+      std::string("Without ") + (faults == 1 ? "it" : "them") +
+      (is_number ? " the largest difference is " + number_text(without)
+       : differing(has_reference) ? " the difference is NaN"
+                                  : " there is no result to compare with") +
+      ".";
+  const std::string share =
+      explained < cases.size()
+          ? std::to_string(explained) + " of " + counted(cases.size(), "case")
+          : all_cases(explained);
+  if (is_number && left > without / 4) {
+    note(document, "evidence",
+         {{"The largest difference, " + number_text(without) +
+           ", is of the size that this rounding makes."}});
+    return;
+  }
+  note(document, "evidence",
+       {{std::string("Attention with ") +
+         (faults == 1 ? "this one change" : "these two changes") +
+         " reproduces your result in " + share + ", to " + number_text(left) +
+         (has_float64 ? " in float64" : "") + ". " + plain}});
+}
+
+void add_faults(Document& document, const Json& report) {
+  const Json& faults = list_at(report, "faults");
+  int number = 0;
+  for (const Json& fault : faults) {
+    std::string sentence =
+        faults.size() > 1 ? std::to_string(++number) + ". " : "";
+    sentence += text_at(fault, "sentence");
+    if (const std::string detail = text_at(fault, "detail"); !detail.empty())
+      sentence += " " + detail;
+    Text text = marked_up(sentence);
+    text.push_back({" "});
+    text.push_back({"(" + text_at(fault, "name") + ")", Style::kDim});
+    document.push_back({.text = std::move(text)});
+    if (faults.size() == 1) add_evidence(document, report);
+    note(document, "repair", marked_up(text_at(fault, "remedy")));
+  }
+  if (faults.size() > 1) add_evidence(document, report);
+}
+
+void add_findings(Document& document, const Json& findings) {
+  for (const Json& finding : findings) {
+    document.push_back({.text = marked_up(text_at(finding, "sentence"))});
+    note(document, "where", marked_up(text_at(finding, "detail")));
+    note(document, "repair", marked_up(text_at(finding, "remedy")));
+  }
+}
+
+void add_place(Document& document, const Json& report) {
+  const auto where = report.find("where");
+  if (where == report.end() || !where->is_object()) return;
+  std::string index;
+  for (const Json& i : list_at(*where, "index"))
+    index += (index.empty() ? "" : ", ") + i.dump();
+  const auto [got, expected] = numbers_apart(*where, "got", "expected");
+  note(document, "where",
+       marked_up("`" + text_at(*where, "tensor") + "[" + index + "]` in case " +
+                 text_at(*where, "case") + " is " + got + " and should be " +
+                 expected + "."));
+}
+
+void add_way_on(Document& document, const Json& report) {
+  const std::string stage = text_at(report, "first_stage");
+  note(document, "way on",
+       marked_up("Print " + (stage.empty() ? "each step" : "the " + stage) +
+                 " of a small example, yours and by the book: "
+                 "`multihead/textbook.py` has every step with its reason."));
+}
+
+// A dump may have poor shapes; a check chose its own, at which only what is the
+// same for these arguments is left.
+void add_alternatives(Document& document, const Json& report) {
+  std::vector<std::string> names;
+  for (const Json& names_of_one : list_at(report, "alternatives")) {
+    std::string name;
+    for (const Json& part : names_of_one)
+      if (part.is_string())
+        name += (name.empty() ? "" : " + ") + part.get<std::string>();
+    names.push_back(name);
+  }
+  if (names.empty()) return;
+  const bool chosen = !list_at(report, "understood").empty();
+  note(document, "or else",
+       {{chosen ? listed(names, " or ") + ", which is the same here."
+                : "These inputs cannot tell it from " + listed(names, " or ") +
+                      ". Sizes that all differ, and a mask, can."}});
+}
+
+// ---- What was understood ---------------------------------------------------
+
+// Each once: the engine and what ran the code may have found the same.
+void add_remarks(Document& document, const Json& remarks, const char* label) {
+  std::set<std::string> said;
+  for (const Json& remark : remarks) {
+    std::string text = text_at(remark, "sentence");
+    const std::string remedy = text_at(remark, "remedy");
+    if (!remedy.empty()) text += " " + remedy;
+    if (said.insert(text).second) note(document, label, marked_up(text));
+  }
+}
+
+void add_phrases(Document& document, const Json& phrases, const char* label) {
+  std::string text;
+  for (const Json& phrase : phrases)
+    if (phrase.is_string())
+      text += (text.empty() ? "" : " · ") + phrase.get<std::string>();
+  note(document, label, marked_up(text, Style::kDim));
+}
+
+}  // namespace
+
+Span mark(bool good) {
+  return good ? Span{"✓", Style::kGood} : Span{"✗", Style::kBad};
+}
+
+void note(Document& document, const char* label, Text text) {
+  if (!text.empty())
+    document.push_back({.kind = Kind::kNote,
+                        .label = {label, Style::kDim},
+                        .text = std::move(text)});
+}
+
+int columns(std::string_view text) {
+  return static_cast<int>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+Document document_of(const std::string& json) {
+  const Json report = parsed_report(json);
+  const std::string verdict = text_at(report, "verdict");
+  const Json& cases = list_at(report, "cases");
+  const bool right = is_right(verdict);
+  Document document;
+  if (const std::string command = text_at(report, "command"); !command.empty())
+    document.push_back({.kind = Kind::kPrompt,
+                        .label = {"$", Style::kDim},
+                        .text = {{command}}});
+  document.push_back(headline(report, verdict));
+  const bool is_news = verdict == "unknown" && is_flaw_of_out(report);
+  if (is_news) add_findings(document, list_at(report, "findings"));
+  add_faults(document, report);
+  add_place(document, report);
+  if (verdict == "unknown") add_way_on(document, report);
+  add_alternatives(document, report);
+  if (!is_news) add_findings(document, list_at(report, "findings"));
+  if (right) add_exercise(document, cases);
+  add_cases(document, cases, right);
+  add_remarks(document, list_at(report, "assumptions"), "assumed");
+  add_remarks(document, list_at(report, "remarks"), "remark");
+  add_phrases(document, list_at(report, "understood"), "called");
+  add_phrases(document, list_at(report, "weights"), "matched");
+  add_phrases(document, list_at(report, "unused"), "not used");
+  return document;
+}
+
+}  // namespace multihead::report

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+//
+// What PyTorch itself returns for a run, in the run's own dtype.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "diagnosis/dump/run.h"
+#include "diagnosis/stages/recipe.h"
+
+namespace multihead::diagnosis {
+
+/// out as Run::out, in the run's dtype, of PyTorch's paths with weights and
+/// without. Empty where PyTorch has no such call, as without an output matrix,
+/// or draws numbers of its own. `recipe`: conventions only.
+std::vector<at::Tensor> pytorch_results(const Run& run, const Recipe& recipe);
+
+}  // namespace multihead::diagnosis

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+//
+// The three products that take P and dS:
+//   dV += Pᵀ·dO       dK += dSᵀ·Q       dQ += dS·K
+// of single numbers here, of pairs in gradient_pairs.h.
+#pragma once
+
+#include <string.h>
+
+#include "multihead/kernels/cpu/backward/recompute.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// A split of keys: how products read it, and the sums that rows add to.
+template <typename T>
+struct KeySplit {
+  int64_t b, g;
+  Interval keys;         ///< those that some row sees
+  Panel<T> key, value;   ///< by keys
+  Panel<T> key_columns;  ///< keys as add_context takes values
+  bool finite;           ///< whether all of them are
+  T *dkey, *dvalue;      ///< (kGradientSplit, width), in whole vectors
+
+  /// The key whose sums come first.
+  int64_t first() const { return round_down(keys.begin, kGradientSplit); }
+};
+
+/// Row r of a tile.
+template <class S>
+inline const typename S::Type* row_of_tile(const RowTile<typename S::F>& tile,
+                                           const Rows& x, int64_t r) {
+  return row_of<typename S::Type>(x, tile.b, tile.head[r], tile.query[r]);
+}
+
+/// Single numbers: a segment is multiplied as soon as it is computed, while it
+/// lies in the L1 cache.
+template <class M, class S, int kPair = M::kPair>
+class GradientProducts {
+ public:
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  using Tile = RowTile<F>;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+  static constexpr int64_t kStep = kKeyBlock;  ///< keys to `add` at once
+  static constexpr int64_t kSumKeys = 1;  ///< whose sums are added to at once
+
+  T* dquery;  ///< (D + 1, lanes), of a tile and a split
+
+  GradientProducts(const Backward& b, Arena& arena)
+      : dquery(arena.take<T>((b.attention.D + 1) * kLanes)),
+        b_(b),
+        width_(padded<F>(b.attention.D)),
+        value_width_(padded<F>(b.attention.Dv)),
+        query_rows_(arena.take<T>(kLanes * width_)),
+        dout_rows_(arena.take<T>(kLanes * value_width_)),
+        one_(arena.take<T>(kLanes)) {}
+
+  /// What follows is of tile n of those that are collected together, and of
+  /// this split. Whether the tile's rows are finite.
+  bool begin(const KeySplit<T>&, const Tile& tile, int /*n*/) {
+    const Attention& a = b_.attention;
+    memset(dquery, 0, (a.D + 1) * kLanes * sizeof(T));
+    for (int64_t r = 0; r < kLanes; ++r) one_[r] = 1;
+    bool finite = true;
+    for (int64_t r = 0; r < tile.count; ++r) {
+      finite &= widen_row(row_of_tile<S>(tile, a.query, r), a.D,
+                          query_rows_ + r * width_);
+      finite &= widen_row(row_of_tile<S>(tile, b_.dout, r), a.Dv,
+                          dout_rows_ + r * value_width_);
+    }
+    return finite;
+  }
+  /// There is no tile n, or it sees nothing of the split.
+  void skip(const KeySplit<T>&, int /*n*/) {}
+
+  /// The step of keys that begins at `at`, of which `block` was computed.
+  template <bool kCareful>
+  void add(const KeySplit<T>& split, const Tile& tile,
+           const ScoreGradient<M, S>& scores, const ScoreBlock& block,
+           int64_t /*at*/) {
+    for (int i = 0; i < block.count; ++i) {
+      const Segment& segment = block.segments[i];
+      const int64_t from = segment.first * F::kLanes;
+      const int64_t at = (segment.keys.begin - block.anchor) * kLanes + from;
+      const int64_t keys = segment.keys.end - segment.keys.begin;
+      const int64_t rows = least(tile.count, segment.last * F::kLanes) - from;
+      const int64_t row = segment.keys.begin - split.first();
+      if (b_.dvalue.data) {
+        Product<M>::template collect<kCareful>(
+            {scores.dropped + at, dout_rows_ + from * value_width_, rows,
+             value_width_, split.dvalue + row * value_width_},
+            keys);
+      }
+      if (b_.dkey.data) {
+        Product<M>::template collect<kCareful>(
+            {scores.dscores + at, query_rows_ + from * width_, rows, width_,
+             split.dkey + row * width_},
+            keys);
+      }
+      if (b_.dquery.data) {
+        Product<M>::template add_context<kCareful>(
+            {.value = split.key_columns.row(segment.keys.begin),
+             .value_stride = split.key_columns.stride,
+             .weights = scores.dscores + at,
+             .depth = keys,
+             .context = dquery + from,
+             .factor = one_ + from},
+            b_.attention.D, segment.last - segment.first,
+            rows_of(tile, segment));
+      }
+    }
+  }
+
+  /// What is left to do for a tile, and for those that are collected together.
+  void finish(const KeySplit<T>&, const Tile&) {}
+  void collect(const KeySplit<T>&) {}
+
+ private:
+  /// Padded with zeros; whether it is finite.
+  static bool widen_row(const typename S::Type* from, int64_t width, T* to) {
+    F::store(to + padded<F>(width) - F::kLanes, F::broadcast(0));
+    widen<S>(from, width, to);
+    return is_finite<S>(from, width);
+  }
+
+  const Backward& b_;
+  int64_t width_, value_width_;  ///< D and Dv in whole vectors
+  T* query_rows_;                ///< (lanes, width_)
+  T* dout_rows_;                 ///< (lanes, value_width_)
+  T* one_;                       ///< (lanes), 1
+};
+
+}  // namespace
+}  // namespace multihead::kernels

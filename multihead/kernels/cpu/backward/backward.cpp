@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: MIT
+//
+// Attention backward, forward.cpp differentiated line by line.
+//
+// Equations, per row of queries, with what forward returned; quoted is the line
+// of forward whose gradient it is:
+//   Δ = Σ out·dout − dlogsumexp                        once per row
+//   P = exp(S − logsumexp)                             recomputed
+//   dV += Pᵀ·dO                          "O += Vᵀ·Pᵀ"
+//   dP = V·dOᵀ                           "O += Vᵀ·Pᵀ"
+//   dP = dP·drop/(1 − p)                 "P = 0 where Philox says so"
+//   dS = P∘(dP − Δ)                      "P = exp(S − m)", "out = … / l"
+//   dS = dS·(1 − tanh²)                  "rules(…)", softcap; bias adds nothing
+//   dQ += scale·dS·K, dK += scale·dSᵀ·Q  "S = K·Qᵀ"
+// Δ stands for Σ_j P_j·dP_j, because out = Σ_j P_j·v_j; where out was rounded
+// to 16 bits and a row sees few keys, it is that sum (score_gradient.h).
+//
+// Walk. Keys are cut into splits of kGradientSplit. A split's dK and dV are
+// sums of its own, in float32, that all rows add to in ascending order, so no
+// two tasks ever write one number. The rows come in tiles, in lanes as in
+// forward; for each step of keys a tile computes S and dP (tile.h: rows in the
+// lanes), turns them into P and dS, and adds to dV, dK (tile_outer.h: the
+// head's width in the lanes) and to its own dQ of this split: single numbers at
+// once (gradient_products.h), pairs of bfloat16 when there are enough of them
+// (gradient_pairs.h). What a query gets is the sum over the splits in ascending
+// order. Where there are heads enough, a task is a head, split by split. Where
+// there are not, a task is one split of a head: waves of some splits leave
+// their shares of dQ in the workspace, and a second stage adds them up in the
+// same order. So bits depend neither on threads nor on the width of a wave.
+//
+// Bytes per tile of 48 rows in float32: Q and dO twice (lanes and rows), dQ: 5
+// times 192·D; S and dP 24 KiB each. Per split: K, V, dK, dV, 1024·D each: half
+// an L2 cache at D = 128. Of pairs, Q and dO are half of that, K and V too, but
+// K is packed twice, by keys for S and by columns for dQ. The workspace holds
+// 12 bytes per row, and in waves (width + 1) times dQ.
+//
+// What is hidden must not reach the three sums: where a tile meets a number
+// that is not finite in Q, K, V or dO, it runs carefully, with weights of −0
+// for hidden keys, against which anything counts as 0 (forward.cpp).
+#include <string.h>
+
+#include "multihead/kernels/cpu/backward/accumulate_bf16.h"
+#include "multihead/kernels/cpu/target.h"
+
+namespace multihead::kernels {
+namespace {
+
+template <class M, class S>
+struct BackwardScratch {
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  int64_t key_width, value_width;  ///< D and Dv in whole vectors
+
+  ScoreGradient<M, S> scores;
+  GradientProducts<M, S> products;
+  T *key, *value, *key_columns;  ///< a split, packed; null: in place
+  struct Sums {
+    T* dkey;    ///< (kGradientSplit, key_width)
+    T* dvalue;  ///< (kGradientSplit, value_width)
+  };
+  Sums sums, total;  ///< of kRowSplit rows, of all; one where that suffices
+  T* head;           ///< (rows, row_width): dQ of a head; not in waves
+
+  BackwardScratch(const Backward& b, const Plan& plan, Arena& arena)
+      : key_width(padded<F>(b.attention.D)),
+        value_width(padded<F>(b.attention.Dv)),
+        scores(b.attention, arena),
+        products(b, arena) {
+    const Attention& a = b.attention;
+    const auto panel = [&](bool packed, int64_t size) {
+      return packed ? arena.take<T>(size) : nullptr;
+    };
+    using P = Panels<M, S>;
+    key = panel(plan.pack_key, P::key_size(kGradientSplit, a.D));
+    value = panel(plan.pack_value, P::key_size(kGradientSplit, a.Dv));
+    key_columns = panel(M::kPair > 1, P::value_size(kGradientSplit, a.D));
+    const auto take_sums = [&] {
+      return Sums{arena.take<T>(kGradientSplit * key_width),
+                  arena.take<T>(kGradientSplit * value_width)};
+    };
+    sums = take_sums();
+    total = rows_of_head(a) > kRowSplit ? take_sums() : sums;
+    head = nullptr;
+    if (!plan.waves) {
+      const Workspace<F> w(b, false, arena);  // for its row_width
+      head = arena.take<T>(rows_of_head(a) * w.row_width);
+    }
+  }
+};
+
+/// One split of keys of one key/value head against all its rows.
+template <class M, class S>
+class SplitTask {
+ public:
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  using Tile = RowTile<F>;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  SplitTask(const Backward& b, const Workspace<F>& workspace,
+            BackwardScratch<M, S>& scratch)
+      : b_(b), a_(b.attention), w_(workspace), s_(scratch) {}
+
+  /// dK and dV of the split; its shares of dQ are added to `rows`
+  /// (rows, row_width).
+  void run(int64_t b, int64_t g, int64_t split, T* rows) {
+    const int64_t begin = split * kGradientSplit;
+    const Interval all{begin, least(begin + kGradientSplit, a_.Lk)};
+    used_ = round_up(all.end - begin, GradientProducts<M, S>::kSumKeys);
+    clear(s_.sums);
+    if (s_.total.dkey != s_.sums.dkey) clear(s_.total);
+    const Interval keys = overlap(all, {visible_keys(a_, b, 0).begin,
+                                        visible_keys(a_, b, a_.Lq - 1).end});
+    if (!keys.empty()) add_rows(b, g, keys, rows);
+    if (s_.total.dkey != s_.sums.dkey) fold();
+    store(b_.dkey, b, g, all, s_.total.dkey, s_.key_width, a_.scale, a_.D);
+    const double p = a_.dropout.probability;
+    store(b_.dvalue, b, g, all, s_.total.dvalue, s_.value_width,
+          p < 1 ? 1 / (1 - p) : 0, a_.Dv);
+  }
+
+ private:
+  void clear(const typename BackwardScratch<M, S>::Sums& sums) {
+    memset(sums.dkey, 0, used_ * s_.key_width * sizeof(T));
+    memset(sums.dvalue, 0, used_ * s_.value_width * sizeof(T));
+  }
+
+  /// total += sums, sums = 0.
+  void fold() {
+    const auto add = [](T* total, const T* sums, int64_t count) {
+      for (int64_t i = 0; i < count; i += F::kLanes) {
+        F::store(total + i, F::add(F::load(total + i), F::load(sums + i)));
+      }
+    };
+    add(s_.total.dkey, s_.sums.dkey, used_ * s_.key_width);
+    add(s_.total.dvalue, s_.sums.dvalue, used_ * s_.value_width);
+    clear(s_.sums);
+  }
+
+  void store(const OutRows& out, int64_t b, int64_t g, Interval keys,
+             const T* rows, int64_t stride, double factor, int64_t width) {
+    if (!out.data) return;
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      store_row<S>(rows + (j - keys.begin) * stride, static_cast<T>(factor),
+                   width, row_of<typename S::Type>(out, b, g, j));
+    }
+  }
+
+  void add_rows(int64_t b, int64_t g, Interval keys, T* rows) {
+    read(b, g, keys);
+    constexpr int64_t kGroup = kCollectTiles<M> * kLanes;
+    static_assert(kRowSplit % kGroup == 0);
+    const int64_t count = rows_of_head(a_);
+    for (int64_t first = 0; first < count; first += kGroup) {
+      const int64_t next = first + kGroup;
+      add_group({first, least(next, count)}, rows);
+      if (next % kRowSplit == 0 && next < count) fold();
+    }
+  }
+
+  /// The split from memory.
+  void read(int64_t b, int64_t g, Interval keys) {
+    using P = Panels<M, S>;
+    split_.b = b;
+    split_.g = g;
+    split_.keys = keys;
+    split_.dkey = s_.sums.dkey;
+    split_.dvalue = s_.sums.dvalue;
+    split_.finite = is_finite(a_.key, b, g, keys, a_.D) &&
+                    is_finite(a_.value, b, g, keys, a_.Dv);
+    split_.key = P::keys(a_.key, b, g, keys, a_.D, s_.key);
+    split_.value = P::keys(a_.value, b, g, keys, a_.Dv, s_.value);
+    split_.key_columns = split_.key;
+    if constexpr (M::kPair > 1) {
+      split_.key_columns =
+          P::template values<true>(a_.key, b, g, keys, a_.D, s_.key_columns);
+    }
+  }
+
+  /// Rows whose gradients are collected together.
+  void add_group(Interval group, T* rows) {
+    if (!is_seen_by(group)) return;
+    for (int n = 0; n < kCollectTiles<M>; ++n) {
+      const int64_t first = group.begin + n * kLanes;
+      const Interval here{first, least(first + kLanes, group.end)};
+      if (here.empty() || !is_seen_by(here)) {
+        s_.products.skip(split_, n);
+        continue;
+      }
+      const int64_t count = here.end - first, heads = group_of(a_);
+      tile_.hold(a_,
+                 {split_.b, split_.g, split_.g * heads, heads, first, count});
+      s_.scores.load(b_, w_, tile_);
+      const bool finite = s_.products.begin(split_, tile_, n) && split_.finite;
+      finite ? add_tile<false>() : add_tile<true>();
+      if (needs_dscores(b_)) {
+        add_lanes<F>(s_.products.dquery, columns(), w_.row_width, count,
+                     rows + first * w_.row_width);
+      }
+    }
+    s_.products.collect(split_);
+  }
+
+  /// Whether some of these rows sees some key of the split.
+  bool is_seen_by(Interval rows) const {
+    const int64_t heads = group_of(a_);
+    const Interval seen{visible_keys(a_, split_.b, rows.begin / heads).begin,
+                        visible_keys(a_, split_.b, (rows.end - 1) / heads).end};
+    return !overlap(split_.keys, seen).empty();
+  }
+
+  /// Of a row of dQ: with that of its slope, if it is wanted.
+  int64_t columns() const { return a_.D + (b_.dalibi_slopes ? 1 : 0); }
+
+  static bool is_finite(const Rows& x, int64_t b, int64_t g, Interval keys,
+                        int64_t width) {
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      const auto* row = row_of<typename S::Type>(x, b, g, j);
+      if (!kernels::is_finite<S>(row, width)) return false;
+    }
+    return true;
+  }
+
+  template <bool kCareful>
+  void add_tile() {
+    constexpr int64_t kStep = GradientProducts<M, S>::kStep;
+    const Interval keys = split_.keys;
+    for (int64_t at = round_down(keys.begin, kStep); at < keys.end;
+         at += kStep) {
+      const Interval seen =
+          overlap(overlap(keys, tile_.keys), {at, at + kStep});
+      ScoreBlock block;
+      block.anchor = round_down(at, kKeyBlock);
+      if (!seen.empty()) {
+        block = s_.scores.compute(a_, tile_, split_.key, split_.value, seen,
+                                  needs_dscores(b_));
+      }
+      for (int n = 0; n < block.count; ++n) {
+        const Segment& segment = block.segments[n];
+        for (int c = segment.first; c < segment.last; ++c) {
+          if (b_.dalibi_slopes) add_slopes(block, segment, c);
+          if (a_.softcap != 0) pass_softcap(block, segment, c);
+        }
+      }
+      s_.products.template add<kCareful>(split_, tile_, s_.scores, block, at);
+    }
+    s_.products.finish(split_, tile_);
+  }
+
+  /// "s = softcap·tanh(s / softcap)": dS times 1 − tanh².
+  void pass_softcap(const ScoreBlock& block, const Segment& segment, int c) {
+    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
+    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
+      T* ds = s_.scores.dscores + offset + j * kLanes;
+      const auto slope =
+          F::load(s_.scores.score.softcap_slope + offset + j * kLanes);
+      F::store(ds, F::select(F::is_negative_zero(F::load(ds)), F::load(ds),
+                             F::mul(F::load(ds), slope)));
+    }
+  }
+
+  /// "s −= slope·|i + offset − j|": the column of dQ after its last.
+  void add_slopes(const ScoreBlock& block, const Segment& segment, int c) {
+    const int64_t r = c * F::kLanes;
+    alignas(64) T here[F::kLanes];
+    for (int i = 0; i < F::kLanes; ++i) {
+      here[i] = static_cast<T>(tile_.position[r + i] - block.anchor);
+    }
+    const auto at = F::load(here);
+    T* slopes = s_.products.dquery + a_.D * kLanes + r;
+    auto sum = F::load(slopes);
+    for (int64_t j = segment.keys.begin - block.anchor;
+         j < segment.keys.end - block.anchor; ++j) {
+      const auto distance = F::abs(F::sub(at, F::broadcast(static_cast<T>(j))));
+      const auto ds = F::load(s_.scores.dscores + j * kLanes + r);
+      sum = F::sub(sum, F::mul(ds, distance));
+    }
+    F::store(slopes, sum);
+  }
+
+  const Backward& b_;
+  const Attention& a_;
+  const Workspace<F>& w_;
+  BackwardScratch<M, S>& s_;
+  KeySplit<T> split_;
+  int64_t used_ = 0;  ///< sums of the split, in whole steps of products
+  Tile tile_;
+};
+
+template <class M, class S>
+struct BackwardKernel {
+  using Type = Kernel<Backward>;
+  using F = typename M::F;
+
+  /// Tasks: heads, or in waves (head, split of the wave).
+  static Plan plan(const Backward& b, int threads) {
+    const Attention& a = b.attention;
+    Plan plan;
+    plan.waves = in_waves(b, threads);
+    const int64_t splits = least(b.width, splits_of(a) - b.first_split);
+    plan.tasks = a.B * a.G * (plan.waves ? splits : 1);
+    if (!needs_dscores(b) && !b.dvalue.data) plan.tasks = 0;
+    constexpr bool kWiden = !Panels<M, S>::kInPlace;
+    plan.pack_key = kWiden || a.key.row != a.D;
+    plan.pack_value = kWiden || a.value.row != a.Dv;
+    Arena arena(nullptr);
+    BackwardScratch<M, S>(b, plan, arena);
+    plan.scratch_bytes = arena.used();
+    return plan;
+  }
+
+  static void run(const Backward& b, const Plan& plan, int64_t first,
+                  int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
+    const Attention& a = b.attention;
+    Arena arena(scratch), shared(b.workspace);
+    BackwardScratch<M, S> s(b, plan, arena);
+    const Workspace<F> w(b, plan.waves, shared);
+    SplitTask<M, S> task(b, w, s);
+    const int64_t numbers = rows_of_head(a) * w.row_width;
+    const int64_t heads = a.B * a.G;
+    for (int64_t n = first; n < last; ++n) {
+      const int64_t head = n % heads;
+      if (plan.waves) {
+        auto* rows = w.partial + (n / heads * heads + head) * numbers;
+        memset(rows, 0, static_cast<size_t>(numbers) * sizeof *rows);
+        task.run(head / a.G, head % a.G, b.first_split + n / heads, rows);
+        continue;
+      }
+      memset(s.head, 0, static_cast<size_t>(numbers) * sizeof *s.head);
+      for (int64_t split = 0; split < splits_of(a); ++split) {
+        task.run(head / a.G, head % a.G, split, s.head);
+      }
+      store_queries<S>(b, w, head, {0, rows_of_head(a)}, s.head);
+    }
+  }
+};
+
+}  // namespace
+
+Kernel<Backward> MULTIHEAD_FOR_TARGET(backward)(Dtype dtype) {
+  return visit<BackwardKernel>(dtype);
+}
+
+}  // namespace multihead::kernels

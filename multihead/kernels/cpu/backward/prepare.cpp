@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+//
+// The stages of the backward pass that go over rows, before and after the one
+// that goes over keys (backward.cpp):
+//   rows     Δ = Σ out·dout − dlogsumexp, and how P is found again
+//   queries  after each wave, dQ = the splits' shares, in ascending order
+//   heads    gradients of slopes and sinks: sums over the rows of a head
+// Each reads and writes a few numbers per row; none is worth a product.
+#include <math.h>
+
+#include "multihead/kernels/cpu/backward/workspace.h"
+#include "multihead/kernels/cpu/target.h"
+
+namespace multihead::kernels {
+namespace {
+
+template <class M, class S>
+struct RowsKernel {
+  using Type = Kernel<Backward>;
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  struct Scratch {
+    WeightsScratch<M, S> weights;
+    T* out;   ///< (Dv, lanes)
+    T* dout;  ///< (Dv, lanes)
+    Scratch(const Attention& a, const Plan& plan, Arena& arena)
+        : weights(a, plan, 1, arena),
+          out(arena.take<T>(a.Dv * kLanes)),
+          dout(arena.take<T>(a.Dv * kLanes)) {}
+  };
+
+  static TaskGrid grid(const Attention& a) {
+    return {a.B, a.H, a.Lq, kLanes, false};
+  }
+
+  static Plan plan(const Backward& b, int threads) {
+    Plan plan;
+    plan.tasks = grid(b.attention).tasks();
+    plan.pack_key = !Panels<M, S>::kInPlace;
+    Arena arena(nullptr);
+    Scratch(b.attention, plan, arena);
+    plan.scratch_bytes = arena.used();
+    plan.waves = in_waves(b, threads);
+    Arena shared(nullptr);
+    Workspace<F>(b, plan.waves, shared);
+    plan.workspace_bytes = shared.used();
+    return plan;
+  }
+
+  static void run(const Backward& b, const Plan& plan, int64_t first,
+                  int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
+    Arena arena(scratch), shared(b.workspace);
+    Scratch s(b.attention, plan, arena);
+    const Workspace<F> w(b, plan.waves, shared);
+    for (int64_t n = first; n < last; ++n) {
+      const auto task = grid(b.attention)[n];
+      prepare(b, {task.b, task.head, task.head + 1, task.first, task.count}, s,
+              w);
+    }
+  }
+
+  static void prepare(const Backward& b, const HeadRange& rows, Scratch& s,
+                      const Workspace<F>& w) {
+    const Attention& a = b.attention;
+    const auto tile = tile_of<F>(a, rows, rows.first_head);
+    const auto normalizer = s.weights.normalizer;
+    if (read_normalizer<F>(a, tile, b.logsumexp, normalizer)) {
+      s.weights.score.query = s.weights.queries;
+      load_queries<M, S>(a, tile, s.weights.queries);
+      normalize_anew<M, S>(a, tile, s.weights, normalizer);
+    }
+    load_tile<S>(b.out, tile, a.Dv, 1, s.out);
+    load_tile<S>(b.dout, tile, a.Dv, 1, s.dout);
+    const int64_t at = (rows.b * a.H + rows.first_head) * a.Lq + rows.first;
+    const auto* dlse = static_cast<const T*>(b.dlogsumexp);
+    for (int c = 0; c < tile.vectors; ++c) {
+      auto sum = F::broadcast(0);
+      for (int64_t e = 0; e < a.Dv; ++e) {
+        const int64_t x = e * kLanes + c * F::kLanes;
+        sum = F::fma(F::load(s.out + x), F::load(s.dout + x), sum);
+      }
+      alignas(64) T delta[F::kLanes];
+      F::store(delta, sum);
+      for (int64_t i = 0, r = c * F::kLanes; i < F::kLanes && r < tile.count;
+           ++i, ++r) {
+        w.delta[at + r] = delta[i] - (dlse ? dlse[at + r] : 0);
+        w.normalizer.shift[at + r] = normalizer.shift[r];
+        w.normalizer.factor[at + r] = normalizer.factor[r];
+      }
+    }
+  }
+};
+
+/// total += the wave's shares; after the last wave, to where it belongs.
+template <class M, class S>
+struct QueriesKernel {
+  using Type = Kernel<Backward>;
+  using F = typename M::F;
+  static constexpr int64_t kRows = 64;
+
+  static TaskGrid grid(const Attention& a) {
+    return {1, a.B * a.G, rows_of_head(a), kRows, false};
+  }
+  static Plan plan(const Backward& b, int threads) {
+    Plan plan;
+    plan.waves = in_waves(b, threads);
+    const bool wanted = b.dquery.data || b.dalibi_slopes;
+    plan.tasks = plan.waves && wanted ? grid(b.attention).tasks() : 0;
+    return plan;
+  }
+  static void run(const Backward& b, const Plan& plan, int64_t first,
+                  int64_t last, void*) {
+    const Attention& a = b.attention;
+    Arena shared(b.workspace);
+    const Workspace<F> w(b, plan.waves, shared);
+    const int64_t splits = splits_of(a), heads = a.B * a.G;
+    const int64_t here = least(b.width, splits - b.first_split);
+    const int64_t numbers = rows_of_head(a) * w.row_width;
+    for (int64_t n = first; n < last; ++n) {
+      const auto task = grid(a)[n];
+      auto* total = w.total + task.head * numbers;
+      const int64_t end = (task.first + task.count) * w.row_width;
+      for (int64_t x = task.first * w.row_width; x < end; x += F::kLanes) {
+        auto sum = b.first_split == 0 ? F::broadcast(0) : F::load(total + x);
+        for (int64_t split = 0; split < here; ++split) {
+          sum = F::add(sum, F::load(w.partial +
+                                    (split * heads + task.head) * numbers + x));
+        }
+        F::store(total + x, sum);
+      }
+      if (b.first_split + here < splits) continue;
+      store_queries<S>(b, w, task.head, {task.first, task.first + task.count},
+                       total);
+    }
+  }
+};
+
+template <class M, class S>
+struct HeadsKernel {
+  using Type = Kernel<Backward>;
+  using F = typename M::F;
+
+  static Plan plan(const Backward& b, int threads) {
+    Plan plan;
+    plan.waves = in_waves(b, threads);
+    plan.tasks =
+        b.dalibi_slopes || b.dsinks ? b.attention.B * b.attention.H : 0;
+    return plan;
+  }
+  static void run(const Backward& b, const Plan& plan, int64_t first,
+                  int64_t last, void*) {
+    const Attention& a = b.attention;
+    Arena shared(b.workspace);
+    const Workspace<F> w(b, plan.waves, shared);
+    for (int64_t n = first; n < last; ++n) {
+      double slope = 0, sink = 0;
+      for (int64_t r = n * a.Lq; r < (n + 1) * a.Lq; ++r) {
+        if (b.dalibi_slopes) slope += static_cast<double>(w.slopes[r]);
+        if (!b.dsinks) continue;
+        // The sink's weight; it has no value, so its dP is 0.
+        const double p = ::exp(a.sinks[n % a.H] -
+                               static_cast<double>(w.normalizer.shift[r])) *
+                         static_cast<double>(w.normalizer.factor[r]);
+        if (p != 0) sink -= p * static_cast<double>(w.delta[r]);
+      }
+      if (b.dalibi_slopes) b.dalibi_slopes[n] = slope;
+      if (b.dsinks) b.dsinks[n] = sink;
+    }
+  }
+};
+
+}  // namespace
+
+Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_rows)(Dtype dtype) {
+  return visit<RowsKernel>(dtype);
+}
+Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_queries)(Dtype dtype) {
+  return visit<QueriesKernel>(dtype);
+}
+Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_heads)(Dtype dtype) {
+  return visit<HeadsKernel>(dtype);
+}
+
+}  // namespace multihead::kernels

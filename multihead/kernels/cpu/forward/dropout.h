@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+//
+// Which weights dropout keeps: Philox4x32-10, one stream per lane.
+#pragma once
+
+#include "multihead/kernels/cpu/forward/scores.h"
+
+namespace multihead::kernels {
+namespace {
+
+inline constexpr int64_t kKeysPerDraw = 8;
+
+/// The 128 bits of each lane: four words, eight 16-bit numbers.
+template <class F>
+struct Draw {
+  typename F::Integer words[4];
+};
+
+/// Counter (query, key / 8, b·H + h, offset), key (seed). The two 64-bit
+/// numbers enter whole: the upper half of offset by way of the key.
+template <class F>
+MULTIHEAD_INLINE Draw<F> draw(const Dropout& dropout, typename F::Integer query,
+                              typename F::Integer head, int64_t key) {
+  auto key0 = static_cast<uint32_t>(dropout.seed);
+  auto key1 = static_cast<uint32_t>(dropout.seed >> 32) ^
+              static_cast<uint32_t>(dropout.offset >> 32);
+  auto a = query, b = F::integer(static_cast<uint32_t>(key / kKeysPerDraw));
+  auto c = head, d = F::integer(static_cast<uint32_t>(dropout.offset));
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    typename F::Integer high0, low0, high1, low1;
+    F::multiply_wide(a, 0xD2511F53, high0, low0);
+    F::multiply_wide(c, 0xCD9E8D57, high1, low1);
+    a = F::bit_xor(F::bit_xor(high1, b), F::integer(key0));
+    b = low1;
+    c = F::bit_xor(F::bit_xor(high0, d), F::integer(key1));
+    d = low0;
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  return {{a, b, c, d}};
+}
+
+/// The weight below which a 16-bit number means: dropped.
+inline uint32_t dropout_threshold(const Dropout& dropout) {
+  return static_cast<uint32_t>(dropout.probability * 65536 + 0.5);
+}
+
+/// Lanes that keep the weight of key `number` (0 … 7) of a draw.
+template <class F>
+MULTIHEAD_INLINE typename F::Mask kept(const Draw<F>& draw, int number,
+                                       uint32_t threshold) {
+  const auto word = draw.words[number / 2];
+  return number % 2 == 0 ? F::low_half_not_less(word, threshold)
+                         : F::high_half_not_less(word, threshold);
+}
+
+/// Sets the dropped weights of one vector of a tile's rows to 0; key j of row r
+/// at weights[j·lanes + r].
+template <class F>
+inline void drop(const Attention& a, const RowTile<F>& tile,
+                 const Segment& segment, int c, typename F::Scalar* weights) {
+  const int64_t from = c * F::kLanes;
+  int64_t heads[F::kLanes];
+  for (int i = 0; i < F::kLanes; ++i) {
+    heads[i] = tile.b * a.H + tile.head[from + i];
+  }
+  const auto head = F::integers(heads);
+  const auto query = F::integers(tile.query + from);
+  const uint32_t threshold = dropout_threshold(a.dropout);
+  for (int64_t at = round_down(segment.keys.begin, kKeysPerDraw);
+       at < segment.keys.end; at += kKeysPerDraw) {
+    const Draw<F> bits = draw<F>(a.dropout, query, head, at);
+#pragma GCC unroll 8
+    for (int n = 0; n < kKeysPerDraw; ++n) {
+      if (at + n < segment.keys.begin || at + n >= segment.keys.end) continue;
+      auto* p = weights + (at + n) * kTileLanes<F> + from;
+      // Times 0, as a dropped weight is: −0 and NaN stay what they are.
+      const auto weight = F::load(p);
+      F::store(p, F::select(kept<F>(bits, n, threshold), weight,
+                            F::mul(weight, F::broadcast(0))));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace multihead::kernels

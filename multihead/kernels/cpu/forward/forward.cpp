@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: MIT
+//
+// Attention forward.
+//
+// Equations, per row of queries:
+//   s_j = rules(scale·q·k_j),  m = max_j s_j,  p_j = exp(s_j − m),
+//   l = Σ p_j,  out = Σ drop(p_j)·v_j / l,  logsumexp = m + ln l.
+//
+// Walk. A task is some rows of one key/value head, cut into tiles of up to
+// three vectors, one row per lane (scores.h). It goes over the keys in splits
+// of kKeySplit, all its tiles over one split before the next, so that a split
+// is read, or packed, once for all of them; a tile goes over a split in blocks
+// of kKeyBlock:
+//   scores   S = K·Qᵀ, in segments that leave out what a vector does not see
+//   softmax  m raised, l and O scaled by exp(m_old − m), P = exp(S − m) in the
+//            place of S, l += P
+//   dropout  P = 0 where Philox says so
+//   context  O += Vᵀ·Pᵀ
+// and merges the split into the row's total by the same rule.
+//
+// Bytes per tile of 48 rows and head width D in float32: Q and O 192·D each, S
+// 24 KiB; K and V are read as they lie, 8·D bytes per key and tile. They are
+// packed (storage.h) when they must be widened or when rows lie far apart.
+//
+// A weight of 0 does not silence a NaN or an infinity in a value. Rows of one
+// tile see different keys, so a value that one row must not see may be
+// multiplied by its weight 0 all the same. Instead of testing every value, the
+// tile's result is tested: only if it is not finite, the task is run again,
+// carefully, with weights −0 for hidden keys, against which a value counts as
+// 0. Both ways give the same bits for finite values.
+#include "multihead/kernels/cpu/forward/dropout.h"
+#include "multihead/kernels/cpu/forward/online_softmax.h"
+#include "multihead/kernels/cpu/forward/scores.h"
+#include "multihead/kernels/cpu/gemm/nonfinite.h"
+#include "multihead/kernels/cpu/target.h"
+
+namespace multihead::kernels {
+namespace {
+
+template <class M, class S>
+struct ForwardScratch {
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  /// Per tile of a task.
+  struct OfTile {
+    T* query;
+    RunningSoftmax<F> total;
+  };
+  OfTile tiles[kMostTiles];
+  RunningSoftmax<F> split;
+  ScoreScratch<T> score;
+  T* block_sum;  ///< (lanes), of the weights of a block
+  T* shift;      ///< (lanes), m as it may be subtracted
+  T* factor;     ///< (lanes), what O is scaled by
+  T* pairs;      ///< (kKeyBlock / 2, lanes)
+  T* key;        ///< a split, packed; null: in place
+  T* value;      ///< the same
+
+  ForwardScratch(const Forward& f, const Plan& plan, Arena& arena)
+      : score(f.attention, kTileLanes<F>, arena) {
+    constexpr int64_t lanes = kTileLanes<F>;
+    const Attention& a = f.attention;
+    const auto softmax = [&] {
+      return RunningSoftmax<F>(M::columns(a.Dv), arena);
+    };
+    const int64_t count = (plan.rows_per_task + lanes - 1) / lanes;
+    for (int64_t n = 0; n < count; ++n) {
+      tiles[n] = {arena.take<T>(M::depth(a.D) * lanes), softmax()};
+    }
+    split = softmax();
+    block_sum = arena.take<T>(lanes);
+    shift = arena.take<T>(lanes);
+    factor = arena.take<T>(lanes);
+    pairs = arena.take<T>(kKeyBlock / 2 * lanes);
+    key = plan.pack_key ? arena.take<T>(Panels<M, S>::key_size(kKeySplit, a.D))
+                        : nullptr;
+    value = plan.pack_value
+                ? arena.take<T>(Panels<M, S>::value_size(kKeySplit, a.Dv))
+                : nullptr;
+  }
+};
+
+/// M: how products multiply; S: how tensors are stored; kCareful: see above.
+template <class M, class S, bool kCareful>
+class ForwardTask {
+ public:
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  using Tile = RowTile<F>;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  ForwardTask(const Forward& f, ForwardScratch<M, S>& scratch)
+      : f_(f), a_(f.attention), s_(scratch) {}
+
+  /// False: a result is not finite, perhaps by a key that its row cannot see.
+  bool run(const TaskGrid::Task& task) {
+    Tile tiles[kMostTiles];
+    bool started[kMostTiles] = {};
+    int count = 0;
+    const int64_t group = group_of(a_);
+    Interval all{a_.Lk, 0};
+    for (int64_t r = 0; r < task.count; r += kLanes, ++count) {
+      Tile& tile = tiles[count];
+      tile.hold(a_, {task.b, task.head, task.head * group, group,
+                     task.first + r, least(kLanes, task.count - r)});
+      load_queries<M, S>(a_, tile, s_.tiles[count].query);
+      s_.tiles[count].total.reset(tile.lanes(), a_.Dv);
+      if (tile.keys.empty()) continue;
+      all = {least(all.begin, tile.keys.begin), most(all.end, tile.keys.end)};
+    }
+    for (int64_t at = round_down(all.begin, kKeySplit); at < all.end;
+         at += kKeySplit) {
+      const Interval split = overlap(all, {at, at + kKeySplit});
+      const auto key =
+          Panels<M, S>::keys(a_.key, task.b, task.head, split, a_.D, s_.key);
+      const auto value = Panels<M, S>::template values<kCareful>(
+          a_.value, task.b, task.head, split, a_.Dv, s_.value);
+      for (int n = 0; n < count; ++n) {
+        const Interval keys = overlap(split, tiles[n].keys);
+        if (keys.empty()) continue;
+        s_.score.query = s_.tiles[n].query;
+        auto& total = s_.tiles[n].total;
+        if (!started[n]) {
+          attend(tiles[n], total, keys, key, value);
+          started[n] = true;
+          continue;
+        }
+        s_.split.reset(tiles[n].lanes(), a_.Dv);
+        attend(tiles[n], s_.split, keys, key, value);
+        total.merge(s_.split, tiles[n].lanes(), a_.Dv);
+      }
+    }
+    bool finite = true;
+    for (int n = 0; n < count; ++n) {
+      finite &= finish(tiles[n], s_.tiles[n].total);
+    }
+    return finite;
+  }
+
+ private:
+  /// The running softmax of a tile over `keys`, which lie in one split.
+  void attend(const Tile& tile, RunningSoftmax<F>& state, Interval keys,
+              const Panel<T>& key, const Panel<T>& value) {
+    for (int64_t at = round_down(keys.begin, kKeyBlock); at < keys.end;
+         at += kKeyBlock) {
+      for (int64_t r = 0; r < tile.lanes(); ++r) {
+        s_.score.maximum[r] = state.maximum[r];
+      }
+      const ScoreBlock block = score_block<M>(
+          a_, tile, key, overlap(keys, {at, at + kKeyBlock}), s_.score);
+      if (block.count == 0) continue;
+      raise_maximum(tile, state);
+      for (int n = 0; n < block.count; ++n) {
+        exponentiate(tile, block, block.segments[n]);
+      }
+      state.add(s_.block_sum, tile.lanes());
+      for (int n = 0; n < block.count; ++n) {
+        add_values(tile, state, block, block.segments[n], value);
+      }
+    }
+  }
+
+  /// m_old → m: what l is scaled by now, and O when it is next added to.
+  void raise_maximum(const Tile& tile, RunningSoftmax<F>& state) {
+    for (int64_t r = 0; r < tile.lanes(); r += F::kLanes) {
+      const auto m = F::load(s_.score.maximum + r);
+      const auto shift = shift_of<F>(m);
+      const auto factor = exp<F>(F::sub(F::load(state.maximum + r), shift));
+      F::store(state.maximum + r, m);
+      F::store(s_.shift + r, shift);
+      F::store(s_.factor + r, factor);
+      F::store(state.sum + r, F::mul(F::load(state.sum + r), factor));
+      F::store(s_.block_sum + r, F::broadcast(0));
+    }
+  }
+
+  /// S → P, in place.
+  void exponentiate(const Tile& tile, const ScoreBlock& block,
+                    const Segment& segment) {
+    const int64_t begin = segment.keys.begin - block.anchor;
+    const int64_t end = segment.keys.end - block.anchor;
+    for (int c = segment.first; c < segment.last; ++c) {
+      const int64_t r = c * F::kLanes;
+      const auto shift = F::load(s_.shift + r);
+      auto sum = F::load(s_.block_sum + r);
+      T* score = s_.score.scores + begin * kLanes + r;
+#pragma GCC unroll 4
+      for (int64_t j = begin; j < end; ++j, score += kLanes) {
+        const auto s = F::load(score);
+        auto p = exp<F>(F::sub(s, shift));
+        sum = F::add(sum, p);
+        if constexpr (kCareful) {
+          p = F::select(F::equal(s, F::broadcast(T(-INFINITY))),
+                        F::broadcast(T(-0.0)), p);
+        }
+        F::store(score, p);
+      }
+      F::store(s_.block_sum + r, sum);
+      if (a_.dropout.probability > 0) {
+        drop(a_, tile, segment, c, s_.score.scores - block.anchor * kLanes);
+      }
+    }
+  }
+
+  /// O = factor·O + Vᵀ·Pᵀ.
+  void add_values(const Tile& tile, RunningSoftmax<F>& state,
+                  const ScoreBlock& block, const Segment& segment,
+                  const Panel<T>& value) {
+    const int64_t from = segment.first * F::kLanes;
+    const int64_t row = (segment.keys.begin - block.anchor) / M::kPair;
+    const int64_t depth = (segment.keys.end - segment.keys.begin) / M::kPair;
+    const T* weights = s_.score.scores;
+    if constexpr (M::kPair == 2) weights = to_pairs(block, segment);
+    Product<M>::template add_context<kCareful>(
+        {.value = value.row(segment.keys.begin / M::kPair),
+         .value_stride = value.stride,
+         .weights = weights + row * kLanes + from,
+         .depth = depth,
+         .context = state.context + from,
+         .factor = s_.factor + from},
+        a_.Dv, segment.last - segment.first, rows_of(tile, segment));
+    if constexpr (kCareful && kHidesInPanels<M>) {
+      const Interval keys = overlap(segment.keys, tile.keys);
+      for (int64_t j = keys.begin; j < keys.end; ++j) {
+        add_left_out<S>(row_of<typename S::Type>(a_.value, tile.b, tile.g, j),
+                        a_.Dv,
+                        s_.score.scores + (j - block.anchor) * kLanes + from,
+                        segment.last - segment.first, state.context + from);
+      }
+    }
+    const auto one = F::broadcast(1);
+    for (int c = segment.first; c < segment.last; ++c) {
+      F::store(s_.factor + c * F::kLanes, one);
+    }
+  }
+
+  /// P of keys 2t and 2t + 1 as one row of pairs.
+  const T* to_pairs(const ScoreBlock& block, const Segment& segment) {
+    const int64_t end = segment.keys.end - block.anchor;
+    for (int64_t j = segment.keys.begin - block.anchor; j < end; j += 2) {
+      for (int c = segment.first; c < segment.last; ++c) {
+        const T* p = s_.score.scores + j * kLanes + c * F::kLanes;
+        F::store(s_.pairs + j / 2 * kLanes + c * F::kLanes,
+                 M::interleave(F::load(p), F::load(p + kLanes)));
+      }
+    }
+    return s_.pairs;
+  }
+
+  /// out and logsumexp of a tile; false where a row's is not finite.
+  bool finish(const Tile& tile, RunningSoftmax<F>& total) {
+    const double p = a_.dropout.probability;
+    const auto kept = F::broadcast(static_cast<T>(p < 1 ? 1 / (1 - p) : 0));
+    bool finite = true;
+    for (int c = 0; c < tile.vectors; ++c) {
+      const int64_t r = c * F::kLanes;
+      auto m = F::load(total.maximum + r), l = F::load(total.sum + r);
+      auto factor = F::broadcast(1);
+      if (a_.sinks) {
+        alignas(64) T sinks[F::kLanes];
+        for (int i = 0; i < F::kLanes; ++i) {
+          sinks[i] = static_cast<T>(a_.sinks[tile.head[r + i]]);
+        }
+        const auto sink = F::load(sinks), raised = F::max(sink, m);
+        const auto shift = shift_of<F>(raised);
+        factor = exp<F>(F::sub(m, shift));
+        l = F::fma(l, factor, exp<F>(F::sub(sink, shift)));
+        m = raised;
+      }
+      const auto zero = F::broadcast(0);
+      const auto inverse =
+          F::select(F::equal(l, zero), zero, F::div(factor, l));
+      finite &= kCareful || is_finite(tile, total.context + r, r);
+      store_out(tile, total.context + r, F::mul(inverse, kept), r);
+      if (f_.logsumexp) {
+        store_logsumexp(tile, F::add(shift_of<F>(m), log<F>(l)), r);
+      }
+    }
+    return finite;
+  }
+
+  bool is_finite(const Tile& tile, const T* context, int64_t from) {
+    // 0·x is 0 or NaN; four sums, as one chain would only wait for itself.
+    const auto zero = F::broadcast(0);
+    typename F::Vector sums[4] = {zero, zero, zero, zero};
+    int64_t e = 0;
+    for (; e + 4 <= a_.Dv; e += 4) {
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; ++n) {
+        sums[n] = F::fma(F::load(context + (e + n) * kLanes), zero, sums[n]);
+      }
+    }
+    for (; e < a_.Dv; ++e) {
+      sums[0] = F::fma(F::load(context + e * kLanes), zero, sums[0]);
+    }
+    alignas(64) T lanes[F::kLanes];
+    F::store(lanes, F::add(F::add(sums[0], sums[1]), F::add(sums[2], sums[3])));
+    for (int i = 0; i < F::kLanes && from + i < tile.count; ++i) {
+      if (!(lanes[i] == 0)) return false;
+    }
+    return true;
+  }
+
+  void store_out(const Tile& tile, const T* context, typename F::Vector factor,
+                 int64_t from) {
+    typename S::Type* rows[F::kLanes];
+    for (int i = 0; i < F::kLanes; ++i) {
+      const int64_t r = from + i;
+      rows[i] = r < tile.count
+                    ? row_of<typename S::Type>(f_.out, tile.b, tile.head[r],
+                                               tile.query[r])
+                    : nullptr;
+    }
+    store_lanes<S>(context, factor, a_.Dv, rows);
+  }
+
+  void store_logsumexp(const Tile& tile, typename F::Vector lse, int64_t from) {
+    alignas(64) T lanes[F::kLanes];
+    F::store(lanes, lse);
+    auto* out = static_cast<T*>(f_.logsumexp);
+    for (int i = 0; i < F::kLanes && from + i < tile.count; ++i) {
+      const int64_t r = from + i;
+      out[(tile.b * a_.H + tile.head[r]) * a_.Lq + tile.query[r]] = lanes[i];
+    }
+  }
+
+  const Forward& f_;
+  const Attention& a_;
+  ForwardScratch<M, S>& s_;
+};
+
+TaskGrid grid_of(const Attention& a, const Plan& plan) {
+  return {a.B, a.G, a.Lq * group_of(a), plan.rows_per_task, plan.longest_first};
+}
+
+template <class M, class S>
+struct ForwardKernel {
+  using Type = Kernel<Forward>;
+  static Plan plan(const Forward& f, int threads) {
+    const Attention& a = f.attention;
+    constexpr int64_t kLanes = kTileLanes<typename M::F>;
+    const int64_t rows = a.Lq * group_of(a);
+    Plan plan;
+    const int64_t tiles = tiles_per_task(rows, a.B * a.G, kLanes, threads);
+    plan.rows_per_task = tiles * kLanes;
+    plan.longest_first = a.visibility.is_causal;
+    // Rows that lie apart cost cache lines and pages; a copy pays as soon as
+    // two tiles share it.
+    constexpr bool kWiden = !Panels<M, S>::kInPlace;
+    plan.pack_key = kWiden || (a.key.row != a.D && tiles > 1);
+    plan.pack_value = kWiden || (a.value.row != a.Dv && tiles > 1);
+    plan.tasks = grid_of(a, plan).tasks();
+    Arena arena(nullptr);
+    ForwardScratch<M, S>(f, plan, arena);
+    plan.scratch_bytes = arena.used();
+    return plan;
+  }
+
+  static void run(const Forward& f, const Plan& plan, int64_t first,
+                  int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
+    Arena arena(scratch);
+    ForwardScratch<M, S> s(f, plan, arena);
+    const TaskGrid grid = grid_of(f.attention, plan);
+    for (int64_t n = first; n < last; ++n) {
+      const TaskGrid::Task task = grid[n];
+      if (n + 1 < last && !grid[n + 1].same_head(task)) {
+        fetch_ahead<S>(f.attention, grid[n + 1].b, grid[n + 1].head);
+      }
+      if (!ForwardTask<M, S, false>(f, s).run(task)) {
+        ForwardTask<M, S, true>(f, s).run(task);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+Kernel<Forward> MULTIHEAD_FOR_TARGET(forward)(Dtype dtype) {
+  return visit<ForwardKernel>(dtype);
+}
+
+}  // namespace multihead::kernels

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+//
+// What each query attends to, without a matrix of its weights: the largest ones
+// with their keys, and the entropy −Σ w·ln w.
+//
+// Walk. A task is some rows of one head; for each block of keys the scores
+// become weights in the lanes (row_weights.h). With w = exp(s − shift)·factor,
+//   −Σ w·ln w = −Σ w·(s − shift) − ln(factor)·Σ w,
+// the second term 0 for rows that trust their logsumexp. A weight larger than a
+// lane's smallest kept one is inserted by hand, which happens O(k·log Lk) times
+// to a row of random scores. Memory is O(k) per row.
+#include <string.h>
+
+#include "multihead/kernels/cpu/target.h"
+#include "multihead/kernels/cpu/weights/from_logsumexp.h"
+
+namespace multihead::kernels {
+namespace {
+
+/// The `count` largest weights of each lane, descending.
+template <typename T>
+struct TopScratch {
+  T* weights;     ///< (lanes, count)
+  int64_t* keys;  ///< (lanes, count)
+  T* smallest;    ///< (lanes), −1 until a lane has `count`
+  T* entropy;     ///< (lanes), −Σ w·(s − shift)
+  T* mass;        ///< (lanes), Σ w
+};
+
+template <class M, class S>
+class SummaryTask {
+ public:
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  SummaryTask(const Summary& y, WeightsScratch<M, S>& scratch,
+              TopScratch<T>& top)
+      : y_(y), a_(y.attention), s_(scratch), top_(top) {}
+
+  void run(const HeadRange& rows) {
+    const auto tile = tile_of<F>(a_, rows, rows.first_head);
+    s_.score.query = s_.queries;
+    load_queries<M, S>(a_, tile, s_.queries);
+    load_normalizer<M, S>(a_, tile, y_.logsumexp, s_, s_.normalizer);
+    for (int64_t r = 0; r < kLanes; ++r) {
+      top_.smallest[r] = y_.count > 0 ? T(-1) : T(INFINITY);
+      top_.entropy[r] = top_.mass[r] = 0;
+    }
+    for (int64_t i = 0; i < kLanes * y_.count; ++i) {
+      top_.weights[i] = T(-1);
+      top_.keys[i] = -1;
+    }
+    for (int64_t at = round_down(tile.keys.begin, kKeyBlock);
+         at < tile.keys.end; at += kKeyBlock) {
+      const Interval keys = overlap(tile.keys, {at, at + kKeyBlock});
+      const auto panel =
+          Panels<M, S>::keys(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
+      const ScoreBlock scores = score_block<M>(a_, tile, panel, keys, s_.score);
+      for (int n = 0; n < scores.count; ++n) {
+        const Segment& segment = scores.segments[n];
+        for (int c = segment.first; c < segment.last; ++c) {
+          look_at(segment, scores.anchor, c);
+        }
+      }
+    }
+    write(tile);
+  }
+
+ private:
+  void look_at(const Segment& segment, int64_t anchor, int c) {
+    const int64_t from = c * F::kLanes;
+    const auto shift = F::load(s_.normalizer.shift + from);
+    const auto factor = F::load(s_.normalizer.factor + from);
+    const auto none = F::broadcast(T(-INFINITY)), zero = F::broadcast(0);
+    auto entropy = F::load(top_.entropy + from);
+    auto mass = F::load(top_.mass + from);
+    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
+      const auto s = F::load(s_.score.scores + (j - anchor) * kLanes + from);
+      const auto hidden = F::equal(s, none);
+      const auto difference = F::select(hidden, zero, F::sub(s, shift));
+      const auto w =
+          F::select(hidden, none, F::mul(exp<F>(difference), factor));
+      const auto counted = F::select(hidden, zero, w);
+      entropy = F::sub(entropy, F::mul(counted, difference));
+      mass = F::add(mass, counted);
+      if (F::any(F::less(F::load(top_.smallest + from), w))) {
+        alignas(64) T weights[F::kLanes];
+        F::store(weights, w);
+        for (int i = 0; i < F::kLanes; ++i) insert(from + i, weights[i], j);
+      }
+    }
+    F::store(top_.entropy + from, entropy);
+    F::store(top_.mass + from, mass);
+  }
+
+  /// Keys come in ascending order, so of equal weights the lower key stays.
+  void insert(int64_t lane, T weight, int64_t key) {
+    if (!(weight > top_.smallest[lane])) return;
+    T* weights = top_.weights + lane * y_.count;
+    int64_t* keys = top_.keys + lane * y_.count;
+    int64_t at = y_.count - 1;
+    for (; at > 0 && weights[at - 1] < weight; --at) {
+      weights[at] = weights[at - 1];
+      keys[at] = keys[at - 1];
+    }
+    weights[at] = weight;
+    keys[at] = key;
+    top_.smallest[lane] = weights[y_.count - 1];
+  }
+
+  void write(const RowTile<F>& tile) {
+    for (int r = 0; r < tile.count; ++r) {
+      const int64_t row =
+          (tile.b * a_.H + tile.head[r]) * a_.Lq + tile.query[r];
+      static_cast<T*>(y_.entropy)[row] =
+          top_.entropy[r] - ::log(s_.normalizer.factor[r]) * top_.mass[r];
+      for (int64_t n = 0; n < y_.count; ++n) {
+        const int64_t from = r * y_.count + n, to = row * y_.count + n;
+        y_.keys[to] = top_.keys[from];
+        static_cast<T*>(y_.weights)[to] = isnan(top_.mass[r]) ? top_.mass[r]
+                                          : top_.keys[from] < 0
+                                              ? 0
+                                              : top_.weights[from];
+      }
+    }
+  }
+
+  const Summary& y_;
+  const Attention& a_;
+  WeightsScratch<M, S>& s_;
+  TopScratch<T>& top_;
+};
+
+template <class M, class S>
+struct SummaryKernel {
+  using Type = Kernel<Summary>;
+  using F = typename M::F;
+  using T = typename F::Scalar;
+
+  static TaskGrid grid(const Attention& a) {
+    return {a.B, a.H, a.Lq, kTileLanes<F>, false};
+  }
+  static TopScratch<T> top(const Summary& y, Arena& arena) {
+    const int64_t lanes = kTileLanes<F>;
+    return {arena.take<T>(lanes * y.count),
+            arena.take<int64_t>(lanes * y.count), arena.take<T>(lanes),
+            arena.take<T>(lanes), arena.take<T>(lanes)};
+  }
+  static Plan plan(const Summary& y, int) {
+    Plan plan;
+    plan.rows_per_task = kTileLanes<F>;
+    plan.tasks = grid(y.attention).tasks();
+    plan.pack_key = !Panels<M, S>::kInPlace;
+    Arena arena(nullptr);
+    WeightsScratch<M, S>(y.attention, plan, 1, arena);
+    top(y, arena);
+    plan.scratch_bytes = arena.used();
+    return plan;
+  }
+  static void run(const Summary& y, const Plan& plan, int64_t first,
+                  int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
+    Arena arena(scratch);
+    WeightsScratch<M, S> s(y.attention, plan, 1, arena);
+    TopScratch<T> t = top(y, arena);
+    // Lanes without a row are looked at too, though not for what they hold.
+    memset(s.score.scores, 0, kKeyBlock * kTileLanes<F> * sizeof(T));
+    for (int64_t n = first; n < last; ++n) {
+      const auto task = grid(y.attention)[n];
+      SummaryTask<M, S>(y, s, t).run(
+          {task.b, task.head, task.head + 1, task.first, task.count});
+    }
+  }
+};
+
+}  // namespace
+
+Kernel<Summary> MULTIHEAD_FOR_TARGET(summary)(Dtype dtype) {
+  return visit<SummaryKernel>(dtype);
+}
+
+}  // namespace multihead::kernels

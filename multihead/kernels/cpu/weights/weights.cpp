@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+//
+// Attention weights on request, and what they say of a row, without a matrix of
+// all scores: a second pass over q·k, with the logsumexp of the first,
+//   w_j = exp(s_j − logsumexp).
+//
+// Walk. A task is some rows of one head, or of all heads where the weights are
+// averaged; tiles of up to three vectors, one row per lane (scores.h). For each
+// block of kKeyBlock keys, each head's scores become weights in the lanes and
+// are added to a sum over heads; the sum is turned once, from lanes into rows,
+// and written. So the scratch is one block per tile, and each weight is
+// written once: H·Lq·D bytes of queries are read per block, nothing else is
+// repeated.
+#include <string.h>
+
+#include "multihead/kernels/cpu/target.h"
+#include "multihead/kernels/cpu/weights/from_logsumexp.h"
+
+namespace multihead::kernels {
+namespace {
+
+template <class M, class S>
+class WeightsTask {
+ public:
+  using F = typename M::F;
+  using T = typename F::Scalar;
+  static constexpr int64_t kLanes = kTileLanes<F>;
+
+  WeightsTask(const Weights& w, WeightsScratch<M, S>& scratch)
+      : w_(w), a_(w.attention), s_(scratch) {}
+
+  void run(const HeadRange& rows) {
+    for (int64_t h = rows.first_head; h < rows.last_head; ++h) {
+      const auto tile = tile_of<F>(a_, rows, h);
+      const int64_t n = h - rows.first_head;
+      s_.score.query = s_.queries + n * M::depth(a_.D) * kLanes;
+      load_queries<M, S>(a_, tile, s_.score.query);
+      load_normalizer<M, S>(a_, tile, w_.logsumexp, s_, normalizer(n));
+    }
+    for (int64_t at = 0; at < a_.Lk; at += kKeyBlock) {
+      const Interval block{at, least(at + kKeyBlock, a_.Lk)};
+      memset(s_.sum, 0, (block.end - block.begin) * kLanes * sizeof(T));
+      for (int64_t h = rows.first_head; h < rows.last_head; ++h) {
+        add(rows, h, block);
+      }
+      write(rows, block);
+    }
+  }
+
+ private:
+  /// sum += the weights of one head.
+  void add(const HeadRange& rows, int64_t h, Interval block) {
+    const auto tile = tile_of<F>(a_, rows, h);
+    const Interval keys = overlap(block, tile.keys);
+    if (keys.empty()) return;
+    const int64_t n = h - rows.first_head;
+    s_.score.query = s_.queries + n * M::depth(a_.D) * kLanes;
+    const auto panel =
+        Panels<M, S>::keys(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
+    const ScoreBlock scores = score_block<M>(a_, tile, panel, keys, s_.score);
+    for (int i = 0; i < scores.count; ++i) {
+      const Segment& segment = scores.segments[i];
+      for (int c = segment.first; c < segment.last; ++c) {
+        exponentiate(segment, scores.anchor, c, normalizer(n));
+        if (a_.dropout.probability > 0) {
+          drop(a_, tile, segment, c, s_.score.scores - scores.anchor * kLanes);
+        }
+        accumulate(segment, scores.anchor, c);
+      }
+    }
+  }
+
+  Normalizer<T> normalizer(int64_t n) const {
+    return {s_.normalizer.shift + n * kLanes,
+            s_.normalizer.factor + n * kLanes};
+  }
+
+  void exponentiate(const Segment& segment, int64_t anchor, int c,
+                    Normalizer<T> n) {
+    const auto shift = F::load(n.shift + c * F::kLanes);
+    const auto factor = F::load(n.factor + c * F::kLanes);
+    const auto none = F::broadcast(T(-INFINITY));
+    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
+      T* score = s_.score.scores + (j - anchor) * kLanes + c * F::kLanes;
+      // Where the logsumexp is NaN, what is hidden still has the weight 0.
+      const auto s = F::load(score);
+      const auto w = F::mul(exp<F>(F::sub(s, shift)), factor);
+      F::store(score, F::select(F::equal(s, none), F::broadcast(0), w));
+    }
+  }
+
+  void accumulate(const Segment& segment, int64_t anchor, int c) {
+    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
+      const int64_t at = (j - anchor) * kLanes + c * F::kLanes;
+      F::store(s_.sum + at,
+               F::add(F::load(s_.sum + at), F::load(s_.score.scores + at)));
+    }
+  }
+
+  /// The mean over heads, from lanes into rows.
+  void write(const HeadRange& rows, Interval block) {
+    const double heads = static_cast<double>(rows.last_head - rows.first_head);
+    const double p = a_.dropout.probability;
+    const auto factor =
+        F::broadcast(static_cast<T>(p < 1 ? 1 / (heads * (1 - p)) : 0));
+    for (int64_t from = 0; from < rows.count; from += F::kLanes) {
+      typename S::Type* out[F::kLanes];
+      for (int i = 0; i < F::kLanes; ++i) {
+        out[i] = from + i < rows.count
+                     ? row_of<typename S::Type>(
+                           w_.weights, rows.b, w_.average ? 0 : rows.first_head,
+                           rows.first + from + i) +
+                           block.begin
+                     : nullptr;
+      }
+      store_lanes<S>(s_.sum + from, factor, block.end - block.begin, out);
+    }
+  }
+
+  const Weights& w_;
+  const Attention& a_;
+  WeightsScratch<M, S>& s_;
+};
+
+template <class M, class S>
+struct WeightsKernel {
+  using Type = Kernel<Weights>;
+  using F = typename M::F;
+
+  static int64_t heads(const Weights& w) {
+    return w.average ? most(w.attention.H, 1) : 1;
+  }
+  static TaskGrid grid(const Weights& w) {
+    const Attention& a = w.attention;
+    return {a.B, a.H / heads(w), a.Lq, kTileLanes<F>, false};
+  }
+  static Plan plan(const Weights& w, int) {
+    Plan plan;
+    plan.rows_per_task = kTileLanes<F>;
+    plan.tasks = grid(w).tasks();
+    plan.pack_key = !Panels<M, S>::kInPlace;
+    Arena arena(nullptr);
+    WeightsScratch<M, S>(w.attention, plan, heads(w), arena);
+    plan.scratch_bytes = arena.used();
+    return plan;
+  }
+  static void run(const Weights& w, const Plan& plan, int64_t first,
+                  int64_t last, void* scratch) {
+    const typename Product<M>::Registers registers;
+    Arena arena(scratch);
+    WeightsScratch<M, S> s(w.attention, plan, heads(w), arena);
+    for (int64_t n = first; n < last; ++n) {
+      const auto task = grid(w)[n];
+      const int64_t head = task.head * heads(w);
+      WeightsTask<M, S>(w, s).run(
+          {task.b, head, head + heads(w), task.first, task.count});
+    }
+  }
+};
+
+}  // namespace
+
+Kernel<Weights> MULTIHEAD_FOR_TARGET(weights)(Dtype dtype) {
+  return visit<WeightsKernel>(dtype);
+}
+
+}  // namespace multihead::kernels

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: MIT
+//
+// The fused operators on the CPU: what the kernels are given, and their tasks,
+// dealt to torch's threads.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+
+#include "multihead/attention/fused.h"
+#include "multihead/kernels/cpu/backward/stages.h"
+#include "multihead/ops/cpu/arguments.h"
+#include "multihead/ops/results.h"
+#include "multihead/ops/rules.h"
+#include "multihead/optional_tensor.h"
+
+namespace multihead::ops {
+namespace {
+
+using at::Tensor;
+
+// Scratch of a thread: grows, and stays for the next call unless it is large.
+class Scratch {
+ public:
+  /// Null where there is not so much memory.
+  void* get(size_t bytes) {
+    if (size_ < bytes || !block_) {
+      release();
+      block_ = std::aligned_alloc(64, bytes / 64 * 64 + 64);
+      if (block_) size_ = bytes;
+    }
+    return block_;
+  }
+  void release_if_large() {
+    constexpr size_t kLarge = size_t{16} << 20;
+    if (size_ > kLarge) release();
+  }
+  ~Scratch() { release(); }
+
+ private:
+  void release() {
+    std::free(block_);
+    block_ = nullptr;
+    size_ = 0;
+  }
+  void* block_ = nullptr;
+  size_t size_ = 0;
+};
+
+thread_local Scratch scratch;
+
+void check_scratch(bool there, size_t bytes) {
+  TORCH_CHECK(there, "fused attention: cannot allocate ", bytes,
+              " bytes of scratch memory for each thread");
+}
+
+kernels::Kernels kernels_of(const kernels::Attention& a) {
+  return kernels::kernels_for(fused::isa(), a.dtype);
+}
+
+// Below this many multiply-adds, waking a thread costs more than it saves.
+constexpr double kWorthThreads = 1e6;
+
+int threads_for(const kernels::Attention& a) {
+  const double work = static_cast<double>(a.B * a.H) *
+                      static_cast<double>(a.Lq * a.Lk) *
+                      static_cast<double>(a.D + a.Dv);
+  const bool alone = work < kWorthThreads || at::in_parallel_region();
+  return alone ? 1 : at::get_num_threads();
+}
+
+template <class Arguments>
+void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
+  const int threads = threads_for(arguments.attention);
+  const kernels::Plan plan = kernel.plan(arguments, threads);
+  if (plan.tasks == 0) return;
+  const int64_t workers = std::min<int64_t>(threads, plan.tasks);
+  if (workers == 1) {
+    void* memory = scratch.get(plan.scratch_bytes);
+    check_scratch(memory, plan.scratch_bytes);
+    kernel.run(arguments, plan, 0, plan.tasks, memory);
+    scratch.release_if_large();
+    return;
+  }
+  // Several at once where there are many, for a task knows which comes next;
+  // few enough that the last ones end together.
+  const int64_t batch = std::max<int64_t>(1, plan.tasks / (workers * 16));
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> starved{false};
+  // Not at::parallel_for, which counts threads by itself.
+#pragma omp parallel num_threads(static_cast<int>(workers))
+  {
+    if (void* memory = scratch.get(plan.scratch_bytes)) {
+      for (int64_t n; (n = next.fetch_add(batch)) < plan.tasks;) {
+        kernel.run(arguments, plan, n, std::min(n + batch, plan.tasks), memory);
+      }
+      scratch.release_if_large();
+    } else {
+      starved = true;
+    }
+  }
+  check_scratch(!starved, plan.scratch_bytes);
+}
+
+// The arguments of a backward call as the kernels take them.
+class BackwardCall {
+ public:
+  BackwardCall(const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+               const Tensor& query, const Tensor& key, const Tensor& value,
+               const Tensor& out, const Tensor& logsumexp, const Rules& rules)
+      : call_(query, key, rules),
+        value_(four_dimensional(value)),
+        out_(four_dimensional(out)),
+        dout_(four_dimensional(dout)),
+        logsumexp_(logsumexp.contiguous()) {
+    backward_.attention = call_.attention;
+    backward_.attention.value = rows_of(value_);
+    backward_.attention.Dv = value_.size(3);
+    backward_.out = rows_of(out_);
+    backward_.dout = rows_of(dout_);
+    backward_.logsumexp = logsumexp_.const_data_ptr();
+    if (!dlogsumexp) return;
+    dlogsumexp_ = dlogsumexp->contiguous();
+    backward_.dlogsumexp = dlogsumexp_.const_data_ptr();
+  }
+
+  /// Fills what is defined.
+  void run(Gradients& gradients) {
+    auto& [dquery, dkey, dvalue, dmask, dslopes, dsinks] = gradients;
+    const kernels::Attention& a = backward_.attention;
+    // One batch of keys or values for many: each batch has its share.
+    Tensor key_shares, value_shares;
+    const auto rows = [&](const Tensor& x, Tensor& shares) {
+      if (!x.defined()) return kernels::OutRows();
+      if (x.dim() == 3) return out_rows_of(x.unsqueeze(0));
+      if (x.size(0) == a.B) return out_rows_of(x);
+      shares = at::empty({a.B, x.size(1), x.size(2), x.size(3)}, x.options());
+      return out_rows_of(shares);
+    };
+    Tensor none;
+    backward_.dquery = rows(dquery, none);
+    backward_.dkey = rows(dkey, key_shares);
+    backward_.dvalue = rows(dvalue, value_shares);
+    // Sums in the compute type, rounded once.
+    Tensor mask_sums, slope_sums, sink_sums;
+    if (dmask.defined()) {
+      const auto number = logsumexp_.scalar_type();
+      mask_sums = dmask.scalar_type() == number
+                      ? dmask
+                      : at::empty(dmask.sizes(), logsumexp_.options());
+      if (a.B * a.H * a.Lq * a.Lk == 0) {
+        mask_sums.zero_();  // nobody adds to it
+      } else {
+        backward_.dbias = score_gradients_of(mask_sums);
+      }
+    }
+    const auto of_heads = [&](const Tensor& wanted, Tensor& sums) -> double* {
+      if (!wanted.defined()) return nullptr;
+      sums = at::empty({a.B, a.H}, logsumexp_.options().dtype(at::kDouble));
+      return sums.mutable_data_ptr<double>();
+    };
+    backward_.dalibi_slopes = of_heads(dslopes, slope_sums);
+    backward_.dsinks = of_heads(dsinks, sink_sums);
+    Tensor workspace;
+    kernels::run_backward(
+        kernels_of(a).backward, backward_, threads_for(a),
+        [&](size_t bytes) {
+          workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+          return workspace.mutable_data_ptr();
+        },
+        [](const auto& kernel, const kernels::Backward& b) {
+          ops::run(kernel, b);
+        });
+    const auto add_up = [](const Tensor& shares, Tensor& gradient) {
+      if (shares.defined()) at::sum_out(gradient, shares, 0, /*keepdim=*/true);
+    };
+    add_up(key_shares, dkey);
+    add_up(value_shares, dvalue);
+    if (dmask.defined() && !mask_sums.is_same(dmask)) dmask.copy_(mask_sums);
+    if (dslopes.defined()) {
+      dslopes.copy_(dslopes.dim() == 1 ? slope_sums.sum(0) : slope_sums);
+    }
+    if (dsinks.defined()) dsinks.copy_(sink_sums.sum(0));
+  }
+
+ private:
+  const AttentionArguments call_;
+  const Tensor value_, out_, dout_, logsumexp_;
+  Tensor dlogsumexp_;
+  kernels::Backward backward_;
+};
+
+template <class RuleTypes>
+struct Operators;
+template <class... R>
+struct Operators<Types<R...>> {
+  static std::tuple<Tensor, Tensor> fused_attention(const Tensor& query,
+                                                    const Tensor& key,
+                                                    const Tensor& value,
+                                                    R... r) {
+    const Rules rules{r...};
+    auto [out, logsumexp] = fused_attention_results(query, key, value, rules);
+    const AttentionArguments call(query, key, rules);
+    const Tensor values = four_dimensional(value);
+    kernels::Forward forward{call.attention, {}, nullptr};
+    forward.attention.value = rows_of(values);
+    forward.attention.Dv = values.size(3);
+    forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
+    forward.logsumexp = logsumexp.mutable_data_ptr();
+    run(kernels_of(forward.attention).forward, forward);
+    return {out, logsumexp};
+  }
+
+  static Gradients fused_attention_backward(
+      const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& out, const Tensor& logsumexp, Needs needs, R... r) {
+    const Rules rules{r...};
+    Gradients gradients = fused_attention_backward_results(
+        dout, dlogsumexp, query, key, value, out, logsumexp, needs, rules);
+    BackwardCall call(dout, dlogsumexp, query, key, value, out, logsumexp,
+                      rules);
+    call.run(gradients);
+    return gradients;
+  }
+
+  static Tensor attention_weights(const Tensor& query, const Tensor& key,
+                                  const Tensor& logsumexp, bool average,
+                                  R... r) {
+    const Rules rules{r...};
+    Tensor weights =
+        attention_weights_result(query, key, logsumexp, average, rules);
+    const AttentionArguments call(query, key, rules);
+    const kernels::Attention& a = call.attention;
+    if (a.H == 0) weights.fill_(std::nan(""));  // a mean of nothing
+    const Tensor lse = logsumexp.contiguous();
+    const Tensor per_head = average ? weights.unsqueeze(-3) : weights;
+    const kernels::Weights arguments{
+        a, lse.const_data_ptr(),
+        out_rows_of(per_head.dim() == 3 ? per_head.unsqueeze(0) : per_head),
+        average};
+    run(kernels_of(a).weights, arguments);
+    return weights;
+  }
+
+  static std::tuple<Tensor, Tensor, Tensor> attention_summary(
+      const Tensor& query, const Tensor& key, const Tensor& logsumexp,
+      int64_t count, R... r) {
+    const Rules rules{r...};
+    auto [weights, keys, entropy] =
+        attention_summary_results(query, key, logsumexp, count, rules);
+    const AttentionArguments call(query, key, rules);
+    const Tensor lse = logsumexp.contiguous();
+    const kernels::Summary arguments{call.attention,
+                                     lse.const_data_ptr(),
+                                     count,
+                                     weights.mutable_data_ptr(),
+                                     keys.mutable_data_ptr<int64_t>(),
+                                     entropy.mutable_data_ptr()};
+    run(kernels_of(call.attention).summary, arguments);
+    return {weights, keys, entropy};
+  }
+};
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(multihead, CPU, m) {
+  m.impl("fused_attention", &Operators<RuleTypes>::fused_attention);
+  m.impl("fused_attention_backward",
+         &Operators<RuleTypes>::fused_attention_backward);
+  m.impl("attention_weights", &Operators<RuleTypes>::attention_weights);
+  m.impl("attention_summary", &Operators<RuleTypes>::attention_summary);
+}
+
+}  // namespace multihead::ops

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""The arguments of one call, from the roles of its parameters and a case."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..subject.roles import CONSTRUCTOR, SIZES, is_weight, normal, speaks
+from ..subject.signature import Call
+from . import cases
+from .cases import Case
+from .construct import DROPOUT, Config
+from .sizes import Sizes
+
+_LEFT = object()  # the parameter's default stays
+
+
+@dataclass(frozen=True)
+class CallStyle:
+    """What the code wants beside names: arrays of NumPy, layers where others take
+    matrices, masks that are added, of any numbers if biased, and matrices as (out,
+    in)."""
+
+    numpy: bool = False
+    layers: bool = False
+    additive: bool = False
+    biased: bool = False
+    out_in: bool = False
+
+
+@dataclass
+class Arguments:
+    """Positional and keyword arguments; the tensors of the sequences by role; the
+    masks and the weights among them, as the code gets them."""
+
+    positional: list[object] = field(default_factory=list)
+    keywords: dict[str, object] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    masks: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given = [_shown(value) for value in self.positional]
+        given += [f"{name} {_shown(value)}" for name, value in self.keywords.items()]
+        return ", ".join(given)
+
+
+class Parameters(Config):
+    """A dictionary of weights that draws one for each name that is asked for, and
+    knows the usual sizes."""
+
+    def __init__(self, case: Case, manner: CallStyle):
+        super().__init__(case.sizes)
+        self.__dict__ |= {"case": case, "manner": manner}
+
+    def __missing__(self, name):
+        role = CONSTRUCTOR.get(normal(str(name)))
+        if role in SIZES:
+            return self.sizes.value_of(role)
+        if not isinstance(name, str) or not (is_weight(name) or speaks(name)):
+            raise KeyError(name)
+        weight = _weight(name, self.case, self.manner)
+        self[name] = _given(weight, self.manner)
+        return self[name]
+
+
+def make(call: Call, case: Case, manner: CallStyle) -> Arguments:
+    """The arguments of `case`. Sequences are tensors of their own, which the code
+    may change."""
+    made = Arguments(tensors=_sequences(call, case), masks=_masks(call, case, manner))
+    by_place = True
+    for parameter in call.parameters:
+        value = _value(call, parameter, case, made, manner)
+        if value is _LEFT and parameter.default is parameter.empty:
+            value = None
+        if value is _LEFT:
+            by_place = False
+        elif by_place and parameter.kind is parameter.POSITIONAL_ONLY:
+            made.positional.append(_given(value, manner))
+        else:
+            made.keywords[parameter.name] = _given(value, manner)
+    return made
+
+
+def _sequences(call: Call, case: Case) -> dict[str, Tensor]:
+    drawn = cases.sequences(case)
+    if call.style == "x":
+        return {"query": drawn["query"]}
+    if call.style == "x and context":
+        if case.relation == "self":
+            return {"query": drawn["query"]}
+        return {"query": drawn["query"], "key": drawn["key"]}
+    return {
+        role: tensor
+        for role, tensor in drawn.items()
+        if call.takes(role) or (role == "key" and call.takes("context"))
+    }
+
+
+def _masks(call: Call, case: Case, manner: CallStyle) -> dict[str, Tensor]:
+    masks = {}
+    mask = cases.mask(case)
+    if mask is not None and manner.additive:
+        mask = cases.as_additive(mask, case, manner.biased)
+    if mask is not None:
+        role = "key_padding_mask" if case.mask == "keys of each item" else "mask"
+        masks[role] = mask
+    if case.padding:
+        masks["key_padding_mask"] = cases.padding(case)
+    return masks
+
+
+def _value(call, parameter, case: Case, made: Arguments, manner: CallStyle) -> object:
+    role = call.roles[parameter.name]
+    if role in ("query", "x"):
+        return made.tensors["query"]
+    if role in ("key", "value"):
+        return made.tensors[role]
+    if role == "context":
+        if "key" in made.tensors or parameter.default is parameter.empty:
+            return made.tensors.get("key", made.tensors["query"])
+        return _LEFT
+    if role in SIZES:
+        derived = role in ("head_dim", "out_dim") and parameter.default is None
+        return _LEFT if derived else case.sizes.value_of(role)
+    if role in ("mask", "context_mask"):
+        # A mask of the context's keys has its own place, where there is one.
+        of_context = call.takes("context_mask") and "key" in made.tensors
+        if (role == "context_mask") is not of_context:
+            return _LEFT
+        masks = made.masks
+        padded = masks.get("key_padding_mask") if not call.takes("padding") else None
+        return masks.get("mask", _LEFT if padded is None or case.padding else padded)
+    if role == "padding":
+        return made.masks.get("key_padding_mask", _LEFT)
+    if role == "lengths":
+        return cases.lengths(case) if case.padding == "lengths" else _LEFT
+    if role in ("weight", "weights"):
+        name = parameter.name
+        one = role == "weight"
+        made.weights[name] = (
+            _weight(name, case, manner) if one else Parameters(case, manner)
+        )
+        return made.weights[name]
+    return _switch(role, parameter, case)
+
+
+def _switch(role: str | None, parameter, case: Case) -> object:
+    """A flag, or the dropout of a call."""
+    if role == "is_causal":
+        return case.is_causal
+    if role in ("dropout", "training") and case.own_dropout is not None:
+        return _LEFT
+    if role == "training":
+        return case.training
+    if role == "need_weights":
+        return True if case.returns_weights else _LEFT
+    if role == "average_weights":
+        return False if case.returns_weights else _LEFT
+    if role == "shares_heads":
+        return True if case.sizes.kv_heads else _LEFT
+    if role == "flag":
+        return False
+    if role == "dropout":
+        if isinstance(parameter.default, nn.Dropout):
+            return nn.Dropout(DROPOUT).train(case.training)
+        if parameter.default is parameter.empty and not case.training:
+            return 0.0
+        if parameter.default is None or parameter.default is parameter.empty:
+            layer = parameter.name == "dropout" and parameter.default is None
+            dropout = nn.Dropout(DROPOUT) if layer else DROPOUT
+            return dropout if case.training else _LEFT
+        return DROPOUT if case.training else 0.0
+    return _LEFT
+
+
+def _weight(name: str, case: Case, manner: CallStyle) -> object:
+    """A weight for a parameter of this name: a matrix, a bias or a layer."""
+    sizes = case.sizes
+    rows, columns = sizes.embed, _width(name.lower(), sizes)
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+
+    def normal(*shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return drawn.to(case.dtype)
+
+    if name.lower().startswith("b") or "bias" in name.lower():
+        return 0.3 * normal(columns)
+    if manner.layers:
+        layer = nn.Linear(rows, columns, dtype=case.dtype)
+        with torch.no_grad():
+            layer.weight.copy_(normal(columns, rows) / rows**0.5)
+        return layer
+    shape = (columns, rows) if manner.out_in else (rows, columns)
+    return normal(*shape) / rows**0.5
+
+
+def _width(name: str, sizes: Sizes) -> int:
+    """The width of what the weight of this name makes."""
+    full, shared = sizes.embed, (sizes.kv_heads or sizes.heads) * sizes.head_dim
+    if "qkv" in name or "in_proj" in name or "c_attn" in name:
+        return full + 2 * shared
+    if "kv" in name:
+        return 2 * shared
+    letters = set(name.replace("weight", "").replace("bias", "").split("_"))
+    if letters & {"k", "v", "key", "value", "wk", "wv", "bk", "bv", "keys", "values"}:
+        return shared
+    return full
+
+
+def _given(value: object, manner: CallStyle) -> object:
+    """`value` as the code takes it."""
+    if manner.numpy and isinstance(value, Tensor):
+        return value.detach().numpy()
+    return value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Parameters):
+        return "{" + ", ".join(value) + "}"
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+    kind = (
+        "" if "float" in str(value.dtype) else f" {value.dtype}".replace("torch.", "")
+    )
+    return f"{tuple(shape)}{kind}"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""One run, and what was seen in it: operations, weights, outputs."""

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: MIT
+"""Watches code while it runs: each operation below autograd, and what the
+functions of the code call their variables.
+
+Storages, not tensors, are followed: a view is a tensor of its own, but it shares
+the storage of what it shows.
+"""
+
+import contextlib
+import os
+import sys
+import types
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul"}
+_PRODUCTS |= {"linear", "_native_multi_head_attention", "dot", "einsum"}
+_PRODUCTS |= {"convolution"}
+_SUMS = {"add", "add_", "addmm", "addmv", "_native_multi_head_attention", "linear"}
+_SUMS |= {"baddbmm", "convolution"}
+_RANDOM = {"randn", "rand", "normal", "normal_", "uniform_", "rand_like", "randn_like"}
+_RANDOM |= {"bernoulli", "bernoulli_", "trunc_normal_", "normal_functional"}
+_COMPARE = {"lt", "le", "gt", "ge"}
+_COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_fresh"}
+_UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
+MOST_TRACED, LARGEST_TRACED = 96, 1 << 19
+
+
+def storage(tensor: Tensor) -> int:
+    """What tensors that show the same memory have in common."""
+    return tensor.untyped_storage()._cdata
+
+
+def place(tensor: Tensor) -> tuple[int, int]:
+    """Where a weight begins: parts of a fused one are told apart by it."""
+    return storage(tensor), tensor.storage_offset()
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Not so the wrappers of torch.func, and sparse tensors."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not wrapped and tensor.layout is torch.strided
+
+
+@dataclass
+class Origin:
+    """Where the values of a storage come from: sequences and masks of the call, and
+    weights, by their places; whether they were drawn; what they are a copy of."""
+
+    inputs: frozenset[str] = frozenset()
+    weights: tuple[tuple[int, int], ...] = ()
+    drawn: bool = False
+    copy_of: int | None = None
+
+
+@dataclass
+class Use:
+    """A weight as a product first used it: the tensor, the input that it met
+    (None if it met something computed), whether scores existed already, and the
+    bias that was added."""
+
+    weight: Tensor
+    direct: str | None
+    late: bool
+    bias: Tensor | None = None
+
+
+@dataclass
+class Draw:
+    """A draw of dropout: what was kept, and the probability of dropping if known."""
+
+    keep: Tensor
+    p: float | None
+
+
+class Recorder(TorchDispatchMode):
+    """Records one run. `inputs`: the tensors of the call by role."""
+
+    def __init__(self, inputs: dict[str, Tensor]):
+        super().__init__()
+        self.origins: dict[int, Origin] = {}
+        self.direct: dict[int, str] = {}
+        self.alive: list[Tensor] = []
+        self.uses: dict[tuple[int, int], Use] = {}
+        self.biases: dict[int, Tensor] = {}
+        # The weights behind both sides of each product of computed tensors.
+        self.pairs: list[tuple[tuple, tuple]] = []
+        self.draws: list[Draw] = []
+        self.trace: list[Tensor] = []
+        self.spread: float | None = None
+        self._seen: set[int] = set()
+        for role, tensor in inputs.items():
+            self.alive.append(tensor)
+            self.origins[storage(tensor)] = Origin(inputs=frozenset([role]))
+            self.direct.setdefault(storage(tensor), role)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else the first operation imports torch._dynamo, which takes two seconds.
+        return False
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = function.overloadpacket.__name__
+        operands = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        if not function._schema.is_mutable:
+            with contextlib.suppress(Exception):
+                for tensor in operands:
+                    self._fill_constant(tensor)
+        result = function(*args, **kwargs)
+        results = list(_tensors([result]))
+        self.alive += operands + results
+        # What raised here would look like an error of the code that is watched.
+        with contextlib.suppress(Exception):
+            self._note_weights(name, operands)
+            self._note_origins(name, operands, results)
+            self._note_draws(name, args, operands, results)
+            self._note_trace(name, results)
+            self._note_scores(name, args)
+        return result
+
+    def origin(self, tensor: Tensor) -> Origin:
+        return self.origins.get(storage(tensor), Origin())
+
+    def _fill_constant(self, tensor: Tensor) -> None:
+        """Zero biases and unit gains of layers that the code makes for itself would
+        hide what is done with them: they are drawn before their first use."""
+        if not isinstance(tensor, nn.Parameter) or id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
+        self.alive.append(tensor)
+        fill_constant(tensor)
+
+    def _note_weights(self, name: str, operands: list[Tensor]) -> None:
+        data = [t for t in operands if self.origin(t).inputs]
+        if name.startswith("_scaled_dot_product") and len(data) >= 3:
+            query, key, value = (self.origin(t).weights for t in data[:3])
+            self.pairs += [(query, key), (query + key, value)]
+        if not data or name not in _PRODUCTS | _SUMS:
+            return
+        behind = self.origin(data[0]).weights
+        for tensor in filter(self._may_be_weight, operands[::-1]):
+            key = place(tensor)
+            if name in _PRODUCTS and tensor.dim() >= 2:
+                direct = self.direct.get(self.root(data[-1]))
+                self.uses.setdefault(key, Use(tensor, direct, bool(self.pairs)))
+                behind = (key,)
+            elif name in _SUMS:
+                self.biases.setdefault(storage(tensor), tensor)
+                if len(behind) == 1 and self.uses[behind[0]].bias is None:
+                    self.uses[behind[0]].bias = tensor
+        if name in _PRODUCTS and len(data) >= 2:
+            self.pairs.append(tuple(self.origin(t).weights for t in data[-2:]))
+
+    def _may_be_weight(self, tensor: Tensor) -> bool:
+        """Not computed from the inputs, and no constant that the code made."""
+        if not tensor.is_floating_point() or tensor.dim() == 0:
+            return False
+        origin = self.origins.get(self.root(tensor))
+        known = origin is None or origin.drawn or isinstance(tensor, nn.Parameter)
+        return known and not self.origin(tensor).inputs
+
+    def _root(self, key: int) -> int:
+        while (origin := self.origins.get(key)) and origin.copy_of is not None:
+            key = origin.copy_of
+        return key
+
+    def root(self, tensor: Tensor) -> int:
+        """The storage whose values `tensor` shows, through copies."""
+        return self._root(storage(tensor))
+
+    def _note_origins(self, name, operands, results) -> None:
+        if name.endswith("_like") or name.startswith("new_"):
+            operands = []  # of which only the shape is used
+        origins = [self.origin(t) for t in operands]
+        inputs = frozenset().union(*(o.inputs for o in origins))
+        weights: dict[tuple[int, int], None] = {}
+        for tensor, origin in zip(operands, origins):
+            if origin.inputs:
+                weights.update(dict.fromkeys(origin.weights))
+            elif place(tensor) in self.uses:
+                weights[place(tensor)] = None
+        drawn = name in _RANDOM or any(o.drawn for o in origins)
+        new = Origin(inputs, tuple(weights) if inputs else (), drawn)
+        for result in results:
+            key = storage(result)
+            if any(storage(t) == key for t in operands):  # a view, or in place
+                if key not in self.origins and not inputs and not drawn:
+                    continue  # of something older than the run
+                copy_of = self.origin(result).copy_of
+            else:
+                copy_of = storage(operands[0]) if name in _COPIES and operands else None
+            self.origins[key] = replace(new, copy_of=copy_of)
+
+    def _note_draws(self, name, args, operands, results) -> None:
+        if not results or results[0].dim() < 2:
+            return
+        if name == "native_dropout" and len(results) == 2:
+            self.draws.append(Draw(results[1].bool().clone(), float(args[1])))
+        elif name in ("bernoulli", "bernoulli_"):
+            p = next((a for a in args[1:] if isinstance(a, float)), None)
+            self.draws.append(Draw(results[0] != 0, None if p is None else 1 - p))
+        elif name in _COMPARE and self.origin(operands[0]).drawn:
+            if not self.origin(operands[0]).inputs:
+                self.draws.append(Draw(results[0].bool().clone(), None))
+
+    def _note_scores(self, name, args) -> None:
+        if self.spread is not None or not args or not isinstance(args[0], Tensor):
+            return
+        scores = None
+        if name in ("_softmax", "_log_softmax", "exp") and args[0].dim() >= 2:
+            scores = args[0] if self.origin(args[0]).inputs else None
+        elif name.startswith("_scaled_dot_product"):
+            query, key = args[:2]
+            shared = query.shape[1] // key.shape[1]  # queries to a head of keys
+            key = key.repeat_interleave(shared, dim=1)
+            scores = query @ key.mT / query.shape[-1] ** 0.5
+        if scores is not None:
+            finite = scores[scores.isfinite() & (scores.abs() < 1e6)]
+            self.spread = float(finite.std()) if finite.numel() > 1 else None
+
+    def _note_trace(self, name, results) -> None:
+        for result in results:
+            if (
+                len(self.trace) < MOST_TRACED
+                and name not in _UNTRACED
+                and result.is_floating_point()
+                and 2 <= result.dim()
+                and result.numel() <= LARGEST_TRACED
+                and self.origin(result).inputs
+            ):
+                self.trace.append(result.detach().clone())
+
+
+def fill_constant(tensor: Tensor) -> bool:
+    """Draws the values of a parameter that holds one value only, around 0 or 1;
+    whether it did."""
+    if nn.parameter.is_lazy(tensor) or not tensor.is_floating_point():
+        return False
+    if tensor.numel() < 2:
+        return False
+    with torch.no_grad():
+        first = tensor.flatten()[0]
+        if not bool((tensor == first).all()):
+            return False
+        tensor.copy_(first + 0.3 * torch.randn_like(tensor))
+    return True
+
+
+def _tensors(values):
+    for value in values:
+        if isinstance(value, Tensor):
+            if has_storage(value):
+                yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+@dataclass
+class Frames:
+    """The variables of the code's own functions as they return, inner ones first.
+
+    `with Frames() as frames:` around a run. Functions of PyTorch, NumPy and this
+    package are left out.
+    """
+
+    # The last ones: functions that call others return after them.
+    found: deque[tuple[str, dict[str, object]]] = field(
+        default_factory=lambda: deque(maxlen=200)
+    )
+
+    # Layers made during the run, whose names may be gone by its end.
+    linears: list[nn.Linear] = field(default_factory=list)
+
+    def __enter__(self) -> "Frames":
+        self._previous = sys.getprofile()
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_) -> None:
+        sys.setprofile(self._previous)
+
+    def _note(self, frame: types.FrameType, event: str, _) -> None:
+        code = frame.f_code
+        if event == "return" and code is nn.Linear.__init__.__code__:
+            self.linears.append(frame.f_locals["self"])
+        generated = code.co_filename == "<string>" and code.co_name.startswith("__")
+        if event == "return" and not generated:
+            if not code.co_filename.startswith(_FOREIGN):
+                self.found.append((code.co_name, dict(frame.f_locals)))
+
+
+_FOREIGN = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    os.path.dirname(os.__file__) + os.sep,
+    "<frozen",
+)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: MIT
+"""Finds a first call that the code takes: from the most telling inputs down to what
+it insists on, one departure after the other."""
+
+import inspect
+import itertools
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ..calls import cases
+from ..calls.arguments import CallStyle
+from ..calls.cases import Case
+from ..calls.sizes import (
+    LADDER,
+    Sizes,
+    apart,
+    grouped,
+    input_width,
+    of_globals,
+    of_instance,
+)
+from ..capture.runner import Run, Runner
+from ..capture.weights import of_closure
+from ..finding import Finding
+from ..options import Options
+from ..subject.documented import additive, batch_first, is_bias
+from ..subject.roles import TENSORS
+from ..subject.signature import Call, axes, states_batch_first, unpacks_input
+from ..subject.target import Subject
+
+_MOST_TRIED = 160
+_SECONDS = 4.0
+_NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A call that the code takes, and the run that showed it."""
+
+    case: Case
+    manner: CallStyle
+    run: Run
+
+
+class Ladder:
+    """The choices along each axis, best first."""
+
+    def __init__(self, runner: Runner, options: Options):
+        self.runner, self.options = runner, options
+        self.subject, self.call = runner.subject, runner.call
+        self._own_width = self._width_of_class()
+        self.sizes = self._sizes()
+        self.findings: list[Finding] = []
+        self._seconds = _SECONDS
+
+    def find(self, layouts: tuple[str, ...]) -> Base | None:
+        """The first call that returns an output; None leaves the complaint that says
+        most in `findings`, which keeps that of the likeliest layouts."""
+        complaints: list[tuple[bool, Finding]] = []
+        first: tuple | None = None
+        start = time.process_time()
+        for case, manner in self._choices(layouts):
+            run = self.runner.run(case, manner)
+            if not run.refused:
+                return Base(case, manner, run)
+            kind = (case.layout, case.mask, case.dtype, manner)
+            first = first or kind
+            complaints += [(kind == first, f) for f in run.findings[:1]]
+            endless = any("RecursionError" in f.sentence for f in run.findings)
+            if endless or self._is_over(start):
+                break
+        self._seconds -= time.process_time() - start
+        self.findings = self.findings or _most_telling(complaints)
+        return None
+
+    def _is_over(self, start: float) -> bool:
+        """Whether it has computed for too long, or half of the time is gone, which the
+        runs that follow need. Others on a busy machine do not count against it."""
+        late = time.process_time() > start + self._seconds
+        return late or self.runner.guard.remaining < self.options.time_limit / 2
+
+    def _choices(self, layouts: tuple[str, ...]):
+        """Combinations with the fewest departures from the first of each axis."""
+        masks = (None, "rows") if self.call.takes("mask") else (None,)
+        relations = ("self",) if self.call.style == "x" else ("cross", "equal", "self")
+        lists = (
+            (torch.float64, torch.float32),
+            masks,
+            self.manners(),
+            self.sizes,
+            layouts,
+            relations,
+        )
+        numbered = itertools.product(*(range(len(choices)) for choices in lists))
+        ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
+        for indices in ordered[:_MOST_TRIED]:
+            chosen = [choices[i] for choices, i in zip(lists, indices)]
+            dtype, mask, manner, sizes, layout, relation = chosen
+            case = Case(
+                name="no mask" if mask is None else "mask",
+                sizes=sizes,
+                layout=layout,
+                relation=relation,
+                mask=mask,
+                dtype=dtype,
+            )
+            yield case, manner
+
+    def manners(self) -> list[CallStyle]:
+        added = self.options.mask == "additive" or (
+            self.options.mask is None and additive(self.call, self.subject) is not None
+        )
+        first = CallStyle(
+            numpy=_speaks_numpy(self.subject),
+            out_in=self.call.known is not None,
+            additive=added,
+            biased=added and is_bias(self.call),
+        )
+        manners = [first]
+        if self.call.weights and not self.call.known:
+            manners += [replace(first, layers=True), replace(first, out_in=True)]
+        if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
+            manners.append(replace(first, numpy=not first.numpy))
+        return manners
+
+    def _sizes(self) -> list[Sizes]:
+        """The ladder of sizes as this subject can have them."""
+        options = self.options
+        found = [self._fit(sizes) for sizes in LADDER]
+        if options.embed_dim:
+            found = [replace(s, embed=options.embed_dim) for s in found]
+        if options.num_heads:
+            found = [self._with_heads(s, options.num_heads) for s in found]
+        if options.num_kv_heads:
+            found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
+        fitting = [s for s in found if s.embed % s.heads == 0]
+        return list(dict.fromkeys(map(apart, fitting or found)))
+
+    def _width_of_class(self) -> int | None:
+        """The width that a class has which is not told it; None if it is."""
+        construction = self.runner.construction
+        if construction is None or not construction.is_of_fixed_width:
+            return None
+        made, _, _ = construction.build(Sizes(), self.runner.guard)
+        return input_width(made) if isinstance(made, nn.Module) else None
+
+    def _with_heads(self, sizes: Sizes, heads: int) -> Sizes:
+        """`sizes` with so many heads; if they do not divide the width, in a width
+        near to it, unless that is given."""
+        free = self.subject.kind != "instance" and not self.options.embed_dim
+        width = heads * max(sizes.embed // heads, 2) if free else sizes.embed
+        sizes = replace(sizes, heads=heads, embed=width)
+        return grouped(sizes, sizes.kv_heads) if sizes.kv_heads else sizes
+
+    def _fit(self, sizes: Sizes) -> Sizes:
+        if self.subject.kind == "instance":
+            return of_instance(self.subject.target, sizes)
+        if self.runner.construction is not None:
+            fitting = self.runner.construction.fitting(sizes, self.options.num_kv_heads)
+            return replace(fitting, embed=self._own_width or fitting.embed)
+        fixed = {**of_globals(self.subject.target), **self.call.bound}
+        heads = fixed.get("num_heads")
+        embed = fixed.get("embed_dim") or _width_outside(self.subject)
+        if not self.call.takes("embed_dim") and type(embed) is int:
+            sizes = replace(sizes, embed=embed)
+        if not self.call.takes("num_heads") and type(heads) is int:
+            sizes = replace(sizes, heads=heads)
+        groups = self.call.bound.get("num_kv_heads")
+        if self.call.takes("num_kv_heads") or groups:
+            sizes = grouped(sizes, groups or 2)
+        return sizes
+
+
+def _width_outside(subject: Subject) -> int | None:
+    """The width of layers, or of square matrices, that a function finds outside
+    itself."""
+    for value in of_closure(subject.target).values():
+        values = list(value.values()) if isinstance(value, dict) else value
+        for part in values if isinstance(values, (list, tuple)) else [values]:
+            if isinstance(part, nn.Module) and (width := input_width(part)):
+                return width
+            square = isinstance(part, torch.Tensor) and part.dim() >= 2
+            if square and part.shape[-1] == part.shape[-2]:
+                return int(part.shape[-1])
+    return None
+
+
+def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
+    """The complaint that is made most often of the likeliest kind of call, of
+    different sizes; what ran to its end says more than what raised."""
+    likely = [finding for is_likely, finding in complaints if is_likely]
+    ended = [f for _, f in complaints if f.name != "raises"]
+    counted = Counter(_place(f) for f in ended or likely)
+    common = counted.most_common(1)[0][0]
+    return [f for f in ended or likely if _place(f) == common][:1]
+
+
+def _place(finding: Finding) -> tuple[str, str]:
+    return finding.name, finding.detail.partition("\n")[0]
+
+
+def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, ...]:
+    """The layouts to try for code with weights, likeliest first; without those that
+    are ruled out."""
+    if call.known:
+        return (call.known.layout, cases.UNBATCHED)
+    stated = options.batch_first
+    if stated is None and subject.kind == "instance":
+        flag = getattr(subject.target, "batch_first", None)
+        stated = flag if isinstance(flag, bool) else None
+    if stated is None and subject.kind == "class":
+        # A class that takes batch_first is constructed with True, and keeps to it.
+        named = inspect.signature(subject.target).parameters
+        stated = True if "batch_first" in named else None
+    if stated is None and written_batch_first(subject):
+        # Beyond doubt where it is said of what comes in.
+        of_input = batch_first(subject) or unpacks_input(subject, call)
+        stated = True if of_input else None
+    layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
+    if stated is not None:
+        layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
+    elif written_batch_first(subject) is False:
+        layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
+    elif len(axes(subject)) == 2:
+        layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
+    return (*_of_convolutions(subject), *layouts)
+
+
+def written_batch_first(subject: Subject) -> bool | None:
+    """What texts and names say of a layout, which may be that of a step inside."""
+    said = batch_first(subject)
+    return states_batch_first(subject) if said is None else said
+
+
+def _of_convolutions(subject: Subject) -> list[str]:
+    """The layouts of code that projects by convolutions."""
+    parts = getattr(subject.target, "modules", None)
+    parts = list(parts()) if subject.kind == "instance" and parts else []
+    kinds = {
+        cases.CHANNELS_FIRST: (nn.Conv1d, "Conv1d"),
+        cases.IMAGE: (nn.Conv2d, "Conv2d"),
+    }
+    return [
+        layout
+        for layout, (kind, text) in kinds.items()
+        if text in subject.source or any(isinstance(part, kind) for part in parts)
+    ]
+
+
+def core_layouts(subject: Subject) -> tuple[str, ...]:
+    """The layouts to try for attention by itself, likeliest first."""
+    names = [name.lower() for name in axes(subject)]
+    layouts = [cases.HEADS, cases.SINGLE, cases.FLAT]
+    if len(names) == 4:
+        later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
+        return (cases.HEADS_LATER, cases.HEADS) if later else (cases.HEADS,)
+    if len(names) in (2, 3):
+        first = cases.FLAT if len(names) == 2 else cases.SINGLE
+        layouts.remove(first)
+        layouts.insert(0, first)
+    elif "bmm(" in subject.source:
+        layouts = [cases.SINGLE, cases.HEADS, cases.FLAT]
+    return tuple(layouts)
+
+
+def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:
+    """The layouts to try for attention by itself that is told how many heads there
+    are; none for what projects."""
+    asks_three = sum(call.takes(role) for role in TENSORS) >= 3
+    constructed = runner.construction is not None and runner.construction.counts_heads
+    if not asks_three or call.weights or constructed:
+        return ()
+    return (cases.HEADS, cases.HEADS_LATER)
+
+
+def may_be_core(call: Call, runner: Runner) -> bool:
+    """Whether nothing in the call speaks of heads or widths, so that the code may
+    be attention by itself."""
+    counts = {"num_heads", "embed_dim", "num_kv_heads", "head_dim"}
+    named = any(call.takes(role) or role in call.bound for role in counts)
+    return not named and bool(heads_layouts(call, runner))
+
+
+def _speaks_numpy(subject: Subject) -> bool:
+    """Whether the code's own text computes with NumPy and not with PyTorch."""
+    text = subject.source
+    annotated = re.search(r"np\.ndarray|NDArray", text) is not None
+    numpy = _NUMPY.search(text) is not None
+    torch_too = re.search(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill", text)
+    return annotated or (numpy and torch_too is None)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""A run in the form that the engine reads: tensors by name and metadata."""
+
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..calls import cases
+from ..calls.construct import DROPOUT
+from ..capture.record import Draw
+from ..capture.runner import Run
+from ..subject.signature import Call
+from .heads import guessed_heads, known_heads
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the user, a name or a type states beyond doubt; None is for the engine
+    to find out. mask and padding: "blocked", "keep" or "additive"."""
+
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    mask: str | None = None
+    padding: str | None = None
+    causal: bool | None = None
+
+
+@dataclass
+class Observation:
+    """One run: tensors and metadata, both by the engine's names."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def observe(run: Run, call: Call, stated: Stated) -> Observation:
+    """The observation of a run that returned an output."""
+    seen = Observation(metadata={"name": run.case.name})
+    _put_sequences(seen, run)
+    for name, tensor in run.parameters.tensors.items():
+        seen.tensors[_free(name, tensor)] = tensor
+    for name, layout in run.parameters.layouts.items():
+        seen.metadata[f"layout:{name}"] = layout
+    heads = known_heads(run, call, stated.num_heads) or guessed_heads(run)[0]
+    _cut_heads_from_inputs(seen, run, heads)
+    seen.metadata["num_heads"] = str(heads)
+    groups = _group_count(seen, run, call, stated)
+    if groups is not None:
+        seen.metadata["num_kv_heads"] = str(groups)
+    _put_masks(seen, run, call, stated)
+    _put_results(seen, run)
+    _put_dropout(seen, run, heads)
+    if call.takes("dropout") and not run.case.training and not run.recorder.draws:
+        # Asked to drop nothing, which says nothing about what is always on.
+        batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
+        shape = (batch, heads, run.case.sizes.queries, run.case.keys)
+        seen.tensors["dropout_keep.0"] = torch.ones(shape, dtype=torch.bool)
+    for index, tensor in enumerate(run.recorder.trace):
+        seen.tensors[f"trace.{index}"] = tensor
+    seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
+    return seen
+
+
+# Names that the engine reads as something else than weights.
+_TAKEN = set(
+    "query key value x mask attn_mask attention_mask key_padding_mask out output "
+    "weights attn_weights attention_weights dout dquery dkey dvalue dropout_keep "
+    "dx scores masked_scores context merged projected_query projected_key "
+    "projected_value".split()
+)
+
+
+def _free(name: str, tensor: Tensor) -> str:
+    """A weight's name, longer where the engine has another tensor of that name."""
+    if name not in _TAKEN:
+        return name
+    return f"{name}.{'bias' if tensor.dim() == 1 else 'weight'}"
+
+
+def _heads_first(run: Run, tensor: Tensor) -> Tensor:
+    """(B, H, L, D), however the code orders them."""
+    later = run.case.layout == cases.HEADS_LATER and tensor.dim() == 4
+    return tensor.transpose(1, 2) if later else tensor
+
+
+def _put_sequences(seen: Observation, run: Run) -> None:
+    given = run.leaves or run.arguments.tensors
+    for role, tensor in given.items():
+        repeated = any(tensor is given.get(r) for r in ("query", "key") if r != role)
+        if role == "query" or not repeated:
+            seen.tensors[role] = _heads_first(run, cases.as_sequence(tensor, run.case))
+    if run.case.layout == cases.SEQUENCE_FIRST:
+        seen.metadata["batch_first"] = "false"
+
+
+def _cut_heads_from_inputs(seen: Observation, run: Run, heads: int) -> None:
+    """Code without projections that still cuts heads from its inputs: its
+    projections are identities."""
+    layer = run.case.layout in (cases.LAYER, cases.UNBATCHED, cases.SEQUENCE_FIRST)
+    if run.parameters.tensors or heads == 1 or not layer:
+        return
+    width = seen.tensors["query"].shape[-1]
+    identity = torch.eye(width, dtype=run.case.dtype)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        seen.tensors[f"{name}.weight"] = identity.clone()
+        seen.metadata[f"layout:{name}.weight"] = "out_in"
+
+
+def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
+    """The number of key and value heads where it is not that of the queries."""
+    if stated.num_kv_heads:
+        return stated.num_kv_heads
+    sizes = run.case.sizes
+    if call.takes("num_kv_heads") or run.case.layout in (
+        cases.HEADS,
+        cases.HEADS_LATER,
+    ):
+        return sizes.kv_heads
+    # What the code calls groups may be the heads of each.
+    return (
+        call.bound.get("num_kv_heads")
+        or _groups_of_keys(seen)
+        or _groups_of_fused(seen)
+        or run.counted.get("num_kv_heads")
+    )
+
+
+def _groups_of_keys(seen: Observation) -> int | None:
+    """From a key projection that is narrower than the query's."""
+    widths = {}
+    for name, tensor in seen.tensors.items():
+        found = re.search(r"(^|[._])(w_?|to_)?(q|k|query|key)s?(_proj)?($|[._])", name)
+        out = seen.metadata.get(f"layout:{name}") == "out_in"
+        if found and out and tensor.dim() == 2 and len(tensor) > 1:
+            widths[found.group(3)[0]] = tensor.shape[0]
+    heads = int(seen.metadata["num_heads"])
+    query, key = widths.get("q"), widths.get("k")
+    if not query or not key or query == key or query % heads:
+        return None
+    groups, rest = divmod(key, query // heads)
+    return groups if groups and not rest else None
+
+
+_FUSED = re.compile(
+    r"(?:^|[._])(?:w_?|c_|to_)?(qkv|attn|in|query_key_value|kv|key_value)"
+    r"(?:_?proj)?(?:_?weight)?(?:$|[._])",
+    re.I,
+)
+
+
+def _groups_of_fused(seen: Observation) -> int | None:
+    """From one matrix for queries, keys and values, E + 2·G·d wide, or for keys and
+    values, 2·G·d wide, if heads are as wide as usual."""
+    heads = int(seen.metadata["num_heads"])
+    embed = seen.tensors["query"].shape[-1]
+    for name, tensor in seen.tensors.items():
+        found = _FUSED.search(name)
+        if not found or tensor.dim() != 2 or embed not in tensor.shape:
+            continue
+        is_out_in = seen.metadata.get(f"layout:{name}") == "out_in"
+        wide = tensor.shape[0] if is_out_in else max(tensor.shape)
+        shared = wide if found[1].lower() in ("kv", "key_value") else wide - embed
+        groups, rest = divmod(shared * heads, 2 * embed)
+        if not rest and 0 < groups < heads and heads % groups == 0:
+            return groups
+    return None
+
+
+def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
+    masks = run.arguments.masks
+    for role, mask in masks.items():
+        wide = role == "key_padding_mask" and mask.dim() > 2
+        seen.tensors[role] = mask.flatten(1) if wide else mask
+    if stated.mask and "mask" in masks:
+        seen.metadata["mask"] = stated.mask
+    if "key_padding_mask" in masks:
+        padding = "keep" if run.case.padding == "lengths" else stated.padding
+        if not call.takes("padding") and not call.takes("lengths"):
+            padding = stated.mask
+        if padding:
+            seen.metadata["padding"] = padding
+    if run.case.is_causal or call.bound.get("is_causal"):
+        seen.metadata["is_causal"] = "true"
+    elif stated.causal is not None:
+        seen.metadata["is_causal"] = str(stated.causal).lower()
+    elif not call.takes("is_causal"):
+        seen.metadata["is_causal"] = "infer"
+
+
+def _put_results(seen: Observation, run: Run) -> None:
+    # NumPy computes in float64 on float32, given a chance.
+    wider = run.out.dtype is torch.float64
+    out = run.out.to(run.case.dtype) if wider else run.out
+    seen.tensors["out"] = _heads_first(run, out)
+    if run.attention is not None:
+        seen.tensors["weights"] = run.attention
+    if run.dout is not None and not run.gradients_off:
+        seen.tensors["dout"] = _heads_first(run, run.dout)
+        for name, gradient in run.gradients.items():
+            if name[1:] in seen.tensors:
+                gradient = cases.as_sequence(gradient, run.case)
+                seen.tensors[name] = _heads_first(run, gradient)
+
+
+def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
+    """The draws of dropout, those on a context as its heads are merged."""
+    if run.case.training:
+        seen.metadata["training"] = "true"
+        seen.metadata["dropout_p"] = str(run.case.own_dropout or DROPOUT)
+    for index, draw in enumerate(run.recorder.draws):
+        kept = _kept(draw, run.case.own_dropout or DROPOUT)
+        seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads)
+        if draw.p is not None:
+            seen.metadata["dropout_p"] = str(draw.p)
+
+
+def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
+    """Draws on weights as (B, H, Lq, Lk) or (B, Lq, Lk), on a context with its heads
+    merged. All sizes differ, but those of queries and keys may not, which then come
+    in this order."""
+    sizes, keys = run.case.sizes, run.case.keys
+    shape = list(kept.shape)
+    for wanted in (
+        (sizes.batch, heads, sizes.queries, keys),
+        (sizes.batch, sizes.queries, keys),
+    ):
+        if sorted(shape) == sorted(wanted):
+            order = []
+            for size in wanted:
+                order.append(
+                    next(i for i, s in enumerate(shape) if s == size and i not in order)
+                )
+            return kept.permute(order)
+    of_queries = shape[-1] == sizes.queries  # keys that are taken from the queries
+    if shape[1:-1] == [heads, sizes.queries] and not of_queries:
+        return kept.transpose(1, 2).flatten(2)
+    return kept
+
+
+def _kept(draw: Draw, p: float) -> Tensor:
+    """A comparison of uniform numbers may say what is kept or what is dropped:
+    most are kept."""
+    if draw.p is not None:
+        return draw.keep
+    share = float(draw.keep.double().mean())
+    return draw.keep if abs(share - (1 - p)) <= abs(share - p) else ~draw.keep

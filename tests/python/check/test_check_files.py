@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""Files and notebooks: what they define is found, whatever else they do."""
+
+import json
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from check_samples import call, only
+from multihead.check.sandbox.guard import Guard
+from multihead.check.sandbox.state import Snapshot
+from multihead.check.subject import load as loading
+
+import multihead
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text: str, name: str = "attention.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        with Guard(20) as guard:
+            return loading.run_file(path, guard)
+
+    return load
+
+
+def test_a_file_is_run_but_not_as_main(load):
+    module, outcome = load(
+        """
+        from __future__ import annotations
+        import dataclasses, math
+
+        @dataclasses.dataclass
+        class Sizes:
+            heads: Unknown = 2
+
+        def attend(): return Sizes().heads * math.pi
+        if __name__ == "__main__":
+            exit(1)
+        """
+    )
+    assert outcome.error is None and outcome.findings == []
+    assert module.attend() == 2 * np.pi
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("assert torch.allclose(torch.ones(1), torch.rand(1))", "own assertion fails"),
+        ("assert False", "own assertion fails"),
+        ("print(undefined)", "NameError"),
+        ("input('name?')", "EOFError"),
+        ("exit(1)", "calls `exit()`"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("while True: pass", "not come to an end after 0.2 s"),
+    ],
+)
+def test_what_follows_is_still_defined(load, line, said, monkeypatch):
+    monkeypatch.setattr(loading, "_SECONDS", 0.2)
+    module, outcome = load(
+        f"""
+        import torch
+        {line}
+        print("never")
+        HEADS = 4
+        def attend(): return HEADS
+        """
+    )
+    assert outcome.error is None and "never" not in outcome.printed
+    assert module.attend() == 4
+    (remark,) = outcome.findings
+    assert (remark.name, remark.kind) == ("file_stops", "remark")
+    assert said in remark.sentence
+    assert "attention.py, line 3" in remark.sentence
+    assert ("different weights" in remark.remedy) == ("allclose" in line)
+
+
+def test_an_absent_package_fails_who_uses_it(load):
+    module, outcome = load(
+        """
+        import torch, absent_one
+        from absent_two.deep import rearrange as r
+        def fine(): return 1
+        def uses_one(): return absent_one.rearrange(1)
+        def uses_two(): return r(1)
+        """
+    )
+    assert outcome.error is None
+    assert [f.name for f in outcome.findings] == ["missing_package"] * 2
+    assert {f.kind for f in outcome.findings} == {"remark"}
+    assert module.fine() == 1
+    for function, package in (
+        (module.uses_one, "absent_one"),
+        (module.uses_two, "absent_two"),
+    ):
+        finding = only(call(function))
+        assert finding.name == "missing_package" and package in finding.sentence
+
+
+def test_what_is_no_python_is_an_error(load):
+    _, outcome = load("def attend(:\n    pass\n")
+    finding = only(outcome)
+    assert finding.sentence == "SyntaxError: invalid syntax"
+    assert "attention.py, line 1" in finding.detail
+    assert "`def attend(:`" in finding.detail
+
+
+def test_a_class_that_cannot_be_defined_is_an_error(load):
+    _, outcome = load("class Attention(undefined): pass\n")
+    assert only(outcome).sentence.startswith("NameError")
+
+
+def test_files_may_import_their_neighbours(load, tmp_path):
+    (tmp_path / "neighbour_of_mine.py").write_text("HEADS = 3")
+    before = list(sys.path)
+    module, outcome = load("from neighbour_of_mine import HEADS")
+    assert outcome.findings == [] and module.HEADS == 3
+    assert sys.path == before
+
+
+def test_a_script_may_set_what_it_likes(load):
+    before = Snapshot()
+    _, outcome = load(
+        "import torch\ntorch.manual_seed(0)\ntorch.set_default_dtype(torch.float64)"
+    )
+    assert outcome.findings == []
+    assert before.restore() == []
+
+
+def test_notebooks(load):
+    cells = [
+        {"cell_type": "markdown", "source": ["# Attention"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "import math\n"]},
+        {"cell_type": "code", "source": "!pip install things\nassert 1 == 2"},
+        {"cell_type": "code", "source": "%%time\nthis is no Python"},
+        {"cell_type": "code", "source": ["def attend():\n", "    return math.pi"]},
+    ]
+    module, outcome = load(json.dumps({"cells": cells}), "exercise.ipynb")
+    assert module.attend() == np.pi
+    (remark,) = outcome.findings
+    assert "exercise.ipynb[2], line 2" in remark.sentence
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("not json", "no JSON"),
+        ('{"cells": ' + "[" * 100_000, "no JSON"),
+        *(
+            (text, "no list of cells")
+            for text in (
+                "[]",
+                "{}",
+                '{"cells": 5}',
+                '{"cells": [{}]}',
+                '{"cells": [{"cell_type": "code"}]}',
+                '{"cells": [{"cell_type": "code", "source": 5}]}',
+            )
+        ),
+    ],
+)
+def test_what_is_no_notebook_is_refused(tmp_path, text, reason):
+    file = tmp_path / "exercise.ipynb"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"^check: target must be a note.*{reason}"):
+        multihead.check(str(file))
+
+
+@pytest.mark.parametrize(
+    "text", ["x = 1\0", "from __future__ import nope", "(" * 1000, "-" * 10**5 + "1"]
+)
+def test_what_cannot_be_compiled_has_no_place_but_its_own(tmp_path, text):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    report = multihead.check(str(file))
+    assert report.cause == "raises", str(report)
+    assert report.findings[0].detail == "" or "broken.py" in report.findings[0].detail
+
+
+ATTENTION = """
+def attention(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+"""
+
+
+def test_what_a_file_imports_from_its_neighbour_is_found(tmp_path):
+    (tmp_path / "my_neighbour.py").write_text(ATTENTION)
+    file = tmp_path / "attention.py"
+    file.write_text("from math import sqrt\nfrom my_neighbour import attention\n")
+    assert multihead.check(str(file)).passed
+    assert multihead.check(f"{file}:attention").passed
+
+
+@pytest.mark.parametrize("name", ["", ":attention", ":another"])
+def test_a_target_of_an_absent_package_is_said_to_be_one(tmp_path, name):
+    file = tmp_path / "exercise.py"
+    file.write_text("from nowhere_at_all.x import attention\n")
+    report = multihead.check(f"{file}{name}")
+    assert report.cause == "missing_package", str(report)
+    assert "nowhere_at_all" in report.findings[0].sentence
+
+
+def test_a_file_that_takes_long_leaves_time_to_what_it_defines(tmp_path):
+    file = tmp_path / "exercise.py"
+    file.write_text(ATTENTION + "while True: pass\n")
+    assert multihead.check(str(file), time_limit=4).passed

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""What the documents say: their programs run, their links lead somewhere.
+
+A Python block runs in a namespace of its own. One that the page marks with the
+comment START runs in front of each block that follows it on that page.
+"""
+
+import json
+import os
+import pathlib
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+
+import pytest
+import test_cli
+import torch
+
+from multihead import _built
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BUILD = pathlib.Path(_built.__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+EXAMPLE = "examples/exercise.py"
+START = "<!-- starts every snippet below -->"
+
+
+def blocks(page: pathlib.Path, language: str) -> list[tuple[int, str]]:
+    """Line number and text of each fenced block."""
+    found, start, opened, common = [], 0, None, ""
+    lines = page.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        if opened is None and line.startswith("```"):
+            opened, start = line.removeprefix("```").strip(), number
+        elif opened is not None and line == "```":
+            if opened == language:
+                text = "\n".join(lines[start : number - 1]) + "\n"
+                found.append((start, common + text))
+                if lines[start - 2] == START:
+                    common = text
+            opened = None
+    assert opened is None, f"{page}: the block of line {start} does not end"
+    return found
+
+
+SNIPPETS = [
+    pytest.param(page, text, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, text in blocks(page, "python")
+]
+
+
+def test_snippets_are_found():
+    pages = {parameters.values[0].name for parameters in SNIPPETS}
+    assert {"README.md", "parity.md"} <= pages
+
+
+@pytest.mark.parametrize("page, text", SNIPPETS)
+def test_python_runs(page, text, tmp_path, monkeypatch):
+    described = re.search(r"PyTorch (\d+\.\d+)", page.read_text())
+    if page.name == "parity.md" and not torch.__version__.startswith(described[1]):
+        pytest.skip(f"it describes {described[0]}, this is {torch.__version__}")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    (tmp_path / "snippet.py").write_text(text)
+    runpy.run_path(str(tmp_path / "snippet.py"))
+
+
+def compile_command(source: pathlib.Path, program: pathlib.Path) -> list[str]:
+    """Compiles and links `source` as this build compiles the library."""
+    entries = json.loads((BUILD / "compile_commands.json").read_text())
+    (entry,) = (e for e in entries if e["file"].endswith("attention/attention.cpp"))
+    words = shlex.split(entry["command"])
+    compiler = words[: words.index("-o")]
+    folders = [BUILD, pathlib.Path(torch.__file__).parent / "lib"]
+    search = [option for f in folders for option in (f"-L{f}", f"-Wl,-rpath,{f}")]
+    libraries = ["-lmultihead", "-ltorch_cpu", "-lc10"]
+    return [*compiler, "-o", str(program), str(source), *search, *libraries]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explain.md"])
+def test_cpp_programs_run(page, tmp_path):
+    if not (BUILD / "compile_commands.json").exists():
+        pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
+    ((_, text),) = blocks(ROOT / page, "cpp")
+    source, program = tmp_path / "main.cpp", tmp_path / "program"
+    source.write_text(text)
+    for command in (compile_command(source, program), [str(program)]):
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+def test_the_cpp_program_fails_for_what_nothing_explains(tmp_path):
+    if not (BUILD / "compile_commands.json").exists():
+        pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
+    ((_, text),) = blocks(ROOT / "docs/explain.md", "cpp")
+    right = "std::get<0>(layer->forward(x, x, x))"
+    assert right in text
+    source, program = tmp_path / "main.cpp", tmp_path / "program"
+    source.write_text(text.replace(right, "at::randn({3, 5, 48})"))
+    subprocess.run(compile_command(source, program), check=True)
+    done = subprocess.run(
+        [str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "is not right, and no fault" in done.stdout
+    assert done.returncode == 1
+
+
+def drawn(*options: str) -> str:
+    """What the command says of the example, to the last unit of rounding."""
+    done = subprocess.run(
+        [str(test_cli.COMMAND), "check", EXAMPLE, *options],
+        cwd=ROOT,
+        env={**os.environ, "MULTIHEAD_PYTHON": sys.executable, "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    return without_rounding(done.stdout)
+
+
+def without_rounding(text: str) -> str:
+    """Errors such as 8.9e-16 differ from one processor to another."""
+    return re.sub(r"\b\d\.\de-\d\d\b", "x.xe-xx", text)
+
+
+VERDICTS = [
+    pytest.param(text, id=f"{page.name}:{line}")
+    for page in PAGES
+    for line, text in blocks(page, "")
+    if text.startswith("✗")
+]
+
+
+@test_cli.pytestmark
+@pytest.mark.parametrize("text", VERDICTS)
+def test_verdicts_are_those_of_the_example(text):
+    shown, _, _ = text.partition("  …")
+    assert drawn().startswith(without_rounding(shown))
+
+
+@test_cli.pytestmark
+def test_the_picture_of_a_verdict_is_what_is_drawn():
+    picture = (ROOT / "docs/verdict.svg").read_text()
+    command = f"multihead check {EXAMPLE} --svg docs/verdict.svg"
+    assert drawn("--svg", "-") == without_rounding(picture), command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+ROOMS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for top in ("multihead", "diagnosis", "cli", "python/multihead/check")
+    for path in (ROOT / top).rglob("*")
+    if path.is_dir() and path.name not in ("__pycache__", "include", "multihead")
+)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_architecture_names_every_room(room):
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert re.search(rf"\b{room.rsplit('/')[-1]}/", text)
