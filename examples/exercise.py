@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Somebody's answer to a well-known exercise, with one slip; try
+"""Somebody's answer to a well-known exercise, with one slip.
 
-    multihead check examples/exercise.py
+Try it: multihead check examples/exercise.py
 """
 
 import math

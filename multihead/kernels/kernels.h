@@ -15,6 +15,13 @@
 
 namespace multihead::kernels {
 
+/// The compiler's float16. g++ 12 has _Float16 on x86 only.
+#ifdef __aarch64__
+using Float16 = __fp16;
+#else
+using Float16 = _Float16;
+#endif
+
 /// How query, key, value and out are stored. Products and softmax run in
 /// float32, for kFloat64 in float64: the compute type.
 enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };

@@ -11,8 +11,8 @@ _library.load()
 
 from . import _quantizable, _warnings, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402
-from .check import Report, check  # noqa: E402
 from ._why_not_fused import why_not_fused  # noqa: E402
+from .check import Report, check  # noqa: E402
 from .functional import (  # noqa: E402
     AttentionSummary,
     attention_summary,

@@ -175,7 +175,7 @@ def scaled_dot_product_attention(
             apply, and nothing of the size (Lq, Lk) is formed.
         softcap: scores become softcap · tanh(scores / softcap), before masks;
             0 = None.
-        alibi_slopes: (H,) or (B, H): scores lose slope · |i + offset - j|.
+        alibi_slopes: (H,) or (B, H): scores lose slope · abs(i + offset - j).
         sinks: (H,): one more logit per head in the softmax's denominator.
         return_lse: also return the logsumexp of the scores.
 

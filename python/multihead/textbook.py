@@ -342,7 +342,7 @@ class MultiHeadAttention(nn.Module):
                 (N, H, Lq, Lk); 3-D masks as in multi_head_attention.
 
         Returns:
-            (N, Lq, E). A row with every key blocked has zero weights: W_o.bias.
+            (N, Lq, E). A row with every key blocked has zero weights, so gives W_o.bias.
 
         Raises:
             ValueError: shapes that do not fit; the message names the argument.

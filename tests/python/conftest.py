@@ -8,6 +8,6 @@ import os
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
 os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
 
-import torch  # noqa: E402
+import torch
 
 torch.set_num_threads(1)

@@ -28,31 +28,39 @@ def check(
 ) -> Report:
     """Checks an implementation of attention and says what is wrong with it.
 
-    target: a function, a module, a class of modules, or "file.py:name". What its
+    The target is a function, a module, a class of modules, or "file.py:name". What its
     arguments mean is read from their names; weights are its parameters, its
     arguments, or the layers that it creates while it runs. It is called with inputs
     (B, Lq, E), (B, Lk, E) or what else it takes, all sizes different, in float64 and
     float32, with each kind of mask that it accepts, with gradients, in evaluation
     and in training; a module is copied and stays as it is.
 
-    Everything that is not stated is found out, and the report says what was assumed:
+    Everything that is not stated is found out, and the report says what was assumed.
 
-    num_heads, embed_dim, num_kv_heads: sizes to call it with.
-    mask: what a mask means: "blocked" (True or nonzero = may not attend), "keep"
-        (True = may attend) or "additive" (added to the scores).
-    batch_first: inputs are (B, L, E), else (L, B, E).
-    causal: the code is causal by itself.
-    weights: a module, or tensors by name, that the code uses where it cannot be
-        seen.
-    inputs: arguments of one more call, a tuple or a dictionary by name.
-    time_limit: seconds for the code under test, all calls together.
+    Args:
+        target: the code under test.
+        num_heads: a size to call it with, like the next two.
+        embed_dim: the width E.
+        num_kv_heads: heads of key and value.
+        mask: what a mask means: "blocked" (True or nonzero = may not attend), "keep"
+            (True = may attend) or "additive" (added to the scores).
+        batch_first: inputs are (B, L, E), else (L, B, E).
+        causal: the code is causal by itself.
+        weights: a module, or tensors by name, that the code uses where it cannot be
+            seen.
+        inputs: arguments of one more call, a tuple or a dictionary by name.
+        time_limit: seconds for the code under test, all calls together.
 
     Checks change what is one for the whole process, and put it back; those in other
     threads wait for their turn.
 
-    Returns a Report, which is true if the code passed. Code that raises, hangs or
-    returns something else is a finding in it. Raises ValueError for arguments that
-    cannot be, FileNotFoundError for a file that is not there.
+    Returns:
+        A Report, which is true if the code passed. Code that raises, hangs or returns
+        something else is a finding in it.
+
+    Raises:
+        ValueError: arguments that cannot be.
+        FileNotFoundError: a file that is not there.
     """
     options = Options(
         num_heads=num_heads,

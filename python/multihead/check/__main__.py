@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """python -m multihead.check FILE[:NAME]: multihead.check, for a shell.
 
-The command `multihead check` does the same in a process that it can end. Exit
+The command "multihead check" does the same in a process that it can end. Exit
 status: 0 the code passed, 1 it did not, 2 it could not be checked or the report
 not be written.
 """
@@ -97,7 +97,7 @@ class _Answer:
 def answer(descriptor: int, path: str, words: list[str]) -> None:
     """Writes exit status and report, as JSON, for cli/check/check.cpp, and ends the
     process: whatever the code under test left to run at exit does not. The file to
-    write in is open as `descriptor`, and can be opened as `path`."""
+    write in is open as ``descriptor``, and can be opened as ``path``."""
     file = _Answer(descriptor, path)
     say = slowly()
 

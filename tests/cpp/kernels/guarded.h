@@ -77,7 +77,7 @@ class Guarded {
     perror(call);
     abort();
   }
-  void swap(Guarded& other) {
+  void swap(Guarded& other) noexcept {
     std::swap(base_, other.base_);
     std::swap(data_, other.data_);
     std::swap(slack_, other.slack_);

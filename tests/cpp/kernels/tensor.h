@@ -13,6 +13,7 @@
 namespace kernel_test {
 
 using multihead::kernels::Dtype;
+using multihead::kernels::Float16;
 
 enum class Storage { kFloat32, kFloat64, kBFloat16, kFloat16, kByte, kInt64 };
 
@@ -88,7 +89,7 @@ inline void encode(Storage storage, double x, void* to) {
     case Storage::kBFloat16:
       return put(to, to_bfloat16(static_cast<float>(x)));
     case Storage::kFloat16:
-      return put(to, static_cast<_Float16>(x));
+      return put(to, static_cast<Float16>(x));
     case Storage::kByte:
       return put(to, static_cast<uint8_t>(x));
     case Storage::kInt64:
@@ -107,7 +108,7 @@ inline double decode(Storage storage, const void* from) {
       return from_bfloat16(bits);
     }
     case Storage::kFloat16:
-      return take<_Float16>(from);
+      return take<Float16>(from);
     case Storage::kByte:
       return take<uint8_t>(from);
     default:

@@ -6,9 +6,10 @@ import pathlib
 import subprocess
 import sys
 
-import multihead
 import pytest
 import torch
+
+import multihead
 
 ops = torch.ops.multihead
 

@@ -3,6 +3,7 @@
 
 import importlib.util
 import inspect
+import json
 import os
 import pathlib
 import re
@@ -84,7 +85,9 @@ def pyright(wrong_calls, tmp_path_factory):
     if not program.exists():
         pytest.skip("this pyright would be downloaded first")
     folder = tmp_path_factory.mktemp("project")
-    settings = '{"extraPaths": ["%s"], "typeCheckingMode": "strict"}' % PACKAGE.parent
+    settings = json.dumps(
+        {"extraPaths": [str(PACKAGE.parent)], "typeCheckingMode": "strict"}
+    )
     for path in (pathlib.Path(plain_calls.__file__), wrong_calls):
         shutil.copy(path, folder)
     (folder / "pyrightconfig.json").write_text(settings)

@@ -6,9 +6,10 @@ import math
 import numpy
 import torch
 import torch.nn.functional as F
+from torch import nn
+
 from multihead.check.sandbox.guard import Guard, Outcome
 from multihead.check.subject.target import describe
-from torch import nn
 
 
 def split(x, heads):

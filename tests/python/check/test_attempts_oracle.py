@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The attempts are what their table says, by float64 loops and without the checker."""
 
-import inspect
 import warnings
 
 import pytest

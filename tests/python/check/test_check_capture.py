@@ -9,10 +9,10 @@ import sys
 import check_samples as samples
 import pytest
 import torch
-from multihead.check.reading import engine
 from torch import nn
 
 import multihead
+from multihead.check.reading import engine
 
 _TINY = 1e-12
 

@@ -8,11 +8,11 @@ import textwrap
 import numpy as np
 import pytest
 from check_samples import call, only
+
+import multihead
 from multihead.check.sandbox.guard import Guard
 from multihead.check.sandbox.state import Snapshot
 from multihead.check.subject import load as loading
-
-import multihead
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from check_samples import call, only
+
 from multihead.check.sandbox.guard import Guard
 from multihead.check.sandbox.state import Snapshot
 

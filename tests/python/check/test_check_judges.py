@@ -13,13 +13,13 @@ import pytest
 import test_cli
 import torch
 import torch.nn.functional as F
-from multihead.check.finding import Finding
-from multihead.check.report import Report
 from test_check_command import command
 from torch import nn
 from verdicts import RIGHT as RIGHT_VERDICT
 
 import multihead
+from multihead.check.finding import Finding
+from multihead.check.report import Report
 
 
 class Layer(nn.Module):

@@ -11,10 +11,10 @@ import check_samples as samples
 import pytest
 import torch
 from attempts.right_fused import LikePyTorchs
-from multihead.check.subject import documented
 from torch import nn
 
 import multihead
+from multihead.check.subject import documented
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 

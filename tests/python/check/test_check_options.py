@@ -75,7 +75,7 @@ def test_a_target_without_a_name_is_quoted():
         multihead.check("")
 
 
-def drops_in_a_layer(q, k, v, dropout=nn.Dropout(0.0)):
+def drops_in_a_layer(q, k, v, dropout=nn.Dropout(0.0)):  # noqa: B008
     return dropout((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)) @ v
 
 

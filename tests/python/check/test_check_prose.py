@@ -4,9 +4,9 @@
 import check_samples as samples
 import pytest
 import torch
-from multihead.check.subject import documented, signature
 
 import multihead
+from multihead.check.subject import documented, signature
 
 PLAIN = [
     ("mask: True = blocked", "blocked"),

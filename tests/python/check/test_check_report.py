@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from verdicts import FAULT, INVERTED, RAISES, RIGHT, UNSCALED, case, wrong
+
 from multihead.check.finding import Finding
 from multihead.check.report import Report
-from verdicts import FAULT, INVERTED, RAISES, RIGHT, UNSCALED, case, wrong
 
 
 def shown(*arguments) -> str:

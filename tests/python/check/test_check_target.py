@@ -8,13 +8,13 @@ import textwrap
 import check_samples as samples
 import pytest
 import torch
+from torch import nn
+
+import multihead
 from multihead.check.examination import examine
 from multihead.check.options import Options
 from multihead.check.subject import signature
 from multihead.check.subject.target import describe
-from torch import nn
-
-import multihead
 
 
 def core(q, k, v):

@@ -34,7 +34,7 @@ def record(seed: int) -> tuple[dict, dict]:
     tensors |= {f"parameter.{k}": v.clone() for k, v in module.state_dict().items()}
     sequences, masks = parity.inputs(c)
     names = ("query", "key", "value")
-    distinct = {name: x for name, x in zip(names, sequences, strict=True)}
+    distinct = dict(zip(names, sequences, strict=True))
     tensors |= {k: v.detach().clone() for k, v in (distinct | masks).items()}
     tensors["generator.before"] = torch.get_rng_state()
     results = parity.forward_backward(module, c, sequences, masks)

@@ -24,7 +24,7 @@ def files(*suffixes: str) -> list[pathlib.Path]:
 
 CPP = (".h", ".cpp")
 CMAKE = ("CMakeLists.txt", ".cmake")
-TEXT = (*CPP, *CMAKE, ".py", ".md", ".txt", ".toml", ".json", ".in", "run")
+TEXT = (*CPP, *CMAKE, ".py", ".md", ".txt", ".toml", ".json", ".in", ".sh", "run")
 
 
 def functions(path: pathlib.Path) -> list[tuple[str, int]]:
@@ -55,12 +55,14 @@ def functions(path: pathlib.Path) -> list[tuple[str, int]]:
 def test_files_are_found():
     names = {path.relative_to(ROOT).as_posix() for path in files(*TEXT)}
     assert {"run", "CMakeLists.txt", "multihead/functional.h"} <= names
-    longest = max(count for _, count in functions(ROOT / "multihead/attention/attention.cpp"))
+    longest = max(
+        count for _, count in functions(ROOT / "multihead/attention/attention.cpp")
+    )
     assert 10 < longest
 
 
 @pytest.mark.parametrize(
-    "suffixes", [CPP, (".py",), CMAKE, (".md",), ("run",)], ids=str
+    "suffixes", [CPP, (".py",), CMAKE, (".md",), (".sh", "run")], ids=str
 )
 def test_no_file_is_long(suffixes):
     lengths = {str(p): len(p.read_text().splitlines()) for p in files(*suffixes)}
@@ -79,7 +81,7 @@ def test_no_function_is_long(suffixes):
 
 
 def test_sources_name_their_licence():
-    sources = files(*CPP, *CMAKE, ".py")
+    sources = files(*CPP, *CMAKE, ".py", ".sh", "run")
     missing = [str(p) for p in sources if "SPDX" not in p.read_text()[:100]]
     assert missing == []
 
@@ -107,7 +109,7 @@ def test_the_oldest_supported_torch_is_the_same_everywhere():
     places = {
         "CMakeLists.txt": r"find_package\(LibTorch ([\d.]+)",
         "pyproject.toml": r'"torch>=([\d.]+)"',
-        "run": r"minimum_torch=([\d.]+)",
+        "tools/install.sh": r"minimum_torch=([\d.]+)",
     }
     found = {
         version

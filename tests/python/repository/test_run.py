@@ -13,12 +13,17 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
+def copy_run(checkout: pathlib.Path) -> None:
+    shutil.copy(ROOT / "run", checkout)
+    shutil.copytree(ROOT / "tools", checkout / "tools")
+
+
 @pytest.fixture
 def run(tmp_path):
     """Calls a copy of ./run, in a checkout of nothing else; (status, out, err)."""
     checkout = tmp_path / "a checkout"
     checkout.mkdir()
-    shutil.copy(ROOT / "run", checkout)
+    copy_run(checkout)
 
     def call(*arguments: str, **variables: str) -> tuple[int, str, str]:
         done = subprocess.run(
@@ -45,7 +50,11 @@ def test_help_lists_the_commands(run, arguments):
         "test",
         "python",
         "multihead",
+        "sanitize",
+        "compilers",
+        "lint",
         "format",
+        "docs",
         "clean",
     ):
         assert f"\n  {command} " in out
@@ -69,7 +78,7 @@ def test_clean_removes_what_was_made_and_nothing_else(run, tmp_path):
     for made in (".venv", "build", "kept"):
         (checkout / made / "inside").mkdir(parents=True)
     assert run("clean") == (0, "", "")
-    assert sorted(path.name for path in checkout.iterdir()) == ["kept", "run"]
+    assert sorted(path.name for path in checkout.iterdir()) == ["kept", "run", "tools"]
 
 
 # The commands of a machine without a browser, which is all that ./run finds there. Its
@@ -96,7 +105,7 @@ def setup(tmp_path):
     log, said = tmp_path / "log", tmp_path / "said"
     checkout.mkdir()
     fakes.mkdir()
-    shutil.copy(ROOT / "run", checkout)
+    copy_run(checkout)
     for name, text in FAKES.items():
         (fakes / name).write_text(text)
         (fakes / name).chmod(0o755)

@@ -27,7 +27,8 @@ void run_backward(const BackwardStages& stages, Backward b, int threads,
   const int64_t splits = splits_of(a);
   // Four tasks to a thread end together; more would only take memory.
   const int64_t heads = a.B * a.G;
-  const int64_t wanted = heads > 0 ? (4 * threads + heads - 1) / heads : 1;
+  const int64_t wanted =
+      heads > 0 ? (int64_t{4} * threads + heads - 1) / heads : 1;
   b.width = wanted < splits ? wanted : splits;
   const Plan plan = stages.rows.plan(b, threads);
   if (!plan.waves) b.width = splits;

@@ -32,7 +32,7 @@ inline bool needs_dscores(const Backward& b) {
 /// heads to keep all threads at work to the end.
 inline bool in_waves(const Backward& b, int threads) {
   const Attention& a = b.attention;
-  return threads > 1 && splits_of(a) > 1 && a.B * a.G < 4 * threads;
+  return threads > 1 && splits_of(a) > 1 && a.B * a.G < int64_t{4} * threads;
 }
 
 /// Shared by the stages; rows as (b, g, row of the head) where `rows` stands.

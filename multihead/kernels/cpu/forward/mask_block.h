@@ -76,6 +76,7 @@ struct BiasElements {
 
 /// The stride 1, known to the compiler.
 struct Dense {
+  // NOLINTNEXTLINE(google-explicit-constructor)
   constexpr operator int64_t() const { return 1; }
 };
 

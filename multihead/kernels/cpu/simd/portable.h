@@ -16,6 +16,8 @@
 #include <immintrin.h>
 #endif
 
+#include "multihead/kernels/kernels.h"
+
 #define MULTIHEAD_INLINE [[gnu::always_inline]] static inline
 
 namespace multihead::kernels {
@@ -141,7 +143,7 @@ struct Portable {
   MULTIHEAD_INLINE Vector load_float16(const uint16_t* p) {
     Vector a;
     for (int i = 0; i < kLanes; ++i) {
-      _Float16 half;
+      Float16 half;
       memcpy(&half, p + i, sizeof half);
       a[i] = static_cast<T>(half);
     }
@@ -149,7 +151,7 @@ struct Portable {
   }
   MULTIHEAD_INLINE void store_float16(uint16_t* p, Vector a) {
     for (int i = 0; i < kLanes; ++i) {
-      const auto half = static_cast<_Float16>(a[i]);
+      const auto half = static_cast<Float16>(a[i]);
       memcpy(p + i, &half, sizeof half);
     }
   }

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+# shellcheck shell=bash
+#
+# Part of ./run: the kernels under other compilers, and where memory and arithmetic are
+# watched. They need no PyTorch, so another compiler or processor is cheap to try.
+
+# newest_clang: the name of the newest clang++ on the PATH.
+newest_clang() {
+  { compgen -c clang++- || echo clang++; } | grep -x 'clang++\(-[0-9]*\)\?' |
+    sort -Vu | tail -n 1
+}
+
+# kernels FOLDER CMAKE-OPTIONS...: builds them in build/FOLDER; warnings are errors.
+kernels() {
+  local folder=$root/build/$1
+  step "configuring build/$1" "$cmake" -S "$root" -B "$folder" -G Ninja \
+    -DCMAKE_BUILD_TYPE=Release "-DCMAKE_MAKE_PROGRAM=$ninja" \
+    "-DCMAKE_CXX_COMPILER_LAUNCHER=$ccache" -DMULTIHEAD_KERNELS_ONLY=ON \
+    -DCMAKE_COMPILE_WARNING_AS_ERROR=ON "${@:2}" || return
+  "$ninja" -C "$folder" -j "$jobs" kernels_test 2>&1 | show_progress
+}
+
+# The kernels and their tests by clang, and by g++ for a 64-bit ARM, whose kernels are
+# the portable ones. Those of a processor that is not here are not run, unless qemu can.
+compilers() {
+  local clang failed=() skipped=() arm=aarch64-linux-gnu-g++
+  find_tools
+  clang=$(newest_clang)
+  if echo '_Float16 x;' | "$clang" -x c++ -fsyntax-only - 2> /dev/null; then
+    kernels clang "-DCMAKE_CXX_COMPILER=$clang" -DCMAKE_CXX_FLAGS_RELEASE=-O0 ||
+      failed+=("$clang")
+  else
+    skipped+=("clang++ 15 or newer")
+  fi
+  if has "$arm" g++-aarch64-linux-gnu googletest; then
+    kernels aarch64 "-DCMAKE_CXX_COMPILER=$arm" -DCMAKE_SYSTEM_NAME=Linux \
+      -DCMAKE_SYSTEM_PROCESSOR=aarch64 || failed+=("$arm")
+  else
+    skipped+=("$arm")
+  fi
+  ((${#failed[@]} == 0)) || die "the kernels do not build with ${failed[*]}"
+  say "compilers: the kernels build${skipped:+; not tried, because missing: ${skipped[*]}}"
+}
+
+# finds TEXT COMMAND...: the command fails because it sees the bug that it has.
+finds() {
+  local report
+  report=$("${@:2}" 2>&1) && die "nobody noticed the bug planted in: ${*:2}"
+  [[ $report == *"$1"* ]] || die "no \"$1\" in what ${*:2} said:"$'\n'"$report"
+}
+
+# The tests of the kernels, which need no PyTorch, where memory and arithmetic
+# are watched; each watcher first has to find a bug that was planted. Valgrind
+# knows no AVX-512, takes ages over threads and gigabytes of address space.
+sanitize() {
+  local clang sanitized=$root/build/asan tests=tests/cpp/kernels
+  clang=$(newest_clang)
+  [[ -n $(type -P "$clang") ]] || die "this needs clang"
+  "$clang" -fopenmp -include omp.h -E -x c++ /dev/null > /dev/null 2>&1 ||
+    die "this needs clang's OpenMP: libomp-dev, of the version of $clang"
+  command -v valgrind > /dev/null || die "this needs valgrind"
+  build kernels_test planted_bug
+  cd -- "$root"
+  step "configuring the build with sanitizers" "$cmake" --preset asan \
+    "-DCMAKE_CXX_COMPILER=$clang" "-DCMAKE_MAKE_PROGRAM=$ninja" \
+    "-DCMAKE_CXX_COMPILER_LAUNCHER=$ccache" "-DTORCH_ROOT=${torch#* }"
+  "$ninja" -C "$sanitized" -j "$jobs" kernels_test planted_bug 2>&1 | show_progress ||
+    die "the build failed"
+  finds heap-buffer-overflow "$sanitized/$tests/planted_bug" memory
+  finds "signed integer overflow" "$sanitized/$tests/planted_bug" arithmetic
+  MULTIHEAD_FUZZ_FIRST=450 "$sanitized/$tests/kernels_test" --gtest_brief=1 \
+    --gtest_filter=-Vector*
+  say "sanitizers: the planted bugs were found, no other"
+
+  export MULTIHEAD_ISA=avx2
+  local valgrind=(valgrind --quiet --error-exitcode=1)
+  finds "Invalid read" "${valgrind[@]}" "$build/$tests/planted_bug" memory
+  finds uninitialised "${valgrind[@]}" "$build/$tests/planted_bug" uninitialised
+  MULTIHEAD_FUZZ_FIRST=480 "${valgrind[@]}" "$build/$tests/kernels_test" \
+    --gtest_brief=1 --gtest_filter='Isa/*avx2:Dtype/*-*Bits.DoNot*:*Offsets*'
+  say "valgrind: the planted bugs were found, no other"
+}
