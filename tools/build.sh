@@ -9,6 +9,7 @@
 find_tools() {
   ccache=$(command -v ccache) || true
   export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+  export CCACHE_SLOPPINESS=pch_defines,time_macros  # or it caches no source
   cmake=$(command -v cmake) ninja=$(command -v ninja) &&
     "$cmake" --version | python3 -c '
 import re, sys
