@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "multihead/kernels/cpu/isa.h"
+
 namespace multihead::kernels {
 
 /// The compiler's float16. g++ 12 has _Float16 on x86 only.
@@ -34,11 +36,11 @@ constexpr size_t compute_bytes_of(Dtype dtype) {
 }
 
 /// (B, heads, L, width) in memory.
-struct Rows {
+struct StridedRows {
   const void* data = nullptr;
   int64_t batch = 0, head = 0, row = 0;
 };
-struct OutRows {
+struct StridedOutRows {
   void* data = nullptr;
   int64_t batch = 0, head = 0, row = 0;
 };
@@ -91,11 +93,11 @@ struct Dropout {
 /// over the visible keys, m the largest s. Rows that see none give 0, and
 /// logsumexp −inf (the sink where there is one).
 /// Query head h reads key/value head h / (H / G).
-struct Attention {
+struct AttentionArgs {
   Dtype dtype = Dtype::kFloat32;
   int64_t B = 0, H = 0, G = 0, Lq = 0, Lk = 0, D = 0, Dv = 0;
-  Rows query;       ///< (B, H, Lq, D)
-  Rows key, value;  ///< (B, G, Lk, D), (B, G, Lk, Dv)
+  StridedRows query;       ///< (B, H, Lq, D)
+  StridedRows key, value;  ///< (B, G, Lk, D), (B, G, Lk, Dv)
   double scale = 1;
   double softcap = 0;  ///< 0: none
   Visibility visibility;
@@ -109,9 +111,9 @@ struct Attention {
 
 /// Attention forward. out (B, H, Lq, Dv); logsumexp (B, H, Lq), dense, compute
 /// type, may be null: not wanted.
-struct Forward {
-  Attention attention;
-  OutRows out;
+struct ForwardArgs {
+  AttentionArgs attention;
+  StridedOutRows out;
   void* logsumexp = nullptr;
 };
 
@@ -124,18 +126,18 @@ struct ScoreGradients {
 
 /// Attention backward: gradients of Σ out·dout + Σ logsumexp·dlogsumexp. What
 /// has no data is not wanted, and not computed.
-struct Backward {
-  Attention attention;
-  Rows out, dout;  ///< (B, H, Lq, Dv); out as forward returned it
-  const void* logsumexp = nullptr;   ///< (B, H, Lq), dense, compute type
-  const void* dlogsumexp = nullptr;  ///< the same, or null: 0
-  OutRows dquery, dkey, dvalue;      ///< like query, key, value
-  ScoreGradients dbias;              ///< of a mask that is a bias
-  double* dalibi_slopes = nullptr;   ///< (B, H), dense
-  double* dsinks = nullptr;          ///< (B, H), dense
+struct BackwardArgs {
+  AttentionArgs attention;
+  StridedRows out, dout;  ///< (B, H, Lq, Dv); out as forward returned it
+  const void* logsumexp = nullptr;      ///< (B, H, Lq), dense, compute type
+  const void* dlogsumexp = nullptr;     ///< the same, or null: 0
+  StridedOutRows dquery, dkey, dvalue;  ///< like query, key, value
+  ScoreGradients dbias;                 ///< of a mask that is a bias
+  double* dalibi_slopes = nullptr;      ///< (B, H), dense
+  double* dsinks = nullptr;             ///< (B, H), dense
   /// Set by run_backward (run_backward.h).
   void* workspace = nullptr;
-  int64_t first_split = 0, width = 0;
+  int64_t first_split = 0, splits_per_wave = 0;
 };
 
 /// From here on a logsumexp of float32 is off by 4e-6 and more: where its
@@ -145,10 +147,10 @@ inline constexpr double kLargeLogsumexp = 64;
 /// The weights that a forward call used, after dropout, recomputed from its
 /// logsumexp: per head (B, H, Lq, Lk), or averaged over heads (B, Lq, Lk, the
 /// head stride is ignored). dtype as attention's. Value is not read.
-struct Weights {
-  Attention attention;
+struct WeightsArgs {
+  AttentionArgs attention;
   const void* logsumexp = nullptr;  ///< (B, H, Lq), dense, compute type
-  OutRows weights;
+  StridedOutRows weights;
   bool average = false;
 };
 
@@ -156,8 +158,8 @@ struct Weights {
 /// order (of equal ones the lower key first) with their keys, −1 where the row
 /// sees fewer keys, weights NaN where a score is; the entropy −Σ w·ln w; all
 /// dense, numbers of compute type.
-struct Summary {
-  Attention attention;
+struct SummaryArgs {
+  AttentionArgs attention;
   const void* logsumexp = nullptr;  ///< (B, H, Lq)
   int64_t count = 0;
   void* weights = nullptr;  ///< (B, H, Lq, count)
@@ -171,18 +173,10 @@ struct Plan {
   int64_t rows_per_task = 0;  ///< of the H/G·Lq rows of a key/value head
   size_t scratch_bytes = 0;   ///< per thread, aligned to 64
   bool pack_key = false, pack_value = false;  ///< copied to dense panels
-  bool longest_first = false;  ///< causal: last rows of all heads first
-  bool waves = false;          ///< backward: splits of a head are tasks
-  size_t workspace_bytes = 0;  ///< backward, its first stage: shared memory
+  bool longest_first = false;   ///< causal: last rows of all heads first
+  bool split_parallel = false;  ///< backward: splits of a head are tasks
+  size_t workspace_bytes = 0;   ///< backward, its first stage: shared memory
 };
-
-/// The instruction sets for which kernels are built.
-/// The last two differ from kAvx512 in bfloat16 only.
-enum class Isa { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
-inline constexpr Isa kAllIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512,
-                                   Isa::kAvx512Bf16, Isa::kAmx};
-const char* name_of(Isa isa);  ///< as in MULTIHEAD_ISA: "avx512_bf16"
-bool cpu_has(Isa isa);
 
 /// A kernel: plan, then run tasks first ≤ n < last, on any thread, each with
 /// scratch of its own.
@@ -193,25 +187,21 @@ struct Kernel {
               void* scratch);
 };
 
-/// One after the other: rows, then for each wave keys and queries, then heads
-/// and bias. Stages without anything to do have no tasks.
+/// One after the other: prepare, then for each wave of splits keys and queries,
+/// then heads and bias. Stages without anything to do have no tasks.
 struct BackwardStages {
-  Kernel<Backward> rows, keys, queries, heads, bias;
+  Kernel<BackwardArgs> prepare, keys, queries, heads, bias;
 };
 
 /// The kernels of one instruction set and dtype.
 struct Kernels {
-  Kernel<Forward> forward;
+  Kernel<ForwardArgs> forward;
   BackwardStages backward;
-  Kernel<Weights> weights;
-  Kernel<Summary> summary;
+  Kernel<WeightsArgs> weights;
+  Kernel<SummaryArgs> summary;
 };
 
 /// Those of `isa` for `dtype`; the CPU must have it.
 Kernels kernels_for(Isa isa, Dtype dtype);
-
-/// What MULTIHEAD_ISA asks for, else the best that the CPU has; read once. If
-/// MULTIHEAD_ISA names nothing, or what this CPU lacks, `error` says so.
-Isa chosen_isa(const char** error);
 
 }  // namespace multihead::kernels

@@ -8,145 +8,107 @@
 #include <unistd.h>
 #endif
 
-#include "multihead/kernels/cpu/exports.h"
-#include "multihead/kernels/kernels.h"
+#include <iterator>
+#include <string>
+
+#include "multihead/kernels/cpu/dispatch.h"
+
+// As far as the build has them: MULTIHEAD_X86 is defined on x86-64.
+#ifdef MULTIHEAD_X86
+#define CPU(feature) (__builtin_cpu_supports(feature) != 0)
+#else
+#define CPU(feature) false
+#endif
 
 namespace multihead::kernels {
 namespace {
 
-// As far as the build has them: MULTIHEAD_X86 is defined on x86-64.
-bool cpu_has_fma() {
-#ifdef MULTIHEAD_X86
-  return __builtin_cpu_supports("avx") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
-}
-
 // Linux gives the tile registers to those who ask.
-bool tiles_are_allowed() {
+[[maybe_unused]] bool tiles_are_allowed() {
 #if defined(MULTIHEAD_X86) && defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  static const bool allowed =
+      syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return allowed;
 #else
   return false;
 #endif
 }
 
-// The best that is worth using. Intel's CPUs run VDPBF16PS at a quarter of the
-// rate of a multiply-add (measured on Granite Rapids), so that widening is
-// twice as fast there.
-Isa best_isa() {
+// Intel's CPUs run VDPBF16PS at a quarter of the rate of a multiply-add
+// (measured on Granite Rapids), so that widening is twice as fast there.
+bool is_slow(Isa isa) {
 #ifdef MULTIHEAD_X86
-  if (cpu_has(Isa::kAmx)) return Isa::kAmx;
-  if (cpu_has(Isa::kAvx512Bf16) && !__builtin_cpu_is("intel")) {
-    return Isa::kAvx512Bf16;
-  }
+  return isa == Isa::kAvx512Bf16 && __builtin_cpu_is("intel");
+#else
+  return false && isa == Isa::kPortable;
 #endif
-  if (cpu_has(Isa::kAvx512)) return Isa::kAvx512;
-  return cpu_has(Isa::kAvx2) ? Isa::kAvx2 : Isa::kPortable;
+}
+
+Isa best_isa() {
+  Isa best = Isa::kPortable;
+  for (const IsaInfo& info : kIsas) {
+    if (cpu_has(info.isa) && !is_slow(info.isa)) best = info.isa;
+  }
+  return best;
 }
 
 struct Choice {
   Isa isa = Isa::kPortable;
-  const char* error = nullptr;
+  std::string error = "";
 };
 
 Choice choose() {
   const char* wanted = getenv("MULTIHEAD_ISA");
-  if (!wanted || !*wanted) return {best_isa(), nullptr};
-  Choice choice;
-  for (const Isa isa : kAllIsas) {
-    if (strcmp(wanted, name_of(isa)) != 0) continue;
-    choice.isa = isa;
-    if (!cpu_has(isa)) {
-      choice.error =
-          "MULTIHEAD_ISA names an instruction set that this CPU lacks";
+  if (!wanted || !*wanted) return {best_isa()};
+  std::string names;
+  for (const IsaInfo& info : kIsas) {
+    if (strcmp(wanted, info.name) == 0) {
+      if (cpu_has(info.isa)) return {info.isa};
+      return {info.isa,
+              "MULTIHEAD_ISA names an instruction set that this CPU lacks"};
     }
-    return choice;
+    const bool last = info.isa == std::end(kIsas)[-1].isa;
+    names += (names.empty() ? ""
+              : last        ? " or "
+                            : ", ") +
+             std::string(info.name);
   }
-  choice.error =
-      "MULTIHEAD_ISA must be portable, avx2, avx512, avx512_bf16 or amx";
-  return choice;
+  return {Isa::kPortable, "MULTIHEAD_ISA must be " + names};
 }
 
 }  // namespace
 
-const char* name_of(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kAvx512:
-      return "avx512";
-    case Isa::kAvx512Bf16:
-      return "avx512_bf16";
-    case Isa::kAmx:
-      return "amx";
-    default:
-      return "portable";
-  }
-}
-
 bool cpu_has(Isa isa) {
-#ifdef MULTIHEAD_X86
-  const bool avx512 =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   switch (isa) {
-    case Isa::kAvx2:
-      return __builtin_cpu_supports("avx2") && cpu_has_fma() &&
-             __builtin_cpu_supports("f16c");
-    case Isa::kAvx512:
-      return avx512;
-    case Isa::kAvx512Bf16:
-      return avx512 && __builtin_cpu_supports("avx512bf16");
-    case Isa::kAmx: {
-      static const bool allowed = tiles_are_allowed();
-      return avx512 && __builtin_cpu_supports("avx512bf16") &&
-             __builtin_cpu_supports("amx-tile") &&
-             __builtin_cpu_supports("amx-bf16") && allowed;
-    }
-    default:
-      return true;
+#define MULTIHEAD_CPU_HAS(constant, target, bits, others, needs) \
+  case Isa::constant:                                            \
+    return needs;
+    MULTIHEAD_ISAS(MULTIHEAD_CPU_HAS)
   }
-#else
-  return isa == Isa::kPortable;
-#endif
+  return false;
 }
 
-// All stages of a target, so that what one of them finds of the scores holds
-// for the next: of a score of 1e9 another order of sums is another score.
-#define MULTIHEAD_KERNELS(target)                                     \
-  {forward_##target(dtype),                                           \
-   {backward_rows_##target(dtype), backward_##target(dtype),          \
-    backward_queries_##target(dtype), backward_heads_##target(dtype), \
-    bias_gradient_##target(dtype)},                                   \
-   weights_##target(dtype),                                           \
-   summary_##target(dtype)}
-
-Kernels kernels_for(Isa isa, Dtype dtype) {
+Kernels kernels_for([[maybe_unused]] Isa isa, Dtype dtype) {
 #ifdef MULTIHEAD_X86
+  // Compiled a second time for CPUs with FMA, so that its bits agree too.
+  if (isa == Isa::kPortable && CPU("avx") && CPU("fma")) {
+    return kernels_portable_fma(dtype);
+  }
   switch (isa) {
-    case Isa::kAvx2:
-      return MULTIHEAD_KERNELS(avx2);
-    case Isa::kAvx512Bf16:
-      if (dtype == Dtype::kBFloat16) return MULTIHEAD_KERNELS(avx512_bf16);
-      return MULTIHEAD_KERNELS(avx512);
-    case Isa::kAmx:
-      if (dtype == Dtype::kBFloat16) return MULTIHEAD_KERNELS(amx);
-      [[fallthrough]];
-    case Isa::kAvx512:
-      return MULTIHEAD_KERNELS(avx512);
-    default:
-      if (cpu_has_fma()) return MULTIHEAD_KERNELS(portable_fma);
+#define MULTIHEAD_KERNELS(constant, target, bits, others, needs) \
+  case Isa::constant:                                            \
+    return dtype == Dtype::kBFloat16 ? kernels_##target(dtype)   \
+                                     : kernels_##others(dtype);
+    MULTIHEAD_ISAS(MULTIHEAD_KERNELS)
   }
 #endif
-  return MULTIHEAD_KERNELS(portable);
+  return kernels_portable(dtype);
 }
 
 Isa chosen_isa(const char** error) {
   static const Choice choice = choose();
-  *error = choice.error;
+  *error = choice.error.empty() ? nullptr : choice.error.c_str();
   return choice.isa;
 }
 

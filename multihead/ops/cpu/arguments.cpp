@@ -49,12 +49,12 @@ Tensor four_dimensional(const Tensor& x) {
              : batched.contiguous();
 }
 
-kernels::Rows rows_of(const Tensor& x) {
+kernels::StridedRows rows_of(const Tensor& x) {
   return {x.const_data_ptr(), x.size(0) == 1 ? 0 : x.stride(0),
           x.size(1) == 1 ? 0 : x.stride(1), x.stride(2)};
 }
 
-kernels::OutRows out_rows_of(const Tensor& x) {
+kernels::StridedOutRows out_rows_of(const Tensor& x) {
   return {x.mutable_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
 }
 
@@ -70,7 +70,7 @@ kernels::ScoreGradients score_gradients_of(const Tensor& x) {
 AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
                                        const Rules& rules)
     : query_(four_dimensional(query)), key_(four_dimensional(key)) {
-  kernels::Attention& a = attention;
+  kernels::AttentionArgs& a = attention;
   a.dtype = dtype_of(query_);
   a.B = query_.size(0);
   a.H = query_.size(1);
@@ -96,7 +96,7 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
 void AttentionArguments::set_offsets(const Rules& rules) {
   const bool bottom_right = rules.causal_alignment == "bottom_right";
   if (!bottom_right && !rules.query_offset) return;
-  kernels::Attention& a = attention;
+  kernels::AttentionArgs& a = attention;
   offsets_.resize(a.B);
   if (bottom_right) {
     const int64_t* lengths = a.visibility.key_lengths;
@@ -114,7 +114,7 @@ void AttentionArguments::set_offsets(const Rules& rules) {
 }
 
 void AttentionArguments::set_tensors(const Rules& rules) {
-  kernels::Attention& a = attention;
+  kernels::AttentionArgs& a = attention;
   if (rules.key_lengths) {
     key_lengths_ = rules.key_lengths->to(at::kLong).contiguous();
     a.visibility.key_lengths = key_lengths_.const_data_ptr<int64_t>();

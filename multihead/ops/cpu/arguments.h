@@ -16,8 +16,8 @@ at::Tensor four_dimensional(const at::Tensor& x);
 
 /// Of four dimensions. Batches and heads of size 1, which stand for any number,
 /// are walked with stride 0.
-kernels::Rows rows_of(const at::Tensor& x);
-kernels::OutRows out_rows_of(const at::Tensor& x);
+kernels::StridedRows rows_of(const at::Tensor& x);
+kernels::StridedOutRows out_rows_of(const at::Tensor& x);
 
 /// A tensor of any rank as one over (B, H, Lq, Lk): its strides, 0 where it
 /// repeats itself.
@@ -31,7 +31,7 @@ class AttentionArguments {
   AttentionArguments(const AttentionArguments&) = delete;
   AttentionArguments& operator=(const AttentionArguments&) = delete;
 
-  kernels::Attention attention;
+  kernels::AttentionArgs attention;
 
  private:
   void set_tensors(const Rules& rules);

@@ -59,14 +59,14 @@ void check_scratch(bool there, size_t bytes) {
               " bytes of scratch memory for each thread");
 }
 
-kernels::Kernels kernels_of(const kernels::Attention& a) {
+kernels::Kernels kernels_of(const kernels::AttentionArgs& a) {
   return kernels::kernels_for(fused::isa(), a.dtype);
 }
 
 // Below this many multiply-adds, waking a thread costs more than it saves.
 constexpr double kWorthThreads = 1e6;
 
-int threads_for(const kernels::Attention& a) {
+int threads_for(const kernels::AttentionArgs& a) {
   const double work = static_cast<double>(a.B * a.H) *
                       static_cast<double>(a.Lq * a.Lk) *
                       static_cast<double>(a.D + a.Dv);
@@ -132,11 +132,11 @@ class BackwardCall {
   /// Fills what is defined.
   void run(Gradients& gradients) {
     auto& [dquery, dkey, dvalue, dmask, dslopes, dsinks] = gradients;
-    const kernels::Attention& a = backward_.attention;
+    const kernels::AttentionArgs& a = backward_.attention;
     // One batch of keys or values for many: each batch has its share.
     Tensor key_shares, value_shares;
     const auto rows = [&](const Tensor& x, Tensor& shares) {
-      if (!x.defined()) return kernels::OutRows();
+      if (!x.defined()) return kernels::StridedOutRows();
       if (x.dim() == 3) return out_rows_of(x.unsqueeze(0));
       if (x.size(0) == a.B) return out_rows_of(x);
       shares = at::empty({a.B, x.size(1), x.size(2), x.size(3)}, x.options());
@@ -173,7 +173,7 @@ class BackwardCall {
           workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
           return workspace.mutable_data_ptr();
         },
-        [](const auto& kernel, const kernels::Backward& b) {
+        [](const auto& kernel, const kernels::BackwardArgs& b) {
           ops::run(kernel, b);
         });
     const auto add_up = [](const Tensor& shares, Tensor& gradient) {
@@ -192,7 +192,7 @@ class BackwardCall {
   const AttentionArguments call_;
   const Tensor value_, out_, dout_, logsumexp_;
   Tensor dlogsumexp_;
-  kernels::Backward backward_;
+  kernels::BackwardArgs backward_;
 };
 
 template <class RuleTypes>
@@ -207,7 +207,7 @@ struct Operators<Types<R...>> {
     auto [out, logsumexp] = fused_attention_results(query, key, value, rules);
     const AttentionArguments call(query, key, rules);
     const Tensor values = four_dimensional(value);
-    kernels::Forward forward{call.attention, {}, nullptr};
+    kernels::ForwardArgs forward{call.attention, {}, nullptr};
     forward.attention.value = rows_of(values);
     forward.attention.Dv = values.size(3);
     forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
@@ -236,11 +236,11 @@ struct Operators<Types<R...>> {
     Tensor weights =
         attention_weights_result(query, key, logsumexp, average, rules);
     const AttentionArguments call(query, key, rules);
-    const kernels::Attention& a = call.attention;
+    const kernels::AttentionArgs& a = call.attention;
     if (a.H == 0) weights.fill_(std::nan(""));  // a mean of nothing
     const Tensor lse = logsumexp.contiguous();
     const Tensor per_head = average ? weights.unsqueeze(-3) : weights;
-    const kernels::Weights arguments{
+    const kernels::WeightsArgs arguments{
         a, lse.const_data_ptr(),
         out_rows_of(per_head.dim() == 3 ? per_head.unsqueeze(0) : per_head),
         average};
@@ -256,12 +256,12 @@ struct Operators<Types<R...>> {
         attention_summary_results(query, key, logsumexp, count, rules);
     const AttentionArguments call(query, key, rules);
     const Tensor lse = logsumexp.contiguous();
-    const kernels::Summary arguments{call.attention,
-                                     lse.const_data_ptr(),
-                                     count,
-                                     weights.mutable_data_ptr(),
-                                     keys.mutable_data_ptr<int64_t>(),
-                                     entropy.mutable_data_ptr()};
+    const kernels::SummaryArgs arguments{call.attention,
+                                         lse.const_data_ptr(),
+                                         count,
+                                         weights.mutable_data_ptr(),
+                                         keys.mutable_data_ptr<int64_t>(),
+                                         entropy.mutable_data_ptr()};
     run(kernels_of(call.attention).summary, arguments);
     return {weights, keys, entropy};
   }

@@ -3,7 +3,7 @@
 // The same bits: whatever the threads, the cut into tasks, the company a row is
 // in, the strides, the way a mask is written down, and, in float32 and float64,
 // the instruction set.
-#include "multihead/kernels/cpu/blocking/plan.h"
+#include "multihead/kernels/cpu/blocking/tasks.h"
 #include "tests/cpp/kernels/random_call.h"
 #include "tests/cpp/kernels/run.h"
 
@@ -36,7 +36,7 @@ TEST_P(Bits, DoNotDependOnThreadsOrRepeats) {
 /// The plan of a call, cut anew. Its scratch serves any number of rows.
 kernels::Plan plan_with_rows(const Variant& variant, const Call& c,
                              int64_t rows) {
-  kernels::Forward arguments{arguments_of(c), {}, nullptr};
+  kernels::ForwardArgs arguments{arguments_of(c), {}, nullptr};
   const Shape& s = c.shape;
   kernels::Plan plan = variant.kernels.forward.plan(arguments, 1);
   plan.rows_per_task = rows;
@@ -53,7 +53,7 @@ TEST_P(Bits, DoNotDependOnThePlan) {
     for (const Call& c : large_calls(dtype)) {
       SCOPED_TRACE(description(c));
       const auto expected = bits_of(forward(kernels, c));
-      const kernels::Weights one_tile{arguments_of(c), nullptr, {}, false};
+      const kernels::WeightsArgs one_tile{arguments_of(c), nullptr, {}, false};
       const int64_t tile =
           kernels.kernels.weights.plan(one_tile, 1).rows_per_task;
       for (int64_t tiles = 1; tiles <= 8; ++tiles) {

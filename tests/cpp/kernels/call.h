@@ -64,16 +64,16 @@ struct Call {
   Index out_strides;
 };
 
-inline kernels::Rows rows_of(const Tensor& x) {
+inline kernels::StridedRows rows_of(const Tensor& x) {
   return {x.data(), x.strides()[0], x.strides()[1], x.strides()[2]};
 }
-inline kernels::OutRows out_rows_of(const Tensor& x) {
+inline kernels::StridedOutRows out_rows_of(const Tensor& x) {
   return {x.data(), x.strides()[0], x.strides()[1], x.strides()[2]};
 }
 
-inline kernels::Attention arguments_of(const Call& c) {
+inline kernels::AttentionArgs arguments_of(const Call& c) {
   const Shape& s = c.shape;
-  kernels::Attention a;
+  kernels::AttentionArgs a;
   a.dtype = c.dtype;
   a.B = s.B;
   a.H = s.H;

@@ -71,7 +71,7 @@ inline GradientResult backward(const Variant& variant, const Call& c,
                    {},
                    {},
                    {}};
-  kernels::Backward b;
+  kernels::BackwardArgs b;
   b.attention = arguments_of(c);
   b.out = rows_of(result.out);
   b.dout = rows_of(gradients.out);
@@ -100,7 +100,7 @@ inline GradientResult backward(const Variant& variant, const Call& c,
         workspace = Guarded(bytes, Edge::kEnd);
         return workspace.data();
       },
-      [&](const auto& kernel, const kernels::Backward& arguments) {
+      [&](const auto& kernel, const kernels::BackwardArgs& arguments) {
         run_tasks(kernel, arguments, running);
       });
   EXPECT_TRUE(workspace.intact()) << "written beside the workspace";

@@ -20,10 +20,10 @@ namespace {
 struct Call {
   std::unique_ptr<float[]> query{new float[32]}, key{new float[32]()},
       value{new float[32]()}, out{new float[32]};
-  kernels::Forward arguments;
+  kernels::ForwardArgs arguments;
 
   Call() {
-    kernels::Attention& a = arguments.attention;
+    kernels::AttentionArgs& a = arguments.attention;
     a.B = a.H = a.G = 1;
     a.Lq = a.Lk = 4;
     a.D = a.Dv = 8;

@@ -10,7 +10,7 @@
 #include <optional>
 #include <thread>
 
-#include "multihead/kernels/cpu/exports.h"
+#include "multihead/kernels/cpu/dispatch.h"
 #include "tests/cpp/kernels/call.h"
 
 namespace kernel_test {
@@ -53,16 +53,8 @@ inline std::vector<Variant> variants(Dtype dtype) {
     result.push_back(next);
   }
   if (why_not(Isa::kPortable).empty()) {
-    result.push_back({"portable without FMA",
-                      {kernels::forward_portable(dtype),
-                       {kernels::backward_rows_portable(dtype),
-                        kernels::backward_portable(dtype),
-                        kernels::backward_queries_portable(dtype),
-                        kernels::backward_heads_portable(dtype),
-                        kernels::bias_gradient_portable(dtype)},
-                       kernels::weights_portable(dtype),
-                       kernels::summary_portable(dtype)},
-                      false});
+    result.push_back(
+        {"portable without FMA", kernels::kernels_portable(dtype), false});
   }
   return result;
 }
@@ -136,7 +128,7 @@ inline Result forward(const Variant& variant, const Call& c,
   Result result{
       output(storage_of(c.dtype), {s.B, s.H, s.Lq, s.Dv}, c.out_strides),
       output(compute_storage_of(c.dtype), {1, s.B, s.H, s.Lq})};
-  const kernels::Forward arguments{
+  const kernels::ForwardArgs arguments{
       arguments_of(c), out_rows_of(result.out),
       running.wants_logsumexp ? result.logsumexp.data() : nullptr};
   run_tasks(variant.kernels.forward, arguments, running);
@@ -147,8 +139,8 @@ inline Result forward(const Variant& variant, const Call& c,
 }
 
 /// What a pass over the scores alone is given: no values.
-inline kernels::Attention scores_of(const Call& c) {
-  kernels::Attention a = arguments_of(c);
+inline kernels::AttentionArgs scores_of(const Call& c) {
+  kernels::AttentionArgs a = arguments_of(c);
   a.value = {};
   return a;
 }
@@ -160,8 +152,8 @@ inline Tensor weights(const Variant& variant, const Call& c,
   const Shape& s = c.shape;
   Tensor result =
       output(storage_of(c.dtype), {s.B, average ? 1 : s.H, s.Lq, s.Lk});
-  const kernels::Weights arguments{scores_of(c), logsumexp.data(),
-                                   out_rows_of(result), average};
+  const kernels::WeightsArgs arguments{scores_of(c), logsumexp.data(),
+                                       out_rows_of(result), average};
   run_tasks(variant.kernels.weights, arguments, running);
   EXPECT_TRUE(result.memory().intact()) << "written beside the weights";
   return result;
@@ -180,12 +172,13 @@ inline SummaryResult summary(const Variant& variant, const Call& c,
   SummaryResult result{output(number, {s.B, s.H, s.Lq, count}),
                        output(Storage::kInt64, {s.B, s.H, s.Lq, count}),
                        output(number, {1, s.B, s.H, s.Lq})};
-  const kernels::Summary arguments{scores_of(c),
-                                   logsumexp.data(),
-                                   count,
-                                   result.weights.data(),
-                                   static_cast<int64_t*>(result.keys.data()),
-                                   result.entropy.data()};
+  const kernels::SummaryArgs arguments{
+      scores_of(c),
+      logsumexp.data(),
+      count,
+      result.weights.data(),
+      static_cast<int64_t*>(result.keys.data()),
+      result.entropy.data()};
   run_tasks(variant.kernels.summary, arguments, running);
   EXPECT_TRUE(result.weights.memory().intact() &&
               result.keys.memory().intact() && result.entropy.memory().intact())

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "tests/cpp/kernels/vector_functions.h"
 
+#include "multihead/kernels/cpu/dispatch.h"
 #include "multihead/kernels/cpu/simd/math.h"
-#include "multihead/kernels/cpu/target.h"
 
 namespace kernel_test {
 namespace {

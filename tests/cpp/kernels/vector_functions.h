@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// The functions of softmax.h on arrays, compiled once per instruction set with
-// the flags of the kernels. `count` is a multiple of 16.
+// The functions of simd/math.h on arrays, compiled once per instruction set
+// with the flags of the kernels. `count` is a multiple of 16.
 #pragma once
 
 #include <cstdint>

@@ -28,26 +28,26 @@ struct KeySplit {
 
 /// Row r of a tile.
 template <class S>
-inline const typename S::Type* row_of_tile(const RowTile<typename S::F>& tile,
-                                           const Rows& x, int64_t r) {
+inline const typename S::Type* row_of_tile(const QueryTile<typename S::F>& tile,
+                                           const StridedRows& x, int64_t r) {
   return row_of<typename S::Type>(x, tile.b, tile.head[r], tile.query[r]);
 }
 
 /// Single numbers: a segment is multiplied as soon as it is computed, while it
 /// lies in the L1 cache.
 template <class M, class S, int kPair = M::kPair>
-class GradientProducts {
+class GradientAccumulator {
  public:
   using F = typename M::F;
   using T = typename F::Scalar;
-  using Tile = RowTile<F>;
+  using Tile = QueryTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
   static constexpr int64_t kStep = kKeyBlock;  ///< keys to `add` at once
   static constexpr int64_t kSumKeys = 1;  ///< whose sums are added to at once
 
   T* dquery;  ///< (D + 1, lanes), of a tile and a split
 
-  GradientProducts(const Backward& b, Arena& arena)
+  GradientAccumulator(const BackwardArgs& b, Arena& arena)
       : dquery(arena.take<T>((b.attention.D + 1) * kLanes)),
         b_(b),
         width_(padded<F>(b.attention.D)),
@@ -59,7 +59,7 @@ class GradientProducts {
   /// What follows is of tile n of those that are collected together, and of
   /// this split. Whether the tile's rows are finite.
   bool begin(const KeySplit<T>&, const Tile& tile, int /*n*/) {
-    const Attention& a = b_.attention;
+    const AttentionArgs& a = b_.attention;
     memset(dquery, 0, (a.D + 1) * kLanes * sizeof(T));
     for (int64_t r = 0; r < kLanes; ++r) one_[r] = 1;
     bool finite = true;
@@ -75,7 +75,7 @@ class GradientProducts {
   void skip(const KeySplit<T>&, int /*n*/) {}
 
   /// The step of keys that begins at `at`, of which `block` was computed.
-  template <bool kCareful>
+  template <bool kMaskNonFinite>
   void add(const KeySplit<T>& split, const Tile& tile,
            const ScoreGradient<M, S>& scores, const ScoreBlock& block,
            int64_t /*at*/) {
@@ -84,22 +84,22 @@ class GradientProducts {
       const int64_t from = segment.first * F::kLanes;
       const int64_t at = (segment.keys.begin - block.anchor) * kLanes + from;
       const int64_t keys = segment.keys.end - segment.keys.begin;
-      const int64_t rows = least(tile.count, segment.last * F::kLanes) - from;
+      const int64_t rows = min(tile.count, segment.last * F::kLanes) - from;
       const int64_t row = segment.keys.begin - split.first();
       if (b_.dvalue.data) {
-        Product<M>::template collect<kCareful>(
+        Gemm<M>::template outer<kMaskNonFinite>(
             {scores.dropped + at, dout_rows_ + from * value_width_, rows,
              value_width_, split.dvalue + row * value_width_},
             keys);
       }
       if (b_.dkey.data) {
-        Product<M>::template collect<kCareful>(
+        Gemm<M>::template outer<kMaskNonFinite>(
             {scores.dscores + at, query_rows_ + from * width_, rows, width_,
              split.dkey + row * width_},
             keys);
       }
       if (b_.dquery.data) {
-        Product<M>::template add_context<kCareful>(
+        Gemm<M>::template pv<kMaskNonFinite>(
             {.value = split.key_columns.row(segment.keys.begin),
              .value_stride = split.key_columns.stride,
              .weights = scores.dscores + at,
@@ -124,7 +124,7 @@ class GradientProducts {
     return is_finite<S>(from, width);
   }
 
-  const Backward& b_;
+  const BackwardArgs& b_;
   int64_t width_, value_width_;  ///< D and Dv in whole vectors
   T* query_rows_;                ///< (lanes, width_)
   T* dout_rows_;                 ///< (lanes, value_width_)

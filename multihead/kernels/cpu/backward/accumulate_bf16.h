@@ -9,7 +9,7 @@
 //                               Q two rows in pairs
 // So P and dS are copied as they are rounded, into strips that hold a split of
 // keys: for dQ those of a tile, multiplied kKeyBlock keys at a time; for dV and
-// dK those of a group of kCollectTiles tiles, so that the sums of a key come
+// dK those of a group of kOuterTiles tiles, so that the sums of a key come
 // from the L2 cache, and go back, once for all of them.
 //
 // Bytes, D = 128: strips 96 KiB each of P and dS, Q and dO 48 KiB each; dS in
@@ -29,18 +29,18 @@ namespace multihead::kernels {
 namespace {
 
 template <class M, class S>
-class GradientProducts<M, S, 2> {
+class GradientAccumulator<M, S, 2> {
  public:
   using F = Float32;
   using T = float;
-  using Tile = RowTile<F>;
+  using Tile = QueryTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
   /// S and dP of a step, 12 KiB, stay in the L1 cache while they are rounded.
   static constexpr int64_t kStep = 32, kSumKeys = kStep;
 
   T* dquery;  ///< (columns_, lanes), of a tile and a split
 
-  GradientProducts(const Backward& b, Arena& arena)
+  GradientAccumulator(const BackwardArgs& b, Arena& arena)
       : b_(b),
         needs_dscores_(needs_dscores(b)),
         columns_(M::columns(b.attention.D) + 1),
@@ -56,7 +56,7 @@ class GradientProducts<M, S, 2> {
   }
 
   bool begin(const KeySplit<T>&, const Tile& tile, int n) {
-    const Attention& a = b_.attention;
+    const AttentionArgs& a = b_.attention;
     memset(dquery, 0, columns_ * kLanes * sizeof(T));
     for (int64_t r = 0; r < kLanes; ++r) one_[r] = 1;
     start(n);
@@ -75,7 +75,7 @@ class GradientProducts<M, S, 2> {
     hide(steps_of(split));
   }
 
-  template <bool kCareful>
+  template <bool kMaskNonFinite>
   void add(const KeySplit<T>& split, const Tile& tile,
            const ScoreGradient<M, S>& scores, const ScoreBlock& block,
            int64_t at) {
@@ -87,11 +87,11 @@ class GradientProducts<M, S, 2> {
     Interval& rows = reached_[(at - split.first()) / kStep];
     for (int i = 0; i < block.count; ++i) {
       const Segment& segment = segments[i];
-      rows = {least(rows.begin, n_ * kLanes + segment.first * F::kLanes),
-              most(rows.end, n_ * kLanes + segment.last * F::kLanes)};
+      rows = {min(rows.begin, n_ * kLanes + segment.first * F::kLanes),
+              max(rows.end, n_ * kLanes + segment.last * F::kLanes)};
       round(tile, scores, block, segment, segment.keys.begin - split.first());
-      if constexpr (kCareful) {
-        add_left_out_of(split, tile, scores, block, segment);
+      if constexpr (kMaskNonFinite) {
+        add_nonfinite_of(split, tile, scores, block, segment);
       }
     }
   }
@@ -104,8 +104,8 @@ class GradientProducts<M, S, 2> {
     const Interval keys{round_down(seen.begin, M::kKeyGroup),
                         round_up(seen.end, M::kKeyGroup)};
     for (int64_t j = keys.begin, next; j < keys.end; j = next) {
-      next = least(keys.end, round_down(j, kKeyBlock) + kKeyBlock);
-      Product<M>::template add_context<false>(
+      next = min(keys.end, round_down(j, kKeyBlock) + kKeyBlock);
+      Gemm<M>::template pv<false>(
           {.value = split.key_columns.row(j / 2),
            .value_stride = split.key_columns.stride,
            .weights = dscore_pairs_ + (j - split.first()) / 2 * kLanes,
@@ -132,13 +132,13 @@ class GradientProducts<M, S, 2> {
       const int64_t count = round_up(rows.end, kStep) / 2 - from;
       const int64_t at = j * kStride + from;
       if (b_.dvalue.data) {
-        Product<M>::template collect<false>(
+        Gemm<M>::template outer<false>(
             {weights_ + at, dout_rows_ + from * value_width_, count,
              value_width_, split.dvalue + j * value_width_},
             next - j);
       }
       if (b_.dkey.data) {
-        Product<M>::template collect<false>(
+        Gemm<M>::template outer<false>(
             {dscores_ + at, query_rows_ + from * width_, count, width_,
              split.dkey + j * width_},
             next - j);
@@ -147,7 +147,7 @@ class GradientProducts<M, S, 2> {
   }
 
  private:
-  static constexpr int64_t kStride = kCollectStride<M>;
+  static constexpr int64_t kStride = kOuterStride<M>;
   static constexpr int64_t kPairs = kLanes / 2;
   static constexpr int64_t kStrip = kStride * sizeof(T) / sizeof(__m256i);
   static_assert(kStride * 2 % kStep == 0 && kStep % M::kKeyGroup == 0);
@@ -165,8 +165,8 @@ class GradientProducts<M, S, 2> {
   }
 
   /// The tile's rows in pairs, padded with zeros; whether they are finite.
-  static bool pair_rows_of(const Tile& tile, const Rows& x, int64_t width,
-                           T* to) {
+  static bool pair_rows_of(const Tile& tile, const StridedRows& x,
+                           int64_t width, T* to) {
     bool finite = true;
     for (int64_t r = 0; r < kLanes; r += 2, to += padded<F>(width)) {
       const auto row = [&](int64_t r) {
@@ -242,36 +242,36 @@ class GradientProducts<M, S, 2> {
     }
   }
 
-  void add_left_out_of(const KeySplit<T>& split, const Tile& tile,
-                       const ScoreGradient<M, S>& scores,
-                       const ScoreBlock& block, const Segment& segment) {
-    const Attention& a = b_.attention;
+  void add_nonfinite_of(const KeySplit<T>& split, const Tile& tile,
+                        const ScoreGradient<M, S>& scores,
+                        const ScoreBlock& block, const Segment& segment) {
+    const AttentionArgs& a = b_.attention;
     const Interval keys = overlap(segment.keys, overlap(split.keys, tile.keys));
     const int64_t from = segment.first * F::kLanes;
     for (int64_t j = keys.begin; b_.dquery.data && j < keys.end; ++j) {
-      add_left_out<S>(row_of<typename S::Type>(a.key, split.b, split.g, j), a.D,
-                      scores.dscores + (j - block.anchor) * kLanes + from,
-                      segment.last - segment.first, dquery + from);
+      add_nonfinite<S>(row_of<typename S::Type>(a.key, split.b, split.g, j),
+                       a.D, scores.dscores + (j - block.anchor) * kLanes + from,
+                       segment.last - segment.first, dquery + from);
     }
     const int64_t count = keys.end - keys.begin;
     const int64_t first = (keys.begin - block.anchor) * kLanes;
     const int64_t row = keys.begin - split.first();
-    const int64_t rows = least(tile.count, segment.last * F::kLanes);
+    const int64_t rows = min(tile.count, segment.last * F::kLanes);
     for (int64_t r = from; r < rows; ++r) {
       if (b_.dvalue.data) {
-        collect_left_out<S>(row_of_tile<S>(tile, b_.dout, r), a.Dv,
-                            scores.dropped + first + r, count, value_width_,
-                            split.dvalue + row * value_width_);
+        outer_nonfinite<S>(row_of_tile<S>(tile, b_.dout, r), a.Dv,
+                           scores.dropped + first + r, count, value_width_,
+                           split.dvalue + row * value_width_);
       }
       if (b_.dkey.data) {
-        collect_left_out<S>(row_of_tile<S>(tile, a.query, r), a.D,
-                            scores.dscores + first + r, count, width_,
-                            split.dkey + row * width_);
+        outer_nonfinite<S>(row_of_tile<S>(tile, a.query, r), a.D,
+                           scores.dscores + first + r, count, width_,
+                           split.dkey + row * width_);
       }
     }
   }
 
-  const Backward& b_;
+  const BackwardArgs& b_;
   bool needs_dscores_;
   int64_t columns_, width_, value_width_;  ///< widths in whole vectors
   T* query_rows_;                          ///< (kStride, width_) pairs of rows

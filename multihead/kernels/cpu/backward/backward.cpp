@@ -40,7 +40,7 @@
 #include <string.h>
 
 #include "multihead/kernels/cpu/backward/accumulate_bf16.h"
-#include "multihead/kernels/cpu/target.h"
+#include "multihead/kernels/cpu/dispatch.h"
 
 namespace multihead::kernels {
 namespace {
@@ -52,7 +52,7 @@ struct BackwardScratch {
   int64_t key_width, value_width;  ///< D and Dv in whole vectors
 
   ScoreGradient<M, S> scores;
-  GradientProducts<M, S> products;
+  GradientAccumulator<M, S> products;
   T *key, *value, *key_columns;  ///< a split, packed; null: in place
   struct Sums {
     T* dkey;    ///< (kGradientSplit, key_width)
@@ -61,12 +61,12 @@ struct BackwardScratch {
   Sums sums, total;  ///< of kRowSplit rows, of all; one where that suffices
   T* head;           ///< (rows, row_width): dQ of a head; not in waves
 
-  BackwardScratch(const Backward& b, const Plan& plan, Arena& arena)
+  BackwardScratch(const BackwardArgs& b, const Plan& plan, Arena& arena)
       : key_width(padded<F>(b.attention.D)),
         value_width(padded<F>(b.attention.Dv)),
         scores(b.attention, arena),
         products(b, arena) {
-    const Attention& a = b.attention;
+    const AttentionArgs& a = b.attention;
     const auto panel = [&](bool packed, int64_t size) {
       return packed ? arena.take<T>(size) : nullptr;
     };
@@ -81,7 +81,7 @@ struct BackwardScratch {
     sums = take_sums();
     total = rows_of_head(a) > kRowSplit ? take_sums() : sums;
     head = nullptr;
-    if (!plan.waves) {
+    if (!plan.split_parallel) {
       const Workspace<F> w(b, false, arena);  // for its row_width
       head = arena.take<T>(rows_of_head(a) * w.row_width);
     }
@@ -94,10 +94,10 @@ class SplitTask {
  public:
   using F = typename M::F;
   using T = typename F::Scalar;
-  using Tile = RowTile<F>;
+  using Tile = QueryTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  SplitTask(const Backward& b, const Workspace<F>& workspace,
+  SplitTask(const BackwardArgs& b, const Workspace<F>& workspace,
             BackwardScratch<M, S>& scratch)
       : b_(b), a_(b.attention), w_(workspace), s_(scratch) {}
 
@@ -105,8 +105,8 @@ class SplitTask {
   /// (rows, row_width).
   void run(int64_t b, int64_t g, int64_t split, T* rows) {
     const int64_t begin = split * kGradientSplit;
-    const Interval all{begin, least(begin + kGradientSplit, a_.Lk)};
-    used_ = round_up(all.end - begin, GradientProducts<M, S>::kSumKeys);
+    const Interval all{begin, min(begin + kGradientSplit, a_.Lk)};
+    used_ = round_up(all.end - begin, GradientAccumulator<M, S>::kSumKeys);
     clear(s_.sums);
     if (s_.total.dkey != s_.sums.dkey) clear(s_.total);
     const Interval keys = overlap(all, {visible_keys(a_, b, 0).begin,
@@ -137,7 +137,7 @@ class SplitTask {
     clear(s_.sums);
   }
 
-  void store(const OutRows& out, int64_t b, int64_t g, Interval keys,
+  void store(const StridedOutRows& out, int64_t b, int64_t g, Interval keys,
              const T* rows, int64_t stride, double factor, int64_t width) {
     if (!out.data) return;
     for (int64_t j = keys.begin; j < keys.end; ++j) {
@@ -148,12 +148,12 @@ class SplitTask {
 
   void add_rows(int64_t b, int64_t g, Interval keys, T* rows) {
     read(b, g, keys);
-    constexpr int64_t kGroup = kCollectTiles<M> * kLanes;
+    constexpr int64_t kGroup = kOuterTiles<M> * kLanes;
     static_assert(kRowSplit % kGroup == 0);
     const int64_t count = rows_of_head(a_);
     for (int64_t first = 0; first < count; first += kGroup) {
       const int64_t next = first + kGroup;
-      add_group({first, least(next, count)}, rows);
+      add_group({first, min(next, count)}, rows);
       if (next % kRowSplit == 0 && next < count) fold();
     }
   }
@@ -180,16 +180,16 @@ class SplitTask {
   /// Rows whose gradients are collected together.
   void add_group(Interval group, T* rows) {
     if (!is_seen_by(group)) return;
-    for (int n = 0; n < kCollectTiles<M>; ++n) {
+    for (int n = 0; n < kOuterTiles<M>; ++n) {
       const int64_t first = group.begin + n * kLanes;
-      const Interval here{first, least(first + kLanes, group.end)};
+      const Interval here{first, min(first + kLanes, group.end)};
       if (here.empty() || !is_seen_by(here)) {
         s_.products.skip(split_, n);
         continue;
       }
       const int64_t count = here.end - first, heads = group_of(a_);
-      tile_.hold(a_,
-                 {split_.b, split_.g, split_.g * heads, heads, first, count});
+      tile_.assign(a_,
+                   {split_.b, split_.g, split_.g * heads, heads, first, count});
       s_.scores.load(b_, w_, tile_);
       const bool finite = s_.products.begin(split_, tile_, n) && split_.finite;
       finite ? add_tile<false>() : add_tile<true>();
@@ -212,8 +212,8 @@ class SplitTask {
   /// Of a row of dQ: with that of its slope, if it is wanted.
   int64_t columns() const { return a_.D + (b_.dalibi_slopes ? 1 : 0); }
 
-  static bool is_finite(const Rows& x, int64_t b, int64_t g, Interval keys,
-                        int64_t width) {
+  static bool is_finite(const StridedRows& x, int64_t b, int64_t g,
+                        Interval keys, int64_t width) {
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       const auto* row = row_of<typename S::Type>(x, b, g, j);
       if (!kernels::is_finite<S>(row, width)) return false;
@@ -221,9 +221,9 @@ class SplitTask {
     return true;
   }
 
-  template <bool kCareful>
+  template <bool kMaskNonFinite>
   void add_tile() {
-    constexpr int64_t kStep = GradientProducts<M, S>::kStep;
+    constexpr int64_t kStep = GradientAccumulator<M, S>::kStep;
     const Interval keys = split_.keys;
     for (int64_t at = round_down(keys.begin, kStep); at < keys.end;
          at += kStep) {
@@ -242,7 +242,8 @@ class SplitTask {
           if (a_.softcap != 0) pass_softcap(block, segment, c);
         }
       }
-      s_.products.template add<kCareful>(split_, tile_, s_.scores, block, at);
+      s_.products.template add<kMaskNonFinite>(split_, tile_, s_.scores, block,
+                                               at);
     }
     s_.products.finish(split_, tile_);
   }
@@ -278,8 +279,8 @@ class SplitTask {
     F::store(slopes, sum);
   }
 
-  const Backward& b_;
-  const Attention& a_;
+  const BackwardArgs& b_;
+  const AttentionArgs& a_;
   const Workspace<F>& w_;
   BackwardScratch<M, S>& s_;
   KeySplit<T> split_;
@@ -289,16 +290,16 @@ class SplitTask {
 
 template <class M, class S>
 struct BackwardKernel {
-  using Type = Kernel<Backward>;
+  using Type = Kernel<BackwardArgs>;
   using F = typename M::F;
 
   /// Tasks: heads, or in waves (head, split of the wave).
-  static Plan plan(const Backward& b, int threads) {
-    const Attention& a = b.attention;
+  static Plan plan(const BackwardArgs& b, int threads) {
+    const AttentionArgs& a = b.attention;
     Plan plan;
-    plan.waves = in_waves(b, threads);
-    const int64_t splits = least(b.width, splits_of(a) - b.first_split);
-    plan.tasks = a.B * a.G * (plan.waves ? splits : 1);
+    plan.split_parallel = is_split_parallel(b, threads);
+    const int64_t splits = min(b.splits_per_wave, splits_of(a) - b.first_split);
+    plan.tasks = a.B * a.G * (plan.split_parallel ? splits : 1);
     if (!needs_dscores(b) && !b.dvalue.data) plan.tasks = 0;
     constexpr bool kWiden = !Panels<M, S>::kInPlace;
     plan.pack_key = kWiden || a.key.row != a.D;
@@ -309,19 +310,19 @@ struct BackwardKernel {
     return plan;
   }
 
-  static void run(const Backward& b, const Plan& plan, int64_t first,
+  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
-    const typename Product<M>::Registers registers;
-    const Attention& a = b.attention;
+    const typename Gemm<M>::Registers registers;
+    const AttentionArgs& a = b.attention;
     Arena arena(scratch), shared(b.workspace);
     BackwardScratch<M, S> s(b, plan, arena);
-    const Workspace<F> w(b, plan.waves, shared);
+    const Workspace<F> w(b, plan.split_parallel, shared);
     SplitTask<M, S> task(b, w, s);
     const int64_t numbers = rows_of_head(a) * w.row_width;
     const int64_t heads = a.B * a.G;
     for (int64_t n = first; n < last; ++n) {
       const int64_t head = n % heads;
-      if (plan.waves) {
+      if (plan.split_parallel) {
         auto* rows = w.partial + (n / heads * heads + head) * numbers;
         memset(rows, 0, static_cast<size_t>(numbers) * sizeof *rows);
         task.run(head / a.G, head % a.G, b.first_split + n / heads, rows);
@@ -338,7 +339,7 @@ struct BackwardKernel {
 
 }  // namespace
 
-Kernel<Backward> MULTIHEAD_FOR_TARGET(backward)(Dtype dtype) {
+Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward)(Dtype dtype) {
   return visit<BackwardKernel>(dtype);
 }
 

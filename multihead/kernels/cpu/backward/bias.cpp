@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "multihead/kernels/cpu/backward/recompute.h"
-#include "multihead/kernels/cpu/target.h"
+#include "multihead/kernels/cpu/dispatch.h"
 
 namespace multihead::kernels {
 namespace {
@@ -26,7 +26,7 @@ struct BiasScratch {
   T* sum;          ///< (kKeyBlock, lanes), of a tile of rows
   T* keys_sum;     ///< (kKeyBlock), of all rows
 
-  BiasScratch(const Attention& a, Arena& arena) : scores(a, arena) {
+  BiasScratch(const AttentionArgs& a, Arena& arena) : scores(a, arena) {
     const auto panel = [&](int64_t width) {
       return Panels<M, S>::kInPlace
                  ? nullptr
@@ -51,7 +51,7 @@ class BiasTask {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  BiasTask(const Backward& b, const Workspace<F>& workspace,
+  BiasTask(const BackwardArgs& b, const Workspace<F>& workspace,
            BiasScratch<M, S>& scratch)
       : b_(b), a_(b.attention), w_(workspace), s_(scratch) {}
 
@@ -96,7 +96,7 @@ class BiasTask {
     const auto value =
         Panels<M, S>::keys(a_.value, b, g, keys, a_.Dv, s_.value);
     for (int64_t first = rows.begin; first < rows.end; first += kLanes) {
-      tile_.hold(a_, {b, g, h, 1, first, least(kLanes, rows.end - first)});
+      tile_.assign(a_, {b, g, h, 1, first, min(kLanes, rows.end - first)});
       const Interval seen = overlap(keys, tile_.keys);
       if (seen.empty()) continue;
       s_.scores.load(b_, w_, tile_);
@@ -110,7 +110,7 @@ class BiasTask {
 
   void add_segment(const Segment& segment, int64_t anchor) {
     const int64_t first = segment.first * F::kLanes;
-    const int64_t last = least(segment.last * F::kLanes, tile_.count);
+    const int64_t last = min(segment.last * F::kLanes, tile_.count);
     const bool of_rows = b_.dbias.query != 0, of_keys = b_.dbias.key != 0;
     for (int64_t j = segment.keys.begin - anchor; j < segment.keys.end - anchor;
          ++j) {
@@ -145,32 +145,32 @@ class BiasTask {
     }
   }
 
-  const Backward& b_;
-  const Attention& a_;
+  const BackwardArgs& b_;
+  const AttentionArgs& a_;
   const Workspace<F>& w_;
   BiasScratch<M, S>& s_;
-  RowTile<F> tile_;
+  QueryTile<F> tile_;
   T total_ = 0;  ///< of all rows and keys
 };
 
 template <class M, class S>
 struct BiasKernel {
-  using Type = Kernel<Backward>;
+  using Type = Kernel<BackwardArgs>;
   using F = typename M::F;
 
   /// A dimension in pieces of `step`, or in one where the mask repeats itself.
   struct Pieces {
     int64_t size, step;
     Pieces(int64_t size, int64_t stride, int64_t step)
-        : size(size), step(stride != 0 ? step : most(size, 1)) {}
+        : size(size), step(stride != 0 ? step : max(size, 1)) {}
     int64_t count() const { return (size + step - 1) / step; }
     Interval operator[](int64_t n) const {
-      return {n * step, least(size, (n + 1) * step)};
+      return {n * step, min(size, (n + 1) * step)};
     }
   };
   struct Grid {
     Pieces batches, heads, rows, keys;
-    explicit Grid(const Backward& b)
+    explicit Grid(const BackwardArgs& b)
         : batches(b.attention.B, b.dbias.batch, 1),
           heads(b.attention.H, b.dbias.head, 1),
           rows(b.attention.Lq, b.dbias.query, kTileLanes<F>),
@@ -186,21 +186,21 @@ struct BiasKernel {
     }
   };
 
-  static Plan plan(const Backward& b, int threads) {
+  static Plan plan(const BackwardArgs& b, int threads) {
     Plan plan;
-    plan.waves = in_waves(b, threads);
+    plan.split_parallel = is_split_parallel(b, threads);
     plan.tasks = b.dbias.data ? Grid(b).tasks() : 0;
     Arena arena(nullptr);
     BiasScratch<M, S>(b.attention, arena);
     plan.scratch_bytes = arena.used();
     return plan;
   }
-  static void run(const Backward& b, const Plan& plan, int64_t first,
+  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
-    const typename Product<M>::Registers registers;
+    const typename Gemm<M>::Registers registers;
     Arena arena(scratch), shared(b.workspace);
     BiasScratch<M, S> s(b.attention, arena);
-    const Workspace<F> w(b, plan.waves, shared);
+    const Workspace<F> w(b, plan.split_parallel, shared);
     const Grid grid(b);
     for (int64_t n = first; n < last; ++n) BiasTask<M, S>(b, w, s).run(grid[n]);
   }
@@ -208,7 +208,7 @@ struct BiasKernel {
 
 }  // namespace
 
-Kernel<Backward> MULTIHEAD_FOR_TARGET(bias_gradient)(Dtype dtype) {
+Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_bias)(Dtype dtype) {
   return visit<BiasKernel>(dtype);
 }
 

@@ -9,14 +9,14 @@
 #include <math.h>
 
 #include "multihead/kernels/cpu/backward/workspace.h"
-#include "multihead/kernels/cpu/target.h"
+#include "multihead/kernels/cpu/dispatch.h"
 
 namespace multihead::kernels {
 namespace {
 
 template <class M, class S>
-struct RowsKernel {
-  using Type = Kernel<Backward>;
+struct PrepareKernel {
+  using Type = Kernel<BackwardArgs>;
   using F = typename M::F;
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
@@ -25,36 +25,36 @@ struct RowsKernel {
     WeightsScratch<M, S> weights;
     T* out;   ///< (Dv, lanes)
     T* dout;  ///< (Dv, lanes)
-    Scratch(const Attention& a, const Plan& plan, Arena& arena)
+    Scratch(const AttentionArgs& a, const Plan& plan, Arena& arena)
         : weights(a, plan, 1, arena),
           out(arena.take<T>(a.Dv * kLanes)),
           dout(arena.take<T>(a.Dv * kLanes)) {}
   };
 
-  static TaskGrid grid(const Attention& a) {
+  static TaskGrid grid(const AttentionArgs& a) {
     return {a.B, a.H, a.Lq, kLanes, false};
   }
 
-  static Plan plan(const Backward& b, int threads) {
+  static Plan plan(const BackwardArgs& b, int threads) {
     Plan plan;
     plan.tasks = grid(b.attention).tasks();
     plan.pack_key = !Panels<M, S>::kInPlace;
     Arena arena(nullptr);
     Scratch(b.attention, plan, arena);
     plan.scratch_bytes = arena.used();
-    plan.waves = in_waves(b, threads);
+    plan.split_parallel = is_split_parallel(b, threads);
     Arena shared(nullptr);
-    Workspace<F>(b, plan.waves, shared);
+    Workspace<F>(b, plan.split_parallel, shared);
     plan.workspace_bytes = shared.used();
     return plan;
   }
 
-  static void run(const Backward& b, const Plan& plan, int64_t first,
+  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
-    const typename Product<M>::Registers registers;
+    const typename Gemm<M>::Registers registers;
     Arena arena(scratch), shared(b.workspace);
     Scratch s(b.attention, plan, arena);
-    const Workspace<F> w(b, plan.waves, shared);
+    const Workspace<F> w(b, plan.split_parallel, shared);
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(b.attention)[n];
       prepare(b, {task.b, task.head, task.head + 1, task.first, task.count}, s,
@@ -62,15 +62,15 @@ struct RowsKernel {
     }
   }
 
-  static void prepare(const Backward& b, const HeadRange& rows, Scratch& s,
+  static void prepare(const BackwardArgs& b, const HeadRange& rows, Scratch& s,
                       const Workspace<F>& w) {
-    const Attention& a = b.attention;
+    const AttentionArgs& a = b.attention;
     const auto tile = tile_of<F>(a, rows, rows.first_head);
-    const auto normalizer = s.weights.normalizer;
-    if (read_normalizer<F>(a, tile, b.logsumexp, normalizer)) {
+    const auto stats = s.weights.stats;
+    if (read_stats<F>(a, tile, b.logsumexp, stats)) {
       s.weights.score.query = s.weights.queries;
       load_queries<M, S>(a, tile, s.weights.queries);
-      normalize_anew<M, S>(a, tile, s.weights, normalizer);
+      recompute_stats<M, S>(a, tile, s.weights, stats);
     }
     load_tile<S>(b.out, tile, a.Dv, 1, s.out);
     load_tile<S>(b.dout, tile, a.Dv, 1, s.dout);
@@ -87,8 +87,8 @@ struct RowsKernel {
       for (int64_t i = 0, r = c * F::kLanes; i < F::kLanes && r < tile.count;
            ++i, ++r) {
         w.delta[at + r] = delta[i] - (dlse ? dlse[at + r] : 0);
-        w.normalizer.shift[at + r] = normalizer.shift[r];
-        w.normalizer.factor[at + r] = normalizer.factor[r];
+        w.stats.shift[at + r] = stats.shift[r];
+        w.stats.inv_sum[at + r] = stats.inv_sum[r];
       }
     }
   }
@@ -97,27 +97,27 @@ struct RowsKernel {
 /// total += the wave's shares; after the last wave, to where it belongs.
 template <class M, class S>
 struct QueriesKernel {
-  using Type = Kernel<Backward>;
+  using Type = Kernel<BackwardArgs>;
   using F = typename M::F;
   static constexpr int64_t kRows = 64;
 
-  static TaskGrid grid(const Attention& a) {
+  static TaskGrid grid(const AttentionArgs& a) {
     return {1, a.B * a.G, rows_of_head(a), kRows, false};
   }
-  static Plan plan(const Backward& b, int threads) {
+  static Plan plan(const BackwardArgs& b, int threads) {
     Plan plan;
-    plan.waves = in_waves(b, threads);
+    plan.split_parallel = is_split_parallel(b, threads);
     const bool wanted = b.dquery.data || b.dalibi_slopes;
-    plan.tasks = plan.waves && wanted ? grid(b.attention).tasks() : 0;
+    plan.tasks = plan.split_parallel && wanted ? grid(b.attention).tasks() : 0;
     return plan;
   }
-  static void run(const Backward& b, const Plan& plan, int64_t first,
+  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
                   int64_t last, void*) {
-    const Attention& a = b.attention;
+    const AttentionArgs& a = b.attention;
     Arena shared(b.workspace);
-    const Workspace<F> w(b, plan.waves, shared);
+    const Workspace<F> w(b, plan.split_parallel, shared);
     const int64_t splits = splits_of(a), heads = a.B * a.G;
-    const int64_t here = least(b.width, splits - b.first_split);
+    const int64_t here = min(b.splits_per_wave, splits - b.first_split);
     const int64_t numbers = rows_of_head(a) * w.row_width;
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(a)[n];
@@ -140,30 +140,30 @@ struct QueriesKernel {
 
 template <class M, class S>
 struct HeadsKernel {
-  using Type = Kernel<Backward>;
+  using Type = Kernel<BackwardArgs>;
   using F = typename M::F;
 
-  static Plan plan(const Backward& b, int threads) {
+  static Plan plan(const BackwardArgs& b, int threads) {
     Plan plan;
-    plan.waves = in_waves(b, threads);
+    plan.split_parallel = is_split_parallel(b, threads);
     plan.tasks =
         b.dalibi_slopes || b.dsinks ? b.attention.B * b.attention.H : 0;
     return plan;
   }
-  static void run(const Backward& b, const Plan& plan, int64_t first,
+  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
                   int64_t last, void*) {
-    const Attention& a = b.attention;
+    const AttentionArgs& a = b.attention;
     Arena shared(b.workspace);
-    const Workspace<F> w(b, plan.waves, shared);
+    const Workspace<F> w(b, plan.split_parallel, shared);
     for (int64_t n = first; n < last; ++n) {
       double slope = 0, sink = 0;
       for (int64_t r = n * a.Lq; r < (n + 1) * a.Lq; ++r) {
         if (b.dalibi_slopes) slope += static_cast<double>(w.slopes[r]);
         if (!b.dsinks) continue;
         // The sink's weight; it has no value, so its dP is 0.
-        const double p = ::exp(a.sinks[n % a.H] -
-                               static_cast<double>(w.normalizer.shift[r])) *
-                         static_cast<double>(w.normalizer.factor[r]);
+        const double p =
+            ::exp(a.sinks[n % a.H] - static_cast<double>(w.stats.shift[r])) *
+            static_cast<double>(w.stats.inv_sum[r]);
         if (p != 0) sink -= p * static_cast<double>(w.delta[r]);
       }
       if (b.dalibi_slopes) b.dalibi_slopes[n] = slope;
@@ -174,13 +174,13 @@ struct HeadsKernel {
 
 }  // namespace
 
-Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_rows)(Dtype dtype) {
-  return visit<RowsKernel>(dtype);
+Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_prepare)(Dtype dtype) {
+  return visit<PrepareKernel>(dtype);
 }
-Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_queries)(Dtype dtype) {
+Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_queries)(Dtype dtype) {
   return visit<QueriesKernel>(dtype);
 }
-Kernel<Backward> MULTIHEAD_FOR_TARGET(backward_heads)(Dtype dtype) {
+Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_heads)(Dtype dtype) {
   return visit<HeadsKernel>(dtype);
 }
 

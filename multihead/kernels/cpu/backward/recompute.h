@@ -12,7 +12,7 @@ template <class M, class S>
 struct ScoreGradient {
   using F = typename M::F;
   using T = typename F::Scalar;
-  using Tile = RowTile<F>;
+  using Tile = QueryTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
   ScoreScratch<T> score;  ///< S, then P; query is Qᵀ
@@ -20,10 +20,11 @@ struct ScoreGradient {
   T* dropped;  ///< (kKeyBlock, lanes): P after dropout; P without
   T* dout;     ///< (depth of Dv, lanes)
   T *shift, *factor, *delta;  ///< (lanes)
-  T* few;                     ///< (lanes), 1 where Δ is summed up anew, else 0
-  Interval few_keys;          ///< those that such rows see
+  T* exact_delta;             ///< (lanes), 1 where Δ is summed up anew, else 0
+  Interval exact_delta_keys;  ///< those that such rows see
 
-  ScoreGradient(const Attention& a, Arena& arena) : score(a, kLanes, arena) {
+  ScoreGradient(const AttentionArgs& a, Arena& arena)
+      : score(a, kLanes, arena) {
     score.query = arena.take<T>(M::depth(a.D) * kLanes);
     if (a.softcap != 0) score.softcap_slope = arena.take<T>(kKeyBlock * kLanes);
     dscores = arena.take<T>(kKeyBlock * kLanes);
@@ -33,66 +34,67 @@ struct ScoreGradient {
     shift = arena.take<T>(kLanes);
     factor = arena.take<T>(kLanes);
     delta = arena.take<T>(kLanes);
-    few = arena.take<T>(kLanes);
+    exact_delta = arena.take<T>(kLanes);
   }
 
   /// What is needed of the rows of a tile.
-  void load(const Backward& b, const Workspace<F>& w, const Tile& tile) {
-    const Attention& a = b.attention;
+  void load(const BackwardArgs& b, const Workspace<F>& w, const Tile& tile) {
+    const AttentionArgs& a = b.attention;
     load_queries<M, S>(a, tile, score.query);
     load_depth<M, S>(b.dout, tile, a.Dv, 1, dout);
     const auto* dlse = static_cast<const T*>(b.dlogsumexp);
-    few_keys = {a.Lk, 0};
+    exact_delta_keys = {a.Lk, 0};
     for (int64_t r = 0; r < tile.lanes(); ++r) {
       const int64_t row = (tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r];
-      shift[r] = w.normalizer.shift[row];
-      factor[r] = w.normalizer.factor[row];
+      shift[r] = w.stats.shift[row];
+      factor[r] = w.stats.inv_sum[row];
       delta[r] = w.delta[row];
-      few[r] = 0;
-      if (!sees_few(tile.sees[r])) continue;
-      few[r] = 1;
+      exact_delta[r] = 0;
+      if (!wants_exact_delta(tile.sees[r])) continue;
+      exact_delta[r] = 1;
       delta[r] = dlse ? -dlse[row] : 0;
-      few_keys = {least(few_keys.begin, tile.sees[r].begin),
-                  most(few_keys.end, tile.sees[r].end)};
+      exact_delta_keys = {min(exact_delta_keys.begin, tile.sees[r].begin),
+                          max(exact_delta_keys.end, tile.sees[r].end)};
     }
   }
 
   /// Whether a row's Δ is better taken from P and dP, which are at hand at once
   /// for all its keys, than from out, which was rounded to 16 bits: of n keys
   /// that rounding is 1/√n of what dP is.
-  static bool sees_few(Interval keys) {
-    constexpr int64_t kFewKeys = 32;
+  static bool wants_exact_delta(Interval keys) {
+    constexpr int64_t kExactDeltaKeys = 32;
     return sizeof(typename S::Type) < sizeof(T) && !keys.empty() &&
-           keys.begin / kFewKeys == (keys.end - 1) / kFewKeys;
+           keys.begin / kExactDeltaKeys == (keys.end - 1) / kExactDeltaKeys;
   }
 
   /// P, and with_dscores dS, of `keys`, which lie in one block of kKeyBlock and
   /// hold all that a row with few keys sees, or nothing of it.
-  ScoreBlock compute(const Attention& a, const Tile& tile, const Panel<T>& key,
-                     const Panel<T>& value, Interval keys, bool with_dscores) {
+  ScoreBlock compute(const AttentionArgs& a, const Tile& tile,
+                     const Panel<T>& key, const Panel<T>& value, Interval keys,
+                     bool with_dscores) {
     const ScoreBlock block = score_block<M, false>(a, tile, key, keys, score);
     const bool drops = a.dropout.probability > 0;
-    const bool anew = with_dscores && !overlap(keys, few_keys).empty();
+    const bool anew = with_dscores && !overlap(keys, exact_delta_keys).empty();
     for (int n = 0; n < block.count; ++n) {
       const Segment& segment = block.segments[n];
       const int64_t from = segment.first * F::kLanes;
       const int64_t row = segment.keys.begin - block.anchor;
       if (with_dscores) {  // dP = V·dOᵀ
-        Product<M>::template score<false>(
-            {.key = value.row(segment.keys.begin),
-             .key_stride = value.stride,
-             .query = dout + from,
-             .depth = M::depth(a.Dv),
-             .scores = dscores + row * kLanes + from,
-             .maximum = score.maximum + from,
-             .scale = 1},
-            segment.keys.end - segment.keys.begin, segment.last - segment.first,
-            rows_of(tile, segment));
+        Gemm<M>::template qk<false>({.key = value.row(segment.keys.begin),
+                                     .key_stride = value.stride,
+                                     .query = dout + from,
+                                     .depth = M::depth(a.Dv),
+                                     .scores = dscores + row * kLanes + from,
+                                     .maximum = score.maximum + from,
+                                     .scale = 1},
+                                    segment.keys.end - segment.keys.begin,
+                                    segment.last - segment.first,
+                                    rows_of(tile, segment));
       }
       for (int c = segment.first; c < segment.last; ++c) {
         const bool at_once = with_dscores && !drops && !anew;
-        at_once ? weigh<true>(block, segment, c)
-                : weigh<false>(block, segment, c);
+        at_once ? probabilities<true>(block, segment, c)
+                : probabilities<false>(block, segment, c);
         if (drops) drop_weights(a, tile, block, segment, c);
         if (drops && with_dscores) drop_gradients(a, block, segment, c);
       }
@@ -119,7 +121,7 @@ struct ScoreGradient {
   /// S → P = exp(S − shift)·factor, and kDifferentiate dP → dS = P∘(dP − Δ);
   /// both −0 where a row does not see the key.
   template <bool kDifferentiate>
-  void weigh(const ScoreBlock& block, const Segment& segment, int c) {
+  void probabilities(const ScoreBlock& block, const Segment& segment, int c) {
     const int64_t r = c * F::kLanes;
     const auto m = F::load(shift + r), f = F::load(factor + r);
     const auto mean = F::load(delta + r);
@@ -142,7 +144,7 @@ struct ScoreGradient {
     }
   }
 
-  void drop_weights(const Attention& a, const Tile& tile,
+  void drop_weights(const AttentionArgs& a, const Tile& tile,
                     const ScoreBlock& block, const Segment& segment, int c) {
     const int64_t offset = c * F::kLanes - block.anchor * kLanes;
     for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
@@ -153,7 +155,7 @@ struct ScoreGradient {
   }
 
   /// dP → drop(dP).
-  void drop_gradients(const Attention& a, const ScoreBlock& block,
+  void drop_gradients(const AttentionArgs& a, const ScoreBlock& block,
                       const Segment& segment, int c) {
     const double probability = a.dropout.probability;
     const auto keep = F::broadcast(
@@ -181,7 +183,7 @@ struct ScoreGradient {
       sum = F::fma(p, dp, sum);
     }
     T* mean = delta + c * F::kLanes;
-    const auto is_few = F::less(zero, F::load(few + c * F::kLanes));
+    const auto is_few = F::less(zero, F::load(exact_delta + c * F::kLanes));
     F::store(mean, F::add(F::load(mean), F::select(is_few, sum, zero)));
   }
 

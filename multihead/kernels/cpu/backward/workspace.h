@@ -15,23 +15,25 @@ namespace {
 /// multiple of every tile.
 inline constexpr int64_t kRowSplit = 1536;
 
-inline int64_t rows_of_head(const Attention& a) { return a.Lq * group_of(a); }
+inline int64_t rows_of_head(const AttentionArgs& a) {
+  return a.Lq * group_of(a);
+}
 
 /// A row in whole vectors.
 template <class F>
 inline int64_t padded(int64_t width) {
-  return round_up(most(width, 1), F::kLanes);
+  return round_up(max(width, 1), F::kLanes);
 }
 
 /// Whether something needs dS: everything but dV.
-inline bool needs_dscores(const Backward& b) {
+inline bool needs_dscores(const BackwardArgs& b) {
   return b.dquery.data || b.dkey.data || b.dalibi_slopes;
 }
 
 /// Whether the splits of a head are tasks of their own: where there are too few
 /// heads to keep all threads at work to the end.
-inline bool in_waves(const Backward& b, int threads) {
-  const Attention& a = b.attention;
+inline bool is_split_parallel(const BackwardArgs& b, int threads) {
+  const AttentionArgs& a = b.attention;
   return threads > 1 && splits_of(a) > 1 && a.B * a.G < int64_t{4} * threads;
 }
 
@@ -39,23 +41,25 @@ inline bool in_waves(const Backward& b, int threads) {
 template <class F>
 struct Workspace {
   using T = typename F::Scalar;
-  Normalizer<T> normalizer;  ///< (B, H, Lq): P = exp(S − shift)·factor
-  T* delta;                  ///< (B, H, Lq): Σ out·dout − dlogsumexp
-  T* slopes;   ///< (B, H, Lq): of a row's ALiBi slope; where wanted
-  T* partial;  ///< (width, B·G, rows, row_width); in waves only
-  T* total;    ///< (B·G, rows, row_width); in waves only
+  SoftmaxStats<T> stats;  ///< (B, H, Lq): P = exp(S − shift)·inv_sum
+  T* delta;               ///< (B, H, Lq): Σ out·dout − dlogsumexp
+  T* slopes;              ///< (B, H, Lq): of a row's ALiBi slope; where wanted
+  T* partial;             ///< (width, B·G, rows, row_width); in waves only
+  T* total;               ///< (B·G, rows, row_width); in waves only
   int64_t row_width;
 
-  Workspace(const Backward& b, bool waves, Arena& arena) {
-    const Attention& a = b.attention;
+  Workspace(const BackwardArgs& b, bool split_parallel, Arena& arena) {
+    const AttentionArgs& a = b.attention;
     const int64_t rows = a.B * a.H * a.Lq;
-    normalizer = {arena.take<T>(rows), arena.take<T>(rows)};
+    stats = {arena.take<T>(rows), arena.take<T>(rows)};
     delta = arena.take<T>(rows);
     slopes = b.dalibi_slopes ? arena.take<T>(rows) : nullptr;
     // A query's gradient, and behind it that of its slope.
     row_width = padded<F>(a.D + (b.dalibi_slopes ? 1 : 0));
-    partial = waves ? arena.take<T>(rows * row_width * b.width) : nullptr;
-    total = waves ? arena.take<T>(rows * row_width) : nullptr;
+    partial = split_parallel
+                  ? arena.take<T>(rows * row_width * b.splits_per_wave)
+                  : nullptr;
+    total = split_parallel ? arena.take<T>(rows * row_width) : nullptr;
   }
 };
 
@@ -74,7 +78,7 @@ inline void add_lanes(const typename F::Scalar* columns, int64_t columns_used,
                 : F::broadcast(0);
       }
       F::transpose(square);
-      const int64_t here = least(F::kLanes, count - c * F::kLanes);
+      const int64_t here = min(F::kLanes, count - c * F::kLanes);
       for (int i = 0; i < here; ++i) {
         auto* row = rows + (c * F::kLanes + i) * width + x;
         F::store(row, F::add(F::load(row), square[i]));
@@ -92,19 +96,19 @@ inline void store_row(const typename S::F::Scalar* row,
   const auto f = F::broadcast(factor);
   for (int64_t x = 0; x < width; x += F::kLanes) {
     store_some<S>(out + x, F::mul(F::load(row + x), f),
-                  least(F::kLanes, width - x));
+                  min(F::kLanes, width - x));
   }
 }
 
 /// Rows of key/value head `head` (b·G + g), whose dQ is summed up in `sums`
 /// (rows, row_width), to dquery and the workspace.
 template <class S>
-inline void store_queries(const Backward& b,
+inline void store_queries(const BackwardArgs& b,
                           const Workspace<typename S::F>& workspace,
                           int64_t head, Interval rows,
                           const typename S::F::Scalar* sums) {
   using T = typename S::F::Scalar;
-  const Attention& a = b.attention;
+  const AttentionArgs& a = b.attention;
   const int64_t group = group_of(a);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const T* sum = sums + r * workspace.row_width;

@@ -58,7 +58,7 @@ MULTIHEAD_INLINE typename F::Mask kept(const Draw<F>& draw, int number,
 /// Sets the dropped weights of one vector of a tile's rows to 0; key j of row r
 /// at weights[j·lanes + r].
 template <class F>
-inline void drop(const Attention& a, const RowTile<F>& tile,
+inline void drop(const AttentionArgs& a, const QueryTile<F>& tile,
                  const Segment& segment, int c, typename F::Scalar* weights) {
   const int64_t from = c * F::kLanes;
   int64_t heads[F::kLanes];

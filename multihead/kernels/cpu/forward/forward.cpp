@@ -28,11 +28,11 @@
 // tile's result is tested: only if it is not finite, the task is run again,
 // carefully, with weights −0 for hidden keys, against which a value counts as
 // 0. Both ways give the same bits for finite values.
+#include "multihead/kernels/cpu/dispatch.h"
 #include "multihead/kernels/cpu/forward/dropout.h"
 #include "multihead/kernels/cpu/forward/online_softmax.h"
 #include "multihead/kernels/cpu/forward/scores.h"
 #include "multihead/kernels/cpu/gemm/nonfinite.h"
-#include "multihead/kernels/cpu/target.h"
 
 namespace multihead::kernels {
 namespace {
@@ -44,10 +44,10 @@ struct ForwardScratch {
   /// Per tile of a task.
   struct OfTile {
     T* query;
-    RunningSoftmax<F> total;
+    OnlineSoftmax<F> total;
   };
-  OfTile tiles[kMostTiles];
-  RunningSoftmax<F> split;
+  OfTile tiles[kMaxTiles];
+  OnlineSoftmax<F> split;
   ScoreScratch<T> score;
   T* block_sum;  ///< (lanes), of the weights of a block
   T* shift;      ///< (lanes), m as it may be subtracted
@@ -56,12 +56,12 @@ struct ForwardScratch {
   T* key;        ///< a split, packed; null: in place
   T* value;      ///< the same
 
-  ForwardScratch(const Forward& f, const Plan& plan, Arena& arena)
+  ForwardScratch(const ForwardArgs& f, const Plan& plan, Arena& arena)
       : score(f.attention, kTileLanes<F>, arena) {
     constexpr int64_t lanes = kTileLanes<F>;
-    const Attention& a = f.attention;
+    const AttentionArgs& a = f.attention;
     const auto softmax = [&] {
-      return RunningSoftmax<F>(M::columns(a.Dv), arena);
+      return OnlineSoftmax<F>(M::columns(a.Dv), arena);
     };
     const int64_t count = (plan.rows_per_task + lanes - 1) / lanes;
     for (int64_t n = 0; n < count; ++n) {
@@ -80,40 +80,41 @@ struct ForwardScratch {
   }
 };
 
-/// M: how products multiply; S: how tensors are stored; kCareful: see above.
-template <class M, class S, bool kCareful>
+/// M: how products multiply; S: how tensors are stored; kMaskNonFinite: see
+/// above.
+template <class M, class S, bool kMaskNonFinite>
 class ForwardTask {
  public:
   using F = typename M::F;
   using T = typename F::Scalar;
-  using Tile = RowTile<F>;
+  using Tile = QueryTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  ForwardTask(const Forward& f, ForwardScratch<M, S>& scratch)
+  ForwardTask(const ForwardArgs& f, ForwardScratch<M, S>& scratch)
       : f_(f), a_(f.attention), s_(scratch) {}
 
   /// False: a result is not finite, perhaps by a key that its row cannot see.
   bool run(const TaskGrid::Task& task) {
-    Tile tiles[kMostTiles];
-    bool started[kMostTiles] = {};
+    Tile tiles[kMaxTiles];
+    bool started[kMaxTiles] = {};
     int count = 0;
     const int64_t group = group_of(a_);
     Interval all{a_.Lk, 0};
     for (int64_t r = 0; r < task.count; r += kLanes, ++count) {
       Tile& tile = tiles[count];
-      tile.hold(a_, {task.b, task.head, task.head * group, group,
-                     task.first + r, least(kLanes, task.count - r)});
+      tile.assign(a_, {task.b, task.head, task.head * group, group,
+                       task.first + r, min(kLanes, task.count - r)});
       load_queries<M, S>(a_, tile, s_.tiles[count].query);
       s_.tiles[count].total.reset(tile.lanes(), a_.Dv);
       if (tile.keys.empty()) continue;
-      all = {least(all.begin, tile.keys.begin), most(all.end, tile.keys.end)};
+      all = {min(all.begin, tile.keys.begin), max(all.end, tile.keys.end)};
     }
     for (int64_t at = round_down(all.begin, kKeySplit); at < all.end;
          at += kKeySplit) {
       const Interval split = overlap(all, {at, at + kKeySplit});
       const auto key =
           Panels<M, S>::keys(a_.key, task.b, task.head, split, a_.D, s_.key);
-      const auto value = Panels<M, S>::template values<kCareful>(
+      const auto value = Panels<M, S>::template values<kMaskNonFinite>(
           a_.value, task.b, task.head, split, a_.Dv, s_.value);
       for (int n = 0; n < count; ++n) {
         const Interval keys = overlap(split, tiles[n].keys);
@@ -139,7 +140,7 @@ class ForwardTask {
 
  private:
   /// The running softmax of a tile over `keys`, which lie in one split.
-  void attend(const Tile& tile, RunningSoftmax<F>& state, Interval keys,
+  void attend(const Tile& tile, OnlineSoftmax<F>& state, Interval keys,
               const Panel<T>& key, const Panel<T>& value) {
     for (int64_t at = round_down(keys.begin, kKeyBlock); at < keys.end;
          at += kKeyBlock) {
@@ -161,7 +162,7 @@ class ForwardTask {
   }
 
   /// m_old → m: what l is scaled by now, and O when it is next added to.
-  void raise_maximum(const Tile& tile, RunningSoftmax<F>& state) {
+  void raise_maximum(const Tile& tile, OnlineSoftmax<F>& state) {
     for (int64_t r = 0; r < tile.lanes(); r += F::kLanes) {
       const auto m = F::load(s_.score.maximum + r);
       const auto shift = shift_of<F>(m);
@@ -189,7 +190,7 @@ class ForwardTask {
         const auto s = F::load(score);
         auto p = exp<F>(F::sub(s, shift));
         sum = F::add(sum, p);
-        if constexpr (kCareful) {
+        if constexpr (kMaskNonFinite) {
           p = F::select(F::equal(s, F::broadcast(T(-INFINITY))),
                         F::broadcast(T(-0.0)), p);
         }
@@ -203,7 +204,7 @@ class ForwardTask {
   }
 
   /// O = factor·O + Vᵀ·Pᵀ.
-  void add_values(const Tile& tile, RunningSoftmax<F>& state,
+  void add_values(const Tile& tile, OnlineSoftmax<F>& state,
                   const ScoreBlock& block, const Segment& segment,
                   const Panel<T>& value) {
     const int64_t from = segment.first * F::kLanes;
@@ -211,7 +212,7 @@ class ForwardTask {
     const int64_t depth = (segment.keys.end - segment.keys.begin) / M::kPair;
     const T* weights = s_.score.scores;
     if constexpr (M::kPair == 2) weights = to_pairs(block, segment);
-    Product<M>::template add_context<kCareful>(
+    Gemm<M>::template pv<kMaskNonFinite>(
         {.value = value.row(segment.keys.begin / M::kPair),
          .value_stride = value.stride,
          .weights = weights + row * kLanes + from,
@@ -219,13 +220,13 @@ class ForwardTask {
          .context = state.context + from,
          .factor = s_.factor + from},
         a_.Dv, segment.last - segment.first, rows_of(tile, segment));
-    if constexpr (kCareful && kHidesInPanels<M>) {
+    if constexpr (kMaskNonFinite && kPackDropsNonFinite<M>) {
       const Interval keys = overlap(segment.keys, tile.keys);
       for (int64_t j = keys.begin; j < keys.end; ++j) {
-        add_left_out<S>(row_of<typename S::Type>(a_.value, tile.b, tile.g, j),
-                        a_.Dv,
-                        s_.score.scores + (j - block.anchor) * kLanes + from,
-                        segment.last - segment.first, state.context + from);
+        add_nonfinite<S>(row_of<typename S::Type>(a_.value, tile.b, tile.g, j),
+                         a_.Dv,
+                         s_.score.scores + (j - block.anchor) * kLanes + from,
+                         segment.last - segment.first, state.context + from);
       }
     }
     const auto one = F::broadcast(1);
@@ -248,7 +249,7 @@ class ForwardTask {
   }
 
   /// out and logsumexp of a tile; false where a row's is not finite.
-  bool finish(const Tile& tile, RunningSoftmax<F>& total) {
+  bool finish(const Tile& tile, OnlineSoftmax<F>& total) {
     const double p = a_.dropout.probability;
     const auto kept = F::broadcast(static_cast<T>(p < 1 ? 1 / (1 - p) : 0));
     bool finite = true;
@@ -270,7 +271,7 @@ class ForwardTask {
       const auto zero = F::broadcast(0);
       const auto inverse =
           F::select(F::equal(l, zero), zero, F::div(factor, l));
-      finite &= kCareful || is_finite(tile, total.context + r, r);
+      finite &= kMaskNonFinite || is_finite(tile, total.context + r, r);
       store_out(tile, total.context + r, F::mul(inverse, kept), r);
       if (f_.logsumexp) {
         store_logsumexp(tile, F::add(shift_of<F>(m), log<F>(l)), r);
@@ -324,20 +325,20 @@ class ForwardTask {
     }
   }
 
-  const Forward& f_;
-  const Attention& a_;
+  const ForwardArgs& f_;
+  const AttentionArgs& a_;
   ForwardScratch<M, S>& s_;
 };
 
-TaskGrid grid_of(const Attention& a, const Plan& plan) {
+TaskGrid grid_of(const AttentionArgs& a, const Plan& plan) {
   return {a.B, a.G, a.Lq * group_of(a), plan.rows_per_task, plan.longest_first};
 }
 
 template <class M, class S>
 struct ForwardKernel {
-  using Type = Kernel<Forward>;
-  static Plan plan(const Forward& f, int threads) {
-    const Attention& a = f.attention;
+  using Type = Kernel<ForwardArgs>;
+  static Plan plan(const ForwardArgs& f, int threads) {
+    const AttentionArgs& a = f.attention;
     constexpr int64_t kLanes = kTileLanes<typename M::F>;
     const int64_t rows = a.Lq * group_of(a);
     Plan plan;
@@ -356,9 +357,9 @@ struct ForwardKernel {
     return plan;
   }
 
-  static void run(const Forward& f, const Plan& plan, int64_t first,
+  static void run(const ForwardArgs& f, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
-    const typename Product<M>::Registers registers;
+    const typename Gemm<M>::Registers registers;
     Arena arena(scratch);
     ForwardScratch<M, S> s(f, plan, arena);
     const TaskGrid grid = grid_of(f.attention, plan);
@@ -376,7 +377,7 @@ struct ForwardKernel {
 
 }  // namespace
 
-Kernel<Forward> MULTIHEAD_FOR_TARGET(forward)(Dtype dtype) {
+Kernel<ForwardArgs> MULTIHEAD_FOR_TARGET(forward)(Dtype dtype) {
   return visit<ForwardKernel>(dtype);
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 /// What a mask does to a block.
 template <typename T>
-struct MaskTile {
+struct MaskBlock {
   Interval keys;              ///< visible to some row; nothing else is
   const T* values = nullptr;  ///< (block, lanes), added; null: nothing to add
 };
@@ -134,11 +134,11 @@ struct MaskRows {
 /// Rows that lie side by side, as those of a transposed mask: read key by key,
 /// straight into the lanes.
 template <class F, class E>
-inline MaskTile<typename F::Scalar> read_adjacent(const typename E::Type* data,
-                                                  int64_t key_stride,
-                                                  int64_t rows, Interval block,
-                                                  int64_t group,
-                                                  typename F::Scalar* values) {
+inline MaskBlock<typename F::Scalar> read_adjacent(const typename E::Type* data,
+                                                   int64_t key_stride,
+                                                   int64_t rows, Interval block,
+                                                   int64_t group,
+                                                   typename F::Scalar* values) {
   const int64_t anchor = round_down(block.begin, kKeyBlock);
   const auto zero = F::broadcast(0), one = F::broadcast(1);
   const auto lowest =
@@ -156,7 +156,7 @@ inline MaskTile<typename F::Scalar> read_adjacent(const typename E::Type* data,
       changed = F::select(F::equal(x, zero), changed, one);
     }
     if (!seen) continue;
-    first = least(first, j);
+    first = min(first, j);
     last = j + 1;
   }
   if (first >= last) return {{0, 0}, nullptr};
@@ -166,7 +166,7 @@ inline MaskTile<typename F::Scalar> read_adjacent(const typename E::Type* data,
 }
 
 template <class F, class E>
-inline MaskTile<typename F::Scalar> read_mask_of(
+inline MaskBlock<typename F::Scalar> read_mask_of(
     const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
     const MaskScratch<typename F::Scalar>& scratch) {
   using T = typename F::Scalar;
@@ -219,7 +219,7 @@ inline MaskTile<typename F::Scalar> read_mask_of(
 
 /// `block` lies in one block of kKeyBlock keys.
 template <class F>
-inline MaskTile<typename F::Scalar> read_mask(
+inline MaskBlock<typename F::Scalar> read_mask(
     const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
     const MaskScratch<typename F::Scalar>& scratch) {
   const auto read = [&]<class E>(E) {
@@ -243,8 +243,8 @@ inline MaskTile<typename F::Scalar> read_mask(
 /// `mask` beneath the mask of the keys: `keep`, `stride` apart from one to the
 /// next, is that of the first key of `block`.
 template <class F>
-inline MaskTile<typename F::Scalar> hide_keys(
-    MaskTile<typename F::Scalar> mask, const uint8_t* keep, int64_t stride,
+inline MaskBlock<typename F::Scalar> hide_keys(
+    MaskBlock<typename F::Scalar> mask, const uint8_t* keep, int64_t stride,
     Interval block, const MaskScratch<typename F::Scalar>& scratch) {
   using T = typename F::Scalar;
   const int64_t anchor = round_down(block.begin, kKeyBlock);
@@ -263,8 +263,8 @@ inline MaskTile<typename F::Scalar> hide_keys(
 
 /// What the masks of a call do to the rows of batch row b.
 template <class F>
-inline MaskTile<typename F::Scalar> read_masks(
-    const Attention& a, int64_t b, const MaskRows& rows, Interval block,
+inline MaskBlock<typename F::Scalar> read_masks(
+    const AttentionArgs& a, int64_t b, const MaskRows& rows, Interval block,
     int64_t group, const MaskScratch<typename F::Scalar>& scratch) {
   if (!a.key_mask.data) {
     return read_mask<F>(a.mask, rows, block, group, scratch);

@@ -6,7 +6,7 @@
 // scaled by exp(m − m').
 #pragma once
 
-#include "multihead/kernels/cpu/blocking/plan.h"
+#include "multihead/kernels/cpu/blocking/arena.h"
 #include "multihead/kernels/cpu/gemm/micro_kernel.h"
 #include "multihead/kernels/cpu/simd/math.h"
 
@@ -15,12 +15,12 @@ namespace {
 
 /// The first `lanes` of each array count.
 template <class F>
-struct RunningSoftmax {
+struct OnlineSoftmax {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  RunningSoftmax() = default;
-  RunningSoftmax(int64_t columns, Arena& arena)
+  OnlineSoftmax() = default;
+  OnlineSoftmax(int64_t columns, Arena& arena)
       : maximum(arena.take<T>(kLanes)),
         sum(arena.take<T>(kLanes)),
         context(arena.take<T>(columns * kLanes)) {}
@@ -48,7 +48,7 @@ struct RunningSoftmax {
   }
 
   /// Adds what `part` knows of other keys. Merging with no keys changes no bit.
-  void merge(const RunningSoftmax& part, int64_t lanes, int64_t columns) {
+  void merge(const OnlineSoftmax& part, int64_t lanes, int64_t columns) {
     for (int64_t r = 0; r < lanes; r += F::kLanes) {
       const auto a = F::load(maximum + r), b = F::load(part.maximum + r);
       const auto m = F::max(b, a);

@@ -6,7 +6,9 @@
 
 #include <string.h>
 
-#include "multihead/kernels/cpu/blocking/plan.h"
+#include "multihead/kernels/cpu/blocking/arena.h"
+#include "multihead/kernels/cpu/blocking/query_tile.h"
+#include "multihead/kernels/cpu/blocking/tasks.h"
 #include "multihead/kernels/cpu/forward/mask_block.h"
 #include "multihead/kernels/cpu/gemm/gemm.h"
 #include "multihead/kernels/cpu/gemm/load_store.h"
@@ -15,94 +17,6 @@
 
 namespace multihead::kernels {
 namespace {
-
-/// Query heads that read one key/value head, and some of their rows, numbered
-/// query by query: row r is query r / heads of head first_head + r % heads. So
-/// the heads of a group share each key that is read, and a causal tile of
-/// several heads is narrow.
-struct RowRange {
-  int64_t b, g, first_head, heads, first, count;
-};
-
-/// Rows, one per lane.
-template <class F>
-struct RowTile {
-  using T = typename F::Scalar;
-  static constexpr int64_t kLanes = kTileLanes<F>;
-
-  RowTile() {}  // nothing yet: arrays of these are large
-  RowTile(const Attention& a, const RowRange& range) { hold(a, range); }
-
-  void hold(const Attention& a, const RowRange& range) {
-    b = range.b;
-    g = range.g;
-    count = static_cast<int>(range.count);
-    vectors = static_cast<int>((count + F::kLanes - 1) / F::kLanes);
-    const bool has_mask = a.mask.kind != ScoreMask::Kind::kNone;
-    int64_t h = range.first % range.heads, i = range.first / range.heads;
-    for (int64_t r = 0; r < lanes(); ++r) {
-      if (r >= count) {  // repeats the last row, and is never written
-        copy_lane(count - 1, r);
-        continue;
-      }
-      head[r] = range.first_head + h;
-      query[r] = i;
-      if (r > 0 && (h > 0 || !a.visibility.depends_on_query())) {
-        sees[r] = sees[r - 1];
-      } else {
-        sees[r] = visible_keys(a, b, i);
-      }
-      if (has_mask) {
-        mask_offset[r] =
-            b * a.mask.batch + head[r] * a.mask.head + i * a.mask.query;
-      }
-      if (a.alibi_slopes) {
-        position[r] = kernels::position(a, b, i);
-        negative_slope[r] = static_cast<T>(
-            -a.alibi_slopes[b * a.alibi_batch + head[r] * a.alibi_head]);
-      }
-      if (++h == range.heads) h = 0, ++i;
-    }
-    // Rows ascend, and so do both ends of what they see.
-    for (int c = 0; c < vectors; ++c) {
-      const Interval low = sees[c * F::kLanes];
-      const Interval high = sees[(c + 1) * F::kLanes - 1];
-      views[c] = {{low.begin, high.end}, {high.begin, low.end}};
-    }
-    keys = {sees[0].begin, sees[count - 1].end};
-  }
-
-  /// Those in use; what follows is not initialised.
-  int64_t lanes() const { return vectors * F::kLanes; }
-
-  int64_t b, g;
-  int count, vectors;
-  int64_t head[kLanes], query[kLanes];
-  Interval sees[kLanes];
-  int64_t mask_offset[kLanes];  ///< with a mask only
-  int64_t position[kLanes];     ///< with ALiBi only
-  T negative_slope[kLanes];     ///< with ALiBi only
-  VectorView views[kMaxVectors];
-  Interval keys;  ///< visible to some row
-
- private:
-  void copy_lane(int64_t from, int64_t to) {
-    head[to] = head[from];
-    query[to] = query[from];
-    sees[to] = sees[from];
-    mask_offset[to] = mask_offset[from];
-    position[to] = position[from];
-    negative_slope[to] = negative_slope[from];
-  }
-};
-
-/// Rows that a product computes for a segment: those of the tile, where it
-/// takes all its vectors; else whole vectors, so that it touches no others.
-template <class F>
-inline int64_t rows_of(const RowTile<F>& tile, const Segment& segment) {
-  const int vectors = segment.last - segment.first;
-  return vectors == tile.vectors ? tile.count : kTileLanes<F>;
-}
 
 /// A block of scores: key j of row r at scores[(j − anchor)·lanes + r].
 struct ScoreBlock {
@@ -121,7 +35,7 @@ struct ScoreScratch {
   T* softcap_slope = nullptr;
   MaskScratch<T> mask;
 
-  ScoreScratch(const Attention& a, int64_t lanes, Arena& arena)
+  ScoreScratch(const AttentionArgs& a, int64_t lanes, Arena& arena)
       : query(nullptr),
         scores(arena.take<T>(kKeyBlock * lanes)),
         maximum(arena.take<T>(lanes)),
@@ -133,7 +47,7 @@ struct ScoreScratch {
 
 /// What rules need to know of a block.
 template <typename T>
-struct RuleTile {
+struct BlockTransform {
   const T* mask;  ///< (kKeyBlock, lanes) or null
   T softcap, inverse_softcap;
   bool has_softcap, has_alibi;
@@ -144,10 +58,10 @@ struct RuleTile {
 /// Softcap, bias, ALiBi and the ends of the intervals, on the scores of one
 /// vector of rows; −inf where a row does not see the key, whatever stood there.
 template <class F>
-inline void apply_rules(const RowTile<F>& tile, const ScoreBlock& block,
-                        const RuleTile<typename F::Scalar>& rules,
-                        const Segment& segment, int c,
-                        const ScoreScratch<typename F::Scalar>& scratch) {
+inline void transform_scores(const QueryTile<F>& tile, const ScoreBlock& block,
+                             const BlockTransform<typename F::Scalar>& rules,
+                             const Segment& segment, int c,
+                             const ScoreScratch<typename F::Scalar>& scratch) {
   using T = typename F::Scalar;
   const int64_t from = c * F::kLanes;
   alignas(64) T begin[F::kLanes], end[F::kLanes], at[F::kLanes];
@@ -155,7 +69,7 @@ inline void apply_rules(const RowTile<F>& tile, const ScoreBlock& block,
     const Interval sees =
         overlap(tile.sees[from + i], {block.anchor, block.anchor + kKeyBlock});
     begin[i] = static_cast<T>(sees.begin - block.anchor);
-    end[i] = static_cast<T>(most(sees.end - block.anchor, 0));
+    end[i] = static_cast<T>(max(sees.end - block.anchor, 0));
     at[i] = rules.has_alibi
                 ? static_cast<T>(tile.position[from + i] - block.anchor)
                 : 0;
@@ -198,7 +112,7 @@ inline void apply_rules(const RowTile<F>& tile, const ScoreBlock& block,
 /// row; else scores may have to be multiplied by the result's scale.
 template <class M, bool kMaximum = true>
 inline ScoreBlock score_block(
-    const Attention& a, const RowTile<typename M::F>& tile,
+    const AttentionArgs& a, const QueryTile<typename M::F>& tile,
     const Panel<typename M::F::Scalar>& keys, Interval block,
     const ScoreScratch<typename M::F::Scalar>& scratch) {
   using F = typename M::F;
@@ -212,9 +126,9 @@ inline ScoreBlock score_block(
   const double softcap = a.softcap < 1e-30  ? 1e-30
                          : a.softcap > 1e30 ? 1e30
                                             : a.softcap;
-  const RuleTile<T> rules{mask.values, static_cast<T>(softcap),
-                          static_cast<T>(1 / softcap), a.softcap != 0,
-                          a.alibi_slopes != nullptr};
+  const BlockTransform<T> rules{mask.values, static_cast<T>(softcap),
+                                static_cast<T>(1 / softcap), a.softcap != 0,
+                                a.alibi_slopes != nullptr};
   // Scores of pairs are scaled in a pass of their own, unless that can wait.
   if (!kMaximum && M::kPair > 1 && !rules.any() && a.scale > 0) {
     result.scale = a.scale;
@@ -222,13 +136,13 @@ inline ScoreBlock score_block(
   // What is computed beyond the mask's keys lies outside of all intervals.
   const Interval computed{round_down(mask.keys.begin, M::kKeyGroup),
                           round_up(mask.keys.end, M::kKeyGroup)};
-  result.count = cut_segments(computed, most(kKeyStep, M::kKeyGroup),
-                              tile.views, tile.vectors, result.segments);
+  result.count = cut_segments(computed, max(kKeyStep, M::kKeyGroup), tile.views,
+                              tile.vectors, result.segments);
   for (int n = 0; n < result.count; ++n) {
     const Segment& segment = result.segments[n];
     const int64_t from = segment.first * F::kLanes;
     const int64_t row = segment.keys.begin - result.anchor;
-    const ScoreProduct<T> product{
+    const QkTile<T> product{
         .key = keys.row(segment.keys.begin),
         .key_stride = keys.stride,
         .query = scratch.query + from,
@@ -239,13 +153,13 @@ inline ScoreBlock score_block(
     const int64_t count = segment.keys.end - segment.keys.begin;
     const int vectors = segment.last - segment.first;
     const int64_t rows = rows_of(tile, segment);
-    if (segment.plain && !rules.any()) {
-      Product<M>::template score<kMaximum>(product, count, vectors, rows);
+    if (segment.fully_visible && !rules.any()) {
+      Gemm<M>::template qk<kMaximum>(product, count, vectors, rows);
       continue;
     }
-    Product<M>::template score<false>(product, count, vectors, rows);
+    Gemm<M>::template qk<false>(product, count, vectors, rows);
     for (int c = segment.first; c < segment.last; ++c) {
-      apply_rules<F>(tile, result, rules, segment, c, scratch);
+      transform_scores<F>(tile, result, rules, segment, c, scratch);
     }
   }
   return result;
@@ -271,8 +185,9 @@ struct QueryStorage<BFloat16Tiles, S> {
 
 /// The rows of a tile from memory into lanes, times `scale`: (width, lanes).
 template <class S>
-inline void load_tile(const Rows& x, const RowTile<typename S::F>& tile,
-                      int64_t width, typename S::F::Scalar scale,
+inline void load_tile(const StridedRows& x,
+                      const QueryTile<typename S::F>& tile, int64_t width,
+                      typename S::F::Scalar scale,
                       typename S::F::Scalar* columns) {
   using F = typename S::F;
   for (int c = 0; c < tile.vectors; ++c) {
@@ -290,8 +205,9 @@ inline void load_tile(const Rows& x, const RowTile<typename S::F>& tile,
 /// Rows of the width that a product multiplies by keys: times `scale`, except
 /// for pairs, which stay as they are.
 template <class M, class S>
-inline void load_depth(const Rows& x, const RowTile<typename M::F>& tile,
-                       int64_t width, typename M::F::Scalar scale,
+inline void load_depth(const StridedRows& x,
+                       const QueryTile<typename M::F>& tile, int64_t width,
+                       typename M::F::Scalar scale,
                        typename M::F::Scalar* rows) {
   using F = typename M::F;
   load_tile<typename QueryStorage<M, S>::Type>(x, tile, width, scale, rows);
@@ -303,7 +219,8 @@ inline void load_depth(const Rows& x, const RowTile<typename M::F>& tile,
 
 /// Queries; of pairs the scores are scaled instead.
 template <class M, class S>
-inline void load_queries(const Attention& a, const RowTile<typename M::F>& tile,
+inline void load_queries(const AttentionArgs& a,
+                         const QueryTile<typename M::F>& tile,
                          typename M::F::Scalar* query) {
   load_depth<M, S>(a.query, tile, a.D,
                    static_cast<typename M::F::Scalar>(a.scale), query);

@@ -52,10 +52,9 @@ struct BFloat16Tiles : BFloat16Multiplier {
   /// scores = keys × queries, then the scale and the maximum. `keys` is a
   /// multiple of 16, t.depth too.
   template <bool kMaximum>
-  [[gnu::noinline]] static void score(ScoreProduct<float> t, int64_t keys,
-                                      int vectors) {
+  [[gnu::noinline]] static void qk(QkTile<float> t, int64_t keys, int vectors) {
     for (int64_t j = 0; j < keys; j += kRows) {
-      score_rows(t, vectors);
+      qk_micro_kernel(t, vectors);
       if (!kMaximum && t.scale == 1) {
         // They are what they should be.
       } else if (vectors == 3) {
@@ -73,22 +72,20 @@ struct BFloat16Tiles : BFloat16Multiplier {
   /// context = factor·context + values × weights; t.depth a multiple of 16
   /// pairs. Values lie in tiles of 16 columns by 16 pairs of keys, those of the
   /// same columns one after the other, columns at multiples of t.value_stride.
-  [[gnu::noinline]] static void add_context(const ContextProduct<float>& t,
-                                            int64_t width, int vectors) {
+  [[gnu::noinline]] static void pv(const PvTile<float>& t, int64_t width,
+                                   int vectors) {
     scale_context(t, width, vectors);
     for (int64_t e = 0; e < width; e += kRows) {
-      context_rows(t, e, vectors);
+      pv_micro_kernel(t, e, vectors);
     }
   }
 
   /// sums += weights × rows, 32 keys by 32 columns at once: each tile loaded
   /// serves two products. `keys` is a multiple of 32, t.count of 16 pairs.
-  [[gnu::noinline]] static void collect(const CollectProduct<float>& t,
-                                        int64_t keys) {
+  [[gnu::noinline]] static void outer(const OuterTile<float>& t, int64_t keys) {
     for (int64_t j = 0; j < keys; j += 2 * kRows) {
       for (int64_t e = 0; e < t.width; e += 2 * kRows) {
-        e + kRows < t.width ? collect_rows<2>(t, j, e)
-                            : collect_rows<1>(t, j, e);
+        e + kRows < t.width ? outer_tile<2>(t, j, e) : outer_tile<1>(t, j, e);
       }
     }
   }
@@ -97,7 +94,7 @@ struct BFloat16Tiles : BFloat16Multiplier {
   static constexpr int64_t kLaneBytes = kTileLanes<F> * sizeof(float);
 
   // Tiles 0 to 2 sum, 3 holds rows of keys or columns of values, 4 to 6 lanes.
-  MULTIHEAD_INLINE void score_rows(const ScoreProduct<float>& t, int vectors) {
+  MULTIHEAD_INLINE void qk_micro_kernel(const QkTile<float>& t, int vectors) {
     __asm__ volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
@@ -110,7 +107,7 @@ struct BFloat16Tiles : BFloat16Multiplier {
   }
 
   template <int kVectors, bool kMaximum>
-  MULTIHEAD_INLINE void scale_scores(const ScoreProduct<float>& t) {
+  MULTIHEAD_INLINE void scale_scores(const QkTile<float>& t) {
     const auto scale = F::broadcast(t.scale);
     Vector m[kVectors];
     for (int c = 0; c < kVectors; ++c) {
@@ -131,8 +128,8 @@ struct BFloat16Tiles : BFloat16Multiplier {
     }
   }
 
-  MULTIHEAD_INLINE void context_rows(const ContextProduct<float>& t, int64_t e,
-                                     int vectors) {
+  MULTIHEAD_INLINE void pv_micro_kernel(const PvTile<float>& t, int64_t e,
+                                        int vectors) {
     float* context = t.context + e * kTileLanes<F>;
     __asm__ volatile("" ::: "memory");
     _tile_loadd(0, context, kLaneBytes);
@@ -147,9 +144,9 @@ struct BFloat16Tiles : BFloat16Multiplier {
 
   // Tiles 0 to 3 sum, 4 and 5 hold weights of keys, 6 and 7 rows.
   template <int kColumns>
-  MULTIHEAD_INLINE void collect_rows(const CollectProduct<float>& t,
-                                     int64_t key, int64_t e) {
-    constexpr int64_t kStride = kCollectStride<BFloat16Tiles>;
+  MULTIHEAD_INLINE void outer_tile(const OuterTile<float>& t, int64_t key,
+                                   int64_t e) {
+    constexpr int64_t kStride = kOuterStride<BFloat16Tiles>;
     const int64_t row_bytes = t.width * static_cast<int64_t>(sizeof(float));
     float *sums = t.sums + key * t.width + e, *next = sums + kRows * t.width;
     __asm__ volatile("" ::: "memory");
@@ -197,8 +194,8 @@ struct BFloat16Tiles : BFloat16Multiplier {
   }
 
   // Most blocks raise no maximum: then there is nothing to do.
-  MULTIHEAD_INLINE void scale_context(const ContextProduct<float>& t,
-                                      int64_t width, int vectors) {
+  MULTIHEAD_INLINE void scale_context(const PvTile<float>& t, int64_t width,
+                                      int vectors) {
     for (int c = 0; c < vectors; ++c) {
       const auto factor = F::load(t.factor + c * F::kLanes);
       const auto one = F::broadcast(1);

@@ -27,12 +27,11 @@ MULTIHEAD_INLINE typename F::Vector load_first(const typename F::Scalar* p,
 }
 
 template <class F, int kRows, bool kMaximum>
-[[gnu::noinline]] void score_few(ScoreProduct<typename F::Scalar> t,
-                                 int64_t keys) {
+[[gnu::noinline]] void qk_few_rows(QkTile<typename F::Scalar> t, int64_t keys) {
   using T = typename F::Scalar;
   constexpr int64_t kLanes = kTileLanes<F>;
   for (; keys > 0; keys -= F::kLanes) {
-    const int64_t count = least(keys, F::kLanes);
+    const int64_t count = min(keys, F::kLanes);
     typename F::Vector sum[kRows], total[kRows];
     for (int r = 0; r < kRows; ++r) sum[r] = F::broadcast(0);
     for (int64_t x = 0; x < t.depth; x += F::kLanes) {
@@ -42,11 +41,11 @@ template <class F, int kRows, bool kMaximum>
           sum[r] = F::broadcast(0);
         }
       }
-      const int64_t width = least(t.depth - x, F::kLanes);
+      const int64_t width = min(t.depth - x, F::kLanes);
       typename F::Vector square[F::kLanes];
       for (int64_t j = 0; j < F::kLanes; ++j) {
-        square[j] = load_first<F>(
-            t.key + least(j, count - 1) * t.key_stride + x, width);
+        square[j] =
+            load_first<F>(t.key + min(j, count - 1) * t.key_stride + x, width);
       }
       F::transpose(square);
       for (int i = 0; i < width; ++i) {
@@ -73,12 +72,12 @@ template <class F, int kRows, bool kMaximum>
 
 // Columns from e on, kVectors vectors of them.
 template <class F, int kRows, int kVectors>
-MULTIHEAD_INLINE void context_few_columns(
-    const ContextProduct<typename F::Scalar>& t, int64_t e, int64_t columns) {
+MULTIHEAD_INLINE void pv_few_columns(const PvTile<typename F::Scalar>& t,
+                                     int64_t e, int64_t columns) {
   using T = typename F::Scalar;
   constexpr int64_t kLanes = kTileLanes<F>;
   alignas(64) T column[kVectors * F::kLanes] = {};
-  const int64_t count = least(columns - e, kVectors * F::kLanes);
+  const int64_t count = min(columns - e, kVectors * F::kLanes);
   typename F::Vector sum[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int64_t i = 0; i < count; ++i) {
@@ -118,14 +117,14 @@ MULTIHEAD_INLINE void context_few_columns(
 }
 
 template <class F, int kRows>
-[[gnu::noinline]] void context_few(const ContextProduct<typename F::Scalar>& t,
+[[gnu::noinline]] void pv_few_rows(const PvTile<typename F::Scalar>& t,
                                    int64_t columns) {
   int64_t e = 0;
   for (; e + 4 * F::kLanes <= columns; e += 4 * F::kLanes) {
-    context_few_columns<F, kRows, 4>(t, e, columns);
+    pv_few_columns<F, kRows, 4>(t, e, columns);
   }
   for (; e < columns; e += F::kLanes) {
-    context_few_columns<F, kRows, 1>(t, e, columns);
+    pv_few_columns<F, kRows, 1>(t, e, columns);
   }
 }
 

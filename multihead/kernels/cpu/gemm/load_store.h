@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "multihead/kernels/cpu/blocking/rows.h"
+#include "multihead/kernels/cpu/blocking/key_blocks.h"
 #include "multihead/kernels/cpu/gemm/micro_kernel.h"
 
 namespace multihead::kernels {
@@ -107,12 +107,14 @@ inline void widen(const typename S::Type* from, int64_t count,
 
 /// Start of row `row` of (b, head).
 template <typename T>
-inline const T* row_of(const Rows& x, int64_t b, int64_t head, int64_t row) {
+inline const T* row_of(const StridedRows& x, int64_t b, int64_t head,
+                       int64_t row) {
   return static_cast<const T*>(x.data) + b * x.batch + head * x.head +
          row * x.row;
 }
 template <typename T>
-inline T* row_of(const OutRows& x, int64_t b, int64_t head, int64_t row) {
+inline T* row_of(const StridedOutRows& x, int64_t b, int64_t head,
+                 int64_t row) {
   return static_cast<T*>(x.data) + b * x.batch + head * x.head + row * x.row;
 }
 
@@ -138,7 +140,7 @@ inline void load_lanes(const typename S::Type* const* rows, int64_t width,
   const auto factor = F::broadcast(scale);
   constexpr int kNumbers = F::kLanes * S::kPair;
   for (int64_t x = 0; x < width; x += kNumbers) {
-    const int64_t count = least(width - x, kNumbers);
+    const int64_t count = min(width - x, kNumbers);
     typename F::Vector square[F::kLanes];
     for (int i = 0; i < F::kLanes; ++i) {
       square[i] = rows[i] ? load_some<S>(rows[i] + x, count) : F::broadcast(0);
@@ -159,7 +161,7 @@ inline void store_lanes(const typename S::F::Scalar* columns,
                         typename S::Type* const* rows) {
   using F = typename S::F;
   for (int64_t x = 0; x < width; x += F::kLanes) {
-    const int64_t count = least(width - x, F::kLanes);
+    const int64_t count = min(width - x, F::kLanes);
     typename F::Vector square[F::kLanes];
     for (int i = 0; i < F::kLanes; ++i) {
       square[i] =

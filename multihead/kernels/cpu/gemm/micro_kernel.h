@@ -18,7 +18,7 @@
 // rows. It costs 2 to 3 % at D = 64.
 #pragma once
 
-#include "multihead/kernels/cpu/blocking/rows.h"
+#include "multihead/kernels/cpu/blocking/key_blocks.h"
 #include "multihead/kernels/cpu/simd/simd.h"
 
 namespace multihead::kernels {
@@ -41,7 +41,7 @@ struct FusedMultiplyAdd {
     return F::fma(a, b, c);
   }
   /// a, 0 where the weight is −0: a value hidden from lanes not to see it.
-  MULTIHEAD_INLINE Vector hide(Vector a, Vector weight) {
+  MULTIHEAD_INLINE Vector zero_if_hidden(Vector a, Vector weight) {
     return F::select(F::is_negative_zero(weight), F::broadcast(0), a);
   }
 };
@@ -74,15 +74,15 @@ struct BFloat16Dot : BFloat16Multiplier {
 /// those of pairs take numbers that are not finite out of the panel (panel.h),
 /// and whoever calls adds them by themselves (left_out.h).
 template <class M>
-inline constexpr bool kHidesInPanels = M::kPair == 2;
+inline constexpr bool kPackDropsNonFinite = M::kPair == 2;
 
 /// A factor as the lanes with these weights may see it.
-template <class M, bool kCareful>
-MULTIHEAD_INLINE typename M::F::Vector seen(typename M::F::Vector factor,
-                                            [[maybe_unused]]
-                                            typename M::F::Vector weight) {
-  if constexpr (kCareful) {
-    return M::hide(factor, weight);
+template <class M, bool kMaskNonFinite>
+MULTIHEAD_INLINE typename M::F::Vector zero_if_hidden(
+    typename M::F::Vector factor,
+    [[maybe_unused]] typename M::F::Vector weight) {
+  if constexpr (kMaskNonFinite) {
+    return M::zero_if_hidden(factor, weight);
   } else {
     return factor;
   }
@@ -95,18 +95,18 @@ inline constexpr int64_t kTileLanes = kMaxVectors * F::kLanes;
 
 /// R for a tile of that many vectors: as many as the registers hold.
 template <class F>
-constexpr int tile_rows(int vectors) {
+constexpr int micro_rows(int vectors) {
   if (F::kRegisters >= 32) return vectors == 3 ? 8 : vectors == 2 ? 12 : 16;
   return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
 }
 /// R for what remains: 12 → 8 → 4 → 2 → 1.
-constexpr int next_tile_rows(int tile_rows) {
-  return tile_rows > 8 ? 8 : tile_rows > 4 ? 4 : tile_rows / 2;
+constexpr int next_micro_rows(int micro_rows) {
+  return micro_rows > 8 ? 8 : micro_rows > 4 ? 4 : micro_rows / 2;
 }
 
 /// Keys against the rows of a tile. Strides in elements.
 template <typename T>
-struct ScoreProduct {
+struct QkTile {
   const T* key;  ///< (keys, depth)
   int64_t key_stride;
   const T* query;  ///< (depth, lanes), aligned
@@ -121,16 +121,16 @@ inline constexpr int64_t kScoreChain = 32;
 
 /// The chain that begins at `from`, from 0.
 template <class M, int kVectors, int kRows>
-MULTIHEAD_INLINE void score_chain(
-    const ScoreProduct<typename M::F::Scalar>& t, int64_t from,
-    typename M::F::Vector (&sum)[kRows][kVectors]) {
+MULTIHEAD_INLINE void qk_chain(const QkTile<typename M::F::Scalar>& t,
+                               int64_t from,
+                               typename M::F::Vector (&sum)[kRows][kVectors]) {
   using F = typename M::F;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < kVectors; ++c) sum[r][c] = F::broadcast(0);
   }
-  const int64_t to = least(t.depth, from + kScoreChain);
+  const int64_t to = min(t.depth, from + kScoreChain);
   const auto* query = t.query + from * kTileLanes<F>;
 #pragma GCC unroll 2
   for (int64_t x = from; x < to; ++x, query += kTileLanes<F>) {
@@ -149,11 +149,11 @@ MULTIHEAD_INLINE void score_chain(
 }
 
 template <class M, int kVectors, int kRows, bool kMaximum>
-MULTIHEAD_INLINE void score_rows(const ScoreProduct<typename M::F::Scalar>& t) {
+MULTIHEAD_INLINE void qk_micro_kernel(const QkTile<typename M::F::Scalar>& t) {
   using F = typename M::F;
   typename F::Vector sum[kRows][kVectors];
   for (int64_t from = 0;; from += kScoreChain) {
-    score_chain<M, kVectors, kRows>(t, from, sum);
+    qk_chain<M, kVectors, kRows>(t, from, sum);
     const bool last = from + kScoreChain >= t.depth;
     if (from == 0 && last) break;
     // Chains before this one wait where the scores will be.
@@ -185,23 +185,22 @@ MULTIHEAD_INLINE void score_rows(const ScoreProduct<typename M::F::Scalar>& t) {
 }
 
 template <class M, int kVectors, int kRows, bool kMaximum>
-[[gnu::noinline]] void score_keys(ScoreProduct<typename M::F::Scalar> t,
-                                  int64_t keys) {
+[[gnu::noinline]] void qk_keys(QkTile<typename M::F::Scalar> t, int64_t keys) {
   using F = typename M::F;
   for (; keys >= kRows; keys -= kRows) {
-    score_rows<M, kVectors, kRows, kMaximum>(t);
+    qk_micro_kernel<M, kVectors, kRows, kMaximum>(t);
     t.key += kRows * t.key_stride;
     t.scores += kRows * kTileLanes<F>;
   }
   if constexpr (kRows > 1) {
     if (keys > 0)
-      score_keys<M, kVectors, next_tile_rows(kRows), kMaximum>(t, keys);
+      qk_keys<M, kVectors, next_micro_rows(kRows), kMaximum>(t, keys);
   }
 }
 
 /// Weights of the rows of a tile against values.
 template <typename T>
-struct ContextProduct {
+struct PvTile {
   const T* value;  ///< (depth, columns)
   int64_t value_stride;
   const T* weights;  ///< (depth, lanes), aligned
@@ -210,9 +209,8 @@ struct ContextProduct {
   const T* factor;   ///< (lanes)
 };
 
-template <class M, int kVectors, int kRows, bool kCareful>
-MULTIHEAD_INLINE void context_rows(
-    const ContextProduct<typename M::F::Scalar>& t) {
+template <class M, int kVectors, int kRows, bool kMaskNonFinite>
+MULTIHEAD_INLINE void pv_micro_kernel(const PvTile<typename M::F::Scalar>& t) {
   using F = typename M::F;
   typename F::Vector sum[kRows][kVectors];
 #pragma GCC unroll 4
@@ -236,8 +234,8 @@ MULTIHEAD_INLINE void context_rows(
       const auto v = F::broadcast(value[r]);
 #pragma GCC unroll 4
       for (int c = 0; c < kVectors; ++c) {
-        sum[r][c] =
-            M::multiply_add(seen<M, kCareful>(v, p[c]), p[c], sum[r][c]);
+        sum[r][c] = M::multiply_add(zero_if_hidden<M, kMaskNonFinite>(v, p[c]),
+                                    p[c], sum[r][c]);
       }
     }
     weights += kTileLanes<F>;
@@ -252,18 +250,19 @@ MULTIHEAD_INLINE void context_rows(
   }
 }
 
-template <class M, int kVectors, int kRows, bool kCareful>
-[[gnu::noinline]] void context_columns(ContextProduct<typename M::F::Scalar> t,
-                                       int64_t columns) {
+template <class M, int kVectors, int kRows, bool kMaskNonFinite>
+[[gnu::noinline]] void pv_columns(PvTile<typename M::F::Scalar> t,
+                                  int64_t columns) {
   using F = typename M::F;
   for (; columns >= kRows; columns -= kRows) {
-    context_rows<M, kVectors, kRows, kCareful>(t);
+    pv_micro_kernel<M, kVectors, kRows, kMaskNonFinite>(t);
     t.value += kRows;
     t.context += kRows * kTileLanes<F>;
   }
   if constexpr (kRows > 1) {
     if (columns > 0) {
-      context_columns<M, kVectors, next_tile_rows(kRows), kCareful>(t, columns);
+      pv_columns<M, kVectors, next_micro_rows(kRows), kMaskNonFinite>(t,
+                                                                      columns);
     }
   }
 }

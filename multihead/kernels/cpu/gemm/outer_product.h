@@ -20,17 +20,17 @@ namespace {
 /// cache (gradient_pairs.h); of single numbers they are read where they were
 /// computed.
 template <class M>
-inline constexpr int64_t kCollectTiles = M::kPair == 1 ? 1 : 4;
+inline constexpr int64_t kOuterTiles = M::kPair == 1 ? 1 : 4;
 /// Elements from the weights of one key to those of the next.
 template <class M>
-inline constexpr int64_t kCollectStride =
-    kCollectTiles<M> * kTileLanes<typename M::F> / M::kPair;
+inline constexpr int64_t kOuterStride =
+    kOuterTiles<M> * kTileLanes<typename M::F> / M::kPair;
 
 /// Rows of queries, collected by keys. `width` is that of whole vectors; what
 /// pads a row is 0.
 template <typename T>
-struct CollectProduct {
-  const T* weights;  ///< (keys, kCollectStride)
+struct OuterTile {
+  const T* weights;  ///< (keys, kOuterStride)
   const T* rows;     ///< (count, width), dense
   int64_t count;     ///< elements per key
   int64_t width;
@@ -39,17 +39,17 @@ struct CollectProduct {
 
 /// Keys at once for so many vectors: as many as the registers hold.
 template <class F>
-constexpr int collect_keys(int vectors) {
+constexpr int outer_key_rows(int vectors) {
   if (F::kRegisters >= 32) return vectors == 4 ? 6 : vectors == 3 ? 8 : 12;
   return vectors == 2 ? 6 : 8;
 }
 template <class F>
-inline constexpr int kCollectVectors = F::kRegisters >= 32 ? 4 : 2;
+inline constexpr int kOuterVectors = F::kRegisters >= 32 ? 4 : 2;
 
-/// kCareful: a row against a weight of −0 counts as 0, whatever it holds.
-template <class M, int kVectors, int kKeys, bool kCareful>
-MULTIHEAD_INLINE void collect_tile(
-    const CollectProduct<typename M::F::Scalar>& t) {
+/// kMaskNonFinite: a row against a weight of −0 counts as 0, whatever it holds.
+template <class M, int kVectors, int kKeys, bool kMaskNonFinite>
+MULTIHEAD_INLINE void outer_micro_kernel(
+    const OuterTile<typename M::F::Scalar>& t) {
   using F = typename M::F;
   typename F::Vector sum[kKeys][kVectors];
 #pragma GCC unroll 16
@@ -67,10 +67,11 @@ MULTIHEAD_INLINE void collect_tile(
     for (int c = 0; c < kVectors; ++c) row[c] = F::load(rows + c * F::kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kKeys; ++r) {
-      const auto p = F::broadcast(t.weights[r * kCollectStride<M> + x]);
+      const auto p = F::broadcast(t.weights[r * kOuterStride<M> + x]);
 #pragma GCC unroll 4
       for (int c = 0; c < kVectors; ++c) {
-        sum[r][c] = M::multiply_add(seen<M, kCareful>(row[c], p), p, sum[r][c]);
+        sum[r][c] = M::multiply_add(
+            zero_if_hidden<M, kMaskNonFinite>(row[c], p), p, sum[r][c]);
       }
     }
   }
@@ -83,34 +84,34 @@ MULTIHEAD_INLINE void collect_tile(
   }
 }
 
-template <class M, int kVectors, int kKeys, bool kCareful>
-[[gnu::noinline]] void collect_keys_of(CollectProduct<typename M::F::Scalar> t,
-                                       int64_t keys) {
+template <class M, int kVectors, int kKeys, bool kMaskNonFinite>
+[[gnu::noinline]] void outer_keys(OuterTile<typename M::F::Scalar> t,
+                                  int64_t keys) {
   for (; keys >= kKeys; keys -= kKeys) {
-    collect_tile<M, kVectors, kKeys, kCareful>(t);
-    t.weights += kKeys * kCollectStride<M>;
+    outer_micro_kernel<M, kVectors, kKeys, kMaskNonFinite>(t);
+    t.weights += kKeys * kOuterStride<M>;
     t.sums += kKeys * t.width;
   }
   if constexpr (kKeys > 1) {
     if (keys > 0) {
-      collect_keys_of<M, kVectors, next_tile_rows(kKeys), kCareful>(t, keys);
+      outer_keys<M, kVectors, next_micro_rows(kKeys), kMaskNonFinite>(t, keys);
     }
   }
 }
 
 /// All keys, all columns.
-template <class M, bool kCareful>
-inline void collect(CollectProduct<typename M::F::Scalar> t, int64_t keys) {
+template <class M, bool kMaskNonFinite>
+inline void outer_product(OuterTile<typename M::F::Scalar> t, int64_t keys) {
   using F = typename M::F;
   int64_t vectors = t.width / F::kLanes;
   const auto step = [&]<int kVectors>() {
-    constexpr int kKeys = kCareful ? 4 : collect_keys<F>(kVectors);
-    collect_keys_of<M, kVectors, kKeys, kCareful>(t, keys);
+    constexpr int kKeys = kMaskNonFinite ? 4 : outer_key_rows<F>(kVectors);
+    outer_keys<M, kVectors, kKeys, kMaskNonFinite>(t, keys);
     t.rows += kVectors * F::kLanes;
     t.sums += kVectors * F::kLanes;
     vectors -= kVectors;
   };
-  constexpr int kMost = kCareful ? 1 : kCollectVectors<F>;
+  constexpr int kMost = kMaskNonFinite ? 1 : kOuterVectors<F>;
   while (vectors >= kMost) step.template operator()<kMost>();
   if constexpr (kMost > 2) {
     if (vectors == 3) step.template operator()<3>();

@@ -24,7 +24,7 @@ struct Panel {
 
 /// Rows `keys` of (b, g), widened, one after the other.
 template <class S>
-inline Panel<typename S::F::Scalar> pack_rows(const Rows& x, int64_t b,
+inline Panel<typename S::F::Scalar> pack_rows(const StridedRows& x, int64_t b,
                                               int64_t g, Interval keys,
                                               int64_t width,
                                               typename S::F::Scalar* panel) {
@@ -53,17 +53,18 @@ struct Panels {
   }
 
   /// Without a panel, in place.
-  static Panel<T> keys(const Rows& x, int64_t b, int64_t g, Interval keys,
-                       int64_t width, T* panel) {
+  static Panel<T> keys(const StridedRows& x, int64_t b, int64_t g,
+                       Interval keys, int64_t width, T* panel) {
     if constexpr (kInPlace) {
       if (!panel) return {row_of<T>(x, b, g, 0), x.row, x.row, 0};
     }
     return pack_rows<S>(x, b, g, keys, width, panel);
   }
-  /// kCareful: what is not finite counts as 0, where kHidesInPanels<M>.
-  template <bool kCareful>
-  static Panel<T> values(const Rows& x, int64_t b, int64_t g, Interval keys,
-                         int64_t width, T* panel) {
+  /// kMaskNonFinite: what is not finite counts as 0, where
+  /// kPackDropsNonFinite<M>.
+  template <bool kMaskNonFinite>
+  static Panel<T> values(const StridedRows& x, int64_t b, int64_t g,
+                         Interval keys, int64_t width, T* panel) {
     return Panels::keys(x, b, g, keys, width, panel);
   }
 };
@@ -73,7 +74,7 @@ struct Panels {
 /// number. Starts and ends at whole groups of keys, so that what is computed of
 /// a group does not depend on where a panel begins; keys that are not among
 /// `keys` count as 0 and are not read.
-inline Panel<float> pack_key_pairs(const Rows& x, int64_t b, int64_t g,
+inline Panel<float> pack_key_pairs(const StridedRows& x, int64_t b, int64_t g,
                                    Interval keys, int64_t group, int64_t width,
                                    int64_t pairs, float* panel) {
   const int64_t anchor = round_down(keys.begin, group);
@@ -112,7 +113,7 @@ inline bool write_row_pairs(const uint16_t* even, const uint16_t* odd,
   bool finite = true;
   for (int64_t e = 0; e < width; e += Float32::kLanes) {
     auto pairs = pair_rows(even ? even + e : even, odd ? odd + e : odd,
-                           least(width - e, Float32::kLanes));
+                           min(width - e, Float32::kLanes));
     if (kFinite) finite &= BFloat16Pairs::take_finite(pairs);
     Float32::store(to + e, pairs);
   }
@@ -120,7 +121,7 @@ inline bool write_row_pairs(const uint16_t* even, const uint16_t* odd,
 }
 
 /// Row j of x; null if it is not among `rows`.
-inline const uint16_t* row_among(const Rows& x, int64_t b, int64_t g,
+inline const uint16_t* row_among(const StridedRows& x, int64_t b, int64_t g,
                                  Interval rows, int64_t j) {
   return rows.begin <= j && j < rows.end ? row_of<uint16_t>(x, b, g, j)
                                          : nullptr;
@@ -138,21 +139,21 @@ struct Panels<BFloat16Dot, S> {
     return (keys / 2 + 1) * width + Float32::kLanes;
   }
 
-  static Panel<float> keys(const Rows& x, int64_t b, int64_t g, Interval keys,
-                           int64_t width, float* panel) {
+  static Panel<float> keys(const StridedRows& x, int64_t b, int64_t g,
+                           Interval keys, int64_t width, float* panel) {
     return pack_key_pairs(x, b, g, keys, BFloat16Dot::kKeyGroup, width,
                           (width + 1) / 2, panel);
   }
 
   /// Values of keys 2t and 2t + 1 in pairs: row t of the panel.
-  template <bool kCareful>
-  static Panel<float> values(const Rows& x, int64_t b, int64_t g, Interval keys,
-                             int64_t width, float* panel) {
+  template <bool kMaskNonFinite>
+  static Panel<float> values(const StridedRows& x, int64_t b, int64_t g,
+                             Interval keys, int64_t width, float* panel) {
     const int64_t anchor = keys.begin / 2;
     for (int64_t t = anchor; 2 * t < keys.end; ++t) {
-      write_row_pairs<kCareful>(row_among(x, b, g, keys, 2 * t),
-                                row_among(x, b, g, keys, 2 * t + 1), width,
-                                panel + (t - anchor) * width);
+      write_row_pairs<kMaskNonFinite>(row_among(x, b, g, keys, 2 * t),
+                                      row_among(x, b, g, keys, 2 * t + 1),
+                                      width, panel + (t - anchor) * width);
     }
     return {panel, width, width, anchor};
   }
@@ -176,8 +177,8 @@ struct Panels<BFloat16Tiles, S> {
     return M::columns(width) * kValueStride;
   }
 
-  static Panel<float> keys(const Rows& x, int64_t b, int64_t g, Interval keys,
-                           int64_t width, float* panel) {
+  static Panel<float> keys(const StridedRows& x, int64_t b, int64_t g,
+                           Interval keys, int64_t width, float* panel) {
     return pack_key_pairs(x, b, g, keys, M::kKeyGroup, width, M::depth(width),
                           panel);
   }
@@ -185,9 +186,9 @@ struct Panels<BFloat16Tiles, S> {
   /// Transposed, in tiles of 16 columns by 16 pairs of keys, 1 KiB each, those
   /// of the same columns one after the other: what the tile unit loads is read
   /// line by line.
-  template <bool kCareful>
-  static Panel<float> values(const Rows& x, int64_t b, int64_t g, Interval keys,
-                             int64_t width, float* panel) {
+  template <bool kMaskNonFinite>
+  static Panel<float> values(const StridedRows& x, int64_t b, int64_t g,
+                             Interval keys, int64_t width, float* panel) {
     using F = Float32;
     const int64_t anchor = round_down(keys.begin, M::kKeyGroup);
     const int64_t end = round_up(keys.end, M::kKeyGroup);
@@ -200,8 +201,8 @@ struct Panels<BFloat16Tiles, S> {
             return from ? from + e : from;
           };
           square[i] = pair_rows(row(j + 2 * i), row(j + 2 * i + 1),
-                                least(width - e, F::kLanes));
-          if (kCareful) BFloat16Pairs::take_finite(square[i]);
+                                min(width - e, F::kLanes));
+          if (kMaskNonFinite) BFloat16Pairs::take_finite(square[i]);
         }
         F::transpose(square);
         float* tile = panel + e * kValueStride + (j - anchor) / 2 * F::kLanes;
@@ -220,15 +221,16 @@ struct Panels<BFloat16Tiles, S> {
 /// (Inlined by force: g++ takes a function that only prefetches for one without
 /// effect, and drops its calls.)
 template <class S>
-MULTIHEAD_INLINE void fetch_ahead(const Attention& a, int64_t b, int64_t g) {
+MULTIHEAD_INLINE void fetch_ahead(const AttentionArgs& a, int64_t b,
+                                  int64_t g) {
   constexpr int64_t kLine = 64 / sizeof(typename S::Type);
-  const auto fetch = [&](const Rows& x, int64_t row, int64_t width) {
+  const auto fetch = [&](const StridedRows& x, int64_t row, int64_t width) {
     const auto* from = row_of<typename S::Type>(x, b, g, row);
     for (int64_t e = 0; e < width; e += kLine) {
       __builtin_prefetch(from + e, /*rw=*/0, /*locality=*/2);
     }
   };
-  for (int64_t j = 0; j < least(a.Lk, kKeyBlock); ++j) {
+  for (int64_t j = 0; j < min(a.Lk, kKeyBlock); ++j) {
     fetch(a.key, j, a.D);
     fetch(a.value, j, a.Dv);
   }

@@ -16,11 +16,11 @@
 namespace multihead::kernels {
 namespace {
 
-/// w = exp(s − shift)·factor, per lane.
+/// w = exp(s − shift)·inv_sum, per lane.
 template <typename T>
-struct Normalizer {
+struct SoftmaxStats {
   T* shift;
-  T* factor;
+  T* inv_sum;
 };
 
 template <class M, class S>
@@ -28,18 +28,18 @@ struct WeightsScratch {
   using F = typename M::F;
   using T = typename F::Scalar;
   ScoreScratch<T> score;
-  T* queries;                ///< (heads, depth, lanes)
-  T* sum;                    ///< (kKeyBlock, lanes)
-  Normalizer<T> normalizer;  ///< (heads, lanes)
-  T* key;                    ///< a block, packed; null: in place
+  T* queries;             ///< (heads, depth, lanes)
+  T* sum;                 ///< (kKeyBlock, lanes)
+  SoftmaxStats<T> stats;  ///< (heads, lanes)
+  T* key;                 ///< a block, packed; null: in place
 
-  WeightsScratch(const Attention& a, const Plan& plan, int64_t heads,
+  WeightsScratch(const AttentionArgs& a, const Plan& plan, int64_t heads,
                  Arena& arena)
       : score(a, kTileLanes<F>, arena),
         queries(arena.take<T>(heads * M::depth(a.D) * kTileLanes<F>)),
         sum(arena.take<T>(kKeyBlock * kTileLanes<F>)),
-        normalizer{arena.take<T>(heads * kTileLanes<F>),
-                   arena.take<T>(heads * kTileLanes<F>)},
+        stats{arena.take<T>(heads * kTileLanes<F>),
+              arena.take<T>(heads * kTileLanes<F>)},
         key(plan.pack_key
                 ? arena.take<T>(Panels<M, S>::key_size(kKeyBlock, a.D))
                 : nullptr) {}
@@ -51,19 +51,19 @@ struct HeadRange {
 };
 
 template <class F>
-inline RowTile<F> tile_of(const Attention& a, const HeadRange& rows,
-                          int64_t head) {
-  return RowTile<F>(
+inline QueryTile<F> tile_of(const AttentionArgs& a, const HeadRange& rows,
+                            int64_t head) {
+  return QueryTile<F>(
       a, {rows.b, head / group_of(a), head, 1, rows.first, rows.count});
 }
 
 /// Maximum and sum of the rows of a tile whose logsumexp is large, sink
 /// included; queries and keys as for any block.
 template <class M, class S>
-inline void normalize_anew(const Attention& a,
-                           const RowTile<typename M::F>& tile,
-                           WeightsScratch<M, S>& s,
-                           Normalizer<typename M::F::Scalar> n) {
+inline void recompute_stats(const AttentionArgs& a,
+                            const QueryTile<typename M::F>& tile,
+                            WeightsScratch<M, S>& s,
+                            SoftmaxStats<typename M::F::Scalar> n) {
   using F = typename M::F;
   using T = typename F::Scalar;
   alignas(64) T m[kTileLanes<F>], l[kTileLanes<F>];
@@ -99,22 +99,22 @@ inline void normalize_anew(const Attention& a,
   for (int64_t r = 0; r < tile.lanes(); ++r) {
     if (!(fabs(n.shift[r]) > kLargeLogsumexp)) continue;
     n.shift[r] = m[r];
-    n.factor[r] = 1 / l[r];
+    n.inv_sum[r] = 1 / l[r];
   }
 }
 
 /// exp(−logsumexp) for the rows of a tile; whether one must be taken anew.
 template <class F>
-inline bool read_normalizer(const Attention& a, const RowTile<F>& tile,
-                            const void* logsumexp,
-                            Normalizer<typename F::Scalar> n) {
+inline bool read_stats(const AttentionArgs& a, const QueryTile<F>& tile,
+                       const void* logsumexp,
+                       SoftmaxStats<typename F::Scalar> n) {
   using T = typename F::Scalar;
   const auto* lse = static_cast<const T*>(logsumexp);
   bool large = false;
   for (int64_t r = 0; r < tile.lanes(); ++r) {
     const T x = lse[(tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r]];
     n.shift[r] = x == T(-INFINITY) ? 0 : x;
-    n.factor[r] = 1;
+    n.inv_sum[r] = 1;
     large |= fabs(n.shift[r]) > kLargeLogsumexp;
   }
   return large;
@@ -122,14 +122,14 @@ inline bool read_normalizer(const Attention& a, const RowTile<F>& tile,
 
 /// The normalizer of a tile, whose queries are s.score.query.
 template <class M, class S>
-inline void load_normalizer(const Attention& a,
-                            const RowTile<typename M::F>& tile,
-                            const void* logsumexp, WeightsScratch<M, S>& s,
-                            Normalizer<typename M::F::Scalar> n) {
-  const bool large = read_normalizer<typename M::F>(a, tile, logsumexp, n);
+inline void load_stats(const AttentionArgs& a,
+                       const QueryTile<typename M::F>& tile,
+                       const void* logsumexp, WeightsScratch<M, S>& s,
+                       SoftmaxStats<typename M::F::Scalar> n) {
+  const bool large = read_stats<typename M::F>(a, tile, logsumexp, n);
   // Raised by products, and not looked at.
   for (int64_t r = 0; r < tile.lanes(); ++r) s.score.maximum[r] = 0;
-  if (large) normalize_anew<M, S>(a, tile, s, n);
+  if (large) recompute_stats<M, S>(a, tile, s, n);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 // to a row of random scores. Memory is O(k) per row.
 #include <string.h>
 
-#include "multihead/kernels/cpu/target.h"
+#include "multihead/kernels/cpu/dispatch.h"
 #include "multihead/kernels/cpu/weights/from_logsumexp.h"
 
 namespace multihead::kernels {
@@ -34,7 +34,7 @@ class SummaryTask {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  SummaryTask(const Summary& y, WeightsScratch<M, S>& scratch,
+  SummaryTask(const SummaryArgs& y, WeightsScratch<M, S>& scratch,
               TopScratch<T>& top)
       : y_(y), a_(y.attention), s_(scratch), top_(top) {}
 
@@ -42,7 +42,7 @@ class SummaryTask {
     const auto tile = tile_of<F>(a_, rows, rows.first_head);
     s_.score.query = s_.queries;
     load_queries<M, S>(a_, tile, s_.queries);
-    load_normalizer<M, S>(a_, tile, y_.logsumexp, s_, s_.normalizer);
+    load_stats<M, S>(a_, tile, y_.logsumexp, s_, s_.stats);
     for (int64_t r = 0; r < kLanes; ++r) {
       top_.smallest[r] = y_.count > 0 ? T(-1) : T(INFINITY);
       top_.entropy[r] = top_.mass[r] = 0;
@@ -70,8 +70,8 @@ class SummaryTask {
  private:
   void look_at(const Segment& segment, int64_t anchor, int c) {
     const int64_t from = c * F::kLanes;
-    const auto shift = F::load(s_.normalizer.shift + from);
-    const auto factor = F::load(s_.normalizer.factor + from);
+    const auto shift = F::load(s_.stats.shift + from);
+    const auto factor = F::load(s_.stats.inv_sum + from);
     const auto none = F::broadcast(T(-INFINITY)), zero = F::broadcast(0);
     auto entropy = F::load(top_.entropy + from);
     auto mass = F::load(top_.mass + from);
@@ -109,12 +109,12 @@ class SummaryTask {
     top_.smallest[lane] = weights[y_.count - 1];
   }
 
-  void write(const RowTile<F>& tile) {
+  void write(const QueryTile<F>& tile) {
     for (int r = 0; r < tile.count; ++r) {
       const int64_t row =
           (tile.b * a_.H + tile.head[r]) * a_.Lq + tile.query[r];
       static_cast<T*>(y_.entropy)[row] =
-          top_.entropy[r] - ::log(s_.normalizer.factor[r]) * top_.mass[r];
+          top_.entropy[r] - ::log(s_.stats.inv_sum[r]) * top_.mass[r];
       for (int64_t n = 0; n < y_.count; ++n) {
         const int64_t from = r * y_.count + n, to = row * y_.count + n;
         y_.keys[to] = top_.keys[from];
@@ -126,28 +126,28 @@ class SummaryTask {
     }
   }
 
-  const Summary& y_;
-  const Attention& a_;
+  const SummaryArgs& y_;
+  const AttentionArgs& a_;
   WeightsScratch<M, S>& s_;
   TopScratch<T>& top_;
 };
 
 template <class M, class S>
 struct SummaryKernel {
-  using Type = Kernel<Summary>;
+  using Type = Kernel<SummaryArgs>;
   using F = typename M::F;
   using T = typename F::Scalar;
 
-  static TaskGrid grid(const Attention& a) {
+  static TaskGrid grid(const AttentionArgs& a) {
     return {a.B, a.H, a.Lq, kTileLanes<F>, false};
   }
-  static TopScratch<T> top(const Summary& y, Arena& arena) {
+  static TopScratch<T> top(const SummaryArgs& y, Arena& arena) {
     const int64_t lanes = kTileLanes<F>;
     return {arena.take<T>(lanes * y.count),
             arena.take<int64_t>(lanes * y.count), arena.take<T>(lanes),
             arena.take<T>(lanes), arena.take<T>(lanes)};
   }
-  static Plan plan(const Summary& y, int) {
+  static Plan plan(const SummaryArgs& y, int) {
     Plan plan;
     plan.rows_per_task = kTileLanes<F>;
     plan.tasks = grid(y.attention).tasks();
@@ -158,9 +158,9 @@ struct SummaryKernel {
     plan.scratch_bytes = arena.used();
     return plan;
   }
-  static void run(const Summary& y, const Plan& plan, int64_t first,
+  static void run(const SummaryArgs& y, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
-    const typename Product<M>::Registers registers;
+    const typename Gemm<M>::Registers registers;
     Arena arena(scratch);
     WeightsScratch<M, S> s(y.attention, plan, 1, arena);
     TopScratch<T> t = top(y, arena);
@@ -176,7 +176,7 @@ struct SummaryKernel {
 
 }  // namespace
 
-Kernel<Summary> MULTIHEAD_FOR_TARGET(summary)(Dtype dtype) {
+Kernel<SummaryArgs> MULTIHEAD_FOR_TARGET(summary)(Dtype dtype) {
   return visit<SummaryKernel>(dtype);
 }
 

@@ -13,7 +13,7 @@
 // repeated.
 #include <string.h>
 
-#include "multihead/kernels/cpu/target.h"
+#include "multihead/kernels/cpu/dispatch.h"
 #include "multihead/kernels/cpu/weights/from_logsumexp.h"
 
 namespace multihead::kernels {
@@ -26,7 +26,7 @@ class WeightsTask {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  WeightsTask(const Weights& w, WeightsScratch<M, S>& scratch)
+  WeightsTask(const WeightsArgs& w, WeightsScratch<M, S>& scratch)
       : w_(w), a_(w.attention), s_(scratch) {}
 
   void run(const HeadRange& rows) {
@@ -35,10 +35,10 @@ class WeightsTask {
       const int64_t n = h - rows.first_head;
       s_.score.query = s_.queries + n * M::depth(a_.D) * kLanes;
       load_queries<M, S>(a_, tile, s_.score.query);
-      load_normalizer<M, S>(a_, tile, w_.logsumexp, s_, normalizer(n));
+      load_stats<M, S>(a_, tile, w_.logsumexp, s_, stats(n));
     }
     for (int64_t at = 0; at < a_.Lk; at += kKeyBlock) {
-      const Interval block{at, least(at + kKeyBlock, a_.Lk)};
+      const Interval block{at, min(at + kKeyBlock, a_.Lk)};
       memset(s_.sum, 0, (block.end - block.begin) * kLanes * sizeof(T));
       for (int64_t h = rows.first_head; h < rows.last_head; ++h) {
         add(rows, h, block);
@@ -61,7 +61,7 @@ class WeightsTask {
     for (int i = 0; i < scores.count; ++i) {
       const Segment& segment = scores.segments[i];
       for (int c = segment.first; c < segment.last; ++c) {
-        exponentiate(segment, scores.anchor, c, normalizer(n));
+        exponentiate(segment, scores.anchor, c, stats(n));
         if (a_.dropout.probability > 0) {
           drop(a_, tile, segment, c, s_.score.scores - scores.anchor * kLanes);
         }
@@ -70,15 +70,14 @@ class WeightsTask {
     }
   }
 
-  Normalizer<T> normalizer(int64_t n) const {
-    return {s_.normalizer.shift + n * kLanes,
-            s_.normalizer.factor + n * kLanes};
+  SoftmaxStats<T> stats(int64_t n) const {
+    return {s_.stats.shift + n * kLanes, s_.stats.inv_sum + n * kLanes};
   }
 
   void exponentiate(const Segment& segment, int64_t anchor, int c,
-                    Normalizer<T> n) {
+                    SoftmaxStats<T> n) {
     const auto shift = F::load(n.shift + c * F::kLanes);
-    const auto factor = F::load(n.factor + c * F::kLanes);
+    const auto factor = F::load(n.inv_sum + c * F::kLanes);
     const auto none = F::broadcast(T(-INFINITY));
     for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
       T* score = s_.score.scores + (j - anchor) * kLanes + c * F::kLanes;
@@ -117,24 +116,24 @@ class WeightsTask {
     }
   }
 
-  const Weights& w_;
-  const Attention& a_;
+  const WeightsArgs& w_;
+  const AttentionArgs& a_;
   WeightsScratch<M, S>& s_;
 };
 
 template <class M, class S>
 struct WeightsKernel {
-  using Type = Kernel<Weights>;
+  using Type = Kernel<WeightsArgs>;
   using F = typename M::F;
 
-  static int64_t heads(const Weights& w) {
-    return w.average ? most(w.attention.H, 1) : 1;
+  static int64_t heads(const WeightsArgs& w) {
+    return w.average ? max(w.attention.H, 1) : 1;
   }
-  static TaskGrid grid(const Weights& w) {
-    const Attention& a = w.attention;
+  static TaskGrid grid(const WeightsArgs& w) {
+    const AttentionArgs& a = w.attention;
     return {a.B, a.H / heads(w), a.Lq, kTileLanes<F>, false};
   }
-  static Plan plan(const Weights& w, int) {
+  static Plan plan(const WeightsArgs& w, int) {
     Plan plan;
     plan.rows_per_task = kTileLanes<F>;
     plan.tasks = grid(w).tasks();
@@ -144,9 +143,9 @@ struct WeightsKernel {
     plan.scratch_bytes = arena.used();
     return plan;
   }
-  static void run(const Weights& w, const Plan& plan, int64_t first,
+  static void run(const WeightsArgs& w, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
-    const typename Product<M>::Registers registers;
+    const typename Gemm<M>::Registers registers;
     Arena arena(scratch);
     WeightsScratch<M, S> s(w.attention, plan, heads(w), arena);
     for (int64_t n = first; n < last; ++n) {
@@ -160,7 +159,7 @@ struct WeightsKernel {
 
 }  // namespace
 
-Kernel<Weights> MULTIHEAD_FOR_TARGET(weights)(Dtype dtype) {
+Kernel<WeightsArgs> MULTIHEAD_FOR_TARGET(weights)(Dtype dtype) {
   return visit<WeightsKernel>(dtype);
 }
 

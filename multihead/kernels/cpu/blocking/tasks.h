@@ -4,32 +4,15 @@
 // the same plan, and no plan changes a bit of the result.
 #pragma once
 
-#include "multihead/kernels/cpu/blocking/rows.h"
+#include "multihead/kernels/cpu/blocking/visible_keys.h"
 
 namespace multihead::kernels {
 namespace {
 
 /// Query heads to a key/value head; 1 where there are none at all.
-inline int64_t group_of(const Attention& a) { return a.G > 0 ? a.H / a.G : 1; }
-
-/// Memory handed out from a block, 64-byte aligned; without a block it only
-/// counts, so that one function says both what is needed and where it lies.
-class Arena {
- public:
-  explicit Arena(void* block) : block_(static_cast<char*>(block)) {}
-
-  template <typename T>
-  T* take(int64_t count) {
-    char* at = block_ ? block_ + used_ : nullptr;
-    used_ += static_cast<size_t>(round_up(count * sizeof(T), 64));
-    return reinterpret_cast<T*>(at);
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* block_;
-  size_t used_ = 0;
-};
+inline int64_t group_of(const AttentionArgs& a) {
+  return a.G > 0 ? a.H / a.G : 1;
+}
 
 /// Task numbers over (batch, head, chunks of rows): heads one after the other,
 /// so that keys and values stay in the cache, or, longest first, the last chunk
@@ -53,21 +36,21 @@ struct TaskGrid {
     const int64_t n =
         longest_first ? chunks() - 1 - number / all : number % chunks();
     return {head / heads, head % heads, n * chunk,
-            least(chunk, rows - n * chunk)};
+            min(chunk, rows - n * chunk)};
   }
 };
 
-inline constexpr int64_t kMostTiles = 8;
+inline constexpr int64_t kMaxTiles = 8;
 
 /// Tiles of 3 vectors that share a task, and so the packed panels and the split
-/// of keys in the cache: up to kMostTiles, fewer where threads would go idle.
+/// of keys in the cache: up to kMaxTiles, fewer where threads would go idle.
 inline int64_t tiles_per_task(int64_t rows, int64_t heads, int64_t tile,
                               int threads) {
   constexpr int64_t kTasksPerThread = 4;
   const int64_t tiles = (rows + tile - 1) / tile;
   const int64_t wanted = kTasksPerThread * (threads > 1 ? threads : 0);
-  const int64_t chunks = most(1, (wanted + heads - 1) / most(heads, 1));
-  return most(1, least(kMostTiles, tiles / chunks));
+  const int64_t chunks = max(1, (wanted + heads - 1) / max(heads, 1));
+  return max(1, min(kMaxTiles, tiles / chunks));
 }
 
 }  // namespace

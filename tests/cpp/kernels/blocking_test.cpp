@@ -2,11 +2,10 @@
 //
 // The pure functions that say what a row sees and how work is cut, against
 // brute force.
-#include "multihead/kernels/cpu/blocking/rows.h"
-
 #include <map>
 
-#include "multihead/kernels/cpu/blocking/plan.h"
+#include "multihead/kernels/cpu/blocking/key_blocks.h"
+#include "multihead/kernels/cpu/blocking/tasks.h"
 #include "tests/cpp/kernels/call.h"
 #include "tests/cpp/kernels/run.h"
 
@@ -14,12 +13,12 @@ namespace kernel_test {
 namespace {
 
 using kernels::Interval;
+using kernels::LaneVisibility;
 using kernels::Segment;
-using kernels::VectorView;
 
-kernels::Attention attention_of(const kernels::Visibility& visibility,
-                                int64_t queries, int64_t keys) {
-  kernels::Attention a;
+kernels::AttentionArgs attention_of(const kernels::Visibility& visibility,
+                                    int64_t queries, int64_t keys) {
+  kernels::AttentionArgs a;
   a.B = a.H = a.G = 1;
   a.Lq = queries;
   a.Lk = keys;
@@ -28,7 +27,7 @@ kernels::Attention attention_of(const kernels::Visibility& visibility,
 }
 
 /// kernels.h's definition, in numbers that cannot overflow.
-bool sees(const kernels::Attention& a, __int128 i, __int128 j) {
+bool sees(const kernels::AttentionArgs& a, __int128 i, __int128 j) {
   const kernels::Visibility& v = a.visibility;
   const __int128 n = v.key_lengths ? v.key_lengths[0] : a.Lk;
   const __int128 at = i + (v.query_offsets ? v.query_offsets[0] : 0);
@@ -82,7 +81,8 @@ TEST(VisibleKeys, EndsAscendWithTheRows) {
 }
 
 /// Vectors of 4 rows with ascending ends, as a window makes them.
-std::vector<VectorView> random_views(Rng& rng, std::vector<Interval>& rows) {
+std::vector<LaneVisibility> random_views(Rng& rng,
+                                         std::vector<Interval>& rows) {
   const int64_t vectors = uniform(rng, 1, kernels::kMaxVectors);
   int64_t begin = uniform(rng, 0, 60), end = begin + uniform(rng, 0, 60);
   for (int64_t r = 0; r < 4 * vectors; ++r) {
@@ -90,7 +90,7 @@ std::vector<VectorView> random_views(Rng& rng, std::vector<Interval>& rows) {
     begin += uniform(rng, 0, 6);
     end += uniform(rng, 0, 6);
   }
-  std::vector<VectorView> views;
+  std::vector<LaneVisibility> views;
   for (int64_t c = 0; c < vectors; ++c) {
     const Interval low = rows[4 * c], high = rows[4 * c + 3];
     views.push_back({{low.begin, high.end}, {high.begin, low.end}});
@@ -121,7 +121,8 @@ TEST(CutSegments, CoverWhatIsSeenAndNothingElse) {
       ASSERT_LT(s.first, s.last);
       at = s.keys.end;
       for (int64_t j = s.keys.begin; j < s.keys.end; ++j) {
-        for (int c = s.first; c < s.last; ++c) computed[{j, c}] = s.plain;
+        for (int c = s.first; c < s.last; ++c)
+          computed[{j, c}] = s.fully_visible;
       }
     }
     ASSERT_LE(at, keys.end);
@@ -138,13 +139,13 @@ TEST(CutSegments, CoverWhatIsSeenAndNothingElse) {
 }
 
 TEST(CutSegments, LeaveOutWhatNobodySees) {
-  const VectorView view{{40, 60}, {40, 60}};
+  const LaneVisibility view{{40, 60}, {40, 60}};
   Segment segments[kernels::kMaxSegments];
   ASSERT_EQ(kernels::cut_segments({0, 128}, 8, &view, 1, segments), 2);
   EXPECT_EQ(segments[0].keys.begin, 40);
-  EXPECT_TRUE(segments[0].plain);
+  EXPECT_TRUE(segments[0].fully_visible);
   EXPECT_EQ(segments[1].keys.end, 64);
-  EXPECT_FALSE(segments[1].plain);
+  EXPECT_FALSE(segments[1].fully_visible);
 }
 
 TEST(TaskGrid, MeetsEachRowOnce) {
@@ -183,7 +184,7 @@ TEST_P(Plans, AreAsTheCallNeedsThem) {
     s.H = s.G * uniform(rng, 1, 9);
     s.Lq = uniform(rng, 0, 300);
     s.D = s.Dv = uniform(rng, 0, 64);
-    kernels::Forward arguments{arguments_of(Call(dtype, s)), {}, nullptr};
+    kernels::ForwardArgs arguments{arguments_of(Call(dtype, s)), {}, nullptr};
     const auto kernel = variant(dtype).kernels.forward;
     for (const int threads : {1, 2, 64}) {
       const kernels::Plan plan = kernel.plan(arguments, threads);
