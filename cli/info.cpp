@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#include <CLI/CLI.hpp>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -9,6 +11,12 @@
 
 namespace cli {
 namespace {
+
+constexpr const char* kFooter = R"(
+Examples:
+  multihead info
+  multihead info --json
+)";
 
 using multihead::printable;
 
@@ -23,11 +31,9 @@ std::string or_absent(const std::string& text) {
   return text.empty() ? "not in this torch" : text;
 }
 
-}  // namespace
-
-int info(const InfoOptions& options) {
+int info(bool json) {
   const Environment e = detect_environment();
-  if (options.json) {
+  if (json) {
     write_output(to_json(e).dump(2) + "\n");
     return 0;
   }
@@ -51,6 +57,18 @@ int info(const InfoOptions& options) {
                                      joined(e.kernels_available) + ")"
                                : "not available: " + e.fused);
   return 0;
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Action& action) {
+  const auto json = std::make_shared<bool>(false);
+  CLI::App* command =
+      app.add_subcommand("info", "Versions, processor, threads, backends");
+  command->footer(kFooter);
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->callback(
+      [&action, json] { action = [json] { return info(*json); }; });
 }
 
 }  // namespace cli

@@ -3,19 +3,23 @@
 // `multihead bench`: chooses cases, runs them, shows and writes what came out.
 #include <ATen/Parallel.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 
+#include "cli/bench/isa.h"
+#include "cli/bench/metrics.h"
 #include "cli/bench/report.h"
 #include "cli/bench/runner.h"
 #include "cli/commands.h"
-#include "cli/terminal/destination.h"
+#include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/suggestion.h"
 #include "multihead/functional.h"
@@ -23,10 +27,45 @@
 namespace cli {
 namespace {
 
+struct BenchOptions {
+  std::string filter;        ///< part of "group: case sizes"; empty = all
+  bool full = false;         ///< every case, not the standard grid
+  bool list = false;         ///< name the cases instead of running them
+  std::vector<int> threads;  ///< empty: 1, and all
+  int rounds = 10;           ///< at least so many, except of slow calls
+  double seconds = 1;        ///< for the calls of one case, roughly
+  bool quick = false;        ///< few rounds, for a look
+  bool same_isa = false;     ///< PyTorch uses what our kernels do: no AMX
+  uint64_t seed = 0;
+  /// Files that get the result, "-" for standard output; empty: none.
+  std::string json, csv, markdown, svg;
+};
+
+const std::string kBeforeColumns = R"(
+Every contender's result is compared with float64 before it is timed; then they
+take turns, call by call. "backward" times autograd's backward alone, "forward +
+backward" and "training steps" both. Ours has to take its kernels everywhere.
+Columns:
+)";
+constexpr const char* kAfterColumns = R"(
+MULTIHEAD_ISA limits this library's kernels, and the peak with them; --same-isa
+limits PyTorch too.
+
+Exit status: 0 ours is right everywhere, 1 it is not, 2 nothing was run, or the
+result could not be written.
+
+Examples:
+  multihead bench
+  multihead bench --list
+  multihead bench --filter "causal d64" --threads 1
+  multihead bench --filter backward
+  multihead bench --full --json bench.json --svg bench.svg
+)";
+
 // A form of the result and where it goes.
 struct Output {
   Destination to;
-  std::string (*text_of)(const Run&);
+  std::string (*text_of)(const BenchRun&);
 };
 
 // The table on standard output, if it is wanted. Where that fails, a run goes
@@ -107,16 +146,11 @@ std::string today() {
 // The registers of our kernels, and tiles only where we use them. Has to come
 // before PyTorch and its libraries look, which they do once.
 void hold_pytorch_to(const std::string& isa) {
-  if (isa == "amx") return;
   constexpr const char* kVariables[] = {
       "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"};
-  constexpr const char* kPortable[] = {"default", "SSE4_2", "SSE41"};
-  constexpr const char* kAvx2[] = {"avx2", "AVX2", "AVX2"};
-  constexpr const char* kAvx512[] = {"avx512", "AVX512_E3", "AVX512_CORE_BF16"};
-  const auto& values = isa == "portable" ? kPortable
-                       : isa == "avx2"   ? kAvx2
-                                         : kAvx512;
-  for (int i = 0; i < 3; ++i) setenv(kVariables[i], values[i], /*overwrite=*/1);
+  const IsaFacts& facts = facts_of(isa);
+  for (int i = 0; i < 3; ++i)
+    if (facts.held[i]) setenv(kVariables[i], facts.held[i], /*overwrite=*/1);
 }
 
 // As asked for, else one and all that this process may use.
@@ -126,8 +160,6 @@ std::vector<int> threads_for(const BenchCase& test, const BenchOptions& options,
   if (all == 1 || (test.one_thread && !options.full)) return {1};
   return {1, all};
 }
-
-}  // namespace
 
 int bench(const BenchOptions& options) {
   const auto start = std::chrono::steady_clock::now();
@@ -147,7 +179,7 @@ int bench(const BenchOptions& options) {
   print_at_most_one("bench", printed);
 
   if (options.same_isa) hold_pytorch_to(isa);
-  Run run{
+  BenchRun run{
       .environment = detect_environment(),
       .date = today(),
       .isa = isa,
@@ -180,6 +212,52 @@ int bench(const BenchOptions& options) {
   for (const Measurement& m : run.measurements)
     if (!m.right()) return 1;
   return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  const auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time this library beside PyTorch, verified first");
+  command->footer(kBeforeColumns + describe_metrics() + kAfterColumns);
+  add_file(*command, "--json", options->json,
+           "Write everything as one JSON object, - prints it");
+  add_file(*command, "--csv", options->csv,
+           "Write one line for each contender of each case");
+  add_file(*command, "--svg", options->svg,
+           "Draw ratios and shares of the peak");
+  add_file(*command, "--markdown", options->markdown,
+           "Write README's table: headline cases");
+  command
+      ->add_option("--filter", options->filter,
+                   "Only cases whose group, name or sizes contain TEXT")
+      ->type_name("TEXT");
+  command->add_flag("--full", options->full, "All cases, for many minutes");
+  command->add_flag("--list", options->list, "Name the cases, run nothing");
+  command
+      ->add_option("--threads", options->threads,
+                   "Numbers of threads, 1,4 for instance; default: 1 and all")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N,...");
+  command->add_option("--rounds", options->rounds, "At least so many rounds")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command
+      ->add_option("--seconds", options->seconds,
+                   "Time for the calls of one case, if the rounds allow")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command->add_flag("--same-isa", options->same_isa,
+                    "Hold PyTorch to the registers of our kernels, "
+                    "without AMX");
+  command->add_flag("--quick", options->quick, "Three rounds, for a look");
+  command->add_option("--seed", options->seed, "Seed of all random inputs")
+      ->check(is_seed)
+      ->capture_default_str();
+  command->callback(
+      [&action, options] { action = [options] { return bench(*options); }; });
 }
 
 }  // namespace cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// What `multihead bench` measures: cases are data, listed in bench_cases.cpp.
+// What `multihead bench` measures: cases are data, listed in case.cpp.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@
 
 namespace cli {
 
-/// Who computes a case.
-enum class Who {
+/// Implementation computes a case.
+enum class Implementation {
   kOurs,
   kSdpa,        ///< torch.nn.functional.scaled_dot_product_attention
   kByHand,      ///< matmul, softmax, matmul; with linear layers around it
@@ -25,7 +25,7 @@ enum class Who {
   kSdpaByHand,  ///< linear layers around SDPA
 };
 /// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer"
-std::string name(Who who);
+std::string name(Implementation who);
 
 /// What of a case is timed. Backward: autograd's, the forward before it is not.
 enum class Pass { kForward, kBackward, kBoth };
@@ -34,8 +34,9 @@ std::string name(Pass pass);
 
 /// What one thread shall reach; 0 and empty: nothing is demanded.
 struct Target {
-  double share = 0;                                 ///< of the peak
-  std::vector<std::pair<Who, double>> ratios = {};  ///< their time over ours
+  double share = 0;  ///< of the peak
+  std::vector<std::pair<Implementation, double>> ratios =
+      {};              ///< their time over ours
   double scaling = 0;  ///< of one thread's time over that of two
   double memory = 0;   ///< of SDPA's extra memory over ours
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 
 #include "cli/bench/report.h"
+#include "cli/terminal/format.h"
 #include "cli/terminal/width.h"
 
 namespace cli {
@@ -30,16 +30,10 @@ constexpr const char* kStyle = R"(<style>
 </style>
 )";
 
-std::string print(const char* format, auto... values) {
-  char text[200];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
 std::string label(double x, double y, const std::string& classes,
                   const std::string& text) {
-  return print("<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y,
-               classes.c_str()) +
+  return format("<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y,
+                classes.c_str()) +
          escaped(text) + "</text>\n";
 }
 
@@ -48,14 +42,14 @@ struct Box {
 };
 
 std::string bar(const Box& box, const char* classes) {
-  return print(
+  return format(
       "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
       "class=\"%s\"/>\n",
       box.x, box.y, std::max(box.width, 1.0), box.height, classes);
 }
 
 std::string vertical(double x, double from, double to, const char* classes) {
-  return print(
+  return format(
       "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" "
       "class=\"%s\"/>\n",
       x, from, x, to, classes);
@@ -66,8 +60,8 @@ class RatioAxis {
  public:
   explicit RatioAxis(const std::vector<const Measurement*>& rows) {
     for (const Measurement* m : rows) {
-      low_ = std::min(low_, std::floor(std::log2(main_rival(*m)->ratio)));
-      high_ = std::max(high_, std::ceil(std::log2(main_rival(*m)->ratio)));
+      low_ = std::min(low_, std::floor(std::log2(baseline(*m)->ratio)));
+      high_ = std::max(high_, std::ceil(std::log2(baseline(*m)->ratio)));
     }
   }
   double at(double ratio) const {
@@ -81,13 +75,13 @@ class RatioAxis {
 };
 
 std::string row(const Measurement& m, const RatioAxis& axis, double y) {
-  const Entry &ours = m.ours(), &rival = *main_rival(m);
+  const Entry &ours = m.ours(), &rival = *baseline(m);
   const double top = y - kBar + 1;
   const double one = axis.at(1), end = axis.at(rival.ratio);
   std::string text = label(kRatios - 12, y, "end", m.test->name);
   text += bar({std::min(one, end), top, std::abs(end - one), kBar},
               rival.ratio >= 1 ? "ours" : "slower");
-  text += label(std::max(one, end) + 5, y, "", print("%.2f", rival.ratio));
+  text += label(std::max(one, end) + 5, y, "", format("%.2f", rival.ratio));
   const auto width = [](double share) {
     return kSharesWidth * std::min(share, 1.0);
   };
@@ -95,7 +89,7 @@ std::string row(const Measurement& m, const RatioAxis& axis, double y) {
   text += bar({kShares, top, width(ours.share), kHalf}, "ours");
   text += bar({kShares, top + kHalf, width(rival.share), kHalf}, "theirs");
   text += label(kShares + width(std::max(ours.share, rival.share)) + 5, y, "",
-                print("%.0f %%", 100 * ours.share));
+                format("%.0f %%", 100 * ours.share));
   return text;
 }
 
@@ -108,25 +102,25 @@ std::string axes(const RatioAxis& axis, double bottom) {
   for (double power = axis.low(); power <= axis.high(); ++power) {
     const double x = axis.at(std::exp2(power));
     text += vertical(x, kFrom, bottom, power == 0 ? "one" : "line");
-    text += label(x, kFrom - 5, "dim middle", print("%g", std::exp2(power)));
+    text += label(x, kFrom - 5, "dim middle", format("%g", std::exp2(power)));
   }
   for (int quarter = 0; quarter <= 4; ++quarter) {
     const double x = kShares + kSharesWidth * quarter / 4.0;
     text += vertical(x, kFrom, bottom, "line");
-    text += label(x, kFrom - 5, "dim middle", print("%d %%", 25 * quarter));
+    text += label(x, kFrom - 5, "dim middle", format("%d %%", 25 * quarter));
   }
   return text;
 }
 
 }  // namespace
 
-std::string to_svg(const Run& run) {
+std::string to_svg(const BenchRun& run) {
   int fewest = std::numeric_limits<int>::max();
   for (const Measurement& m : run.measurements)
     fewest = std::min(fewest, m.threads);
   std::vector<const Measurement*> rows;
   for (const Measurement& m : run.measurements)
-    if (m.threads == fewest && m.right() && main_rival(m)) rows.push_back(&m);
+    if (m.threads == fewest && m.right() && baseline(m)) rows.push_back(&m);
 
   const RatioAxis axis(rows);
   std::string body, group;
@@ -140,7 +134,7 @@ std::string to_svg(const Run& run) {
     y += kRow;
   }
   const double bottom = y - kRow + 8, height = bottom + 24;
-  return print(
+  return format(
              "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" "
              "height=\"%.0f\" viewBox=\"0 0 %d %.0f\" role=\"img\">\n",
              kWidth, height, kWidth, height) +

@@ -5,13 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
 #include "cli/bench/roofline.h"
-#include "cli/bench/training.h"
 #include "cli/cases/golden.h"
 #include "cli/cases/pytorch.h"
 
@@ -25,9 +25,9 @@ constexpr int64_t kScoreBytes = int64_t{1} << 28;
 constexpr int64_t kRowsOfDropout = 4096;
 
 // Copies of the inputs by turns, so many that none is still in a cache.
-class Turns {
+class InputRotation {
  public:
-  Turns(const AttentionInputs& inputs, bool cold) : sets_{inputs} {
+  InputRotation(const AttentionInputs& inputs, bool cold) : sets_{inputs} {
     if (!cold) return;
     int64_t bytes = 0;
     for (const auto& x : {inputs.query, inputs.key, inputs.value})
@@ -48,9 +48,9 @@ class Turns {
   size_t turn_ = 0;
 };
 
-Contender attention_contender(Who who, const AttentionForm& form,
+Contender attention_contender(Implementation who, const AttentionForm& form,
                               const AttentionInputs& inputs,
-                              const std::shared_ptr<Turns>& turns,
+                              const std::shared_ptr<InputRotation>& rotation,
                               const std::shared_ptr<Reference>& reference) {
   const naive::Precision precision =
       precision_of(who, inputs.query.scalar_type());
@@ -60,9 +60,10 @@ Contender attention_contender(Who who, const AttentionForm& form,
   Contender contender{.who = who,
                       .prepare =
                           [=] {
-                            if (who == Who::kOurs) expect_fused(inputs);
+                            if (who == Implementation::kOurs)
+                              expect_fused(inputs);
                           },
-                      .timed = [=] { return Outputs{form(turns->next())}; },
+                      .timed = [=] { return Outputs{form(rotation->next())}; },
                       .verified = [=] { return Outputs{form(exact)}; },
                       .dropout_fault = {},
                       .fault =
@@ -76,58 +77,15 @@ Contender attention_contender(Who who, const AttentionForm& form,
   return contender;
 }
 
-Problem forward_problem(const BenchCase& test, const AttentionCall& call,
-                        Random& random) {
-  const AttentionInputs inputs = draw(call, random);
-  const auto turns = std::make_shared<Turns>(inputs, test.cold);
-  const auto reference = std::make_shared<Reference>(reference_of(inputs));
-  Problem problem{.contenders = {},
-                  .flop = attention_flop(inputs, Pass::kForward)};
-  const int64_t element = inputs.query.element_size();
-  const bool by_hand =
-      call.B * call.H * call.Lq * call.Lk * element <= kScoreBytes;
-  for (const auto& [who, form] : attention_forms(inputs, by_hand))
-    problem.contenders.push_back(
-        attention_contender(who, form, inputs, turns, reference));
-  for (const at::Tensor& x : {inputs.query, inputs.key, inputs.value})
-    problem.bytes += x.nbytes();
-  problem.bytes += reference->parts[0].result.value.numel() * element;
-  return problem;
-}
-
-Problem forward_problem(const LayerCall& call, Random& random) {
-  const auto inputs = std::make_shared<LayerInputs>(draw(call, random));
-  const auto reference = std::make_shared<Reference>(reference_of(*inputs));
-  Problem problem{.contenders = {},
-                  .flop = layer_flop(*inputs, Pass::kForward),
-                  .bytes = 2.0 * inputs->query.nbytes()};
-  for (const auto& [who, form] : layer_forms(*inputs))
-    problem.contenders.push_back(layer_contender(
-        who, [form, inputs] { return form(*inputs); }, inputs, reference));
-  return problem;
-}
-
-}  // namespace
-
-Problem make_problem(const BenchCase& test, Random& random) {
-  const bool trains = test.pass != Pass::kForward;
-  if (const auto* call = std::get_if<AttentionCall>(&test.call))
-    return trains ? training_problem(*call, test.pass, random)
-                  : forward_problem(test, *call, random);
-  if (const auto* call = std::get_if<LayerCall>(&test.call))
-    return trains ? training_problem(*call, test.pass, random)
-                  : forward_problem(*call, random);
-  return training_problem(std::get<BlockCall>(test.call), random);
-}
-
-Contender layer_contender(Who who, const Call& run,
+// A layer, judged as it is timed: `run` returns what the reference demands.
+Contender layer_contender(Implementation who, const Call& run,
                           const std::shared_ptr<const LayerInputs>& inputs,
                           const std::shared_ptr<const Reference>& reference) {
   return {.who = who,
           .prepare =
               [=] {
                 const at::AutoGradMode with_grad(true);
-                if (who == Who::kOurs) expect_fused(*inputs);
+                if (who == Implementation::kOurs) expect_fused(*inputs);
               },
           .timed = run,
           .verified = run,
@@ -137,6 +95,211 @@ Contender layer_contender(Who who, const Call& run,
                 return fault(out, *reference,
                              layer_precision(inputs->query.scalar_type()));
               }};
+}
+
+PreparedCase prepare_forward(const BenchCase& test, const AttentionCall& call,
+                             Random& random) {
+  const AttentionInputs inputs = draw(call, random);
+  const auto rotation = std::make_shared<InputRotation>(inputs, test.cold);
+  const auto reference = std::make_shared<Reference>(reference_of(inputs));
+  PreparedCase prepared{.contenders = {},
+                        .flop = attention_flop(inputs, Pass::kForward)};
+  const int64_t element = inputs.query.element_size();
+  const bool by_hand =
+      call.B * call.H * call.Lq * call.Lk * element <= kScoreBytes;
+  for (const auto& [who, form] : attention_forms(inputs, by_hand))
+    prepared.contenders.push_back(
+        attention_contender(who, form, inputs, rotation, reference));
+  for (const at::Tensor& x : {inputs.query, inputs.key, inputs.value})
+    prepared.bytes += x.nbytes();
+  prepared.bytes += reference->parts[0].result.value.numel() * element;
+  return prepared;
+}
+
+PreparedCase prepare_forward(const LayerCall& call, Random& random) {
+  const auto inputs = std::make_shared<LayerInputs>(draw(call, random));
+  const auto reference = std::make_shared<Reference>(reference_of(*inputs));
+  PreparedCase prepared{.contenders = {},
+                        .flop = layer_flop(*inputs, Pass::kForward),
+                        .bytes = 2.0 * inputs->query.nbytes()};
+  for (const auto& [who, form] : layer_forms(*inputs))
+    prepared.contenders.push_back(layer_contender(
+        who, [form, inputs] { return form(*inputs); }, inputs, reference));
+  return prepared;
+}
+
+// --- With a backward pass
+// ------------------------------------------------------
+
+// The same in training, which keeps several.
+constexpr int64_t kTrainingScoreBytes = int64_t{1} << 25;
+
+// `results`, and after them the gradients of Σ results[0]·dout.
+Outputs with_gradients(Outputs results, const std::vector<at::Tensor>& leaves,
+                       const at::Tensor& dout, bool keep_graph = false) {
+  const auto gradients =
+      torch::autograd::grad({results[0]}, leaves, {dout}, keep_graph);
+  results.insert(results.end(), gradients.begin(), gradients.end());
+  return results;
+}
+
+// The inputs of one case, and what shall come of them.
+struct Task {
+  AttentionInputs inputs;  // leaves
+  at::Tensor dout;
+  Reference reference;
+};
+
+std::shared_ptr<Task> make_task(const AttentionInputs& inputs, Random& random) {
+  auto sizes = inputs.query.sizes().vec();
+  sizes.back() = inputs.value.size(-1);
+  const at::Tensor dout = random.normal(sizes, inputs.query.scalar_type());
+  return std::make_shared<Task>(
+      Task{leaves(inputs), dout, reference_of(inputs, dout)});
+}
+
+// (out, d query, d key, d value)
+Outputs step(const AttentionForm& form, const AttentionInputs& x,
+             const at::Tensor& dout) {
+  const at::AutoGradMode with_grad(true);
+  return with_gradients({form(x)}, {x.query, x.key, x.value}, dout);
+}
+
+std::string training_dropout_fault(const AttentionForm& form, const Task& task,
+                                   const naive::Precision& p) {
+  AttentionInputs ones = task.inputs;
+  ones.value = leaf(at::ones_like(ones.value));
+  const Outputs sums = step(form, ones, at::ones_like(task.dout));
+  const std::string reason = implausible_dropout(sums_of_draws(form, ones));
+  if (!reason.empty()) return reason;
+  const double unit =
+      (p.forward + p.backward_value) * p.unit(task.reference.lambda);
+  return implausible_gradient(sums[0].detach(), sums[3], unit);
+}
+
+Contender training_contender(Implementation who, const AttentionForm& form,
+                             Pass pass,
+                             const std::shared_ptr<const Task>& task) {
+  const naive::Precision precision =
+      precision_of(who, task->dout.scalar_type());
+  AttentionInputs exact = task->inputs;
+  exact.options.dropout_p = 0;
+  const auto graph = std::make_shared<Outputs>();
+  Contender result{
+      .who = who,
+      .prepare =
+          [=] {
+            const at::AutoGradMode with_grad(true);
+            if (who == Implementation::kOurs) expect_fused(task->inputs);
+            if (pass == Pass::kBackward) *graph = {form(task->inputs)};
+          },
+      .timed = [=] { return step(form, task->inputs, task->dout); },
+      .verified = [=] { return step(form, exact, task->dout); },
+      .dropout_fault = {},
+      .fault =
+          [=](const Outputs& out) {
+            return fault(out, task->reference, precision);
+          }};
+  if (pass == Pass::kBackward)
+    result.timed = [=] {
+      const auto& [query, key, value, options] = task->inputs;
+      return with_gradients(*graph, {query, key, value}, task->dout,
+                            /*keep_graph=*/true);
+    };
+  if (task->inputs.options.dropout_p > 0)
+    result.dropout_fault = [=] {
+      return training_dropout_fault(form, *task, precision);
+    };
+  return result;
+}
+
+std::vector<Contender> training_contenders(
+    const AttentionInputs& inputs, Pass pass,
+    const std::shared_ptr<const Task>& task) {
+  const int64_t bytes = inputs.query.numel() / inputs.query.size(-1) *
+                        inputs.key.size(2) * inputs.query.element_size();
+  const bool by_hand =
+      inputs.options.dropout_p > 0 && bytes <= kTrainingScoreBytes;
+  std::vector<Contender> all;
+  for (const auto& [who, form] : attention_forms(inputs, by_hand))
+    all.push_back(training_contender(who, form, pass, task));
+  return all;
+}
+
+// Gradients are those of Σ out·dout with dout drawn at random, of query, key
+// and value. By hand only with dropout, which PyTorch has no kernel for.
+PreparedCase prepare_training(const AttentionCall& call, Pass pass,
+                              Random& random) {
+  const AttentionInputs inputs = draw(call, random);
+  return {.contenders =
+              training_contenders(inputs, pass, make_task(inputs, random)),
+          .flop = attention_flop(inputs, pass)};
+}
+
+// Self-attention in training mode; gradients of the input and all parameters.
+// Ours and nn.MHA.
+PreparedCase prepare_training(const LayerCall& call, Pass pass,
+                              Random& random) {
+  LayerInputs drawn = draw(call, random);
+  drawn.layer.training = true;
+  const auto inputs = std::make_shared<const LayerInputs>(leaves(drawn));
+  const at::Tensor dout = random.normal(drawn.query.sizes(), call.dtype);
+  const auto reference =
+      std::make_shared<const Reference>(reference_of(drawn, dout));
+  const multihead::AttentionLayer& layer = inputs->layer;
+  const std::vector<at::Tensor> leaves{
+      inputs->query, layer.in_proj_weight, layer.in_proj_bias,
+      layer.out_proj_weight, layer.out_proj_bias};
+  PreparedCase prepared{.contenders = {}, .flop = layer_flop(*inputs, pass)};
+  for (const auto& [who, form] : layer_forms(*inputs)) {
+    if (who != Implementation::kOurs && who != Implementation::kNnModule)
+      continue;
+    const auto run = [=] {
+      const at::AutoGradMode with_grad(true);
+      return with_gradients(form(*inputs), leaves, dout);
+    };
+    prepared.contenders.push_back(layer_contender(who, run, inputs, reference));
+  }
+  return prepared;
+}
+
+// One step through a block with dropout. Contenders differ in its attention,
+// which is what is verified, on the heads that the block makes.
+PreparedCase prepare_training(const BlockCall& call, Random& random) {
+  const auto block = std::make_shared<const Block>(draw(call, random));
+  AttentionInputs heads;
+  forward(*block, [&](const AttentionInputs& x) {
+    heads = x;
+    return x.value;
+  });
+  const at::Tensor dout = random.normal(block->input.sizes(), call.dtype);
+  PreparedCase prepared{
+      .contenders = {},
+      .flop = attention_flop(heads, Pass::kBoth) +
+              linear_flop(call.N * call.L, block->num_weights(), Pass::kBoth)};
+  const auto task = make_task(heads, random);
+  for (const auto& [who, form] : attention_forms(heads, /*by_hand=*/true)) {
+    prepared.contenders.push_back(
+        training_contender(who, form, Pass::kBoth, task));
+    prepared.contenders.back().timed = [=] {
+      const at::AutoGradMode with_grad(true);
+      return with_gradients({forward(*block, form)}, block->leaves(), dout);
+    };
+  }
+  return prepared;
+}
+
+}  // namespace
+
+PreparedCase prepare_case(const BenchCase& test, Random& random) {
+  const bool trains = test.pass != Pass::kForward;
+  if (const auto* call = std::get_if<AttentionCall>(&test.call))
+    return trains ? prepare_training(*call, test.pass, random)
+                  : prepare_forward(test, *call, random);
+  if (const auto* call = std::get_if<LayerCall>(&test.call))
+    return trains ? prepare_training(*call, test.pass, random)
+                  : prepare_forward(*call, random);
+  return prepare_training(std::get<BlockCall>(test.call), random);
 }
 
 double attention_flop(const AttentionInputs& x, Pass pass) {
@@ -170,9 +333,9 @@ double linear_flop(double rows, double weights, Pass pass) {
   return 2 * rows * weights * products;
 }
 
-naive::Precision precision_of(Who who, at::ScalarType dtype) {
-  return who == Who::kOurs ? attention_precision(dtype)
-                           : layer_precision(dtype);
+naive::Precision precision_of(Implementation who, at::ScalarType dtype) {
+  return who == Implementation::kOurs ? attention_precision(dtype)
+                                      : layer_precision(dtype);
 }
 
 at::Tensor sums_of_draws(const AttentionForm& form,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Who computes a case, ready to be called. Whatever a user would make once, a
-// mask tensor or a module, is made here, outside the time.
+// Implementation computes a case, ready to be called. Whatever a user would
+// make once, a mask tensor or a module, is made here, outside the time.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ namespace cli {
 using Call = std::function<Outputs()>;
 
 struct Contender {
-  Who who;
+  Implementation who;
   /// Comes before `timed`: of a backward, the forward. Throws where ours would
   /// not take the fused kernels.
   std::function<void()> prepare;
@@ -34,18 +34,13 @@ struct Contender {
 };
 
 /// One case with its inputs drawn.
-struct Problem {
+struct PreparedCase {
   std::vector<Contender> contenders;  ///< ours first
   double flop = 0;   ///< useful: of visible pairs, and of the linear layers
   double bytes = 0;  ///< of query, key, value and output, each once
 };
 
-Problem make_problem(const BenchCase& test, Random& random);
-
-/// A layer, judged as it is timed: `run` returns what the reference demands.
-Contender layer_contender(Who who, const Call& run,
-                          const std::shared_ptr<const LayerInputs>& inputs,
-                          const std::shared_ptr<const Reference>& reference);
+PreparedCase prepare_case(const BenchCase& test, Random& random);
 
 /// Multiply-adds count 2; pairs of query and key that are not visible, nothing.
 /// Forward has two products, backward five: the scores again, and the gradients
@@ -61,7 +56,7 @@ double linear_flop(double rows, double weights, Pass pass);
 
 /// What rounding allows a contender: others than ours store scores in the dtype
 /// wherever they leave their fused path.
-naive::Precision precision_of(Who who, at::ScalarType dtype);
+naive::Precision precision_of(Implementation who, at::ScalarType dtype);
 
 /// out (B, H, Lq, Dv) of as many draws of dropout, one after another, as make
 /// some thousand rows. ones: inputs whose values are 1.

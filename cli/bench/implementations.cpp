@@ -114,15 +114,18 @@ void check_fused(const std::optional<std::string>& reason) {
 
 }  // namespace
 
-std::vector<std::pair<Who, AttentionForm>> attention_forms(
+std::vector<std::pair<Implementation, AttentionForm>> attention_forms(
     const AttentionInputs& inputs, bool by_hand) {
-  std::vector<std::pair<Who, AttentionForm>> forms = {
-      {Who::kOurs, ours_attention}, {Who::kSdpa, sdpa(inputs)}};
-  if (by_hand) forms.emplace_back(Who::kByHand, attention_by_hand(inputs));
+  std::vector<std::pair<Implementation, AttentionForm>> forms = {
+      {Implementation::kOurs, ours_attention},
+      {Implementation::kSdpa, sdpa(inputs)}};
+  if (by_hand)
+    forms.emplace_back(Implementation::kByHand, attention_by_hand(inputs));
   return forms;
 }
 
-std::vector<std::pair<Who, LayerForm>> layer_forms(const LayerInputs& inputs) {
+std::vector<std::pair<Implementation, LayerForm>> layer_forms(
+    const LayerInputs& inputs) {
   const auto& [query, key, value, layer, options] = inputs;
   const Module module = ours::make_module(layer);
   multihead::ForwardOptions ordinary = options, additive = options;
@@ -130,30 +133,32 @@ std::vector<std::pair<Who, LayerForm>> layer_forms(const LayerInputs& inputs) {
   additive.attn_mask(
       pytorch::additive(options.attn_mask(), query.scalar_type()));
   const LayerForm exact = forward(module, ordinary);
-  std::vector<std::pair<Who, LayerForm>> forms = {
-      {Who::kOurs, forward(module, options)},
-      {Who::kNnModule,
+  std::vector<std::pair<Implementation, LayerForm>> forms = {
+      {Implementation::kOurs, forward(module, options)},
+      {Implementation::kNnModule,
        [exact](const LayerInputs& x) {
          const multihead::BackendGuard guard(multihead::Backend::kExact);
          return exact(x);
        }},
-      {Who::kTorchNn, forward(pytorch::make_nn_module(layer), additive)},
+      {Implementation::kTorchNn,
+       forward(pytorch::make_nn_module(layer), additive)},
   };
   if (!layer.batch_first) return forms;
-  forms.emplace_back(Who::kFastPath, [](const LayerInputs& x) {
+  forms.emplace_back(Implementation::kFastPath, [](const LayerInputs& x) {
     return outputs(pytorch::native(x.query, x.layer, x.options));
   });
-  forms.emplace_back(Who::kByHand,
+  forms.emplace_back(Implementation::kByHand,
                      [blocked = options.attn_mask()](const LayerInputs& x) {
                        return layer_by_hand(x, blocked);
                      });
   // SDPA takes a mask or the word causal, and returns no weights.
   if (options.need_weights()) return forms;
   if (options.is_causal()) ordinary.attn_mask({});
-  forms.emplace_back(Who::kSdpaByHand, [ordinary](const LayerInputs& x) {
-    return outputs(
-        pytorch::python_module(x.query, x.key, x.value, x.layer, ordinary));
-  });
+  forms.emplace_back(
+      Implementation::kSdpaByHand, [ordinary](const LayerInputs& x) {
+        return outputs(
+            pytorch::python_module(x.query, x.key, x.value, x.layer, ordinary));
+      });
   return forms;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Who computes attention, and whole layers, and how. What a user would make
-// once, a mask tensor or a module, is made together with the form.
+// Implementation computes attention, and whole layers, and how. What a user
+// would make once, a mask tensor or a module, is made together with the form.
 #pragma once
 
 #include <functional>
@@ -21,12 +21,13 @@ using LayerForm = std::function<Outputs(const LayerInputs&)>;
 /// Ours first, then PyTorch's function, then attention by hand if asked for.
 /// Inputs may be others later, of the same sizes and rules; dropout_p is
 /// theirs.
-std::vector<std::pair<Who, AttentionForm>> attention_forms(
+std::vector<std::pair<Implementation, AttentionForm>> attention_forms(
     const AttentionInputs& inputs, bool by_hand);
 
 /// Each returns (output, weights); weights only if they are needed, and where a
 /// form always has them. Forms hold the parameters of these inputs.
-std::vector<std::pair<Who, LayerForm>> layer_forms(const LayerInputs& inputs);
+std::vector<std::pair<Implementation, LayerForm>> layer_forms(
+    const LayerInputs& inputs);
 
 /// Throws unless multihead::Backend::kAuto takes the kernels for that call.
 void expect_fused(const AttentionInputs& inputs);

@@ -21,7 +21,7 @@ std::string name(Status status);
 
 /// One contender's figures; without `time` unless it is right.
 struct Entry {
-  Who who;
+  Implementation who;
   Status status = Status::kRight;
   std::string fault = {};              ///< what is wrong, or what it threw
   Statistics time = {};                ///< seconds per call
@@ -55,22 +55,22 @@ struct Measurement {
   std::optional<double> scaling = {};  ///< one thread's best time over this
 
   const Entry& ours() const { return entries.front(); }
-  const Entry* find(Who who) const;
+  const Entry* find(Implementation who) const;
   bool right() const { return ours().status == Status::kRight; }
 };
 
 /// A target, what came of it, and whether it was met.
-struct Demand {
+struct TargetResult {
   std::string what;  ///< "share of peak", "times SDPA", "two threads over one"
-  Who who;           ///< whose entry it belongs to
+  Implementation who;  ///< whose entry it belongs to
   double wanted = 0, reached = 0;
   bool of_memory = false;
   bool met() const { return reached >= wanted; }
 };
 /// Those that can be judged: shares and ratios at one thread, scaling at two.
-std::vector<Demand> demands(const Measurement& measurement);
+std::vector<TargetResult> target_results(const Measurement& measurement);
 
-struct Run {
+struct BenchRun {
   Environment environment;
   std::string date;  ///< "2026-11-21"
   std::string isa;   ///< of our kernels

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cli/bench/contenders.h"
+#include "cli/bench/isa.h"
 
 namespace cli {
 namespace {
@@ -37,27 +38,23 @@ Entry judge(const Contender& contender) {
 }
 
 // Times those that are right.
-void time_all(const Problem& problem, const TimingPlan& plan,
+void time_all(const PreparedCase& prepared, const TimingPlan& plan,
               std::vector<Entry>& entries) {
   std::vector<std::function<void()>> calls;
   std::vector<Entry*> timed;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (entries[i].status != Status::kRight) continue;
     timed.push_back(&entries[i]);
-    calls.push_back([&call = problem.contenders[i].timed] { call(); });
+    calls.push_back([&call = prepared.contenders[i].timed] { call(); });
   }
   const auto times = interleave(calls, plan);
-  const bool ours = !timed.empty() && timed[0]->who == Who::kOurs;
+  const bool ours = !timed.empty() && timed[0]->who == Implementation::kOurs;
   for (size_t i = 0; i < timed.size(); ++i) {
     timed[i]->time = statistics(times[i]);
     if (!ours) continue;
     timed[i]->paired = paired_ratio(times[i], times[0]);
     timed[i]->ratio = timed[i]->time.best / timed[0]->time.best;
   }
-}
-
-int vector_bits(const std::string& isa) {
-  return isa == "portable" ? 128 : isa == "avx2" ? 256 : 512;
 }
 
 }  // namespace
@@ -76,14 +73,15 @@ Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
     return {"reading memory", reader_->measure(threads)};
   }
   const at::ScalarType dtype = dtype_of(test);
-  const int bits = vector_bits(isa_);
+  const IsaFacts& isa = facts_of(isa_);
+  const int bits = isa.vector_bits;
   const bool wide = dtype == at::kDouble;
   const Limit own{
       std::string(wide ? "fp64" : "fp32") + " multiply-add, " + isa_,
       measure_arithmetic(wide ? Unit::kFloat64 : Unit::kFloat32, bits, threads)
           .value()};
   // Dot products of pairs count where our kernels are made of them.
-  if (dtype != at::kBFloat16 || isa_ != "avx512_bf16") return own;
+  if (dtype != at::kBFloat16 || !isa.bfloat16_pairs) return own;
   const auto pairs = measure_arithmetic(Unit::kBFloat16Pairs, bits, threads);
   return pairs && pairs->best > own.rate.best
              ? Limit{"bf16 dot products, " + isa_, *pairs}
@@ -95,20 +93,20 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
   const at::NoGradGuard no_grad;
   Random random(seed_, test.name);
   at::set_num_threads(all_threads_);
-  const Problem problem = make_problem(test, random);
+  const PreparedCase prepared = prepare_case(test, random);
   std::optional<double> single;
   for (const int count : threads) {
     at::set_num_threads(count);
     Measurement m{.test = &test, .threads = count, .peak = {}, .entries = {}};
-    for (const Contender& contender : problem.contenders)
+    for (const Contender& contender : prepared.contenders)
       m.entries.push_back(judge(contender));
     const Limit before = measure_limit(test, count);
-    time_all(problem, plan_, m.entries);
+    time_all(prepared, plan_, m.entries);
     m.peak = {before.unit, before.rate, measure_limit(test, count).rate};
     if (dtype_of(test) == at::kBFloat16 && !test.memory_bound)
       if (auto tiles = measure_arithmetic(Unit::kBFloat16Tiles, 512, count))
         m.peak.tiles = tiles->best;
-    const double work = test.memory_bound ? problem.bytes : problem.flop;
+    const double work = test.memory_bound ? prepared.bytes : prepared.flop;
     for (Entry& entry : m.entries)
       if (entry.status == Status::kRight) {
         entry.rate = work / entry.time.best * 1e-9;

@@ -1,36 +1,22 @@
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <map>
 
+#include "cli/bench/isa.h"
+#include "cli/bench/metrics.h"
 #include "cli/bench/report.h"
+#include "cli/terminal/format.h"
 
 namespace cli {
 namespace {
-
-std::string print(const char* format, auto... values) {
-  char text[160];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
-std::string percent(double share) { return print("%.0f %%", 100 * share); }
-
-std::string times(double ratio) { return print("×%.2f", ratio); }
-
-std::string mebibytes(const std::optional<int64_t>& bytes) {
-  if (!bytes) return "–";
-  return *bytes < 1 << 20 ? "< 1" : print("%.0f", *bytes / 1048576.0);
-}
 
 std::string plural(int count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-Cell verdict(const Measurement& measurement, Who who) {
+Cell verdict(const Measurement& measurement, Implementation who) {
   Cell cell;
-  for (const Demand& demand : demands(measurement)) {
+  for (const TargetResult& demand : target_results(measurement)) {
     if (demand.who != who) continue;
     if (!cell.text.empty()) cell.text += ", ";
     cell.text +=
@@ -40,7 +26,7 @@ Cell verdict(const Measurement& measurement, Who who) {
     if (cell.style != Style::kBad)
       cell.style = demand.met() ? Style::kGood : Style::kBad;
   }
-  if (who == Who::kOurs && measurement.scaling)
+  if (who == Implementation::kOurs && measurement.scaling)
     cell.text = times(*measurement.scaling) + " of one thread" +
                 (cell.text.empty() ? "" : ", " + cell.text);
   return cell;
@@ -50,22 +36,17 @@ std::vector<Column> columns(const std::vector<BenchCase>& cases) {
   int width = 0;
   for (const BenchCase& test : cases)
     width = std::max(width, 2 + display_width(test.name));
-  return {{.title = "case", .width = width},
-          {.title = "threads", .right = true},
-          {.title = "who", .width = 10},
-          {.title = "best", .width = 8, .right = true},
-          {.title = "median", .width = 8, .right = true, .dispensable = true},
-          {.title = "spread", .right = true, .dispensable = true},
-          {.title = "G/s", .width = 5, .right = true, .dispensable = true},
-          {.title = "of peak", .right = true},
-          {.title = "MiB", .width = 6, .right = true, .dispensable = true},
-          {.title = "× best", .width = 6, .right = true},
-          {.title = "× paired", .right = true, .dispensable = true},
-          {.title = "target"}};
+  std::vector<Column> all = {{.title = "case", .width = width},
+                             {.title = "threads", .right = true},
+                             {.title = "who", .width = 10}};
+  for (const Metric& metric : metrics())
+    if (metric.shown) all.push_back(metric.column);
+  all.push_back({.title = "target"});
+  return all;
 }
 
 // The best rate of each unit that shares are of, and of AMX beside it.
-std::map<std::string, double> peaks(const Run& run) {
+std::map<std::string, double> peaks(const BenchRun& run) {
   std::map<std::string, double> all;
   const auto raise = [&](const Measurement& m, const std::string& unit,
                          const char* in, double rate) {
@@ -73,8 +54,7 @@ std::map<std::string, double> peaks(const Run& run) {
     best = std::max(best, rate);
   };
   for (const Measurement& m : run.measurements) {
-    raise(m, m.peak.unit, m.test->memory_bound ? "GB/s" : "GFLOP/s",
-          m.peak.value());
+    raise(m, m.peak.unit, rate_unit(m), m.peak.value());
     if (m.peak.tiles) raise(m, "AMX, bf16", "GFLOP/s", *m.peak.tiles);
   }
   return all;
@@ -82,27 +62,17 @@ std::map<std::string, double> peaks(const Run& run) {
 
 }  // namespace
 
-std::string three_digits(double value) {
-  if (!(value > 0)) return "0";
-  const int digits = 2 - static_cast<int>(std::floor(std::log10(value)));
-  return print("%.*f", std::clamp(digits, 0, 6), value);
-}
-
-std::string duration(double seconds) {
-  if (seconds < 1e-3) return three_digits(seconds * 1e6) + " µs";
-  if (seconds < 1) return three_digits(seconds * 1e3) + " ms";
-  return three_digits(seconds) + " s";
-}
-
-std::string where_and_when(const Run& run, int threads) {
+std::string where_and_when(const BenchRun& run, int threads) {
   const Environment& e = run.environment;
   return e.cpu + ", " + plural(threads, "thread") + ", torch " +
          e.torch_running + (e.blas.empty() ? "" : " with " + e.blas) +
          (run.same_isa ? ", held to " + run.isa : "") + ", " + run.date;
 }
 
-const Entry* main_rival(const Measurement& measurement) {
-  for (const Who who : {Who::kSdpa, Who::kNnModule, Who::kTorchNn})
+const Entry* baseline(const Measurement& measurement) {
+  for (const Implementation who :
+       {Implementation::kSdpa, Implementation::kNnModule,
+        Implementation::kTorchNn})
     if (const Entry* entry = measurement.find(who);
         entry && entry->status == Status::kRight)
       return entry;
@@ -112,7 +82,7 @@ const Entry* main_rival(const Measurement& measurement) {
 BenchTable::BenchTable(const std::vector<BenchCase>& cases, Terminal terminal)
     : table_(columns(cases), terminal) {}
 
-void BenchTable::opening(const Run& run) {
+void BenchTable::opening(const BenchRun& run) {
   const Environment& e = run.environment;
   table_.line("multihead " + e.version + " · torch " + e.torch_running + " · " +
                   e.blas + " · " + e.cpu + " · kernels for " + run.isa +
@@ -133,20 +103,17 @@ void BenchTable::add(const Measurement& m) {
         {first ? "  " + m.test->name : ""},
         {first ? std::to_string(m.threads) : "", Style::kDim},
         {name(entry.who), first ? Style::kBold : Style::kPlain}};
-    if (entry.status == Status::kRight)
-      cells.insert(cells.end(),
-                   {{duration(entry.time.best)},
-                    {duration(entry.time.median), Style::kDim},
-                    {percent(entry.time.spread()), Style::kDim},
-                    {three_digits(entry.rate)},
-                    {percent(entry.share)},
-                    {mebibytes(entry.memory), Style::kDim},
-                    {first ? "" : times(entry.ratio)},
-                    {first ? "" : times(entry.paired.median), Style::kDim},
-                    verdict(m, entry.who)});
-    else
+    if (entry.status == Status::kRight) {
+      for (const Metric& metric : metrics())
+        if (metric.shown)
+          cells.push_back({first && metric.theirs
+                               ? ""
+                               : metric.shown(metric.value(m, entry)),
+                           metric.style});
+      cells.push_back(verdict(m, entry.who));
+    } else {
       cells.push_back({name(entry.status), Style::kBad});
-    cells.resize(12);
+    }
     table_.row(cells);
   }
   note(m);
@@ -164,13 +131,13 @@ void BenchTable::note(const Measurement& m) {
                 Style::kBad);
 }
 
-void BenchTable::closing(const Run& run, double seconds) {
+void BenchTable::closing(const BenchRun& run, double seconds) {
   int wrong = 0, met = 0, noisy = 0;
   std::vector<std::string> missed;
   for (const Measurement& m : run.measurements) {
     wrong += !m.right();
     noisy += m.peak.noisy();
-    for (const Demand& d : demands(m)) {
+    for (const TargetResult& d : target_results(m)) {
       met += d.met();
       if (!d.met())
         missed.push_back(m.test->name + ": " + d.what + " " +
@@ -182,8 +149,9 @@ void BenchTable::closing(const Run& run, double seconds) {
   for (const auto& [unit, rate] : peaks(run))
     table_.line("peak  " + unit + ": " + three_digits(rate), Style::kDim);
   for (const std::string& text : missed) table_.line("missed  " + text);
-  if (run.has_tiles || run.isa == "portable" ||
-      (run.isa == "avx2" && !run.same_isa))
+  const TargetSet made_for = facts_of(run.isa).targets;
+  if (run.has_tiles || made_for == TargetSet::kNone ||
+      (made_for == TargetSet::kAvx2 && !run.same_isa))
     table_.line(
         "Targets are for kernels of AVX-512 and PyTorch without AMX, or "
         "AVX2 on both sides; so not for this run.");
@@ -194,7 +162,7 @@ void BenchTable::closing(const Run& run, double seconds) {
   table_.line(plural(run.measurements.size(), "measurement") + ", " +
                   (wrong ? plural(wrong, "wrong result") + ", " : "") +
                   std::to_string(met) + " of " + std::to_string(targets) +
-                  " targets met. " + print("%.0f s", seconds),
+                  " targets met. " + format("%.0f s", seconds),
               wrong ? Style::kBad : Style::kGood);
 }
 

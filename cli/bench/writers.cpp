@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-#include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "cli/bench/metrics.h"
 #include "cli/bench/report.h"
+#include "cli/terminal/format.h"
 
 namespace cli {
 namespace {
@@ -16,38 +15,23 @@ Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : nullptr;
 }
 
-Json to_json(const Statistics& s) {
-  return {{"best", s.best},
-          {"lower_quartile", s.lower},
-          {"median", s.median},
-          {"upper_quartile", s.upper},
-          {"rounds", s.count}};
-}
-
 Json to_json(const Rate& r) { return {{"best", r.best}, {"mean", r.mean}}; }
 
-Json to_json(const Entry& e) {
+Json to_json(const Measurement& m, const Entry& e) {
   Json json = {{"name", name(e.who)}, {"status", name(e.status)}};
   if (e.status != Status::kRight) {
     json["fault"] = e.fault;
     return json;
   }
-  json["seconds"] = to_json(e.time);
-  json["rate"] = e.rate;
-  json["share_of_peak"] = e.share;
-  json["ratio"] = {{"best", e.ratio}, {"paired", to_json(e.paired)}};
-  json["extra_memory_bytes"] = or_null(e.memory);
+  for (const Metric& metric : metrics())
+    if (metric.json) json[Json::json_pointer(metric.json)] = metric.value(m, e);
   return json;
-}
-
-const char* rate_unit(const Measurement& m) {
-  return m.test->memory_bound ? "GB/s" : "GFLOP/s";
 }
 
 Json to_json(const Measurement& m) {
   Json entries = Json::array(), targets = Json::array();
-  for (const Entry& entry : m.entries) entries.push_back(to_json(entry));
-  for (const Demand& d : demands(m))
+  for (const Entry& entry : m.entries) entries.push_back(to_json(m, entry));
+  for (const TargetResult& d : target_results(m))
     targets.push_back({{"what", d.what},
                        {"wanted", d.wanted},
                        {"reached", d.reached},
@@ -76,13 +60,17 @@ std::string quoted(const std::string& text) {
   return result + "\"";
 }
 
-std::string percent(double share) {
-  return std::to_string(std::lround(100 * share)) + " %";
+// In six digits, if it is a number; no text of a metric needs quotes.
+std::string plain(const Value& value) {
+  if (value.is_null()) return "";
+  if (value.is_string()) return value.get<std::string>();
+  return value.is_number_float() ? format("%g", value.get<double>())
+                                 : value.dump();
 }
 
 }  // namespace
 
-std::string to_json(const Run& run) {
+std::string to_json(const BenchRun& run) {
   Json measurements = Json::array();
   bool right = true;
   for (const Measurement& m : run.measurements) {
@@ -101,49 +89,41 @@ std::string to_json(const Run& run) {
   return all.dump(2) + "\n";
 }
 
-std::string to_csv(const Run& run) {
-  std::ostringstream text;
-  text.precision(6);
-  text << "group,case,shapes,pass,threads,contender,status,best_s,lower_"
-          "quartile_s,"
-          "median_s,upper_quartile_s,rounds,rate,rate_unit,share_of_peak,"
-          "ratio_best,ratio_paired,extra_memory_bytes,peak_before,peak_after,"
-          "noisy\n";
+std::string to_csv(const BenchRun& run) {
+  std::string text = "group,case,shapes,pass,threads,contender,status";
+  for (const Metric& metric : metrics())
+    if (metric.csv) text += std::string(",") + metric.csv;
+  text += ",peak_before,peak_after,noisy\n";
   for (const Measurement& m : run.measurements)
     for (const Entry& e : m.entries) {
-      text << quoted(m.test->group) << ',' << quoted(m.test->name) << ','
-           << quoted(shapes(*m.test)) << ',' << name(m.test->pass) << ','
-           << m.threads << ',' << quoted(name(e.who)) << ',' << name(e.status)
-           << ',';
-      if (e.status == Status::kRight)
-        text << e.time.best << ',' << e.time.lower << ',' << e.time.median
-             << ',' << e.time.upper << ',' << e.time.count << ',' << e.rate
-             << ',' << rate_unit(m) << ',' << e.share << ',' << e.ratio << ','
-             << e.paired.median << ','
-             << (e.memory ? std::to_string(*e.memory) : "");
-      else
-        text << ",,,,,,,,,,";
-      text << ',' << m.peak.before.best << ',' << m.peak.after.best << ','
-           << m.peak.noisy() << '\n';
+      text += quoted(m.test->group) + ',' + quoted(m.test->name) + ',' +
+              quoted(shapes(*m.test)) + ',' + name(m.test->pass) + ',' +
+              std::to_string(m.threads) + ',' + quoted(name(e.who)) + ',' +
+              name(e.status);
+      for (const Metric& metric : metrics())
+        if (metric.csv)
+          text += ',' +
+                  (e.status == Status::kRight ? plain(metric.value(m, e)) : "");
+      text += format(",%g,%g,%d\n", m.peak.before.best, m.peak.after.best,
+                     m.peak.noisy());
     }
-  return text.str();
+  return text;
 }
 
-std::string to_markdown(const Run& run) {
-  std::ostringstream text;
-  text << "| case | sizes | PyTorch | ours | times faster | of peak |\n"
-          "|---|---|---:|---:|---:|---:|\n";
+std::string to_markdown(const BenchRun& run) {
+  std::string text =
+      "| case | sizes | PyTorch | ours | times faster | of peak |\n"
+      "|---|---|---:|---:|---:|---:|\n";
   for (const Measurement& m : run.measurements) {
-    const Entry* rival = main_rival(m);
+    const Entry* rival = baseline(m);
     if (!m.test->headline || m.threads != 1 || !m.right() || !rival) continue;
-    text << "| " << m.test->name << " | " << shapes(*m.test) << " | "
-         << name(rival->who) << " " << duration(rival->time.best) << " | "
-         << duration(m.ours().time.best) << " | **"
-         << three_digits(rival->ratio) << "** | " << percent(m.ours().share)
-         << " |\n";
+    text += "| " + m.test->name + " | " + shapes(*m.test) + " | " +
+            name(rival->who) + " " + duration(rival->time.best) + " | " +
+            duration(m.ours().time.best) + " | **" +
+            three_digits(rival->ratio) + "** | " + percent(m.ours().share) +
+            " |\n";
   }
-  text << "\n" << where_and_when(run, 1) << ".\n";
-  return text.str();
+  return text + "\n" + where_and_when(run, 1) + ".\n";
 }
 
 }  // namespace cli

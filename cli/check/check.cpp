@@ -5,11 +5,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
@@ -19,11 +21,35 @@
 #include "cli/check/child.h"
 #include "cli/check/report_output.h"
 #include "cli/commands.h"
+#include "cli/terminal/arguments.h"
 #include "cli/terminal/suggestion.h"
 #include "multihead/text/printable.h"
 
 namespace cli {
 namespace {
+
+struct CheckOptions {
+  std::string target;                  ///< "file.py" or "file.py:name"
+  std::vector<std::string> passed_on;  ///< to Python's multihead.check
+  double time_limit = 20;              ///< seconds, for the code under test
+  ReportOutput output = {};
+};
+
+constexpr const char* kFooter = R"(
+Calls the code with inputs, masks and weights that tell mistakes apart, and names
+the one change to attention that gives the same results. FILE is a Python file or
+a notebook; NAME a function, a module, or its class, where FILE has several. It
+runs in a process of its own, by MULTIHEAD_PYTHON, the active environment, or
+python3, whichever comes first.
+
+Exit status: 0 it is attention, 1 it is not, 2 it could not be checked, or the
+report not be written.
+
+Examples:
+  multihead check attention.py
+  multihead check attention.py:MultiHeadAttention --num-heads 4
+  multihead check attention.py --mask keep --json
+)";
 
 using Json = nlohmann::ordered_json;
 using multihead::printable;
@@ -32,11 +58,12 @@ using multihead::printable;
 constexpr double kGrace = 2, kVerdict = 60;
 constexpr const char* kJudging = "judging\n";
 
-// What Python runs. Of its own accord it would look for modules in the working
-// folder first, where a file may be called random.py. An answer is "report", an
-// exit status, and a report, or, for status 2, mostly a sentence. Before it
-// there may be "running" and "judging", as the check goes on, and where a
-// process was ended. It does not outlive the command, whatever ends that.
+// What Python runs. Of its own accord it would look for modules in the
+// working folder first, where a file may be called random.py. An answer is
+// "report", an exit status, and a report, or, for status 2, mostly a
+// sentence. Before it there may be "running" and "judging", as the check goes
+// on, and where a process was ended. It does not outlive the command,
+// whatever ends that.
 constexpr const char* kBootstrap = R"py(
 import os, signal, sys
 sys.path[:] = [folder for folder in sys.path if folder]
@@ -108,8 +135,8 @@ std::string file_of(const std::string& target) {
   return target.substr(0, colon == 0 ? std::string::npos : colon);
 }
 
-// Where Python was, from the lines that faulthandler writes: `  File "…", line
-// 12 in attend`, the innermost first.
+// Where Python was, from the lines that faulthandler writes: `  File "…",
+// line 12 in attend`, the innermost first.
 std::string last_place(const std::string& answer, const std::string& target) {
   const std::string name =
       std::filesystem::path(file_of(target)).filename().string();
@@ -199,8 +226,6 @@ void refuse_cut(const std::string& answer) {
                              " bytes (ulimit -f), got more");
 }
 
-}  // namespace
-
 int check(const CheckOptions& options) {
   ReportWriter writer("check", options.output);
   offer_package();
@@ -233,6 +258,50 @@ int check(const CheckOptions& options) {
                                                 : crash(end, options.target)),
                command_line);
   return 1;
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Action& action) {
+  const auto options = std::make_shared<CheckOptions>();
+  CLI::App* command = app.add_subcommand(
+      "check", "Say whether somebody's attention is right, and what is not");
+  command->footer(kFooter);
+  command->add_option("target", options->target, "What to check, with its file")
+      ->required()
+      ->check(is_named)
+      ->check(is_code)
+      ->type_name("FILE[:NAME]");
+  const auto pass_on = [&](const char* name, const char* what,
+                           const char* type) {
+    command
+        ->add_option_function<std::string>(
+            name,
+            [options, name](const std::string& value) {
+              options->passed_on.insert(options->passed_on.end(),
+                                        {name, value});
+            },
+            what)
+        ->type_name(type);
+  };
+  pass_on("--num-heads", "Heads to call it with", "N");
+  pass_on("--embed-dim", "Width of its inputs", "N");
+  pass_on("--num-kv-heads", "Heads of keys and values", "N");
+  pass_on("--mask", "What its mask means: True = blocked, keep; or additive",
+          "blocked|keep|additive");
+  pass_on("--layout", "Of its inputs", "batch-first|sequence-first");
+  command->add_flag_callback(
+      "--causal", [options] { options->passed_on.push_back("--causal"); },
+      "It is causal by itself");
+  command
+      ->add_option("--time-limit", options->time_limit,
+                   "Seconds that the code may use, all calls together")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  add_output(*command, options->output);
+  command->callback(
+      [&action, options] { action = [options] { return check(*options); }; });
 }
 
 }  // namespace cli

@@ -4,21 +4,43 @@
 // and returned, saved from any framework.
 #include "multihead/explain.h"
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "cli/check/dump.h"
 #include "cli/check/report_output.h"
 #include "cli/commands.h"
+#include "cli/terminal/arguments.h"
 #include "multihead/text/printable.h"
 
 namespace cli {
 namespace {
+
+struct ExplainOptions {
+  std::vector<std::string> files;  ///< dumps, .safetensors: one run in each
+  std::map<std::string, std::string> facts;  ///< in place of their metadata
+  ReportOutput output = {};
+};
+
+constexpr const char* kFooter = R"(
+A dump holds query, key, value, out, the weights under their usual names, mask,
+and, as metadata, num_heads; docs/explain.md has the list. Several dumps are
+several runs of the same code: the verdict fits them all. Options replace the
+metadata of each.
+
+Exit status: 0 it is attention, 1 it is not, 2 the dumps cannot be read, or the
+report not be written.
+
+Examples:
+  multihead explain dump.safetensors
+  multihead explain plain.safetensors masked.safetensors --mask blocked
+)";
 
 using Json = nlohmann::ordered_json;
 
@@ -53,8 +75,6 @@ std::string cause_of(const multihead::Verdict& verdict) {
   return cause.empty() ? "unknown" : cause;
 }
 
-}  // namespace
-
 int explain(const ExplainOptions& options) {
   ReportWriter writer("explain", options.output);
   std::vector<multihead::Observation> observations;
@@ -75,6 +95,44 @@ int explain(const ExplainOptions& options) {
   writer.write(report.dump(2, ' ', false, Json::error_handler_t::replace),
                "multihead explain " + names);
   return passed ? 0 : 1;
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, Action& action) {
+  const auto options = std::make_shared<ExplainOptions>();
+  CLI::App* command = app.add_subcommand(
+      "explain", "The same of tensors that some attention took and returned");
+  command->footer(kFooter);
+  command->add_option("files", options->files, "Dumps, .safetensors")
+      ->required()
+      ->check(is_named)
+      ->check(is_dump)
+      ->type_name("FILE");
+  const auto fact = [&](const char* option, const char* name, const char* what,
+                        const char* type) {
+    command
+        ->add_option_function<std::string>(
+            option,
+            [options, name](const std::string& value) {
+              options->facts[name] = value;
+            },
+            what)
+        ->type_name(type);
+  };
+  fact("--num-heads", "num_heads", "Heads of the queries", "N");
+  fact("--num-kv-heads", "num_kv_heads", "Heads of keys and values", "N");
+  fact("--mask", "mask", "What mask means: True = blocked, keep; or additive",
+       "blocked|keep|additive");
+  fact("--padding", "padding", "The same of key_padding_mask",
+       "blocked|keep|additive");
+  fact("--causal", "is_causal", "Whether it was to be causal",
+       "true|false|infer");
+  fact("--batch-first", "batch_first", "Whether inputs are (B, L, E)",
+       "true|false");
+  add_output(*command, options->output);
+  command->callback(
+      [&action, options] { action = [options] { return explain(*options); }; });
 }
 
 }  // namespace cli

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "cli/check/report_output.h"
 
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/terminal/destination.h"
+#include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/table.h"
 #include "multihead/report.h"
@@ -37,6 +38,12 @@ std::string text_of(const std::string& json) {
 }
 
 }  // namespace
+
+void add_output(CLI::App& command, ReportOutput& output) {
+  command.add_flag("--json", output.json, "Print one JSON object");
+  add_file(command, "--html", output.html, "Write a page for browsers");
+  add_file(command, "--svg", output.svg, "Draw what a terminal would show");
+}
 
 ReportWriter::ReportWriter(const std::string& command,
                            const ReportOutput& output)

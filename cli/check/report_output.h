@@ -5,10 +5,23 @@
 
 #include <string>
 
-#include "cli/commands.h"
-#include "cli/terminal/destination.h"
+#include "cli/terminal/output.h"
+
+namespace CLI {
+class App;
+}
 
 namespace cli {
+
+/// What becomes of a report beside its text on standard output.
+struct ReportOutput {
+  bool json = false;  ///< print JSON instead
+  /// Files, "-" for standard output instead of the text; empty: none.
+  std::string html, svg;
+};
+
+/// Adds --json, --html and --svg.
+void add_output(CLI::App& command, ReportOutput& output);
 
 /// Made before anything runs: throws where a file cannot be written.
 class ReportWriter {

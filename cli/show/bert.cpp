@@ -18,9 +18,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "cli/check/dump.h"
 #include "cli/show/input.h"
 #include "cli/show/word_piece.h"
+#include "cli/terminal/arguments.h"
 #include "cli/terminal/suggestion.h"
 #include "cli/terminal/width.h"
 #include "multihead/functional.h"

@@ -3,8 +3,8 @@
 // A BERT up to one of its layers, in order to see what that layer attends to.
 #pragma once
 
-#include "cli/commands.h"
 #include "cli/show/attention_map.h"
+#include "cli/show/input.h"
 
 namespace cli {
 

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "cli/check/dump.h"
+#include "cli/terminal/arguments.h"
 #include "cli/terminal/width.h"
 #include "diagnosis/dump/run.h"
 

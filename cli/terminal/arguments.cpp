@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #include "cli/terminal/arguments.h"
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -69,6 +71,21 @@ std::string is_dump(const std::string& path) {
       return path +
              " must be .safetensors; docs/explain.md says how to save it so";
   return "";
+}
+
+void add_file(CLI::App& command, const std::string& name, std::string& path,
+              const std::string& what) {
+  command.add_option(name, path, what)->check(is_named)->type_name("FILE");
+}
+
+multihead::Safetensors read_dump(const std::string& path) {
+  try {
+    return multihead::read_safetensors(path);
+  } catch (const std::runtime_error& error) {
+    const std::string hint = did_you_mean_file(path);
+    if (hint.empty()) throw;
+    throw std::runtime_error(error.what() + hint);
+  }
 }
 
 int answer(const CLI::App& app, const CLI::ParseError& error) {

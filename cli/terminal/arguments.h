@@ -4,8 +4,14 @@
 // command line that cannot be understood.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
+
+#include "multihead/safetensors.h"
+
+namespace CLI {
+class App;
+class ParseError;
+}  // namespace CLI
 
 namespace cli {
 
@@ -18,6 +24,14 @@ std::string is_seed(const std::string& text);
 std::string is_code(const std::string& target);
 /// No other kind of file, for certain; says what to do with it.
 std::string is_dump(const std::string& path);
+
+/// Adds an option that takes the name of a file to write.
+void add_file(CLI::App& command, const std::string& name, std::string& path,
+              const std::string& what);
+
+/// multihead::read_safetensors, whose error, where there is no such file, also
+/// says which one may have been meant.
+multihead::Safetensors read_dump(const std::string& path);
 
 /// Answers --help and --version on standard output; says on standard error what
 /// of a command line cannot be understood, and what may have been meant.

@@ -9,7 +9,6 @@
 
 #include "cli/cases/case.h"
 #include "cli/cases/judge.h"
-#include "cli/commands.h"
 #include "cli/terminal/environment.h"
 #include "cli/terminal/table.h"
 

@@ -1,18 +1,45 @@
 // SPDX-License-Identifier: MIT
 //
 // `multihead verify`: chooses the cases and runs them.
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 
 #include "cli/cases/case.h"
 #include "cli/commands.h"
+#include "cli/terminal/arguments.h"
 #include "cli/terminal/environment.h"
 #include "cli/terminal/suggestion.h"
 #include "cli/verify/report.h"
 
 namespace cli {
 namespace {
+
+struct VerifyOptions {
+  bool json = false;
+  uint64_t seed = 0;
+  std::string filter;  ///< part of "group: case"; empty = all
+};
+
+constexpr const char* kFooter = R"(
+Columns:
+  PyTorch    "bits" where every bit equals PyTorch's, else the largest difference
+  error      largest error against plain float64 loops
+  its error  the same of PyTorch's own result
+  budget     worst share of the error that the dtype allows; up to 1 is within
+  allclose   atol 1e-8, rtol 1e-5 against PyTorch, as exercises ask; for
+             information where bits are not demanded
+
+Exit status: 0 every case agrees, 1 a case does not, 2 nothing to compare, or
+the result could not be written.
+
+Examples:
+  multihead verify
+  multihead verify --filter padding
+  multihead verify --seed 7 --json > verify.json
+)";
 
 using Clock = std::chrono::steady_clock;
 
@@ -49,8 +76,6 @@ std::vector<Case> selected_cases(const std::string& filter) {
   return cases;
 }
 
-}  // namespace
-
 int verify(const VerifyOptions& options) {
   const auto start = Clock::now();
   const std::vector<Case> cases = selected_cases(options.filter);
@@ -80,6 +105,25 @@ int verify(const VerifyOptions& options) {
   for (const Outcome& outcome : outcomes)
     if (!outcome.verdict.agrees()) return 1;
   return 0;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Action& action) {
+  const auto options = std::make_shared<VerifyOptions>();
+  CLI::App* command = app.add_subcommand(
+      "verify", "Compare this library with PyTorch, case by case");
+  command->footer(kFooter);
+  command->add_flag("--json", options->json, "Print one JSON object");
+  command->add_option("--seed", options->seed, "Seed of all random inputs")
+      ->check(is_seed)
+      ->capture_default_str();
+  command
+      ->add_option("--filter", options->filter,
+                   "Only cases whose group or name contains TEXT")
+      ->type_name("TEXT");
+  command->callback(
+      [&action, options] { action = [options] { return verify(*options); }; });
 }
 
 }  // namespace cli

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/bench/metrics.h"
 #include "cli/bench/report.h"
 
 namespace {
@@ -25,7 +26,7 @@ struct Sample {
                AttentionCall{
                    .name = "", .B = 2, .H = 4, .Lq = 9, .Lk = 13, .D = 8},
            .target = {.share = 0.5,
-                      .ratios = {{Who::kSdpa, 2}},
+                      .ratios = {{Implementation::kSdpa, 2}},
                       .scaling = 1.9,
                       .memory = 5},
            .headline = true});
@@ -39,21 +40,22 @@ struct Sample {
            .peak = {"fp32", {100, 98}, {100, index == 1 ? 80. : 99.}},
            .entries = std::move(entries)});
     };
-    const Entry ours{.who = Who::kOurs,
+    const Entry ours{.who = Implementation::kOurs,
                      .time = statistics({1e-3, 2e-3}),
                      .rate = 60,
                      .share = 0.6,
                      .ratio = 1,
                      .memory = 3 << 20};
     Entry sdpa = ours;
-    sdpa.who = Who::kSdpa;
+    sdpa.who = Implementation::kSdpa;
     sdpa.ratio = 1.5;
     sdpa.share = 0.4;
     sdpa.memory = 12 << 20;
-    const Entry broken{
-        .who = Who::kByHand, .status = Status::kWrong, .fault = "no \"<&"};
+    const Entry broken{.who = Implementation::kByHand,
+                       .status = Status::kWrong,
+                       .fault = "no \"<&"};
     Entry failed = broken;
-    failed.who = Who::kOurs;
+    failed.who = Implementation::kOurs;
     failed.status = Status::kFailed;
     add(0, 1, {ours, sdpa});
     add(0, 2, {ours, sdpa});
@@ -62,7 +64,7 @@ struct Sample {
     add(2, 1, {failed, sdpa});
   }
   std::vector<BenchCase> cases;
-  cli::Run run;
+  BenchRun run;
 };
 
 std::vector<std::string> lines(const std::string& text) {
@@ -75,16 +77,16 @@ std::vector<std::string> lines(const std::string& text) {
 TEST(BenchReport, DemandsAreMetOrNot) {
   const Sample sample;
   const auto& m = sample.run.measurements;
-  const auto one = demands(m[0]);
+  const auto one = target_results(m[0]);
   ASSERT_EQ(one.size(), 3u);
   EXPECT_TRUE(one[0].met());   // 0.6 of the peak
   EXPECT_FALSE(one[1].met());  // 1.5 times SDPA
   EXPECT_TRUE(one[2].of_memory);
   EXPECT_EQ(one[2].reached, 4);
-  const auto two = demands(m[1]);
+  const auto two = target_results(m[1]);
   ASSERT_EQ(two.size(), 1u);
   EXPECT_TRUE(two[0].met());
-  EXPECT_TRUE(demands(m[3]).empty());
+  EXPECT_TRUE(target_results(m[3]).empty());
   EXPECT_FALSE(m[0].peak.noisy());
   EXPECT_TRUE(m[2].peak.noisy());
 }
@@ -162,7 +164,7 @@ TEST(BenchReport, SvgIsWellFormed) {
 }
 
 TEST(BenchReport, AnEmptyRunIsShownToo) {
-  const cli::Run run{.environment = {}, .date = "", .isa = "avx2", .plan = {}};
+  const BenchRun run{.environment = {}, .date = "", .isa = "avx2", .plan = {}};
   EXPECT_TRUE(nlohmann::json::parse(to_json(run))["measurements"].empty());
   EXPECT_TRUE(to_svg(run).ends_with("</svg>\n"));
   EXPECT_EQ(lines(to_csv(run)).size(), 1u);

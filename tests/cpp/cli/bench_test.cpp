@@ -94,7 +94,9 @@ TEST(BenchCases, NamesAreUniqueAndTargetsNameContenders) {
     const bool layer = std::holds_alternative<LayerCall>(test.call);
     for (const auto& [who, ratio] : test.target.ratios) {
       EXPECT_GE(ratio, 1);
-      EXPECT_NE(who == Who::kNnModule || who == Who::kTorchNn, !layer)
+      EXPECT_NE(
+          who == Implementation::kNnModule || who == Implementation::kTorchNn,
+          !layer)
           << test.name;
     }
     EXPECT_LT(test.target.share, 1);
@@ -327,10 +329,10 @@ TEST(Bench, ContendersAreRightAndAPlantedErrorIsFound) {
     const auto* call = std::get_if<AttentionCall>(&test.call);
     if (call && call->mask == CallMask::kBlockedRows) continue;
     Random random(5, test.name);
-    const Problem problem = make_problem(test, random);
-    EXPECT_EQ(problem.contenders.front().who, Who::kOurs);
-    EXPECT_GE(problem.contenders.size(), 2u);
-    for (const Contender& contender : problem.contenders) {
+    const PreparedCase prepared = prepare_case(test, random);
+    EXPECT_EQ(prepared.contenders.front().who, Implementation::kOurs);
+    EXPECT_GE(prepared.contenders.size(), 2u);
+    for (const Contender& contender : prepared.contenders) {
       contender.prepare();
       const Outputs out = contender.verified();
       EXPECT_EQ(contender.fault(out), "") << name(contender.who);
@@ -344,7 +346,8 @@ TEST(Bench, ContendersAreRightAndAPlantedErrorIsFound) {
       const Outputs timed = contender.timed();
       EXPECT_GE(timed.size(), judged(test));
       EXPECT_EQ(was_made_by("FusedAttention", timed[0].grad_fn().get()),
-                test.pass != Pass::kForward && contender.who == Who::kOurs);
+                test.pass != Pass::kForward &&
+                    contender.who == Implementation::kOurs);
       if (contender.dropout_fault) {
         EXPECT_EQ(contender.dropout_fault(), "") << name(contender.who);
       }

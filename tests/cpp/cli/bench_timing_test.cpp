@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Statistics of `multihead bench` against numbers by hand, its turns, memory
-// and peaks against what is certain of them.
+// Statistics of `multihead bench` against numbers by hand, its inputs_by_turns,
+// memory and peaks against what is certain of them.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,11 +1,79 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-#include <iterator>
+#include "cli/bench/case.h"
 
-#include "cli/bench/grid.h"
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <span>
+
+#include "cli/bench/isa.h"
+#include "cli/cases/case.h"
 
 namespace cli {
 namespace {
+
+// --- What the lists below are written with -----------------------------------
+
+constexpr std::array kWidths = {at::kFloat, at::kBFloat16};
+
+// A share and a ratio to SDPA that squares shall reach, from a length on, up
+// to the next row's. D = 0: of every head width.
+struct Goal {
+  at::ScalarType dtype;
+  bool causal;
+  int64_t D, from;
+  double share, ratio;
+};
+
+std::string size_of(const AttentionCall& c) {
+  std::string text = c10::str(" d", c.D, " L", c.Lq);
+  if (c.Lk != c.Lq) text += c10::str("x", c.Lk);
+  return text + " " + short_name(c.dtype);
+}
+
+Target against_sdpa(double ratio, double share = 0) {
+  return {.share = share, .ratios = {{Implementation::kSdpa, ratio}}};
+}
+
+// The last of `goals` that the call meets; none: nothing is demanded.
+Target goal(std::span<const Goal> goals, const AttentionCall& call) {
+  Target target;
+  for (const Goal& g : goals)
+    if (g.dtype == call.dtype && g.causal == call.options.is_causal &&
+        (g.D == 0 || g.D == call.D) && g.from <= call.Lq)
+      target = against_sdpa(g.ratio, g.share);
+  return target;
+}
+
+// B1 H8, Lq = Lk = L.
+AttentionCall square(std::string name, int64_t L, int64_t D,
+                     at::ScalarType dtype) {
+  return {.name = std::move(name),
+          .B = 1,
+          .H = 8,
+          .Lq = L,
+          .Lk = L,
+          .D = D,
+          .dtype = dtype};
+}
+
+AttentionCall causal(std::string name, int64_t L, int64_t D,
+                     at::ScalarType dtype) {
+  AttentionCall call = square(std::move(name), L, D, dtype);
+  call.options.is_causal = true;
+  return call;
+}
+
+// Named after the call and its sizes: "causal d64 L512 f32".
+BenchCase attention(std::string group, const AttentionCall& call,
+                    Target target = {}) {
+  return {.group = std::move(group),
+          .name = call.name + size_of(call),
+          .call = call,
+          .target = std::move(target)};
+}
+
+// --- Forward ----------------------------------------------------------------
 
 // Of the grid of squares.
 constexpr Goal kGoals[] = {
@@ -36,8 +104,9 @@ std::vector<BenchCase> squares(const std::string& isa) {
         for (const int64_t L : {128, 512, 1024, 2048, 4096}) {
           const AttentionCall call = is_causal ? causal("causal", L, D, dtype)
                                                : square("full", L, D, dtype);
-          const Target target =
-              isa == "avx2" ? goal(kAvx2Goals, call) : goal(kGoals, call);
+          const Target target = facts_of(isa).targets == TargetSet::kAvx2
+                                    ? goal(kAvx2Goals, call)
+                                    : goal(kGoals, call);
           BenchCase test = attention(
               dtype == at::kFloat ? "float32" : "bfloat16", call, target);
           test.full_only = L == 4096;
@@ -184,7 +253,7 @@ std::vector<BenchCase> few_queries() {
 
 std::vector<BenchCase> modules() {
   const auto layer = [](std::string name, const LayerCall& call,
-                        std::vector<std::pair<Who, double>> ratios) {
+                        std::vector<std::pair<Implementation, double>> ratios) {
     return BenchCase{.group = "modules",
                      .name = std::move(name),
                      .call = call,
@@ -192,14 +261,17 @@ std::vector<BenchCase> modules() {
   };
   LayerCall call{.N = 8, .Lq = 512, .E = 512, .H = 8, .inputs = Inputs::kSelf};
   std::vector<BenchCase> cases;
-  cases.push_back(layer("averaged weights", call,
-                        {{Who::kNnModule, 1.55}, {Who::kTorchNn, 1.8}}));
+  cases.push_back(layer(
+      "averaged weights", call,
+      {{Implementation::kNnModule, 1.55}, {Implementation::kTorchNn, 1.8}}));
   call.need_weights = false;
-  cases.push_back(
-      layer("no weights", call, {{Who::kNnModule, 1.3}, {Who::kTorchNn, 1.8}}));
+  cases.push_back(layer(
+      "no weights", call,
+      {{Implementation::kNnModule, 1.3}, {Implementation::kTorchNn, 1.8}}));
   call.mask = LayerMask::kCausalHint;
-  cases.push_back(
-      layer("causal", call, {{Who::kNnModule, 1.55}, {Who::kTorchNn, 1.8}}));
+  cases.push_back(layer(
+      "causal", call,
+      {{Implementation::kNnModule, 1.55}, {Implementation::kTorchNn, 1.8}}));
   for (BenchCase& test : cases) test.headline = true;
 
   LayerCall small{.N = 3, .Lq = 4, .E = 8, .H = 2, .inputs = Inputs::kSelf};
@@ -207,8 +279,113 @@ std::vector<BenchCase> modules() {
   for (const bool weights : {false, true}) {
     small.need_weights = weights;
     cases.push_back(layer(weights ? "small call, weights" : "small call", small,
-                          {{Who::kTorchNn, 2}}));
+                          {{Implementation::kTorchNn, 2}}));
   }
+  return cases;
+}
+
+// --- Backward, and training steps --------------------------------------------
+
+// Of autograd's backward alone.
+constexpr Goal kBackwardGoals[] = {
+    {at::kFloat, false, 64, 512, 0.85, 1.3},
+    {at::kFloat, false, 64, 1024, 0.87, 1.3},
+    {at::kFloat, false, 64, 2048, 0.90, 1.3},
+    {at::kFloat, false, 128, 1024, 0.88, 1.2},
+    {at::kFloat, true, 64, 512, 0.75, 2.3},
+    {at::kFloat, true, 64, 1024, 0.79, 1.65},
+    {at::kFloat, true, 64, 2048, 0.85, 1.5},
+    {at::kBFloat16, false, 64, 512, 0.81, 2.2},
+    {at::kBFloat16, false, 64, 1024, 0.83, 1.65},
+    {at::kBFloat16, true, 64, 512, 0.70, 4},
+    {at::kBFloat16, true, 64, 1024, 0.75, 2.4},
+    {at::kBFloat16, true, 64, 2048, 0.81, 2.1},
+};
+
+std::vector<BenchCase> backward(const std::string& isa) {
+  std::vector<BenchCase> cases;
+  const auto add = [&](const AttentionCall& call) {
+    BenchCase test = attention("backward", call,
+                               facts_of(isa).targets == TargetSet::kAvx2
+                                   ? Target()
+                                   : goal(kBackwardGoals, call));
+    test.pass = Pass::kBackward;
+    // With all threads, one length stands for the others.
+    test.one_thread = call.Lq != 1024;
+    test.headline = call.D == 64 && call.Lq == 1024;
+    // Its targets are those of L = 1024.
+    test.full_only = call.Lq == 2048 && call.dtype == at::kBFloat16 &&
+                     !call.options.is_causal;
+    cases.push_back(std::move(test));
+  };
+  for (const at::ScalarType dtype : kWidths)
+    for (const bool is_causal : {false, true})
+      for (const int64_t L : {512, 1024, 2048})
+        add(is_causal ? causal("causal backward", L, 64, dtype)
+                      : square("backward", L, 64, dtype));
+  add(square("backward", 1024, 128, at::kFloat));
+  return cases;
+}
+
+std::vector<BenchCase> both_ways() {
+  std::vector<BenchCase> cases;
+  const auto add = [&](const AttentionCall& call, Target target) {
+    cases.push_back(attention("forward + backward", call, std::move(target)));
+    cases.back().pass = Pass::kBoth;
+    cases.back().one_thread = true;
+  };
+  for (const int64_t L : {1024, 2048}) {
+    AttentionCall call = square("dropout 0.1, both ways", L, 64, at::kFloat);
+    call.options.dropout_p = 0.1;
+    Target target = against_sdpa(3.2);
+    target.memory = 5;
+    add(call, target);
+    cases.back().headline = L == 1024;
+  }
+  AttentionCall window = square("window 512, both ways", 4096, 64, at::kFloat);
+  window.options.window = {{511, 0}};
+  add(window, against_sdpa(5));
+  cases.back().headline = true;
+
+  AttentionCall head = square("one head, both ways", 4096, 64, at::kFloat);
+  head.H = 1;
+  add(head, {.scaling = 1.8});
+  cases.back().one_thread = false;
+  return cases;
+}
+
+std::vector<BenchCase> steps() {
+  std::vector<BenchCase> cases;
+  const auto add = [&](std::string name, auto call, Target target) {
+    cases.push_back({.group = "training steps",
+                     .name = std::move(name),
+                     .call = call,
+                     .pass = Pass::kBoth,
+                     .target = std::move(target),
+                     .one_thread = true,
+                     .headline = true});
+  };
+  LayerCall layer{.N = 8, .Lq = 512, .E = 512, .H = 8, .inputs = Inputs::kSelf};
+  add("step, weights returned", layer,
+      {.ratios = {{Implementation::kNnModule, 1.4}}});
+  layer.need_weights = false;
+  add("step, no weights", layer,
+      {.ratios = {{Implementation::kNnModule, 1.2}}});
+  layer.mask = LayerMask::kCausalHint;
+  add("step, causal", layer, {.ratios = {{Implementation::kNnModule, 1.4}}});
+
+  const BlockCall block{
+      .N = 1, .L = 1024, .E = 768, .H = 12, .dtype = at::kBFloat16};
+  add("step, GPT-2 block, dropout 0.1", block,
+      {.ratios = {{Implementation::kSdpa, 1.9},
+                  {Implementation::kByHand, 1.35}}});
+  return cases;
+}
+
+std::vector<BenchCase> training_cases(const std::string& isa) {
+  std::vector<BenchCase> cases = backward(isa);
+  for (const auto& list : {both_ways(), steps()})
+    std::ranges::copy(list, std::back_inserter(cases));
   return cases;
 }
 
@@ -220,7 +397,7 @@ std::string name(Pass pass) {
   return kNames[static_cast<int>(pass)];
 }
 
-std::string name(Who who) {
+std::string name(Implementation who) {
   static constexpr const char* kNames[] = {
       "ours",      "SDPA",      "by hand",   "nn.MHA",
       "torch::nn", "fast path", "SDPA layer"};

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <string>
+
+namespace cli {
+
+/// What the targets of the cases were made for.
+enum class TargetSet { kNone, kAvx2, kAvx512 };
+
+/// What a benchmark has to know of an instruction set of our kernels.
+struct IsaFacts {
+  const char* name;  ///< as multihead::kernel_isa says it
+  int vector_bits;
+  bool bfloat16_pairs;  ///< kernels are made of dot products of pairs
+  TargetSet targets;
+  /// What holds PyTorch to the same registers: values of ATEN_CPU_CAPABILITY,
+  /// MKL_ENABLE_INSTRUCTIONS and ONEDNN_MAX_CPU_ISA; nullptr: nothing has to.
+  const char* held[3];
+};
+
+/// Those of the portable kernels where the name is not known.
+const IsaFacts& facts_of(const std::string& isa);
+
+}  // namespace cli
