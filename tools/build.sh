@@ -20,9 +20,10 @@ sys.exit([int(n) for n in re.findall(r"\d+", sys.stdin.readline())[:2]] < [3, 25
 }
 
 configure() {
-  local key="$root $python $torch" options=()
+  local key="$root $python $torch ${CI:-}" options=()
   [[ -f $build/.configured && $(< "$build/.configured") == "$key" ]] && return
   if [[ -n $ccache ]]; then options+=("-DCMAKE_CXX_COMPILER_LAUNCHER=$ccache"); fi
+  if [[ ${CI:-} == true ]]; then options+=(-DCMAKE_COMPILE_WARNING_AS_ERROR=ON); fi
   step "configuring the build" "$cmake" --fresh -S "$root" -B "$build" -G Ninja \
     -DCMAKE_BUILD_TYPE=Release "-DCMAKE_MAKE_PROGRAM=$ninja" \
     "-DTORCH_ROOT=${torch#* }" "${options[@]}"

@@ -49,7 +49,7 @@ tidy() {
 
 lint() {
   local failed=()
-  install lint
+  install lint || { lacks "$(paste -sd ' ' "$root/requirements/lint.txt")" && return; }
   cd -- "$root"
   if (($# > 0)); then
     printf '%s\0' "$@" | tidy
@@ -70,8 +70,8 @@ lint() {
 # The reference of C++ and Python as pages. A warning is an error.
 docs() {
   local pages=$root/build/docs version
-  install docs
-  has doxygen doxygen || die "this needs doxygen"
+  install docs || { lacks pydoctor && return; }
+  has doxygen doxygen || { lacks doxygen && return; }
   cd -- "$root"
   version=$(sed -n 's/^project(multihead VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
   mkdir -p -- "$pages"

@@ -245,6 +245,7 @@ def test_random_streams_go_on_as_if_nothing_had_been():
     assert draws() == undisturbed
 
 
+@pytest.mark.alone
 def test_a_guard_costs_little():
     with Guard(5) as guard:
         guard.call(int)

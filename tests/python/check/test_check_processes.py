@@ -18,7 +18,7 @@ import test_check_command
 import test_cli
 from test_check_command import RIGHT, cause
 
-pytestmark = test_cli.pytestmark
+pytestmark = [test_cli.pytestmark, pytest.mark.alone]
 run = test_check_command.run
 
 

@@ -114,7 +114,9 @@ def test_the_oldest_supported_torch_is_the_same_everywhere():
 
 
 def test_the_test_extra_is_installed_by_run():
-    extra = re.search(r"\ntest = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
+    extra = re.search(
+        r"\ntest = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL
+    )
     names = set(re.findall(r'"([\w-]+)', extra.group(1)))
     needed = [ROOT / f"requirements/{name}.txt" for name in ("torch", "test")]
     installed = "\n".join(path.read_text() for path in needed)
