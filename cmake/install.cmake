@@ -7,9 +7,11 @@ if(SKBUILD)
   install(TARGETS multihead LIBRARY DESTINATION multihead)
   install(FILES "${PROJECT_BINARY_DIR}/python/multihead/_built.py"
           DESTINATION multihead)
-  set_target_properties(multihead_cli PROPERTIES
-                        INSTALL_RPATH "$ORIGIN/..;$ORIGIN/../../torch/lib")
-  install(TARGETS multihead_cli RUNTIME DESTINATION multihead/bin)
+  if(MULTIHEAD_BUILD_CLI)
+    set_target_properties(multihead_cli PROPERTIES
+                          INSTALL_RPATH "$ORIGIN/..;$ORIGIN/../../torch/lib")
+    install(TARGETS multihead_cli RUNTIME DESTINATION multihead/bin)
+  endif()
   install(FILES python/multihead_command.py DESTINATION .)
   return()
 endif()

@@ -12,14 +12,22 @@ import pathlib
 import runpy
 import sys
 
+NO_COMMAND = """\
+multihead: this installation has the Python package without the command.
+To check somebody's attention: python -m multihead.check FILE.py:NAME
+For the command too, install it from the sources with
+  pip install --no-build-isolation -C cmake.define.MULTIHEAD_BUILD_CLI=ON .
+which needs libraries of the system: see "Installation" in README.md."""
 
-def package_file(package: str, name: str) -> pathlib.Path:
-    """Where the installed `package` keeps the file or folder `name`."""
+
+def package_file(package: str, name: str, without: str = "") -> pathlib.Path:
+    """Where the installed `package` keeps the file or folder `name`; ends the program
+    with the sentence `without` if it does not."""
     spec = importlib.util.find_spec(package)
     for folder in spec.submodule_search_locations if spec else []:
         if (path := pathlib.Path(folder, name)).exists():
             return path
-    sys.exit(f"multihead: the Python package {package} has no {name}")
+    sys.exit(without or f"multihead: the Python package {package} has no {name}")
 
 
 def main() -> None:
@@ -29,8 +37,9 @@ def main() -> None:
         built["check_torch"](importlib.metadata.version("torch"))
     except ImportError as error:
         sys.exit(f"multihead: {error}")
+    command = package_file("multihead", "bin/multihead", NO_COMMAND)
     folders = [str(package_file("torch", "lib")), os.environ.get("LD_LIBRARY_PATH")]
     # `multihead check` runs Python code: in the environment that this one serves.
     os.environ.setdefault("MULTIHEAD_PYTHON", sys.executable)
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
-    os.execv(package_file("multihead", "bin/multihead"), sys.argv)
+    os.execv(command, sys.argv)

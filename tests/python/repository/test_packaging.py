@@ -63,18 +63,32 @@ def tools() -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def wheel(tools, tmp_path_factory) -> pathlib.Path:
-    """The wheel of this checkout; what it compiles stays in build/ for next time."""
+def make_wheel(tools, tmp_path_factory, *settings) -> pathlib.Path:
+    """A wheel of this checkout; what it compiles stays in build/ for next time."""
     folder = tmp_path_factory.mktemp("a wheel")
     options = ["--no-build-isolation", "--no-deps", "--no-index", "-w", folder]
-    run(sys.executable, "-m", "pip", "wheel", *options, ROOT, **tools)
+    run(sys.executable, "-m", "pip", "wheel", *options, *settings, ROOT, **tools)
     (made,) = folder.iterdir()
     return made
 
 
 @pytest.fixture(scope="module")
+def wheel(tools, tmp_path_factory) -> pathlib.Path:
+    return make_wheel(tools, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def wheel_with_command(tools, tmp_path_factory) -> pathlib.Path:
+    command = "cmake.define.MULTIHEAD_BUILD_CLI=ON"
+    return make_wheel(tools, tmp_path_factory, "-C", command)
+
+
+@pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory) -> pathlib.Path:
+    return make_environment(wheel, tmp_path_factory)
+
+
+def make_environment(wheel, tmp_path_factory) -> pathlib.Path:
     """A new virtual environment: the wheel, and the torch that runs this test."""
     folder = tmp_path_factory.mktemp("an environment") / "venv"
     run(sys.executable, "-m", "venv", folder)
@@ -86,12 +100,15 @@ def environment(wheel, tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-def test_wheel_holds_package_library_and_command(wheel):
+@pytest.mark.parametrize("command", [False, True])
+def test_wheel_holds_package_and_library_and_the_command_on_demand(command, request):
+    wheel = request.getfixturevalue("wheel_with_command" if command else "wheel")
     name = f"multihead-{_built.VERSION}-py3-none-linux_"
     assert wheel.name.startswith(name)
     held = set(zipfile.ZipFile(wheel).namelist())
-    for path in ("__init__.py", "_built.py", "libmultihead.so", "bin/multihead"):
+    for path in ("__init__.py", "_built.py", "libmultihead.so"):
         assert f"multihead/{path}" in held
+    assert ("multihead/bin/multihead" in held) == command
     metadata = f"multihead-{_built.VERSION}.dist-info"
     tops = {path.split("/")[0] for path in held}
     assert tops == {"multihead", "multihead_command.py", metadata}
@@ -148,7 +165,20 @@ print(multihead.__version__, multihead.__file__)
     assert environment in pathlib.Path(path).parents
 
 
-def test_wheel_installs_the_command(environment, tmp_path):
+def test_without_the_command_the_script_says_how_to_get_it(environment, tmp_path):
+    with pytest.raises(AssertionError) as raised:
+        run(environment / "bin/multihead", "info", cwd=tmp_path)
+    said = str(raised.value)
+    assert "exits with 1" in said
+    assert "-C cmake.define.MULTIHEAD_BUILD_CLI=ON" in said
+    (module,) = re.findall(r"python -m (\S+) FILE", said)
+    example = ROOT / "examples/exercise.py"
+    with pytest.raises(AssertionError, match="exits with 1:.*divided by"):
+        run(environment / "bin/python", "-m", module, example, cwd=tmp_path)
+
+
+def test_wheel_installs_the_command(wheel_with_command, tmp_path_factory, tmp_path):
+    environment = make_environment(wheel_with_command, tmp_path_factory)
     printed = run(environment / "bin/multihead", "info", cwd=tmp_path)
     assert _built.TORCH_VERSION in printed
     with pytest.raises(AssertionError, match="exits with 2"):
@@ -208,6 +238,23 @@ def test_configuring_warns_of_nothing(tools, tmp_path, command):
     assert "Warning" not in printed
     steps = run("cmake", "--build", tmp_path, "--target", "help", **tools)
     assert ("multihead_cli" in steps) == (command == "ON")
+
+
+def test_a_python_package_brings_the_headers_of_json(tools, tmp_path):
+    """Where no package of the system does: found by the Python that CMake finds."""
+    header = tmp_path / "nlohmann_json/include/nlohmann/json.hpp"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    (tmp_path / "nlohmann_json/__init__.py").touch()
+    installed = cached("nlohmann_json_DIR")
+    options = ["-DMULTIHEAD_BUILD_CLI=OFF", "-DMULTIHEAD_BUILD_TESTS=OFF"]
+    options += [f"-DTORCH_ROOT={cached('TORCH_ROOT')}", "-S", ROOT]
+    options += ["-B", tmp_path / "build", f"-DCMAKE_IGNORE_PATH={installed}"]
+    variables = {k: v for k, v in tools.items() if k != "CMAKE_PREFIX_PATH"}
+    variables["PYTHONPATH"] = str(tmp_path)
+    run("cmake", "-G", "Ninja", *options, **variables)
+    commands = (tmp_path / "build/compile_commands.json").read_text()
+    assert f"-isystem {tmp_path}/nlohmann_json/include" in commands
 
 
 def test_the_readme_says_how_to_find_an_installed_library(tools, prefix, tmp_path):
