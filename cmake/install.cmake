@@ -24,6 +24,7 @@ install(TARGETS multihead EXPORT multihead-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(FILES diagnosis/include/multihead/explain.h
               diagnosis/include/multihead/report.h
+              multihead/backend.h
               multihead/errors.h
               multihead/functional.h
               multihead/modules.h

@@ -18,35 +18,10 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <vector>
+
+#include "multihead/backend.h"
 
 namespace [[gnu::visibility("default")]] multihead {
-
-/// Which implementation computes attention.
-///  kAuto   the fused kernels where they can run, else the definition of
-///          docs/parity.md in ATen operations. Rows that see no key give 0.
-///  kExact  PyTorch's own order of operations: the same bits as
-///          torch.nn.MultiheadAttention, its NaN rows and dropout stream too.
-///  kFused  the fused kernels, or an error that says why they cannot run.
-enum class Backend { kAuto, kExact, kFused };
-
-/// "auto", "exact" or "fused"; throws c10::ValueError for any other name.
-Backend backend_from_name(std::string_view name);
-
-/// The backend of this thread; kAuto unless a BackendGuard is alive.
-Backend current_backend();
-
-/// Sets the backend of this thread for its own lifetime.
-class BackendGuard {
- public:
-  explicit BackendGuard(Backend backend);
-  ~BackendGuard();
-  BackendGuard(const BackendGuard&) = delete;
-  BackendGuard& operator=(const BackendGuard&) = delete;
-
- private:
-  Backend previous_;
-};
 
 /// Where the diagonal of causal masks, windows and ALiBi lies when Lq ≠ Lk:
 /// query i stands at key i (kTopLeft, PyTorch's meaning) or at key
@@ -131,19 +106,27 @@ AttentionSummary attention_summary(const at::Tensor& query,
                                    const at::Tensor& key, int64_t k,
                                    const AttentionOptions& options = {});
 
-/// Why the fused kernels cannot run this call; nullopt: they can.
-std::optional<std::string> why_not_fused(const at::Tensor& query,
-                                         const at::Tensor& key,
-                                         const at::Tensor& value,
-                                         const AttentionOptions& options);
+/// The ways that a call can go.
+///  kFused       the fused kernels
+///  kDefinition  the definition of docs/parity.md, in ATen operations
+///  kTorchOrder  PyTorch's own order of operations, in ATen operations
+///  kPyTorch     PyTorch's own function, or its inference path
+///  kRefused     none: under kFused, the call throws the reason
+enum class Way { kFused, kDefinition, kTorchOrder, kPyTorch, kRefused };
 
-/// The instruction set that the kernels run with: "avx512". Throws where
-/// MULTIHEAD_ISA names none, or one that this CPU lacks.
-std::string kernel_isa();
+/// "fused", "definition", "torch_order", "pytorch" or "refused".
+const char* name_of(Way way);
 
-/// Those that this build has kernels for and this CPU can run, by the names
-/// that MULTIHEAD_ISA takes.
-std::vector<std::string> kernel_isas();
+struct Route {
+  Way way = Way::kFused;
+  std::string reason = {};  ///< why not kFused; empty where it is
+};
+
+/// Which way a call would go under this thread's backend. Nothing is computed,
+/// and the arguments are not checked: calls that throw have a route too.
+Route route(const at::Tensor& query, const at::Tensor& key,
+            const at::Tensor& value, const AttentionOptions& options = {},
+            bool with_lse = false);
 
 /// Parameters and configuration of one attention layer, as the modules hold
 /// them: the members of torch.nn.MultiheadAttention by their names, plus what
@@ -218,12 +201,10 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionLayer& layer, const ForwardOptions& options = {});
 
-/// Why the fused kernels cannot run this call; nullopt: they can.
-std::optional<std::string> why_not_fused(const at::Tensor& query,
-                                         const at::Tensor& key,
-                                         const at::Tensor& value,
-                                         const AttentionLayer& layer,
-                                         const ForwardOptions& options = {});
+/// Which way a call would go, as above.
+Route route(const at::Tensor& query, const at::Tensor& key,
+            const at::Tensor& value, const AttentionLayer& layer,
+            const ForwardOptions& options = {});
 
 /// Key or value rows of all heads, averaged over groups of heads: rows
 /// (H·D, …) → (G·D, …). Source: "GQA: Training Generalized Multi-Query

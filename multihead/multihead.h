@@ -3,6 +3,7 @@
 // Everything of multihead; include single headers to compile faster.
 #pragma once
 
+#include "multihead/backend.h"
 #include "multihead/errors.h"
 #include "multihead/explain.h"
 #include "multihead/functional.h"

@@ -108,8 +108,9 @@ Outputs layer_by_hand(const LayerInputs& x, const at::Tensor& blocked) {
                   x.options.need_weights() ? weights.mean(1) : at::Tensor()});
 }
 
-void check_fused(const std::optional<std::string>& reason) {
-  TORCH_CHECK(!reason, "the fused kernels did not run: ", *reason);
+void check_fused(const multihead::Route& route) {
+  TORCH_CHECK(route.way == multihead::Way::kFused,
+              "the fused kernels did not run: ", route.reason);
 }
 
 }  // namespace
@@ -163,12 +164,12 @@ std::vector<std::pair<Implementation, LayerForm>> layer_forms(
 }
 
 void expect_fused(const AttentionInputs& x) {
-  check_fused(multihead::why_not_fused(x.query, x.key, x.value, x.options));
+  check_fused(multihead::route(x.query, x.key, x.value, x.options));
 }
 
 void expect_fused(const LayerInputs& x) {
   check_fused(
-      multihead::why_not_fused(x.query, x.key, x.value, x.layer, x.options));
+      multihead::route(x.query, x.key, x.value, x.layer, x.options));
 }
 
 }  // namespace cli

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "multihead/attention/exact.h"
+#include "multihead/attention/fields.h"
 #include "multihead/attention/mask.h"
 #include "multihead/text/shapes.h"
 
@@ -195,18 +196,16 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
                 " must have the dtype of query, got ", x->scalar_type(),
                 " and ", query.scalar_type());
   }
-  for (const auto& [name, x] : {std::pair("key", &key),
-                                {"value", &value},
-                                {"attn_mask", &options.attn_mask},
-                                {"sinks", &options.sinks},
-                                {"query_offset", &options.query_offset},
-                                {"key_lengths", &options.key_lengths},
-                                {"key_mask", &options.key_mask},
-                                {"alibi_slopes", &options.alibi_slopes}}) {
-    TORCH_CHECK(!x->defined() || x->device() == query.device(), fn, name,
-                " must be on the device of query, got ", x->device(), " and ",
+  const auto check_device = [&](std::string_view name, const at::Tensor& x) {
+    TORCH_CHECK(!x.defined() || x.device() == query.device(), fn, name,
+                " must be on the device of query, got ", x.device(), " and ",
                 query.device());
-  }
+  };
+  check_device("key", key);
+  check_device("value", value);
+  fields::for_each_tensor(options, [&](const auto& field, const auto& x) {
+    check_device(field.name, x);
+  });
   TORCH_CHECK(query.sym_size(-1) == key.sym_size(-1), fn,
               "key must have the head width of query, got ", key.sym_size(-1),
               " and ", query.sym_size(-1), shapes_text(query, key, value));
@@ -233,10 +232,8 @@ void check_fused_attention(const at::Tensor& query, const at::Tensor& key,
               query.scalar_type());
 }
 
-void check_from_logsumexp(const char* function, const at::Tensor& query,
-                          const at::Tensor& key, const at::Tensor& logsumexp,
-                          const AttentionOptions& options) {
-  check_fused_attention(query, key, key, options);
+void check_logsumexp(const char* function, const at::Tensor& query,
+                     const at::Tensor& logsumexp) {
   const auto dtype =
       query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   TORCH_CHECK(
@@ -248,17 +245,18 @@ void check_from_logsumexp(const char* function, const at::Tensor& query,
       " (query.shape=", shape_text(query), ")");
 }
 
-void check_dropout_state(double dropout_p, const at::Tensor& state) {
+void check_dropout_state(double dropout_p,
+                         const std::optional<at::Tensor>& state) {
   if (dropout_p == 0.0) return;
   constexpr auto* expected =
       "fused_attention: dropout_state must be int64 of shape (2,) when "
       "dropout_p > 0, got ";
-  TORCH_CHECK_VALUE(state.defined(), expected, "None");
-  TORCH_CHECK_VALUE(state.scalar_type() == at::kLong && state.dim() == 1 &&
-                        state.sym_size(0) == 2,
-                    expected, state.scalar_type(), " ", shape_text(state));
-  TORCH_CHECK_VALUE(state.device().is_cpu() || state.is_meta(), expected,
-                    "one on ", state.device());
+  TORCH_CHECK_VALUE(state && state->defined(), expected, "None");
+  TORCH_CHECK_VALUE(state->scalar_type() == at::kLong && state->dim() == 1 &&
+                        state->sym_size(0) == 2,
+                    expected, state->scalar_type(), " ", shape_text(*state));
+  TORCH_CHECK_VALUE(state->device().is_cpu() || state->is_meta(), expected,
+                    "one on ", state->device());
 }
 
 void check_count(int64_t count) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// The only layer that judges arguments. Everything below may rely on it.
+// What attention as a function asks of its arguments. Whatever computes relies
+// on it: entries check first, operators check what they were given. (Sizes of
+// windows and names are judged where they are read, in fields.cpp.)
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,33 +40,15 @@ void check_fused_attention(const at::Tensor& query, const at::Tensor& key,
                            const at::Tensor& value,
                            const AttentionOptions& options);
 
-/// The same without values; logsumexp must fit query.
-void check_from_logsumexp(const char* function, const at::Tensor& query,
-                          const at::Tensor& key, const at::Tensor& logsumexp,
-                          const AttentionOptions& options);
+/// What attention of query returned: it must fit.
+void check_logsumexp(const char* function, const at::Tensor& query,
+                     const at::Tensor& logsumexp);
 
 /// int64 (2), there when dropout_p > 0.
-void check_dropout_state(double dropout_p, const at::Tensor& state);
+void check_dropout_state(double dropout_p,
+                         const std::optional<at::Tensor>& state);
 
 /// A number of keys to keep per row: not negative.
 void check_count(int64_t count);
-
-/// Mask dtypes: torch.nn.MultiheadAttention asks for these before all else.
-void check_mask_dtypes(const ForwardOptions& options);
-
-/// Everything about multi_head_attention_forward that does not depend on
-/// values, in the order in which torch.nn.MultiheadAttention finds out.
-void check_forward(const at::Tensor& query, const at::Tensor& key,
-                   const at::Tensor& value, const AttentionLayer& layer,
-                   const ForwardOptions& options);
-
-/// Sizes of a layer: ValueError unless positive, AssertionError unless
-/// num_heads divides embed_dim (a layer with its own head_dim aside),
-/// ValueError unless num_kv_heads divides num_heads.
-void check_layer_sizes(const AttentionLayer& layer);
-
-/// rows must consist of row_heads heads, num_kv_heads must divide num_heads.
-void check_groups(const char* function, const at::Tensor& rows,
-                  int64_t row_heads, int64_t num_heads, int64_t num_kv_heads);
 
 }  // namespace multihead

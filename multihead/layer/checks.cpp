@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
-//
-// What torch.nn.MultiheadAttention asserts about a layer's call.
-#include "multihead/attention/checks.h"
+#include "multihead/layer/checks.h"
 
 #include <array>
 

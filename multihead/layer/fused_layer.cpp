@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "multihead/attention/fused.h"
+#include "multihead/attention/call.h"
 #include "multihead/layer/masks.h"
 #include "multihead/layer/projection.h"
 #include "multihead/optional_tensor.h"
@@ -159,7 +159,7 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
     const AttentionLayer& layer, const ForwardOptions& options) {
   // Where nothing is differentiated, autograd need not keep account of views.
   std::optional<at::AutoDispatchBelowADInplaceOrView> past_autograd;
-  if (!fused::is_recorded(tensors_of(query, key, value, layer, options))) {
+  if (!call::is_recorded(tensors_of(query, key, value, layer, options))) {
     past_autograd.emplace();
   }
   const int64_t batch_dim = layer.batch_first ? 0 : 1;
@@ -188,17 +188,17 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
                                    .is_causal = mask.is_causal,
                                    .enable_gqa = true,
                                    .key_mask = mask.key_mask};
-  const at::Tensor state = fused::draw_dropout_state(attention.dropout_p);
-  const auto [rows, logsumexp] =
-      fused::attention(heads.query, heads.key, heads.value, attention, state);
+  const auto state = call::draw_dropout_state(attention.dropout_p);
+  const auto [rows, logsumexp] = call::fused_attention(
+      heads.query, heads.key, heads.value, attention, state);
 
   at::Tensor out = linear(merge_heads(rows, layer.batch_first),
                           layer.out_proj_weight, layer.out_proj_bias);
   if (!is_batched) out = out.squeeze(batch_dim);
   if (!options.need_weights()) return {out, at::Tensor()};
   const at::Tensor weights =
-      fused::attention_weights(heads.query, heads.key, logsumexp, attention,
-                               state, options.average_attn_weights());
+      call::attention_weights(heads.query, heads.key, logsumexp,
+                              options.average_attn_weights(), attention, state);
   return {out, is_batched ? weights : weights.squeeze(0)};
 }
 

@@ -21,7 +21,7 @@ std::array<const at::Tensor*, 19> tensors_of(const at::Tensor& query,
                                              const ForwardOptions& options);
 
 /// Arguments and results are those of multi_head_attention_forward, checked;
-/// why_not_fused has nothing against the call.
+/// route says kFused.
 std::tuple<at::Tensor, at::Tensor> fused_forward(const at::Tensor& query,
                                                  const at::Tensor& key,
                                                  const at::Tensor& value,

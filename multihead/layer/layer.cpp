@@ -12,8 +12,9 @@
 
 #include "multihead/attention/checks.h"
 #include "multihead/attention/exact.h"
-#include "multihead/attention/fused.h"
+#include "multihead/attention/route.h"
 #include "multihead/functional.h"
+#include "multihead/layer/checks.h"
 #include "multihead/layer/fused_layer.h"
 #include "multihead/layer/masks.h"
 #include "multihead/layer/projection.h"
@@ -211,17 +212,14 @@ Forward multi_head_attention_forward(const at::Tensor& query,
   constexpr auto* fn = "multi_head_attention_forward";
   check_defined(fn, query, key, value);
   check_mask_dtypes(options);
-  if (takes_fast_path(query, key, value, layer, options)) {
-    return fast_path(query, layer, options);
-  }
+  const Route way = route(query, key, value, layer, options);
+  if (way.way == Way::kPyTorch) return fast_path(query, layer, options);
   check_forward(query, key, value, layer, options);
-  const auto why_not = [&] {
-    return why_not_fused(query, key, value, layer, options);
-  };
-  if (fused::chosen(fn, why_not)) {
+  check_route(fn, way);
+  if (way.way == Way::kFused) {
     return fused_forward(query, key, value, layer, options);
   }
-  fused::warn_of_all_weights(fn, query, why_not);
+  warn_of_all_weights(fn, query, way);
 
   const bool is_batched = query.dim() == 3;
   const Sequences inputs = sequence_first(query, key, value, layer.batch_first);
@@ -243,16 +241,19 @@ Forward multi_head_attention_forward(const at::Tensor& query,
   return {out, is_batched ? weights : weights.squeeze(0)};
 }
 
-std::optional<std::string> why_not_fused(const at::Tensor& query,
-                                         const at::Tensor& key,
-                                         const at::Tensor& value,
-                                         const AttentionLayer& layer,
-                                         const ForwardOptions& options) {
-  if (auto reason =
-          fused::why_not(tensors_of(query, key, value, layer, options))) {
-    return reason;
+Route route(const at::Tensor& query, const at::Tensor& key,
+            const at::Tensor& value, const AttentionLayer& layer,
+            const ForwardOptions& options) {
+  const bool exact = current_backend() == Backend::kExact;
+  std::string reason =
+      exact ? kAskedForExact
+            : kernel_refusal(tensors_of(query, key, value, layer, options),
+                             query.scalar_type());
+  if (takes_fast_path(query, key, value, layer, options)) {
+    return {Way::kPyTorch, std::move(reason)};
   }
-  return fused::why_not_dtype(query.scalar_type());
+  return route_unless(std::move(reason),
+                      exact ? Way::kTorchOrder : Way::kDefinition);
 }
 
 at::Tensor pool_heads(const at::Tensor& rows, int64_t num_heads,

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <ostream>
 
-#include "multihead/attention/checks.h"
+#include "multihead/layer/checks.h"
 
 namespace multihead {
 namespace {

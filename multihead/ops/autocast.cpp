@@ -30,7 +30,7 @@ TORCH_LIBRARY_IMPL(multihead, AutocastCPU, m) {
          torch::CppFunction::makeFromBoxedFunction<&autocast<3>>());
   m.impl("attention_weights",
          torch::CppFunction::makeFromBoxedFunction<&autocast<2>>());
-  m.impl("attention_summary",
+  m.impl("fused_attention_summary",
          torch::CppFunction::makeFromBoxedFunction<&autocast<2>>());
 }
 

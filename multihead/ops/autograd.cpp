@@ -4,7 +4,12 @@
 // fused_attention_backward. Where autograd records the latter too, for a second
 // derivative, and where a loss uses attention_weights, the definition in ATen
 // operations is computed again, with the same dropout, and differentiated
-// (definition.h); it forms all weights. attention_summary has no derivative.
+// (definition.h); it forms all weights. fused_attention_summary has no
+// derivative.
+//
+// Operators are handed on with the arguments that came; only what is saved for
+// a backward is read here.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -12,102 +17,144 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <array>
 
+#include "multihead/attention/call.h"
 #include "multihead/attention/definition.h"
-#include "multihead/attention/fused.h"
 #include "multihead/ops/results.h"
-#include "multihead/ops/rules.h"
-#include "multihead/optional_tensor.h"
 
 namespace multihead::ops {
 namespace {
 
 using at::Tensor;
+using call::Gradients;
+using call::Needs;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What is differentiated, here and in Needs: three tensors of the operator's
-// own, then attn_mask, alibi_slopes, sinks.
+// What can have a gradient, in the order of Needs: three tensors of the
+// operator's own, then options.
 using Inputs = std::array<Tensor, std::tuple_size_v<Needs>>;
 
 Inputs inputs_of(const Tensor& a, const Tensor& b, const Tensor& c,
                  const AttentionOptions& options) {
-  return {a, b, c, options.attn_mask, options.alibi_slopes, options.sinks};
+  Inputs inputs{a, b, c};
+  size_t i = 3;
+  fields::for_each_differentiable(options,
+                                  [&](const Tensor& x) { inputs[i++] = x; });
+  return inputs;
 }
 
 AttentionOptions with_tensors(AttentionOptions options, const Inputs& inputs) {
-  options.attn_mask = inputs[3];
-  options.alibi_slopes = inputs[4];
-  options.sinks = inputs[5];
+  size_t i = 3;
+  fields::for_each_differentiable(options, [&](Tensor& x) { x = inputs[i++]; });
   return options;
 }
 
 // ---- What a backward finds of its call ------------------------------------
 
-// Numbers only: tensors are saved where autograd keeps watch over them, and
-// compiled autograd wants to compare the rest.
-c10::IValue saved_options(const AttentionOptions& o) {
-  const auto window = o.window.value_or(std::array<int64_t, 2>{});
-  return c10::ivalue::Tuple::create(
-      {o.dropout_p, o.is_causal, o.scale, o.enable_gqa,
-       o.causal_alignment == CausalAlignment::kBottomRight,
-       o.window.has_value(), window[0], window[1], o.softcap});
+// Numbers, as compiled autograd can compare them.
+template <class T>
+c10::IValue saved(const T& number) {
+  return number;
+}
+c10::IValue saved(CausalAlignment alignment) {
+  return static_cast<int64_t>(alignment);
+}
+c10::IValue saved(const fields::Window& window) {
+  if (!window) return {};
+  return c10::ivalue::Tuple::create({(*window)[0], (*window)[1]});
 }
 
-AttentionOptions loaded_options(const c10::IValue& saved) {
-  // A copy: g++ 12 warns of indices that the inline storage of three lacks.
-  const std::vector<c10::IValue> x = saved.toTupleRef().elements().vec();
-  AttentionOptions o{.dropout_p = x[0].toDouble(),
-                     .is_causal = x[1].toBool(),
-                     .scale = x[2].toOptional<double>(),
-                     .enable_gqa = x[3].toBool()};
-  if (x[4].toBool()) o.causal_alignment = CausalAlignment::kBottomRight;
-  if (x[5].toBool()) o.window = {x[6].toInt(), x[7].toInt()};
-  o.softcap = x[8].toOptional<double>();
-  return o;
+template <class T>
+void load(const c10::IValue& saved, T& number) {
+  number = saved.to<T>();
+}
+void load(const c10::IValue& saved, CausalAlignment& alignment) {
+  alignment = static_cast<CausalAlignment>(saved.toInt());
+}
+void load(const c10::IValue& saved, fields::Window& window) {
+  if (saved.isNone()) return;
+  const auto& sizes = saved.toTupleRef().elements();
+  window = {sizes[0].toInt(), sizes[1].toInt()};
 }
 
-void save(AutogradContext* context, const Inputs& inputs,
-          const AttentionOptions& options, const Tensor& dropout_state,
-          const variable_list& results = {}) {
-  variable_list tensors(inputs.begin(), inputs.end());
-  tensors.push_back(options.query_offset);
-  tensors.push_back(options.key_lengths);
-  tensors.push_back(options.key_mask);
-  tensors.push_back(dropout_state);
+// A call's arguments in the order in which Function::apply takes them: tensors
+// of the operator's own, dropout_state, options. Tensors are saved where
+// autograd keeps watch over them.
+void save(AutogradContext* context, const Tensor& a, const Tensor& b,
+          const Tensor& c, const std::optional<Tensor>& dropout_state,
+          const AttentionOptions& options, const variable_list& results = {}) {
+  variable_list tensors{a, b, c, or_undefined(dropout_state)};
+  std::vector<c10::IValue> numbers;
+  fields::for_each([&]<class T>(const fields::Field<T>& field) {
+    const T& member = options.*field.member;
+    if constexpr (std::is_same_v<T, Tensor>) {
+      tensors.push_back(member);
+    } else {
+      numbers.push_back(saved(member));
+    }
+  });
   tensors.insert(tensors.end(), results.begin(), results.end());
   context->save_for_backward(std::move(tensors));
-  context->saved_data["options"] = saved_options(options);
+  context->saved_data["options"] =
+      c10::ivalue::Tuple::create(std::move(numbers));
   context->set_materialize_grads(false);
 }
 
 struct SavedCall {
   Inputs inputs;
   Needs needs{};
+  std::optional<Tensor> dropout_state;
   AttentionOptions options;
-  Tensor dropout_state;
   variable_list results;
 
   explicit SavedCall(AutogradContext* context) {
-    const variable_list saved = context->get_saved_variables();
-    // Absent inputs have no edge.
-    size_t edge = 0;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      inputs[i] = saved[i];
-      needs[i] = saved[i].defined() && context->needs_input_grad(edge++);
-    }
-    options =
-        with_tensors(loaded_options(context->saved_data["options"]), inputs);
-    auto rest = saved.begin() + inputs.size();
-    options.query_offset = *rest++;
-    options.key_lengths = *rest++;
-    options.key_mask = *rest++;
-    dropout_state = *rest++;
-    results.assign(rest, saved.end());
+    const variable_list tensors = context->get_saved_variables();
+    // A copy: g++ 12 warns of indices that the inline storage of three lacks.
+    const std::vector<c10::IValue> numbers =
+        context->saved_data["options"].toTupleRef().elements().vec();
+    auto tensor = tensors.begin();
+    auto number = numbers.begin();
+    // Absent tensors have no edge.
+    size_t edge = 0, input = 0;
+    const auto next = [&](bool is_input) -> const Tensor& {
+      const bool has_edge = tensor->defined();
+      if (is_input) {
+        inputs[input] = *tensor;
+        needs[input++] = has_edge && context->needs_input_grad(edge);
+      }
+      edge += has_edge;
+      return *tensor++;
+    };
+    for (int i = 0; i < 3; ++i) next(/*is_input=*/true);
+    dropout_state = optional(next(/*is_input=*/false));
+    fields::for_each([&]<class T>(const fields::Field<T>& field) {
+      if constexpr (std::is_same_v<T, Tensor>) {
+        options.*field.member = next(field.is_differentiable);
+      } else {
+        load(*number++, options.*field.member);
+      }
+    });
+    results.assign(tensor, tensors.end());
   }
 };
+
+// The gradients of Inputs as those of apply's arguments; others have none.
+variable_list by_argument(const variable_list& gradients) {
+  variable_list results(gradients.begin(), gradients.begin() + 3);
+  results.emplace_back();  // dropout_state
+  size_t i = 3;
+  fields::for_each([&](const auto& field) {
+    results.push_back(field.is_differentiable ? gradients[i++] : Tensor());
+  });
+  return results;
+}
+
+variable_list list_of(const Gradients& gradients) {
+  return std::apply([](const auto&... x) { return variable_list{x...}; },
+                    gradients);
+}
 
 // ---- By the definition ---------------------------------------------------
 
@@ -153,9 +200,9 @@ variable_list differentiate(Inputs inputs, const Needs& needs,
 Gradients backward_by_definition(const variable_list& gradients,
                                  const Inputs& inputs, const Needs& needs,
                                  const AttentionOptions& options,
-                                 const Tensor& dropout_state) {
+                                 const std::optional<Tensor>& dropout_state) {
   const Tensor factors =
-      fused::dropout_factors(inputs[0], inputs[1], options, dropout_state);
+      call::dropout_factors(inputs[0], inputs[1], options, dropout_state);
   const variable_list g = differentiate(
       inputs, needs, gradients, [&](const Inputs& x) -> variable_list {
         const auto [out, logsumexp] =
@@ -163,144 +210,142 @@ Gradients backward_by_definition(const variable_list& gradients,
                              gradients[1].defined(), factors);
         return {out, logsumexp};
       });
-  return {g[0], g[1], g[2], g[3], g[4], g[5]};
+  Inputs results;
+  std::copy(g.begin(), g.end(), results.begin());
+  return std::tuple_cat(std::move(results));
 }
 
 // ---- The operators -------------------------------------------------------
 
+// Past autograd, with the arguments that came.
+template <class Signature, class... A>
+auto hand_on(const char* name, const A&... arguments) {
+  static const auto op = call::find<Signature>(name);
+  const at::AutoDispatchBelowADInplaceOrView past_autograd;
+  return op.call(arguments...);
+}
+
+template <class... Options>
+AttentionOptions options_of(const Options&... options) {
+  return fields::unpack<0>(std::forward_as_tuple(options...));
+}
+
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
  public:
+  template <class... Options>
   static variable_list forward(AutogradContext* context, const Tensor& query,
                                const Tensor& key, const Tensor& value,
-                               const std::optional<Tensor>&,
-                               const std::optional<Tensor>&,
-                               const std::optional<Tensor>&,
-                               const AttentionOptions& options,
-                               const std::optional<Tensor>& state) {
-    const Tensor dropout_state = or_undefined(state);
+                               const std::optional<Tensor>& dropout_state,
+                               const Options&... options) {
     const auto [out, logsumexp] =
-        fused::attention(query, key, value, options, dropout_state);
-    save(context, inputs_of(query, key, value, options), options, dropout_state,
+        hand_on<call::FusedAttention>("multihead::fused_attention", query, key,
+                                      value, options..., dropout_state);
+    save(context, query, key, value, dropout_state, options_of(options...),
          {out, logsumexp});
     return {out, logsumexp};
   }
 
   static variable_list backward(AutogradContext* context,
                                 const variable_list& gradients) {
-    const SavedCall call(context);
-    const auto& [query, key, value, mask, slopes, sinks] = call.inputs;
-    const Tensor &out = call.results[0], &logsumexp = call.results[1];
+    const SavedCall c(context);
+    const Tensor &out = c.results[0], &logsumexp = c.results[1];
     const Tensor dout =
         gradients[0].defined() ? gradients[0] : at::zeros_like(out);
-    variable_list results = fused::attention_backward(
-        dout, gradients[1], {query, key, value, out, logsumexp}, call.needs,
-        call.options, call.dropout_state);
-    results.resize(8);  // options and dropout_state have none
-    return results;
+    return by_argument(list_of(call::fused_attention_backward(
+        dout, optional(gradients[1]), c.inputs[0], c.inputs[1], c.inputs[2],
+        out, logsumexp, c.needs, c.options, c.dropout_state)));
   }
 };
 
 class FusedWeights : public torch::autograd::Function<FusedWeights> {
  public:
+  template <class... Options>
   static Tensor forward(AutogradContext* context, const Tensor& query,
                         const Tensor& key, const Tensor& logsumexp,
-                        const std::optional<Tensor>&,
-                        const std::optional<Tensor>&,
-                        const std::optional<Tensor>&,
-                        const AttentionOptions& options,
-                        const std::optional<Tensor>& state, bool average) {
-    const Tensor dropout_state = or_undefined(state);
-    save(context, inputs_of(query, key, logsumexp, options), options,
-         dropout_state);
+                        const std::optional<Tensor>& dropout_state,
+                        bool average, const Options&... options) {
+    save(context, query, key, logsumexp, dropout_state, options_of(options...));
     context->saved_data["average"] = average;
-    return fused::attention_weights(query, key, logsumexp, options,
-                                    dropout_state, average);
+    return hand_on<call::AttentionWeights>("multihead::attention_weights",
+                                           query, key, logsumexp, average,
+                                           options..., dropout_state);
   }
 
   static variable_list backward(AutogradContext* context,
                                 const variable_list& gradients) {
-    const SavedCall call(context);
+    const SavedCall c(context);
     const bool average = context->saved_data["average"].toBool();
-    const Tensor factors = fused::dropout_factors(
-        call.inputs[0], call.inputs[1], call.options, call.dropout_state);
-    variable_list results =
-        differentiate(call.inputs, call.needs, gradients,
-                      [&](const Inputs& x) -> variable_list {
-                        return {define_weights(x[0], x[1], x[2],
-                                               with_tensors(call.options, x),
-                                               factors, average)};
-                      });
-    results.resize(9);  // nor has average
+    const Tensor factors = call::dropout_factors(c.inputs[0], c.inputs[1],
+                                                 c.options, c.dropout_state);
+    variable_list results = by_argument(differentiate(
+        c.inputs, c.needs, gradients, [&](const Inputs& x) -> variable_list {
+          return {define_weights(x[0], x[1], x[2], with_tensors(c.options, x),
+                                 factors, average)};
+        }));
+    results.insert(results.begin() + 4, Tensor());  // nor has average
     return results;
   }
 };
 
-template <class RuleTypes>
+// Options: the fields of AttentionOptions, as the dispatcher has them.
+template <class Options>
 struct Operators;
-template <class... R>
-struct Operators<Types<R...>> {
-  static std::tuple<Tensor, Tensor> fused_attention(const Tensor& query,
-                                                    const Tensor& key,
-                                                    const Tensor& value,
-                                                    R... r) {
-    const Rules rules{r...};
-    const variable_list results = FusedAttention::apply(
-        query, key, value, rules.attn_mask, rules.alibi_slopes, rules.sinks,
-        options_of(rules), rules.dropout_state);
+template <class... Options>
+struct Operators<fields::Types<Options...>> {
+  static std::tuple<Tensor, Tensor> fused_attention(
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      Options... options, const std::optional<Tensor>& dropout_state) {
+    const variable_list results =
+        FusedAttention::apply(query, key, value, dropout_state, options...);
     return {results[0], results[1]};
+  }
+
+  static Tensor attention_weights(const Tensor& query, const Tensor& key,
+                                  const Tensor& logsumexp, bool average,
+                                  Options... options,
+                                  const std::optional<Tensor>& dropout_state) {
+    return FusedWeights::apply(query, key, logsumexp, dropout_state, average,
+                               options...);
   }
 
   static Gradients fused_attention_backward(
       const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
       const Tensor& query, const Tensor& key, const Tensor& value,
-      const Tensor& out, const Tensor& logsumexp, Needs needs, R... r) {
-    const Rules rules{r...};
-    const AttentionOptions options = options_of(rules);
-    const Inputs inputs = inputs_of(query, key, value, options);
-    const Tensor dlse = or_undefined(dlogsumexp),
-                 state = or_undefined(rules.dropout_state);
-    const bool recorded =
-        fused::is_recorded({&dout, &dlse}) ||
-        std::any_of(inputs.begin(), inputs.end(),
-                    [](const Tensor& x) { return fused::is_recorded({&x}); });
+      const Tensor& out, const Tensor& logsumexp, Needs needs,
+      Options... options, const std::optional<Tensor>& dropout_state) {
+    const Tensor dlse = or_undefined(dlogsumexp);
     for (const Tensor* x : {&dout, &dlse, &query, &key, &value}) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           !x->defined() || !x->_fw_grad(/*level=*/0).defined(),
           "fused_attention_backward: forward-mode differentiation of a "
           "recorded backward is not implemented");
     }
-    if (!recorded) {
-      const variable_list g = fused::attention_backward(
-          dout, dlse, {query, key, value, out, logsumexp}, needs, options,
-          state);
-      return {g[0], g[1], g[2], g[3], g[4], g[5]};
+    const AttentionOptions given = options_of(options...);
+    if (!call::is_recorded({&dout, &dlse, &query, &key, &value}, given)) {
+      return hand_on<call::FusedAttentionBackward>(
+          "multihead::fused_attention_backward", dout, dlogsumexp, query, key,
+          value, out, logsumexp, needs, options..., dropout_state);
     }
     // For its checks, and for which gradients there are.
     const auto shapes = fused_attention_backward_results(
-        dout, dlogsumexp, query, key, value, out, logsumexp, needs, rules);
+        dout, dlogsumexp, query, key, value, out, logsumexp, needs, given,
+        dropout_state);
     needs = std::apply([](const auto&... x) { return Needs{x.defined()...}; },
                        shapes);
-    return backward_by_definition({dout, dlse}, inputs, needs, options, state);
-  }
-
-  static Tensor attention_weights(const Tensor& query, const Tensor& key,
-                                  const Tensor& logsumexp, bool average,
-                                  R... r) {
-    const Rules rules{r...};
-    return FusedWeights::apply(query, key, logsumexp, rules.attn_mask,
-                               rules.alibi_slopes, rules.sinks,
-                               options_of(rules), rules.dropout_state, average);
+    return backward_by_definition({dout, dlse},
+                                  inputs_of(query, key, value, given), needs,
+                                  given, dropout_state);
   }
 };
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(multihead, Autograd, m) {
-  using All = Operators<RuleTypes>;
+  using All = Operators<fields::Parameters<const AttentionOptions&>::type>;
   m.impl("fused_attention", &All::fused_attention);
   m.impl("fused_attention_backward", &All::fused_attention_backward);
   m.impl("attention_weights", &All::attention_weights);
-  m.impl("attention_summary",
+  m.impl("fused_attention_summary",
          torch::autograd::autogradNotImplementedFallback());
 }
 

@@ -11,13 +11,14 @@ _library.load()
 
 from . import _quantizable, _warnings, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402
-from ._why_not_fused import why_not_fused  # noqa: E402
 from .check import Report, check  # noqa: E402
 from .functional import (  # noqa: E402
     AttentionSummary,
+    Route,
     attention_summary,
     backend,
     multi_head_attention_forward,
+    route,
     scaled_dot_product_attention,
 )
 from .modules import GroupedQueryAttention, MultiheadAttention  # noqa: E402
@@ -27,14 +28,15 @@ __all__ = [
     "GroupedQueryAttention",
     "MultiheadAttention",
     "Report",
+    "Route",
     "__version__",
     "attention_summary",
     "backend",
     "check",
     "multi_head_attention_forward",
+    "route",
     "scaled_dot_product_attention",
     "textbook",
-    "why_not_fused",
 ]
 
 _quantizable.register()

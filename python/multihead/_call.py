@@ -32,7 +32,6 @@ _FUNCTIONS = {
     "head_width": "GroupedQueryAttention",
     "pool_heads": "from_multihead",
     "repeat_heads": "to_multihead",
-    "summarize_attention": "attention_summary",
 }
 
 

@@ -3,21 +3,31 @@
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
+import inspect
+from collections.abc import Callable, Iterator
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    overload,
+)
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ._call import as_tensor, call, check_type
-from ._subclasses import takes_subclasses
+from ._subclasses import is_causal_bias, own_rules_of, takes_subclasses
 
 if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
     from typing_extensions import Unpack
 
 Backend = Literal["auto", "exact", "fused"]
 Alignment = Literal["top_left", "bottom_right"]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ops = torch.ops.multihead
 _backend: contextvars.ContextVar[Backend] = contextvars.ContextVar(
@@ -79,6 +89,9 @@ class Rules(TypedDict, total=False):
     softcap: float | None
     alibi_slopes: Tensor | None
     sinks: Tensor | None
+
+
+_RULES = frozenset(Rules.__annotations__)
 
 
 @overload
@@ -217,6 +230,32 @@ def scaled_dot_product_attention(
     return (out, logsumexp) if return_lse else out
 
 
+def _with_rules_of(function: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Decorates one whose **rules are function's: its signature names them."""
+    theirs = inspect.signature(function).parameters
+    rules = [x for name, x in theirs.items() if name in _RULES]
+
+    def decorate(takes_rules: Function) -> Function:
+        signature = inspect.signature(takes_rules)
+        own = list(signature.parameters.values())[:-1]
+        named: Any = takes_rules
+        named.__signature__ = signature.replace(parameters=[*own, *rules])
+        return takes_rules
+
+    return decorate
+
+
+def _operator_rules(name: str, rules: Rules, query: Tensor) -> dict[str, Any]:
+    """**rules of the function `name` as the operators take them."""
+    for rule in rules:
+        if rule not in _RULES:
+            raise TypeError(
+                f"{name}: arguments must be those of scaled_dot_product_attention, "
+                f"got {rule}"
+            )
+    return {**rules, "query_offset": as_tensor(name, rules.get("query_offset"), query)}
+
+
 class AttentionSummary(NamedTuple):
     """What each query attends to, per head. See attention_summary."""
 
@@ -226,6 +265,7 @@ class AttentionSummary(NamedTuple):
 
 
 @takes_subclasses(None, current_backend)
+@_with_rules_of(scaled_dot_product_attention)
 def attention_summary(
     query: Tensor,
     key: Tensor,
@@ -234,15 +274,7 @@ def attention_summary(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    *,
-    causal_alignment: Alignment = "top_left",
-    query_offset: int | Tensor | None = None,
-    window: tuple[int, int] | list[int] | None = None,
-    key_lengths: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
+    **rules: "Unpack[Rules]",
 ) -> AttentionSummary:
     """The k largest attention weights of each query, and the entropy of all.
 
@@ -261,24 +293,75 @@ def attention_summary(
         ValueError: an argument outside its domain.
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
+    options = _operator_rules("attention_summary", rules, query)
     return AttentionSummary(
         *call(
-            _ops.summarize_attention.default,
+            _ops.attention_summary.default,
             query,
             key,
             k,
             attn_mask,
+            0.0,
             is_causal,
             scale,
             enable_gqa,
-            causal_alignment=causal_alignment,
-            query_offset=as_tensor("attention_summary", query_offset, query),
-            window=window,
-            key_lengths=key_lengths,
-            key_mask=key_mask,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
+            **options,
+            backend=current_backend(),
+        )
+    )
+
+
+class Route(NamedTuple):
+    """The way of a call: see route."""
+
+    way: Literal["fused", "definition", "torch_order", "pytorch", "refused"]
+    reason: str
+
+
+@_with_rules_of(scaled_dot_product_attention)
+def route(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_lse: bool = False,
+    **rules: "Unpack[Rules]",
+) -> Route:
+    """Which way a call of scaled_dot_product_attention would go, and why not fused.
+
+    Takes its arguments. Nothing is computed, and the arguments are not checked: calls
+    that raise have a way too. TypeError for unknown names and other types.
+
+    Returns:
+        way: "fused"; "definition", in ATen operations; "pytorch", PyTorch's own
+        function; or "refused" where backend("fused") would raise. ("torch_order", its
+        order in ATen operations, is a way of layers.) reason: why not fused, "" where
+        it is.
+    """
+    options = _operator_rules("route", rules, query)
+    if is_causal_bias(attn_mask):
+        attn_mask, is_causal = None, True
+    tensors = dict(query=query, key=key, value=value, attn_mask=attn_mask)
+    if reason := own_rules_of(tensors | options):
+        return Route("refused" if current_backend() == "fused" else "pytorch", reason)
+    return Route(
+        *call(
+            _ops.route.default,
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            return_lse=return_lse,
+            **options,
             backend=current_backend(),
         )
     )

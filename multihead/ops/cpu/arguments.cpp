@@ -68,7 +68,8 @@ kernels::ScoreGradients score_gradients_of(const Tensor& x) {
 }
 
 AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
-                                       const Rules& rules)
+                                       const AttentionOptions& options,
+                                       const std::optional<Tensor>& state)
     : query_(four_dimensional(query)), key_(four_dimensional(key)) {
   kernels::AttentionArgs& a = attention;
   a.dtype = dtype_of(query_);
@@ -80,22 +81,32 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
   a.Lk = key_.size(2);
   a.query = rows_of(query_);
   a.key = rows_of(key_);
+  // All of them: an option that the kernels do not get must not compile.
+  const auto& [attn_mask, dropout_p, is_causal, scale, enable_gqa, alignment,
+               query_offset, window, key_lengths, key_mask, softcap,
+               alibi_slopes, sinks] = options;
   const auto width = static_cast<double>(a.D);
-  a.scale = rules.scale.value_or(width > 0 ? 1 / std::sqrt(width) : 1.0);
-  a.softcap = rules.softcap.value_or(0.0);
-  a.visibility.is_causal = rules.is_causal;
-  if (rules.window) {
-    a.visibility.left = (*rules.window)[0];
-    a.visibility.right = (*rules.window)[1];
+  a.scale = scale.value_or(width > 0 ? 1 / std::sqrt(width) : 1.0);
+  a.softcap = softcap.value_or(0.0);
+  a.visibility.is_causal = is_causal;
+  if (window) {
+    a.visibility.left = (*window)[0];
+    a.visibility.right = (*window)[1];
   }
-  set_tensors(rules);
-  set_offsets(rules);
-  set_dropout(rules);
+  if (key_lengths.defined()) set_key_lengths(key_lengths);
+  if (key_mask.defined()) set_key_mask(key_mask);
+  if (attn_mask.defined()) set_mask(attn_mask);
+  if (alibi_slopes.defined()) set_slopes(alibi_slopes);
+  if (sinks.defined()) set_sinks(sinks);
+  set_offsets(alignment, query_offset);
+  if (dropout_p > 0.0) set_dropout(dropout_p, state);
 }
 
-void AttentionArguments::set_offsets(const Rules& rules) {
-  const bool bottom_right = rules.causal_alignment == "bottom_right";
-  if (!bottom_right && !rules.query_offset) return;
+// After set_key_lengths.
+void AttentionArguments::set_offsets(CausalAlignment alignment,
+                                     const Tensor& query_offset) {
+  const bool bottom_right = alignment == CausalAlignment::kBottomRight;
+  if (!bottom_right && !query_offset.defined()) return;
   kernels::AttentionArgs& a = attention;
   offsets_.resize(a.B);
   if (bottom_right) {
@@ -104,7 +115,7 @@ void AttentionArguments::set_offsets(const Rules& rules) {
       offsets_[b] = (lengths ? lengths[b] : a.Lk) - a.Lq;
     }
   } else {
-    const Tensor given = rules.query_offset->to(at::kLong).contiguous();
+    const Tensor given = query_offset.to(at::kLong).contiguous();
     const auto* offsets = given.const_data_ptr<int64_t>();
     for (int64_t b = 0; b < a.B; ++b) {
       offsets_[b] = offsets[given.dim() == 0 ? 0 : b];
@@ -113,34 +124,25 @@ void AttentionArguments::set_offsets(const Rules& rules) {
   a.visibility.query_offsets = offsets_.data();
 }
 
-void AttentionArguments::set_tensors(const Rules& rules) {
-  kernels::AttentionArgs& a = attention;
-  if (rules.key_lengths) {
-    key_lengths_ = rules.key_lengths->to(at::kLong).contiguous();
-    a.visibility.key_lengths = key_lengths_.const_data_ptr<int64_t>();
-  }
-  if (rules.sinks) {
-    sinks_ = rules.sinks->to(at::kDouble).contiguous();
-    a.sinks = sinks_.const_data_ptr<double>();
-  }
-  if (rules.alibi_slopes) {
-    slopes_ = rules.alibi_slopes->to(at::kDouble);
-    a.alibi_slopes = slopes_.const_data_ptr<double>();
-    a.alibi_head = slopes_.stride(-1);
-    a.alibi_batch = slopes_.dim() == 2 ? slopes_.stride(0) : 0;
-  }
-  if (rules.key_mask) {
-    key_mask_ = *rules.key_mask;
-    a.key_mask = {static_cast<const uint8_t*>(key_mask_.const_data_ptr()),
-                  key_mask_.stride(0), key_mask_.stride(1)};
-  }
-  if (!rules.attn_mask) return;
+void AttentionArguments::set_key_lengths(const Tensor& key_lengths) {
+  key_lengths_ = key_lengths.to(at::kLong).contiguous();
+  attention.visibility.key_lengths = key_lengths_.const_data_ptr<int64_t>();
+}
+
+void AttentionArguments::set_key_mask(const Tensor& key_mask) {
+  key_mask_ = key_mask;
+  attention.key_mask = {static_cast<const uint8_t*>(key_mask_.const_data_ptr()),
+                        key_mask_.stride(0), key_mask_.stride(1)};
+}
+
+void AttentionArguments::set_mask(const Tensor& attn_mask) {
   using Kind = kernels::ScoreMask::Kind;
+  kernels::AttentionArgs& a = attention;
   const auto compute_type = at::toOpMathType(query_.scalar_type());
-  const bool keep = rules.attn_mask->scalar_type() == at::kBool;
-  mask_ = keep || read_as_it_is(rules.attn_mask->scalar_type(), compute_type)
-              ? *rules.attn_mask
-              : cast_keeping_repeats(*rules.attn_mask, compute_type);
+  const bool keep = attn_mask.scalar_type() == at::kBool;
+  mask_ = keep || read_as_it_is(attn_mask.scalar_type(), compute_type)
+              ? attn_mask
+              : cast_keeping_repeats(attn_mask, compute_type);
   const Tensor full = mask_.expand({a.B, a.H, a.Lq, a.Lk});
   a.mask = {keep ? Kind::kKeep : Kind::kBias,
             full.const_data_ptr(),
@@ -151,12 +153,24 @@ void AttentionArguments::set_tensors(const Rules& rules) {
             full.stride(3)};
 }
 
-void AttentionArguments::set_dropout(const Rules& rules) {
-  if (rules.dropout_p == 0.0) return;
-  const Tensor state = rules.dropout_state->contiguous();
-  const auto* words = state.const_data_ptr<int64_t>();
-  attention.dropout = {rules.dropout_p, static_cast<uint64_t>(words[0]),
-                       static_cast<uint64_t>(words[1])};
+void AttentionArguments::set_slopes(const Tensor& alibi_slopes) {
+  slopes_ = alibi_slopes.to(at::kDouble);
+  attention.alibi_slopes = slopes_.const_data_ptr<double>();
+  attention.alibi_head = slopes_.stride(-1);
+  attention.alibi_batch = slopes_.dim() == 2 ? slopes_.stride(0) : 0;
+}
+
+void AttentionArguments::set_sinks(const Tensor& sinks) {
+  sinks_ = sinks.to(at::kDouble).contiguous();
+  attention.sinks = sinks_.const_data_ptr<double>();
+}
+
+void AttentionArguments::set_dropout(double p,
+                                     const std::optional<Tensor>& state) {
+  const Tensor words = state->contiguous();
+  const auto* seed = words.const_data_ptr<int64_t>();
+  attention.dropout = {p, static_cast<uint64_t>(seed[0]),
+                       static_cast<uint64_t>(seed[1])};
 }
 
 }  // namespace multihead::ops

@@ -4,10 +4,11 @@
 // of what no kernel can read in place.
 #pragma once
 
+#include <optional>
 #include <vector>
 
+#include "multihead/functional.h"
 #include "multihead/kernels/kernels.h"
-#include "multihead/ops/rules.h"
 
 namespace multihead::ops {
 
@@ -27,16 +28,21 @@ kernels::ScoreGradients score_gradients_of(const at::Tensor& x);
 class AttentionArguments {
  public:
   AttentionArguments(const at::Tensor& query, const at::Tensor& key,
-                     const Rules& rules);
+                     const AttentionOptions& options,
+                     const std::optional<at::Tensor>& dropout_state);
   AttentionArguments(const AttentionArguments&) = delete;
   AttentionArguments& operator=(const AttentionArguments&) = delete;
 
   kernels::AttentionArgs attention;
 
  private:
-  void set_tensors(const Rules& rules);
-  void set_offsets(const Rules& rules);
-  void set_dropout(const Rules& rules);
+  void set_offsets(CausalAlignment alignment, const at::Tensor& query_offset);
+  void set_key_lengths(const at::Tensor& key_lengths);
+  void set_key_mask(const at::Tensor& key_mask);
+  void set_mask(const at::Tensor& attn_mask);
+  void set_slopes(const at::Tensor& alibi_slopes);
+  void set_sinks(const at::Tensor& sinks);
+  void set_dropout(double p, const std::optional<at::Tensor>& state);
 
   at::Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_, key_mask_;
   std::vector<int64_t> offsets_;

@@ -12,12 +12,10 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "multihead/attention/fused.h"
+#include "multihead/attention/isa.h"
 #include "multihead/kernels/cpu/backward/stages.h"
 #include "multihead/ops/cpu/arguments.h"
 #include "multihead/ops/results.h"
-#include "multihead/ops/rules.h"
-#include "multihead/optional_tensor.h"
 
 namespace multihead::ops {
 namespace {
@@ -60,7 +58,7 @@ void check_scratch(bool there, size_t bytes) {
 }
 
 kernels::Kernels kernels_of(const kernels::AttentionArgs& a) {
-  return kernels::kernels_for(fused::isa(), a.dtype);
+  return kernels::kernels_for(current_isa(), a.dtype);
 }
 
 // Below this many multiply-adds, waking a thread costs more than it saves.
@@ -112,8 +110,10 @@ class BackwardCall {
  public:
   BackwardCall(const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
                const Tensor& query, const Tensor& key, const Tensor& value,
-               const Tensor& out, const Tensor& logsumexp, const Rules& rules)
-      : call_(query, key, rules),
+               const Tensor& out, const Tensor& logsumexp,
+               const AttentionOptions& options,
+               const std::optional<Tensor>& dropout_state)
+      : call_(query, key, options, dropout_state),
         value_(four_dimensional(value)),
         out_(four_dimensional(out)),
         dout_(four_dimensional(dout)),
@@ -130,7 +130,7 @@ class BackwardCall {
   }
 
   /// Fills what is defined.
-  void run(Gradients& gradients) {
+  void run(call::Gradients& gradients) {
     auto& [dquery, dkey, dvalue, dmask, dslopes, dsinks] = gradients;
     const kernels::AttentionArgs& a = backward_.attention;
     // One batch of keys or values for many: each batch has its share.
@@ -195,86 +195,83 @@ class BackwardCall {
   kernels::BackwardArgs backward_;
 };
 
-template <class RuleTypes>
-struct Operators;
-template <class... R>
-struct Operators<Types<R...>> {
-  static std::tuple<Tensor, Tensor> fused_attention(const Tensor& query,
-                                                    const Tensor& key,
-                                                    const Tensor& value,
-                                                    R... r) {
-    const Rules rules{r...};
-    auto [out, logsumexp] = fused_attention_results(query, key, value, rules);
-    const AttentionArguments call(query, key, rules);
-    const Tensor values = four_dimensional(value);
-    kernels::ForwardArgs forward{call.attention, {}, nullptr};
-    forward.attention.value = rows_of(values);
-    forward.attention.Dv = values.size(3);
-    forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
-    forward.logsumexp = logsumexp.mutable_data_ptr();
-    run(kernels_of(forward.attention).forward, forward);
-    return {out, logsumexp};
-  }
+std::tuple<Tensor, Tensor> fused_attention(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const AttentionOptions& options,
+    const std::optional<Tensor>& dropout_state) {
+  auto [out, logsumexp] =
+      fused_attention_results(query, key, value, options, dropout_state);
+  const AttentionArguments call(query, key, options, dropout_state);
+  const Tensor values = four_dimensional(value);
+  kernels::ForwardArgs forward{call.attention, {}, nullptr};
+  forward.attention.value = rows_of(values);
+  forward.attention.Dv = values.size(3);
+  forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
+  forward.logsumexp = logsumexp.mutable_data_ptr();
+  run(kernels_of(forward.attention).forward, forward);
+  return {out, logsumexp};
+}
 
-  static Gradients fused_attention_backward(
-      const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
-      const Tensor& query, const Tensor& key, const Tensor& value,
-      const Tensor& out, const Tensor& logsumexp, Needs needs, R... r) {
-    const Rules rules{r...};
-    Gradients gradients = fused_attention_backward_results(
-        dout, dlogsumexp, query, key, value, out, logsumexp, needs, rules);
-    BackwardCall call(dout, dlogsumexp, query, key, value, out, logsumexp,
-                      rules);
-    call.run(gradients);
-    return gradients;
-  }
+call::Gradients fused_attention_backward(
+    const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& out, const Tensor& logsumexp, call::Needs needs,
+    const AttentionOptions& options,
+    const std::optional<Tensor>& dropout_state) {
+  call::Gradients gradients = fused_attention_backward_results(
+      dout, dlogsumexp, query, key, value, out, logsumexp, needs, options,
+      dropout_state);
+  BackwardCall call(dout, dlogsumexp, query, key, value, out, logsumexp,
+                    options, dropout_state);
+  call.run(gradients);
+  return gradients;
+}
 
-  static Tensor attention_weights(const Tensor& query, const Tensor& key,
-                                  const Tensor& logsumexp, bool average,
-                                  R... r) {
-    const Rules rules{r...};
-    Tensor weights =
-        attention_weights_result(query, key, logsumexp, average, rules);
-    const AttentionArguments call(query, key, rules);
-    const kernels::AttentionArgs& a = call.attention;
-    if (a.H == 0) weights.fill_(std::nan(""));  // a mean of nothing
-    const Tensor lse = logsumexp.contiguous();
-    const Tensor per_head = average ? weights.unsqueeze(-3) : weights;
-    const kernels::WeightsArgs arguments{
-        a, lse.const_data_ptr(),
-        out_rows_of(per_head.dim() == 3 ? per_head.unsqueeze(0) : per_head),
-        average};
-    run(kernels_of(a).weights, arguments);
-    return weights;
-  }
+Tensor attention_weights(const Tensor& query, const Tensor& key,
+                         const Tensor& logsumexp, bool average,
+                         const AttentionOptions& options,
+                         const std::optional<Tensor>& dropout_state) {
+  Tensor weights = attention_weights_result(query, key, logsumexp, average,
+                                            options, dropout_state);
+  const AttentionArguments call(query, key, options, dropout_state);
+  const kernels::AttentionArgs& a = call.attention;
+  if (a.H == 0) weights.fill_(std::nan(""));  // a mean of nothing
+  const Tensor lse = logsumexp.contiguous();
+  const Tensor per_head = average ? weights.unsqueeze(-3) : weights;
+  const kernels::WeightsArgs arguments{
+      a, lse.const_data_ptr(),
+      out_rows_of(per_head.dim() == 3 ? per_head.unsqueeze(0) : per_head),
+      average};
+  run(kernels_of(a).weights, arguments);
+  return weights;
+}
 
-  static std::tuple<Tensor, Tensor, Tensor> attention_summary(
-      const Tensor& query, const Tensor& key, const Tensor& logsumexp,
-      int64_t count, R... r) {
-    const Rules rules{r...};
-    auto [weights, keys, entropy] =
-        attention_summary_results(query, key, logsumexp, count, rules);
-    const AttentionArguments call(query, key, rules);
-    const Tensor lse = logsumexp.contiguous();
-    const kernels::SummaryArgs arguments{call.attention,
-                                         lse.const_data_ptr(),
-                                         count,
-                                         weights.mutable_data_ptr(),
-                                         keys.mutable_data_ptr<int64_t>(),
-                                         entropy.mutable_data_ptr()};
-    run(kernels_of(call.attention).summary, arguments);
-    return {weights, keys, entropy};
-  }
-};
+std::tuple<Tensor, Tensor, Tensor> fused_attention_summary(
+    const Tensor& query, const Tensor& key, const Tensor& logsumexp,
+    int64_t count, const AttentionOptions& options,
+    const std::optional<Tensor>& dropout_state) {
+  auto [weights, keys, entropy] = fused_attention_summary_results(
+      query, key, logsumexp, count, options, dropout_state);
+  const AttentionArguments call(query, key, options, dropout_state);
+  const Tensor lse = logsumexp.contiguous();
+  const kernels::SummaryArgs arguments{call.attention,
+                                   lse.const_data_ptr(),
+                                   count,
+                                   weights.mutable_data_ptr(),
+                                   keys.mutable_data_ptr<int64_t>(),
+                                   entropy.mutable_data_ptr()};
+  run(kernels_of(call.attention).summary, arguments);
+  return {weights, keys, entropy};
+}
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(multihead, CPU, m) {
-  m.impl("fused_attention", &Operators<RuleTypes>::fused_attention);
-  m.impl("fused_attention_backward",
-         &Operators<RuleTypes>::fused_attention_backward);
-  m.impl("attention_weights", &Operators<RuleTypes>::attention_weights);
-  m.impl("attention_summary", &Operators<RuleTypes>::attention_summary);
+  using fields::implementation;
+  m.impl("fused_attention", implementation<&fused_attention>);
+  m.impl("fused_attention_backward", implementation<&fused_attention_backward>);
+  m.impl("attention_weights", implementation<&attention_weights>);
+  m.impl("fused_attention_summary", implementation<&fused_attention_summary>);
 }
 
 }  // namespace multihead::ops

@@ -9,7 +9,7 @@ _FUSED = {
     "multihead::fused_attention": "attention",
     "multihead::fused_attention_backward": "backward",
     "multihead::attention_weights": "weights",
-    "multihead::attention_summary": "summary",
+    "multihead::fused_attention_summary": "summary",
 }
 
 

@@ -151,7 +151,7 @@ def test_random_options(dtype, sizes, count):
             )
             assert per_head.dtype == mean.dtype == dtype
             check_weights(golden, budget, per_head, mean)
-            summary = ops.attention_summary(q, k, lse, 3, **options)
+            summary = ops.fused_attention_summary(q, k, lse, 3, **options)
             check_summary(golden, BUDGETS[wide], *summary)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {options}") from error
@@ -174,8 +174,8 @@ def test_three_dimensional_operators(name):
         weights = ops.attention_weights(q[0], k[0], lse, average, **options)
         batch = ops.attention_weights(q[:1], k[:1], whole_lse, average, **options)
         assert torch.equal(weights, batch[0])
-    summary = ops.attention_summary(q[0], k[0], lse, 2, **options)
-    batch = ops.attention_summary(q[:1], k[:1], whole_lse, 2, **options)
+    summary = ops.fused_attention_summary(q[0], k[0], lse, 2, **options)
+    batch = ops.fused_attention_summary(q[:1], k[:1], whole_lse, 2, **options)
     assert all(torch.equal(a, b[0]) for a, b in zip(summary, batch, strict=True))
 
 
@@ -200,7 +200,7 @@ def everything_of(q, k, v, mask, **options):
         lse,
         ops.attention_weights(q, k, lse, False, **options),
         ops.attention_weights(q, k, lse, True, **options),
-        *ops.attention_summary(q, k, lse, 4, **options),
+        *ops.fused_attention_summary(q, k, lse, 4, **options),
     )
 
 
@@ -323,7 +323,7 @@ def test_sizes_of_zero(group):
                 weights = ops.attention_weights(q, k, lse, average, **options)
                 heads_of = () if average else (heads,)
                 assert weights.shape == (batch, *heads_of, queries, keys)
-            summary = ops.attention_summary(q, k, lse, 2, **options)
+            summary = ops.fused_attention_summary(q, k, lse, 2, **options)
             assert [x.shape for x in summary] == [
                 (batch, heads, queries, 2),
                 (batch, heads, queries, 2),

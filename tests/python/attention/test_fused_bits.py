@@ -34,7 +34,7 @@ def results_of(q, k, v, **options):
         "mean": ops.attention_weights(q, k, lse, True, **options),
     }
     if "dropout_p" not in options:
-        summary = ops.attention_summary(q, k, lse, 3, **options)
+        summary = ops.fused_attention_summary(q, k, lse, 3, **options)
         results |= zip(("largest", "keys", "entropy"), summary, strict=True)
     return results
 

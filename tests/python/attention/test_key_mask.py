@@ -56,7 +56,7 @@ def results(inputs, mask, **options):
     grads = torch.autograd.grad(out.float().square().sum(), (q, k, v))
     q, k = q.detach(), k.detach()
     weights = ops.attention_weights(q, k, lse.detach(), False, mask, **options)
-    summary = ops.attention_summary(q, k, lse.detach(), 3, mask, **options)
+    summary = ops.fused_attention_summary(q, k, lse.detach(), 3, mask, **options)
     return [out, lse, *grads, weights, *summary]
 
 

@@ -93,11 +93,11 @@ def test_the_alignments_are_offsets(mode):
                     assert all(map(torch.equal, ours, expected))
 
 
-def test_why_not_fused_takes_a_number_too():
+def test_route_takes_a_number_too():
     q, k, v = make()
     for offset in (3, torch.tensor(3), None):
         options = dict(is_causal=True, enable_gqa=True, query_offset=offset)
-        assert multihead.why_not_fused(q, k, v, **options) is None
+        assert multihead.route(q, k, v, **options) == ("fused", "")
 
 
 def test_without_a_rule_of_positions_it_changes_nothing():

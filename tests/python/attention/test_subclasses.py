@@ -208,7 +208,7 @@ def test_nested_tensors_are_attended_by_pytorch(layout, mode):
     expected = F.scaled_dot_product_attention(x, x, x)
     assert out.is_nested and out.layout == layout
     assert_equal(list(out.unbind()), list(expected.unbind()))
-    assert "nested" in multihead.why_not_fused(x, x, x).lower()
+    assert "nested" in multihead.route(x, x, x).reason.lower()
 
 
 @NESTED
@@ -269,7 +269,7 @@ def test_a_class_that_adds_attributes_is_computed():
             out.as_subclass(torch.Tensor),
             scaled_dot_product_attention(q, q, q, **options),
         )
-    assert multihead.why_not_fused(x, x, x) is None
+    assert multihead.route(x, x, x) == ("fused", "")
     out = scaled_dot_product_attention(nn.Parameter(q), nn.Buffer(q), q)
     assert_equal(out, scaled_dot_product_attention(q, q, q))
 

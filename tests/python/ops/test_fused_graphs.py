@@ -255,11 +255,11 @@ def test_autocast_of_the_operators(name, dtype):
         assert fused_calls(attention, q, k, v, **options) == ["attention"]
         assert torch.equal(attention(q, k, v, **options), expected)
         weights = ops.attention_weights(q, k, lse, False, **options)
-        summary = ops.attention_summary(q, k, lse, 2, **options)
+        summary = ops.fused_attention_summary(q, k, lse, 2, **options)
     assert out.dtype == dtype and ours.dtype == torch.float32
     assert torch.equal(out, expected) and torch.equal(ours, lse)
     assert torch.equal(weights, ops.attention_weights(*low[:2], lse, False, **options))
-    expected = ops.attention_summary(*low[:2], lse, 2, **options)
+    expected = ops.fused_attention_summary(*low[:2], lse, 2, **options)
     assert_equal(summary, expected)
 
 
@@ -302,7 +302,7 @@ def test_meta_tensors(dtype, batched):
         (ops.fused_attention, (q, k, v)),
         (ops.attention_weights, (q, k, lse, True)),
         (ops.attention_weights, (q, k, lse, False)),
-        (ops.attention_summary, (q, k, lse, 3)),
+        (ops.fused_attention_summary, (q, k, lse, 3)),
     ):
         real = operator(*leading, enable_gqa=True)
         moved = [x.to("meta") if torch.is_tensor(x) else x for x in leading]

@@ -139,7 +139,9 @@ def weights(query=Q, key=K, lse=LSE, **options):
 
 
 def summary(query=Q, key=K, lse=LSE, k=2, **options):
-    return ops.attention_summary(query, key, lse, k, **dict(enable_gqa=True) | options)
+    return ops.fused_attention_summary(
+        query, key, lse, k, **dict(enable_gqa=True) | options
+    )
 
 
 DROPOUT_STATE = r"dropout_state must be int64 of shape \(2,\) when dropout_p > 0, got "
@@ -320,6 +322,6 @@ def test_number_of_keys_of_a_summary():
 
 
 def test_a_summary_has_no_derivative():
-    text = "derivative for multihead::attention_summary is not implemented"
+    text = "derivative for multihead::fused_attention_summary is not implemented"
     with pytest.raises(RuntimeError, match=text):
         summary(query=Q.clone().requires_grad_())[0].sum().backward()

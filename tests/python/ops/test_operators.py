@@ -46,7 +46,7 @@ def checked_calls():
     for name in calls.OPTIONS:
         inputs, options = calls.make(name, torch.float32)
         yield from fused_calls(inputs, options)
-        yield ops.summarize_attention.default, (*inputs[:2], 2), options
+        yield ops.attention_summary.default, (*inputs[:2], 2), options
     dropout = dict(dropout_p=0.5, dropout_state=torch.tensor([3, 4]))
     yield from fused_calls(inputs, options | dropout)
     yield ops.pool_heads.default, (randn(8, 3), 4, 2), {}
@@ -63,7 +63,7 @@ def fused_calls(inputs, options):
     yield ops.fused_attention_backward.default, given, options
     yield ops.attention_weights.default, (q, k, lse, True), options
     yield ops.attention_weights.default, (q, k, lse, False), options
-    yield ops.attention_summary.default, (q, k, lse, 2), options
+    yield ops.fused_attention_summary.default, (q, k, lse, 2), options
 
 
 def parameter(*shape):
@@ -147,7 +147,7 @@ TRACED = [
     (ops.multi_head_attention_forward.default, (), detached(LAYER | MASKS[3])),
     (ops.grouped_query_attention_forward.default, (), detached(GROUPED | MASKS[1])),
     *fused_calls(*calls.make("everything", torch.float32)),
-    (ops.summarize_attention.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
+    (ops.attention_summary.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
     *CHECKED[-2:],
 ]
 # They return a size or text, no tensor: opcheck has nothing to trace.
@@ -156,7 +156,7 @@ WITHOUT_TENSORS = {
     "multihead::head_width",
     "multihead::render_report",
     "multihead::warn",
-    "multihead::why_not_fused",
+    "multihead::route",
 }
 
 

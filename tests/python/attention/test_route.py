@@ -13,7 +13,7 @@ from paths import fused_calls
 from torch.nn.attention.bias import causal_lower_right
 
 import multihead
-from multihead import scaled_dot_product_attention, why_not_fused
+from multihead import route, scaled_dot_product_attention
 
 Q = torch.randn(2, 4, 5, 8)
 
@@ -27,18 +27,18 @@ def test_nothing_is_against_an_ordinary_call():
         dict(attn_mask=causal_lower_right(5, 5)),
         dict(causal_alignment="bottom_right", alibi_slopes=torch.zeros(4)),
     ):
-        assert why_not_fused(Q, Q, Q, **options) is None
+        assert route(Q, Q, Q, **options) == ("fused", "")
         assert fused_calls(scaled_dot_product_attention, Q, Q, Q, **options)
-    assert why_not_fused(Q, Q, Q, None, 0.0, True, 0.5, True) is None
+    assert route(Q, Q, Q, None, 0.0, True, 0.5, True) == ("fused", "")
 
 
 def test_it_takes_the_arguments_of_the_call_and_no_others():
-    assert why_not_fused(Q, Q, Q, return_lse=True, window=(1, 0)) is None
-    text = "why_not_fused: arguments must be those of .*attention, got windw"
+    assert route(Q, Q, Q, return_lse=True, window=(1, 0)).reason == ""
+    text = "route: arguments must be those of .*attention, got windw"
     with pytest.raises(TypeError, match=f"^{text}$"):
-        why_not_fused(Q, Q, Q, windw=3)
-    with pytest.raises(ValueError, match="^why_not_fused: query_offset must be betw"):
-        why_not_fused(Q, Q, Q, query_offset=2**63)
+        route(Q, Q, Q, windw=3)
+    with pytest.raises(ValueError, match="^route: query_offset must be betw"):
+        route(Q, Q, Q, query_offset=2**63)
 
 
 def test_reasons():
@@ -53,14 +53,38 @@ def test_reasons():
         ((Q, Q, Q[:, :1]), "key and value have different numbers of heads"),
         ((Q.to_sparse(), Q, Q), "the kernels take dense tensors, one is Sparse"),
     ):
-        assert why_not_fused(*tensors).startswith(reason)
+        assert route(*tensors).reason.startswith(reason)
+
+
+def test_ways():
+    lengths = torch.tensor([3, 5])
+    meta = (Q.to("meta"),) * 3
+    for mode, tensors, options, way in (
+        ("auto", (Q, Q, Q), {}, "fused"),
+        ("fused", (Q, Q, Q), dict(key_lengths=lengths), "fused"),
+        ("exact", (Q, Q, Q), {}, "pytorch"),
+        ("exact", (Q, Q, Q), dict(return_lse=True), "definition"),
+        ("exact", (Q, Q, Q), dict(key_lengths=lengths), "definition"),
+        ("auto", (Q[None],) * 3, {}, "pytorch"),
+        ("auto", (Q, Q, Q[:, :1]), {}, "definition"),
+        ("auto", meta, {}, "pytorch"),
+        ("auto", meta, dict(softcap=2.0), "definition"),
+        ("fused", meta, {}, "refused"),
+    ):
+        with multihead.backend(mode):
+            got = route(*tensors, **options)
+        assert got.way == way and bool(got.reason) == (way != "fused")
+        if way == "refused":
+            text = f'backend "fused" cannot run this call: {got.reason}'
+            with multihead.backend(mode), pytest.raises(RuntimeError, match=text):
+                scaled_dot_product_attention(*tensors, **options)
 
 
 def test_transforms_are_a_reason_of_what_they_transform():
     reasons = []
 
     def function(q):
-        reasons.append(why_not_fused(q, q, q))
+        reasons.append(route(q, q, q).reason)
         return scaled_dot_product_attention(q, q, q).sum()
 
     torch.vmap(function)(Q)

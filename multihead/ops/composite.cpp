@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+//
+// The operators that are composites of ATen operations and of the fused
+// operators: autograd, autocast, meta and torch.compile see through them.
+#include <torch/library.h>
+
+#include "multihead/attention/fields.h"
+#include "multihead/errors.h"
+#include "multihead/functional.h"
+#include "multihead/layer/checks.h"
+#include "multihead/layer/projection.h"
+#include "multihead/optional_tensor.h"
+
+namespace multihead {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = const std::optional<Tensor>&;
+
+using Result = std::tuple<Tensor, std::optional<Tensor>>;
+
+Result scaled_dot_product_attention_op(const Tensor& query, const Tensor& key,
+                                       const Tensor& value,
+                                       const AttentionOptions& options,
+                                       bool return_lse,
+                                       std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  if (!return_lse) {
+    return {multihead::scaled_dot_product_attention(query, key, value, options),
+            std::nullopt};
+  }
+  return scaled_dot_product_attention_with_lse(query, key, value, options);
+}
+
+std::tuple<std::string, std::string> route_op(const Tensor& query,
+                                              const Tensor& key,
+                                              const Tensor& value,
+                                              const AttentionOptions& options,
+                                              bool return_lse,
+                                              std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  const Route way = route(query, key, value, options, return_lse);
+  return {name_of(way.way), way.reason};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_summary_op(
+    const Tensor& query, const Tensor& key, int64_t k,
+    const AttentionOptions& options, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  auto [weights, keys, entropy] =
+      multihead::attention_summary(query, key, k, options);
+  return {weights, keys, entropy};
+}
+
+ForwardOptions forward_options(OptionalTensor key_padding_mask,
+                               bool need_weights, OptionalTensor attn_mask,
+                               bool average_attn_weights, bool is_causal) {
+  return ForwardOptions()
+      .key_padding_mask(or_undefined(key_padding_mask))
+      .need_weights(need_weights)
+      .attn_mask(or_undefined(attn_mask))
+      .average_attn_weights(average_attn_weights)
+      .is_causal(is_causal);
+}
+
+Result forward(const Tensor& query, const Tensor& key, const Tensor& value,
+               const AttentionLayer& layer, const ForwardOptions& options) {
+  const auto [out, weights] = multihead::multi_head_attention_forward(
+      query, key, value, layer, options);
+  return {out, optional(weights)};
+}
+
+Result multi_head_attention_forward_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t embed_dim_to_check, int64_t num_heads,
+    OptionalTensor in_proj_weight, OptionalTensor in_proj_bias,
+    OptionalTensor bias_k, OptionalTensor bias_v, bool add_zero_attn,
+    double dropout_p, OptionalTensor out_proj_weight,
+    OptionalTensor out_proj_bias, bool training,
+    OptionalTensor key_padding_mask, bool need_weights,
+    OptionalTensor attn_mask, bool use_separate_proj_weight,
+    OptionalTensor q_proj_weight, OptionalTensor k_proj_weight,
+    OptionalTensor v_proj_weight, OptionalTensor static_k,
+    OptionalTensor static_v, bool average_attn_weights, bool is_causal,
+    bool batch_first, bool fast_path, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  AttentionLayer layer{.embed_dim = embed_dim_to_check,
+                       .num_heads = num_heads,
+                       .in_proj_bias = or_undefined(in_proj_bias),
+                       .out_proj_weight = or_undefined(out_proj_weight),
+                       .out_proj_bias = or_undefined(out_proj_bias),
+                       .bias_k = or_undefined(bias_k),
+                       .bias_v = or_undefined(bias_v),
+                       .add_zero_attn = add_zero_attn,
+                       .dropout_p = dropout_p,
+                       .training = training,
+                       .batch_first = batch_first};
+  if (use_separate_proj_weight) {
+    layer.q_proj_weight = or_undefined(q_proj_weight);
+    layer.k_proj_weight = or_undefined(k_proj_weight);
+    layer.v_proj_weight = or_undefined(v_proj_weight);
+  } else {
+    MULTIHEAD_ASSERT(
+        in_proj_weight,
+        "use_separate_proj_weight is False but in_proj_weight is None");
+    layer.in_proj_weight = *in_proj_weight;
+  }
+  return forward(query, key, value, layer,
+                 forward_options(key_padding_mask, need_weights, attn_mask,
+                                 average_attn_weights, is_causal)
+                     .static_k(or_undefined(static_k))
+                     .static_v(or_undefined(static_v))
+                     .fast_path(fast_path));
+}
+
+Result grouped_query_attention_forward_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t num_heads, int64_t num_kv_heads, const Tensor& q_proj_weight,
+    OptionalTensor q_proj_bias, const Tensor& k_proj_weight,
+    OptionalTensor k_proj_bias, const Tensor& v_proj_weight,
+    OptionalTensor v_proj_bias, const Tensor& out_proj_weight,
+    OptionalTensor out_proj_bias, double dropout_p, bool training,
+    OptionalTensor key_padding_mask, bool need_weights,
+    OptionalTensor attn_mask, bool average_attn_weights, bool is_causal,
+    bool batch_first, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  TORCH_CHECK_VALUE(num_heads > 0,
+                    "grouped_query_attention_forward: num_heads must be "
+                    "greater than 0, got ",
+                    num_heads);
+  const AttentionLayer layer{.embed_dim = out_proj_weight.size(0),
+                             .num_heads = num_heads,
+                             .num_kv_heads = num_kv_heads,
+                             .head_dim = q_proj_weight.size(0) / num_heads,
+                             .q_proj_weight = q_proj_weight,
+                             .k_proj_weight = k_proj_weight,
+                             .v_proj_weight = v_proj_weight,
+                             .q_proj_bias = or_undefined(q_proj_bias),
+                             .k_proj_bias = or_undefined(k_proj_bias),
+                             .v_proj_bias = or_undefined(v_proj_bias),
+                             .out_proj_weight = out_proj_weight,
+                             .out_proj_bias = or_undefined(out_proj_bias),
+                             .dropout_p = dropout_p,
+                             .training = training,
+                             .batch_first = batch_first};
+  return forward(query, key, value, layer,
+                 forward_options(key_padding_mask, need_weights, attn_mask,
+                                 average_attn_weights, is_causal));
+}
+
+// What lies between the projections of a layer that computes those itself.
+Result projected_attention_forward_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t head_dim, double dropout_p, bool training,
+    OptionalTensor key_padding_mask, bool need_weights,
+    OptionalTensor attn_mask, bool average_attn_weights, bool is_causal,
+    bool batch_first, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  TORCH_CHECK_VALUE(head_dim > 0,
+                    "projected_attention_forward: head_dim must be greater "
+                    "than 0, got ",
+                    head_dim);
+  const int64_t num_heads = query.size(-1) / head_dim;
+  const AttentionLayer layer{.embed_dim = num_heads * head_dim,
+                             .num_heads = num_heads,
+                             .num_kv_heads = key.size(-1) / head_dim,
+                             .head_dim = head_dim,
+                             .is_projected = true,
+                             .dropout_p = dropout_p,
+                             .training = training,
+                             .batch_first = batch_first};
+  return forward(query, key, value, layer,
+                 forward_options(key_padding_mask, need_weights, attn_mask,
+                                 average_attn_weights, is_causal));
+}
+
+int64_t head_width_op(int64_t embed_dim, int64_t num_heads,
+                      int64_t num_kv_heads, std::optional<int64_t> head_dim) {
+  const AttentionLayer layer{.embed_dim = embed_dim,
+                             .num_heads = num_heads,
+                             .num_kv_heads = num_kv_heads,
+                             .head_dim = head_dim};
+  check_layer_sizes(layer);
+  return head_width(layer);
+}
+
+template <typename Library>
+void implement(Library& m) {
+  using fields::implementation;
+  m.impl("scaled_dot_product_attention",
+         implementation<&scaled_dot_product_attention_op>);
+  m.impl("attention_summary", implementation<&attention_summary_op>);
+  m.impl("route", implementation<&route_op>);
+  m.impl("multi_head_attention_forward", &multi_head_attention_forward_op);
+  m.impl("grouped_query_attention_forward",
+         &grouped_query_attention_forward_op);
+  m.impl("projected_attention_forward", &projected_attention_forward_op);
+  m.impl("pool_heads", &pool_heads);
+  m.impl("repeat_heads", &repeat_heads);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
+  implement(m);
+  m.impl("head_width", &head_width_op);
+}
+
+// vmap: the same operations on tensors with a hidden dimension, no loop.
+TORCH_LIBRARY_IMPL(multihead, FuncTorchBatchedDecomposition, m) {
+  implement(m);
+}
+
+}  // namespace multihead
