@@ -3,23 +3,16 @@
 // Attention as a function: check, route, run.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
 #include "multihead/attention/definition.h"
 #include "multihead/attention/route.h"
+#include "multihead/attention/torch_order.h"
 #include "multihead/functional.h"
 
 namespace multihead {
 namespace {
-
-at::Tensor as_pytorch(const at::Tensor& query, const at::Tensor& key,
-                      const at::Tensor& value, const AttentionOptions& o) {
-  return at::scaled_dot_product_attention(query, key, value,
-                                          optional(o.attn_mask), o.dropout_p,
-                                          o.is_causal, o.scale, o.enable_gqa);
-}
 
 // What autocast does to PyTorch's function it does to ours.
 at::Tensor autocast(const at::Tensor& x) {
@@ -48,17 +41,17 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   }
   if (way.way == Way::kPyTorch) {
     if (query.is_nested() || key.is_nested() || value.is_nested()) {
-      return {as_pytorch(query, key, value, options), {}};
+      return {pytorch_attention(query, key, value, options), {}};
     }
     check_for_pytorch(key, value, options.enable_gqa);
-    const at::Tensor out = as_pytorch(query, key, value, options);
+    const at::Tensor out = pytorch_attention(query, key, value, options);
     warn_of_all_weights(fn, query, way);  // not where it has raised
     return {out, {}};
   }
   const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
   check_attention(q, k, v, options);
   warn_of_all_weights(fn, q, way);
-  return define_attention(q, k, v, options, with_lse);
+  return definition::attention(q, k, v, options, with_lse);
 }
 
 }  // namespace
@@ -108,7 +101,7 @@ AttentionSummary attention_summary(const at::Tensor& query,
   check_fused_attention(q, rows, rows, options);
   check_route(fn, way);
   warn_of_all_weights(fn, q, way);
-  return define_summary(q, rows, options, k);
+  return definition::summary(q, rows, options, k);
 }
 
 }  // namespace multihead

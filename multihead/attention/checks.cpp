@@ -6,9 +6,9 @@
 
 #include <cmath>
 
-#include "multihead/attention/exact.h"
 #include "multihead/attention/fields.h"
 #include "multihead/attention/mask.h"
+#include "multihead/attention/nonfinite.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead {
@@ -27,7 +27,7 @@ void check_values(const char* name, at::Tensor integers, int64_t first,
   integers = integers.to(at::kLong);  // int8 cannot be compared with 300
   const at::Tensor invalid =
       integers.lt(first).logical_or(integers.gt(at::Scalar(last)));
-  if (!exact::has_values(integers)) {
+  if (!has_values(integers)) {
     at::_assert_async(
         invalid.any().logical_not(),
         c10::str(fn, name, " must be between ", first, " and ", last_name));
@@ -55,7 +55,7 @@ void check_query_offset(const at::Tensor& offset,
                     ",), got ", shape_text(offset));
   // Narrower types cannot be outside. To read the values of another device
   // would wait for it.
-  if (dtype != at::kLong || (exact::has_values(offset) && !offset.is_cpu())) {
+  if (dtype != at::kLong || (has_values(offset) && !offset.is_cpu())) {
     return;
   }
   check_values("query_offset", offset, -kLargestOffset, kLargestOffset, "2^62");

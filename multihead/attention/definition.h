@@ -1,37 +1,60 @@
 // SPDX-License-Identifier: MIT
 //
-// The definition (exact.h) as the arguments of scaled_dot_product_attention
-// state it, on tensors (B, H, L, D) or (H, L, D): what runs where no kernel
-// does, and what autograd differentiates where no kernel is the derivative.
-// Whoever calls has checked the arguments.
+// The definition in docs/parity.md, in ATen operations: on any device and
+// dtype, differentiable to any order. What runs where no kernel does, and what
+// autograd differentiates where no kernel is the derivative. Rows that see no
+// key give 0, NaN in keys and values that are not seen has no effect, 16-bit
+// types are computed in float32. Whoever calls has checked the arguments.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <tuple>
 
+#include "multihead/attention/heads.h"
+#include "multihead/attention/mask.h"
 #include "multihead/functional.h"
 
-namespace multihead {
+namespace multihead::definition {
+
+// ---- On tensors (B, H, L, D) or (H, L, D) ---------------------------------
 
 /// out (B, H, Lq, Dv) in the layout of query, and logsumexp (B, H, Lq),
 /// undefined unless with_lse. dropout_factors (B, H, Lq, Lk), 0 or
 /// 1/(1 − dropout_p), where the draw is made already; undefined: torch's
 /// generator draws.
-std::tuple<at::Tensor, at::Tensor> define_attention(
+std::tuple<at::Tensor, at::Tensor> attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionOptions& options, bool with_lse,
     const at::Tensor& dropout_factors = {});
 
 /// exp(scores − logsumexp), times dropout_factors where there are any:
 /// (B, H, Lq, Lk), or (B, Lq, Lk) averaged over heads.
-at::Tensor define_weights(const at::Tensor& query, const at::Tensor& key,
-                          const at::Tensor& logsumexp,
-                          const AttentionOptions& options,
-                          const at::Tensor& dropout_factors, bool average);
+at::Tensor weights(const at::Tensor& query, const at::Tensor& key,
+                   const at::Tensor& logsumexp, const AttentionOptions& options,
+                   const at::Tensor& dropout_factors, bool average);
 
 /// The k largest weights of each query, from all of them at once.
-AttentionSummary define_summary(const at::Tensor& query, const at::Tensor& key,
-                                const AttentionOptions& options, int64_t k);
+AttentionSummary summary(const at::Tensor& query, const at::Tensor& key,
+                         const AttentionOptions& options, int64_t k);
 
-}  // namespace multihead
+// ---- On heads -------------------------------------------------------------
+
+/// What happens to the scores between the two products.
+struct ScoreTransform {
+  double scale = 1.0;
+  std::optional<double> softcap = {};
+  Mask mask = {};
+  at::Tensor alibi_slopes = {};  ///< (H) or (B, H)
+  at::Tensor sinks = {};         ///< (H)
+  double dropout_p = 0.0;
+  /// (B, H, Lq, Lk), 0 or 1/(1 − dropout_p): draws that were made before.
+  at::Tensor dropout_factors = {};
+};
+
+/// In the absence of a mask its operations are those of torch_order.h.
+HeadResults attention(const Heads& heads, const ScoreTransform& transform,
+                      bool with_logsumexp);
+
+}  // namespace multihead::definition

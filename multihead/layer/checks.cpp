@@ -62,14 +62,14 @@ void check_dropout(const AttentionLayer& layer, bool need_weights) {
 // Separate weights against the widths of what they project.
 void check_weights(const Sequences& inputs, const AttentionLayer& layer) {
   if (layer.in_proj_weight.defined()) return;
-  const int64_t query_rows = layer.num_heads * head_width(layer);
-  const int64_t kv_rows = kv_heads(layer) * head_width(layer);
+  const int64_t query_rows = layer.num_heads * head_dim(layer);
+  const int64_t kv_rows = num_kv_heads(layer) * head_dim(layer);
   if (layer.is_projected) {
     for (const auto& [name, x] :
          {std::pair("key", &inputs.key), {"value", &inputs.value}}) {
       TORCH_CHECK(x->sym_size(-1) == kv_rows,
                   "multi_head_attention_forward: ", name, " must have ",
-                  kv_heads(layer), " heads of width ", head_width(layer),
+                  num_kv_heads(layer), " heads of width ", head_dim(layer),
                   ", got ", x->sym_size(-1), " columns",
                   shapes_text(inputs.query, inputs.key, inputs.value));
     }
@@ -103,7 +103,7 @@ void check_extra_keys(const AttentionLayer& layer,
   const bool k = layer.bias_k.defined(), v = layer.bias_v.defined();
   MULTIHEAD_ASSERT(v || !k, "bias_k is set but bias_v is None");
   MULTIHEAD_ASSERT(k || !v, "bias_v is set but bias_k is None");
-  const c10::SymInt heads = batch * kv_heads(layer);
+  const c10::SymInt heads = batch * num_kv_heads(layer);
   for (const auto& [name, rows] :
        {std::pair("static_k", &options.static_k()),
         std::pair("static_v", &options.static_v())}) {
@@ -112,8 +112,8 @@ void check_extra_keys(const AttentionLayer& layer,
                      name[7] == 'k' ? "key." : "value.");
     MULTIHEAD_ASSERT(rows->sym_size(0) == heads, "expecting ", name,
                      ".size(0) of ", heads, ", but got ", rows->sym_size(0));
-    MULTIHEAD_ASSERT(rows->sym_size(2) == head_width(layer), "expecting ", name,
-                     ".size(2) of ", head_width(layer), ", but got ",
+    MULTIHEAD_ASSERT(rows->sym_size(2) == head_dim(layer), "expecting ", name,
+                     ".size(2) of ", head_dim(layer), ", but got ",
                      rows->sym_size(2));
   }
   const auto length = [](const at::Tensor& given,
@@ -209,12 +209,12 @@ void check_layer_sizes(const AttentionLayer& layer) {
   MULTIHEAD_ASSERT(layer.head_dim || layer.embed_dim % layer.num_heads == 0,
                    "embed_dim must be divisible by num_heads, got embed_dim=",
                    layer.embed_dim, " and num_heads=", layer.num_heads);
-  TORCH_CHECK_VALUE(head_width(layer) > 0,
-                    "head_dim must be greater than 0, got ", head_width(layer));
+  TORCH_CHECK_VALUE(head_dim(layer) > 0,
+                    "head_dim must be greater than 0, got ", head_dim(layer));
   TORCH_CHECK_VALUE(
-      kv_heads(layer) > 0 && layer.num_heads % kv_heads(layer) == 0,
-      "num_kv_heads must divide num_heads, got num_kv_heads=", kv_heads(layer),
-      " and num_heads=", layer.num_heads);
+      num_kv_heads(layer) > 0 && layer.num_heads % num_kv_heads(layer) == 0,
+      "num_kv_heads must divide num_heads, got num_kv_heads=",
+      num_kv_heads(layer), " and num_heads=", layer.num_heads);
 }
 
 void check_groups(const char* function, const at::Tensor& rows,

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
+#include "multihead/layer/checks.h"
 #include "multihead/modules.h"
 
 namespace multihead {
@@ -21,6 +22,22 @@ std::vector<at::Tensor> in_projections(const MultiheadAttentionImpl& mha) {
 }
 
 }  // namespace
+
+at::Tensor pool_heads(const at::Tensor& rows, int64_t num_heads,
+                      int64_t num_kv_heads) {
+  check_groups("pool_heads", rows, num_heads, num_heads, num_kv_heads);
+  return rows.unflatten(0, {num_kv_heads, num_heads / num_kv_heads, -1})
+      .mean(1)
+      .flatten(0, 1);
+}
+
+at::Tensor repeat_heads(const at::Tensor& rows, int64_t num_heads,
+                        int64_t num_kv_heads) {
+  check_groups("repeat_heads", rows, num_kv_heads, num_heads, num_kv_heads);
+  return rows.unflatten(0, {num_kv_heads, -1})
+      .repeat_interleave(num_heads / num_kv_heads, 0)
+      .flatten(0, 1);
+}
 
 GroupedQueryAttention to_grouped_query(const MultiheadAttention& mha,
                                        int64_t num_kv_heads) {

@@ -4,6 +4,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <limits>
 
@@ -39,6 +40,12 @@ void add_to(Mask& mask, const at::Tensor& blocked_or_bias) {
 }
 
 }  // namespace
+
+at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
+  if (!mask.defined() || !is_bool(mask)) return mask;
+  return at::zeros_like(mask, mask.options().dtype(dtype))
+      .masked_fill_(mask, -kInfinity);
+}
 
 LayerMasks layer_masks(const CallSizes& sizes, const AttentionLayer& layer,
                        const ForwardOptions& options) {

@@ -29,6 +29,9 @@ inline bool is_bool(const at::Tensor& mask) {
   return mask.scalar_type() == at::kBool;
 }
 
+/// 0 and −inf for false and true; a float mask as it is.
+at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype);
+
 /// The masks as they came, with a batch dimension. Under kExact, is_causal
 /// without a mask is written out.
 LayerMasks layer_masks(const CallSizes& sizes, const AttentionLayer& layer,

@@ -206,8 +206,8 @@ Gradients backward_by_definition(const variable_list& gradients,
   const variable_list g = differentiate(
       inputs, needs, gradients, [&](const Inputs& x) -> variable_list {
         const auto [out, logsumexp] =
-            define_attention(x[0], x[1], x[2], with_tensors(options, x),
-                             gradients[1].defined(), factors);
+            definition::attention(x[0], x[1], x[2], with_tensors(options, x),
+                                  gradients[1].defined(), factors);
         return {out, logsumexp};
       });
   Inputs results;
@@ -279,8 +279,8 @@ class FusedWeights : public torch::autograd::Function<FusedWeights> {
                                                  c.options, c.dropout_state);
     variable_list results = by_argument(differentiate(
         c.inputs, c.needs, gradients, [&](const Inputs& x) -> variable_list {
-          return {define_weights(x[0], x[1], x[2], with_tensors(c.options, x),
-                                 factors, average)};
+          return {definition::weights(
+              x[0], x[1], x[2], with_tensors(c.options, x), factors, average)};
         }));
     results.insert(results.begin() + 4, Tensor());  // nor has average
     return results;

@@ -174,14 +174,14 @@ Result projected_attention_forward_op(
                                  average_attn_weights, is_causal));
 }
 
-int64_t head_width_op(int64_t embed_dim, int64_t num_heads,
-                      int64_t num_kv_heads, std::optional<int64_t> head_dim) {
+int64_t head_dim_op(int64_t embed_dim, int64_t num_heads, int64_t num_kv_heads,
+                    std::optional<int64_t> head_dim) {
   const AttentionLayer layer{.embed_dim = embed_dim,
                              .num_heads = num_heads,
                              .num_kv_heads = num_kv_heads,
                              .head_dim = head_dim};
   check_layer_sizes(layer);
-  return head_width(layer);
+  return multihead::head_dim(layer);
 }
 
 template <typename Library>
@@ -203,7 +203,7 @@ void implement(Library& m) {
 
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   implement(m);
-  m.impl("head_width", &head_width_op);
+  m.impl("head_dim", &head_dim_op);
 }
 
 // vmap: the same operations on tensors with a hidden dimension, no loop.

@@ -147,7 +147,7 @@ void define_layers(torch::Library& m, const Tags& tags) {
       tags);
   // D of a layer, its sizes checked: for Python's constructors.
   m.def(
-      "head_width(int embed_dim, int num_heads, int num_kv_heads, "
+      "head_dim(int embed_dim, int num_heads, int num_kv_heads, "
       "int? head_dim=None) -> int",
       tags);
   m.def("pool_heads(Tensor rows, int num_heads, int num_kv_heads) -> Tensor",

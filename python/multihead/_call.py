@@ -29,7 +29,7 @@ _TYPES = {
 _MULTI_HEAD = torch.ops.multihead.multi_head_attention_forward.default
 # The public names of operators that are called otherwise.
 _FUNCTIONS = {
-    "head_width": "GroupedQueryAttention",
+    "head_dim": "GroupedQueryAttention",
     "pool_heads": "from_multihead",
     "repeat_heads": "to_multihead",
 }

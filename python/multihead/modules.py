@@ -211,7 +211,7 @@ class GroupedQueryAttention(nn.Module):
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.head_dim = call(
-            _ops.head_width.default, embed_dim, num_heads, num_kv_heads, head_dim
+            _ops.head_dim.default, embed_dim, num_heads, num_kv_heads, head_dim
         )
         check_int("GroupedQueryAttention", "kdim", self.kdim)
         check_int("GroupedQueryAttention", "vdim", self.vdim)

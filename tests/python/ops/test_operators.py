@@ -153,7 +153,7 @@ TRACED = [
 # They return a size or text, no tensor: opcheck has nothing to trace.
 WITHOUT_TENSORS = {
     "multihead::explain",
-    "multihead::head_width",
+    "multihead::head_dim",
     "multihead::render_report",
     "multihead::warn",
     "multihead::route",

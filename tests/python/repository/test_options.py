@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""One more option: what the compiler asks for before a call can have it.
+
+attention/fields.h has the one list of options. An option that is not in it, or that a
+path computes without, must not compile: it would be dropped in silence.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+FUNCTIONAL = "multihead/functional.h"
+FIELDS = "multihead/attention/fields.h"
+LAST_MEMBER = "  at::Tensor sinks = {};\n"
+LAST_ROW = 'Field{"sinks", &AttentionOptions::sinks, "None", kDifferentiable}'
+MEMBER = "  at::Tensor temperature = {};\n"
+ROW = 'Field{"temperature", &AttentionOptions::temperature, "None"'
+
+# What computes by options, each in its own way: the definition, the kernels'
+# arguments, the question whether PyTorch's function has the call.
+PATHS = ("attention/definition.cpp", "ops/cpu/arguments.cpp", "attention/route.cpp")
+
+
+def compile_with(folder: pathlib.Path, source: str) -> str:
+    """What the compiler has against a source; headers in `folder` come first."""
+    build = pathlib.Path(os.environ["MULTIHEAD_BUILD_DIR"])
+    commands = json.loads((build / "compile_commands.json").read_text())
+    path = str(ROOT / "multihead" / source)
+    entry = next((x for x in commands if x["file"] == path), None)
+    if entry is None:
+        pytest.skip("MULTIHEAD_BUILD_DIR was built from another folder")
+    words = shlex.split(entry["command"])
+    del words[words.index("-o") : words.index("-o") + 2]
+    words[1:1] = ["-fsyntax-only", f"-I{folder}"]
+    run = subprocess.run(words, cwd=entry["directory"], capture_output=True, text=True)
+    assert (run.returncode == 0) == ("error:" not in run.stderr), run.stderr
+    return run.stderr
+
+
+@pytest.fixture
+def patched(tmp_path):
+    """patched(header, old, new): a copy with one place changed, in `folder`."""
+
+    def patch(header: str, old: str, new: str) -> pathlib.Path:
+        text = (ROOT / header).read_text()
+        assert text.count(old) == 1
+        copy = tmp_path / header
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text.replace(old, new))
+        return tmp_path
+
+    return patch
+
+
+def test_a_member_without_a_row_does_not_compile(patched):
+    folder = patched(FUNCTIONAL, LAST_MEMBER, LAST_MEMBER + MEMBER)
+    said = compile_with(folder, "attention/fields.cpp")
+    assert "each member of AttentionOptions must have its row in kFields" in said
+
+
+def test_a_path_that_does_not_know_an_option_does_not_compile(patched):
+    patched(FUNCTIONAL, LAST_MEMBER, LAST_MEMBER + MEMBER)
+    folder = patched(FIELDS, LAST_ROW, LAST_ROW + f",\n    {ROW}}}")
+    for source in PATHS:
+        assert "only 13 names provided" in compile_with(folder, source), source
+    # Schemas and what goes through the dispatcher follow from the list.
+    assert compile_with(folder, "attention/fields.cpp") == ""
+    assert compile_with(folder, "ops/results.cpp") == ""
+
+
+def test_a_gradient_that_no_kernel_computes_does_not_compile(patched):
+    patched(FUNCTIONAL, LAST_MEMBER, LAST_MEMBER + MEMBER)
+    folder = patched(FIELDS, LAST_ROW, LAST_ROW + f",\n    {ROW}, kDifferentiable}}")
+    assert "only 6 names provided" in compile_with(folder, "ops/cpu/cpu.cpp")
