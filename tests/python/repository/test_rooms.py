@@ -17,11 +17,12 @@ TREES = ("multihead", "diagnosis", "reference", "cli", "python/multihead", "exam
 # Public headers that are included by a name other than their path.
 PUBLIC = {"multihead/": "diagnosis/include/multihead/"}
 
-# Rooms that others than their neighbours may enter, each a library of its own.
+# Rooms and headers that are open to others than their neighbours, and why.
 OPEN = {
     "multihead/kernels": "the command measures them, the tests link nothing else",
     "multihead/text": "library, diagnosis and command print alike",
     "diagnosis/include/multihead": "diagnosis' face, as it is installed",
+    "multihead/safetensors/file.h": "the command's files are whole or as they were, too",
     "diagnosis/dump": "`show` reads the dumps that `explain` reads",
 }
 
@@ -118,7 +119,8 @@ def within(path: str, room: str) -> bool:
 def is_private(source: str, target: str) -> bool:
     """Whether `target` lies in a sub-room that `source` does not share."""
     room = folder(target)
-    return not within(source, folder(room)) and room not in OPEN and "/" in room
+    is_open = room in OPEN or target in OPEN
+    return not within(source, folder(room)) and not is_open and "/" in room
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
