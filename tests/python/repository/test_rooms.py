@@ -60,7 +60,6 @@ BELOW = [
 KNOWN = {
     r"circle: multihead -> diagnosis|^multihead/.* looks at diagnosis": "diagnosis is to "
     "be a library of its own",
-    "attention/.*looks at multihead/ops": "the list of options is to be in attention/",
     "output.cpp looks at multihead/safetensors/file.h": "both write files whole",
     "ops/cpu/cpu.cpp looks at": "the stages of backward are to be in kernels.h",
 }
