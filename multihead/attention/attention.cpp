@@ -36,8 +36,9 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   const Route way = route(query, key, value, options, with_lse);
   check_route(fn, way);
   if (way.way == Way::kFused) {
-    return call::fused_attention(query, key, value, options,
-                                 call::draw_dropout_state(options.dropout_p));
+    return call::run<call::FusedAttention>(
+        query, key, value, options,
+        call::draw_dropout_state(options.dropout_p));
   }
   if (way.way == Way::kPyTorch) {
     if (query.is_nested() || key.is_nested() || value.is_nested()) {
@@ -91,11 +92,13 @@ AttentionSummary attention_summary(const at::Tensor& query,
   const at::Tensor q = autocast(query), rows = autocast(key);
   const Route way = route(q, rows, rows, options);
   if (way.way == Way::kFused) {  // the operators check
+    const std::optional<at::Tensor> no_dropout;
     // Values without width: logsumexp alone.
-    const auto logsumexp = std::get<1>(call::fused_attention(
-        q, rows, rows.narrow(-1, 0, 0), options, std::nullopt));
-    const auto [weights, keys, entropy] = call::fused_attention_summary(
-        q, rows, logsumexp, k, options, std::nullopt);
+    const auto logsumexp = std::get<1>(call::run<call::FusedAttention>(
+        q, rows, rows.narrow(-1, 0, 0), options, no_dropout));
+    const auto [weights, keys, entropy] =
+        call::run<call::FusedAttentionSummary>(q, rows, logsumexp, k, options,
+                                               no_dropout);
     return {weights, keys, entropy};
   }
   check_fused_attention(q, rows, rows, options);

@@ -5,6 +5,7 @@
 // B. Whoever calls has asked for the route.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -26,56 +27,77 @@ auto tensors(std::index_sequence<i...>)
 using Gradients =
     decltype(tensors(std::make_index_sequence<std::tuple_size_v<Needs>>{}));
 
-// ---- The operators' signatures --------------------------------------------
-// dropout_state: int64 (2), seed and offset of the counter-based generator;
-// needed when dropout_p > 0.
-
+/// The operators by their names and signatures. dropout_state: int64 (2), seed
+/// and offset of the counter-based generator; needed when dropout_p > 0.
 /// query, key, value → out (B, H, Lq, Dv) and logsumexp (B, H, Lq).
-using FusedAttention = std::tuple<at::Tensor, at::Tensor>(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const AttentionOptions&, const std::optional<at::Tensor>& dropout_state);
+struct FusedAttention {
+  static constexpr auto* kName = "multihead::fused_attention";
+  using Signature = std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const AttentionOptions&, const std::optional<at::Tensor>& dropout_state);
+};
 
-using FusedAttentionBackward = Gradients(
-    const at::Tensor& dout, const std::optional<at::Tensor>& dlogsumexp,
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& out, const at::Tensor& logsumexp, Needs,
-    const AttentionOptions&, const std::optional<at::Tensor>& dropout_state);
+struct FusedAttentionBackward {
+  static constexpr auto* kName = "multihead::fused_attention_backward";
+  using Signature = Gradients(const at::Tensor& dout,
+                              const std::optional<at::Tensor>& dlogsumexp,
+                              const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, const at::Tensor& out,
+                              const at::Tensor& logsumexp, Needs,
+                              const AttentionOptions&,
+                              const std::optional<at::Tensor>& dropout_state);
+};
 
 /// The weights of that attention, after dropout: (B, Lq, Lk) averaged over
 /// heads, or (B, H, Lq, Lk).
-using AttentionWeights = at::Tensor(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& logsumexp,
-    bool average, const AttentionOptions&,
-    const std::optional<at::Tensor>& dropout_state);
+struct AttentionWeights {
+  static constexpr auto* kName = "multihead::attention_weights";
+  using Signature = at::Tensor(const at::Tensor& query, const at::Tensor& key,
+                               const at::Tensor& logsumexp, bool average,
+                               const AttentionOptions&,
+                               const std::optional<at::Tensor>& dropout_state);
+};
 
 /// Per query row the `count` largest weights, their keys, and the entropy, as
-/// functional.h's AttentionSummary has them.
-using FusedAttentionSummary = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& logsumexp,
-    int64_t count, const AttentionOptions&,
-    const std::optional<at::Tensor>& dropout_state);
+/// functional.h's AttentionSummary has them. Nothing of it is differentiable.
+struct FusedAttentionSummary {
+  static constexpr auto* kName = "multihead::fused_attention_summary";
+  using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+      const at::Tensor& query, const at::Tensor& key,
+      const at::Tensor& logsumexp, int64_t count, const AttentionOptions&,
+      const std::optional<at::Tensor>& dropout_state);
+};
 
-/// The operator of that name, to be called with all fields of the options.
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton()
-      .findSchemaOrThrow(name, "")
-      .typed<typename fields::Flat<Signature>::type>();
+/// The operator, with the arguments that the dispatcher takes.
+template <class Operator>
+const auto& handle() {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow(Operator::kName, "")
+          .template typed<
+              typename fields::Flat<typename Operator::Signature>::type>();
+  return op;
 }
 
-// ---- Calls ----------------------------------------------------------------
+/// Whether autograd records what is computed from an argument.
+bool is_recorded(const at::Tensor& x);
+bool is_recorded(const AttentionOptions& options);
+inline bool is_recorded(const std::optional<at::Tensor>& x) {
+  return x && is_recorded(*x);
+}
+inline bool is_recorded(int64_t /*number*/) { return false; }
+inline bool is_recorded(const Needs& /*needs*/) { return false; }
 
-FusedAttention fused_attention;
-FusedAttentionBackward fused_attention_backward;
-AttentionWeights attention_weights;
-/// Nothing in a summary is differentiable.
-FusedAttentionSummary fused_attention_summary;
-
-using TensorRefs = c10::ArrayRef<const at::Tensor*>;
-
-/// Whether autograd records what is computed from these tensors.
-bool is_recorded(TensorRefs tensors);
-bool is_recorded(TensorRefs tensors, const AttentionOptions& options);
+/// Calls the operator, whose signature `arguments` follow.
+template <class Operator, class... P>
+auto run(const P&... arguments) {
+  // Straight to the kernels where autograd has nothing to record.
+  std::optional<at::AutoDispatchBelowADInplaceOrView> past_autograd;
+  if (!(is_recorded(arguments) || ...)) past_autograd.emplace();
+  return std::apply(
+      [](const auto&... flat) { return handle<Operator>().call(flat...); },
+      std::tuple_cat(fields::pack(arguments)...));
+}
 
 /// int64 (2): seed and offset for one call, from torch's generator; nothing
 /// where nothing is dropped.

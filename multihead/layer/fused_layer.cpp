@@ -52,7 +52,11 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
     const AttentionLayer& layer, const ForwardOptions& options) {
   // Where nothing is differentiated, autograd need not keep account of views.
   std::optional<at::AutoDispatchBelowADInplaceOrView> past_autograd;
-  if (!call::is_recorded(tensors_of(query, key, value, layer, options))) {
+  const auto tensors = tensors_of(query, key, value, layer, options);
+  const auto recorded = [](const at::Tensor* x) {
+    return call::is_recorded(*x);
+  };
+  if (std::none_of(tensors.begin(), tensors.end(), recorded)) {
     past_autograd.emplace();
   }
   const int64_t batch_dim = layer.batch_first ? 0 : 1;
@@ -76,15 +80,15 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
                                    .enable_gqa = true,
                                    .key_mask = mask.key_mask};
   const auto state = call::draw_dropout_state(attention.dropout_p);
-  const auto [rows, logsumexp] = call::fused_attention(
+  const auto [rows, logsumexp] = call::run<call::FusedAttention>(
       heads.query, heads.key, heads.value, attention, state);
 
   at::Tensor out = project_out_of_kernels(rows, layer);
   if (!is_batched) out = out.squeeze(batch_dim);
   if (!options.need_weights()) return {out, at::Tensor()};
-  const at::Tensor weights =
-      call::attention_weights(heads.query, heads.key, logsumexp,
-                              options.average_attn_weights(), attention, state);
+  const at::Tensor weights = call::run<call::AttentionWeights>(
+      heads.query, heads.key, logsumexp, options.average_attn_weights(),
+      attention, state);
   return {out, is_batched ? weights : weights.squeeze(0)};
 }
 

@@ -218,11 +218,10 @@ Gradients backward_by_definition(const variable_list& gradients,
 // ---- The operators -------------------------------------------------------
 
 // Past autograd, with the arguments that came.
-template <class Signature, class... A>
-auto hand_on(const char* name, const A&... arguments) {
-  static const auto op = call::find<Signature>(name);
+template <class Operator, class... A>
+auto hand_on(const A&... arguments) {
   const at::AutoDispatchBelowADInplaceOrView past_autograd;
-  return op.call(arguments...);
+  return call::handle<Operator>().call(arguments...);
 }
 
 template <class... Options>
@@ -237,9 +236,8 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
                                const Tensor& key, const Tensor& value,
                                const std::optional<Tensor>& dropout_state,
                                const Options&... options) {
-    const auto [out, logsumexp] =
-        hand_on<call::FusedAttention>("multihead::fused_attention", query, key,
-                                      value, options..., dropout_state);
+    const auto [out, logsumexp] = hand_on<call::FusedAttention>(
+        query, key, value, options..., dropout_state);
     save(context, query, key, value, dropout_state, options_of(options...),
          {out, logsumexp});
     return {out, logsumexp};
@@ -251,7 +249,7 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
     const Tensor &out = c.results[0], &logsumexp = c.results[1];
     const Tensor dout =
         gradients[0].defined() ? gradients[0] : at::zeros_like(out);
-    return by_argument(list_of(call::fused_attention_backward(
+    return by_argument(list_of(call::run<call::FusedAttentionBackward>(
         dout, optional(gradients[1]), c.inputs[0], c.inputs[1], c.inputs[2],
         out, logsumexp, c.needs, c.options, c.dropout_state)));
   }
@@ -266,8 +264,7 @@ class FusedWeights : public torch::autograd::Function<FusedWeights> {
                         bool average, const Options&... options) {
     save(context, query, key, logsumexp, dropout_state, options_of(options...));
     context->saved_data["average"] = average;
-    return hand_on<call::AttentionWeights>("multihead::attention_weights",
-                                           query, key, logsumexp, average,
+    return hand_on<call::AttentionWeights>(query, key, logsumexp, average,
                                            options..., dropout_state);
   }
 
@@ -321,10 +318,13 @@ struct Operators<fields::Types<Options...>> {
           "recorded backward is not implemented");
     }
     const AttentionOptions given = options_of(options...);
-    if (!call::is_recorded({&dout, &dlse, &query, &key, &value}, given)) {
-      return hand_on<call::FusedAttentionBackward>(
-          "multihead::fused_attention_backward", dout, dlogsumexp, query, key,
-          value, out, logsumexp, needs, options..., dropout_state);
+    const bool recorded = call::is_recorded(dout) || call::is_recorded(dlse) ||
+                          call::is_recorded(query) || call::is_recorded(key) ||
+                          call::is_recorded(value) || call::is_recorded(given);
+    if (!recorded) {
+      return hand_on<call::FusedAttentionBackward>(dout, dlogsumexp, query, key,
+                                                   value, out, logsumexp, needs,
+                                                   options..., dropout_state);
     }
     // For its checks, and for which gradients there are.
     const auto shapes = fused_attention_backward_results(

@@ -10,16 +10,16 @@
 namespace multihead::ops {
 
 /// out (B, H, Lq, Dv) in the layout of query, logsumexp (B, H, Lq).
-call::FusedAttention fused_attention_results;
+call::FusedAttention::Signature fused_attention_results;
 
 /// Like the arguments, those of query, key and value in their layouts;
 /// undefined where not needed.
-call::FusedAttentionBackward fused_attention_backward_results;
+call::FusedAttentionBackward::Signature fused_attention_backward_results;
 
 /// (B, H, Lq, Lk), or (B, Lq, Lk) where averaged over heads.
-call::AttentionWeights attention_weights_result;
+call::AttentionWeights::Signature attention_weights_result;
 
 /// weights (B, H, Lq, count), keys int64 (B, H, Lq, count), entropy (B, H, Lq).
-call::FusedAttentionSummary fused_attention_summary_results;
+call::FusedAttentionSummary::Signature fused_attention_summary_results;
 
 }  // namespace multihead::ops

@@ -67,6 +67,7 @@ kernels::ScoreGradients score_gradients_of(const Tensor& x) {
   return {x.mutable_data_ptr(), strides[0], strides[1], strides[2], strides[3]};
 }
 
+// Tensors of the options are read in place: who calls holds them.
 AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
                                        const AttentionOptions& options,
                                        const std::optional<Tensor>& state)
@@ -93,16 +94,34 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
     a.visibility.left = (*window)[0];
     a.visibility.right = (*window)[1];
   }
-  if (key_lengths.defined()) set_key_lengths(key_lengths);
-  if (key_mask.defined()) set_key_mask(key_mask);
+  if (key_lengths.defined()) {
+    a.visibility.key_lengths =
+        keep(key_lengths.to(at::kLong).contiguous()).const_data_ptr<int64_t>();
+  }
+  if (key_mask.defined()) {
+    a.key_mask = {static_cast<const uint8_t*>(key_mask.const_data_ptr()),
+                  key_mask.stride(0), key_mask.stride(1)};
+  }
   if (attn_mask.defined()) set_mask(attn_mask);
-  if (alibi_slopes.defined()) set_slopes(alibi_slopes);
-  if (sinks.defined()) set_sinks(sinks);
+  if (alibi_slopes.defined()) {
+    const Tensor& slopes = keep(alibi_slopes.to(at::kDouble));
+    a.alibi_slopes = slopes.const_data_ptr<double>();
+    a.alibi_head = slopes.stride(-1);
+    a.alibi_batch = slopes.dim() == 2 ? slopes.stride(0) : 0;
+  }
+  if (sinks.defined()) {
+    a.sinks = keep(sinks.to(at::kDouble).contiguous()).const_data_ptr<double>();
+  }
   set_offsets(alignment, query_offset);
-  if (dropout_p > 0.0) set_dropout(dropout_p, state);
+  if (dropout_p > 0.0) {
+    const Tensor words = state->contiguous();
+    const auto* seed = words.const_data_ptr<int64_t>();
+    a.dropout = {dropout_p, static_cast<uint64_t>(seed[0]),
+                 static_cast<uint64_t>(seed[1])};
+  }
 }
 
-// After set_key_lengths.
+// After the key lengths.
 void AttentionArguments::set_offsets(CausalAlignment alignment,
                                      const Tensor& query_offset) {
   const bool bottom_right = alignment == CausalAlignment::kBottomRight;
@@ -124,53 +143,23 @@ void AttentionArguments::set_offsets(CausalAlignment alignment,
   a.visibility.query_offsets = offsets_.data();
 }
 
-void AttentionArguments::set_key_lengths(const Tensor& key_lengths) {
-  key_lengths_ = key_lengths.to(at::kLong).contiguous();
-  attention.visibility.key_lengths = key_lengths_.const_data_ptr<int64_t>();
-}
-
-void AttentionArguments::set_key_mask(const Tensor& key_mask) {
-  key_mask_ = key_mask;
-  attention.key_mask = {static_cast<const uint8_t*>(key_mask_.const_data_ptr()),
-                        key_mask_.stride(0), key_mask_.stride(1)};
-}
-
 void AttentionArguments::set_mask(const Tensor& attn_mask) {
   using Kind = kernels::ScoreMask::Kind;
   kernels::AttentionArgs& a = attention;
   const auto compute_type = at::toOpMathType(query_.scalar_type());
-  const bool keep = attn_mask.scalar_type() == at::kBool;
-  mask_ = keep || read_as_it_is(attn_mask.scalar_type(), compute_type)
-              ? attn_mask
-              : cast_keeping_repeats(attn_mask, compute_type);
-  const Tensor full = mask_.expand({a.B, a.H, a.Lq, a.Lk});
-  a.mask = {keep ? Kind::kKeep : Kind::kBias,
+  const bool is_keep = attn_mask.scalar_type() == at::kBool;
+  const Tensor& mask =
+      is_keep || read_as_it_is(attn_mask.scalar_type(), compute_type)
+          ? attn_mask
+          : keep(cast_keeping_repeats(attn_mask, compute_type));
+  const Tensor full = mask.expand({a.B, a.H, a.Lq, a.Lk});
+  a.mask = {is_keep ? Kind::kKeep : Kind::kBias,
             full.const_data_ptr(),
             dtype_of(full),
             full.stride(0),
             full.stride(1),
             full.stride(2),
             full.stride(3)};
-}
-
-void AttentionArguments::set_slopes(const Tensor& alibi_slopes) {
-  slopes_ = alibi_slopes.to(at::kDouble);
-  attention.alibi_slopes = slopes_.const_data_ptr<double>();
-  attention.alibi_head = slopes_.stride(-1);
-  attention.alibi_batch = slopes_.dim() == 2 ? slopes_.stride(0) : 0;
-}
-
-void AttentionArguments::set_sinks(const Tensor& sinks) {
-  sinks_ = sinks.to(at::kDouble).contiguous();
-  attention.sinks = sinks_.const_data_ptr<double>();
-}
-
-void AttentionArguments::set_dropout(double p,
-                                     const std::optional<Tensor>& state) {
-  const Tensor words = state->contiguous();
-  const auto* seed = words.const_data_ptr<int64_t>();
-  attention.dropout = {p, static_cast<uint64_t>(seed[0]),
-                       static_cast<uint64_t>(seed[1])};
 }
 
 }  // namespace multihead::ops

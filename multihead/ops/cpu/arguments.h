@@ -36,15 +36,15 @@ class AttentionArguments {
   kernels::AttentionArgs attention;
 
  private:
-  void set_offsets(CausalAlignment alignment, const at::Tensor& query_offset);
-  void set_key_lengths(const at::Tensor& key_lengths);
-  void set_key_mask(const at::Tensor& key_mask);
   void set_mask(const at::Tensor& attn_mask);
-  void set_slopes(const at::Tensor& alibi_slopes);
-  void set_sinks(const at::Tensor& sinks);
-  void set_dropout(double p, const std::optional<at::Tensor>& state);
+  void set_offsets(CausalAlignment alignment, const at::Tensor& query_offset);
+  /// x, as long as the arguments live.
+  const at::Tensor& keep(at::Tensor x) {
+    return kept_.emplace_back(std::move(x));
+  }
 
-  at::Tensor query_, key_, key_lengths_, sinks_, slopes_, mask_, key_mask_;
+  at::Tensor query_, key_;
+  c10::SmallVector<at::Tensor, 4> kept_;
   std::vector<int64_t> offsets_;
 };
 

@@ -255,11 +255,11 @@ std::tuple<Tensor, Tensor, Tensor> fused_attention_summary(
   const AttentionArguments call(query, key, options, dropout_state);
   const Tensor lse = logsumexp.contiguous();
   const kernels::SummaryArgs arguments{call.attention,
-                                   lse.const_data_ptr(),
-                                   count,
-                                   weights.mutable_data_ptr(),
-                                   keys.mutable_data_ptr<int64_t>(),
-                                   entropy.mutable_data_ptr()};
+                                       lse.const_data_ptr(),
+                                       count,
+                                       weights.mutable_data_ptr(),
+                                       keys.mutable_data_ptr<int64_t>(),
+                                       entropy.mutable_data_ptr()};
   run(kernels_of(call.attention).summary, arguments);
   return {weights, keys, entropy};
 }
