@@ -294,11 +294,6 @@ void note(Document& document, const char* label, Text text) {
                         .text = std::move(text)});
 }
 
-int columns(std::string_view text) {
-  return static_cast<int>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
 Document document_of(const std::string& json) {
   const Json report = parsed_report(json);
   const std::string verdict = text_at(report, "verdict");

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "multihead/text/width.h"
+
 namespace multihead::report {
 
 enum class Style { kPlain, kStrong, kDim, kGood, kBad, kCode };
@@ -43,8 +45,7 @@ void note(Document& document, const char* label, Text text);
 /// What render_report says, in order.
 Document document_of(const std::string& json);
 
-/// Code points, each taken for one column.
-int columns(std::string_view text);
+using multihead::columns;
 
 /// The lines of a page of `width` columns, or as many as the longest word
 /// needs.
