@@ -24,14 +24,11 @@ libgtest-dev
 #if !__has_include(<nlohmann/json.hpp>)
 nlohmann-json3-dev
 #endif
-#if !__has_include(<stb/stb_image_write.h>)
-libstb-dev
-#endif
 #if !__has_include(<utf8proc.h>)
 libutf8proc-dev
 #endif
 TEXT
-    echo g++ libcli11-dev libgtest-dev libstb-dev libutf8proc-dev \
+    echo g++ libcli11-dev libgtest-dev libutf8proc-dev \
       nlohmann-json3-dev
   python3 -c 'import ensurepip, venv' 2> /dev/null || echo python3-venv
 }
@@ -65,15 +62,17 @@ has() {
   may_install "${@:2}" && apt_get "${@:2}"
 }
 
-# What the build needs, and for the tests of a page a browser: one question for
-# both. Without a browser these tests are skipped, and say so; it is looked for once.
+# What the build needs, and for the tests of pictures a browser and librsvg: one
+# question for all. Without a browser these tests are skipped, and say so; it is looked
+# for once.
 install_packages() {
   local needed=() browser=() as_root=() stamp=$build/.looked-for-browser
   if [[ ! -f $build/.configured ]]; then
     read -rd '' -a needed < <(missing_packages) || true
   fi
   if [[ -n $wants_browser && ! -e $stamp ]]; then
-    [[ -n $(type -P chromium chromium-browser google-chrome) ]] || browser=(chromium)
+    [[ -n $(type -P chromium chromium-browser google-chrome) ]] ||
+      browser=(chromium librsvg2-2)
   fi
   if ((${#needed[@]} + ${#browser[@]} == 0)); then return; fi
   if may_install "${needed[@]}" "${browser[@]}"; then

@@ -22,6 +22,7 @@
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/suggestion.h"
+#include "cli/terminal/width.h"
 #include "multihead/functional.h"
 
 namespace cli {
@@ -126,7 +127,7 @@ std::vector<BenchCase> selected_cases(const BenchOptions& options,
 void list(const std::vector<BenchCase>& cases) {
   int width = 0;
   for (const BenchCase& test : cases)
-    width = std::max(width, 2 + display_width(test.name));
+    width = std::max(width, 2 + columns(test.name));
   Table table({{.title = "case", .width = width}, {.title = "sizes"}},
               detect_terminal());
   std::string group;

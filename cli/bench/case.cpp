@@ -75,7 +75,7 @@ BenchCase attention(std::string group, const AttentionCall& call,
 
 // --- Forward ----------------------------------------------------------------
 
-// Of the grid of squares.
+// The goals of the grid of squares.
 constexpr Goal kGoals[] = {
     {at::kFloat, false, 0, 128, 0.86, 1.35},
     {at::kFloat, false, 64, 512, 0.88, 1.25},
@@ -286,7 +286,7 @@ std::vector<BenchCase> modules() {
 
 // --- Backward, and training steps --------------------------------------------
 
-// Of autograd's backward alone.
+// The goals of autograd's backward alone.
 constexpr Goal kBackwardGoals[] = {
     {at::kFloat, false, 64, 512, 0.85, 1.3},
     {at::kFloat, false, 64, 1024, 0.87, 1.3},

@@ -27,7 +27,8 @@ enum class Implementation {
 /// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer"
 std::string name(Implementation who);
 
-/// What of a case is timed. Backward: autograd's, the forward before it is not.
+/// Which part of a case is timed. kBackward times autograd's backward, not the
+/// forward pass that comes before it.
 enum class Pass { kForward, kBackward, kBoth };
 /// "forward", "backward", "forward + backward"
 std::string name(Pass pass);

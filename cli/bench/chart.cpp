@@ -4,9 +4,10 @@
 #include <limits>
 #include <string>
 
+#include "cli/bench/metrics.h"
 #include "cli/bench/report.h"
 #include "cli/terminal/format.h"
-#include "cli/terminal/width.h"
+#include "cli/terminal/svg.h"
 
 namespace cli {
 namespace {
@@ -14,46 +15,6 @@ namespace {
 constexpr int kWidth = 1030, kRow = 22, kBar = 12, kTop = 124, kGroup = 34;
 constexpr int kRatios = 345, kRatiosWidth = 300;  // left end and width of the
 constexpr int kShares = 715, kSharesWidth = 260;  // two panels
-
-constexpr const char* kStyle = R"(<style>
-  .page { fill: #ffffff } text { fill: #1f2328; font: 12px system-ui, sans-serif }
-  .title { font-size: 18px; font-weight: 600 } .group { font-weight: 600 }
-  .dim { fill: #656d76 } .line { stroke: #d0d7de; stroke-width: 1 }
-  .one { stroke: #656d76; stroke-width: 1 }
-  .ours { fill: #1f6feb } .slower { fill: #cf222e } .theirs { fill: #afb8c1 }
-  .end { text-anchor: end } .middle { text-anchor: middle }
-  @media (prefers-color-scheme: dark) {
-    .page { fill: #0d1117 } text { fill: #e6edf3 } .dim { fill: #8d96a0 }
-    .line { stroke: #30363d } .one { stroke: #8d96a0 }
-    .ours { fill: #4493f8 } .slower { fill: #f85149 } .theirs { fill: #484f58 }
-  }
-</style>
-)";
-
-std::string label(double x, double y, const std::string& classes,
-                  const std::string& text) {
-  return format("<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y,
-                classes.c_str()) +
-         escaped(text) + "</text>\n";
-}
-
-struct Box {
-  double x, y, width, height;
-};
-
-std::string bar(const Box& box, const char* classes) {
-  return format(
-      "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
-      "class=\"%s\"/>\n",
-      box.x, box.y, std::max(box.width, 1.0), box.height, classes);
-}
-
-std::string vertical(double x, double from, double to, const char* classes) {
-  return format(
-      "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" "
-      "class=\"%s\"/>\n",
-      x, from, x, to, classes);
-}
 
 // Ratios lie on a logarithmic axis: twice as fast is as long as half as fast.
 class RatioAxis {
@@ -74,42 +35,46 @@ class RatioAxis {
   double low_ = 0, high_ = 1;
 };
 
-std::string row(const Measurement& m, const RatioAxis& axis, double y) {
-  const Entry &ours = m.ours(), &rival = *baseline(m);
+void draw_row(Svg& svg, const Measurement& m, const RatioAxis& axis, double y) {
+  const Entry &ours = m.ours(), &theirs = *baseline(m);
   const double top = y - kBar + 1;
-  const double one = axis.at(1), end = axis.at(rival.ratio);
-  std::string text = label(kRatios - 12, y, "end", m.test->name);
-  text += bar({std::min(one, end), top, std::abs(end - one), kBar},
-              rival.ratio >= 1 ? "ours" : "slower");
-  text += label(std::max(one, end) + 5, y, "", format("%.2f", rival.ratio));
+  const double one = axis.at(1), end = axis.at(theirs.ratio);
+  const auto bar = [&](double x, double above, double width, double height,
+                       const char* classes) {
+    svg.rectangle({x, above, std::max(width, 1.0), height}, classes);
+  };
+  svg.write({kRatios - 12, y}, m.test->name, {.anchor = Anchor::kEnd});
+  bar(std::min(one, end), top, std::abs(end - one), kBar,
+      theirs.ratio >= 1 ? "ours" : "slower");
+  svg.write({std::max(one, end) + 5, y}, format("%.2f", theirs.ratio));
   const auto width = [](double share) {
     return kSharesWidth * std::min(share, 1.0);
   };
   constexpr double kHalf = kBar / 2.0;
-  text += bar({kShares, top, width(ours.share), kHalf}, "ours");
-  text += bar({kShares, top + kHalf, width(rival.share), kHalf}, "theirs");
-  text += label(kShares + width(std::max(ours.share, rival.share)) + 5, y, "",
-                format("%.0f %%", 100 * ours.share));
-  return text;
+  bar(kShares, top, width(ours.share), kHalf, "ours");
+  bar(kShares, top + kHalf, width(theirs.share), kHalf, "theirs");
+  svg.write({kShares + width(std::max(ours.share, theirs.share)) + 5, y},
+            percent(ours.share));
 }
 
-std::string axes(const RatioAxis& axis, double bottom) {
+void draw_axes(Svg& svg, const RatioAxis& axis, double bottom) {
   constexpr double kFrom = kTop - 18;
-  std::string text = label(kRatios, kTop - 42, "dim",
-                           "times faster than PyTorch (logarithmic)");
-  text += label(kShares, kTop - 42, "dim",
-                "share of the peak: ours, PyTorch's in grey");
+  const Lettering dim{.tone = "dim"};
+  const Lettering tick{.tone = "dim", .anchor = Anchor::kMiddle};
+  svg.write({kRatios, kTop - 42}, "times faster than PyTorch (logarithmic)",
+            dim);
+  svg.write({kShares, kTop - 42}, "share of the peak: ours, PyTorch's in grey",
+            dim);
   for (double power = axis.low(); power <= axis.high(); ++power) {
     const double x = axis.at(std::exp2(power));
-    text += vertical(x, kFrom, bottom, power == 0 ? "one" : "line");
-    text += label(x, kFrom - 5, "dim middle", format("%g", std::exp2(power)));
+    svg.line({x, kFrom}, {x, bottom}, power == 0 ? "one" : "grid");
+    svg.write({x, kFrom - 5}, format("%g", std::exp2(power)), tick);
   }
   for (int quarter = 0; quarter <= 4; ++quarter) {
     const double x = kShares + kSharesWidth * quarter / 4.0;
-    text += vertical(x, kFrom, bottom, "line");
-    text += label(x, kFrom - 5, "dim middle", format("%d %%", 25 * quarter));
+    svg.line({x, kFrom}, {x, bottom}, "grid");
+    svg.write({x, kFrom - 5}, percent(quarter / 4.0), tick);
   }
-  return text;
 }
 
 }  // namespace
@@ -123,28 +88,32 @@ std::string to_svg(const BenchRun& run) {
     if (m.threads == fewest && m.right() && baseline(m)) rows.push_back(&m);
 
   const RatioAxis axis(rows);
-  std::string body, group;
+  std::string group;
+  double bottom = kTop - kRow + 8;
+  for (const Measurement* m : rows) {
+    if (m->test->group != group) bottom += kGroup - kRow;
+    group = m->test->group;
+    bottom += kRow;
+  }
+  Svg svg;
+  svg.write({24, 32},
+            "Attention on the CPU, multihead " + run.environment.version +
+                " and PyTorch",
+            {.size = 18, .bold = true});
+  svg.write({24, 52}, where_and_when(run, rows.empty() ? 1 : fewest),
+            {.tone = "dim"});
+  draw_axes(svg, axis, bottom);
   double y = kTop;
+  group.clear();
   for (const Measurement* m : rows) {
     if (m->test->group != group) {
       y += kGroup - kRow;
-      body += label(24, y, "group", group = m->test->group);
+      svg.write({24, y}, group = m->test->group, {.bold = true});
     }
-    body += row(*m, axis, y);
+    draw_row(svg, *m, axis, y);
     y += kRow;
   }
-  const double bottom = y - kRow + 8, height = bottom + 24;
-  return format(
-             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" "
-             "height=\"%.0f\" viewBox=\"0 0 %d %.0f\" role=\"img\">\n",
-             kWidth, height, kWidth, height) +
-         "<title>multihead bench</title>\n" + kStyle +
-         "<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n" +
-         label(24, 32, "title",
-               "Attention on the CPU, multihead " + run.environment.version +
-                   " and PyTorch") +
-         label(24, 52, "dim", where_and_when(run, rows.empty() ? 1 : fewest)) +
-         axes(axis, bottom) + body + "</svg>\n";
+  return svg.page(kWidth, bottom + 24, "multihead bench");
 }
 
 }  // namespace cli

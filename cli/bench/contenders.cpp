@@ -20,8 +20,8 @@ namespace {
 
 // What the hand-written form may take for its scores.
 constexpr int64_t kScoreBytes = int64_t{1} << 28;
-// Of fewer the sample's deviation is no measure: where few were dropped by
-// chance, it is small as well.
+// So many rows at least: if chance drops little in a small sample, the
+// deviation of that sample is small as well, and would refuse a correct mean.
 constexpr int64_t kRowsOfDropout = 4096;
 
 // Copies of the inputs by turns, so many that none is still in a cache.

@@ -27,7 +27,8 @@ struct Contender {
   Call timed;
   /// The same without dropout, which is what float64 can judge.
   Call verified;
-  /// With dropout: why what it does to sums is implausible, or "". Else empty.
+  /// Judges dropout by the sums that it leaves: returns why they are
+  /// implausible, or "". An empty function for cases without dropout.
   std::function<std::string()> dropout_fault;
   /// Why `out` is not what the case asks for; empty: it is within its budget.
   std::function<std::string(const Outputs& out)> fault;

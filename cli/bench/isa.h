@@ -10,8 +10,7 @@ enum class TargetSet { kNone, kAvx2, kAvx512 };
 
 /// What a benchmark has to know of an instruction set of our kernels.
 struct IsaFacts {
-  const char* name;  ///< as multihead::kernel_isa says it
-  int vector_bits;
+  const char* name;     ///< as multihead::kernel_isa says it
   bool bfloat16_pairs;  ///< kernels are made of dot products of pairs
   TargetSet targets;
   /// What holds PyTorch to the same registers: values of ATEN_CPU_CAPABILITY,
@@ -19,7 +18,10 @@ struct IsaFacts {
   const char* held[3];
 };
 
-/// Those of the portable kernels where the name is not known.
+/// An instruction set without facts has no targets, and PyTorch is not held.
 const IsaFacts& facts_of(const std::string& isa);
+
+/// The width of its registers.
+int vector_bits(const std::string& isa);
 
 }  // namespace cli

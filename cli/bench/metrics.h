@@ -5,8 +5,8 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "cli/bench/result.h"
 #include "cli/terminal/table.h"
@@ -27,7 +27,7 @@ struct Metric {
   bool theirs = false;  ///< compares with ours, which the terminal leaves out
 };
 
-const std::vector<Metric>& metrics();
+std::span<const Metric> metrics();
 
 /// The lines "  title  help" of the metrics that the terminal shows.
 std::string describe_metrics();

@@ -15,8 +15,8 @@ namespace cli {
 /// bfloat16 pairs (VDPBF16PS), and of bfloat16 tiles (AMX).
 enum class Unit { kFloat32, kFloat64, kBFloat16Pairs, kBFloat16Tiles };
 
-/// What was reached at best, and what on average: the less of it, the more did
-/// others use the machine meanwhile.
+/// The best rate that was reached, and the mean. A mean far below the best says
+/// that others used the machine meanwhile.
 struct Rate {
   double best = 0, mean = 0;
 };

@@ -73,15 +73,14 @@ Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
     return {"reading memory", reader_->measure(threads)};
   }
   const at::ScalarType dtype = dtype_of(test);
-  const IsaFacts& isa = facts_of(isa_);
-  const int bits = isa.vector_bits;
+  const int bits = vector_bits(isa_);
   const bool wide = dtype == at::kDouble;
   const Limit own{
       std::string(wide ? "fp64" : "fp32") + " multiply-add, " + isa_,
       measure_arithmetic(wide ? Unit::kFloat64 : Unit::kFloat32, bits, threads)
           .value()};
   // Dot products of pairs count where our kernels are made of them.
-  if (dtype != at::kBFloat16 || !isa.bfloat16_pairs) return own;
+  if (dtype != at::kBFloat16 || !facts_of(isa_).bfloat16_pairs) return own;
   const auto pairs = measure_arithmetic(Unit::kBFloat16Pairs, bits, threads);
   return pairs && pairs->best > own.rate.best
              ? Limit{"bf16 dot products, " + isa_, *pairs}
@@ -97,7 +96,12 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
   std::optional<double> single;
   for (const int count : threads) {
     at::set_num_threads(count);
-    Measurement m{.test = &test, .threads = count, .peak = {}, .entries = {}};
+    Measurement m{.test = &test,
+                  .threads = count,
+                  .peak = {},
+                  .entries = {},
+                  .flop = prepared.flop,
+                  .bytes = prepared.bytes};
     for (const Contender& contender : prepared.contenders)
       m.entries.push_back(judge(contender));
     const Limit before = measure_limit(test, count);
@@ -106,7 +110,7 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
     if (dtype_of(test) == at::kBFloat16 && !test.memory_bound)
       if (auto tiles = measure_arithmetic(Unit::kBFloat16Tiles, 512, count))
         m.peak.tiles = tiles->best;
-    const double work = test.memory_bound ? prepared.bytes : prepared.flop;
+    const double work = test.memory_bound ? m.bytes : m.flop;
     for (Entry& entry : m.entries)
       if (entry.status == Status::kRight) {
         entry.rate = work / entry.time.best * 1e-9;

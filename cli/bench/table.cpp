@@ -6,6 +6,7 @@
 #include "cli/bench/metrics.h"
 #include "cli/bench/report.h"
 #include "cli/terminal/format.h"
+#include "cli/terminal/width.h"
 
 namespace cli {
 namespace {
@@ -32,10 +33,10 @@ Cell verdict(const Measurement& measurement, Implementation who) {
   return cell;
 }
 
-std::vector<Column> columns(const std::vector<BenchCase>& cases) {
+std::vector<Column> table_columns(const std::vector<BenchCase>& cases) {
   int width = 0;
   for (const BenchCase& test : cases)
-    width = std::max(width, 2 + display_width(test.name));
+    width = std::max(width, 2 + columns(test.name));
   std::vector<Column> all = {{.title = "case", .width = width},
                              {.title = "threads", .right = true},
                              {.title = "who", .width = 10}};
@@ -80,7 +81,7 @@ const Entry* baseline(const Measurement& measurement) {
 }
 
 BenchTable::BenchTable(const std::vector<BenchCase>& cases, Terminal terminal)
-    : table_(columns(cases), terminal) {}
+    : table_(table_columns(cases), terminal) {}
 
 void BenchTable::opening(const BenchRun& run) {
   const Environment& e = run.environment;

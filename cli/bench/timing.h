@@ -11,7 +11,7 @@
 
 namespace cli {
 
-/// Of a series: smallest, quartiles, number.
+/// A series in short: its smallest value, its quartiles, how many values.
 struct Statistics {
   double best = 0, lower = 0, median = 0, upper = 0;
   int64_t count = 0;

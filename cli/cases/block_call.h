@@ -33,7 +33,7 @@ struct Block {
 
   /// The input, then the parameters; they need gradients.
   std::vector<at::Tensor> leaves() const;
-  /// Of the linear layers, without biases.
+  /// The number of weights of the linear layers; biases do not count.
   int64_t num_weights() const;
 };
 

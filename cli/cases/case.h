@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// What `multihead verify` runs: cases are data, listed in verify_*.cpp.
+// What `multihead verify` runs: cases are data, listed in cli/verify.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// The float64 loops of tests/cpp/naive.h, asked with tensors.
+// The float64 loops of reference/attention.h, called with tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>

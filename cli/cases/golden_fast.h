@@ -16,7 +16,7 @@
 
 namespace cli {
 
-/// A result in float64 and its condition scale (tests/cpp/naive.h).
+/// A result in float64 and its condition scale (reference/attention.h).
 struct Scaled {
   Scaled() = default;
   /// A given tensor; absolute values are its scale.

@@ -8,11 +8,12 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "cli/terminal/format.h"
 
 namespace cli {
 
@@ -126,14 +127,9 @@ inline std::string units_apart(double x, double y, int digits) {
   const double unit = std::ldexp(1.0, std::ilogb(y) - digits + 1);
   const double units = std::round(std::abs(x - y) / unit);
   if (!(units < 1e6)) return {};
-  char text[64];
-  std::snprintf(text, sizeof text,
-                units < 1    ? " (less than one unit in the "
-                               "last place)"
-                : units == 1 ? " (one unit in the last place)"
-                             : " (%.0f units in the last place)",
-                units);
-  return text;
+  if (units < 1) return " (less than one unit in the last place)";
+  if (units == 1) return " (one unit in the last place)";
+  return format(" (%.0f units in the last place)", units);
 }
 
 inline std::string explain(const Part& part, const Excess& excess,

@@ -108,7 +108,8 @@ pid_t spawn(const std::vector<std::string>& command, int answer) {
 
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  // Without our terminal: it would be stopped where it asks that for a word.
+  // In a session without our terminal: a child that reads from the terminal in
+  // the background would be stopped.
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
@@ -135,7 +136,7 @@ bool has_ended(pid_t child) {
          info.si_pid == child;
 }
 
-// Of this process. Where the kernel does not tell, there are none.
+// The children of this process; none where the kernel does not tell.
 std::set<pid_t> children() {
   std::set<pid_t> found;
   std::error_code error;

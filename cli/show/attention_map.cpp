@@ -10,8 +10,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
+
+#include "cli/terminal/format.h"
 
 namespace cli {
 namespace {
@@ -111,21 +112,17 @@ std::vector<Link> strongest(const at::Tensor& weights, const at::Tensor& keys) {
   return links;
 }
 
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", value);
-  return text;
-}
+std::string number(double value) { return format("%.3g", value); }
 
 std::string mean_name(int64_t heads) {
   return "mean of " + std::to_string(heads) + " heads";
 }
 
 // What one item's heads look like.
-class Measurement {
+class ItemMeasurement {
  public:
-  Measurement(const Attended& attended, int64_t item, int cells)
-      : attended_(attended), item_(item) {
+  ItemMeasurement(const AttentionSource& source, int64_t item, int cells)
+      : source_(source), item_(item) {
     const auto tokens = [&](const auto& lists) {
       return lists.empty()       ? std::vector<std::string>()
              : lists.size() == 1 ? lists[0]
@@ -133,18 +130,16 @@ class Measurement {
     };
     result_.index = item;
     result_.queries =
-        make_axis(attended.query_length(), cells, tokens(attended.queries));
-    result_.keys =
-        make_axis(attended.key_length(), cells, tokens(attended.keys));
+        make_axis(source.query_length(), cells, tokens(source.queries));
+    result_.keys = make_axis(source.key_length(), cells, tokens(source.keys));
   }
 
   Item run() {
-    const int64_t mean_of = attended_.mean_of;
-    for (int64_t head = 0; head < (mean_of ? 1 : attended_.num_heads());
-         ++head) {
+    const int64_t mean_of = source_.mean_of;
+    for (int64_t head = 0; head < (mean_of ? 1 : source_.num_heads()); ++head) {
       Panel panel{.name = mean_of ? mean_name(mean_of)
                                   : "head " + std::to_string(head)};
-      attended_.weights.defined() ? read(head, panel) : compute(head, panel);
+      source_.weights.defined() ? read(head, panel) : compute(head, panel);
       panel.map.blocked = blocked_cells(head);
       result_.panels.push_back(std::move(panel));
     }
@@ -157,7 +152,7 @@ class Measurement {
  private:
   // From the weights as they were given.
   void read(int64_t head, Panel& panel) {
-    const at::Tensor page = attended_.weights[item_][head].to(at::kDouble);
+    const at::Tensor page = source_.weights[item_][head].to(at::kDouble);
     const Axis keys = whole(result_.keys);
     panel.map = pool(to_map(page), {whole(result_.queries), result_.queries},
                      {keys, result_.keys});
@@ -184,13 +179,11 @@ class Measurement {
 
   // From the heads, without a page of weights.
   void compute(int64_t head, Panel& panel) {
-    const int64_t group =
-        head / (attended_.num_heads() / attended_.num_kv_heads);
+    const int64_t group = head / (source_.num_heads() / source_.num_kv_heads);
     const at::Tensor query =
-        attended_.query.narrow(0, item_, 1).narrow(1, head, 1);
-    const at::Tensor key =
-        attended_.key.narrow(0, item_, 1).narrow(1, group, 1);
-    const AttentionOptions options = of_head(attended_.options, item_, head);
+        source_.query.narrow(0, item_, 1).narrow(1, head, 1);
+    const at::Tensor key = source_.key.narrow(0, item_, 1).narrow(1, group, 1);
+    const AttentionOptions options = of_head(source_.options, item_, head);
     panel.map = pool_rows(
         multihead::scaled_dot_product_attention(
             query, key, one_hot_cells(result_.keys, query.scalar_type()),
@@ -222,7 +215,7 @@ class Measurement {
   // Cells no query of which sees any key: to a query that is 0 all keys that
   // it sees are alike.
   std::vector<uint8_t> blocked_cells(int64_t head) {
-    const AttentionOptions& options = attended_.options;
+    const AttentionOptions& options = source_.options;
     const bool per_head = options.attn_mask.defined() &&
                           four_dimensional(options.attn_mask).size(1) > 1;
     if (!blocked_.empty() && !per_head) return blocked_;
@@ -302,7 +295,7 @@ class Measurement {
 
   static constexpr double kSum = 0.02;  // what bfloat16 leaves of a sum of 1
 
-  const Attended& attended_;
+  const AttentionSource& source_;
   int64_t item_;
   Item result_;
   std::vector<uint8_t> blocked_;
@@ -312,32 +305,32 @@ class Measurement {
 
 }  // namespace
 
-int64_t Attended::batch_size() const {
+int64_t AttentionSource::batch_size() const {
   return weights.defined() ? weights.size(0) : query.size(0);
 }
-int64_t Attended::num_heads() const {
+int64_t AttentionSource::num_heads() const {
   if (mean_of > 0) return mean_of;
   return weights.defined() ? weights.size(1) : query.size(1);
 }
-int64_t Attended::query_length() const {
+int64_t AttentionSource::query_length() const {
   return weights.defined() ? weights.size(2) : query.size(2);
 }
-int64_t Attended::key_length() const {
+int64_t AttentionSource::key_length() const {
   return weights.defined() ? weights.size(3) : key.size(2);
 }
 
-Picture measure(const Attended& attended, const Wish& wish) {
-  Picture picture{.title = attended.title,
-                  .num_heads = attended.num_heads(),
-                  .num_kv_heads = attended.num_kv_heads,
-                  .batch_size = attended.batch_size(),
-                  .stages = attended.stages};
-  for (const int64_t index : wish.items) {
-    Item item = Measurement(attended, index, wish.cells).run();
+Picture measure(const AttentionSource& source, const MapRequest& request) {
+  Picture picture{.title = source.title,
+                  .num_heads = source.num_heads(),
+                  .num_kv_heads = source.num_kv_heads,
+                  .batch_size = source.batch_size(),
+                  .stages = source.stages};
+  for (const int64_t index : request.items) {
+    Item item = ItemMeasurement(source, index, request.cells).run();
     std::vector<Panel>& panels = item.panels;
     const int64_t first = panels.size() > 1 ? 1 : 0;
-    if (wish.head) panels = {panels[first + *wish.head]};
-    if (wish.mean_only) panels.resize(1);
+    if (request.head) panels = {panels[first + *request.head]};
+    if (request.mean_only) panels.resize(1);
     picture.items.push_back(std::move(item));
   }
   return picture;

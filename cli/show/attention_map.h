@@ -15,7 +15,7 @@
 
 namespace cli {
 
-struct Attended {
+struct AttentionSource {
   std::string title;
   at::Tensor weights = {};          ///< (B, H, Lq, Lk); or undefined, and then
   at::Tensor query = {}, key = {};  ///< (B, H, Lq, D), (B, G, Lk, D)
@@ -34,21 +34,21 @@ struct Attended {
   int64_t key_length() const;
 };
 
-/// What of it is to be shown.
-struct Wish {
+/// Which part of a source is to be shown.
+struct MapRequest {
   std::vector<int64_t> items;        ///< of the batch
   std::optional<int64_t> head = {};  ///< this one alone
   bool mean_only = false;
   int cells = 256;  ///< along each side; longer sequences are pooled
 };
 
-/// Measures it, item by item and head by head: maps of at most wish.cells²
+/// Measures it, item by item and head by head: maps of at most request.cells²
 /// cells, entropies, strongest links. Of long sequences no L×L page is made:
 /// cells are attention to one-hot values, the rest is attention_summary.
-Picture measure(const Attended& attended, const Wish& wish);
+Picture measure(const AttentionSource& source, const MapRequest& request);
 
-/// The first less the second, which was measured by the same wish and has the
-/// same sizes.
+/// The first less the second, which was measured by the same request and has
+/// the same sizes.
 Picture difference(Picture yours, const Picture& reference);
 
 }  // namespace cli

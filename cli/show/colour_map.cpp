@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <numbers>
+
+#include "cli/terminal/format.h"
 
 namespace cli {
 namespace {
@@ -108,10 +109,7 @@ int nearest_of_256(Rgb colour) {
 }
 
 std::string hex(Rgb colour) {
-  char text[8];
-  std::snprintf(text, sizeof text, "#%02x%02x%02x", colour.red, colour.green,
-                colour.blue);
-  return text;
+  return format("#%02x%02x%02x", colour.red, colour.green, colour.blue);
 }
 
 }  // namespace cli

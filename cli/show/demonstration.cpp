@@ -24,21 +24,21 @@ at::Tensor angles(double shift) {
 
 }  // namespace
 
-Attended demonstration() {
-  Attended attended{.title =
-                        "an example: causal heads that look back 0, 1, 2 "
-                        "and 4 tokens"};
+AttentionSource demonstration() {
+  AttentionSource source{.title =
+                             "an example: causal heads that look back 0, 1, 2 "
+                             "and 4 tokens"};
   const at::Tensor key = angles(0);
-  attended.query = at::stack({angles(0), angles(1), angles(2), angles(4)})
-                       .mul(3)
-                       .unsqueeze(0);
-  attended.key = at::stack({key, key}).unsqueeze(0);
-  attended.num_kv_heads = 2;
-  attended.options = {.is_causal = true, .enable_gqa = true};
-  attended.stages = stages_of({}, attended.query, attended.key);
-  attended.keys = attended.queries =
+  source.query = at::stack({angles(0), angles(1), angles(2), angles(4)})
+                     .mul(3)
+                     .unsqueeze(0);
+  source.key = at::stack({key, key}).unsqueeze(0);
+  source.num_kv_heads = 2;
+  source.options = {.is_causal = true, .enable_gqa = true};
+  source.stages = stages_of({}, source.query, source.key);
+  source.keys = source.queries =
       parse_tokens("The cat sat on the mat because it was warm there .", "");
-  return attended;
+  return source;
 }
 
 }  // namespace cli

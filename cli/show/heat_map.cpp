@@ -7,7 +7,7 @@
 namespace cli {
 namespace {
 
-// Of a difference; smaller ones, rounding that is, look like none.
+// The smallest difference that is coloured: smaller ones are rounding.
 constexpr double kVisible = 1e-3;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// A picture as one page to explore: cli/show.html with the numbers inside.
+// A picture as one page to explore: page.html with the numbers inside.
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>

@@ -93,9 +93,14 @@ int64_t stated_heads(const Safetensors& dump, int64_t otherwise) {
   return heads;
 }
 
+// (B, L, H·D) → (B, H, L, D)
+at::Tensor split_heads(const at::Tensor& rows, int64_t num_heads) {
+  return rows.unflatten(-1, {num_heads, -1}).transpose(1, 2).contiguous();
+}
+
 // Weights as (B, H, Lq, Lk), or their mean over `mean_of` heads. As
 // nn.MultiheadAttention returns it, that has no dimension of heads.
-void set_weights(Attended& attended, const at::Tensor& weights,
+void set_weights(AttentionSource& source, const at::Tensor& weights,
                  const Safetensors& dump) {
   const int64_t dims = weights.dim();
   if (!weights.is_floating_point() || dims < 2 || dims > 4 ||
@@ -107,10 +112,10 @@ void set_weights(Attended& attended, const at::Tensor& weights,
                shape_text(weights.sizes().vec()));
   const int64_t given = dims == 2 ? 1 : weights.size(dims - 3);
   const int64_t heads = dims == 4 ? given : stated_heads(dump, given);
-  if (heads != given) attended.mean_of = heads;
-  attended.weights = weights.detach();
-  if (dims == 3) attended.weights = weights.unsqueeze(heads == given ? 0 : 1);
-  if (dims == 2) attended.weights = weights.unsqueeze(0).unsqueeze(0);
+  if (heads != given) source.mean_of = heads;
+  source.weights = weights.detach();
+  if (dims == 3) source.weights = weights.unsqueeze(heads == given ? 0 : 1);
+  if (dims == 2) source.weights = weights.unsqueeze(0).unsqueeze(0);
 }
 
 int64_t kv_heads(const Safetensors& dump, int64_t heads) {
@@ -123,7 +128,12 @@ int64_t kv_heads(const Safetensors& dump, int64_t heads) {
   return groups;
 }
 
-void set_tokens(Attended& attended, const Safetensors& dump,
+std::string title_of(const Safetensors& dump, const ShowOptions& options) {
+  const auto title = dump.metadata.find("title");
+  return printable(title == dump.metadata.end() ? options.dump : title->second);
+}
+
+void set_tokens(AttentionSource& source, const Safetensors& dump,
                 const ShowOptions& options) {
   const auto read = [&](const std::string& option, const char* option_name,
                         const char* fact, int64_t length) {
@@ -137,10 +147,10 @@ void set_tokens(Attended& attended, const Safetensors& dump,
       lists = parse_tokens(found->second, name);
     }
     const auto items = static_cast<int64_t>(lists.size());
-    if (items > 1 && items != attended.batch_size())
+    if (items > 1 && items != source.batch_size())
       refuse(name,
              "be one list, or one for each of the " +
-                 std::to_string(attended.batch_size()) + " items",
+                 std::to_string(source.batch_size()) + " items",
              std::to_string(items) + " lists");
     for (const std::vector<std::string>& list : lists)
       if (static_cast<int64_t>(list.size()) != length)
@@ -151,13 +161,11 @@ void set_tokens(Attended& attended, const Safetensors& dump,
                    (list.size() == 1 ? " entry" : " entries"));
     return lists;
   };
-  attended.keys =
-      read(options.tokens, "--tokens", "tokens", attended.key_length());
-  attended.queries = read(options.query_tokens, "--query-tokens",
-                          "query_tokens", attended.query_length());
-  if (attended.queries.empty() &&
-      attended.query_length() == attended.key_length())
-    attended.queries = attended.keys;
+  source.keys = read(options.tokens, "--tokens", "tokens", source.key_length());
+  source.queries = read(options.query_tokens, "--query-tokens", "query_tokens",
+                        source.query_length());
+  if (source.queries.empty() && source.query_length() == source.key_length())
+    source.queries = source.keys;
 }
 
 }  // namespace
@@ -191,11 +199,12 @@ Safetensors read_files(const ShowOptions& options) {
   return dump;
 }
 
-Attended given_weights(const Safetensors& dump, const ShowOptions& options) {
-  Attended attended{.title = printable(options.dump)};
-  set_weights(attended, *find_weights(dump), dump);
-  const int64_t B = attended.batch_size(), H = attended.num_heads(),
-                Lq = attended.query_length(), Lk = attended.key_length();
+AttentionSource given_weights(const Safetensors& dump,
+                              const ShowOptions& options) {
+  AttentionSource source{.title = title_of(dump, options)};
+  set_weights(source, *find_weights(dump), dump);
+  const int64_t B = source.batch_size(), H = source.num_heads(),
+                Lq = source.query_length(), Lk = source.key_length();
   // Masks fit the weights as they would fit heads of the same sizes.
   Safetensors sizes{.metadata = dump.metadata};
   sizes.metadata["num_heads"] = std::to_string(H);
@@ -204,24 +213,25 @@ Attended given_weights(const Safetensors& dump, const ShowOptions& options) {
   for (const char* name : {"mask", "attn_mask", "key_padding_mask"})
     if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
       sizes.tensors.insert(*found);
-  attended.options = options_of(make_run(sizes), at::kFloat);
-  at::Tensor& mask = attended.options.attn_mask;
-  if (attended.mean_of > 0 && mask.defined())
+  source.options = options_of(make_run(sizes), at::kFloat);
+  at::Tensor& mask = source.options.attn_mask;
+  if (source.mean_of > 0 && mask.defined())
     mask = mask.amax(1, /*keepdim=*/true);  // blocked: for every head
-  attended.num_kv_heads = kv_heads(dump, H);
-  attended.stages = {{"weights",
-                      attended.mean_of > 0 ? "the mean of heads, as given"
-                                           : "as they were given",
-                      attended.weights.sizes().vec()}};
-  set_tokens(attended, dump, options);
-  return attended;
+  source.num_kv_heads = kv_heads(dump, H);
+  source.stages = {{"weights",
+                    source.mean_of > 0 ? "the mean of heads, as given"
+                                       : "as they were given",
+                    source.weights.sizes().vec()}};
+  set_tokens(source, dump, options);
+  return source;
 }
 
-Attended computed_weights(const Safetensors& dump, const ShowOptions& options) {
+AttentionSource computed_weights(const Safetensors& dump,
+                                 const ShowOptions& options) {
   const Run run = make_run(dump);
   const at::ScalarType dtype =
       run.dtype == at::kDouble ? at::kDouble : at::kFloat;
-  Attended attended{.title = printable(options.dump)};
+  AttentionSource source{.title = title_of(dump, options)};
   const auto heads = [&](int role, int64_t count) {
     if (!run.has_weights) return run.inputs[role].to(dtype).contiguous();
     const auto& matrix = role == 0 ? run.weights.query : run.weights.key;
@@ -229,19 +239,19 @@ Attended computed_weights(const Safetensors& dump, const ShowOptions& options) {
         at::linear(run.inputs[role], matrix.weight, matrix.bias).to(dtype),
         count);
   };
-  attended.query = heads(0, run.sizes.heads);
-  attended.key = heads(1, run.sizes.kv_heads);
-  if (attended.query.size(0) != attended.key.size(0) ||
-      attended.query.size(3) != attended.key.size(3))
+  source.query = heads(0, run.sizes.heads);
+  source.key = heads(1, run.sizes.kv_heads);
+  if (source.query.size(0) != source.key.size(0) ||
+      source.query.size(3) != source.key.size(3))
     refuse("the dump's key", "have the batch and the head width of query",
-           shape_text(attended.key.sizes().vec()) + " for " +
-               shape_text(attended.query.sizes().vec()));
-  attended.num_kv_heads = run.sizes.kv_heads;
-  attended.options = options_of(run, dtype);
-  attended.stages = stages_of(run.has_weights ? run.inputs[0] : at::Tensor(),
-                              attended.query, attended.key);
-  set_tokens(attended, dump, options);
-  return attended;
+           shape_text(source.key.sizes().vec()) + " for " +
+               shape_text(source.query.sizes().vec()));
+  source.num_kv_heads = run.sizes.kv_heads;
+  source.options = options_of(run, dtype);
+  source.stages = stages_of(run.has_weights ? run.inputs[0] : at::Tensor(),
+                            source.query, source.key);
+  set_tokens(source, dump, options);
+  return source;
 }
 
 std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
@@ -300,10 +310,6 @@ std::vector<Stage> stages_of(const at::Tensor& input, const at::Tensor& query,
     stages.push_back({"output", "·W_oᵀ + b", input.sizes().vec()});
   }
   return stages;
-}
-
-at::Tensor split_heads(const at::Tensor& rows, int64_t num_heads) {
-  return rows.unflatten(-1, {num_heads, -1}).transpose(1, 2).contiguous();
 }
 
 }  // namespace cli

@@ -15,11 +15,8 @@
 namespace cli {
 
 struct ShowOptions {
-  std::string dump;          ///< a file of tensors; empty: model, or example
-  std::string weights;       ///< a file with a layer's parameters
-  std::string model, vocab;  ///< a BERT: folder or file; its vocabulary
-  std::string text;          ///< what the model reads
-  std::optional<int64_t> layer;      ///< of the model; default: 0
+  std::string dump;                  ///< a file of tensors; empty: the example
+  std::string weights;               ///< a file with a layer's parameters
   std::string tokens, query_tokens;  ///< words, or a JSON array
   std::string mask;                  ///< blocked, keep, additive; "": the dump
   std::optional<int64_t> num_heads;
@@ -36,20 +33,20 @@ multihead::Safetensors read_files(const ShowOptions& options);
 
 /// The weights that a dump holds, (B, H, Lq, Lk), (H, Lq, Lk), (B, Lq, Lk) or
 /// (Lq, Lk), with the mask that goes with them.
-Attended given_weights(const multihead::Safetensors& dump,
-                       const ShowOptions& options);
+AttentionSource given_weights(const multihead::Safetensors& dump,
+                              const ShowOptions& options);
 
 /// Attention on the heads that a dump holds as `query` and `key`, or projects
 /// from sequences: what its weights should be.
-Attended computed_weights(const multihead::Safetensors& dump,
-                          const ShowOptions& options);
+AttentionSource computed_weights(const multihead::Safetensors& dump,
+                                 const ShowOptions& options);
 
 bool holds_weights(const multihead::Safetensors& dump);
 bool holds_inputs(const multihead::Safetensors& dump);
 
 /// Four causal heads on two key/value heads that look back 0, 1, 2 and 4
 /// tokens.
-Attended demonstration();
+AttentionSource demonstration();
 
 /// Printable tokens of an option or of metadata: a JSON array of strings, of
 /// arrays of strings (one for each item of the batch), or words.
@@ -60,9 +57,6 @@ std::vector<std::vector<std::string>> parse_tokens(std::string_view text,
 /// the output, for heads query (B, H, Lq, D) and key (B, G, Lk, D).
 std::vector<Stage> stages_of(const at::Tensor& input, const at::Tensor& query,
                              const at::Tensor& key);
-
-/// (B, L, H·D) → (B, H, L, D)
-at::Tensor split_heads(const at::Tensor& rows, int64_t num_heads);
 
 /// Throws std::invalid_argument: "show: ARGUMENT must CONDITION, got VALUE".
 [[noreturn]] void refuse(const std::string& argument,

@@ -3,7 +3,7 @@
 
 namespace cli {
 
-/// cli/show.html, with {{DATA}} where the numbers go; made by CMake.
+/// page.html, with {{DATA}} where the numbers go; made by CMake.
 extern const char* const kPage;
 
 }  // namespace cli

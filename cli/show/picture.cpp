@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+
+#include "cli/terminal/format.h"
 
 namespace cli {
 
@@ -51,10 +52,7 @@ std::string pooling(const Axis& queries, const Axis& keys) {
 
 std::string describe_entropy(double entropy) {
   if (std::isnan(entropy)) return "";
-  char text[64];
-  std::snprintf(text, sizeof text, "entropy %.2f, as of %.1f keys", entropy,
-                std::exp(entropy));
-  return text;
+  return format("entropy %.2f, as of %.1f keys", entropy, std::exp(entropy));
 }
 
 std::string scale_name(const Picture& picture) {

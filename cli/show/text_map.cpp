@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
+#include "cli/terminal/format.h"
 #include "cli/terminal/width.h"
 
 namespace cli {
@@ -15,14 +15,10 @@ constexpr const char* kPlain = "\033[0m";
 constexpr const char* kHatched = "\033[90m";
 
 std::string colour_code(Rgb c, bool background, const Screen& screen) {
-  char text[32];
   const int base = background ? 48 : 38;
-  if (screen.colours == Colours::kTrue)
-    std::snprintf(text, sizeof text, "\033[%d;2;%d;%d;%dm", base, c.red,
-                  c.green, c.blue);
-  else
-    std::snprintf(text, sizeof text, "\033[%d;5;%dm", base, nearest_of_256(c));
-  return text;
+  return screen.colours == Colours::kTrue
+             ? format("\033[%d;2;%d;%d;%dm", base, c.red, c.green, c.blue)
+             : format("\033[%d;5;%dm", base, nearest_of_256(c));
 }
 
 std::string repeated(std::string_view text, int times) {
@@ -130,14 +126,15 @@ class Writer {
   const Screen& screen_;
 };
 
-// Without UTF-8: signs by ASCII ones, letters by question marks.
+// The text for a terminal without UTF-8: known signs become ASCII ones, other
+// letters become question marks.
 std::string in_ascii(std::string_view text) {
   static constexpr std::pair<std::string_view, std::string_view> kSigns[] = {
       {"·", "|"},     {"×", "x"},  {"–", "-"}, {"→", "->"}, {"…", "~"},
       {"√", "sqrt "}, {"ᵀ", "^T"}, {"−", "-"}, {"≈", "~"},  {"└", "`"},
       {"┘", "'"},     {"─", "-"},  {"╱", "/"}};
   std::string result;
-  for (const std::string& cluster : clusters(text)) {
+  for (const auto& [cluster, wide] : clusters(text)) {
     const auto* known = std::ranges::find(
         kSigns, cluster, &std::pair<std::string_view, std::string_view>::first);
     if (known != std::end(kSigns))
@@ -145,7 +142,7 @@ std::string in_ascii(std::string_view text) {
     else if (static_cast<unsigned char>(cluster[0]) < 0x80)
       result += cluster[0];
     else
-      result += repeated("?", std::max(1, columns(cluster)));
+      result += repeated("?", std::max(1, wide));
   }
   return result;
 }
@@ -177,13 +174,9 @@ std::string blocked_sign(const Screen& screen) {
   return screen.utf8 ? "╱" : "/";
 }
 
-std::string emphasised(std::string_view text, Emphasis how,
-                       const Screen& screen) {
-  if (screen.colours == Colours::kNone) return std::string(text);
-  const char* code = how == Emphasis::kBold  ? "\033[1m"
-                     : how == Emphasis::kDim ? "\033[2m"
-                                             : "\033[1;33m";
-  return code + std::string(text) + kPlain;
+std::string styled(const std::string& text, Style style, const Screen& screen) {
+  return styled(text, style,
+                Terminal{.colour = screen.colours != Colours::kNone});
 }
 
 std::string exactly(std::string_view text, int width, const Screen& screen,

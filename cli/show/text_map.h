@@ -9,6 +9,7 @@
 
 #include "cli/show/heat_map.h"
 #include "cli/show/picture.h"
+#include "cli/terminal/table.h"
 
 namespace cli {
 
@@ -31,9 +32,7 @@ std::string colour_bar(const ColourScale& scale, int width,
 /// What a blocked cell looks like: "╱".
 std::string blocked_sign(const Screen& screen);
 
-enum class Emphasis { kBold, kDim, kWarning };
-std::string emphasised(std::string_view text, Emphasis how,
-                       const Screen& screen);
+std::string styled(const std::string& text, Style style, const Screen& screen);
 
 /// Text in the characters that the screen has, exactly or at most `width`
 /// columns of it.

@@ -27,7 +27,7 @@ namespace {
                            std::generic_category().message(error));
 }
 
-// Of a pipe that does not wait by itself.
+// Waits until a pipe that is set not to wait by itself takes more.
 void wait_for_room() {
   pollfd output{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
   if (poll(&output, 1, /*timeout=*/-1) < 0 && errno != EINTR) fail(errno);

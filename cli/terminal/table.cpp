@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cli/terminal/output.h"
+#include "cli/terminal/width.h"
 
 namespace cli {
 namespace {
@@ -23,20 +24,6 @@ constexpr int kNarrowestName = 16;
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
   return value && *value;
-}
-
-// The first `width` columns of the text.
-std::string cut(const std::string& text, int width) {
-  size_t end = 0;
-  for (int columns = 0; end < text.size(); ++end)
-    if ((text[end] & 0xC0) != 0x80 && columns++ == width) break;
-  return text.substr(0, end);
-}
-
-std::string pad(const std::string& text, int width, bool right) {
-  const int spaces = std::max(0, width - display_width(text));
-  const std::string blank(spaces, ' ');
-  return right ? blank + text : text + blank;
 }
 
 const char* escape_code(Style style) {
@@ -51,6 +38,8 @@ const char* escape_code(Style style) {
       return "\033[32m";
     case Style::kBad:
       return "\033[1;31m";
+    case Style::kWarning:
+      return "\033[1;33m";
   }
   return "";
 }
@@ -69,11 +58,6 @@ Terminal detect_terminal() {
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0)
     terminal.width = size.ws_col;
   return terminal;
-}
-
-int display_width(const std::string& text) {
-  return static_cast<int>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
 std::string for_terminal(const std::string& text, const Terminal& terminal) {
@@ -112,7 +96,7 @@ Table::Table(std::vector<Column> columns, Terminal terminal)
       terminal_(terminal) {
   for (Column& column : columns_) {
     column.title = for_terminal(column.title, terminal_);
-    column.width = std::max(column.width, display_width(column.title));
+    column.width = std::max(column.width, cli::columns(column.title));
   }
   if (terminal_.width > 0) fit();
 }
@@ -145,9 +129,10 @@ void Table::row(const std::vector<Cell>& cells) {
     if (!shown_[i]) continue;
     const Column& column = columns_[i];
     std::string cell = for_terminal(cells[i].text, terminal_);
-    if (i == 0) cell = cut(cell, column.width);
+    if (i == 0) cell = beginning(cell, column.width);
     const bool last = i + 1 == cells.size() && !column.right;
-    if (!last) cell = pad(cell, column.width, column.right);
+    if (!last)
+      cell = padded(cell, std::max(column.width, columns(cell)), column.right);
     text += (text.empty() ? "" : std::string(kGap, ' ')) +
             styled(cell, cells[i].style, terminal_);
   }

@@ -18,10 +18,7 @@ struct Terminal {
 /// Asks standard output and the environment.
 Terminal detect_terminal();
 
-enum class Style { kPlain, kBold, kDim, kGood, kBad };
-
-/// Columns on screen that UTF-8 text takes; every code point counts as one.
-int display_width(const std::string& text);
+enum class Style { kPlain, kBold, kDim, kGood, kBad, kWarning };
 
 /// `text` in ASCII where the terminal has no UTF-8: "×" becomes "x".
 std::string for_terminal(const std::string& text, const Terminal& terminal);

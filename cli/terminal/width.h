@@ -10,9 +10,12 @@
 
 #include "multihead/text/escaped.h"
 #include "multihead/text/printable.h"
+#include "multihead/text/width.h"
 
 namespace cli {
 
+using multihead::clusters;
+using multihead::columns;
 using multihead::escaped;
 using multihead::printable;
 using multihead::to_utf8;
@@ -23,19 +26,14 @@ std::u32string code_points(std::string_view utf8);
 /// The printable form of a token, "" in quotes where it has no letters.
 std::string label(std::string_view text);
 
-/// What takes one place on the screen: a letter with its accents, an emoji
-/// with what is joined to it. `text` is printable.
-std::vector<std::string> clusters(std::string_view text);
-
-/// Columns that printable text takes: 2 for wide East Asian letters and emoji,
-/// 0 for combining marks.
-int columns(std::string_view text);
-
 /// The longest beginning that takes at most `width` columns, with "…" as its
 /// last where something was left out.
 std::string shortened(std::string_view text, int width);
 
-/// The same with spaces up to `width` columns.
+/// The same without the sign.
+std::string beginning(std::string_view text, int width);
+
+/// shortened() with spaces up to `width` columns.
 std::string padded(std::string_view text, int width, bool right = false);
 
 /// Whether it has letters that are written from right to left.

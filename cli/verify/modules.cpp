@@ -11,6 +11,7 @@
 #include "cli/cases/layer_call.h"
 #include "cli/cases/ours.h"
 #include "cli/cases/pytorch.h"
+#include "cli/terminal/format.h"
 
 namespace cli {
 namespace {
@@ -330,11 +331,8 @@ std::vector<std::string> known_wrong_answers(uint64_t seed) {
   const auto [ours, weights] =
       ours::module(x.query, x.query, x.query, x.layer, x.options);
   const double our_error = (ours - golden).abs().max().item<double>();
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "%s: wrong by %.2g (it adds True as 1); ours by %.1e", name,
-                error, our_error);
-  return {text};
+  return {format("%s: wrong by %.2g (it adds True as 1); ours by %.1e", name,
+                 error, our_error)};
 }
 
 }  // namespace cli

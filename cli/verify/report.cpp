@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: MIT
 #include "cli/verify/report.h"
 
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/terminal/format.h"
 #include "cli/terminal/output.h"
+#include "cli/terminal/width.h"
 
 namespace cli {
 namespace {
 
-std::string number(std::optional<double> value, const char* format = "%.1e") {
+std::string number(std::optional<double> value) {
   if (!value) return "–";
-  if (*value == 0) return "0";
-  char text[32];
-  std::snprintf(text, sizeof text, format, *value);
-  return text;
+  return *value == 0 ? "0" : format("%.1e", *value);
+}
+
+std::string share(std::optional<double> value) {
+  if (!value) return "–";
+  return *value == 0 ? "0" : format("%.2f", *value);
 }
 
 std::string against_pytorch(const Verdict& verdict) {
@@ -68,11 +71,11 @@ std::vector<const char*> meaning(FaultKind kind) {
   return {};
 }
 
-std::vector<Column> columns(const std::vector<Case>& cases) {
+std::vector<Column> table_columns(const std::vector<Case>& cases) {
   int name = 0, shapes = 0;
   for (const Case& test : cases) {
-    name = std::max(name, 2 + display_width(test.name));
-    shapes = std::max(shapes, display_width(test.shapes));
+    name = std::max(name, 2 + columns(test.name));
+    shapes = std::max(shapes, columns(test.shapes));
   }
   return {{.title = "case", .width = name},
           {.title = "shapes", .width = shapes, .dispensable = true},
@@ -116,7 +119,7 @@ nlohmann::ordered_json to_json(const Outcome& outcome) {
 }  // namespace
 
 VerifyReport::VerifyReport(const std::vector<Case>& cases)
-    : table_(columns(cases), detect_terminal()) {}
+    : table_(table_columns(cases), detect_terminal()) {}
 
 void VerifyReport::opening(const Environment& e, uint64_t seed) {
   table_.line("multihead " + e.version + " · torch " + e.torch_running + " · " +
@@ -140,7 +143,7 @@ void VerifyReport::add(const Outcome& outcome) {
               {against_pytorch(v)},
               {number(v.error)},
               {number(v.pytorch_error)},
-              {number(v.budget, "%.2f")},
+              {share(v.budget)},
               {yes_or_no(v.exercise)},
               {verdict_text(v), v.agrees() ? Style::kGood : Style::kBad}});
   for (const Fault& fault : v.faults)
@@ -157,11 +160,9 @@ void VerifyReport::closing(const std::vector<Outcome>& outcomes, double seconds,
     agree += outcome.verdict.agrees();
     bits += bit_for_bit(outcome);
   }
-  char text[128];
-  std::snprintf(text, sizeof text,
-                "%zu of %zu cases agree; %zu bit for bit. %.1f s", agree,
-                outcomes.size(), bits, seconds);
-  table_.line(text, agree == outcomes.size() ? Style::kGood : Style::kBad);
+  table_.line(format("%zu of %zu cases agree; %zu bit for bit. %.1f s", agree,
+                     outcomes.size(), bits, seconds),
+              agree == outcomes.size() ? Style::kGood : Style::kBad);
 }
 
 // What failed, once more, where it is not between hundreds of other lines,

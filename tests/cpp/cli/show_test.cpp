@@ -11,10 +11,7 @@
 
 #include "cli/show/colour_map.h"
 #include "cli/show/heat_map.h"
-#include "cli/show/letters.h"
 #include "cli/show/picture.h"
-#include "cli/show/word_piece.h"
-#include "cli/terminal/bidi.h"
 #include "cli/terminal/suggestion.h"
 #include "cli/terminal/width.h"
 
@@ -40,8 +37,10 @@ TEST(UnicodeText, ColumnsOfScripts) {
 }
 
 TEST(UnicodeText, ClustersKeepTogetherWhatIsOneLetter) {
-  EXPECT_EQ(clusters("ae\u0301b"),
-            (std::vector<std::string>{"a", "e\u0301", "b"}));
+  std::vector<std::string> letters;
+  for (const auto& cluster : clusters("ae\u0301b"))
+    letters.push_back(cluster.text);
+  EXPECT_EQ(letters, (std::vector<std::string>{"a", "e\u0301", "b"}));
   EXPECT_EQ(clusters("👩‍👩‍👧x").size(), 2u);
   EXPECT_EQ(clusters("🇩🇪🇫🇷").size(), 2u);
 }
@@ -87,31 +86,6 @@ TEST(UnicodeText, KnowsDirection) {
 }
 
 // The orders are those of GNU FriBidi, --ltr. U+05D0 to U+05D2 are Hebrew.
-TEST(Bidi, OnlyWhatIsReadFromTheRightIsTurned) {
-  EXPECT_EQ(visual_order("layer 0: cat"), U"layer 0: cat");
-  EXPECT_EQ(visual_order(""), U"");
-  EXPECT_EQ(visual_order("\u05D0\u05D1"), U"\u05D1\u05D0");
-  EXPECT_EQ(visual_order("a: \u05D0\u05D1 \u05D2."),
-            U"a: \u05D2 \u05D1\u05D0.");
-  EXPECT_EQ(visual_order("a \u05D0 b \u05D1 c"), U"a \u05D0 b \u05D1 c");
-  EXPECT_EQ(visual_order("##\u05D0\u05D1…"), U"##\u05D1\u05D0…");
-}
-
-TEST(Bidi, NumbersKeepTheirOrder) {
-  EXPECT_EQ(visual_order("\u05D0 12 \u05D1"), U"\u05D1 12 \u05D0");
-  EXPECT_EQ(visual_order("\u05D0 1,250.5"), U"1,250.5 \u05D0");
-  EXPECT_EQ(visual_order("\u05D0 5% \u05D1"), U"\u05D1 5% \u05D0");
-  EXPECT_EQ(visual_order("\u0627 12-34"), U"34-12 \u0627");  // of Arabic
-  EXPECT_EQ(visual_order("\u05D0 12-34"), U"12-34 \u05D0");
-  EXPECT_EQ(visual_order("a 12-34 \u05D0"), U"a 12-34 \u05D0");
-}
-
-TEST(Bidi, BracketsAndMarksStayWithTheirLetters) {
-  EXPECT_EQ(visual_order("\u05D0(\u05D1)\u05D2"), U"\u05D2(\u05D1)\u05D0");
-  EXPECT_EQ(visual_order("a (\u05D0\u05D1) b"), U"a (\u05D1\u05D0) b");
-  EXPECT_EQ(visual_order("\u05E9\u05C1\u05DC"), U"\u05DC\u05E9\u05C1");
-}
-
 TEST(Suggestion, NearestName) {
   const std::vector<std::string> names = {"verify",  "bench", "check",
                                           "explain", "show",  "info"};
@@ -261,30 +235,6 @@ TEST(ColourScale, GoesByTheRoot) {
   EXPECT_EQ(ColourScale({})(0), sequential(0));
 }
 
-// ---- Tokens -----------------------------------------------------------------
-
-std::string pieces(const WordPiece& words, std::string_view text) {
-  std::string line;
-  for (const Token& token : words.tokenise(text)) line += token.text + " ";
-  return line;
-}
-
-TEST(WordPiece, LongestPiecesFirst) {
-  const WordPiece words("[UNK]\n[CLS]\n[SEP]\nnap\n##s\n##ping\n.\ncafe\n日\n");
-  EXPECT_EQ(pieces(words, "Naps napping."),
-            "[CLS] nap ##s nap ##ping . [SEP] ");
-  EXPECT_EQ(pieces(words, "CAFÉ cafe\u0301"), "[CLS] cafe cafe [SEP] ");
-  EXPECT_EQ(pieces(words, "dog"), "[CLS] [UNK] [SEP] ");
-  EXPECT_EQ(pieces(words, "nap日nap"), "[CLS] nap 日 nap [SEP] ");
-  EXPECT_EQ(pieces(words, std::string(101, 's')), "[CLS] [UNK] [SEP] ");
-  EXPECT_EQ(pieces(words, " \n\t "), "[CLS] [SEP] ");
-  EXPECT_EQ(words.tokenise("nap")[1].id, 3);
-}
-
-TEST(WordPiece, RefusesOtherFiles) {
-  EXPECT_THROW(WordPiece("the\ncat\n"), std::invalid_argument);
-}
-
 // ---- Lines ------------------------------------------------------------------
 
 Picture picture_of(int heads, int length, std::vector<std::string> tokens) {
@@ -351,15 +301,6 @@ TEST(PictureText, NoLineIsLongerThanTheScreen) {
               }
             }
           }
-}
-
-TEST(Letters, LeaveInk) {
-  const Ink ink = set_in_ink("cat", 24, false);
-  EXPECT_GT(ink.width, 20);
-  int dark = 0;
-  for (const uint8_t value : ink.coverage) dark += value > 128;
-  EXPECT_GT(dark, 50);
-  EXPECT_GT(set_in_ink("cats and dogs", 24, true).width, ink.width);
 }
 
 }  // namespace

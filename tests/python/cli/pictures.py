@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import re
@@ -61,6 +62,15 @@ def columns(line: str) -> int:
         else widths.get(unicodedata.east_asian_width(c), 1)
         for c in line
     )
+
+
+def can_draw_png() -> bool:
+    """Whether librsvg is there, which draws PNG from SVG."""
+    try:
+        ctypes.CDLL("librsvg-2.so.2")
+    except OSError:
+        return False
+    return True
 
 
 def decode_png(content: bytes) -> np.ndarray:

@@ -7,7 +7,6 @@ import pytest
 import test_show
 import torch
 from pictures import show, shown
-from safetensors.torch import save_file
 from test_show import dump, random_weights
 
 pytestmark = test_show.pytestmark
@@ -37,15 +36,8 @@ ERRORS = [
         "must hold weights and inputs, from which they follow, for --difference "
         "without a file, got weights alone",
     ),
-    (("--model", "x", "--text", "y"), "--model must come without a dump, got"),
-    (
-        ("--text", "y"),
-        "--text must come with --model, and --model with --text, got --text alone",
-    ),
     (("--svg", "/nonexistent/x.svg"), "show: --svg /nonexistent/x.svg"),
     (("--svg", "-", "--png", "-"), "show: only one output must be printed, got 2"),
-    (("--layer", "3"), "--layer must come with --model, got none"),
-    (("--vocab", "vocab.txt"), "--vocab must come with --model, got none"),
 ]
 
 
@@ -98,9 +90,9 @@ def test_dumps_that_cannot_be_shown(tmp_path, tensors, message):
 @pytest.mark.parametrize(
     "option",
     [
-        *(("--num-heads", 3), ("--batch", 0), ("--weights", "x"), ("--layer", 0)),
+        *(("--num-heads", 3), ("--batch", 0), ("--weights", "x")),
         *(("--tokens", "a"), ("--query-tokens", "a"), ("--mask", "keep")),
-        *(("--vocab", "x"), ("--difference",)),
+        ("--difference",),
     ],
     ids=lambda option: option[0],
 )
@@ -123,18 +115,3 @@ def test_files_that_are_none(tmp_path):
     assert missing.returncode == 2 and "No such file" in missing.stderr
     (tmp_path / "text").write_text("no header, but long enough to have one")
     assert "a safetensors file, got text" in show(tmp_path / "text").stderr
-    model = show("--model", tmp_path / "none", "--text", "x")
-    assert "--model must be a folder with model.safetensors" in model.stderr
-    assert "none, which does not exist\n" in model.stderr
-    model = show("--model", tmp_path, "--text", "x")
-    assert "--model must come with a vocab.txt" in model.stderr
-    (tmp_path / "vocab.txt").write_text("[CLS]\n")
-    weights = {"embeddings.word_embeddings.weight": torch.zeros(3, 8)}
-    save_file(weights, tmp_path / "model.safetensors")
-    for config in ("{", "[]", '{"model_type": 5}', '{"num_attention_heads": 2.5}'):
-        (tmp_path / "config.json").write_text(config)
-        model = show("--model", tmp_path, "--text", "x")
-        assert "--model must have a " in model.stderr and "json." not in model.stderr
-    (tmp_path / "config.json").unlink()
-    model = show("--model", tmp_path, "--text", "x", "--num-heads", 2)
-    assert "--model must hold encoder.layer.0." in model.stderr

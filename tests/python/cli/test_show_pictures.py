@@ -11,12 +11,24 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 import torch
-from pictures import BROWSER, COMMAND, after, decode_png, screenshot, show, shown
+from pictures import (
+    BROWSER,
+    COMMAND,
+    after,
+    can_draw_png,
+    decode_png,
+    screenshot,
+    show,
+    shown,
+)
 from test_show import SCRIPTS, dump, layer_dump, random_weights
 
 pytestmark = pytest.mark.skipif(
     not COMMAND.exists(),
     reason=f"{COMMAND} is not built; MULTIHEAD_BUILD_DIR names the build folder",
+)
+needs_librsvg = pytest.mark.skipif(
+    not can_draw_png(), reason="no librsvg-2.so.2 is there (Debian: librsvg2-2)"
 )
 needs_browser = pytest.mark.skipif(
     BROWSER is None, reason="no chromium, chromium-browser or google-chrome is there"
@@ -127,6 +139,7 @@ def test_difference_is_white_where_nothing_differs(tmp_path):
     assert cells[0, 3][0] > cells[0, 3][2] + 20  # red: too much
 
 
+@needs_librsvg
 @pytest.mark.parametrize("length", [1, 6, 500])
 def test_png_has_the_colours_of_the_svg(tmp_path, length):
     path = dump(tmp_path, {"weights": random_weights(2, length, length)})
@@ -142,6 +155,7 @@ def test_png_has_the_colours_of_the_svg(tmp_path, length):
         assert np.abs(image[y + 1, x + 1] - np.array(colour)).max() <= 6
 
 
+@needs_librsvg
 def test_png_hatches_what_is_blocked_and_has_letters(tmp_path):
     path, _ = example(tmp_path)
     svg, png = tmp_path / "picture.svg", tmp_path / "picture.png"
@@ -151,27 +165,34 @@ def test_png_hatches_what_is_blocked_and_has_letters(tmp_path):
     cell = int(2 * drawn.width)
     blocked = image[top + 2 : top + cell - 2, left + 3 * cell : left + 4 * cell]
     grey = (blocked.max(-1) < 200).mean()
-    assert 0.1 < grey < 0.3 and (blocked == 255).mean() > 0.6
+    assert 0.1 < grey < 0.3 and (blocked > 240).mean() > 0.6  # lines have soft edges
     labels = image[top : top + 6 * cell, 56 : left - 16]
     assert (labels.max(-1) < 100).sum() > 200
 
 
+@needs_librsvg
 def test_png_turns_only_what_is_read_from_the_right(tmp_path):
-    """Words stand in the order of the SVG, whose line begins on the left."""
+    """Words stand in the order of the SVG, whose line begins on the left.
+
+    Letters of one shape at one place differ by the rounding of their soft edges.
+    """
 
     def title(name: str) -> np.ndarray:
         path = dump(tmp_path, {"weights": random_weights(1, 2, 2)})
         path.rename(tmp_path / name)
         shown(name, "--png", "picture.png", cwd=tmp_path)
-        return decode_png((tmp_path / "picture.png").read_bytes())[40:96, 56:, 0]
+        image = decode_png((tmp_path / "picture.png").read_bytes())
+        return image[40:96, 56:, 0].astype(int)
 
     latin, mixed = title("layer 12.safetensors"), title("layer 12 שלום.safetensors")
     assert (latin[:, :140] < 128).sum() > 500  # a font is there
     assert (latin[:, :140] == mixed[:, :140]).all()
     hebrew, mixed = title("שלום"), title("שלום layer 12")
-    assert (hebrew[:, :70] == mixed[:, :70]).all()
+    assert (hebrew[:, :70] < 128).sum() > 500
+    assert np.abs(hebrew[:, :70] - mixed[:, :70]).max() <= 4
 
 
+@needs_librsvg
 def test_long_tokens_stay_inside_and_apart(tmp_path):
     """Of letters as wide as W; the caption of the map is not among them."""
     tokens = ["W" * 14, "mmmm", "WWWWWWWW", "iiii"]
@@ -195,6 +216,25 @@ def test_png_goes_to_standard_output_and_nothing_is_left_of_a_failure(tmp_path):
     assert shown("--svg", "-").startswith("<svg ")
     assert show("--svg", tmp_path / "a.svg", "--head", 7).returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_librsvg
+def test_without_a_font_png_is_refused(tmp_path):
+    config = tmp_path / "fonts.conf"
+    config.write_text("<fontconfig></fontconfig>")
+    result = show("--png", tmp_path / "a.png", FONTCONFIG_FILE=str(config))
+    assert result.returncode == 2 and not (tmp_path / "a.png").exists()
+    assert "show: --png must have a font to write with, got none" in result.stderr
+
+
+def test_without_librsvg_png_alone_is_refused(tmp_path):
+    (tmp_path / "librsvg-2.so.2").write_text("")
+    there = {"LD_LIBRARY_PATH": str(tmp_path)}
+    result = show("--png", tmp_path / "a.png", **there)
+    assert result.returncode == 2 and result.stdout == ""
+    assert "show: --png must have librsvg" in result.stderr
+    assert "librsvg2-2); --svg needs nothing" in result.stderr
+    assert shown("--svg", "-", **there).startswith("<svg ")
 
 
 # ---- The page ---------------------------------------------------------------

@@ -1,35 +1,91 @@
 // SPDX-License-Identifier: MIT
-#include "cli/show/bert.h"
-
+//
+// The attention of one layer of a real model, as a dump for `multihead show`:
+//   bert_attention --model FOLDER --text TEXT [--layer N] DUMP.safetensors
+// FOLDER is a BERT as it was published: model.safetensors, config.json and
+// vocab.txt; or its .safetensors file, with --vocab and --num-heads beside it.
+// The dump holds the input of the layer, its parameters and the tokens. The
+// layers below run on multihead.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/tensor.h>
+#include <multihead/multihead.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
-#include "cli/show/input.h"
-#include "cli/show/word_piece.h"
-#include "cli/terminal/arguments.h"
-#include "cli/terminal/suggestion.h"
-#include "cli/terminal/width.h"
-#include "multihead/functional.h"
-#include "multihead/safetensors.h"
+#include "word_piece.h"
 
-namespace cli {
 namespace {
 
 using nlohmann::json;
+
+struct Options {
+  std::string model, vocab, text, dump;
+  int64_t layer = 0;
+  std::optional<int64_t> num_heads;
+};
+
+[[noreturn]] void refuse(const std::string& argument,
+                         const std::string& condition, const std::string& got) {
+  throw std::invalid_argument(argument + " must " + condition + ", got " + got);
+}
+
+int64_t whole_number(const std::string& name, const std::string& text) {
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  if (std::from_chars(text.data(), end, number).ptr != end || text.empty())
+    refuse(name, "be a whole number", text);
+  return number;
+}
+
+Options parse(const std::vector<std::string>& words) {
+  Options options;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& name = words[i];
+    if (!name.starts_with("--")) {
+      options.dump = name;
+      continue;
+    }
+    if (++i == words.size()) refuse(name, "have a value", "none");
+    if (name == "--model")
+      options.model = words[i];
+    else if (name == "--vocab")
+      options.vocab = words[i];
+    else if (name == "--text")
+      options.text = words[i];
+    else if (name == "--layer")
+      options.layer = whole_number(name, words[i]);
+    else if (name == "--num-heads")
+      options.num_heads = whole_number(name, words[i]);
+    else
+      refuse("an option", "be one that there is", name);
+  }
+  if (options.model.empty() || options.text.empty())
+    refuse("--text", "come with --model, and --model with --text",
+           options.text.empty() ? "--model alone" : "--text alone");
+  if (options.dump.empty()) refuse("the dump", "have a name", "none");
+  return options;
+}
 
 // "" where there is none.
 std::string read_file(const std::filesystem::path& path) {
@@ -72,14 +128,13 @@ T setting(const json& settings, const std::string& key, T otherwise) {
 
 // The files of a model.
 struct Files {
-  explicit Files(const ShowOptions& options) {
+  explicit Files(const Options& options) {
     const std::filesystem::path given = options.model;
     if (!std::filesystem::exists(given))
-      refuse(
-          "--model",
-          "be a folder with model.safetensors, config.json and vocab.txt, "
-          "or its .safetensors file",
-          options.model + ", which does not exist" + did_you_mean_file(given));
+      refuse("--model",
+             "be a folder with model.safetensors, config.json and vocab.txt, "
+             "or its .safetensors file",
+             options.model + ", which does not exist");
     const bool is_folder = std::filesystem::is_directory(given);
     weights = is_folder ? given / "model.safetensors" : given;
     const std::filesystem::path folder = weights.parent_path();
@@ -93,8 +148,7 @@ struct Files {
              options.vocab.empty()
                  ? "come with a vocab.txt, or --vocab with another name of it"
                  : "name the vocabulary of the model, a token on each line",
-             vocabulary.string() + ", which is no file" +
-                 did_you_mean_file(vocabulary));
+             vocabulary.string() + ", which is no file");
   }
   std::filesystem::path weights, vocabulary;
   json config;
@@ -103,8 +157,10 @@ struct Files {
 
 class Bert {
  public:
-  Bert(const Files& files, const ShowOptions& options)
-      : content_(read_dump(files.weights)), config_(files.config) {
+  Bert(const Files& files, const Options& options)
+
+      : content_(multihead::read_safetensors(files.weights.string())),
+        config_(files.config) {
     using std::string;
     if (const auto type = setting(config_, "model_type", string("bert"));
         type != "bert")
@@ -153,23 +209,36 @@ class Bert {
     return norm("embeddings.LayerNorm", x).unsqueeze(0);
   }
 
+  // The names of the parameters are those of nn.MultiheadAttention.
+  std::map<std::string, at::Tensor> attention(int64_t number) const {
+    const std::string name = layer_name(number) + "attention.";
+    std::map<std::string, at::Tensor> parameters;
+    for (const std::string kind : {"weight", "bias"}) {
+      const auto part = [&](const std::string& role) {
+        return tensor(name + "self." + role + "." + kind);
+      };
+      parameters["in_proj_" + kind] =
+          at::cat({part("query"), part("key"), part("value")});
+      parameters["out_proj." + kind] = tensor(name + "output.dense." + kind);
+    }
+    return parameters;
+  }
+
   // A whole layer, (1, L, E) to (1, L, E).
   at::Tensor run_layer(int64_t number, const at::Tensor& x) const {
-    const std::string name = layer_name(number);
-    const std::string self = name + "attention.self.";
-    multihead::AttentionLayer layer{
-        .embed_dim = x.size(-1), .num_heads = heads_, .batch_first = true};
-    layer.q_proj_weight = tensor(self + "query.weight");
-    layer.k_proj_weight = tensor(self + "key.weight");
-    layer.v_proj_weight = tensor(self + "value.weight");
-    layer.q_proj_bias = tensor(self + "query.bias");
-    layer.k_proj_bias = tensor(self + "key.bias");
-    layer.v_proj_bias = tensor(self + "value.bias");
-    layer.out_proj_weight = tensor(name + "attention.output.dense.weight");
-    layer.out_proj_bias = tensor(name + "attention.output.dense.bias");
+    const auto parameters = attention(number);
+    const multihead::AttentionLayer layer{
+        .embed_dim = x.size(-1),
+        .num_heads = heads_,
+        .in_proj_weight = parameters.at("in_proj_weight"),
+        .in_proj_bias = parameters.at("in_proj_bias"),
+        .out_proj_weight = parameters.at("out_proj.weight"),
+        .out_proj_bias = parameters.at("out_proj.bias"),
+        .batch_first = true};
     const at::Tensor attended =
         std::get<0>(multihead::multi_head_attention_forward(
             x, x, x, layer, multihead::ForwardOptions().need_weights(false)));
+    const std::string name = layer_name(number);
     const at::Tensor y =
         norm(name + "attention.output.LayerNorm", x + attended);
     const at::Tensor wide = activate(linear(name + "intermediate.dense", y));
@@ -177,11 +246,7 @@ class Bert {
                 y + linear(name + "output.dense", wide));
   }
 
-  at::Tensor heads(int64_t number, const char* role,
-                   const at::Tensor& x) const {
-    return split_heads(linear(layer_name(number) + "attention.self." + role, x),
-                       heads_);
-  }
+  int64_t num_heads() const { return heads_; }
 
  private:
   static constexpr const char* kWords = "embeddings.word_embeddings.weight";
@@ -225,17 +290,16 @@ class Bert {
   int64_t heads_ = 0;
 };
 
-Attended attend(const ShowOptions& options) {
+void write_dump(const Options& options) {
   const Files files(options);
   const Bert bert(files, options);
-  const int64_t layers = bert.layers();
+  const int64_t layers = bert.layers(), wanted = options.layer;
   if (layers == 0)
     refuse("--model", "hold encoder.layer.0.attention.self.query.weight",
            "none");
-  const int64_t shown = options.layer.value_or(0);
-  if (shown < 0 || shown >= layers)
+  if (wanted < 0 || wanted >= layers)
     refuse("--layer", "be from 0 to " + std::to_string(layers - 1),
-           std::to_string(shown));
+           std::to_string(wanted));
   const std::vector<Token> tokens =
       WordPiece(read_file(files.vocabulary), files.lower_case)
           .tokenise(options.text);
@@ -245,30 +309,34 @@ Attended attend(const ShowOptions& options) {
                " tokens",
            std::to_string(tokens.size()));
   at::Tensor x = bert.embed(tokens);
-  for (int64_t layer = 0; layer < shown; ++layer) x = bert.run_layer(layer, x);
-  Attended attended{.title = "layer " + std::to_string(shown) + ": " +
-                             printable(options.text),
-                    .query = bert.heads(shown, "query", x),
-                    .key = bert.heads(shown, "key", x)};
-  attended.num_kv_heads = attended.num_heads();
-  attended.stages = stages_of(x, attended.query, attended.key);
-  attended.keys.emplace_back();
-  for (const Token& token : tokens)
-    attended.keys[0].push_back(label(token.text));
-  attended.queries = attended.keys;
-  return attended;
+  for (int64_t layer = 0; layer < wanted; ++layer) x = bert.run_layer(layer, x);
+  json names = json::array();
+  for (const Token& token : tokens) names.push_back(token.text);
+  multihead::Safetensors dump;
+  for (const auto& [name, parameter] : bert.attention(wanted))
+    dump.tensors[name] = parameter;
+  dump.tensors["x"] = x;
+  dump.metadata = {
+      {"title", "layer " + std::to_string(wanted) + ": " + options.text},
+      {"num_heads", std::to_string(bert.num_heads())},
+      {"tokens", names.dump()}};
+  multihead::write_safetensors(options.dump, dump);
 }
 
 }  // namespace
 
-Attended run_bert(const ShowOptions& options) {
+int main(int argc, char** argv) {
+  const at::NoGradGuard no_grad;
   try {
-    return attend(options);
+    write_dump(parse({argv + 1, argv + argc}));
+    return 0;
   } catch (const c10::Error& error) {
-    const std::string what = error.what_without_backtrace();
-    refuse("--model", "hold tensors whose shapes fit each other",
-           "others (" + what.substr(0, what.find('\n')) + ")");
+    std::fprintf(stderr,
+                 "bert_attention: --model must hold tensors whose shapes fit "
+                 "each other, got others (%s)\n",
+                 error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bert_attention: %s\n", error.what());
   }
+  return 2;
 }
-
-}  // namespace cli

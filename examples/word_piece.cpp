@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "cli/show/word_piece.h"
+#include "word_piece.h"
 
 #include <utf8proc.h>
 
@@ -8,12 +8,29 @@
 #include <cctype>
 #include <stdexcept>
 
-#include "cli/terminal/width.h"
-
-namespace cli {
 namespace {
 
 constexpr size_t kLongestWord = 100;  // code points; longer ones are unknown
+
+std::u32string code_points(std::string_view text) {
+  std::u32string points;
+  while (!text.empty()) {
+    utf8proc_int32_t point = 0;
+    const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+    const auto length = utf8proc_iterate(
+        bytes, static_cast<utf8proc_ssize_t>(text.size()), &point);
+    points += length > 0 ? static_cast<char32_t>(point) : U'\uFFFD';
+    text.remove_prefix(length > 0 ? length : 1);
+  }
+  return points;
+}
+
+std::string to_utf8(char32_t c) {
+  utf8proc_uint8_t bytes[4];
+  const auto length =
+      utf8proc_encode_char(static_cast<utf8proc_int32_t>(c), bytes);
+  return {reinterpret_cast<const char*>(bytes), static_cast<size_t>(length)};
+}
 
 utf8proc_category_t category(char32_t c) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
@@ -86,9 +103,9 @@ WordPiece::WordPiece(std::string_view vocabulary, bool lower_case)
   }
   for (const char* special : {"[CLS]", "[SEP]", "[UNK]"})
     if (!ids_.contains(special))
-      throw std::invalid_argument(
-          std::string("show: --vocab must have a line ") + special + ", got " +
-          std::to_string(line) + " others");
+      throw std::invalid_argument(std::string("--vocab must have a line ") +
+                                  special + ", got " + std::to_string(line) +
+                                  " others");
 }
 
 Token WordPiece::token(const std::string& text) const {
@@ -123,5 +140,3 @@ std::vector<Token> WordPiece::tokenise(std::string_view text) const {
   tokens.push_back(token("[SEP]"));
   return tokens;
 }
-
-}  // namespace cli

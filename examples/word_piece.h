@@ -10,8 +10,6 @@
 #include <unordered_map>
 #include <vector>
 
-namespace cli {
-
 struct Token {
   int64_t id;
   std::string text;  ///< "kitten", "##s", "[CLS]"
@@ -34,5 +32,3 @@ class WordPiece {
   std::unordered_map<std::string, int64_t> ids_;
   bool lower_case_;
 };
-
-}  // namespace cli

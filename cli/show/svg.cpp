@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: MIT
-#include "cli/show/drawing.h"
+// A picture as SVG: one large map with its labels, the heads beside it, what
+// colours mean, the stages with their shapes, the groups.
+
+#include "cli/terminal/svg.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstdio>
+#include <vector>
 
+#include "cli/show/picture.h"
+#include "cli/terminal/format.h"
 #include "cli/terminal/width.h"
 
 namespace cli {
@@ -20,15 +26,9 @@ constexpr double kTitle = 76;             // where the maps' labels begin
 constexpr double kStage = 96;             // height of the strip of stages
 constexpr double kMostNotes = 6;
 
-std::string print(const char* format, auto... values) {
-  char text[96];
-  std::snprintf(text, sizeof text, format, values...);
-  return text;
-}
-
 // Two digits.
 std::string percent(double value) {
-  return print(std::abs(value) < 0.095 ? "%.2g" : "%.0f", 100 * value);
+  return format(std::abs(value) < 0.095 ? "%.2g" : "%.0f", 100 * value);
 }
 
 int most_cells(double side, double smallest) {
@@ -43,27 +43,10 @@ Axis matching(const Axis& queries, const Axis& keys, int most) {
                  static_cast<int>(std::clamp<int64_t>(cells, 1, most)));
 }
 
-// The width of letters of `size`, in a font as wide as such fonts are: DejaVu.
-double width_of(const std::string& text, double size) {
-  constexpr std::string_view kWide = "MW@%mw",
-                             kNarrow = "ijlftrI|'.,:;!()[]-/ ";
-  double sum = 0;
-  for (const std::string& letter : clusters(text)) {
-    const int wide = columns(letter);
-    sum += wide != 1                              ? 0.55 * wide
-           : letter.size() > 1                    ? 0.8
-           : kWide.find(letter) != kWide.npos     ? 0.98
-           : kNarrow.find(letter) != kNarrow.npos ? 0.42
-           : letter[0] >= 'A' && letter[0] <= 'Z' ? 0.76
-                                                  : 0.65;
-  }
-  return sum * size;
-}
-
 std::string fitted(const std::string& text, int most, double width,
                    double size = 12) {
   std::string part = shortened(text, most);
-  while (most > 1 && width_of(part, size) > width)
+  while (most > 1 && text_width(part, size) > width)
     part = shortened(text, --most);
   return part;
 }
@@ -75,7 +58,7 @@ std::string label_of(const Axis& axis, int cell) {
 double label_width(const Axis& axis) {
   double widest = 0;
   for (int i = 0; i < axis.cells(); ++i)
-    widest = std::max(widest, width_of(label_of(axis, i), 12));
+    widest = std::max(widest, text_width(label_of(axis, i), 12));
   return widest;
 }
 
@@ -84,7 +67,7 @@ std::string keys_of(const Panel& panel) {
   const double keys = std::exp(panel.entropy);
   return std::isnan(keys)
              ? ""
-             : print(keys < 99.5 ? "%.1f keys" : "%.0f keys", keys);
+             : format(keys < 99.5 ? "%.1f keys" : "%.0f keys", keys);
 }
 
 // Every how many cells a label has room; slanted ones need more.
@@ -93,7 +76,104 @@ int label_step(const Axis& axis, double cell, double room) {
   return std::max(1, static_cast<int>(std::ceil(wanted / cell)));
 }
 
-}  // namespace
+// Colours of a map are rounded to these: cells of one are one path.
+constexpr int kLevels = 96;
+
+// Which of the colours; the last is that of numbers that are not finite, -1
+// that of the page: a blocked cell without weight.
+int level_of(const HeatMap& map, const ColourScale& scale, int row,
+             int column) {
+  const double value = map.at(row, column);
+  if (map.is_blocked(row, column) && value == 0) return -1;
+  if (!std::isfinite(value)) return kLevels;
+  const double share = std::clamp(scale.share(value), -1.0, 1.0);
+  const double t = scale.is_signed() ? (share + 1) / 2 : std::max(share, 0.0);
+  return static_cast<int>(std::lround(t * (kLevels - 1)));
+}
+
+Rgb colour_of(int level, const ColourScale& scale) {
+  if (level == kLevels) return kNotFinite;
+  const double t = static_cast<double>(level) / (kLevels - 1);
+  return scale.is_signed() ? diverging(2 * t - 1) : sequential(t);
+}
+
+// Calls run(row, begin, end) for the longest stretches of cells in a row for
+// which key(row, column) is one and the same.
+void for_each_run(const HeatMap& map, auto key, auto run) {
+  for (int row = 0; row < map.rows; ++row)
+    for (int begin = 0, end; begin < map.columns; begin = end) {
+      const int first = key(row, begin);
+      for (end = begin + 1; end < map.columns && key(row, end) == first;) ++end;
+      run(row, begin, end, first);
+    }
+}
+
+// Runs of one colour are strokes as thick as a row of cells.
+void draw_map(Svg& canvas, const Box& box, const HeatMap& map,
+              const ColourScale& scale) {
+  std::array<std::string, kLevels + 1> paths;
+  const double cell_width = box.width / map.columns,
+               cell_height = box.height / map.rows;
+  for_each_run(
+      map,
+      [&](int row, int column) { return level_of(map, scale, row, column); },
+      [&](int row, int begin, int end, int level) {
+        if (level >= 0)
+          paths[level] += format("M%d %dh%d", begin, row, end - begin);
+      });
+  canvas.begin_group(
+      {{"transform", "translate(" + svg_number(box.x) + " " +
+                         svg_number(box.y + cell_height / 2) + ") " +
+                         format("scale(%.6g %.6g)", cell_width, cell_height)},
+       {"fill", "none"},
+       {"shape-rendering", "crispEdges"}});
+  for (int level = 0; level <= kLevels; ++level)
+    if (!paths[level].empty())
+      canvas.path(
+          {{"stroke", hex(colour_of(level, scale))}, {"d", paths[level]}});
+  canvas.end_group();
+  std::vector<Box> blocked;
+  for_each_run(
+      map, [&](int row, int column) { return map.is_blocked(row, column); },
+      [&](int row, int begin, int end, bool is_blocked) {
+        if (is_blocked)
+          blocked.push_back({box.x + begin * cell_width,
+                             box.y + row * cell_height,
+                             (end - begin) * cell_width, cell_height});
+      });
+  canvas.hatch(blocked);
+}
+
+class Drawing {
+ public:
+  explicit Drawing(const Picture& picture);
+
+  double width() const { return width_; }
+  double height() const { return height_; }
+  void draw(Svg& canvas) const;
+
+ private:
+  void place_heads();
+  void draw_large(Svg& canvas) const;
+  void draw_heads(Svg& canvas) const;
+  void draw_legend(Svg& canvas) const;
+  void draw_stages(Svg& canvas) const;
+  void draw_groups(Svg& canvas) const;
+  void draw_notes(Svg& canvas) const;
+  std::vector<std::string> notes() const;
+
+  const Picture& picture_;
+  const Item& item_;
+  ColourScale scale_;
+  Axis keys_, queries_;              // of the large map
+  Axis small_keys_, small_queries_;  // of the heads'
+  Box large_;
+  Point heads_;
+  double small_ = 0, small_step_ = 0;
+  int per_row_ = 0;
+  double legend_ = 0, stages_ = 0, groups_ = 0, notes_ = 0;  // their tops
+  double width_ = 0, height_ = 0;
+};
 
 Drawing::Drawing(const Picture& picture)
     : picture_(picture),
@@ -122,7 +202,7 @@ Drawing::Drawing(const Picture& picture)
   }
   double stage = 0;
   for (const Stage& each : picture.stages)
-    stage = std::max(stage, width_of(shape_text(each.shape), kShape) + 8);
+    stage = std::max(stage, text_width(shape_text(each.shape), kShape) + 8);
   const auto stages = static_cast<double>(picture.stages.size());
   width_ = std::max({width_, 720.0, 2 * kMargin + stages * stage});
   legend_ = bottom + 26;
@@ -148,16 +228,16 @@ void Drawing::place_heads() {
   double captions = 0;
   for (size_t i = 1; i < item_.panels.size(); ++i)
     captions =
-        std::max(captions, width_of(item_.panels[i].name, kName) + 10 +
-                               width_of(keys_of(item_.panels[i]), kKeys));
+        std::max(captions, text_width(item_.panels[i].name, kName) + 10 +
+                               text_width(keys_of(item_.panels[i]), kKeys));
   small_step_ = std::max(small_, captions) + kGap;
 }
 
-void Drawing::draw(Canvas& canvas) const {
+void Drawing::draw(Svg& canvas) const {
   const double room = width_ - 2 * kMargin;
   canvas.write({kMargin, 38}, fitted(picture_.title, 400, room, 18),
                {.size = 18, .bold = true});
-  canvas.write({kMargin, 58}, subtitle(picture_, item_), {.tone = Tone::kDim});
+  canvas.write({kMargin, 58}, subtitle(picture_, item_), {.tone = "dim"});
   draw_large(canvas);
   if (item_.panels.size() > 1) draw_heads(canvas);
   draw_legend(canvas);
@@ -166,15 +246,15 @@ void Drawing::draw(Canvas& canvas) const {
   draw_notes(canvas);
 }
 
-void Drawing::draw_large(Canvas& canvas) const {
+void Drawing::draw_large(Svg& canvas) const {
   const Panel& panel = item_.panels[0];
   const HeatMap map =
       pool(panel.map, {item_.queries, queries_}, {item_.keys, keys_});
   canvas.write({large_.x, heads_.y + 12}, panel.name, {.size = kName});
   if (const std::string keys = keys_of(panel); !keys.empty())
-    canvas.write({large_.x + width_of(panel.name, kName) + 10, heads_.y + 12},
-                 keys, {.size = kKeys, .tone = Tone::kDim});
-  canvas.draw_map(large_, map, scale_);
+    canvas.write({large_.x + text_width(panel.name, kName) + 10, heads_.y + 12},
+                 keys, {.size = kKeys, .tone = "dim"});
+  draw_map(canvas, large_, map, scale_);
   const double cell = large_.width / keys_.cells();
   const int key_step = label_step(keys_, cell, 17);
   for (int i = 0; i < keys_.cells(); i += key_step)
@@ -190,13 +270,13 @@ void Drawing::draw_large(Canvas& canvas) const {
       const double percent = 100 * map.at(row, column);
       if (!(std::abs(percent) >= 0.5 && std::abs(percent) < 999)) continue;
       const bool light = is_light(scale_(map.at(row, column)));
-      canvas.write_on(
-          {large_.x + (column + 0.5) * cell, large_.y + (row + 0.5) * cell},
-          print("%.0f", percent), light ? Rgb{0, 0, 0} : Rgb{255, 255, 255});
+      canvas.write(
+          {large_.x + (column + 0.5) * cell, large_.y + (row + 0.5) * cell + 4},
+          format("%.0f", percent), {.tone = light ? "b" : "w"});
     }
 }
 
-void Drawing::draw_heads(Canvas& canvas) const {
+void Drawing::draw_heads(Svg& canvas) const {
   const double height = small_ * small_queries_.cells() / small_keys_.cells();
   for (size_t i = 1; i < item_.panels.size(); ++i) {
     const Panel& panel = item_.panels[i];
@@ -207,15 +287,15 @@ void Drawing::draw_heads(Canvas& canvas) const {
     const std::string keys = keys_of(panel);
     if (!keys.empty())
       canvas.write({x + small_step_ - kGap, y + 12}, keys,
-                   {.size = kKeys, .tone = Tone::kDim, .anchor = Anchor::kEnd});
-    canvas.draw_map({x, y + 18, small_, height},
-                    pool(panel.map, {item_.queries, small_queries_},
-                         {item_.keys, small_keys_}),
-                    scale_);
+                   {.size = kKeys, .tone = "dim", .anchor = Anchor::kEnd});
+    draw_map(canvas, {x, y + 18, small_, height},
+             pool(panel.map, {item_.queries, small_queries_},
+                  {item_.keys, small_keys_}),
+             scale_);
   }
 }
 
-void Drawing::draw_legend(Canvas& canvas) const {
+void Drawing::draw_legend(Svg& canvas) const {
   constexpr int kSteps = 64;
   constexpr double kWidth = 220;
   const double from = scale_.is_signed() ? -1 : 0;
@@ -224,24 +304,25 @@ void Drawing::draw_legend(Canvas& canvas) const {
     bar.values.push_back(
         static_cast<float>(scale_.value(from + (1 - from) * i / (kSteps - 1))));
   const Box box{large_.x, legend_, kWidth, 10};
-  canvas.draw_map(box, bar, scale_);
+  draw_map(canvas, box, bar, scale_);
   for (int i = 0; i <= 4; ++i) {
     const double share = from + (1 - from) * i / 4;
     canvas.write({box.x + kWidth * i / 4, legend_ + 24},
                  percent(scale_.value(share)) + " %",
-                 {.size = 10, .tone = Tone::kDim, .anchor = Anchor::kMiddle});
+                 {.size = 10, .tone = "dim", .anchor = Anchor::kMiddle});
   }
   double x = box.x + kWidth + 20;
   const std::string name = scale_name(picture_);
-  canvas.write({x, legend_ + 9}, name, {.tone = Tone::kDim});
+  canvas.write({x, legend_ + 9}, name, {.tone = "dim"});
   x += 6.6 * columns(name) + 24;
   if (!has_blocked_cells(item_)) return;
-  canvas.hatch({x, legend_ - 3, 16, 16});
-  canvas.write({x + 22, legend_ + 9}, "blocked", {.tone = Tone::kDim});
+  const Box sample{x, legend_ - 3, 16, 16};
+  canvas.hatch({&sample, 1});
+  canvas.write({x + 22, legend_ + 9}, "blocked", {.tone = "dim"});
 }
 
 // A film: what each stage yields, its heads as pages behind each other.
-void Drawing::draw_stages(Canvas& canvas) const {
+void Drawing::draw_stages(Svg& canvas) const {
   const auto count = static_cast<double>(picture_.stages.size());
   const double step = (width_ - 2 * kMargin) / count;
   const auto length = [](int64_t size) {
@@ -254,22 +335,23 @@ void Drawing::draw_stages(Canvas& canvas) const {
     const double height = std::min(length(shape[shape.size() - 2]), 44.0);
     const int64_t pages = shape.size() > 3 ? std::min<int64_t>(shape[1], 5) : 1;
     for (int64_t page = pages; page-- > 0;)
-      canvas.draw_frame(
-          {x + 4.0 * page, stages_ + 46 - height - 3.0 * page, width, height});
+      canvas.rectangle(
+          {x + 4.0 * page, stages_ + 46 - height - 3.0 * page, width, height},
+          "surface");
     canvas.write({x, stages_ + 62}, stage.name, {.size = 11, .bold = true});
     canvas.write({x, stages_ + 75}, shape_text(shape),
-                 {.size = kShape, .tone = Tone::kDim});
+                 {.size = kShape, .tone = "dim"});
     canvas.write({x, stages_ + 87}, fitted(stage.what, 40, step - 6, kShape),
-                 {.size = kShape, .tone = Tone::kDim});
+                 {.size = kShape, .tone = "dim"});
     const double next = x + step - 8, end = x + width + 4.0 * (pages - 1) + 8;
     if (&stage != &picture_.stages.back() && next > end)
-      canvas.draw_line({end, stages_ + 34}, {next, stages_ + 34}, Tone::kLine);
+      canvas.line({end, stages_ + 34}, {next, stages_ + 34});
     x += step;
   }
 }
 
 // Query heads above the key/value head that they share.
-void Drawing::draw_groups(Canvas& canvas) const {
+void Drawing::draw_groups(Svg& canvas) const {
   const int64_t heads = picture_.num_heads, groups = picture_.num_kv_heads;
   const double label = 112;
   const double step = std::min(
@@ -288,16 +370,18 @@ void Drawing::draw_groups(Canvas& canvas) const {
   for (int64_t head = 0; head < heads; ++head) {
     const double middle =
         std::floor(static_cast<double>(head) / each) * each + (each - 1) / 2;
-    canvas.draw_line({centre(static_cast<double>(head)), groups_ + 21},
-                     {centre(middle), groups_ + 41}, Tone::kDim);
-    canvas.draw_frame({centre(static_cast<double>(head)) - step * 0.42,
-                       groups_ + 2, step * 0.84, 19});
+    canvas.line({centre(static_cast<double>(head)), groups_ + 21},
+                {centre(middle), groups_ + 41});
+    canvas.rectangle({centre(static_cast<double>(head)) - step * 0.42,
+                      groups_ + 2, step * 0.84, 19},
+                     "surface");
     name(static_cast<double>(head), groups_ + 15, head);
   }
   for (int64_t group = 0; group < groups; ++group) {
     const double middle = static_cast<double>(group) * each + (each - 1) / 2;
-    canvas.draw_frame(
-        {centre(middle) - step * 0.42, groups_ + 41, step * 0.84, 19});
+    canvas.rectangle(
+        {centre(middle) - step * 0.42, groups_ + 41, step * 0.84, 19},
+        "surface");
     name(middle, groups_ + 55, group);
   }
 }
@@ -310,14 +394,23 @@ std::vector<std::string> Drawing::notes() const {
   return lines;
 }
 
-void Drawing::draw_notes(Canvas& canvas) const {
+void Drawing::draw_notes(Svg& canvas) const {
   const std::string pooled = pooling(queries_, keys_);
   double y = notes_ + 8;
   for (const std::string& line : notes()) {
     canvas.write({kMargin, y}, line,
-                 {.tone = line == pooled ? Tone::kDim : Tone::kWarning});
+                 {.tone = line == pooled ? "dim" : "warning"});
     y += 18;
   }
+}
+
+}  // namespace
+
+std::string to_svg(const Picture& picture) {
+  const Drawing drawing(picture);
+  Svg canvas;
+  drawing.draw(canvas);
+  return canvas.page(drawing.width(), drawing.height(), picture.title);
 }
 
 }  // namespace cli
