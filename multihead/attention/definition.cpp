@@ -33,6 +33,18 @@ at::Tensor cast(const at::Tensor& x, at::ScalarType dtype) {
   return x.scalar_type() == dtype ? x : x.to(dtype);
 }
 
+// What happens to the scores between the two products.
+struct ScoreTransform {
+  double scale = 1.0;
+  std::optional<double> softcap = {};
+  Mask mask = {};
+  at::Tensor alibi_slopes = {};  ///< (H) or (B, H)
+  at::Tensor sinks = {};         ///< (H)
+  double dropout_p = 0.0;
+  /// (B, H, Lq, Lk), 0 or 1/(1 − dropout_p): draws that were made before.
+  at::Tensor dropout_factors = {};
+};
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // torch.export cannot show that folding holds for every length: a traced call
@@ -183,6 +195,45 @@ at::Tensor weights_from_logsumexp(const Heads& given,
               heads.query.scalar_type());
 }
 
+HeadResults attend(const Heads& given, const ScoreTransform& transform,
+                   bool with_logsumexp) {
+  const Heads heads = foldable(given);
+  // The types chosen here are the right ones under autocast too.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const auto dtype = heads.query.scalar_type();
+  const ScoreShape shape = shape_of(heads);
+  const at::Tensor visible = visible_keys(transform.mask, shape);
+  const bool transforms = visible.defined() || transform.softcap ||
+                          transform.alibi_slopes.defined() ||
+                          transform.sinks.defined() || with_logsumexp;
+
+  at::Tensor scores = scaled_scores(heads, transform, visible);
+  HeadResults result;
+  if (transforms) {
+    scores =
+        transform_scores(by_head(scores, heads), transform, shape, visible);
+    if (transform.sinks.defined())
+      scores = append_sinks(scores, transform.sinks);
+    if (with_logsumexp) result.logsumexp = logsumexp_rows(scores);
+  }
+  // Without transform, only infinite inputs make a row of −inf; IEEE says NaN
+  // there.
+  at::Tensor weights =
+      transforms ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
+  if (transform.sinks.defined())
+    weights = weights.slice_symint(-1, 0, shape.key_length);
+  if (transforms) weights = weights.flatten(0, 1);
+  weights = drop(weights, transform);
+
+  result.out = cast(
+      weights_value_product(
+          heads, weights, cast(heads.value, at::toOpMathType(dtype)), visible),
+      dtype);
+  result.weights = cast(weights, dtype);
+  return result;
+}
+
 // ---- From the arguments of scaled_dot_product_attention -------------------
 
 double default_scale(const c10::SymInt& head_dim) {
@@ -261,43 +312,10 @@ at::Tensor as_query(const at::Tensor& rows, const at::Tensor& query) {
 
 }  // namespace
 
-HeadResults attention(const Heads& given, const ScoreTransform& transform,
-                      bool with_logsumexp) {
-  const Heads heads = foldable(given);
-  // The types chosen here are the right ones under autocast too.
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
-      c10::autocast_dispatch_keyset);
-  const auto dtype = heads.query.scalar_type();
-  const ScoreShape shape = shape_of(heads);
-  const at::Tensor visible = visible_keys(transform.mask, shape);
-  const bool transforms = visible.defined() || transform.softcap ||
-                          transform.alibi_slopes.defined() ||
-                          transform.sinks.defined() || with_logsumexp;
-
-  at::Tensor scores = scaled_scores(heads, transform, visible);
-  HeadResults result;
-  if (transforms) {
-    scores =
-        transform_scores(by_head(scores, heads), transform, shape, visible);
-    if (transform.sinks.defined())
-      scores = append_sinks(scores, transform.sinks);
-    if (with_logsumexp) result.logsumexp = logsumexp_rows(scores);
-  }
-  // Without transform, only infinite inputs make a row of −inf; IEEE says NaN
-  // there.
-  at::Tensor weights =
-      transforms ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
-  if (transform.sinks.defined())
-    weights = weights.slice_symint(-1, 0, shape.key_length);
-  if (transforms) weights = weights.flatten(0, 1);
-  weights = drop(weights, transform);
-
-  result.out = cast(
-      weights_value_product(
-          heads, weights, cast(heads.value, at::toOpMathType(dtype)), visible),
-      dtype);
-  result.weights = cast(weights, dtype);
-  return result;
+HeadResults attention(const Heads& heads, double scale, const Mask& mask,
+                      double dropout_p) {
+  return attend(heads, {.scale = scale, .mask = mask, .dropout_p = dropout_p},
+                /*with_logsumexp=*/false);
 }
 
 std::tuple<at::Tensor, at::Tensor> attention(
@@ -307,7 +325,7 @@ std::tuple<at::Tensor, at::Tensor> attention(
   ScoreTransform transform = transform_of(query, options);
   transform.dropout_factors = dropout_factors;
   const HeadResults result =
-      attention(heads_of(query, key, value), transform, with_lse);
+      attend(heads_of(query, key, value), transform, with_lse);
   const bool squeezes = with_lse && query.dim() == 3;
   return {in_layout_of(query, as_query(result.out, query)),
           squeezes ? result.logsumexp.squeeze(0) : result.logsumexp};
@@ -331,7 +349,7 @@ AttentionSummary summary(const at::Tensor& query, const at::Tensor& key,
   const at::Tensor visible = visible_keys(
       transform.mask, {query.sym_size(-2), key.sym_size(-2), query.device()});
   const at::Tensor weights =
-      attention(heads, transform, false)
+      attend(heads, transform, false)
           .weights.to(at::toOpMathType(query.scalar_type()))
           .unflatten_symint(0, {heads.batch_size, heads.num_heads});
   // Of equal weights the lower key first; keys that are not seen last.

@@ -41,20 +41,9 @@ AttentionSummary summary(const at::Tensor& query, const at::Tensor& key,
 
 // ---- On heads -------------------------------------------------------------
 
-/// What happens to the scores between the two products.
-struct ScoreTransform {
-  double scale = 1.0;
-  std::optional<double> softcap = {};
-  Mask mask = {};
-  at::Tensor alibi_slopes = {};  ///< (H) or (B, H)
-  at::Tensor sinks = {};         ///< (H)
-  double dropout_p = 0.0;
-  /// (B, H, Lq, Lk), 0 or 1/(1 − dropout_p): draws that were made before.
-  at::Tensor dropout_factors = {};
-};
-
-/// In the absence of a mask its operations are those of torch_order.h.
-HeadResults attention(const Heads& heads, const ScoreTransform& transform,
-                      bool with_logsumexp);
+/// With a mask, a scale and dropout alone, as layers have them. In the absence
+/// of a mask its operations are those of torch_order.h.
+HeadResults attention(const Heads& heads, double scale, const Mask& mask,
+                      double dropout_p);
 
 }  // namespace multihead::definition

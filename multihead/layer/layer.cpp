@@ -23,11 +23,8 @@ HeadResults attend(Way way, const Heads& heads, const CallSizes& sizes,
     return attend_in_torch_order(heads, masks, layer, options, dropout_p);
   }
   const auto width = static_cast<double>(head_dim(layer));
-  return definition::attention(heads,
-                               {.scale = std::sqrt(1.0 / width),
-                                .mask = merge(masks, sizes, layer),
-                                .dropout_p = dropout_p},
-                               /*with_logsumexp=*/false);
+  return definition::attention(heads, std::sqrt(1.0 / width),
+                               merge(masks, sizes, layer), dropout_p);
 }
 
 Sequences sequence_first(const at::Tensor& query, const at::Tensor& key,
