@@ -168,8 +168,7 @@ void expect_fused(const AttentionInputs& x) {
 }
 
 void expect_fused(const LayerInputs& x) {
-  check_fused(
-      multihead::route(x.query, x.key, x.value, x.layer, x.options));
+  check_fused(multihead::route(x.query, x.key, x.value, x.layer, x.options));
 }
 
 }  // namespace cli

@@ -231,7 +231,7 @@ def scaled_dot_product_attention(
 
 
 def _with_rules_of(function: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorates one whose **rules are function's: its signature names them."""
+    """Decorates one whose ``**rules`` are function's: its signature names them."""
     theirs = inspect.signature(function).parameters
     rules = [x for name, x in theirs.items() if name in _RULES]
 
@@ -246,7 +246,7 @@ def _with_rules_of(function: Callable[..., Any]) -> Callable[[Function], Functio
 
 
 def _operator_rules(name: str, rules: Rules, query: Tensor) -> dict[str, Any]:
-    """**rules of the function `name` as the operators take them."""
+    """The ``**rules`` of the function ``name`` as the operators take them."""
     for rule in rules:
         if rule not in _RULES:
             raise TypeError(
