@@ -135,13 +135,19 @@ struct BackwardArgs {
   ScoreGradients dbias;                 ///< of a mask that is a bias
   double* dalibi_slopes = nullptr;      ///< (B, H), dense
   double* dsinks = nullptr;             ///< (B, H), dense
-  /// Set by run_backward (run_backward.h).
-  void* workspace = nullptr;
-  int64_t first_split = 0, splits_per_wave = 0;
+};
+
+/// A backward call on its way through its stages (run_backward). Keys are cut
+/// into splits; a wave is some splits of every head at once.
+struct BackwardRun {
+  BackwardArgs args;
+  bool split_parallel = false;  ///< splits are tasks of their own, else heads
+  int64_t splits_per_wave = 0, first_split = 0;  ///< first_split: of this wave
+  void* workspace = nullptr;                     ///< shared by the stages
 };
 
 /// From here on a logsumexp of float32 is off by 4e-6 and more: where its
-/// magnitude is larger, weights are normalized anew.
+/// magnitude is larger, the softmax is computed again.
 inline constexpr double kLargeLogsumexp = 64;
 
 /// The weights that a forward call used, after dropout, recomputed from its
@@ -173,9 +179,8 @@ struct Plan {
   int64_t rows_per_task = 0;  ///< of the H/G·Lq rows of a key/value head
   size_t scratch_bytes = 0;   ///< per thread, aligned to 64
   bool pack_key = false, pack_value = false;  ///< copied to dense panels
-  bool longest_first = false;   ///< causal: last rows of all heads first
-  bool split_parallel = false;  ///< backward: splits of a head are tasks
-  size_t workspace_bytes = 0;   ///< backward, its first stage: shared memory
+  bool longest_first = false;  ///< causal: last rows of all heads first
+  size_t workspace_bytes = 0;  ///< backward prepare: of BackwardRun's
 };
 
 /// A kernel: plan, then run tasks first ≤ n < last, on any thread, each with
@@ -187,11 +192,46 @@ struct Kernel {
               void* scratch);
 };
 
-/// One after the other: prepare, then for each wave of splits keys and queries,
-/// then heads and bias. Stages without anything to do have no tasks.
+/// In this order: prepare; keys and queries for each wave; heads; bias. A stage
+/// that has nothing to do has no tasks.
 struct BackwardStages {
-  Kernel<BackwardArgs> prepare, keys, queries, heads, bias;
+  Kernel<BackwardRun> prepare, keys, queries, heads, bias;
 };
+
+/// Keys whose dK and dV one task sums up. The gradients' sums are cut at its
+/// multiples, so it is part of the result.
+inline constexpr int64_t kGradientSplit = 256;
+
+/// At least one: even without keys, queries have a gradient, 0.
+inline int64_t splits_of(const AttentionArgs& a) {
+  const int64_t splits = (a.Lk + kGradientSplit - 1) / kGradientSplit;
+  return splits > 0 ? splits : 1;
+}
+
+/// Runs all stages on up to `threads` threads. allocate(bytes) gives the
+/// workspace, aligned to 64 bytes, which must live until the end;
+/// launch(kernel, run) plans with these threads, runs all tasks and returns
+/// when they have ended.
+template <class Allocate, class Launch>
+void run_backward(const BackwardStages& stages, const BackwardArgs& args,
+                  int threads, const Allocate& allocate, const Launch& launch) {
+  BackwardRun run{args};
+  const int64_t heads = args.attention.B * args.attention.G;
+  const int64_t splits = splits_of(args.attention);
+  // Four tasks to a thread end together; more would only take memory.
+  const int64_t wanted = int64_t{4} * threads;
+  run.split_parallel = threads > 1 && splits > 1 && heads < wanted;
+  const int64_t width = heads > 0 ? (wanted + heads - 1) / heads : 1;
+  run.splits_per_wave = run.split_parallel && width < splits ? width : splits;
+  run.workspace = allocate(stages.prepare.plan(run, threads).workspace_bytes);
+  launch(stages.prepare, run);
+  for (; run.first_split < splits; run.first_split += run.splits_per_wave) {
+    launch(stages.keys, run);
+    launch(stages.queries, run);
+  }
+  launch(stages.heads, run);
+  launch(stages.bias, run);
+}
 
 /// The kernels of one instruction set and dtype.
 struct Kernels {

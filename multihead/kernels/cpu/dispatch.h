@@ -9,11 +9,11 @@
 
 #define MULTIHEAD_EXPORTS(target)                                      \
   Kernel<ForwardArgs> forward_##target(Dtype);                         \
-  Kernel<BackwardArgs> backward_prepare_##target(Dtype);               \
-  Kernel<BackwardArgs> backward_##target(Dtype);                       \
-  Kernel<BackwardArgs> backward_queries_##target(Dtype);               \
-  Kernel<BackwardArgs> backward_heads_##target(Dtype);                 \
-  Kernel<BackwardArgs> backward_bias_##target(Dtype);                  \
+  Kernel<BackwardRun> backward_prepare_##target(Dtype);                \
+  Kernel<BackwardRun> backward_##target(Dtype);                        \
+  Kernel<BackwardRun> backward_queries_##target(Dtype);                \
+  Kernel<BackwardRun> backward_heads_##target(Dtype);                  \
+  Kernel<BackwardRun> backward_bias_##target(Dtype);                   \
   Kernel<WeightsArgs> weights_##target(Dtype);                         \
   Kernel<SummaryArgs> summary_##target(Dtype);                         \
   /* All of one target, so that what one stage finds of the            \
@@ -39,6 +39,13 @@ MULTIHEAD_EXPORTS(portable_fma)
 }  // namespace multihead::kernels
 
 #ifdef MULTIHEAD_TARGET
+#if defined(__AMX_BF16__)
+#include "multihead/kernels/cpu/gemm/amx.h"
+#define MULTIHEAD_BFLOAT16_MULTIPLIER BFloat16Tiles
+#elif defined(__AVX512BF16__)
+#include "multihead/kernels/cpu/gemm/bf16_dot.h"
+#define MULTIHEAD_BFLOAT16_MULTIPLIER BFloat16Dot
+#endif
 #include "multihead/kernels/cpu/gemm/gemm.h"
 #include "multihead/kernels/cpu/gemm/load_store.h"
 
@@ -57,11 +64,9 @@ inline typename K::Type kernel() {
 /// The kernel K<M, S> for a dtype, with the multiplier that the target has.
 template <template <class, class> class K>
 inline auto visit([[maybe_unused]] Dtype dtype) {
-  // What two targets are for; they are asked for nothing else.
-#if defined(__AMX_BF16__)
-  return kernel<K<BFloat16Tiles, Stored<Dtype::kBFloat16>>>();
-#elif defined(__AVX512BF16__)
-  return kernel<K<BFloat16Dot, Stored<Dtype::kBFloat16>>>();
+#ifdef MULTIHEAD_BFLOAT16_MULTIPLIER
+  // What this target is for; kernels_for asks it for nothing else.
+  return kernel<K<MULTIHEAD_BFLOAT16_MULTIPLIER, Stored<Dtype::kBFloat16>>>();
 #else
   using Single = FusedMultiplyAdd<Float32>;
   using Double = FusedMultiplyAdd<Float64>;

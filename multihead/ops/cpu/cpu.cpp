@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: MIT
 //
-// The fused operators on the CPU: what the kernels are given, and their tasks,
-// dealt to torch's threads.
-#include <ATen/Parallel.h>
+// The fused operators on the CPU: tensors become arguments of the kernels.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 
 #include "multihead/attention/isa.h"
-#include "multihead/kernels/cpu/backward/stages.h"
 #include "multihead/ops/cpu/arguments.h"
+#include "multihead/ops/cpu/parallel.h"
 #include "multihead/ops/results.h"
 
 namespace multihead::ops {
@@ -22,87 +17,13 @@ namespace {
 
 using at::Tensor;
 
-// Scratch of a thread: grows, and stays for the next call unless it is large.
-class Scratch {
- public:
-  /// Null where there is not so much memory.
-  void* get(size_t bytes) {
-    if (size_ < bytes || !block_) {
-      release();
-      block_ = std::aligned_alloc(64, bytes / 64 * 64 + 64);
-      if (block_) size_ = bytes;
-    }
-    return block_;
-  }
-  void release_if_large() {
-    constexpr size_t kLarge = size_t{16} << 20;
-    if (size_ > kLarge) release();
-  }
-  ~Scratch() { release(); }
-
- private:
-  void release() {
-    std::free(block_);
-    block_ = nullptr;
-    size_ = 0;
-  }
-  void* block_ = nullptr;
-  size_t size_ = 0;
-};
-
-thread_local Scratch scratch;
-
-void check_scratch(bool there, size_t bytes) {
-  TORCH_CHECK(there, "fused attention: cannot allocate ", bytes,
-              " bytes of scratch memory for each thread");
-}
-
 kernels::Kernels kernels_of(const kernels::AttentionArgs& a) {
   return kernels::kernels_for(current_isa(), a.dtype);
 }
 
-// Below this many multiply-adds, waking a thread costs more than it saves.
-constexpr double kWorthThreads = 1e6;
-
-int threads_for(const kernels::AttentionArgs& a) {
-  const double work = static_cast<double>(a.B * a.H) *
-                      static_cast<double>(a.Lq * a.Lk) *
-                      static_cast<double>(a.D + a.Dv);
-  const bool alone = work < kWorthThreads || at::in_parallel_region();
-  return alone ? 1 : at::get_num_threads();
-}
-
-template <class Arguments>
-void run(const kernels::Kernel<Arguments>& kernel, const Arguments& arguments) {
-  const int threads = threads_for(arguments.attention);
-  const kernels::Plan plan = kernel.plan(arguments, threads);
-  if (plan.tasks == 0) return;
-  const int64_t workers = std::min<int64_t>(threads, plan.tasks);
-  if (workers == 1) {
-    void* memory = scratch.get(plan.scratch_bytes);
-    check_scratch(memory, plan.scratch_bytes);
-    kernel.run(arguments, plan, 0, plan.tasks, memory);
-    scratch.release_if_large();
-    return;
-  }
-  // Several at once where there are many, for a task knows which comes next;
-  // few enough that the last ones end together.
-  const int64_t batch = std::max<int64_t>(1, plan.tasks / (workers * 16));
-  std::atomic<int64_t> next{0};
-  std::atomic<bool> starved{false};
-  // Not at::parallel_for, which counts threads by itself.
-#pragma omp parallel num_threads(static_cast<int>(workers))
-  {
-    if (void* memory = scratch.get(plan.scratch_bytes)) {
-      for (int64_t n; (n = next.fetch_add(batch)) < plan.tasks;) {
-        kernel.run(arguments, plan, n, std::min(n + batch, plan.tasks), memory);
-      }
-      scratch.release_if_large();
-    } else {
-      starved = true;
-    }
-  }
-  check_scratch(!starved, plan.scratch_bytes);
+template <class Args>
+void run(const kernels::Kernel<Args>& kernel, const Args& args) {
+  ops::run(kernel, args, threads_for(args.attention));
 }
 
 // The arguments of a backward call as the kernels take them.
@@ -167,14 +88,15 @@ class BackwardCall {
     backward_.dalibi_slopes = of_heads(dslopes, slope_sums);
     backward_.dsinks = of_heads(dsinks, sink_sums);
     Tensor workspace;
+    const int threads = threads_for(a);
     kernels::run_backward(
-        kernels_of(a).backward, backward_, threads_for(a),
+        kernels_of(a).backward, backward_, threads,
         [&](size_t bytes) {
           workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
           return workspace.mutable_data_ptr();
         },
-        [](const auto& kernel, const kernels::BackwardArgs& b) {
-          ops::run(kernel, b);
+        [&](const auto& stage, const kernels::BackwardRun& b) {
+          ops::run(stage, b, threads);
         });
     const auto add_up = [](const Tensor& shares, Tensor& gradient) {
       if (shares.defined()) at::sum_out(gradient, shares, 0, /*keepdim=*/true);

@@ -3,7 +3,7 @@
 // The backward kernels' results, and the loops' judgement of them.
 #pragma once
 
-#include "multihead/kernels/cpu/backward/stages.h"
+#include "multihead/kernels/kernels.h"
 #include "tests/cpp/kernels/judge.h"
 #include "tests/cpp/kernels/random_call.h"
 
@@ -100,8 +100,8 @@ inline GradientResult backward(const Variant& variant, const Call& c,
         workspace = Guarded(bytes, Edge::kEnd);
         return workspace.data();
       },
-      [&](const auto& kernel, const kernels::BackwardArgs& arguments) {
-        run_tasks(kernel, arguments, running);
+      [&](const auto& stage, const kernels::BackwardRun& run) {
+        run_tasks(stage, run, running);
       });
   EXPECT_TRUE(workspace.intact()) << "written beside the workspace";
   for (const auto& [name, x] : r.all()) {

@@ -61,7 +61,6 @@ KNOWN = {
     r"circle: multihead -> diagnosis|^multihead/.* looks at diagnosis": "diagnosis is to "
     "be a library of its own",
     "output.cpp looks at multihead/safetensors/file.h": "both write files whole",
-    "ops/cpu/cpu.cpp looks at": "the stages of backward are to be in kernels.h",
 }
 
 

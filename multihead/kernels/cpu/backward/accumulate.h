@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// The three products that take P and dS:
+// What a tile of queries adds to the gradients, from P and dS of one block:
 //   dV += Pᵀ·dO       dK += dSᵀ·Q       dQ += dS·K
-// of single numbers here, of pairs in gradient_pairs.h.
+// Single numbers here; pairs of bfloat16 in accumulate_bf16.h.
 #pragma once
 
 #include <string.h>
@@ -12,13 +12,13 @@
 namespace multihead::kernels {
 namespace {
 
-/// A split of keys: how products read it, and the sums that rows add to.
+/// A split of keys: how GEMMs read it, and the sums that rows add to.
 template <typename T>
 struct KeySplit {
   int64_t b, g;
   Interval keys;         ///< those that some row sees
   Panel<T> key, value;   ///< by keys
-  Panel<T> key_columns;  ///< keys as add_context takes values
+  Panel<T> key_columns;  ///< keys as pv takes values
   bool finite;           ///< whether all of them are
   T *dkey, *dvalue;      ///< (kGradientSplit, width), in whole vectors
 
@@ -33,17 +33,21 @@ inline const typename S::Type* row_of_tile(const QueryTile<typename S::F>& tile,
   return row_of<typename S::Type>(x, tile.b, tile.head[r], tile.query[r]);
 }
 
-/// Single numbers: a segment is multiplied as soon as it is computed, while it
-/// lies in the L1 cache.
-template <class M, class S, int kPair = M::kPair>
+/// Takes P and dS as they are computed:
+///   for each group of M::kOuterTiles tiles: for each tile: begin_tile; add for
+///   each step of keys; end_tile, or else skip_tile; then end_group.
+/// Here a segment is multiplied by `add`, while it lies in the L1 cache;
+/// nothing is left for the calls after it.
+template <class M, class S, bool kPacksWeights = M::kPacksWeights>
 class GradientAccumulator {
  public:
   using F = typename M::F;
   using T = typename F::Scalar;
   using Tile = QueryTile<F>;
   static constexpr int64_t kLanes = kTileLanes<F>;
-  static constexpr int64_t kStep = kKeyBlock;  ///< keys to `add` at once
-  static constexpr int64_t kSumKeys = 1;  ///< whose sums are added to at once
+  static constexpr int64_t kStep = kKeyBlock;  ///< keys that `add` takes
+  /// dK and dV are written for whole groups of so many keys.
+  static constexpr int64_t kSumKeys = 1;
 
   T* dquery;  ///< (D + 1, lanes), of a tile and a split
 
@@ -56,9 +60,8 @@ class GradientAccumulator {
         dout_rows_(arena.take<T>(kLanes * value_width_)),
         one_(arena.take<T>(kLanes)) {}
 
-  /// What follows is of tile n of those that are collected together, and of
-  /// this split. Whether the tile's rows are finite.
-  bool begin(const KeySplit<T>&, const Tile& tile, int /*n*/) {
+  /// `add` is now for tile n of the group. Whether its rows are finite.
+  bool begin_tile(const Tile& tile, int /*n*/) {
     const AttentionArgs& a = b_.attention;
     memset(dquery, 0, (a.D + 1) * kLanes * sizeof(T));
     for (int64_t r = 0; r < kLanes; ++r) one_[r] = 1;
@@ -72,9 +75,9 @@ class GradientAccumulator {
     return finite;
   }
   /// There is no tile n, or it sees nothing of the split.
-  void skip(const KeySplit<T>&, int /*n*/) {}
+  void skip_tile(const KeySplit<T>&, int /*n*/) {}
 
-  /// The step of keys that begins at `at`, of which `block` was computed.
+  /// The step of keys that begins at `at`; `block` was computed of it.
   template <bool kMaskNonFinite>
   void add(const KeySplit<T>& split, const Tile& tile,
            const ScoreGradient<M, S>& scores, const ScoreBlock& block,
@@ -112,9 +115,8 @@ class GradientAccumulator {
     }
   }
 
-  /// What is left to do for a tile, and for those that are collected together.
-  void finish(const KeySplit<T>&, const Tile&) {}
-  void collect(const KeySplit<T>&) {}
+  void end_tile(const KeySplit<T>&, const Tile&) {}
+  void end_group(const KeySplit<T>&) {}
 
  private:
   /// Padded with zeros; whether it is finite.

@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: MIT
 //
-// The three products that take P and dS, of pairs of bfloat16. P and dS are
-// rounded once, as operands; all sums are float32.
+// accumulate.h on pairs of bfloat16. P and dS are rounded once, as operands;
+// all sums are float32.
 //
-// A pair lies along what is summed up, and that is not the same for all:
-//   dQ += dS·K                  keys; dS of two keys in pairs, as forward has P
-//   dV += Pᵀ·dO, dK += dSᵀ·Q    rows; P and dS as they lie in the lanes, dO and
-//                               Q two rows in pairs
-// So P and dS are copied as they are rounded, into strips that hold a split of
-// keys: for dQ those of a tile, multiplied kKeyBlock keys at a time; for dV and
-// dK those of a group of kOuterTiles tiles, so that the sums of a key come
-// from the L2 cache, and go back, once for all of them.
+// A pair lies along the summed dimension, and that is not the same for all:
+//   dQ += dS·K                  keys: dS of two keys in pairs, as forward has P
+//   dV += Pᵀ·dO, dK += dSᵀ·Q    rows: P and dS as they lie in the lanes, dO and
+//                               Q with two rows in pairs
 //
-// Bytes, D = 128: strips 96 KiB each of P and dS, Q and dO 48 KiB each; dS in
-// pairs of keys 24 KiB.
+//                 row of a group of 4 tiles →
+//              ┌ tile 0 ┬ tile 1 ┬ tile 2 ┬ tile 3 ┐   A strip: P or dS of all
+//      key of  │        │        │        │        │   keys of a split (256)
+//      and split ↓ │ P, rounded, two rows per lane     │   all rows of a group
+//      (192),
+//              └────────┴────────┴────────┴────────┘   −0 where not computed
 //
-// In the strips, what is not computed counts as hidden, −0. Numbers that are
-// not finite are left out of the pairs of rows (left_out.h).
+// P and dS are copied into strips as they are rounded. When a group is full,
+// its strips are multiplied: so the sums dK and dV of a key come from the L2
+// cache, and go back, once for four tiles. dS in pairs of keys is kept for one
+// tile only, and multiplied kKeyBlock keys at a time.
+//
+// Bytes, D = 128: strips 96 KiB each for P and dS, Q and dO 48 KiB each, dS in
+// pairs of keys 24 KiB. Numbers of K, Q and dO that are not finite are dropped
+// and added back (nonfinite.h).
 #pragma once
 
 #include <string.h>
@@ -24,12 +30,11 @@
 #include "multihead/kernels/cpu/backward/accumulate.h"
 #include "multihead/kernels/cpu/gemm/nonfinite.h"
 
-#ifdef __AVX512BF16__
 namespace multihead::kernels {
 namespace {
 
 template <class M, class S>
-class GradientAccumulator<M, S, 2> {
+class GradientAccumulator<M, S, true> {
  public:
   using F = Float32;
   using T = float;
@@ -55,7 +60,7 @@ class GradientAccumulator<M, S, 2> {
     dscore_pairs_ = arena.take<T>(kGradientSplit / 2 * kLanes);
   }
 
-  bool begin(const KeySplit<T>&, const Tile& tile, int n) {
+  bool begin_tile(const Tile& tile, int n) {
     const AttentionArgs& a = b_.attention;
     memset(dquery, 0, columns_ * kLanes * sizeof(T));
     for (int64_t r = 0; r < kLanes; ++r) one_[r] = 1;
@@ -67,7 +72,7 @@ class GradientAccumulator<M, S, 2> {
     return query && dout;
   }
 
-  void skip(const KeySplit<T>& split, int n) {
+  void skip_tile(const KeySplit<T>& split, int n) {
     start(n);
     memset(query_rows_ + n * kPairs * width_, 0, kPairs * width_ * sizeof(T));
     memset(dout_rows_ + n * kPairs * value_width_, 0,
@@ -98,7 +103,7 @@ class GradientAccumulator<M, S, 2> {
 
   /// dQ of a tile, over all keys that it sees; the pairs of a block stay in the
   /// L1 cache while all columns are multiplied.
-  void finish(const KeySplit<T>& split, const Tile& tile) {
+  void end_tile(const KeySplit<T>& split, const Tile& tile) {
     if (!b_.dquery.data) return;
     const Interval seen = overlap(split.keys, tile.keys);
     const Interval keys{round_down(seen.begin, M::kKeyGroup),
@@ -106,19 +111,19 @@ class GradientAccumulator<M, S, 2> {
     for (int64_t j = keys.begin, next; j < keys.end; j = next) {
       next = min(keys.end, round_down(j, kKeyBlock) + kKeyBlock);
       Gemm<M>::template pv<false>(
-          {.value = split.key_columns.row(j / 2),
+          {.value = split.key_columns.row(M::depth(j)),
            .value_stride = split.key_columns.stride,
            .weights = dscore_pairs_ + (j - split.first()) / 2 * kLanes,
-           .depth = (next - j) / 2,
+           .depth = M::depth(next - j),
            .context = dquery,
            .factor = one_},
           b_.attention.D, tile.vectors, tile.count);
     }
   }
 
-  /// dV and dK of all tiles since tile 0; keys that the same rows reach at
+  /// dV and dK of the group; keys that the same rows reach are multiplied at
   /// once.
-  void collect(const KeySplit<T>& split) {
+  void end_group(const KeySplit<T>& split) {
     const Interval keys = steps_of(split);
     for (int64_t j = keys.begin, next; j < keys.end; j = next) {
       const Interval rows = reached_[j / kStep];
@@ -184,7 +189,7 @@ class GradientAccumulator<M, S, 2> {
   }
   static __m512i hidden() { return _mm512_set1_epi16(-0x8000); }
 
-  /// Keys of the split, an even number, as the tile does not see them.
+  /// Marks keys of the split, an even number, as hidden from the tile.
   void hide(Interval keys) {
     hide_strip(keys.end - keys.begin, at(weights_, keys.begin, 0));
     if (!needs_dscores_) return;
@@ -206,22 +211,20 @@ class GradientAccumulator<M, S, 2> {
   void round(const Tile& tile, const ScoreGradient<M, S>& scores,
              const ScoreBlock& block, const Segment& segment, int64_t row) {
     const int64_t keys = segment.keys.end - segment.keys.begin;
-    for (int c = segment.first; c < segment.last; ++c) {
-      const int64_t from =
-          (segment.keys.begin - block.anchor) * kLanes + c * F::kLanes;
-      const int64_t lanes = tile.count - c * F::kLanes;
-      round_vector<false>(scores.dropped + from, keys, lanes,
-                          at(weights_, row, c), nullptr);
-      if (!needs_dscores_) continue;
-      round_vector<true>(scores.dscores + from, keys, lanes,
-                         at(dscores_, row, c),
-                         dscore_pairs_ + row / 2 * kLanes + c * F::kLanes);
-    }
+    for_each_vector<F>(block, segment, [&](const VectorSpan& span) {
+      const int64_t lanes = tile.count - span.c * F::kLanes;
+      round_vector<false>(scores.dropped + span.begin, keys, lanes,
+                          at(weights_, row, span.c), nullptr);
+      if (!needs_dscores_) return;
+      round_vector<true>(scores.dscores + span.begin, keys, lanes,
+                         at(dscores_, row, span.c),
+                         dscore_pairs_ + row / 2 * kLanes + span.c * F::kLanes);
+    });
   }
 
-  /// One vector of rows; kPairs: in pairs of keys too. Lanes without a row,
+  /// One vector of rows; kKeyPairs: in pairs of keys too. Lanes without a row,
   /// from `lanes` on, are hidden.
-  template <bool kPairs>
+  template <bool kKeyPairs>
   static void round_vector(const T* numbers, int64_t keys, int64_t lanes,
                            __m256i* strip, T* pairs) {
     const uint32_t used = lanes >= F::kLanes ? 0xFFFF : (1u << lanes) - 1;
@@ -233,7 +236,7 @@ class GradientAccumulator<M, S, 2> {
           BFloat16Pairs::round(F::load(numbers), F::load(numbers + kLanes)));
       _mm256_store_si256(strip, _mm512_castsi512_si256(halves));
       _mm256_store_si256(strip + kStrip, _mm512_extracti64x4_epi64(halves, 1));
-      if constexpr (kPairs) {
+      if constexpr (kKeyPairs) {
         F::store(pairs, BFloat16Pairs::interleave(halves));
         pairs += kLanes;
       }
@@ -287,4 +290,3 @@ class GradientAccumulator<M, S, 2> {
 
 }  // namespace
 }  // namespace multihead::kernels
-#endif

@@ -1,46 +1,57 @@
 // SPDX-License-Identifier: MIT
 //
-// Attention backward, forward.cpp differentiated line by line.
+// Attention backward: FlashAttention-2's (Dao, 2023), forward.cpp
+// differentiated line by line.
 //
-// Equations, per row of queries, with what forward returned; quoted is the line
-// of forward whose gradient it is:
+// For each row of queries, with what forward returned; quoted is the line of
+// forward.cpp whose gradient it is:
 //   Δ = Σ out·dout − dlogsumexp                        once per row
 //   P = exp(S − logsumexp)                             recomputed
 //   dV += Pᵀ·dO                          "O += Vᵀ·Pᵀ"
 //   dP = V·dOᵀ                           "O += Vᵀ·Pᵀ"
-//   dP = dP·drop/(1 − p)                 "P = 0 where Philox says so"
+//   dP = dP·drop/(1 − p)                 "dropout sets P to 0"
 //   dS = P∘(dP − Δ)                      "P = exp(S − m)", "out = … / l"
-//   dS = dS·(1 − tanh²)                  "rules(…)", softcap; bias adds nothing
+//   dS = dS·(1 − tanh²)                  "transform(…)": softcap; not the bias
 //   dQ += scale·dS·K, dK += scale·dSᵀ·Q  "S = K·Qᵀ"
 // Δ stands for Σ_j P_j·dP_j, because out = Σ_j P_j·v_j; where out was rounded
-// to 16 bits and a row sees few keys, it is that sum (score_gradient.h).
+// to 16 bits and a row sees few keys, it is that sum (recompute.h).
 //
-// Walk. Keys are cut into splits of kGradientSplit. A split's dK and dV are
-// sums of its own, in float32, that all rows add to in ascending order, so no
-// two tasks ever write one number. The rows come in tiles, in lanes as in
-// forward; for each step of keys a tile computes S and dP (tile.h: rows in the
-// lanes), turns them into P and dS, and adds to dV, dK (tile_outer.h: the
-// head's width in the lanes) and to its own dQ of this split: single numbers at
-// once (gradient_products.h), pairs of bfloat16 when there are enough of them
-// (gradient_pairs.h). What a query gets is the sum over the splits in ascending
-// order. Where there are heads enough, a task is a head, split by split. Where
-// there are not, a task is one split of a head: waves of some splits leave
-// their shares of dQ in the workspace, and a second stage adds them up in the
-// same order. So bits depend neither on threads nor on the width of a wave.
+//                 keys →
+//              split 0   split 1   split 2      A task owns dK and dV of a
+//              split
+//            ┌─────────┬─────────┬─────────┐    (kGradientSplit keys), or of
+//            all
+//   tile 0   │    │    │         │         │    splits of a head, one by one.
+//   All tile 1   │    ▼    │    │    │         │    rows add to them in
+//   ascending tile 2   │ dK, dV  │    ▼    │    │    │ →  order. dQ of a tile
+//   is the sum
+//            └─────────┴─────────┴─────────┘    over the splits.
 //
-// Bytes per tile of 48 rows in float32: Q and dO twice (lanes and rows), dQ: 5
-// times 192·D; S and dP 24 KiB each. Per split: K, V, dK, dV, 1024·D each: half
-// an L2 cache at D = 128. Of pairs, Q and dO are half of that, K and V too, but
-// K is packed twice, by keys for S and by columns for dQ. The workspace holds
-// 12 bytes per row, and in waves (width + 1) times dQ.
+// A tile takes the keys of a split in steps of kStep: it recomputes P and dS
+// (recompute.h) and adds to dV, dK and its own dQ (accumulate.h). So no two
+// tasks ever write one number. Where there are enough heads, a task is a head.
+// Where there are not, a task is a split of a head: waves of some splits leave
+// their shares of dQ in the workspace, and a second stage (prepare.cpp) adds
+// them up in the same order. So bits depend neither on threads nor on the size
+// of a wave.
 //
-// What is hidden must not reach the three sums: where a tile meets a number
-// that is not finite in Q, K, V or dO, it runs carefully, with weights of −0
-// for hidden keys, against which anything counts as 0 (forward.cpp).
+// A tile of 48 rows needs, in float32, 5 times 192·D bytes: Q and dO twice
+// (lanes and rows), and dQ; S and dP 24 KiB each. K, V, dK and dV of a split
+// are 1024·D bytes each, half an L2 cache at D = 128. In pairs of bfloat16 Q,
+// dO, K and V are half of that, but K is packed twice, by keys for S and by
+// columns for dQ. The workspace holds 12 bytes per row, and if splits are tasks
+// (splits_per_wave + 1) times dQ.
+//
+// What is hidden must not reach the three sums: a tile that meets a number that
+// is not finite in Q, K, V or dO runs with kMaskNonFinite: hidden keys have the
+// weight −0, and against it anything counts as 0 (forward.cpp).
 #include <string.h>
 
-#include "multihead/kernels/cpu/backward/accumulate_bf16.h"
+#include "multihead/kernels/cpu/backward/accumulate.h"
 #include "multihead/kernels/cpu/dispatch.h"
+#ifdef MULTIHEAD_BFLOAT16_MULTIPLIER
+#include "multihead/kernels/cpu/backward/accumulate_bf16.h"
+#endif
 
 namespace multihead::kernels {
 namespace {
@@ -52,39 +63,36 @@ struct BackwardScratch {
   int64_t key_width, value_width;  ///< D and Dv in whole vectors
 
   ScoreGradient<M, S> scores;
-  GradientAccumulator<M, S> products;
+  GradientAccumulator<M, S> gradients;
   T *key, *value, *key_columns;  ///< a split, packed; null: in place
   struct Sums {
     T* dkey;    ///< (kGradientSplit, key_width)
     T* dvalue;  ///< (kGradientSplit, value_width)
   };
   Sums sums, total;  ///< of kRowSplit rows, of all; one where that suffices
-  T* head;           ///< (rows, row_width): dQ of a head; not in waves
+  T* head;           ///< (rows, row_width): dQ of a head that is one task
 
-  BackwardScratch(const BackwardArgs& b, const Plan& plan, Arena& arena)
-      : key_width(padded<F>(b.attention.D)),
-        value_width(padded<F>(b.attention.Dv)),
-        scores(b.attention, arena),
-        products(b, arena) {
-    const AttentionArgs& a = b.attention;
+  BackwardScratch(const BackwardRun& run, const Plan& plan, Arena& arena)
+      : key_width(padded<F>(run.args.attention.D)),
+        value_width(padded<F>(run.args.attention.Dv)),
+        scores(run.args.attention, arena),
+        gradients(run.args, arena) {
+    const AttentionArgs& a = run.args.attention;
     const auto panel = [&](bool packed, int64_t size) {
       return packed ? arena.take<T>(size) : nullptr;
     };
     using P = Panels<M, S>;
     key = panel(plan.pack_key, P::key_size(kGradientSplit, a.D));
     value = panel(plan.pack_value, P::key_size(kGradientSplit, a.Dv));
-    key_columns = panel(M::kPair > 1, P::value_size(kGradientSplit, a.D));
+    key_columns = panel(!P::kKeysAreValues, P::value_size(kGradientSplit, a.D));
     const auto take_sums = [&] {
       return Sums{arena.take<T>(kGradientSplit * key_width),
                   arena.take<T>(kGradientSplit * value_width)};
     };
     sums = take_sums();
     total = rows_of_head(a) > kRowSplit ? take_sums() : sums;
-    head = nullptr;
-    if (!plan.split_parallel) {
-      const Workspace<F> w(b, false, arena);  // for its row_width
-      head = arena.take<T>(rows_of_head(a) * w.row_width);
-    }
+    head = panel(!run.split_parallel,
+                 rows_of_head(a) * Workspace<F>::row_width_of(run.args));
   }
 };
 
@@ -148,7 +156,7 @@ class SplitTask {
 
   void add_rows(int64_t b, int64_t g, Interval keys, T* rows) {
     read(b, g, keys);
-    constexpr int64_t kGroup = kOuterTiles<M> * kLanes;
+    constexpr int64_t kGroup = M::kOuterTiles * kLanes;
     static_assert(kRowSplit % kGroup == 0);
     const int64_t count = rows_of_head(a_);
     for (int64_t first = 0; first < count; first += kGroup) {
@@ -171,34 +179,34 @@ class SplitTask {
     split_.key = P::keys(a_.key, b, g, keys, a_.D, s_.key);
     split_.value = P::keys(a_.value, b, g, keys, a_.Dv, s_.value);
     split_.key_columns = split_.key;
-    if constexpr (M::kPair > 1) {
+    if constexpr (!P::kKeysAreValues) {
       split_.key_columns =
           P::template values<true>(a_.key, b, g, keys, a_.D, s_.key_columns);
     }
   }
 
-  /// Rows whose gradients are collected together.
+  /// The rows of some tiles, which add to dK and dV together.
   void add_group(Interval group, T* rows) {
     if (!is_seen_by(group)) return;
-    for (int n = 0; n < kOuterTiles<M>; ++n) {
+    for (int n = 0; n < M::kOuterTiles; ++n) {
       const int64_t first = group.begin + n * kLanes;
       const Interval here{first, min(first + kLanes, group.end)};
       if (here.empty() || !is_seen_by(here)) {
-        s_.products.skip(split_, n);
+        s_.gradients.skip_tile(split_, n);
         continue;
       }
       const int64_t count = here.end - first, heads = group_of(a_);
       tile_.assign(a_,
                    {split_.b, split_.g, split_.g * heads, heads, first, count});
       s_.scores.load(b_, w_, tile_);
-      const bool finite = s_.products.begin(split_, tile_, n) && split_.finite;
+      const bool finite = s_.gradients.begin_tile(tile_, n) && split_.finite;
       finite ? add_tile<false>() : add_tile<true>();
       if (needs_dscores(b_)) {
-        add_lanes<F>(s_.products.dquery, columns(), w_.row_width, count,
+        add_lanes<F>(s_.gradients.dquery, columns(), w_.row_width, count,
                      rows + first * w_.row_width);
       }
     }
-    s_.products.collect(split_);
+    s_.gradients.end_group(split_);
   }
 
   /// Whether some of these rows sees some key of the split.
@@ -209,7 +217,7 @@ class SplitTask {
     return !overlap(split_.keys, seen).empty();
   }
 
-  /// Of a row of dQ: with that of its slope, if it is wanted.
+  /// Used of a row of dQ: with the gradient of its slope, if wanted.
   int64_t columns() const { return a_.D + (b_.dalibi_slopes ? 1 : 0); }
 
   static bool is_finite(const StridedRows& x, int64_t b, int64_t g,
@@ -224,56 +232,51 @@ class SplitTask {
   template <bool kMaskNonFinite>
   void add_tile() {
     constexpr int64_t kStep = GradientAccumulator<M, S>::kStep;
-    const Interval keys = split_.keys;
-    for (int64_t at = round_down(keys.begin, kStep); at < keys.end;
-         at += kStep) {
-      const Interval seen =
-          overlap(overlap(keys, tile_.keys), {at, at + kStep});
+    for_each_key_block(split_.keys, kStep, [&](Interval step) {
+      const int64_t at = round_down(step.begin, kStep);
+      const Interval seen = overlap(step, tile_.keys);
       ScoreBlock block;
       block.anchor = round_down(at, kKeyBlock);
       if (!seen.empty()) {
         block = s_.scores.compute(a_, tile_, split_.key, split_.value, seen,
                                   needs_dscores(b_));
       }
-      for (int n = 0; n < block.count; ++n) {
-        const Segment& segment = block.segments[n];
-        for (int c = segment.first; c < segment.last; ++c) {
-          if (b_.dalibi_slopes) add_slopes(block, segment, c);
-          if (a_.softcap != 0) pass_softcap(block, segment, c);
-        }
-      }
-      s_.products.template add<kMaskNonFinite>(split_, tile_, s_.scores, block,
-                                               at);
-    }
-    s_.products.finish(split_, tile_);
+      for_each_vector<F>(block, [&](const VectorSpan& span) {
+        if (b_.dalibi_slopes) add_slopes(span, block.anchor);
+        if (a_.softcap != 0) pass_softcap(span);
+      });
+      s_.gradients.template add<kMaskNonFinite>(split_, tile_, s_.scores, block,
+                                                at);
+    });
+    s_.gradients.end_tile(split_, tile_);
   }
 
-  /// "s = softcap·tanh(s / softcap)": dS times 1 − tanh².
-  void pass_softcap(const ScoreBlock& block, const Segment& segment, int c) {
-    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      T* ds = s_.scores.dscores + offset + j * kLanes;
-      const auto slope =
-          F::load(s_.scores.score.softcap_slope + offset + j * kLanes);
+  /// "transform(…)", softcap·tanh(s / softcap): dS times 1 − tanh².
+  void pass_softcap(const VectorSpan& span) {
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
+      T* ds = s_.scores.dscores + at;
+      const auto slope = F::load(s_.scores.score.softcap_slope + at);
       F::store(ds, F::select(F::is_negative_zero(F::load(ds)), F::load(ds),
                              F::mul(F::load(ds), slope)));
     }
   }
 
-  /// "s −= slope·|i + offset − j|": the column of dQ after its last.
-  void add_slopes(const ScoreBlock& block, const Segment& segment, int c) {
-    const int64_t r = c * F::kLanes;
+  /// "transform(…)", s −= slope·|i + offset − j|: the column of dQ after its
+  /// last.
+  void add_slopes(const VectorSpan& span, int64_t anchor) {
+    const int64_t r = span.c * F::kLanes;
     alignas(64) T here[F::kLanes];
     for (int i = 0; i < F::kLanes; ++i) {
-      here[i] = static_cast<T>(tile_.position[r + i] - block.anchor);
+      here[i] = static_cast<T>(tile_.position[r + i] - anchor);
     }
-    const auto at = F::load(here);
-    T* slopes = s_.products.dquery + a_.D * kLanes + r;
+    const auto position = F::load(here);
+    T* slopes = s_.gradients.dquery + a_.D * kLanes + r;
     auto sum = F::load(slopes);
-    for (int64_t j = segment.keys.begin - block.anchor;
-         j < segment.keys.end - block.anchor; ++j) {
-      const auto distance = F::abs(F::sub(at, F::broadcast(static_cast<T>(j))));
-      const auto ds = F::load(s_.scores.dscores + j * kLanes + r);
+    int64_t j = span.keys.begin - anchor;
+    for (int64_t at = span.begin; at < span.end; at += kLanes, ++j) {
+      const auto key = F::broadcast(static_cast<T>(j));
+      const auto distance = F::abs(F::sub(position, key));
+      const auto ds = F::load(s_.scores.dscores + at);
       sum = F::sub(sum, F::mul(ds, distance));
     }
     F::store(slopes, sum);
@@ -284,48 +287,50 @@ class SplitTask {
   const Workspace<F>& w_;
   BackwardScratch<M, S>& s_;
   KeySplit<T> split_;
-  int64_t used_ = 0;  ///< sums of the split, in whole steps of products
+  int64_t used_ = 0;  ///< keys of the split, in whole groups of kSumKeys
   Tile tile_;
 };
 
 template <class M, class S>
 struct BackwardKernel {
-  using Type = Kernel<BackwardArgs>;
+  using Type = Kernel<BackwardRun>;
   using F = typename M::F;
 
-  /// Tasks: heads, or in waves (head, split of the wave).
-  static Plan plan(const BackwardArgs& b, int threads) {
+  /// Tasks: heads, or (head, split of the wave).
+  static Plan plan(const BackwardRun& run, int /*threads*/) {
+    const BackwardArgs& b = run.args;
     const AttentionArgs& a = b.attention;
     Plan plan;
-    plan.split_parallel = is_split_parallel(b, threads);
-    const int64_t splits = min(b.splits_per_wave, splits_of(a) - b.first_split);
-    plan.tasks = a.B * a.G * (plan.split_parallel ? splits : 1);
+    const int64_t splits =
+        min(run.splits_per_wave, splits_of(a) - run.first_split);
+    plan.tasks = a.B * a.G * (run.split_parallel ? splits : 1);
     if (!needs_dscores(b) && !b.dvalue.data) plan.tasks = 0;
     constexpr bool kWiden = !Panels<M, S>::kInPlace;
     plan.pack_key = kWiden || a.key.row != a.D;
     plan.pack_value = kWiden || a.value.row != a.Dv;
     Arena arena(nullptr);
-    BackwardScratch<M, S>(b, plan, arena);
+    BackwardScratch<M, S>(run, plan, arena);
     plan.scratch_bytes = arena.used();
     return plan;
   }
 
-  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
+  static void run(const BackwardRun& run, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
     const typename Gemm<M>::Registers registers;
+    const BackwardArgs& b = run.args;
     const AttentionArgs& a = b.attention;
-    Arena arena(scratch), shared(b.workspace);
-    BackwardScratch<M, S> s(b, plan, arena);
-    const Workspace<F> w(b, plan.split_parallel, shared);
+    Arena arena(scratch), shared(run.workspace);
+    BackwardScratch<M, S> s(run, plan, arena);
+    const Workspace<F> w(run, shared);
     SplitTask<M, S> task(b, w, s);
     const int64_t numbers = rows_of_head(a) * w.row_width;
     const int64_t heads = a.B * a.G;
     for (int64_t n = first; n < last; ++n) {
       const int64_t head = n % heads;
-      if (plan.split_parallel) {
+      if (run.split_parallel) {
         auto* rows = w.partial + (n / heads * heads + head) * numbers;
         memset(rows, 0, static_cast<size_t>(numbers) * sizeof *rows);
-        task.run(head / a.G, head % a.G, b.first_split + n / heads, rows);
+        task.run(head / a.G, head % a.G, run.first_split + n / heads, rows);
         continue;
       }
       memset(s.head, 0, static_cast<size_t>(numbers) * sizeof *s.head);
@@ -339,7 +344,7 @@ struct BackwardKernel {
 
 }  // namespace
 
-Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward)(Dtype dtype) {
+Kernel<BackwardRun> MULTIHEAD_FOR_TARGET(backward)(Dtype dtype) {
   return visit<BackwardKernel>(dtype);
 }
 

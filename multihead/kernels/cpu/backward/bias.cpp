@@ -3,12 +3,12 @@
 // The gradient of an additive mask, which has any shape that broadcasts to
 // (B, H, Lq, Lk): dS, summed over what the mask repeats.
 //
-// Walk. A task owns numbers of the gradient: a batch row or all of them, a head
+// A task owns some numbers of the gradient: of one batch row or all, one head
 // or all, a tile of rows or all, a block of keys or all, as the mask has them.
-// It goes over everything that shares its numbers, computes dS anew (two
-// products of the five in backward.cpp) and adds in one fixed order, so nothing
-// is ever summed by two tasks, and no memory is needed but the result: a mask
-// of (Lq, Lk) for a thousand heads takes one block of 24 KiB.
+// It goes over everything that shares its numbers, recomputes dS (two of the
+// five GEMMs of backward.cpp) and adds in one fixed order. So no two tasks ever
+// sum one number, and no memory is needed but the result: a mask of (Lq, Lk)
+// for a thousand heads takes one block of 24 KiB.
 #include <string.h>
 
 #include "multihead/kernels/cpu/backward/recompute.h"
@@ -19,7 +19,7 @@ namespace {
 
 template <class M, class S>
 struct BiasScratch {
-  using T = typename M::F::Scalar;
+  using T = ScalarOf<M>;
   static constexpr int64_t kLanes = kTileLanes<typename M::F>;
   ScoreGradient<M, S> scores;
   T *key, *value;  ///< a block, packed; null: in place
@@ -58,9 +58,7 @@ class BiasTask {
   void run(const BiasRegion& region) {
     const bool of_keys = b_.dbias.key != 0;
     clear();
-    for (int64_t at = region.keys.begin; at < region.keys.end;
-         at += kKeyBlock) {
-      const Interval block = overlap(region.keys, {at, at + kKeyBlock});
+    for_each_key_block(region.keys, kKeyBlock, [&](Interval block) {
       for (int64_t b = region.batches.begin; b < region.batches.end; ++b) {
         for (int64_t h = region.heads.begin; h < region.heads.end; ++h) {
           add_head(b, h, region.rows, block);
@@ -73,7 +71,7 @@ class BiasTask {
         for (int64_t j = 0; j < kKeyBlock; ++j) total_ += s_.keys_sum[j];
         memset(s_.keys_sum, 0, kKeyBlock * sizeof(T));
       }
-    }
+    });
     if (!of_keys) {
       s_.keys_sum[0] = total_;
       write(region, {0, 1});
@@ -102,28 +100,24 @@ class BiasTask {
       s_.scores.load(b_, w_, tile_);
       const ScoreBlock scores =
           s_.scores.compute(a_, tile_, key, value, seen, true);
-      for (int n = 0; n < scores.count; ++n) {
-        add_segment(scores.segments[n], scores.anchor);
-      }
+      for_each_vector<F>(scores, [&](const VectorSpan& span) {
+        add_vector(span, scores.anchor);
+      });
     }
   }
 
-  void add_segment(const Segment& segment, int64_t anchor) {
-    const int64_t first = segment.first * F::kLanes;
-    const int64_t last = min(segment.last * F::kLanes, tile_.count);
-    const bool of_rows = b_.dbias.query != 0, of_keys = b_.dbias.key != 0;
-    for (int64_t j = segment.keys.begin - anchor; j < segment.keys.end - anchor;
-         ++j) {
-      const T* ds = s_.scores.dscores + j * kLanes;
-      if (!of_rows) {  // one chain over the rows, whatever the tile
-        T& sum = s_.keys_sum[j];
-        for (int64_t r = first; r < last; ++r) sum += ds[r];
+  void add_vector(const VectorSpan& span, int64_t anchor) {
+    const int64_t first = span.c * F::kLanes;
+    const int64_t rows = min(F::kLanes, tile_.count - first);
+    int64_t j = span.keys.begin - anchor;
+    for (int64_t at = span.begin; at < span.end; at += kLanes, ++j) {
+      const T* ds = s_.scores.dscores + at;
+      if (b_.dbias.query == 0) {  // one chain over the rows, whatever the tile
+        for (int64_t r = 0; r < rows; ++r) s_.keys_sum[j] += ds[r];
         continue;
       }
-      T* sum = s_.sum + (of_keys ? j * kLanes : 0);
-      for (int64_t r = first; r < segment.last * F::kLanes; r += F::kLanes) {
-        F::store(sum + r, F::add(F::load(sum + r), F::load(ds + r)));
-      }
+      T* sum = s_.sum + (b_.dbias.key != 0 ? j * kLanes : 0) + first;
+      F::store(sum, F::add(F::load(sum), F::load(ds)));
     }
   }
 
@@ -155,7 +149,7 @@ class BiasTask {
 
 template <class M, class S>
 struct BiasKernel {
-  using Type = Kernel<BackwardArgs>;
+  using Type = Kernel<BackwardRun>;
   using F = typename M::F;
 
   /// A dimension in pieces of `step`, or in one where the mask repeats itself.
@@ -186,21 +180,22 @@ struct BiasKernel {
     }
   };
 
-  static Plan plan(const BackwardArgs& b, int threads) {
+  static Plan plan(const BackwardRun& run, int /*threads*/) {
+    const BackwardArgs& b = run.args;
     Plan plan;
-    plan.split_parallel = is_split_parallel(b, threads);
     plan.tasks = b.dbias.data ? Grid(b).tasks() : 0;
     Arena arena(nullptr);
     BiasScratch<M, S>(b.attention, arena);
     plan.scratch_bytes = arena.used();
     return plan;
   }
-  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
+  static void run(const BackwardRun& run, const Plan&, int64_t first,
                   int64_t last, void* scratch) {
+    const BackwardArgs& b = run.args;
     const typename Gemm<M>::Registers registers;
-    Arena arena(scratch), shared(b.workspace);
+    Arena arena(scratch), shared(run.workspace);
     BiasScratch<M, S> s(b.attention, arena);
-    const Workspace<F> w(b, plan.split_parallel, shared);
+    const Workspace<F> w(run, shared);
     const Grid grid(b);
     for (int64_t n = first; n < last; ++n) BiasTask<M, S>(b, w, s).run(grid[n]);
   }
@@ -208,7 +203,7 @@ struct BiasKernel {
 
 }  // namespace
 
-Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_bias)(Dtype dtype) {
+Kernel<BackwardRun> MULTIHEAD_FOR_TARGET(backward_bias)(Dtype dtype) {
   return visit<BiasKernel>(dtype);
 }
 

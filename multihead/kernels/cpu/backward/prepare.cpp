@@ -2,10 +2,10 @@
 //
 // The stages of the backward pass that go over rows, before and after the one
 // that goes over keys (backward.cpp):
-//   rows     Δ = Σ out·dout − dlogsumexp, and how P is found again
-//   queries  after each wave, dQ = the splits' shares, in ascending order
+//   prepare  Δ = Σ out·dout − dlogsumexp, and how P is found again
+//   queries  after each wave of splits: dQ = their shares, in ascending order
 //   heads    gradients of slopes and sinks: sums over the rows of a head
-// Each reads and writes a few numbers per row; none is worth a product.
+// Each reads and writes a few numbers per row; none is worth a GEMM.
 #include <math.h>
 
 #include "multihead/kernels/cpu/backward/workspace.h"
@@ -16,7 +16,7 @@ namespace {
 
 template <class M, class S>
 struct PrepareKernel {
-  using Type = Kernel<BackwardArgs>;
+  using Type = Kernel<BackwardRun>;
   using F = typename M::F;
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
@@ -35,26 +35,27 @@ struct PrepareKernel {
     return {a.B, a.H, a.Lq, kLanes, false};
   }
 
-  static Plan plan(const BackwardArgs& b, int threads) {
+  static Plan plan(const BackwardRun& run, int /*threads*/) {
+    const BackwardArgs& b = run.args;
     Plan plan;
     plan.tasks = grid(b.attention).tasks();
     plan.pack_key = !Panels<M, S>::kInPlace;
     Arena arena(nullptr);
     Scratch(b.attention, plan, arena);
     plan.scratch_bytes = arena.used();
-    plan.split_parallel = is_split_parallel(b, threads);
     Arena shared(nullptr);
-    Workspace<F>(b, plan.split_parallel, shared);
+    Workspace<F>(run, shared);
     plan.workspace_bytes = shared.used();
     return plan;
   }
 
-  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
+  static void run(const BackwardRun& run, const Plan& plan, int64_t first,
                   int64_t last, void* scratch) {
+    const BackwardArgs& b = run.args;
     const typename Gemm<M>::Registers registers;
-    Arena arena(scratch), shared(b.workspace);
+    Arena arena(scratch), shared(run.workspace);
     Scratch s(b.attention, plan, arena);
-    const Workspace<F> w(b, plan.split_parallel, shared);
+    const Workspace<F> w(run, shared);
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(b.attention)[n];
       prepare(b, {task.b, task.head, task.head + 1, task.first, task.count}, s,
@@ -97,41 +98,42 @@ struct PrepareKernel {
 /// total += the wave's shares; after the last wave, to where it belongs.
 template <class M, class S>
 struct QueriesKernel {
-  using Type = Kernel<BackwardArgs>;
+  using Type = Kernel<BackwardRun>;
   using F = typename M::F;
   static constexpr int64_t kRows = 64;
 
   static TaskGrid grid(const AttentionArgs& a) {
     return {1, a.B * a.G, rows_of_head(a), kRows, false};
   }
-  static Plan plan(const BackwardArgs& b, int threads) {
+  static Plan plan(const BackwardRun& run, int /*threads*/) {
+    const BackwardArgs& b = run.args;
     Plan plan;
-    plan.split_parallel = is_split_parallel(b, threads);
     const bool wanted = b.dquery.data || b.dalibi_slopes;
-    plan.tasks = plan.split_parallel && wanted ? grid(b.attention).tasks() : 0;
+    plan.tasks = run.split_parallel && wanted ? grid(b.attention).tasks() : 0;
     return plan;
   }
-  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
+  static void run(const BackwardRun& run, const Plan&, int64_t first,
                   int64_t last, void*) {
+    const BackwardArgs& b = run.args;
     const AttentionArgs& a = b.attention;
-    Arena shared(b.workspace);
-    const Workspace<F> w(b, plan.split_parallel, shared);
+    Arena shared(run.workspace);
+    const Workspace<F> w(run, shared);
     const int64_t splits = splits_of(a), heads = a.B * a.G;
-    const int64_t here = min(b.splits_per_wave, splits - b.first_split);
+    const int64_t here = min(run.splits_per_wave, splits - run.first_split);
     const int64_t numbers = rows_of_head(a) * w.row_width;
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(a)[n];
       auto* total = w.total + task.head * numbers;
       const int64_t end = (task.first + task.count) * w.row_width;
       for (int64_t x = task.first * w.row_width; x < end; x += F::kLanes) {
-        auto sum = b.first_split == 0 ? F::broadcast(0) : F::load(total + x);
+        auto sum = run.first_split == 0 ? F::broadcast(0) : F::load(total + x);
         for (int64_t split = 0; split < here; ++split) {
           sum = F::add(sum, F::load(w.partial +
                                     (split * heads + task.head) * numbers + x));
         }
         F::store(total + x, sum);
       }
-      if (b.first_split + here < splits) continue;
+      if (run.first_split + here < splits) continue;
       store_queries<S>(b, w, task.head, {task.first, task.first + task.count},
                        total);
     }
@@ -140,21 +142,22 @@ struct QueriesKernel {
 
 template <class M, class S>
 struct HeadsKernel {
-  using Type = Kernel<BackwardArgs>;
+  using Type = Kernel<BackwardRun>;
   using F = typename M::F;
 
-  static Plan plan(const BackwardArgs& b, int threads) {
+  static Plan plan(const BackwardRun& run, int /*threads*/) {
+    const BackwardArgs& b = run.args;
     Plan plan;
-    plan.split_parallel = is_split_parallel(b, threads);
     plan.tasks =
         b.dalibi_slopes || b.dsinks ? b.attention.B * b.attention.H : 0;
     return plan;
   }
-  static void run(const BackwardArgs& b, const Plan& plan, int64_t first,
+  static void run(const BackwardRun& run, const Plan&, int64_t first,
                   int64_t last, void*) {
+    const BackwardArgs& b = run.args;
     const AttentionArgs& a = b.attention;
-    Arena shared(b.workspace);
-    const Workspace<F> w(b, plan.split_parallel, shared);
+    Arena shared(run.workspace);
+    const Workspace<F> w(run, shared);
     for (int64_t n = first; n < last; ++n) {
       double slope = 0, sink = 0;
       for (int64_t r = n * a.Lq; r < (n + 1) * a.Lq; ++r) {
@@ -174,13 +177,13 @@ struct HeadsKernel {
 
 }  // namespace
 
-Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_prepare)(Dtype dtype) {
+Kernel<BackwardRun> MULTIHEAD_FOR_TARGET(backward_prepare)(Dtype dtype) {
   return visit<PrepareKernel>(dtype);
 }
-Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_queries)(Dtype dtype) {
+Kernel<BackwardRun> MULTIHEAD_FOR_TARGET(backward_queries)(Dtype dtype) {
   return visit<QueriesKernel>(dtype);
 }
-Kernel<BackwardArgs> MULTIHEAD_FOR_TARGET(backward_heads)(Dtype dtype) {
+Kernel<BackwardRun> MULTIHEAD_FOR_TARGET(backward_heads)(Dtype dtype) {
   return visit<HeadsKernel>(dtype);
 }
 

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// P and dS of a tile and a block of keys: what every gradient is made of.
+// Recomputation: P and dS of a tile of queries and a block of keys, of which
+// all gradients are made, from Q, K, V, dO and two numbers per row:
+//   S = transform(K·Qᵀ)       P = exp(S − shift)·inv_sum
+//   dP = V·dOᵀ, times dropout's factor
+//   dS = P∘(dP − Δ)           before the slope of softcap
+// Where a row does not see a key, P and dS are −0.
 #pragma once
 
 #include "multihead/kernels/cpu/backward/workspace.h"
@@ -19,9 +24,10 @@ struct ScoreGradient {
   T* dscores;  ///< (kKeyBlock, lanes): dP, then dS before softcap's slope
   T* dropped;  ///< (kKeyBlock, lanes): P after dropout; P without
   T* dout;     ///< (depth of Dv, lanes)
-  T *shift, *factor, *delta;  ///< (lanes)
-  T* exact_delta;             ///< (lanes), 1 where Δ is summed up anew, else 0
-  Interval exact_delta_keys;  ///< those that such rows see
+  SoftmaxStats<T> stats;  ///< (lanes)
+  T* delta;               ///< (lanes)
+  T* exact_delta;         ///< (lanes), 1 where Δ comes from P and dP, else 0
+  Interval exact_delta_keys;  ///< keys that such rows see
 
   ScoreGradient(const AttentionArgs& a, Arena& arena)
       : score(a, kLanes, arena) {
@@ -31,23 +37,22 @@ struct ScoreGradient {
     dropped = a.dropout.probability > 0 ? arena.take<T>(kKeyBlock * kLanes)
                                         : score.scores;
     dout = arena.take<T>(M::depth(a.Dv) * kLanes);
-    shift = arena.take<T>(kLanes);
-    factor = arena.take<T>(kLanes);
+    stats = {arena.take<T>(kLanes), arena.take<T>(kLanes)};
     delta = arena.take<T>(kLanes);
     exact_delta = arena.take<T>(kLanes);
   }
 
-  /// What is needed of the rows of a tile.
+  /// Q, dO and the numbers per row of a tile.
   void load(const BackwardArgs& b, const Workspace<F>& w, const Tile& tile) {
     const AttentionArgs& a = b.attention;
     load_queries<M, S>(a, tile, score.query);
-    load_depth<M, S>(b.dout, tile, a.Dv, 1, dout);
+    load_operand<M, S>(b.dout, tile, a.Dv, 1, dout);
     const auto* dlse = static_cast<const T*>(b.dlogsumexp);
     exact_delta_keys = {a.Lk, 0};
     for (int64_t r = 0; r < tile.lanes(); ++r) {
       const int64_t row = (tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r];
-      shift[r] = w.stats.shift[row];
-      factor[r] = w.stats.inv_sum[row];
+      stats.shift[r] = w.stats.shift[row];
+      stats.inv_sum[r] = w.stats.inv_sum[row];
       delta[r] = w.delta[row];
       exact_delta[r] = 0;
       if (!wants_exact_delta(tile.sees[r])) continue;
@@ -58,82 +63,77 @@ struct ScoreGradient {
     }
   }
 
-  /// Whether a row's Δ is better taken from P and dP, which are at hand at once
-  /// for all its keys, than from out, which was rounded to 16 bits: of n keys
-  /// that rounding is 1/√n of what dP is.
+  /// Δ is Σ out·dout, but out was rounded to 16 bits. For n keys that rounding
+  /// is 1/√n of dP in size, so it matters for few keys: if all keys of a row
+  /// lie in one step, Δ is summed again as Σ P·dP (docs/kernels.md, Backward).
   static bool wants_exact_delta(Interval keys) {
     constexpr int64_t kExactDeltaKeys = 32;
     return sizeof(typename S::Type) < sizeof(T) && !keys.empty() &&
            keys.begin / kExactDeltaKeys == (keys.end - 1) / kExactDeltaKeys;
   }
 
-  /// P, and with_dscores dS, of `keys`, which lie in one block of kKeyBlock and
-  /// hold all that a row with few keys sees, or nothing of it.
+  /// P, and if wanted dS, of `keys`, which lie in one block of kKeyBlock. Of a
+  /// row with an exact Δ they hold all keys or none.
   ScoreBlock compute(const AttentionArgs& a, const Tile& tile,
                      const Panel<T>& key, const Panel<T>& value, Interval keys,
                      bool with_dscores) {
     const ScoreBlock block = score_block<M, false>(a, tile, key, keys, score);
     const bool drops = a.dropout.probability > 0;
-    const bool anew = with_dscores && !overlap(keys, exact_delta_keys).empty();
+    const bool exact = with_dscores && !overlap(keys, exact_delta_keys).empty();
+    const bool at_once = with_dscores && !drops && !exact;
     for (int n = 0; n < block.count; ++n) {
       const Segment& segment = block.segments[n];
-      const int64_t from = segment.first * F::kLanes;
-      const int64_t row = segment.keys.begin - block.anchor;
-      if (with_dscores) {  // dP = V·dOᵀ
-        Gemm<M>::template qk<false>({.key = value.row(segment.keys.begin),
-                                     .key_stride = value.stride,
-                                     .query = dout + from,
-                                     .depth = M::depth(a.Dv),
-                                     .scores = dscores + row * kLanes + from,
-                                     .maximum = score.maximum + from,
-                                     .scale = 1},
-                                    segment.keys.end - segment.keys.begin,
-                                    segment.last - segment.first,
-                                    rows_of(tile, segment));
-      }
-      for (int c = segment.first; c < segment.last; ++c) {
-        const bool at_once = with_dscores && !drops && !anew;
-        at_once ? probabilities<true>(block, segment, c)
-                : probabilities<false>(block, segment, c);
-        if (drops) drop_weights(a, tile, block, segment, c);
-        if (drops && with_dscores) drop_gradients(a, block, segment, c);
-      }
+      if (with_dscores) multiply_values(a, tile, block, segment, value);
+      for_each_vector<F>(block, segment, [&](const VectorSpan& span) {
+        at_once ? probabilities<true>(block.scale, span)
+                : probabilities<false>(block.scale, span);
+        if (!drops) return;
+        drop_weights(a, tile, span);
+        if (with_dscores) drop_gradients(a, span);
+      });
     }
-    if (anew) for_each_vector(block, &ScoreGradient::add_delta);
-    if (with_dscores && (drops || anew)) {
-      for_each_vector(block, &ScoreGradient::differentiate);
+    if (!with_dscores || at_once) return block;
+    if (exact) {
+      for_each_vector<F>(block,
+                         [&](const VectorSpan& span) { add_delta(span); });
     }
+    for_each_vector<F>(block,
+                       [&](const VectorSpan& span) { differentiate(span); });
     return block;
   }
 
  private:
-  void for_each_vector(const ScoreBlock& block,
-                       void (ScoreGradient::*use)(const ScoreBlock&,
-                                                  const Segment&, int)) {
-    for (int n = 0; n < block.count; ++n) {
-      const Segment& segment = block.segments[n];
-      for (int c = segment.first; c < segment.last; ++c) {
-        (this->*use)(block, segment, c);
-      }
-    }
+  /// dP = V·dOᵀ.
+  void multiply_values(const AttentionArgs& a, const Tile& tile,
+                       const ScoreBlock& block, const Segment& segment,
+                       const Panel<T>& value) {
+    const int64_t from = segment.first * F::kLanes;
+    Gemm<M>::template qk<false>(
+        {.key = value.row(segment.keys.begin),
+         .key_stride = value.stride,
+         .query = dout + from,
+         .depth = M::depth(a.Dv),
+         .scores =
+             dscores + (segment.keys.begin - block.anchor) * kLanes + from,
+         .maximum = score.maximum + from,
+         .scale = 1},
+        segment.keys.end - segment.keys.begin, segment.last - segment.first,
+        rows_of(tile, segment));
   }
 
-  /// S → P = exp(S − shift)·factor, and kDifferentiate dP → dS = P∘(dP − Δ);
-  /// both −0 where a row does not see the key.
+  /// S → P, and kDifferentiate dP → dS.
   template <bool kDifferentiate>
-  void probabilities(const ScoreBlock& block, const Segment& segment, int c) {
-    const int64_t r = c * F::kLanes;
-    const auto m = F::load(shift + r), f = F::load(factor + r);
+  void probabilities(double block_scale, const VectorSpan& span) {
+    const int64_t r = span.c * F::kLanes;
+    const auto m = F::load(stats.shift + r), f = F::load(stats.inv_sum + r);
     const auto mean = F::load(delta + r);
-    const auto scale = F::broadcast(static_cast<T>(block.scale));
+    const auto scale = F::broadcast(static_cast<T>(block_scale));
     const auto hidden = F::broadcast(T(-0.0));
     const auto none = F::broadcast(T(-INFINITY));
-    int64_t at = (segment.keys.begin - block.anchor) * kLanes + r;
-    const int64_t end = (segment.keys.end - block.anchor) * kLanes;
 #pragma GCC unroll 4
-    for (; at < end; at += kLanes) {
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
       const auto s = F::load(score.scores + at);
-      const auto scaled = M::kPair > 1 ? F::mul(s, scale) : s;
+      const auto scaled = M::kScalesScores ? F::mul(s, scale) : s;
       const auto p = F::mul(exp<F>(F::sub(scaled, m)), f);
       const auto unseen = F::equal(s, none);
       if constexpr (kDifferentiate) {
@@ -145,54 +145,46 @@ struct ScoreGradient {
   }
 
   void drop_weights(const AttentionArgs& a, const Tile& tile,
-                    const ScoreBlock& block, const Segment& segment, int c) {
-    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      F::store(dropped + offset + j * kLanes,
-               F::load(score.scores + offset + j * kLanes));
+                    const VectorSpan& span) {
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
+      F::store(dropped + at, F::load(score.scores + at));
     }
-    drop(a, tile, segment, c, dropped - block.anchor * kLanes);
+    drop(a, tile, span, dropped + span.begin);
   }
 
-  /// dP → drop(dP).
-  void drop_gradients(const AttentionArgs& a, const ScoreBlock& block,
-                      const Segment& segment, int c) {
+  /// dP times dropout's factor, 0 or 1 / (1 − p).
+  void drop_gradients(const AttentionArgs& a, const VectorSpan& span) {
     const double probability = a.dropout.probability;
     const auto keep = F::broadcast(
         static_cast<T>(probability < 1 ? 1 / (1 - probability) : 0));
     const auto zero = F::broadcast(0);
-    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      const int64_t at = offset + j * kLanes;
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
       const auto dp = F::mul(F::load(dscores + at), keep);
       F::store(dscores + at,
                F::select(F::equal(F::load(dropped + at), zero), zero, dp));
     }
   }
 
-  /// Δ += Σ_j P_j·dP_j for rows with few keys.
-  void add_delta(const ScoreBlock& block, const Segment& segment, int c) {
+  /// Δ += Σ_j P_j·dP_j for rows with an exact Δ.
+  void add_delta(const VectorSpan& span) {
     const auto zero = F::broadcast(0);
-    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
     auto sum = zero;
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      const int64_t at = offset + j * kLanes;
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
       const auto p = F::load(score.scores + at);
       const auto dp =
           F::select(F::is_negative_zero(p), zero, F::load(dscores + at));
       sum = F::fma(p, dp, sum);
     }
-    T* mean = delta + c * F::kLanes;
-    const auto is_few = F::less(zero, F::load(exact_delta + c * F::kLanes));
-    F::store(mean, F::add(F::load(mean), F::select(is_few, sum, zero)));
+    T* mean = delta + span.c * F::kLanes;
+    const auto is_exact =
+        F::less(zero, F::load(exact_delta + span.c * F::kLanes));
+    F::store(mean, F::add(F::load(mean), F::select(is_exact, sum, zero)));
   }
 
-  /// dP → dS = P∘(dP − Δ); −0 where a row does not see the key.
-  void differentiate(const ScoreBlock& block, const Segment& segment, int c) {
-    const auto mean = F::load(delta + c * F::kLanes);
-    const int64_t offset = c * F::kLanes - block.anchor * kLanes;
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      const int64_t at = offset + j * kLanes;
+  /// dP → dS.
+  void differentiate(const VectorSpan& span) {
+    const auto mean = F::load(delta + span.c * F::kLanes);
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
       const auto p = F::load(score.scores + at);
       const auto ds = F::mul(p, F::sub(F::load(dscores + at), mean));
       F::store(dscores + at, F::select(F::is_negative_zero(p), p, ds));

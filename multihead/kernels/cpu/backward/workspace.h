@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: MIT
 //
-// What the backward pass knows of rows: sizes, the workspace that its stages
-// share, and rows of a tile in both directions.
+// The workspace that the stages of the backward pass share, and how sums become
+// rows of gradients.
 #pragma once
 
-#include "multihead/kernels/cpu/backward/stages.h"
 #include "multihead/kernels/cpu/weights/from_logsumexp.h"
 
 namespace multihead::kernels {
 namespace {
 
-/// So many rows add to a key's gradient in one chain. Part of the result, as
-/// kGradientSplit is, the keys whose shares of a query's gradient are one; a
-/// multiple of every tile.
+/// So many rows add to a key's gradient in one chain. As kGradientSplit, it is
+/// part of the result. A multiple of every tile.
 inline constexpr int64_t kRowSplit = 1536;
 
 inline int64_t rows_of_head(const AttentionArgs& a) {
@@ -30,44 +28,42 @@ inline bool needs_dscores(const BackwardArgs& b) {
   return b.dquery.data || b.dkey.data || b.dalibi_slopes;
 }
 
-/// Whether the splits of a head are tasks of their own: where there are too few
-/// heads to keep all threads at work to the end.
-inline bool is_split_parallel(const BackwardArgs& b, int threads) {
-  const AttentionArgs& a = b.attention;
-  return threads > 1 && splits_of(a) > 1 && a.B * a.G < int64_t{4} * threads;
-}
-
-/// Shared by the stages; rows as (b, g, row of the head) where `rows` stands.
+/// Memory that the stages share; rows as (b, g, row of the head) where `rows`
+/// stands.
 template <class F>
 struct Workspace {
   using T = typename F::Scalar;
   SoftmaxStats<T> stats;  ///< (B, H, Lq): P = exp(S − shift)·inv_sum
   T* delta;               ///< (B, H, Lq): Σ out·dout − dlogsumexp
-  T* slopes;              ///< (B, H, Lq): of a row's ALiBi slope; where wanted
-  T* partial;             ///< (width, B·G, rows, row_width); in waves only
-  T* total;               ///< (B·G, rows, row_width); in waves only
+  T* slopes;  ///< (B, H, Lq): what a row adds to dslope; null: not wanted
+  /// Shares of dQ, if splits are tasks: (splits_per_wave, B·G, rows,
+  /// row_width).
+  T* partial;
+  T* total;  ///< their sum so far: (B·G, rows, row_width)
   int64_t row_width;
 
-  Workspace(const BackwardArgs& b, bool split_parallel, Arena& arena) {
-    const AttentionArgs& a = b.attention;
+  Workspace(const BackwardRun& run, Arena& arena)
+      : row_width(row_width_of(run.args)) {
+    const AttentionArgs& a = run.args.attention;
     const int64_t rows = a.B * a.H * a.Lq;
     stats = {arena.take<T>(rows), arena.take<T>(rows)};
     delta = arena.take<T>(rows);
-    slopes = b.dalibi_slopes ? arena.take<T>(rows) : nullptr;
-    // A query's gradient, and behind it that of its slope.
-    row_width = padded<F>(a.D + (b.dalibi_slopes ? 1 : 0));
-    partial = split_parallel
-                  ? arena.take<T>(rows * row_width * b.splits_per_wave)
-                  : nullptr;
-    total = split_parallel ? arena.take<T>(rows * row_width) : nullptr;
+    slopes = run.args.dalibi_slopes ? arena.take<T>(rows) : nullptr;
+    const int64_t shares = run.split_parallel ? run.splits_per_wave : 0;
+    partial = shares ? arena.take<T>(rows * row_width * shares) : nullptr;
+    total = shares ? arena.take<T>(rows * row_width) : nullptr;
+  }
+
+  /// A query's gradient, and behind it that of its slope, in whole vectors.
+  static int64_t row_width_of(const BackwardArgs& b) {
+    return padded<F>(b.attention.D + (b.dalibi_slopes ? 1 : 0));
   }
 };
 
-/// Columns (width, lanes) are added to the first `count` rows of `rows`, whose
-/// `width` is in whole vectors.
+/// rows (count, width) += columns (width, lanes); `width` is in whole vectors.
 template <class F>
-inline void add_lanes(const typename F::Scalar* columns, int64_t columns_used,
-                      int64_t width, int64_t count, typename F::Scalar* rows) {
+inline void add_lanes(const ScalarOf<F>* columns, int64_t columns_used,
+                      int64_t width, int64_t count, ScalarOf<F>* rows) {
   for (int64_t c = 0; c * F::kLanes < count; ++c) {
     for (int64_t x = 0; x < width; x += F::kLanes) {
       typename F::Vector square[F::kLanes];
@@ -89,8 +85,7 @@ inline void add_lanes(const typename F::Scalar* columns, int64_t columns_used,
 
 /// A row times `factor`, stored in its dtype.
 template <class S>
-inline void store_row(const typename S::F::Scalar* row,
-                      typename S::F::Scalar factor, int64_t width,
+inline void store_row(const ScalarOf<S>* row, ScalarOf<S> factor, int64_t width,
                       typename S::Type* out) {
   using F = typename S::F;
   const auto f = F::broadcast(factor);
@@ -106,8 +101,8 @@ template <class S>
 inline void store_queries(const BackwardArgs& b,
                           const Workspace<typename S::F>& workspace,
                           int64_t head, Interval rows,
-                          const typename S::F::Scalar* sums) {
-  using T = typename S::F::Scalar;
+                          const ScalarOf<S>* sums) {
+  using T = ScalarOf<S>;
   const AttentionArgs& a = b.attention;
   const int64_t group = group_of(a);
   for (int64_t r = rows.begin; r < rows.end; ++r) {

@@ -1,29 +1,58 @@
 // SPDX-License-Identifier: MIT
 //
-// The walk over keys.
+// The walk over keys, which every kernel takes as FlashAttention does (Dao et
+// al., "FlashAttention: Fast and Memory-Efficient Exact Attention", 2022): a
+// tile of queries stays while the keys come block by block, and the scores of a
+// block never leave the L1 cache.
+//
+//                         keys →
+//             ├──────── split ────────┤├──────── split ────────┤
+//             ┌─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┐
+//   a tile ↓  │█████│█████│█████│███░░│     │     │     │     │   vector 0
+//   of        │█████│█████│█████│█████│░░   │     │     │     │   vector 1
+//   queries   │█████│█████│█████│█████│██░░░│     │     │     │   vector 2
+//             └─────┴─────┴─────┴─────┴─────┴─────┴─────┴─────┘
+//             │block│            └─┴─ segments of a block
+//
+//   █ every row of the vector sees the key   ░ only some do   (blank) none does
+//
+// A split (kKeySplit) is what all tiles of a task read before the next one, so
+// that it comes from the L2 cache, or is packed once. As in split-KV decoding
+// each split has an online softmax of its own, and they are merged in ascending
+// order. A block (kKeyBlock) is computed at once: score_block (scores.h) makes
+// its scores, except those that no vector sees. It cuts the block into segments
+// where a vector begins or ends to see keys; only segments that are not fully
+// visible are masked. What follows takes one vector of rows at a time.
 #pragma once
 
 #include "multihead/kernels/cpu/blocking/visible_keys.h"
+#include "multihead/kernels/cpu/simd/simd.h"
 
 namespace multihead::kernels {
 namespace {
 
-/// Every score is a sum of chains of multiply-adds over D; every output a chain
-/// over the keys of a split, rescaled where a block ends; splits are merged in
-/// ascending order. Blocks and splits start at multiples of these numbers,
-/// whatever the tile, the task or the instruction set: they are part of the
-/// result. A block of 48 rows is 24 KiB of scores, half an L1 cache; keys and
-/// values of a split, D = 128, fill half an L2 cache.
+/// Splits and blocks begin at multiples of these numbers, whatever the tile,
+/// the task or the instruction set: each score is a sum of chains over D, each
+/// output a chain over the keys of a split, rescaled where a block ends, so
+/// these numbers are part of the result. The scores of 48 rows and a block are
+/// 24 KiB, half an L1 cache; keys and values of a split, D = 128, fill half an
+/// L2 cache.
 inline constexpr int64_t kKeyBlock = 128;
 inline constexpr int64_t kKeySplit = 512;
 
-/// Where a tile stops computing keys for some of its vectors; also where
-/// masking stops. Finer grids cost more in the products than they save.
+/// Segments begin and end at multiples of it. A finer grid would cost more in
+/// the GEMMs than it saves.
 inline constexpr int64_t kKeyStep = 8;
 
+/// Vectors of rows of a tile.
 inline constexpr int kMaxVectors = 3;
 
-/// What one vector of rows sees of the keys: some lane, every lane.
+/// Distance between rows of a tile's scratch, however many vectors it uses: a
+/// constant, because address arithmetic inside the GEMMs costs 5 %.
+template <class F>
+inline constexpr int64_t kTileLanes = kMaxVectors * F::kLanes;
+
+/// Keys that any row of a vector sees, and those that all its rows see.
 struct LaneVisibility {
   Interval any, all;
 };
@@ -38,9 +67,9 @@ struct Segment {
 /// Four ends for each vector, and one more.
 inline constexpr int kMaxSegments = 4 * kMaxVectors + 1;
 
-/// Cuts `keys` into segments at multiples of `step`, ascending, leaving out
-/// keys that no vector sees. Returns how many. The views' ends must be monotone
-/// in c.
+/// Cuts `keys` into segments at multiples of `step`, in ascending order; keys
+/// that no vector sees are in none. Returns their number. The ends of `views`
+/// must be monotone in c.
 inline int cut_segments(Interval keys, int64_t step,
                         const LaneVisibility* views, int vectors,
                         Segment* segments) {
@@ -68,6 +97,51 @@ inline int cut_segments(Interval keys, int64_t step,
     at = next;
   }
   return count;
+}
+
+/// The scores of a tile and a block of keys: that of key j and row r lies at
+/// (j − anchor)·kTileLanes + r, in the segments only.
+struct ScoreBlock {
+  int64_t anchor = 0;
+  Segment segments[kMaxSegments];
+  int count = 0;
+  double scale = 1;  ///< that scores still lack
+};
+
+/// One vector of rows and the keys of one segment. Scores of one key after the
+/// other lie at `begin`, begin + kTileLanes and so on, before `end`.
+struct VectorSpan {
+  Interval keys;
+  int c;  ///< the vector: rows c·kLanes and following
+  int64_t begin, end;
+};
+
+/// Visits `keys` block by block: what of them lies between two multiples of
+/// `step`.
+template <class Visit>
+SIMD_INLINE void for_each_key_block(Interval keys, int64_t step,
+                                    const Visit& visit) {
+  for (int64_t at = round_down(keys.begin, step); at < keys.end; at += step) {
+    visit(overlap(keys, {at, at + step}));
+  }
+}
+
+/// Visits the vectors of a segment, or of all segments of a block.
+template <class F, class Visit>
+SIMD_INLINE void for_each_vector(const ScoreBlock& block,
+                                 const Segment& segment, const Visit& visit) {
+  const int64_t begin = (segment.keys.begin - block.anchor) * kTileLanes<F>;
+  const int64_t end = (segment.keys.end - block.anchor) * kTileLanes<F>;
+  for (int c = segment.first; c < segment.last; ++c) {
+    visit(VectorSpan{segment.keys, c, begin + c * F::kLanes,
+                     end + c * F::kLanes});
+  }
+}
+template <class F, class Visit>
+SIMD_INLINE void for_each_vector(const ScoreBlock& block, const Visit& visit) {
+  for (int n = 0; n < block.count; ++n) {
+    for_each_vector<F>(block, block.segments[n], visit);
+  }
 }
 
 }  // namespace

@@ -1,29 +1,33 @@
 // SPDX-License-Identifier: MIT
 //
-// A tile of queries, one row per lane.
+// A tile of queries, one row per lane: the query block of FlashAttention, laid
+// across the lanes so that no reduction ever crosses them.
+//
+//   lane      0     1     2     3     4     5   …      with a group of two
+//   heads head      0     1     0     1     0     1          on each key/value
+//   head query     7     7     8     8     9     9
 #pragma once
 
 #include "multihead/kernels/cpu/blocking/key_blocks.h"
-#include "multihead/kernels/cpu/gemm/micro_kernel.h"
+#include "multihead/kernels/cpu/blocking/tasks.h"
 
 namespace multihead::kernels {
 namespace {
 
-/// Query heads that read one key/value head, and some of their rows, numbered
-/// query by query: row r is query r / heads of head first_head + r % heads. So
-/// the heads of a group share each key that is read, and a causal tile of
-/// several heads is narrow.
+/// Rows of some query heads that read one key/value head, numbered query by
+/// query: row r is query r / heads of head first_head + r % heads. So the heads
+/// of a group share each key that is read, and a causal tile of several heads
+/// is narrow.
 struct RowRange {
   int64_t b, g, first_head, heads, first, count;
 };
 
-/// Rows, one per lane.
 template <class F>
 struct QueryTile {
   using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
-  QueryTile() {}  // nothing yet: arrays of these are large
+  QueryTile() {}  // not initialised: arrays of these are large
   QueryTile(const AttentionArgs& a, const RowRange& range) { assign(a, range); }
 
   void assign(const AttentionArgs& a, const RowRange& range) {
@@ -34,7 +38,7 @@ struct QueryTile {
     const bool has_mask = a.mask.kind != ScoreMask::Kind::kNone;
     int64_t h = range.first % range.heads, i = range.first / range.heads;
     for (int64_t r = 0; r < lanes(); ++r) {
-      if (r >= count) {  // repeats the last row, and is never written
+      if (r >= count) {  // it repeats the last row, and is never written
         copy_lane(count - 1, r);
         continue;
       }
@@ -65,7 +69,7 @@ struct QueryTile {
     keys = {sees[0].begin, sees[count - 1].end};
   }
 
-  /// Those in use; what follows is not initialised.
+  /// Lanes in use; what follows them is not initialised.
   int64_t lanes() const { return vectors * F::kLanes; }
 
   int64_t b, g;
@@ -89,7 +93,7 @@ struct QueryTile {
   }
 };
 
-/// Rows that a product computes for a segment: those of the tile, where it
+/// Rows that a GEMM computes for a segment: those of the tile, where it
 /// takes all its vectors; else whole vectors, so that it touches no others.
 template <class F>
 inline int64_t rows_of(const QueryTile<F>& tile, const Segment& segment) {

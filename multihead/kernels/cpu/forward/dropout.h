@@ -19,8 +19,8 @@ struct Draw {
 /// Counter (query, key / 8, b·H + h, offset), key (seed). The two 64-bit
 /// numbers enter whole: the upper half of offset by way of the key.
 template <class F>
-MULTIHEAD_INLINE Draw<F> draw(const Dropout& dropout, typename F::Integer query,
-                              typename F::Integer head, int64_t key) {
+SIMD_INLINE Draw<F> draw(const Dropout& dropout, typename F::Integer query,
+                         typename F::Integer head, int64_t key) {
   auto key0 = static_cast<uint32_t>(dropout.seed);
   auto key1 = static_cast<uint32_t>(dropout.seed >> 32) ^
               static_cast<uint32_t>(dropout.offset >> 32);
@@ -48,19 +48,19 @@ inline uint32_t dropout_threshold(const Dropout& dropout) {
 
 /// Lanes that keep the weight of key `number` (0 … 7) of a draw.
 template <class F>
-MULTIHEAD_INLINE typename F::Mask kept(const Draw<F>& draw, int number,
-                                       uint32_t threshold) {
+SIMD_INLINE typename F::Mask kept(const Draw<F>& draw, int number,
+                                  uint32_t threshold) {
   const auto word = draw.words[number / 2];
   return number % 2 == 0 ? F::low_half_not_less(word, threshold)
                          : F::high_half_not_less(word, threshold);
 }
 
-/// Sets the dropped weights of one vector of a tile's rows to 0; key j of row r
-/// at weights[j·lanes + r].
+/// Sets the dropped weights of one vector of rows to 0; those of the first key
+/// lie at `weights`.
 template <class F>
 inline void drop(const AttentionArgs& a, const QueryTile<F>& tile,
-                 const Segment& segment, int c, typename F::Scalar* weights) {
-  const int64_t from = c * F::kLanes;
+                 const VectorSpan& span, ScalarOf<F>* weights) {
+  const int64_t from = span.c * F::kLanes;
   int64_t heads[F::kLanes];
   for (int i = 0; i < F::kLanes; ++i) {
     heads[i] = tile.b * a.H + tile.head[from + i];
@@ -68,13 +68,14 @@ inline void drop(const AttentionArgs& a, const QueryTile<F>& tile,
   const auto head = F::integers(heads);
   const auto query = F::integers(tile.query + from);
   const uint32_t threshold = dropout_threshold(a.dropout);
-  for (int64_t at = round_down(segment.keys.begin, kKeysPerDraw);
-       at < segment.keys.end; at += kKeysPerDraw) {
+  const Interval keys = span.keys;
+  for (int64_t at = round_down(keys.begin, kKeysPerDraw); at < keys.end;
+       at += kKeysPerDraw) {
     const Draw<F> bits = draw<F>(a.dropout, query, head, at);
 #pragma GCC unroll 8
     for (int n = 0; n < kKeysPerDraw; ++n) {
-      if (at + n < segment.keys.begin || at + n >= segment.keys.end) continue;
-      auto* p = weights + (at + n) * kTileLanes<F> + from;
+      if (at + n < keys.begin || at + n >= keys.end) continue;
+      auto* p = weights + (at + n - keys.begin) * kTileLanes<F>;
       // Times 0, as a dropped weight is: −0 and NaN stay what they are.
       const auto weight = F::load(p);
       F::store(p, F::select(kept<F>(bits, n, threshold), weight,

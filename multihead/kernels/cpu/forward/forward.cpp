@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: MIT
 //
-// Attention forward.
+// Attention forward: FlashAttention (Dao et al., 2022) on a CPU.
 //
-// Equations, per row of queries:
-//   s_j = rules(scale·q·k_j),  m = max_j s_j,  p_j = exp(s_j − m),
+// For each row of queries:
+//   s_j = transform(scale·q·k_j),  m = max_j s_j,  p_j = exp(s_j − m),
 //   l = Σ p_j,  out = Σ drop(p_j)·v_j / l,  logsumexp = m + ln l.
 //
-// Walk. A task is some rows of one key/value head, cut into tiles of up to
-// three vectors, one row per lane (scores.h). It goes over the keys in splits
-// of kKeySplit, all its tiles over one split before the next, so that a split
-// is read, or packed, once for all of them; a tile goes over a split in blocks
-// of kKeyBlock:
-//   scores   S = K·Qᵀ, in segments that leave out what a vector does not see
-//   softmax  m raised, l and O scaled by exp(m_old − m), P = exp(S − m) in the
-//            place of S, l += P
-//   dropout  P = 0 where Philox says so
-//   context  O += Vᵀ·Pᵀ
-// and merges the split into the row's total by the same rule.
+// A task is some rows of one key/value head, cut into tiles (query_tile.h) that
+// walk over the keys split by split and block by block (key_blocks.h). For each
+// block:
+//   1. scores         S = K·Qᵀ, transformed and masked (scores.h)
+//   2. raise_maximum  m; l is scaled by exp(m_old − m)
+//   3. exponentiate   P = exp(S − m) in the place of S, l += P; dropout sets P
+//                     to 0 where Philox says so
+//   4. add_values     O = exp(m_old − m)·O + Vᵀ·Pᵀ
+// The splits' online softmaxes are merged; `finish` adds the sink, divides O by
+// l and writes it.
 //
-// Bytes per tile of 48 rows and head width D in float32: Q and O 192·D each, S
-// 24 KiB; K and V are read as they lie, 8·D bytes per key and tile. They are
-// packed (storage.h) when they must be widened or when rows lie far apart.
+// A tile of 48 rows needs, in float32, 192·D bytes for Q and for O each and
+// 24 KiB for S. K and V are read where they lie, 8·D bytes per key and tile;
+// they are packed (pack.h) when they must be widened or their rows lie apart.
 //
-// A weight of 0 does not silence a NaN or an infinity in a value. Rows of one
+// A weight of 0 does not silence a NaN or an infinity in a value. The rows of a
 // tile see different keys, so a value that one row must not see may be
-// multiplied by its weight 0 all the same. Instead of testing every value, the
-// tile's result is tested: only if it is not finite, the task is run again,
-// carefully, with weights −0 for hidden keys, against which a value counts as
-// 0. Both ways give the same bits for finite values.
+// multiplied by its weight 0 all the same. Testing every value would cost more
+// than anything else here. Instead the result is tested: only if it is not
+// finite, the task runs a second time with kMaskNonFinite. Then hidden keys
+// have the weight −0, and against −0 a value counts as 0. Both ways give the
+// same bits for finite values.
 #include "multihead/kernels/cpu/dispatch.h"
 #include "multihead/kernels/cpu/forward/dropout.h"
 #include "multihead/kernels/cpu/forward/online_softmax.h"
@@ -52,7 +52,7 @@ struct ForwardScratch {
   T* block_sum;  ///< (lanes), of the weights of a block
   T* shift;      ///< (lanes), m as it may be subtracted
   T* factor;     ///< (lanes), what O is scaled by
-  T* pairs;      ///< (kKeyBlock / 2, lanes)
+  T* packed;     ///< (kKeyBlock / 2, lanes), P where M packs it
   T* key;        ///< a split, packed; null: in place
   T* value;      ///< the same
 
@@ -71,7 +71,7 @@ struct ForwardScratch {
     block_sum = arena.take<T>(lanes);
     shift = arena.take<T>(lanes);
     factor = arena.take<T>(lanes);
-    pairs = arena.take<T>(kKeyBlock / 2 * lanes);
+    packed = arena.take<T>(kKeyBlock / 2 * lanes);
     key = plan.pack_key ? arena.take<T>(Panels<M, S>::key_size(kKeySplit, a.D))
                         : nullptr;
     value = plan.pack_value
@@ -80,7 +80,7 @@ struct ForwardScratch {
   }
 };
 
-/// M: how products multiply; S: how tensors are stored; kMaskNonFinite: see
+/// M: the multiplier; S: how tensors are stored; kMaskNonFinite: see
 /// above.
 template <class M, class S, bool kMaskNonFinite>
 class ForwardTask {
@@ -109,9 +109,7 @@ class ForwardTask {
       if (tile.keys.empty()) continue;
       all = {min(all.begin, tile.keys.begin), max(all.end, tile.keys.end)};
     }
-    for (int64_t at = round_down(all.begin, kKeySplit); at < all.end;
-         at += kKeySplit) {
-      const Interval split = overlap(all, {at, at + kKeySplit});
+    for_each_key_block(all, kKeySplit, [&](Interval split) {
       const auto key =
           Panels<M, S>::keys(a_.key, task.b, task.head, split, a_.D, s_.key);
       const auto value = Panels<M, S>::template values<kMaskNonFinite>(
@@ -121,16 +119,13 @@ class ForwardTask {
         if (keys.empty()) continue;
         s_.score.query = s_.tiles[n].query;
         auto& total = s_.tiles[n].total;
-        if (!started[n]) {
-          attend(tiles[n], total, keys, key, value);
-          started[n] = true;
-          continue;
-        }
-        s_.split.reset(tiles[n].lanes(), a_.Dv);
-        attend(tiles[n], s_.split, keys, key, value);
-        total.merge(s_.split, tiles[n].lanes(), a_.Dv);
+        auto& state = started[n] ? s_.split : total;
+        if (started[n]) s_.split.reset(tiles[n].lanes(), a_.Dv);
+        attend(tiles[n], state, keys, key, value);
+        if (started[n]) total.merge(s_.split, tiles[n].lanes(), a_.Dv);
+        started[n] = true;
       }
-    }
+    });
     bool finite = true;
     for (int n = 0; n < count; ++n) {
       finite &= finish(tiles[n], s_.tiles[n].total);
@@ -139,29 +134,31 @@ class ForwardTask {
   }
 
  private:
-  /// The running softmax of a tile over `keys`, which lie in one split.
+  /// The online softmax of a tile over `keys`, which lie in one split.
   void attend(const Tile& tile, OnlineSoftmax<F>& state, Interval keys,
               const Panel<T>& key, const Panel<T>& value) {
-    for (int64_t at = round_down(keys.begin, kKeyBlock); at < keys.end;
-         at += kKeyBlock) {
+    for_each_key_block(keys, kKeyBlock, [&](Interval here) {
       for (int64_t r = 0; r < tile.lanes(); ++r) {
         s_.score.maximum[r] = state.maximum[r];
       }
-      const ScoreBlock block = score_block<M>(
-          a_, tile, key, overlap(keys, {at, at + kKeyBlock}), s_.score);
-      if (block.count == 0) continue;
+      const ScoreBlock block = score_block<M>(a_, tile, key, here, s_.score);
+      if (block.count == 0) return;
       raise_maximum(tile, state);
-      for (int n = 0; n < block.count; ++n) {
-        exponentiate(tile, block, block.segments[n]);
-      }
+      for_each_vector<F>(block, [&](const VectorSpan& span) {
+        exponentiate(span);
+        if (a_.dropout.probability > 0) {
+          drop(a_, tile, span, s_.score.scores + span.begin);
+        }
+      });
       state.add(s_.block_sum, tile.lanes());
       for (int n = 0; n < block.count; ++n) {
         add_values(tile, state, block, block.segments[n], value);
       }
-    }
+    });
   }
 
-  /// m_old → m: what l is scaled by now, and O when it is next added to.
+  /// Raises m. l is scaled at once; O by the same factor when P·V is next
+  /// added.
   void raise_maximum(const Tile& tile, OnlineSoftmax<F>& state) {
     for (int64_t r = 0; r < tile.lanes(); r += F::kLanes) {
       const auto m = F::load(s_.score.maximum + r);
@@ -176,31 +173,22 @@ class ForwardTask {
   }
 
   /// S → P, in place.
-  void exponentiate(const Tile& tile, const ScoreBlock& block,
-                    const Segment& segment) {
-    const int64_t begin = segment.keys.begin - block.anchor;
-    const int64_t end = segment.keys.end - block.anchor;
-    for (int c = segment.first; c < segment.last; ++c) {
-      const int64_t r = c * F::kLanes;
-      const auto shift = F::load(s_.shift + r);
-      auto sum = F::load(s_.block_sum + r);
-      T* score = s_.score.scores + begin * kLanes + r;
+  void exponentiate(const VectorSpan& span) {
+    const int64_t r = span.c * F::kLanes;
+    const auto shift = F::load(s_.shift + r);
+    auto sum = F::load(s_.block_sum + r);
 #pragma GCC unroll 4
-      for (int64_t j = begin; j < end; ++j, score += kLanes) {
-        const auto s = F::load(score);
-        auto p = exp<F>(F::sub(s, shift));
-        sum = F::add(sum, p);
-        if constexpr (kMaskNonFinite) {
-          p = F::select(F::equal(s, F::broadcast(T(-INFINITY))),
-                        F::broadcast(T(-0.0)), p);
-        }
-        F::store(score, p);
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
+      const auto s = F::load(s_.score.scores + at);
+      auto p = exp<F>(F::sub(s, shift));
+      sum = F::add(sum, p);
+      if constexpr (kMaskNonFinite) {
+        p = F::select(F::equal(s, F::broadcast(T(-INFINITY))),
+                      F::broadcast(T(-0.0)), p);
       }
-      F::store(s_.block_sum + r, sum);
-      if (a_.dropout.probability > 0) {
-        drop(a_, tile, segment, c, s_.score.scores - block.anchor * kLanes);
-      }
+      F::store(s_.score.scores + at, p);
     }
+    F::store(s_.block_sum + r, sum);
   }
 
   /// O = factor·O + Vᵀ·Pᵀ.
@@ -208,44 +196,30 @@ class ForwardTask {
                   const ScoreBlock& block, const Segment& segment,
                   const Panel<T>& value) {
     const int64_t from = segment.first * F::kLanes;
-    const int64_t row = (segment.keys.begin - block.anchor) / M::kPair;
-    const int64_t depth = (segment.keys.end - segment.keys.begin) / M::kPair;
-    const T* weights = s_.score.scores;
-    if constexpr (M::kPair == 2) weights = to_pairs(block, segment);
+    const int vectors = segment.last - segment.first;
+    const int64_t count = segment.keys.end - segment.keys.begin;
+    T* weights =
+        s_.score.scores + from + (segment.keys.begin - block.anchor) * kLanes;
     Gemm<M>::template pv<kMaskNonFinite>(
-        {.value = value.row(segment.keys.begin / M::kPair),
+        {.value = value.row(M::depth(segment.keys.begin)),
          .value_stride = value.stride,
-         .weights = weights + row * kLanes + from,
-         .depth = depth,
+         .weights = M::pack_weights(weights, count, vectors, s_.packed),
+         .depth = M::depth(count),
          .context = state.context + from,
          .factor = s_.factor + from},
-        a_.Dv, segment.last - segment.first, rows_of(tile, segment));
-    if constexpr (kMaskNonFinite && kPackDropsNonFinite<M>) {
+        a_.Dv, vectors, rows_of(tile, segment));
+    if constexpr (kMaskNonFinite && M::kPackDropsNonFinite) {
       const Interval keys = overlap(segment.keys, tile.keys);
       for (int64_t j = keys.begin; j < keys.end; ++j) {
         add_nonfinite<S>(row_of<typename S::Type>(a_.value, tile.b, tile.g, j),
-                         a_.Dv,
-                         s_.score.scores + (j - block.anchor) * kLanes + from,
-                         segment.last - segment.first, state.context + from);
+                         a_.Dv, weights + (j - segment.keys.begin) * kLanes,
+                         vectors, state.context + from);
       }
     }
     const auto one = F::broadcast(1);
     for (int c = segment.first; c < segment.last; ++c) {
       F::store(s_.factor + c * F::kLanes, one);
     }
-  }
-
-  /// P of keys 2t and 2t + 1 as one row of pairs.
-  const T* to_pairs(const ScoreBlock& block, const Segment& segment) {
-    const int64_t end = segment.keys.end - block.anchor;
-    for (int64_t j = segment.keys.begin - block.anchor; j < end; j += 2) {
-      for (int c = segment.first; c < segment.last; ++c) {
-        const T* p = s_.score.scores + j * kLanes + c * F::kLanes;
-        F::store(s_.pairs + j / 2 * kLanes + c * F::kLanes,
-                 M::interleave(F::load(p), F::load(p + kLanes)));
-      }
-    }
-    return s_.pairs;
   }
 
   /// out and logsumexp of a tile; false where a row's is not finite.

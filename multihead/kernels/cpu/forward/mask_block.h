@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Mask tensors, seen by the rows of a tile over one block of keys. The bytes
-// are looked at before any product: a block that they hide from every row is
-// never computed, a block in which they change nothing costs nothing more, and
-// what is left is turned into lanes once.
+// are read before any GEMM: a block that they hide from every row is never
+// computed, a block in which they change nothing costs nothing more, and any
+// other block of the mask is transposed into the lanes once.
 #pragma once
 
 #include <math.h>
@@ -38,7 +38,7 @@ struct KeepElements {
   /// Not 0: the key is seen; the score changes.
   static Bits seen(Type x) { return x; }
   static Bits changed(Type x) { return x == 0; }
-  static void widen(const Type* from, int64_t count, typename F::Scalar* to) {
+  static void widen(const Type* from, int64_t count, ScalarOf<F>* to) {
     using T = typename F::Scalar;
     constexpr int64_t kRun = 64;  // long enough for compilers to use vectors
     int64_t j = 0;
@@ -65,8 +65,7 @@ struct BiasElements {
 
   static Bits seen(Type x) { return bits(x) ^ kMinusInfinity; }
   static Bits changed(Type x) { return bits(x) & ~kSign; }
-  static void widen(const Type* from, int64_t count,
-                    typename S::F::Scalar* to) {
+  static void widen(const Type* from, int64_t count, ScalarOf<S>* to) {
     kernels::widen<S>(from, count, to);
   }
 
@@ -108,8 +107,8 @@ inline void widen_strided(const typename E::Type* from, int64_t stride,
 
 /// Rows (lanes, kKeyBlock) → (kKeyBlock, lanes).
 template <class F>
-inline void rows_to_lanes(const typename F::Scalar* rows, Interval keys,
-                          typename F::Scalar* values) {
+inline void rows_to_lanes(const ScalarOf<F>* rows, Interval keys,
+                          ScalarOf<F>* values) {
   for (int64_t j = round_down(keys.begin, F::kLanes); j < keys.end;
        j += F::kLanes) {
     for (int64_t c = 0; c < kTileLanes<F>; c += F::kLanes) {
@@ -134,15 +133,13 @@ struct MaskRows {
 /// Rows that lie side by side, as those of a transposed mask: read key by key,
 /// straight into the lanes.
 template <class F, class E>
-inline MaskBlock<typename F::Scalar> read_adjacent(const typename E::Type* data,
-                                                   int64_t key_stride,
-                                                   int64_t rows, Interval block,
-                                                   int64_t group,
-                                                   typename F::Scalar* values) {
+inline MaskBlock<ScalarOf<F>> read_adjacent(const typename E::Type* data,
+                                            int64_t key_stride, int64_t rows,
+                                            Interval block, int64_t group,
+                                            ScalarOf<F>* values) {
   const int64_t anchor = round_down(block.begin, kKeyBlock);
   const auto zero = F::broadcast(0), one = F::broadcast(1);
-  const auto lowest =
-      F::broadcast(std::numeric_limits<typename F::Scalar>::lowest());
+  const auto lowest = F::broadcast(std::numeric_limits<ScalarOf<F>>::lowest());
   int64_t first = block.end, last = block.begin;
   auto changed = zero;
   for (int64_t j = block.begin; j < block.end; ++j) {
@@ -166,9 +163,9 @@ inline MaskBlock<typename F::Scalar> read_adjacent(const typename E::Type* data,
 }
 
 template <class F, class E>
-inline MaskBlock<typename F::Scalar> read_mask_of(
+inline MaskBlock<ScalarOf<F>> read_mask_of(
     const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
-    const MaskScratch<typename F::Scalar>& scratch) {
+    const MaskScratch<ScalarOf<F>>& scratch) {
   using T = typename F::Scalar;
   const int64_t anchor = round_down(block.begin, kKeyBlock);
   const auto* data =
@@ -192,7 +189,7 @@ inline MaskBlock<typename F::Scalar> read_mask_of(
   int64_t first = 0, last = count;
   while (first < count && !scan.seen[first]) ++first;
   while (last > first && !scan.seen[last - 1]) --last;
-  // Widened to groups of keys, which some products compute whole.
+  // Widened to groups of keys, which some GEMMs compute whole.
   const Interval keys = overlap(block, {round_down(block.begin + first, group),
                                         round_up(block.begin + last, group)});
   if (first == last) return {{}, nullptr};
@@ -219,15 +216,15 @@ inline MaskBlock<typename F::Scalar> read_mask_of(
 
 /// `block` lies in one block of kKeyBlock keys.
 template <class F>
-inline MaskBlock<typename F::Scalar> read_mask(
+inline MaskBlock<ScalarOf<F>> read_mask(
     const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
-    const MaskScratch<typename F::Scalar>& scratch) {
+    const MaskScratch<ScalarOf<F>>& scratch) {
   const auto read = [&]<class E>(E) {
     return read_mask_of<F, E>(mask, rows, block, group, scratch);
   };
   if (mask.kind == ScoreMask::Kind::kNone) return {block, nullptr};
   if (mask.kind == ScoreMask::Kind::kKeep) return read(KeepElements<F>{});
-  if constexpr (sizeof(typename F::Scalar) == sizeof(double)) {
+  if constexpr (sizeof(ScalarOf<F>) == sizeof(double)) {
     return read(BiasElements<Dtype::kFloat64>{});
   } else {
     if (mask.dtype == Dtype::kBFloat16) {
@@ -243,9 +240,9 @@ inline MaskBlock<typename F::Scalar> read_mask(
 /// `mask` beneath the mask of the keys: `keep`, `stride` apart from one to the
 /// next, is that of the first key of `block`.
 template <class F>
-inline MaskBlock<typename F::Scalar> hide_keys(
-    MaskBlock<typename F::Scalar> mask, const uint8_t* keep, int64_t stride,
-    Interval block, const MaskScratch<typename F::Scalar>& scratch) {
+inline MaskBlock<ScalarOf<F>> hide_keys(
+    MaskBlock<ScalarOf<F>> mask, const uint8_t* keep, int64_t stride,
+    Interval block, const MaskScratch<ScalarOf<F>>& scratch) {
   using T = typename F::Scalar;
   const int64_t anchor = round_down(block.begin, kKeyBlock);
   for (int64_t j = mask.keys.begin; j < mask.keys.end; ++j) {
@@ -263,9 +260,9 @@ inline MaskBlock<typename F::Scalar> hide_keys(
 
 /// What the masks of a call do to the rows of batch row b.
 template <class F>
-inline MaskBlock<typename F::Scalar> read_masks(
+inline MaskBlock<ScalarOf<F>> read_masks(
     const AttentionArgs& a, int64_t b, const MaskRows& rows, Interval block,
-    int64_t group, const MaskScratch<typename F::Scalar>& scratch) {
+    int64_t group, const MaskScratch<ScalarOf<F>>& scratch) {
   if (!a.key_mask.data) {
     return read_mask<F>(a.mask, rows, block, group, scratch);
   }

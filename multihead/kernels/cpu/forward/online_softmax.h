@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// The running softmax over keys (Milakov and Gimelshein, "Online normalizer
-// calculation for softmax", 2018): of each row the largest score m, the sum
-// l = Σ exp(s − m) and O = Σ exp(s − m)·v. When m rises to m', l and O are
+// Online softmax (Milakov and Gimelshein, "Online normalizer calculation for
+// softmax", 2018): for each row the largest score m so far, l = Σ exp(s − m)
+// and O = Σ exp(s − m)·v, not yet divided by l. When m rises to m', l and O are
 // scaled by exp(m − m').
 #pragma once
 
@@ -40,14 +40,16 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Adds weights that were summed up apart: a chain of all keys would drift.
+  /// Adds the weights of a block, which were summed apart: one chain over all
+  /// keys would drift.
   void add(const T* weights, int64_t lanes) {
     for (int64_t r = 0; r < lanes; r += F::kLanes) {
       F::store(sum + r, F::add(F::load(sum + r), F::load(weights + r)));
     }
   }
 
-  /// Adds what `part` knows of other keys. Merging with no keys changes no bit.
+  /// Adds the state of other keys, as split-KV does. Merging with no keys
+  /// changes no bit.
   void merge(const OnlineSoftmax& part, int64_t lanes, int64_t columns) {
     for (int64_t r = 0; r < lanes; r += F::kLanes) {
       const auto a = F::load(maximum + r), b = F::load(part.maximum + r);

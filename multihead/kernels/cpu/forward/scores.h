@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// The scores of a tile: which rows it holds, what each may see, and everything
-// that happens between q·k and the softmax.
+// The scores of a tile of queries and a block of keys: q·k, and everything that
+// happens to it before the softmax.
+//
+//   mask tensors are read first (mask_block.h): what they hide from every row
+//   is not computed; then, for each segment of the block (key_blocks.h),
+//   S = scale·K·Qᵀ; softcap; + bias; − slope·|distance|; −inf where hidden
 #pragma once
 
 #include <string.h>
@@ -17,14 +21,6 @@
 
 namespace multihead::kernels {
 namespace {
-
-/// A block of scores: key j of row r at scores[(j − anchor)·lanes + r].
-struct ScoreBlock {
-  int64_t anchor = 0;
-  Segment segments[kMaxSegments];
-  int count = 0;
-  double scale = 1;  ///< that scores still lack
-};
 
 template <typename T>
 struct ScoreScratch {
@@ -45,7 +41,8 @@ struct ScoreScratch {
   }
 };
 
-/// What rules need to know of a block.
+/// What happens to the scores of a block after q·k, besides the ends of the
+/// intervals.
 template <typename T>
 struct BlockTransform {
   const T* mask;  ///< (kKeyBlock, lanes) or null
@@ -58,63 +55,61 @@ struct BlockTransform {
 /// Softcap, bias, ALiBi and the ends of the intervals, on the scores of one
 /// vector of rows; −inf where a row does not see the key, whatever stood there.
 template <class F>
-inline void transform_scores(const QueryTile<F>& tile, const ScoreBlock& block,
-                             const BlockTransform<typename F::Scalar>& rules,
-                             const Segment& segment, int c,
-                             const ScoreScratch<typename F::Scalar>& scratch) {
+inline void transform_scores(const QueryTile<F>& tile, int64_t anchor,
+                             const BlockTransform<ScalarOf<F>>& transform,
+                             const VectorSpan& span,
+                             const ScoreScratch<ScalarOf<F>>& scratch) {
   using T = typename F::Scalar;
-  const int64_t from = c * F::kLanes;
+  const int64_t from = span.c * F::kLanes;
   alignas(64) T begin[F::kLanes], end[F::kLanes], at[F::kLanes];
   for (int i = 0; i < F::kLanes; ++i) {
     const Interval sees =
-        overlap(tile.sees[from + i], {block.anchor, block.anchor + kKeyBlock});
-    begin[i] = static_cast<T>(sees.begin - block.anchor);
-    end[i] = static_cast<T>(max(sees.end - block.anchor, 0));
-    at[i] = rules.has_alibi
-                ? static_cast<T>(tile.position[from + i] - block.anchor)
+        overlap(tile.sees[from + i], {anchor, anchor + kKeyBlock});
+    begin[i] = static_cast<T>(sees.begin - anchor);
+    end[i] = static_cast<T>(max(sees.end - anchor, 0));
+    at[i] = transform.has_alibi
+                ? static_cast<T>(tile.position[from + i] - anchor)
                 : 0;
   }
   const auto none = F::broadcast(T(-INFINITY));
   const auto first = F::load(begin), last = F::load(end), here = F::load(at);
-  const auto slope =
-      rules.has_alibi ? F::load(tile.negative_slope + from) : F::broadcast(0);
+  const auto slope = transform.has_alibi ? F::load(tile.negative_slope + from)
+                                         : F::broadcast(0);
   auto maximum = F::load(scratch.maximum + from);
-  for (int64_t j = segment.keys.begin - block.anchor;
-       j < segment.keys.end - block.anchor; ++j) {
+  int64_t j = span.keys.begin - anchor;
+  for (int64_t x = span.begin; x < span.end; x += kTileLanes<F>, ++j) {
     const auto key = F::broadcast(static_cast<T>(j));
-    T* score = scratch.scores + j * kTileLanes<F> + from;
-    auto s = F::load(score);
-    if (rules.has_softcap) {
-      const auto x = F::mul(s, F::broadcast(rules.inverse_softcap));
-      s = F::mul(tanh<F>(x), F::broadcast(rules.softcap));
+    auto s = F::load(scratch.scores + x);
+    if (transform.has_softcap) {
+      const auto capped = F::mul(s, F::broadcast(transform.inverse_softcap));
+      s = F::mul(tanh<F>(capped), F::broadcast(transform.softcap));
       if (scratch.softcap_slope) {
-        F::store(scratch.softcap_slope + j * kTileLanes<F> + from,
-                 tanh_slope<F>(x));
+        F::store(scratch.softcap_slope + x, tanh_slope<F>(capped));
       }
     }
-    if (rules.mask) {
-      const auto bias = F::load(rules.mask + j * kTileLanes<F> + from);
+    if (transform.mask) {
+      const auto bias = F::load(transform.mask + x);
       s = F::select(F::equal(bias, none), none, F::add(s, bias));
     }
-    if (rules.has_alibi) {
+    if (transform.has_alibi) {
       s = F::fma(slope, F::abs(F::sub(here, key)), s);
     }
     s = F::select(F::less(key, first), none, s);
     s = F::select(F::less(key, last), s, none);
     maximum = F::max(s, maximum);
-    F::store(score, s);
+    F::store(scratch.scores + x, s);
   }
   F::store(scratch.maximum + from, maximum);
 }
 
-/// Scores of the rows of `tile` and the keys of `block`, which lies in one
-/// block of kKeyBlock keys. kMaximum: raises maximum to the largest of each
-/// row; else scores may have to be multiplied by the result's scale.
+/// The scores of `tile` and of the keys `block`, which lie in one block of
+/// kKeyBlock. kMaximum: scratch.maximum is raised to the largest score of each
+/// row; else scores may still have to be multiplied by the result's scale.
 template <class M, bool kMaximum = true>
-inline ScoreBlock score_block(
-    const AttentionArgs& a, const QueryTile<typename M::F>& tile,
-    const Panel<typename M::F::Scalar>& keys, Interval block,
-    const ScoreScratch<typename M::F::Scalar>& scratch) {
+inline ScoreBlock score_block(const AttentionArgs& a,
+                              const QueryTile<typename M::F>& tile,
+                              const Panel<ScalarOf<M>>& keys, Interval block,
+                              const ScoreScratch<ScalarOf<M>>& scratch) {
   using F = typename M::F;
   using T = typename F::Scalar;
   ScoreBlock result;
@@ -126,14 +121,15 @@ inline ScoreBlock score_block(
   const double softcap = a.softcap < 1e-30  ? 1e-30
                          : a.softcap > 1e30 ? 1e30
                                             : a.softcap;
-  const BlockTransform<T> rules{mask.values, static_cast<T>(softcap),
-                                static_cast<T>(1 / softcap), a.softcap != 0,
-                                a.alibi_slopes != nullptr};
-  // Scores of pairs are scaled in a pass of their own, unless that can wait.
-  if (!kMaximum && M::kPair > 1 && !rules.any() && a.scale > 0) {
+  const BlockTransform<T> transform{mask.values, static_cast<T>(softcap),
+                                    static_cast<T>(1 / softcap), a.softcap != 0,
+                                    a.alibi_slopes != nullptr};
+  // Scaling costs a pass over the scores, unless whoever asks can do it.
+  if (!kMaximum && M::kScalesScores && !transform.any() && a.scale > 0) {
     result.scale = a.scale;
   }
-  // What is computed beyond the mask's keys lies outside of all intervals.
+  // Keys that are computed beyond those of the mask lie outside of all
+  // intervals.
   const Interval computed{round_down(mask.keys.begin, M::kKeyGroup),
                           round_up(mask.keys.end, M::kKeyGroup)};
   result.count = cut_segments(computed, max(kKeyStep, M::kKeyGroup), tile.views,
@@ -153,42 +149,23 @@ inline ScoreBlock score_block(
     const int64_t count = segment.keys.end - segment.keys.begin;
     const int vectors = segment.last - segment.first;
     const int64_t rows = rows_of(tile, segment);
-    if (segment.fully_visible && !rules.any()) {
+    if (segment.fully_visible && !transform.any()) {
       Gemm<M>::template qk<kMaximum>(product, count, vectors, rows);
       continue;
     }
     Gemm<M>::template qk<false>(product, count, vectors, rows);
-    for (int c = segment.first; c < segment.last; ++c) {
-      transform_scores<F>(tile, result, rules, segment, c, scratch);
-    }
+    for_each_vector<F>(result, segment, [&](const VectorSpan& span) {
+      transform_scores<F>(tile, result.anchor, transform, span, scratch);
+    });
   }
   return result;
 }
-
-/// How the rows of queries are stored for a product.
-template <class M, class S>
-struct QueryStorage {
-  using Type = S;
-};
-#ifdef __AVX512BF16__
-template <class S>
-struct QueryStorage<BFloat16Dot, S> {
-  using Type = StoredPairs;
-};
-#endif
-#ifdef __AMX_BF16__
-template <class S>
-struct QueryStorage<BFloat16Tiles, S> {
-  using Type = StoredPairs;
-};
-#endif
 
 /// The rows of a tile from memory into lanes, times `scale`: (width, lanes).
 template <class S>
 inline void load_tile(const StridedRows& x,
                       const QueryTile<typename S::F>& tile, int64_t width,
-                      typename S::F::Scalar scale,
-                      typename S::F::Scalar* columns) {
+                      ScalarOf<S> scale, ScalarOf<S>* columns) {
   using F = typename S::F;
   for (int c = 0; c < tile.vectors; ++c) {
     const typename S::Type* rows[F::kLanes];
@@ -202,28 +179,27 @@ inline void load_tile(const StridedRows& x,
   }
 }
 
-/// Rows of the width that a product multiplies by keys: times `scale`, except
-/// for pairs, which stay as they are.
+/// Rows as the second operand of qk: (depth, lanes), times `scale` unless
+/// M::kScalesScores.
 template <class M, class S>
-inline void load_depth(const StridedRows& x,
-                       const QueryTile<typename M::F>& tile, int64_t width,
-                       typename M::F::Scalar scale,
-                       typename M::F::Scalar* rows) {
+inline void load_operand(const StridedRows& x,
+                         const QueryTile<typename M::F>& tile, int64_t width,
+                         ScalarOf<M> scale, ScalarOf<M>* rows) {
   using F = typename M::F;
-  load_tile<typename QueryStorage<M, S>::Type>(x, tile, width, scale, rows);
-  // Padding of the depth meets the padding of the keys, which is 0.
-  const int64_t used = (width + M::kPair - 1) / M::kPair;
+  using Q = typename M::template QueryStorage<S>;
+  load_tile<Q>(x, tile, width, scale, rows);
+  // The padding of the depth meets that of the keys, which is 0.
+  const int64_t used = (width + Q::kPair - 1) / Q::kPair;
   memset(rows + used * kTileLanes<F>, 0,
          (M::depth(width) - used) * kTileLanes<F> * sizeof *rows);
 }
 
-/// Queries; of pairs the scores are scaled instead.
 template <class M, class S>
 inline void load_queries(const AttentionArgs& a,
                          const QueryTile<typename M::F>& tile,
-                         typename M::F::Scalar* query) {
-  load_depth<M, S>(a.query, tile, a.D,
-                   static_cast<typename M::F::Scalar>(a.scale), query);
+                         ScalarOf<M>* query) {
+  load_operand<M, S>(a.query, tile, a.D, static_cast<ScalarOf<M>>(a.scale),
+                     query);
 }
 
 }  // namespace

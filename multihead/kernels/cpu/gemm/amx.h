@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: MIT
 //
-// The two products of tile.h and that of tile_outer.h on the tile unit of
-// Intel's AMX: bfloat16 pairs, float32 sums, 16 rows by 16 lanes by 32 numbers
-// at once. The layouts are the same: a row of queries or weights in pairs is a
-// row of the second operand as it stands, a row of keys one of the first; only
-// values are turned (panel.h), since their columns are the first operand's
+// The GEMMs of micro_kernel.h and outer_product.h on the tile unit of Intel's
+// AMX: one TDPBF16PS adds 16 rows × 16 lanes × 16 pairs of bfloat16 to float32
+// sums. Operands lie as VDPBF16PS has them (bf16_dot.h): a row of Q or P in
+// pairs is a row of the second operand, a row of keys one of the first. Only
+// values are packed transposed, since their columns are the first operand's
 // rows.
 //
-// TDPBF16PS adds 16 pairs up before it adds to what was there, so which 32 keys
-// it takes together is part of the result: groups start at multiples of 32 keys
-// (kKeyGroup), and what a tile does not see of a group counts as 0.
+// TDPBF16PS sums 16 pairs before it adds them to what was there, so which 32
+// keys it takes together is part of the result: groups start at multiples of 32
+// keys (kKeyGroup), and a hidden key of a group counts as 0.
 //
-// The unit is fast enough that softmax, scaling and packing take half of the
-// time at D = 64 (Granite Rapids), in the backward pass too: of 11.1 ms for 8
-// heads of L = 1024, the five products take 3.5, P and dS 1.6, rounding and
-// copying them 1.7.
+// The unit is so fast that softmax, scaling and packing take half of the time
+// at D = 64 (Granite Rapids), in the backward pass too: of 11.1 ms for 8 heads
+// of L = 1024, the five GEMMs take 3.5, P and dS 1.6, rounding and copying them
+// 1.7.
 #pragma once
 
-#include "multihead/kernels/cpu/gemm/outer_product.h"
+#include "multihead/kernels/cpu/gemm/bf16_dot.h"
+#include "multihead/kernels/cpu/gemm/gemm.h"
 
 namespace multihead::kernels {
 namespace {
@@ -41,22 +42,31 @@ class TileRegisters {
 
 struct BFloat16Tiles : BFloat16Multiplier {
   static constexpr int64_t kKeyGroup = 32;
-  static constexpr int64_t kRows = 16;
-  static constexpr int64_t depth(int64_t width) {
-    return round_up((width + 1) / 2, kRows);
+  static constexpr int64_t kRows = 16;  ///< of a tile register
+  static constexpr int64_t depth(int64_t numbers) {
+    return round_up((numbers + 1) / 2, kRows);
   }
   static constexpr int64_t columns(int64_t width) {
     return round_up(width, kRows);
   }
+};
+
+template <>
+struct Gemm<BFloat16Tiles> {
+  using F = Float32;
+  using Vector = F::Vector;
+  using Registers = TileRegisters;
+  static constexpr int64_t kRows = BFloat16Tiles::kRows;
 
   /// scores = keys × queries, then the scale and the maximum. `keys` is a
   /// multiple of 16, t.depth too.
   template <bool kMaximum>
-  [[gnu::noinline]] static void qk(QkTile<float> t, int64_t keys, int vectors) {
+  [[gnu::noinline]] static void qk(QkTile<float> t, int64_t keys, int vectors,
+                                   int64_t /*rows*/) {
     for (int64_t j = 0; j < keys; j += kRows) {
       qk_micro_kernel(t, vectors);
       if (!kMaximum && t.scale == 1) {
-        // They are what they should be.
+        // They are scaled already.
       } else if (vectors == 3) {
         scale_scores<3, kMaximum>(t);
       } else if (vectors == 2) {
@@ -72,8 +82,9 @@ struct BFloat16Tiles : BFloat16Multiplier {
   /// context = factor·context + values × weights; t.depth a multiple of 16
   /// pairs. Values lie in tiles of 16 columns by 16 pairs of keys, those of the
   /// same columns one after the other, columns at multiples of t.value_stride.
+  template <bool kMaskNonFinite>
   [[gnu::noinline]] static void pv(const PvTile<float>& t, int64_t width,
-                                   int vectors) {
+                                   int vectors, int64_t /*rows*/) {
     scale_context(t, width, vectors);
     for (int64_t e = 0; e < width; e += kRows) {
       pv_micro_kernel(t, e, vectors);
@@ -82,6 +93,7 @@ struct BFloat16Tiles : BFloat16Multiplier {
 
   /// sums += weights × rows, 32 keys by 32 columns at once: each tile loaded
   /// serves two products. `keys` is a multiple of 32, t.count of 16 pairs.
+  template <bool kMaskNonFinite>
   [[gnu::noinline]] static void outer(const OuterTile<float>& t, int64_t keys) {
     for (int64_t j = 0; j < keys; j += 2 * kRows) {
       for (int64_t e = 0; e < t.width; e += 2 * kRows) {
@@ -94,7 +106,7 @@ struct BFloat16Tiles : BFloat16Multiplier {
   static constexpr int64_t kLaneBytes = kTileLanes<F> * sizeof(float);
 
   // Tiles 0 to 2 sum, 3 holds rows of keys or columns of values, 4 to 6 lanes.
-  MULTIHEAD_INLINE void qk_micro_kernel(const QkTile<float>& t, int vectors) {
+  SIMD_INLINE void qk_micro_kernel(const QkTile<float>& t, int vectors) {
     __asm__ volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
@@ -107,7 +119,7 @@ struct BFloat16Tiles : BFloat16Multiplier {
   }
 
   template <int kVectors, bool kMaximum>
-  MULTIHEAD_INLINE void scale_scores(const QkTile<float>& t) {
+  SIMD_INLINE void scale_scores(const QkTile<float>& t) {
     const auto scale = F::broadcast(t.scale);
     Vector m[kVectors];
     for (int c = 0; c < kVectors; ++c) {
@@ -128,8 +140,8 @@ struct BFloat16Tiles : BFloat16Multiplier {
     }
   }
 
-  MULTIHEAD_INLINE void pv_micro_kernel(const PvTile<float>& t, int64_t e,
-                                        int vectors) {
+  SIMD_INLINE void pv_micro_kernel(const PvTile<float>& t, int64_t e,
+                                   int vectors) {
     float* context = t.context + e * kTileLanes<F>;
     __asm__ volatile("" ::: "memory");
     _tile_loadd(0, context, kLaneBytes);
@@ -144,8 +156,8 @@ struct BFloat16Tiles : BFloat16Multiplier {
 
   // Tiles 0 to 3 sum, 4 and 5 hold weights of keys, 6 and 7 rows.
   template <int kColumns>
-  MULTIHEAD_INLINE void outer_tile(const OuterTile<float>& t, int64_t key,
-                                   int64_t e) {
+  SIMD_INLINE void outer_tile(const OuterTile<float>& t, int64_t key,
+                              int64_t e) {
     constexpr int64_t kStride = kOuterStride<BFloat16Tiles>;
     const int64_t row_bytes = t.width * static_cast<int64_t>(sizeof(float));
     float *sums = t.sums + key * t.width + e, *next = sums + kRows * t.width;
@@ -174,7 +186,7 @@ struct BFloat16Tiles : BFloat16Multiplier {
     if (kColumns > 1) _tile_stored(3, next + kRows, row_bytes);
   }
 
-  MULTIHEAD_INLINE void multiply_add(const float* lanes, int vectors) {
+  SIMD_INLINE void multiply_add(const float* lanes, int vectors) {
     _tile_loadd(4, lanes, kLaneBytes);
     _tile_dpbf16ps(0, 3, 4);
     if (vectors > 1) {
@@ -187,15 +199,15 @@ struct BFloat16Tiles : BFloat16Multiplier {
     }
   }
 
-  MULTIHEAD_INLINE void store(float* to, int vectors) {
+  SIMD_INLINE void store(float* to, int vectors) {
     _tile_stored(0, to, kLaneBytes);
     if (vectors > 1) _tile_stored(1, to + F::kLanes, kLaneBytes);
     if (vectors > 2) _tile_stored(2, to + 2 * F::kLanes, kLaneBytes);
   }
 
   // Most blocks raise no maximum: then there is nothing to do.
-  MULTIHEAD_INLINE void scale_context(const PvTile<float>& t, int64_t width,
-                                      int vectors) {
+  SIMD_INLINE void scale_context(const PvTile<float>& t, int64_t width,
+                                 int vectors) {
     for (int c = 0; c < vectors; ++c) {
       const auto factor = F::load(t.factor + c * F::kLanes);
       const auto one = F::broadcast(1);
@@ -207,6 +219,60 @@ struct BFloat16Tiles : BFloat16Multiplier {
         F::store(context, F::mul(F::load(context), factor));
       }
     }
+  }
+};
+
+template <class S>
+struct Panels<BFloat16Tiles, S> {
+  using M = BFloat16Tiles;
+  static constexpr bool kInPlace = false, kKeysAreValues = false;
+
+  /// Elements of one column of values: its pairs of keys, with a group to
+  /// spare.
+  static constexpr int64_t kValueStride = kKeySplit / 2 + M::kKeyGroup / 2;
+
+  static constexpr int64_t key_size(int64_t keys, int64_t width) {
+    return (keys + 2 * M::kKeyGroup) * M::depth(width);
+  }
+  static constexpr int64_t value_size(int64_t, int64_t width) {
+    return M::columns(width) * kValueStride;
+  }
+
+  static Panel<float> keys(const StridedRows& x, int64_t b, int64_t g,
+                           Interval keys, int64_t width, float* panel) {
+    return pack_key_pairs(x, b, g, keys, M::kKeyGroup, width, M::depth(width),
+                          panel);
+  }
+
+  /// Transposed, in tiles of 16 columns by 16 pairs of keys, 1 KiB each, those
+  /// of the same columns one after the other: what the tile unit loads is read
+  /// line by line.
+  template <bool kMaskNonFinite>
+  static Panel<float> values(const StridedRows& x, int64_t b, int64_t g,
+                             Interval keys, int64_t width, float* panel) {
+    using F = Float32;
+    const int64_t anchor = round_down(keys.begin, M::kKeyGroup);
+    const int64_t end = round_up(keys.end, M::kKeyGroup);
+    for (int64_t j = anchor; j < end; j += 2 * F::kLanes) {
+      for (int64_t e = 0; e < width; e += F::kLanes) {
+        F::Vector square[F::kLanes];
+        for (int i = 0; i < F::kLanes; ++i) {
+          const auto row = [&](int64_t key) {
+            const uint16_t* from = row_among(x, b, g, keys, key);
+            return from ? from + e : from;
+          };
+          square[i] = pair_rows(row(j + 2 * i), row(j + 2 * i + 1),
+                                min(width - e, F::kLanes));
+          if (kMaskNonFinite) BFloat16Pairs::take_finite(square[i]);
+        }
+        F::transpose(square);
+        float* tile = panel + e * kValueStride + (j - anchor) / 2 * F::kLanes;
+        for (int i = 0; i < F::kLanes; ++i) {
+          F::store(tile + i * F::kLanes, square[i]);
+        }
+      }
+    }
+    return {panel, F::kLanes, kValueStride, anchor / 2};
   }
 };
 

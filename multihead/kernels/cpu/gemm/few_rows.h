@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// The two products for a tile of up to four rows, as decoding has them. With
-// rows in the lanes, most lanes would be empty; here keys, then columns of
-// values, lie in the lanes, and a row's numbers are broadcast. Keys are turned
-// 16×16 in registers, values are read as they lie. Each accumulator is the same
-// chain as in tile.h, so the bits are the same.
+// The two GEMMs for up to four rows, as decoding has them. With rows in the
+// lanes, most lanes would be empty. So keys (qk) or columns of values (pv) lie
+// in the lanes, and the numbers of a row are broadcast. Keys are transposed
+// 16×16 in registers, values are read as they lie. Each sum is the same chain
+// as in micro_kernel.h, so the bits are the same.
+//
+// Pairs of bfloat16 have no such form: they are added in an order of their own,
+// and a row must have the same bits alone as among others.
 #pragma once
 
 #include <string.h>
@@ -18,16 +21,15 @@ inline constexpr int kFewRows = 4;
 
 /// The first `count` numbers at p, zeros after them.
 template <class F>
-MULTIHEAD_INLINE typename F::Vector load_first(const typename F::Scalar* p,
-                                               int64_t count) {
+SIMD_INLINE typename F::Vector load_first(const ScalarOf<F>* p, int64_t count) {
   if (count >= F::kLanes) return F::load(p);
-  typename F::Scalar part[F::kLanes] = {};
+  ScalarOf<F> part[F::kLanes] = {};
   memcpy(part, p, count * sizeof *p);
   return F::load(part);
 }
 
 template <class F, int kRows, bool kMaximum>
-[[gnu::noinline]] void qk_few_rows(QkTile<typename F::Scalar> t, int64_t keys) {
+[[gnu::noinline]] void qk_few_rows(QkTile<ScalarOf<F>> t, int64_t keys) {
   using T = typename F::Scalar;
   constexpr int64_t kLanes = kTileLanes<F>;
   for (; keys > 0; keys -= F::kLanes) {
@@ -72,8 +74,8 @@ template <class F, int kRows, bool kMaximum>
 
 // Columns from e on, kVectors vectors of them.
 template <class F, int kRows, int kVectors>
-MULTIHEAD_INLINE void pv_few_columns(const PvTile<typename F::Scalar>& t,
-                                     int64_t e, int64_t columns) {
+SIMD_INLINE void pv_few_columns(const PvTile<ScalarOf<F>>& t, int64_t e,
+                                int64_t columns) {
   using T = typename F::Scalar;
   constexpr int64_t kLanes = kTileLanes<F>;
   alignas(64) T column[kVectors * F::kLanes] = {};
@@ -117,7 +119,7 @@ MULTIHEAD_INLINE void pv_few_columns(const PvTile<typename F::Scalar>& t,
 }
 
 template <class F, int kRows>
-[[gnu::noinline]] void pv_few_rows(const PvTile<typename F::Scalar>& t,
+[[gnu::noinline]] void pv_few_rows(const PvTile<ScalarOf<F>>& t,
                                    int64_t columns) {
   int64_t e = 0;
   for (; e + 4 * F::kLanes <= columns; e += 4 * F::kLanes) {

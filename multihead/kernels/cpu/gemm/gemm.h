@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// The products of tile.h and tile_outer.h for any number of vectors of rows,
-// whatever multiplies.
+// The three GEMMs of attention for a multiplier M and a tile of any size: which
+// micro-kernel runs. AMX has its own (amx.h).
 #pragma once
 
 #include "multihead/kernels/cpu/gemm/few_rows.h"
 #include "multihead/kernels/cpu/gemm/outer_product.h"
-#ifdef __AMX_BF16__
-#include "multihead/kernels/cpu/gemm/amx.h"
-#endif
 
 namespace multihead::kernels {
 namespace {
@@ -18,16 +15,16 @@ struct Gemm {
   using F = typename M::F;
   using T = typename F::Scalar;
 
-  /// What must live while products are computed.
+  /// What must live while GEMMs run.
   struct Registers {
     Registers() {}
   };
 
-  /// t.scores, and with kMaximum t.maximum, of `keys` keys and `rows` rows in
-  /// so many vectors.
+  /// Scores of `keys` keys and the first `rows` rows of `vectors` vectors; with
+  /// kMaximum t.maximum too.
   template <bool kMaximum>
   static void qk(const QkTile<T>& t, int64_t keys, int vectors, int64_t rows) {
-    if (M::kPair == 1 && rows <= kFewRows) {
+    if (!M::kPacksWeights && rows <= kFewRows) {
       rows == 1 ? qk_few_rows<F, 1, kMaximum>(t, keys)
                 : qk_few_rows<F, kFewRows, kMaximum>(t, keys);
     } else if (vectors == 3) {
@@ -39,12 +36,12 @@ struct Gemm {
     }
   }
 
-  /// t.context of `columns` columns. kMaskNonFinite: values against a weight of
-  /// −0 count as 0, whatever they are; pairs are finite.
+  /// `columns` columns of t.context. kMaskNonFinite: a value against a weight
+  /// of −0 counts as 0, whatever it is.
   template <bool kMaskNonFinite>
   static void pv(const PvTile<T>& t, int64_t columns, int vectors,
                  int64_t rows) {
-    if constexpr (kMaskNonFinite && !kPackDropsNonFinite<M>) {
+    if constexpr (kMaskNonFinite && !M::kPackDropsNonFinite) {
       // Rare: one vector at a time, whatever the tile.
       auto part = t;
       for (int c = 0; c < vectors; ++c) {
@@ -53,7 +50,7 @@ struct Gemm {
         part.context += F::kLanes;
         part.factor += F::kLanes;
       }
-    } else if (M::kPair == 1 && rows <= kFewRows) {
+    } else if (!M::kPacksWeights && rows <= kFewRows) {
       rows == 1 ? pv_few_rows<F, 1>(t, columns)
                 : pv_few_rows<F, kFewRows>(t, columns);
     } else if (vectors == 3) {
@@ -65,32 +62,12 @@ struct Gemm {
     }
   }
 
-  /// t.sums of `keys` keys; kMaskNonFinite as above.
+  /// t.sums of `keys` keys. kMaskNonFinite: as above, for rows.
   template <bool kMaskNonFinite>
   static void outer(const OuterTile<T>& t, int64_t keys) {
-    outer_product<M, kMaskNonFinite && !kPackDropsNonFinite<M>>(t, keys);
+    outer_product<M, kMaskNonFinite && !M::kPackDropsNonFinite>(t, keys);
   }
 };
-
-#ifdef __AMX_BF16__
-template <>
-struct Gemm<BFloat16Tiles> {
-  using Registers = TileRegisters;
-
-  template <bool kMaximum>
-  static void qk(const QkTile<float>& t, int64_t keys, int vectors, int) {
-    BFloat16Tiles::qk<kMaximum>(t, keys, vectors);
-  }
-  template <bool kMaskNonFinite>
-  static void pv(const PvTile<float>& t, int64_t columns, int vectors, int) {
-    BFloat16Tiles::pv(t, columns, vectors);
-  }
-  template <bool kMaskNonFinite>
-  static void outer(const OuterTile<float>& t, int64_t keys) {
-    BFloat16Tiles::outer(t, keys);
-  }
-};
-#endif
 
 }  // namespace
 }  // namespace multihead::kernels

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Between memory and the kernels' own layouts: rows of queries into lanes and
-// back, keys and values into dense panels, 16-bit types into float32.
+// Between memory and the lanes: rows of queries are transposed on their way in
+// and out, and 16-bit types widened to float32. Keys and values: pack.h.
 #pragma once
 
 #include <string.h>
@@ -12,69 +12,48 @@
 namespace multihead::kernels {
 namespace {
 
-/// How numbers of one dtype are read and written, one or a pair to a lane, and
-/// the bits of their infinity.
+/// How numbers of one dtype are read and written, and the bits of infinity.
 template <Dtype kDtype>
 struct Stored;
 
-template <>
-struct Stored<Dtype::kFloat32> {
-  using Type = float;
-  using Bits = uint32_t;
-  static constexpr Bits kInfinity = 0x7F800000;
-  using F = Float32;
-  static constexpr int kPair = 1;
-  MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load(p); }
-  MULTIHEAD_INLINE void store(Type* p, F::Vector a) { F::store(p, a); }
+template <class Lanes, typename Number, typename Unsigned, Unsigned kInf>
+struct StoredNumbers {
+  using F = Lanes;
+  using Scalar = typename F::Scalar;
+  using Type = Number;
+  using Bits = Unsigned;
+  static constexpr Bits kInfinity = kInf;
+  static constexpr int kPair = 1;  ///< numbers to a lane
 };
 template <>
-struct Stored<Dtype::kFloat64> {
-  using Type = double;
-  using Bits = uint64_t;
-  static constexpr Bits kInfinity = 0x7FF0000000000000;
-  using F = Float64;
-  static constexpr int kPair = 1;
-  MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load(p); }
-  MULTIHEAD_INLINE void store(Type* p, F::Vector a) { F::store(p, a); }
+struct Stored<Dtype::kFloat32>
+    : StoredNumbers<Float32, float, uint32_t, 0x7F800000> {
+  SIMD_INLINE F::Vector load(const Type* p) { return F::load(p); }
+  SIMD_INLINE void store(Type* p, F::Vector a) { F::store(p, a); }
 };
 template <>
-struct Stored<Dtype::kBFloat16> {
-  using Type = uint16_t;
-  using Bits = uint16_t;
-  static constexpr Bits kInfinity = 0x7F80;
-  using F = Float32;
-  static constexpr int kPair = 1;
-  MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load_bfloat16(p); }
-  MULTIHEAD_INLINE void store(Type* p, F::Vector a) { F::store_bfloat16(p, a); }
+struct Stored<Dtype::kFloat64>
+    : StoredNumbers<Float64, double, uint64_t, 0x7FF0000000000000> {
+  SIMD_INLINE F::Vector load(const Type* p) { return F::load(p); }
+  SIMD_INLINE void store(Type* p, F::Vector a) { F::store(p, a); }
 };
 template <>
-struct Stored<Dtype::kFloat16> {
-  using Type = uint16_t;
-  using Bits = uint16_t;
-  static constexpr Bits kInfinity = 0x7C00;
-  using F = Float32;
-  static constexpr int kPair = 1;
-  MULTIHEAD_INLINE F::Vector load(const Type* p) { return F::load_float16(p); }
-  MULTIHEAD_INLINE void store(Type* p, F::Vector a) { F::store_float16(p, a); }
+struct Stored<Dtype::kBFloat16>
+    : StoredNumbers<Float32, uint16_t, uint16_t, 0x7F80> {
+  SIMD_INLINE F::Vector load(const Type* p) { return F::load_bfloat16(p); }
+  SIMD_INLINE void store(Type* p, F::Vector a) { F::store_bfloat16(p, a); }
 };
-
-#ifdef __AVX512BF16__
-/// bfloat16 in pairs along the row, as BFloat16Dot wants queries: lanes that,
-/// read as float32, mean nothing.
-struct StoredPairs {
-  using Type = uint16_t;
-  using F = Float32;
-  static constexpr int kPair = 2;
-  MULTIHEAD_INLINE F::Vector load(const Type* p) {
-    return _mm512_castsi512_ps(_mm512_loadu_si512(p));
-  }
+template <>
+struct Stored<Dtype::kFloat16>
+    : StoredNumbers<Float32, uint16_t, uint16_t, 0x7C00> {
+  SIMD_INLINE F::Vector load(const Type* p) { return F::load_float16(p); }
+  SIMD_INLINE void store(Type* p, F::Vector a) { F::store_float16(p, a); }
 };
-#endif
 
 /// The first `count` numbers at p, zeros after them; no byte beyond is read.
 template <class S>
-MULTIHEAD_INLINE typename S::F::Vector load_some(const typename S::Type* p,
-                                                 int64_t count) {
+SIMD_INLINE typename S::F::Vector load_some(const typename S::Type* p,
+                                            int64_t count) {
   constexpr int kNumbers = S::F::kLanes * S::kPair;
   if (count >= kNumbers) return S::load(p);
   typename S::Type part[kNumbers] = {};
@@ -82,8 +61,8 @@ MULTIHEAD_INLINE typename S::F::Vector load_some(const typename S::Type* p,
   return S::load(part);
 }
 template <class S>
-MULTIHEAD_INLINE void store_some(typename S::Type* p, typename S::F::Vector a,
-                                 int64_t count) {
+SIMD_INLINE void store_some(typename S::Type* p, typename S::F::Vector a,
+                            int64_t count) {
   if (count >= S::F::kLanes) return S::store(p, a);
   typename S::Type part[S::F::kLanes];
   S::store(part, a);
@@ -93,14 +72,14 @@ MULTIHEAD_INLINE void store_some(typename S::Type* p, typename S::F::Vector a,
 /// `count` numbers at `from`, widened.
 template <class S>
 inline void widen(const typename S::Type* from, int64_t count,
-                  typename S::F::Scalar* to) {
+                  ScalarOf<S>* to) {
   using F = typename S::F;
   int64_t x = 0;
   for (; x + F::kLanes <= count; x += F::kLanes) {
     F::store(to + x, S::load(from + x));
   }
   if (x == count) return;
-  typename F::Scalar part[F::kLanes];
+  ScalarOf<F> part[F::kLanes];
   F::store(part, load_some<S>(from + x, count - x));
   memcpy(to + x, part, (count - x) * sizeof *to);
 }
@@ -130,12 +109,11 @@ inline bool is_finite(const typename S::Type* row, int64_t width) {
   return !F::any(F::not_less(sum, F::broadcast(1)));
 }
 
-/// One vector of rows → columns (width, lanes), times `scale`; pairs are left
-/// as they are. Null rows are 0.
+/// One vector of rows → columns (width, lanes), times `scale`; pairs of numbers
+/// stay as they are. A null row is read as zeros.
 template <class S>
 inline void load_lanes(const typename S::Type* const* rows, int64_t width,
-                       typename S::F::Scalar scale,
-                       typename S::F::Scalar* columns) {
+                       ScalarOf<S> scale, ScalarOf<S>* columns) {
   using F = typename S::F;
   const auto factor = F::broadcast(scale);
   constexpr int kNumbers = F::kLanes * S::kPair;
@@ -153,10 +131,10 @@ inline void load_lanes(const typename S::Type* const* rows, int64_t width,
   }
 }
 
-/// Columns (width, lanes) times `factor` per lane → one vector of rows. Null
-/// rows are left out.
+/// Columns (width, lanes) times `factor` per lane → one vector of rows. To a
+/// null row nothing is written.
 template <class S>
-inline void store_lanes(const typename S::F::Scalar* columns,
+inline void store_lanes(const ScalarOf<S>* columns,
                         typename S::F::Vector factor, int64_t width,
                         typename S::Type* const* rows) {
   using F = typename S::F;

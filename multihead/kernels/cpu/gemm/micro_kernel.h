@@ -1,86 +1,84 @@
 // SPDX-License-Identifier: MIT
 //
-// The two register-blocked products. Rows of queries lie in the lanes: a tile
-// of kVectors vectors of rows meets keys, or columns of values, one number of
-// which is broadcast and used kVectors times.
+// The micro-kernels of the two GEMMs of attention. A tile of queries lies in
+// the lanes, kVectors vectors of rows; one number of a key or a value is
+// broadcast and used kVectors times:
 //
-//   scores:  s[key][row]    = Σ_d   k[key][d] · q[d][row]          Sᵀ = K·Qᵀ
-//   context: o[column][row] = Σ_key v[key][column] · p[key][row]   Oᵀ = Vᵀ·Pᵀ
+//   qk:  S[key][row]    = Σ_d   K[key][d] · Q[d][row]          Sᵀ = K·Qᵀ
+//   pv:  O[column][row] = Σ_key V[key][column] · P[key][row]   Oᵀ = Vᵀ·Pᵀ
+//
+//              row of the tile (lanes) →          A micro-kernel holds MR × NR
+//            ┌────────┬────────┬────────┐         sums in registers: MR keys
+//            (or
+//      key ↓ │ vector │ vector │ vector │ MR      columns of V), NR vectors of
+//            └────────┴────────┴────────┘         rows.
 //
 // So K and V are read as they lie in memory, maxima and sums run down the
-// lanes, and nothing is ever added across lanes. Per step of the inner loop a
-// tile of R×C multiply-adds loads R + C vectors' worth: with 32 registers
-// 8×3 (24 accumulators, 11 loads), with 16 registers 4×3 (12, 7).
+// lanes, and nothing is ever added across lanes. A step of the inner loop loads
+// MR + NR operands for MR·NR multiply-adds: with 32 registers 8×3 (24
+// accumulators, 11 loads), with 16 registers 4×3 (12, 7).
 //
 // Each accumulator is one chain in ascending order, so its bits do not depend
-// on the shape of the tile. A score is a sum of chains of kScoreChain: in one
-// chain of 64 and more, rounding exceeds the budget of logsumexp once in 1e5
-// rows. It costs 2 to 3 % at D = 64.
+// on the shape of the micro-kernel. A score is a sum of chains of kScoreChain:
+// with one chain over D = 64 and more, rounding exceeds the budget of logsumexp
+// once in 1e5 rows. The shorter chains cost 2 to 3 % at D = 64.
 #pragma once
 
 #include "multihead/kernels/cpu/blocking/key_blocks.h"
-#include "multihead/kernels/cpu/simd/simd.h"
 
 namespace multihead::kernels {
 namespace {
 
-/// How products multiply and add. kPair numbers that follow one another along
-/// the summed dimension share an element; keys are computed in groups of
-/// kKeyGroup.
+/// The multiplier M of a kernel describes how a GEMM multiplies, and so how its
+/// operands are stored. This one takes single numbers; bf16_dot.h and amx.h
+/// take pairs of bfloat16.
 template <class Lanes>
 struct FusedMultiplyAdd {
   using F = Lanes;
   using Vector = typename F::Vector;
+  using Scalar = typename F::Scalar;
+  /// Numbers that share an element of an operand; they follow one another
+  /// along the summed dimension.
   static constexpr int kPair = 1;
+  /// Keys are computed in whole groups of so many.
   static constexpr int64_t kKeyGroup = 1;
-  /// Elements of a row of keys; columns of values, with padding.
-  static constexpr int64_t depth(int64_t width) { return width; }
+  /// Whether scores are scaled after the product; else Q holds the scale.
+  static constexpr bool kScalesScores = false;
+  /// Whether packing drops what is not finite, to be added back (nonfinite.h);
+  /// else zero_if_hidden keeps it from the rows that must not see it.
+  static constexpr bool kPackDropsNonFinite = false;
+  /// Whether P and dS are copied, rounded, before they are multiplied.
+  static constexpr bool kPacksWeights = false;
+  /// Tiles whose rows are multiplied at once by outer_product.h. More would
+  /// share the loads of dK and dV, but only packed weights can wait for them.
+  static constexpr int kOuterTiles = 1;
+  /// How rows of queries are read that are stored as S.
+  template <class S>
+  using QueryStorage = S;
+  /// Elements of `numbers` numbers along the summed dimension, with padding.
+  static constexpr int64_t depth(int64_t numbers) { return numbers; }
+  /// Columns of values, with padding.
   static constexpr int64_t columns(int64_t width) { return width; }
 
-  MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
+  SIMD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
     return F::fma(a, b, c);
   }
-  /// a, 0 where the weight is −0: a value hidden from lanes not to see it.
-  MULTIHEAD_INLINE Vector zero_if_hidden(Vector a, Vector weight) {
+  /// a, or 0 where the weight is −0: the row must not see this key.
+  SIMD_INLINE Vector zero_if_hidden(Vector a, Vector weight) {
     return F::select(F::is_negative_zero(weight), F::broadcast(0), a);
   }
-};
-
-#ifdef __AVX512BF16__
-/// Pairs of bfloat16 in the place of each float32.
-struct BFloat16Multiplier {
-  using F = Float32;
-  using Vector = F::Vector;
-  static constexpr int kPair = 2;
-  /// Weights of two keys as one element.
-  MULTIHEAD_INLINE Vector interleave(Vector even, Vector odd) {
-    return BFloat16Pairs::interleave(BFloat16Pairs::round(even, odd));
+  /// Weights (keys, lanes) as pv takes them.
+  static const Scalar* pack_weights(const Scalar* weights, int64_t /*keys*/,
+                                    int /*vectors*/, Scalar* /*packed*/) {
+    return weights;
   }
 };
 
-/// Twice the multiply-adds per instruction where the CPU runs it at full rate.
-struct BFloat16Dot : BFloat16Multiplier {
-  static constexpr int64_t kKeyGroup = 2;
-  static constexpr int64_t depth(int64_t width) { return (width + 1) / 2; }
-  static constexpr int64_t columns(int64_t width) { return width; }
-
-  MULTIHEAD_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
-    return BFloat16Pairs::dot(a, b, c);
-  }
-};
-#endif
-
-/// Products of single numbers hide a value from the lanes that do not see it;
-/// those of pairs take numbers that are not finite out of the panel (panel.h),
-/// and whoever calls adds them by themselves (left_out.h).
-template <class M>
-inline constexpr bool kPackDropsNonFinite = M::kPair == 2;
-
-/// A factor as the lanes with these weights may see it.
+/// A factor as the rows with these weights may see it.
 template <class M, bool kMaskNonFinite>
-MULTIHEAD_INLINE typename M::F::Vector zero_if_hidden(
-    typename M::F::Vector factor,
-    [[maybe_unused]] typename M::F::Vector weight) {
+SIMD_INLINE typename M::F::Vector zero_if_hidden(typename M::F::Vector factor,
+                                                 [[maybe_unused]]
+                                                 typename M::F::Vector weight) {
   if constexpr (kMaskNonFinite) {
     return M::zero_if_hidden(factor, weight);
   } else {
@@ -88,23 +86,20 @@ MULTIHEAD_INLINE typename M::F::Vector zero_if_hidden(
   }
 }
 
-/// Distance between rows of a tile's scratch, however many vectors it uses: a
-/// constant, because address arithmetic between the products costs 5 %.
-template <class F>
-inline constexpr int64_t kTileLanes = kMaxVectors * F::kLanes;
-
-/// R for a tile of that many vectors: as many as the registers hold.
+/// MR for that many vectors: as many as the registers hold.
 template <class F>
 constexpr int micro_rows(int vectors) {
   if (F::kRegisters >= 32) return vectors == 3 ? 8 : vectors == 2 ? 12 : 16;
   return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
 }
-/// R for what remains: 12 → 8 → 4 → 2 → 1.
+/// MR for what remains: 12 → 8 → 4 → 2 → 1.
 constexpr int next_micro_rows(int micro_rows) {
   return micro_rows > 8 ? 8 : micro_rows > 4 ? 4 : micro_rows / 2;
 }
 
-/// Keys against the rows of a tile. Strides in elements.
+/// S (keys, rows) = K (keys, depth) · Q (depth, rows), a GEMM of M = keys,
+/// N = rows of the tile, K = depth; dP = V·dOᵀ is the same. Strides in
+/// elements.
 template <typename T>
 struct QkTile {
   const T* key;  ///< (keys, depth)
@@ -113,7 +108,7 @@ struct QkTile {
   int64_t depth;   ///< elements per key
   T* scores;       ///< (keys, lanes)
   T* maximum;      ///< (lanes), raised to the largest score
-  T scale;         ///< of the sums of pairs; queries hold it otherwise
+  T scale;         ///< where M::kScalesScores
 };
 
 /// Elements of a key in one chain; part of the result.
@@ -121,9 +116,8 @@ inline constexpr int64_t kScoreChain = 32;
 
 /// The chain that begins at `from`, from 0.
 template <class M, int kVectors, int kRows>
-MULTIHEAD_INLINE void qk_chain(const QkTile<typename M::F::Scalar>& t,
-                               int64_t from,
-                               typename M::F::Vector (&sum)[kRows][kVectors]) {
+SIMD_INLINE void qk_chain(const QkTile<ScalarOf<M>>& t, int64_t from,
+                          typename M::F::Vector (&sum)[kRows][kVectors]) {
   using F = typename M::F;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -149,7 +143,7 @@ MULTIHEAD_INLINE void qk_chain(const QkTile<typename M::F::Scalar>& t,
 }
 
 template <class M, int kVectors, int kRows, bool kMaximum>
-MULTIHEAD_INLINE void qk_micro_kernel(const QkTile<typename M::F::Scalar>& t) {
+SIMD_INLINE void qk_micro_kernel(const QkTile<ScalarOf<M>>& t) {
   using F = typename M::F;
   typename F::Vector sum[kRows][kVectors];
   for (int64_t from = 0;; from += kScoreChain) {
@@ -174,7 +168,7 @@ MULTIHEAD_INLINE void qk_micro_kernel(const QkTile<typename M::F::Scalar>& t) {
     auto m = kMaximum ? F::load(maximum) : F::broadcast(0);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      if constexpr (M::kPair == 2) {
+      if constexpr (M::kScalesScores) {
         sum[r][c] = F::mul(sum[r][c], F::broadcast(t.scale));
       }
       if constexpr (kMaximum) m = F::max(sum[r][c], m);
@@ -185,7 +179,7 @@ MULTIHEAD_INLINE void qk_micro_kernel(const QkTile<typename M::F::Scalar>& t) {
 }
 
 template <class M, int kVectors, int kRows, bool kMaximum>
-[[gnu::noinline]] void qk_keys(QkTile<typename M::F::Scalar> t, int64_t keys) {
+[[gnu::noinline]] void qk_keys(QkTile<ScalarOf<M>> t, int64_t keys) {
   using F = typename M::F;
   for (; keys >= kRows; keys -= kRows) {
     qk_micro_kernel<M, kVectors, kRows, kMaximum>(t);
@@ -198,7 +192,8 @@ template <class M, int kVectors, int kRows, bool kMaximum>
   }
 }
 
-/// Weights of the rows of a tile against values.
+/// O (columns, rows) = factor·O + Vᵀ (columns, keys) · P (keys, rows), a GEMM
+/// of M = columns, N = rows of the tile, K = keys; dQ += dS·K is the same.
 template <typename T>
 struct PvTile {
   const T* value;  ///< (depth, columns)
@@ -210,7 +205,7 @@ struct PvTile {
 };
 
 template <class M, int kVectors, int kRows, bool kMaskNonFinite>
-MULTIHEAD_INLINE void pv_micro_kernel(const PvTile<typename M::F::Scalar>& t) {
+SIMD_INLINE void pv_micro_kernel(const PvTile<ScalarOf<M>>& t) {
   using F = typename M::F;
   typename F::Vector sum[kRows][kVectors];
 #pragma GCC unroll 4
@@ -251,8 +246,7 @@ MULTIHEAD_INLINE void pv_micro_kernel(const PvTile<typename M::F::Scalar>& t) {
 }
 
 template <class M, int kVectors, int kRows, bool kMaskNonFinite>
-[[gnu::noinline]] void pv_columns(PvTile<typename M::F::Scalar> t,
-                                  int64_t columns) {
+[[gnu::noinline]] void pv_columns(PvTile<ScalarOf<M>> t, int64_t columns) {
   using F = typename M::F;
   for (; columns >= kRows; columns -= kRows) {
     pv_micro_kernel<M, kVectors, kRows, kMaskNonFinite>(t);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
-// What panels of pairs leave out, numbers that are not finite, for those who
-// see it: its products are not finite either, and may be added by themselves,
-// in whatever order. Against a weight of −0 a number counts as 0.
+// NaN and infinity, for multipliers that drop them when they pack
+// (kPackDropsNonFinite): they are added back one by one, for the rows that see
+// them. The order of these additions does not matter, since the sum is not
+// finite anyway. Against a weight of −0 a number counts as 0.
 #pragma once
 
 #include "multihead/kernels/cpu/gemm/pack.h"
@@ -17,20 +18,20 @@ inline void for_each_nonfinite(const typename S::Type* row, int64_t width,
   using F = typename S::F;
   if (is_finite<S>(row, width)) return;
   for (int64_t e = 0; e < width; ++e) {
-    typename F::Scalar x[F::kLanes];
+    ScalarOf<F> x[F::kLanes];
     F::store(x, load_some<S>(row + e, 1));
     if (!(x[0] - x[0] == 0)) use(e, x[0]);
   }
 }
 
-/// Of a row of values, for so many vectors of rows: context (width, lanes) +=
-/// row·weights, which are (lanes).
+/// context (width, lanes) += row (width)·weights (lanes), for what is not
+/// finite in a row of values.
 template <class S>
 inline void add_nonfinite(const typename S::Type* row, int64_t width,
-                          const typename S::F::Scalar* weights, int vectors,
-                          typename S::F::Scalar* context) {
+                          const ScalarOf<S>* weights, int vectors,
+                          ScalarOf<S>* context) {
   using F = typename S::F;
-  for_each_nonfinite<S>(row, width, [&](int64_t e, typename F::Scalar x) {
+  for_each_nonfinite<S>(row, width, [&](int64_t e, ScalarOf<F> x) {
     for (int c = 0; c < vectors; ++c) {
       auto* sums = context + e * kTileLanes<F> + c * F::kLanes;
       const auto w = F::load(weights + c * F::kLanes);
@@ -41,13 +42,13 @@ inline void add_nonfinite(const typename S::Type* row, int64_t width,
   });
 }
 
-/// Of a row of queries, for `keys` keys, whose weights are kTileLanes apart:
-/// sums (keys, stride) += weights·row.
+/// sums (keys, stride) += weights (keys)·row (width), for what is not finite in
+/// a row of queries; the weights of two keys are kTileLanes apart.
 template <class S>
 inline void outer_nonfinite(const typename S::Type* row, int64_t width,
-                            const typename S::F::Scalar* weights, int64_t keys,
-                            int64_t stride, typename S::F::Scalar* sums) {
-  for_each_nonfinite<S>(row, width, [&](int64_t e, typename S::F::Scalar x) {
+                            const ScalarOf<S>* weights, int64_t keys,
+                            int64_t stride, ScalarOf<S>* sums) {
+  for_each_nonfinite<S>(row, width, [&](int64_t e, ScalarOf<S> x) {
     for (int64_t j = 0; j < keys; ++j) {
       const auto w = weights[j * kTileLanes<typename S::F>];
       if (w == 0 && signbit(w)) continue;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// The third product, which the backward pass adds to the two of tile.h: what
-// keys collect from rows of queries, the width of a head in the lanes.
+// The third GEMM, of the backward pass: what rows of queries add to the
+// gradients of keys. The width of a head lies in the lanes.
 //
-//   collect:  g[key][e] += Σ_row p[key][row] · x[row][e]           G += Pᵀ·X
+//   outer:  G[key][e] += Σ_row P[key][row] · X[row][e]           G += Pᵀ·X
 //
-// Here the sum runs over what lies in the lanes of the other two products, so
-// P is read as numbers to broadcast and X as vectors along the rows, both as
-// they lie. Each sum is one chain over the rows in ascending order.
+// with (G, P, X) = (dV, P, dO) or (dK, dS, Q). The sum runs over the rows,
+// which lie in the lanes of the other two GEMMs; so P is read as numbers to
+// broadcast and X as vectors along its rows, both as they lie. Each sum is one
+// chain over the rows in ascending order.
 #pragma once
 
 #include "multihead/kernels/cpu/gemm/micro_kernel.h"
@@ -15,19 +16,13 @@
 namespace multihead::kernels {
 namespace {
 
-/// Tiles whose rows are collected together. Of pairs the weights are copied
-/// anyway, so that several tiles may share the way of the sums through the
-/// cache (gradient_pairs.h); of single numbers they are read where they were
-/// computed.
-template <class M>
-inline constexpr int64_t kOuterTiles = M::kPair == 1 ? 1 : 4;
 /// Elements from the weights of one key to those of the next.
 template <class M>
 inline constexpr int64_t kOuterStride =
-    kOuterTiles<M> * kTileLanes<typename M::F> / M::kPair;
+    M::kOuterTiles * kTileLanes<typename M::F> / M::kPair;
 
-/// Rows of queries, collected by keys. `width` is that of whole vectors; what
-/// pads a row is 0.
+/// G (keys, width) += Pᵀ (keys, rows) · X (rows, width), a GEMM of M = keys,
+/// N = width in whole vectors (zeros pad a row), K = rows.
 template <typename T>
 struct OuterTile {
   const T* weights;  ///< (keys, kOuterStride)
@@ -48,8 +43,7 @@ inline constexpr int kOuterVectors = F::kRegisters >= 32 ? 4 : 2;
 
 /// kMaskNonFinite: a row against a weight of −0 counts as 0, whatever it holds.
 template <class M, int kVectors, int kKeys, bool kMaskNonFinite>
-MULTIHEAD_INLINE void outer_micro_kernel(
-    const OuterTile<typename M::F::Scalar>& t) {
+SIMD_INLINE void outer_micro_kernel(const OuterTile<ScalarOf<M>>& t) {
   using F = typename M::F;
   typename F::Vector sum[kKeys][kVectors];
 #pragma GCC unroll 16
@@ -85,8 +79,7 @@ MULTIHEAD_INLINE void outer_micro_kernel(
 }
 
 template <class M, int kVectors, int kKeys, bool kMaskNonFinite>
-[[gnu::noinline]] void outer_keys(OuterTile<typename M::F::Scalar> t,
-                                  int64_t keys) {
+[[gnu::noinline]] void outer_keys(OuterTile<ScalarOf<M>> t, int64_t keys) {
   for (; keys >= kKeys; keys -= kKeys) {
     outer_micro_kernel<M, kVectors, kKeys, kMaskNonFinite>(t);
     t.weights += kKeys * kOuterStride<M>;
@@ -101,7 +94,7 @@ template <class M, int kVectors, int kKeys, bool kMaskNonFinite>
 
 /// All keys, all columns.
 template <class M, bool kMaskNonFinite>
-inline void outer_product(OuterTile<typename M::F::Scalar> t, int64_t keys) {
+inline void outer_product(OuterTile<ScalarOf<M>> t, int64_t keys) {
   using F = typename M::F;
   int64_t vectors = t.width / F::kLanes;
   const auto step = [&]<int kVectors>() {

@@ -58,8 +58,8 @@ struct ExpParts {
 };
 
 template <class F, int kCount>
-MULTIHEAD_INLINE ExpParts<F> exp_parts(
-    typename F::Vector x, const typename F::Scalar (&terms)[kCount]) {
+SIMD_INLINE ExpParts<F> exp_parts(typename F::Vector x,
+                                  const ScalarOf<F> (&terms)[kCount]) {
   using E = ExpTerms<F>;
   const auto round = F::broadcast(E::kRound);
   const auto log2e = F::broadcast(E::kLog2e);
@@ -72,8 +72,8 @@ MULTIHEAD_INLINE ExpParts<F> exp_parts(
 }
 
 template <class F, int kCount>
-MULTIHEAD_INLINE typename F::Vector exp_by(
-    typename F::Vector x, const typename F::Scalar (&terms)[kCount]) {
+SIMD_INLINE typename F::Vector exp_by(typename F::Vector x,
+                                      const ScalarOf<F> (&terms)[kCount]) {
   const auto large = F::not_less(x, F::broadcast(ExpTerms<F>::kSmallest));
   const auto [power, rest] = exp_parts<F>(x, terms);
   return F::keep(large, F::fma(rest, power, power));
@@ -82,14 +82,14 @@ MULTIHEAD_INLINE typename F::Vector exp_by(
 /// e^x for x ≤ about 80 (700): what a softmax needs. 0 below kSmallest, exactly
 /// 1 at 0, NaN for NaN.
 template <class F>
-MULTIHEAD_INLINE typename F::Vector exp(typename F::Vector x) {
+SIMD_INLINE typename F::Vector exp(typename F::Vector x) {
   return exp_by<F>(x, ExpTerms<F>::kFast);
 }
 
 /// tanh x = −u / (2 + u) for x ≥ 0, u = e^(−2x) − 1 = 2^n·(2^r − 1) + (2^n −
 /// 1), which cancels nowhere.
 template <class F>
-MULTIHEAD_INLINE typename F::Vector tanh(typename F::Vector x) {
+SIMD_INLINE typename F::Vector tanh(typename F::Vector x) {
   const auto one = F::broadcast(1), zero = F::broadcast(0);
   const auto limit = F::broadcast(40);  // tanh is 1 long before
   const auto size = F::abs(x);
@@ -103,7 +103,7 @@ MULTIHEAD_INLINE typename F::Vector tanh(typename F::Vector x) {
 
 /// 1 − tanh² x = 4u / (1 + u)², u = e^(−2|x|), which does not cancel.
 template <class F>
-MULTIHEAD_INLINE typename F::Vector tanh_slope(typename F::Vector x) {
+SIMD_INLINE typename F::Vector tanh_slope(typename F::Vector x) {
   const auto u = exp<F>(F::mul(F::abs(x), F::broadcast(-2)));
   const auto root = F::add(F::broadcast(1), u);
   return F::div(F::mul(F::broadcast(4), u), F::mul(root, root));
@@ -165,8 +165,8 @@ inline typename F::Vector log(typename F::Vector x) {
 /// m where a row has seen a finite score, 0 where it has seen none: what may be
 /// subtracted from −inf.
 template <class F>
-MULTIHEAD_INLINE typename F::Vector shift_of(typename F::Vector m) {
-  const auto none = F::broadcast(typename F::Scalar(-INFINITY));
+SIMD_INLINE typename F::Vector shift_of(typename F::Vector m) {
+  const auto none = F::broadcast(ScalarOf<F>(-INFINITY));
   return F::select(F::equal(m, none), F::broadcast(0), m);
 }
 

@@ -18,7 +18,7 @@
 
 #include "multihead/kernels/kernels.h"
 
-#define MULTIHEAD_INLINE [[gnu::always_inline]] static inline
+#define SIMD_INLINE [[gnu::always_inline]] static inline
 
 namespace multihead::kernels {
 namespace {
@@ -33,25 +33,25 @@ struct Portable {
   static constexpr int kRegisters = 16;
 
   // Memory may have any alignment.
-  MULTIHEAD_INLINE Vector load(const T* p) {
+  SIMD_INLINE Vector load(const T* p) {
     Vector a;
     memcpy(&a, p, sizeof a);
     return a;
   }
-  MULTIHEAD_INLINE void store(T* p, Vector a) { memcpy(p, &a, sizeof a); }
-  MULTIHEAD_INLINE Vector broadcast(T x) { return x - Vector{}; }
+  SIMD_INLINE void store(T* p, Vector a) { memcpy(p, &a, sizeof a); }
+  SIMD_INLINE Vector broadcast(T x) { return x - Vector{}; }
 
-  MULTIHEAD_INLINE Vector add(Vector a, Vector b) { return a + b; }
-  MULTIHEAD_INLINE Vector sub(Vector a, Vector b) { return a - b; }
-  MULTIHEAD_INLINE Vector mul(Vector a, Vector b) { return a * b; }
-  MULTIHEAD_INLINE Vector div(Vector a, Vector b) { return a / b; }
+  SIMD_INLINE Vector add(Vector a, Vector b) { return a + b; }
+  SIMD_INLINE Vector sub(Vector a, Vector b) { return a - b; }
+  SIMD_INLINE Vector mul(Vector a, Vector b) { return a * b; }
+  SIMD_INLINE Vector div(Vector a, Vector b) { return a / b; }
   // b where either is NaN, as the x86 instruction has it.
-  MULTIHEAD_INLINE Vector max(Vector a, Vector b) { return a > b ? a : b; }
-  MULTIHEAD_INLINE Vector abs(Vector a) {
+  SIMD_INLINE Vector max(Vector a, Vector b) { return a > b ? a : b; }
+  SIMD_INLINE Vector abs(Vector a) {
     return (Vector)((Mask)a & ~(Mask)broadcast(T(-0.0)));
   }
   // a·b + c and a·b − c, rounded once where the CPU can.
-  MULTIHEAD_INLINE Vector fma(Vector a, Vector b, Vector c) {
+  SIMD_INLINE Vector fma(Vector a, Vector b, Vector c) {
 #if defined(__FMA__)
     if constexpr (sizeof(T) == 4) {
       return (Vector)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
@@ -69,47 +69,43 @@ struct Portable {
     return a * b + c;
 #endif
   }
-  MULTIHEAD_INLINE Vector fms(Vector a, Vector b, Vector c) {
-    return fma(a, b, -c);
-  }
+  SIMD_INLINE Vector fms(Vector a, Vector b, Vector c) { return fma(a, b, -c); }
 
-  MULTIHEAD_INLINE Mask less(Vector a, Vector b) { return a < b; }
+  SIMD_INLINE Mask less(Vector a, Vector b) { return a < b; }
   // True where either is NaN.
-  MULTIHEAD_INLINE Mask not_less(Vector a, Vector b) { return ~(a < b); }
-  MULTIHEAD_INLINE Mask equal(Vector a, Vector b) { return a == b; }
-  MULTIHEAD_INLINE Mask is_negative_zero(Vector a) {
+  SIMD_INLINE Mask not_less(Vector a, Vector b) { return ~(a < b); }
+  SIMD_INLINE Mask equal(Vector a, Vector b) { return a == b; }
+  SIMD_INLINE Mask is_negative_zero(Vector a) {
     return (Mask)a == (Mask)broadcast(T(-0.0));
   }
-  MULTIHEAD_INLINE bool any(Mask m) {
+  SIMD_INLINE bool any(Mask m) {
     I all = 0;
     for (int i = 0; i < kLanes; ++i) all |= m[i];
     return all != 0;
   }
-  MULTIHEAD_INLINE Vector select(Mask m, Vector a, Vector b) {
+  SIMD_INLINE Vector select(Mask m, Vector a, Vector b) {
     return (Vector)((m & (Mask)a) | (~m & (Mask)b));
   }
   // a where m, else 0.
-  MULTIHEAD_INLINE Vector keep(Mask m, Vector a) {
-    return (Vector)(m & (Mask)a);
-  }
+  SIMD_INLINE Vector keep(Mask m, Vector a) { return (Vector)(m & (Mask)a); }
 
   // The low bits moved to where the exponent lies: 127 (1023) becomes 1.0.
-  MULTIHEAD_INLINE Vector shift_to_exponent(Vector a) {
+  SIMD_INLINE Vector shift_to_exponent(Vector a) {
     return (Vector)((Integer)a << (sizeof(T) == 4 ? 23 : 52));
   }
 
   // Unsigned 32-bit numbers, one per lane, in lanes as wide as the scalars.
   // The low halves of kLanes int64.
-  MULTIHEAD_INLINE Integer integers(const int64_t* p) {
+  SIMD_INLINE Integer integers(const int64_t* p) {
     Integer a;
     for (int i = 0; i < kLanes; ++i) a[i] = static_cast<uint32_t>(p[i]);
     return a;
   }
-  MULTIHEAD_INLINE Integer integer(uint32_t x) { return x - Integer{}; }
-  MULTIHEAD_INLINE Integer bit_xor(Integer a, Integer b) { return a ^ b; }
+  SIMD_INLINE Integer integer(uint32_t x) { return x - Integer{}; }
+  SIMD_INLINE Integer bit_xor(Integer a, Integer b) { return a ^ b; }
   // Both halves of the 64-bit product; above 32 bits, lanes may hold rubbish.
-  MULTIHEAD_INLINE void multiply_wide(Integer a, uint32_t b, Integer& high,
-                                      Integer& low) {
+  SIMD_INLINE void multiply_wide(Integer a, uint32_t b, Integer& high,
+                                 Integer& low) {
     for (int i = 0; i < kLanes; ++i) {
       const uint64_t product = uint64_t{static_cast<uint32_t>(a[i])} * b;
       high[i] = static_cast<U>(product >> 32);
@@ -117,20 +113,20 @@ struct Portable {
     }
   }
   // Whether 16 bits of each lane, as a number, are b or more.
-  MULTIHEAD_INLINE Mask low_half_not_less(Integer a, uint32_t b) {
+  SIMD_INLINE Mask low_half_not_less(Integer a, uint32_t b) {
     return (Mask)(a & 0xFFFF) >= (Mask)integer(b);
   }
-  MULTIHEAD_INLINE Mask high_half_not_less(Integer a, uint32_t b) {
+  SIMD_INLINE Mask high_half_not_less(Integer a, uint32_t b) {
     return (Mask)((a >> 16) & 0xFFFF) >= (Mask)integer(b);
   }
 
   // kLanes 16-bit numbers, widened, or rounded to the nearest, ties to even.
-  MULTIHEAD_INLINE Vector load_bfloat16(const uint16_t* p) {
+  SIMD_INLINE Vector load_bfloat16(const uint16_t* p) {
     Integer bits;
     for (int i = 0; i < kLanes; ++i) bits[i] = uint32_t{p[i]} << 16;
     return (Vector)bits;
   }
-  MULTIHEAD_INLINE void store_bfloat16(uint16_t* p, Vector a) {
+  SIMD_INLINE void store_bfloat16(uint16_t* p, Vector a) {
     const Integer bits = (Integer)a;
     for (int i = 0; i < kLanes; ++i) {
       const bool nan = a[i] != a[i];
@@ -140,7 +136,7 @@ struct Portable {
           16);
     }
   }
-  MULTIHEAD_INLINE Vector load_float16(const uint16_t* p) {
+  SIMD_INLINE Vector load_float16(const uint16_t* p) {
     Vector a;
     for (int i = 0; i < kLanes; ++i) {
       Float16 half;
@@ -149,7 +145,7 @@ struct Portable {
     }
     return a;
   }
-  MULTIHEAD_INLINE void store_float16(uint16_t* p, Vector a) {
+  SIMD_INLINE void store_float16(uint16_t* p, Vector a) {
     for (int i = 0; i < kLanes; ++i) {
       const auto half = static_cast<Float16>(a[i]);
       memcpy(p + i, &half, sizeof half);
@@ -157,7 +153,7 @@ struct Portable {
   }
 
   // Of a square of kLanes × kLanes.
-  MULTIHEAD_INLINE void transpose(Vector (&r)[kLanes]) {
+  SIMD_INLINE void transpose(Vector (&r)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
       for (int j = 0; j < i; ++j) {
         const T x = r[i][j];

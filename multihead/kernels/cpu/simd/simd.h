@@ -13,3 +13,13 @@
 #else
 #include "multihead/kernels/cpu/simd/portable.h"
 #endif
+
+namespace multihead::kernels {
+namespace {
+
+/// float or double: what a lane, a multiplier or a stored tensor computes in.
+template <class F>
+using ScalarOf = typename F::Scalar;
+
+}  // namespace
+}  // namespace multihead::kernels

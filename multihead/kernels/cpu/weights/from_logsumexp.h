@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
-// A second pass over q·k, from the logsumexp of the first: what weights.cpp and
-// summary.cpp share.
-//   w_j = exp(s_j − logsumexp)
-// Near a large logsumexp float32 has no room for what matters: of n scores of
-// −1e9, as masks are made of, logsumexp rounds to −1e9 and forgets n. For such
-// rows maximum and sum are taken anew, w_j = exp(s_j − m) / l.
+// Weights from the logsumexp, in a second pass over q·k, as FlashAttention's
+// backward pass finds them: w_j = exp(s_j − logsumexp). prepare.cpp,
+// weights.cpp and summary.cpp share it.
+//
+// Near a large logsumexp float32 has no room for what matters: if all n scores
+// are −1e9, as masks make them, the logsumexp rounds to −1e9 and n is lost. For
+// such rows maximum and sum are computed again, w_j = exp(s_j − m) / l.
 #pragma once
 
 #include <string.h>
@@ -16,7 +17,7 @@
 namespace multihead::kernels {
 namespace {
 
-/// w = exp(s − shift)·inv_sum, per lane.
+/// w = exp(s − shift)·inv_sum, per lane: (logsumexp, 1), or (m, 1 / l).
 template <typename T>
 struct SoftmaxStats {
   T* shift;
@@ -57,13 +58,23 @@ inline QueryTile<F> tile_of(const AttentionArgs& a, const HeadRange& rows,
       a, {rows.b, head / group_of(a), head, 1, rows.first, rows.count});
 }
 
-/// Maximum and sum of the rows of a tile whose logsumexp is large, sink
-/// included; queries and keys as for any block.
+/// The scores of a tile, whose queries are s.score.query, and `keys`.
+template <class M, class S>
+inline ScoreBlock pack_and_score(const AttentionArgs& a,
+                                 const QueryTile<typename M::F>& tile,
+                                 Interval keys, WeightsScratch<M, S>& s) {
+  const auto panel =
+      Panels<M, S>::keys(a.key, tile.b, tile.g, keys, a.D, s.key);
+  return score_block<M>(a, tile, panel, keys, s.score);
+}
+
+/// Maximum and sum, sink included, of the rows of a tile whose logsumexp is
+/// large.
 template <class M, class S>
 inline void recompute_stats(const AttentionArgs& a,
                             const QueryTile<typename M::F>& tile,
                             WeightsScratch<M, S>& s,
-                            SoftmaxStats<typename M::F::Scalar> n) {
+                            SoftmaxStats<ScalarOf<M>> n) {
   using F = typename M::F;
   using T = typename F::Scalar;
   alignas(64) T m[kTileLanes<F>], l[kTileLanes<F>];
@@ -71,31 +82,21 @@ inline void recompute_stats(const AttentionArgs& a,
     m[r] = a.sinks ? static_cast<T>(a.sinks[tile.head[r]]) : T(-INFINITY);
     l[r] = a.sinks ? 1 : 0;
   }
-  for (int64_t at = round_down(tile.keys.begin, kKeyBlock); at < tile.keys.end;
-       at += kKeyBlock) {
-    const Interval keys = overlap(tile.keys, {at, at + kKeyBlock});
+  for_each_key_block(tile.keys, kKeyBlock, [&](Interval keys) {
     memcpy(s.score.maximum, m, sizeof m);
-    const auto panel =
-        Panels<M, S>::keys(a.key, tile.b, tile.g, keys, a.D, s.key);
-    const ScoreBlock block = score_block<M>(a, tile, panel, keys, s.score);
-    for (int i = 0; i < block.count; ++i) {
-      const Segment& segment = block.segments[i];
-      for (int64_t r = segment.first * F::kLanes; r < segment.last * F::kLanes;
-           r += F::kLanes) {
-        const auto raised = F::load(s.score.maximum + r);
-        const auto shift = shift_of<F>(raised);
-        auto sum =
-            F::mul(F::load(l + r), exp<F>(F::sub(F::load(m + r), shift)));
-        for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-          const T* score =
-              s.score.scores + (j - block.anchor) * kTileLanes<F> + r;
-          sum = F::add(sum, exp<F>(F::sub(F::load(score), shift)));
-        }
-        F::store(l + r, sum);
-        F::store(m + r, raised);
+    const ScoreBlock block = pack_and_score<M, S>(a, tile, keys, s);
+    for_each_vector<F>(block, [&](const VectorSpan& span) {
+      const int64_t r = span.c * F::kLanes;
+      const auto raised = F::load(s.score.maximum + r);
+      const auto shift = shift_of<F>(raised);
+      auto sum = F::mul(F::load(l + r), exp<F>(F::sub(F::load(m + r), shift)));
+      for (int64_t at = span.begin; at < span.end; at += kTileLanes<F>) {
+        sum = F::add(sum, exp<F>(F::sub(F::load(s.score.scores + at), shift)));
       }
-    }
-  }
+      F::store(l + r, sum);
+      F::store(m + r, raised);
+    });
+  });
   for (int64_t r = 0; r < tile.lanes(); ++r) {
     if (!(fabs(n.shift[r]) > kLargeLogsumexp)) continue;
     n.shift[r] = m[r];
@@ -103,11 +104,11 @@ inline void recompute_stats(const AttentionArgs& a,
   }
 }
 
-/// exp(−logsumexp) for the rows of a tile; whether one must be taken anew.
+/// What the logsumexp says of a tile's rows; whether one of them must be
+/// recomputed.
 template <class F>
 inline bool read_stats(const AttentionArgs& a, const QueryTile<F>& tile,
-                       const void* logsumexp,
-                       SoftmaxStats<typename F::Scalar> n) {
+                       const void* logsumexp, SoftmaxStats<ScalarOf<F>> n) {
   using T = typename F::Scalar;
   const auto* lse = static_cast<const T*>(logsumexp);
   bool large = false;
@@ -120,14 +121,15 @@ inline bool read_stats(const AttentionArgs& a, const QueryTile<F>& tile,
   return large;
 }
 
-/// The normalizer of a tile, whose queries are s.score.query.
+/// The stats of a tile, whose queries are s.score.query, recomputed where
+/// needed.
 template <class M, class S>
 inline void load_stats(const AttentionArgs& a,
                        const QueryTile<typename M::F>& tile,
                        const void* logsumexp, WeightsScratch<M, S>& s,
-                       SoftmaxStats<typename M::F::Scalar> n) {
+                       SoftmaxStats<ScalarOf<M>> n) {
   const bool large = read_stats<typename M::F>(a, tile, logsumexp, n);
-  // Raised by products, and not looked at.
+  // score_block raises it; nobody reads it.
   for (int64_t r = 0; r < tile.lanes(); ++r) s.score.maximum[r] = 0;
   if (large) recompute_stats<M, S>(a, tile, s, n);
 }

@@ -3,12 +3,12 @@
 // What each query attends to, without a matrix of its weights: the largest ones
 // with their keys, and the entropy −Σ w·ln w.
 //
-// Walk. A task is some rows of one head; for each block of keys the scores
-// become weights in the lanes (row_weights.h). With w = exp(s − shift)·factor,
-//   −Σ w·ln w = −Σ w·(s − shift) − ln(factor)·Σ w,
-// the second term 0 for rows that trust their logsumexp. A weight larger than a
-// lane's smallest kept one is inserted by hand, which happens O(k·log Lk) times
-// to a row of random scores. Memory is O(k) per row.
+// A task is one tile of a head; it walks over the keys (key_blocks.h) and turns
+// scores into weights (from_logsumexp.h). With w = exp(s − shift)·inv_sum,
+//   −Σ w·ln w = −Σ w·(s − shift) − ln(inv_sum)·Σ w,
+// where the second term is 0 for rows that trust their logsumexp. A weight that
+// is larger than a row's smallest kept one is inserted by hand, which happens
+// O(k·log Lk) times to a row of random scores. Memory is O(k) per row.
 #include <string.h>
 
 #include "multihead/kernels/cpu/dispatch.h"
@@ -51,32 +51,24 @@ class SummaryTask {
       top_.weights[i] = T(-1);
       top_.keys[i] = -1;
     }
-    for (int64_t at = round_down(tile.keys.begin, kKeyBlock);
-         at < tile.keys.end; at += kKeyBlock) {
-      const Interval keys = overlap(tile.keys, {at, at + kKeyBlock});
-      const auto panel =
-          Panels<M, S>::keys(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
-      const ScoreBlock scores = score_block<M>(a_, tile, panel, keys, s_.score);
-      for (int n = 0; n < scores.count; ++n) {
-        const Segment& segment = scores.segments[n];
-        for (int c = segment.first; c < segment.last; ++c) {
-          look_at(segment, scores.anchor, c);
-        }
-      }
-    }
+    for_each_key_block(tile.keys, kKeyBlock, [&](Interval keys) {
+      const ScoreBlock block = pack_and_score<M, S>(a_, tile, keys, s_);
+      for_each_vector<F>(block, [&](const VectorSpan& span) { look_at(span); });
+    });
     write(tile);
   }
 
  private:
-  void look_at(const Segment& segment, int64_t anchor, int c) {
-    const int64_t from = c * F::kLanes;
+  void look_at(const VectorSpan& span) {
+    const int64_t from = span.c * F::kLanes;
     const auto shift = F::load(s_.stats.shift + from);
     const auto factor = F::load(s_.stats.inv_sum + from);
     const auto none = F::broadcast(T(-INFINITY)), zero = F::broadcast(0);
     auto entropy = F::load(top_.entropy + from);
     auto mass = F::load(top_.mass + from);
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      const auto s = F::load(s_.score.scores + (j - anchor) * kLanes + from);
+    int64_t key = span.keys.begin;
+    for (int64_t at = span.begin; at < span.end; at += kLanes, ++key) {
+      const auto s = F::load(s_.score.scores + at);
       const auto hidden = F::equal(s, none);
       const auto difference = F::select(hidden, zero, F::sub(s, shift));
       const auto w =
@@ -87,7 +79,7 @@ class SummaryTask {
       if (F::any(F::less(F::load(top_.smallest + from), w))) {
         alignas(64) T weights[F::kLanes];
         F::store(weights, w);
-        for (int i = 0; i < F::kLanes; ++i) insert(from + i, weights[i], j);
+        for (int i = 0; i < F::kLanes; ++i) insert(from + i, weights[i], key);
       }
     }
     F::store(top_.entropy + from, entropy);

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// Attention weights on request, and what they say of a row, without a matrix of
-// all scores: a second pass over q·k, with the logsumexp of the first,
-//   w_j = exp(s_j − logsumexp).
+// Attention weights on request, computed again from the logsumexp of the
+// forward pass (from_logsumexp.h).
 //
-// Walk. A task is some rows of one head, or of all heads where the weights are
-// averaged; tiles of up to three vectors, one row per lane (scores.h). For each
-// block of kKeyBlock keys, each head's scores become weights in the lanes and
-// are added to a sum over heads; the sum is turned once, from lanes into rows,
-// and written. So the scratch is one block per tile, and each weight is
-// written once: H·Lq·D bytes of queries are read per block, nothing else is
-// repeated.
+// A task is one tile of a head, or of all heads where the weights are averaged.
+// It goes over all Lk keys in blocks: each head's scores become weights in the
+// lanes and are added to a sum over heads; the sum is transposed once, from
+// lanes into rows, and written. So the scratch is one block per tile and the
+// queries of the heads, and each weight is written once.
 #include <string.h>
 
 #include "multihead/kernels/cpu/dispatch.h"
@@ -37,14 +34,13 @@ class WeightsTask {
       load_queries<M, S>(a_, tile, s_.score.query);
       load_stats<M, S>(a_, tile, w_.logsumexp, s_, stats(n));
     }
-    for (int64_t at = 0; at < a_.Lk; at += kKeyBlock) {
-      const Interval block{at, min(at + kKeyBlock, a_.Lk)};
+    for_each_key_block({0, a_.Lk}, kKeyBlock, [&](Interval block) {
       memset(s_.sum, 0, (block.end - block.begin) * kLanes * sizeof(T));
       for (int64_t h = rows.first_head; h < rows.last_head; ++h) {
         add(rows, h, block);
       }
       write(rows, block);
-    }
+    });
   }
 
  private:
@@ -55,44 +51,33 @@ class WeightsTask {
     if (keys.empty()) return;
     const int64_t n = h - rows.first_head;
     s_.score.query = s_.queries + n * M::depth(a_.D) * kLanes;
-    const auto panel =
-        Panels<M, S>::keys(a_.key, tile.b, tile.g, keys, a_.D, s_.key);
-    const ScoreBlock scores = score_block<M>(a_, tile, panel, keys, s_.score);
-    for (int i = 0; i < scores.count; ++i) {
-      const Segment& segment = scores.segments[i];
-      for (int c = segment.first; c < segment.last; ++c) {
-        exponentiate(segment, scores.anchor, c, stats(n));
-        if (a_.dropout.probability > 0) {
-          drop(a_, tile, segment, c, s_.score.scores - scores.anchor * kLanes);
-        }
-        accumulate(segment, scores.anchor, c);
+    const ScoreBlock scores = pack_and_score<M, S>(a_, tile, keys, s_);
+    for_each_vector<F>(scores, [&](const VectorSpan& span) {
+      exponentiate(span, stats(n));
+      if (a_.dropout.probability > 0) {
+        drop(a_, tile, span, s_.score.scores + span.begin);
       }
-    }
+      for (int64_t at = span.begin; at < span.end; at += kLanes) {
+        F::store(s_.sum + at,
+                 F::add(F::load(s_.sum + at), F::load(s_.score.scores + at)));
+      }
+    });
   }
 
   SoftmaxStats<T> stats(int64_t n) const {
     return {s_.stats.shift + n * kLanes, s_.stats.inv_sum + n * kLanes};
   }
 
-  void exponentiate(const Segment& segment, int64_t anchor, int c,
-                    SoftmaxStats<T> n) {
-    const auto shift = F::load(n.shift + c * F::kLanes);
-    const auto factor = F::load(n.inv_sum + c * F::kLanes);
+  void exponentiate(const VectorSpan& span, SoftmaxStats<T> n) {
+    const auto shift = F::load(n.shift + span.c * F::kLanes);
+    const auto factor = F::load(n.inv_sum + span.c * F::kLanes);
     const auto none = F::broadcast(T(-INFINITY));
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      T* score = s_.score.scores + (j - anchor) * kLanes + c * F::kLanes;
+    for (int64_t at = span.begin; at < span.end; at += kLanes) {
       // Where the logsumexp is NaN, what is hidden still has the weight 0.
-      const auto s = F::load(score);
+      const auto s = F::load(s_.score.scores + at);
       const auto w = F::mul(exp<F>(F::sub(s, shift)), factor);
-      F::store(score, F::select(F::equal(s, none), F::broadcast(0), w));
-    }
-  }
-
-  void accumulate(const Segment& segment, int64_t anchor, int c) {
-    for (int64_t j = segment.keys.begin; j < segment.keys.end; ++j) {
-      const int64_t at = (j - anchor) * kLanes + c * F::kLanes;
-      F::store(s_.sum + at,
-               F::add(F::load(s_.sum + at), F::load(s_.score.scores + at)));
+      F::store(s_.score.scores + at,
+               F::select(F::equal(s, none), F::broadcast(0), w));
     }
   }
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include "multihead/ops/cpu/parallel.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+namespace multihead::ops {
+namespace {
+
+// Scratch of a thread: grows, and stays for the next call unless it is large.
+class Scratch {
+ public:
+  /// Null where there is not so much memory.
+  void* get(size_t bytes) {
+    if (size_ < bytes || !block_) {
+      release();
+      block_ = std::aligned_alloc(64, bytes / 64 * 64 + 64);
+      if (block_) size_ = bytes;
+    }
+    return block_;
+  }
+  void release_if_large() {
+    constexpr size_t kLarge = size_t{16} << 20;
+    if (size_ > kLarge) release();
+  }
+  ~Scratch() { release(); }
+
+ private:
+  void release() {
+    std::free(block_);
+    block_ = nullptr;
+    size_ = 0;
+  }
+  void* block_ = nullptr;
+  size_t size_ = 0;
+};
+
+thread_local Scratch scratch;
+
+// Below this many multiply-adds, waking a thread costs more than it saves.
+constexpr double kWorthThreads = 1e6;
+
+}  // namespace
+
+int threads_for(const kernels::AttentionArgs& a) {
+  const double work = static_cast<double>(a.B * a.H) *
+                      static_cast<double>(a.Lq * a.Lk) *
+                      static_cast<double>(a.D + a.Dv);
+  const bool alone = work < kWorthThreads || at::in_parallel_region();
+  return alone ? 1 : at::get_num_threads();
+}
+
+void run_tasks(const kernels::Plan& plan, int threads,
+               c10::function_ref<void(int64_t, int64_t, void*)> work) {
+  if (plan.tasks == 0) return;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> starved{false};
+  const int64_t workers = std::min<int64_t>(threads, plan.tasks);
+  // Several tasks at once where there are many, for a kernel prepares the next
+  // one; few enough that the last ones end together.
+  const int64_t batch = workers == 1
+                            ? plan.tasks
+                            : std::max<int64_t>(1, plan.tasks / (workers * 16));
+  const auto take_tasks = [&] {
+    void* memory = scratch.get(plan.scratch_bytes);
+    if (!memory) {
+      starved = true;
+      return;
+    }
+    for (int64_t n; (n = next.fetch_add(batch)) < plan.tasks;) {
+      work(n, std::min(n + batch, plan.tasks), memory);
+    }
+    scratch.release_if_large();
+  };
+  if (workers == 1) {
+    take_tasks();
+  } else {
+    // Not at::parallel_for, which counts threads by itself.
+#pragma omp parallel num_threads(static_cast<int>(workers))
+    take_tasks();
+  }
+  TORCH_CHECK(!starved, "fused attention: cannot allocate ", plan.scratch_bytes,
+              " bytes of scratch memory for each thread");
+}
+
+}  // namespace multihead::ops

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+//
+// The tasks of a kernel on torch's threads, each thread with scratch memory of
+// its own.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include "multihead/kernels/kernels.h"
+
+namespace multihead::ops {
+
+/// How many threads a call is worth.
+int threads_for(const kernels::AttentionArgs& a);
+
+/// Calls work(first, last, scratch) until each of the plan's tasks has run
+/// once.
+void run_tasks(const kernels::Plan& plan, int threads,
+               c10::function_ref<void(int64_t, int64_t, void*)> work);
+
+template <class Args>
+void run(const kernels::Kernel<Args>& kernel, const Args& args, int threads) {
+  const kernels::Plan plan = kernel.plan(args, threads);
+  run_tasks(plan, threads, [&](int64_t first, int64_t last, void* scratch) {
+    kernel.run(args, plan, first, last, scratch);
+  });
+}
+
+}  // namespace multihead::ops
