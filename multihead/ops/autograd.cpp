@@ -85,8 +85,11 @@ void load(const c10::IValue& saved, fields::Window& window) {
 void save(AutogradContext* context, const Tensor& a, const Tensor& b,
           const Tensor& c, const std::optional<Tensor>& dropout_state,
           const AttentionOptions& options, const variable_list& results = {}) {
-  variable_list tensors{a, b, c, or_undefined(dropout_state)};
+  variable_list tensors;
   std::vector<c10::IValue> numbers;
+  tensors.reserve(4 + fields::kCount + results.size());
+  numbers.reserve(fields::kCount);
+  tensors.insert(tensors.end(), {a, b, c, or_undefined(dropout_state)});
   fields::for_each([&]<class T>(const fields::Field<T>& field) {
     const T& member = options.*field.member;
     if constexpr (std::is_same_v<T, Tensor>) {
@@ -142,7 +145,9 @@ struct SavedCall {
 
 // The gradients of Inputs as those of apply's arguments; others have none.
 variable_list by_argument(const variable_list& gradients) {
-  variable_list results(gradients.begin(), gradients.begin() + 3);
+  variable_list results;
+  results.reserve(5 + fields::kCount);
+  results.assign(gradients.begin(), gradients.begin() + 3);
   results.emplace_back();  // dropout_state
   size_t i = 3;
   fields::for_each([&](const auto& field) {
