@@ -3,8 +3,9 @@
 # torch, and a prefix with headers, library, command and CMake package.
 
 if(SKBUILD)
-  set_target_properties(multihead PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib")
-  install(TARGETS multihead LIBRARY DESTINATION multihead)
+  set_target_properties(multihead multihead_diagnosis PROPERTIES
+                        INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
+  install(TARGETS multihead multihead_diagnosis LIBRARY DESTINATION multihead)
   install(FILES "${PROJECT_BINARY_DIR}/python/multihead/_built.py"
           DESTINATION multihead)
   if(MULTIHEAD_BUILD_CLI)
@@ -22,9 +23,7 @@ set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/multihead")
 set_target_properties(multihead PROPERTIES INSTALL_RPATH "${TORCH_ROOT}/lib")
 install(TARGETS multihead EXPORT multihead-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-install(FILES diagnosis/include/multihead/explain.h
-              diagnosis/include/multihead/report.h
-              multihead/backend.h
+install(FILES multihead/backend.h
               multihead/errors.h
               multihead/functional.h
               multihead/modules.h
@@ -34,6 +33,17 @@ install(FILES diagnosis/include/multihead/explain.h
               multihead/textbook.h
               "${PROJECT_BINARY_DIR}/include/multihead/version.h"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/multihead")
+
+# What is wrong with somebody's attention: a component of its own.
+set_target_properties(
+  multihead_diagnosis PROPERTIES INSTALL_RPATH "$ORIGIN;${TORCH_ROOT}/lib")
+install(TARGETS multihead_diagnosis EXPORT multihead-diagnosis-targets
+        LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT diagnosis)
+install(FILES diagnosis/include/multihead/diagnosis.h
+        DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/multihead" COMPONENT diagnosis)
+install(EXPORT multihead-diagnosis-targets NAMESPACE multihead::
+        DESTINATION "${package_folder}" COMPONENT diagnosis)
+
 if(MULTIHEAD_BUILD_CLI)
   set_target_properties(
     multihead_cli PROPERTIES INSTALL_RPATH

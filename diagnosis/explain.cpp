@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "multihead/explain.h"
-
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -19,11 +17,11 @@
 #include "diagnosis/search/remarks.h"
 #include "diagnosis/search/search.h"
 #include "diagnosis/stages/effort.h"
+#include "multihead/diagnosis.h"
 
-namespace multihead {
+namespace multihead::diagnosis {
 namespace {
 
-using namespace diagnosis;  // NOLINT: what this file puts together
 using at::Tensor;
 
 // ---- Words -----------------------------------------------------------------
@@ -298,4 +296,4 @@ Verdict explain(std::span<const Observation> observations) {
   return verdict;
 }
 
-}  // namespace multihead
+}  // namespace multihead::diagnosis

@@ -2,8 +2,6 @@
 //
 // `multihead explain`: the verdict on tensors that somebody's attention took
 // and returned, saved from any framework.
-#include "multihead/explain.h"
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <condition_variable>
@@ -17,6 +15,7 @@
 #include "cli/check/report_output.h"
 #include "cli/commands.h"
 #include "cli/terminal/arguments.h"
+#include "multihead/diagnosis.h"
 #include "multihead/text/printable.h"
 
 namespace cli {
@@ -44,9 +43,9 @@ Examples:
 
 using Json = nlohmann::ordered_json;
 
-multihead::Observation read(const std::string& path,
-                            const ExplainOptions& options) {
-  multihead::Observation observation = read_dump(path);
+multihead::diagnosis::Observation read(const std::string& path,
+                                       const ExplainOptions& options) {
+  multihead::diagnosis::Observation observation = read_dump(path);
   observation.metadata.try_emplace("name",
                                    std::filesystem::path(path).stem().string());
   for (const auto& [name, value] : options.facts)
@@ -67,9 +66,9 @@ std::jthread patience(const std::string& names) {
   });
 }
 
-std::string cause_of(const multihead::Verdict& verdict) {
+std::string cause_of(const multihead::diagnosis::Verdict& verdict) {
   std::string cause;
-  for (const multihead::Finding& fault : verdict.faults)
+  for (const multihead::diagnosis::Finding& fault : verdict.faults)
     cause += (cause.empty() ? "" : "+") + fault.name;
   if (!verdict.findings.empty()) return verdict.findings.front().name;
   return cause.empty() ? "unknown" : cause;
@@ -77,21 +76,23 @@ std::string cause_of(const multihead::Verdict& verdict) {
 
 int explain(const ExplainOptions& options) {
   ReportWriter writer("explain", options.output);
-  std::vector<multihead::Observation> observations;
+  std::vector<multihead::diagnosis::Observation> observations;
   std::string names;
   for (const std::string& path : options.files) {
     observations.push_back(read(path, options));
     names += (names.empty() ? "" : " ") + path;
   }
   std::jthread waiting = patience(names);
-  const multihead::Verdict verdict = multihead::explain(observations);
+  const multihead::diagnosis::Verdict verdict =
+      multihead::diagnosis::explain(observations);
   waiting = {};  // ends it before the report is printed
-  const bool passed = verdict.judgement == multihead::Judgement::kBits ||
-                      verdict.judgement == multihead::Judgement::kRounding;
+  const bool passed =
+      verdict.judgement == multihead::diagnosis::Judgement::kBits ||
+      verdict.judgement == multihead::diagnosis::Judgement::kRounding;
   Json report = {{"target", names},
                  {"passed", passed},
                  {"cause", passed ? Json(nullptr) : Json(cause_of(verdict))}};
-  report.update(Json::parse(multihead::to_json(verdict)));
+  report.update(Json::parse(multihead::diagnosis::to_json(verdict)));
   writer.write(report.dump(2, ' ', false, Json::error_handler_t::replace),
                "multihead explain " + names);
   return passed ? 0 : 1;

@@ -8,15 +8,15 @@
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
 #include "cli/terminal/table.h"
-#include "multihead/report.h"
+#include "multihead/diagnosis.h"
 #include "multihead/text/printable.h"
 
 namespace cli {
 namespace {
 
 using multihead::printable;
-using multihead::render_report;
-using multihead::ReportFormat;
+using multihead::diagnosis::render_report;
+using multihead::diagnosis::ReportFormat;
 
 constexpr int kUsual = 80, kWidest = 100;
 

@@ -29,7 +29,7 @@ class ReportWriter {
   /// `command`, "check", is what errors name.
   ReportWriter(const std::string& command, const ReportOutput& output);
 
-  /// Prints a report, the JSON of multihead/report.h, as text or as it is,
+  /// Prints a report, the JSON of multihead/diagnosis.h, as text or as it is,
   /// unless a file that is asked for goes to standard output; writes the files.
   /// `command_line` made it, and stands above it in a picture.
   void write(const std::string& json, const std::string& command_line);

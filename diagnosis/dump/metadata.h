@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "multihead/explain.h"
+#include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
 

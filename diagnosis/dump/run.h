@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "diagnosis/weights/alignment.h"
-#include "multihead/explain.h"
+#include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
 
@@ -69,7 +69,8 @@ struct Run {
   mutable std::map<std::array<int, 6>, at::Tensor> projections;
 };
 
-/// Throws c10::ValueError that names what is missing or does not fit.
-Run make_run(const Observation& observation);
+/// Throws c10::ValueError that names what is missing or does not fit. `show`
+/// reads its dumps by it.
+[[gnu::visibility("default")]] Run make_run(const Observation& observation);
 
 }  // namespace multihead::diagnosis

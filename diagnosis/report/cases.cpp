@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 namespace {
 
 using Kind = Block::Kind;
@@ -107,4 +107,4 @@ void add_cases(Document& document, const Json& cases, bool folded) {
   document.push_back(std::move(table));
 }
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

@@ -6,7 +6,7 @@
 #include "diagnosis/report/document.h"
 #include "diagnosis/report/words.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 
 /// 0 where there is no number.
 double value_at(const Json& object, const char* key);
@@ -24,4 +24,4 @@ void add_exercise(Document& document, const Json& cases);
 /// many to see.
 void add_cases(Document& document, const Json& cases, bool folded);
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

@@ -7,7 +7,7 @@
 #include "diagnosis/report/cases.h"
 #include "diagnosis/report/words.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 namespace {
 
 using Kind = Block::Kind;
@@ -322,4 +322,4 @@ Document document_of(const std::string& json) {
   return document;
 }
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

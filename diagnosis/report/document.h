@@ -9,7 +9,7 @@
 
 #include "multihead/text/width.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 
 enum class Style { kPlain, kStrong, kDim, kGood, kBad, kCode };
 
@@ -55,4 +55,4 @@ std::string to_text(const Document& document, bool colour, int width);
 std::string to_html(const Document& document);
 std::string to_svg(const Document& document, int width);
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

@@ -4,7 +4,7 @@
 #include "diagnosis/report/document.h"
 #include "multihead/text/escaped.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 namespace {
 
 // Colours are the page's own where they can be, so that light and dark fit.
@@ -101,4 +101,4 @@ std::string to_html(const Document& document) {
   return result + "</div>\n";
 }
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

@@ -7,7 +7,7 @@
 #include "diagnosis/report/document.h"
 #include "multihead/text/escaped.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 namespace {
 
 // A column and a line of 13 pixel type, and the frame around them.
@@ -89,4 +89,4 @@ std::string to_svg(const Document& document, int width) {
   return std::string(frame) + kStyle + page + body + "</svg>\n";
 }
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

@@ -6,7 +6,7 @@
 
 #include "diagnosis/report/document.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 namespace {
 
 constexpr int kIndent = 2, kLabel = 10, kGap = 2, kNarrowestName = 12;
@@ -194,4 +194,4 @@ std::string to_text(const Document& document, bool colour, int width) {
   return text;
 }
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

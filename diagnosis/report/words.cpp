@@ -11,7 +11,7 @@
 
 #include "multihead/text/printable.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 namespace {
 
 constexpr int kDeepest = 16;  // a report has three levels
@@ -133,4 +133,4 @@ Text marked_up(const std::string& text, Style style) {
   return spans;
 }
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

@@ -10,7 +10,7 @@
 
 #include "diagnosis/report/document.h"
 
-namespace multihead::report {
+namespace multihead::diagnosis {
 
 using Json = nlohmann::json;
 
@@ -45,4 +45,4 @@ std::string counted(size_t count, const std::string& noun);
 /// `text` with what stands between backticks as code.
 Text marked_up(const std::string& text, Style style = Style::kPlain);
 
-}  // namespace multihead::report
+}  // namespace multihead::diagnosis

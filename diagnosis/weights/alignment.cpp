@@ -7,10 +7,9 @@
 
 #include "diagnosis/weights/candidates.h"
 
-namespace multihead {
+namespace multihead::diagnosis {
 namespace {
 
-using namespace alignment;
 using enum Role;
 
 using Matrix = AlignedWeights::Matrix;
@@ -338,4 +337,4 @@ AlignedWeights align_weights(
   return Aligner(candidates_of(weights, orientations), sizes, order).align();
 }
 
-}  // namespace multihead
+}  // namespace multihead::diagnosis

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace multihead {
+namespace multihead::diagnosis {
 
 /// How `matched` says that the sides of a matrix are not known.
 inline constexpr std::string_view kEitherOrientation = "(out, in) or (in, out)";
@@ -59,4 +59,4 @@ AlignedWeights align_weights(
     const std::map<std::string, Orientation>& orientations,
     const LayerSizes& sizes, FusedOrder order = FusedOrder::kPartByPart);
 
-}  // namespace multihead
+}  // namespace multihead::diagnosis

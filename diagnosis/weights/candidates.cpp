@@ -8,7 +8,7 @@
 
 #include "multihead/text/shapes.h"
 
-namespace multihead::alignment {
+namespace multihead::diagnosis {
 namespace {
 
 using enum Role;
@@ -190,4 +190,4 @@ std::string list_text(const Candidates& candidates, const char* glue) {
   return text;
 }
 
-}  // namespace multihead::alignment
+}  // namespace multihead::diagnosis

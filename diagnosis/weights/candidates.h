@@ -14,7 +14,7 @@
 #include "diagnosis/weights/layout.h"
 #include "diagnosis/weights/names.h"
 
-namespace multihead::alignment {
+namespace multihead::diagnosis {
 
 /// A parameter, or those of all heads, stacked.
 struct Candidate {
@@ -52,4 +52,4 @@ int64_t heads_of(Role role, const LayerSizes& sizes);
 /// "q_proj.weight (12, 10) and query.weight (12, 12)", with " and ".
 std::string list_text(const Candidates& candidates, const char* glue);
 
-}  // namespace multihead::alignment
+}  // namespace multihead::diagnosis

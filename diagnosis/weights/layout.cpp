@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
-namespace multihead::alignment {
+namespace multihead::diagnosis {
 namespace {
 
 using enum Orientation;
@@ -88,4 +88,4 @@ std::vector<at::Tensor> cut(const at::Tensor& fused, int64_t queries_per_group,
   return parts;
 }
 
-}  // namespace multihead::alignment
+}  // namespace multihead::diagnosis

@@ -10,7 +10,7 @@
 
 #include "diagnosis/weights/alignment.h"
 
-namespace multihead::alignment {
+namespace multihead::diagnosis {
 
 /// A projection from width to heads · head_dim, or back.
 struct Extents {
@@ -40,4 +40,4 @@ std::optional<OrientedMatrix> orient(const at::Tensor& weight,
 std::vector<at::Tensor> cut(const at::Tensor& fused, int64_t queries_per_group,
                             int64_t groups, FusedOrder order);
 
-}  // namespace multihead::alignment
+}  // namespace multihead::diagnosis

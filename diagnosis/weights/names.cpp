@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace multihead::alignment {
+namespace multihead::diagnosis {
 namespace {
 
 using std::string_view;
@@ -253,4 +253,4 @@ bool comes_before(const std::string& a, const std::string& b) {
   return key(a) < key(b);
 }
 
-}  // namespace multihead::alignment
+}  // namespace multihead::diagnosis

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace multihead::alignment {
+namespace multihead::diagnosis {
 
 /// kFused: query, key and value in one; kKeyValue: the latter two.
 enum class Role { kNone, kQuery, kKey, kValue, kOutput, kFused, kKeyValue };
@@ -36,4 +36,4 @@ bool is_list_of_layers(const std::string& list_name);
 /// Sorts "head.10" behind "head.9".
 bool comes_before(const std::string& a, const std::string& b);
 
-}  // namespace multihead::alignment
+}  // namespace multihead::diagnosis

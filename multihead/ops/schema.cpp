@@ -5,45 +5,10 @@
 // the fused operators are implemented in the files of their dispatch keys.
 #include <torch/library.h>
 
-#include <algorithm>
-
 #include "multihead/attention/call.h"
-#include "multihead/explain.h"
-#include "multihead/report.h"
 
 namespace multihead {
 namespace {
-
-using at::Tensor;
-
-// Runs of somebody's attention, tensors and facts by name, as explain.h has
-// them; the verdict as JSON.
-std::string explain_op(
-    const c10::List<c10::Dict<std::string, Tensor>>& observations,
-    const c10::List<c10::Dict<std::string, std::string>>& metadata) {
-  TORCH_CHECK_VALUE(observations.size() == metadata.size(),
-                    "explain: metadata must have one entry for each of the ",
-                    observations.size(), " observations, got ",
-                    metadata.size());
-  std::vector<Observation> all(observations.size());
-  for (size_t i = 0; i < all.size(); ++i) {
-    const auto tensors = observations.get(i);
-    const auto facts = metadata.get(i);
-    for (const auto& entry : tensors) {
-      all[i].tensors[entry.key()] = entry.value();
-    }
-    for (const auto& entry : facts) {
-      all[i].metadata[entry.key()] = entry.value();
-    }
-  }
-  return to_json(explain(all));
-}
-
-std::string render_report_op(const std::string& report, std::string_view format,
-                             int64_t width) {
-  return render_report(report, report_format_from_name(format),
-                       static_cast<int>(std::clamp<int64_t>(width, 0, 1000)));
-}
 
 using Tags = std::vector<at::Tag>;
 
@@ -95,17 +60,6 @@ void define_fused(torch::Library& m, const Tags& tags) {
          "fused_attention_summary(Tensor query, Tensor key, "
          "Tensor logsumexp, int k",
          state + "(Tensor weights, Tensor keys, Tensor entropy)");
-}
-
-// About somebody's attention; no kernel of ours has a part in them.
-void define_explain(torch::Library& m, const Tags& tags) {
-  m.def(
-      "explain(Dict(str, Tensor)[] observations, Dict(str, str)[] metadata) "
-      "-> str",
-      tags);
-  // What explain says, as text for people; report.h.
-  m.def("render_report(str report, str format=\"text\", int width=80) -> str",
-        tags);
 }
 
 // Attention with its projections, and between them.
@@ -166,12 +120,6 @@ TORCH_LIBRARY(multihead, m) {
   define_functions(m, tags);
   define_layers(m, tags);
   define_fused(m, tags);
-  define_explain(m, tags);
-}
-
-TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
-  m.impl("explain", &explain_op);
-  m.impl("render_report", &render_report_op);
 }
 
 }  // namespace multihead

@@ -12,7 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "multihead/safetensors/header_json.h"
+#include "multihead/safetensors/fail.h"
 
 namespace multihead::safetensors {
 namespace {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
 // The JSON of a safetensors header: text to entries and back. What the entries
-// claim about the data is checked in safetensors_header.cpp.
+// claim about the data is checked in header.cpp.
 #pragma once
 
 #include <span>
-#include <sstream>
 
+#include "multihead/safetensors/fail.h"
 #include "multihead/safetensors/header.h"
 
 namespace multihead::safetensors {
@@ -40,14 +40,5 @@ std::string format_shape(std::span<const int64_t> shape);
 /// Text as in JSON, in ASCII and cut after 80 bytes, so that a hostile name can
 /// neither flood nor control a terminal.
 std::string quote(std::string_view text);
-
-template <typename... Parts>
-[[noreturn]] void fail(SafetensorsFault fault, const std::string& where,
-                       const Parts&... parts) {
-  std::ostringstream message;
-  message << where << ": ";
-  (message << ... << parts);
-  throw SafetensorsError(fault, message.str());
-}
 
 }  // namespace multihead::safetensors

@@ -7,7 +7,7 @@ its operators names, docstrings and modules.
 
 from . import _library
 
-_library.load()
+_library.load("libmultihead.so")
 
 from . import _quantizable, _warnings, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Finds libmultihead and loads it, which registers torch.ops.multihead."""
+"""Finds the libraries that were built and loads them, which registers operators."""
 
 import pathlib
 
 import torch
 
 
-def load() -> None:
-    """Loads libmultihead into this process; doing so again changes nothing.
+def load(name: str) -> None:
+    """Loads a library into this process; doing so again changes nothing.
 
     Raises ImportError when the library has not been built, or was built against
     another PyTorch than the one that is running.
@@ -22,5 +22,5 @@ def load() -> None:
     _built.check_torch(torch.__version__)
     # Beside _built, not beside this file: an editable installation keeps the
     # sources where they are and what was built in site-packages.
-    library = pathlib.Path(_built.__file__).with_name("libmultihead.so")
+    library = pathlib.Path(_built.__file__).with_name(name)
     torch.ops.load_library(library)  # type: ignore[no-untyped-call]

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 //
-// Uses what the library installs: a module, a function, a file. Exits with 0
-// when a layer that was saved and loaded gives the bits of the first.
+// Uses what the library installs: a module, a function, a file, a
+// verdict. Exits with 0
+// when a layer that was saved and loaded gives the bits of the first, and those
+// are explained as attention.
 #include <ATen/ops/rand.h>
+#include <multihead/diagnosis.h>
 #include <multihead/multihead.h>
 
 #include <iostream>
@@ -28,5 +31,10 @@ int main(int argc, char** argv) {
   std::cout << "multihead " MULTIHEAD_VERSION " on LibTorch "
             << MULTIHEAD_TORCH_VERSION << ", weights " << weights.sizes()
             << ", attended " << attended.sizes() << '\n';
-  return output.equal(expected) ? 0 : 1;
+  multihead::diagnosis::Observation call = multihead::read_safetensors(argv[1]);
+  call.metadata = {{"num_heads", "2"}, {"batch_first", "false"}};
+  call.tensors["x"] = x;
+  call.tensors["out"] = output;
+  const auto verdict = multihead::diagnosis::explain({&call, 1});
+  return output.equal(expected) && verdict.faults.empty() ? 0 : 1;
 }

@@ -2,7 +2,7 @@
 """Says whether somebody's attention is right, and if not, names the fault.
 
 This package calls and watches the code under test; what is right and what a fault
-is called, the C++ library says (multihead/explain.h).
+is called, the C++ library says (multihead/diagnosis.h).
 """
 
 from .examination import examine

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
-import torch
-
 from .._call import call
+from ._operators import operators
 from .finding import Finding
 
 _RIGHT = ("bits", "rounding")
@@ -122,7 +121,7 @@ class Report:
         """
         content = {**self.to_dict(), "command": command}
         text = json.dumps(_plain(content), ensure_ascii=False)
-        operator = torch.ops.multihead.render_report.default
+        operator = operators().render_report.default
         rendered: str = call(operator, text, form, width)
         return rendered
 

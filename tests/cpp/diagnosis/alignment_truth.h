@@ -16,13 +16,13 @@
 
 namespace alignment_truth {
 
-using multihead::align_weights;
-using multihead::AlignedWeights;
-using multihead::FusedOrder;
-using multihead::LayerSizes;
-using enum multihead::Orientation;
+using multihead::diagnosis::align_weights;
+using multihead::diagnosis::AlignedWeights;
+using multihead::diagnosis::FusedOrder;
+using multihead::diagnosis::LayerSizes;
+using enum multihead::diagnosis::Orientation;
 
-using Orientations = std::map<std::string, multihead::Orientation>;
+using Orientations = std::map<std::string, multihead::diagnosis::Orientation>;
 using Weights = std::map<std::string, at::Tensor>;
 using Names = std::vector<std::string>;
 

@@ -8,9 +8,9 @@
 
 #include <limits>
 
-#include "multihead/explain.h"
+#include "multihead/diagnosis.h"
 
-namespace multihead {
+namespace multihead::diagnosis {
 namespace {
 
 using at::Tensor;
@@ -324,4 +324,4 @@ TEST(ExplainErrors, FactsAreNumbersOrKnownWords) {
 }
 
 }  // namespace
-}  // namespace multihead
+}  // namespace multihead::diagnosis

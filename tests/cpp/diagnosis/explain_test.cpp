@@ -3,20 +3,17 @@
 // The catalogue against itself: attention with each fault, on inputs that tell
 // faults apart, must be explained by that fault and no other; attention by
 // nothing. What people write is judged in Python (tests/python/attempts).
-#include "multihead/explain.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "diagnosis/stages/catalogue.h"
+#include "multihead/diagnosis.h"
 #include "tests/cpp/diagnosis/observations.h"
 
-namespace multihead {
+namespace multihead::diagnosis {
 namespace {
-
-using namespace diagnosis;
 
 Recipe recipe_of(const Way& way) {
   Recipe recipe;
@@ -95,4 +92,4 @@ INSTANTIATE_TEST_SUITE_P(Catalogue, EveryFault, testing::ValuesIn(all_ways()),
                          test_name);
 
 }  // namespace
-}  // namespace multihead
+}  // namespace multihead::diagnosis

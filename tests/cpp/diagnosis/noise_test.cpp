@@ -9,10 +9,8 @@
 
 #include "tests/cpp/diagnosis/observations.h"
 
-namespace multihead {
+namespace multihead::diagnosis {
 namespace {
-
-using namespace diagnosis;
 
 struct Noise {
   int64_t embed, heads, batch, queries, keys;
@@ -161,4 +159,4 @@ TEST(Noise, TheNumberOfThreadsIsWhatItWas) {
 }
 
 }  // namespace
-}  // namespace multihead
+}  // namespace multihead::diagnosis

@@ -11,7 +11,7 @@
 
 #include "diagnosis/search/compare.h"
 #include "diagnosis/stages/simulate.h"
-#include "multihead/explain.h"
+#include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
 

@@ -10,10 +10,8 @@
 #include "multihead/multihead.h"
 #include "tests/cpp/diagnosis/observations.h"
 
-namespace multihead {
+namespace multihead::diagnosis {
 namespace {
-
-using namespace diagnosis;
 
 TEST(Explain, AttentionIsRight) {
   at::manual_seed(1);
@@ -178,4 +176,4 @@ TEST(Explain, AnUnknownFaultIsLocatedUnderTheNearestReading) {
 }
 
 }  // namespace
-}  // namespace multihead
+}  // namespace multihead::diagnosis

@@ -235,11 +235,8 @@ def test_the_users_own_inputs_are_a_case(observed):
     assert difference.abs().max() < 1e-5
 
 
-def test_nothing_large_is_imported_for_it():
-    code = (
-        "import sys, check_samples, multihead; multihead.check(check_samples.Fused);"
-        "print([m for m in ('sympy', 'torch._dynamo') if m in sys.modules])"
-    )
+def printed(code: str) -> str:
+    """By a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -247,4 +244,18 @@ def test_nothing_large_is_imported_for_it():
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
+
+
+def test_nothing_large_is_imported_for_it():
+    code = (
+        "import sys, check_samples, multihead; multihead.check(check_samples.Fused);"
+        "print([m for m in ('sympy', 'torch._dynamo') if m in sys.modules])"
+    )
+    assert printed(code) == "[]"
+
+
+def test_who_never_checks_does_not_load_its_library():
+    loaded = "print('libmultihead_diagnosis' in open('/proc/self/maps').read());"
+    check = "import check_samples; multihead.check(check_samples.Fused);"
+    assert printed(f"import multihead; {loaded} {check} {loaded}") == "False\nTrue"

@@ -11,13 +11,13 @@ import sys
 
 import pytest
 import test_cli
-import torch
 import torch.nn.functional as F
 from test_check_command import command
 from torch import nn
 from verdicts import RIGHT as RIGHT_VERDICT
 
 import multihead
+from multihead.check._operators import operators
 from multihead.check.finding import Finding
 from multihead.check.report import Report
 
@@ -232,7 +232,7 @@ def test_the_same_remark_is_printed_once():
     report = Report("attention.py", verdict, [again])
     assert len(report.remarks) == 1
     assert str(report).count("Rows are NaN.") == 1
-    text = torch.ops.multihead.render_report(json.dumps(verdict), "text", 80)
+    text = operators().render_report(json.dumps(verdict), "text", 80)
     assert text.count("Rows are NaN.") == 1
 
 

@@ -69,14 +69,14 @@ def test_python_runs(page, text, tmp_path, monkeypatch):
 
 
 def compile_command(source: pathlib.Path, program: pathlib.Path) -> list[str]:
-    """Compiles and links `source` as this build compiles the library."""
+    """Compiles and links `source` as this build compiles its libraries."""
     entries = json.loads((BUILD / "compile_commands.json").read_text())
-    (entry,) = (e for e in entries if e["file"].endswith("attention/attention.cpp"))
+    (entry,) = (e for e in entries if e["file"].endswith("diagnosis/explain.cpp"))
     words = shlex.split(entry["command"])
     compiler = words[: words.index("-o")]
-    folders = [BUILD, pathlib.Path(torch.__file__).parent / "lib"]
+    folders = [BUILD, BUILD / "diagnosis", pathlib.Path(torch.__file__).parent / "lib"]
     search = [option for f in folders for option in (f"-L{f}", f"-Wl,-rpath,{f}")]
-    libraries = ["-lmultihead", "-ltorch_cpu", "-lc10"]
+    libraries = ["-lmultihead_diagnosis", "-lmultihead", "-ltorch_cpu", "-lc10"]
     return [*compiler, "-o", str(program), str(source), *search, *libraries]
 
 

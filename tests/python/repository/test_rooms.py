@@ -58,8 +58,6 @@ BELOW = [
 
 # What is not yet as the rules say, each with its reason.
 KNOWN = {
-    r"circle: multihead -> diagnosis|^multihead/.* looks at diagnosis": "diagnosis is to "
-    "be a library of its own",
     "output.cpp looks at multihead/safetensors/file.h": "both write files whole",
 }
 

@@ -3,8 +3,7 @@
 
 import json
 
-import torch
-
+from .._operators import operators
 from ..finding import Finding
 from .observation import Observation
 
@@ -16,7 +15,7 @@ def explain(observations: list[Observation]) -> dict:
     """The verdict on observations of one implementation, as the operator's JSON."""
     tensors = [o.tensors for o in observations]
     metadata = [o.metadata for o in observations]
-    return json.loads(torch.ops.multihead.explain(tensors, metadata))
+    return json.loads(operators().explain(tensors, metadata))
 
 
 def complaint(error: ValueError) -> Finding:

@@ -2,17 +2,21 @@
 //
 // Is it attention, and if not, what is wrong with it? From tensors that
 // somebody's attention took and returned, the fault by name: the one change
-// that makes attention return the same.
+// that makes attention return the same. And the report of it for people: its
+// words are written here once, for the command, for Python and for notebooks.
+// Link multihead::diagnosis, a library of its own.
 #pragma once
 
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "multihead/safetensors.h"
 
-namespace [[gnu::visibility("default")]] multihead {
+namespace multihead {
+namespace [[gnu::visibility("default")]] diagnosis {
 
 /// One run of the code under test, as a safetensors file holds it: tensors by
 /// name (query, key, value, out, the weights by any usual names, mask, …) and
@@ -83,4 +87,33 @@ Verdict explain(std::span<const Observation> observations);
 /// The verdict as one JSON object.
 std::string to_json(const Verdict& verdict);
 
+// ---- Reports ---------------------------------------------------------------
+
+enum class ReportFormat {
+  kText,  ///< plain
+  kAnsi,  ///< with the escape codes of a terminal's colours
+  kHtml,  ///< a fragment with its own style, for light and dark pages
+  kSvg,   ///< a picture of the coloured text
+};
+
+/// "text", "ansi", "html" or "svg"; throws c10::ValueError otherwise.
+ReportFormat report_format_from_name(std::string_view name);
+
+/// Renders a verdict, a JSON object to which these may be added:
+///   target      string, whose attention it is: "attention.py: attend"
+///   findings    [{name, sentence, remedy, detail}], what kept the code from
+///               being right beside faults of attention: raises, hangs ...
+///   understood  [string], how the code was called
+///   command     string, a command line to be shown above
+/// A verdict of "unchecked" says that it never came to one. Lines of at most
+/// `width` columns (HTML breaks its own). Ends in a newline. Throws
+/// c10::ValueError where `json` is none, or lacks a verdict.
+std::string render_report(const std::string& json, ReportFormat format,
+                          int width = 80);
+
+/// A verdict as plain text: what render_report makes of its to_json. For the
+/// other formats: render_report(to_json(verdict), ReportFormat::kHtml).
+std::string to_text(const Verdict& verdict, int width = 80);
+
+}  // namespace diagnosis
 }  // namespace multihead
