@@ -10,13 +10,11 @@
 #include <limits>
 #include <mutex>
 
-#include "diagnosis/search/compare.h"
 #include "diagnosis/search/locate.h"
 #include "diagnosis/search/pytorch_result.h"
-#include "diagnosis/search/ranking.h"
 #include "diagnosis/search/remarks.h"
 #include "diagnosis/search/search.h"
-#include "diagnosis/stages/effort.h"
+#include "diagnosis/search/tolerance.h"
 #include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
@@ -71,17 +69,18 @@ std::string dtype_name(at::ScalarType dtype) {
 // ---- Which runs first -----------------------------------------------------
 
 // What tells most comes first: small, float64, evaluation, no mask.
-std::vector<Run> in_order(const std::vector<Run>& runs) {
-  const auto rank = [&](const Run& run) {
+std::vector<ObservedCall> in_order(const std::vector<ObservedCall>& calls) {
+  const auto rank = [&](const ObservedCall& call) {
     return std::tuple(
-        is_large(run, runs), run.dtype != at::kDouble, run.training,
-        run.mask.numbers.defined() || run.padding.numbers.defined() ||
-            run.causal == CausalRequest::kYes);
+        is_large(call, calls), call.dtype != at::kDouble, call.training,
+        call.mask.numbers.defined() || call.padding.numbers.defined() ||
+            call.causal == CausalRequest::kYes);
   };
-  std::vector<Run> ordered = runs;
-  std::stable_sort(
-      ordered.begin(), ordered.end(),
-      [&](const Run& a, const Run& b) { return rank(a) < rank(b); });
+  std::vector<ObservedCall> ordered = calls;
+  std::stable_sort(ordered.begin(), ordered.end(),
+                   [&](const ObservedCall& a, const ObservedCall& b) {
+                     return rank(a) < rank(b);
+                   });
   return ordered;
 }
 
@@ -99,16 +98,16 @@ Tensor only(const Tensor& rows, const Tensor& x) {
 }
 
 // With what PyTorch makes of the same, where it has the call.
-ComparedCase with_pytorch(const Run& run, const Recipe& recipe,
+ComparedCase with_pytorch(const ObservedCall& call, const Recipe& recipe,
                           ComparedCase compared) {
-  const std::optional<Stages> reference = run_recipe(run, recipe);
+  const std::optional<Stages> reference = simulate(call, recipe);
   if (!reference) return compared;
   compared.allowed =
-      rounding_allowed(run.dtype, *reference, largest_finite(reference->out));
-  const Tensor ours = run.out.to(run.dtype);
-  for (const Tensor& result : pytorch_results(run, recipe)) {
+      rounding_allowed(call.dtype, *reference, largest_finite(reference->out));
+  const Tensor ours = call.out.to(call.dtype);
+  for (const Tensor& result : pytorch_results(call, recipe)) {
     if (result.sizes() != ours.sizes()) continue;
-    const Tensor rows = seeing_rows(run, *reference);
+    const Tensor rows = seeing_rows(call, *reference);
     const double error =
         largest_difference(result.to(at::kDouble), reference->out, rows);
     if (!(compared.pytorch_error <= error)) compared.pytorch_error = error;
@@ -123,19 +122,19 @@ ComparedCase with_pytorch(const Run& run, const Recipe& recipe,
 
 // What one run returned beside attention, and beside attention with its faults:
 // the first tensor that is not right, else out.
-ComparedCase compare(const Run& run, const Recipe& attention,
+ComparedCase compare(const ObservedCall& call, const Recipe& attention,
                      const Explanation* explanation) {
   const bool in_float = explanation != nullptr && explanation->in_float;
   const auto precision =
-      in_float && run.dtype == at::kDouble ? at::kFloat : run.dtype;
-  const Errors plain = errors(run, attention, precision);
+      in_float && call.dtype == at::kDouble ? at::kFloat : call.dtype;
+  const Errors plain = errors(call, attention, precision);
   const Errors faulty =
-      explanation ? errors(run, explanation->recipe, precision) : Errors{};
+      explanation ? errors(call, explanation->recipe, precision) : Errors{};
   ComparedCase compared{
-      .name = run.name,
-      .dtype = dtype_name(run.dtype),
+      .name = call.name,
+      .dtype = dtype_name(call.dtype),
       .tensor = "out",
-      .shape = run.out.sizes().vec(),
+      .shape = call.out.sizes().vec(),
       .agrees = plain.fit(),
       .explained = faulty.fit(),
       .pytorch_error = std::numeric_limits<double>::quiet_NaN()};
@@ -145,13 +144,13 @@ ComparedCase compare(const Run& run, const Recipe& attention,
     compared.unexplained = compared.explained ? (faulty.*error).difference : 0;
   };
   take("out", &Errors::out);
-  if (plain.out.share > 1) return with_pytorch(run, attention, compared);
+  if (plain.out.share > 1) return with_pytorch(call, attention, compared);
   if (plain.weights.share > 1) {
     take("weights", &Errors::weights);
   } else if (plain.gradients.share > 1) {
     take("gradients", &Errors::gradients);
   } else {
-    return with_pytorch(run, attention, compared);
+    return with_pytorch(call, attention, compared);
   }
   return compared;
 }
@@ -160,8 +159,9 @@ ComparedCase compare(const Run& run, const Recipe& attention,
 // -----------------------------------------------------------
 
 // A square matrix has no side of its own until the numbers decide.
-std::vector<std::string> matched(const Run& run, const Recipe& attention) {
-  std::vector<std::string> lines = run.weights.matched;
+std::vector<std::string> matched(const ObservedCall& call,
+                                 const Recipe& attention) {
+  std::vector<std::string> lines = call.weights.matched;
   for (std::string& line : lines) {
     const size_t at = line.find(kEitherOrientation);
     if (at == std::string::npos) continue;
@@ -188,12 +188,12 @@ Judgement judgement_of(const Verdict& verdict, bool explained) {
   return bits ? Judgement::kBits : Judgement::kRounding;
 }
 
-void describe(std::span<const Run> runs, const Explanation& best,
+void describe(std::span<const ObservedCall> calls, const Explanation& best,
               const Recipe& attention, Verdict& verdict) {
-  const Run* failing = &runs.front();
-  for (const Run& run : runs) {
-    if (!errors(run, attention, run.dtype).fit()) {
-      failing = &run;
+  const ObservedCall* failing = &calls.front();
+  for (const ObservedCall& call : calls) {
+    if (!errors(call, attention, call.dtype).fit()) {
+      failing = &call;
       break;
     }
   }
@@ -233,9 +233,9 @@ class OneThread {
 };
 
 // What is compared is computed step by step, as whole matrices.
-void check_size(const Run& run) {
+void check_size(const ObservedCall& call) {
   constexpr int64_t kMost = int64_t{1} << 26;
-  const Sizes& n = run.sizes;
+  const Sizes& n = call.sizes;
   TORCH_CHECK_VALUE(n.batch * n.heads <= kMost / n.queries / n.keys,
                     "explain: query and key must make no more than ", kMost,
                     " scores, got ", n.batch, " x ", n.heads, " x ", n.queries,
@@ -249,15 +249,14 @@ Verdict explain(std::span<const Observation> observations) {
                     "explain: observations must hold at least one, got none");
   const at::NoGradGuard no_grad;
   const OneThread one_thread;
-  std::vector<Run> runs;
+  std::vector<ObservedCall> calls;
   for (const Observation& observation : observations) {
-    runs.push_back(make_run(observation));
-    check_size(runs.back());
+    calls.push_back(read_dump(observation));
+    check_size(calls.back());
   }
-  const std::vector<Run> ordered = in_order(runs);
+  const std::vector<ObservedCall> ordered = in_order(calls);
   const SearchResult result = search(ordered);
-  const std::vector<Explanation> found = ranked(ordered, result.explanations);
-
+  const std::vector<Explanation>& found = result.explanations;
   const Explanation* best = found.empty() ? nullptr : &found.front();
 
   Verdict verdict;
@@ -278,8 +277,8 @@ Verdict explain(std::span<const Observation> observations) {
   for (size_t i = 1; i < found.size(); ++i) {
     verdict.alternatives.push_back(names_of(found[i]));
   }
-  for (const Run& run : runs) {
-    verdict.cases.push_back(compare(run, attention, best));
+  for (const ObservedCall& call : calls) {
+    verdict.cases.push_back(compare(call, attention, best));
   }
   verdict.judgement = judgement_of(verdict, best != nullptr);
   if (best == nullptr || !best->faults.empty()) {
@@ -289,9 +288,9 @@ Verdict explain(std::span<const Observation> observations) {
       verdict.first_stage = name_of(*difference.stage);
     }
   }
-  for (const Run& run : runs) {
-    append_new(verdict.weights, matched(run, attention));
-    append_new(verdict.unused, run.weights.unused);
+  for (const ObservedCall& call : calls) {
+    append_new(verdict.weights, matched(call, attention));
+    append_new(verdict.unused, call.weights.unused);
   }
   return verdict;
 }

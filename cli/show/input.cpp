@@ -13,7 +13,7 @@
 
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/width.h"
-#include "diagnosis/dump/run.h"
+#include "diagnosis/dump/observed_call.h"
 
 namespace cli {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 using multihead::Safetensors;
 using multihead::diagnosis::GivenMask;
 using multihead::diagnosis::MaskMeaning;
-using multihead::diagnosis::Run;
+using multihead::diagnosis::ObservedCall;
 
 constexpr const char* kWeights[] = {"weights", "attn_weights",
                                     "attention_weights"};
@@ -47,7 +47,8 @@ at::Tensor keep_of(const GivenMask& mask, const char* name) {
 }
 
 // The run's masks as one.
-multihead::AttentionOptions options_of(const Run& run, at::ScalarType dtype) {
+multihead::AttentionOptions options_of(const ObservedCall& run,
+                                       at::ScalarType dtype) {
   multihead::AttentionOptions options{
       .is_causal = run.causal == multihead::diagnosis::CausalRequest::kYes,
       .scale = run.scale,
@@ -65,7 +66,7 @@ multihead::AttentionOptions options_of(const Run& run, at::ScalarType dtype) {
   return options;
 }
 
-Run make_run(Safetensors dump) {
+ObservedCall make_run(Safetensors dump) {
   // What came out is not shown, and need not be there.
   if (!dump.tensors.contains("out") && !dump.tensors.contains("output")) {
     const auto query = dump.tensors.find("query");
@@ -73,7 +74,7 @@ Run make_run(Safetensors dump) {
         query != dump.tensors.end() ? query->second : dump.tensors.at("x");
   }
   try {
-    return multihead::diagnosis::make_run(dump);
+    return multihead::diagnosis::read_dump(dump);
   } catch (const std::exception& error) {  // "explain: mask must ..."
     std::string what = error.what();
     if (what.starts_with("explain: ")) what.replace(0, 9, "show: ");
@@ -228,7 +229,7 @@ AttentionSource given_weights(const Safetensors& dump,
 
 AttentionSource computed_weights(const Safetensors& dump,
                                  const ShowOptions& options) {
-  const Run run = make_run(dump);
+  const ObservedCall run = make_run(dump);
   const at::ScalarType dtype =
       run.dtype == at::kDouble ? at::kDouble : at::kFloat;
   AttentionSource source{.title = title_of(dump, options)};

@@ -1,16 +1,36 @@
 // SPDX-License-Identifier: MIT
 //
-// Where runs leave attention.
+// Where calls leave attention: the first stage that is not among what they
+// computed, and the first number that differs.
 #pragma once
 
 #include <optional>
 #include <span>
+#include <vector>
 
-#include "diagnosis/dump/run.h"
+#include "diagnosis/dump/observed_call.h"
 #include "diagnosis/stages/catalogue.h"
-#include "diagnosis/stages/recipe.h"
+#include "diagnosis/stages/simulate.h"
 
 namespace multihead::diagnosis {
+
+/// A tensor of attention that the trace of a run shows.
+struct Shown {
+  Stage stage;
+  at::Tensor Stages::* tensor;
+  at::Tensor right;
+  double allowed;
+
+  bool differs_in(const Stages& others) const;
+};
+std::vector<Shown> shown_in_trace(const ObservedCall& call,
+                                  const Stages& reference,
+                                  at::ScalarType precision);
+
+/// Whether some tensor of the trace holds the numbers of `wanted`, in any order
+/// of dimensions.
+bool in_trace(const ObservedCall& call, const at::Tensor& wanted,
+              double allowed);
 
 struct Difference {
   std::optional<Stage> stage;
@@ -19,6 +39,6 @@ struct Difference {
 
 /// The first of each that a run shows, outputs before what is returned beside
 /// them. attention: conventions only; runs that tell most come first.
-Difference locate(std::span<const Run> runs, const Recipe& attention);
+Difference locate(std::span<const ObservedCall> calls, const Recipe& attention);
 
 }  // namespace multihead::diagnosis

@@ -7,14 +7,15 @@
 
 #include <vector>
 
-#include "diagnosis/dump/run.h"
+#include "diagnosis/dump/observed_call.h"
 #include "diagnosis/stages/recipe.h"
 
 namespace multihead::diagnosis {
 
-/// out as Run::out, in the run's dtype, of PyTorch's paths with weights and
-/// without. Empty where PyTorch has no such call, as without an output matrix,
-/// or draws numbers of its own. `recipe`: conventions only.
-std::vector<at::Tensor> pytorch_results(const Run& run, const Recipe& recipe);
+/// out as ObservedCall::out, in the run's dtype, of PyTorch's paths with
+/// weights and without. Empty where PyTorch has no such call, as without an
+/// output matrix, or draws numbers of its own. `recipe`: conventions only.
+std::vector<at::Tensor> pytorch_results(const ObservedCall& call,
+                                        const Recipe& recipe);
 
 }  // namespace multihead::diagnosis

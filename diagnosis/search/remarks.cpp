@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "diagnosis/search/compare.h"
+#include "diagnosis/search/tolerance.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead::diagnosis {
@@ -69,23 +69,25 @@ Finding lost_in_rounding(const Stages& stages) {
           .remedy = "Save a case with smaller numbers, or in float64."};
 }
 
-std::optional<Finding> wrong_shape(const Run& run, const Stages& stages) {
-  if (stages.out.sizes() == run.out.sizes()) return std::nullopt;
+std::optional<Finding> wrong_shape(const ObservedCall& call,
+                                   const Stages& stages) {
+  if (stages.out.sizes() == call.out.sizes()) return std::nullopt;
   return Finding{
       .name = "wrong_shape",
       .stage = "output",
-      .sentence = "out has the shape " + shape_text(run.out) +
+      .sentence = "out has the shape " + shape_text(call.out) +
                   ", attention on these inputs " + shape_text(stages.out) + ".",
       .remedy =
           "Each query gets one output: all sizes but the last are those "
           "of the query, and the heads are merged into the last."};
 }
 
-std::optional<Finding> not_finite(const Run& run, const Stages& stages) {
-  if (stages.out.sizes() != run.out.sizes()) return std::nullopt;
+std::optional<Finding> not_finite(const ObservedCall& call,
+                                  const Stages& stages) {
+  if (stages.out.sizes() != call.out.sizes()) return std::nullopt;
   at::Tensor wrong =
-      run.out.isfinite().logical_not().logical_and(stages.out.isfinite());
-  if (const at::Tensor rows = seeing_rows(run, stages); rows.defined()) {
+      call.out.isfinite().logical_not().logical_and(stages.out.isfinite());
+  if (const at::Tensor rows = seeing_rows(call, stages); rows.defined()) {
     wrong = wrong.logical_and(rows.unsqueeze(-1));
   }
   const int64_t count = wrong.sum().item<int64_t>();
@@ -102,33 +104,36 @@ std::optional<Finding> not_finite(const Run& run, const Stages& stages) {
 }
 
 // What became of queries that see no key; nullptr: nothing to say.
-const Finding* on_blind_rows(const Run& run, const Recipe& attention) {
-  const std::optional<Stages> stages = run_recipe(run, attention);
-  if (!stages || !stages->blind.defined()) return nullptr;
-  const at::Tensor blind = seeing_rows(run, *stages).logical_not();
-  if (run.out.isnan().any(-1).logical_and(blind).any().item<bool>()) {
+const Finding* on_fully_masked_rows(const ObservedCall& call,
+                                    const Recipe& attention) {
+  const std::optional<Stages> stages = simulate(call, attention);
+  if (!stages || !stages->fully_masked.defined()) return nullptr;
+  const at::Tensor fully_masked = seeing_rows(call, *stages).logical_not();
+  if (call.out.isnan().any(-1).logical_and(fully_masked).any().item<bool>()) {
     return &kNaNRows;
   }
   const double allowed =
-      rounding_allowed(run.dtype, *stages, largest_finite(stages->out));
-  return largest_difference(run.out, stages->out, blind) > allowed
+      rounding_allowed(call.dtype, *stages, largest_finite(stages->out));
+  return largest_difference(call.out, stages->out, fully_masked) > allowed
              ? &kUniformRows
              : nullptr;
 }
 
 }  // namespace
 
-std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
+std::vector<Finding> remarks(std::span<const ObservedCall> calls,
+                             const Recipe& attention,
                              const Explanation& explanation) {
-  // Where a fault meets the mask, it is what becomes of blind rows.
+  // Where a fault meets the mask, it is what becomes of fully masked rows.
   const bool masks =
       std::none_of(explanation.faults.begin(), explanation.faults.end(),
                    [](const Pick& pick) {
                      return pick.fault->stage == Stage::kMaskedScores;
                    });
   bool nan_rows = false, uniform_rows = false;
-  for (const Run& run : runs) {
-    const Finding* remark = masks ? on_blind_rows(run, attention) : nullptr;
+  for (const ObservedCall& call : calls) {
+    const Finding* remark =
+        masks ? on_fully_masked_rows(call, attention) : nullptr;
     nan_rows = nan_rows || remark == &kNaNRows;
     uniform_rows = uniform_rows || remark == &kUniformRows;
   }
@@ -136,30 +141,32 @@ std::vector<Finding> remarks(std::span<const Run> runs, const Recipe& attention,
   if (nan_rows) all.push_back(kNaNRows);
   if (uniform_rows) all.push_back(kUniformRows);
   if (explanation.in_float) all.push_back(kComputedInFloat);
-  const bool finite = std::all_of(runs.begin(), runs.end(), [](const Run& run) {
-    return std::all_of(run.inputs.begin(), run.inputs.end(), [](const auto& x) {
-      return x.isfinite().all().template item<bool>();
-    });
-  });
+  const bool finite =
+      std::all_of(calls.begin(), calls.end(), [](const ObservedCall& call) {
+        return std::all_of(call.inputs.begin(), call.inputs.end(),
+                           [](const auto& x) {
+                             return x.isfinite().all().template item<bool>();
+                           });
+      });
   if (!finite) all.push_back(kInputsNotFinite);
   return all;
 }
 
-std::vector<Finding> remarks_on_search(std::span<const Run> runs,
+std::vector<Finding> remarks_on_search(std::span<const ObservedCall> calls,
                                        const SearchResult& result) {
   std::vector<Finding> all;
   if (result.cut_short) all.push_back(kCutShort);
   if (result.by_chance) all.push_back(kTooSmall);
-  for (const Run& run : runs) {
-    const std::optional<Stages> stages = run_recipe(run, Recipe{});
-    if (!stages || !is_lost_in_rounding(run.dtype, *stages)) continue;
+  for (const ObservedCall& call : calls) {
+    const std::optional<Stages> stages = simulate(call, Recipe{});
+    if (!stages || !is_lost_in_rounding(call.dtype, *stages)) continue;
     all.push_back(lost_in_rounding(*stages));
     break;
   }
   return all;
 }
 
-std::vector<Finding> flaws_of_out(std::span<const Run> runs,
+std::vector<Finding> flaws_of_out(std::span<const ObservedCall> calls,
                                   const Recipe& attention) {
   std::vector<Finding> all;
   const auto add = [&](const std::optional<Finding>& flaw) {
@@ -169,11 +176,11 @@ std::vector<Finding> flaws_of_out(std::span<const Run> runs,
         });
     if (flaw && !known) all.push_back(*flaw);
   };
-  for (const Run& run : runs) {
-    const std::optional<Stages> stages = run_recipe(run, attention);
+  for (const ObservedCall& call : calls) {
+    const std::optional<Stages> stages = simulate(call, attention);
     if (!stages) continue;
-    add(wrong_shape(run, *stages));
-    add(not_finite(run, *stages));
+    add(wrong_shape(call, *stages));
+    add(not_finite(call, *stages));
   }
   return all;
 }

@@ -12,12 +12,39 @@
 #include <map>
 #include <tuple>
 
-#include "diagnosis/search/compare.h"
-#include "diagnosis/search/first_stage.h"
-#include "diagnosis/stages/effort.h"
+#include "diagnosis/search/locate.h"
+#include "diagnosis/search/tolerance.h"
 
 namespace multihead::diagnosis {
 namespace {
+
+// ---- How much a search may do ----------------------------------------------
+
+// What one candidate costs beside one run, in nanoseconds or so: so much for
+// any, and more for each score and for the products of large tensors.
+double cost(const ObservedCall& call) {
+  const Sizes& n = call.sizes;
+  const double rows = static_cast<double>(n.batch) * n.queries;
+  const double scores = rows * n.heads * n.keys;
+  const double weights =
+      call.has_weights ? static_cast<double>(n.embed_dim) * n.embed_dim : 0.0;
+  const double products = scores * (n.width + n.value_width) + rows * weights;
+  return 2e5 + 20 * scores + products / 2;
+}
+
+// What a search does is counted, not timed: a verdict is the same on every
+// machine, however busy that is.
+class Effort {
+ public:
+  /// One candidate beside one run.
+  void spend(const ObservedCall& call) { left_ -= cost(call); }
+  bool is_spent() const { return left_ <= 0; }
+
+ private:
+  double left_ = 60e9;
+};
+
+// ---- Explanations ----------------------------------------------------------
 
 // Bits that an output must have in common with an explanation by so many
 // faults: of some 2^8 faults and 2^15 pairs, one in 2^12 searches may find one
@@ -56,13 +83,13 @@ bool explains_most(double left, double without) { return left <= without / 4; }
 
 class Search {
  public:
-  Search(std::span<const Run> runs, bool in_float, Effort& effort)
-      : runs_(runs), in_float_(in_float), effort_(effort) {
+  Search(std::span<const ObservedCall> calls, bool in_float, Effort& effort)
+      : calls_(calls), in_float_(in_float), effort_(effort) {
     Conventions concerned;
     for (const Convention& convention : all_conventions()) {
-      const bool concerns =
-          std::any_of(runs.begin(), runs.end(),
-                      [&](const Run& run) { return convention.concerns(run); });
+      const bool concerns = std::any_of(
+          calls.begin(), calls.end(),
+          [&](const ObservedCall& call) { return convention.concerns(call); });
       if (concerns) concerned.push_back(&convention);
     }
     sets_ = sets_by_size(concerned);
@@ -78,17 +105,17 @@ class Search {
       for (const Conventions& conventions : sets) {
         const Recipe start = with(conventions);
         const size_t failing = first_failure(start);
-        if (failing == runs_.size()) {
+        if (failing == calls_.size()) {
           if (count == 0 && any_tells(start))
             found.push_back({conventions, {}, start, in_float_});
           continue;
         }
         if (count == 0) continue;
         for (const Changes& changes :
-             explaining(runs_[failing], conventions, count)) {
+             explaining(calls_[failing], conventions, count)) {
           const std::optional<Recipe> recipe = changed(start, changes);
-          if (!recipe || first_failure(*recipe) < runs_.size() ||
-              !fault_explains_most(runs_[failing], start, *recipe)) {
+          if (!recipe || first_failure(*recipe) < calls_.size() ||
+              !fault_explains_most(calls_[failing], start, *recipe)) {
             continue;
           }
           if (evidence(*recipe) < kBitsNeeded[count]) {
@@ -146,14 +173,14 @@ class Search {
 
   Nearness nearness(const Recipe& recipe) const {
     Nearness near{0, 0, 0};
-    const Run* failing = nullptr;
-    for (const Run& run : runs_) {
-      const bool fit = fits(run, recipe);
-      near.explained += fit && tells(run, recipe);
-      if (!fit && failing == nullptr) failing = &run;
+    const ObservedCall* failing = nullptr;
+    for (const ObservedCall& call : calls_) {
+      const bool fit = fits(call, recipe);
+      near.explained += fit && tells(call, recipe);
+      if (!fit && failing == nullptr) failing = &call;
     }
     const auto stages =
-        failing ? run_recipe(*failing, recipe) : std::optional<Stages>();
+        failing ? simulate(*failing, recipe) : std::optional<Stages>();
     if (!stages) {
       if (failing) near.difference = std::numeric_limits<double>::infinity();
       return near;
@@ -184,35 +211,36 @@ class Search {
     return sets;
   }
 
-  at::ScalarType precision_of(const Run& run) const {
-    return in_float_ && run.dtype == at::kDouble ? at::kFloat : run.dtype;
+  at::ScalarType precision_of(const ObservedCall& call) const {
+    return in_float_ && call.dtype == at::kDouble ? at::kFloat : call.dtype;
   }
 
-  bool fits(const Run& run, const Recipe& recipe) const {
-    return errors(run, recipe, precision_of(run)).fit();
+  bool fits(const ObservedCall& call, const Recipe& recipe) const {
+    return errors(call, recipe, precision_of(call)).fit();
   }
 
-  static bool tells(const Run& run, const Recipe& recipe) {
-    const std::optional<Stages> stages = run_recipe(run, recipe);
+  static bool tells(const ObservedCall& call, const Recipe& recipe) {
+    const std::optional<Stages> stages = simulate(call, recipe);
     return stages && !sees_nothing(*stages);
   }
 
   bool any_tells(const Recipe& recipe) const {
-    return std::any_of(runs_.begin(), runs_.end(),
-                       [&](const Run& run) { return tells(run, recipe); });
+    return std::any_of(
+        calls_.begin(), calls_.end(),
+        [&](const ObservedCall& call) { return tells(call, recipe); });
   }
 
   // Within rounding is not enough where rounding is about all there is, as it
   // is for a fault whose numbers explode. Rounding alone is judged by what it
   // does.
-  bool fault_explains_most(const Run& run, const Recipe& start,
+  bool fault_explains_most(const ObservedCall& call, const Recipe& start,
                            const Recipe& recipe) const {
     Recipe rounded = start;
     rounded.narrow = recipe.narrow;
     rounded.narrow_type = recipe.narrow_type;
     if (recipe.narrow != Narrow::kNever && recipe == rounded) return true;
-    const Errors before = errors(run, start, precision_of(run));
-    const Errors after = errors(run, recipe, precision_of(run));
+    const Errors before = errors(call, start, precision_of(call));
+    const Errors after = errors(call, recipe, precision_of(call));
     const auto wrong = before.out.share > 1       ? &Errors::out
                        : before.weights.share > 1 ? &Errors::weights
                                                   : &Errors::gradients;
@@ -221,34 +249,35 @@ class Search {
 
   double evidence(const Recipe& recipe) const {
     double bits = 0;
-    for (const Run& run : runs_) bits += bits_in_common(run, recipe);
+    for (const ObservedCall& call : calls_)
+      bits += bits_in_common(call, recipe);
     return bits;
   }
 
   // Index of the first run that the recipe does not explain.
   size_t first_failure(const Recipe& recipe) const {
     size_t i = 0;
-    while (i < runs_.size() && fits(runs_[i], recipe)) ++i;
+    while (i < calls_.size() && fits(calls_[i], recipe)) ++i;
     return i;
   }
 
   // Sets of `count` changes that explain one run, which attention does not.
   // Conventions that do not concern the run make no difference there.
-  const std::vector<Changes>& explaining(const Run& run,
+  const std::vector<Changes>& explaining(const ObservedCall& call,
                                          Conventions conventions,
                                          size_t count) {
     std::erase_if(conventions, [&](const Convention* convention) {
-      return !convention->concerns(run);
+      return !convention->concerns(call);
     });
-    const auto key = std::tuple(&run, conventions, count);
+    const auto key = std::tuple(&call, conventions, count);
     const auto known = explaining_.find(key);
     if (known != explaining_.end()) return known->second;
     const Recipe start = with(conventions);
-    const Effects& all = effects(run, start, conventions);
+    const Effects& all = effects(call, start, conventions);
     std::vector<Changes>& found = explaining_[key];
     // Two faults that only large tensors show are hardly two.
-    if (count == 2 && is_large(run, runs_)) return found;
-    if (count == 2) return found = pairs(run, start, all);
+    if (count == 2 && is_large(call, calls_)) return found;
+    if (count == 2) return found = pairs(call, start, all);
     for (const Pick& pick : all.fitting) found.push_back({pick});
     return found;
   }
@@ -258,25 +287,25 @@ class Search {
     Changes fitting, changing, idle;
   };
 
-  const Effects& effects(const Run& run, const Recipe& start,
+  const Effects& effects(const ObservedCall& call, const Recipe& start,
                          const Conventions& conventions) {
-    const auto [entry, is_new] = effects_.try_emplace({&run, conventions});
+    const auto [entry, is_new] = effects_.try_emplace({&call, conventions});
     Effects& effects = entry->second;
     if (!is_new) return effects;
-    const std::optional<Stages> plain = run_recipe(run, start);
+    const std::optional<Stages> plain = simulate(call, start);
     const std::vector<Shown> shown =
-        plain ? shown_in_trace(run, *plain, precision_of(run))
+        plain ? shown_in_trace(call, *plain, precision_of(call))
               : std::vector<Shown>();
     for (const Pick& pick : picks_) {
       const std::optional<Recipe> recipe = changed(start, {pick});
-      if (!recipe || is_late(run)) continue;
-      if (fits(run, *recipe)) {
+      if (!recipe || is_late(call)) continue;
+      if (fits(call, *recipe)) {
         effects.fitting.push_back(pick);
         continue;
       }
-      const std::optional<Stages> stages = run_recipe(run, *recipe);
+      const std::optional<Stages> stages = simulate(call, *recipe);
       const bool same =
-          plain && stages && is_same(run, start, *plain, *recipe, *stages);
+          plain && stages && is_same(call, start, *plain, *recipe, *stages);
       // No fault lies before what stands in the trace as it should.
       const bool ruled_out =
           stages &&
@@ -289,15 +318,15 @@ class Search {
     return effects;
   }
 
-  std::vector<Changes> pairs(const Run& run, const Recipe& start,
+  std::vector<Changes> pairs(const ObservedCall& call, const Recipe& start,
                              const Effects& effects) {
     const auto& [fitting, changing, idle] = effects;
     std::vector<Changes> found;
     const auto attempt = [&](const Pick& a, const Pick& b) {
       if (a.fault == b.fault) return;
       const std::optional<Recipe> recipe = changed(start, {a, b});
-      if (!recipe || is_late(run)) return;
-      if (fits(run, *recipe)) found.push_back({a, b});
+      if (!recipe || is_late(call)) return;
+      if (fits(call, *recipe)) found.push_back({a, b});
     };
     for (size_t i = 0; i < fitting.size(); ++i) {
       for (const Pick& other : idle) attempt(fitting[i], other);
@@ -310,58 +339,145 @@ class Search {
     return found;
   }
 
-  bool is_late(const Run& run) {
+  bool is_late(const ObservedCall& call) {
     cut_short_ = cut_short_ || effort_.is_spent();
-    if (!cut_short_) effort_.spend(run);
+    if (!cut_short_) effort_.spend(call);
     return cut_short_;
   }
 
   // Nothing that leaves a run tells the two apart.
-  static bool is_same(const Run& run, const Recipe& a, const Stages& of_a,
-                      const Recipe& b, const Stages& of_b) {
+  static bool is_same(const ObservedCall& call, const Recipe& a,
+                      const Stages& of_a, const Recipe& b, const Stages& of_b) {
     return largest_difference(of_a.out, of_b.out) == 0 &&
            largest_difference(of_a.dropped, of_b.dropped) == 0 &&
-           (a.returned == b.returned || !run.returned.defined()) &&
-           (a.detached == b.detached || !run.dout.defined());
+           (a.returned == b.returned || !call.returned.defined()) &&
+           (a.detached == b.detached || !call.dout.defined());
   }
 
-  std::span<const Run> runs_;
+  std::span<const ObservedCall> calls_;
   bool in_float_;
   Effort& effort_;
   bool cut_short_ = false, by_chance_ = false;
   std::vector<std::vector<Conventions>> sets_;
   Changes picks_;
-  std::map<std::tuple<const Run*, Conventions, size_t>, std::vector<Changes>>
+  std::map<std::tuple<const ObservedCall*, Conventions, size_t>,
+           std::vector<Changes>>
       explaining_;
-  std::map<std::tuple<const Run*, Conventions>, Effects> effects_;
+  std::map<std::tuple<const ObservedCall*, Conventions>, Effects> effects_;
 };
 
-bool shows_float32(const Run& run) {
-  return run.dtype == at::kDouble &&
-         std::any_of(run.trace.begin(), run.trace.end(),
+bool shows_float32(const ObservedCall& call) {
+  return call.dtype == at::kDouble &&
+         std::any_of(call.trace.begin(), call.trace.end(),
                      [](const at::Tensor& tensor) {
                        return tensor.scalar_type() == at::kFloat;
                      });
 }
 
+// ---- Of explanations that fit equally, which is believed -------------------
+
+// Some faults give equal results and differ on the way there; nullopt where no
+// run shows its way.
+std::optional<bool> shows_distinguishing(std::span<const ObservedCall> calls,
+                                         const Explanation& explanation) {
+  for (const ObservedCall& call : calls) {
+    if (call.trace.empty()) continue;
+    const std::optional<Stages> stages = simulate(call, explanation.recipe);
+    if (!stages || stages->distinguishing.empty()) return std::nullopt;
+    for (const at::Tensor& tensor : stages->distinguishing) {
+      const double allowed =
+          rounding_allowed(call.dtype, *stages, largest_finite(tensor));
+      if (in_trace(call, tensor, allowed)) return true;
+    }
+    return false;
+  }
+  return std::nullopt;
+}
+
+// What an explanation leaves of the largest result, rounding included.
+double left_by(const Explanation& explanation,
+               std::span<const ObservedCall> calls) {
+  double left = 0;
+  for (const ObservedCall& call : calls) {
+    const Error out = errors(call, explanation.recipe, call.dtype).out;
+    left = std::max(left, out.difference / largest_finite(call.out));
+  }
+  return left;
+}
+
+// Where digits are few, several may fit: those that leave far more than another
+// come later.
+void put_closest_first(std::span<const ObservedCall> calls,
+                       std::vector<Explanation>& found) {
+  if (found.size() < 2) return;
+  std::vector<std::pair<double, Explanation>> measured;
+  double least = std::numeric_limits<double>::infinity();
+  for (Explanation& one : found) {
+    measured.emplace_back(left_by(one, calls), std::move(one));
+    least = std::min(least, measured.back().first);
+  }
+  const double near = 4 * std::max(least, 1e-12);
+  std::stable_partition(measured.begin(), measured.end(),
+                        [&](const auto& one) { return one.first <= near; });
+  for (size_t i = 0; i < found.size(); ++i) {
+    found[i] = std::move(measured[i].second);
+  }
+}
+
+std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
+                                std::vector<Explanation> found) {
+  std::vector<Explanation> first, rest;
+  for (Explanation& explanation : found) {
+    const std::optional<bool> shown = shows_distinguishing(calls, explanation);
+    if (shown.has_value() && !*shown) continue;
+    (shown.has_value() ? first : rest).push_back(std::move(explanation));
+  }
+  if (first.empty()) first = std::move(rest);
+  put_closest_first(calls, first);
+  std::vector<Explanation> unique;
+  for (Explanation& explanation : first) {
+    const bool known = std::any_of(
+        unique.begin(), unique.end(), [&](const Explanation& other) {
+          return names_of(other) == names_of(explanation);
+        });
+    if (!known) unique.push_back(std::move(explanation));
+  }
+  return unique;
+}
+
 }  // namespace
 
-SearchResult search(std::span<const Run> runs) {
-  const bool wide = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
-    return run.dtype == at::kDouble;
-  });
+std::vector<std::string> names_of(const Explanation& explanation) {
+  std::vector<std::string> names;
+  for (const Pick& pick : explanation.faults)
+    names.emplace_back(pick.fault->name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
+  return std::any_of(
+      among.begin(), among.end(),
+      [&](const ObservedCall& other) { return cost(call) > 8 * cost(other); });
+}
+
+SearchResult search(std::span<const ObservedCall> calls) {
+  const bool wide = std::any_of(
+      calls.begin(), calls.end(),
+      [](const ObservedCall& call) { return call.dtype == at::kDouble; });
   // Pairs take too long to be searched for a scale in float32, which leaves no
   // trace.
-  const bool narrow = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
-    return run.dtype == at::kDouble &&
-           (run.trace.empty() || shows_float32(run));
-  });
+  const bool narrow =
+      std::any_of(calls.begin(), calls.end(), [](const ObservedCall& call) {
+        return call.dtype == at::kDouble &&
+               (call.trace.empty() || shows_float32(call));
+      });
   Effort effort;
-  Search strict(runs, /*in_float=*/false, effort);
-  Search loose(runs, /*in_float=*/true, effort);
+  Search strict(calls, /*in_float=*/false, effort);
+  Search loose(calls, /*in_float=*/true, effort);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first, two of them too unless float32 is seen.
-  const bool seen = std::any_of(runs.begin(), runs.end(), shows_float32);
+  const bool seen = std::any_of(calls.begin(), calls.end(), shows_float32);
   using Level = std::pair<Search&, size_t>;
   const Level pairs{strict, 2}, single{loose, 1};
   for (const auto& [precision, faults] :
@@ -369,7 +485,8 @@ SearchResult search(std::span<const Run> runs) {
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
-    if (!found.empty()) return {.explanations = std::move(found)};
+    if (!found.empty())
+      return {.explanations = ranked(calls, std::move(found))};
   }
   return {.nearest = strict.nearest(),
           .cut_short = strict.cut_short() || loose.cut_short(),

@@ -4,9 +4,10 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
-#include "diagnosis/dump/run.h"
+#include "diagnosis/dump/observed_call.h"
 #include "diagnosis/stages/catalogue.h"
 #include "diagnosis/stages/recipe.h"
 
@@ -27,7 +28,8 @@ struct Explanation {
 
 struct SearchResult {
   /// All explanations with the fewest faults, at most two, and among them the
-  /// fewest conventions. Empty: nothing in the catalogue gives what came out.
+  /// fewest conventions: the likeliest first, one for each set of names. Empty:
+  /// nothing in the catalogue gives what came out.
   std::vector<Explanation> explanations = {};
   /// Where there is none: the conventions under which attention comes nearest.
   std::vector<const Convention*> nearest = {};
@@ -36,7 +38,14 @@ struct SearchResult {
   bool by_chance = false;
 };
 
-/// Runs that tell most come first.
-SearchResult search(std::span<const Run> runs);
+/// The faults of an explanation, sorted by name.
+std::vector<std::string> names_of(const Explanation& explanation);
+
+/// Whether a run costs many times what the cheapest does. Such runs come last:
+/// what smaller ones show is looked for there.
+bool is_large(const ObservedCall& call, std::span<const ObservedCall> among);
+
+/// Calls that tell most come first.
+SearchResult search(std::span<const ObservedCall> calls);
 
 }  // namespace multihead::diagnosis

@@ -1,48 +1,16 @@
 // SPDX-License-Identifier: MIT
 //
-// The catalogue of faults, and of what an implementation may choose without
-// being wrong. Both are changes of the recipe, described in words; to add one
-// is to add a few lines.
+// The catalogue: all faults, and what an implementation may choose without
+// being wrong.
 #pragma once
 
 #include <span>
 #include <string_view>
-#include <vector>
 
-#include "diagnosis/dump/run.h"
-#include "diagnosis/stages/recipe.h"
+#include "diagnosis/dump/observed_call.h"
+#include "diagnosis/stages/fault.h"
 
 namespace multihead::diagnosis {
-
-/// The steps of attention, in order.
-enum class Stage {
-  kProjections,
-  kHeads,
-  kScores,
-  kMaskedScores,
-  kWeights,
-  kContext,
-  kMerge,
-  kOutput,
-  kReturnedWeights,
-  kGradients
-};
-std::string_view name_of(Stage stage);
-
-/// One way to have a fault. In texts {B} {H} {G} {Lq} {Lk} {D} {E} stand for
-/// the sizes of the run.
-struct Way {
-  void (*apply)(Recipe&);
-  std::string_view detail = "";
-};
-
-struct Fault {
-  std::string_view name;
-  Stage stage;
-  std::string_view sentence;  ///< what is wrong
-  std::string_view remedy;    ///< what is right, and why
-  std::vector<Way> ways;
-};
 
 /// Ordered by stage, the likelier first: where observations cannot tell two
 /// faults apart, the earlier one is named.
@@ -53,7 +21,7 @@ struct Convention {
   std::string_view name;
   std::string_view sentence;  ///< what is assumed
   std::string_view remedy;    ///< how to state it
-  bool (*concerns)(const Run&);
+  bool (*concerns)(const ObservedCall&);
   void (*apply)(Recipe&);
 };
 std::span<const Convention> all_conventions();

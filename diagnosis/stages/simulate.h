@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "diagnosis/dump/run.h"
+#include "diagnosis/dump/observed_call.h"
 #include "diagnosis/stages/recipe.h"
 
 namespace multihead::diagnosis {
@@ -25,20 +25,18 @@ struct Stages {
   at::Tensor dropped;  ///< weights after dropout; the same without any
   at::Tensor context;  ///< (B, H, Lq, D)
   at::Tensor merged;   ///< (B, Lq, H·D)
-  at::Tensor out;      ///< as Run::out
+  at::Tensor out;      ///< as ObservedCall::out
   /// bool (B, H, Lq): queries whose keys are all blocked; undefined: none.
-  at::Tensor blind;
+  at::Tensor fully_masked;
   /// What a division by sums near 0 makes of earlier rounding.
   double magnification = 1;
   bool blocks = false;  ///< some score is blocked
   /// Tensors that only code with this very fault would compute.
-  std::vector<at::Tensor> telltales;
+  std::vector<at::Tensor> distinguishing;
 };
-
-at::ScalarType type_of(NarrowType type);
 
 /// nullopt: with these shapes the recipe cannot be followed, as where a matrix
 /// that is not square should be transposed.
-std::optional<Stages> run_recipe(const Run& run, const Recipe& recipe);
+std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe);
 
 }  // namespace multihead::diagnosis

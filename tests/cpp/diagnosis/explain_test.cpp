@@ -15,12 +15,6 @@
 namespace multihead::diagnosis {
 namespace {
 
-Recipe recipe_of(const Way& way) {
-  Recipe recipe;
-  way.apply(recipe);
-  return recipe;
-}
-
 struct Named {
   const Fault* fault;
   size_t way;
@@ -49,7 +43,7 @@ TEST_P(EveryFault, IsNamed) {
   at::manual_seed(0);
   const auto [fault, index] = GetParam();
   const std::string name(fault->name);
-  const Recipe recipe = recipe_of(fault->ways[index]);
+  const Recipe recipe = changed(fault->ways[index].apply);
   const bool grouped = recipe.groups != Groups::kRepeated ||
                        recipe.scale == Scale::kRootOfGroups ||
                        recipe.scale == Scale::kRootOfGroupWidth;

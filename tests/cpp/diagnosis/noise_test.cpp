@@ -108,7 +108,7 @@ TEST(Noise, IsMeasuredByTheReadingThatNamesImply) {
   for (uint64_t seed = 400; seed < 402; ++seed) {
     at::manual_seed(seed);
     Observation o = observed(usual);
-    const at::Tensor right = run_recipe(make_run(o), Recipe{})->out;
+    const at::Tensor right = simulate(read_dump(o), Recipe{})->out;
     at::Tensor& out = o.tensors["out"];
     const std::array<at::Tensor, 4> wrong = {out, at::zeros_like(out),
                                              o.tensors["query"], out * 1e6};
@@ -142,7 +142,8 @@ TEST(Noise, AFaultInSmallTensorsIsNamed) {
   at::manual_seed(300);
   Observation o = observed({8, 2, 1, 2, 3, at::kFloat, 1, true, false, false});
   const auto stages =
-      run_recipe(make_run(o), Recipe{.scale = Scale::kRootOfEmbedding});
+      simulate(read_dump(o),
+               changed([](Recipe& r) { r.scale = Scale::kRootOfEmbedding; }));
   o.tensors["out"] = stages->out.to(at::kFloat);
   EXPECT_EQ(names(explain(std::array{o})), "scale_by_embed_dim");
 }
@@ -152,7 +153,7 @@ TEST(Noise, TheNumberOfThreadsIsWhatItWas) {
   at::set_num_threads(2);
   at::manual_seed(301);
   Observation o = observed({8, 2, 1, 2, 3, at::kFloat, 1, true, false, false});
-  o.tensors["out"] = run_recipe(make_run(o), Recipe{})->out.to(at::kFloat);
+  o.tensors["out"] = simulate(read_dump(o), Recipe{})->out.to(at::kFloat);
   explain(std::array{o});
   EXPECT_EQ(at::get_num_threads(), 2);
   at::set_num_threads(threads);

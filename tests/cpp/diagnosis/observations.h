@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "diagnosis/search/compare.h"
+#include "diagnosis/search/tolerance.h"
 #include "diagnosis/stages/simulate.h"
 #include "multihead/diagnosis.h"
 
@@ -18,6 +18,13 @@ namespace multihead::diagnosis {
 using at::Tensor;
 
 constexpr int64_t kBatch = 3, kQueries = 5, kKeys = 7, kHeads = 8, kEmbed = 48;
+
+// Attention with one change.
+inline Recipe changed(void (*change)(Recipe&)) {
+  Recipe recipe;
+  change(recipe);
+  return recipe;
+}
 
 inline Tensor random(at::IntArrayRef sizes) {
   return at::randn(sizes, at::kDouble);
@@ -186,18 +193,18 @@ inline std::vector<Observation> results(std::vector<Observation> observations,
     o.tensors.erase("dout");
     o.tensors["out"] =
         o.tensors.count("x") ? o.tensors["x"] : o.tensors["query"];
-    const Run run = make_run(o);
-    const std::optional<Stages> stages = run_recipe(run, recipe);
+    const ObservedCall run = read_dump(o);
+    const std::optional<Stages> stages = simulate(run, recipe);
     if (!stages) continue;
     o.tensors["out"] = stages->out;
-    Run weights = run;
+    ObservedCall weights = run;
     if (returns_weights) {
       weights.returned = at::empty({kBatch, kQueries, kKeys});
       const Tensor returned = returned_weights(weights, recipe, *stages);
       if (returned.defined()) o.tensors["weights"] = returned;
     }
     if (dout.defined() && dout.sizes() == stages->out.sizes()) {
-      Run differentiated = run;
+      ObservedCall differentiated = run;
       differentiated.dout = dout;
       differentiated.gradients = run.inputs;
       const auto found = gradients(differentiated, recipe);
@@ -208,7 +215,7 @@ inline std::vector<Observation> results(std::vector<Observation> observations,
     }
     if (trace) {
       size_t i = 0;
-      for (const Tensor& telltale : stages->telltales) {
+      for (const Tensor& telltale : stages->distinguishing) {
         o.tensors["trace." + std::to_string(i++)] = telltale;
       }
       o.tensors["trace." + std::to_string(i)] = stages->merged;

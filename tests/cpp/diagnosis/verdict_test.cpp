@@ -30,7 +30,8 @@ TEST(Explain, AttentionIsRight) {
 TEST(Explain, AVerdictIsText) {
   at::manual_seed(1);
   const Verdict verdict =
-      explain(results(calls(make_layer(kHeads)), Recipe{.transposed = {true}}));
+      explain(results(calls(make_layer(kHeads)),
+                      changed([](Recipe& r) { r.transposed[0] = true; })));
   const std::string text = to_text(verdict);
   EXPECT_TRUE(text.starts_with("✗ This attention has one fault")) << text;
   EXPECT_EQ(text, render_report(to_json(verdict), ReportFormat::kText));
@@ -43,7 +44,7 @@ TEST(Explain, AWrongShapeOrNaNIsTheNews) {
   const Layer layer = make_layer(kHeads);
   Observation o = observe(layer, "out", inputs(at::kDouble, 1.0));
   o.tensors["out"] = o.tensors["query"];
-  const Tensor right = run_recipe(make_run(o), Recipe{})->out;
+  const Tensor right = simulate(read_dump(o), Recipe{})->out;
   const auto headline = [&](const Tensor& out, const char* name) {
     o.tensors["out"] = out;
     const Verdict verdict = explain(std::array{o});
@@ -83,9 +84,9 @@ TEST(Explain, DropoutOfTheOutputIsToldFromThatOfWeights) {
                    {{"x", x}, {"dropout_keep", at::rand(x.sizes()).gt(0.25)}},
                    {{"training", training}, {"dropout_p", "0.25"}});
   };
-  const Verdict verdict =
-      explain(results({run_of("true"), run_of("false")},
-                      Recipe{.dropout = Dropout::kLeftOnOutput}));
+  const Verdict verdict = explain(
+      results({run_of("true"), run_of("false")},
+              changed([](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; })));
   EXPECT_EQ(names(verdict), "dropout_left_on");
   EXPECT_EQ(verdict.first_stage, "output");
 }
@@ -112,7 +113,7 @@ TEST(Explain, PyTorchsOwnBitsAreRight) {
     for (const double spread : {0.1, 1.0, 5.0, 30.0}) {
       Observation o = observe(make_layer(kHeads), "own", inputs(dtype, spread));
       o.tensors["out"] = o.tensors["query"];
-      o.tensors["out"] = pytorch_results(make_run(o), Recipe{}).front();
+      o.tensors["out"] = pytorch_results(read_dump(o), Recipe{}).front();
       const Verdict verdict = explain(std::array{o});
       EXPECT_EQ(verdict.judgement, Judgement::kBits)
           << dtype << " " << spread << " " << names(verdict);
@@ -126,7 +127,7 @@ TEST(Explain, AnotherScaleIsTold) {
   Observation o = observe(make_layer(kHeads), "0.1", inputs(at::kDouble, 1.0),
                           {{"scale", "0.1"}});
   o.tensors["out"] = o.tensors["query"];
-  const std::optional<Stages> stages = run_recipe(make_run(o), Recipe{});
+  const std::optional<Stages> stages = simulate(read_dump(o), Recipe{});
   o.tensors["out"] = stages->out;
   o.tensors["trace.0"] = stages->scores;
   EXPECT_EQ(explain(std::array{o}).judgement, Judgement::kRounding);
@@ -140,10 +141,12 @@ TEST(Explain, PairsMayShowInDifferentTensors) {
   const auto name_of_both = [](const Recipe& recipe) {
     return names(explain(results(calls(make_layer(kHeads)), recipe)));
   };
-  Recipe summed{.scale = Scale::kNone};
+  Recipe summed;
+  summed.scale = Scale::kNone;
   summed.returned = Returned::kSum;
   EXPECT_EQ(name_of_both(summed), "returned_weights_summed+scale_missing");
-  Recipe detached{.scale = Scale::kEmbedding};
+  Recipe detached;
+  detached.scale = Scale::kEmbedding;
   detached.detached = Detached::kKey;
   EXPECT_EQ(name_of_both(detached),
             "gradient_detached+scale_by_embed_dim_not_root");
@@ -159,8 +162,8 @@ TEST(Explain, AnUnknownFaultIsLocatedUnderTheNearestReading) {
   });
   Observation o = observe(layer, "unknown", inputs(at::kDouble, 1.0));
   o.tensors["out"] = o.tensors["query"];
-  const Recipe in_out{.weights_in_out = true};
-  const std::optional<Stages> stages = run_recipe(make_run(o), in_out);
+  const Recipe in_out = changed([](Recipe& r) { r.weights_in_out = true; });
+  const std::optional<Stages> stages = simulate(read_dump(o), in_out);
   o.tensors["out"] = stages->out.square();
   size_t i = 0;
   for (const Tensor& tensor :

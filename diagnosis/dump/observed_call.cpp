@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "diagnosis/dump/run.h"
+#include "diagnosis/dump/observed_call.h"
 
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
@@ -41,11 +41,11 @@ Tensor heads_of(const Tensor& x, int64_t num_heads, const char* name) {
                                                  : y.unsqueeze(1);
 }
 
-Tensor shaped(const Run& run, const Observation& from, const Tensor& x,
-              const char* name) {
-  return run.has_weights
+Tensor shaped(const ObservedCall& call, const Observation& from,
+              const Tensor& x, const char* name) {
+  return call.has_weights
              ? sequence(x, find_flag(from, "batch_first", true), name)
-             : heads_of(x, run.sizes.heads, name);
+             : heads_of(x, call.sizes.heads, name);
 }
 
 void need_shape(const Tensor& x, const Tensor& like, const char* name,
@@ -184,12 +184,12 @@ AlignedWeights align_any_groups(const NamedWeights& found, LayerSizes& sizes) {
 }
 
 void read_layer(const Observation& from, const NamedWeights& found,
-                const Tensor& out, Run& run) {
+                const Tensor& out, ObservedCall& call) {
   const auto heads = find_count(from, "num_heads");
   TORCH_CHECK_VALUE(heads.has_value(),
                     "explain: num_heads must be among the facts where there "
                     "are weights, got none");
-  Sizes& n = run.sizes;
+  Sizes& n = call.sizes;
   n.heads = *heads;
   n.kv_heads = find_count(from, "num_kv_heads").value_or(n.heads);
   TORCH_CHECK_VALUE(n.heads % n.kv_heads == 0,
@@ -205,28 +205,28 @@ void read_layer(const Observation& from, const NamedWeights& found,
       .num_kv_heads = n.kv_heads,
       .vdim = features_of(find(from, {"value", "key", "query", "x"})),
       .out_dim = features_of(out)};
-  run.weights = find_count(from, "num_kv_heads")
-                    ? align_weights(found.tensors, found.orientations, sizes)
-                    : align_any_groups(found, sizes);
+  call.weights = find_count(from, "num_kv_heads")
+                     ? align_weights(found.tensors, found.orientations, sizes)
+                     : align_any_groups(found, sizes);
   n.kv_heads = sizes.num_kv_heads;
-  run.weights_head_by_head =
-      run.weights.fused == FusedOrder::kNotFused
-          ? run.weights
+  call.weights_head_by_head =
+      call.weights.fused == FusedOrder::kNotFused
+          ? call.weights
           : align_weights(found.tensors, found.orientations, sizes,
                           FusedOrder::kHeadByHead);
-  run.has_weights = true;
-  const Tensor& matrix = run.weights.query.weight;
+  call.has_weights = true;
+  const Tensor& matrix = call.weights.query.weight;
   const int64_t features =
       matrix.defined() ? matrix.numel() / n.embed_dim : n.embed_dim;
   TORCH_CHECK_VALUE(features % n.heads == 0,
                     "explain: num_heads must divide the ", features,
                     " features of the queries, got ", n.heads);
   n.width = features / n.heads;
-  const Tensor& values = run.weights.value.weight;
+  const Tensor& values = call.weights.value.weight;
   n.value_width = values.defined() ? values.size(0) / n.kv_heads : n.width;
 }
 
-void read_inputs(const Observation& from, Run& run) {
+void read_inputs(const Observation& from, ObservedCall& call) {
   Tensor given[] = {find(from, {"query", "x"}), find(from, {"key"}),
                     find(from, {"value"})};
   // Keys and values are mostly one tensor.
@@ -236,23 +236,23 @@ void read_inputs(const Observation& from, Run& run) {
     for (int other = role - 1; other >= 0; --other) {
       if (given[role].is_alias_of(given[other]) &&
           given[role].sizes() == given[other].sizes()) {
-        run.same_as[role] = other;
+        call.same_as[role] = other;
       }
     }
   }
   for (int role = 0; role < 3; ++role) {
-    run.inputs[role] = shaped(run, from, given[role], kInputs[role]);
+    call.inputs[role] = shaped(call, from, given[role], kInputs[role]);
   }
-  Sizes& n = run.sizes;
-  const Tensor& query = run.inputs[0];
+  Sizes& n = call.sizes;
+  const Tensor& query = call.inputs[0];
   n.batch = query.size(0);
   n.queries = query.size(-2);
-  n.keys = run.inputs[1].size(-2);
-  if (!run.has_weights) {
+  n.keys = call.inputs[1].size(-2);
+  if (!call.has_weights) {
     n.heads = query.size(1);
-    n.kv_heads = run.inputs[1].size(1);
+    n.kv_heads = call.inputs[1].size(1);
     n.width = query.size(-1);
-    n.value_width = run.inputs[2].size(-1);
+    n.value_width = call.inputs[2].size(-1);
     n.embed_dim = n.heads * n.width;
     TORCH_CHECK_VALUE(n.heads % n.kv_heads == 0,
                       "explain: key must have a number of heads that divides "
@@ -260,8 +260,8 @@ void read_inputs(const Observation& from, Run& run) {
                       n.heads, ", got ", n.kv_heads);
   }
   for (int role = 1; role < 3; ++role) {
-    TORCH_CHECK_VALUE(run.inputs[role].size(0) == n.batch &&
-                          run.inputs[role].size(-2) == n.keys,
+    TORCH_CHECK_VALUE(call.inputs[role].size(0) == n.batch &&
+                          call.inputs[role].size(-2) == n.keys,
                       "explain: query, key and value must have one batch size, "
                       "key and value one length, got ",
                       kInputs[role], " of shape ", shape_text(given[role]),
@@ -271,13 +271,13 @@ void read_inputs(const Observation& from, Run& run) {
 
 // Draws of dropout, told apart by their number: weights, of all heads or head
 // by head, or the output.
-void read_dropout(const Observation& from, Run& run) {
-  run.training = find_flag(from, "training", false);
-  run.dropout_p = find_number(from, "dropout_p").value_or(0.0);
-  TORCH_CHECK_VALUE(run.dropout_p >= 0.0 && run.dropout_p < 1.0,
+void read_dropout(const Observation& from, ObservedCall& call) {
+  call.training = find_flag(from, "training", false);
+  call.dropout_p = find_number(from, "dropout_p").value_or(0.0);
+  TORCH_CHECK_VALUE(call.dropout_p >= 0.0 && call.dropout_p < 1.0,
                     "explain: dropout_p must be from 0 to below 1, got ",
-                    run.dropout_p);
-  const Sizes& n = run.sizes;
+                    call.dropout_p);
+  const Sizes& n = call.sizes;
   const int64_t of_a_head = n.batch * n.queries * n.keys;
   std::vector<Tensor> heads;
   for (const auto& [name, tensor] : from.tensors) {
@@ -293,56 +293,57 @@ void read_dropout(const Observation& from, Run& run) {
         kept.sizes() == find(from, {"out", "output"}).sizes();
     const bool of_weights =
         !like_output && (count == of_a_head * n.heads || of_queries);
-    if (of_weights && !run.kept_weights.defined()) {
-      run.kept_weights = kept.reshape({n.batch, n.heads, n.queries, -1});
-    } else if (kept.dim() == 4 && run.has_weights &&
+    if (of_weights && !call.kept_weights.defined()) {
+      call.kept_weights = kept.reshape({n.batch, n.heads, n.queries, -1});
+    } else if (kept.dim() == 4 && call.has_weights &&
                count == of_a_head / n.keys * n.heads * n.value_width) {
-      run.kept_context =
+      call.kept_context =
           kept.reshape({n.batch, n.heads, n.queries, n.value_width});
-    } else if (count == run.out.numel() && !run.kept_output.defined()) {
-      run.kept_output = shaped(run, from, kept, name.c_str());
+    } else if (count == call.out.numel() && !call.kept_output.defined()) {
+      call.kept_output = shaped(call, from, kept, name.c_str());
     } else if (count == of_a_head) {
       heads.push_back(kept.reshape({n.batch, n.queries, n.keys}));
     }
   }
-  if (!run.kept_weights.defined() &&
+  if (!call.kept_weights.defined() &&
       static_cast<int64_t>(heads.size()) == n.heads) {
-    run.kept_weights = at::stack(heads, 1);
+    call.kept_weights = at::stack(heads, 1);
   }
 }
 
-void read_results(const Observation& from, const Tensor& out, Run& run) {
-  run.out = shaped(run, from, out, "out");
-  run.returned = numbers(
+void read_results(const Observation& from, const Tensor& out,
+                  ObservedCall& call) {
+  call.out = shaped(call, from, out, "out");
+  call.returned = numbers(
       find(from, {"weights", "attn_weights", "attention_weights"}), "weights");
-  run.dout = shaped(run, from, find(from, {"dout"}), "dout");
-  need_shape(run.dout, run.out, "dout", "out");
+  call.dout = shaped(call, from, find(from, {"dout"}), "dout");
+  need_shape(call.dout, call.out, "dout", "out");
   const Tensor gradients[] = {find(from, {"dquery", "dx"}),
                               find(from, {"dkey"}), find(from, {"dvalue"})};
   constexpr const char* kNames[] = {"dquery", "dkey", "dvalue"};
   for (int role = 0; role < 3; ++role) {
-    run.gradients[role] = shaped(run, from, gradients[role], kNames[role]);
-    need_shape(run.gradients[role], run.inputs[role], kNames[role],
+    call.gradients[role] = shaped(call, from, gradients[role], kNames[role]);
+    need_shape(call.gradients[role], call.inputs[role], kNames[role],
                kInputs[role]);
   }
   for (const char* name :
        {"projected_query", "projected_key", "projected_value", "scores",
         "masked_scores", "context", "merged"}) {
     const Tensor stage = find(from, {name});
-    if (stage.defined()) run.stages[name] = numbers(stage, name);
+    if (stage.defined()) call.stages[name] = numbers(stage, name);
   }
   for (int64_t i = 0;; ++i) {
     const auto entry = from.tensors.find("trace." + std::to_string(i));
     if (entry == from.tensors.end()) break;
-    run.trace.push_back(entry->second.detach());
+    call.trace.push_back(entry->second.detach());
   }
 }
 
 }  // namespace
 
-Run make_run(const Observation& from) {
-  Run run;
-  if (const std::string* name = find_text(from, "name")) run.name = *name;
+ObservedCall read_dump(const Observation& from) {
+  ObservedCall call;
+  if (const std::string* name = find_text(from, "name")) call.name = *name;
   const Tensor query = find(from, {"query", "x"});
   const Tensor out = find(from, {"out", "output"});
   TORCH_CHECK_VALUE(query.defined(),
@@ -356,35 +357,36 @@ Run make_run(const Observation& from) {
   TORCH_CHECK_VALUE(query.dim() >= 2,
                     "explain: query must have 2 dimensions or more, got shape ",
                     shape_text(query));
-  run.sizes.heads = find_count(from, "num_heads").value_or(1);
-  run.dtype = query.scalar_type();
+  call.sizes.heads = find_count(from, "num_heads").value_or(1);
+  call.dtype = query.scalar_type();
   const NamedWeights weights = find_weights(from);
-  if (!weights.tensors.empty()) read_layer(from, weights, out, run);
-  read_inputs(from, run);
-  read_results(from, out, run);
-  run.mask =
+  if (!weights.tensors.empty()) read_layer(from, weights, out, call);
+  read_inputs(from, call);
+  read_results(from, out, call);
+  call.mask =
       find_mask(from, find(from, {"mask", "attn_mask", "attention_mask"}),
-                "mask", "mask", run.sizes);
-  run.padding = find_mask(
+                "mask", "mask", call.sizes);
+  call.padding = find_mask(
       from, find(from, {"key_padding_mask"}), "key_padding_mask",
-      find_text(from, "padding") != nullptr ? "padding" : "mask", run.sizes);
-  if (Tensor& padding = run.padding.numbers; padding.defined()) {
+      find_text(from, "padding") != nullptr ? "padding" : "mask", call.sizes);
+  if (Tensor& padding = call.padding.numbers; padding.defined()) {
     // (B, Lk) where B = Lq.
-    if (run.padding.rank == 2 && padding.size(2) == run.sizes.batch) {
+    if (call.padding.rank == 2 && padding.size(2) == call.sizes.batch) {
       padding = padding.transpose(0, 2);
     }
     TORCH_CHECK_VALUE(padding.size(2) == 1,
                       "explain: key_padding_mask must be (B, Lk) = (",
-                      run.sizes.batch, ", ", run.sizes.keys,
+                      call.sizes.batch, ", ", call.sizes.keys,
                       ") or broadcast so, got a row for each query");
   }
-  run.causal = find_choice<CausalRequest>(from, "is_causal", CausalRequest::kNo,
-                                          {{"true", CausalRequest::kYes},
-                                           {"false", CausalRequest::kNo},
-                                           {"infer", CausalRequest::kUnknown}});
-  run.scale = find_number(from, "scale");
-  read_dropout(from, run);
-  return run;
+  call.causal =
+      find_choice<CausalRequest>(from, "is_causal", CausalRequest::kNo,
+                                 {{"true", CausalRequest::kYes},
+                                  {"false", CausalRequest::kNo},
+                                  {"infer", CausalRequest::kUnknown}});
+  call.scale = find_number(from, "scale");
+  read_dropout(from, call);
+  return call;
 }
 
 }  // namespace multihead::diagnosis

@@ -1,17 +1,86 @@
 // SPDX-License-Identifier: MIT
-//
-// Faults of the projections and of the heads that are cut from them.
-#include "diagnosis/stages/faults_by_stage.h"
+#include "diagnosis/stages/projections.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
+
+#include "diagnosis/stages/recipe.h"
+#include "multihead/optional_tensor.h"
 
 namespace multihead::diagnosis {
+
+using at::Tensor;
+
 namespace {
 
-template <Split split, bool query, bool key, bool value>
-void split_as(Recipe& r) {
-  if constexpr (query) r.split[0] = split;
-  if constexpr (key) r.split[1] = split;
-  if constexpr (value) r.split[2] = split;
+const AlignedWeights::Matrix& matrix(const AlignedWeights& weights, int index) {
+  const AlignedWeights::Matrix* all[] = {&weights.query, &weights.key,
+                                         &weights.value, &weights.output};
+  return *all[index];
 }
+
+// project(), remembered where nothing is recorded or rounded.
+Tensor project_shared(const ObservedCall& call, const Recipe& recipe,
+                      int role) {
+  const int index = recipe.matrices[role];
+  const Tensor& input = call.inputs[recipe.inputs[role]];
+  if (at::GradMode::is_enabled() || recipe.narrow != Narrow::kNever) {
+    return project(call, recipe, rounded_everywhere(input, recipe), index);
+  }
+  Tensor& kept =
+      call.projections[{recipe.inputs[role], index, recipe.transposed[index],
+                        recipe.without_bias[index], recipe.weights_in_out,
+                        recipe.fused_head_by_head}];
+  if (!kept.defined()) kept = project(call, recipe, input, index);
+  return kept;
+}
+
+}  // namespace
+
+AlignedWeights::Matrix matrix_by(const ObservedCall& call, const Recipe& recipe,
+                                 int index) {
+  AlignedWeights::Matrix used = matrix(
+      recipe.fused_head_by_head ? call.weights_head_by_head : call.weights,
+      index);
+  if (!used.weight.defined()) return used;
+  if (used.orientation == Orientation::kUnknown && recipe.weights_in_out) {
+    used.weight = used.weight.t();
+  }
+  if (recipe.transposed[index]) {
+    require(used.weight.size(0) == used.weight.size(1));
+    used.weight = used.weight.t();
+  }
+  if (recipe.without_bias[index]) used.bias = Tensor();
+  return used;
+}
+
+Tensor project(const ObservedCall& call, const Recipe& recipe,
+               const Tensor& input, int index) {
+  const auto used = matrix_by(call, recipe, index);
+  if (!used.weight.defined()) return input;
+  require(used.weight.size(1) == input.size(-1));
+  return rounded_everywhere(at::linear(input, used.weight, optional(used.bias)),
+                            recipe);
+}
+
+std::array<Tensor, 3> project_inputs(const ObservedCall& call,
+                                     const Recipe& recipe) {
+  constexpr Detached kInputs[] = {Detached::kQuery, Detached::kKey,
+                                  Detached::kValue};
+  std::array<Tensor, 3> projected;
+  for (int role = 0; role < 3; ++role) {
+    projected[role] =
+        call.has_weights && !recipe.unprojected[role]
+            ? project_shared(call, recipe, role)
+            : rounded_everywhere(call.inputs[recipe.inputs[role]], recipe);
+    projected[role] = detached(projected[role], recipe, kInputs[role]);
+  }
+  return projected;
+}
+
+// ---- Faults ----------------------------------------------------------------
+
+namespace {
 
 constexpr std::string_view kTransposedRemedy =
     "nn.Linear stores its weight as (out, in) and computes x @ weight.T; a "
@@ -30,27 +99,24 @@ constexpr std::string_view kBiasRemedy =
 
 }  // namespace
 
-namespace {
-
-constexpr Stage kProjectionsStage = Stage::kProjections;
-const std::vector<Fault> kProjections = {
+const std::vector<Fault> kProjectionFaults = {
     {"query_weight_transposed",
-     kProjectionsStage,
+     Stage::kProjections,
      "The query matrix W_q is transposed.",
      kTransposedRemedy,
      {{[](Recipe& r) { r.transposed[0] = true; }}}},
     {"key_weight_transposed",
-     kProjectionsStage,
+     Stage::kProjections,
      "The key matrix W_k is transposed.",
      kTransposedRemedy,
      {{[](Recipe& r) { r.transposed[1] = true; }}}},
     {"value_weight_transposed",
-     kProjectionsStage,
+     Stage::kProjections,
      "The value matrix W_v is transposed.",
      kTransposedRemedy,
      {{[](Recipe& r) { r.transposed[2] = true; }}}},
     {"all_weights_transposed",
-     kProjectionsStage,
+     Stage::kProjections,
      "The weight matrices are transposed.",
      kTransposedRemedy,
      {{[](Recipe& r) { r.transposed = {true, true, true, true}; },
@@ -58,22 +124,22 @@ const std::vector<Fault> kProjections = {
       {[](Recipe& r) { r.transposed = {true, true, true, false}; },
        "All are but the output matrix."}}},
     {"query_key_swapped",
-     kProjectionsStage,
+     Stage::kProjections,
      "Queries are projected by the key matrix, keys by the query matrix.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {1, 0, 2}; }}}},
     {"query_value_swapped",
-     kProjectionsStage,
+     Stage::kProjections,
      "Queries are projected by the value matrix, values by the query matrix.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {2, 1, 0}; }}}},
     {"key_value_swapped",
-     kProjectionsStage,
+     Stage::kProjections,
      "Keys are projected by the value matrix, values by the key matrix.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {0, 2, 1}; }}}},
     {"projections_rotated",
-     kProjectionsStage,
+     Stage::kProjections,
      "The three input matrices are in the wrong order.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {1, 2, 0}; },
@@ -81,73 +147,73 @@ const std::vector<Fault> kProjections = {
       {[](Recipe& r) { r.matrices = {2, 0, 1}; },
        "Queries get W_v, keys W_q, values W_k."}}},
     {"one_projection_for_all",
-     kProjectionsStage,
+     Stage::kProjections,
      "One matrix projects queries, keys and values.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {0, 0, 0}; }, "It is W_q."},
       {[](Recipe& r) { r.matrices = {1, 1, 1}; }, "It is W_k."},
       {[](Recipe& r) { r.matrices = {2, 2, 2}; }, "It is W_v."}}},
     {"query_weight_for_keys",
-     kProjectionsStage,
+     Stage::kProjections,
      "Keys are projected by W_q, not by W_k.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {0, 0, 2}; }}}},
     {"key_weight_for_values",
-     kProjectionsStage,
+     Stage::kProjections,
      "Values are projected by W_k, not by W_v.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {0, 1, 1}; }}}},
     {"query_weight_for_values",
-     kProjectionsStage,
+     Stage::kProjections,
      "Values are projected by W_q, not by W_v.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {0, 1, 0}; }}}},
     {"key_weight_for_queries",
-     kProjectionsStage,
+     Stage::kProjections,
      "Queries are projected by W_k, not by W_q.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {1, 1, 2}; }}}},
     {"value_weight_for_keys",
-     kProjectionsStage,
+     Stage::kProjections,
      "Keys are projected by W_v, not by W_k.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {0, 2, 2}; }}}},
     {"value_weight_for_queries",
-     kProjectionsStage,
+     Stage::kProjections,
      "Queries are projected by W_v, not by W_q.",
      kMatrixRemedy,
      {{[](Recipe& r) { r.matrices = {2, 1, 2}; }}}},
     {"value_from_key",
-     kProjectionsStage,
+     Stage::kProjections,
      "Values are projected from the key input; the value input is not used.",
      kInputRemedy,
      {{[](Recipe& r) { r.inputs = {0, 1, 1}; }}}},
     {"key_from_value",
-     kProjectionsStage,
+     Stage::kProjections,
      "Keys are projected from the value input; the key input is not used.",
      kInputRemedy,
      {{[](Recipe& r) { r.inputs = {0, 2, 2}; }}}},
     {"key_from_query",
-     kProjectionsStage,
+     Stage::kProjections,
      "Keys are projected from the query input; the key input is not used.",
      kInputRemedy,
      {{[](Recipe& r) { r.inputs = {0, 0, 2}; }},
       {[](Recipe& r) { r.inputs = {0, 0, 0}; }, "So are the values."}}},
     {"value_from_query",
-     kProjectionsStage,
+     Stage::kProjections,
      "Values are projected from the query input; the value input is not "
      "used.",
      kInputRemedy,
      {{[](Recipe& r) { r.inputs = {0, 1, 0}; }}}},
     {"query_from_key",
-     kProjectionsStage,
+     Stage::kProjections,
      "Queries are projected from the key input; the query input is not used.",
      kInputRemedy,
      {{[](Recipe& r) { r.inputs = {1, 1, 2}; }},
       {[](Recipe& r) { r.inputs = {1, 1, 1}; },
        "Everything comes from the key input."}}},
     {"inputs_swapped",
-     kProjectionsStage,
+     Stage::kProjections,
      "The inputs are in the wrong order.",
      kInputRemedy,
      {{[](Recipe& r) { r.inputs = {0, 2, 1}; },
@@ -156,27 +222,27 @@ const std::vector<Fault> kProjections = {
        "Queries are projected from the key input, keys from the query "
        "input."}}},
     {"biases_forgotten",
-     kProjectionsStage,
+     Stage::kProjections,
      "No bias is added.",
      kBiasRemedy,
      {{[](Recipe& r) { r.without_bias = {true, true, true, true}; }}}},
     {"input_biases_forgotten",
-     kProjectionsStage,
+     Stage::kProjections,
      "The biases of the query, key and value projections are not added.",
      kBiasRemedy,
      {{[](Recipe& r) { r.without_bias = {true, true, true, false}; }}}},
     {"query_bias_forgotten",
-     kProjectionsStage,
+     Stage::kProjections,
      "The bias of the query projection is not added.",
      kBiasRemedy,
      {{[](Recipe& r) { r.without_bias[0] = true; }}}},
     {"value_bias_forgotten",
-     kProjectionsStage,
+     Stage::kProjections,
      "The bias of the value projection is not added.",
      kBiasRemedy,
      {{[](Recipe& r) { r.without_bias[2] = true; }}}},
     {"input_projection_forgotten",
-     kProjectionsStage,
+     Stage::kProjections,
      "Heads are cut from an input itself, without a projection.",
      "Project first, with W_q, W_k and W_v: it is the projections that make "
      "the heads differ from slices of the input.",
@@ -185,133 +251,13 @@ const std::vector<Fault> kProjections = {
       {[](Recipe& r) { r.unprojected[1] = true; }, "It is the keys."},
       {[](Recipe& r) { r.unprojected[2] = true; }, "It is the values."}}},
     {"batch_and_sequence_exchanged",
-     kProjectionsStage,
+     Stage::kProjections,
      "Batch and sequence are exchanged: each position attends to the same "
      "position of the other batch items.",
      "The code takes (L, B, E), as nn.MultiheadAttention does unless "
      "batch_first=True, and gets (B, L, E). Exchange the first two "
-     "dimensions "
-     "on the way in and out, or state batch_first=False.",
+     "dimensions on the way in and out, or state batch_first=False.",
      {{[](Recipe& r) { r.batch_exchanged = true; }}}},
 };
-
-}  // namespace
-
-std::span<const Fault> faults_of_projections() { return kProjections; }
-
-namespace {
-
-constexpr Stage kHeadsStage = Stage::kHeads;
-constexpr std::string_view kHeadsSplitRemedy =
-    "Cut the features, then exchange: x.view(B, L, H, d).transpose(1, 2). A "
-    "view in another order has the right shape and mixes positions with "
-    "features.";
-constexpr std::string_view kHeadsRoleRemedy =
-    "Scores are queries times keys, and their weights go to the values: "
-    "softmax(q @ k.transpose(-2, -1) / sqrt(d)) @ v.";
-constexpr std::string_view kHeadsGroupRemedy =
-    "Query head h reads key/value head h // (H / G): expand by "
-    "repeat_interleave(H // G, dim=1), giving 0 0 1 1 for H = 4 and G = 2.";
-const std::vector<Fault> kHeads = {
-    {"heads_not_transposed",
-     kHeadsStage,
-     "Heads are split without exchanging positions and heads.",
-     kHeadsSplitRemedy,
-     {{split_as<Split::kNotTransposed, true, true, true>,
-       "The features are viewed as (B, H, L, d) at once."},
-      {split_as<Split::kHeadsAsPositions, true, true, true>,
-       "The heads stay (B, L, H, d): each position attends among its own "
-       "heads, and nothing passes between positions."},
-      {split_as<Split::kNotTransposed, true, false, false>,
-       "It is the queries."},
-      {split_as<Split::kNotTransposed, false, true, false>, "It is the keys."},
-      {split_as<Split::kNotTransposed, false, false, true>,
-       "It is the values."}}},
-    {"heads_not_split",
-     kHeadsStage,
-     "The heads are not split: one head attends with all {E} features.",
-     kHeadsSplitRemedy,
-     {{split_as<Split::kOneHead, true, true, true>},
-      {[](Recipe& r) {
-         split_as<Split::kOneHead, true, true, true>(r);
-         r.scale = Scale::kRootOfOneHead;
-       },
-       "Its scores are divided by sqrt({D})."}}},
-    {"heads_interleaved",
-     kHeadsStage,
-     "Heads are interleaved: head h takes the features h, h + H, h + 2H, …",
-     kHeadsSplitRemedy,
-     {{split_as<Split::kFeatureMajor, true, true, true>}}},
-    {"groups_tiled",
-     kHeadsStage,
-     "Key/value heads are tiled (0 1 0 1), not repeated (0 0 1 1).",
-     kHeadsGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kTiled; }}}},
-    {"groups_truncated",
-     kHeadsStage,
-     "All query heads read the first key/value head.",
-     kHeadsGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kFirst; }}}},
-    {"groups_clamped",
-     kHeadsStage,
-     "Query heads beyond the number of key/value heads all read the last "
-     "one.",
-     kHeadsGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kClamped; }}}},
-    {"group_size_wrong",
-     kHeadsStage,
-     "The number of groups is taken for their size: query head h reads "
-     "key/value head h // G.",
-     kHeadsGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kCountForSize; }},
-      {[](Recipe& r) { r.groups = Groups::kCountForSizeClamped; },
-       "Beyond the last one it stays there."}}},
-    {"values_are_keys",
-     kHeadsStage,
-     "The weights are multiplied with the keys, not with the values.",
-     kHeadsRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 1, 1}; }}}},
-    {"values_are_queries",
-     kHeadsStage,
-     "The weights are multiplied with the queries, not with the values.",
-     kHeadsRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 1, 0}; }}}},
-    {"keys_are_values",
-     kHeadsStage,
-     "The scores are queries times values, not queries times keys.",
-     kHeadsRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 2, 2}; }}}},
-    {"keys_are_queries",
-     kHeadsStage,
-     "The scores are queries times queries, not queries times keys.",
-     kHeadsRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 0, 2}; }}}},
-    {"queries_are_keys",
-     kHeadsStage,
-     "The scores are keys times keys, not queries times keys.",
-     kHeadsRoleRemedy,
-     {{[](Recipe& r) { r.roles = {1, 1, 2}; }}}},
-    {"keys_reshaped",
-     kHeadsStage,
-     "The keys are reshaped to (d, L), not transposed.",
-     "`k.transpose(-2, -1)` moves each number; a view or reshape only reads "
-     "the "
-     "same numbers in rows of another length.",
-     {{[](Recipe& r) { r.keys_reshaped = true; }}}},
-    {"queries_and_keys_exchanged",
-     kHeadsStage,
-     "The scores are keys times queries: their rows are keys.",
-     kHeadsRoleRemedy,
-     {{[](Recipe& r) { r.roles = {1, 0, 2}; }}}},
-    {"keys_and_values_exchanged",
-     kHeadsStage,
-     "The scores are queries times values, and the weights meet the keys.",
-     kHeadsRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 2, 1}; }}}},
-};
-
-}  // namespace
-
-std::span<const Fault> faults_of_heads() { return kHeads; }
 
 }  // namespace multihead::diagnosis

@@ -8,7 +8,8 @@
 #include <array>
 #include <limits>
 
-#include "diagnosis/dump/run.h"
+#include "diagnosis/dump/observed_call.h"
+#include "diagnosis/stages/numbers.h"
 #include "diagnosis/stages/recipe.h"
 #include "diagnosis/stages/simulate.h"
 
@@ -22,28 +23,16 @@ double rounding_allowed(at::ScalarType precision, const Stages& stages,
 /// Whether that is so much that a result tells nothing: scores are too large.
 bool is_lost_in_rounding(at::ScalarType precision, const Stages& stages);
 
-/// Largest |x|, infinities and NaN left out; 0 of nothing.
-/// rows: bool, leading dimensions of x, those that count; undefined: all.
-double largest_finite(const at::Tensor& x, const at::Tensor& rows = {});
-
-/// Largest |x − y|: 0 for two NaN or the same infinity, infinite for one NaN.
-double largest_difference(const at::Tensor& x, const at::Tensor& y,
-                          const at::Tensor& rows = {});
-
 /// The rows of out, (B, Lq) or (B, H, Lq), in which some key was seen;
 /// undefined: all of them.
-at::Tensor seeing_rows(const Run& run, const Stages& stages);
+at::Tensor seeing_rows(const ObservedCall& call, const Stages& stages);
 
 /// Whether no query sees a key, so that nothing can be compared.
 bool sees_nothing(const Stages& stages);
 
-/// The weights that code with this recipe returns, in the shape of
-/// run.returned; undefined: they do not have that shape.
-at::Tensor returned_weights(const Run& run, const Recipe& recipe,
-                            const Stages& stages);
-
 /// Gradients of Σ out·dout for query, key and value where the run has them.
-std::array<at::Tensor, 3> gradients(const Run& run, const Recipe& recipe);
+std::array<at::Tensor, 3> gradients(const ObservedCall& call,
+                                    const Recipe& recipe);
 
 /// What remains of a tensor, and as a share of what rounding may do.
 struct Error {
@@ -60,11 +49,12 @@ struct Errors {
     return out.share <= 1 && weights.share <= 1 && gradients.share <= 1;
   }
 };
-Errors errors(const Run& run, const Recipe& recipe, at::ScalarType precision);
+Errors errors(const ObservedCall& call, const Recipe& recipe,
+              at::ScalarType precision);
 
 /// How many bits of out the recipe predicts: for each element log2 of its usual
 /// size as a share of what is left of it. An output that has nothing to do with
 /// the recipe has that many by chance once in 2^bits.
-double bits_in_common(const Run& run, const Recipe& recipe);
+double bits_in_common(const ObservedCall& call, const Recipe& recipe);
 
 }  // namespace multihead::diagnosis

@@ -35,7 +35,7 @@ struct Sizes {
           value_width = 0, embed_dim = 0;  ///< of a head; of queries
 };
 
-struct Run {
+struct ObservedCall {
   std::string name;
   at::ScalarType dtype = at::kDouble;  ///< of what went in
   Sizes sizes;
@@ -64,13 +64,14 @@ struct Run {
   std::map<std::string, at::Tensor> stages;  ///< known by name
   std::vector<at::Tensor> trace;             ///< in order, of any dtype
 
-  /// Projections that recipes share, kept by run_recipe: they are most of the
+  /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
   mutable std::map<std::array<int, 6>, at::Tensor> projections;
 };
 
 /// Throws c10::ValueError that names what is missing or does not fit. `show`
 /// reads its dumps by it.
-[[gnu::visibility("default")]] Run make_run(const Observation& observation);
+[[gnu::visibility("default")]] ObservedCall read_dump(
+    const Observation& observation);
 
 }  // namespace multihead::diagnosis

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: MIT
+#include "diagnosis/search/tolerance.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "diagnosis/search/pytorch_result.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Half an ulp of 1, and how many of them another order of the same operations,
+// projections included, may cost at most. Faults are far beyond.
+constexpr double kUnits = 64;
+// Beyond that share of a result rounding alone could make of it what it likes.
+constexpr double kLost = 0x1p-3;
+
+double unit_of(at::ScalarType precision) {
+  switch (precision) {
+    case at::kDouble:
+      return 0x1p-53;
+    case at::kFloat:
+      return 0x1p-24;
+    case at::kBFloat16:
+      return 0x1p-9;
+    case at::kHalf:
+      return 0x1p-12;
+    default:
+      TORCH_INTERNAL_ASSERT(false, precision);
+  }
+}
+
+double scalar(const Tensor& x) { return x.item<double>(); }
+
+// Scores enter through exp: one that is off by δ = unit·|score| changes its
+// weight p by p·(1 − p)·(exp(2δ) − 1)/2 at most. Where δ is small that is
+// nearly δ; where it is not, weights that are 0 or 1 stay what they are, and
+// all others may become anything.
+double rounding_by_softmax(const Stages& stages, double unit) {
+  const double delta = unit * largest_finite(stages.scores);
+  if (delta < 0x1p-10) return delta;
+  const Tensor p = stages.weights.detach().nan_to_num().abs().clamp_max(1);
+  const double undecided = scalar((p * (1 - p)).sum(-1).max());
+  return std::min(undecided * std::expm1(std::min(2 * delta, 700.0)) / 2, 2.0);
+}
+
+double l2(const Tensor& x) { return scalar(x.square().sum().sqrt()); }
+
+// Conventions apart, nothing is done otherwise than attention does.
+bool is_attention(Recipe recipe) {
+  recipe.fully_masked = FullyMasked::kZero;
+  recipe.mask_keeps = recipe.padding_keeps = recipe.weights_in_out =
+      recipe.fused_head_by_head = recipe.causal_by_itself = false;
+  if (recipe.dropout == Dropout::kOnOutputToo ||
+      recipe.dropout == Dropout::kOnOutput) {
+    recipe.dropout = Dropout::kOnWeights;
+  }
+  return recipe == Recipe{};
+}
+
+Error error(double difference, double allowed) {
+  return {difference, difference == 0 ? 0 : difference / allowed};
+}
+
+Error returned_error(const ObservedCall& call, const Recipe& recipe,
+                     const Stages& stages, at::ScalarType precision) {
+  const Tensor got = recipe.returned == Returned::kScores
+                         ? with_infinity(call.returned, stages)
+                         : call.returned;
+  const Tensor expected = returned_weights(call, recipe, stages);
+  if (!expected.defined()) return {};
+  Tensor fully_masked_rows;
+  if (stages.fully_masked.defined() && is_attention(recipe)) {
+    Tensor seen = stages.fully_masked.logical_not();
+    if (call.returned.numel() != stages.weights.numel()) seen = seen.all(1);
+    fully_masked_rows =
+        seen.reshape(expected.sizes().slice(0, expected.dim() - 1));
+  }
+  const double allowed = rounding_allowed(
+      precision, stages, largest_finite(got, fully_masked_rows));
+  double difference = largest_difference(got, expected, fully_masked_rows);
+  // In training both are usual: the weights before dropout, and after.
+  if (difference > allowed && call.training &&
+      recipe.returned == Returned::kWeights) {
+    difference = largest_difference(call.returned,
+                                    in_shape_of(stages.weights, call.returned),
+                                    fully_masked_rows);
+  }
+  return error(difference, allowed);
+}
+
+Error gradient_error(const ObservedCall& call, const Recipe& recipe,
+                     const Stages& stages, at::ScalarType precision) {
+  const std::array<Tensor, 3> expected = gradients(call, recipe);
+  Error worst{0, 0};
+  for (int role = 0; role < 3; ++role) {
+    if (!expected[role].defined()) continue;
+    // A gradient of nothing has no size of its own.
+    const double size = std::max(largest_finite(expected[role]),
+                                 largest_finite(call.gradients[role]));
+    const Error one =
+        error(largest_difference(call.gradients[role], expected[role]),
+              4 * rounding_allowed(precision, stages, size));
+    if (one.share > worst.share) worst = one;
+  }
+  return worst;
+}
+
+// log2 of how large the finite numbers of `got` are beside what `expected`
+// leaves of them, at most the 52 bits of float64, for each of them.
+double bits_of(const Tensor& got, const Tensor& expected) {
+  const Tensor finite = got.isfinite().logical_and(expected.isfinite());
+  const Tensor x = got.masked_select(finite);
+  const double size = x.numel() > 0 ? l2(x) : 0;
+  if (size == 0) return 0;
+  const double left = l2(x - expected.masked_select(finite));
+  const double bits = std::log2(size / std::max(left, size * 0x1p-52));
+  return static_cast<double>(x.numel()) * std::max(bits, 0.0);
+}
+
+// What the tensors of that type in the trace show: scores and weights, or more.
+std::optional<Narrow> narrow_in_trace(const ObservedCall& call,
+                                      at::ScalarType type) {
+  std::optional<Narrow> shown;
+  for (const Tensor& x : call.trace) {
+    if (x.scalar_type() != type) continue;
+    const bool scores = x.dim() > 0 && x.size(-1) == call.sizes.keys;
+    if (!scores) return Narrow::kEverywhere;
+    shown = Narrow::kSoftmax;
+  }
+  return shown;
+}
+
+// Rounding on the way is told by tensors of that type in the trace, or by what
+// it does: the error left is small beside the error that it explains.
+Errors narrow_errors(const ObservedCall& call, const Recipe& recipe,
+                     const Stages& narrow, at::ScalarType precision) {
+  const at::ScalarType type = type_of(recipe.narrow_type);
+  Recipe wide = recipe;
+  wide.narrow = Narrow::kNever;
+  const std::optional<Stages> stages = simulate(call, wide);
+  if (!stages) return {};
+  const double rounding = largest_difference(call.out, stages->out);
+  const double size = largest_finite(call.out);
+  // What may be as large as the output itself explains every output.
+  const double most = std::min(rounding_allowed(type, *stages, size), size);
+  if (rounding <= rounding_allowed(precision, *stages, size) ||
+      rounding > most) {
+    return {};
+  }
+  const double left = largest_difference(call.out, narrow.out);
+  double share = 2 * l2(call.out - narrow.out) / l2(call.out - stages->out);
+  const std::optional<Narrow> traced = narrow_in_trace(call, type);
+  if (traced && recipe.narrow != Narrow::kOutput) {
+    const bool alike = call.sizes.width == call.sizes.keys;
+    share = alike || *traced == recipe.narrow ? 0 : 2;
+  }
+  return {{left, share},
+          call.returned.defined() ? returned_error(call, wide, *stages, type)
+                                  : Error{0, 0},
+          call.dout.defined() ? gradient_error(call, wide, *stages, type)
+                              : Error{0, 0}};
+}
+
+// The difference as a share of PyTorch's own: its bits are right whatever their
+// error, and what is not much further off is as right.
+double beside_pytorch(const ObservedCall& call, const Recipe& recipe,
+                      const Stages& stages, const Tensor& rows) {
+  double share = kInfinity;
+  for (const Tensor& result : pytorch_results(call, recipe)) {
+    if (result.sizes() != call.out.sizes()) continue;
+    const Tensor theirs = result.to(at::kDouble);
+    if (largest_difference(call.out, theirs, rows) == 0) return 0;
+    const double own = largest_difference(theirs, stages.out, rows);
+    if (own > kLost * largest_finite(stages.out, rows)) continue;
+    const double difference = largest_difference(call.out, stages.out, rows);
+    share = std::min(share, difference / (4 * own));
+  }
+  return share;
+}
+
+Errors errors_of(const ObservedCall& call, const Recipe& recipe,
+                 const std::optional<Stages>& stages,
+                 at::ScalarType precision) {
+  Errors found;
+  if (!stages || stages->out.sizes() != call.out.sizes()) return found;
+  if (recipe.narrow != Narrow::kNever) {
+    return narrow_errors(call, recipe, *stages, precision);
+  }
+  // Queries that see no key are left to the code, where it is attention. A
+  // fault has to explain them.
+  const Tensor rows =
+      is_attention(recipe) ? seeing_rows(call, *stages) : Tensor();
+  // Heads and positions exchanged: a mask that blinds rows is no more theirs.
+  if (rows.defined() &&
+      rows.sizes() != call.out.sizes().slice(0, call.out.dim() - 1)) {
+    return found;
+  }
+  // By the size of their numbers: those of a recipe that explodes would allow
+  // everything.
+  found.out = error(
+      largest_difference(call.out, stages->out, rows),
+      rounding_allowed(precision, *stages, largest_finite(call.out, rows)));
+  if (is_lost_in_rounding(precision, *stages)) found.out.share = kInfinity;
+  if (found.out.share > 1 && is_attention(recipe)) {
+    found.out.share =
+        std::min(found.out.share, beside_pytorch(call, recipe, *stages, rows));
+  }
+  if (found.out.share > 1) return found;
+  found.weights = call.returned.defined()
+                      ? returned_error(call, recipe, *stages, precision)
+                      : Error{0, 0};
+  if (found.weights.share > 1) return found;
+  found.gradients = call.dout.defined()
+                        ? gradient_error(call, recipe, *stages, precision)
+                        : Error{0, 0};
+  return found;
+}
+
+}  // namespace
+
+double rounding_allowed(at::ScalarType precision, const Stages& stages,
+                        double largest) {
+  // Of 16 bits are only what goes in and what comes out of a step: queries and
+  // keys, which the scores amplify, and results.
+  const double unit = unit_of(precision);
+  const double share = at::isReducedFloatingType(precision)
+                           ? 16 * unit * stages.magnification +
+                                 rounding_by_softmax(stages, 2 * unit)
+                           : kUnits * unit * (4 + stages.magnification) +
+                                 rounding_by_softmax(stages, kUnits * unit);
+  return share * largest + 1e-300;
+}
+
+bool is_lost_in_rounding(at::ScalarType precision, const Stages& stages) {
+  return rounding_allowed(precision, stages, 1.0) > kLost;
+}
+
+bool sees_nothing(const Stages& stages) {
+  return stages.fully_masked.defined() &&
+         stages.fully_masked.all().item<bool>();
+}
+
+Tensor seeing_rows(const ObservedCall& call, const Stages& stages) {
+  if (!stages.fully_masked.defined()) return {};
+  const Tensor seen = stages.fully_masked.logical_not();
+  return call.has_weights ? seen.all(1) : seen;
+}
+
+std::array<Tensor, 3> gradients(const ObservedCall& call,
+                                const Recipe& recipe) {
+  const at::AutoGradMode with_grad(true);
+  ObservedCall leaves = call;
+  for (int role = 0; role < 3; ++role) {
+    leaves.inputs[role] =
+        call.same_as[role] == role
+            ? call.inputs[role].detach().clone().requires_grad_()
+            : leaves.inputs[call.same_as[role]];
+  }
+  std::array<Tensor, 3> result;
+  const std::optional<Stages> stages = simulate(leaves, recipe);
+  for (int role = 0; role < 3; ++role) {
+    if (!call.gradients[role].defined() || call.same_as[role] != role) continue;
+    result[role] = at::zeros_like(call.inputs[role]);
+    if (!stages || !stages->out.requires_grad() ||
+        stages->out.sizes() != call.dout.sizes()) {
+      continue;
+    }
+    const Tensor gradient =
+        torch::autograd::grad({stages->out}, {leaves.inputs[role]}, {call.dout},
+                              /*retain_graph=*/true,
+                              /*create_graph=*/false, /*allow_unused=*/true)[0];
+    if (gradient.defined()) result[role] = gradient;
+  }
+  return result;
+}
+
+Errors errors(const ObservedCall& call, const Recipe& recipe,
+              at::ScalarType precision) {
+  const at::NoGradGuard no_grad;
+  std::optional<Stages> stages = simulate(call, recipe);
+  const Errors found = errors_of(call, recipe, stages, precision);
+  // What becomes of rows, or of other lines of a softmax, in which everything
+  // is blocked, is up to the code: 0, NaN or, of a finite sentinel, equal
+  // weights, or those of the scores where it is added.
+  const bool may_differ =
+      stages && (stages->fully_masked.defined() ||
+                 (stages->blocks && recipe.normalise != Normalise::kOverKeys));
+  if (found.fit() || !may_differ) return found;
+  for (const FullyMasked fully_masked :
+       {FullyMasked::kNaN, FullyMasked::kUniform, FullyMasked::kAsSeen}) {
+    Recipe other = recipe;
+    other.fully_masked = fully_masked;
+    stages = simulate(call, other);
+    const Errors others = errors_of(call, other, stages, precision);
+    if (others.fit()) return others;
+  }
+  return found;
+}
+
+double bits_in_common(const ObservedCall& call, const Recipe& recipe) {
+  const at::NoGradGuard no_grad;
+  double most = 0;
+  // As errors() leaves it to the code what becomes of fully masked rows.
+  for (const FullyMasked fully_masked :
+       {FullyMasked::kZero, FullyMasked::kNaN, FullyMasked::kUniform,
+        FullyMasked::kAsSeen}) {
+    Recipe chosen = recipe;
+    chosen.fully_masked = fully_masked;
+    const std::optional<Stages> stages = simulate(call, chosen);
+    if (!stages || stages->out.sizes() != call.out.sizes()) return 0;
+    most = std::max(most, bits_of(call.out, stages->out));
+    if (!stages->blocks && !stages->fully_masked.defined()) break;
+  }
+  return most;
+}
+
+}  // namespace multihead::diagnosis

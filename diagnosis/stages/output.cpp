@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+#include "diagnosis/stages/output.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+
+#include <limits>
+
+#include "diagnosis/stages/numbers.h"
+#include "diagnosis/stages/recipe.h"
+#include "diagnosis/stages/simulate.h"
+#include "multihead/optional_tensor.h"
+
+namespace multihead::diagnosis {
+
+using at::Tensor;
+
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// By a matrix (D, D) that all heads share, or each by its own square on the
+// diagonal of (H·D, H·D).
+Tensor project_each_head(const ObservedCall& call, const Recipe& recipe,
+                         const Tensor& context) {
+  const auto [weight, bias, orientation, name] = matrix_by(call, recipe, 3);
+  require(weight.defined());
+  const int64_t heads = context.size(1), width = context.size(3);
+  if (weight.size(1) == width) {
+    return merge_heads(at::linear(context, weight, optional(bias)), recipe);
+  }
+  require(weight.size(0) == heads * width && weight.size(1) == heads * width);
+  const Tensor squares = weight.view({heads, width, heads, width})
+                             .diagonal(0, 0, 2)
+                             .permute({2, 1, 0});  // (H, in, out)
+  const Tensor merged = merge_heads(context.matmul(squares), recipe);
+  return bias.defined() ? merged + bias : merged;
+}
+
+Tensor project_out(const ObservedCall& call, const Recipe& recipe,
+                   const Stages& stages) {
+  if (!call.has_weights) return stages.context;
+  const Tensor& merged = stages.merged;
+  switch (recipe.output) {
+    case Output::kLinear:
+      return project(call, recipe, merged, 3);
+    case Output::kNone:
+      return merged;
+    case Output::kTwice: {
+      const Tensor once = project(call, recipe, merged, 3);
+      return project(call, recipe, once, 3);
+    }
+    case Output::kPerHead:
+      return project_each_head(call, recipe, stages.context);
+  }
+  throw Impossible();
+}
+
+}  // namespace
+
+Tensor detached(const Tensor& x, const Recipe& recipe, Detached what) {
+  return recipe.detached == what ? x.detach() : x;
+}
+
+Tensor finish(const ObservedCall& call, const Recipe& recipe,
+              const Stages& stages) {
+  Tensor out = project_out(call, recipe, stages);
+  out = drop_later(call, recipe, out, Dropout::kOnOutput);
+  out = drop_later(call, recipe, out, Dropout::kOnOutputToo);
+  out = drop_later(call, recipe, out, Dropout::kLeftOnOutput);
+  if (recipe.input_added) {
+    require(out.sizes() == call.inputs[0].sizes());
+    out = out + call.inputs[0];
+  }
+  return detached(narrowed(out, recipe, Narrow::kOutput), recipe,
+                  Detached::kOutput);
+}
+
+Tensor with_infinity(const Tensor& scores, const Stages& stages) {
+  const double least = -100 - largest_finite(stages.scores);
+  return scores.masked_fill(scores.lt(least), -kInfinity);
+}
+
+Tensor in_shape_of(const Tensor& weights, const Tensor& like, bool sum) {
+  const int64_t whole = weights.numel(), heads = weights.size(1);
+  if (like.numel() == whole) return weights.reshape(like.sizes());
+  if (like.numel() * heads != whole) return {};
+  return (sum ? weights.sum(1) : weights.mean(1)).reshape(like.sizes());
+}
+
+Tensor returned_weights(const ObservedCall& call, const Recipe& recipe,
+                        const Stages& stages) {
+  const Tensor& like = call.returned;
+  switch (recipe.returned) {
+    case Returned::kWeights:
+      return in_shape_of(stages.dropped, like);
+    case Returned::kSum:
+      return in_shape_of(stages.dropped, like, /*sum=*/true);
+    case Returned::kFirstHead:
+    case Returned::kLastHead: {
+      const Tensor head = stages.dropped.select(
+          1, recipe.returned == Returned::kFirstHead ? 0 : -1);
+      // Asked for all of them, it may well return them.
+      return head.numel() == like.numel() ? head.reshape(like.sizes())
+                                          : in_shape_of(stages.dropped, like);
+    }
+    case Returned::kScores: {
+      const Tensor masked =
+          in_shape_of(with_infinity(stages.masked_scores, stages), like);
+      if (!masked.defined()) return {};
+      return largest_difference(with_infinity(like, stages), masked) <
+                     1e-3 * largest_finite(stages.scores)
+                 ? masked
+                 : in_shape_of(stages.scores, like);
+    }
+    case Returned::kUnmasked:
+      return in_shape_of(stages.scores.softmax(-1), like);
+  }
+  return {};
+}
+
+// ---- Faults ----------------------------------------------------------------
+
+const std::vector<Fault> kOutputFaults = {
+    {"output_weight_transposed",
+     Stage::kOutput,
+     "The output matrix W_o is transposed.",
+     "nn.Linear stores its weight as (out, in) and computes x @ weight.T.",
+     {{[](Recipe& r) { r.transposed[3] = true; }}}},
+    {"output_bias_forgotten",
+     Stage::kOutput,
+     "The bias of the output projection is not added.",
+     "Add it after the matrix: x @ weight.T + bias.",
+     {{[](Recipe& r) { r.without_bias[3] = true; }}}},
+    {"output_forgotten",
+     Stage::kOutput,
+     "The output projection is missing.",
+     "Multiply the merged heads by W_o: it is what lets the heads mix.",
+     {{[](Recipe& r) { r.output = Output::kNone; }}}},
+    {"output_per_head",
+     Stage::kOutput,
+     "The output projection is applied to each head by itself.",
+     "W_o is (E, H·d) and takes all heads laid side by side.",
+     {{[](Recipe& r) { r.output = Output::kPerHead; }}}},
+    {"output_projection_twice",
+     Stage::kOutput,
+     "The output projection is applied twice.",
+     "Apply W_o once.",
+     {{[](Recipe& r) { r.output = Output::kTwice; }}}},
+    {"input_added",
+     Stage::kOutput,
+     "The query input is added to the output.",
+     "The residual connection belongs to the block around attention.",
+     {{[](Recipe& r) { r.input_added = true; }}}},
+    {"returned_weights_summed",
+     Stage::kReturnedWeights,
+     "The weights returned are summed over the heads, not averaged.",
+     "nn.MultiheadAttention returns their mean: weights.mean(dim=1).",
+     {{[](Recipe& r) { r.returned = Returned::kSum; }}}},
+    {"returned_weights_of_one_head",
+     Stage::kReturnedWeights,
+     "The weights returned are those of one head.",
+     "Return all heads, or their mean.",
+     {{[](Recipe& r) { r.returned = Returned::kFirstHead; },
+       "It is the first head."},
+      {[](Recipe& r) { r.returned = Returned::kLastHead; },
+       "It is the last head."}}},
+    {"returned_weights_before_softmax",
+     Stage::kReturnedWeights,
+     "What is returned as weights are scores, before the softmax.",
+     "Return the softmax of the scores.",
+     {{[](Recipe& r) { r.returned = Returned::kScores; }}}},
+    {"returned_weights_unmasked",
+     Stage::kReturnedWeights,
+     "The weights returned are those without the mask.",
+     "Return the weights that were used.",
+     {{[](Recipe& r) { r.returned = Returned::kUnmasked; }}}},
+    {"gradient_detached",
+     Stage::kGradients,
+     "The output is right, and no gradient passes through a part of it.",
+     "Look for .detach(), .data, torch.no_grad(), .item() or a tensor made "
+     "anew from values.",
+     {{[](Recipe& r) { r.detached = Detached::kOutput; },
+       "It is the whole output."},
+      {[](Recipe& r) { r.detached = Detached::kWeights; },
+       "It is the weights: queries and keys never learn."},
+      {[](Recipe& r) { r.detached = Detached::kQuery; }, "It is the query."},
+      {[](Recipe& r) { r.detached = Detached::kKey; }, "It is the key."},
+      {[](Recipe& r) { r.detached = Detached::kValue; }, "It is the value."}}},
+};
+
+}  // namespace multihead::diagnosis
