@@ -7,7 +7,7 @@
 // Every result comes with its condition scale: the same formula on absolute
 // values, by which an error is judged element by element,
 //     |x − golden| ≤ c·u·scale + tiny,
-// with u from Precision. The scale of a sum is what its terms would add up to
+// with u from precision.h. The scale of a sum is what its terms would add up to
 // without cancellation, so the bound holds for any order of summation.
 //
 // Letters: B batch, H query heads, G key/value heads, Lq and Lk lengths, D head
@@ -22,9 +22,10 @@
 #include <optional>
 #include <vector>
 
-namespace naive {
+#include "reference/precision.h"
 
-using Values = std::vector<double>;
+namespace reference {
+
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// One call of attention. Empty vectors are absent arguments.
@@ -71,35 +72,6 @@ struct Gradients {
   Values alibi_slopes, alibi_slopes_scale;     ///< (B, H)
   Values sinks, sinks_scale;                   ///< (H)
 };
-
-/// Rounding of a dtype: u = own + base·(4 + Λ).
-struct Precision {
-  double own;   ///< of storing a 16-bit result; 0 for wider types
-  double base;  ///< of the arithmetic
-  double tiny;  ///< absolute floor: results near the smallest numbers
-  double forward, backward, backward_value;  ///< the factors c
-
-  double unit(double lambda) const { return own + base * (4 + lambda); }
-  /// The bound for each element of a result with this scale.
-  Values allowed(const Values& scale, double lambda, double c) const {
-    Values bound(scale.size());
-    for (size_t i = 0; i < scale.size(); ++i)
-      bound[i] = c * unit(lambda) * scale[i] + tiny;
-    return bound;
-  }
-  /// The bound for each logsumexp, which is float32 for 16-bit types.
-  Values allowed_logsumexp(const Values& lse, double lambda) const {
-    Values bound(lse.size(), 4 * base * (4 + lambda));
-    if (base < 0x1p-40)
-      for (size_t i = 0; i < lse.size(); ++i)
-        bound[i] = 1e-13 * (1 + std::abs(lse[i]) + lambda);
-    return bound;
-  }
-};
-inline constexpr Precision kFloat64{0, 0x1p-53, 1e-37, 8, 8, 8};
-inline constexpr Precision kFloat32{0, 0x1p-24, 1e-37, 8, 8, 16};
-inline constexpr Precision kBFloat16{0x1p-9, 0x1p-24, 0x1p-133, 6, 8, 8};
-inline constexpr Precision kFloat16{0x1p-12, 0x1p-24, 0x1p-24, 6, 8, 8};
 
 /// One query row: positions in the arrays, and the keys it may see.
 struct Row {
@@ -343,4 +315,4 @@ inline Gradients backward(const Attention& a, const Output& result,
   return g;
 }
 
-}  // namespace naive
+}  // namespace reference

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
-// A whole attention layer in plain float64 loops, around naive.h: projections,
-// heads, attention, output projection. Condition scales run through all of it.
+// A whole attention layer in plain float64 loops, around attention.h:
+// projections, heads, attention, output projection. Condition scales run
+// through all of it.
 #pragma once
 
 #include "reference/attention.h"
 
-namespace naive {
+namespace reference {
 
 /// rows (n, width) with the scales that stand for their absolute values.
 struct Rows {
@@ -134,4 +135,4 @@ inline Values average_heads(const Values& weights, const Attention& a) {
   return mean;
 }
 
-}  // namespace naive
+}  // namespace reference

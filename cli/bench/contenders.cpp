@@ -52,7 +52,7 @@ Contender attention_contender(Implementation who, const AttentionForm& form,
                               const AttentionInputs& inputs,
                               const std::shared_ptr<InputRotation>& rotation,
                               const std::shared_ptr<Reference>& reference) {
-  const naive::Precision precision =
+  const reference::Precision precision =
       precision_of(who, inputs.query.scalar_type());
   AttentionInputs exact = inputs, ones = inputs;
   exact.options.dropout_p = 0;
@@ -166,7 +166,7 @@ Outputs step(const AttentionForm& form, const AttentionInputs& x,
 }
 
 std::string training_dropout_fault(const AttentionForm& form, const Task& task,
-                                   const naive::Precision& p) {
+                                   const reference::Precision& p) {
   AttentionInputs ones = task.inputs;
   ones.value = leaf(at::ones_like(ones.value));
   const Outputs sums = step(form, ones, at::ones_like(task.dout));
@@ -180,7 +180,7 @@ std::string training_dropout_fault(const AttentionForm& form, const Task& task,
 Contender training_contender(Implementation who, const AttentionForm& form,
                              Pass pass,
                              const std::shared_ptr<const Task>& task) {
-  const naive::Precision precision =
+  const reference::Precision precision =
       precision_of(who, task->dout.scalar_type());
   AttentionInputs exact = task->inputs;
   exact.options.dropout_p = 0;
@@ -333,7 +333,7 @@ double linear_flop(double rows, double weights, Pass pass) {
   return 2 * rows * weights * products;
 }
 
-naive::Precision precision_of(Implementation who, at::ScalarType dtype) {
+reference::Precision precision_of(Implementation who, at::ScalarType dtype) {
   return who == Implementation::kOurs ? attention_precision(dtype)
                                       : layer_precision(dtype);
 }

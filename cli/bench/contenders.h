@@ -57,7 +57,7 @@ double linear_flop(double rows, double weights, Pass pass);
 
 /// What rounding allows a contender: others than ours store scores in the dtype
 /// wherever they leave their fused path.
-naive::Precision precision_of(Implementation who, at::ScalarType dtype);
+reference::Precision precision_of(Implementation who, at::ScalarType dtype);
 
 /// out (B, H, Lq, Dv) of as many draws of dropout, one after another, as make
 /// some thousand rows. ones: inputs whose values are 1.

@@ -42,7 +42,7 @@ at::Tensor batch_first(const at::Tensor& x,
 }
 
 // Every mask of a layer's call in one: (B, H, Lq, Lk + appended columns).
-Values layer_bias(const naive::Attention& a, int64_t appended,
+Values layer_bias(const reference::Attention& a, int64_t appended,
                   const multihead::ForwardOptions& options) {
   const int64_t keys = a.Lk - appended;
   at::Tensor bias = at::zeros({a.B, a.H, a.Lq, keys}, at::kDouble);
@@ -63,10 +63,10 @@ Values layer_bias(const naive::Attention& a, int64_t appended,
   return values(at::constant_pad_nd(bias, {0, appended}));
 }
 
-naive::Linear projection(const at::Tensor& own_weight,
-                         const at::Tensor& own_bias,
-                         const multihead::AttentionLayer& layer,
-                         int64_t index) {
+reference::Linear projection(const at::Tensor& own_weight,
+                             const at::Tensor& own_bias,
+                             const multihead::AttentionLayer& layer,
+                             int64_t index) {
   const auto third = [&](const at::Tensor& packed) {
     return packed.defined() ? packed.chunk(3)[index] : packed;
   };
@@ -75,15 +75,15 @@ naive::Linear projection(const at::Tensor& own_weight,
       values(own_bias.defined() ? own_bias : third(layer.in_proj_bias))};
 }
 
-naive::Layer naive_layer(const at::Tensor& query, const at::Tensor& key,
-                         const at::Tensor& value,
-                         const multihead::AttentionLayer& layer,
-                         const multihead::ForwardOptions& options) {
+reference::Layer reference_layer(const at::Tensor& query, const at::Tensor& key,
+                                 const at::Tensor& value,
+                                 const multihead::AttentionLayer& layer,
+                                 const multihead::ForwardOptions& options) {
   const at::Tensor q = batch_first(query, layer), k = batch_first(key, layer),
                    v = batch_first(value, layer);
   const int64_t appended = layer.bias_k.defined() + layer.add_zero_attn;
-  naive::Layer result;
-  naive::Attention& a = result.attention;
+  reference::Layer result;
+  reference::Attention& a = result.attention;
   a.B = q.size(0);
   a.H = layer.num_heads;
   a.G = layer.num_kv_heads.value_or(layer.num_heads);
@@ -126,16 +126,16 @@ int significand_bits(at::ScalarType dtype) {
 
 }  // namespace
 
-naive::Precision attention_precision(at::ScalarType dtype) {
+reference::Precision attention_precision(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:
-      return naive::kFloat64;
+      return reference::kFloat64;
     case at::kFloat:
-      return naive::kFloat32;
+      return reference::kFloat32;
     case at::kBFloat16:
-      return naive::kBFloat16;
+      return reference::kBFloat16;
     case at::kHalf:
-      return naive::kFloat16;
+      return reference::kFloat16;
     default:
       TORCH_CHECK(false, "attention_precision: dtype must be floating, got ",
                   dtype);
@@ -144,16 +144,16 @@ naive::Precision attention_precision(at::ScalarType dtype) {
 
 // The rounding of stored queries, keys and values counts as often as Λ is
 // large.
-naive::Precision layer_precision(at::ScalarType dtype) {
-  naive::Precision p = attention_precision(dtype);
+reference::Precision layer_precision(at::ScalarType dtype) {
+  reference::Precision p = attention_precision(dtype);
   if (p.own > 0) p.base = p.own;
   return p;
 }
 
-naive::Attention naive_attention(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value,
-                                 const multihead::AttentionOptions& options) {
-  naive::Attention a;
+reference::Attention reference_attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const multihead::AttentionOptions& options) {
+  reference::Attention a;
   a.B = query.size(0);
   a.H = query.size(1);
   a.G = key.size(1);
@@ -189,9 +189,10 @@ naive::Attention naive_attention(const at::Tensor& query, const at::Tensor& key,
 GoldenAttention golden_attention(const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value,
                                  const multihead::AttentionOptions& options) {
-  const naive::Attention a = naive_attention(query, key, value, options);
-  const naive::Output result = naive::forward(a);
-  const naive::Precision p = attention_precision(query.scalar_type());
+  const reference::Attention a =
+      reference_attention(query, key, value, options);
+  const reference::Output result = reference::forward(a);
+  const reference::Precision p = attention_precision(query.scalar_type());
   const std::vector<int64_t> out{a.B, a.H, a.Lq, a.Dv},
       pairs{a.B, a.H, a.Lq, a.Lk}, rows{a.B, a.H, a.Lq};
   const double lambda = result.lambda;
@@ -207,10 +208,11 @@ GoldenGradients golden_gradients(const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value,
                                  const multihead::AttentionOptions& options,
                                  const at::Tensor& dout) {
-  const naive::Attention a = naive_attention(query, key, value, options);
-  const naive::Output result = naive::forward(a);
-  const naive::Gradients g = naive::backward(a, result, values(dout));
-  const naive::Precision p = attention_precision(query.scalar_type());
+  const reference::Attention a =
+      reference_attention(query, key, value, options);
+  const reference::Output result = reference::forward(a);
+  const reference::Gradients g = reference::backward(a, result, values(dout));
+  const reference::Precision p = attention_precision(query.scalar_type());
   const auto golden = [&](const Values& value, const Values& scale, double c,
                           at::IntArrayRef sizes) {
     return Golden{to_tensor(value, sizes),
@@ -225,10 +227,11 @@ GoldenLayer golden_layer(const at::Tensor& query, const at::Tensor& key,
                          const at::Tensor& value,
                          const multihead::AttentionLayer& layer,
                          const multihead::ForwardOptions& options) {
-  const naive::Layer problem = naive_layer(query, key, value, layer, options);
-  const naive::Attention& a = problem.attention;
-  const naive::LayerOutput result = naive::forward(problem);
-  const naive::Precision p = layer_precision(query.scalar_type());
+  const reference::Layer problem =
+      reference_layer(query, key, value, layer, options);
+  const reference::Attention& a = problem.attention;
+  const reference::LayerOutput result = reference::forward(problem);
+  const reference::Precision p = layer_precision(query.scalar_type());
 
   const auto like_query = [&](const Values& rows) {
     const at::Tensor out = to_tensor(rows, {a.B, a.Lq, layer.embed_dim});
@@ -237,7 +240,7 @@ GoldenLayer golden_layer(const at::Tensor& query, const at::Tensor& key,
   };
   const bool average = options.average_attn_weights();
   const Values weights =
-      average ? naive::average_heads(result.weights, a) : result.weights;
+      average ? reference::average_heads(result.weights, a) : result.weights;
   const auto like_weights = [&](const Values& pairs) {
     const at::Tensor all = average ? to_tensor(pairs, {a.B, a.Lq, a.Lk})
                                    : to_tensor(pairs, {a.B, a.H, a.Lq, a.Lk});

@@ -37,13 +37,13 @@ struct GoldenGradients {
 
 /// What rounding a dtype allows. In a layer, queries, keys and values are
 /// stored in the dtype, and in 16 bits that rounding enters the scores.
-naive::Precision attention_precision(at::ScalarType dtype);
-naive::Precision layer_precision(at::ScalarType dtype);
+reference::Precision attention_precision(at::ScalarType dtype);
+reference::Precision layer_precision(at::ScalarType dtype);
 
 /// A call as the loops want it. query, key, value are 4-D.
-naive::Attention naive_attention(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value,
-                                 const multihead::AttentionOptions& options);
+reference::Attention reference_attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const multihead::AttentionOptions& options);
 
 GoldenAttention golden_attention(const at::Tensor& query, const at::Tensor& key,
                                  const at::Tensor& value,

@@ -109,7 +109,7 @@ void for_each_tile(const at::Tensor& keep, Visit visit) {
 }
 
 // The gradients of Σ out·dout from a tile's weights, by the steps of
-// naive::backward.
+// reference::backward.
 void add_gradients(const Heads& x, const Tile& tile, const at::Tensor& w,
                    const Scaled& all_dout, Attended& result) {
   const Scaled q = tile.of_queries(x.query), k = tile.of_keys(x.key),
@@ -241,7 +241,8 @@ void add_gradients(const LayerInputs& inputs, const Attended& x,
                                        {"d in_proj_bias", in.bias},
                                        {"d out_proj_weight", out.weight},
                                        {"d out_proj_bias", out.bias}})
-    reference.parts.push_back({name, gradient, &naive::Precision::backward});
+    reference.parts.push_back(
+        {name, gradient, &reference::Precision::backward});
 }
 
 }  // namespace
@@ -267,7 +268,7 @@ Reference reference_of(const AttentionInputs& inputs, const at::Tensor& dout) {
   const auto grouped = [&](const at::Tensor& heads) {
     return heads.unflatten(1, {G, group}).sum(2);
   };
-  using naive::Precision;
+  using reference::Precision;
   reference.parts.insert(
       reference.parts.end(),
       {{"d query", y.dquery, &Precision::backward},
@@ -295,7 +296,7 @@ Reference reference_of(const LayerInputs& inputs, const at::Tensor& dout) {
 }
 
 double budget_share(const at::Tensor& x, const Scaled& expected, double factor,
-                    double lambda, const naive::Precision& precision) {
+                    double lambda, const reference::Precision& precision) {
   if (!x.defined() || x.sizes() != expected.value.sizes()) return kInfinity;
   const at::Tensor allowed =
       expected.scale * (factor * precision.unit(lambda)) + precision.tiny;
@@ -308,7 +309,7 @@ double budget_share(const at::Tensor& x, const Scaled& expected, double factor,
 
 std::string fault(const std::vector<at::Tensor>& out,
                   const Reference& reference,
-                  const naive::Precision& precision) {
+                  const reference::Precision& precision) {
   for (size_t i = 0; i < reference.parts.size(); ++i) {
     const Expected& part = reference.parts[i];
     const double share =

@@ -36,7 +36,7 @@ struct Scaled {
 struct Expected {
   std::string name;  ///< "output", "d query"
   Scaled result;
-  double naive::Precision::* factor = &naive::Precision::forward;
+  double reference::Precision::* factor = &reference::Precision::forward;
 };
 
 struct Reference {
@@ -60,12 +60,12 @@ Reference reference_of(const LayerInputs& inputs, const at::Tensor& dout = {});
 /// The largest |x − value| as a share of factor·u·scale + tiny; not at most 1,
 /// and infinite for NaN or another shape, where x is wrong.
 double budget_share(const at::Tensor& x, const Scaled& expected, double factor,
-                    double lambda, const naive::Precision& precision);
+                    double lambda, const reference::Precision& precision);
 
 /// Why `out` is not what the reference demands; empty: every part is within
 /// its budget.
 std::string fault(const std::vector<at::Tensor>& out,
                   const Reference& reference,
-                  const naive::Precision& precision);
+                  const reference::Precision& precision);
 
 }  // namespace cli

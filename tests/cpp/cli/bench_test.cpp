@@ -36,15 +36,16 @@ AttentionCall small_call() {
           .options = {.enable_gqa = true}};
 }
 
-naive::Values values(const at::Tensor& x) {
+reference::Values values(const at::Tensor& x) {
   const at::Tensor dense = x.to(at::kDouble).contiguous();
   const double* data = dense.const_data_ptr<double>();
   return {data, data + dense.numel()};
 }
 
-void expect_near(const Scaled& x, const naive::Values& value,
-                 const naive::Values& scale) {
-  const naive::Values values_of_x = values(x.value), scales = values(x.scale);
+void expect_near(const Scaled& x, const reference::Values& value,
+                 const reference::Values& scale) {
+  const reference::Values values_of_x = values(x.value),
+                          scales = values(x.scale);
   ASSERT_EQ(values_of_x.size(), value.size());
   for (size_t i = 0; i < value.size(); ++i) {
     EXPECT_NEAR(values_of_x[i], value[i], 1e-13 * (1 + scale[i]));
@@ -143,14 +144,14 @@ TEST(Bench, UsefulWorkIsThatOfVisiblePairs) {
   for (const AttentionCall& call : calls_of_every_kind()) {
     Random random(1, "flop");
     const AttentionInputs x = draw(call, random);
-    const naive::Attention a =
-        naive_attention(x.query, x.key, x.value, x.options);
+    const reference::Attention a =
+        reference_attention(x.query, x.key, x.value, x.options);
     int64_t pairs = 0;
     for (int64_t b = 0; b < a.B; ++b)
       for (int64_t h = 0; h < a.H; ++h)
         for (int64_t i = 0; i < a.Lq; ++i)
           for (int64_t j = 0; j < a.Lk; ++j)
-            pairs += naive::Row(a, b, h, i).sees(a, j);
+            pairs += reference::Row(a, b, h, i).sees(a, j);
     const double forward = 2.0 * pairs * (a.D + a.Dv),
                  backward = 2.0 * pairs * (3 * a.D + 2 * a.Dv);
     EXPECT_EQ(attention_flop(x, Pass::kForward), forward);
@@ -192,10 +193,10 @@ TEST(Bench, Float64IsThatOfTheLoops) {
     const AttentionInputs x = draw(call, random);
     const at::Tensor dout = random.normal({2, 4, 9, x.value.size(3)});
     const Reference fast = reference_of(x, dout);
-    const naive::Attention a =
-        naive_attention(x.query, x.key, x.value, x.options);
-    const naive::Output slow = naive::forward(a);
-    const naive::Gradients g = naive::backward(a, slow, values(dout));
+    const reference::Attention a =
+        reference_attention(x.query, x.key, x.value, x.options);
+    const reference::Output slow = reference::forward(a);
+    const reference::Gradients g = reference::backward(a, slow, values(dout));
     EXPECT_NEAR(fast.lambda, slow.lambda, 1e-12 * slow.lambda);
     ASSERT_EQ(fast.parts.size(), 4u);
     expect_near(fast.parts[0].result, slow.out, slow.out_scale);
@@ -234,7 +235,7 @@ TEST(Bench, Float64OfLayersIsThatOfTheLoops) {
     EXPECT_TRUE(at::allclose(out.value, slow.out.value, 0, 1e-12));
     EXPECT_TRUE(
         at::allclose(fast.parts[1].result.value, slow.weights.value, 0, 1e-12));
-    const naive::Precision p = layer_precision(at::kFloat);
+    const reference::Precision p = layer_precision(at::kFloat);
     const at::Tensor allowed =
         out.scale * (p.forward * p.unit(fast.lambda)) + p.tiny;
     EXPECT_TRUE(at::allclose(allowed, slow.out.allowed, 1e-12, 0));
@@ -242,7 +243,7 @@ TEST(Bench, Float64OfLayersIsThatOfTheLoops) {
 }
 
 TEST(Bench, WhatIsWrongExceedsItsBudget) {
-  const naive::Precision p = naive::kFloat32;
+  const reference::Precision p = reference::kFloat32;
   const at::Tensor value = at::ones({4}, at::kDouble);
   const auto share = [&](const at::Tensor& x) {
     return budget_share(x, Scaled(value), p.forward, 0, p);

@@ -87,8 +87,9 @@ Call with_blind_rows(Dtype dtype, bool of_bias) {
     return i[2] != 3 && i[2] != 7 && i[3] != 5 && i[3] != 11;
   };
   if (of_bias) {
-    set_mask(c, Kind::kBias,
-             [&](const Index& i) { return keep(i) ? 0.5 : -naive::kInfinity; });
+    set_mask(c, Kind::kBias, [&](const Index& i) {
+      return keep(i) ? 0.5 : -reference::kInfinity;
+    });
   } else {
     set_mask(c, Kind::kKeep, keep);
   }
@@ -118,7 +119,7 @@ TEST_P(Backward, WhatSeesNothingAndIsNotSeenGetsNone) {
 
 TEST_P(Backward, NumbersThatNobodySeesPoisonNothing) {
   for (const Dtype dtype : kAllDtypes) {
-    for (const double poison : {kNan, naive::kInfinity}) {
+    for (const double poison : {kNan, reference::kInfinity}) {
       Call c = with_blind_rows(dtype, false);
       const Bits clean = bits_of(differentiate(variant(dtype), c));
       for (int64_t j : {5, 11}) {
@@ -148,7 +149,7 @@ TEST_P(Backward, OneBadQueryReachesTheKeysThatItSees) {
 
 TEST_P(Backward, OneBadNumberOfDoutReachesTheKeysThatItsRowSees) {
   for (const Dtype dtype : kAllDtypes) {
-    for (const double poison : {kNan, naive::kInfinity}) {
+    for (const double poison : {kNan, reference::kInfinity}) {
       Call c = normal_call(dtype, {1, 1, 1, 70, 80, 4, 4});
       c.visibility.is_causal = true;
       const Result result = forward(variant(dtype), c);
@@ -214,7 +215,8 @@ TEST_P(Backward, OffsetsExceed32Bits) {
     const Variant kernels = variant(dtype);
     Call c = normal_call(dtype, {3, 2, 2, 3, 3, 20, 12});
     set_mask(c, Kind::kBias, [](const Index& i) {
-      return i[2] == i[3] ? -naive::kInfinity : 0.1 * static_cast<double>(i[3]);
+      return i[2] == i[3] ? -reference::kInfinity
+                          : 0.1 * static_cast<double>(i[3]);
     });
     Rng rng(5);
     OutputGradients gradients = random_gradients(rng, c);
@@ -248,7 +250,7 @@ TEST_P(Backward, OffsetsExceed32Bits) {
 /// Σ out·dout + Σ logsumexp·dlogsumexp of the forward kernel.
 double loss(const Variant& variant, const Call& c, const OutputGradients& g) {
   const Result result = forward(variant, c);
-  const auto dot = [](const naive::Values& a, const naive::Values& b) {
+  const auto dot = [](const reference::Values& a, const reference::Values& b) {
     return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
   };
   return dot(result.out.values(), g.out.values()) +
@@ -259,7 +261,7 @@ Call call_with_everything() {
   Call c = normal_call(Dtype::kFloat64, {2, 4, 2, 60, 70, 9, 7});
   set_mask(c, Kind::kBias, [](const Index& i) {
     return i[3] % 5 == 1 && i[2] != i[3]
-               ? -naive::kInfinity
+               ? -reference::kInfinity
                : 0.01 * static_cast<double>(i[2] - i[3]);
   });
   c.visibility.is_causal = true;
@@ -306,7 +308,7 @@ TEST_P(Backward, GradientsAreSlopesOfTheForwardKernel) {
 }
 
 /// √Σ (x − y)²
-double distance(const naive::Values& x, const naive::Values& y) {
+double distance(const reference::Values& x, const reference::Values& y) {
   double sum = 0;
   for (size_t i = 0; i < x.size(); ++i) sum += (x[i] - y[i]) * (x[i] - y[i]);
   return std::sqrt(sum);
@@ -333,13 +335,13 @@ TEST(BackwardOfBFloat16, ErrsByOneAndAHalfRoundingsAtEveryLength) {
           normal_call(c.dtype, shape, 2).query,
           Tensor(Storage::kFloat32, {1, shape.B, shape.H, shape.Lq})};
       gradients.logsumexp.fill([](const Index&) { return 0.0; });
-      const naive::Gradients g = naive::backward(
+      const reference::Gradients g = reference::backward(
           golden.arguments, golden.output, gradients.out.values(), {});
       for (const Variant& kernels : variants(c.dtype)) {
         const GradientResult r =
             backward(kernels, c, forward(kernels, c), gradients);
         const auto expect_close = [&](const char* what, const Tensor& x,
-                                      const naive::Values& exact) {
+                                      const reference::Values& exact) {
           const Tensor rounded(x.storage(), x.sizes());
           size_t next = 0;
           rounded.fill([&](const Index&) { return exact[next++]; });

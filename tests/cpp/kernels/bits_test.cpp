@@ -170,9 +170,9 @@ TEST_P(Bits, MoveWithTheQueries) {
 void expect_same_as_tensors(const Variant& variant, Call& c) {
   SCOPED_TRACE(description(c));
   const auto flags = bits_of(forward(variant, c));
-  const naive::Attention a = golden_arguments_of(c);
+  const reference::Attention a = golden_arguments_of(c);
   const auto keep = [&](const Index& i) {
-    return naive::Row(a, i[0], i[1], i[2]).sees(a, i[3]) ? 1 : 0;
+    return reference::Row(a, i[0], i[1], i[2]).sees(a, i[3]) ? 1 : 0;
   };
   c.visibility = {};
   c.query_offsets = {};
@@ -181,7 +181,7 @@ void expect_same_as_tensors(const Variant& variant, Call& c) {
   set_mask(c, Kind::kKeep, keep);
   EXPECT_EQ(bits_of(forward(variant, c)), flags) << "keep mask";
   set_mask(c, Kind::kBias,
-           [&](const Index& i) { return keep(i) ? 0 : -naive::kInfinity; });
+           [&](const Index& i) { return keep(i) ? 0 : -reference::kInfinity; });
   EXPECT_EQ(bits_of(forward(variant, c)), flags) << "bias";
 }
 

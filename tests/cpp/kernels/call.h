@@ -115,15 +115,15 @@ inline kernels::AttentionArgs arguments_of(const Call& c) {
 }
 
 /// The same call for the loops: what lies in memory, already rounded.
-inline naive::Attention golden_arguments_of(const Call& c) {
+inline reference::Attention golden_arguments_of(const Call& c) {
   const Shape& s = c.shape;
-  naive::Attention a{.B = s.B,
-                     .H = s.H,
-                     .G = s.G,
-                     .Lq = s.Lq,
-                     .Lk = s.Lk,
-                     .D = s.D,
-                     .Dv = s.Dv};
+  reference::Attention a{.B = s.B,
+                         .H = s.H,
+                         .G = s.G,
+                         .Lq = s.Lq,
+                         .Lk = s.Lk,
+                         .D = s.D,
+                         .Dv = s.Dv};
   a.query = c.query.values();
   a.key = c.key.values();
   a.value = c.value.values();
@@ -140,7 +140,7 @@ inline naive::Attention golden_arguments_of(const Call& c) {
   for (double keep : c.key_mask.values()) a.key_mask.push_back(keep != 0);
   if (c.mask_kind != Kind::kNone) a.bias = c.mask.values();
   if (c.mask_kind == Kind::kKeep) {
-    for (double& keep : a.bias) keep = keep != 0 ? 0 : -naive::kInfinity;
+    for (double& keep : a.bias) keep = keep != 0 ? 0 : -reference::kInfinity;
   }
   a.alibi_slopes = c.slopes.values();
   a.sinks = c.sinks.values();
@@ -233,7 +233,7 @@ inline std::vector<Call> large_calls(Dtype dtype) {
   calls.push_back(normal_call(dtype, {1, 4, 1, 150, 300, 9, 9}));
   calls.back().dropout = {0.3, 7, 9};
   set_mask(calls.back(), Kind::kBias, [](const Index& i) {
-    return i[3] / 90 == i[2] % 3 ? -naive::kInfinity
+    return i[3] / 90 == i[2] % 3 ? -reference::kInfinity
                                  : 0.01 * static_cast<double>(i[2] - i[3]);
   });
   return calls;

@@ -7,7 +7,7 @@
 namespace kernel_test {
 namespace {
 
-constexpr double kInf = naive::kInfinity;
+constexpr double kInf = reference::kInfinity;
 
 class Edges : public EachIsa {
  protected:

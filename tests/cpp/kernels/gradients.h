@@ -116,10 +116,11 @@ struct WorstGradients {
 };
 
 /// Sums over what the mask repeats.
-inline naive::Values like_bias(const Call& c, const naive::Values& full) {
+inline reference::Values like_bias(const Call& c,
+                                   const reference::Values& full) {
   const Index sizes = bias_sizes(c), all = c.mask.sizes();
   const Index strides = dense_strides(sizes);
-  naive::Values sums(sizes[0] * sizes[1] * sizes[2] * sizes[3]);
+  reference::Values sums(sizes[0] * sizes[1] * sizes[2] * sizes[3]);
   size_t next = 0;
   for_each_index(all, [&](const Index& i) {
     int64_t at = 0;
@@ -130,7 +131,7 @@ inline naive::Values like_bias(const Call& c, const naive::Values& full) {
   return sums;
 }
 
-inline double largest(const naive::Values& values) {
+inline double largest(const reference::Values& values) {
   double result = 0;
   for (double x : values) result = std::max(result, std::abs(x));
   return result;
@@ -141,14 +142,14 @@ inline void judge_backward(const Call& c, const Golden& golden,
                            const OutputGradients& gradients,
                            const GradientResult& result,
                            WorstGradients& worst) {
-  const naive::Values dout = gradients.out.values();
-  const naive::Attention& a = golden.arguments;
-  const naive::Gradients g =
-      naive::backward(a, golden.output, dout, gradients.logsumexp.values());
+  const reference::Values dout = gradients.out.values();
+  const reference::Attention& a = golden.arguments;
+  const reference::Gradients g =
+      reference::backward(a, golden.output, dout, gradients.logsumexp.values());
   const double lambda = golden.output.lambda;
   // The floor of a weight, times what a gradient multiplies it by and how many
   // it adds.
-  const naive::Precision stored = weights_precision_of(c);
+  const reference::Precision stored = weights_precision_of(c);
   const double rows = static_cast<double>(c.shape.Lq * c.shape.H),
                keys = static_cast<double>(c.shape.Lk),
                dweight = largest(dout) * largest(a.value) *
@@ -156,9 +157,10 @@ inline void judge_backward(const Call& c, const Golden& golden,
                          largest(gradients.logsumexp.values()),
                floor = std::max(1.0, dweight) * 2;
   const auto check = [&](const char* what, const Tensor& x,
-                         const naive::Values& value, const naive::Values& scale,
-                         double factor, double times, double& most) {
-    naive::Precision p = stored;
+                         const reference::Values& value,
+                         const reference::Values& scale, double factor,
+                         double times, double& most) {
+    reference::Precision p = stored;
     p.tiny *= std::max(1.0, times);
     most = std::max(
         most,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Results against the float64 loops, element by element, by the one rule of
-// naive.h: |x − golden| ≤ c·u·scale + tiny.
+// reference/precision.h: |x − golden| ≤ c·u·scale + tiny.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,16 +14,17 @@
 namespace kernel_test {
 
 /// Of results that are not stored in 16 bits.
-inline naive::Precision compute_precision_of(Dtype dtype) {
-  return dtype == Dtype::kFloat64 ? naive::kFloat64 : naive::kFloat32;
+inline reference::Precision compute_precision_of(Dtype dtype) {
+  return dtype == Dtype::kFloat64 ? reference::kFloat64 : reference::kFloat32;
 }
 
 /// Of results stored in the dtype. The floor is not below that of the
 /// arithmetic, though bfloat16 reaches lower.
-inline naive::Precision precision_of(Dtype dtype) {
-  naive::Precision p = dtype == Dtype::kBFloat16  ? naive::kBFloat16
-                       : dtype == Dtype::kFloat16 ? naive::kFloat16
-                                                  : compute_precision_of(dtype);
+inline reference::Precision precision_of(Dtype dtype) {
+  reference::Precision p = dtype == Dtype::kBFloat16 ? reference::kBFloat16
+                           : dtype == Dtype::kFloat16
+                               ? reference::kFloat16
+                               : compute_precision_of(dtype);
   p.tiny = std::max(p.tiny, compute_precision_of(dtype).tiny);
   return p;
 }
@@ -36,14 +37,15 @@ struct WorstErrors {
 /// Numbers and what they are held to.
 struct Expectation {
   const char* what;
-  const naive::Values& golden;
-  const naive::Values& allowed;
+  const reference::Values& golden;
+  const reference::Values& allowed;
 };
 
 /// Fails at the first element that is not within what is allowed; returns the
 /// largest error in units of it. Where golden is not finite, the result is not
 /// either, and of the same kind.
-inline double judge(const naive::Values& actual, const Expectation& expected) {
+inline double judge(const reference::Values& actual,
+                    const Expectation& expected) {
   EXPECT_EQ(actual.size(), expected.golden.size()) << expected.what;
   double worst = 0;
   for (size_t i = 0; i < actual.size(); ++i) {
@@ -75,22 +77,23 @@ inline void expect_same_bits(const char* what,
 /// A call with the loops' answer to it.
 struct Golden {
   explicit Golden(const Call& c)
-      : arguments(golden_arguments_of(c)), output(naive::forward(arguments)) {}
-  naive::Attention arguments;
-  naive::Output output;
+      : arguments(golden_arguments_of(c)),
+        output(reference::forward(arguments)) {}
+  reference::Attention arguments;
+  reference::Output output;
 };
 
 /// The floor of weights is that of exp, times what dropout multiplies them by.
-inline naive::Precision weights_precision_of(const Call& c) {
-  naive::Precision p = precision_of(c.dtype);
+inline reference::Precision weights_precision_of(const Call& c) {
+  reference::Precision p = precision_of(c.dtype);
   const double left = 1 - c.dropout.probability;
   if (left > 0) p.tiny /= left;
   return p;
 }
 /// The floor of out is that of weights, times what they multiply.
-inline naive::Precision out_precision_of(const Call& c,
-                                         const naive::Values& value) {
-  naive::Precision p = weights_precision_of(c);
+inline reference::Precision out_precision_of(const Call& c,
+                                             const reference::Values& value) {
+  reference::Precision p = weights_precision_of(c);
   double largest = 1;
   for (double v : value) largest = std::max(largest, std::abs(v));
   p.tiny *= largest;
@@ -99,8 +102,8 @@ inline naive::Precision out_precision_of(const Call& c,
 
 inline void judge_forward(const Call& c, const Golden& golden,
                           const Result& result, WorstErrors& worst) {
-  const naive::Precision p = out_precision_of(c, golden.arguments.value);
-  const naive::Output& g = golden.output;
+  const reference::Precision p = out_precision_of(c, golden.arguments.value);
+  const reference::Output& g = golden.output;
   worst.out = std::max(
       worst.out,
       judge(result.out.values(),
@@ -112,15 +115,15 @@ inline void judge_forward(const Call& c, const Golden& golden,
 }
 
 /// Golden weights after dropout, per head or averaged over heads.
-inline naive::Values golden_weights(const Call& c, const Golden& golden,
-                                    bool average) {
-  naive::Values weights = golden.output.weights;
-  const naive::Values& factors = golden.arguments.dropout;
+inline reference::Values golden_weights(const Call& c, const Golden& golden,
+                                        bool average) {
+  reference::Values weights = golden.output.weights;
+  const reference::Values& factors = golden.arguments.dropout;
   for (size_t i = 0; i < factors.size(); ++i) weights[i] *= factors[i];
   if (!average) return weights;
   const Shape& s = c.shape;
   const int64_t matrix = s.Lq * s.Lk;
-  naive::Values mean(s.B * matrix);
+  reference::Values mean(s.B * matrix);
   for (int64_t n = 0; n < s.B * s.H * matrix; ++n) {
     const int64_t b = n / (s.H * matrix);
     mean[b * matrix + n % matrix] += weights[n] / static_cast<double>(s.H);
@@ -130,8 +133,8 @@ inline naive::Values golden_weights(const Call& c, const Golden& golden,
 
 inline void judge_weights(const Call& c, const Golden& golden,
                           const Tensor& weights, WorstErrors& worst) {
-  const naive::Precision p = weights_precision_of(c);
-  const naive::Values expected =
+  const reference::Precision p = weights_precision_of(c);
+  const reference::Values expected =
       golden_weights(c, golden, weights.sizes()[1] != c.shape.H);
   worst.weights =
       std::max(worst.weights,

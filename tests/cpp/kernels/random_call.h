@@ -160,9 +160,10 @@ inline void add_mask(Rng& rng, Call& c) {
     Rng of_run(salt + i[3] / run +
                1000003 * (i[2] + 1009 * (i[1] + 13 * i[0])));
     const bool hidden = chance(of_run, blocked);
-    c.mask.set(i, c.mask_kind == Kind::kKeep
-                      ? (hidden ? 0 : static_cast<double>(uniform(rng, 1, 255)))
-                      : (hidden ? -naive::kInfinity : magnitude * normal(rng)));
+    c.mask.set(
+        i, c.mask_kind == Kind::kKeep
+               ? (hidden ? 0 : static_cast<double>(uniform(rng, 1, 255)))
+               : (hidden ? -reference::kInfinity : magnitude * normal(rng)));
   });
 }
 
@@ -203,7 +204,7 @@ inline void add_head_rules(Rng& rng, Call& c) {
     c.sinks = Tensor(Storage::kFloat64, {1, 1, 1, s.H}, {0, 0, 0, 1},
                      random_edge(rng));
     c.sinks.fill([&](const Index&) {
-      return chance(rng, 0.1) ? -naive::kInfinity
+      return chance(rng, 0.1) ? -reference::kInfinity
                               : pick<double>(rng, {1, 5, 300}) * normal(rng);
     });
   }

@@ -15,7 +15,7 @@ struct Poison {
   double number;
   bool bytes;  ///< 0xFF instead
 };
-constexpr double kInf = naive::kInfinity;
+constexpr double kInf = reference::kInfinity;
 const Poison kPoisons[] = {{"NaN", std::nan(""), false},
                            {"infinity", kInf, false},
                            {"-infinity", -kInf, false},
@@ -95,17 +95,17 @@ Call call_with(Dtype dtype, const Rule& rule, double dropout) {
   return c;
 }
 
-bool row_sees(const Call& c, const naive::Attention& a, const Index& row,
+bool row_sees(const Call& c, const reference::Attention& a, const Index& row,
               const std::vector<int64_t>& keys) {
-  const naive::Row naive_row(a, row[0], row[1], row[2]);
+  const reference::Row reference_row(a, row[0], row[1], row[2]);
   for (int64_t j : keys) {
-    if (naive_row.sees(a, j)) return true;
+    if (reference_row.sees(a, j)) return true;
   }
   return c.shape.Lk == 0;
 }
 
 /// Bits of the results of rows that see none of `keys`.
-std::vector<uint64_t> blind_rows(const Call& c, const naive::Attention& a,
+std::vector<uint64_t> blind_rows(const Call& c, const reference::Attention& a,
                                  const Result& result,
                                  const std::vector<int64_t>& keys) {
   std::vector<uint64_t> kept;
@@ -127,7 +127,7 @@ class Visibility : public EachIsa {
  protected:
   /// Keys and values of `keys`: NaN and its kind against zeros.
   void expect_hidden(Call& c, const std::vector<int64_t>& keys) {
-    const naive::Attention a = golden_arguments_of(c);
+    const reference::Attention a = golden_arguments_of(c);
     const auto set = [&](const Poison& of_key, const Poison& of_value) {
       for (int64_t b = 0; b < c.shape.B; ++b) {
         for (int64_t j : keys) {
@@ -170,7 +170,7 @@ TEST_P(Visibility, HiddenKeysHaveNoWeight) {
       const Variant kernels = variant(dtype);
       const Tensor logsumexp = forward(kernels, c).logsumexp;
       const auto clean = weights(kernels, c, logsumexp).bits();
-      const naive::Attention a = golden_arguments_of(c);
+      const reference::Attention a = golden_arguments_of(c);
       // A key of one head that no row of its batch sees.
       for (int64_t b = 0; b < c.shape.B; ++b) {
         for (int64_t j = 0; j < c.shape.Lk; ++j) {

@@ -83,12 +83,12 @@ TEST_P(Weights, TimesValuesAreTheOutput) {
 }
 
 /// Visible keys of a row by descending weight, of equal ones the lower first.
-std::vector<int64_t> ranking(const naive::Attention& a, const Index& row,
+std::vector<int64_t> ranking(const reference::Attention& a, const Index& row,
                              const Tensor& weights) {
   std::vector<int64_t> keys;
-  const naive::Row naive_row(a, row[0], row[1], row[2]);
+  const reference::Row reference_row(a, row[0], row[1], row[2]);
   for (int64_t j = 0; j < a.Lk; ++j) {
-    if (naive_row.sees(a, j)) keys.push_back(j);
+    if (reference_row.sees(a, j)) keys.push_back(j);
   }
   const auto rank = [&](int64_t j) {
     return std::pair(-weights.get({row[0], row[1], row[2], j}), j);
@@ -101,7 +101,7 @@ std::vector<int64_t> ranking(const naive::Attention& a, const Index& row,
 /// The same bits as the weights that the other kernel writes.
 void expect_top_of(const Call& c, const Tensor& weights,
                    const SummaryResult& top) {
-  const naive::Attention a = golden_arguments_of(c);
+  const reference::Attention a = golden_arguments_of(c);
   for_each_index({c.shape.B, c.shape.H, c.shape.Lq, 1}, [&](Index i) {
     const std::vector<int64_t> keys = ranking(a, i, weights);
     for (i[3] = 0; i[3] < top.keys.sizes()[3]; ++i[3]) {
@@ -146,11 +146,11 @@ TEST_P(Summary, PutsTheLowerOfEqualKeysFirst) {
 /// weight below the floor the whole term may be missing.
 void judge_entropy(const Call& c, const Golden& golden, const Tensor& entropy,
                    WorstErrors& worst) {
-  naive::Precision p = compute_precision_of(c.dtype);
+  reference::Precision p = compute_precision_of(c.dtype);
   p.tiny *= -std::log(p.tiny) * static_cast<double>(c.shape.Lk);
-  const naive::Values& w = golden.output.weights;
+  const reference::Values& w = golden.output.weights;
   const int64_t rows = c.shape.B * c.shape.H * c.shape.Lq;
-  naive::Values expected(rows), scale(rows);
+  reference::Values expected(rows), scale(rows);
   for (int64_t n = 0; n < rows * c.shape.Lk; ++n) {
     if (w[n] == 0) continue;
     expected[n / c.shape.Lk] -= w[n] * std::log(w[n]);
@@ -176,8 +176,8 @@ TEST_P(Summary, StaysWithinTheErrorBudget) {
       const SummaryResult top = summary(variant(dtype), c, logsumexp, 3);
       judge_entropy(c, golden, top.entropy, worst);
       // The weights of the keys that it names.
-      const naive::Precision p = compute_precision_of(dtype);
-      naive::Values expected;
+      const reference::Precision p = compute_precision_of(dtype);
+      reference::Values expected;
       for_each_index(top.keys.sizes(), [&](const Index& i) {
         const auto key = static_cast<int64_t>(top.keys.get(i));
         const int64_t row = (i[0] * c.shape.H + i[1]) * c.shape.Lq + i[2];

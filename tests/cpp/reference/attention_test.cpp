@@ -13,9 +13,9 @@
 
 namespace {
 
-using naive::Attention;
-using naive::kInfinity;
-using naive::Values;
+using reference::Attention;
+using reference::kInfinity;
+using reference::Values;
 
 constexpr double kRounding = 1e-14;
 
@@ -43,13 +43,13 @@ Values visible(Attention a) {
   a.query.assign(a.B * a.H * a.Lq * a.D, 0);
   a.key.assign(a.B * a.G * a.Lk * a.D, 0);
   a.value.assign(a.B * a.G * a.Lk * a.Dv, 0);
-  Values pattern = naive::forward(a).weights;
+  Values pattern = reference::forward(a).weights;
   for (double& w : pattern) w = w > 0;
   return pattern;
 }
 
 TEST(Naive, WeighsValuesByTheSoftmaxOfTheScores) {
-  const auto result = naive::forward(one_to_three());
+  const auto result = reference::forward(one_to_three());
   expect_near(result.weights, {0.25, 0.75});
   expect_near(result.out, {7});
   expect_near(result.out_scale, {7});
@@ -61,7 +61,7 @@ TEST(Naive, ScaleIsAbsoluteWhereValuesCancel) {
   Attention a = one_to_three();
   a.key = {0, 0};
   a.value = {-6, 6};
-  const auto result = naive::forward(a);
+  const auto result = reference::forward(a);
   expect_near(result.out, {0});
   expect_near(result.out_scale, {6});
 }
@@ -71,28 +71,29 @@ TEST(Naive, DefaultScaleIsOneOverRootOfWidth) {
   a.query = {1, 1, 1, 1};
   a.key = {0, 0, 0, 0, 1, 1, 1, 1};  // 4 / √4 = 2
   a.value = {0, 1};
-  EXPECT_NEAR(naive::forward(a).out[0], 1 / (1 + std::exp(-2.0)), kRounding);
+  EXPECT_NEAR(reference::forward(a).out[0], 1 / (1 + std::exp(-2.0)),
+              kRounding);
   a.scale = 0.5 * std::log(2.0);  // 4·½·ln 2 = ln 4
-  EXPECT_NEAR(naive::forward(a).out[0], 0.8, kRounding);
+  EXPECT_NEAR(reference::forward(a).out[0], 0.8, kRounding);
 }
 
 TEST(Naive, BiasIsAddedAndMinusInfinityBlocks) {
   Attention a = one_to_three();
   a.bias = {std::log(3.0), 0};
-  expect_near(naive::forward(a).weights, {0.5, 0.5});
+  expect_near(reference::forward(a).weights, {0.5, 0.5});
   a.bias = {0, -kInfinity};
   a.value[1] = std::nan("");  // a blocked key is not read
-  expect_near(naive::forward(a).out, {4});
+  expect_near(reference::forward(a).out, {4});
 }
 
 TEST(Naive, RowThatSeesNothingIsZero) {
   Attention a = one_to_three();
   a.bias = {-kInfinity, -kInfinity};
-  const auto result = naive::forward(a);
+  const auto result = reference::forward(a);
   expect_near(result.out, {0});
   expect_near(result.weights, {0, 0});
   expect_near(result.logsumexp, {-kInfinity});
-  const auto gradient = naive::backward(a, result, {1});
+  const auto gradient = reference::backward(a, result, {1});
   expect_near(gradient.query, {0});
   expect_near(gradient.value, {0, 0});
 }
@@ -100,11 +101,11 @@ TEST(Naive, RowThatSeesNothingIsZero) {
 TEST(Naive, SinkTakesItsShareOfTheSoftmax) {
   Attention a = one_to_three();
   a.sinks = {std::log(4.0)};
-  auto result = naive::forward(a);
+  auto result = reference::forward(a);
   expect_near(result.weights, {0.125, 0.375});
   expect_near(result.logsumexp, {std::log(8.0)});
   a.key_lengths = {0};
-  result = naive::forward(a);
+  result = reference::forward(a);
   expect_near(result.weights, {0, 0});
   expect_near(result.logsumexp, {std::log(4.0)});
 }
@@ -113,9 +114,9 @@ TEST(Naive, SoftcapBoundsTheScoreBeforeTheBias) {
   Attention a = one_to_three();
   a.key = {0, 1e9};
   a.softcap = std::log(3.0);
-  expect_near(naive::forward(a).weights, {0.25, 0.75});
+  expect_near(reference::forward(a).weights, {0.25, 0.75});
   a.bias = {std::log(3.0), 0};
-  expect_near(naive::forward(a).weights, {0.5, 0.5});
+  expect_near(reference::forward(a).weights, {0.5, 0.5});
 }
 
 TEST(Naive, CausalIsTopLeftOrBottomRight) {
@@ -190,9 +191,9 @@ TEST(Naive, AlibiLowersScoresByDistance) {
   a.key = {0, 0};
   a.value = {4, 8};
   a.alibi_slopes = {std::log(3.0)};
-  expect_near(naive::forward(a).weights, {0.75, 0.25});
+  expect_near(reference::forward(a).weights, {0.75, 0.25});
   a.bottom_right = true;  // the query stands at key 1
-  expect_near(naive::forward(a).weights, {0.25, 0.75});
+  expect_near(reference::forward(a).weights, {0.25, 0.75});
 }
 
 TEST(Naive, HeadsShareKeysInConsecutiveGroups) {
@@ -200,13 +201,13 @@ TEST(Naive, HeadsShareKeysInConsecutiveGroups) {
   a.query = {0, 0, 0, 0};
   a.key = {0, 0};
   a.value = {5, 7};
-  expect_near(naive::forward(a).out, {5, 5, 7, 7});
+  expect_near(reference::forward(a).out, {5, 5, 7, 7});
 }
 
 TEST(Naive, DropoutScalesWeightsButNotWhatIsReturned) {
   Attention a = one_to_three();
   a.dropout = {0, 2};
-  const auto result = naive::forward(a);
+  const auto result = reference::forward(a);
   expect_near(result.out, {12});
   expect_near(result.weights, {0.25, 0.75});
 }
@@ -239,7 +240,7 @@ Attention everything() {
 
 /// Σ out·dout + Σ logsumexp·dlogsumexp, both with 1, 2, 3, …
 double loss(const Attention& a) {
-  const auto result = naive::forward(a);
+  const auto result = reference::forward(a);
   double sum = 0, factor = 0;
   for (double x : result.out) sum += x * ++factor;
   factor = 0;
@@ -264,12 +265,12 @@ void expect_slope(Values Attention::* argument, const Values& gradient) {
 
 TEST(Naive, GradientsAreTheSlopesOfForward) {
   const Attention a = everything();
-  const auto result = naive::forward(a);
+  const auto result = reference::forward(a);
   Values dout(result.out.size());
   std::iota(dout.begin(), dout.end(), 1);
   Values dlogsumexp(result.logsumexp.size());
   std::iota(dlogsumexp.begin(), dlogsumexp.end(), 1);
-  const auto gradient = naive::backward(a, result, dout, dlogsumexp);
+  const auto gradient = reference::backward(a, result, dout, dlogsumexp);
   expect_slope(&Attention::query, gradient.query);
   expect_slope(&Attention::key, gradient.key);
   expect_slope(&Attention::value, gradient.value);
@@ -282,20 +283,20 @@ TEST(Naive, GradientsAreTheSlopesOfForward) {
 }
 
 TEST(Naive, PrecisionGivesTheBoundPerElement) {
-  const Values f32 = naive::kFloat32.allowed({2}, 12, 8);
+  const Values f32 = reference::kFloat32.allowed({2}, 12, 8);
   EXPECT_EQ(f32[0], 8 * 16 * 0x1p-24 * 2 + 1e-37);
-  const Values bf16 = naive::kBFloat16.allowed({0, 1}, 12, 6);
+  const Values bf16 = reference::kBFloat16.allowed({0, 1}, 12, 6);
   EXPECT_EQ(bf16[0], 0x1p-133);
   EXPECT_EQ(bf16[1], 6 * (0x1p-9 + 16 * 0x1p-24) + 0x1p-133);
-  EXPECT_EQ(naive::kFloat32.allowed_logsumexp({5}, 12)[0], 64 * 0x1p-24);
-  EXPECT_EQ(naive::kFloat64.allowed_logsumexp({-5}, 12)[0], 1e-13 * 18);
+  EXPECT_EQ(reference::kFloat32.allowed_logsumexp({5}, 12)[0], 64 * 0x1p-24);
+  EXPECT_EQ(reference::kFloat64.allowed_logsumexp({-5}, 12)[0], 1e-13 * 18);
 }
 
 TEST(NaiveLayer, ProjectsSplitsAttendsAndProjectsBack) {
-  naive::Layer layer{.attention = {.H = 2, .G = 2, .Lk = 3},
-                     .embed_dim = 2,
-                     .kdim = 1,
-                     .vdim = 1};
+  reference::Layer layer{.attention = {.H = 2, .G = 2, .Lk = 3},
+                         .embed_dim = 2,
+                         .kdim = 1,
+                         .vdim = 1};
   layer.query = {1, 2};
   layer.key = {1};
   layer.value = {3};
@@ -306,12 +307,12 @@ TEST(NaiveLayer, ProjectsSplitsAttendsAndProjectsBack) {
   layer.bias_v = {3, 6};
   layer.add_zero_attn = true;
   layer.out = {{1, 0, 1, 1}, {0, 10}};
-  const auto result = naive::forward(layer);
+  const auto result = reference::forward(layer);
   expect_near(result.out.value, {2, 13});
   expect_near(result.out.scale, {2, 19});
   const Values third(6, 1.0 / 3);
   expect_near(result.weights, third);
-  expect_near(naive::average_heads(result.weights, layer.attention),
+  expect_near(reference::average_heads(result.weights, layer.attention),
               {1.0 / 3, 1.0 / 3, 1.0 / 3});
 }
 
