@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 //
 // The operators of this library, in the namespace of attention's:
-// torch.ops.multihead.explain and render_report. No kernel has a part in them.
+// torch.ops.multihead.explain and others. No kernel has a part in them.
 #include <torch/library.h>
 
 #include <algorithm>
 
+#include "diagnosis/dump/observed_call.h"
+#include "diagnosis/stages/catalogue.h"
 #include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
@@ -42,6 +44,20 @@ std::string render_report_op(const std::string& report, std::string_view format,
                        static_cast<int>(std::clamp<int64_t>(width, 0, 1000)));
 }
 
+using Texts = std::vector<std::string>;
+
+// Name, stage and headline of each fault of the catalogue, in its order. Two
+// faults of different stages may share a name.
+std::tuple<Texts, Texts, Texts> faults_op() {
+  Texts names, stages, headlines;
+  for (const Fault& fault : all_faults()) {
+    names.emplace_back(fault.name);
+    stages.emplace_back(name_of(fault.stage));
+    headlines.emplace_back(fault.sentence);
+  }
+  return {names, stages, headlines};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(multihead, m) {
@@ -52,11 +68,17 @@ TORCH_LIBRARY_FRAGMENT(multihead, m) {
       tags);
   m.def("render_report(str report, str format=\"text\", int width=80) -> str",
         tags);
+  m.def("faults() -> (str[] names, str[] stages, str[] headlines)", tags);
+  // Whether explain() takes a tensor of this name for something else than a
+  // weight.
+  m.def("is_reserved(str name) -> bool", tags);
 }
 
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   m.impl("explain", &explain_op);
   m.impl("render_report", &render_report_op);
+  m.impl("faults", &faults_op);
+  m.impl("is_reserved", &is_reserved);
 }
 
 }  // namespace multihead::diagnosis

@@ -4,6 +4,8 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include <set>
+
 #include "diagnosis/dump/metadata.h"
 #include "multihead/text/shapes.h"
 
@@ -106,39 +108,6 @@ GivenMask find_mask(const Observation& from, const Tensor& given,
 }
 
 // ---- Parts of a run --------------------------------------------------------
-
-// What names no weight.
-bool is_reserved(const std::string& name) {
-  static const char* const kNames[] = {"query",
-                                       "key",
-                                       "value",
-                                       "x",
-                                       "mask",
-                                       "attn_mask",
-                                       "attention_mask",
-                                       "key_padding_mask",
-                                       "out",
-                                       "output",
-                                       "weights",
-                                       "attn_weights",
-                                       "attention_weights",
-                                       "dout",
-                                       "dquery",
-                                       "dkey",
-                                       "dvalue",
-                                       "dx",
-                                       "scores",
-                                       "masked_scores",
-                                       "context",
-                                       "merged",
-                                       "projected_query",
-                                       "projected_key",
-                                       "projected_value"};
-  for (const char* reserved : kNames) {
-    if (name == reserved) return true;
-  }
-  return name.starts_with("trace.") || name.starts_with("dropout_keep");
-}
 
 struct NamedWeights {
   std::map<std::string, Tensor> tensors;
@@ -340,6 +309,20 @@ void read_results(const Observation& from, const Tensor& out,
 }
 
 }  // namespace
+
+bool is_reserved(std::string_view name) {
+  static const std::set<std::string_view> kNames = {
+      // clang-format off
+      "query", "key", "value", "x", "mask", "attn_mask", "attention_mask",
+      "key_padding_mask", "out", "output", "weights", "attn_weights",
+      "attention_weights", "dout", "dquery", "dkey", "dvalue", "dx", "scores",
+      "masked_scores", "context", "merged", "projected_query", "projected_key",
+      "projected_value"
+      // clang-format on
+  };
+  return kNames.contains(name) || name.starts_with("trace.") ||
+         name.starts_with("dropout_keep");
+}
 
 ObservedCall read_dump(const Observation& from) {
   ObservedCall call;

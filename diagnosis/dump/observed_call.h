@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "diagnosis/weights/alignment.h"
@@ -68,6 +69,10 @@ struct ObservedCall {
   /// work where tensors are large.
   mutable std::map<std::array<int, 6>, at::Tensor> projections;
 };
+
+/// Whether explain takes a tensor of this name for something else than a
+/// weight.
+bool is_reserved(std::string_view name);
 
 /// Throws c10::ValueError that names what is missing or does not fit. `show`
 /// reads its dumps by it.

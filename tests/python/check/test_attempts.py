@@ -2,9 +2,7 @@
 """What `check` says of the attempts: no right one accused, the wrong ones named."""
 
 import functools
-import pathlib
 import random
-import re
 import time
 import warnings
 
@@ -15,31 +13,16 @@ from attempts import table, table_inputs, table_unusual
 from attempts.table import FOLDER, MISBEHAVING, Attempt
 
 import multihead
+from multihead.check._operators import operators
 
 RIGHT = table.RIGHT + table_unusual.RIGHT
 WRONG = table.WRONG + table_inputs.WRONG + table_unusual.WRONG
 NAMED = 0.95  # of the wrong ones whose fault has a name
-DIAGNOSIS = pathlib.Path(__file__).resolve().parents[3] / "diagnosis/stages"
 TYPICAL = ("right_functions:exercise_keep", "right_modules:SplitAndCombine")
 
 
-def catalogue() -> dict[str, str]:
-    """The stage of each fault that the sources list, in the words of a report."""
-    stages = {}
-    for source in DIAGNOSIS.glob("faults_*.cpp"):
-        text = source.read_text()
-        constants = dict(re.findall(r"constexpr Stage (\w+) = Stage::k(\w+);", text))
-        for name, constant in re.findall(r'\{"(\w+)",\s*([\w:]+),', text):
-            stage = constants.get(constant, constant.removeprefix("Stage::k"))
-            stages[name] = re.sub(r"\B([A-Z])", r" \1", stage).lower()
-    return stages
-
-
-STAGES = catalogue()
-NAMES = re.search(
-    r"kNames\[\] = {(.*?)}", (DIAGNOSIS / "catalogue.cpp").read_text(), re.DOTALL
-)
-IN_ORDER = re.findall('"(.*?)"', NAMES[1])
+NAMES, IN_ORDER, HEADLINES = operators().faults()  # ordered by stage
+STAGES = dict(zip(NAMES, IN_ORDER))
 
 
 def first_stages(attempt: Attempt) -> set[str]:
@@ -84,6 +67,10 @@ def test_wrong_ones_get_no_wrong_name(attempt):
     assert found.cause == "unknown" or attempt.is_(found.cause), str(found)
     if found.cause == "unknown":
         assert found.first_stage in first_stages(attempt), str(found)
+
+
+def test_every_fault_of_the_catalogue_has_a_headline():
+    assert all(headline.endswith(".") for headline in HEADLINES)
 
 
 def test_every_fault_of_the_catalogue_has_an_attempt():

@@ -154,7 +154,9 @@ TRACED = [
 # They return a size or text, no tensor: opcheck has nothing to trace.
 WITHOUT_TENSORS = {
     "multihead::explain",
+    "multihead::faults",
     "multihead::head_dim",
+    "multihead::is_reserved",
     "multihead::render_report",
     "multihead::warn",
     "multihead::route",

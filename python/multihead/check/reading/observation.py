@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .._operators import operators
 from ..calls import cases
 from ..calls.construct import DROPOUT
 from ..capture.record import Draw
@@ -63,18 +64,9 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     return seen
 
 
-# Names that the engine reads as something else than weights.
-_TAKEN = set(
-    "query key value x mask attn_mask attention_mask key_padding_mask out output "
-    "weights attn_weights attention_weights dout dquery dkey dvalue dropout_keep "
-    "dx scores masked_scores context merged projected_query projected_key "
-    "projected_value".split()
-)
-
-
 def _free(name: str, tensor: Tensor) -> str:
     """A weight's name, longer where the engine has another tensor of that name."""
-    if name not in _TAKEN:
+    if not operators().is_reserved(name):
         return name
     return f"{name}.{'bias' if tensor.dim() == 1 else 'weight'}"
 
