@@ -66,7 +66,7 @@ std::string dtype_name(at::ScalarType dtype) {
   }
 }
 
-// ---- Which runs first -----------------------------------------------------
+// ---- Which calls first -----------------------------------------------------
 
 // What tells most comes first: small, float64, evaluation, no mask.
 std::vector<ObservedCall> in_order(const std::vector<ObservedCall>& calls) {
@@ -120,8 +120,8 @@ ComparedCase with_pytorch(const ObservedCall& call, const Recipe& recipe,
   return compared;
 }
 
-// What one run returned beside attention, and beside attention with its faults:
-// the first tensor that is not right, else out.
+// What one call returned beside attention, and beside attention with its
+// faults: the first tensor that is not right, else out.
 ComparedCase compare(const ObservedCall& call, const Recipe& attention,
                      const Explanation* explanation) {
   const bool in_float = explanation != nullptr && explanation->in_float;
@@ -155,8 +155,7 @@ ComparedCase compare(const ObservedCall& call, const Recipe& attention,
   return compared;
 }
 
-// ---- What was read
-// -----------------------------------------------------------
+// ---- What was read ---------------------------------------------------------
 
 // A square matrix has no side of its own until the numbers decide.
 std::vector<std::string> matched(const ObservedCall& call,

@@ -107,7 +107,7 @@ GivenMask find_mask(const Observation& from, const Tensor& given,
   return mask;
 }
 
-// ---- Parts of a run --------------------------------------------------------
+// ---- Parts of a call --------------------------------------------------------
 
 struct NamedWeights {
   std::map<std::string, Tensor> tensors;

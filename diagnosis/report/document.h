@@ -36,12 +36,6 @@ struct Block {
 
 using Document = std::vector<Block>;
 
-/// ✓ or ✗.
-Span mark(bool good);
-
-/// Adds a note, if there is text.
-void note(Document& document, const char* label, Text text);
-
 /// What render_report says, in order.
 Document document_of(const std::string& json);
 

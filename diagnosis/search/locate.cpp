@@ -234,8 +234,8 @@ std::optional<Place> first_place(const ObservedCall& call,
   return place;
 }
 
-// Draws that are not where they
-// should be leave a run without a reference.
+// reference: null where the call drew numbers in another place than attention
+// does, so that attention cannot be computed with the same draws.
 std::optional<Stage> stage_that_differs(const ObservedCall& call,
                                         const Errors& errors,
                                         const Stages* reference) {

@@ -14,7 +14,7 @@
 
 namespace multihead::diagnosis {
 
-/// A tensor of attention that the trace of a run shows.
+/// A tensor of attention that the trace of a call shows.
 struct Shown {
   Stage stage;
   at::Tensor Stages::* tensor;
@@ -37,8 +37,8 @@ struct Difference {
   std::optional<Place> place;
 };
 
-/// The first of each that a run shows, outputs before what is returned beside
-/// them. attention: conventions only; runs that tell most come first.
+/// The first of each that a call shows, outputs before what is returned beside
+/// them. attention: conventions only; calls that tell most come first.
 Difference locate(std::span<const ObservedCall> calls, const Recipe& attention);
 
 }  // namespace multihead::diagnosis

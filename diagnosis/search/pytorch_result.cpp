@@ -20,7 +20,7 @@ Tensor out_in(const AlignedWeights::Matrix& matrix, const Recipe& recipe) {
   return stored_in_out ? matrix.weight.t() : matrix.weight;
 }
 
-// Every mask of the run as one to add, (B, H, Lq, Lk); undefined: none.
+// Every mask of the call as one to add, (B, H, Lq, Lk); undefined: none.
 Tensor additive_mask(const ObservedCall& call, const Recipe& recipe) {
   const Sizes& n = call.sizes;
   const Tensor zeros =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// What PyTorch itself returns for a run, in the run's own dtype.
+// What PyTorch itself returns for a call, in the call's own dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace multihead::diagnosis {
 
-/// out as ObservedCall::out, in the run's dtype, of PyTorch's paths with
+/// out as ObservedCall::out, in the call's dtype, of PyTorch's paths with
 /// weights and without. Empty where PyTorch has no such call, as without an
 /// output matrix, or draws numbers of its own. `recipe`: conventions only.
 std::vector<at::Tensor> pytorch_results(const ObservedCall& call,

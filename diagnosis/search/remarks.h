@@ -12,7 +12,7 @@
 
 namespace multihead::diagnosis {
 
-/// On runs beside attention by `attention`, the conventions of `explanation`.
+/// On calls beside attention by `attention`, the conventions of `explanation`.
 std::vector<Finding> remarks(std::span<const ObservedCall> calls,
                              const Recipe& attention,
                              const Explanation& explanation);
@@ -21,7 +21,7 @@ std::vector<Finding> remarks(std::span<const ObservedCall> calls,
 std::vector<Finding> remarks_on_search(std::span<const ObservedCall> calls,
                                        const SearchResult& result);
 
-/// What is wrong with out itself, in runs that nothing explains: its shape, or
+/// What is wrong with out itself, in calls that nothing explains: its shape, or
 /// numbers that are not finite where those of `attention` are.
 std::vector<Finding> flaws_of_out(std::span<const ObservedCall> calls,
                                   const Recipe& attention);

@@ -3,7 +3,7 @@
 // Tensors of a check are tiny, so a recipe costs some 100 µs and all single
 // faults some 20 ms. Of the thousands of pairs most are ruled out without being
 // run: what stands in the trace as it should rules out the faults before it;
-// and on a run that attention itself does not explain, a fault that changes
+// and on a call that attention itself does not explain, a fault that changes
 // nothing cannot be part of the reason, so its partner must be all of it.
 #include "diagnosis/search/search.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 // ---- How much a search may do ----------------------------------------------
 
-// What one candidate costs beside one run, in nanoseconds or so: so much for
+// What one candidate costs beside one call, in nanoseconds or so: so much for
 // any, and more for each score and for the products of large tensors.
 double cost(const ObservedCall& call) {
   const Sizes& n = call.sizes;
@@ -36,7 +36,7 @@ double cost(const ObservedCall& call) {
 // machine, however busy that is.
 class Effort {
  public:
-  /// One candidate beside one run.
+  /// One candidate beside one call.
   void spend(const ObservedCall& call) { left_ -= cost(call); }
   bool is_spent() const { return left_ <= 0; }
 
@@ -130,8 +130,8 @@ class Search {
     return found;
   }
 
-  // The conventions under which attention explains most runs, and stands on the
-  // way of the first that it does not. Some always come a little nearer by
+  // The conventions under which attention explains most calls, and stands on
+  // the way of the first that it does not. Some always come a little nearer by
   // chance: one more must improve on fewer.
   Conventions nearest() const {
     Conventions best;
@@ -254,15 +254,15 @@ class Search {
     return bits;
   }
 
-  // Index of the first run that the recipe does not explain.
+  // Index of the first call that the recipe does not explain.
   size_t first_failure(const Recipe& recipe) const {
     size_t i = 0;
     while (i < calls_.size() && fits(calls_[i], recipe)) ++i;
     return i;
   }
 
-  // Sets of `count` changes that explain one run, which attention does not.
-  // Conventions that do not concern the run make no difference there.
+  // Sets of `count` changes that explain one call, which attention does not.
+  // Conventions that do not concern the call make no difference there.
   const std::vector<Changes>& explaining(const ObservedCall& call,
                                          Conventions conventions,
                                          size_t count) {
@@ -282,7 +282,7 @@ class Search {
     return found;
   }
 
-  // What each fault alone does to a run: explains it, changes it, or nothing.
+  // What each fault alone does to a call: explains it, changes it, or nothing.
   struct Effects {
     Changes fitting, changing, idle;
   };
@@ -345,7 +345,7 @@ class Search {
     return cut_short_;
   }
 
-  // Nothing that leaves a run tells the two apart.
+  // Nothing that leaves a call tells the two apart.
   static bool is_same(const ObservedCall& call, const Recipe& a,
                       const Stages& of_a, const Recipe& b, const Stages& of_b) {
     return largest_difference(of_a.out, of_b.out) == 0 &&
@@ -377,7 +377,7 @@ bool shows_float32(const ObservedCall& call) {
 // ---- Of explanations that fit equally, which is believed -------------------
 
 // Some faults give equal results and differ on the way there; nullopt where no
-// run shows its way.
+// call shows its way.
 std::optional<bool> shows_distinguishing(std::span<const ObservedCall> calls,
                                          const Explanation& explanation) {
   for (const ObservedCall& call : calls) {

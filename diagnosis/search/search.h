@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// The fewest changes of attention that give what came out, in every run.
+// The fewest changes of attention that give what came out, in every call.
 #pragma once
 
 #include <span>
@@ -22,7 +22,7 @@ struct Explanation {
   std::vector<const Convention*> conventions;
   std::vector<Pick> faults;  ///< none: it is attention
   Recipe recipe;
-  /// float32 for float64 runs that round to it on the way.
+  /// float32 for float64 calls that round to it on the way.
   bool in_float = false;
 };
 
@@ -41,8 +41,8 @@ struct SearchResult {
 /// The faults of an explanation, sorted by name.
 std::vector<std::string> names_of(const Explanation& explanation);
 
-/// Whether a run costs many times what the cheapest does. Such runs come last:
-/// what smaller ones show is looked for there.
+/// Whether a call costs many times what the cheapest does. Such calls come
+/// last: what smaller ones show is looked for there.
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among);
 
 /// Calls that tell most come first.

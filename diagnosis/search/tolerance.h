@@ -30,7 +30,7 @@ at::Tensor seeing_rows(const ObservedCall& call, const Stages& stages);
 /// Whether no query sees a key, so that nothing can be compared.
 bool sees_nothing(const Stages& stages);
 
-/// Gradients of Σ out·dout for query, key and value where the run has them.
+/// Gradients of Σ out·dout for query, key and value where the call has them.
 std::array<at::Tensor, 3> gradients(const ObservedCall& call,
                                     const Recipe& recipe);
 
@@ -40,8 +40,10 @@ struct Error {
   double share = std::numeric_limits<double>::infinity();
 };
 
-/// Errors of what a run returned; 0 for what it did not return. Infinite where
-/// the recipe cannot be followed, or where an earlier one is beyond rounding.
+/// Errors of what a call returned, judged in the order of the members; 0 for
+/// what it did not return. The first that is beyond rounding ends it: where out
+/// is wrong, the errors of weights and gradients stay infinite. So do all three
+/// where the recipe cannot be followed.
 struct Errors {
   Error out, weights, gradients;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Dropout with the draws that a run made. Throws Impossible where it made none
+// Dropout with the draws that a call made. Throws Impossible where it made none
 // of that shape.
 #pragma once
 
@@ -34,7 +34,7 @@ struct DropoutChoices {
   bool operator==(const DropoutChoices&) const = default;
 };
 
-/// Whether this run drops anything at all.
+/// Whether this call drops anything at all.
 bool drops(const ObservedCall& call, const Recipe& recipe);
 
 /// Scores (B, H, Lq, Lk), where the recipe drops them `where`.

@@ -27,7 +27,7 @@ enum class Stage {
 std::string_view name_of(Stage stage);
 
 /// One way to have a fault. In texts {B} {H} {G} {Lq} {Lk} {D} {E} stand for
-/// the sizes of the run.
+/// the sizes of the call.
 struct Way {
   void (*apply)(Recipe&);
   std::string_view detail = "";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// What masks do to the scores: every mask of a run, used as the recipe says.
+// What masks do to the scores: every mask of a call, used as the recipe says.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,9 +44,14 @@ enum class Causal {
   kAfterSoftmax
 };
 
-/// The weights of a query whose keys are all blocked: kAsSeen are those of its
-/// scores, from all of which the same number was taken.
-enum class FullyMasked { kZero, kNaN, kUniform, kAsSeen };
+/// The weights of a query whose keys are all blocked. Example: the scores of
+/// its three keys are 1, 2 and 0.
+enum class FullyMasked {
+  kZero,     ///< 0, 0, 0
+  kNaN,      ///< softmax of −inf, −inf, −inf: NaN
+  kUniform,  ///< each score replaced by −1e9: 1/3, 1/3, 1/3
+  kAsSeen    ///< −1e9 added to each score: softmax(1, 2, 0), as if unmasked
+};
 
 /// `mask` is of scores, `padding` of keys.
 struct MaskChoices {
@@ -60,7 +65,7 @@ struct MaskChoices {
   bool mask_keeps = false;
   bool padding_keeps = false;
   bool causal_by_itself = false;
-  FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries each
+  FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all
 
   bool operator==(const MaskChoices&) const = default;
 };
