@@ -13,14 +13,14 @@ using Kind = Block::Kind;
 
 // ✓ or ✗.
 Span mark(bool good) {
-  return good ? Span{"✓", Style::kGood} : Span{"✗", Style::kBad};
+  return good ? Span{"✓", Emphasis::kGood} : Span{"✗", Emphasis::kBad};
 }
 
 // Adds a note, if there is text.
 void note(Document& document, const char* label, Text text) {
   if (!text.empty())
     document.push_back({.kind = Kind::kNote,
-                        .label = {label, Style::kDim},
+                        .label = {label, Emphasis::kDim},
                         .text = std::move(text)});
 }
 
@@ -65,10 +65,10 @@ Text row_of(const Json& c) {
                                                : "no";
   return {mark(agrees),
           {name},
-          {short_dtype(text_at(c, "dtype")), Style::kDim},
-          {shape, Style::kDim},
+          {short_dtype(text_at(c, "dtype")), Emphasis::kDim},
+          {shape, Emphasis::kDim},
           {has_reference(c) ? number_at(c, "error") : "–",
-           agrees ? Style::kPlain : Style::kBad},
+           agrees ? Emphasis::kPlain : Emphasis::kBad},
           {beside ? number_at(c, "pytorch_error") : "–"},
           {close}};
 }
@@ -108,7 +108,7 @@ void add_cases(Document& document, const Json& cases, bool folded) {
   Text header;
   for (const char* title :
        {"", "case", "", "", "error", "PyTorch's", "allclose"})
-    header.push_back({title, Style::kDim});
+    header.push_back({title, Emphasis::kDim});
   table.rows.push_back(std::move(header));
 
   size_t wrong = 0, left_out = 0;
@@ -126,7 +126,8 @@ void add_cases(Document& document, const Json& cases, bool folded) {
   }
   if (left_out > 0)
     table.rows.push_back(
-        {{""}, {"… and " + std::to_string(left_out) + " more", Style::kDim}});
+        {{""},
+         {"… and " + std::to_string(left_out) + " more", Emphasis::kDim}});
   document.push_back(std::move(table));
 }
 
@@ -253,10 +254,10 @@ Block headline(const Json& report, const std::string& verdict) {
   std::string subject = text_at(report, "target");
   if (subject.empty()) subject = "This attention";
   const bool passed = right && flaws.empty();
-  return {
-      .kind = Kind::kHeadline,
-      .label = nothing_told(report) ? Span{"?", Style::kStrong} : mark(passed),
-      .text = {{subject + " " + words + ".", Style::kStrong}}};
+  return {.kind = Kind::kHeadline,
+          .label = nothing_told(report) ? Span{"?", Emphasis::kStrong}
+                                        : mark(passed),
+          .text = {{subject + " " + words + ".", Emphasis::kStrong}}};
 }
 
 // ---- What is wrong ---------------------------------------------------------
@@ -322,7 +323,7 @@ void add_faults(Document& document, const Json& report) {
       sentence += " " + detail;
     Text text = marked_up(sentence);
     text.push_back({" "});
-    text.push_back({"(" + text_at(fault, "name") + ")", Style::kDim});
+    text.push_back({"(" + text_at(fault, "name") + ")", Emphasis::kDim});
     document.push_back({.text = std::move(text)});
     if (faults.size() == 1) add_evidence(document, report);
     note(document, "repair", marked_up(text_at(fault, "remedy")));
@@ -396,7 +397,7 @@ void add_phrases(Document& document, const Json& phrases, const char* label) {
   for (const Json& phrase : phrases)
     if (phrase.is_string())
       text += (text.empty() ? "" : " · ") + phrase.get<std::string>();
-  note(document, label, marked_up(text, Style::kDim));
+  note(document, label, marked_up(text, Emphasis::kDim));
 }
 
 }  // namespace
@@ -409,7 +410,7 @@ Document document_of(const std::string& json) {
   Document document;
   if (const std::string command = text_at(report, "command"); !command.empty())
     document.push_back({.kind = Kind::kPrompt,
-                        .label = {"$", Style::kDim},
+                        .label = {"$", Emphasis::kDim},
                         .text = {{command}}});
   document.push_back(headline(report, verdict));
   const bool is_news = verdict == "unknown" && is_flaw_of_out(report);

@@ -11,11 +11,11 @@
 
 namespace multihead::diagnosis {
 
-enum class Style { kPlain, kStrong, kDim, kGood, kBad, kCode };
+enum class Emphasis { kPlain, kStrong, kDim, kGood, kBad, kCode };
 
 struct Span {
   std::string text;
-  Style style = Style::kPlain;
+  Emphasis emphasis = Emphasis::kPlain;
 };
 using Text = std::vector<Span>;
 

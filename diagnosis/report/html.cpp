@@ -26,16 +26,16 @@ constexpr const char* kStyle = R"(<style>
 
 std::string html(const Span& span) {
   const std::string text = escaped(span.text);
-  switch (span.style) {
-    case Style::kStrong:
+  switch (span.emphasis) {
+    case Emphasis::kStrong:
       return "<strong>" + text + "</strong>";
-    case Style::kDim:
+    case Emphasis::kDim:
       return "<span class=\"dim\">" + text + "</span>";
-    case Style::kGood:
+    case Emphasis::kGood:
       return "<span class=\"good\">" + text + "</span>";
-    case Style::kBad:
+    case Emphasis::kBad:
       return "<span class=\"bad\">" + text + "</span>";
-    case Style::kCode:
+    case Emphasis::kCode:
       return "<code>" + text + "</code>";
     default:
       return text;

@@ -26,17 +26,17 @@ constexpr const char* kStyle = R"(<style>
 </style>
 )";
 
-const char* class_of(Style style) {
-  switch (style) {
-    case Style::kStrong:
+const char* class_of(Emphasis emphasis) {
+  switch (emphasis) {
+    case Emphasis::kStrong:
       return " class=\"strong\"";
-    case Style::kDim:
+    case Emphasis::kDim:
       return " class=\"dim\"";
-    case Style::kGood:
+    case Emphasis::kGood:
       return " class=\"good\"";
-    case Style::kBad:
+    case Emphasis::kBad:
       return " class=\"bad\"";
-    case Style::kCode:
+    case Emphasis::kCode:
       return " class=\"code\"";
     default:
       return "";
@@ -54,7 +54,7 @@ std::string drawn(const Span& span, int column, double y) {
   std::snprintf(place, sizeof place,
                 "<text x=\"%.1f\" y=\"%.1f\" textLength=\"%.1f\"%s>",
                 kMargin + kColumn * (column + static_cast<int>(first)), y,
-                kColumn * columns(text), class_of(span.style));
+                kColumn * columns(text), class_of(span.emphasis));
   return place + escaped(text) + "</text>\n";
 }
 

@@ -15,7 +15,7 @@ constexpr int kNarrowestPage = 40;
 // A code point.
 struct Glyph {
   std::string_view bytes;
-  Style style;
+  Emphasis emphasis;
 };
 using Glyphs = std::vector<Glyph>;
 
@@ -26,7 +26,7 @@ Glyphs glyphs_of(const Text& text) {
       size_t end = at + 1;
       while (end < span.text.size() && (span.text[end] & 0xC0) == 0x80) ++end;
       glyphs.push_back(
-          {std::string_view(span.text).substr(at, end - at), span.style});
+          {std::string_view(span.text).substr(at, end - at), span.emphasis});
       at = end;
     }
   }
@@ -37,22 +37,24 @@ bool is(const Glyph& glyph, char c) {
   return glyph.bytes.size() == 1 && glyph.bytes[0] == c;
 }
 
-void append(Text& line, std::string_view text, Style style) {
+void append(Text& line, std::string_view text, Emphasis emphasis) {
   if (text.empty()) return;
-  if (line.empty() || line.back().style != style) line.push_back({"", style});
+  if (line.empty() || line.back().emphasis != emphasis)
+    line.push_back({"", emphasis});
   line.back().text += text;
 }
 
 void append(Text& line, const Glyphs& glyphs, size_t from, size_t to) {
   for (size_t i = from; i < to; ++i)
-    append(line, glyphs[i].bytes, glyphs[i].style);
+    append(line, glyphs[i].bytes, glyphs[i].emphasis);
 }
 
 // Where a line may end: before a space, but not in code, nor inside the items
 // of a list, whose separators are dots.
 bool may_break(const Glyphs& glyphs, size_t at) {
-  if (!is(glyphs[at], ' ') || glyphs[at].style == Style::kCode) return false;
-  return glyphs[at].style != Style::kDim ||
+  if (!is(glyphs[at], ' ') || glyphs[at].emphasis == Emphasis::kCode)
+    return false;
+  return glyphs[at].emphasis != Emphasis::kDim ||
          (at > 0 && glyphs[at - 1].bytes == "·");
 }
 
@@ -95,12 +97,12 @@ void add_labelled(std::vector<Text>& page, const Block& block, int start,
     page.emplace_back();
     if (first) {
       append(page.back(), std::string(static_cast<size_t>(start), ' '),
-             Style::kPlain);
-      append(page.back(), block.label.text, block.label.style);
+             Emphasis::kPlain);
+      append(page.back(), block.label.text, block.label.emphasis);
     }
     const auto rest = static_cast<size_t>(indent - (first ? taken : 0));
-    append(page.back(), std::string(rest, ' '), Style::kPlain);
-    for (const Span& span : line) append(page.back(), span.text, span.style);
+    append(page.back(), std::string(rest, ' '), Emphasis::kPlain);
+    for (const Span& span : line) append(page.back(), span.text, span.emphasis);
     first = false;
   }
 }
@@ -126,34 +128,35 @@ void add_table(std::vector<Text>& page, const Block& table, int width) {
 
   for (const Text& row : table.rows) {
     page.emplace_back();
-    append(page.back(), std::string(kIndent, ' '), Style::kPlain);
+    append(page.back(), std::string(kIndent, ' '), Emphasis::kPlain);
     for (size_t i = 0; i < row.size(); ++i) {
       const std::string cell = cut(row[i].text, std::max(widths[i], 1));
       const auto missing = static_cast<size_t>(widths[i] - columns(cell));
       const bool right = i >= kFirstNumber && i <= kLastNumber;
       const bool last = i + 1 == row.size();
-      if (right) append(page.back(), std::string(missing, ' '), Style::kPlain);
-      append(page.back(), cell, row[i].style);
+      if (right)
+        append(page.back(), std::string(missing, ' '), Emphasis::kPlain);
+      append(page.back(), cell, row[i].emphasis);
       if (!last)
         append(page.back(), std::string((right ? 0 : missing) + kGap, ' '),
-               Style::kPlain);
+               Emphasis::kPlain);
     }
   }
 }
 
-const char* escape_code(Style style) {
-  switch (style) {
-    case Style::kPlain:
+const char* escape_code(Emphasis emphasis) {
+  switch (emphasis) {
+    case Emphasis::kPlain:
       return "";
-    case Style::kStrong:
+    case Emphasis::kStrong:
       return "\033[1m";
-    case Style::kDim:
+    case Emphasis::kDim:
       return "\033[2m";
-    case Style::kGood:
+    case Emphasis::kGood:
       return "\033[1;32m";
-    case Style::kBad:
+    case Emphasis::kBad:
       return "\033[1;31m";
-    case Style::kCode:
+    case Emphasis::kCode:
       return "\033[36m";
   }
   return "";
@@ -185,9 +188,9 @@ std::string to_text(const Document& document, bool colour, int width) {
   std::string text;
   for (const Text& line : laid_out(document, width)) {
     for (const Span& span : line) {
-      const bool styled = colour && span.style != Style::kPlain;
-      text +=
-          styled ? escape_code(span.style) + span.text + "\033[0m" : span.text;
+      const bool styled = colour && span.emphasis != Emphasis::kPlain;
+      text += styled ? escape_code(span.emphasis) + span.text + "\033[0m"
+                     : span.text;
     }
     text += '\n';
   }

@@ -117,7 +117,7 @@ std::string counted(size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-Text marked_up(const std::string& text, Style style) {
+Text marked_up(const std::string& text, Emphasis emphasis) {
   Text spans;
   size_t at = 0;
   while (at < text.size()) {
@@ -125,11 +125,11 @@ Text marked_up(const std::string& text, Style style) {
     const size_t close =
         open == std::string::npos ? open : text.find('`', open + 1);
     if (close == std::string::npos) break;
-    if (open > at) spans.push_back({text.substr(at, open - at), style});
-    spans.push_back({text.substr(open + 1, close - open - 1), Style::kCode});
+    if (open > at) spans.push_back({text.substr(at, open - at), emphasis});
+    spans.push_back({text.substr(open + 1, close - open - 1), Emphasis::kCode});
     at = close + 1;
   }
-  if (at < text.size()) spans.push_back({text.substr(at), style});
+  if (at < text.size()) spans.push_back({text.substr(at), emphasis});
   return spans;
 }
 

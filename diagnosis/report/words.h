@@ -43,6 +43,6 @@ std::string listed(const std::vector<std::string>& words,
 std::string counted(size_t count, const std::string& noun);
 
 /// `text` with what stands between backticks as code.
-Text marked_up(const std::string& text, Style style = Style::kPlain);
+Text marked_up(const std::string& text, Emphasis emphasis = Emphasis::kPlain);
 
 }  // namespace multihead::diagnosis

@@ -15,7 +15,7 @@ from .options import Options
 from .reading import engine
 from .reading.first_call import (
     Base,
-    Ladder,
+    FirstCall,
     core_layouts,
     heads_layouts,
     layer_layouts,
@@ -55,7 +55,7 @@ class Examination:
         self.call = signature.read(subject)
         self.runner = Runner(subject, self.call, guard)
         self.runner.extra = options.weights
-        self.ladder = Ladder(self.runner, options)
+        self.first_call = FirstCall(self.runner, options)
         self.layouts = layer_layouts(subject, options, self.call)
         self.order_is_written = (
             cases.LAYER in self.layouts and written_batch_first(subject) is False
@@ -75,7 +75,7 @@ class Examination:
         mha_like = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
         known = "blocked" if mha_like else self.call.known and self.call.known.mask
         mask = self.options.mask or known
-        if mask is None and self.ladder.manners()[0].additive:
+        if mask is None and self.first_call.call_styles()[0].additive:
             mask = "additive"
         mask = mask or self._believe(
             "mask", documented.meaning_of_mask(self.call, self.subject)
@@ -123,7 +123,7 @@ class Examination:
     def _complaints(self) -> list[Finding]:
         """Why nothing ran. What a call that was put together by guesses raises is not
         the code's fault."""
-        said = self.ladder.findings
+        said = self.first_call.findings
         built = self.runner.construction
         guessed = [*self.call.guessed, *(built.guessed if built else ())]
         if not guessed or not is_of_arguments(said):
@@ -140,12 +140,12 @@ class Examination:
         """The first reading that is right; else the first that ran."""
         layouts = self.layouts
         core = may_be_core(self.call, self.runner)
-        base = self.ladder.find(layouts)
+        base = self.first_call.find(layouts)
         if core and (base is None or not base.run.parameters.tensors):
             return self._best_core(core_layouts(self.subject))
         if base is None:
             if len(signature.axes(self.subject)) == 4:
-                self.ladder.findings = []  # of calls with too few axes
+                self.first_call.findings = []  # of calls with too few axes
             return self._best_core(heads_layouts(self.call, self.runner))
         reading = self._read_either_mask(base)
         if not reading.is_right and reading.refused:
@@ -159,7 +159,7 @@ class Examination:
         order = (cases.LAYER, cases.SEQUENCE_FIRST)
         others = set(self.layouts) & set(order) - {reading.base.case.layout}
         if others and (exchanged or self.order_is_written):
-            other = self.ladder.find(tuple(others))
+            other = self.first_call.find(tuple(others))
             second = self._read_either_mask(other) if other else reading
             if second.is_right or (
                 self.order_is_written and second.names_more(reading)
@@ -171,7 +171,7 @@ class Examination:
         """The layout in which more of the calls run, where nothing states it."""
         batched = (cases.LAYER, cases.SEQUENCE_FIRST)
         for layout in set(layouts) & set(batched) - {reading.base.case.layout}:
-            base = self.ladder.find((layout,))
+            base = self.first_call.find((layout,))
             if base is None or base.case.relation != "cross":
                 continue
             other = self._read_either_mask(base)
@@ -183,7 +183,7 @@ class Examination:
         """The likeliest reading as attention by itself that no other beats."""
         best = None
         for layout in layouts:
-            base = self.ladder.find((layout,))
+            base = self.first_call.find((layout,))
             if base is None:
                 continue
             reading = self._read_either_mask(base)
@@ -197,8 +197,8 @@ class Examination:
         """What adds a mask may be meant to: then it is read as 0 and -inf, if that
         leaves fewer faults."""
         reading = self._read(base)
-        if base.manner.additive and self.options.mask is None:
-            named = reading.is_right or base.manner.biased
+        if base.call_style.additive and self.options.mask is None:
+            named = reading.is_right or base.call_style.biased
             return reading if named else self._not_additive(base, reading)
         is_stated = self.stated.mask is not None and not self._is_doubtful("mask")
         if "mask_added" not in reading.faults or is_stated:
@@ -206,7 +206,9 @@ class Examination:
         if not documented.may_be_additive(self.call, self.subject):
             return reading
         boolean, self.stated = self.stated, replace(self.stated, mask="additive")
-        second = self._read(replace(base, manner=replace(base.manner, additive=True)))
+        second = self._read(
+            replace(base, call_style=replace(base.call_style, additive=True))
+        )
         named = second.verdict is not None and second.verdict["verdict"] != "unknown"
         if not named or len(second.faults) >= len(reading.faults):
             self.stated = boolean
@@ -217,7 +219,9 @@ class Examination:
     def _not_additive(self, base: Base, reading: Reading) -> Reading:
         """The text speaks of an additive mask, and may mean one that the code makes."""
         documented_as, self.stated = self.stated, replace(self.stated, mask=None)
-        second = self._read(replace(base, manner=replace(base.manner, additive=False)))
+        second = self._read(
+            replace(base, call_style=replace(base.call_style, additive=False))
+        )
         if second.is_right:
             return second
         self.stated = documented_as
@@ -279,7 +283,9 @@ class Examination:
         """Adds that the mask is taken to be added, where the text says so."""
         said = documented.additive(self.call, self.subject)
         masked = any("mask" in o.tensors for o in reading.observations)
-        if self.options.mask or not (said and masked and reading.base.manner.additive):
+        if self.options.mask or not (
+            said and masked and reading.base.call_style.additive
+        ):
             return
         name = documented.is_bias(self.call)
         reading.say_additive(

@@ -50,9 +50,9 @@ class Parameters(Config):
     """A dictionary of weights that draws one for each name that is asked for, and
     knows the usual sizes."""
 
-    def __init__(self, case: Case, manner: CallStyle):
+    def __init__(self, case: Case, call_style: CallStyle):
         super().__init__(case.sizes)
-        self.__dict__ |= {"case": case, "manner": manner}
+        self.__dict__ |= {"case": case, "call_style": call_style}
 
     def __missing__(self, name):
         role = CONSTRUCTOR.get(normal(str(name)))
@@ -60,26 +60,28 @@ class Parameters(Config):
             return self.sizes.value_of(role)
         if not isinstance(name, str) or not (is_weight(name) or speaks(name)):
             raise KeyError(name)
-        weight = _weight(name, self.case, self.manner)
-        self[name] = _given(weight, self.manner)
+        weight = _weight(name, self.case, self.call_style)
+        self[name] = _given(weight, self.call_style)
         return self[name]
 
 
-def make(call: Call, case: Case, manner: CallStyle) -> Arguments:
+def make(call: Call, case: Case, call_style: CallStyle) -> Arguments:
     """The arguments of `case`. Sequences are tensors of their own, which the code
     may change."""
-    made = Arguments(tensors=_sequences(call, case), masks=_masks(call, case, manner))
+    made = Arguments(
+        tensors=_sequences(call, case), masks=_masks(call, case, call_style)
+    )
     by_place = True
     for parameter in call.parameters:
-        value = _value(call, parameter, case, made, manner)
+        value = _value(call, parameter, case, made, call_style)
         if value is _LEFT and parameter.default is parameter.empty:
             value = None
         if value is _LEFT:
             by_place = False
         elif by_place and parameter.kind is parameter.POSITIONAL_ONLY:
-            made.positional.append(_given(value, manner))
+            made.positional.append(_given(value, call_style))
         else:
-            made.keywords[parameter.name] = _given(value, manner)
+            made.keywords[parameter.name] = _given(value, call_style)
     return made
 
 
@@ -98,11 +100,11 @@ def _sequences(call: Call, case: Case) -> dict[str, Tensor]:
     }
 
 
-def _masks(call: Call, case: Case, manner: CallStyle) -> dict[str, Tensor]:
+def _masks(call: Call, case: Case, call_style: CallStyle) -> dict[str, Tensor]:
     masks = {}
     mask = cases.mask(case)
-    if mask is not None and manner.additive:
-        mask = cases.as_additive(mask, case, manner.biased)
+    if mask is not None and call_style.additive:
+        mask = cases.as_additive(mask, case, call_style.biased)
     if mask is not None:
         role = "key_padding_mask" if case.mask == "keys of each item" else "mask"
         masks[role] = mask
@@ -111,7 +113,9 @@ def _masks(call: Call, case: Case, manner: CallStyle) -> dict[str, Tensor]:
     return masks
 
 
-def _value(call, parameter, case: Case, made: Arguments, manner: CallStyle) -> object:
+def _value(
+    call, parameter, case: Case, made: Arguments, call_style: CallStyle
+) -> object:
     role = call.roles[parameter.name]
     if role in ("query", "x"):
         return made.tensors["query"]
@@ -140,7 +144,7 @@ def _value(call, parameter, case: Case, made: Arguments, manner: CallStyle) -> o
         name = parameter.name
         one = role == "weight"
         made.weights[name] = (
-            _weight(name, case, manner) if one else Parameters(case, manner)
+            _weight(name, case, call_style) if one else Parameters(case, call_style)
         )
         return made.weights[name]
     return _switch(role, parameter, case)
@@ -175,7 +179,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
     return _LEFT
 
 
-def _weight(name: str, case: Case, manner: CallStyle) -> object:
+def _weight(name: str, case: Case, call_style: CallStyle) -> object:
     """A weight for a parameter of this name: a matrix, a bias or a layer."""
     sizes = case.sizes
     rows, columns = sizes.embed, _width(name.lower(), sizes)
@@ -187,12 +191,12 @@ def _weight(name: str, case: Case, manner: CallStyle) -> object:
 
     if name.lower().startswith("b") or "bias" in name.lower():
         return 0.3 * normal(columns)
-    if manner.layers:
+    if call_style.layers:
         layer = nn.Linear(rows, columns, dtype=case.dtype)
         with torch.no_grad():
             layer.weight.copy_(normal(columns, rows) / rows**0.5)
         return layer
-    shape = (columns, rows) if manner.out_in else (rows, columns)
+    shape = (columns, rows) if call_style.out_in else (rows, columns)
     return normal(*shape) / rows**0.5
 
 
@@ -209,9 +213,9 @@ def _width(name: str, sizes: Sizes) -> int:
     return full
 
 
-def _given(value: object, manner: CallStyle) -> object:
+def _given(value: object, call_style: CallStyle) -> object:
     """`value` as the code takes it."""
-    if manner.numpy and isinstance(value, Tensor):
+    if call_style.numpy and isinstance(value, Tensor):
         return value.detach().numpy()
     return value
 

@@ -52,7 +52,7 @@ class Sizes:
 
 # When code refuses the first: small ones, heads of width 64, and the widths of models
 # that people copy.
-LADDER = (
+SIZES_IN_TURN = (
     Sizes(),
     Sizes(embed=8, heads=2),
     Sizes(embed=256, heads=4),

@@ -70,7 +70,7 @@ class Runner:
     def run(
         self,
         case: Case,
-        manner: CallStyle,
+        call_style: CallStyle,
         seed: int = 0,
         given: Arguments | None = None,
         seconds: float | None = None,
@@ -79,7 +79,7 @@ class Runner:
         that the case implies if none are given. Raises Stop when the time is
         over; not for one with so few `seconds` of its own."""
         with _settings(case, seed):
-            made = given or arguments.make(self.call, case, manner)
+            made = given or arguments.make(self.call, case, call_style)
             run = Run(case, made)
             target, findings = self._target(case)
             if target is None:
@@ -88,12 +88,12 @@ class Runner:
             kept = {n: t.clone() for n, t in {**made.tensors, **made.masks}.items()}
             if case.gradients:
                 self._require_gradients(run)
-            self._execute(target, run, manner, seconds)
+            self._execute(target, run, call_style, seconds)
             self._compare_inputs(made, kept, run)
         return run
 
     def _execute(
-        self, target: object, run: Run, manner: CallStyle, seconds: float | None
+        self, target: object, run: Run, call_style: CallStyle, seconds: float | None
     ) -> None:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks})
@@ -128,7 +128,7 @@ class Runner:
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
-        if case.gradients and not manner.numpy:
+        if case.gradients and not call_style.numpy:
             self._differentiate(run)
 
     def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:

@@ -16,7 +16,7 @@ from ..calls import cases
 from ..calls.arguments import CallStyle
 from ..calls.cases import Case
 from ..calls.sizes import (
-    LADDER,
+    SIZES_IN_TURN,
     Sizes,
     apart,
     grouped,
@@ -43,11 +43,11 @@ class Base:
     """A call that the code takes, and the run that showed it."""
 
     case: Case
-    manner: CallStyle
+    call_style: CallStyle
     run: Run
 
 
-class Ladder:
+class FirstCall:
     """The choices along each axis, best first."""
 
     def __init__(self, runner: Runner, options: Options):
@@ -64,11 +64,11 @@ class Ladder:
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
         start = time.process_time()
-        for case, manner in self._choices(layouts):
-            run = self.runner.run(case, manner)
+        for case, call_style in self._choices(layouts):
+            run = self.runner.run(case, call_style)
             if not run.refused:
-                return Base(case, manner, run)
-            kind = (case.layout, case.mask, case.dtype, manner)
+                return Base(case, call_style, run)
+            kind = (case.layout, case.mask, case.dtype, call_style)
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
             endless = any("RecursionError" in f.sentence for f in run.findings)
@@ -91,7 +91,7 @@ class Ladder:
         lists = (
             (torch.float64, torch.float32),
             masks,
-            self.manners(),
+            self.call_styles(),
             self.sizes,
             layouts,
             relations,
@@ -100,7 +100,7 @@ class Ladder:
         ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
         for indices in ordered[:_MOST_TRIED]:
             chosen = [choices[i] for choices, i in zip(lists, indices)]
-            dtype, mask, manner, sizes, layout, relation = chosen
+            dtype, mask, call_style, sizes, layout, relation = chosen
             case = Case(
                 name="no mask" if mask is None else "mask",
                 sizes=sizes,
@@ -109,9 +109,9 @@ class Ladder:
                 mask=mask,
                 dtype=dtype,
             )
-            yield case, manner
+            yield case, call_style
 
-    def manners(self) -> list[CallStyle]:
+    def call_styles(self) -> list[CallStyle]:
         added = self.options.mask == "additive" or (
             self.options.mask is None and additive(self.call, self.subject) is not None
         )
@@ -121,17 +121,17 @@ class Ladder:
             additive=added,
             biased=added and is_bias(self.call),
         )
-        manners = [first]
+        call_styles = [first]
         if self.call.weights and not self.call.known:
-            manners += [replace(first, layers=True), replace(first, out_in=True)]
+            call_styles += [replace(first, layers=True), replace(first, out_in=True)]
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
-            manners.append(replace(first, numpy=not first.numpy))
-        return manners
+            call_styles.append(replace(first, numpy=not first.numpy))
+        return call_styles
 
     def _sizes(self) -> list[Sizes]:
-        """The ladder of sizes as this subject can have them."""
+        """The sizes as this subject can have them."""
         options = self.options
-        found = [self._fit(sizes) for sizes in LADDER]
+        found = [self._fit(sizes) for sizes in SIZES_IN_TURN]
         if options.embed_dim:
             found = [replace(s, embed=options.embed_dim) for s in found]
         if options.num_heads:

@@ -55,7 +55,7 @@ class Cases:
 
     def __init__(self, runner: Runner, base: Base, progress: Progress):
         self.runner, self.progress = runner, progress
-        self.call, self.manner = runner.call, base.manner
+        self.call, self.call_style = runner.call, base.call_style
         self.base = replace(base.case, spread=_calibrated(base))
         self._taken = base.run
         self.kept: list[Run] = []
@@ -112,7 +112,7 @@ class Cases:
         spread = self.base.spread * max(large, 1.0) ** 0.5
         case = replace(self.base, name="large scores", spread=spread)
         try:
-            run = self.runner.run(case, self.manner)
+            run = self.runner.run(case, self.call_style)
         except Stop:
             return []  # the verdict stands without it
         if run.refused or run.out.isfinite().all():
@@ -149,7 +149,7 @@ class Cases:
         """The user's own inputs; a refusal is a finding."""
         case, made = of_user(self.call, inputs, self.base)
         self.progress(case.name)
-        run = self.runner.run(case, self.manner, given=made)
+        run = self.runner.run(case, self.call_style, given=made)
         if run.refused:
             self.findings += run.findings
         else:
@@ -163,7 +163,7 @@ class Cases:
     def _run(self, case: Case) -> Run:
         """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
-        run = self.runner.run(case, self.manner)
+        run = self.runner.run(case, self.call_style)
         if not run.refused:
             self.kept.append(run)
         return run
@@ -265,11 +265,11 @@ class Cases:
         if not asked and not self.runner.subject.is_module:
             return
         case = variations.training(self.base)
-        run = self.runner.run(case, self.manner)
+        run = self.runner.run(case, self.call_style)
         if run.refused or not (asked or run.recorder.draws):
             return
         if not run.recorder.draws:
-            again = self.runner.run(case, self.manner, seed=1)
+            again = self.runner.run(case, self.call_style, seed=1)
             if again.refused or not torch.equal(again.out, run.out):
                 return  # dropout whose draws cannot be seen, as in a fused kernel
         self.kept.append(run)
@@ -278,7 +278,7 @@ class Cases:
         """A run at lengths at which tiles, windows and buffers end."""
         case = variations.long(self.base)
         self.progress(case.name)
-        run = self.runner.run(case, self.manner, seconds=_LONG_SECONDS)
+        run = self.runner.run(case, self.call_style, seconds=_LONG_SECONDS)
         if not run.refused:
             self.kept.append(run)
 
@@ -287,7 +287,7 @@ class Cases:
         made_inside = self.runner.subject.kind == "function" and not self.call.weights
         if first.recorder.draws or (made_inside and first.parameters.tensors):
             return []
-        again = self.runner.run(first.case, self.manner, seed=1)
+        again = self.runner.run(first.case, self.call_style, seed=1)
         if again.refused or torch.equal(again.out.nan_to_num(), first.out.nan_to_num()):
             return []
         return [
