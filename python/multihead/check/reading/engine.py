@@ -2,6 +2,7 @@
 """The one place where observations become a verdict."""
 
 import json
+from typing import Any
 
 from .._operators import operators
 from ..finding import Finding
@@ -11,11 +12,12 @@ from .observation import Observation
 _OF_WEIGHTS = ("weights", "num_heads", "num_kv_heads", "embed_dim")
 
 
-def explain(observations: list[Observation]) -> dict:
+def explain(observations: list[Observation]) -> dict[str, Any]:
     """The verdict on observations of one implementation, as the operator's JSON."""
     tensors = [o.tensors for o in observations]
     metadata = [o.metadata for o in observations]
-    return json.loads(operators().explain(tensors, metadata))
+    verdict: dict[str, Any] = json.loads(operators().explain(tensors, metadata))
+    return verdict
 
 
 def complaint(error: ValueError) -> Finding:
