@@ -40,7 +40,7 @@ std::string filled_in(std::string_view text, const Sizes& n) {
 
 Finding finding(const Pick& pick, const Sizes& sizes) {
   return {
-      std::string(pick.fault->name), std::string(name_of(pick.fault->stage)),
+      std::string(pick.fault->name), std::string(name_of(*pick.fault->stage)),
       filled_in(pick.fault->sentence, sizes),
       filled_in(pick.fault->remedy, sizes), filled_in(pick.way->detail, sizes)};
 }
@@ -200,13 +200,9 @@ void describe(std::span<const ObservedCall> calls, const Explanation& best,
     verdict.faults.push_back(finding(pick, failing->sizes));
   }
   if (!best.faults.empty()) {
-    const Stage stage =
-        std::min_element(best.faults.begin(), best.faults.end(),
-                         [](const Pick& a, const Pick& b) {
-                           return a.fault->stage < b.fault->stage;
-                         })
-            ->fault->stage;
-    verdict.first_stage = name_of(stage);
+    const Pick first = std::ranges::min(
+        best.faults, {}, [](const Pick& pick) { return pick.fault->stage; });
+    verdict.first_stage = name_of(*first.fault->stage);
   }
 }
 

@@ -52,7 +52,7 @@ std::tuple<Texts, Texts, Texts> faults_op() {
   Texts names, stages, headlines;
   for (const Fault& fault : all_faults()) {
     names.emplace_back(fault.name);
-    stages.emplace_back(name_of(fault.stage));
+    stages.emplace_back(name_of(*fault.stage));
     headlines.emplace_back(fault.sentence);
   }
   return {names, stages, headlines};

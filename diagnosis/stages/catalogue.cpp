@@ -17,10 +17,19 @@ std::string_view name_of(Stage stage) {
 std::span<const Fault> all_faults() {
   static const std::vector<Fault> faults = [] {
     std::vector<Fault> all;
-    for (const auto* part :
-         {&kProjectionFaults, &kHeadFaults, &kScaleFaults, &kMaskFaults,
-          &kSoftmaxFaults, &kDropoutFaults, &kRoundingFaults, &kOutputFaults}) {
-      all.insert(all.end(), part->begin(), part->end());
+    for (const auto& [stage, list] :
+         {std::pair(Stage::kProjections, &kProjectionFaults),
+          {Stage::kHeads, &kHeadFaults},
+          {Stage::kScores, &kScaleFaults},
+          {Stage::kMaskedScores, &kMaskFaults},
+          {Stage::kWeights, &kSoftmaxFaults},
+          {Stage::kWeights, &kDropoutFaults},
+          {Stage::kWeights, &kRoundingFaults},
+          {Stage::kOutput, &kOutputFaults}}) {
+      for (const Fault& fault : *list) {
+        all.push_back(fault);
+        if (!fault.stage) all.back().stage = stage;
+      }
     }
     std::ranges::stable_sort(all, {}, &Fault::stage);
     return all;

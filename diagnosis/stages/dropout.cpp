@@ -83,19 +83,16 @@ constexpr std::string_view kRemedy =
 
 const std::vector<Fault> kDropoutFaults = {
     {"dropout_left_on",
-     Stage::kWeights,
      "Dropout is on in evaluation: results are random.",
      kRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kLeftOn; }},
       {[](Recipe& r) { r.dropout = Dropout::kExchanged; },
        "And it is off in training."}}},
     {"dropout_missing",
-     Stage::kWeights,
      "Nothing is dropped in training.",
      kRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kMissing; }}}},
     {"dropout_before_softmax",
-     Stage::kWeights,
      "Scores are dropped, not weights: a dropped score is 0, which is a "
      "weight like any other.",
      kRemedy,
@@ -103,30 +100,28 @@ const std::vector<Fault> kDropoutFaults = {
       {[](Recipe& r) { r.dropout = Dropout::kBeforeMask; },
        "The mask comes after."}}},
     {"dropout_not_rescaled",
-     Stage::kWeights,
      "The weights that are kept are not divided by 1 - p: the output shrinks "
      "in training.",
      kRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kNotRescaled; }}}},
     {"dropout_on_context",
-     Stage::kContext,
      "The heads' results are dropped, the weights are not.",
      kRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kOnContext; }},
       {[](Recipe& r) { r.dropout = Dropout::kOnMerged; },
-       "They are merged before."}}},
+       "They are merged before."}},
+     Stage::kContext},
     {"dropout_keeps_what_it_should_drop",
-     Stage::kWeights,
      "What should be dropped is kept: p is taken for the share to keep.",
      kRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kKeepsTheDropped; }}}},
     // The same name as above: the cause is one, the place is another.
     {"dropout_left_on",
-     Stage::kOutput,
      "Dropout of the output is on in evaluation: results are random.",
      "Drop in training only: `F.dropout(out, p, training=self.training)` or "
      "an `nn.Dropout` that eval() reaches.",
-     {{[](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; }}}},
+     {{[](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; }}},
+     Stage::kOutput},
 };
 
 }  // namespace multihead::diagnosis

@@ -4,6 +4,7 @@
 // files hold its choices, what they do to the tensors, and its faults.
 #pragma once
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -35,10 +36,10 @@ struct Way {
 
 struct Fault {
   std::string_view name;
-  Stage stage;
   std::string_view sentence;  ///< what is wrong
   std::string_view remedy;    ///< what is right, and why
   std::vector<Way> ways;
+  std::optional<Stage> stage = {};  ///< in a list of a stage's own: that stage
 };
 
 /// Thrown by a step of a recipe that these shapes do not allow.

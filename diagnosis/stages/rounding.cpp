@@ -47,13 +47,11 @@ std::vector<Way> narrow_ways() {
 }  // namespace
 
 const std::vector<Fault> kRoundingFaults = {
-    {"computed_in_bfloat16", Stage::kWeights,
-     "Numbers are rounded to bfloat16 on the way.",
+    {"computed_in_bfloat16", "Numbers are rounded to bfloat16 on the way.",
      "Keep scores and weights in float32, also where inputs and outputs are "
      "bfloat16.",
      narrow_ways<NarrowType::kBFloat16>()},
-    {"computed_in_float16", Stage::kWeights,
-     "Numbers are rounded to float16 on the way.",
+    {"computed_in_float16", "Numbers are rounded to float16 on the way.",
      "Keep scores and weights in float32, also where inputs and outputs are "
      "float16.",
      narrow_ways<NarrowType::kHalf>()},

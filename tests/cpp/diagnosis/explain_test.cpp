@@ -72,11 +72,11 @@ TEST_P(EveryFault, IsNamed) {
           ? std::vector<std::vector<std::string>>{{"mask_head_order"}}
           : std::vector<std::vector<std::string>>{};
   EXPECT_EQ(verdict.alternatives, ties);
-  EXPECT_EQ(verdict.first_stage, name_of(fault->stage));
+  EXPECT_EQ(verdict.first_stage, name_of(*fault->stage));
 }
 
 std::string test_name(const testing::TestParamInfo<Named>& info) {
-  std::string stage(name_of(info.param.fault->stage));
+  std::string stage(name_of(*info.param.fault->stage));
   std::replace(stage.begin(), stage.end(), ' ', '_');
   return std::string(info.param.fault->name) + "_" + stage + "_" +
          std::to_string(info.param.way);
