@@ -2,7 +2,7 @@
 //
 // The catalogue against itself: attention with each fault, on inputs that tell
 // faults apart, must be explained by that fault and no other; attention by
-// nothing. What people write is judged in Python (tests/python/attempts).
+// nothing. What people write is judged in Python (tests/python/check/attempts).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
