@@ -16,6 +16,7 @@
 #include "diagnosis/search/search.h"
 #include "diagnosis/search/tolerance.h"
 #include "multihead/diagnosis.h"
+#include "multihead/text/dtypes.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -49,21 +50,6 @@ Finding finding(const Convention& convention) {
   return {.name = std::string(convention.name),
           .sentence = std::string(convention.sentence),
           .remedy = std::string(convention.remedy)};
-}
-
-std::string dtype_name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "float64";
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    default:
-      return c10::toString(dtype);
-  }
 }
 
 // ---- Which calls first -----------------------------------------------------

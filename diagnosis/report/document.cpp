@@ -5,6 +5,7 @@
 #include <set>
 
 #include "diagnosis/report/words.h"
+#include "multihead/text/dtypes.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -41,13 +42,6 @@ bool has_number(const Json& object, const char* key) {
 // allowed for rounding either.
 bool has_reference(const Json& c) {
   return has_number(c, "error") || value_at(c, "allowed") > 0;
-}
-
-std::string short_dtype(std::string dtype) {
-  if (dtype.starts_with("torch.")) dtype.erase(0, 6);
-  if (dtype.starts_with("float")) return "f" + dtype.substr(5);
-  if (dtype.starts_with("bfloat")) return "bf" + dtype.substr(6);
-  return dtype;
 }
 
 Text row_of(const Json& c) {
