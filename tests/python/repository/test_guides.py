@@ -15,8 +15,6 @@ from test_repository import CMAKE, CPP, files
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 GUIDES = ["CONTRIBUTING.md", "docs/architecture.md"]
 PLANNED = {"multihead/ops/cuda/", "multihead/kernels/cuda/"}
-# The stages of diagnosis are on their way into files by subject.
-PLANNED |= {"diagnosis/stages/scale.h", "diagnosis/stages/scale.cpp", "kScaleFaults"}
 ELSEWHERE = ("build/", "torch/")  # made, or PyTorch's
 PATH = re.compile(r"[\w.\-]*/[\w./\-]*|[\w\-]+\.(?:h|cpp|py|md|txt|toml|json)")
 IDENTIFIER = re.compile(r"[A-Za-z_][\w.:]*")
