@@ -37,11 +37,11 @@ namespace {
 
 // Intel's CPUs run VDPBF16PS at a quarter of the rate of a multiply-add
 // (measured on Granite Rapids), so that widening is twice as fast there.
-bool is_slow(Isa isa) {
+bool is_slow([[maybe_unused]] Isa isa) {
 #ifdef MULTIHEAD_X86
   return isa == Isa::kAvx512Bf16 && __builtin_cpu_is("intel");
 #else
-  return false && isa == Isa::kPortable;
+  return false;
 #endif
 }
 
@@ -55,7 +55,7 @@ Isa best_isa() {
 
 struct Choice {
   Isa isa = Isa::kPortable;
-  std::string error = "";
+  std::string error = {};
 };
 
 Choice choose() {
@@ -100,6 +100,7 @@ Kernels kernels_for([[maybe_unused]] Isa isa, Dtype dtype) {
   case Isa::constant:                                            \
     return dtype == Dtype::kBFloat16 ? kernels_##target(dtype)   \
                                      : kernels_##others(dtype);
+    // NOLINTNEXTLINE(bugprone-branch-clone): some have one set for all dtypes
     MULTIHEAD_ISAS(MULTIHEAD_KERNELS)
   }
 #endif
