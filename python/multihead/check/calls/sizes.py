@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ..capture.weights import held
+from ..subject.holding import held
 from ..subject.roles import ATTRIBUTES, normal
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)

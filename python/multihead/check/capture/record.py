@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..subject.holding import has_storage
+
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul"}
 _PRODUCTS |= {"linear", "_native_multi_head_attention", "dot", "einsum"}
 _PRODUCTS |= {"convolution"}
@@ -38,12 +40,6 @@ def storage(tensor: Tensor) -> int:
 def place(tensor: Tensor) -> tuple[int, int]:
     """Where a weight begins: parts of a fused one are told apart by it."""
     return storage(tensor), tensor.storage_offset()
-
-
-def has_storage(tensor: Tensor) -> bool:
-    """Not so the wrappers of torch.func, and sparse tensors."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return not wrapped and tensor.layout is torch.strided
 
 
 @dataclass

@@ -17,6 +17,7 @@ from ..calls.construct import Construction
 from ..calls.sizes import attributes
 from ..finding import Finding
 from ..sandbox.guard import Guard
+from ..subject.holding import held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import outputs, weights
@@ -211,7 +212,7 @@ class Runner:
                 return None, outcome.findings
             made = outcome.value
         convert(made, case.dtype)
-        for weight in weights.held(made):
+        for weight in held(made):
             fill_constant(weight)
         return made, []
 
@@ -258,7 +259,7 @@ class Runner:
 
     def _roots(self, target: object) -> dict[str, object]:
         if self.subject.kind == "function":
-            return {**weights.of_closure(self.subject.target), **self._extra()}
+            return {**of_closure(self.subject.target), **self._extra()}
         return {"self": target, **self._extra()}
 
     def _extra(self) -> dict[str, object]:

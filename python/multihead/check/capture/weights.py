@@ -3,19 +3,13 @@
 itself while it ran. Which is which projection, the engine decides by name; where
 names say nothing, the way of the data gives them names here."""
 
-import functools
-import inspect
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 
+from ..subject.holding import Held, last_name, walk
 from ..subject.roles import is_weight, speaks
-from .record import Frames, Recorder, Use, has_storage
-
-_DEPTH = 3
+from .record import Frames, Recorder, Use
 
 
 @dataclass
@@ -28,16 +22,6 @@ class Weights:
     layouts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     by_flow: "Weights | None" = None
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    name: str
-    tensor: Tensor
-    layout: str | None = None
-    of_layer: bool = False
-    of_array: bool = False
-    of_root: bool = False
 
 
 def collect(
@@ -54,13 +38,13 @@ def collect(
     """
     used = {recorder.root(u.weight) for u in recorder.uses.values()}
     used |= {recorder.root(b) for b in recorder.biases.values()}
-    held_by_roots = _walk("", {**given, **roots}, 0)
+    held_by_roots = walk("", {**given, **roots}, 0)
     found = [replace(c, of_root=True) for c in held_by_roots]
     for _, variables in reversed(frames.found):
         # What became of an array cannot be followed: wider ones may be computed.
-        local = _walk("", variables, 0)
+        local = walk("", variables, 0)
         found += [c for c in local if not c.of_array or c.tensor.dim() <= 2]
-    passed = {c.name for c in _walk("", given, 0)}
+    passed = {c.name for c in walk("", given, 0)}
     kept = [c for c in found if c.name in passed or _belongs(c, used, recorder)]
     kept = _without_doubles(kept, recorder)
     made = {recorder.root(linear.weight): linear for linear in frames.linears}
@@ -83,116 +67,14 @@ def collect(
     return weights
 
 
-def held(target: object) -> list[Tensor]:
-    """The weights of a module, or of an object that keeps arrays or tensors under
-    names of weights. They share its memory."""
-    if isinstance(target, nn.Module):
-        return list(target.parameters())
-    kept = _walk("self", target, 0)
-    return [
-        c.tensor for c in kept if c.of_layer or is_weight(_last(c)) or speaks(_last(c))
-    ]
-
-
-def _last(candidate: _Candidate) -> str:
-    return candidate.name.rsplit(".", 1)[-1]
-
-
-def _walk(name: str, value: object, depth: int) -> Iterator[_Candidate]:
-    """The tensors that `value` holds, named as the code would reach them."""
-    prefix = f"{name}." if name and name != "self" else ""
-    if isinstance(value, nn.Module):
-        yield from _of_module(prefix, value)
-    elif isinstance(value, Tensor):
-        if value.is_floating_point() and 0 < value.dim() <= 4 and has_storage(value):
-            yield _Candidate(name, value)
-    elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        if value.dtype.kind == "f" and 0 < value.ndim <= 4:
-            yield _Candidate(name, _of_array(value), of_array=True)
-    elif depth < _DEPTH:
-        for key, item in _items(value):
-            yield from _walk(f"{prefix}{key}", item, depth + 1)
-
-
-def _of_array(array: object) -> Tensor:
-    """Of the same memory, if that can be."""
-    shared = array.flags.writeable and min(array.strides) >= 0
-    return torch.from_numpy(array if shared else array.copy())
-
-
-def _items(value: object) -> list[tuple[object, object]]:
-    if isinstance(value, dict):
-        return [(k, v) for k, v in value.items() if isinstance(k, (str, int))]
-    if isinstance(value, (list, tuple)):
-        return list(enumerate(value[:128]))
-    if inspect.isroutine(value) or isinstance(value, type):
-        return []
-    if inspect.ismodule(value) or type(value).__module__.startswith("torch"):
-        return []
-    return list(getattr(value, "__dict__", {}).items())
-
-
-def _of_module(prefix: str, module: nn.Module) -> Iterator[_Candidate]:
-    for path, part in module.named_modules():
-        if re.search(r"(^|\.)parametrizations(\.|$)", path):
-            continue  # what a weight is computed from
-        inner = f"{prefix}{path}." if path else prefix
-        for name, tensor in _learned(part):
-            yield _Candidate(inner + name, tensor, _layout(part, name), of_layer=True)
-        plain = {**dict(part.named_buffers(recurse=False)), **vars(part)}
-        for name, value in plain.items():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-                yield _Candidate(inner + name, value)
-            elif isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
-                yield from _walk(inner + name, value, 1)
-
-
-def _learned(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of one layer; where one is computed from others, as under
-    weight_norm, what comes of them and not those."""
-    ways = getattr(part, "parametrizations", {})
-    computed = {name: _computed(part, name) for name in ways}
-    # The older way: a hook computes `weight` from `weight_g` and `weight_v`.
-    hooks = [hook.name for hook in part._forward_pre_hooks.values() if _computes(hook)]
-    computed |= {name: vars(part)[name] for name in hooks if name in vars(part)}
-    yield from computed.items()
-    for name, tensor in part.named_parameters(recurse=False):
-        if not any(name.startswith(f"{hook}_") for hook in hooks):
-            yield name, tensor
-
-
-def _computed(part: nn.Module, name: str) -> Tensor:
-    """As the last run had it: some take a step whenever they compute in training."""
-    way = part.parametrizations[name]
-    training = way.training
-    way.eval()
-    with torch.no_grad():
-        tensor = getattr(part, name)
-    way.train(training)
-    return tensor
-
-
-def _computes(hook: object) -> bool:
-    return type(hook).__module__.startswith("torch.nn.utils") and hasattr(hook, "name")
-
-
-def _layout(layer: nn.Module, name: str) -> str | None:
-    """What the type of a layer says about the orientation of its weight."""
-    if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name == "weight":
-        return "out_in"
-    if isinstance(layer, nn.MultiheadAttention) and name.endswith("weight"):
-        return "out_in"
-    return None
-
-
-def _belongs(candidate: _Candidate, used: set[int], recorder: Recorder) -> bool:
+def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:
     if candidate.of_layer:
         return True
     tensor = candidate.tensor
     if recorder.root(tensor) in used and not recorder.origin(tensor).inputs:
         return True
     # Made as a weight and then forgotten: the engine may say so.
-    name = _last(candidate)
+    name = last_name(candidate)
     kept = candidate.of_root or candidate.of_array or isinstance(tensor, nn.Parameter)
     drawn = recorder.origin(tensor).drawn or kept
     of_object = candidate.of_array and candidate.of_root
@@ -200,12 +82,10 @@ def _belongs(candidate: _Candidate, used: set[int], recorder: Recorder) -> bool:
     return drawn and not recorder.origin(tensor).inputs and named
 
 
-def _without_doubles(
-    candidates: list[_Candidate], recorder: Recorder
-) -> list[_Candidate]:
+def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
     """One name for each tensor: the first that says something; and either a whole
     or its parts, whichever names say more."""
-    best: dict[tuple, _Candidate] = {}
+    best: dict[tuple, Held] = {}
     for candidate in candidates:
         tensor = candidate.tensor
         offset = tensor.storage_offset() if tensor.numel() else 0
@@ -230,7 +110,7 @@ def _without_doubles(
     ]
 
 
-def _add(weights: Weights, candidate: _Candidate) -> None:
+def _add(weights: Weights, candidate: Held) -> None:
     tensor = candidate.tensor.detach()
     if candidate.of_array:
         tensor = tensor.clone()  # which the code may write to
@@ -239,7 +119,7 @@ def _add(weights: Weights, candidate: _Candidate) -> None:
         weights.layouts[candidate.name] = candidate.layout
 
 
-def _of_linear(candidate: _Candidate, linear: nn.Linear | None) -> _Candidate:
+def _of_linear(candidate: Held, linear: nn.Linear | None) -> Held:
     """A weight that the code took out of a layer keeps the layer's orientation."""
     if linear is None or candidate.tensor.shape != linear.weight.shape:
         return candidate
@@ -247,7 +127,7 @@ def _of_linear(candidate: _Candidate, linear: nn.Linear | None) -> _Candidate:
 
 
 def _named_by_flow(
-    recorder: Recorder, kept: list[_Candidate], made: dict[int, nn.Linear]
+    recorder: Recorder, kept: list[Held], made: dict[int, nn.Linear]
 ) -> Weights | None:
     """Names from the way of the data: what meets the query makes the query, the two
     sides of the first product of computed tensors are queries and keys, what is
@@ -262,9 +142,7 @@ def _named_by_flow(
     if "query" not in groups:
         return None
     _name_fused(groups)
-    layers = {
-        root: _Candidate("", linear.weight, "out_in") for root, linear in made.items()
-    }
+    layers = {root: Held("", linear.weight, "out_in") for root, linear in made.items()}
     layers |= {recorder.root(c.tensor): c for c in kept}
     weights = Weights()
     for role, uses in groups.items():
@@ -314,17 +192,3 @@ def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
         if index and (key,) in (left, right):
             return "value"
     return None
-
-
-def of_closure(entry: object) -> dict[str, object]:
-    """What a function refers to from outside, and what functools.partial has fixed,
-    without functions and modules of Python."""
-    if isinstance(entry, functools.partial):
-        fixed = {f"argument_{index}": value for index, value in enumerate(entry.args)}
-        return {**of_closure(entry.func), **fixed, **entry.keywords}
-    try:
-        found = inspect.getclosurevars(inspect.unwrap(entry))
-    except TypeError:
-        return {}
-    outside = {**found.globals, **found.nonlocals}
-    return {n: v for n, v in outside.items() if not inspect.isroutine(v)}

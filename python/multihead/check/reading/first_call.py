@@ -25,10 +25,10 @@ from ..calls.sizes import (
     of_instance,
 )
 from ..capture.runner import Run, Runner
-from ..capture.weights import of_closure
 from ..finding import Finding
 from ..options import Options
 from ..subject.documented import additive, batch_first, is_bias
+from ..subject.holding import of_closure
 from ..subject.roles import TENSORS
 from ..subject.signature import Call, axes, states_batch_first, unpacks_input
 from ..subject.target import Subject

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""What the code holds before it runs: the tensors of a module, of an object, of a
+closure, named as the code reaches them."""
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .roles import is_weight, speaks
+
+_DEPTH = 3
+
+
+@dataclass(frozen=True)
+class Held:
+    name: str
+    tensor: Tensor
+    layout: str | None = None
+    of_layer: bool = False
+    of_array: bool = False
+    of_root: bool = False
+
+
+def has_storage(tensor: Tensor) -> bool:
+    """Not so the wrappers of torch.func, and sparse tensors."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not wrapped and tensor.layout is torch.strided
+
+
+def held(target: object) -> list[Tensor]:
+    """The weights of a module, or of an object that keeps arrays or tensors under
+    names of weights. They share its memory."""
+    if isinstance(target, nn.Module):
+        return list(target.parameters())
+    kept = walk("self", target, 0)
+    return [
+        c.tensor
+        for c in kept
+        if c.of_layer or is_weight(last_name(c)) or speaks(last_name(c))
+    ]
+
+
+def last_name(candidate: Held) -> str:
+    return candidate.name.rsplit(".", 1)[-1]
+
+
+def walk(name: str, value: object, depth: int) -> Iterator[Held]:
+    """The tensors that `value` holds, named as the code would reach them."""
+    prefix = f"{name}." if name and name != "self" else ""
+    if isinstance(value, nn.Module):
+        yield from _of_module(prefix, value)
+    elif isinstance(value, Tensor):
+        if value.is_floating_point() and 0 < value.dim() <= 4 and has_storage(value):
+            yield Held(name, value)
+    elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+        if value.dtype.kind == "f" and 0 < value.ndim <= 4:
+            yield Held(name, _of_array(value), of_array=True)
+    elif depth < _DEPTH:
+        for key, item in _items(value):
+            yield from walk(f"{prefix}{key}", item, depth + 1)
+
+
+def _of_array(array: object) -> Tensor:
+    """Of the same memory, if that can be."""
+    shared = array.flags.writeable and min(array.strides) >= 0
+    return torch.from_numpy(array if shared else array.copy())
+
+
+def _items(value: object) -> list[tuple[object, object]]:
+    if isinstance(value, dict):
+        return [(k, v) for k, v in value.items() if isinstance(k, (str, int))]
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value[:128]))
+    if inspect.isroutine(value) or isinstance(value, type):
+        return []
+    if inspect.ismodule(value) or type(value).__module__.startswith("torch"):
+        return []
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _of_module(prefix: str, module: nn.Module) -> Iterator[Held]:
+    for path, part in module.named_modules():
+        if re.search(r"(^|\.)parametrizations(\.|$)", path):
+            continue  # what a weight is computed from
+        inner = f"{prefix}{path}." if path else prefix
+        for name, tensor in _learned(part):
+            yield Held(inner + name, tensor, _layout(part, name), of_layer=True)
+        plain = {**dict(part.named_buffers(recurse=False)), **vars(part)}
+        for name, value in plain.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                yield Held(inner + name, value)
+            elif isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
+                yield from walk(inner + name, value, 1)
+
+
+def _learned(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of one layer; where one is computed from others, as under
+    weight_norm, what comes of them and not those."""
+    ways = getattr(part, "parametrizations", {})
+    computed = {name: _computed(part, name) for name in ways}
+    # The older way: a hook computes `weight` from `weight_g` and `weight_v`.
+    hooks = [hook.name for hook in part._forward_pre_hooks.values() if _computes(hook)]
+    computed |= {name: vars(part)[name] for name in hooks if name in vars(part)}
+    yield from computed.items()
+    for name, tensor in part.named_parameters(recurse=False):
+        if not any(name.startswith(f"{hook}_") for hook in hooks):
+            yield name, tensor
+
+
+def _computed(part: nn.Module, name: str) -> Tensor:
+    """As the last run had it: some take a step whenever they compute in training."""
+    way = part.parametrizations[name]
+    training = way.training
+    way.eval()
+    with torch.no_grad():
+        tensor = getattr(part, name)
+    way.train(training)
+    return tensor
+
+
+def _computes(hook: object) -> bool:
+    return type(hook).__module__.startswith("torch.nn.utils") and hasattr(hook, "name")
+
+
+def _layout(layer: nn.Module, name: str) -> str | None:
+    """What the type of a layer says about the orientation of its weight."""
+    if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name == "weight":
+        return "out_in"
+    if isinstance(layer, nn.MultiheadAttention) and name.endswith("weight"):
+        return "out_in"
+    return None
+
+
+def of_closure(entry: object) -> dict[str, object]:
+    """What a function refers to from outside, and what functools.partial has fixed,
+    without functions and modules of Python."""
+    if isinstance(entry, functools.partial):
+        fixed = {f"argument_{index}": value for index, value in enumerate(entry.args)}
+        return {**of_closure(entry.func), **fixed, **entry.keywords}
+    try:
+        found = inspect.getclosurevars(inspect.unwrap(entry))
+    except TypeError:
+        return {}
+    outside = {**found.globals, **found.nonlocals}
+    return {n: v for n, v in outside.items() if not inspect.isroutine(v)}
