@@ -213,13 +213,15 @@ def test_exported_function():
 
 
 def vmap(function, **options):
-    """torch.vmap in which a fallback to a loop, which warns, is an error."""
+    """torch.vmap in which a fallback to a loop, of which PyTorch warns, is an error.
+    That the weights are formed is said once per process, perhaps here."""
     mapped = torch.vmap(function, **options)
 
     @functools.wraps(function)
     def silently(*tensors):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", ".*forms all attention weights")
             return mapped(*tensors)
 
     return silently
