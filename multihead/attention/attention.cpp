@@ -3,13 +3,14 @@
 // Attention as a function: check, route, run.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
 #include "multihead/attention/definition.h"
 #include "multihead/attention/route.h"
-#include "multihead/attention/torch_order.h"
 #include "multihead/functional.h"
+#include "multihead/optional_tensor.h"
 
 namespace multihead {
 namespace {
@@ -41,12 +42,14 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
         call::draw_dropout_state(options.dropout_p));
   }
   if (way.way == Way::kPyTorch) {
-    if (query.is_nested() || key.is_nested() || value.is_nested()) {
-      return {pytorch_attention(query, key, value, options), {}};
-    }
-    check_for_pytorch(key, value, options.enable_gqa);
-    const at::Tensor out = pytorch_attention(query, key, value, options);
-    warn_of_all_weights(fn, query, way);  // not where it has raised
+    const bool is_nested =
+        query.is_nested() || key.is_nested() || value.is_nested();
+    if (!is_nested) check_for_pytorch(key, value, options.enable_gqa);
+    const at::Tensor out = at::scaled_dot_product_attention(
+        query, key, value, optional(options.attn_mask), options.dropout_p,
+        options.is_causal, options.scale, options.enable_gqa);
+    // Not where it has raised.
+    if (!is_nested) warn_of_all_weights(fn, query, way);
     return {out, {}};
   }
   const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);

@@ -3,10 +3,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdlib>
-
-#include "multihead/attention/isa.h"
-
 namespace multihead {
 namespace {
 
@@ -30,22 +26,5 @@ BackendGuard::BackendGuard(Backend backend) : previous_(thread_backend) {
 }
 
 BackendGuard::~BackendGuard() { thread_backend = previous_; }
-
-kernels::Isa current_isa() {
-  const char* error = nullptr;
-  const kernels::Isa isa = kernels::chosen_isa(&error);
-  TORCH_CHECK(!error, error, ", got \"", std::getenv("MULTIHEAD_ISA"), "\"");
-  return isa;
-}
-
-std::string kernel_isa() { return kernels::name_of(current_isa()); }
-
-std::vector<std::string> kernel_isas() {
-  std::vector<std::string> names;
-  for (const kernels::Isa isa : kernels::kAllIsas) {
-    if (kernels::cpu_has(isa)) names.emplace_back(kernels::name_of(isa));
-  }
-  return names;
-}
 
 }  // namespace multihead

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "multihead/layer/fast_path.h"
-
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_native_multi_head_attention.h>
 
 #include "multihead/attention/nonfinite.h"
-#include "multihead/layer/masks.h"
-#include "multihead/layer/projection.h"
+#include "multihead/layer/ways.h"
 #include "multihead/optional_tensor.h"
 
 namespace multihead {

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "multihead/layer/fused_layer.h"
-
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
 
 #include "multihead/attention/call.h"
-#include "multihead/layer/masks.h"
-#include "multihead/layer/projection.h"
+#include "multihead/layer/ways.h"
 
 namespace multihead {
 namespace {

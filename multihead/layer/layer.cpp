@@ -6,11 +6,7 @@
 #include "multihead/attention/route.h"
 #include "multihead/functional.h"
 #include "multihead/layer/checks.h"
-#include "multihead/layer/fast_path.h"
-#include "multihead/layer/fused_layer.h"
-#include "multihead/layer/masks.h"
-#include "multihead/layer/projection.h"
-#include "multihead/layer/torch_order.h"
+#include "multihead/layer/ways.h"
 
 namespace multihead {
 namespace {

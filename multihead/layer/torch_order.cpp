@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-#include "multihead/layer/torch_order.h"
-
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
 
-#include "multihead/attention/torch_order.h"
-#include "multihead/layer/projection.h"
+#include "multihead/layer/ways.h"
 #include "multihead/optional_tensor.h"
 
 namespace multihead {
@@ -45,6 +46,23 @@ at::Tensor attend_fused_by_pytorch(const Heads& heads, const at::Tensor& mask,
       .flatten(0, 1);
 }
 
+// With need_weights. additive_mask (1 or B·H, 1 or Lq, Lk) or undefined; G = H.
+HeadResults attend_with_weights(const Heads& heads,
+                                const at::Tensor& additive_mask,
+                                double dropout_p) {
+  const auto head_dim = static_cast<double>(
+      heads.query.sym_size(-1).guard_int(__FILE__, __LINE__));
+  const at::Tensor query = heads.query * std::sqrt(1.0 / head_dim);
+  const at::Tensor keys = heads.key.transpose(-2, -1);
+  // baddbmm, not bmm and an addition: the mask enters before the rounding.
+  const at::Tensor scores = additive_mask.defined()
+                                ? at::baddbmm(additive_mask, query, keys)
+                                : at::bmm(query, keys);
+  at::Tensor weights = at::softmax(scores, -1);
+  if (dropout_p > 0.0) weights = at::dropout(weights, dropout_p, true);
+  return {at::bmm(weights, heads.value), weights, {}};
+}
+
 }  // namespace
 
 HeadResults attend_in_torch_order(Heads heads, LayerMasks masks,
@@ -66,7 +84,7 @@ HeadResults attend_in_torch_order(Heads heads, LayerMasks masks,
   }
   heads.key = expand_groups(heads.key, heads);
   heads.value = expand_groups(heads.value, heads);
-  return torch_order_attention(heads, mask, dropout_p);
+  return attend_with_weights(heads, mask, dropout_p);
 }
 
 }  // namespace multihead

@@ -6,8 +6,9 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <cstdlib>
 
-#include "multihead/attention/isa.h"
+#include "multihead/backend.h"
 #include "multihead/ops/cpu/arguments.h"
 #include "multihead/ops/cpu/parallel.h"
 #include "multihead/ops/results.h"
@@ -16,6 +17,13 @@ namespace multihead::ops {
 namespace {
 
 using at::Tensor;
+
+kernels::Isa current_isa() {
+  const char* error = nullptr;
+  const kernels::Isa isa = kernels::chosen_isa(&error);
+  TORCH_CHECK(!error, error, ", got \"", std::getenv("MULTIHEAD_ISA"), "\"");
+  return isa;
+}
 
 kernels::Kernels kernels_of(const kernels::AttentionArgs& a) {
   return kernels::kernels_for(current_isa(), a.dtype);
@@ -197,3 +205,17 @@ TORCH_LIBRARY_IMPL(multihead, CPU, m) {
 }
 
 }  // namespace multihead::ops
+
+namespace multihead {
+
+std::string kernel_isa() { return kernels::name_of(ops::current_isa()); }
+
+std::vector<std::string> kernel_isas() {
+  std::vector<std::string> names;
+  for (const kernels::Isa isa : kernels::kAllIsas) {
+    if (kernels::cpu_has(isa)) names.emplace_back(kernels::name_of(isa));
+  }
+  return names;
+}
+
+}  // namespace multihead
