@@ -2,13 +2,14 @@
 #include "multihead/attention/route.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/util/StringUtil.h>
 
 #include <mutex>
 #include <set>
 
+#include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
-#include "multihead/attention/fields.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead {
@@ -73,6 +74,13 @@ std::string shape_refusal(Shapes shapes, const at::Tensor& query,
   return {};
 }
 
+// Here, and wherever somebody has registered kernels for the operators.
+bool has_kernels(c10::Device device) {
+  if (device.is_cpu() || device.is_meta()) return device.is_cpu();
+  return call::handle<call::FusedAttention>().hasKernelForDispatchKey(
+      c10::computeDispatchKey(std::nullopt, std::nullopt, device));
+}
+
 std::string tensor_refusal(const at::Tensor& x) {
   constexpr c10::DispatchKeySet kTransforms(
       {c10::DispatchKey::FuncTorchBatched,
@@ -80,7 +88,7 @@ std::string tensor_refusal(const at::Tensor& x) {
   if (x.key_set().has_any(kTransforms)) {
     return "a transform of torch.func (vmap, grad) is at work";
   }
-  if (!x.device().is_cpu()) {
+  if (!has_kernels(x.device())) {
     return c10::str("the kernels run on the CPU, a tensor is on ", x.device());
   }
   if (x.layout() != at::kStrided || x.is_nested()) {

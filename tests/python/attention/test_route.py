@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from equal import assert_equal
 from paths import fused_calls
+from torch._subclasses import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
 import multihead
@@ -240,3 +241,22 @@ def test_the_operator_that_a_profiler_shows():
         torch.vmap(lambda q: scaled_dot_product_attention(q, q, q))(Q)
     names = {event.key for event in profiler.key_averages()}
     assert "multihead::fused_attention" not in names and "aten::bmm" in names
+
+
+def test_kernels_of_another_device_are_found_where_they_are_registered():
+    """A room beside ops/cpu registers them; nothing else has to know of it."""
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 5, 8, device="cuda")
+        assert route(q, q, q).reason.startswith("the kernels run on the CPU")
+        library = torch.library.Library("multihead", "IMPL")
+        library.impl("fused_attention", lambda *_: None, "CUDA")
+        try:
+            assert route(q, q, q, is_causal=True) == ("fused", "")
+            out, lse = scaled_dot_product_attention(q, q, q, return_lse=True)
+            assert (out.shape, lse.dtype) == (q.shape, torch.float32)
+            torch.set_autocast_enabled("cuda", True)  # PyTorch's context asks for one
+            assert scaled_dot_product_attention(q, q, q).dtype == torch.float16
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+            library._destroy()
+        assert route(q, q, q).way == "pytorch"
