@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "diagnosis/dump/observed_call.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include <charconv>
+#include <cmath>
+#include <initializer_list>
 #include <set>
+#include <utility>
 
-#include "diagnosis/dump/metadata.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead::diagnosis {
@@ -15,6 +19,101 @@ namespace {
 using at::Tensor;
 
 constexpr const char* kInputs[] = {"query", "key", "value"};
+
+// ---- Tensors and facts by name ---------------------------------------------
+//
+// What is not there is absent; what is there and cannot be read throws an error
+// that names it.
+
+const std::string* find_text(const Observation& from, const std::string& name) {
+  const auto entry = from.metadata.find(name);
+  return entry == from.metadata.end() ? nullptr : &entry->second;
+}
+
+// The whole text as a number that `holds`.
+template <typename Number>
+std::optional<Number> find_any(const Observation& from, const std::string& name,
+                               bool (*holds)(Number), const char* condition) {
+  const std::string* text = find_text(from, name);
+  if (text == nullptr) return std::nullopt;
+  Number number = 0;
+  const char* whole = text->data() + text->size();
+  const auto [end, error] = std::from_chars(text->data(), whole, number);
+  TORCH_CHECK_VALUE(error == std::errc() && end == whole && holds(number),
+                    "explain: ", name, " must be ", condition, ", got \"",
+                    *text, "\"");
+  return number;
+}
+
+// A number of heads; limited, so that products of sizes stay numbers.
+std::optional<int64_t> find_count(const Observation& from, const char* name) {
+  return find_any<int64_t>(
+      from, name, [](int64_t n) { return n >= 1 && n <= 65536; },
+      "a number from 1 to 65536");
+}
+
+std::optional<double> find_number(const Observation& from, const char* name) {
+  return find_any<double>(
+      from, name, [](double x) { return std::isfinite(x); }, "a number");
+}
+
+template <typename Value>
+Value find_choice(
+    const Observation& from, const std::string& name, Value absent,
+    std::initializer_list<std::pair<const char*, Value>> choices) {
+  const std::string* text = find_text(from, name);
+  if (text == nullptr) return absent;
+  std::string known;
+  for (const auto& [choice, value] : choices) {
+    if (*text == choice) return value;
+    known += std::string(known.empty() ? "" : ", ") + choice;
+  }
+  TORCH_CHECK_VALUE(false, "explain: ", name, " must be one of ", known,
+                    ", got \"", *text, "\"");
+}
+
+bool find_flag(const Observation& from, const std::string& name, bool absent) {
+  return find_choice<bool>(from, name, absent,
+                           {{"true", true}, {"false", false}});
+}
+
+// The first of these names, as it came; undefined if none is there.
+Tensor find(const Observation& from, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const auto entry = from.tensors.find(name);
+    if (entry != from.tensors.end()) return entry->second.detach();
+  }
+  return {};
+}
+
+bool is_floating(const Tensor& x) {
+  const at::ScalarType type = x.scalar_type();
+  return type == at::kDouble || type == at::kFloat || type == at::kBFloat16 ||
+         type == at::kHalf;
+}
+
+// Real numbers in float64, which holds every number of the types that may come;
+// undefined of undefined.
+Tensor numbers(const Tensor& x, const char* name) {
+  if (!x.defined()) return x;
+  TORCH_CHECK_VALUE(
+      is_floating(x) ||
+          at::isIntegralType(x.scalar_type(), /*includeBool=*/true),
+      "explain: ", name, " must hold real numbers of 16 bits or more, got ",
+      x.scalar_type());
+  return x.to(at::kCPU, at::kDouble);
+}
+
+// numbers() of what goes into attention, or comes out of it: floating, not
+// empty.
+Tensor features(const Tensor& x, const char* name) {
+  TORCH_CHECK_VALUE(is_floating(x), "explain: ", name,
+                    " must be float64, float32, bfloat16 or float16, got ",
+                    x.scalar_type());
+  TORCH_CHECK_VALUE(x.numel() > 0, "explain: ", name,
+                    " must hold an element, got shape ", shape_text(x));
+  return numbers(x, name);
+}
 
 // ---- Shapes ----------------------------------------------------------------
 
@@ -86,14 +185,10 @@ GivenMask find_mask(const Observation& from, const Tensor& given,
                  .rank = given.dim()};
   const Tensor& x = mask.numbers;
   const int64_t sizes[] = {n.batch, n.heads, n.queries, n.keys};
-  bool fits = x.dim() == 4;
-  for (int64_t d = 0; fits && d < 4; ++d) {
-    fits = x.size(d) == 1 || x.size(d) == sizes[d];
-  }
-  TORCH_CHECK_VALUE(fits, "explain: ", name,
-                    " must broadcast to (B, H, Lq, Lk)", " = (", n.batch, ", ",
-                    n.heads, ", ", n.queries, ", ", n.keys, "), got shape ",
-                    shape_text(given));
+  TORCH_CHECK_VALUE(x.dim() == 4 && at::is_expandable_to(x.sizes(), sizes),
+                    "explain: ", name, " must broadcast to (B, H, Lq, Lk)",
+                    " = (", n.batch, ", ", n.heads, ", ", n.queries, ", ",
+                    n.keys, "), got shape ", shape_text(given));
   mask.meaning =
       find_choice<MaskMeaning>(from, facts, MaskMeaning::kUnknown,
                                {{"blocked", MaskMeaning::kBlocked},
@@ -107,7 +202,7 @@ GivenMask find_mask(const Observation& from, const Tensor& given,
   return mask;
 }
 
-// ---- Parts of a call --------------------------------------------------------
+// ---- Parts of a call -------------------------------------------------------
 
 struct NamedWeights {
   std::map<std::string, Tensor> tensors;
@@ -120,12 +215,9 @@ NamedWeights find_weights(const Observation& from) {
     if (is_reserved(name)) continue;
     found.tensors[name] =
         is_floating(tensor) ? numbers(tensor.detach(), "") : tensor;
-    const auto orientation = find_choice<Orientation>(
+    found.orientations[name] = find_choice<Orientation>(
         from, "layout:" + name, Orientation::kUnknown,
         {{"out_in", Orientation::kOutIn}, {"in_out", Orientation::kInOut}});
-    if (orientation != Orientation::kUnknown) {
-      found.orientations[name] = orientation;
-    }
   }
   return found;
 }

@@ -23,15 +23,10 @@ struct Match {
 constexpr Role kInputs[] = {kQuery, kKey, kValue};
 
 std::string text(Orientation orientation) {
-  switch (orientation) {
-    case Orientation::kOutIn:
-      return " (out, in)";
-    case Orientation::kInOut:
-      return " (in, out)";
-    case Orientation::kUnknown:
-      break;
-  }
-  return " " + std::string(kEitherOrientation);
+  return orientation == Orientation::kOutIn ? " (out, in)"
+         : orientation == Orientation::kInOut
+             ? " (in, out)"
+             : c10::str(" ", kEitherOrientation);
 }
 
 bool is_fused(Role role) { return role == kFused || role == kKeyValue; }
@@ -186,12 +181,28 @@ class Aligner {
                                (candidate.by_place ? ", by its place" : ""));
   }
 
+  // The parts of a fused matrix, or the one that it is.
   void take(Role role, const Match& match) {
     const auto& [weight, orientation] = match.matrix;
     const std::string name = match.candidate.name();
-    matrix_of(role) = {weight, {}, orientation, name};
+    const char* order = "";
+    if (is_fused(role)) {
+      aligned_.fused = order_;
+      order = order_ == FusedOrder::kHeadByHead ? ", head by head"
+                                                : ", part by part";
+      const auto parts = cut_as(role, weight, order_);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const Role part = kInputs[3 - parts.size() + i];
+        if (const auto other = find(part)) {
+          check_single({match.candidate, other->candidate}, part, "matrix");
+        }
+        matrix_of(part) = {parts[i], {}, orientation, name};
+      }
+    } else {
+      matrix_of(role) = {weight, {}, orientation, name};
+    }
     use(match.candidate,
-        c10::str(role_text(role), ": ", name, text(orientation)));
+        c10::str(role_text(role), ": ", name, text(orientation), order));
   }
 
   void take(Role role, bool may_be_missing = false) {
@@ -200,25 +211,6 @@ class Aligner {
     } else {
       check_found(role, may_be_missing);
     }
-  }
-
-  // role: kFused or kKeyValue.
-  void take_fused(Role role, const Match& match) {
-    const auto& [weight, orientation] = match.matrix;
-    const std::string name = match.candidate.name();
-    aligned_.fused = order_;
-    const auto parts = cut_as(role, weight, order_);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const Role part = kInputs[3 - parts.size() + i];
-      if (const auto other = find(part)) {
-        check_single({match.candidate, other->candidate}, part, "matrix");
-      }
-      matrix_of(part) = {parts[i], {}, orientation, name};
-    }
-    use(match.candidate,
-        c10::str(role_text(role), ": ", name, text(orientation),
-                 order_ == FusedOrder::kHeadByHead ? ", head by head"
-                                                   : ", part by part"));
   }
 
   std::vector<at::Tensor> cut_as(Role role, const at::Tensor& fused,
@@ -231,13 +223,13 @@ class Aligner {
   void take_weights() {
     if (const auto fused = find(kFused)) {
       head_dim_ = fused->matrix.weight.size(0) / heads_of(kFused, sizes_);
-      take_fused(kFused, *fused);
+      take(kFused, *fused);
     } else {
       if (!find(kQuery)) check_found(kFused, true);
       take(kQuery);
       head_dim_ = aligned_.query.weight.size(0) / sizes_.num_heads;
       if (const auto key_value = find(kKeyValue)) {
-        take_fused(kKeyValue, *key_value);
+        take(kKeyValue, *key_value);
       } else {
         if (!find(kKey)) check_found(kKeyValue, true);
         take(kKey);

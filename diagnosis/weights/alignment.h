@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <map>
 #include <string>
 #include <string_view>
@@ -39,6 +40,9 @@ struct AlignedWeights {
     std::string name;
   };
   Matrix query, key, value, output;
+  std::array<const Matrix*, 4> matrices() const {
+    return {&query, &key, &value, &output};
+  }
 
   /// How query, key and value, or key and value, were cut.
   FusedOrder fused = FusedOrder::kNotFused;

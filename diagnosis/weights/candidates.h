@@ -1,20 +1,69 @@
 // SPDX-License-Identifier: MIT
 //
-// Parameters that may be weights of attention, each with what its name says or
-// its place.
+// Parameters that may be weights of attention: what their names, their shapes
+// and their places say.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "diagnosis/weights/alignment.h"
-#include "diagnosis/weights/layout.h"
-#include "diagnosis/weights/names.h"
 
 namespace multihead::diagnosis {
+
+// ---- Names -----------------------------------------------------------------
+
+/// kFused: query, key and value in one; kKeyValue: the latter two.
+enum class Role { kNone, kQuery, kKey, kValue, kOutput, kFused, kKeyValue };
+
+/// "query", "key and value", ...
+const char* role_text(Role role);
+
+/// kKernel: a weight, (in, out) by custom. kBuffer: computed, not learned.
+enum class Says { kNothing, kWeight, kKernel, kBias, kBuffer };
+
+struct ParsedName {
+  Role role = Role::kNone;
+  bool is_weak = false;  // a name that other layers bear as well, as "fc"
+  Says says = Says::kNothing;
+  std::string stem;  // what a weight and its bias have in common
+};
+
+// ---- Shapes ----------------------------------------------------------------
+
+/// A projection from width to heads · head_dim, or back.
+struct Extents {
+  int64_t heads, head_dim, width;
+  bool is_output = false;
+};
+
+/// What is known of an orientation without the shape. is_certain: the shape
+/// must agree; else it only settles what the shape leaves open.
+struct Hint {
+  Orientation orientation = Orientation::kUnknown;
+  bool is_certain = false;
+};
+
+struct OrientedMatrix {
+  at::Tensor weight;  // (out, in), or as stored
+  Orientation orientation;
+};
+
+/// weight: (out, in), (in, out), or per head (H, E, D), (H, D, E), (E, H, D).
+/// Nothing if it is none of these.
+std::optional<OrientedMatrix> orient(const at::Tensor& weight,
+                                     const Extents& extents, const Hint& hint);
+
+/// fused: (heads · head_dim, ...), of all parts. Returns query, key and value;
+/// or key and value, where queries_per_group is 0.
+std::vector<at::Tensor> cut(const at::Tensor& fused, int64_t queries_per_group,
+                            int64_t groups, FusedOrder order);
+
+// ---- Candidates ------------------------------------------------------------
 
 /// A parameter, or those of all heads, stacked.
 struct Candidate {
