@@ -3,20 +3,20 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <mutex>
 
-#include "diagnosis/search/locate.h"
-#include "diagnosis/search/pytorch_result.h"
-#include "diagnosis/search/remarks.h"
 #include "diagnosis/search/search.h"
-#include "diagnosis/search/tolerance.h"
 #include "multihead/diagnosis.h"
 #include "multihead/text/dtypes.h"
+#include "multihead/text/shapes.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -46,12 +46,6 @@ Finding finding(const Pick& pick, const Sizes& sizes) {
       filled_in(pick.fault->remedy, sizes), filled_in(pick.way->detail, sizes)};
 }
 
-Finding finding(const Convention& convention) {
-  return {.name = std::string(convention.name),
-          .sentence = std::string(convention.sentence),
-          .remedy = std::string(convention.remedy)};
-}
-
 // ---- Which calls first -----------------------------------------------------
 
 // What tells most comes first: small, float64, evaluation, no mask.
@@ -63,25 +57,11 @@ std::vector<ObservedCall> in_order(const std::vector<ObservedCall>& calls) {
             call.causal == CausalRequest::kYes);
   };
   std::vector<ObservedCall> ordered = calls;
-  std::stable_sort(ordered.begin(), ordered.end(),
-                   [&](const ObservedCall& a, const ObservedCall& b) {
-                     return rank(a) < rank(b);
-                   });
+  std::ranges::stable_sort(ordered, {}, rank);
   return ordered;
 }
 
 // ---- Cases -----------------------------------------------------------------
-
-Recipe recipe_of(const std::vector<const Convention*>& conventions) {
-  Recipe recipe;
-  for (const Convention* convention : conventions) convention->apply(recipe);
-  return recipe;
-}
-
-Tensor only(const Tensor& rows, const Tensor& x) {
-  return rows.defined() ? x.masked_fill(rows.logical_not().unsqueeze(-1), 0.0)
-                        : x;
-}
 
 // With what PyTorch makes of the same, where it has the call.
 ComparedCase with_pytorch(const ObservedCall& call, const Recipe& recipe,
@@ -98,10 +78,11 @@ ComparedCase with_pytorch(const ObservedCall& call, const Recipe& recipe,
         largest_difference(result.to(at::kDouble), reference->out, rows);
     if (!(compared.pytorch_error <= error)) compared.pytorch_error = error;
     compared.bits = compared.bits || result.equal(ours);
+    const Tensor seen =
+        rows.defined() ? at::where(rows.unsqueeze(-1), result, ours) : result;
     compared.exercise =
-        compared.exercise ||
-        at::allclose(only(rows, ours), only(rows, result), /*rtol=*/1e-5,
-                     /*atol=*/1e-8, /*equal_nan=*/true);
+        compared.exercise || at::allclose(ours, seen, /*rtol=*/1e-5,
+                                          /*atol=*/1e-8, /*equal_nan=*/true);
   }
   return compared;
 }
@@ -141,6 +122,150 @@ ComparedCase compare(const ObservedCall& call, const Recipe& attention,
   return compared;
 }
 
+// ---- What is worth knowing beside the verdict ------------------------------
+
+const Finding kNaNRows = {
+    "nan_rows", "weights",
+    "A query whose keys are all blocked gives NaN: the softmax of "
+    "nothing but -inf. `nn.MultiheadAttention` gives NaN there with "
+    "weights, and 0 without.",
+    "Where such rows occur, as in padded batches, set their weights to "
+    "0."};
+
+const Finding kUniformRows = {
+    "uniform_rows", "weights",
+    "A query whose keys are all blocked attends to the blocked keys: "
+    "a finite sentinel cancels in the softmax.",
+    "Where such rows occur, set their weights to 0."};
+
+const Finding kComputedInFloat = {
+    "computed_in_float32", "weights",
+    "In float64 it agrees to the digits of float32 only: something is "
+    "rounded to float32 on the way, or a small number is added.",
+    "That is right for float32 and narrower inputs."};
+
+const Finding kInputsNotFinite = {
+    "inputs_not_finite", "",
+    "Inputs hold NaN or infinite numbers: what these reach is not judged.",
+    "Save a case of finite numbers."};
+
+const Finding kCutShort = {
+    "search_cut_short", "",
+    "The search for faults was cut short: not all of them, alone and in "
+    "pairs, were tried on tensors of this size.",
+    "A case of a few positions and features is searched to the end."};
+
+const Finding kTooSmall = {
+    "too_few_numbers", "output",
+    "Some faults would explain it, but out holds so few numbers that they "
+    "may fit by chance.",
+    "Save a larger case, or one in float64."};
+
+Finding lost_in_rounding(const Stages& stages) {
+  return {"lost_in_rounding", "scores",
+          "Scores are as large as " + c10::str(largest_finite(stages.scores)) +
+              ": rounding alone may change the weights, and nothing "
+              "can be told from the result.",
+          "Save a case with smaller numbers, or in float64."};
+}
+
+// Its shape, or numbers that are not finite where attention's are.
+std::optional<Finding> flaw_of_out(const ObservedCall& call,
+                                   const Stages& stages) {
+  if (stages.out.sizes() != call.out.sizes()) {
+    return Finding{
+        "wrong_shape", "output",
+        "out has the shape " + shape_text(call.out) +
+            ", attention on these inputs " + shape_text(stages.out) + ".",
+        "Each query gets one output: all sizes but the last are those of the "
+        "query, and the heads are merged into the last."};
+  }
+  Tensor wrong =
+      call.out.isfinite().logical_not().logical_and(stages.out.isfinite());
+  if (const Tensor rows = seeing_rows(call, stages); rows.defined()) {
+    wrong = wrong.logical_and(rows.unsqueeze(-1));
+  }
+  const int64_t count = wrong.sum().item<int64_t>();
+  if (count == 0) return std::nullopt;
+  return Finding{
+      "not_finite", "output",
+      c10::str("Of ", wrong.numel(), " numbers of out, ", count,
+               count == 1 ? " is" : " are",
+               " NaN or infinite where attention's are not."),
+      "Print each intermediate tensor's `isfinite().all()`: the first that is "
+      "false is where to look."};
+}
+
+// What became of queries that see no key; nullptr: nothing to say.
+const Finding* on_fully_masked_rows(const ObservedCall& call,
+                                    const Recipe& attention) {
+  const std::optional<Stages> stages = simulate(call, attention);
+  if (!stages || !stages->fully_masked.defined()) return nullptr;
+  const Tensor fully_masked = seeing_rows(call, *stages).logical_not();
+  if (call.out.isnan().any(-1).logical_and(fully_masked).any().item<bool>()) {
+    return &kNaNRows;
+  }
+  const double allowed =
+      rounding_allowed(call.dtype, *stages, largest_finite(stages->out));
+  return largest_difference(call.out, stages->out, fully_masked) > allowed
+             ? &kUniformRows
+             : nullptr;
+}
+
+// On calls beside attention by `attention`, the conventions of `explanation`.
+std::vector<Finding> remarks(std::span<const ObservedCall> calls,
+                             const Recipe& attention,
+                             const Explanation& explanation) {
+  // Where a fault meets the mask, it is what becomes of fully masked rows.
+  const bool masks =
+      std::ranges::none_of(explanation.faults, [](const Pick& pick) {
+        return pick.fault->stage == Stage::kMaskedScores;
+      });
+  std::vector<Finding> all;
+  for (const Finding* remark : {&kNaNRows, &kUniformRows}) {
+    const bool concerns = std::ranges::any_of(calls, [&](const auto& call) {
+      return on_fully_masked_rows(call, attention) == remark;
+    });
+    if (masks && concerns) all.push_back(*remark);
+  }
+  if (explanation.in_float) all.push_back(kComputedInFloat);
+  const bool finite = std::ranges::all_of(calls, [](const ObservedCall& call) {
+    return std::ranges::all_of(call.inputs, [](const auto& x) {
+      return x.isfinite().all().template item<bool>();
+    });
+  });
+  if (!finite) all.push_back(kInputsNotFinite);
+  return all;
+}
+
+// On a search that explained nothing: why that may be.
+std::vector<Finding> remarks_on_search(std::span<const ObservedCall> calls,
+                                       const SearchResult& result) {
+  std::vector<Finding> all;
+  if (result.cut_short) all.push_back(kCutShort);
+  if (result.by_chance) all.push_back(kTooSmall);
+  for (const ObservedCall& call : calls) {
+    const std::optional<Stages> stages = simulate(call, Recipe{});
+    if (!stages || !is_lost_in_rounding(call.dtype, *stages)) continue;
+    all.push_back(lost_in_rounding(*stages));
+    break;
+  }
+  return all;
+}
+
+// Each once, in calls that nothing explains.
+std::vector<Finding> flaws_of_out(std::span<const ObservedCall> calls,
+                                  const Recipe& attention) {
+  std::vector<Finding> all;
+  for (const ObservedCall& call : calls) {
+    const std::optional<Stages> stages = simulate(call, attention);
+    const auto flaw = stages ? flaw_of_out(call, *stages) : std::nullopt;
+    if (flaw && std::ranges::find(all, flaw->name, &Finding::name) == all.end())
+      all.push_back(*flaw);
+  }
+  return all;
+}
+
 // ---- What was read ---------------------------------------------------------
 
 // A square matrix has no side of its own until the numbers decide.
@@ -159,7 +284,7 @@ std::vector<std::string> matched(const ObservedCall& call,
 void append_new(std::vector<std::string>& all,
                 const std::vector<std::string>& more) {
   for (const std::string& one : more) {
-    if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
+    if (std::ranges::find(all, one) == all.end()) all.push_back(one);
   }
 }
 
@@ -168,22 +293,19 @@ void append_new(std::vector<std::string>& all,
 Judgement judgement_of(const Verdict& verdict, bool explained) {
   if (!explained) return Judgement::kUnknown;
   if (!verdict.faults.empty()) return Judgement::kFault;
-  const bool bits = std::all_of(verdict.cases.begin(), verdict.cases.end(),
-                                [](const ComparedCase& c) { return c.bits; });
-  return bits ? Judgement::kBits : Judgement::kRounding;
+  return std::ranges::all_of(verdict.cases, &ComparedCase::bits)
+             ? Judgement::kBits
+             : Judgement::kRounding;
 }
 
 void describe(std::span<const ObservedCall> calls, const Explanation& best,
               const Recipe& attention, Verdict& verdict) {
-  const ObservedCall* failing = &calls.front();
-  for (const ObservedCall& call : calls) {
-    if (!errors(call, attention, call.dtype).fit()) {
-      failing = &call;
-      break;
-    }
-  }
+  const auto found = std::ranges::find_if(calls, [&](const auto& call) {
+    return !errors(call, attention, call.dtype).fit();
+  });
+  const ObservedCall& failing = found != calls.end() ? *found : calls.front();
   for (const Pick& pick : best.faults) {
-    verdict.faults.push_back(finding(pick, failing->sizes));
+    verdict.faults.push_back(finding(pick, failing.sizes));
   }
   if (!best.faults.empty()) {
     const Pick first = std::ranges::min(
@@ -191,27 +313,6 @@ void describe(std::span<const ObservedCall> calls, const Explanation& best,
     verdict.first_stage = name_of(*first.fault->stage);
   }
 }
-
-// The tensors are tiny: threads would only wait for each other. The number is
-// PyTorch's for the whole process, so calls take turns.
-class OneThread {
- public:
-  OneThread() : turn_(taken()), threads_(at::get_num_threads()) {
-    if (threads_ != 1) at::set_num_threads(1);
-  }
-  ~OneThread() {
-    if (threads_ != 1) at::set_num_threads(threads_);
-  }
-
- private:
-  static std::mutex& taken() {
-    static std::mutex mutex;
-    return mutex;
-  }
-
-  std::lock_guard<std::mutex> turn_;
-  int threads_;
-};
 
 // What is compared is computed step by step, as whole matrices.
 void check_size(const ObservedCall& call) {
@@ -229,7 +330,15 @@ Verdict explain(std::span<const Observation> observations) {
   TORCH_CHECK_VALUE(!observations.empty(),
                     "explain: observations must hold at least one, got none");
   const at::NoGradGuard no_grad;
-  const OneThread one_thread;
+  // The tensors are tiny: threads would only wait for each other. The number is
+  // PyTorch's for the whole process, so calls take turns.
+  static std::mutex turn;
+  const std::lock_guard lock(turn);
+  const int threads = at::get_num_threads();
+  if (threads != 1) at::set_num_threads(1);
+  const auto restored = c10::make_scope_exit([&] {
+    if (threads != 1) at::set_num_threads(threads);
+  });
   std::vector<ObservedCall> calls;
   for (const Observation& observation : observations) {
     calls.push_back(read_dump(observation));
@@ -242,13 +351,15 @@ Verdict explain(std::span<const Observation> observations) {
 
   Verdict verdict;
   const auto& conventions = best ? best->conventions : result.nearest;
-  const Recipe attention = recipe_of(conventions);
+  const Recipe attention = with(conventions);
   if (best == nullptr) {
     verdict.findings = flaws_of_out(ordered, attention);
     verdict.remarks = remarks_on_search(ordered, result);
   }
-  for (const Convention* convention : conventions) {
-    verdict.assumptions.push_back(finding(*convention));
+  for (const Convention* c : conventions) {
+    verdict.assumptions.push_back({std::string(c->name), "",
+                                   std::string(c->sentence),
+                                   std::string(c->remedy)});
   }
   if (best != nullptr) {
     describe(ordered, *best, attention, verdict);

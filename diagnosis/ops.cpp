@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "diagnosis/dump/observed_call.h"
-#include "diagnosis/stages/catalogue.h"
+#include "diagnosis/stages/recipe.h"
 #include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
@@ -26,12 +26,10 @@ std::string explain_op(
                     metadata.size());
   std::vector<Observation> all(observations.size());
   for (size_t i = 0; i < all.size(); ++i) {
-    const auto tensors = observations.get(i);
-    const auto facts = metadata.get(i);
-    for (const auto& entry : tensors) {
+    for (const auto& entry : observations.get(i)) {
       all[i].tensors[entry.key()] = entry.value();
     }
-    for (const auto& entry : facts) {
+    for (const auto& entry : metadata.get(i)) {
       all[i].metadata[entry.key()] = entry.value();
     }
   }
@@ -65,20 +63,14 @@ TORCH_LIBRARY_FRAGMENT(multihead, m) {
   m.def(
       "explain(Dict(str, Tensor)[] observations, Dict(str, str)[] metadata) "
       "-> str",
-      tags);
+      &explain_op, tags);
   m.def("render_report(str report, str format=\"text\", int width=80) -> str",
+        &render_report_op, tags);
+  m.def("faults() -> (str[] names, str[] stages, str[] headlines)", &faults_op,
         tags);
-  m.def("faults() -> (str[] names, str[] stages, str[] headlines)", tags);
   // Whether explain() takes a tensor of this name for something else than a
   // weight.
-  m.def("is_reserved(str name) -> bool", tags);
-}
-
-TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
-  m.impl("explain", &explain_op);
-  m.impl("render_report", &render_report_op);
-  m.impl("faults", &faults_op);
-  m.impl("is_reserved", &is_reserved);
+  m.def("is_reserved(str name) -> bool", &is_reserved, tags);
 }
 
 }  // namespace multihead::diagnosis

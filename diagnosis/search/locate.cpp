@@ -4,13 +4,11 @@
 // not change with the layout is the set of numbers: sorted, they are compared
 // with those of each stage, of one head of it, or of one head of one item, as a
 // loop over heads computes them.
-#include "diagnosis/search/locate.h"
-
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
 
-#include "diagnosis/search/tolerance.h"
+#include "diagnosis/search/search.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -60,9 +58,9 @@ class Evidence {
   bool has(const Tensor& stage) const {
     const double allowed = allowed_for(stage, reference_, precision_);
     for (const std::vector<Tensor>& pieces : pieces_of(stage)) {
-      const bool all = std::all_of(
-          pieces.begin(), pieces.end(),
-          [&](const Tensor& piece) { return in_trace(call_, piece, allowed); });
+      const bool all = std::ranges::all_of(pieces, [&](const Tensor& piece) {
+        return in_trace(call_, piece, allowed);
+      });
       if (all) return true;
     }
     return false;
@@ -82,12 +80,11 @@ class Evidence {
   // stand whole.
   bool has_chunks(const Tensor& scores) const {
     const int64_t keys = scores.size(-1);
-    return std::any_of(
-        call_.trace.begin(), call_.trace.end(), [&](const Tensor& x) {
-          const int64_t block = x.dim() < 2 ? keys : x.size(-1);
-          return block > 0 && block < keys && has(scores.slice(-1, 0, block)) &&
-                 has(scores.slice(-1, block, 2 * block));
-        });
+    return std::ranges::any_of(call_.trace, [&](const Tensor& x) {
+      const int64_t block = x.dim() < 2 ? keys : x.size(-1);
+      return block > 0 && block < keys && has(scores.slice(-1, 0, block)) &&
+             has(scores.slice(-1, block, 2 * block));
+    });
   }
 
   // Whether something sums to 1 over its last dimension: weights, though not
@@ -147,9 +144,8 @@ Stage heads_or_projections(const Evidence& evidence, const Stages& reference) {
 }
 
 std::optional<Stage> from_trace(const ObservedCall& call,
-                                const Stages& reference,
-                                at::ScalarType precision) {
-  const Evidence evidence(call, reference, precision);
+                                const Stages& reference) {
+  const Evidence evidence(call, reference, call.dtype);
   if (evidence.has_merged()) return Stage::kOutput;
   if (evidence.has(reference.context)) return Stage::kMerge;
   if (evidence.has(reference.weights)) {
@@ -170,8 +166,7 @@ std::optional<Stage> from_trace(const ObservedCall& call,
 }
 
 std::optional<Stage> from_names(const ObservedCall& call,
-                                const Stages& reference,
-                                at::ScalarType precision) {
+                                const Stages& reference) {
   const std::tuple<const char*, Tensor, Stage> named[] = {
       {"projected_query", reference.projected[0], Stage::kProjections},
       {"projected_key", reference.projected[1], Stage::kProjections},
@@ -187,7 +182,7 @@ std::optional<Stage> from_names(const ObservedCall& call,
     if (entry == call.stages.end()) continue;
     any = true;
     if (!same_numbers(entry->second, expected,
-                      allowed_for(expected, reference, precision))) {
+                      allowed_for(expected, reference, call.dtype))) {
       return stage;
     }
   }
@@ -197,15 +192,14 @@ std::optional<Stage> from_names(const ObservedCall& call,
 // From stages known by name, else from the trace, else from the weights that
 // were returned; nullopt where none of these is there.
 std::optional<Stage> first_difference(const ObservedCall& call,
-                                      const Stages& reference,
-                                      at::ScalarType precision) {
-  if (!call.stages.empty()) return from_names(call, reference, precision);
-  if (!call.trace.empty()) return from_trace(call, reference, precision);
+                                      const Stages& reference) {
+  if (!call.stages.empty()) return from_names(call, reference);
+  if (!call.trace.empty()) return from_trace(call, reference);
   if (!call.returned.defined()) return std::nullopt;
   const Tensor expected = returned_weights(call, Recipe{}, reference);
   const bool right =
       expected.defined() && largest_difference(call.returned, expected) <=
-                                allowed_for(expected, reference, precision);
+                                allowed_for(expected, reference, call.dtype);
   return right ? Stage::kContext : Stage::kWeights;
 }
 
@@ -234,26 +228,7 @@ std::optional<Place> first_place(const ObservedCall& call,
   return place;
 }
 
-// reference: null where the call drew numbers in another place than attention
-// does, so that attention cannot be computed with the same draws.
-std::optional<Stage> stage_that_differs(const ObservedCall& call,
-                                        const Errors& errors,
-                                        const Stages* reference) {
-  if (errors.out.share <= 1) {
-    return errors.weights.share > 1 ? Stage::kReturnedWeights
-                                    : Stage::kGradients;
-  }
-  if (reference == nullptr) {
-    return call.training ? std::optional(Stage::kWeights) : std::nullopt;
-  }
-  return first_difference(call, *reference, call.dtype);
-}
-
 }  // namespace
-
-bool Shown::differs_in(const Stages& others) const {
-  return !(largest_difference(others.*tensor, right) <= allowed);
-}
 
 std::vector<Shown> shown_in_trace(const ObservedCall& call,
                                   const Stages& reference,
@@ -292,8 +267,15 @@ Difference locate(std::span<const ObservedCall> calls,
         difference.place = first_place(call, *reference);
       }
       if (difference.stage) return difference;
-      difference.stage =
-          stage_that_differs(call, found, reference ? &*reference : nullptr);
+      if (!outputs) {
+        difference.stage = found.weights.share > 1 ? Stage::kReturnedWeights
+                                                   : Stage::kGradients;
+      } else if (reference) {
+        difference.stage = first_difference(call, *reference);
+      } else if (call.training) {
+        // It drew numbers in another place than attention does.
+        difference.stage = Stage::kWeights;
+      }
     }
   }
   return difference;

@@ -12,9 +12,6 @@
 #include <map>
 #include <tuple>
 
-#include "diagnosis/search/locate.h"
-#include "diagnosis/search/tolerance.h"
-
 namespace multihead::diagnosis {
 namespace {
 
@@ -32,17 +29,9 @@ double cost(const ObservedCall& call) {
   return 2e5 + 20 * scores + products / 2;
 }
 
-// What a search does is counted, not timed: a verdict is the same on every
-// machine, however busy that is.
-class Effort {
- public:
-  /// One candidate beside one call.
-  void spend(const ObservedCall& call) { left_ -= cost(call); }
-  bool is_spent() const { return left_ <= 0; }
-
- private:
-  double left_ = 60e9;
-};
+// What a search may do. That is counted, not timed: a verdict is the same on
+// every machine, however busy that is.
+constexpr double kMostEffort = 60e9;
 
 // ---- Explanations ----------------------------------------------------------
 
@@ -52,14 +41,6 @@ class Effort {
 constexpr double kBitsNeeded[] = {0, 20, 27};
 
 using Changes = std::vector<Pick>;
-using Conventions = std::vector<const Convention*>;
-
-Recipe with(const Conventions& conventions) {
-  Recipe recipe;
-  for (const auto* convention : conventions) convention->apply(recipe);
-  return recipe;
-}
-
 // nullopt where a change has no effect, or undoes another.
 std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
   Recipe forth = start, back = start;
@@ -83,12 +64,13 @@ bool explains_most(double left, double without) { return left <= without / 4; }
 
 class Search {
  public:
-  Search(std::span<const ObservedCall> calls, bool in_float, Effort& effort)
+  /// effort: what is spent already, also by others.
+  Search(std::span<const ObservedCall> calls, bool in_float, double& effort)
       : calls_(calls), in_float_(in_float), effort_(effort) {
     Conventions concerned;
     for (const Convention& convention : all_conventions()) {
-      const bool concerns = std::any_of(
-          calls.begin(), calls.end(),
+      const bool concerns = std::ranges::any_of(
+          calls,
           [&](const ObservedCall& call) { return convention.concerns(call); });
       if (concerns) concerned.push_back(&convention);
     }
@@ -105,12 +87,13 @@ class Search {
       for (const Conventions& conventions : sets) {
         const Recipe start = with(conventions);
         const size_t failing = first_failure(start);
-        if (failing == calls_.size()) {
-          if (count == 0 && any_tells(start))
-            found.push_back({conventions, {}, start, in_float_});
-          continue;
+        if (failing == calls_.size() && count == 0 &&
+            std::ranges::any_of(calls_, [&](const ObservedCall& call) {
+              return tells(call, start);
+            })) {
+          found.push_back({conventions, {}, start, in_float_});
         }
-        if (count == 0) continue;
+        if (failing == calls_.size() || count == 0) continue;
         for (const Changes& changes :
              explaining(calls_[failing], conventions, count)) {
           const std::optional<Recipe> recipe = changed(start, changes);
@@ -153,26 +136,23 @@ class Search {
 
  private:
   // Runs explained; how much of it another shows on its way, and how little its
-  // output differs.
+  // output differs, below 0.
   struct Nearness {
-    size_t explained, shown;
-    double difference;
+    size_t explained = 0, shown = 0;
+    double closeness = 0;
 
-    bool operator>(const Nearness& other) const {
-      return std::tuple(explained, shown, -difference) >
-             std::tuple(other.explained, other.shown, -other.difference);
-    }
+    auto operator<=>(const Nearness& other) const = default;
 
     // By more than chance.
     bool improves_on(const Nearness& other) const {
-      return std::tuple(explained, shown) >
-                 std::tuple(other.explained, other.shown) ||
-             (*this > other && explains_most(difference, other.difference));
+      return std::pair(explained, shown) >
+                 std::pair(other.explained, other.shown) ||
+             (*this > other && explains_most(-closeness, -other.closeness));
     }
   };
 
   Nearness nearness(const Recipe& recipe) const {
-    Nearness near{0, 0, 0};
+    Nearness near;
     const ObservedCall* failing = nullptr;
     for (const ObservedCall& call : calls_) {
       const bool fit = fits(call, recipe);
@@ -182,11 +162,11 @@ class Search {
     const auto stages =
         failing ? simulate(*failing, recipe) : std::optional<Stages>();
     if (!stages) {
-      if (failing) near.difference = std::numeric_limits<double>::infinity();
+      if (failing) near.closeness = -std::numeric_limits<double>::infinity();
       return near;
     }
     near.shown = shown_in_trace(*failing, *stages, failing->dtype).size();
-    near.difference = largest_difference(failing->out, stages->out);
+    near.closeness = -largest_difference(failing->out, stages->out);
     return near;
   }
 
@@ -201,7 +181,7 @@ class Search {
       }
       const Recipe recipe = with(set);
       const bool redundant =
-          std::any_of(set.begin(), set.end(), [&](const Convention* left_out) {
+          std::ranges::any_of(set, [&](const Convention* left_out) {
             Conventions others = set;
             std::erase(others, left_out);
             return with(others) == recipe;
@@ -219,15 +199,11 @@ class Search {
     return errors(call, recipe, precision_of(call)).fit();
   }
 
+  // Where no query sees a key, nothing can be compared.
   static bool tells(const ObservedCall& call, const Recipe& recipe) {
     const std::optional<Stages> stages = simulate(call, recipe);
-    return stages && !sees_nothing(*stages);
-  }
-
-  bool any_tells(const Recipe& recipe) const {
-    return std::any_of(
-        calls_.begin(), calls_.end(),
-        [&](const ObservedCall& call) { return tells(call, recipe); });
+    return stages && !(stages->fully_masked.defined() &&
+                       stages->fully_masked.all().item<bool>());
   }
 
   // Within rounding is not enough where rounding is about all there is, as it
@@ -308,8 +284,7 @@ class Search {
           plain && stages && is_same(call, start, *plain, *recipe, *stages);
       // No fault lies before what stands in the trace as it should.
       const bool ruled_out =
-          stages &&
-          std::any_of(shown.begin(), shown.end(), [&](const Shown& right) {
+          stages && std::ranges::any_of(shown, [&](const Shown& right) {
             return pick.fault->stage < right.stage && right.differs_in(*stages);
           });
       if (ruled_out) continue;
@@ -340,8 +315,8 @@ class Search {
   }
 
   bool is_late(const ObservedCall& call) {
-    cut_short_ = cut_short_ || effort_.is_spent();
-    if (!cut_short_) effort_.spend(call);
+    cut_short_ = cut_short_ || effort_ >= kMostEffort;
+    if (!cut_short_) effort_ += cost(call);
     return cut_short_;
   }
 
@@ -356,7 +331,7 @@ class Search {
 
   std::span<const ObservedCall> calls_;
   bool in_float_;
-  Effort& effort_;
+  double& effort_;
   bool cut_short_ = false, by_chance_ = false;
   std::vector<std::vector<Conventions>> sets_;
   Changes picks_;
@@ -368,10 +343,9 @@ class Search {
 
 bool shows_float32(const ObservedCall& call) {
   return call.dtype == at::kDouble &&
-         std::any_of(call.trace.begin(), call.trace.end(),
-                     [](const at::Tensor& tensor) {
-                       return tensor.scalar_type() == at::kFloat;
-                     });
+         std::ranges::any_of(call.trace, [](const at::Tensor& tensor) {
+           return tensor.scalar_type() == at::kFloat;
+         });
 }
 
 // ---- Of explanations that fit equally, which is believed -------------------
@@ -410,18 +384,12 @@ double left_by(const Explanation& explanation,
 void put_closest_first(std::span<const ObservedCall> calls,
                        std::vector<Explanation>& found) {
   if (found.size() < 2) return;
-  std::vector<std::pair<double, Explanation>> measured;
-  double least = std::numeric_limits<double>::infinity();
-  for (Explanation& one : found) {
-    measured.emplace_back(left_by(one, calls), std::move(one));
-    least = std::min(least, measured.back().first);
-  }
-  const double near = 4 * std::max(least, 1e-12);
-  std::stable_partition(measured.begin(), measured.end(),
-                        [&](const auto& one) { return one.first <= near; });
-  for (size_t i = 0; i < found.size(); ++i) {
-    found[i] = std::move(measured[i].second);
-  }
+  for (Explanation& one : found) one.left = left_by(one, calls);
+  const double least =
+      std::ranges::min_element(found, {}, &Explanation::left)->left;
+  std::ranges::stable_partition(found, [&](const Explanation& one) {
+    return one.left <= 4 * std::max(least, 1e-12);
+  });
 }
 
 std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
@@ -436,8 +404,8 @@ std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
   put_closest_first(calls, first);
   std::vector<Explanation> unique;
   for (Explanation& explanation : first) {
-    const bool known = std::any_of(
-        unique.begin(), unique.end(), [&](const Explanation& other) {
+    const bool known =
+        std::ranges::any_of(unique, [&](const Explanation& other) {
           return names_of(other) == names_of(explanation);
         });
     if (!known) unique.push_back(std::move(explanation));
@@ -447,37 +415,42 @@ std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
 
 }  // namespace
 
+Recipe with(const Conventions& conventions) {
+  Recipe recipe;
+  for (const Convention* convention : conventions) convention->apply(recipe);
+  return recipe;
+}
+
 std::vector<std::string> names_of(const Explanation& explanation) {
   std::vector<std::string> names;
   for (const Pick& pick : explanation.faults)
     names.emplace_back(pick.fault->name);
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
-  return std::any_of(
-      among.begin(), among.end(),
-      [&](const ObservedCall& other) { return cost(call) > 8 * cost(other); });
+  return std::ranges::any_of(among, [&](const ObservedCall& other) {
+    return cost(call) > 8 * cost(other);
+  });
 }
 
 SearchResult search(std::span<const ObservedCall> calls) {
-  const bool wide = std::any_of(
-      calls.begin(), calls.end(),
-      [](const ObservedCall& call) { return call.dtype == at::kDouble; });
+  const bool wide = std::ranges::any_of(calls, [](const ObservedCall& call) {
+    return call.dtype == at::kDouble;
+  });
   // Pairs take too long to be searched for a scale in float32, which leaves no
   // trace.
-  const bool narrow =
-      std::any_of(calls.begin(), calls.end(), [](const ObservedCall& call) {
-        return call.dtype == at::kDouble &&
-               (call.trace.empty() || shows_float32(call));
-      });
-  Effort effort;
+  const bool narrow = std::ranges::any_of(calls, [](const ObservedCall& call) {
+    return call.dtype == at::kDouble &&
+           (call.trace.empty() || shows_float32(call));
+  });
+  double effort = 0;
   Search strict(calls, /*in_float=*/false, effort);
   Search loose(calls, /*in_float=*/true, effort);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first, two of them too unless float32 is seen.
-  const bool seen = std::any_of(calls.begin(), calls.end(), shows_float32);
+  const bool seen = std::ranges::any_of(calls, shows_float32);
   using Level = std::pair<Search&, size_t>;
   const Level pairs{strict, 2}, single{loose, 1};
   for (const auto& [precision, faults] :

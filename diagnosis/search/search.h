@@ -1,29 +1,122 @@
 // SPDX-License-Identifier: MIT
 //
-// The fewest changes of attention that give what came out, in every call.
+// The fewest changes of attention that give what came out, in every call; and
+// what is needed to find them, and to say more of them.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "diagnosis/dump/observed_call.h"
-#include "diagnosis/stages/catalogue.h"
-#include "diagnosis/stages/recipe.h"
+#include "diagnosis/stages/simulate.h"
 
 namespace multihead::diagnosis {
+
+// ---- Whether what came out is what a recipe gives, but for rounding --------
+
+/// What rounding to `precision` may do to a tensor of attention whose largest
+/// element is `largest`.
+double rounding_allowed(at::ScalarType precision, const Stages& stages,
+                        double largest);
+
+/// Whether that is so much that a result tells nothing: scores are too large.
+bool is_lost_in_rounding(at::ScalarType precision, const Stages& stages);
+
+/// The rows of out, (B, Lq) or (B, H, Lq), in which some key was seen;
+/// undefined: all of them.
+at::Tensor seeing_rows(const ObservedCall& call, const Stages& stages);
+
+/// Gradients of Σ out·dout for query, key and value where the call has them.
+std::array<at::Tensor, 3> gradients(const ObservedCall& call,
+                                    const Recipe& recipe);
+
+/// What remains of a tensor, and as a share of what rounding may do.
+struct Error {
+  double difference = std::numeric_limits<double>::infinity();
+  double share = std::numeric_limits<double>::infinity();
+};
+
+/// Errors of what a call returned, judged in the order of the members; 0 for
+/// what it did not return. The first that is beyond rounding ends it: where out
+/// is wrong, the errors of weights and gradients stay infinite. So do all three
+/// where the recipe cannot be followed.
+struct Errors {
+  Error out, weights, gradients;
+
+  bool fit() const {
+    return out.share <= 1 && weights.share <= 1 && gradients.share <= 1;
+  }
+};
+Errors errors(const ObservedCall& call, const Recipe& recipe,
+              at::ScalarType precision);
+
+/// How many bits of out the recipe predicts: for each element log2 of its usual
+/// size as a share of what is left of it. An output that has nothing to do with
+/// the recipe has that many by chance once in 2^bits.
+double bits_in_common(const ObservedCall& call, const Recipe& recipe);
+
+/// out as ObservedCall::out, in the call's dtype, of PyTorch's paths with
+/// weights and without. Empty where PyTorch has no such call, as without an
+/// output matrix, or draws numbers of its own. `recipe`: conventions only.
+std::vector<at::Tensor> pytorch_results(const ObservedCall& call,
+                                        const Recipe& recipe);
+
+// ---- Where calls leave attention -------------------------------------------
+
+/// A tensor of attention that the trace of a call shows.
+struct Shown {
+  Stage stage;
+  at::Tensor Stages::* tensor;
+  at::Tensor right;
+  double allowed;
+
+  bool differs_in(const Stages& others) const {
+    return !(largest_difference(others.*tensor, right) <= allowed);
+  }
+};
+std::vector<Shown> shown_in_trace(const ObservedCall& call,
+                                  const Stages& reference,
+                                  at::ScalarType precision);
+
+/// Whether some tensor of the trace holds the numbers of `wanted`, in any order
+/// of dimensions.
+bool in_trace(const ObservedCall& call, const at::Tensor& wanted,
+              double allowed);
+
+struct Difference {
+  std::optional<Stage> stage;
+  std::optional<Place> place;
+};
+
+/// The first of each that a call shows, outputs before what is returned beside
+/// them. attention: conventions only; calls that tell most come first.
+Difference locate(std::span<const ObservedCall> calls, const Recipe& attention);
+
+// ---- The search ------------------------------------------------------------
 
 struct Pick {
   const Fault* fault;
   const Way* way;
 };
 
+using Conventions = std::vector<const Convention*>;
+
+/// Attention with these conventions.
+Recipe with(const Conventions& conventions);
+
 struct Explanation {
-  std::vector<const Convention*> conventions;
+  Conventions conventions;
   std::vector<Pick> faults;  ///< none: it is attention
   Recipe recipe;
   /// float32 for float64 calls that round to it on the way.
   bool in_float = false;
+  double left = 0;  ///< of the largest result, where several fit
 };
 
 struct SearchResult {
@@ -32,7 +125,7 @@ struct SearchResult {
   /// nothing in the catalogue gives what came out.
   std::vector<Explanation> explanations = {};
   /// Where there is none: the conventions under which attention comes nearest.
-  std::vector<const Convention*> nearest = {};
+  Conventions nearest = {};
   bool cut_short = false;  ///< not all candidates were tried
   /// Some fit, but to so small an output that many would.
   bool by_chance = false;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include "diagnosis/search/tolerance.h"
-
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/where.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,7 +10,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "diagnosis/search/pytorch_result.h"
+#include "diagnosis/search/search.h"
+#include "multihead/functional.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -26,21 +26,11 @@ constexpr double kUnits = 64;
 constexpr double kLost = 0x1p-3;
 
 double unit_of(at::ScalarType precision) {
-  switch (precision) {
-    case at::kDouble:
-      return 0x1p-53;
-    case at::kFloat:
-      return 0x1p-24;
-    case at::kBFloat16:
-      return 0x1p-9;
-    case at::kHalf:
-      return 0x1p-12;
-    default:
-      TORCH_INTERNAL_ASSERT(false, precision);
-  }
+  return precision == at::kDouble     ? 0x1p-53
+         : precision == at::kFloat    ? 0x1p-24
+         : precision == at::kBFloat16 ? 0x1p-9
+                                      : 0x1p-12;
 }
-
-double scalar(const Tensor& x) { return x.item<double>(); }
 
 // Scores enter through exp: one that is off by δ = unit·|score| changes its
 // weight p by p·(1 − p)·(exp(2δ) − 1)/2 at most. Where δ is small that is
@@ -50,11 +40,11 @@ double rounding_by_softmax(const Stages& stages, double unit) {
   const double delta = unit * largest_finite(stages.scores);
   if (delta < 0x1p-10) return delta;
   const Tensor p = stages.weights.detach().nan_to_num().abs().clamp_max(1);
-  const double undecided = scalar((p * (1 - p)).sum(-1).max());
+  const double undecided = (p * (1 - p)).sum(-1).max().item<double>();
   return std::min(undecided * std::expm1(std::min(2 * delta, 700.0)) / 2, 2.0);
 }
 
-double l2(const Tensor& x) { return scalar(x.square().sum().sqrt()); }
+double l2(const Tensor& x) { return x.square().sum().sqrt().item<double>(); }
 
 // Conventions apart, nothing is done otherwise than attention does.
 bool is_attention(Recipe recipe) {
@@ -145,7 +135,7 @@ std::optional<Narrow> narrow_in_trace(const ObservedCall& call,
 // it does: the error left is small beside the error that it explains.
 Errors narrow_errors(const ObservedCall& call, const Recipe& recipe,
                      const Stages& narrow, at::ScalarType precision) {
-  const at::ScalarType type = type_of(recipe.narrow_type);
+  const at::ScalarType type = recipe.narrow_type;
   Recipe wide = recipe;
   wide.narrow = Narrow::kNever;
   const std::optional<Stages> stages = simulate(call, wide);
@@ -246,11 +236,6 @@ bool is_lost_in_rounding(at::ScalarType precision, const Stages& stages) {
   return rounding_allowed(precision, stages, 1.0) > kLost;
 }
 
-bool sees_nothing(const Stages& stages) {
-  return stages.fully_masked.defined() &&
-         stages.fully_masked.all().item<bool>();
-}
-
 Tensor seeing_rows(const ObservedCall& call, const Stages& stages) {
   if (!stages.fully_masked.defined()) return {};
   const Tensor seen = stages.fully_masked.logical_not();
@@ -295,7 +280,7 @@ Errors errors(const ObservedCall& call, const Recipe& recipe,
   // weights, or those of the scores where it is added.
   const bool may_differ =
       stages && (stages->fully_masked.defined() ||
-                 (stages->blocks && recipe.normalise != Normalise::kOverKeys));
+                 (stages->blocks && recipe.normalise != softmax_over_keys));
   if (found.fit() || !may_differ) return found;
   for (const FullyMasked fully_masked :
        {FullyMasked::kNaN, FullyMasked::kUniform, FullyMasked::kAsSeen}) {
@@ -323,6 +308,97 @@ double bits_in_common(const ObservedCall& call, const Recipe& recipe) {
     if (!stages->blocks && !stages->fully_masked.defined()) break;
   }
   return most;
+}
+
+// ---- What PyTorch itself returns -------------------------------------------
+
+namespace {
+
+// Every mask of the call as one to add, (B, H, Lq, Lk); undefined: none.
+Tensor additive_mask(const ObservedCall& call, const Recipe& recipe) {
+  const Sizes& n = call.sizes;
+  const Tensor zeros =
+      at::zeros({n.batch, n.heads, n.queries, n.keys}, at::kDouble);
+  const Tensor masked = mask_scores(call, recipe, zeros).scores;
+  return masked.is_same(zeros) ? Tensor() : masked;
+}
+
+AttentionLayer layer_of(const ObservedCall& call, const Recipe& recipe) {
+  std::array<Tensor, 4> weights, biases;
+  for (int i = 0; i < 4; ++i) {
+    const AlignedWeights::Matrix matrix = matrix_by(call, recipe, i);
+    weights[i] = matrix.weight.to(call.dtype).contiguous();
+    if (matrix.bias.defined()) biases[i] = matrix.bias.to(call.dtype);
+  }
+  const auto& [query, key, value, output] = weights;
+  AttentionLayer layer{.embed_dim = output.size(0),
+                       .num_heads = call.sizes.heads,
+                       .num_kv_heads = call.sizes.kv_heads,
+                       .head_dim = call.sizes.width,
+                       .out_proj_weight = output,
+                       .out_proj_bias = biases[3],
+                       .batch_first = true};
+  const bool biased = biases[0].defined();
+  const bool packed =
+      query.sizes() == key.sizes() && query.sizes() == value.sizes() &&
+      biased == biases[1].defined() && biased == biases[2].defined() &&
+      call.sizes.heads * call.sizes.width == layer.embed_dim;
+  if (packed) {
+    layer.in_proj_weight = at::cat({query, key, value});
+    if (biased) {
+      layer.in_proj_bias = at::cat({biases[0], biases[1], biases[2]});
+    }
+  } else {
+    layer.q_proj_weight = query, layer.q_proj_bias = biases[0];
+    layer.k_proj_weight = key, layer.k_proj_bias = biases[1];
+    layer.v_proj_weight = value, layer.v_proj_bias = biases[2];
+  }
+  return layer;
+}
+
+std::vector<Tensor> layer_results(const ObservedCall& call,
+                                  const Recipe& recipe) {
+  const AttentionLayer layer = layer_of(call, recipe);
+  Tensor mask = additive_mask(call, recipe);
+  if (mask.defined()) mask = mask.flatten(0, 1).to(call.dtype);
+  std::array<Tensor, 3> inputs;
+  for (int role = 0; role < 3; ++role) {
+    inputs[role] = call.same_as[role] == role ? call.inputs[role].to(call.dtype)
+                                              : inputs[call.same_as[role]];
+  }
+  std::vector<Tensor> results;
+  for (const bool need_weights : {true, false}) {
+    results.push_back(std::get<0>(multi_head_attention_forward(
+        inputs[0], inputs[1], inputs[2], layer,
+        ForwardOptions().attn_mask(mask).need_weights(need_weights))));
+  }
+  return results;
+}
+
+std::vector<Tensor> attention_results(const ObservedCall& call,
+                                      const Recipe& recipe) {
+  AttentionOptions options{.scale = call.scale, .enable_gqa = true};
+  const Tensor mask = additive_mask(call, recipe);
+  if (mask.defined()) options.attn_mask = mask.to(call.dtype);
+  return {scaled_dot_product_attention(call.inputs[0].to(call.dtype),
+                                       call.inputs[1].to(call.dtype),
+                                       call.inputs[2].to(call.dtype), options)};
+}
+
+}  // namespace
+
+std::vector<Tensor> pytorch_results(const ObservedCall& call,
+                                    const Recipe& recipe) try {
+  const BackendGuard exact(Backend::kExact);
+  if (call.training && call.dropout_p > 0) return {};
+  if (!call.has_weights) return attention_results(call, recipe);
+  for (const auto* matrix : call.weights.matrices()) {
+    if (!matrix->weight.defined()) return {};
+  }
+  if (call.scale) return {};
+  return layer_results(call, recipe);
+} catch (const c10::Error&) {
+  return {};  // widths that PyTorch's module does not have
 }
 
 }  // namespace multihead::diagnosis

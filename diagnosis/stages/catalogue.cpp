@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "diagnosis/stages/catalogue.h"
-
 #include <algorithm>
 
-#include "diagnosis/stages/recipe.h"
+#include "diagnosis/stages/simulate.h"
 
 namespace multihead::diagnosis {
 
@@ -22,9 +20,7 @@ std::span<const Fault> all_faults() {
           {Stage::kHeads, &kHeadFaults},
           {Stage::kScores, &kScaleFaults},
           {Stage::kMaskedScores, &kMaskFaults},
-          {Stage::kWeights, &kSoftmaxFaults},
-          {Stage::kWeights, &kDropoutFaults},
-          {Stage::kWeights, &kRoundingFaults},
+          {Stage::kWeights, &kWeightFaults},
           {Stage::kOutput, &kOutputFaults}}) {
       for (const Fault& fault : *list) {
         all.push_back(fault);
@@ -59,14 +55,9 @@ const Convention kConventions[] = {
      "(out, in).",
      "",
      [](const ObservedCall& call) {
-       for (const auto* matrix : {&call.weights.query, &call.weights.key,
-                                  &call.weights.value, &call.weights.output}) {
-         if (matrix->weight.defined() &&
-             matrix->orientation == Orientation::kUnknown) {
-           return true;
-         }
-       }
-       return false;
+       return std::ranges::any_of(call.weights.matrices(), [](const auto* m) {
+         return m->weight.defined() && m->orientation == Orientation::kUnknown;
+       });
      },
      [](Recipe& r) { r.weights_in_out = true; }},
     {"fused_head_by_head",

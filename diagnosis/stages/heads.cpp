@@ -1,34 +1,23 @@
 // SPDX-License-Identifier: MIT
-#include "diagnosis/stages/heads.h"
-
+//
+// From features to heads and back, in every way in which it is done wrong.
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "diagnosis/stages/recipe.h"
+#include "diagnosis/stages/simulate.h"
 
 namespace multihead::diagnosis {
 
 using at::Tensor;
 
-Tensor split_heads(const Tensor& x, int64_t heads, Split split) {
-  const int64_t batch = x.size(0), length = x.size(1);
-  require(x.size(2) % heads == 0);
-  const int64_t width = x.size(2) / heads;
-  switch (split) {
-    case Split::kByHead:
-      return x.view({batch, length, heads, width}).transpose(1, 2);
-    case Split::kNotTransposed:
-      return x.reshape({batch, heads, length, width});
-    case Split::kFeatureMajor:
-      return x.view({batch, length, width, heads}).permute({0, 3, 1, 2});
-    case Split::kHeadsAsPositions:
-      return x.view({batch, length, heads, width});
-    case Split::kOneHead:
-      return x.unsqueeze(1);
-  }
-  throw Impossible();
+Tensor split_by_head(const Tensor& x, int64_t heads) {
+  return x.unflatten(2, {heads, -1}).transpose(1, 2);
+}
+
+int64_t repeat_groups(int64_t h, const Sizes& n) {
+  return h / (n.heads / n.kv_heads);
 }
 
 Tensor expand_groups(const Tensor& x, const Sizes& sizes, Groups groups) {
@@ -36,62 +25,50 @@ Tensor expand_groups(const Tensor& x, const Sizes& sizes, Groups groups) {
   require(x.size(1) == sizes.kv_heads);
   std::vector<int64_t> heads(sizes.heads);
   for (int64_t h = 0; h < sizes.heads; ++h) {
-    switch (groups) {
-      case Groups::kRepeated:
-        heads[h] = h / (sizes.heads / sizes.kv_heads);
-        break;
-      case Groups::kTiled:
-        heads[h] = h % sizes.kv_heads;
-        break;
-      case Groups::kFirst:
-        heads[h] = 0;
-        break;
-      case Groups::kClamped:
-        heads[h] = std::min(h, sizes.kv_heads - 1);
-        break;
-      case Groups::kCountForSize:
-        heads[h] = h / sizes.kv_heads;
-        break;
-      case Groups::kCountForSizeClamped:
-        heads[h] = std::min(h / sizes.kv_heads, sizes.kv_heads - 1);
-        break;
-    }
+    heads[h] = groups(h, sizes);
     require(heads[h] < sizes.kv_heads);
   }
   return x.index_select(1, at::tensor(heads, at::kLong));
 }
 
-Tensor merge_heads(const Tensor& context, const Recipe& recipe) {
-  const bool positions_first = recipe.split[0] == Split::kHeadsAsPositions;
-  switch (recipe.merge) {
-    case Merge::kByHead:
-      return (positions_first ? context : context.transpose(1, 2)).flatten(2);
-    case Merge::kNotTransposed: {
-      const Tensor x = positions_first ? context.transpose(1, 2) : context;
-      const int64_t length =
-          positions_first ? context.size(1) : context.size(2);
-      return x.reshape({x.size(0), length, -1});
-    }
-    case Merge::kFeatureMajor:
-      require(!positions_first);
-      return context.permute({0, 2, 3, 1}).flatten(2);
-    case Merge::kMean:
-      return context.mean(1);
-    case Merge::kSum:
-      return context.sum(1);
-  }
-  throw Impossible();
+Tensor merge_by_head(const Tensor& context) {
+  return context.transpose(1, 2).flatten(2);
 }
 
 // ---- Faults ----------------------------------------------------------------
 
 namespace {
 
-template <Split split, bool query, bool key, bool value>
+// Left as (B, L, H, D): heads attend to heads.
+Tensor heads_as_positions(const Tensor& x, int64_t heads) {
+  return x.unflatten(2, {heads, -1});
+}
+
+// Read as (B, H, L, D) at once.
+Tensor heads_not_transposed(const Tensor& x, int64_t heads) {
+  return x.reshape({x.size(0), heads, x.size(1), -1});
+}
+
+// Read as (B, L, D, H): head h has features h, h + H, …
+Tensor heads_interleaved(const Tensor& x, int64_t heads) {
+  return x.unflatten(2, {-1, heads}).permute({0, 3, 1, 2});
+}
+
+Tensor one_head(const Tensor& x, int64_t) { return x.unsqueeze(1); }
+
+template <Split split, int... roles>
 void split_as(Recipe& r) {
-  if constexpr (query) r.split[0] = split;
-  if constexpr (key) r.split[1] = split;
-  if constexpr (value) r.split[2] = split;
+  ((r.split[roles] = split), ...);
+}
+
+template <auto groups>
+void groups_by(Recipe& r) {
+  r.groups = groups;
+}
+
+template <auto merge>
+void merge_by(Recipe& r) {
+  r.merge = merge;
 }
 
 constexpr std::string_view kSplitRemedy =
@@ -110,52 +87,59 @@ constexpr std::string_view kMergeRemedy =
 
 }  // namespace
 
+Tensor merge_heads(const Tensor& context, const Recipe& recipe) {
+  const bool positions_first = recipe.split[0] == heads_as_positions;
+  return recipe.merge(positions_first ? context.transpose(1, 2) : context);
+}
+
 const std::vector<Fault> kHeadFaults = {
     {"heads_not_transposed",
      "Heads are split without exchanging positions and heads.",
      kSplitRemedy,
-     {{split_as<Split::kNotTransposed, true, true, true>,
+     {{split_as<heads_not_transposed, 0, 1, 2>,
        "The features are viewed as (B, H, L, d) at once."},
-      {split_as<Split::kHeadsAsPositions, true, true, true>,
+      {split_as<heads_as_positions, 0, 1, 2>,
        "The heads stay (B, L, H, d): each position attends among its own "
        "heads, and nothing passes between positions."},
-      {split_as<Split::kNotTransposed, true, false, false>,
-       "It is the queries."},
-      {split_as<Split::kNotTransposed, false, true, false>, "It is the keys."},
-      {split_as<Split::kNotTransposed, false, false, true>,
-       "It is the values."}}},
+      {split_as<heads_not_transposed, 0>, "It is the queries."},
+      {split_as<heads_not_transposed, 1>, "It is the keys."},
+      {split_as<heads_not_transposed, 2>, "It is the values."}}},
     {"heads_not_split",
      "The heads are not split: one head attends with all {E} features.",
      kSplitRemedy,
-     {{split_as<Split::kOneHead, true, true, true>},
+     {{split_as<one_head, 0, 1, 2>},
       {[](Recipe& r) {
-         split_as<Split::kOneHead, true, true, true>(r);
-         r.scale = Scale::kRootOfOneHead;
+         split_as<one_head, 0, 1, 2>(r);
+         r.scale = scale_by_split_width;
        },
        "Its scores are divided by sqrt({D})."}}},
     {"heads_interleaved",
      "Heads are interleaved: head h takes the features h, h + H, h + 2H, …",
      kSplitRemedy,
-     {{split_as<Split::kFeatureMajor, true, true, true>}}},
+     {{split_as<heads_interleaved, 0, 1, 2>}}},
     {"groups_tiled",
      "Key/value heads are tiled (0 1 0 1), not repeated (0 0 1 1).",
      kGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kTiled; }}}},
+     {{groups_by<[](int64_t h, const Sizes& n) { return h % n.kv_heads; }>}}},
     {"groups_truncated",
      "All query heads read the first key/value head.",
      kGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kFirst; }}}},
+     {{groups_by<[](int64_t, const Sizes&) { return int64_t{0}; }>}}},
     {"groups_clamped",
      "Query heads beyond the number of key/value heads all read the last "
      "one.",
      kGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kClamped; }}}},
+     {{groups_by<[](int64_t h, const Sizes& n) {
+       return std::min(h, n.kv_heads - 1);
+     }>}}},
     {"group_size_wrong",
      "The number of groups is taken for their size: query head h reads "
      "key/value head h // G.",
      kGroupRemedy,
-     {{[](Recipe& r) { r.groups = Groups::kCountForSize; }},
-      {[](Recipe& r) { r.groups = Groups::kCountForSizeClamped; },
+     {{groups_by<[](int64_t h, const Sizes& n) { return h / n.kv_heads; }>},
+      {groups_by<[](int64_t h, const Sizes& n) {
+         return std::min(h / n.kv_heads, n.kv_heads - 1);
+       }>,
        "Beyond the last one it stays there."}}},
     {"values_are_keys",
      "The weights are multiplied with the keys, not with the values.",
@@ -193,18 +177,23 @@ const std::vector<Fault> kHeadFaults = {
     {"merge_not_transposed",
      "Heads are merged without exchanging heads and positions back.",
      kMergeRemedy,
-     {{[](Recipe& r) { r.merge = Merge::kNotTransposed; }}},
+     {{merge_by<[](const Tensor& c) {
+       return c.reshape({c.size(0), c.size(2), -1});
+     }>}},
      Stage::kMerge},
     {"merge_interleaved",
      "Heads are merged feature by feature: 0 of all heads, 1 of all heads, …",
      kMergeRemedy,
-     {{[](Recipe& r) { r.merge = Merge::kFeatureMajor; }}},
+     {{merge_by<[](const Tensor& c) {
+       return c.permute({0, 2, 3, 1}).flatten(2);
+     }>}},
      Stage::kMerge},
     {"heads_averaged_together",
      "The heads' results are averaged or summed, not laid side by side.",
      kMergeRemedy,
-     {{[](Recipe& r) { r.merge = Merge::kMean; }, "They are averaged."},
-      {[](Recipe& r) { r.merge = Merge::kSum; }, "They are summed."}},
+     {{merge_by<[](const Tensor& c) { return c.mean(1); }>,
+       "They are averaged."},
+      {merge_by<[](const Tensor& c) { return c.sum(1); }>, "They are summed."}},
      Stage::kMerge},
 };
 

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT
-#include "diagnosis/stages/output.h"
-
+//
+// The output projection, and what is returned: out, weights, gradients.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
 
 #include <limits>
 
-#include "diagnosis/stages/numbers.h"
-#include "diagnosis/stages/recipe.h"
 #include "diagnosis/stages/simulate.h"
 #include "multihead/optional_tensor.h"
 
@@ -65,9 +63,10 @@ Tensor detached(const Tensor& x, const Recipe& recipe, Detached what) {
 Tensor finish(const ObservedCall& call, const Recipe& recipe,
               const Stages& stages) {
   Tensor out = project_out(call, recipe, stages);
-  out = drop_later(call, recipe, out, Dropout::kOnOutput);
-  out = drop_later(call, recipe, out, Dropout::kOnOutputToo);
-  out = drop_later(call, recipe, out, Dropout::kLeftOnOutput);
+  for (const Dropout where :
+       {Dropout::kOnOutput, Dropout::kOnOutputToo, Dropout::kLeftOnOutput}) {
+    out = drop_at(where, call, recipe, out);
+  }
   if (recipe.input_added) {
     require(out.sizes() == call.inputs[0].sizes());
     out = out + call.inputs[0];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "diagnosis/stages/projections.h"
-
+//
+// From the inputs to queries, keys and values: whose matrix projects what.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 
-#include "diagnosis/stages/recipe.h"
+#include "diagnosis/stages/simulate.h"
 #include "multihead/optional_tensor.h"
 
 namespace multihead::diagnosis {
@@ -13,19 +13,13 @@ using at::Tensor;
 
 namespace {
 
-const AlignedWeights::Matrix& matrix(const AlignedWeights& weights, int index) {
-  const AlignedWeights::Matrix* all[] = {&weights.query, &weights.key,
-                                         &weights.value, &weights.output};
-  return *all[index];
-}
-
 // project(), remembered where nothing is recorded or rounded.
 Tensor project_shared(const ObservedCall& call, const Recipe& recipe,
                       int role) {
   const int index = recipe.matrices[role];
   const Tensor& input = call.inputs[recipe.inputs[role]];
   if (at::GradMode::is_enabled() || recipe.narrow != Narrow::kNever) {
-    return project(call, recipe, rounded_everywhere(input, recipe), index);
+    return project(call, recipe, narrowed(input, recipe), index);
   }
   Tensor& kept =
       call.projections[{recipe.inputs[role], index, recipe.transposed[index],
@@ -39,9 +33,9 @@ Tensor project_shared(const ObservedCall& call, const Recipe& recipe,
 
 AlignedWeights::Matrix matrix_by(const ObservedCall& call, const Recipe& recipe,
                                  int index) {
-  AlignedWeights::Matrix used = matrix(
-      recipe.fused_head_by_head ? call.weights_head_by_head : call.weights,
-      index);
+  const AlignedWeights& weights =
+      recipe.fused_head_by_head ? call.weights_head_by_head : call.weights;
+  AlignedWeights::Matrix used = *weights.matrices()[index];
   if (!used.weight.defined()) return used;
   if (used.orientation == Orientation::kUnknown && recipe.weights_in_out) {
     used.weight = used.weight.t();
@@ -59,8 +53,7 @@ Tensor project(const ObservedCall& call, const Recipe& recipe,
   const auto used = matrix_by(call, recipe, index);
   if (!used.weight.defined()) return input;
   require(used.weight.size(1) == input.size(-1));
-  return rounded_everywhere(at::linear(input, used.weight, optional(used.bias)),
-                            recipe);
+  return narrowed(at::linear(input, used.weight, optional(used.bias)), recipe);
 }
 
 std::array<Tensor, 3> project_inputs(const ObservedCall& call,
@@ -69,10 +62,9 @@ std::array<Tensor, 3> project_inputs(const ObservedCall& call,
                                   Detached::kValue};
   std::array<Tensor, 3> projected;
   for (int role = 0; role < 3; ++role) {
-    projected[role] =
-        call.has_weights && !recipe.unprojected[role]
-            ? project_shared(call, recipe, role)
-            : rounded_everywhere(call.inputs[recipe.inputs[role]], recipe);
+    projected[role] = call.has_weights && !recipe.unprojected[role]
+                          ? project_shared(call, recipe, role)
+                          : narrowed(call.inputs[recipe.inputs[role]], recipe);
     projected[role] = detached(projected[role], recipe, kInputs[role]);
   }
   return projected;

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 
 namespace multihead::diagnosis {
 namespace {
@@ -21,37 +22,35 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
           value.size(1) == key.size(1) && key.size(2) == value.size(2) &&
           query.size(0) == key.size(0) && value.size(0) == key.size(0));
 
-  const double scale = scale_of(call, recipe, query, key);
+  const double scale = recipe.scale({call, query, key});
   const Tensor keys =
       recipe.keys_reshaped
           ? key.reshape({key.size(0), key.size(1), key.size(3), key.size(2)})
           : key.transpose(-2, -1);
-  stages.scores = rounded_everywhere(query.matmul(keys) * scale, recipe);
-  Tensor scores =
-      drop_scores(call, recipe, stages.scores, Dropout::kBeforeMask);
-  const std::optional<Masked> masked = mask_scores(call, recipe, scores);
-  require(masked.has_value());
-  stages.fully_masked = masked->fully_masked;
-  stages.blocks = masked->blocks;
-  stages.masked_scores = masked->scores;
-  scores = drop_scores(call, recipe, masked->scores, Dropout::kBeforeSoftmax);
+  stages.scores = narrowed(query.matmul(keys) * scale, recipe);
+  Tensor scores = drop_at(Dropout::kBeforeMask, call, recipe, stages.scores);
+  const Masked masked = mask_scores(call, recipe, scores);
+  stages.fully_masked = masked.fully_masked;
+  stages.blocks = masked.blocks;
+  stages.masked_scores = masked.scores;
+  scores = drop_at(Dropout::kBeforeSoftmax, call, recipe, masked.scores);
 
   scores = narrowed(scores, recipe, Narrow::kSoftmax);
-  Tensor weights = normalise(scores, recipe.normalise);
-  if (masked->fully_masked.defined() &&
+  Tensor weights = recipe.normalise(scores);
+  if (masked.fully_masked.defined() &&
       recipe.fully_masked == FullyMasked::kZero &&
-      recipe.normalise == Normalise::kOverKeys) {
-    weights = weights.masked_fill(masked->fully_masked.unsqueeze(-1), 0.0);
+      recipe.normalise == softmax_over_keys) {
+    weights = weights.masked_fill(masked.fully_masked.unsqueeze(-1), 0.0);
   }
   weights = narrowed(weights, recipe, Narrow::kSoftmax);
-  if (masked->keep_after.defined()) weights = weights * masked->keep_after;
-  if (recipe.scale == Scale::kAfterSoftmax) {
+  if (masked.keep_after.defined()) weights = weights * masked.keep_after;
+  if (recipe.scale == scale_weights) {
     weights = weights / std::sqrt(static_cast<double>(query.size(-1)));
   }
   if (recipe.weights_averaged) {
     weights = weights.mean(1, /*keepdim=*/true).expand_as(weights);
   }
-  if (recipe.normalise == Normalise::kSumOnly) {
+  if (recipe.normalise == divide_by_sum) {
     stages.magnification += weights.abs().nan_to_num().max().item<double>();
   }
   stages.weights = detached(weights, recipe, Detached::kWeights);
@@ -61,10 +60,9 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
                           ? stages.dropped.transpose(-2, -1)
                           : stages.dropped;
   require(used.size(-1) == value.size(2));
-  stages.context =
-      drop_later(call, recipe, rounded_everywhere(used.matmul(value), recipe),
-                 Dropout::kOnContext);
-  if (recipe.scale == Scale::kTwice) {
+  stages.context = drop_at(Dropout::kOnContext, call, recipe,
+                           narrowed(used.matmul(value), recipe));
+  if (recipe.scale == scale_twice) {
     stages.distinguishing = {query * std::sqrt(scale),
                              stages.scores / std::sqrt(scale)};
   }
@@ -78,16 +76,14 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
   for (int role = 0; role < 3; ++role) {
     const int64_t heads = role == 0 ? call.sizes.heads : call.sizes.kv_heads;
     const Tensor& projected = stages.projected[role];
-    stages.heads[role] = call.has_weights
-                             ? split_heads(projected, heads, recipe.split[role])
-                             : projected;
+    require(!call.has_weights || projected.size(2) % heads == 0);
+    stages.heads[role] =
+        call.has_weights ? recipe.split[role](projected, heads) : projected;
   }
   attend(call, recipe, stages);
-  stages.merged =
-      drop_later(call, recipe,
-                 call.has_weights ? merge_heads(stages.context, recipe)
-                                  : stages.context.transpose(1, 2).flatten(2),
-                 Dropout::kOnMerged);
+  stages.merged = drop_at(Dropout::kOnMerged, call, recipe,
+                          call.has_weights ? merge_heads(stages.context, recipe)
+                                           : merge_by_head(stages.context));
   stages.out = finish(call, recipe, stages);
   return stages;
 }
@@ -99,10 +95,11 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
           call.sizes.queries == call.sizes.keys);
   ObservedCall exchanged = call;
   exchanged.projections.clear();
-  for (Tensor& input : exchanged.inputs) input = input.transpose(0, 1);
+  for (Tensor& input : exchanged.inputs) {
+    input = input.transpose(0, 1).contiguous();
+  }
   std::swap(exchanged.sizes.batch, exchanged.sizes.queries);
   exchanged.sizes.keys = exchanged.sizes.queries;
-  for (Tensor& input : exchanged.inputs) input = input.contiguous();
   Stages stages = follow(exchanged, recipe);
   stages.out = stages.out.transpose(0, 1);
   if (stages.fully_masked.defined())
@@ -114,15 +111,39 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
 
 std::optional<Stages> simulate(const ObservedCall& call,
                                const Recipe& recipe) try {
-  Recipe same = recipe;
-  same.batch_exchanged = false;
-  return recipe.batch_exchanged ? follow_exchanged(call, same)
-                                : follow(call, same);
+  return recipe.batch_exchanged ? follow_exchanged(call, recipe)
+                                : follow(call, recipe);
 } catch (const Impossible&) {
   return std::nullopt;
 } catch (const c10::Error&) {
   // Shapes that two faults together bring about, and no guard above foresees.
   return std::nullopt;
+}
+
+double largest_finite(const Tensor& x, const Tensor& rows) {
+  if (!x.defined() || x.numel() == 0) return 0;
+  Tensor size = x.detach().nan_to_num(0.0, 0.0, 0.0).abs();
+  if (rows.defined()) {
+    size = size.amax(-1).masked_fill(rows.logical_not(), 0.0);
+  }
+  return size.max().item<double>();
+}
+
+double largest_difference(const Tensor& x, const Tensor& y,
+                          const Tensor& rows) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (x.sizes() != y.sizes()) return kInfinity;
+  if (x.numel() == 0) return 0;
+  Tensor difference = (x - y).abs();
+  if (!std::isfinite(difference.max().item<double>())) {
+    const Tensor same = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
+    difference = difference.nan_to_num(kInfinity, kInfinity, kInfinity)
+                     .masked_fill(same, 0.0);
+  }
+  if (rows.defined()) {
+    difference = difference.amax(-1).masked_fill(rows.logical_not(), 0.0);
+  }
+  return difference.max().item<double>();
 }
 
 }  // namespace multihead::diagnosis

@@ -39,4 +39,88 @@ struct Stages {
 /// that is not square should be transposed.
 std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe);
 
+// ---- How large tensors are, and how far apart ------------------------------
+
+/// Largest |x|, infinities and NaN left out; 0 of nothing.
+/// rows: bool, leading dimensions of x, those that count; undefined: all.
+double largest_finite(const at::Tensor& x, const at::Tensor& rows = {});
+
+/// Largest |x − y|: 0 for two NaN or the same infinity, infinite for one NaN.
+double largest_difference(const at::Tensor& x, const at::Tensor& y,
+                          const at::Tensor& rows = {});
+
+// ---- The steps, which throw Impossible -------------------------------------
+
+/// (out, in) of the matrix of this index, and its bias, as the recipe has them.
+AlignedWeights::Matrix matrix_by(const ObservedCall& call, const Recipe& recipe,
+                                 int index);
+
+/// input (…, in) → (…, out) by the matrix of this index; as it is without one.
+at::Tensor project(const ObservedCall& call, const Recipe& recipe,
+                   const at::Tensor& input, int index);
+
+/// Queries, keys and values: (B, L, heads·D), without weights heads.
+std::array<at::Tensor, 3> project_inputs(const ObservedCall& call,
+                                         const Recipe& recipe);
+
+/// (B, G, L, D) → (B, H, L, D): the key/value head of each query head.
+at::Tensor expand_groups(const at::Tensor& x, const Sizes& sizes,
+                         Groups groups);
+
+/// (B, H, Lq, D) → (B, Lq, H·D).
+at::Tensor merge_heads(const at::Tensor& context, const Recipe& recipe);
+
+struct Masked {
+  at::Tensor scores = {};        ///< (B, H, Lq, Lk)
+  at::Tensor fully_masked = {};  ///< as in Stages
+  bool blocks = false;           ///< likewise
+  at::Tensor keep_after = {};  ///< 0 or 1, for the weights; undefined: nothing
+};
+
+/// scores (B, H, Lq, Lk), met by every mask of the call.
+Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
+                   const at::Tensor& scores);
+
+/// Whether this call drops anything at all. Dropout takes the draws that the
+/// call made; Impossible: it made none of that shape.
+bool drops(const ObservedCall& call, const Recipe& recipe);
+
+/// Weights (B, H, Lq, Lk), as they meet the values.
+at::Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,
+                        const at::Tensor& weights);
+
+/// What comes before the weights or after them, where the recipe drops it
+/// `where`.
+at::Tensor drop_at(Dropout where, const ObservedCall& call,
+                   const Recipe& recipe, const at::Tensor& x);
+
+/// x, rounded where the recipe narrows `where` or everything.
+at::Tensor narrowed(const at::Tensor& x, const Recipe& recipe,
+                    Narrow where = Narrow::kEverywhere);
+
+/// x, cut off from its gradient where the recipe detaches `what`.
+at::Tensor detached(const at::Tensor& x, const Recipe& recipe, Detached what);
+
+/// stages: all but `out`, which is returned.
+at::Tensor finish(const ObservedCall& call, const Recipe& recipe,
+                  const Stages& stages);
+
+/// Scores that a mask has blocked are −inf, or anything very small: all −inf.
+at::Tensor with_infinity(const at::Tensor& scores, const Stages& stages);
+
+/// Weights (B, H, Lq, Lk) in the shape of `like`: as they are, or their mean or
+/// sum over the heads; undefined: they do not have that shape.
+at::Tensor in_shape_of(const at::Tensor& weights, const at::Tensor& like,
+                       bool sum = false);
+
+/// The weights that code with this recipe returns, in the shape of
+/// call.returned; undefined: they do not have that shape.
+at::Tensor returned_weights(const ObservedCall& call, const Recipe& recipe,
+                            const Stages& stages);
+
+// ---- The faults of each file -----------------------------------------------
+
+extern const std::vector<Fault> kProjectionFaults, kHeadFaults, kScaleFaults,
+    kMaskFaults, kWeightFaults, kOutputFaults;
+
 }  // namespace multihead::diagnosis

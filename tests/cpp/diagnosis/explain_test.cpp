@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "diagnosis/stages/catalogue.h"
 #include "multihead/diagnosis.h"
 #include "tests/cpp/diagnosis/observations.h"
 
@@ -44,18 +43,16 @@ TEST_P(EveryFault, IsNamed) {
   const auto [fault, index] = GetParam();
   const std::string name(fault->name);
   const Recipe recipe = changed(fault->ways[index].apply);
-  const bool grouped = recipe.groups != Groups::kRepeated ||
-                       recipe.scale == Scale::kRootOfGroups ||
-                       recipe.scale == Scale::kRootOfGroupWidth;
-  const int64_t groups = recipe.groups == Groups::kCountForSize ? 4
-                         : grouped                              ? 2
-                                                                : kHeads;
+  const bool grouped =
+      name.starts_with("group") || name == "scale_by_group_count";
+  const int64_t groups = name == "group_size_wrong" && index == 0 ? 4
+                         : grouped                                ? 2
+                                                                  : kHeads;
   const int64_t width = kEmbed / kHeads;
-  const bool per_head = recipe.output == Output::kPerHead;
-  const bool one_head =
-      recipe.merge == Merge::kMean || recipe.merge == Merge::kSum;
-  const bool uneven = recipe.scale == Scale::kRootOfAllHeads ||
-                      recipe.scale == Scale::kRootOfValueWidth;
+  const bool per_head = name == "output_per_head";
+  const bool one_head = name == "heads_averaged_together";
+  const bool uneven =
+      name == "scale_by_all_heads" || name == "scale_by_value_width";
   const Layer layer =
       uneven ? make_uneven_layer()
              : make_layer(groups, per_head || one_head ? width : kEmbed,

@@ -141,9 +141,7 @@ TEST(Noise, OfAFewNumbersIsNotNamed) {
 TEST(Noise, AFaultInSmallTensorsIsNamed) {
   at::manual_seed(300);
   Observation o = observed({8, 2, 1, 2, 3, at::kFloat, 1, true, false, false});
-  const auto stages =
-      simulate(read_dump(o),
-               changed([](Recipe& r) { r.scale = Scale::kRootOfEmbedding; }));
+  const auto stages = simulate(read_dump(o), faulty("scale_by_embed_dim"));
   o.tensors["out"] = stages->out.to(at::kFloat);
   EXPECT_EQ(names(explain(std::array{o})), "scale_by_embed_dim");
 }

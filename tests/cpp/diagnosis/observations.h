@@ -5,12 +5,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "diagnosis/search/tolerance.h"
-#include "diagnosis/stages/simulate.h"
+#include "diagnosis/search/search.h"
 #include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
@@ -24,6 +24,12 @@ inline Recipe changed(void (*change)(Recipe&)) {
   Recipe recipe;
   change(recipe);
   return recipe;
+}
+
+// Attention with a fault of the catalogue, in the first way.
+inline Recipe faulty(std::string_view name) {
+  return changed(
+      std::ranges::find(all_faults(), name, &Fault::name)->ways[0].apply);
 }
 
 inline Tensor random(at::IntArrayRef sizes) {

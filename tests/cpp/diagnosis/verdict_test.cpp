@@ -6,7 +6,6 @@
 #include <array>
 #include <limits>
 
-#include "diagnosis/search/pytorch_result.h"
 #include "multihead/multihead.h"
 #include "tests/cpp/diagnosis/observations.h"
 
@@ -141,12 +140,10 @@ TEST(Explain, PairsMayShowInDifferentTensors) {
   const auto name_of_both = [](const Recipe& recipe) {
     return names(explain(results(calls(make_layer(kHeads)), recipe)));
   };
-  Recipe summed;
-  summed.scale = Scale::kNone;
+  Recipe summed = faulty("scale_missing");
   summed.returned = Returned::kSum;
   EXPECT_EQ(name_of_both(summed), "returned_weights_summed+scale_missing");
-  Recipe detached;
-  detached.scale = Scale::kEmbedding;
+  Recipe detached = faulty("scale_by_embed_dim_not_root");
   detached.detached = Detached::kKey;
   EXPECT_EQ(name_of_both(detached),
             "gradient_detached+scale_by_embed_dim_not_root");
