@@ -1,16 +1,166 @@
 // SPDX-License-Identifier: MIT
 #include "diagnosis/report/document.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
-#include "diagnosis/report/words.h"
 #include "multihead/text/dtypes.h"
+#include "multihead/text/printable.h"
 
 namespace multihead::diagnosis {
 namespace {
 
+using Json = nlohmann::json;
 using Kind = Block::Kind;
+
+// ---- What JSON says --------------------------------------------------------
+
+// The string or list under `key`, an empty one where there is none.
+std::string text_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string()) return "";
+  return found->get<std::string>();
+}
+
+const Json& list_at(const Json& object, const char* key) {
+  static const Json empty = Json::array();
+  const auto found = object.find(key);
+  return found != object.end() && found->is_array() ? *found : empty;
+}
+
+bool is_true(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_boolean() && found->get<bool>();
+}
+
+void clean(Json& json, std::string_view key = "") {
+  if (json.is_string()) {
+    // Sentences may have several lines; names, which stand in tables, have one.
+    const bool lines = key == "sentence" || key == "remedy" || key == "detail";
+    auto& text = json.get_ref<std::string&>();
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    text = printable(text, lines ? "\n" : "");
+  } else if (json.is_object()) {
+    for (auto& [name, value] : json.items()) clean(value, name);
+  } else if (json.is_array()) {
+    for (Json& part : json) clean(part, key);
+  }
+}
+
+// A report, its strings printable (multihead/text/printable.h).
+Json parsed_report(const std::string& text) {
+  const auto is_shallow = [](int depth, Json::parse_event_t, const Json&) {
+    return depth <= 16;  // a report has three levels; the rest is left out
+  };
+  Json report = Json::parse(text, is_shallow, /*allow_exceptions=*/false);
+  TORCH_CHECK_VALUE(report.is_object() && report.contains("verdict"),
+                    "render_report: report must be a JSON object with a "
+                    "verdict, got ",
+                    text.substr(0, 60));
+  static constexpr std::string_view kVerdicts[] = {"bits", "rounding", "fault",
+                                                   "unknown", "unchecked"};
+  const Json& verdict = report["verdict"];
+  TORCH_CHECK_VALUE(
+      std::ranges::find(kVerdicts, text_at(report, "verdict")) !=
+          std::end(kVerdicts),
+      "render_report: verdict must be bits, rounding, fault, unknown or "
+      "unchecked, got ",
+      verdict.dump(-1, ' ', true, Json::error_handler_t::replace)
+          .substr(0, 60));
+  clean(report);
+  return report;
+}
+
+// NaN where JSON has null, nullopt where it has nothing.
+std::optional<double> number_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) return std::nullopt;
+  return found->is_number() ? found->get<double>() : NAN;
+}
+
+bool has_number(const Json& object, const char* key) {
+  return !std::isnan(number_at(object, key).value_or(NAN));
+}
+
+// 0 where there is no number.
+double value_at(const Json& object, const char* key) {
+  return has_number(object, key) ? *number_at(object, key) : 0;
+}
+
+// "2.4e-07", "0.412", "0", "nan"; "–" of nothing.
+std::string number_text(std::optional<double> x, int digits = 3) {
+  if (!x) return "–";
+  char text[32];
+  const bool small = *x != 0 && std::abs(*x) < 1e-3 && digits == 3;
+  std::snprintf(text, sizeof text, small ? "%.*e" : "%.*g", small ? 1 : digits,
+                *x);
+  return text;
+}
+
+// Whether an entry of a list has one of these names.
+bool has_named(const Json& list,
+               std::initializer_list<std::string_view> names) {
+  return std::any_of(list.begin(), list.end(), [&](const Json& entry) {
+    return std::ranges::find(names, text_at(entry, "name")) != names.end();
+  });
+}
+
+// The strings and numbers of a list.
+std::string joined(const Json& list, const char* separator) {
+  std::string text;
+  for (const Json& part : list) {
+    if (!part.is_string() && !part.is_number()) continue;
+    text += text.empty() ? "" : separator;
+    text += part.is_string() ? part.get<std::string>() : part.dump();
+  }
+  return text;
+}
+
+// ---- Words -----------------------------------------------------------------
+
+void append_new(std::vector<std::string>& words, const std::string& word) {
+  if (std::ranges::find(words, word) == words.end()) words.push_back(word);
+}
+
+// "a", "a and b", "a, b and c".
+std::string listed(const std::vector<std::string>& words,
+                   const char* conjunction = " and ") {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? conjunction : ", ";
+    text += words[i];
+  }
+  return text;
+}
+
+// "1 case", "7 cases".
+std::string counted(size_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+// `text` with what stands between backticks as code.
+Text marked_up(const std::string& text, Emphasis emphasis = Emphasis::kPlain) {
+  Text spans;
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t open = text.find('`', at);
+    const size_t close =
+        open == std::string::npos ? open : text.find('`', open + 1);
+    if (close == std::string::npos) break;
+    if (open > at) spans.push_back({text.substr(at, open - at), emphasis});
+    spans.push_back({text.substr(open + 1, close - open - 1), Emphasis::kCode});
+    at = close + 1;
+  }
+  if (at < text.size()) spans.push_back({text.substr(at), emphasis});
+  return spans;
+}
 
 // ✓ or ✗.
 Span mark(bool good) {
@@ -27,17 +177,6 @@ void note(Document& document, const char* label, Text text) {
 
 // ---- The cases, in numbers -------------------------------------------------
 
-// 0 where there is no number.
-double value_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_number() ? found->get<double>() : 0;
-}
-
-bool has_number(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_number();
-}
-
 // Whether attention has a result to compare this case with: else nothing is
 // allowed for rounding either.
 bool has_reference(const Json& c) {
@@ -46,11 +185,9 @@ bool has_reference(const Json& c) {
 
 Text row_of(const Json& c) {
   const bool agrees = is_true(c, "agrees"), bits = is_true(c, "bits");
-  std::string name = text_at(c, "name"), shape;
+  std::string name = text_at(c, "name");
   const std::string tensor = text_at(c, "tensor");
   if (!tensor.empty() && tensor != "out") name += ": " + tensor;
-  for (const Json& size : list_at(c, "shape"))
-    shape += (shape.empty() ? "" : "×") + size.dump();
   const bool beside = has_number(c, "pytorch_error");
   const char* close = !c.contains("exercise")  ? "–"
                       : !beside && agrees      ? "–"
@@ -60,10 +197,10 @@ Text row_of(const Json& c) {
   return {mark(agrees),
           {name},
           {short_dtype(text_at(c, "dtype")), Emphasis::kDim},
-          {shape, Emphasis::kDim},
-          {has_reference(c) ? number_at(c, "error") : "–",
+          {joined(list_at(c, "shape"), "×"), Emphasis::kDim},
+          {has_reference(c) ? number_text(number_at(c, "error")) : "–",
            agrees ? Emphasis::kPlain : Emphasis::kBad},
-          {beside ? number_at(c, "pytorch_error") : "–"},
+          {beside ? number_text(number_at(c, "pytorch_error")) : "–"},
           {close}};
 }
 
@@ -80,17 +217,15 @@ void add_exercise(Document& document, const Json& cases) {
     if (!worst || value_at(c, "error") > value_at(*worst, "error")) worst = &c;
   }
   if (asked == 0) return;
-  const std::string test = "`allclose(atol=1e-8, rtol=1e-5)` ";
-  if (!worst) {
-    note(document, "exercise", marked_up(test + "holds in every case, too."));
-    return;
-  }
+  const std::string result =
+      worst ? "fails in " + std::to_string(failing) + " of " +
+                  std::to_string(asked) + " by rounding: in case " +
+                  text_at(*worst, "name") + " your error is " +
+                  number_text(number_at(*worst, "error")) + ", PyTorch's own " +
+                  number_text(number_at(*worst, "pytorch_error")) + "."
+            : "holds in every case, too.";
   note(document, "exercise",
-       marked_up(test + "fails in " + std::to_string(failing) + " of " +
-                 std::to_string(asked) + " by rounding: in case " +
-                 text_at(*worst, "name") + " your error is " +
-                 number_at(*worst, "error") + ", PyTorch's own " +
-                 number_at(*worst, "pytorch_error") + "."));
+       marked_up("`allclose(atol=1e-8, rtol=1e-5)` " + result));
 }
 
 // A table: those that disagree before those that agree, where they are too
@@ -125,7 +260,7 @@ void add_cases(Document& document, const Json& cases, bool folded) {
   document.push_back(std::move(table));
 }
 
-// ---- The verdict in one sentence ------------------------------------------
+// ---- The verdict in one sentence -------------------------------------------
 
 // "it ...": what a finding, which is no fault of attention, says of the code.
 std::string predicate(const std::string& finding) {
@@ -166,9 +301,8 @@ std::string right_words(const Json& report, const std::string& verdict) {
   const Json& cases = list_at(report, "cases");
   const std::string all = "in " + all_cases(cases.size());
   if (verdict == "bits") return "is right: PyTorch's, bit for bit, " + all;
-  const auto bits =
-      std::count_if(cases.begin(), cases.end(),
-                    [](const Json& c) { return is_true(c, "bits"); });
+  size_t bits = 0;
+  for (const Json& c : cases) bits += is_true(c, "bits");
   std::string words = "is right: within rounding of PyTorch " + all;
   if (bits > 0) words += ", bit for bit in " + std::to_string(bits);
   return words;
@@ -177,9 +311,7 @@ std::string right_words(const Json& report, const std::string& verdict) {
 std::string fault_words(const Json& faults) {
   std::vector<std::string> stages;
   for (const Json& fault : faults) {
-    const std::string stage = "the " + text_at(fault, "stage");
-    if (std::find(stages.begin(), stages.end(), stage) == stages.end())
-      stages.push_back(stage);
+    append_new(stages, "the " + text_at(fault, "stage"));
   }
   const bool one = faults.size() == 1;
   return std::string(one ? "has one fault, in " : "has two faults, ") +
@@ -192,25 +324,18 @@ std::string fault_words(const Json& faults) {
 std::string unknown_words(const Json& report) {
   const std::string stage = text_at(report, "first_stage");
   const Json& remarks = list_at(report, "remarks");
-  const auto is_there = [&](const char* name) {
-    return std::any_of(remarks.begin(), remarks.end(), [&](const Json& remark) {
-      return text_at(remark, "name") == name;
-    });
-  };
-  if (is_there("lost_in_rounding")) return "cannot be judged by these numbers";
+  if (has_named(remarks, {"lost_in_rounding"})) {
+    return "cannot be judged by these numbers";
+  }
   return "is not right" + (stage.empty() ? "" : ", first in the " + stage) +
-         (is_there("search_cut_short")
+         (has_named(remarks, {"search_cut_short"})
               ? ", and the search for its fault was cut short"
               : ", and no fault that is known here explains it");
 }
 
 // What is seen of an output before any rule of attention is the news.
 bool is_flaw_of_out(const Json& report) {
-  const Json& findings = list_at(report, "findings");
-  return std::any_of(findings.begin(), findings.end(), [](const Json& finding) {
-    const std::string name = text_at(finding, "name");
-    return name == "wrong_shape" || name == "not_finite";
-  });
+  return has_named(list_at(report, "findings"), {"wrong_shape", "not_finite"});
 }
 
 // Neither right nor wrong: it could not be called.
@@ -225,9 +350,7 @@ bool nothing_told(const Json& report) {
 Block headline(const Json& report, const std::string& verdict) {
   std::vector<std::string> flaws;
   for (const Json& finding : list_at(report, "findings")) {
-    const std::string flaw = predicate(text_at(finding, "name"));
-    if (std::find(flaws.begin(), flaws.end(), flaw) == flaws.end())
-      flaws.push_back(flaw);
+    append_new(flaws, predicate(text_at(finding, "name")));
   }
   const bool right = is_right(verdict);
   std::string words;
@@ -261,10 +384,11 @@ Block headline(const Json& report, const std::string& verdict) {
 void add_evidence(Document& document, const Json& report) {
   const Json& cases = list_at(report, "cases");
   const size_t faults = list_at(report, "faults").size();
-  const bool has_float64 =
-      std::any_of(cases.begin(), cases.end(), [](const Json& c) {
-        return is_true(c, "explained") && text_at(c, "dtype") == "float64";
-      });
+  bool has_float64 = false;
+  for (const Json& c : cases) {
+    has_float64 = has_float64 ||
+                  (is_true(c, "explained") && text_at(c, "dtype") == "float64");
+  }
   double left = 0, without = 0;
   size_t explained = 0;
   for (const Json& c : cases) {
@@ -336,14 +460,15 @@ void add_findings(Document& document, const Json& findings) {
 void add_place(Document& document, const Json& report) {
   const auto where = report.find("where");
   if (where == report.end() || !where->is_object()) return;
-  std::string index;
-  for (const Json& i : list_at(*where, "index"))
-    index += (index.empty() ? "" : ", ") + i.dump();
-  const auto [got, expected] = numbers_apart(*where, "got", "expected");
+  const std::string index = joined(list_at(*where, "index"), ", ");
+  const auto got = number_at(*where, "got");
+  const auto expected = number_at(*where, "expected");
+  // Longer where they would look the same.
+  const int digits = number_text(got) == number_text(expected) ? 9 : 3;
   note(document, "where",
        marked_up("`" + text_at(*where, "tensor") + "[" + index + "]` in case " +
-                 text_at(*where, "case") + " is " + got + " and should be " +
-                 expected + "."));
+                 text_at(*where, "case") + " is " + number_text(got, digits) +
+                 " and should be " + number_text(expected, digits) + "."));
 }
 
 void add_way_on(Document& document, const Json& report) {
@@ -359,11 +484,7 @@ void add_way_on(Document& document, const Json& report) {
 void add_alternatives(Document& document, const Json& report) {
   std::vector<std::string> names;
   for (const Json& names_of_one : list_at(report, "alternatives")) {
-    std::string name;
-    for (const Json& part : names_of_one)
-      if (part.is_string())
-        name += (name.empty() ? "" : " + ") + part.get<std::string>();
-    names.push_back(name);
+    names.push_back(joined(names_of_one, " + "));
   }
   if (names.empty()) return;
   const bool chosen = !list_at(report, "understood").empty();
@@ -387,11 +508,7 @@ void add_remarks(Document& document, const Json& remarks, const char* label) {
 }
 
 void add_phrases(Document& document, const Json& phrases, const char* label) {
-  std::string text;
-  for (const Json& phrase : phrases)
-    if (phrase.is_string())
-      text += (text.empty() ? "" : " · ") + phrase.get<std::string>();
-  note(document, label, marked_up(text, Emphasis::kDim));
+  note(document, label, marked_up(joined(phrases, " · "), Emphasis::kDim));
 }
 
 }  // namespace

@@ -4,10 +4,7 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
-
-#include "multihead/text/width.h"
 
 namespace multihead::diagnosis {
 
@@ -38,15 +35,5 @@ using Document = std::vector<Block>;
 
 /// What render_report says, in order.
 Document document_of(const std::string& json);
-
-using multihead::columns;
-
-/// The lines of a page of `width` columns, or as many as the longest word
-/// needs.
-std::vector<Text> laid_out(const Document& document, int width);
-
-std::string to_text(const Document& document, bool colour, int width);
-std::string to_html(const Document& document);
-std::string to_svg(const Document& document, int width);
 
 }  // namespace multihead::diagnosis
