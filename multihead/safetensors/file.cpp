@@ -8,11 +8,8 @@
 #include <cerrno>
 #include <filesystem>
 #include <random>
-#include <sstream>
 #include <system_error>
 #include <utility>
-
-#include "multihead/safetensors/fail.h"
 
 namespace multihead::safetensors {
 namespace {

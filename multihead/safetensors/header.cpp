@@ -3,18 +3,330 @@
 
 #include <algorithm>
 #include <array>
-#include <string_view>
+#include <bit>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
-#include "multihead/safetensors/header_json.h"
+#include "multihead/text/printable.h"
 
 namespace multihead::safetensors {
 namespace {
 
 using enum SafetensorsFault;
 
+static_assert(std::endian::native == std::endian::little,
+              "the format is little-endian and numbers are copied as they are");
+
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+
+using NamedEntry = std::pair<const std::string, Entry>;
+
+// ---- Dtypes ----------------------------------------------------------------
+
+struct DtypeRow {
+  std::string_view name;
+  c10::ScalarType dtype;
+  int64_t bytes;
+};
+
+/// Every dtype of the format that torch has, in the format's order.
+constexpr std::array<DtypeRow, 19> kDtypes = {{
+    {"BOOL", c10::ScalarType::Bool, 1},
+    {"U8", c10::ScalarType::Byte, 1},
+    {"I8", c10::ScalarType::Char, 1},
+    {"F8_E5M2", c10::ScalarType::Float8_e5m2, 1},
+    {"F8_E4M3", c10::ScalarType::Float8_e4m3fn, 1},
+    {"F8_E8M0", c10::ScalarType::Float8_e8m0fnu, 1},
+    {"F8_E4M3FNUZ", c10::ScalarType::Float8_e4m3fnuz, 1},
+    {"F8_E5M2FNUZ", c10::ScalarType::Float8_e5m2fnuz, 1},
+    {"I16", c10::ScalarType::Short, 2},
+    {"U16", c10::ScalarType::UInt16, 2},
+    {"F16", c10::ScalarType::Half, 2},
+    {"BF16", c10::ScalarType::BFloat16, 2},
+    {"I32", c10::ScalarType::Int, 4},
+    {"U32", c10::ScalarType::UInt32, 4},
+    {"F32", c10::ScalarType::Float, 4},
+    {"C64", c10::ScalarType::ComplexFloat, 8},
+    {"F64", c10::ScalarType::Double, 8},
+    {"I64", c10::ScalarType::Long, 8},
+    {"U64", c10::ScalarType::UInt64, 8},
+}};
+
+std::string dtype_names() {
+  std::string names;
+  for (const DtypeRow& row : kDtypes) {
+    names.append(names.empty() ? "" : ", ").append(row.name);
+  }
+  return names;
+}
+
+const DtypeRow* find_dtype(auto&& matches) {
+  const auto row = std::ranges::find_if(kDtypes, matches);
+  return row == kDtypes.end() ? nullptr : &*row;
+}
+
+/// The row of a dtype; kDtype if the format or this table lacks it.
+const DtypeRow& dtype_row(c10::ScalarType dtype, const std::string& where,
+                          const std::string& tensor) {
+  const DtypeRow* row =
+      find_dtype([&](const DtypeRow& row) { return row.dtype == dtype; });
+  if (row == nullptr) {
+    fail(kDtype, where, "tensor ", quote(tensor), ": dtype must be one of ",
+         dtype_names(), ", got ", c10::toString(dtype));
+  }
+  return *row;
+}
+
+// ---- JSON ------------------------------------------------------------------
+
+// No operation of torch takes more dimensions; without a limit, a shape of ones
+// would take four times its bytes in the file.
+constexpr size_t kMaxDims = 64;
+constexpr std::string_view kMetadataKey = "__metadata__";
+
+/// Position of the first byte that is not UTF-8, or npos.
+size_t find_invalid_utf8(std::string_view text) {
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t at = text.size() - rest.size();
+    if (take_code_point(rest) == kNoCodePoint) return at;
+  }
+  return std::string_view::npos;
+}
+
+/// Takes the header's JSON event by event. Only what the format allows moves it
+/// on, so nothing nests deeper than a shape and no document tree is built. The
+/// events that nlohmann::json would raise exceptions for end in parse_error.
+class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit HeaderEvents(const std::string& where) : where_(where) {}
+  Header take() { return std::move(header_); }
+
+  bool null() override { reject("null"); }
+  bool boolean(bool value) override { reject(value ? "true" : "false"); }
+  bool number_integer(int64_t value) override { reject(std::to_string(value)); }
+  bool number_float(double, const std::string& text) override {
+    reject(text.substr(0, 40));
+  }
+  bool binary(binary_t&) override { reject("bytes"); }
+
+  bool number_unsigned(uint64_t value) override {
+    constexpr auto kMaxSize =
+        static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (place_ == Place::kShape && value <= kMaxSize &&
+        entry_->shape.size() < kMaxDims) {
+      entry_->shape.push_back(static_cast<int64_t>(value));
+    } else if (place_ == Place::kOffsets && offsets_ < 2) {
+      (offsets_++ == 0 ? entry_->begin : entry_->end) = value;
+    } else {
+      reject(std::to_string(value));
+    }
+    return true;
+  }
+
+  bool string(std::string& value) override {
+    if (place_ == Place::kMetadata) {
+      header_.metadata[key_] = std::move(value);
+      return true;
+    }
+    if (place_ != Place::kEntry || key_ != "dtype") reject(quote(value));
+    const DtypeRow* row =
+        find_dtype([&](const DtypeRow& row) { return row.name == value; });
+    if (row == nullptr) reject(quote(value));
+    entry_->dtype = row->dtype;
+    return true;
+  }
+
+  bool start_object(size_t) override {
+    if (place_ == Place::kStart) {
+      place_ = Place::kTop;
+    } else if (place_ == Place::kTop && key_ == kMetadataKey) {
+      place_ = Place::kMetadata;
+    } else if (place_ == Place::kTop) {
+      place_ = Place::kEntry;
+      name_ = key_;
+      entry_ = &header_.tensors[name_];
+      fields_.clear();
+      offsets_ = 0;
+    } else {
+      reject("an object");
+    }
+    return true;
+  }
+
+  bool key(std::string& key) override {
+    key_ = std::move(key);
+    if (place_ == Place::kEntry) {
+      check_field();
+    } else if (place_ == Place::kMetadata) {
+      check_unique(!header_.metadata.contains(key_));
+    } else {
+      check_unique(!header_.tensors.contains(key_) &&
+                   !(key_ == kMetadataKey && has_metadata_));
+      has_metadata_ = has_metadata_ || key_ == kMetadataKey;
+    }
+    return true;
+  }
+
+  bool end_object() override {
+    if (place_ == Place::kEntry && fields_.size() < 3) {
+      fail(kTensorInfo, where_, "tensor ", quote(name_),
+           " must have dtype, shape and data_offsets, got ", fields_.size(),
+           " of them");
+    }
+    place_ = Place::kTop;
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (place_ == Place::kEntry && key_ == "shape") {
+      place_ = Place::kShape;
+    } else if (place_ == Place::kEntry && key_ == "data_offsets") {
+      place_ = Place::kOffsets;
+    } else {
+      reject("an array");
+    }
+    return true;
+  }
+
+  bool end_array() override {
+    if (place_ == Place::kOffsets && offsets_ < 2) {
+      reject(std::to_string(offsets_) + " of them");
+    }
+    place_ = Place::kEntry;
+    return true;
+  }
+
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::json::exception&) override {
+    fail(kHeaderJson, where_,
+         "header must be one JSON object, got an error at ", "byte ", position);
+  }
+
+ private:
+  enum class Place { kStart, kTop, kMetadata, kEntry, kShape, kOffsets };
+
+  void check_field() {
+    if (key_ != "dtype" && key_ != "shape" && key_ != "data_offsets") {
+      fail(kTensorInfo, where_, "tensor ", quote(name_),
+           " must have dtype, shape and data_offsets, got ", quote(key_));
+    }
+    check_unique(fields_.insert(key_).second);
+  }
+
+  void check_unique(bool unique) {
+    if (unique) return;
+    fail(kHeaderJson, where_, "header must not repeat a key, got ", quote(key_),
+         " twice", place_ == Place::kEntry ? " in tensor " + quote(name_) : "");
+  }
+
+  /// The value that came does not belong where it stands.
+  [[noreturn]] void reject(const std::string& got) {
+    const std::string tensor = "tensor " + quote(name_) + ": ";
+    if (place_ == Place::kMetadata) {
+      fail(kMetadata, where_, "__metadata__: ", quote(key_),
+           " must be a string, got ", got);
+    }
+    if (place_ == Place::kTop && key_ == kMetadataKey) {
+      fail(kMetadata, where_, "__metadata__ must be an object, got ", got);
+    }
+    if (place_ == Place::kTop) {
+      fail(kTensorInfo, where_, "tensor ", quote(key_),
+           " must be an object, got ", got);
+    }
+    if (key_ == "dtype") {
+      fail(kDtype, where_, tensor, "dtype must be one of ", dtype_names(),
+           ", got ", got);
+    }
+    if (key_ == "shape") {
+      fail(kShape, where_, tensor, "shape must be an array of at most ",
+           kMaxDims, " integers in [0, 2^63), got ", got);
+    }
+    fail(kOffsets, where_, tensor,
+         "data_offsets must be an array of two unsigned integers, got ", got);
+  }
+
+  const std::string& where_;
+  Header header_;
+  Place place_ = Place::kStart;
+  std::string key_;   ///< last key, at any level
+  std::string name_;  ///< tensor that entry_ describes
+  Entry* entry_ = nullptr;
+  std::set<std::string> fields_;  ///< keys of entry_ so far
+  int offsets_ = 0;               ///< data_offsets of entry_ so far
+  bool has_metadata_ = false;
+};
+
+/// Header text to entries and metadata.
+Header parse_json(const std::string& text, const std::string& where) {
+  if (!text.starts_with('{')) {
+    fail(kHeaderStart, where, "header must start with '{', got ",
+         text.empty() ? "no header" : quote(text.substr(0, 1)));
+  }
+  if (const size_t at = find_invalid_utf8(text); at != std::string::npos) {
+    fail(kHeaderUtf8, where, "header must be UTF-8, got an invalid byte at ",
+         at);
+  }
+  // nlohmann::json takes a NUL byte for the end of its input.
+  if (const size_t at = text.find('\0'); at != std::string::npos) {
+    fail(kHeaderJson, where,
+         "header must be one JSON object, got a NUL at byte ", at);
+  }
+  HeaderEvents events(where);
+  nlohmann::json::sax_parse(text, &events);
+  return events.take();
+}
+
+std::string json_string(const std::string& text, const std::string& where) {
+  if (find_invalid_utf8(text) != std::string::npos) {
+    fail(kHeaderUtf8, where, "names and metadata must be UTF-8, got ",
+         quote(text));
+  }
+  return nlohmann::json(text).dump();
+}
+
+/// The inverse: metadata, then the header's entries in the order given.
+std::string format_json(const Header& header,
+                        std::span<NamedEntry* const> entries,
+                        const std::string& where) {
+  std::string text = "{";
+  const auto add_key = [&](const std::string& key) {
+    text += text.ends_with('{') ? "" : ",";
+    text += json_string(key, where) + ":";
+  };
+  if (!header.metadata.empty()) {
+    add_key(std::string(kMetadataKey));
+    text += "{";
+    for (const auto& [key, value] : header.metadata) {
+      add_key(key);
+      text += json_string(value, where);
+    }
+    text += "}";
+  }
+  for (const NamedEntry* named : entries) {
+    const auto& [name, entry] = *named;
+    if (name == kMetadataKey) {
+      fail(kMetadata, where, "tensor name must not be \"__metadata__\"");
+    }
+    if (entry.shape.size() > kMaxDims) {
+      fail(kShape, where, "tensor ", quote(name), ": shape must have at most ",
+           kMaxDims, " sizes, got ", entry.shape.size());
+    }
+    add_key(name);
+    text.append("{\"dtype\":\"")
+        .append(dtype_row(entry.dtype, where, name).name)
+        .append("\",\"shape\":")
+        .append(format_shape(entry.shape))
+        .append(",\"data_offsets\":")
+        .append(nlohmann::json({entry.begin, entry.end}).dump())
+        .append("}");
+  }
+  return text + "}";
+}
+
+// ---- Bytes and ranges ------------------------------------------------------
 
 /// Whether it is text, of which no safetensors file can begin with 8 bytes.
 bool is_text(std::string_view bytes) {
@@ -58,12 +370,8 @@ uint64_t read_length(const Source& source) {
     fail(kHeaderTooSmall, source.where, "file must have at least ",
          kLengthBytes, " bytes, got ", source.size);
   }
-  std::array<std::byte, kLengthBytes> bytes;
-  source.read_at(0, bytes);
   uint64_t length = 0;
-  for (size_t i = 0; i < kLengthBytes; ++i) {
-    length |= std::to_integer<uint64_t>(bytes[i]) << (8 * i);
-  }
+  source.read_at(0, std::as_writable_bytes(std::span(&length, 1)));
   if (length > kMaxHeaderBytes) {
     check_format(source, kHeaderTooLarge);
     fail(kHeaderTooLarge, source.where, "header length must be at most ",
@@ -75,14 +383,6 @@ uint64_t read_length(const Source& source) {
          rest, " bytes that follow it, got ", length);
   }
   return length;
-}
-
-std::string length_field(uint64_t length) {
-  std::string bytes;
-  for (size_t i = 0; i < kLengthBytes; ++i) {
-    bytes += static_cast<char>(length >> (8 * i) & 0xFF);
-  }
-  return bytes;
 }
 
 /// shape × dtype in bytes. An empty tensor's other sizes count too: torch
@@ -134,6 +434,18 @@ void check_range(const NamedEntry& named, uint64_t previous_end,
 
 }  // namespace
 
+std::string format_shape(std::span<const int64_t> shape) {
+  return nlohmann::json(shape).dump();
+}
+
+std::string quote(std::string_view text) {
+  constexpr size_t kMaxShown = 80;
+  const nlohmann::json shown = std::string(text.substr(0, kMaxShown));
+  return shown.dump(-1, ' ', /*ensure_ascii=*/true,
+                    nlohmann::json::error_handler_t::replace) +
+         (text.size() > kMaxShown ? "..." : "");
+}
+
 Header read_header(const Source& source) {
   std::string text(read_length(source), '\0');
   source.read_at(kLengthBytes, std::as_writable_bytes(std::span(text)));
@@ -158,8 +470,7 @@ Header read_header(const Source& source) {
 
 std::string write_header(Header& header, const std::string& where) {
   const auto widest_first = [&](const NamedEntry& named) {
-    return &dtype_table().back() -
-           &dtype_row(named.second.dtype, where, named.first);
+    return &kDtypes.back() - &dtype_row(named.second.dtype, where, named.first);
   };
   const auto entries = sorted_entries(header, widest_first);
   uint64_t end = 0;
@@ -176,8 +487,9 @@ std::string write_header(Header& header, const std::string& where) {
     fail(kHeaderTooLarge, where, "header length must be at most ",
          kMaxHeaderBytes, ", got ", text.size());
   }
-  header.data_start = kLengthBytes + text.size();
-  return length_field(text.size()) + text;
+  const uint64_t length = text.size();
+  header.data_start = kLengthBytes + length;
+  return text.insert(0, reinterpret_cast<const char*>(&length), kLengthBytes);
 }
 
 }  // namespace multihead::safetensors

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "multihead/safetensors_error.h"
+#include "multihead/safetensors/file.h"
 
 namespace multihead::safetensors {
 
@@ -53,5 +53,12 @@ Header read_header(const Source& source);
 /// by dtype, widest first, then by name; spaces up to a multiple of 8. Throws
 /// SafetensorsError.
 std::string write_header(Header& header, const std::string& where);
+
+/// "[2,3]"
+std::string format_shape(std::span<const int64_t> shape);
+
+/// Text as in JSON, in ASCII and cut after 80 bytes, so that a hostile name can
+/// neither flood nor control a terminal.
+std::string quote(std::string_view text);
 
 }  // namespace multihead::safetensors
