@@ -4,7 +4,7 @@
 //
 // Everything here is made of PyTorch operations. The first half are the steps,
 // each a few lines; the second half are the forms, which put the steps
-// together. What is said about bad arguments is in textbook_arguments.cpp.
+// together. What is said about bad arguments is in arguments.h.
 // textbook.py is the same text in Python.
 //
 // Each form equals torch.nn.MultiheadAttention with the same weights bit for
@@ -25,7 +25,6 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <cmath>
 #include <limits>
 
 #include "multihead/textbook/arguments.h"
@@ -208,10 +207,8 @@ at::Tensor attention_layer(const char* name,
 }
 
 // The maps of a module with four linear layers.
-AttentionWeights weights_of(const torch::nn::Linear& query,
-                            const torch::nn::Linear& key,
-                            const torch::nn::Linear& value,
-                            const torch::nn::Linear& output) {
+AttentionWeights weights_of(const auto& query, const auto& key,
+                            const auto& value, const auto& output) {
   AttentionWeights w(query->weight, key->weight, value->weight, output->weight);
   w.query_bias = query->bias;
   w.key_bias = key->bias;
@@ -221,6 +218,39 @@ AttentionWeights weights_of(const torch::nn::Linear& query,
 }
 
 }  // namespace
+
+// --- The weights of modules -------------------------------------------------
+
+AttentionWeights::AttentionWeights(at::Tensor query, at::Tensor key,
+                                   at::Tensor value, at::Tensor output)
+    : query(std::move(query)),
+      key(std::move(key)),
+      value(std::move(value)),
+      output(std::move(output)) {}
+
+AttentionWeights::AttentionWeights(const MultiheadAttention& module) {
+  TORCH_CHECK_VALUE(
+      !module->options.add_bias_kv() && !module->options.add_zero_attn(),
+      "AttentionWeights: module must be without add_bias_kv and "
+      "add_zero_attn, got add_bias_kv=",
+      module->options.add_bias_kv(),
+      ", add_zero_attn=", module->options.add_zero_attn());
+  const auto rows = module->in_proj_weight.defined()
+                        ? module->in_proj_weight.chunk(3)
+                        : std::vector<at::Tensor>{module->q_proj_weight,
+                                                  module->k_proj_weight,
+                                                  module->v_proj_weight};
+  query = rows[0], key = rows[1], value = rows[2];
+  output = module->out_proj->weight;
+  if (!module->options.bias()) return;
+  const auto biases = module->in_proj_bias.chunk(3);
+  query_bias = biases[0], key_bias = biases[1], value_bias = biases[2];
+  output_bias = module->out_proj->bias;
+}
+
+AttentionWeights::AttentionWeights(const GroupedQueryAttention& module)
+    : AttentionWeights(weights_of(module->q_proj, module->k_proj,
+                                  module->v_proj, module->out_proj)) {}
 
 // --- The forms ---------------------------------------------------------------
 
@@ -316,7 +346,8 @@ MultiHeadSelfAttentionImpl::MultiHeadSelfAttentionImpl(int64_t dim,
     : dim(dim), num_heads(num_heads), dropout(dropout) {
   constexpr const char* kName = "MultiHeadSelfAttention";
   check_heads(kName, "dim", dim, "num_heads", num_heads);
-  check_share(kName, "dropout", dropout);
+  TORCH_CHECK_VALUE(dropout >= 0.0 && dropout <= 1.0, kName,
+                    ": dropout must be from 0 to 1, got ", dropout);
   reset();
 }
 
