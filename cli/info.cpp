@@ -1,31 +1,100 @@
 // SPDX-License-Identifier: MIT
+//
+// `multihead info`: where a run happens.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/ops/empty.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <thread>
 
 #include "cli/commands.h"
-#include "cli/terminal/environment.h"
+#include "cli/environment.h"
 #include "cli/terminal/output.h"
-#include "cli/terminal/table.h"
-#include "multihead/text/printable.h"
+#include "cli/terminal/text.h"
+#include "multihead/functional.h"
+#include "multihead/version.h"
 
 namespace cli {
 namespace {
+
+// The flags by which kernels are chosen, as Linux names them.
+constexpr std::array kFlags = {"avx2",        "fma",      "f16c",
+                               "avx512f",     "avx512bw", "avx512_bf16",
+                               "avx512_fp16", "amx_tile", "amx_bf16"};
+
+// What chooses instructions, threads or the order of sums, here and in what
+// PyTorch runs on.
+constexpr std::array kSettings = {
+    "MULTIHEAD_ISA",      "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",           "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DEBUG_CPU_TYPE", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS"};
+
+// The value of the first line "name : value"; the file has one per processor.
+std::string cpuinfo(const std::string& name) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(':');
+    if (line.starts_with(name) && colon != std::string::npos &&
+        line.find_first_not_of(" \t", name.size()) == colon)
+      return line.substr(std::min(colon + 2, line.size()));
+  }
+  return "";
+}
+
+// A name alone does not tell: virtual machines often hide it.
+std::string cpu_id() {
+  const std::string vendor = cpuinfo("vendor_id");
+  return vendor.empty() ? ""
+                        : vendor + ", family " + cpuinfo("cpu family") +
+                              ", model " + cpuinfo("model");
+}
+
+std::vector<std::string> settings() {
+  std::vector<std::string> found;
+  for (const char* name : kSettings)
+    if (const char* value = std::getenv(name))
+      found.push_back(std::string(name) + "=" + value);
+  return found;
+}
+
+std::vector<std::string> isa_flags() {
+  const std::string present = " " + cpuinfo("flags") + " ";
+  std::vector<std::string> flags;
+  for (const std::string flag : kFlags)
+    if (present.find(" " + flag + " ") != std::string::npos)
+      flags.push_back(flag);
+  return flags;
+}
+
+std::string first_match(const std::string& text, const char* pattern) {
+  std::smatch match;
+  return std::regex_search(text, match, std::regex(pattern)) ? match[1].str()
+                                                             : "";
+}
+
+// Why an ordinary call, if any, would not run fused.
+std::string why_not_fused() {
+  const at::Tensor x = at::empty({1, 1, 16, 64}, at::kFloat);
+  const multihead::AttentionOptions ordinary;
+  return multihead::route(x, x, x, ordinary).reason;
+}
 
 constexpr const char* kFooter = R"(
 Examples:
   multihead info
   multihead info --json
 )";
-
-using multihead::printable;
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words)
-    text += (text.empty() ? "" : " ") + word;
-  return text.empty() ? "none that matter" : text;
-}
 
 std::string or_absent(const std::string& text) {
   return text.empty() ? "not in this torch" : text;
@@ -37,7 +106,7 @@ int info(bool json) {
     write_output(to_json(e).dump(2) + "\n");
     return 0;
   }
-  Table table({{.title = "", .width = 9}, {.title = ""}}, detect_terminal());
+  Table table({{.title = "", .width = 9}, {.title = ""}});
   const auto say = [&](const char* name, const std::string& value) {
     table.row({{name, Style::kDim}, {value}});
   };
@@ -47,7 +116,7 @@ int info(bool json) {
   say("BLAS", or_absent(e.blas));
   say("oneDNN", or_absent(e.onednn));
   say("CPU", e.cpu + (e.cpu_id.empty() ? "" : " (" + e.cpu_id + ")"));
-  say("flags", joined(e.isa));
+  say("flags", e.isa.empty() ? "none that matter" : joined(e.isa));
   say("threads", std::to_string(e.threads) + " of " +
                      std::to_string(e.processors) + " processors");
   if (!e.settings.empty()) say("set", printable(joined(e.settings)));
@@ -60,6 +129,54 @@ int info(bool json) {
 }
 
 }  // namespace
+
+Environment detect_environment() {
+  const std::string config = at::show_config();
+  const std::string cpu = cpuinfo("model name");
+  return {
+      .version = MULTIHEAD_VERSION,
+      .torch_built = MULTIHEAD_TORCH_VERSION,
+      .torch_running = first_match(config, "TORCH_VERSION=([^,\\s]+)"),
+      .torch_isa = at::get_cpu_capability(),
+      .blas = at::hasMKL() ? "MKL " + first_match(at::get_mkl_version(),
+                                                  "Version ([0-9.]+)")
+                           : first_match(config, "BLAS_INFO=([^,\\s]+)"),
+      .onednn = at::hasMKLDNN()
+                    ? first_match(at::get_mkldnn_version(), "v([0-9.]+)")
+                    : "",
+      .cpu = cpu.empty() ? "unknown processor" : cpu,
+      .cpu_id = cpu_id(),
+      .isa = isa_flags(),
+      .threads = at::get_num_threads(),
+      .processors = std::thread::hardware_concurrency(),
+      .kernels = multihead::kernel_isa(),
+      .kernels_available = multihead::kernel_isas(),
+      .fused = why_not_fused(),
+      .settings = settings(),
+  };
+}
+
+nlohmann::ordered_json to_json(const Environment& e) {
+  return {{"version", e.version},
+          {"torch",
+           {{"built", e.torch_built},
+            {"running", e.torch_running},
+            {"isa", e.torch_isa}}},
+          {"blas", e.blas},
+          {"onednn", e.onednn},
+          {"cpu",
+           {{"model", e.cpu},
+            {"id", e.cpu_id},
+            {"flags", e.isa},
+            {"processors", e.processors}}},
+          {"threads", e.threads},
+          {"settings", e.settings},
+          {"kernels", {{"isa", e.kernels}, {"available", e.kernels_available}}},
+          {"backends",
+           {{"exact", true},
+            {"fused", e.fused.empty()},
+            {"why_not_fused", e.fused}}}};
+}
 
 void add_info(CLI::App& app, Action& action) {
   const auto json = std::make_shared<bool>(false);

@@ -30,6 +30,7 @@ tidy() {
   fi
   while IFS= read -rd '' file; do
     case $file in
+      *reference/tensors.*) other+=("$file") ;;
       *multihead/kernels/* | *reference/* | *cpp/kernels/*) alone+=("$file") ;;
       *) other+=("$file") ;;
     esac

@@ -14,15 +14,13 @@
 #include <optional>
 #include <stdexcept>
 
-#include "cli/bench/isa.h"
-#include "cli/bench/metrics.h"
+#include "cli/bench/case.h"
 #include "cli/bench/report.h"
 #include "cli/bench/runner.h"
 #include "cli/commands.h"
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
-#include "cli/terminal/suggestion.h"
-#include "cli/terminal/width.h"
+#include "cli/terminal/text.h"
 #include "multihead/functional.h"
 
 namespace cli {
@@ -69,34 +67,6 @@ struct Output {
   std::string (*text_of)(const BenchRun&);
 };
 
-// The table on standard output, if it is wanted. Where that fails, a run goes
-// on whose result is also written into files: it took minutes.
-class Progress {
- public:
-  Progress(const std::vector<BenchCase>& cases, bool wanted, bool dispensable)
-      : dispensable_(dispensable) {
-    if (wanted) table_.emplace(cases, detect_terminal());
-  }
-
-  void show(const std::function<void(BenchTable&)>& what) {
-    if (table_) try {
-        what(*table_);
-      } catch (const std::runtime_error&) {
-        if (!dispensable_) throw;
-        failure_ = std::current_exception();
-        table_.reset();
-      }
-  }
-  void rethrow() const {
-    if (failure_) std::rethrow_exception(failure_);
-  }
-
- private:
-  std::optional<BenchTable> table_;
-  bool dispensable_;
-  std::exception_ptr failure_;
-};
-
 std::string title(const BenchCase& test) {
   return test.group + ": " + test.name + " " + shapes(test);
 }
@@ -128,8 +98,7 @@ void list(const std::vector<BenchCase>& cases) {
   int width = 0;
   for (const BenchCase& test : cases)
     width = std::max(width, 2 + columns(test.name));
-  Table table({{.title = "case", .width = width}, {.title = "sizes"}},
-              detect_terminal());
+  Table table({{.title = "case", .width = width}, {.title = "sizes"}});
   std::string group;
   for (const BenchCase& test : cases) {
     if (test.group != group) table.line(group = test.group, Style::kBold);
@@ -162,6 +131,18 @@ std::vector<int> threads_for(const BenchCase& test, const BenchOptions& options,
   return {1, all};
 }
 
+BenchRun new_run(const BenchOptions& options, const std::string& isa) {
+  return {
+      .environment = detect_environment(),
+      .date = today(),
+      .isa = isa,
+      .has_tiles = !options.same_isa &&
+                   measure_arithmetic(Unit::kBFloat16Tiles, 512, 1).has_value(),
+      .same_isa = options.same_isa,
+      .plan = {.rounds = options.quick ? 3 : options.rounds,
+               .seconds = options.quick ? 0.05 : options.seconds}};
+}
+
 int bench(const BenchOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const std::string isa = multihead::kernel_isa();
@@ -180,35 +161,40 @@ int bench(const BenchOptions& options) {
   print_at_most_one("bench", printed);
 
   if (options.same_isa) hold_pytorch_to(isa);
-  BenchRun run{
-      .environment = detect_environment(),
-      .date = today(),
-      .isa = isa,
-      .has_tiles = !options.same_isa &&
-                   measure_arithmetic(Unit::kBFloat16Tiles, 512, 1).has_value(),
-      .same_isa = options.same_isa,
-      .plan = {.rounds = options.quick ? 3 : options.rounds,
-               .seconds = options.quick ? 0.05 : options.seconds}};
+  BenchRun run = new_run(options, isa);
   const bool files = std::ranges::any_of(
       outputs, [](const Output& o) { return o.to.wanted(); });
-  Progress progress(cases, /*wanted=*/printed == 0, /*dispensable=*/files);
-  progress.show([&](BenchTable& table) { table.opening(run); });
+  std::optional<BenchTable> table;
+  std::exception_ptr failure;
+  if (printed == 0) table.emplace(cases);
+  // Where the table cannot be printed, a run goes on whose result is also
+  // written into files: it took minutes.
+  const auto show = [&](const auto& part) {
+    if (table) try {
+        part(*table);
+      } catch (const std::runtime_error&) {
+        if (!files) throw;
+        failure = std::current_exception();
+        table.reset();
+      }
+  };
+  show([&](BenchTable& t) { t.opening(run); });
   const int all = at::get_num_threads();
   Runner runner(isa, run.plan, options.seed);
   for (const BenchCase& test : cases)
     runner.run(test, threads_for(test, options, all), [&](Measurement m) {
-      progress.show([&](BenchTable& table) { table.add(m); });
+      show([&](BenchTable& t) { t.add(m); });
       run.measurements.push_back(std::move(m));
     });
-  progress.show([&](BenchTable& table) {
-    table.closing(run, std::chrono::duration<double>(
-                           std::chrono::steady_clock::now() - start)
-                           .count());
-  });
+  const std::chrono::duration<double> seconds =
+      std::chrono::steady_clock::now() - start;
+  show([&](BenchTable& t) { t.closing(run, seconds.count()); });
   std::vector<std::function<void()>> steps;
   for (const Output& output : outputs)
     steps.push_back([&] { output.to.write(output.text_of, run); });
-  steps.push_back([&] { progress.rethrow(); });
+  steps.push_back([&] {
+    if (failure) std::rethrow_exception(failure);
+  });
   each_of(steps);
   for (const Measurement& m : run.measurements)
     if (!m.right()) return 1;

@@ -1,18 +1,43 @@
 // SPDX-License-Identifier: MIT
 #include "cli/bench/case.h"
 
-#include <algorithm>
 #include <array>
-#include <iterator>
 #include <span>
 
-#include "cli/bench/isa.h"
-#include "cli/cases/case.h"
+#include "cli/cases/calls.h"
+#include "multihead/kernels/kernels.h"
 
 namespace cli {
+
+const IsaFacts& facts_of(const std::string& isa) {
+  using enum TargetSet;
+  static constexpr IsaFacts kFacts[] = {
+      {"portable", false, kNone, {"default", "SSE4_2", "SSE41"}},
+      {"avx2", false, kAvx2, {"avx2", "AVX2", "AVX2"}},
+      {"avx512", false, kAvx512, {"avx512", "AVX512_E3", "AVX512_CORE_BF16"}},
+      {"avx512_bf16",
+       true,
+       kAvx512,
+       {"avx512", "AVX512_E3", "AVX512_CORE_BF16"}},
+      {"amx", false, kAvx512, {}},
+  };
+  static constexpr IsaFacts kUnknown = {"", false, kNone, {}};
+  for (const IsaFacts& facts : kFacts)
+    if (isa == facts.name) return facts;
+  return kUnknown;
+}
+
+int vector_bits(const std::string& isa) {
+  for (const auto& info : multihead::kernels::kIsas)
+    if (isa == info.name) return info.vector_bits;
+  return 128;
+}
+
 namespace {
 
 // --- What the lists below are written with -----------------------------------
+
+using Cases = std::vector<BenchCase>;
 
 constexpr std::array kWidths = {at::kFloat, at::kBFloat16};
 
@@ -24,12 +49,6 @@ struct Goal {
   int64_t D, from;
   double share, ratio;
 };
-
-std::string size_of(const AttentionCall& c) {
-  std::string text = c10::str(" d", c.D, " L", c.Lq);
-  if (c.Lk != c.Lq) text += c10::str("x", c.Lk);
-  return text + " " + short_name(c.dtype);
-}
 
 Target against_sdpa(double ratio, double share = 0) {
   return {.share = share, .ratios = {{Implementation::kSdpa, ratio}}};
@@ -47,30 +66,28 @@ Target goal(std::span<const Goal> goals, const AttentionCall& call) {
 
 // B1 H8, Lq = Lk = L.
 AttentionCall square(std::string name, int64_t L, int64_t D,
-                     at::ScalarType dtype) {
-  return {.name = std::move(name),
-          .B = 1,
-          .H = 8,
-          .Lq = L,
-          .Lk = L,
-          .D = D,
-          .dtype = dtype};
-}
-
-AttentionCall causal(std::string name, int64_t L, int64_t D,
-                     at::ScalarType dtype) {
-  AttentionCall call = square(std::move(name), L, D, dtype);
-  call.options.is_causal = true;
+                     at::ScalarType dtype, bool is_causal = false) {
+  AttentionCall call{.name = std::move(name),
+                     .B = 1,
+                     .H = 8,
+                     .Lq = L,
+                     .Lk = L,
+                     .D = D,
+                     .dtype = dtype};
+  call.options.is_causal = is_causal;
   return call;
 }
 
 // Named after the call and its sizes: "causal d64 L512 f32".
-BenchCase attention(std::string group, const AttentionCall& call,
-                    Target target = {}) {
-  return {.group = std::move(group),
-          .name = call.name + size_of(call),
-          .call = call,
-          .target = std::move(target)};
+BenchCase& add(Cases& cases, std::string group, const AttentionCall& call,
+               Target target = {}) {
+  std::string name = c10::str(call.name, " d", call.D, " L", call.Lq);
+  if (call.Lk != call.Lq) name += c10::str("x", call.Lk);
+  return cases.emplace_back(
+      BenchCase{.group = std::move(group),
+                .name = name + " " + short_name(call.dtype),
+                .call = call,
+                .target = std::move(target)});
 }
 
 // --- Forward ----------------------------------------------------------------
@@ -96,192 +113,152 @@ constexpr Goal kAvx2Goals[] = {
     {at::kFloat, true, 0, 512, 0.80, 1.4},
 };
 
-std::vector<BenchCase> squares(const std::string& isa) {
-  std::vector<BenchCase> cases;
+void add_squares(Cases& cases, bool avx2) {
   for (const at::ScalarType dtype : kWidths)
-    for (const bool is_causal : {false, true})
+    for (const bool causal : {false, true})
       for (const int64_t D : {64, 128})
         for (const int64_t L : {128, 512, 1024, 2048, 4096}) {
-          const AttentionCall call = is_causal ? causal("causal", L, D, dtype)
-                                               : square("full", L, D, dtype);
-          const Target target = facts_of(isa).targets == TargetSet::kAvx2
-                                    ? goal(kAvx2Goals, call)
-                                    : goal(kGoals, call);
-          BenchCase test = attention(
-              dtype == at::kFloat ? "float32" : "bfloat16", call, target);
+          const AttentionCall call =
+              square(causal ? "causal" : "full", L, D, dtype, causal);
+          BenchCase& test =
+              add(cases, dtype == at::kFloat ? "float32" : "bfloat16", call,
+                  avx2 ? goal(kAvx2Goals, call) : goal(kGoals, call));
           test.full_only = L == 4096;
           test.headline = D == 64 && (L == 512 || L == 2048);
-          cases.push_back(std::move(test));
         }
-  return cases;
 }
 
-std::vector<BenchCase> short_sequences() {
-  std::vector<BenchCase> cases;
+void add_short(Cases& cases) {
   for (const at::ScalarType dtype : kWidths) {
-    const bool single = dtype == at::kFloat;
     AttentionCall call = square("512 heads", 64, 64, dtype);
     call.B = 64;
-    BenchCase cold =
-        attention("short", call,
-                  single ? against_sdpa(1.6, 0.65) : against_sdpa(2.8, 0.55));
-    cold.cold = true;
-    cases.push_back(std::move(cold));
+    add(cases, "short", call,
+        dtype == at::kFloat ? against_sdpa(1.6, 0.65) : against_sdpa(2.8, 0.55))
+        .cold = true;
     call = square("96 heads", 196, 64, dtype);  // a vision transformer's
     call.H = 12;
     call.B = 8;
-    cases.push_back(attention("short", call));
+    add(cases, "short", call);
   }
-  return cases;
 }
 
-std::vector<BenchCase> dropout() {
-  std::vector<BenchCase> cases;
+void add_dropout(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
     for (const int64_t D : {64, 128}) {
+      const bool single = dtype == at::kFloat;
       AttentionCall call = square("dropout 0.1", 1024, D, dtype);
       call.options.dropout_p = 0.1;
-      BenchCase test = attention(
-          "dropout", call,
-          dtype == at::kFloat ? against_sdpa(D == 64 ? 6.5 : 4) : Target());
-      test.headline = dtype == at::kFloat && D == 64;
-      cases.push_back(std::move(test));
+      add(cases, "dropout", call,
+          single ? against_sdpa(D == 64 ? 6.5 : 4) : Target())
+          .headline = single && D == 64;
     }
-  return cases;
 }
 
-std::vector<BenchCase> grouped() {
-  std::vector<BenchCase> cases;
+void add_grouped(Cases& cases) {
   for (const at::ScalarType dtype : kWidths) {
-    AttentionCall call = causal("grouped 32/8 causal", 1024, 128, dtype);
+    AttentionCall call =
+        square("grouped 32/8 causal", 1024, 128, dtype, /*is_causal=*/true);
     call.H = 32;
     call.G = 8;
     call.options.enable_gqa = true;
-    BenchCase test = attention("grouped", call,
-                               against_sdpa(dtype == at::kFloat ? 1.7 : 3.2));
-    test.headline = true;
-    cases.push_back(std::move(test));
+    add(cases, "grouped", call, against_sdpa(dtype == at::kFloat ? 1.7 : 3.2))
+        .headline = true;
   }
-  return cases;
 }
 
-std::vector<BenchCase> masks() {
-  std::vector<BenchCase> cases;
+void add_masks(Cases& cases) {
   for (const at::ScalarType dtype : kWidths) {
     const bool single = dtype == at::kFloat;
     AttentionCall half = square("half-masked keys", 2048, 64, dtype);
     half.B = 4;
     half.mask = CallMask::kHalfKeys;
-    cases.push_back(attention("masks", half, against_sdpa(2.2)));
-    cases.back().headline = single;
+    add(cases, "masks", half, against_sdpa(2.2)).headline = single;
 
     AttentionCall tril = square("tril as a tensor", 2048, 64, dtype);
     tril.B = 4;
     tril.mask = CallMask::kTriangle;
-    cases.push_back(attention("masks", tril, against_sdpa(2.2)));
+    add(cases, "masks", tril, against_sdpa(2.2));
 
     AttentionCall bias = square("bias", 1024, 64, dtype);
     bias.mask = CallMask::kFloat;
-    cases.push_back(attention("masks", bias));
+    add(cases, "masks", bias);
 
     AttentionCall window = square("window 512", 4096, 64, dtype);
     window.options.window = {{511, 0}};
-    cases.push_back(attention("masks", window, against_sdpa(single ? 5 : 10)));
-    cases.back().headline = true;
+    add(cases, "masks", window, against_sdpa(single ? 5 : 10)).headline = true;
 
     AttentionCall lengths = square("key lengths", 1024, 64, dtype);
     lengths.B = 4;
     lengths.key_lengths = true;
     lengths.shortest = 256;
-    cases.push_back(attention("masks", lengths));
+    add(cases, "masks", lengths);
   }
-  return cases;
 }
 
-std::vector<BenchCase> head_widths() {
-  std::vector<BenchCase> cases;
+void add_head_widths(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
     for (const int64_t D : {32, 40, 48, 96})
-      for (const int64_t L : {512, 1024, 2048, 4096}) {
-        cases.push_back(attention("head widths", square("full", L, D, dtype),
-                                  against_sdpa(dtype == at::kFloat ? 1.2 : 2)));
-        cases.back().full_only = L != 1024;
-      }
-  return cases;
+      for (const int64_t L : {512, 1024, 2048, 4096})
+        add(cases, "head widths", square("full", L, D, dtype),
+            against_sdpa(dtype == at::kFloat ? 1.2 : 2))
+            .full_only = L != 1024;
 }
 
-std::vector<BenchCase> layouts() {
-  std::vector<BenchCase> cases;
+void add_layouts(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
-    for (const bool is_causal : {false, true}) {
-      AttentionCall call = is_causal
-                               ? causal("(B,L,H,D) causal", 1024, 64, dtype)
-                               : square("(B,L,H,D)", 1024, 64, dtype);
+    for (const bool causal : {false, true}) {
+      AttentionCall call = square(causal ? "(B,L,H,D) causal" : "(B,L,H,D)",
+                                  1024, 64, dtype, causal);
       call.layout = Layout::kSequenceMajor;
-      cases.push_back(attention("layout", call));
-      cases.back().full_only = is_causal;
+      add(cases, "layout", call).full_only = causal;
     }
-  return cases;
 }
 
-std::vector<BenchCase> other_dtypes() {
-  std::vector<BenchCase> cases;
+void add_other_dtypes(Cases& cases) {
   for (const at::ScalarType dtype : {at::kHalf, at::kDouble})
-    for (const int64_t L : {512, 1024}) {
-      cases.push_back(attention("other dtypes", square("full", L, 64, dtype)));
-      cases.push_back(
-          attention("other dtypes", causal("causal", L, 64, dtype)));
-      for (auto test = cases.end() - 2; test != cases.end(); ++test)
-        test->full_only = dtype == at::kDouble || L == 512;
-    }
-  return cases;
+    for (const int64_t L : {512, 1024})
+      for (const bool causal : {false, true})
+        add(cases, "other dtypes",
+            square(causal ? "causal" : "full", L, 64, dtype, causal))
+            .full_only = dtype == at::kDouble || L == 512;
 }
 
-std::vector<BenchCase> few_queries() {
-  std::vector<BenchCase> cases;
+void add_few_queries(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
     for (const int64_t Lq : {1, 4, 16}) {
       AttentionCall call = square("few queries", Lq, 128, dtype);
       call.Lk = 4096;
-      BenchCase test = attention("few queries", call);
+      BenchCase& test = add(cases, "few queries", call);
       test.cold = test.memory_bound = true;
       test.full_only = Lq == 4;
-      cases.push_back(std::move(test));
     }
-  return cases;
 }
 
-std::vector<BenchCase> modules() {
-  const auto layer = [](std::string name, const LayerCall& call,
-                        std::vector<std::pair<Implementation, double>> ratios) {
-    return BenchCase{.group = "modules",
-                     .name = std::move(name),
-                     .call = call,
-                     .target = {.ratios = std::move(ratios)}};
+void add_modules(Cases& cases) {
+  using enum Implementation;
+  const auto add =
+      [&](std::string name, const LayerCall& call,
+          std::vector<std::pair<Implementation, double>> ratios) -> BenchCase& {
+    return cases.emplace_back(
+        BenchCase{.group = "modules",
+                  .name = std::move(name),
+                  .call = call,
+                  .target = {.ratios = std::move(ratios)}});
   };
   LayerCall call{.N = 8, .Lq = 512, .E = 512, .H = 8, .inputs = Inputs::kSelf};
-  std::vector<BenchCase> cases;
-  cases.push_back(layer(
-      "averaged weights", call,
-      {{Implementation::kNnModule, 1.55}, {Implementation::kTorchNn, 1.8}}));
+  add("averaged weights", call, {{kNnModule, 1.55}, {kTorchNn, 1.8}}).headline =
+      true;
   call.need_weights = false;
-  cases.push_back(layer(
-      "no weights", call,
-      {{Implementation::kNnModule, 1.3}, {Implementation::kTorchNn, 1.8}}));
+  add("no weights", call, {{kNnModule, 1.3}, {kTorchNn, 1.8}}).headline = true;
   call.mask = LayerMask::kCausalHint;
-  cases.push_back(layer(
-      "causal", call,
-      {{Implementation::kNnModule, 1.55}, {Implementation::kTorchNn, 1.8}}));
-  for (BenchCase& test : cases) test.headline = true;
+  add("causal", call, {{kNnModule, 1.55}, {kTorchNn, 1.8}}).headline = true;
 
   LayerCall small{.N = 3, .Lq = 4, .E = 8, .H = 2, .inputs = Inputs::kSelf};
   small.batch_first = false;
   for (const bool weights : {false, true}) {
     small.need_weights = weights;
-    cases.push_back(layer(weights ? "small call, weights" : "small call", small,
-                          {{Implementation::kTorchNn, 2}}));
+    add(weights ? "small call, weights" : "small call", small, {{kTorchNn, 2}});
   }
-  return cases;
 }
 
 // --- Backward, and training steps --------------------------------------------
@@ -302,91 +279,72 @@ constexpr Goal kBackwardGoals[] = {
     {at::kBFloat16, true, 64, 2048, 0.81, 2.1},
 };
 
-std::vector<BenchCase> backward(const std::string& isa) {
-  std::vector<BenchCase> cases;
-  const auto add = [&](const AttentionCall& call) {
-    BenchCase test = attention("backward", call,
-                               facts_of(isa).targets == TargetSet::kAvx2
-                                   ? Target()
-                                   : goal(kBackwardGoals, call));
+void add_backward(Cases& cases, bool avx2) {
+  const auto add_square = [&](int64_t L, int64_t D, at::ScalarType dtype,
+                              bool causal) {
+    const AttentionCall call =
+        square(causal ? "causal backward" : "backward", L, D, dtype, causal);
+    BenchCase& test = add(cases, "backward", call,
+                          avx2 ? Target() : goal(kBackwardGoals, call));
     test.pass = Pass::kBackward;
     // With all threads, one length stands for the others.
-    test.one_thread = call.Lq != 1024;
-    test.headline = call.D == 64 && call.Lq == 1024;
+    test.one_thread = L != 1024;
+    test.headline = D == 64 && L == 1024;
     // Its targets are those of L = 1024.
-    test.full_only = call.Lq == 2048 && call.dtype == at::kBFloat16 &&
-                     !call.options.is_causal;
-    cases.push_back(std::move(test));
+    test.full_only = L == 2048 && dtype == at::kBFloat16 && !causal;
   };
   for (const at::ScalarType dtype : kWidths)
-    for (const bool is_causal : {false, true})
+    for (const bool causal : {false, true})
       for (const int64_t L : {512, 1024, 2048})
-        add(is_causal ? causal("causal backward", L, 64, dtype)
-                      : square("backward", L, 64, dtype));
-  add(square("backward", 1024, 128, at::kFloat));
-  return cases;
+        add_square(L, 64, dtype, causal);
+  add_square(1024, 128, at::kFloat, /*causal=*/false);
 }
 
-std::vector<BenchCase> both_ways() {
-  std::vector<BenchCase> cases;
-  const auto add = [&](const AttentionCall& call, Target target) {
-    cases.push_back(attention("forward + backward", call, std::move(target)));
-    cases.back().pass = Pass::kBoth;
-    cases.back().one_thread = true;
+void add_both_ways(Cases& cases) {
+  const auto add_both = [&](const AttentionCall& call,
+                            const Target& target) -> BenchCase& {
+    BenchCase& test = add(cases, "forward + backward", call, target);
+    test.pass = Pass::kBoth;
+    test.one_thread = true;
+    return test;
   };
   for (const int64_t L : {1024, 2048}) {
     AttentionCall call = square("dropout 0.1, both ways", L, 64, at::kFloat);
     call.options.dropout_p = 0.1;
     Target target = against_sdpa(3.2);
     target.memory = 5;
-    add(call, target);
-    cases.back().headline = L == 1024;
+    add_both(call, target).headline = L == 1024;
   }
   AttentionCall window = square("window 512, both ways", 4096, 64, at::kFloat);
   window.options.window = {{511, 0}};
-  add(window, against_sdpa(5));
-  cases.back().headline = true;
+  add_both(window, against_sdpa(5)).headline = true;
 
   AttentionCall head = square("one head, both ways", 4096, 64, at::kFloat);
   head.H = 1;
-  add(head, {.scaling = 1.8});
-  cases.back().one_thread = false;
-  return cases;
+  add_both(head, {.scaling = 1.8}).one_thread = false;
 }
 
-std::vector<BenchCase> steps() {
-  std::vector<BenchCase> cases;
-  const auto add = [&](std::string name, auto call, Target target) {
+void add_steps(Cases& cases) {
+  using enum Implementation;
+  const auto add = [&](std::string name, auto call,
+                       std::vector<std::pair<Implementation, double>> ratios) {
     cases.push_back({.group = "training steps",
                      .name = std::move(name),
                      .call = call,
                      .pass = Pass::kBoth,
-                     .target = std::move(target),
+                     .target = {.ratios = std::move(ratios)},
                      .one_thread = true,
                      .headline = true});
   };
   LayerCall layer{.N = 8, .Lq = 512, .E = 512, .H = 8, .inputs = Inputs::kSelf};
-  add("step, weights returned", layer,
-      {.ratios = {{Implementation::kNnModule, 1.4}}});
+  add("step, weights returned", layer, {{kNnModule, 1.4}});
   layer.need_weights = false;
-  add("step, no weights", layer,
-      {.ratios = {{Implementation::kNnModule, 1.2}}});
+  add("step, no weights", layer, {{kNnModule, 1.2}});
   layer.mask = LayerMask::kCausalHint;
-  add("step, causal", layer, {.ratios = {{Implementation::kNnModule, 1.4}}});
-
-  const BlockCall block{
-      .N = 1, .L = 1024, .E = 768, .H = 12, .dtype = at::kBFloat16};
-  add("step, GPT-2 block, dropout 0.1", block,
-      {.ratios = {{Implementation::kSdpa, 1.9},
-                  {Implementation::kByHand, 1.35}}});
-  return cases;
-}
-
-std::vector<BenchCase> training_cases(const std::string& isa) {
-  std::vector<BenchCase> cases = backward(isa);
-  for (const auto& list : {both_ways(), steps()})
-    std::ranges::copy(list, std::back_inserter(cases));
-  return cases;
+  add("step, causal", layer, {{kNnModule, 1.4}});
+  add("step, GPT-2 block, dropout 0.1",
+      BlockCall{.N = 1, .L = 1024, .E = 768, .H = 12, .dtype = at::kBFloat16},
+      {{kSdpa, 1.9}, {kByHand, 1.35}});
 }
 
 }  // namespace
@@ -405,16 +363,20 @@ std::string name(Implementation who) {
 }
 
 std::vector<BenchCase> bench_cases(const std::string& isa) {
-  std::vector<BenchCase> cases = squares(isa);
-  for (const auto& list :
-       {short_sequences(), dropout(), grouped(), masks(), head_widths(),
-        layouts(), other_dtypes(), few_queries(), modules()})
-    std::ranges::copy(list, std::back_inserter(cases));
+  const bool avx2 = facts_of(isa).targets == TargetSet::kAvx2;
+  Cases cases;
+  add_squares(cases, avx2);
+  for (const auto add_list :
+       {add_short, add_dropout, add_grouped, add_masks, add_head_widths,
+        add_layouts, add_other_dtypes, add_few_queries, add_modules})
+    add_list(cases);
   for (BenchCase& test : cases)
     if (const auto* call = std::get_if<AttentionCall>(&test.call);
         call && call->Lq == call->Lk && call->Lq >= 1024)
       test.target.scaling = 1.9;
-  std::ranges::copy(training_cases(isa), std::back_inserter(cases));
+  add_backward(cases, avx2);
+  add_both_ways(cases);
+  add_steps(cases);
   return cases;
 }
 

@@ -5,33 +5,31 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/bench/case.h"
-#include "cli/bench/implementations.h"
-#include "cli/cases/golden_fast.h"
-#include "cli/cases/random.h"
-#include "reference/attention.h"
+#include "cli/cases/golden.h"
 
 namespace cli {
 
+/// What one call returns, in the order of its reference; more is not judged.
+using Outputs = std::vector<at::Tensor>;
 using Call = std::function<Outputs()>;
 
 struct Contender {
   Implementation who;
   /// Comes before `timed`: of a backward, the forward. Throws where ours would
   /// not take the fused kernels.
-  std::function<void()> prepare;
-  Call timed;
+  std::function<void()> prepare = {};
+  Call timed = {};
   /// The same without dropout, which is what float64 can judge.
-  Call verified;
+  Call verified = {};
   /// Judges dropout by the sums that it leaves: returns why they are
   /// implausible, or "". An empty function for cases without dropout.
-  std::function<std::string()> dropout_fault;
+  std::function<std::string()> dropout_fault = {};
   /// Why `out` is not what the case asks for; empty: it is within its budget.
-  std::function<std::string(const Outputs& out)> fault;
+  std::function<std::string(const Outputs& out)> fault = {};
 };
 
 /// One case with its inputs drawn.
@@ -55,14 +53,9 @@ double layer_flop(const LayerInputs& inputs, Pass pass);
 /// backward has one product for the weights' gradient, one for the input's.
 double linear_flop(double rows, double weights, Pass pass);
 
-/// What rounding allows a contender: others than ours store scores in the dtype
-/// wherever they leave their fused path.
-reference::Precision precision_of(Implementation who, at::ScalarType dtype);
-
-/// out (B, H, Lq, Dv) of as many draws of dropout, one after another, as make
-/// some thousand rows. ones: inputs whose values are 1.
-at::Tensor sums_of_draws(const AttentionForm& form,
-                         const AttentionInputs& ones);
+/// Throws unless Backend::kAuto takes the kernels for that call.
+void expect_fused(const AttentionInputs& inputs);
+void expect_fused(const LayerInputs& inputs);
 
 /// Why the rows' sums of weights after dropout are not 1 on average, or were
 /// not dropped at all; empty: they are, within six standard errors.

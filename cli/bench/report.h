@@ -1,27 +1,33 @@
 // SPDX-License-Identifier: MIT
 //
-// Everything that shows a run: the table of a terminal as it grows, and texts
-// for files.
+// Everything that shows a run: the table of a terminal, and texts for files.
 #pragma once
-
 #include <string>
 #include <vector>
 
-#include "cli/bench/result.h"
-#include "cli/terminal/table.h"
+#include "cli/bench/runner.h"
+#include "cli/terminal/text.h"
 
 namespace cli {
 
+/// The lines "  title  help" of the metrics that the terminal shows.
+std::string describe_metrics();
+
+/// Three significant digits: "1.28", "12.8", "128".
+std::string three_digits(double value);
+
+/// "12.8 µs", "1.28 ms", "1.28 s"
+std::string duration(double seconds);
+
+/// The table of a terminal, as it grows.
 class BenchTable {
  public:
-  BenchTable(const std::vector<BenchCase>& cases, Terminal terminal);
+  explicit BenchTable(const std::vector<BenchCase>& cases);
   void opening(const BenchRun& run);
   void add(const Measurement& measurement);
   void closing(const BenchRun& run, double seconds);
 
  private:
-  void note(const Measurement& measurement);
-
   Table table_;
   std::string group_;
 };
@@ -39,12 +45,5 @@ std::string to_markdown(const BenchRun& run);
 /// than PyTorch, and both shares of the peak. No external fonts or scripts;
 /// follows the light or dark scheme of whoever looks.
 std::string to_svg(const BenchRun& run);
-
-/// The entry of PyTorch that ours is compared with first: SDPA, nn.MHA,
-/// torch::nn; nullptr: none is right.
-const Entry* baseline(const Measurement& measurement);
-
-/// "AMD EPYC 9754, 1 thread, torch 2.13.0 with MKL 2024.0, 2026-11-21"
-std::string where_and_when(const BenchRun& run, int threads);
 
 }  // namespace cli

@@ -9,10 +9,47 @@
 #include <exception>
 #include <thread>
 
+#include "cli/bench/case.h"
 #include "cli/bench/contenders.h"
-#include "cli/bench/isa.h"
 
 namespace cli {
+
+std::string name(Status status) {
+  static constexpr const char* kNames[] = {"ok", "wrong", "failed"};
+  return kNames[static_cast<int>(status)];
+}
+
+const Entry* Measurement::find(Implementation who) const {
+  const auto entry = std::ranges::find(entries, who, &Entry::who);
+  return entry == entries.end() ? nullptr : &*entry;
+}
+
+std::vector<TargetResult> target_results(const Measurement& m) {
+  std::vector<TargetResult> all;
+  if (!m.right()) return all;
+  const Target& target = m.test->target;
+  if (m.threads == 2 && target.scaling > 0 && m.scaling)
+    all.push_back({"two threads over one", Implementation::kOurs,
+                   target.scaling, *m.scaling});
+  if (m.threads != 1) return all;
+  if (target.share > 0)
+    all.push_back(
+        {"share of peak", Implementation::kOurs, target.share, m.ours().share});
+  for (const auto& [who, ratio] : target.ratios)
+    if (const Entry* entry = m.find(who);
+        entry && entry->status == Status::kRight)
+      all.push_back({"times " + name(who), who, ratio, entry->ratio});
+  const Entry* sdpa = m.find(Implementation::kSdpa);
+  if (target.memory > 0 && sdpa && sdpa->memory && m.ours().memory)
+    all.push_back({.what = "memory of SDPA over ours",
+                   .who = Implementation::kSdpa,
+                   .wanted = target.memory,
+                   .reached = static_cast<double>(*sdpa->memory) /
+                              std::max<int64_t>(1, *m.ours().memory),
+                   .of_memory = true});
+  return all;
+}
+
 namespace {
 
 // Judges one contender by a call without dropout, which warms it up too, and
@@ -65,7 +102,8 @@ Runner::Runner(std::string isa, TimingPlan plan, uint64_t seed)
       seed_(seed),
       all_threads_(at::get_num_threads()) {}
 
-Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
+std::pair<std::string, Rate> Runner::measure_limit(const BenchCase& test,
+                                                   int threads) {
   // PyTorch's idle threads spin for some milliseconds before they sleep.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   if (test.memory_bound) {
@@ -75,16 +113,15 @@ Runner::Limit Runner::measure_limit(const BenchCase& test, int threads) {
   const at::ScalarType dtype = dtype_of(test);
   const int bits = vector_bits(isa_);
   const bool wide = dtype == at::kDouble;
-  const Limit own{
-      std::string(wide ? "fp64" : "fp32") + " multiply-add, " + isa_,
+  const std::pair own{
+      (wide ? "fp64 multiply-add, " : "fp32 multiply-add, ") + isa_,
       measure_arithmetic(wide ? Unit::kFloat64 : Unit::kFloat32, bits, threads)
           .value()};
   // Dot products of pairs count where our kernels are made of them.
   if (dtype != at::kBFloat16 || !facts_of(isa_).bfloat16_pairs) return own;
   const auto pairs = measure_arithmetic(Unit::kBFloat16Pairs, bits, threads);
-  return pairs && pairs->best > own.rate.best
-             ? Limit{"bf16 dot products, " + isa_, *pairs}
-             : own;
+  if (!pairs || pairs->best <= own.second.best) return own;
+  return {"bf16 dot products, " + isa_, *pairs};
 }
 
 void Runner::run(const BenchCase& test, const std::vector<int>& threads,
@@ -104,9 +141,9 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
                   .bytes = prepared.bytes};
     for (const Contender& contender : prepared.contenders)
       m.entries.push_back(judge(contender));
-    const Limit before = measure_limit(test, count);
+    const auto [unit, before] = measure_limit(test, count);
     time_all(prepared, plan_, m.entries);
-    m.peak = {before.unit, before.rate, measure_limit(test, count).rate};
+    m.peak = {unit, before, measure_limit(test, count).second};
     if (dtype_of(test) == at::kBFloat16 && !test.memory_bound)
       if (auto tiles = measure_arithmetic(Unit::kBFloat16Tiles, 512, count))
         m.peak.tiles = tiles->best;

@@ -2,25 +2,19 @@
 #include "cli/cases/golden.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
-#include "cli/cases/case.h"
+#include <cmath>
+
+#include "cli/cases/answers.h"
 #include "reference/layer.h"
 
 namespace cli {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-Values values(const at::Tensor& tensor) {
-  if (!tensor.defined()) return {};
-  const at::Tensor dense = tensor.detach().to(at::kDouble).contiguous();
-  const double* data = dense.const_data_ptr<double>();
-  return {data, data + dense.numel()};
-}
 
 at::Tensor to_tensor(const Values& numbers, at::IntArrayRef sizes) {
   return at::from_blob(const_cast<double*>(numbers.data()), sizes, at::kDouble)
@@ -28,45 +22,37 @@ at::Tensor to_tensor(const Values& numbers, at::IntArrayRef sizes) {
 }
 
 // bool `blocked` → 0 or −inf; float stays.
-at::Tensor additive(const at::Tensor& mask, bool true_blocks) {
-  if (mask.scalar_type() != at::kBool) return mask.to(at::kDouble);
-  return at::zeros(mask.sizes(), at::kDouble)
-      .masked_fill_(true_blocks ? mask : mask.logical_not(), -kInfinity);
+at::Tensor additive(const at::Tensor& mask) {
+  return pytorch::additive(mask, at::kDouble).to(at::kDouble);
 }
 
 // (B, Lq, Lk) sizes of a layer's call with the batch first.
-at::Tensor batch_first(const at::Tensor& x,
-                       const multihead::AttentionLayer& layer) {
+at::Tensor batch_first(const at::Tensor& x, const AttentionLayer& layer) {
   if (x.dim() == 2) return x.unsqueeze(0);
   return layer.batch_first ? x : x.transpose(0, 1);
 }
 
 // Every mask of a layer's call in one: (B, H, Lq, Lk + appended columns).
 Values layer_bias(const reference::Attention& a, int64_t appended,
-                  const multihead::ForwardOptions& options) {
+                  const ForwardOptions& options) {
   const int64_t keys = a.Lk - appended;
   at::Tensor bias = at::zeros({a.B, a.H, a.Lq, keys}, at::kDouble);
   if (const at::Tensor& mask = options.attn_mask(); mask.defined()) {
-    const at::Tensor added = additive(mask, /*true_blocks=*/true);
+    const at::Tensor added = additive(mask);
     bias =
         bias + (mask.dim() == 3 ? added.view({a.B, a.H, a.Lq, keys}) : added);
   }
   if (const at::Tensor& padding = options.key_padding_mask();
       padding.defined()) {
-    bias = bias + additive(padding, true).view({a.B, 1, 1, keys});
+    bias = bias + additive(padding).view({a.B, 1, 1, keys});
   }
-  if (options.is_causal()) {
-    const at::Tensor later =
-        at::ones({a.Lq, keys}, at::kBool).triu(/*diagonal=*/1);
-    bias = bias + additive(later, true);
-  }
+  if (options.is_causal()) bias = bias + additive(later_keys(a.Lq, keys));
   return values(at::constant_pad_nd(bias, {0, appended}));
 }
 
 reference::Linear projection(const at::Tensor& own_weight,
                              const at::Tensor& own_bias,
-                             const multihead::AttentionLayer& layer,
-                             int64_t index) {
+                             const AttentionLayer& layer, int64_t index) {
   const auto third = [&](const at::Tensor& packed) {
     return packed.defined() ? packed.chunk(3)[index] : packed;
   };
@@ -75,12 +61,11 @@ reference::Linear projection(const at::Tensor& own_weight,
       values(own_bias.defined() ? own_bias : third(layer.in_proj_bias))};
 }
 
-reference::Layer reference_layer(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value,
-                                 const multihead::AttentionLayer& layer,
-                                 const multihead::ForwardOptions& options) {
-  const at::Tensor q = batch_first(query, layer), k = batch_first(key, layer),
-                   v = batch_first(value, layer);
+reference::Layer reference_layer(const LayerInputs& x) {
+  const AttentionLayer& layer = x.layer;
+  const at::Tensor q = batch_first(x.query, layer),
+                   k = batch_first(x.key, layer),
+                   v = batch_first(x.value, layer);
   const int64_t appended = layer.bias_k.defined() + layer.add_zero_attn;
   reference::Layer result;
   reference::Attention& a = result.attention;
@@ -90,7 +75,7 @@ reference::Layer reference_layer(const at::Tensor& query, const at::Tensor& key,
   a.Lq = q.size(1);
   a.Lk = k.size(1) + appended;
   a.D = a.Dv = layer.head_dim.value_or(layer.embed_dim / a.H);
-  a.bias = layer_bias(a, appended, options);
+  a.bias = layer_bias(a, appended, x.options);
   result.embed_dim = q.size(2);
   result.kdim = k.size(2);
   result.vdim = v.size(2);
@@ -107,24 +92,14 @@ reference::Layer reference_layer(const at::Tensor& query, const at::Tensor& key,
   return result;
 }
 
-std::string describe(const at::Tensor& tensor) {
-  return c10::str(tensor.scalar_type(), " ", tensor.sizes());
-}
-
-int significand_bits(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBFloat16:
-      return 8;
-    case at::kHalf:
-      return 11;
-    case at::kFloat:
-      return 24;
-    default:
-      return 53;
-  }
-}
-
 }  // namespace
+
+Values values(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const at::Tensor dense = tensor.detach().to(at::kDouble).contiguous();
+  const double* data = dense.const_data_ptr<double>();
+  return {data, data + dense.numel()};
+}
 
 reference::Precision attention_precision(at::ScalarType dtype) {
   switch (dtype) {
@@ -150,9 +125,8 @@ reference::Precision layer_precision(at::ScalarType dtype) {
   return p;
 }
 
-reference::Attention reference_attention(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const multihead::AttentionOptions& options) {
+reference::Attention reference_attention(const AttentionInputs& x) {
+  const auto& [query, key, value, options] = x;
   reference::Attention a;
   a.B = query.size(0);
   a.H = query.size(1);
@@ -164,9 +138,10 @@ reference::Attention reference_attention(
   a.query = values(query);
   a.key = values(key);
   a.value = values(value);
-  if (options.attn_mask.defined())
-    a.bias = values(additive(options.attn_mask, /*true_blocks=*/false)
-                        .expand({a.B, a.H, a.Lq, a.Lk}));
+  if (const at::Tensor& mask = options.attn_mask; mask.defined())
+    a.bias =
+        values(additive(pytorch::has_bias(options) ? mask : mask.logical_not())
+                   .expand({a.B, a.H, a.Lq, a.Lk}));
   a.is_causal = options.is_causal;
   a.bottom_right =
       options.causal_alignment == multihead::CausalAlignment::kBottomRight;
@@ -186,65 +161,53 @@ reference::Attention reference_attention(
   return a;
 }
 
-GoldenAttention golden_attention(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value,
-                                 const multihead::AttentionOptions& options) {
-  const reference::Attention a =
-      reference_attention(query, key, value, options);
-  const reference::Output result = reference::forward(a);
-  const reference::Precision p = attention_precision(query.scalar_type());
-  const std::vector<int64_t> out{a.B, a.H, a.Lq, a.Dv},
-      pairs{a.B, a.H, a.Lq, a.Lk}, rows{a.B, a.H, a.Lq};
-  const double lambda = result.lambda;
-  return {{to_tensor(result.out, out),
-           to_tensor(p.allowed(result.out_scale, lambda, p.forward), out)},
-          {to_tensor(result.weights, pairs),
-           to_tensor(p.allowed(result.weights, lambda, p.forward), pairs)},
-          {to_tensor(result.logsumexp, rows),
-           to_tensor(p.allowed_logsumexp(result.logsumexp, lambda), rows)}};
-}
-
-GoldenGradients golden_gradients(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value,
-                                 const multihead::AttentionOptions& options,
+GoldenAttention golden_attention(const AttentionInputs& x,
                                  const at::Tensor& dout) {
-  const reference::Attention a =
-      reference_attention(query, key, value, options);
+  const reference::Attention a = reference_attention(x);
   const reference::Output result = reference::forward(a);
-  const reference::Gradients g = reference::backward(a, result, values(dout));
-  const reference::Precision p = attention_precision(query.scalar_type());
+  const reference::Precision p = attention_precision(x.query.scalar_type());
+  const double lambda = result.lambda;
   const auto golden = [&](const Values& value, const Values& scale, double c,
                           at::IntArrayRef sizes) {
     return Golden{to_tensor(value, sizes),
-                  to_tensor(p.allowed(scale, result.lambda, c), sizes)};
+                  to_tensor(p.allowed(scale, lambda, c), sizes)};
   };
-  return {golden(g.query, g.query_scale, p.backward, query.sizes()),
-          golden(g.key, g.key_scale, p.backward, key.sizes()),
-          golden(g.value, g.value_scale, p.backward_value, value.sizes())};
+  const std::vector<int64_t> rows{a.B, a.H, a.Lq};
+  GoldenAttention all{
+      .out = golden(result.out, result.out_scale, p.forward,
+                    {a.B, a.H, a.Lq, a.Dv}),
+      .weights = golden(result.weights, result.weights, p.forward,
+                        {a.B, a.H, a.Lq, a.Lk}),
+      .logsumexp = {
+          to_tensor(result.logsumexp, rows),
+          to_tensor(p.allowed_logsumexp(result.logsumexp, lambda), rows)}};
+  if (!dout.defined()) return all;
+  const reference::Gradients g = reference::backward(a, result, values(dout));
+  all.query = golden(g.query, g.query_scale, p.backward, x.query.sizes());
+  all.key = golden(g.key, g.key_scale, p.backward, x.key.sizes());
+  all.value = golden(g.value, g.value_scale, p.backward_value, x.value.sizes());
+  return all;
 }
 
-GoldenLayer golden_layer(const at::Tensor& query, const at::Tensor& key,
-                         const at::Tensor& value,
-                         const multihead::AttentionLayer& layer,
-                         const multihead::ForwardOptions& options) {
-  const reference::Layer problem =
-      reference_layer(query, key, value, layer, options);
+GoldenLayer golden_layer(const LayerInputs& x) {
+  const AttentionLayer& layer = x.layer;
+  const reference::Layer problem = reference_layer(x);
   const reference::Attention& a = problem.attention;
   const reference::LayerOutput result = reference::forward(problem);
-  const reference::Precision p = layer_precision(query.scalar_type());
-
+  const reference::Precision p = layer_precision(x.query.scalar_type());
+  const bool batched = x.query.dim() == 3;
   const auto like_query = [&](const Values& rows) {
     const at::Tensor out = to_tensor(rows, {a.B, a.Lq, layer.embed_dim});
-    if (query.dim() == 2) return out.squeeze(0);
+    if (!batched) return out.squeeze(0);
     return layer.batch_first ? out : out.transpose(0, 1);
   };
-  const bool average = options.average_attn_weights();
+  const bool average = x.options.average_attn_weights();
   const Values weights =
       average ? reference::average_heads(result.weights, a) : result.weights;
   const auto like_weights = [&](const Values& pairs) {
     const at::Tensor all = average ? to_tensor(pairs, {a.B, a.Lq, a.Lk})
                                    : to_tensor(pairs, {a.B, a.H, a.Lq, a.Lk});
-    return query.dim() == 2 ? all.squeeze(0) : all;
+    return batched ? all : all.squeeze(0);
   };
   return {{like_query(result.out.value),
            like_query(p.allowed(result.out.scale, result.lambda, p.forward))},
@@ -252,45 +215,121 @@ GoldenLayer golden_layer(const at::Tensor& query, const at::Tensor& key,
            like_weights(p.allowed(weights, result.lambda, p.forward))}};
 }
 
-Part make_part(std::string name, const at::Tensor& ours,
-               const at::Tensor& pytorch, const std::optional<Golden>& golden) {
-  Part part{.name = std::move(name), .shape = {}};
-  if (!ours.defined()) {
-    part.misfit = "missing";
-    return part;
-  }
-  part.shape = ours.sizes().vec();
-  part.digits = significand_bits(ours.scalar_type());
-  part.ours = values(ours);
-  if (pytorch.defined()) {
-    part.pytorch = values(pytorch);
-    if (ours.sizes() != pytorch.sizes() ||
-        ours.scalar_type() != pytorch.scalar_type())
-      part.misfit = describe(ours) + " instead of " + describe(pytorch);
-  }
-  if (golden) {
-    part.golden = values(golden->value);
-    if (golden->allowed.defined()) part.allowed = values(golden->allowed);
-    if (ours.sizes() != golden->value.sizes())
-      part.misfit = c10::str("shape ", ours.sizes(), " instead of ",
-                             golden->value.sizes());
-  }
-  return part;
+// --- By matrix products ------------------------------------------------------
+
+namespace {
+
+using reference::Attended;
+using reference::Heads;
+using reference::LinearGradients;
+using reference::Precision;
+
+at::Tensor no_bias() { return at::zeros({}, at::kDouble); }
+
+// (B, L, H·D) ↔ (B, H, L, D)
+Scaled split(const Scaled& rows, int64_t num_heads) {
+  return rows.view([=](const at::Tensor& x) {
+    return x.unflatten(-1, {num_heads, -1}).transpose(1, 2);
+  });
+}
+Scaled merged(const Scaled& heads) {
+  return heads.view(
+      [](const at::Tensor& x) { return x.transpose(1, 2).flatten(2); });
 }
 
-std::string short_name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "f64";
-    case at::kFloat:
-      return "f32";
-    case at::kBFloat16:
-      return "bf16";
-    case at::kHalf:
-      return "f16";
-    default:
-      return c10::toString(dtype);
+Heads project(const LayerInputs& inputs) {
+  const AttentionLayer& layer = inputs.layer;
+  const auto heads = [&](const at::Tensor& x, int64_t index) {
+    const at::Tensor& bias = layer.in_proj_bias;
+    return split(linear(Scaled(batch_first(x, layer)),
+                        layer.in_proj_weight.chunk(3)[index],
+                        bias.defined() ? bias.chunk(3)[index] : bias),
+                 layer.num_heads);
+  };
+  Heads x{.query = heads(inputs.query, 0),
+          .key = heads(inputs.key, 1),
+          .value = heads(inputs.value, 2),
+          .keep = {},
+          .bias = no_bias(),
+          .scale = 1 / std::sqrt(layer.embed_dim / layer.num_heads),
+          .average_weights = inputs.options.need_weights()};
+  x.keep = pytorch::keep_mask({x.query.value,
+                               x.key.value,
+                               x.value.value,
+                               {.is_causal = inputs.options.is_causal()}});
+  if (const at::Tensor& mask = inputs.options.attn_mask(); mask.defined())
+    x.keep = x.keep.logical_and(mask.logical_not());
+  return x;
+}
+
+// `dy` is the gradient of the output, batch first.
+void add_gradients(const LayerInputs& inputs, const Attended& x,
+                   const Scaled& dy, Reference& reference) {
+  const AttentionLayer& layer = inputs.layer;
+  const Scaled q = merged(x.dquery), k = merged(x.dkey), v = merged(x.dvalue);
+  const Scaled drows{at::cat({q.value, k.value, v.value}, -1),
+                     at::cat({q.scale, k.scale, v.scale}, -1)};
+  const Scaled dinput =
+      matmul(drows, Scaled(layer.in_proj_weight))
+          .view([&](const at::Tensor& t) { return batch_first(t, layer); });
+  const LinearGradients in = linear_backward(
+                            Scaled(batch_first(inputs.query, layer)), drows),
+                        out = linear_backward(merged(x.out), dy);
+  for (const auto& [name, gradient] : {std::pair("d query", dinput),
+                                       {"d in_proj_weight", in.weight},
+                                       {"d in_proj_bias", in.bias},
+                                       {"d out_proj_weight", out.weight},
+                                       {"d out_proj_bias", out.bias}})
+    reference.parts.push_back({name, gradient, &Precision::backward});
+}
+
+}  // namespace
+
+Reference reference_of(const AttentionInputs& inputs, const at::Tensor& dout) {
+  const AttentionOptions& options = inputs.options;
+  const int64_t G = inputs.key.size(1), group = inputs.query.size(1) / G;
+  const auto repeated = [&](const at::Tensor& heads) {
+    return Scaled(heads.detach().repeat_interleave(group, 1));
+  };
+  const Heads x{
+      .query = Scaled(inputs.query),
+      .key = repeated(inputs.key),
+      .value = repeated(inputs.value),
+      .keep = pytorch::keep_mask(inputs),
+      .bias = pytorch::has_bias(options) ? options.attn_mask.to(at::kDouble)
+                                         : no_bias(),
+      .scale = options.scale.value_or(1 / std::sqrt(inputs.query.size(3))),
+      .average_weights = false};
+  const Attended y = attend(x, dout.defined() ? Scaled(dout) : Scaled());
+  Reference reference{.parts = {{"output", y.out}}, .lambda = y.lambda};
+  if (!dout.defined()) return reference;
+  const auto grouped = [&](const at::Tensor& heads) {
+    return heads.unflatten(1, {G, group}).sum(2);
+  };
+  reference.parts.insert(
+      reference.parts.end(),
+      {{"d query", y.dquery, &Precision::backward},
+       {"d key", y.dkey.view(grouped), &Precision::backward},
+       {"d value", y.dvalue.view(grouped), &Precision::backward_value}});
+  return reference;
+}
+
+Reference reference_of(const LayerInputs& inputs, const at::Tensor& dout) {
+  const AttentionLayer& layer = inputs.layer;
+  Scaled dy, dheads;
+  if (dout.defined()) {
+    dy = Scaled(batch_first(dout, layer));
+    dheads = split(matmul(dy, Scaled(layer.out_proj_weight)), layer.num_heads);
   }
+  const Attended x = attend(project(inputs), dheads);
+  const Scaled out =
+      linear(merged(x.out), layer.out_proj_weight, layer.out_proj_bias)
+          .view([&](const at::Tensor& t) { return batch_first(t, layer); });
+  Reference reference{.parts = {{"output", out}}, .lambda = x.lambda};
+  if (x.weights.defined())
+    reference.parts.push_back({"weights", {x.weights, x.weights}});
+  if (dout.defined()) add_gradients(inputs, x, dy, reference);
+  return reference;
 }
 
 }  // namespace cli

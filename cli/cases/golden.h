@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 //
-// The float64 loops of reference/attention.h, called with tensors.
+// The float64 of reference/, for calls as data.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <optional>
-#include <string>
-
-#include "cli/cases/judge.h"
-#include "multihead/functional.h"
+#include "cli/cases/calls.h"
 #include "reference/attention.h"
+#include "reference/tensors.h"
 
 namespace cli {
+
+using reference::Values;
+
+/// The elements of a tensor; none of an undefined one.
+Values values(const at::Tensor& tensor);
 
 /// A golden result and the error allowed for each of its elements, float64 and
 /// shaped like the result they judge.
@@ -21,9 +21,10 @@ struct Golden {
 };
 
 struct GoldenAttention {
-  Golden out;        ///< (B, H, Lq, Dv)
-  Golden weights;    ///< (B, H, Lq, Lk)
-  Golden logsumexp;  ///< (B, H, Lq)
+  Golden out;                               ///< (B, H, Lq, Dv)
+  Golden weights;                           ///< (B, H, Lq, Lk)
+  Golden logsumexp;                         ///< (B, H, Lq)
+  Golden query = {}, key = {}, value = {};  ///< gradients of Σ out·dout
 };
 
 struct GoldenLayer {
@@ -31,39 +32,36 @@ struct GoldenLayer {
   Golden weights;  ///< (B, H, Lq, Lk) or (B, Lq, Lk), as asked for
 };
 
-struct GoldenGradients {
-  Golden query, key, value;
-};
-
 /// What rounding a dtype allows. In a layer, queries, keys and values are
 /// stored in the dtype, and in 16 bits that rounding enters the scores.
 reference::Precision attention_precision(at::ScalarType dtype);
 reference::Precision layer_precision(at::ScalarType dtype);
 
-/// A call as the loops want it. query, key, value are 4-D.
-reference::Attention reference_attention(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const multihead::AttentionOptions& options);
+/// A call as the loops want it.
+reference::Attention reference_attention(const AttentionInputs& inputs);
 
-GoldenAttention golden_attention(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value,
-                                 const multihead::AttentionOptions& options);
+/// Gradients only with dout (B, H, Lq, Dv).
+GoldenAttention golden_attention(const AttentionInputs& inputs,
+                                 const at::Tensor& dout = {});
 
-/// Gradients of Σ out·dout; dout (B, H, Lq, Dv).
-GoldenGradients golden_gradients(const at::Tensor& query, const at::Tensor& key,
-                                 const at::Tensor& value,
-                                 const multihead::AttentionOptions& options,
-                                 const at::Tensor& dout);
+GoldenLayer golden_layer(const LayerInputs& inputs);
 
-/// Sequences as multi_head_attention_forward takes them. Masks: blocked.
-GoldenLayer golden_layer(const at::Tensor& query, const at::Tensor& key,
-                         const at::Tensor& value,
-                         const multihead::AttentionLayer& layer,
-                         const multihead::ForwardOptions& options);
+// --- By matrix products: what a benchmarked call shall return ----------------
 
-/// One tensor of a comparison; undefined tensors and no golden are absent.
-Part make_part(std::string name, const at::Tensor& ours,
-               const at::Tensor& pytorch,
-               const std::optional<Golden>& golden = {});
+using reference::Reference;
+using reference::Scaled;
+
+/// The output (B, H, Lq, Dv); with `dout` of that size also the gradients of
+/// Σ output·dout: query, key, value. No softcap, ALiBi or sinks. Without
+/// dropout.
+Reference reference_of(const AttentionInputs& inputs,
+                       const at::Tensor& dout = {});
+
+/// The output as the layer returns it, and averaged weights (B, Lq, Lk) if
+/// they are needed; with `dout` also the gradients of Σ output·dout: query,
+/// in_proj_weight, in_proj_bias, out_proj_weight, out_proj_bias, for
+/// self-attention. Multi-head layers without bias_k and add_zero_attn. Without
+/// dropout.
+Reference reference_of(const LayerInputs& inputs, const at::Tensor& dout = {});
 
 }  // namespace cli

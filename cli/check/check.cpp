@@ -1,37 +1,146 @@
 // SPDX-License-Identifier: MIT
 //
 // `multihead check`: multihead.check in a Python of its own, which somebody's
-// code may stop, crash or keep busy.
+// code may stop, crash or keep busy. `multihead explain`: the same verdict on
+// tensors that somebody's attention took and returned.
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <string>
 #include <string_view>
+#include <thread>
 
 #include "cli/check/child.h"
-#include "cli/check/report_output.h"
 #include "cli/commands.h"
 #include "cli/terminal/arguments.h"
-#include "cli/terminal/suggestion.h"
-#include "multihead/text/printable.h"
+#include "cli/terminal/output.h"
+#include "cli/terminal/text.h"
+#include "multihead/diagnosis.h"
 
 namespace cli {
 namespace {
 
+namespace diagnosis = multihead::diagnosis;
+using Json = nlohmann::ordered_json;
+
+// Values of options by the name under which they are handed on.
+using Words = std::map<std::string, std::string>;
+
+struct WordOption {
+  const char *option, *name, *help, *type;
+};
+
+void add_words(CLI::App& command, Words& words,
+               std::initializer_list<WordOption> options) {
+  for (const WordOption& word : options)
+    command
+        .add_option_function<std::string>(
+            word.option,
+            [&words, name = word.name](const std::string& value) {
+              words[name] = value;
+            },
+            word.help)
+        ->type_name(word.type);
+}
+
+// --- Where a report goes -----------------------------------------------------
+
+using diagnosis::render_report;
+using diagnosis::ReportFormat;
+
+constexpr int kUsual = 80, kWidest = 100;
+
+constexpr const char* kPage = R"(<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
+<title>multihead</title>
+<body>
+)";
+
+std::string text_of(const std::string& json) {
+  const Terminal terminal = detect_terminal();
+  const int width =
+      terminal.width > 0 ? std::min(terminal.width, kWidest) : kUsual;
+  const std::string text = render_report(
+      json, terminal.colour ? ReportFormat::kAnsi : ReportFormat::kText, width);
+  return terminal.shown(text);
+}
+
+// What becomes of a report beside its text on standard output.
+struct ReportOutput {
+  bool json = false;  // print JSON instead
+  // Files, "-" for standard output instead of the text; empty: none.
+  std::string html, svg;
+};
+
+void add_output(CLI::App& command, ReportOutput& output) {
+  command.add_flag("--json", output.json, "Print one JSON object");
+  add_file(command, "--html", output.html, "Write a page for browsers");
+  add_file(command, "--svg", output.svg, "Draw what a terminal would show");
+}
+
+// Made before anything runs: throws where a file cannot be written.
+class ReportWriter {
+ public:
+  // `command`, "check", is what errors name.
+  ReportWriter(const std::string& command, const ReportOutput& output)
+      : json_(output.json),
+        html_(command + ": --html", output.html),
+        svg_(command + ": --svg", output.svg) {
+    print_at_most_one(command,
+                      json_ + html_.standard_output() + svg_.standard_output());
+  }
+
+  // Prints a report, the JSON of multihead/diagnosis.h, as text or as it is,
+  // unless a file that is asked for goes to standard output; writes the files.
+  // `command_line` made it, and stands above it in a picture.
+  void write(const std::string& json, const std::string& command_line) {
+    const auto printed = [&] {
+      if (!html_.standard_output() && !svg_.standard_output())
+        write_output(json_ ? json + "\n" : text_of(json));
+    };
+    const auto page = [&] {
+      if (html_.wanted())
+        html_.write(kPage + render_report(json, ReportFormat::kHtml));
+    };
+    const auto picture = [&] {
+      if (!svg_.wanted()) return;
+      Json with_command = Json::parse(json);
+      with_command["command"] = printable(command_line);
+      svg_.write(render_report(with_command.dump(), ReportFormat::kSvg));
+    };
+    each_of({printed, page, picture});
+  }
+
+ private:
+  bool json_;
+  Destination html_, svg_;
+};
+
+// --- check -------------------------------------------------------------------
+
 struct CheckOptions {
-  std::string target;                  ///< "file.py" or "file.py:name"
-  std::vector<std::string> passed_on;  ///< to Python's multihead.check
-  double time_limit = 20;              ///< seconds, for the code under test
+  std::string target;  // "file.py" or "file.py:name"
+  Words passed_on;     // to Python's multihead.check
+  bool causal = false;
+  double time_limit = 20;  // seconds, for the code under test
   ReportOutput output = {};
 };
 
@@ -50,9 +159,6 @@ Examples:
   multihead check attention.py:MultiHeadAttention --num-heads 4
   multihead check attention.py --mask keep --json
 )";
-
-using Json = nlohmann::ordered_json;
-using multihead::printable;
 
 // Seconds for what is not the code under test: calls of it, the verdict.
 constexpr double kGrace = 2, kVerdict = 60;
@@ -89,11 +195,6 @@ faulthandler.register(signal.SIGTERM, 3, chain=True)
 answer(3, os.environ.pop("MULTIHEAD_ANSWER", ""), sys.argv[1:])
 )py";
 
-std::string environment(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value ? value : "";
-}
-
 // As ./run chooses it, but for .venv.
 std::string python() {
   const std::string named = environment("MULTIHEAD_PYTHON");
@@ -121,12 +222,14 @@ void offer_package() {
   setenv("PYTHONPATH", path.c_str(), /*overwrite=*/1);
 }
 
+std::string seconds_text(double seconds) { return format("%g", seconds); }
+
 std::vector<std::string> command(const CheckOptions& options) {
   std::vector<std::string> words = {python(), "-c", kBootstrap, options.target};
-  words.insert(words.end(), options.passed_on.begin(), options.passed_on.end());
-  std::ostringstream seconds;
-  seconds << options.time_limit;
-  words.insert(words.end(), {"--time-limit", seconds.str()});
+  for (const auto& [option, value] : options.passed_on)
+    words.insert(words.end(), {option, value});
+  if (options.causal) words.push_back("--causal");
+  words.insert(words.end(), {"--time-limit", seconds_text(options.time_limit)});
   return words;
 }
 
@@ -151,58 +254,57 @@ std::string last_place(const std::string& answer, const std::string& target) {
   return "";
 }
 
-Json finding(const char* name, const std::string& sentence,
-             const std::string& remedy, const std::string& detail = "") {
-  return {{"name", name},
-          {"sentence", sentence},
-          {"remedy", remedy},
-          {"detail", detail},
-          {"kind", "failure"}};
+std::string dumped(const Json& report) {
+  return report.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
-Json crash(const ChildEnd& end, const std::string& target) {
-  const std::string place = last_place(end.answer, target);
+// A report of code that did not come back: its target, one finding.
+std::string failure(const CheckOptions& options, const char* name,
+                    const std::string& sentence, const std::string& remedy,
+                    const std::string& detail = "") {
+  const Json finding = {{"name", name},
+                        {"sentence", sentence},
+                        {"remedy", remedy},
+                        {"detail", detail},
+                        {"kind", "failure"}};
+  return dumped({{"target", options.target},
+                 {"passed", false},
+                 {"cause", name},
+                 {"verdict", "unchecked"},
+                 {"findings", Json::array({finding})}});
+}
+
+std::string crash(const CheckOptions& options, const ChildEnd& end) {
   if (end.signal == SIGKILL)
-    return finding("crashes", "The system killed the process (SIGKILL).",
+    return failure(options, "crashes",
+                   "The system killed the process (SIGKILL).",
                    "Most often memory had run out: look for a tensor that is "
                    "larger than it should be.");
   if (end.signal != 0)
-    return finding(
-        "crashes",
+    return failure(
+        options, "crashes",
         std::string("It crashes the process: ") + strsignal(end.signal) + ".",
         "Python code alone cannot do that. Look for what reads or "
         "writes memory by itself: an extension, ctypes, an "
         "uncompiled kernel.",
-        place);
-  return finding("crashes",
-                 "It ends the whole process, with status " +
-                     std::to_string(end.status) +
-                     ", past every way out that Python has.",
-                 "Look for `os._exit`, or for a library that gives up like "
-                 "that.");
+        last_place(end.answer, options.target));
+  return failure(
+      options, "crashes",
+      "It ends the whole process, with status " + std::to_string(end.status) +
+          ", past every way out that Python has.",
+      "Look for `os._exit`, or for a library that gives up like that.");
 }
 
-Json hang(const CheckOptions& options, const std::string& answer) {
-  std::ostringstream seconds;
-  seconds << options.time_limit;
-  return finding("hangs",
-                 "It had not come to an end after " + seconds.str() +
+std::string hang(const CheckOptions& options, const std::string& answer) {
+  return failure(options, "hangs",
+                 "It had not come to an end after " +
+                     seconds_text(options.time_limit) +
                      " s, and Python could not interrupt it. It was ended, and "
                      "what it had started with it.",
                  "Look for a loop outside of Python's own code, or one that "
                  "catches every exception. If it only needs longer, "
                  "--time-limit gives it more.",
                  last_place(answer, options.target));
-}
-
-std::string report_of(const CheckOptions& options, Json found) {
-  const std::string cause = found["name"];
-  const Json report = {{"target", options.target},
-                       {"passed", false},
-                       {"cause", cause},
-                       {"verdict", "unchecked"},
-                       {"findings", Json::array({std::move(found)})}};
-  return report.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 // The exit status and the text of an answer; nullopt where there is none.
@@ -254,10 +356,81 @@ int check(const CheckOptions& options) {
   if (end.timed_out && end.answer.find(kJudging) != std::string::npos &&
       last_place(end.answer, options.target).empty())
     throw std::runtime_error("check: there was no verdict in time");
-  writer.write(report_of(options, end.timed_out ? hang(options, end.answer)
-                                                : crash(end, options.target)),
+  writer.write(end.timed_out ? hang(options, end.answer) : crash(options, end),
                command_line);
   return 1;
+}
+
+// --- explain -----------------------------------------------------------------
+
+struct ExplainOptions {
+  std::vector<std::string> files;  // dumps, .safetensors: one run in each
+  Words facts;                     // in place of their metadata
+  ReportOutput output = {};
+};
+
+constexpr const char* kExplainFooter = R"(
+A dump holds query, key, value, out, the weights under their usual names, mask,
+and, as metadata, num_heads; docs/explain.md has the list. Several dumps are
+several runs of the same code: the verdict fits them all. Options replace the
+metadata of each.
+
+Exit status: 0 it is attention, 1 it is not, 2 the dumps cannot be read, or the
+report not be written.
+
+Examples:
+  multihead explain dump.safetensors
+  multihead explain plain.safetensors masked.safetensors --mask blocked
+)";
+
+diagnosis::Observation read(const std::string& path,
+                            const ExplainOptions& options) {
+  diagnosis::Observation observation = read_dump(path);
+  observation.metadata.try_emplace("name",
+                                   std::filesystem::path(path).stem().string());
+  for (const auto& [name, value] : options.facts)
+    observation.metadata[name] = value;
+  return observation;
+}
+
+// Says, after a while, that it is still at work.
+std::jthread patience(const std::string& names) {
+  return std::jthread([names](std::stop_token stop) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any ended;
+    ended.wait_for(lock, stop, std::chrono::seconds(2), [] { return false; });
+    if (!stop.stop_requested())
+      std::fprintf(stderr, "multihead: explaining %s\n",
+                   printable(names).c_str());
+  });
+}
+
+std::string cause_of(const diagnosis::Verdict& verdict) {
+  if (!verdict.findings.empty()) return verdict.findings.front().name;
+  std::vector<std::string> names;
+  for (const diagnosis::Finding& fault : verdict.faults)
+    names.push_back(fault.name);
+  return names.empty() ? "unknown" : joined(names, "+");
+}
+
+int explain(const ExplainOptions& options) {
+  ReportWriter writer("explain", options.output);
+  std::vector<diagnosis::Observation> observations;
+  for (const std::string& path : options.files)
+    observations.push_back(read(path, options));
+  const std::string names = joined(options.files);
+  std::jthread waiting = patience(names);
+  const diagnosis::Verdict verdict = diagnosis::explain(observations);
+  waiting = {};  // ends it before the report is printed
+  const bool passed = verdict.judgement == diagnosis::Judgement::kBits ||
+                      verdict.judgement == diagnosis::Judgement::kRounding;
+  Json report = {{"target", names},
+                 {"passed", passed},
+                 {"cause", passed ? Json(nullptr) : Json(cause_of(verdict))}};
+  report.update(Json::parse(diagnosis::to_json(verdict)));
+  writer.write(dumped(report), "multihead explain " + names);
+  return passed ? 0 : 1;
 }
 
 }  // namespace
@@ -272,27 +445,17 @@ void add_check(CLI::App& app, Action& action) {
       ->check(is_named)
       ->check(is_code)
       ->type_name("FILE[:NAME]");
-  const auto pass_on = [&](const char* name, const char* what,
-                           const char* type) {
-    command
-        ->add_option_function<std::string>(
-            name,
-            [options, name](const std::string& value) {
-              options->passed_on.insert(options->passed_on.end(),
-                                        {name, value});
-            },
-            what)
-        ->type_name(type);
-  };
-  pass_on("--num-heads", "Heads to call it with", "N");
-  pass_on("--embed-dim", "Width of its inputs", "N");
-  pass_on("--num-kv-heads", "Heads of keys and values", "N");
-  pass_on("--mask", "What its mask means: True = blocked, keep; or additive",
-          "blocked|keep|additive");
-  pass_on("--layout", "Of its inputs", "batch-first|sequence-first");
-  command->add_flag_callback(
-      "--causal", [options] { options->passed_on.push_back("--causal"); },
-      "It is causal by itself");
+  add_words(
+      *command, options->passed_on,
+      {{"--num-heads", "--num-heads", "Heads to call it with", "N"},
+       {"--embed-dim", "--embed-dim", "Width of its inputs", "N"},
+       {"--num-kv-heads", "--num-kv-heads", "Heads of keys and values", "N"},
+       {"--mask", "--mask",
+        "What its mask means: True = blocked, keep; or additive",
+        "blocked|keep|additive"},
+       {"--layout", "--layout", "Of its inputs",
+        "batch-first|sequence-first"}});
+  command->add_flag("--causal", options->causal, "It is causal by itself");
   command
       ->add_option("--time-limit", options->time_limit,
                    "Seconds that the code may use, all calls together")
@@ -302,6 +465,33 @@ void add_check(CLI::App& app, Action& action) {
   add_output(*command, options->output);
   command->callback(
       [&action, options] { action = [options] { return check(*options); }; });
+}
+
+void add_explain(CLI::App& app, Action& action) {
+  const auto options = std::make_shared<ExplainOptions>();
+  CLI::App* command = app.add_subcommand(
+      "explain", "The same of tensors that some attention took and returned");
+  command->footer(kExplainFooter);
+  command->add_option("files", options->files, "Dumps, .safetensors")
+      ->required()
+      ->check(is_named)
+      ->check(is_dump)
+      ->type_name("FILE");
+  add_words(
+      *command, options->facts,
+      {{"--num-heads", "num_heads", "Heads of the queries", "N"},
+       {"--num-kv-heads", "num_kv_heads", "Heads of keys and values", "N"},
+       {"--mask", "mask", "What mask means: True = blocked, keep; or additive",
+        "blocked|keep|additive"},
+       {"--padding", "padding", "The same of key_padding_mask",
+        "blocked|keep|additive"},
+       {"--causal", "is_causal", "Whether it was to be causal",
+        "true|false|infer"},
+       {"--batch-first", "batch_first", "Whether inputs are (B, L, E)",
+        "true|false"}});
+  add_output(*command, options->output);
+  command->callback(
+      [&action, options] { action = [options] { return explain(*options); }; });
 }
 
 }  // namespace cli

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "cli/show/attention_map.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/one_hot.h>
@@ -12,7 +10,8 @@
 #include <cmath>
 #include <limits>
 
-#include "cli/terminal/format.h"
+#include "cli/show/source.h"
+#include "cli/terminal/text.h"
 
 namespace cli {
 namespace {
@@ -260,23 +259,18 @@ class ItemMeasurement {
     for (const Panel& panel : result_.panels)
       for (size_t i = 0; i < panel.map.values.size(); ++i)
         leaks += panel.map.blocked[i] && panel.map.values[i] != 0;
-    if (leaks > 0)
-      remarks.push_back("cells with weight where the mask blocks: " +
-                        std::to_string(leaks));
-    if (not_finite_ > 0)
-      remarks.push_back("weights that are not finite (NaN or infinite): " +
-                        std::to_string(not_finite_));
-    if (broken_rows_ > 0)
-      remarks.push_back(
-          "rows with weights that are not finite (NaN or infinite): " +
-          std::to_string(broken_rows_));
+    const auto count = [&](const std::string& of, int64_t found) {
+      if (found > 0) remarks.push_back(of + ": " + std::to_string(found));
+    };
+    count("cells with weight where the mask blocks", leaks);
+    count("weights that are not finite (NaN or infinite)", not_finite_);
+    count("rows with weights that are not finite (NaN or infinite)",
+          broken_rows_);
     if (blind_ > 0)
       remarks.push_back(std::to_string(blind_) + " of " +
                         std::to_string(result_.queries.length()) +
                         " queries see no key: their weights are 0");
-    if (negative_ > 0)
-      remarks.push_back("numbers below 0, which weights never are: " +
-                        std::to_string(negative_));
+    count("numbers below 0, which weights never are", negative_);
     if (lowest_ >= 1 - kSum && highest_ <= 1 + kSum) return;
     remarks.push_back(sums_text());
     if (std::ranges::any_of(result_.panels, [](const Panel& panel) {
@@ -304,20 +298,6 @@ class ItemMeasurement {
 };
 
 }  // namespace
-
-int64_t AttentionSource::batch_size() const {
-  return weights.defined() ? weights.size(0) : query.size(0);
-}
-int64_t AttentionSource::num_heads() const {
-  if (mean_of > 0) return mean_of;
-  return weights.defined() ? weights.size(1) : query.size(1);
-}
-int64_t AttentionSource::query_length() const {
-  return weights.defined() ? weights.size(2) : query.size(2);
-}
-int64_t AttentionSource::key_length() const {
-  return weights.defined() ? weights.size(3) : key.size(2);
-}
 
 Picture measure(const AttentionSource& source, const MapRequest& request) {
   Picture picture{.title = source.title,

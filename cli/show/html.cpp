@@ -7,7 +7,6 @@
 #include <span>
 #include <string_view>
 
-#include "cli/show/page.h"
 #include "cli/show/picture.h"
 
 namespace cli {
@@ -16,6 +15,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kColours = 256;
+
+// page.html, with {{DATA}} where the numbers go; CMake puts it into this file.
+constexpr const char* kPage =
+#include "page.html.inc"
+    ;
 
 std::string base64(std::span<const std::byte> bytes) {
   static constexpr char kDigits[] =

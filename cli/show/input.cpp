@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "cli/show/input.h"
-
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -11,11 +13,13 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "cli/show/source.h"
 #include "cli/terminal/arguments.h"
-#include "cli/terminal/width.h"
+#include "cli/terminal/text.h"
 #include "diagnosis/dump/observed_call.h"
 
 namespace cli {
+
 namespace {
 
 using multihead::Safetensors;
@@ -31,6 +35,12 @@ const at::Tensor* find_weights(const Safetensors& dump) {
     if (const auto found = dump.tensors.find(name); found != dump.tensors.end())
       return &found->second;
   return nullptr;
+}
+
+bool holds_weights(const Safetensors& dump) { return find_weights(dump); }
+
+bool holds_inputs(const Safetensors& dump) {
+  return dump.tensors.contains("query") || dump.tensors.contains("x");
 }
 
 // bool (B or 1, H or 1, Lq or 1, Lk), undefined without a mask.
@@ -82,21 +92,21 @@ ObservedCall make_run(Safetensors dump) {
   }
 }
 
+const std::string* find_fact(const Safetensors& dump, const char* name) {
+  const auto fact = dump.metadata.find(name);
+  return fact == dump.metadata.end() ? nullptr : &fact->second;
+}
+
 // The heads that a dump's metadata state, or `otherwise`.
 int64_t stated_heads(const Safetensors& dump, int64_t otherwise) {
   constexpr int64_t kMost = 1 << 16;
-  const auto fact = dump.metadata.find("num_heads");
-  if (fact == dump.metadata.end()) return otherwise;
-  const int64_t heads = std::atoll(fact->second.c_str());
+  const std::string* fact = find_fact(dump, "num_heads");
+  if (!fact) return otherwise;
+  const int64_t heads = std::atoll(fact->c_str());
   if (heads < 1 || heads > kMost)
     refuse("the dump's num_heads", "be from 1 to " + std::to_string(kMost),
-           fact->second);
+           *fact);
   return heads;
-}
-
-// (B, L, H·D) → (B, H, L, D)
-at::Tensor split_heads(const at::Tensor& rows, int64_t num_heads) {
-  return rows.unflatten(-1, {num_heads, -1}).transpose(1, 2).contiguous();
 }
 
 // Weights as (B, H, Lq, Lk), or their mean over `mean_of` heads. As
@@ -120,18 +130,46 @@ void set_weights(AttentionSource& source, const at::Tensor& weights,
 }
 
 int64_t kv_heads(const Safetensors& dump, int64_t heads) {
-  const auto fact = dump.metadata.find("num_kv_heads");
-  if (fact == dump.metadata.end()) return heads;
-  const int64_t groups = std::atoll(fact->second.c_str());
+  const std::string* fact = find_fact(dump, "num_kv_heads");
+  if (!fact) return heads;
+  const int64_t groups = std::atoll(fact->c_str());
   if (groups < 1 || heads % groups != 0)
     refuse("the dump's num_kv_heads",
-           "divide its " + std::to_string(heads) + " heads", fact->second);
+           "divide its " + std::to_string(heads) + " heads", *fact);
   return groups;
 }
 
 std::string title_of(const Safetensors& dump, const ShowOptions& options) {
-  const auto title = dump.metadata.find("title");
-  return printable(title == dump.metadata.end() ? options.dump : title->second);
+  const std::string* title = find_fact(dump, "title");
+  return printable(title ? *title : options.dump);
+}
+
+// Printable tokens of an option or of metadata: a JSON array of strings, of
+// arrays of strings (one for each item of the batch), or words.
+std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
+                                                   const std::string& name) {
+  std::vector<std::vector<std::string>> lists;
+  if (!given.starts_with('[')) {
+    std::istringstream words{std::string(given)};
+    lists.emplace_back();
+    for (std::string word; words >> word;) lists[0].push_back(label(word));
+    return lists;
+  }
+  auto json = nlohmann::json::parse(given, nullptr, false);
+  const auto is_list = [](const nlohmann::json& list) {
+    return list.is_array() && std::ranges::all_of(list, [](const auto& x) {
+             return x.is_string();
+           });
+  };
+  if (is_list(json)) json = nlohmann::json::array({json});
+  if (!json.is_array() || !std::ranges::all_of(json, is_list))
+    refuse(name, "be words between spaces or a JSON array of strings",
+           std::string(given.substr(0, 40)));
+  for (const nlohmann::json& list : json) {
+    lists.emplace_back();
+    for (const std::string token : list) lists.back().push_back(label(token));
+  }
+  return lists;
 }
 
 void set_tokens(AttentionSource& source, const Safetensors& dump,
@@ -142,10 +180,9 @@ void set_tokens(AttentionSource& source, const Safetensors& dump,
     std::string name = option_name;
     if (!option.empty()) {
       lists = parse_tokens(option, name);
-    } else if (const auto found = dump.metadata.find(fact);
-               found != dump.metadata.end()) {
+    } else if (const std::string* found = find_fact(dump, fact)) {
       name = std::string("the dump's ") + fact;
-      lists = parse_tokens(found->second, name);
+      lists = parse_tokens(*found, name);
     }
     const auto items = static_cast<int64_t>(lists.size());
     if (items > 1 && items != source.batch_size())
@@ -169,20 +206,35 @@ void set_tokens(AttentionSource& source, const Safetensors& dump,
     source.queries = source.keys;
 }
 
-}  // namespace
-
-void refuse(const std::string& argument, const std::string& condition,
-            const std::string& got) {
-  throw std::invalid_argument("show: " + argument + " must " + condition +
-                              ", got " + got);
+// The steps from `input` (B, L, E), undefined if heads are all there is, to the
+// output, for heads query (B, H, Lq, D) and key (B, G, Lk, D).
+std::vector<Stage> stages_of(const at::Tensor& input, const at::Tensor& query,
+                             const at::Tensor& key) {
+  const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
+                D = query.size(3), G = key.size(1), Lk = key.size(2);
+  const std::string root = "q·kᵀ / √" + std::to_string(D);
+  std::vector<Stage> stages;
+  if (input.defined()) {
+    stages.push_back({"input", "x", input.sizes().vec()});
+    stages.push_back(
+        {"projections", "q = x·Wᵀ + b; k, v alike", {B, Lq, H * D}});
+  }
+  stages.push_back(
+      {"heads", "q in " + std::to_string(H) + " parts", {B, H, Lq, D}});
+  if (G != H)
+    stages.push_back(
+        {"k, v heads", "in " + std::to_string(G) + " parts", {B, G, Lk, D}});
+  stages.push_back({"scores", root, {B, H, Lq, Lk}});
+  stages.push_back({"weights", "softmax over keys", {B, H, Lq, Lk}});
+  stages.push_back({"context", "weights·v", {B, H, Lq, D}});
+  if (input.defined()) {
+    stages.push_back({"merge", "heads side by side", {B, Lq, H * D}});
+    stages.push_back({"output", "·W_oᵀ + b", input.sizes().vec()});
+  }
+  return stages;
 }
 
-bool holds_weights(const Safetensors& dump) { return find_weights(dump); }
-
-bool holds_inputs(const Safetensors& dump) {
-  return dump.tensors.contains("query") || dump.tensors.contains("x");
-}
-
+// A dump with what the options add to it: tensors of --weights, and facts.
 Safetensors read_files(const ShowOptions& options) {
   Safetensors dump = read_dump(options.dump);
   if (!options.weights.empty()) {
@@ -200,6 +252,7 @@ Safetensors read_files(const ShowOptions& options) {
   return dump;
 }
 
+// The weights that a dump holds, with the mask that goes with them.
 AttentionSource given_weights(const Safetensors& dump,
                               const ShowOptions& options) {
   AttentionSource source{.title = title_of(dump, options)};
@@ -227,6 +280,8 @@ AttentionSource given_weights(const Safetensors& dump,
   return source;
 }
 
+// Attention on the heads that a dump holds as `query` and `key`, or projects
+// from sequences: what its weights should be.
 AttentionSource computed_weights(const Safetensors& dump,
                                  const ShowOptions& options) {
   const ObservedCall run = make_run(dump);
@@ -236,9 +291,11 @@ AttentionSource computed_weights(const Safetensors& dump,
   const auto heads = [&](int role, int64_t count) {
     if (!run.has_weights) return run.inputs[role].to(dtype).contiguous();
     const auto& matrix = role == 0 ? run.weights.query : run.weights.key;
-    return split_heads(
-        at::linear(run.inputs[role], matrix.weight, matrix.bias).to(dtype),
-        count);
+    return at::linear(run.inputs[role], matrix.weight, matrix.bias)
+        .to(dtype)
+        .unflatten(-1, {count, -1})
+        .transpose(1, 2)
+        .contiguous();
   };
   source.query = heads(0, run.sizes.heads);
   source.key = heads(1, run.sizes.kv_heads);
@@ -255,62 +312,62 @@ AttentionSource computed_weights(const Safetensors& dump,
   return source;
 }
 
-std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
-                                                   const std::string& name) {
-  std::vector<std::vector<std::string>> lists(1);
-  if (!given.starts_with('[')) {
-    std::istringstream words{std::string(given)};
-    for (std::string word; words >> word;) lists[0].push_back(label(word));
-    return lists;
-  }
-  const auto json = nlohmann::json::parse(given, nullptr, false);
-  const auto is_list = [](const nlohmann::json& list) {
-    return list.is_array() && std::ranges::all_of(list, [](const auto& x) {
-             return x.is_string();
-           });
-  };
-  const auto read = [](const nlohmann::json& list) {
-    std::vector<std::string> tokens;
-    for (const auto& token : list)
-      tokens.push_back(label(token.get<std::string>()));
-    return tokens;
-  };
-  if (is_list(json)) {
-    lists[0] = read(json);
-  } else if (json.is_array() && std::ranges::all_of(json, is_list)) {
-    lists.clear();
-    for (const nlohmann::json& list : json) lists.push_back(read(list));
-  } else {
-    refuse(name, "be words between spaces or a JSON array of strings",
-           std::string(given.substr(0, 40)));
-  }
-  return lists;
+// Positions of the example as angles at eight frequencies: two of them are the
+// more alike the nearer they are.
+at::Tensor angles(double shift) {
+  const at::Tensor positions = at::arange(12, at::kFloat) - shift;
+  const at::Tensor frequencies = (at::arange(8, at::kFloat) * -0.35).exp() * 2;
+  const at::Tensor x = positions.unsqueeze(1) * frequencies;
+  return at::cat({x.cos(), x.sin()}, -1);
 }
 
-std::vector<Stage> stages_of(const at::Tensor& input, const at::Tensor& query,
-                             const at::Tensor& key) {
-  const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
-                D = query.size(3), G = key.size(1), Lk = key.size(2);
-  const std::string root = "q·kᵀ / √" + std::to_string(D);
-  std::vector<Stage> stages;
-  if (input.defined()) {
-    stages.push_back({"input", "x", input.sizes().vec()});
-    stages.push_back(
-        {"projections", "q = x·Wᵀ + b; k, v alike", {B, Lq, H * D}});
+// Four causal heads on two key/value heads that look back 0, 1, 2 and 4 tokens.
+AttentionSource demonstration() {
+  AttentionSource source{.title =
+                             "an example: causal heads that look back 0, 1, 2 "
+                             "and 4 tokens"};
+  const at::Tensor key = angles(0);
+  source.query = at::stack({angles(0), angles(1), angles(2), angles(4)})
+                     .mul(3)
+                     .unsqueeze(0);
+  source.key = at::stack({key, key}).unsqueeze(0);
+  source.num_kv_heads = 2;
+  source.options = {.is_causal = true, .enable_gqa = true};
+  source.stages = stages_of({}, source.query, source.key);
+  source.keys = source.queries =
+      parse_tokens("The cat sat on the mat because it was warm there .", "");
+  return source;
+}
+
+}  // namespace
+
+void refuse(const std::string& argument, const std::string& condition,
+            const std::string& got) {
+  throw std::invalid_argument("show: " + argument + " must " + condition +
+                              ", got " + got);
+}
+
+AttentionSource find_attention(const ShowOptions& options) {
+  if (options.dump.empty()) return demonstration();
+  const Safetensors dump = read_files(options);
+  return holds_weights(dump) ? given_weights(dump, options)
+                             : computed_weights(dump, options);
+}
+
+AttentionSource find_reference(const ShowOptions& options) {
+  if (options.difference->empty()) {
+    const Safetensors dump = read_files(options);
+    if (!holds_weights(dump) || !holds_inputs(dump))
+      refuse(options.dump,
+             "hold weights and inputs, from which they follow, for "
+             "--difference without a file",
+             holds_weights(dump) ? "weights alone" : "inputs alone");
+    return computed_weights(dump, options);
   }
-  stages.push_back(
-      {"heads", "q in " + std::to_string(H) + " parts", {B, H, Lq, D}});
-  if (G != H)
-    stages.push_back(
-        {"k, v heads", "in " + std::to_string(G) + " parts", {B, G, Lk, D}});
-  stages.push_back({"scores", root, {B, H, Lq, Lk}});
-  stages.push_back({"weights", "softmax over keys", {B, H, Lq, Lk}});
-  stages.push_back({"context", "weights·v", {B, H, Lq, D}});
-  if (input.defined()) {
-    stages.push_back({"merge", "heads side by side", {B, Lq, H * D}});
-    stages.push_back({"output", "·W_oᵀ + b", input.sizes().vec()});
-  }
-  return stages;
+  ShowOptions other = options;
+  other.dump = *options.difference;
+  other.tokens = other.query_tokens = "";
+  return find_attention(other);
 }
 
 }  // namespace cli

@@ -14,11 +14,11 @@
 #include <string_view>
 
 #include "cli/commands.h"
-#include "cli/show/input.h"
+#include "cli/show/source.h"
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
-#include "cli/terminal/png.h"
-#include "cli/terminal/table.h"
+#include "cli/terminal/svg.h"
+#include "cli/terminal/text.h"
 
 namespace cli {
 namespace {
@@ -46,14 +46,9 @@ Examples:
 // a few megabytes; and the items.
 constexpr int64_t kMostCells = 1'000'000, kMostItems = 32;
 
-std::string_view environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
 Colours detect_colours(const Terminal& terminal) {
-  const std::string_view term = environment("TERM"),
-                         colour = environment("COLORTERM");
+  const std::string term = environment("TERM"),
+                    colour = environment("COLORTERM");
   if (!terminal.colour) return Colours::kNone;
   if (colour == "truecolor" || colour == "24bit" || term.ends_with("-direct"))
     return Colours::kTrue;
@@ -66,7 +61,7 @@ Screen detect_screen(const ShowOptions& options) {
   const Terminal terminal = detect_terminal();
   int64_t width = options.width;
   if (width == 0) width = terminal.width;
-  if (width == 0) width = std::atoll(environment("COLUMNS").data());
+  if (width == 0) width = std::atoll(environment("COLUMNS").c_str());
   Screen screen{.width = static_cast<int>(width > 0 ? width : 80),
                 .colours = detect_colours(terminal),
                 .utf8 = terminal.utf8};
@@ -114,31 +109,6 @@ MapRequest request_for(const AttentionSource& source,
   request.cells = static_cast<int>(std::clamp<double>(
       std::sqrt(static_cast<double>(kMostCells) / maps), 16, 256));
   return request;
-}
-
-AttentionSource find_attention(const ShowOptions& options) {
-  if (options.dump.empty()) return demonstration();
-  const multihead::Safetensors dump = read_files(options);
-  return holds_weights(dump) ? given_weights(dump, options)
-                             : computed_weights(dump, options);
-}
-
-// What the weights are compared with: another dump's, or attention itself on
-// the inputs that the dump holds.
-AttentionSource find_reference(const ShowOptions& options) {
-  if (options.difference->empty()) {
-    const multihead::Safetensors dump = read_files(options);
-    if (!holds_weights(dump) || !holds_inputs(dump))
-      refuse(options.dump,
-             "hold weights and inputs, from which they follow, for "
-             "--difference without a file",
-             holds_weights(dump) ? "weights alone" : "inputs alone");
-    return computed_weights(dump, options);
-  }
-  ShowOptions other = options;
-  other.dump = *options.difference;
-  other.tokens = other.query_tokens = "";
-  return find_attention(other);
 }
 
 Picture make_picture(const ShowOptions& options) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
 // A picture in lines of a terminal, none longer than the screen.
+#include "cli/terminal/text.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "cli/show/picture.h"
-#include "cli/show/text_map.h"
-#include "cli/terminal/format.h"
-#include "cli/terminal/width.h"
 
 namespace cli {
 namespace {
@@ -22,6 +21,142 @@ std::string line_label(const Axis& lines, int line) {
   const int64_t first = lines.edges[line];
   if (lines.tokens.empty()) return lines.name(first);
   return lines.name(first) + " " + lines.name(first + 1);
+}
+
+// How a cell is made of characters.
+struct CellStyle {
+  int columns = 2;
+  bool halves = false;   // two rows of cells on a line; needs colours, UTF-8
+  bool numbers = false;  // the value in percent; needs four columns
+};
+
+constexpr const char* kPlain = "\033[0m";
+constexpr const char* kHatched = "\033[90m";
+
+std::string colour_code(Rgb c, bool background, const Screen& screen) {
+  const int base = background ? 48 : 38;
+  return screen.colours == Colours::kTrue
+             ? format("\033[%d;2;%d;%d;%dm", base, c.red, c.green, c.blue)
+             : format("\033[%d;5;%dm", base, nearest_of_256(c));
+}
+
+std::string repeated(std::string_view text, int times) {
+  std::string result;
+  for (int i = 0; i < times; ++i) result += text;
+  return result;
+}
+
+std::string percent(double value) {
+  if (!std::isfinite(value)) return "??";
+  const double rounded = std::round(100 * value);
+  if (std::abs(rounded) > 999) return "big";
+  return rounded == 0 ? "" : std::to_string(static_cast<int>(rounded));
+}
+
+std::string centred(const std::string& text, int width) {
+  const int spaces = std::max<int>(0, width - static_cast<int>(text.size()));
+  const int left = (spaces + 1) / 2;
+  return std::string(left, ' ') + text + std::string(spaces - left, ' ');
+}
+
+// As much ink as there is weight.
+std::string shade(double share, bool is_signed, const Screen& screen) {
+  if (!std::isfinite(share)) return "?";
+  if (is_signed)
+    return std::abs(share) < 0.05 ? " "
+           : share < -0.5         ? "="
+           : share < 0            ? "-"
+           : share < 0.5          ? "+"
+                                  : "#";
+  static constexpr std::string_view kAscii = " .:-=+*#%@";
+  static constexpr const char* kBlocks[] = {" ", "·", "░", "▒", "▓", "█"};
+  const double t = std::clamp(share, 0.0, 1.0);
+  return screen.utf8 ? kBlocks[std::lround(5 * t)]
+                     : std::string(1, kAscii[std::lround(9 * t)]);
+}
+
+bool has_colours(const Screen& screen) {
+  return screen.colours != Colours::kNone;
+}
+
+// What a blocked cell looks like.
+std::string blocked_sign(const Screen& screen) {
+  return screen.utf8 ? "╱" : "/";
+}
+
+struct Writer {
+  const HeatMap& map;
+  const ColourScale& scale;
+  const CellStyle& style;
+  const Screen& screen;
+
+  std::string line(int row) const {
+    std::string text;
+    for (int column = 0; column < map.columns; ++column)
+      text += style.halves          ? halves(row, column)
+              : has_colours(screen) ? in_colour(row, column)
+                                    : in_ink(row, column);
+    return has_colours(screen) ? text + kPlain : text;
+  }
+
+  bool is_hidden(int row, int column) const {
+    return row >= map.rows ||
+           (map.is_blocked(row, column) && map.at(row, column) == 0);
+  }
+
+  // A weight where none should be is told by a sign of its own.
+  std::string content(int row, int column) const {
+    const double value = map.at(row, column);
+    if (style.numbers) return centred(percent(value), style.columns);
+    if (map.is_blocked(row, column)) return repeated("!", style.columns);
+    return std::isfinite(value) ? "" : repeated("?", style.columns);
+  }
+
+  std::string in_colour(int row, int column) const {
+    if (is_hidden(row, column))
+      return std::string(kPlain) + kHatched +
+             repeated(blocked_sign(screen), style.columns);
+    const Rgb colour = scale(map.at(row, column));
+    const Rgb text = is_light(colour) ? Rgb{0, 0, 0} : Rgb{255, 255, 255};
+    return colour_code(colour, true, screen) +
+           colour_code(text, false, screen) +
+           padded(content(row, column), style.columns);
+  }
+
+  std::string in_ink(int row, int column) const {
+    if (is_hidden(row, column))
+      return repeated(blocked_sign(screen), style.columns);
+    const std::string text = content(row, column);
+    if (!text.empty()) return text;
+    return repeated(
+        shade(scale.share(map.at(row, column)), scale.is_signed(), screen),
+        style.columns);
+  }
+
+  std::string halves(int row, int column) const {
+    const bool upper = !is_hidden(row, column),
+               lower = !is_hidden(row + 1, column);
+    const auto code = [&](int r, bool background) {
+      return colour_code(scale(map.at(r, column)), background, screen);
+    };
+    if (upper && lower) return code(row, false) + code(row + 1, true) + "▀";
+    if (upper) return kPlain + code(row, false) + "▀";
+    if (lower) return kPlain + code(row + 1, false) + "▄";
+    return row + 1 >= map.rows && !map.is_blocked(row, column)
+               ? std::string(kPlain) + " "
+               : std::string(kPlain) + kHatched + blocked_sign(screen);
+  }
+};
+
+// Each map.columns·style.columns wide.
+std::vector<std::string> map_lines(const HeatMap& map, const ColourScale& scale,
+                                   const CellStyle& style,
+                                   const Screen& screen) {
+  const Writer writer{map, scale, style, screen};
+  std::vector<std::string> lines;
+  for (int row = 0; row < map.rows; row += style.halves ? 2 : 1)
+    lines.push_back(writer.line(row));
+  return lines;
 }
 
 class Page {
@@ -55,10 +190,21 @@ class Page {
   }
   void add(std::string_view line) { put(fit(line)); }
   void add(std::string_view line, Style how) {
-    put(styled(fit(line), how, screen_));
+    put(styled(fit(line), how, has_colours(screen_)));
+  }
+  // Text in the characters that the screen has, at most or exactly `width`
+  // columns of it.
+  std::string at_most(std::string_view text, int width) const {
+    if (screen_.utf8) return shortened(text, width);
+    return in_ascii(shortened(in_ascii(text), width));
+  }
+  std::string exactly(std::string_view text, int width,
+                      bool right = false) const {
+    if (screen_.utf8) return padded(text, width, right);
+    return in_ascii(padded(in_ascii(text), width, right));
   }
   std::string fit(std::string_view line) const {
-    return at_most(line, screen_.width, screen_);
+    return at_most(line, screen_.width);
   }
 
   void film() {
@@ -113,9 +259,7 @@ class Page {
     return inner == 0 ? "└" + name + "┘" : line + "┘";
   }
 
-  bool can_halve() const {
-    return screen_.utf8 && screen_.colours != Colours::kNone;
-  }
+  bool can_halve() const { return screen_.utf8 && has_colours(screen_); }
 
   // The widest cells that fit beside labels of the queries.
   CellStyle style_for(int space) const {
@@ -128,8 +272,11 @@ class Page {
 
   void large(const Panel& panel) {
     add("");
-    const std::string entropy = describe_entropy(panel.entropy);
-    add(panel.name + (entropy.empty() ? "" : " · " + entropy), Style::kBold);
+    add(panel.name + (std::isnan(panel.entropy)
+                          ? ""
+                          : format(" · entropy %.2f, as of %.1f keys",
+                                   panel.entropy, std::exp(panel.entropy))),
+        Style::kBold);
     int label = 0;
     for (int i = 0; i < item_.queries.cells(); ++i)
       label = std::max(label, columns(item_.queries.label(i)));
@@ -164,11 +311,10 @@ class Page {
   // The label, and then the cursor where the cells begin: terminals differ in
   // how wide they draw some scripts and emoji.
   std::string beside(const std::string& label, int width) const {
-    std::string text = on_its_side(exactly(label, width, screen_, true)) + " ";
+    std::string text = on_its_side(exactly(label, width, true)) + " ";
     const bool ascii = std::ranges::all_of(
         text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-    if (screen_.colours != Colours::kNone && !ascii)
-      text += format("\033[%dG", width + 2);
+    if (has_colours(screen_) && !ascii) text += format("\033[%dG", width + 2);
     return text;
   }
 
@@ -179,7 +325,7 @@ class Page {
     size_t tallest = 0;
     for (const std::string& token : keys.tokens) {
       letters.emplace_back();
-      for (auto& cluster : clusters(at_most(token, kTallestLabel, screen_)))
+      for (auto& cluster : clusters(at_most(token, kTallestLabel)))
         letters.back().push_back(std::move(cluster.text));
       tallest = std::max(tallest, letters.back().size());
     }
@@ -217,20 +363,21 @@ class Page {
   void legend() {
     const int width = std::clamp(screen_.width / 4, 8, 32);
     add("");
-    std::string bar = colour_bar(scale_, width, screen_);
+    std::string bar =
+        map_lines(bar_of(scale_, width), scale_, {.columns = 1}, screen_)[0];
     int used = width;
     const auto append = [&](const std::string& plain, const std::string& text) {
       if (used + columns(plain) > screen_.width) return;
       bar += text;
       used += columns(plain);
     };
-    const std::string name = "  " + at_most(scale_name(picture_), 40, screen_);
+    const std::string name = "  " + at_most(scale_name(picture_), 40);
     append(name, name);
-    if (has_blocked_cells(item_)) {
-      const std::string sign = blocked_sign(screen_);
-      append("   / blocked",
-             "   " + styled(sign, Style::kDim, screen_) + " blocked");
-    }
+    if (has_blocked_cells(item_))
+      append("   / blocked", "   " +
+                                 styled(blocked_sign(screen_), Style::kDim,
+                                        has_colours(screen_)) +
+                                 " blocked");
     put(bar);
     add(tick_line(width), Style::kDim);
   }
@@ -272,7 +419,7 @@ class Page {
             pool(panel.map, {item_.queries, queries}, {item_.keys, keys}),
             scale_, style, screen_);
         lines.resize(map.size() + 1);
-        lines[0] += exactly(panel.name, width + kGap, screen_);
+        lines[0] += exactly(panel.name, width + kGap);
         const int rest = width + kGap - keys.cells() * style.columns;
         for (size_t line = 0; line < map.size(); ++line)
           lines[line + 1] += map[line] + std::string(rest, ' ');

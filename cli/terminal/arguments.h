@@ -3,8 +3,9 @@
 // What arguments have to be beyond what their types say, and what is said of a
 // command line that cannot be understood.
 #pragma once
-
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "multihead/safetensors.h"
 
@@ -37,5 +38,20 @@ multihead::Safetensors read_dump(const std::string& path);
 /// of a command line cannot be understood, and what may have been meant.
 /// Returns the exit status, 0 or 2.
 int answer(const CLI::App& app, const CLI::ParseError& error);
+
+/// The one of `names` that differs least from `word` by letters that are
+/// missing, added, changed or swapped, of either case; a beginning differs by
+/// one. "" where more than every third letter would be wrong.
+std::string nearest(std::string_view word,
+                    const std::vector<std::string>& names);
+
+/// "no case matches "causl"; did you mean "causal"?", for a filter that none of
+/// the titles contains: in letters of other cases, or word by word.
+std::string no_case_matches(const std::string& filter,
+                            const std::vector<std::string>& titles);
+
+/// "; did you mean X?" for a path to nothing: a file or folder with a similar
+/// name. "" if there is something at `path`.
+std::string did_you_mean_file(const std::string& path);
 
 }  // namespace cli

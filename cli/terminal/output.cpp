@@ -27,23 +27,19 @@ namespace {
                            std::generic_category().message(error));
 }
 
-// Waits until a pipe that is set not to wait by itself takes more.
-void wait_for_room() {
-  pollfd output{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
-  if (poll(&output, 1, /*timeout=*/-1) < 0 && errno != EINTR) fail(errno);
-}
-
 }  // namespace
 
 void write_output(std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = write(STDOUT_FILENO, text.data(), text.size());
-    if (count >= 0)
+    if (count >= 0) {
       text.remove_prefix(static_cast<size_t>(count));
-    else if (errno == EAGAIN)
-      wait_for_room();
-    else if (errno != EINTR)
-      fail(errno);
+      continue;
+    }
+    if (errno != EAGAIN && errno != EINTR) fail(errno);
+    // A pipe that is set not to wait by itself is waited for.
+    pollfd output{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+    if (poll(&output, 1, /*timeout=*/-1) < 0 && errno != EINTR) fail(errno);
   }
 }
 

@@ -3,7 +3,6 @@
 // Pictures of vectors, for documents: no fonts or scripts from elsewhere, and
 // the colours of the page by the reader's choice of light or dark.
 #pragma once
-
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,5 +62,15 @@ class Svg {
 
 /// "12.5": at most two digits after the point.
 std::string svg_number(double value);
+
+// Pixels of an SVG are drawn by librsvg, which is looked for when a PNG is
+// asked for: whoever wants none needs it neither to build nor to run.
+
+/// Throws std::runtime_error, which begins with `option`, where this machine
+/// has no librsvg, or no font.
+void require_png(const std::string& option);
+
+/// The bytes of a PNG file, twice as many pixels each way as the SVG has units.
+std::string png_of(const std::string& svg);
 
 }  // namespace cli

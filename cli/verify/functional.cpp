@@ -1,30 +1,34 @@
 // SPDX-License-Identifier: MIT
 //
-// multihead::scaled_dot_product_attention, rule by rule.
+// multihead::scaled_dot_product_attention and its gradients, rule by rule.
 #include <ATen/TensorOperators.h>
 
-#include "cli/cases/attention_call.h"
-#include "cli/cases/case.h"
-#include "cli/cases/golden.h"
-#include "cli/cases/pytorch.h"
+#include <ranges>
+
+#include "cli/cases/answers.h"
+#include "cli/verify/verify.h"
 
 namespace cli {
 namespace {
 
-using multihead::Backend;
-using multihead::BackendGuard;
+using enum CallMask;
 constexpr auto kBottomRight = multihead::CausalAlignment::kBottomRight;
+const AttentionOptions kCausal{.is_causal = true};
+const AttentionOptions kCausalFromEnd{.is_causal = true,
+                                      .causal_alignment = kBottomRight};
 
 // Bit for bit what PyTorch returns for the same arguments.
 Comparison compare_exact(const AttentionCall& call, Random& random) {
   const AttentionInputs x = draw(call, random);
   const BackendGuard exact(Backend::kExact);
-  const at::Tensor ours = multihead::scaled_dot_product_attention(
-      x.query, x.key, x.value, x.options);
-  const at::Tensor pytorch =
-      pytorch::attention(x.query, x.key, x.value, x.options);
-  return {.parts = {make_part("out", ours, pytorch)},
-          .pytorch = Agreement::kBits};
+  return {
+      .parts = {make_part("out", ours::attention(x), pytorch::attention(x))},
+      .pytorch = Agreement::kBits};
+}
+
+// Whether a mask can say what the rules say.
+bool mask_says(const AttentionInputs& x) {
+  return !x.options.softcap && !x.options.sinks.defined();
 }
 
 // Within the error budget of plain float64 loops; PyTorch beside it where it
@@ -32,18 +36,12 @@ Comparison compare_exact(const AttentionCall& call, Random& random) {
 Comparison compare_auto(const AttentionCall& call, Random& random) {
   const AttentionInputs x = draw(call, random);
   const BackendGuard automatic(Backend::kAuto);
-  const GoldenAttention golden =
-      golden_attention(x.query, x.key, x.value, x.options);
-  const bool expressible = !x.options.softcap && !x.options.sinks.defined();
+  const GoldenAttention golden = golden_attention(x);
   const at::Tensor pytorch =
-      expressible
-          ? pytorch::attention_with_mask(x.query, x.key, x.value, x.options)
-          : at::Tensor();
-  if (!call.logsumexp) {
-    const at::Tensor out = multihead::scaled_dot_product_attention(
-        x.query, x.key, x.value, x.options);
-    return {.parts = {make_part("out", out, pytorch, golden.out)}};
-  }
+      mask_says(x) ? pytorch::attention_with_mask(x) : at::Tensor();
+  if (!call.logsumexp)
+    return {
+        .parts = {make_part("out", ours::attention(x), pytorch, golden.out)}};
   const auto [out, logsumexp] =
       multihead::scaled_dot_product_attention_with_lse(x.query, x.key, x.value,
                                                        x.options);
@@ -51,85 +49,89 @@ Comparison compare_auto(const AttentionCall& call, Random& random) {
                     make_part("logsumexp", logsumexp, {}, golden.logsumexp)}};
 }
 
-// What PyTorch has as well.
-std::vector<AttentionCall> exact_calls() {
-  std::vector<AttentionCall> calls;
-  for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    calls.push_back({.name = "no mask", .dtype = dtype});
-    calls.push_back(
-        {.name = "causal", .dtype = dtype, .options = {.is_causal = true}});
-    calls.push_back(
-        {.name = "bool mask", .dtype = dtype, .mask = CallMask::kKeep});
-    calls.push_back(
-        {.name = "float mask", .dtype = dtype, .mask = CallMask::kFloat});
-  }
-  calls.push_back({.name = "one query", .Lq = 1, .Lk = 129});
-  calls.push_back({.name = "scale", .options = {.scale = 0.3}});
-  calls.push_back(
-      {.name = "grouped heads", .G = 2, .options = {.enable_gqa = true}});
-  calls.push_back({.name = "blocked rows", .mask = CallMask::kBlockedRows});
-  calls.push_back(
-      {.name = "(B, L, H, D) memory", .layout = Layout::kSequenceMajor});
-  calls.push_back({.name = "gapped memory", .layout = Layout::kGapped});
-  return calls;
+// Of query, key and value; undefined without `attention`.
+AttentionInputs gradients(const AttentionInputs& x, const at::Tensor& dout,
+                          at::Tensor (*attention)(const AttentionInputs&)) {
+  if (!attention) return {};
+  const AttentionInputs y = leaves(x);
+  attention(y).backward(dout);
+  return {y.query.grad(), y.key.grad(), y.value.grad()};
 }
 
-std::vector<AttentionCall> dtype_and_size_calls() {
-  std::vector<AttentionCall> calls;
-  for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
-    calls.push_back({.name = "no mask", .dtype = dtype});
+Comparison compare_gradients(const AttentionCall& call, Random& random) {
+  const AttentionInputs x = draw(call, random);
+  const BackendGuard automatic(Backend::kAuto);
+  const at::Tensor dout =
+      random.normal({call.B, call.H, call.Lq, x.value.size(3)}, call.dtype);
+  const AttentionInputs ours = gradients(x, dout, ours::attention),
+                        pytorch = gradients(x, dout,
+                                            mask_says(x)
+                                                ? pytorch::attention_with_mask
+                                                : nullptr);
+  const GoldenAttention golden = golden_attention(x, dout);
+  return {
+      .parts = {make_part("d query", ours.query, pytorch.query, golden.query),
+                make_part("d key", ours.key, pytorch.key, golden.key),
+                make_part("d value", ours.value, pytorch.value, golden.value)}};
+}
+
+// Whether PyTorch's function has every rule of it.
+bool pytorch_has(const AttentionCall& call) {
+  const AttentionOptions& options = call.options;
+  return !options.window && !options.softcap &&
+         options.causal_alignment != kBottomRight &&
+         !(options.is_causal && call.mask != kNone) && !call.query_offset &&
+         !call.key_lengths && !call.key_mask && !call.alibi && !call.sinks &&
+         !call.logsumexp;
+}
+
+std::vector<AttentionCall> size_calls() {
+  std::vector<AttentionCall> calls{
+      {.name = "values of another width", .Lq = 9, .Lk = 17, .D = 16, .Dv = 24},
+      {.name = "one query, long cache", .Lq = 1, .Lk = 513},
+      {.name = "one key", .Lq = 7, .Lk = 1},
+      {.name = "no keys at all", .Lk = 0, .logsumexp = true},
+      {.name = "grouped heads 4/2", .G = 2, .options = {.enable_gqa = true}},
+      {.name = "one shared head 8/1",
+       .H = 8,
+       .G = 1,
+       .options = {.enable_gqa = true}},
+      {.name = "(B, L, H, D) memory", .layout = Layout::kSequenceMajor},
+      {.name = "gapped memory", .layout = Layout::kGapped},
+      {.name = "inputs 6 times larger", .magnitude = 6},
+      {.name = "scale", .options = {.scale = 0.3}},
+      {.name = "negative scale", .options = {.scale = -0.2}},
+      {.name = "scale 0", .options = {.scale = 0.0}},
+  };
   for (int64_t width : {1, 3, 8, 40, 64, 96, 128, 256})
     calls.push_back({.name = "head width " + std::to_string(width),
                      .Lq = 9,
                      .Lk = 17,
                      .D = width});
-  calls.push_back({.name = "values of another width",
-                   .Lq = 9,
-                   .Lk = 17,
-                   .D = 16,
-                   .Dv = 24});
-  calls.push_back({.name = "one query, long cache", .Lq = 1, .Lk = 513});
-  calls.push_back({.name = "one key", .Lq = 7, .Lk = 1});
-  calls.push_back({.name = "no keys at all", .Lk = 0, .logsumexp = true});
-  calls.push_back(
-      {.name = "grouped heads 4/2", .G = 2, .options = {.enable_gqa = true}});
-  calls.push_back({.name = "one shared head 8/1",
-                   .H = 8,
-                   .G = 1,
-                   .options = {.enable_gqa = true}});
-  calls.push_back(
-      {.name = "(B, L, H, D) memory", .layout = Layout::kSequenceMajor});
-  calls.push_back({.name = "gapped memory", .layout = Layout::kGapped});
-  calls.push_back({.name = "inputs 6 times larger", .magnitude = 6});
-  calls.push_back({.name = "negative scale", .options = {.scale = -0.2}});
-  calls.push_back({.name = "scale 0", .options = {.scale = 0.0}});
   return calls;
 }
 
 std::vector<AttentionCall> mask_calls() {
   return {
-      {.name = "bool mask", .mask = CallMask::kKeep},
-      {.name = "bool mask per head", .mask = CallMask::kKeepPerHead},
-      {.name = "float mask", .mask = CallMask::kFloat},
-      {.name = "float mask per head, blocks", .mask = CallMask::kFloatPerHead},
+      {.name = "bool mask per head", .mask = kKeepPerHead},
+      {.name = "float mask per head, blocks", .mask = kFloatPerHead},
+      {.name = "blocked rows", .mask = kBlockedRows},
       {.name = "rows without a key are 0",
-       .mask = CallMask::kBlockedRows,
+       .mask = kBlockedRows,
        .logsumexp = true},
-      {.name = "NaN behind the mask", .mask = CallMask::kKeep, .poison = true},
-      {.name = "causal", .options = {.is_causal = true}},
+      {.name = "NaN behind the mask", .mask = kKeep, .poison = true},
       {.name = "causal, more queries than keys",
        .Lq = 65,
        .Lk = 33,
-       .options = {.is_causal = true}},
-      {.name = "causal, bottom right",
-       .options = {.is_causal = true, .causal_alignment = kBottomRight}},
+       .options = kCausal},
+      {.name = "causal, bottom right", .options = kCausalFromEnd},
       {.name = "causal, bottom right, Lq > Lk",
        .Lq = 65,
        .Lk = 33,
-       .options = {.is_causal = true, .causal_alignment = kBottomRight}},
+       .options = kCausalFromEnd},
       {.name = "causal, from an offset",
        .B = 3,
-       .options = {.is_causal = true},
+       .options = kCausal,
        .query_offset = true,
        .logsumexp = true},
       {.name = "window (3, 0), from an offset, key lengths",
@@ -137,36 +139,30 @@ std::vector<AttentionCall> mask_calls() {
        .options = {.window = {{3, 0}}},
        .query_offset = true,
        .key_lengths = true},
-      {.name = "causal and bool mask",
-       .options = {.is_causal = true},
-       .mask = CallMask::kKeep},
+      {.name = "causal and bool mask", .options = kCausal, .mask = kKeep},
       {.name = "window (3, 0)", .options = {.window = {{3, 0}}}},
       {.name = "window (-1, 2)", .options = {.window = {{-1, 2}}}},
       {.name = "window (4, 5), bottom right",
        .options = {.causal_alignment = kBottomRight, .window = {{4, 5}}}},
       {.name = "key lengths", .B = 3, .key_lengths = true, .logsumexp = true},
       {.name = "key mask", .key_mask = true, .logsumexp = true},
-      {.name = "key mask and bool mask",
-       .mask = CallMask::kKeep,
-       .key_mask = true},
-      {.name = "key mask and float mask",
-       .mask = CallMask::kFloat,
-       .key_mask = true},
+      {.name = "key mask and bool mask", .mask = kKeep, .key_mask = true},
+      {.name = "key mask and float mask", .mask = kFloat, .key_mask = true},
       {.name = "key lengths, causal, bottom right",
        .B = 3,
-       .options = {.is_causal = true, .causal_alignment = kBottomRight},
+       .options = kCausalFromEnd,
        .key_lengths = true},
   };
 }
 
 std::vector<AttentionCall> score_calls() {
-  std::vector<AttentionCall> calls{
+  return {
       {.name = "softcap 1.5", .options = {.softcap = 1.5}},
       {.name = "softcap, causal",
        .options = {.is_causal = true, .softcap = 1.5}},
       {.name = "ALiBi", .alibi = true},
       {.name = "ALiBi, causal, bottom right",
-       .options = {.is_causal = true, .causal_alignment = kBottomRight},
+       .options = kCausalFromEnd,
        .alibi = true},
       {.name = "ALiBi, from an offset",
        .B = 3,
@@ -174,52 +170,60 @@ std::vector<AttentionCall> score_calls() {
        .alibi = true},
       {.name = "sinks", .sinks = true, .logsumexp = true},
       {.name = "sinks where no key is seen",
-       .mask = CallMask::kBlockedRows,
+       .mask = kBlockedRows,
        .sinks = true,
        .logsumexp = true},
       {.name = "logsumexp", .logsumexp = true},
-      {.name = "logsumexp, causal",
-       .options = {.is_causal = true},
-       .logsumexp = true},
+      {.name = "logsumexp, causal", .options = kCausal, .logsumexp = true},
   };
-  for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
-    calls.push_back({.name = "every rule at once",
-                     .B = 3,
-                     .G = 2,
-                     .dtype = dtype,
-                     .options = {.is_causal = true,
-                                 .scale = 0.21,
-                                 .enable_gqa = true,
-                                 .window = {{20, 3}},
-                                 .softcap = 2.0},
-                     .mask = CallMask::kFloatPerHead,
-                     .query_offset = true,
-                     .key_lengths = true,
-                     .key_mask = true,
-                     .alibi = true,
-                     .sinks = true,
-                     .logsumexp = true});
+}
+
+// Every rule, the plain ones in every dtype.
+std::vector<AttentionCall> attention_calls() {
+  std::vector<AttentionCall> calls;
+  for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    const size_t first = calls.size();
+    calls.insert(calls.end(), {{.name = "no mask"},
+                               {.name = "causal", .options = kCausal},
+                               {.name = "bool mask", .mask = kKeep},
+                               {.name = "float mask", .mask = kFloat},
+                               {.name = "every rule at once",
+                                .B = 3,
+                                .G = 2,
+                                .options = {.is_causal = true,
+                                            .scale = 0.21,
+                                            .enable_gqa = true,
+                                            .window = {{20, 3}},
+                                            .softcap = 2.0},
+                                .mask = kFloatPerHead,
+                                .query_offset = true,
+                                .key_lengths = true,
+                                .key_mask = true,
+                                .alibi = true,
+                                .sinks = true,
+                                .logsumexp = true}});
+    for (size_t i = first; i < calls.size(); ++i) calls[i].dtype = dtype;
+  }
+  for (const auto& list : {size_calls(), mask_calls(), score_calls()})
+    calls.insert(calls.end(), list.begin(), list.end());
   return calls;
 }
 
 }  // namespace
 
 std::vector<Case> functional_cases() {
+  const std::vector<AttentionCall> calls = attention_calls();
   std::vector<Case> cases;
-  const auto add = [&](const char* group, const auto& calls, auto compare) {
-    for (const AttentionCall& call : calls)
-      cases.push_back(
-          {group, call.name, shapes(call),
-           [call, compare](Random& random) { return compare(call, random); }});
-  };
-  add("scaled_dot_product_attention, exact, against "
-      "at::scaled_dot_product_attention",
-      exact_calls(), compare_exact);
-  constexpr const char* kAuto =
-      "scaled_dot_product_attention, auto, against float64 loops";
-  add(kAuto, dtype_and_size_calls(), compare_auto);
-  add(kAuto, mask_calls(), compare_auto);
-  add(kAuto, score_calls(), compare_auto);
+  add_cases(cases,
+            "scaled_dot_product_attention, exact, against "
+            "at::scaled_dot_product_attention",
+            calls | std::views::filter(pytorch_has), compare_exact);
+  add_cases(cases, "scaled_dot_product_attention, auto, against float64 loops",
+            calls, compare_auto);
+  add_cases(
+      cases,
+      "gradients of scaled_dot_product_attention, auto, against float64 loops",
+      calls, compare_gradients);
   return cases;
 }
 

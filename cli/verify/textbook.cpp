@@ -14,50 +14,28 @@
 
 #include <cmath>
 
-#include "cli/cases/case.h"
-#include "cli/cases/golden.h"
-#include "cli/cases/pytorch.h"
+#include "cli/cases/answers.h"
+#include "cli/verify/verify.h"
 
 namespace cli {
 namespace {
 
 namespace textbook = multihead::textbook;
-using multihead::AttentionLayer;
-using multihead::ForwardOptions;
 using textbook::AttentionWeights;
 
-at::Tensor later_keys(int64_t length) {
-  return at::ones({length, length}, at::kBool).triu(/*diagonal=*/1);
+// Batch first, as many keys as queries.
+LayerCall sizes(int64_t N, int64_t L, int64_t E, int64_t H,
+                at::ScalarType dtype = at::kFloat, int64_t G = 0) {
+  return {.N = N, .Lq = L, .Lk = L, .E = E, .H = H, .G = G, .dtype = dtype};
 }
 
-// Sizes of one case; batch first throughout.
-struct Sizes {
-  int64_t N, L, E, H;
-  at::ScalarType dtype = at::kFloat;
-  int64_t G = 0;     // grouped heads
-  int64_t keys = 0;  // Lk, where it is not L
-  int64_t key_length() const { return keys ? keys : L; }
-};
-
-std::string describe(const Sizes& s) {
-  std::string text = c10::str("N", s.N, " L", s.L);
-  if (s.keys) text += c10::str(" Lk", s.keys);
-  text += c10::str(" E", s.E, " H", s.H);
-  if (s.G) text += c10::str(" G", s.G);
-  return text + " " + short_name(s.dtype);
-}
-
-at::Tensor matrix(Random& random, const Sizes& s, int64_t rows) {
-  return (random.normal({rows, s.E}) / std::sqrt(s.E)).to(s.dtype);
-}
-
-AttentionWeights draw_weights(Random& random, const Sizes& s, bool bias) {
+AttentionWeights draw_weights(Random& random, const LayerCall& s, bool bias) {
   const int64_t rows = s.G ? s.G * (s.E / s.H) : s.E;
   AttentionWeights w;
-  w.query = matrix(random, s, s.E);
-  w.key = matrix(random, s, rows);
-  w.value = matrix(random, s, rows);
-  w.output = matrix(random, s, s.E);
+  w.query = random.weight(s.E, s.E, s.dtype);
+  w.key = random.weight(rows, s.E, s.dtype);
+  w.value = random.weight(rows, s.E, s.dtype);
+  w.output = random.weight(s.E, s.E, s.dtype);
   if (!bias) return w;
   w.query_bias = random.normal({s.E}, s.dtype);
   w.key_bias = random.normal({rows}, s.dtype);
@@ -68,7 +46,7 @@ AttentionWeights draw_weights(Random& random, const Sizes& s, bool bias) {
 
 // The layer with which nn.MultiheadAttention computes the same: grouped key and
 // value heads are repeated.
-AttentionLayer reference_layer(const AttentionWeights& w, const Sizes& s) {
+AttentionLayer reference_layer(const AttentionWeights& w, const LayerCall& s) {
   const auto repeated = [&](const at::Tensor& rows) {
     if (!s.G) return rows;
     return rows.view({s.G, s.E / s.H, s.E})
@@ -87,24 +65,18 @@ AttentionLayer reference_layer(const AttentionWeights& w, const Sizes& s) {
   return layer;
 }
 
-struct Inputs {
-  at::Tensor query, key, value;
-};
-
-Inputs draw_inputs(Random& random, const Sizes& s) {
-  return {random.uniform({s.N, s.L, s.E}, s.dtype),
-          random.uniform({s.N, s.key_length(), s.E}, s.dtype),
-          random.uniform({s.N, s.key_length(), s.E}, s.dtype)};
+AttentionInputs draw_inputs(Random& random, const LayerCall& s) {
+  return {random.uniform({s.N, s.Lq, s.E}, s.dtype),
+          random.uniform({s.N, s.Lk, s.E}, s.dtype),
+          random.uniform({s.N, s.Lk, s.E}, s.dtype)};
 }
 
 // `ours` against Python's module and the float64 loops.
-Comparison compare(const at::Tensor& ours, const Inputs& x,
+Comparison compare(const at::Tensor& ours, const AttentionInputs& x,
                    const AttentionLayer& layer, const ForwardOptions& options) {
-  const auto [pytorch, weights] =
-      pytorch::python_module(x.query, x.key, x.value, layer, options);
-  const Golden golden =
-      golden_layer(x.query, x.key, x.value, layer, options).out;
-  return {.parts = {make_part("out", ours, pytorch, golden)},
+  const LayerInputs inputs{x.query, x.key, x.value, layer, options};
+  const auto [pytorch, weights] = pytorch::python_module(inputs);
+  return {.parts = {make_part("out", ours, pytorch, golden_layer(inputs).out)},
           .pytorch = Agreement::kBits};
 }
 
@@ -115,73 +87,56 @@ struct ExerciseMask {
 };
 
 // Sequences of length L − 2, L − 1 and L.
-at::Tensor padding(const Sizes& s) {
-  const at::Tensor lengths = at::arange(s.N) + (s.L - s.N + 1);
-  return at::arange(s.L).ge(lengths.unsqueeze(-1));
+at::Tensor padding(const LayerCall& s) {
+  const at::Tensor lengths = at::arange(s.N) + (s.Lq - s.N + 1);
+  return at::arange(s.Lq).ge(lengths.unsqueeze(-1));
 }
 
-Comparison multi_head(const Sizes& s, const ExerciseMask& mask,
+Comparison multi_head(const LayerCall& s, const ExerciseMask& mask,
                       Random& random) {
   const at::NoGradGuard no_grad;
-  const Inputs x = draw_inputs(random, s);
+  const AttentionInputs x = draw_inputs(random, s);
   const AttentionWeights w = draw_weights(random, s, /*bias=*/false);
   const at::Tensor ours = textbook::multi_head_attention(
       x.query, x.key, x.value, s.H, s.E, mask.given, w);
   return compare(ours, x, reference_layer(w, s), mask.meaning);
 }
 
-void add_multi_head(std::vector<Case>& cases, const Sizes& s) {
-  constexpr const char* kGroup = "textbook::multi_head_attention";
-  const auto add = [&](const char* name, auto mask, Sizes sizes) {
-    cases.push_back(
-        {kGroup, name, describe(sizes), [sizes, mask](Random& random) {
-           return multi_head(sizes, mask(sizes), random);
-         }});
+void add_multi_head(std::vector<Case>& cases, const LayerCall& s) {
+  const auto add = [&](const char* name, const ExerciseMask& mask,
+                       const LayerCall& call) {
+    cases.push_back({"textbook::multi_head_attention", name, shapes(call),
+                     [call, mask](Random& random) {
+                       return multi_head(call, mask, random);
+                     }});
   };
-  const auto causal = [](const at::Tensor& given) {
-    return ExerciseMask{given, ForwardOptions().attn_mask(later_keys(4))};
+  const at::Tensor later = later_keys(s.Lq, s.Lq), padded = padding(s);
+  const auto causal = [&](const at::Tensor& given) {
+    return ExerciseMask{given, ForwardOptions().attn_mask(later)};
   };
-  const auto padded = [](const at::Tensor& given, const Sizes& s) {
-    return ExerciseMask{given, ForwardOptions().key_padding_mask(padding(s))};
+  const auto padding = [&](const at::Tensor& given) {
+    return ExerciseMask{given, ForwardOptions().key_padding_mask(padded)};
   };
-  const auto per_head = [](const at::Tensor& mask, const Sizes& s) {
-    return mask.expand({s.N, s.L, s.L}).repeat_interleave(s.H, 0);
+  const auto per_head = [&](const at::Tensor& mask) {
+    return mask.expand({s.N, s.Lq, s.Lq}).repeat_interleave(s.H, 0);
   };
-  add("no mask", [](const Sizes&) { return ExerciseMask{}; }, s);
-  add("causal", [=](const Sizes&) { return causal(later_keys(4)); }, s);
-  add(
-      "causal as 0 and 1",
-      [=](const Sizes& s) { return causal(later_keys(4).to(s.dtype)); }, s);
-  add(
-      "causal per head (N*H, L, L)",
-      [=](const Sizes& s) { return causal(per_head(later_keys(4), s)); }, s);
-  add(
-      "padding (N, 1, 1, L)",
-      [=](const Sizes& s) {
-        return padded(padding(s).view({s.N, 1, 1, s.L}), s);
-      },
-      s);
-  add(
-      "padding (N, L, L)",
-      [=](const Sizes& s) {
-        return padded(padding(s).unsqueeze(1).expand({s.N, s.L, s.L}), s);
-      },
-      s);
-  add(
-      "padding per head (N*H, L, L)",
-      [=](const Sizes& s) {
-        return padded(per_head(padding(s).unsqueeze(1), s), s);
-      },
-      s);
-  Sizes longer = s;
-  longer.keys = 7;
-  add("Lq ≠ Lk", [](const Sizes&) { return ExerciseMask{}; }, longer);
+  const at::Tensor rows = padded.unsqueeze(1);
+  add("no mask", {}, s);
+  add("causal", causal(later), s);
+  add("causal as 0 and 1", causal(later.to(s.dtype)), s);
+  add("causal per head (N*H, L, L)", causal(per_head(later)), s);
+  add("padding (N, 1, 1, L)", padding(padded.view({s.N, 1, 1, s.Lq})), s);
+  add("padding (N, L, L)", padding(rows.expand({s.N, s.Lq, s.Lq})), s);
+  add("padding per head (N*H, L, L)", padding(per_head(rows)), s);
+  LayerCall longer = s;
+  longer.Lk = 7;
+  add("Lq ≠ Lk", {}, longer);
 }
 
 // The layer that the form draws is the one torch::nn draws.
-Comparison same_seed(const Sizes& s, Random& random) {
+Comparison same_seed(const LayerCall& s, Random& random) {
   const at::NoGradGuard no_grad;
-  const Inputs x = draw_inputs(random, s);
+  const AttentionInputs x = draw_inputs(random, s);
   at::manual_seed(random.seed());
   const at::Tensor ours =
       textbook::multi_head_attention(x.query, x.key, x.value, s.H, s.E);
@@ -205,12 +160,13 @@ void copy(const AttentionWeights& from, torch::nn::Linear& query,
 
 // `keep`: 0 = blocked, or undefined. A row that sees nothing is NaN in PyTorch
 // with weights; the exercise wants its weights 0, so its output is the bias.
-Comparison module_with_keep_mask(const Sizes& s, const at::Tensor& keep,
+Comparison module_with_keep_mask(const LayerCall& s, const at::Tensor& keep,
                                  Random& random) {
   const at::NoGradGuard no_grad;
-  const at::Tensor q = random.normal({s.N, s.L, s.E}, s.dtype);
-  const Inputs x{q, random.normal({s.N, s.L, s.E}, s.dtype),
-                 random.normal({s.N, s.L, s.E}, s.dtype)};
+  const auto sequence = [&] {
+    return random.normal({s.N, s.Lq, s.E}, s.dtype);
+  };
+  const AttentionInputs x{sequence(), sequence(), sequence()};
   const AttentionWeights w = draw_weights(random, s, /*bias=*/true);
   textbook::MultiHeadAttention module(s.E, s.H);
   copy(w, module->W_q, module->W_k, module->W_v, module->W_o);
@@ -227,13 +183,13 @@ Comparison module_with_keep_mask(const Sizes& s, const at::Tensor& keep,
 
 void add_modules(std::vector<Case>& cases) {
   constexpr const char* kGroup = "textbook::MultiHeadAttention, 0 = blocked";
-  const Sizes s{2, 10, 512, 8};
+  const LayerCall s = sizes(2, 10, 512, 8);
   const auto add = [&](const char* name, const at::Tensor& keep) {
-    cases.push_back({kGroup, name, describe(s), [s, keep](Random& random) {
+    cases.push_back({kGroup, name, shapes(s), [s, keep](Random& random) {
                        return module_with_keep_mask(s, keep, random);
                      }});
   };
-  const at::Tensor causal = later_keys(s.L).logical_not();
+  const at::Tensor causal = later_keys(s.Lq, s.Lq).logical_not();
   at::Tensor blocked = causal.clone();
   blocked.select(0, 3).fill_(false);
   add("no mask", {});
@@ -242,9 +198,10 @@ void add_modules(std::vector<Case>& cases) {
   add("causal, blocked row, integers", blocked.to(at::kInt));
 }
 
-Comparison grouped(const Sizes& s, const ExerciseMask& mask, Random& random) {
+Comparison grouped(const LayerCall& s, const ExerciseMask& mask,
+                   Random& random) {
   const at::NoGradGuard no_grad;
-  const Inputs x = draw_inputs(random, s);
+  const AttentionInputs x = draw_inputs(random, s);
   const AttentionWeights w = draw_weights(random, s, /*bias=*/false);
   const at::Tensor ours = textbook::grouped_query_attention(
       x.query, x.key, x.value, s.G, s.E, mask.given, s.H, w);
@@ -256,27 +213,28 @@ Comparison grouped(const Sizes& s, const ExerciseMask& mask, Random& random) {
 
 void add_grouped(std::vector<Case>& cases) {
   constexpr const char* kGroup = "textbook::grouped_query_attention";
-  const auto add = [&](const char* name, const Sizes& s, ExerciseMask mask) {
-    cases.push_back({kGroup, name, describe(s), [s, mask](Random& random) {
+  const auto add = [&](const char* name, const LayerCall& s,
+                       ExerciseMask mask) {
+    cases.push_back({kGroup, name, shapes(s), [s, mask](Random& random) {
                        return grouped(s, mask, random);
                      }});
   };
-  const ExerciseMask causal{later_keys(4),
-                            ForwardOptions().attn_mask(later_keys(4))};
+  const ExerciseMask causal{later_keys(4, 4),
+                            ForwardOptions().attn_mask(later_keys(4, 4))};
   for (auto dtype : {at::kFloat, at::kDouble}) {
-    add("as many groups as heads", {3, 4, 8, 2, dtype, 2}, {});
-    add("groups of 1, width 1", {3, 4, 8, 8, dtype, 8}, {});
-    add("groups of 4", {3, 4, 64, 8, dtype, 2}, {});
-    add("one group", {3, 4, 64, 8, dtype, 1}, {});
-    add("groups of 2", {3, 4, 24, 6, dtype, 3}, {});
-    add("groups of 2, causal", {3, 4, 24, 6, dtype, 3}, causal);
+    add("as many groups as heads", sizes(3, 4, 8, 2, dtype, 2), {});
+    add("groups of 1, width 1", sizes(3, 4, 8, 8, dtype, 8), {});
+    add("groups of 4", sizes(3, 4, 64, 8, dtype, 2), {});
+    add("one group", sizes(3, 4, 64, 8, dtype, 1), {});
+    add("groups of 2", sizes(3, 4, 24, 6, dtype, 3), {});
+    add("groups of 2, causal", sizes(3, 4, 24, 6, dtype, 3), causal);
   }
 }
 
-Comparison self_attention(const Sizes& s, double dropout, bool training,
+Comparison self_attention(const LayerCall& s, double dropout, bool training,
                           Random& random) {
   const at::NoGradGuard no_grad;
-  const at::Tensor x = random.normal({s.N, s.L, s.E}, s.dtype);
+  const at::Tensor x = random.normal({s.N, s.Lq, s.E}, s.dtype);
   const AttentionWeights w = draw_weights(random, s, /*bias=*/true);
   textbook::MultiHeadSelfAttention module(s.E, s.H, dropout);
   copy(w, module->q_proj, module->k_proj, module->v_proj, module->out_proj);
@@ -294,8 +252,8 @@ Comparison self_attention(const Sizes& s, double dropout, bool training,
 
 void add_self_attention(std::vector<Case>& cases) {
   const auto add = [&](const char* name, bool training) {
-    const Sizes s{2, 16, 64, 8};
-    cases.push_back({"textbook::MultiHeadSelfAttention", name, describe(s),
+    const LayerCall s = sizes(2, 16, 64, 8);
+    cases.push_back({"textbook::MultiHeadSelfAttention", name, shapes(s),
                      [s, training](Random& random) {
                        return self_attention(s, 0.1, training, random);
                      }});
@@ -308,16 +266,13 @@ void add_self_attention(std::vector<Case>& cases) {
 // know its weights.
 Comparison inner_step(const at::Tensor& blocked, Random& random) {
   const at::NoGradGuard no_grad;
-  const at::Tensor q = random.normal({2, 4, 6, 8}),
-                   k = random.normal({2, 4, 6, 8}),
-                   v = random.normal({2, 4, 6, 8});
-  multihead::AttentionOptions options;
-  if (blocked.defined()) options.attn_mask = blocked.logical_not();
+  const auto heads = [&] { return random.normal({2, 4, 6, 8}); };
+  AttentionInputs x{heads(), heads(), heads()};
+  if (blocked.defined()) x.options.attn_mask = blocked.logical_not();
   const auto [out, weights] =
-      textbook::scaled_dot_product_attention(q, k, v, blocked);
-  const GoldenAttention golden = golden_attention(q, k, v, options);
-  return {.parts = {make_part("out", out, pytorch::attention(q, k, v, options),
-                              golden.out),
+      textbook::scaled_dot_product_attention(x.query, x.key, x.value, blocked);
+  const GoldenAttention golden = golden_attention(x);
+  return {.parts = {make_part("out", out, pytorch::attention(x), golden.out),
                     make_part("weights", weights, {}, golden.weights)},
           .pytorch = Agreement::kClose};
 }
@@ -332,14 +287,13 @@ std::vector<Case> textbook_cases() {
          [blocked](Random& random) { return inner_step(blocked, random); }});
   };
   add_step("no mask", {});
-  add_step("causal", later_keys(6));
+  add_step("causal", later_keys(6, 6));
   for (auto dtype : {at::kFloat, at::kDouble})
-    add_multi_head(cases, {3, 4, 8, 2, dtype});
-  const Sizes drawn{3, 4, 8, 2};
-  cases.push_back({"textbook::multi_head_attention", "same seed, same layer",
-                   describe(drawn), [drawn](Random& random) {
-                     return same_seed(drawn, random);
-                   }});
+    add_multi_head(cases, sizes(3, 4, 8, 2, dtype));
+  const LayerCall drawn = sizes(3, 4, 8, 2);
+  cases.push_back(
+      {"textbook::multi_head_attention", "same seed, same layer", shapes(drawn),
+       [drawn](Random& random) { return same_seed(drawn, random); }});
   add_modules(cases);
   add_grouped(cases);
   add_self_attention(cases);

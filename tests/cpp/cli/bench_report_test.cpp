@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cli/bench/metrics.h"
 #include "cli/bench/report.h"
 
 namespace {

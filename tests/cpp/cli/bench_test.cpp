@@ -15,9 +15,8 @@
 
 #include "cli/bench/contenders.h"
 #include "cli/bench/runner.h"
+#include "cli/cases/answers.h"
 #include "cli/cases/golden.h"
-#include "cli/cases/golden_fast.h"
-#include "cli/cases/pytorch.h"
 
 namespace {
 
@@ -36,12 +35,6 @@ AttentionCall small_call() {
           .options = {.enable_gqa = true}};
 }
 
-reference::Values values(const at::Tensor& x) {
-  const at::Tensor dense = x.to(at::kDouble).contiguous();
-  const double* data = dense.const_data_ptr<double>();
-  return {data, data + dense.numel()};
-}
-
 void expect_near(const Scaled& x, const reference::Values& value,
                  const reference::Values& scale) {
   const reference::Values values_of_x = values(x.value),
@@ -57,8 +50,7 @@ void expect_near(const Scaled& x, const reference::Values& value,
 std::vector<at::Tensor> gradients_of_pytorch(const AttentionInputs& inputs,
                                              const at::Tensor& dout) {
   const AttentionInputs x = leaves(inputs);
-  const at::Tensor out =
-      pytorch::attention_with_mask(x.query, x.key, x.value, x.options);
+  const at::Tensor out = pytorch::attention_with_mask(x);
   out.backward(dout);
   return {out, x.query.grad(), x.key.grad(), x.value.grad()};
 }
@@ -144,8 +136,7 @@ TEST(Bench, UsefulWorkIsThatOfVisiblePairs) {
   for (const AttentionCall& call : calls_of_every_kind()) {
     Random random(1, "flop");
     const AttentionInputs x = draw(call, random);
-    const reference::Attention a =
-        reference_attention(x.query, x.key, x.value, x.options);
+    const reference::Attention a = reference_attention(x);
     int64_t pairs = 0;
     for (int64_t b = 0; b < a.B; ++b)
       for (int64_t h = 0; h < a.H; ++h)
@@ -193,8 +184,7 @@ TEST(Bench, Float64IsThatOfTheLoops) {
     const AttentionInputs x = draw(call, random);
     const at::Tensor dout = random.normal({2, 4, 9, x.value.size(3)});
     const Reference fast = reference_of(x, dout);
-    const reference::Attention a =
-        reference_attention(x.query, x.key, x.value, x.options);
+    const reference::Attention a = reference_attention(x);
     const reference::Output slow = reference::forward(a);
     const reference::Gradients g = reference::backward(a, slow, values(dout));
     EXPECT_NEAR(fast.lambda, slow.lambda, 1e-12 * slow.lambda);
@@ -229,8 +219,7 @@ TEST(Bench, Float64OfLayersIsThatOfTheLoops) {
     Random random(3, "layer");
     const LayerInputs x = draw(call, random);
     const Reference fast = reference_of(x);
-    const GoldenLayer slow =
-        golden_layer(x.query, x.key, x.value, x.layer, x.options);
+    const GoldenLayer slow = golden_layer(x);
     const Scaled& out = fast.parts[0].result;
     EXPECT_TRUE(at::allclose(out.value, slow.out.value, 0, 1e-12));
     EXPECT_TRUE(

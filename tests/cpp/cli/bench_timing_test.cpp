@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench/roofline.h"
 #include "cli/bench/timing.h"
 
 namespace {

@@ -2,10 +2,9 @@
 //
 // The judge of `multihead verify` must be able to say no: each test plants a
 // difference and expects the fault that names it.
-#include <gtest/gtest.h>
+#include "cli/verify/verify.h"
 
-#include "cli/cases/judge.h"
-#include "cli/verify/report.h"
+#include <gtest/gtest.h>
 
 namespace {
 

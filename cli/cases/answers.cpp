@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-#include "cli/cases/pytorch.h"
+#include "cli/cases/answers.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_native_multi_head_attention.h>
 #include <ATen/ops/arange.h>
@@ -21,26 +22,40 @@
 #include <limits>
 #include <optional>
 
-#include "cli/cases/random.h"
+#include "multihead/modules.h"
 
-namespace cli::pytorch {
+namespace cli {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// torch::nn::MultiheadAttention holding the layer's own tensors.
-torch::nn::MultiheadAttention make_module(
-    const multihead::AttentionLayer& layer) {
+// Keeps the state of torch's own generator as it is over its lifetime: making
+// a module draws parameters, which must not shift the dropout that follows.
+class KeepGenerator {
+ public:
+  KeepGenerator() : state_(generator().get_state()) {}
+  ~KeepGenerator() { generator().set_state(state_); }
+  KeepGenerator(const KeepGenerator&) = delete;
+  KeepGenerator& operator=(const KeepGenerator&) = delete;
+
+ private:
+  static at::Generator generator() {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  at::Tensor state_;
+};
+
+// MultiheadAttention, ours or torch::nn's, holding the layer's own tensors.
+template <typename Module, typename Options>
+Module multi_head(const AttentionLayer& layer, Options options) {
   const KeepGenerator keep;
-  torch::nn::MultiheadAttentionOptions options(layer.embed_dim,
-                                               layer.num_heads);
   options.dropout(layer.dropout_p)
       .bias(layer.in_proj_bias.defined())
       .add_bias_kv(layer.bias_k.defined())
       .add_zero_attn(layer.add_zero_attn);
   if (!layer.in_proj_weight.defined())
     options.kdim(layer.k_proj_weight.size(1)).vdim(layer.v_proj_weight.size(1));
-  torch::nn::MultiheadAttention module(options);
+  Module module(options);
   module->train(layer.training);
   module->in_proj_weight = layer.in_proj_weight;
   module->q_proj_weight = layer.q_proj_weight;
@@ -54,8 +69,67 @@ torch::nn::MultiheadAttention make_module(
   return module;
 }
 
-at::Tensor later_keys(int64_t queries, int64_t keys) {
-  return at::ones({queries, keys}, at::kBool).triu(/*diagonal=*/1);
+}  // namespace
+
+namespace ours {
+namespace {
+
+multihead::GroupedQueryAttention grouped_query(const AttentionLayer& layer) {
+  const KeepGenerator keep;
+  multihead::GroupedQueryAttentionOptions options(
+      layer.embed_dim, layer.num_heads, *layer.num_kv_heads);
+  options.dropout(layer.dropout_p)
+      .bias(layer.q_proj_bias.defined())
+      .kdim(layer.k_proj_weight.size(1))
+      .vdim(layer.v_proj_weight.size(1))
+      .batch_first(layer.batch_first);
+  options.head_dim(layer.head_dim);
+  multihead::GroupedQueryAttention module(options);
+  module->train(layer.training);
+  module->q_proj->weight = layer.q_proj_weight;
+  module->k_proj->weight = layer.k_proj_weight;
+  module->v_proj->weight = layer.v_proj_weight;
+  module->out_proj->weight = layer.out_proj_weight;
+  module->q_proj->bias = layer.q_proj_bias;
+  module->k_proj->bias = layer.k_proj_bias;
+  module->v_proj->bias = layer.v_proj_bias;
+  module->out_proj->bias = layer.out_proj_bias;
+  return module;
+}
+
+template <typename Holder>
+LayerForm forward_of(Holder module) {
+  return [module](const LayerInputs& x) mutable {
+    return module->forward(x.query, x.key, x.value, x.options);
+  };
+}
+
+}  // namespace
+
+LayerForm make_module(const AttentionLayer& layer) {
+  if (layer.num_kv_heads) return forward_of(grouped_query(layer));
+  multihead::MultiheadAttentionOptions options(layer.embed_dim,
+                                               layer.num_heads);
+  return forward_of(multi_head<multihead::MultiheadAttention>(
+      layer, options.batch_first(layer.batch_first)));
+}
+
+Answer module(const LayerInputs& x) { return make_module(x.layer)(x); }
+
+at::Tensor attention(const AttentionInputs& x) {
+  return multihead::scaled_dot_product_attention(x.query, x.key, x.value,
+                                                 x.options);
+}
+
+}  // namespace ours
+
+namespace pytorch {
+namespace {
+
+torch::nn::MultiheadAttention make_module(const AttentionLayer& layer) {
+  return multi_head<torch::nn::MultiheadAttention>(
+      layer,
+      torch::nn::MultiheadAttentionOptions(layer.embed_dim, layer.num_heads));
 }
 
 // Length, batch, head sizes of sequence-first input.
@@ -64,7 +138,7 @@ struct Sizes {
 };
 
 // A mask (…, S) with a visible column for each key that the layer appends.
-at::Tensor pad(at::Tensor mask, const multihead::AttentionLayer& layer) {
+at::Tensor pad(at::Tensor mask, const AttentionLayer& layer) {
   for (const bool appends : {layer.bias_k.defined(), layer.add_zero_attn})
     if (appends && mask.defined()) mask = at::constant_pad_nd(mask, {0, 1});
   return mask;
@@ -72,8 +146,8 @@ at::Tensor pad(at::Tensor mask, const multihead::AttentionLayer& layer) {
 
 // The layer's masks as one float mask (1 or N·H, L or 1, S), or undefined.
 at::Tensor merged_mask(const Sizes& s, at::ScalarType dtype,
-                       const multihead::AttentionLayer& layer,
-                       const multihead::ForwardOptions& options) {
+                       const LayerInputs& inputs) {
+  const auto& [query, key, value, layer, options] = inputs;
   at::Tensor mask = options.attn_mask();
   if (options.is_causal() && !mask.defined()) mask = later_keys(s.L, s.S);
   mask = pad(additive(mask, dtype), layer);
@@ -88,15 +162,23 @@ at::Tensor merged_mask(const Sizes& s, at::ScalarType dtype,
   return mask.defined() ? mask + rows : rows;
 }
 
-struct Projected {
+// A transposed view; tensors that were one stay one.
+struct SequenceFirst {
+  explicit SequenceFirst(const LayerInputs& x)
+      : query(first(x.query, x)),
+        key(x.key.is_same(x.query) ? query : first(x.key, x)),
+        value(x.value.is_same(x.key) ? key : first(x.value, x)) {}
+  static at::Tensor first(const at::Tensor& sequence, const LayerInputs& x) {
+    return x.layer.batch_first ? sequence.transpose(0, 1) : sequence;
+  }
   at::Tensor query, key, value;
 };
 
 // (L, N, E) inputs → projected; one product where inputs are one tensor, as
 // its shape decides the last bit.
-Projected project(const at::Tensor& query, const at::Tensor& key,
-                  const at::Tensor& value,
-                  const multihead::AttentionLayer& layer) {
+AttentionInputs project(const SequenceFirst& inputs,
+                        const AttentionLayer& layer) {
+  const auto& [query, key, value] = inputs;
   const at::Tensor &w = layer.in_proj_weight, &b = layer.in_proj_bias;
   const int64_t E = layer.embed_dim;
   const auto bias = [&](int64_t from, int64_t to) {
@@ -139,7 +221,7 @@ at::Tensor cut_heads(at::Tensor rows, const at::Tensor& bias, bool zero,
 }
 
 // softmax(q·kᵀ/√d + mask)·v of heads (N·H, L, d), and the weights.
-std::tuple<at::Tensor, at::Tensor> attend(const Projected& heads,
+std::tuple<at::Tensor, at::Tensor> attend(const AttentionInputs& heads,
                                           const at::Tensor& mask, double p) {
   const double d = heads.query.size(2);
   const at::Tensor query = heads.query * std::sqrt(1.0 / d),
@@ -153,7 +235,7 @@ std::tuple<at::Tensor, at::Tensor> attend(const Projected& heads,
 }
 
 // The same without weights, by PyTorch's function: (L, N·H, d).
-at::Tensor attend_without_weights(const Projected& heads, at::Tensor mask,
+at::Tensor attend_without_weights(const AttentionInputs& heads, at::Tensor mask,
                                   double p, bool is_causal, const Sizes& s) {
   const auto view = [&](const at::Tensor& x) {
     return x.view({s.N, s.H, x.size(1), s.d});
@@ -168,24 +250,10 @@ at::Tensor attend_without_weights(const Projected& heads, at::Tensor mask,
   return out.permute({2, 0, 1, 3}).contiguous();
 }
 
-// A transposed view; tensors that were one stay one.
-struct SequenceFirst {
-  SequenceFirst(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                bool batch_first)
-      : query(batch_first ? q.transpose(0, 1) : q),
-        key(k.is_same(q)  ? query
-            : batch_first ? k.transpose(0, 1)
-                          : k),
-        value(v.is_same(k)  ? key
-              : batch_first ? v.transpose(0, 1)
-                            : v) {}
-  at::Tensor query, key, value;
-};
-
 // Positions of queries among the keys, (B or 1, 1, Lq, 1).
-at::Tensor positions(const at::Tensor& query, const at::Tensor& lengths,
-                     const multihead::AttentionOptions& options) {
-  const int64_t Lq = query.size(2);
+at::Tensor positions(const AttentionInputs& x, const at::Tensor& lengths) {
+  const AttentionOptions& options = x.options;
+  const int64_t Lq = x.query.size(2);
   const at::Tensor rows = at::arange(Lq).view({1, 1, Lq, 1});
   if (options.query_offset.defined())
     return rows + options.query_offset.view({-1, 1, 1, 1});
@@ -195,11 +263,10 @@ at::Tensor positions(const at::Tensor& query, const at::Tensor& lengths,
 }
 
 // (B or 1, 1, 1, 1)
-at::Tensor key_lengths(const at::Tensor& key,
-                       const multihead::AttentionOptions& options) {
-  return options.key_lengths.defined()
-             ? options.key_lengths.view({-1, 1, 1, 1})
-             : at::full({1, 1, 1, 1}, key.size(2), at::kLong);
+at::Tensor key_lengths(const AttentionInputs& x) {
+  const at::Tensor& lengths = x.options.key_lengths;
+  return lengths.defined() ? lengths.view({-1, 1, 1, 1})
+                           : at::full({1, 1, 1, 1}, x.key.size(2), at::kLong);
 }
 
 }  // namespace
@@ -209,42 +276,34 @@ at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
   return at::zeros(mask.sizes(), dtype).masked_fill_(mask, -kInfinity);
 }
 
-Module make_nn_module(const multihead::AttentionLayer& layer) {
-  return [module = make_module(layer), batch_first = layer.batch_first](
-             const at::Tensor& query, const at::Tensor& key,
-             const at::Tensor& value,
-             const multihead::ForwardOptions& options) mutable {
-    const SequenceFirst x(query, key, value, batch_first);
+LayerForm make_nn_module(const AttentionLayer& layer) {
+  return [module = make_module(layer)](const LayerInputs& inputs) mutable {
+    const SequenceFirst x(inputs);
+    const ForwardOptions& options = inputs.options;
     at::Tensor mask = options.attn_mask();
     if (options.is_causal() && !mask.defined())
       mask = later_keys(x.query.size(0), x.key.size(0));
     auto [out, weights] = module->forward(
         x.query, x.key, x.value, options.key_padding_mask(),
-        options.need_weights(), additive(mask, query.scalar_type()),
+        options.need_weights(), additive(mask, x.query.scalar_type()),
         options.average_attn_weights());
-    return std::tuple(batch_first ? out.transpose(0, 1) : out, weights);
+    return Answer(SequenceFirst::first(out, inputs), weights);
   };
 }
 
-std::tuple<at::Tensor, at::Tensor> nn_module(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const multihead::AttentionLayer& layer,
-    const multihead::ForwardOptions& options) {
-  return make_nn_module(layer)(query, key, value, options);
+Answer nn_module(const LayerInputs& x) { return make_nn_module(x.layer)(x); }
+
+at::Tensor nn_module_unaided(const LayerInputs& x) {
+  return std::get<0>(make_module(x.layer)->forward(
+      x.query, x.key, x.value, x.options.key_padding_mask(),
+      x.options.need_weights(), x.options.attn_mask(),
+      x.options.average_attn_weights()));
 }
 
-at::Tensor nn_module_unaided(const at::Tensor& query,
-                             const multihead::AttentionLayer& layer,
-                             const multihead::ForwardOptions& options) {
-  return std::get<0>(make_module(layer)->forward(
-      query, query, query, options.key_padding_mask(), options.need_weights(),
-      options.attn_mask(), options.average_attn_weights()));
-}
-
-multihead::AttentionLayer draw_layer(int64_t embed_dim, int64_t num_heads) {
+AttentionLayer draw_layer(int64_t embed_dim, int64_t num_heads) {
   const torch::nn::MultiheadAttention module(
       torch::nn::MultiheadAttentionOptions(embed_dim, num_heads).bias(false));
-  multihead::AttentionLayer layer;
+  AttentionLayer layer;
   layer.embed_dim = embed_dim;
   layer.num_heads = num_heads;
   layer.in_proj_weight = module->in_proj_weight;
@@ -253,25 +312,23 @@ multihead::AttentionLayer draw_layer(int64_t embed_dim, int64_t num_heads) {
   return layer;
 }
 
-std::tuple<at::Tensor, at::Tensor> python_module(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const multihead::AttentionLayer& layer,
-    const multihead::ForwardOptions& options) {
-  const SequenceFirst x(query, key, value, layer.batch_first);
+Answer python_module(const LayerInputs& inputs) {
+  const AttentionLayer& layer = inputs.layer;
+  const ForwardOptions& options = inputs.options;
+  const SequenceFirst x(inputs);
   const int64_t H = layer.num_heads, E = layer.embed_dim;
   const Sizes s{x.query.size(0), x.key.size(0), x.query.size(1), E, H, E / H};
-  const Projected rows = project(x.query, x.key, x.value, layer);
+  const AttentionInputs rows = project(x, layer);
   const bool zero = layer.add_zero_attn;
-  const Projected heads{cut_heads(rows.query, {}, false, s),
-                        cut_heads(rows.key, layer.bias_k, zero, s),
-                        cut_heads(rows.value, layer.bias_v, zero, s)};
+  const AttentionInputs heads{cut_heads(rows.query, {}, false, s),
+                              cut_heads(rows.key, layer.bias_k, zero, s),
+                              cut_heads(rows.value, layer.bias_v, zero, s)};
   const double p = layer.training ? layer.dropout_p : 0.0;
   // Without weights PyTorch takes the hint and drops the mask.
   const bool causal = options.is_causal() && !options.need_weights() &&
                       !options.key_padding_mask().defined();
   const at::Tensor mask =
-      causal ? at::Tensor()
-             : merged_mask(s, query.scalar_type(), layer, options);
+      causal ? at::Tensor() : merged_mask(s, x.query.scalar_type(), inputs);
   at::Tensor out, weights;
   if (options.need_weights()) {
     std::tie(out, weights) = attend(heads, mask, p);
@@ -283,12 +340,11 @@ std::tuple<at::Tensor, at::Tensor> python_module(
   out = at::linear(out.view({s.L * s.N, E}), layer.out_proj_weight,
                    layer.out_proj_bias)
             .view({s.L, s.N, E});
-  return {layer.batch_first ? out.transpose(0, 1) : out, weights};
+  return {SequenceFirst::first(out, inputs), weights};
 }
 
-std::tuple<at::Tensor, at::Tensor> native(
-    const at::Tensor& query, const multihead::AttentionLayer& layer,
-    const multihead::ForwardOptions& options) {
+Answer native(const LayerInputs& inputs) {
+  const auto& [query, key, value, layer, options] = inputs;
   const int64_t N = query.size(0), L = query.size(1), H = layer.num_heads;
   std::optional<at::Tensor> mask;
   std::optional<int64_t> type;
@@ -310,26 +366,24 @@ std::tuple<at::Tensor, at::Tensor> native(
       options.need_weights(), options.average_attn_weights(), type);
 }
 
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key,
-                     const at::Tensor& value,
-                     const multihead::AttentionOptions& options) {
+at::Tensor attention(const AttentionInputs& x) {
+  const AttentionOptions& options = x.options;
   return at::scaled_dot_product_attention(
-      query, key, value,
+      x.query, x.key, x.value,
       options.attn_mask.defined() ? std::optional(options.attn_mask)
                                   : std::nullopt,
       options.dropout_p, options.is_causal, options.scale, options.enable_gqa);
 }
 
-bool has_bias(const multihead::AttentionOptions& options) {
+bool has_bias(const AttentionOptions& options) {
   return options.attn_mask.defined() &&
          options.attn_mask.scalar_type() != at::kBool;
 }
 
-at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,
-                     const multihead::AttentionOptions& options) {
-  const at::Tensor lengths = key_lengths(key, options);
-  const at::Tensor at_key = positions(query, lengths, options);
-  const at::Tensor keys = at::arange(key.size(2));
+at::Tensor keep_mask(const AttentionInputs& x) {
+  const AttentionOptions& options = x.options;
+  const at::Tensor lengths = key_lengths(x), at_key = positions(x, lengths),
+                   keys = at::arange(x.key.size(2));
   at::Tensor keep = keys.lt(lengths);
   if (options.key_mask.defined())
     keep = keep.logical_and(options.key_mask.unsqueeze(1).unsqueeze(1));
@@ -343,24 +397,22 @@ at::Tensor keep_mask(const at::Tensor& query, const at::Tensor& key,
   return given.defined() && !has_bias(options) ? keep.logical_and(given) : keep;
 }
 
-at::Tensor attention_with_mask(const at::Tensor& query, const at::Tensor& key,
-                               const at::Tensor& value,
-                               const multihead::AttentionOptions& options) {
+at::Tensor attention_with_mask(const AttentionInputs& x) {
+  const auto& [query, key, value, options] = x;
   const int64_t B = query.size(0), H = query.size(1), Lq = query.size(2),
                 Lk = key.size(2), group = H / key.size(1);
   at::Tensor mask = at::zeros({B, H, Lq, Lk}, at::kDouble);
   if (has_bias(options)) mask = mask + options.attn_mask;
   if (options.alibi_slopes.defined()) {
-    const at::Tensor at_key =
-        positions(query, key_lengths(key, options), options);
+    const at::Tensor at_key = positions(x, key_lengths(x));
     mask = mask - options.alibi_slopes.view({-1, H, 1, 1}) *
                       (at_key - at::arange(Lk)).abs();
   }
-  mask = mask.masked_fill(keep_mask(query, key, options).logical_not(),
-                          -kInfinity);
+  mask = mask.masked_fill(keep_mask(x).logical_not(), -kInfinity);
   return at::scaled_dot_product_attention(
       query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1),
       mask.to(query.scalar_type()), 0.0, false, options.scale);
 }
 
-}  // namespace cli::pytorch
+}  // namespace pytorch
+}  // namespace cli

@@ -1,90 +1,34 @@
 // SPDX-License-Identifier: MIT
-//
-// Verdicts of `multihead verify`: numbers in, agreement or faults out. Free of
-// torch; every dtype it compares converts to double without loss.
-#pragma once
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "cli/terminal/format.h"
+#include "cli/verify/verify.h"
 
 namespace cli {
-
-using Values = std::vector<double>;
-
-/// One tensor of a result. Absent values are nullopt.
-struct Part {
-  std::string name;            ///< "out", "weights", "d query"
-  std::vector<int64_t> shape;  ///< of ours
-  int digits = 53;             ///< of the dtype's significand, in bits
-  Values ours = {};
-  std::optional<Values> pytorch = {};  ///< PyTorch's answer
-  std::optional<Values> golden = {};   ///< the float64 loops' answer
-  std::optional<Values> allowed = {};  ///< largest |ours − golden| per element
-  std::string misfit = {};             ///< how shape or dtype differ
-};
+namespace {
 
 struct Tolerance {
   double atol, rtol;
 };
-/// What the exercises ask for.
-inline constexpr Tolerance kExercise{1e-8, 1e-5};
+constexpr Tolerance kExercise{1e-8, 1e-5};
 
-/// What is demanded of ours beside PyTorch's result.
-///  kNothing  only the error budget counts.
-///  kBits     the same bits: PyTorch ran the same operations in the same order
-///            on operands that lie alike.
-///  kClose    PyTorch ran other operations. Both sides may use the whole error
-///            budget, so they may differ by twice as much; a part without a
-///            budget must pass the exercises' allclose.
-enum class Agreement { kNothing, kBits, kClose };
-
-struct Comparison {
-  std::vector<Part> parts;
-  Agreement pytorch = Agreement::kNothing;
-};
-
-/// Which demand was not met.
-enum class FaultKind { kBits, kClose, kBudget, kResult };
-
-struct Fault {
-  FaultKind kind;
-  std::string text;
-};
-
-struct Verdict {
-  Agreement pytorch = Agreement::kNothing;
-  std::vector<Fault> faults;         ///< empty: ours agrees
-  std::optional<double> difference;  ///< largest, from PyTorch's; 0: same bits
-  std::optional<double> error;       ///< largest, of ours, from golden
-  std::optional<double> pytorch_error;
-  std::optional<double> budget;  ///< largest share of `allowed`; ≤ 1 is within
-  std::optional<bool> exercise;  ///< allclose at kExercise
-  bool agrees() const { return faults.empty(); }
-};
-
-/// |x − y|; 0 for the same infinity or for two NaN, infinite for one NaN.
-inline double distance(double x, double y) {
+// |x − y|; 0 for the same infinity or for two NaN, infinite for one NaN.
+double distance(double x, double y) {
   if (x == y || (std::isnan(x) && std::isnan(y))) return 0;
   if (std::isnan(x) || std::isnan(y))
     return std::numeric_limits<double>::infinity();
   return std::abs(x - y);
 }
 
-/// Element by element: how many exceed their bound, the worst share of it.
+// Element by element: how many exceed their bound, the worst share of it.
 struct Excess {
   int64_t count = 0, first = 0;
   double difference = 0, share = 0;
 };
 
-/// bound(i) ≥ 0 is what |x[i] − y[i]| may reach.
+// bound(i) ≥ 0 is what |x[i] − y[i]| may reach.
 template <typename Bound>
 Excess excess(const Values& x, const Values& y, Bound bound) {
   Excess result;
@@ -99,8 +43,8 @@ Excess excess(const Values& x, const Values& y, Bound bound) {
   return result;
 }
 
-/// "out[1, 0, 3]"
-inline std::string element(const Part& part, int64_t index) {
+// "out[1, 0, 3]"
+std::string element(const Part& part, int64_t index) {
   std::string text = "]";
   for (size_t d = part.shape.size(); d-- > 0;) {
     text.insert(0, std::to_string(index % part.shape[d]));
@@ -110,8 +54,8 @@ inline std::string element(const Part& part, int64_t index) {
   return part.name + "[" + text;
 }
 
-/// As few digits as tell the value from every other of its dtype.
-inline std::string exact_number(double value, int digits) {
+// As few digits as tell the value from every other of its dtype.
+std::string exact_number(double value, int digits) {
   char text[32];
   const std::to_chars_result end =
       digits <= std::numeric_limits<float>::digits
@@ -120,9 +64,9 @@ inline std::string exact_number(double value, int digits) {
   return {text, end.ptr};
 }
 
-/// How far x is from y in units in the last place of y, a number of `digits`
-/// bits; empty where that says nothing: not finite, zero, or a million units.
-inline std::string units_apart(double x, double y, int digits) {
+// How far x is from y in units in the last place of y, a number of `digits`
+// bits; empty where that says nothing: not finite, zero, or a million units.
+std::string units_apart(double x, double y, int digits) {
   if (!std::isfinite(x) || !std::isfinite(y) || y == 0) return {};
   const double unit = std::ldexp(1.0, std::ilogb(y) - digits + 1);
   const double units = std::round(std::abs(x - y) / unit);
@@ -132,8 +76,8 @@ inline std::string units_apart(double x, double y, int digits) {
   return format(" (%.0f units in the last place)", units);
 }
 
-inline std::string explain(const Part& part, const Excess& excess,
-                           const Values& expected, const std::string& demand) {
+std::string explain(const Part& part, const Excess& excess,
+                    const Values& expected, const std::string& demand) {
   const double x = part.ours[excess.first], y = expected[excess.first];
   return part.name + ": " + std::to_string(excess.count) + " of " +
          std::to_string(part.ours.size()) + " elements " + demand + ", first " +
@@ -143,11 +87,11 @@ inline std::string explain(const Part& part, const Excess& excess,
          exact_number(excess.difference, 11);
 }
 
-inline void raise(std::optional<double>& largest, double value) {
+void raise(std::optional<double>& largest, double value) {
   largest = std::max(largest.value_or(0), value);
 }
 
-inline void judge_against_pytorch(const Part& part, Verdict& verdict) {
+void judge_against_pytorch(const Part& part, Verdict& verdict) {
   const Values& expected = *part.pytorch;
   const auto within = [&](Tolerance t) {
     return excess(part.ours, expected, [&](size_t i) {
@@ -172,7 +116,7 @@ inline void judge_against_pytorch(const Part& part, Verdict& verdict) {
            "are not close to PyTorch's");
 }
 
-inline void judge_against_golden(const Part& part, Verdict& verdict) {
+void judge_against_golden(const Part& part, Verdict& verdict) {
   const auto largest = [&](const Values& values) {
     return excess(values, *part.golden, [](size_t) { return 1.0; }).difference;
   };
@@ -188,8 +132,20 @@ inline void judge_against_golden(const Part& part, Verdict& verdict) {
          explain(part, budget, *part.golden, "are outside the error budget")});
 }
 
-/// A comparison that demands nothing is a fault of its own.
-inline Verdict judge(const Comparison& comparison) {
+std::string describe(const at::Tensor& tensor) {
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes());
+}
+
+int significand_bits(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? 8
+         : dtype == at::kHalf   ? 11
+         : dtype == at::kFloat  ? 24
+                                : 53;
+}
+
+}  // namespace
+
+Verdict judge(const Comparison& comparison) {
   Verdict verdict;
   verdict.pytorch = comparison.pytorch;
   const auto no_result = [&](const std::string& text) {
@@ -208,6 +164,32 @@ inline Verdict judge(const Comparison& comparison) {
   }
   if (comparison.parts.empty()) no_result("no result");
   return verdict;
+}
+
+Part make_part(std::string name, const at::Tensor& ours,
+               const at::Tensor& pytorch, const Golden& golden) {
+  Part part{.name = std::move(name), .shape = {}};
+  if (!ours.defined()) {
+    part.misfit = "missing";
+    return part;
+  }
+  part.shape = ours.sizes().vec();
+  part.digits = significand_bits(ours.scalar_type());
+  part.ours = values(ours);
+  if (pytorch.defined()) {
+    part.pytorch = values(pytorch);
+    if (ours.sizes() != pytorch.sizes() ||
+        ours.scalar_type() != pytorch.scalar_type())
+      part.misfit = describe(ours) + " instead of " + describe(pytorch);
+  }
+  if (golden.value.defined()) {
+    part.golden = values(golden.value);
+    if (golden.allowed.defined()) part.allowed = values(golden.allowed);
+    if (ours.sizes() != golden.value.sizes())
+      part.misfit = c10::str("shape ", ours.sizes(), " instead of ",
+                             golden.value.sizes());
+  }
+  return part;
 }
 
 }  // namespace cli
