@@ -63,17 +63,11 @@ std::string dtype_names() {
   return names;
 }
 
-const DtypeRow* find_dtype(auto&& matches) {
-  const auto row = std::ranges::find_if(kDtypes, matches);
-  return row == kDtypes.end() ? nullptr : &*row;
-}
-
 /// The row of a dtype; kDtype if the format or this table lacks it.
 const DtypeRow& dtype_row(c10::ScalarType dtype, const std::string& where,
                           const std::string& tensor) {
-  const DtypeRow* row =
-      find_dtype([&](const DtypeRow& row) { return row.dtype == dtype; });
-  if (row == nullptr) {
+  const auto row = std::ranges::find(kDtypes, dtype, &DtypeRow::dtype);
+  if (row == kDtypes.end()) {
     fail(kDtype, where, "tensor ", quote(tensor), ": dtype must be one of ",
          dtype_names(), ", got ", c10::toString(dtype));
   }
@@ -132,9 +126,8 @@ class HeaderEvents final : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (place_ != Place::kEntry || key_ != "dtype") reject(quote(value));
-    const DtypeRow* row =
-        find_dtype([&](const DtypeRow& row) { return row.name == value; });
-    if (row == nullptr) reject(quote(value));
+    const auto row = std::ranges::find(kDtypes, value, &DtypeRow::name);
+    if (row == kDtypes.end()) reject(quote(value));
     entry_->dtype = row->dtype;
     return true;
   }
@@ -315,13 +308,11 @@ std::string format_json(const Header& header,
            kMaxDims, " sizes, got ", entry.shape.size());
     }
     add_key(name);
-    text.append("{\"dtype\":\"")
-        .append(dtype_row(entry.dtype, where, name).name)
-        .append("\",\"shape\":")
-        .append(format_shape(entry.shape))
-        .append(",\"data_offsets\":")
-        .append(nlohmann::json({entry.begin, entry.end}).dump())
-        .append("}");
+    const nlohmann::ordered_json described = {
+        {"dtype", dtype_row(entry.dtype, where, name).name},
+        {"shape", entry.shape},
+        {"data_offsets", {entry.begin, entry.end}}};
+    text += described.dump();
   }
   return text + "}";
 }
