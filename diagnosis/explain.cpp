@@ -9,7 +9,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <mutex>
 

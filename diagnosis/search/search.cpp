@@ -8,7 +8,6 @@
 #include "diagnosis/search/search.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <tuple>
 
@@ -162,7 +161,7 @@ class Search {
     const auto stages =
         failing ? simulate(*failing, recipe) : std::optional<Stages>();
     if (!stages) {
-      if (failing) near.closeness = -std::numeric_limits<double>::infinity();
+      if (failing) near.closeness = -kInfinity;
       return near;
     }
     near.shown = shown_in_trace(*failing, *stages, failing->dtype).size();

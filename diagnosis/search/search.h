@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
-#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -38,8 +37,7 @@ std::array<at::Tensor, 3> gradients(const ObservedCall& call,
 
 /// What remains of a tensor, and as a share of what rounding may do.
 struct Error {
-  double difference = std::numeric_limits<double>::infinity();
-  double share = std::numeric_limits<double>::infinity();
+  double difference = kInfinity, share = kInfinity;
 };
 
 /// Errors of what a call returned, judged in the order of the members; 0 for

@@ -18,7 +18,6 @@ namespace {
 
 using at::Tensor;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Half an ulp of 1, and how many of them another order of the same operations,
 // projections included, may cost at most. Faults are far beyond.
 constexpr double kUnits = 64;

@@ -15,8 +15,6 @@ using at::Tensor;
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 // What masks do to scores, collected; undefined = nothing.
 struct Effect {
   Tensor blocked;  // bool

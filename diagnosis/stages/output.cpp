@@ -4,8 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
 
-#include <limits>
-
 #include "diagnosis/stages/simulate.h"
 #include "multihead/optional_tensor.h"
 
@@ -14,8 +12,6 @@ namespace multihead::diagnosis {
 using at::Tensor;
 
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // By a matrix (D, D) that all heads share, or each by its own square on the
 // diagonal of (H·D, H·D).

@@ -19,6 +19,8 @@
 
 namespace multihead::diagnosis {
 
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 /// The steps of attention, in order.
 enum class Stage {
   kProjections,
@@ -163,7 +165,7 @@ struct Recipe {
   MaskUse mask = {};
   MaskUse padding = {};
   Causal causal = causal_top_left;
-  double sentinel = -std::numeric_limits<double>::infinity();
+  double sentinel = -kInfinity;
   bool sentinel_added = false;  ///< to the score, not in its place
 
   // Weights.

@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
-#include <limits>
 
 namespace multihead::diagnosis {
 namespace {
@@ -131,7 +130,6 @@ double largest_finite(const Tensor& x, const Tensor& rows) {
 
 double largest_difference(const Tensor& x, const Tensor& y,
                           const Tensor& rows) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (x.sizes() != y.sizes()) return kInfinity;
   if (x.numel() == 0) return 0;
   Tensor difference = (x - y).abs();
