@@ -133,35 +133,7 @@ const Metric kMetrics[] = {
      .value = memory},
 };
 
-}  // namespace
-
-std::string describe_metrics() {
-  std::string text;
-  for (const Metric& metric : kMetrics) {
-    if (!metric.help) continue;
-    std::istringstream lines(metric.help);
-    std::string title = metric.column.title;
-    for (std::string line; std::getline(lines, line); title.clear())
-      text += "  " + padded(title, 8) + "  " + line + "\n";
-  }
-  return text;
-}
-
-std::string three_digits(double value) {
-  if (!(value > 0)) return "0";
-  const int digits = 2 - static_cast<int>(std::floor(std::log10(value)));
-  return format("%.*f", std::clamp(digits, 0, 6), value);
-}
-
-std::string duration(double seconds) {
-  if (seconds < 1e-3) return three_digits(seconds * 1e6) + " µs";
-  if (seconds < 1) return three_digits(seconds * 1e3) + " ms";
-  return three_digits(seconds) + " s";
-}
-
 // --- The table ---------------------------------------------------------------
-
-namespace {
 
 Cell verdict(const Measurement& measurement, Implementation who) {
   Cell cell;
@@ -229,7 +201,91 @@ const Entry* baseline(const Measurement& measurement) {
   return nullptr;
 }
 
+// --- Files -------------------------------------------------------------------
+
+template <typename T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : nullptr;
+}
+
+Json to_json(const Rate& r) { return {{"best", r.best}, {"mean", r.mean}}; }
+
+Json to_json(const Measurement& m, const Entry& e) {
+  Json json = {{"name", name(e.who)}, {"status", name(e.status)}};
+  if (e.status != Status::kRight) {
+    json["fault"] = e.fault;
+    return json;
+  }
+  for (const Metric& metric : kMetrics)
+    if (metric.json) json[Json::json_pointer(metric.json)] = metric.value(m, e);
+  return json;
+}
+
+Json to_json(const Measurement& m) {
+  Json entries = Json::array(), targets = Json::array();
+  for (const Entry& entry : m.entries) entries.push_back(to_json(m, entry));
+  for (const TargetResult& d : target_results(m))
+    targets.push_back({{"what", d.what},
+                       {"wanted", d.wanted},
+                       {"reached", d.reached},
+                       {"met", d.met()}});
+  return {{"group", m.test->group},
+          {"case", m.test->name},
+          {"shapes", shapes(*m.test)},
+          {"pass", name(m.test->pass)},
+          {"threads", m.threads},
+          {"rate_unit", rate_unit(m)},
+          {"peak",
+           {{"unit", m.peak.unit},
+            {"before", to_json(m.peak.before)},
+            {"after", to_json(m.peak.after)},
+            {"noisy", m.peak.noisy()},
+            {"amx", or_null(m.peak.tiles)}}},
+          {"contenders", std::move(entries)},
+          {"scaling", or_null(m.scaling)},
+          {"targets", std::move(targets)}};
+}
+
+// As RFC 4180 wants it: quotes around everything that could need them.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) result += c == '"' ? "\"\"" : std::string(1, c);
+  return result + "\"";
+}
+
+// In six digits, if it is a number; no text of a metric needs quotes.
+std::string plain(const Value& value) {
+  if (value.is_null()) return "";
+  if (value.is_string()) return value.get<std::string>();
+  return value.is_number_float() ? format("%g", value.get<double>())
+                                 : value.dump();
+}
+
 }  // namespace
+
+std::string describe_metrics() {
+  std::string text;
+  for (const Metric& metric : kMetrics) {
+    if (!metric.help) continue;
+    std::istringstream lines(metric.help);
+    std::string title = metric.column.title;
+    for (std::string line; std::getline(lines, line); title.clear())
+      text += "  " + padded(title, 8) + "  " + line + "\n";
+  }
+  return text;
+}
+
+std::string three_digits(double value) {
+  if (!(value > 0)) return "0";
+  const int digits = 2 - static_cast<int>(std::floor(std::log10(value)));
+  return format("%.*f", std::clamp(digits, 0, 6), value);
+}
+
+std::string duration(double seconds) {
+  if (seconds < 1e-3) return three_digits(seconds * 1e6) + " µs";
+  if (seconds < 1) return three_digits(seconds * 1e3) + " ms";
+  return three_digits(seconds) + " s";
+}
 
 BenchTable::BenchTable(const std::vector<BenchCase>& cases)
     : table_(table_columns(cases)) {}
@@ -313,70 +369,6 @@ void BenchTable::closing(const BenchRun& run, double seconds) {
                   " targets met. " + format("%.0f s", seconds),
               wrong ? Style::kBad : Style::kGood);
 }
-
-// --- Files -------------------------------------------------------------------
-
-namespace {
-
-template <typename T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : nullptr;
-}
-
-Json to_json(const Rate& r) { return {{"best", r.best}, {"mean", r.mean}}; }
-
-Json to_json(const Measurement& m, const Entry& e) {
-  Json json = {{"name", name(e.who)}, {"status", name(e.status)}};
-  if (e.status != Status::kRight) {
-    json["fault"] = e.fault;
-    return json;
-  }
-  for (const Metric& metric : kMetrics)
-    if (metric.json) json[Json::json_pointer(metric.json)] = metric.value(m, e);
-  return json;
-}
-
-Json to_json(const Measurement& m) {
-  Json entries = Json::array(), targets = Json::array();
-  for (const Entry& entry : m.entries) entries.push_back(to_json(m, entry));
-  for (const TargetResult& d : target_results(m))
-    targets.push_back({{"what", d.what},
-                       {"wanted", d.wanted},
-                       {"reached", d.reached},
-                       {"met", d.met()}});
-  return {{"group", m.test->group},
-          {"case", m.test->name},
-          {"shapes", shapes(*m.test)},
-          {"pass", name(m.test->pass)},
-          {"threads", m.threads},
-          {"rate_unit", rate_unit(m)},
-          {"peak",
-           {{"unit", m.peak.unit},
-            {"before", to_json(m.peak.before)},
-            {"after", to_json(m.peak.after)},
-            {"noisy", m.peak.noisy()},
-            {"amx", or_null(m.peak.tiles)}}},
-          {"contenders", std::move(entries)},
-          {"scaling", or_null(m.scaling)},
-          {"targets", std::move(targets)}};
-}
-
-// As RFC 4180 wants it: quotes around everything that could need them.
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) result += c == '"' ? "\"\"" : std::string(1, c);
-  return result + "\"";
-}
-
-// In six digits, if it is a number; no text of a metric needs quotes.
-std::string plain(const Value& value) {
-  if (value.is_null()) return "";
-  if (value.is_string()) return value.get<std::string>();
-  return value.is_number_float() ? format("%g", value.get<double>())
-                                 : value.dump();
-}
-
-}  // namespace
 
 std::string to_json(const BenchRun& run) {
   Json measurements = Json::array();

@@ -133,12 +133,7 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
   std::optional<double> single;
   for (const int count : threads) {
     at::set_num_threads(count);
-    Measurement m{.test = &test,
-                  .threads = count,
-                  .peak = {},
-                  .entries = {},
-                  .flop = prepared.flop,
-                  .bytes = prepared.bytes};
+    Measurement m{.test = &test, .threads = count, .peak = {}, .entries = {}};
     for (const Contender& contender : prepared.contenders)
       m.entries.push_back(judge(contender));
     const auto [unit, before] = measure_limit(test, count);
@@ -147,7 +142,7 @@ void Runner::run(const BenchCase& test, const std::vector<int>& threads,
     if (dtype_of(test) == at::kBFloat16 && !test.memory_bound)
       if (auto tiles = measure_arithmetic(Unit::kBFloat16Tiles, 512, count))
         m.peak.tiles = tiles->best;
-    const double work = test.memory_bound ? m.bytes : m.flop;
+    const double work = test.memory_bound ? prepared.bytes : prepared.flop;
     for (Entry& entry : m.entries)
       if (entry.status == Status::kRight) {
         entry.rate = work / entry.time.best * 1e-9;

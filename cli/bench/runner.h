@@ -52,7 +52,6 @@ struct Measurement {
   int threads;
   Peak peak;
   std::vector<Entry> entries;          ///< ours first
-  double flop = 0, bytes = 0;          ///< useful work of a call
   std::optional<double> scaling = {};  ///< one thread's best time over this
 
   const Entry& ours() const { return entries.front(); }

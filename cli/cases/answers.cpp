@@ -69,11 +69,6 @@ Module multi_head(const AttentionLayer& layer, Options options) {
   return module;
 }
 
-}  // namespace
-
-namespace ours {
-namespace {
-
 multihead::GroupedQueryAttention grouped_query(const AttentionLayer& layer) {
   const KeepGenerator keep;
   multihead::GroupedQueryAttentionOptions options(
@@ -104,29 +99,9 @@ LayerForm forward_of(Holder module) {
   };
 }
 
-}  // namespace
+// --- The steps of Python's module --------------------------------------------
 
-LayerForm make_module(const AttentionLayer& layer) {
-  if (layer.num_kv_heads) return forward_of(grouped_query(layer));
-  multihead::MultiheadAttentionOptions options(layer.embed_dim,
-                                               layer.num_heads);
-  return forward_of(multi_head<multihead::MultiheadAttention>(
-      layer, options.batch_first(layer.batch_first)));
-}
-
-Answer module(const LayerInputs& x) { return make_module(x.layer)(x); }
-
-at::Tensor attention(const AttentionInputs& x) {
-  return multihead::scaled_dot_product_attention(x.query, x.key, x.value,
-                                                 x.options);
-}
-
-}  // namespace ours
-
-namespace pytorch {
-namespace {
-
-torch::nn::MultiheadAttention make_module(const AttentionLayer& layer) {
+torch::nn::MultiheadAttention torch_module(const AttentionLayer& layer) {
   return multi_head<torch::nn::MultiheadAttention>(
       layer,
       torch::nn::MultiheadAttentionOptions(layer.embed_dim, layer.num_heads));
@@ -150,9 +125,9 @@ at::Tensor merged_mask(const Sizes& s, at::ScalarType dtype,
   const auto& [query, key, value, layer, options] = inputs;
   at::Tensor mask = options.attn_mask();
   if (options.is_causal() && !mask.defined()) mask = later_keys(s.L, s.S);
-  mask = pad(additive(mask, dtype), layer);
+  mask = pad(pytorch::additive(mask, dtype), layer);
   const at::Tensor padding =
-      pad(additive(options.key_padding_mask(), dtype), layer);
+      pad(pytorch::additive(options.key_padding_mask(), dtype), layer);
   if (mask.defined() && mask.dim() == 2) mask = mask.unsqueeze(0);
   if (!padding.defined()) return mask;
   const int64_t keys = padding.size(1);
@@ -271,13 +246,34 @@ at::Tensor key_lengths(const AttentionInputs& x) {
 
 }  // namespace
 
+namespace ours {
+
+LayerForm make_module(const AttentionLayer& layer) {
+  if (layer.num_kv_heads) return forward_of(grouped_query(layer));
+  multihead::MultiheadAttentionOptions options(layer.embed_dim,
+                                               layer.num_heads);
+  return forward_of(multi_head<multihead::MultiheadAttention>(
+      layer, options.batch_first(layer.batch_first)));
+}
+
+Answer module(const LayerInputs& x) { return make_module(x.layer)(x); }
+
+at::Tensor attention(const AttentionInputs& x) {
+  return multihead::scaled_dot_product_attention(x.query, x.key, x.value,
+                                                 x.options);
+}
+
+}  // namespace ours
+
+namespace pytorch {
+
 at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
   if (!mask.defined() || mask.scalar_type() != at::kBool) return mask;
   return at::zeros(mask.sizes(), dtype).masked_fill_(mask, -kInfinity);
 }
 
 LayerForm make_nn_module(const AttentionLayer& layer) {
-  return [module = make_module(layer)](const LayerInputs& inputs) mutable {
+  return [module = torch_module(layer)](const LayerInputs& inputs) mutable {
     const SequenceFirst x(inputs);
     const ForwardOptions& options = inputs.options;
     at::Tensor mask = options.attn_mask();
@@ -294,7 +290,7 @@ LayerForm make_nn_module(const AttentionLayer& layer) {
 Answer nn_module(const LayerInputs& x) { return make_nn_module(x.layer)(x); }
 
 at::Tensor nn_module_unaided(const LayerInputs& x) {
-  return std::get<0>(make_module(x.layer)->forward(
+  return std::get<0>(torch_module(x.layer)->forward(
       x.query, x.key, x.value, x.options.key_padding_mask(),
       x.options.need_weights(), x.options.attn_mask(),
       x.options.average_attn_weights()));

@@ -92,6 +92,70 @@ reference::Layer reference_layer(const LayerInputs& x) {
   return result;
 }
 
+using reference::Attended;
+using reference::Heads;
+using reference::LinearGradients;
+using reference::Precision;
+
+at::Tensor no_bias() { return at::zeros({}, at::kDouble); }
+
+// (B, L, H·D) ↔ (B, H, L, D)
+Scaled split(const Scaled& rows, int64_t num_heads) {
+  return rows.view([=](const at::Tensor& x) {
+    return x.unflatten(-1, {num_heads, -1}).transpose(1, 2);
+  });
+}
+Scaled merged(const Scaled& heads) {
+  return heads.view(
+      [](const at::Tensor& x) { return x.transpose(1, 2).flatten(2); });
+}
+
+Heads project(const LayerInputs& inputs) {
+  const AttentionLayer& layer = inputs.layer;
+  const auto heads = [&](const at::Tensor& x, int64_t index) {
+    const at::Tensor& bias = layer.in_proj_bias;
+    return split(linear(Scaled(batch_first(x, layer)),
+                        layer.in_proj_weight.chunk(3)[index],
+                        bias.defined() ? bias.chunk(3)[index] : bias),
+                 layer.num_heads);
+  };
+  Heads x{.query = heads(inputs.query, 0),
+          .key = heads(inputs.key, 1),
+          .value = heads(inputs.value, 2),
+          .keep = {},
+          .bias = no_bias(),
+          .scale = 1 / std::sqrt(layer.embed_dim / layer.num_heads),
+          .average_weights = inputs.options.need_weights()};
+  x.keep = pytorch::keep_mask({x.query.value,
+                               x.key.value,
+                               x.value.value,
+                               {.is_causal = inputs.options.is_causal()}});
+  if (const at::Tensor& mask = inputs.options.attn_mask(); mask.defined())
+    x.keep = x.keep.logical_and(mask.logical_not());
+  return x;
+}
+
+// `dy` is the gradient of the output, batch first.
+void add_gradients(const LayerInputs& inputs, const Attended& x,
+                   const Scaled& dy, Reference& reference) {
+  const AttentionLayer& layer = inputs.layer;
+  const Scaled q = merged(x.dquery), k = merged(x.dkey), v = merged(x.dvalue);
+  const Scaled drows{at::cat({q.value, k.value, v.value}, -1),
+                     at::cat({q.scale, k.scale, v.scale}, -1)};
+  const Scaled dinput =
+      matmul(drows, Scaled(layer.in_proj_weight))
+          .view([&](const at::Tensor& t) { return batch_first(t, layer); });
+  const LinearGradients in = linear_backward(
+                            Scaled(batch_first(inputs.query, layer)), drows),
+                        out = linear_backward(merged(x.out), dy);
+  for (const auto& [name, gradient] : {std::pair("d query", dinput),
+                                       {"d in_proj_weight", in.weight},
+                                       {"d in_proj_bias", in.bias},
+                                       {"d out_proj_weight", out.weight},
+                                       {"d out_proj_bias", out.bias}})
+    reference.parts.push_back({name, gradient, &Precision::backward});
+}
+
 }  // namespace
 
 Values values(const at::Tensor& tensor) {
@@ -216,74 +280,6 @@ GoldenLayer golden_layer(const LayerInputs& x) {
 }
 
 // --- By matrix products ------------------------------------------------------
-
-namespace {
-
-using reference::Attended;
-using reference::Heads;
-using reference::LinearGradients;
-using reference::Precision;
-
-at::Tensor no_bias() { return at::zeros({}, at::kDouble); }
-
-// (B, L, H·D) ↔ (B, H, L, D)
-Scaled split(const Scaled& rows, int64_t num_heads) {
-  return rows.view([=](const at::Tensor& x) {
-    return x.unflatten(-1, {num_heads, -1}).transpose(1, 2);
-  });
-}
-Scaled merged(const Scaled& heads) {
-  return heads.view(
-      [](const at::Tensor& x) { return x.transpose(1, 2).flatten(2); });
-}
-
-Heads project(const LayerInputs& inputs) {
-  const AttentionLayer& layer = inputs.layer;
-  const auto heads = [&](const at::Tensor& x, int64_t index) {
-    const at::Tensor& bias = layer.in_proj_bias;
-    return split(linear(Scaled(batch_first(x, layer)),
-                        layer.in_proj_weight.chunk(3)[index],
-                        bias.defined() ? bias.chunk(3)[index] : bias),
-                 layer.num_heads);
-  };
-  Heads x{.query = heads(inputs.query, 0),
-          .key = heads(inputs.key, 1),
-          .value = heads(inputs.value, 2),
-          .keep = {},
-          .bias = no_bias(),
-          .scale = 1 / std::sqrt(layer.embed_dim / layer.num_heads),
-          .average_weights = inputs.options.need_weights()};
-  x.keep = pytorch::keep_mask({x.query.value,
-                               x.key.value,
-                               x.value.value,
-                               {.is_causal = inputs.options.is_causal()}});
-  if (const at::Tensor& mask = inputs.options.attn_mask(); mask.defined())
-    x.keep = x.keep.logical_and(mask.logical_not());
-  return x;
-}
-
-// `dy` is the gradient of the output, batch first.
-void add_gradients(const LayerInputs& inputs, const Attended& x,
-                   const Scaled& dy, Reference& reference) {
-  const AttentionLayer& layer = inputs.layer;
-  const Scaled q = merged(x.dquery), k = merged(x.dkey), v = merged(x.dvalue);
-  const Scaled drows{at::cat({q.value, k.value, v.value}, -1),
-                     at::cat({q.scale, k.scale, v.scale}, -1)};
-  const Scaled dinput =
-      matmul(drows, Scaled(layer.in_proj_weight))
-          .view([&](const at::Tensor& t) { return batch_first(t, layer); });
-  const LinearGradients in = linear_backward(
-                            Scaled(batch_first(inputs.query, layer)), drows),
-                        out = linear_backward(merged(x.out), dy);
-  for (const auto& [name, gradient] : {std::pair("d query", dinput),
-                                       {"d in_proj_weight", in.weight},
-                                       {"d in_proj_bias", in.bias},
-                                       {"d out_proj_weight", out.weight},
-                                       {"d out_proj_bias", out.bias}})
-    reference.parts.push_back({name, gradient, &Precision::backward});
-}
-
-}  // namespace
 
 Reference reference_of(const AttentionInputs& inputs, const at::Tensor& dout) {
   const AttentionOptions& options = inputs.options;
