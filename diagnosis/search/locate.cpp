@@ -57,13 +57,11 @@ class Evidence {
 
   bool has(const Tensor& stage) const {
     const double allowed = allowed_for(stage, reference_, precision_);
-    for (const std::vector<Tensor>& pieces : pieces_of(stage)) {
-      const bool all = std::ranges::all_of(pieces, [&](const Tensor& piece) {
+    return std::ranges::any_of(pieces_of(stage), [&](const auto& pieces) {
+      return std::ranges::all_of(pieces, [&](const Tensor& piece) {
         return in_trace(call_, piece, allowed);
       });
-      if (all) return true;
-    }
-    return false;
+    });
   }
 
   // Item 0's first and last head stand in some tensor as matrices (L, D).
@@ -90,18 +88,16 @@ class Evidence {
   // Whether something sums to 1 over its last dimension: weights, though not
   // those of attention.
   bool has_other_weights() const {
-    for (const Tensor& tensor : call_.trace) {
-      if (tensor.dim() < 2 || tensor.size(-1) != call_.sizes.keys ||
-          tensor.size(-2) != call_.sizes.queries) {
-        continue;
+    const Sizes& n = call_.sizes;
+    return std::ranges::any_of(call_.trace, [&](const Tensor& tensor) {
+      if (tensor.dim() < 2 || tensor.size(-1) != n.keys ||
+          tensor.size(-2) != n.queries) {
+        return false;
       }
       const Tensor x = tensor.to(at::kDouble);
-      if (x.ge(0).all().item<bool>() &&
-          largest_finite(x.sum(-1) - 1.0) < 1e-3) {
-        return true;
-      }
-    }
-    return false;
+      return x.ge(0).all().item<bool>() &&
+             largest_finite(x.sum(-1) - 1.0) < 1e-3;
+    });
   }
 
  private:
@@ -120,11 +116,9 @@ class Evidence {
       if (tensor.dim() < 3) continue;
       for (int64_t kept = 0; kept < tensor.dim() - 1; ++kept) {
         if (tensor.size(kept) != matrix.size(0)) continue;
-        Tensor rows = tensor.movedim(kept, -2).flatten(0, -3);
         // Few: items times heads.
-        for (const Tensor& x : rows.unbind(0)) {
-          if (is(x)) return true;
-        }
+        const Tensor rows = tensor.movedim(kept, -2).flatten(0, -3);
+        if (std::ranges::any_of(rows.unbind(0), is)) return true;
       }
     }
     return false;
@@ -137,10 +131,9 @@ class Evidence {
 
 // Where heads do not show, whether it is they or what they are cut from.
 Stage heads_or_projections(const Evidence& evidence, const Stages& reference) {
-  for (const Tensor& x : reference.projected) {
-    if (!evidence.has(x)) return Stage::kProjections;
-  }
-  return Stage::kHeads;
+  const bool projected = std::ranges::all_of(
+      reference.projected, [&](const Tensor& x) { return evidence.has(x); });
+  return projected ? Stage::kHeads : Stage::kProjections;
 }
 
 std::optional<Stage> from_trace(const ObservedCall& call,
@@ -249,10 +242,9 @@ std::vector<Shown> shown_in_trace(const ObservedCall& call,
 }
 
 bool in_trace(const ObservedCall& call, const Tensor& wanted, double allowed) {
-  for (const Tensor& tensor : call.trace) {
-    if (same_numbers(tensor, wanted, allowed)) return true;
-  }
-  return false;
+  return std::ranges::any_of(call.trace, [&](const Tensor& tensor) {
+    return same_numbers(tensor, wanted, allowed);
+  });
 }
 
 Difference locate(std::span<const ObservedCall> calls,

@@ -63,6 +63,7 @@ Error error(double difference, double allowed) {
 
 Error returned_error(const ObservedCall& call, const Recipe& recipe,
                      const Stages& stages, at::ScalarType precision) {
+  if (!call.returned.defined()) return {0, 0};
   const Tensor got = recipe.returned == Returned::kScores
                          ? with_infinity(call.returned, stages)
                          : call.returned;
@@ -90,6 +91,7 @@ Error returned_error(const ObservedCall& call, const Recipe& recipe,
 
 Error gradient_error(const ObservedCall& call, const Recipe& recipe,
                      const Stages& stages, at::ScalarType precision) {
+  if (!call.dout.defined()) return {0, 0};
   const std::array<Tensor, 3> expected = gradients(call, recipe);
   Error worst{0, 0};
   for (int role = 0; role < 3; ++role) {
@@ -155,10 +157,8 @@ Errors narrow_errors(const ObservedCall& call, const Recipe& recipe,
     share = alike || *traced == recipe.narrow ? 0 : 2;
   }
   return {{left, share},
-          call.returned.defined() ? returned_error(call, wide, *stages, type)
-                                  : Error{0, 0},
-          call.dout.defined() ? gradient_error(call, wide, *stages, type)
-                              : Error{0, 0}};
+          returned_error(call, wide, *stages, type),
+          gradient_error(call, wide, *stages, type)};
 }
 
 // The difference as a share of PyTorch's own: its bits are right whatever their
@@ -206,13 +206,9 @@ Errors errors_of(const ObservedCall& call, const Recipe& recipe,
         std::min(found.out.share, beside_pytorch(call, recipe, *stages, rows));
   }
   if (found.out.share > 1) return found;
-  found.weights = call.returned.defined()
-                      ? returned_error(call, recipe, *stages, precision)
-                      : Error{0, 0};
+  found.weights = returned_error(call, recipe, *stages, precision);
   if (found.weights.share > 1) return found;
-  found.gradients = call.dout.defined()
-                        ? gradient_error(call, recipe, *stages, precision)
-                        : Error{0, 0};
+  found.gradients = gradient_error(call, recipe, *stages, precision);
   return found;
 }
 
