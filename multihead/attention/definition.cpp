@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "multihead/attention/layout.h"
 #include "multihead/attention/nonfinite.h"
@@ -44,8 +43,6 @@ struct ScoreTransform {
   /// (B, H, Lq, Lk), 0 or 1/(1 − dropout_p): draws that were made before.
   at::Tensor dropout_factors = {};
 };
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // torch.export cannot show that folding holds for every length: a traced call
 // gives each query head its own copy of keys and values instead.

@@ -4,12 +4,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
-#include <limits>
-
 namespace multihead {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 at::Tensor index_range(const c10::SymInt& end, at::Device device) {
   return at::arange(at::Scalar(end),

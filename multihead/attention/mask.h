@@ -7,11 +7,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <limits>
 #include <optional>
 
 #include "multihead/functional.h"
 
 namespace multihead {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Key j is visible to query i of batch row b when all of these hold; n is
 /// key_lengths[b] or Lk, offset is query_offset[b], or else 0 (kTopLeft) or

@@ -10,12 +10,11 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <cmath>
-#include <limits>
+
+#include "multihead/attention/mask.h"
 
 namespace multihead {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Says no too often, where the sum overflows or x is traced: a no costs time,
 // never a result.

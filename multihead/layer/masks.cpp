@@ -6,14 +6,10 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <limits>
-
 #include "multihead/layer/projection.h"
 
 namespace multihead {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // (Lq, Lk), true above the diagonal.
 at::Tensor causal_blocked(const CallSizes& sizes) {
