@@ -38,5 +38,3 @@ __all__ = [
     "scaled_dot_product_attention",
     "textbook",
 ]
-
-_quantizable.register()

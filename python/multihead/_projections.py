@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Which children of a module are to be called, and which may be read instead."""
+"""The projections of a module: which are to be called, which may be read instead,
+and what multi-head attention and grouped-query attention make of each other's."""
 
-from torch import nn
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
+from ._call import call
 from ._subclasses import has_own_rules
 
+_ops = torch.ops.multihead
 _LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)
+_INPUTS = ("q_proj", "k_proj", "v_proj")
 
 
 def is_plain(linear: nn.Module) -> bool:
@@ -44,3 +51,70 @@ def check_readable(function: str, **linears: nn.Module) -> None:
                 f"{function}: {name} must be a torch.nn.Linear, got "
                 f"{type(linear).__qualname__}: merge it into one"
             )
+
+
+def pooled_state(mha: nn.MultiheadAttention, num_kv_heads: int) -> dict[str, Tensor]:
+    """The state_dict of a GroupedQueryAttention: key/value heads averaged in groups.
+
+    TypeError where out_proj does more than its weight says.
+    """
+    check_readable("from_multihead", out_proj=mha.out_proj)
+
+    def pool(rows: Tensor) -> Tensor:
+        pooled: Tensor = call(
+            _ops.pool_heads.default, rows, mha.num_heads, num_kv_heads
+        )
+        return pooled
+
+    packed = mha.in_proj_weight
+    weights = (
+        (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight)
+        if packed is None
+        else packed.chunk(3)
+    )
+    state = {
+        "q_proj.weight": weights[0],
+        "k_proj.weight": pool(weights[1]),
+        "v_proj.weight": pool(weights[2]),
+        "out_proj.weight": mha.out_proj.weight,
+    }
+    if mha.in_proj_bias is not None:
+        biases = mha.in_proj_bias.chunk(3)
+        state["q_proj.bias"] = biases[0]
+        state["k_proj.bias"] = pool(biases[1])
+        state["v_proj.bias"] = pool(biases[2])
+        state["out_proj.bias"] = mha.out_proj.bias
+    return state
+
+
+def repeated_state(
+    gqa: nn.Module, num_heads: int, num_kv_heads: int
+) -> dict[str, Tensor]:
+    """The state_dict of a MultiheadAttention: each key/value head for its group.
+
+    The weights stay apart unless they can be packed. TypeError where a projection
+    does more than its weight says.
+    """
+    children: dict[str, Any] = {
+        name: gqa.get_submodule(name) for name in (*_INPUTS, "out_proj")
+    }
+    check_readable("to_multihead", **children)
+    out_proj = children.pop("out_proj")
+
+    def repeat(rows: Tensor) -> Tensor:
+        repeated: Tensor = _ops.repeat_heads(rows, num_heads, num_kv_heads)
+        return repeated
+
+    query, key, value = children.values()
+    weights = (query.weight, repeat(key.weight), repeat(value.weight))
+    state = {"out_proj.weight": out_proj.weight}
+    if weights[0].shape == weights[1].shape == weights[2].shape:
+        state["in_proj_weight"] = torch.cat(weights)
+    else:
+        names = (f"{name}_weight" for name in _INPUTS)
+        state.update(zip(names, weights, strict=True))
+    if out_proj.bias is not None:
+        biases = (query.bias, repeat(key.bias), repeat(value.bias))
+        state["in_proj_bias"] = torch.cat(biases)
+        state["out_proj.bias"] = out_proj.bias
+    return state

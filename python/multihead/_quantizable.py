@@ -13,12 +13,11 @@ class QuantizableMultiheadAttention(quantizable.MultiheadAttention):
     _FLOAT_MODULE = MultiheadAttention
 
 
-def register() -> None:
-    """Adds our module to those that torch.ao.quantization.prepare and convert know."""
-    classes = get_default_custom_config_dict()  # type: ignore[no-untyped-call]
-    classes["float_to_observed_custom_module_class"][MultiheadAttention] = (
-        QuantizableMultiheadAttention
-    )
-    classes["observed_to_quantized_custom_module_class"][
-        QuantizableMultiheadAttention
-    ] = quantized.MultiheadAttention
+# Those that torch.ao.quantization.prepare and convert know.
+_classes = get_default_custom_config_dict()  # type: ignore[no-untyped-call]
+_classes["float_to_observed_custom_module_class"][MultiheadAttention] = (
+    QuantizableMultiheadAttention
+)
+_classes["observed_to_quantized_custom_module_class"][QuantizableMultiheadAttention] = (
+    quantized.MultiheadAttention
+)

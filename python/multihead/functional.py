@@ -91,7 +91,37 @@ class Rules(TypedDict, total=False):
     sinks: Tensor | None
 
 
-_RULES = frozenset(Rules.__annotations__)
+_RULES = Rules.__annotations__
+
+
+def _names_rules(function: Function) -> Function:
+    """Decorates a function of ``**rules``: its signature names them, keyword-only and
+    with the defaults of the operator."""
+    arguments = _ops.scaled_dot_product_attention.default._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in arguments}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    rules = [
+        inspect.Parameter(name, kind, default=defaults[name], annotation=annotation)
+        for name, annotation in _RULES.items()
+    ]
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    parameters = sorted([*rules, *own], key=lambda parameter: parameter.kind)
+    named: Any = function
+    named.__signature__ = signature.replace(parameters=parameters)
+    return function
+
+
+def _keywords(function: str, rules: Rules, query: Tensor) -> dict[str, Any]:
+    """The ``**rules`` of a function as its operator takes them, and the backend."""
+    for rule in rules:
+        if rule not in _RULES:
+            raise TypeError(
+                f"{function}: arguments must be those of scaled_dot_product_attention, "
+                f"got {rule}"
+            )
+    offset = as_tensor(function, rules.get("query_offset"), query)
+    return {**rules, "query_offset": offset, "backend": current_backend()}
 
 
 @overload
@@ -137,6 +167,7 @@ def scaled_dot_product_attention(
     **rules: "Unpack[Rules]",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @takes_subclasses(F.scaled_dot_product_attention, current_backend)
+@_names_rules
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -147,15 +178,8 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    causal_alignment: Alignment = "top_left",
-    query_offset: int | Tensor | None = None,
-    window: tuple[int, int] | list[int] | None = None,
-    key_lengths: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
     return_lse: bool = False,
+    **rules: "Unpack[Rules]",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale · query · keyᵀ + mask) · value, and what PyTorch lacks.
 
@@ -206,54 +230,14 @@ def scaled_dot_product_attention(
             scale, softcap, sinks, alibi_slopes, causal_alignment, query_offset).
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
+    pytorchs = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     out, logsumexp = call(
         _ops.scaled_dot_product_attention.default,
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        causal_alignment=causal_alignment,
-        query_offset=as_tensor("scaled_dot_product_attention", query_offset, query),
-        window=window,
-        key_lengths=key_lengths,
-        key_mask=key_mask,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
+        *pytorchs,
         return_lse=return_lse,
-        backend=current_backend(),
+        **_keywords("scaled_dot_product_attention", rules, query),
     )
     return (out, logsumexp) if return_lse else out
-
-
-def _with_rules_of(function: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorates one whose ``**rules`` are function's: its signature names them."""
-    theirs = inspect.signature(function).parameters
-    rules = [x for name, x in theirs.items() if name in _RULES]
-
-    def decorate(takes_rules: Function) -> Function:
-        signature = inspect.signature(takes_rules)
-        own = list(signature.parameters.values())[:-1]
-        named: Any = takes_rules
-        named.__signature__ = signature.replace(parameters=[*own, *rules])
-        return takes_rules
-
-    return decorate
-
-
-def _operator_rules(name: str, rules: Rules, query: Tensor) -> dict[str, Any]:
-    """The ``**rules`` of the function ``name`` as the operators take them."""
-    for rule in rules:
-        if rule not in _RULES:
-            raise TypeError(
-                f"{name}: arguments must be those of scaled_dot_product_attention, "
-                f"got {rule}"
-            )
-    return {**rules, "query_offset": as_tensor(name, rules.get("query_offset"), query)}
 
 
 class AttentionSummary(NamedTuple):
@@ -265,7 +249,7 @@ class AttentionSummary(NamedTuple):
 
 
 @takes_subclasses(None, current_backend)
-@_with_rules_of(scaled_dot_product_attention)
+@_names_rules
 def attention_summary(
     query: Tensor,
     key: Tensor,
@@ -293,22 +277,10 @@ def attention_summary(
         ValueError: an argument outside its domain.
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
-    options = _operator_rules("attention_summary", rules, query)
-    return AttentionSummary(
-        *call(
-            _ops.attention_summary.default,
-            query,
-            key,
-            k,
-            attn_mask,
-            0.0,
-            is_causal,
-            scale,
-            enable_gqa,
-            **options,
-            backend=current_backend(),
-        )
-    )
+    operator = _ops.attention_summary.default
+    arguments = (query, key, k, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    keywords = _keywords("attention_summary", rules, query)
+    return AttentionSummary(*call(operator, *arguments, **keywords))
 
 
 class Route(NamedTuple):
@@ -318,7 +290,7 @@ class Route(NamedTuple):
     reason: str
 
 
-@_with_rules_of(scaled_dot_product_attention)
+@_names_rules
 def route(
     query: Tensor,
     key: Tensor,
@@ -343,28 +315,15 @@ def route(
         order in ATen operations, is a way of layers.) reason: why not fused, "" where
         it is.
     """
-    options = _operator_rules("route", rules, query)
+    keywords = _keywords("route", rules, query)
     if is_causal_bias(attn_mask):
         attn_mask, is_causal = None, True
     tensors = dict(query=query, key=key, value=value, attn_mask=attn_mask)
-    if reason := own_rules_of(tensors | options):
+    if reason := own_rules_of(tensors | keywords):
         return Route("refused" if current_backend() == "fused" else "pytorch", reason)
-    return Route(
-        *call(
-            _ops.route.default,
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-            return_lse=return_lse,
-            **options,
-            backend=current_backend(),
-        )
-    )
+    arguments = (*tensors.values(), dropout_p, is_causal, scale, enable_gqa)
+    operator = _ops.route.default
+    return Route(*call(operator, *arguments, return_lse=return_lse, **keywords))
 
 
 def _output_weight(weight: Tensor) -> Tensor:

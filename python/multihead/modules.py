@@ -10,10 +10,8 @@ from torch.nn.modules.activation import _is_make_fx_tracing
 from torch.overrides import has_torch_function
 
 from ._call import call, check_int, check_type, no_torchscript
-from ._conversions import pooled_state, repeated_state
-from ._forward import takes_others
-from ._projections import is_plain
-from ._subclasses import are_plain, own_rules_of, refuse_fused
+from ._projections import is_plain, pooled_state, repeated_state
+from ._subclasses import are_plain, forward_takes_subclasses, own_rules_of, refuse_fused
 from .functional import current_backend
 
 _ops = torch.ops.multihead
@@ -56,7 +54,7 @@ class MultiheadAttention(nn.MultiheadAttention):
       ``backend("exact")`` is_causal is PyTorch's hint).
     """
 
-    @takes_others(current_backend)
+    @forward_takes_subclasses(current_backend)
     def forward(
         self,
         query: Tensor,
@@ -100,41 +98,33 @@ class MultiheadAttention(nn.MultiheadAttention):
             return super().forward(query, key, value, *masks, is_causal)
         # PyTorch reads the weight of out_proj, whatever was put there.
         reads = backend == "exact" or is_plain(out_proj)
-        tensors = (query, key, value, weight, bias)
-        output: tuple[Tensor, Tensor | None] = call(
+        output = (out_proj.weight, out_proj.bias) if reads else (None, None)
+        inputs = (query, key, value, self.embed_dim, self.num_heads)
+        packed = (weight, bias, self.bias_k, self.bias_v, self.add_zero_attn)
+        separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        result: tuple[Tensor, Tensor | None] = call(
             _ops.multi_head_attention_forward.default,
-            query,
-            key,
-            value,
-            self.embed_dim,
-            self.num_heads,
-            weight,
-            bias,
-            self.bias_k,
-            self.bias_v,
-            self.add_zero_attn,
+            *inputs,
+            *packed,
             self.dropout,
-            out_proj.weight if reads else None,
-            out_proj.bias if reads else None,
+            *output,
             self.training,
             key_padding_mask,
             need_weights,
             attn_mask,
             not self._qkv_same_embed_dim,
-            self.q_proj_weight,
-            self.k_proj_weight,
-            self.v_proj_weight,
+            *separate,
             None,
             None,
             average_attn_weights,
             is_causal,
             batch_first=self.batch_first,
             fast_path=torch.backends.mha.get_fastpath_enabled()
-            and not has_torch_function(tensors)
+            and not has_torch_function((query, key, value, weight, bias))
             and not _is_make_fx_tracing(),  # type: ignore[no-untyped-call]
             backend=backend,
         )
-        return output if reads else (out_proj(output[0]), output[1])
+        return result if reads else (out_proj(result[0]), result[1])
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise no_torchscript("script", True)
@@ -246,7 +236,7 @@ class GroupedQueryAttention(nn.Module):
         if self.out_proj.bias is not None:
             init.zeros_(self.out_proj.bias)
 
-    @takes_others(current_backend)
+    @forward_takes_subclasses(current_backend)
     def forward(
         self,
         query: Tensor,
@@ -266,39 +256,7 @@ class GroupedQueryAttention(nn.Module):
         _refuse_nested(query, key, value)
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj = self.out_proj
-        if not all(map(is_plain, (q_proj, k_proj, v_proj, out_proj))):
-            out, weights = call(
-                _ops.projected_attention_forward.default,
-                q_proj(query),
-                k_proj(key),
-                v_proj(value),
-                self.head_dim,
-                self.dropout,
-                self.training,
-                key_padding_mask,
-                need_weights,
-                attn_mask,
-                average_attn_weights,
-                is_causal,
-                batch_first=self.batch_first,
-                backend=current_backend(),
-            )
-            return out_proj(out), weights
-        result: tuple[Tensor, Tensor | None] = call(
-            _ops.grouped_query_attention_forward.default,
-            query,
-            key,
-            value,
-            self.num_heads,
-            self.num_kv_heads,
-            q_proj.weight,
-            q_proj.bias,
-            k_proj.weight,
-            k_proj.bias,
-            v_proj.weight,
-            v_proj.bias,
-            out_proj.weight,
-            out_proj.bias,
+        options = (
             self.dropout,
             self.training,
             key_padding_mask,
@@ -306,8 +264,30 @@ class GroupedQueryAttention(nn.Module):
             attn_mask,
             average_attn_weights,
             is_causal,
-            batch_first=self.batch_first,
-            backend=current_backend(),
+        )
+        batch_first, backend = self.batch_first, current_backend()
+        if not all(map(is_plain, (q_proj, k_proj, v_proj, out_proj))):
+            projected = (q_proj(query), k_proj(key), v_proj(value), self.head_dim)
+            operator = _ops.projected_attention_forward.default
+            out, weights = call(
+                operator, *projected, *options, batch_first=batch_first, backend=backend
+            )
+            return out_proj(out), weights
+        inputs = (query, key, value, self.num_heads, self.num_kv_heads)
+        to_query, to_key = (q_proj.weight, q_proj.bias), (k_proj.weight, k_proj.bias)
+        to_value, to_out = (
+            (v_proj.weight, v_proj.bias),
+            (out_proj.weight, out_proj.bias),
+        )
+        linears = (*to_query, *to_key, *to_value, *to_out)
+        operator = _ops.grouped_query_attention_forward.default
+        result: tuple[Tensor, Tensor | None] = call(
+            operator,
+            *inputs,
+            *linears,
+            *options,
+            batch_first=batch_first,
+            backend=backend,
         )
         return result
 
