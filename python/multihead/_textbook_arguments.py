@@ -87,47 +87,33 @@ def _from_names(name: str, tensors: Mapping[str, Tensor]) -> AttentionWeights:
         for role in separate
     ]
     if packed:
-        maps = _unpack(tensors["in_proj_weight"], tensors.get("in_proj_bias")) + maps
+        weights = tensors["in_proj_weight"].tensor_split(3)
+        bias = tensors.get("in_proj_bias")
+        biases = (None,) * 3 if bias is None else bias.tensor_split(3)
+        maps = [*map(Projection, weights, biases), *maps]
     condition = "weights must have biases for query, key and value, or for none of them"
     _require(len({each.bias is None for each in maps[:3]}) == 1, name, condition, names)
     return AttentionWeights(*maps)
 
 
-def _unpack(weight: Tensor, bias: Tensor | None) -> list[Projection]:
-    biases = (None, None, None) if bias is None else bias.tensor_split(3)
-    return [Projection(*p) for p in zip(weight.tensor_split(3), biases, strict=True)]
-
-
-def draw_packed(width: int, like: Tensor) -> AttentionWeights:
-    """As nn.MultiheadAttention(bias=False): output, then the three as one matrix.
+def draw(width: int, rows: tuple[int, ...], like: Tensor) -> AttentionWeights:
+    """The output matrix as nn.Linear draws it, then one by Xavier for each of `rows`:
+    for query, key and value, which may be narrower, or for the three together, as
+    nn.MultiheadAttention(bias=False) draws them.
 
     Xavier draws from ±√(6 / (rows + columns)), which keeps the variance of activations
     the same from layer to layer, forward and backward.
     """
-    output = _draw_output(width, like)
-    packed = _empty(3 * width, width, like)
-    nn.init.xavier_uniform_(packed)
-    return AttentionWeights(*map(Projection, (*packed.chunk(3), output)))
-
-
-def draw_separate(width: int, kv_width: int, like: Tensor) -> AttentionWeights:
-    """Output, query, key, value, each on its own: key and value may be narrower."""
-    output = _draw_output(width, like)
-    inputs = [_empty(rows, width, like) for rows in (width, kv_width, kv_width)]
-    for matrix in inputs:
-        nn.init.xavier_uniform_(matrix)
+    dtype, device = like.dtype, like.device
+    output = nn.Linear(width, width, bias=False, dtype=dtype, device=device).weight
+    drawn = [
+        nn.init.xavier_uniform_(
+            nn.Parameter(torch.empty(count, width, dtype=dtype, device=device))
+        )
+        for count in rows
+    ]
+    inputs = drawn[0].chunk(3) if len(rows) == 1 else drawn
     return AttentionWeights(*map(Projection, (*inputs, output)))
-
-
-def _draw_output(width: int, like: Tensor) -> Tensor:
-    made = nn.Linear(width, width, bias=False, dtype=like.dtype, device=like.device)
-    return made.weight
-
-
-def _empty(rows: int, columns: int, like: Tensor) -> nn.Parameter:
-    return nn.Parameter(
-        torch.empty(rows, columns, dtype=like.dtype, device=like.device)
-    )
 
 
 # --- Checks --------------------------------------------------------------------------
@@ -189,10 +175,7 @@ def check_attention_inputs(
     queries, keys, values = tuple(q.shape), tuple(k.shape), tuple(v.shape)
     fits = len(queries) >= 2 and queries[-1] > 0
     _require(fits, name, "q must have the shape (…, Lq, d), d > 0", queries)
-    fits = len(keys) == len(queries) and (*keys[:-2], keys[-1]) == (
-        *queries[:-2],
-        queries[-1],
-    )
+    fits = len(keys) > 1 and (*keys[:-2], keys[-1]) == (*queries[:-2], queries[-1])
     condition = "k must have the shape (…, Lk, d) of q"
     _require(fits, name, condition, f"{keys} (q.shape={queries})")
     fits = len(values) == len(keys) and values[:-1] == keys[:-1]

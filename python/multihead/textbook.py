@@ -214,7 +214,7 @@ def multi_head_attention(
     arguments.check_heads(name, "d_model", d_model, "num_heads", num_heads)
     arguments.check_inputs(name, (q, k, v), d_model)
     if weights is None:
-        layer = arguments.draw_packed(d_model, q)
+        layer = arguments.draw(d_model, (3 * d_model,), q)
     else:
         layer = arguments.read_weights(name, weights, (d_model, d_model))
     return _attention_layer(name, (q, k, v), layer, (num_heads, num_heads), mask)
@@ -263,7 +263,7 @@ def grouped_query_attention(
     arguments.check_inputs(name, (q, k, v), d_model)
     kv_width = d_model // num_heads * num_query_groups
     if weights is None:
-        layer = arguments.draw_separate(d_model, kv_width, q)
+        layer = arguments.draw(d_model, (d_model, kv_width, kv_width), q)
     else:
         layer = arguments.read_weights(name, weights, (d_model, kv_width))
     heads = (num_heads, num_query_groups)
