@@ -5,10 +5,10 @@ This package calls and watches the code under test; what is right and what a fau
 is called, the C++ library says (multihead/diagnosis.h).
 """
 
-from .examination import examine
 from .finding import Finding
 from .options import Options
 from .report import Report
+from .session import examine
 
 __all__ = ["Finding", "Options", "Report", "check", "examine"]
 
@@ -62,15 +62,6 @@ def check(
         ValueError: arguments that cannot be.
         FileNotFoundError: a file that is not there.
     """
-    options = Options(
-        num_heads=num_heads,
-        embed_dim=embed_dim,
-        num_kv_heads=num_kv_heads,
-        mask=mask,
-        batch_first=batch_first,
-        causal=causal,
-        weights=weights,
-        inputs=inputs,
-        time_limit=time_limit,
-    )
-    return examine(target, options)
+    stated = dict(locals())  # the options, by the same names
+    del stated["target"]
+    return examine(target, Options(**stated))

@@ -41,17 +41,10 @@ def parser() -> argparse.ArgumentParser:
 def report_for(
     arguments: argparse.Namespace, progress: Callable[[str], None]
 ) -> Report:
-    layout = arguments.layout
-    options = Options(
-        num_heads=arguments.num_heads,
-        embed_dim=arguments.embed_dim,
-        num_kv_heads=arguments.num_kv_heads,
-        mask=arguments.mask,
-        batch_first=None if layout is None else layout == "batch-first",
-        causal=arguments.causal,
-        time_limit=arguments.time_limit,
-    )
-    return examine(arguments.target, options, progress)
+    stated = dict(vars(arguments))
+    target, layout, _ = (stated.pop(name) for name in ("target", "layout", "json"))
+    stated["batch_first"] = None if layout is None else layout == "batch-first"
+    return examine(target, Options(**stated), progress)
 
 
 def slowly() -> Callable[[str], None]:

@@ -10,10 +10,8 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from .._call import call
-from ._operators import operators
+from .._library import diagnosis
 from .finding import Finding
-
-_RIGHT = ("bits", "rounding")
 
 
 class Report:
@@ -52,12 +50,20 @@ class Report:
         self.seconds = seconds
         engine = verdict or {}
         found = [f for f in findings if f.kind in ("failure", "unchecked")]
-        self.findings = found + _new(engine.get("findings", []), found)
+        known = {finding.name for finding in found}
+        seen = [f for f in engine.get("findings", []) if f["name"] not in known]
+        self.findings = found + [
+            Finding(f["name"], f["sentence"], f["remedy"], f["detail"]) for f in seen
+        ]
         self.cases: list[dict[str, Any]] = engine.get("cases", [])
         self.assumptions: list[dict[str, str]] = engine.get("assumptions", [])
-        self.remarks = _once(
-            engine.get("remarks", []) + [asdict(f) for f in findings if f not in found]
-        )
+        remarks = engine.get("remarks", [])
+        remarks = remarks + [asdict(f) for f in findings if f not in found]
+        # Without those that say the same again.
+        said = {
+            (remark["sentence"], remark.get("remedy")): remark for remark in remarks
+        }
+        self.remarks = list(said.values())
         self.first_stage: str | None = engine.get("first_stage")
 
     @property
@@ -121,7 +127,7 @@ class Report:
         """
         content = {**self.to_dict(), "command": command}
         text = json.dumps(_plain(content), ensure_ascii=False)
-        operator = operators().render_report.default
+        operator = diagnosis().render_report.default
         rendered: str = call(operator, text, form, width)
         return rendered
 
@@ -141,22 +147,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         return self.render("html")
-
-
-def _new(flaws: list[dict[str, Any]], known: list[Finding]) -> list[Finding]:
-    """The flaws that the engine saw and that are not known by name."""
-    names = {finding.name for finding in known}
-    return [
-        Finding(flaw["name"], flaw["sentence"], flaw["remedy"], flaw["detail"])
-        for flaw in flaws
-        if flaw["name"] not in names
-    ]
-
-
-def _once(remarks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Remarks without those that say the same again."""
-    said = {(remark["sentence"], remark.get("remedy")): remark for remark in remarks}
-    return list(said.values())
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A check step by step: how the code is called, which runs, what they say."""
+"""A check from target to report: how the code is called, which runs, what they say."""
 
 import contextlib
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from .calls import cases
 from .capture.runner import Run, Runner
 from .finding import Finding
 from .options import Options
-from .reading import engine
+from .reading import observation
 from .reading.first_call import (
     Base,
     FirstCall,
@@ -22,39 +23,198 @@ from .reading.first_call import (
     may_be_core,
     written_batch_first,
 )
-from .reading.heads import guessed_heads, known_heads
-from .reading.observation import Observation, Stated, observe
-from .reading.reading import Reading
+from .reading.observation import (
+    Observation,
+    Stated,
+    guessed_heads,
+    known_heads,
+    observe,
+)
 from .reading.suite import Cases, Progress, not_finite
-from .sandbox.guard import Guard
-from .sandbox.traceback_report import is_of_arguments
+from .report import Report
+from .sandbox.guard import Guard, Stop, is_of_arguments
 from .subject import documented, signature
-from .subject.target import Subject
+from .subject.target import Subject, load
 
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _QUICK = 2.0  # seconds of a verdict, so that others are tried
-_UNKNOWN = "unchecked"
-_HOW_TO_CALL = (
-    "State it: check a function that calls it with them filled in, "
-    "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by `inputs=`."
-)
+_RIGHT = ("bits", "rounding")
+_QUOTED = 120  # characters of a sentence
+_OTHER = {"blocked": "keep", "keep": "blocked"}
+_VERBS = {"blocked": "blocks", "keep": "keeps"}
+_MEANS = {"blocked": "blocked", "keep": "may be seen"}
+_POLARITIES = {
+    "mask": (
+        "The mask is read as True (or 1) = blocked.",
+        'If True is meant to be seen, say mask="keep".',
+    ),
+    "padding": (
+        "The padding mask is read as True (or 1) = padding.",
+        'If True is meant to mark real tokens, say mask="keep".',
+    ),
+}
+# A check sets what is one for the whole process: streams, seeds, types, signals.
+_turn = threading.RLock()
+
+
+def examine(
+    target: object, options: Options, progress: Progress = lambda name: None
+) -> Report:
+    """Runs a check; see multihead.check. progress is told the name of each case.
+    Checks in several threads take turns.
+
+    Raises ValueError and FileNotFoundError where there is nothing to check.
+    """
+    with _turn, Guard(options.time_limit) as guard:
+        start = time.monotonic()
+        try:
+            subject = load(target, guard)
+        except Stop as unreachable:
+            return Report(str(target), None, unreachable.findings)
+        examination = Examination(subject, options, guard, progress)
+        try:
+            verdict = examination.verdict()
+        except Stop as stop:
+            verdict = None
+            examination.findings = stop.findings
+        name = f"{subject.name} ({subject.where})" if subject.where else subject.name
+        remarks = examination.runner.remarks.values()
+        findings = [*examination.findings, *remarks, *subject.findings]
+        seconds = time.monotonic() - start
+        return Report(name, verdict, findings, examination.understood, seconds)
+
+
+@dataclass
+class Reading:
+    """What one way to call the code gave."""
+
+    base: Base
+    observations: list[Observation] = field(default_factory=list)
+    verdict: dict | None = None
+    findings: list[Finding] = field(default_factory=list)
+    understood: list[str] = field(default_factory=list)
+    # Kinds of calls by name.
+    taken: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+
+    @property
+    def is_right(self) -> bool:
+        return self.verdict is not None and self.verdict["verdict"] in _RIGHT
+
+    @property
+    def faults(self) -> list[str]:
+        return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
+
+    def beats(self, likelier: "Reading") -> bool:
+        """Whether it is to be believed instead of a likelier one: it takes all calls
+        that the other takes, and is right or takes more of them. A fault by a
+        stranger reading proves nothing else."""
+        if self.verdict is None or not likelier.taken <= self.taken:
+            return False
+        exculpates = self.is_right and not likelier.is_right
+        return exculpates or bool(self.taken & likelier.refused)
+
+    def names_more(self, other: "Reading") -> bool:
+        """Whether it names faults where the other finds none that it knows, or more."""
+        count = len(other.faults) or len(self.faults) + 1
+        return 0 < len(self.faults) < count
+
+    def explains_more(self, other: "Reading") -> bool:
+        """Whether it comes to a verdict with fewer faults."""
+        named = self.verdict is not None and self.verdict["verdict"] != "unknown"
+        return named and len(self.faults) < len(other.faults)
+
+    def assume(self, name: str, sentence: str, remedy: str = "") -> None:
+        """Adds what the runs themselves assumed, which the engine cannot know."""
+        said = {"name": name, "sentence": sentence, "remedy": remedy}
+        self.verdict.setdefault("assumptions", []).append(said)
+
+    def say_polarity(self) -> None:
+        """Adds the polarity that is the engine's first choice, of which it is silent."""
+        if self.verdict is None:
+            return
+        known = {a["name"] for a in self.verdict.get("assumptions", [])}
+        for fact, (sentence, remedy) in _POLARITIES.items():
+            tensor = "key_padding_mask" if fact == "padding" else fact
+            open_to_both = any(
+                tensor in o.tensors and not o.metadata.keys() & {fact, "mask"}
+                for o in self.observations
+            )
+            if fact == "mask" and "mask_added" in self.faults:
+                remedy = (
+                    'If 0 and -inf are meant, which are added, say mask="additive".'
+                )
+            said = f"{fact}_keeps" in known or f"{fact}_ignored" in self.faults
+            if open_to_both and not said:
+                self.assume(f"{fact}_blocks", sentence, remedy)
+
+    def say_text(self, believed: dict[str, documented.Said], against: set[str]) -> None:
+        """Adds what the code's text was believed to say of its masks, and quotes it;
+        `against`: what the numbers say otherwise of."""
+        if self.verdict is None:
+            return
+        for fact, said in believed.items():
+            of_keys = "padding" not in believed  # a mask that is used as padding
+            facts = ("mask", "padding") if fact == "mask" and of_keys else (fact,)
+            quote = said.quote.replace("`", "'")
+            quote = quote if len(quote) <= _QUOTED else quote[:_QUOTED] + "…"
+            what = "The padding mask" if fact == "padding" else "The mask"
+            meant = f"True (or 1) = {_MEANS[said.meaning]}"
+            if fact in against:
+                self.assume(
+                    f"{fact}_against_text",
+                    f'{what} is not read as its text may say: "{quote}".',
+                    f'If {meant} is meant, say mask="{said.meaning}": then it is '
+                    "inverted.",
+                )
+            elif any(
+                o.metadata.get(key) == said.meaning
+                for o in self.observations
+                for key in facts
+            ):
+                self.assume(
+                    f"{fact}_{_VERBS[said.meaning]}",
+                    f'{what} is read as {meant}, as its text says: "{quote}".',
+                    f'If that is not meant, say mask="{_OTHER[said.meaning]}".',
+                )
+                for fault in self.verdict.get("faults", []):
+                    if fault["name"] in [f"{key}_inverted" for key in facts]:
+                        fault["detail"] = f'Its text says: "{quote}".'
+
+    def say_additive(self, why: str) -> None:
+        """Adds that the mask is read as numbers to add, and why."""
+        if self.verdict is not None:
+            self.assume(
+                "mask_additive",
+                f"The mask is read as added to the scores, {why}.",
+                'If it is True and False, say mask="blocked" or "keep": added, they '
+                "block nothing.",
+            )
+
+    def say_output(self, kept: list[Run]) -> None:
+        """Adds that nothing is projected out, where several heads are projected in."""
+        if self.verdict is None or self.verdict["verdict"] == "unknown":
+            return
+        matched = self.verdict.get("weights", [])
+        projected_out = any(m.startswith("output") for m in matched)
+        one_head = self.observations[0].metadata["num_heads"] == "1"
+        if kept[0].parameters.tensors and not one_head and not projected_out:
+            self.assume(
+                "no_output_projection",
+                "There is no output projection; it is judged as attention without one.",
+                "In multi-head attention one more matrix follows: `out = W_o(merged)`.",
+            )
 
 
 class Examination:
     """The steps of a check. `findings` and `understood` grow on the way."""
 
     def __init__(
-        self,
-        subject: Subject,
-        options: Options,
-        guard: Guard,
-        progress: Progress | None,
+        self, subject: Subject, options: Options, guard: Guard, progress: Progress
     ):
-        self.subject, self.options = subject, options
-        self.progress = progress or (lambda name: None)
+        self.subject, self.options, self.progress = subject, options, progress
         self.call = signature.read(subject)
-        self.runner = Runner(subject, self.call, guard)
-        self.runner.extra = options.weights
+        self.runner = Runner(subject, self.call, guard, options.weights or {})
         self.first_call = FirstCall(self.runner, options)
         self.layouts = layer_layouts(subject, options, self.call)
         self.order_is_written = (
@@ -65,9 +225,6 @@ class Examination:
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
 
-    def all_findings(self) -> list[Finding]:
-        return [*self.findings, *self.runner.remarks.values()]
-
     def _stated(self) -> Stated:
         """What the user, or the type of the code, says beyond doubt."""
         target = self.subject.target
@@ -77,18 +234,12 @@ class Examination:
         mask = self.options.mask or known
         if mask is None and self.first_call.call_styles()[0].additive:
             mask = "additive"
-        mask = mask or self._believe(
-            "mask", documented.meaning_of_mask(self.call, self.subject)
-        )
+        written = documented.meaning_of_mask(self.call, self.subject)
+        mask = mask or self._believe("mask", written)
         if mask is None and self.call.is_as_pytorchs:
             mask = "blocked"
-        return Stated(
-            num_heads=self.options.num_heads,
-            num_kv_heads=self.options.num_kv_heads,
-            mask=mask,
-            padding=self._stated_padding(),
-            causal=self.options.causal,
-        )
+        heads = self.options.num_heads, self.options.num_kv_heads
+        return Stated(*heads, mask, self._stated_padding(), self.options.causal)
 
     def _stated_padding(self) -> str | None:
         """What is written about padding; what the user says of a mask goes for it,
@@ -121,8 +272,7 @@ class Examination:
         return reading.verdict
 
     def _complaints(self) -> list[Finding]:
-        """Why nothing ran. What a call that was put together by guesses raises is not
-        the code's fault."""
+        """Why nothing ran. What a call by guesses raises is not the code's fault."""
         said = self.first_call.findings
         built = self.runner.construction
         guessed = [*self.call.guessed, *(built.guessed if built else ())]
@@ -134,7 +284,14 @@ class Examination:
             f"What {names} {takes} is not known, and every call that was tried with a "
             f"guess raises. {said[0].sentence}"
         )
-        return [Finding("not_called", sentence, _HOW_TO_CALL, said[0].detail, _UNKNOWN)]
+        remedy = (
+            "State it: check a function that calls it with them filled in, "
+            "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by "
+            "`inputs=`."
+        )
+        return [
+            Finding("not_called", sentence, remedy, said[0].detail, kind="unchecked")
+        ]
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the first that ran."""
@@ -161,10 +318,8 @@ class Examination:
         if others and (exchanged or self.order_is_written):
             other = self.first_call.find(tuple(others))
             second = self._read_either_mask(other) if other else reading
-            if second.is_right or (
-                self.order_is_written and second.names_more(reading)
-            ):
-                return second
+            named = self.order_is_written and second.names_more(reading)
+            return second if second.is_right or named else reading
         return reading
 
     def _less_refused(self, reading: Reading, layouts: tuple[str, ...]) -> Reading:
@@ -194,8 +349,7 @@ class Examination:
         return best
 
     def _read_either_mask(self, base: Base) -> Reading:
-        """What adds a mask may be meant to: then it is read as 0 and -inf, if that
-        leaves fewer faults."""
+        """Also with the mask as 0 and -inf, if it is added; what leaves fewer faults."""
         reading = self._read(base)
         if base.call_style.additive and self.options.mask is None:
             named = reading.is_right or base.call_style.biased
@@ -206,11 +360,8 @@ class Examination:
         if not documented.may_be_additive(self.call, self.subject):
             return reading
         boolean, self.stated = self.stated, replace(self.stated, mask="additive")
-        second = self._read(
-            replace(base, call_style=replace(base.call_style, additive=True))
-        )
-        named = second.verdict is not None and second.verdict["verdict"] != "unknown"
-        if not named or len(second.faults) >= len(reading.faults):
+        second = self._read(_adding(base, True))
+        if not second.explains_more(reading):
             self.stated = boolean
             return reading
         second.say_additive("which leaves fewer faults")
@@ -219,9 +370,7 @@ class Examination:
     def _not_additive(self, base: Base, reading: Reading) -> Reading:
         """The text speaks of an additive mask, and may mean one that the code makes."""
         documented_as, self.stated = self.stated, replace(self.stated, mask=None)
-        second = self._read(
-            replace(base, call_style=replace(base.call_style, additive=False))
-        )
+        second = self._read(_adding(base, False))
         if second.is_right:
             return second
         self.stated = documented_as
@@ -243,7 +392,9 @@ class Examination:
         self.progress("verdict")
         judged = runs.kept
         self._judge_heads(reading, runs.kept)
-        if self._is_named_twice(reading):
+        inverted = set(reading.faults) == {"mask_inverted", "padding_inverted"}
+        if inverted and not self.call.takes("padding"):
+            # One parameter, for padding: masks of other shapes are taken by chance.
             judged = [r for r in runs.kept if "mask" not in r.arguments.masks]
             reading.observations = self._observations(judged)
             self._judge(reading, judged)
@@ -273,8 +424,7 @@ class Examination:
         second = Reading(reading.base, self._observations(kept))
         self._judge(second, kept)
         self.stated = believing
-        named = second.verdict is not None and second.verdict["verdict"] != "unknown"
-        if not named or len(second.faults) >= len(reading.faults):
+        if not second.explains_more(reading):
             return set()
         reading.verdict, reading.observations = second.verdict, second.observations
         return doubtful
@@ -283,28 +433,25 @@ class Examination:
         """Adds that the mask is taken to be added, where the text says so."""
         said = documented.additive(self.call, self.subject)
         masked = any("mask" in o.tensors for o in reading.observations)
-        if self.options.mask or not (
-            said and masked and reading.base.call_style.additive
-        ):
-            return
-        name = documented.is_bias(self.call)
-        reading.say_additive(
-            f"by its name, `{said}`" if name else f'as it says: "{said}"'
-        )
+        added = reading.base.call_style.additive and not self.options.mask
+        if said and masked and added:
+            by_name = documented.is_bias(self.call)
+            why = f"by its name, `{said}`" if by_name else f'as it says: "{said}"'
+            reading.say_additive(why)
 
     def _say_layout(self, reading: Reading) -> None:
         """Adds that the batch is taken to come second, if it may come first."""
-        sequence_first = reading.base.case.layout == cases.SEQUENCE_FIRST
         if reading.verdict is None or cases.LAYER not in self.layouts:
             return
-        if self.order_is_written and reading.base.case.layout == cases.LAYER:
+        layout = reading.base.case.layout
+        if self.order_is_written and layout == cases.LAYER:
             reading.assume(
                 "batch_first",
                 "Inputs are (B, L, E): the (L, B, E) in its text is taken for a step "
                 "inside.",
                 "If inputs are (L, B, E), say `batch_first=False`.",
             )
-        elif sequence_first and not self.order_is_written:
+        elif layout == cases.SEQUENCE_FIRST and not self.order_is_written:
             reading.assume(
                 "sequence_first",
                 "Inputs are (L, B, E), which nothing in the code states.",
@@ -312,15 +459,8 @@ class Examination:
                 "`batch_first=True`.",
             )
 
-    def _is_named_twice(self, reading: Reading) -> bool:
-        """Whether one parameter has the same fault as a mask and as padding: then it
-        is for padding, and masks of other shapes are taken by chance."""
-        twice = {"mask_inverted", "padding_inverted"} == set(reading.faults)
-        return twice and not self.call.takes("padding")
-
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
-        """The verdict, where nothing tells the number of heads with the likeliest
-        that explains what was seen."""
+        """The verdict; the likeliest number of heads where nothing tells it."""
         start = time.process_time()
         self._judge(reading, kept)
         is_quick = time.process_time() < start + _QUICK
@@ -350,10 +490,10 @@ class Examination:
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; where names of weights mislead, once more without them."""
         try:
-            reading.verdict = engine.explain(reading.observations)
+            reading.verdict = observation.explain(reading.observations)
             return
         except ValueError as error:
-            complaint = engine.complaint(error)
+            complaint = observation.complaint(error)
         if self.options.num_heads and complaint.detail.startswith("num_heads must"):
             raise ValueError(f"check: {complaint.detail}")
         if all(run.parameters.by_flow for run in kept):
@@ -361,7 +501,7 @@ class Examination:
                 run.parameters = run.parameters.by_flow
             reading.observations = self._observations(kept)
             with contextlib.suppress(ValueError):
-                reading.verdict = engine.explain(reading.observations)
+                reading.verdict = observation.explain(reading.observations)
                 return
         if self.options.inputs is not None and complaint.name != "no_weights_found":
             raise ValueError(f"check: inputs: {complaint.detail}")
@@ -389,3 +529,7 @@ class Examination:
         if base.case.layout not in (cases.LAYER, cases.HEADS):
             said.append(f"tensors as {base.case.layout}")
         return said
+
+
+def _adding(base: Base, additive: bool) -> Base:
+    return replace(base, call_style=replace(base.call_style, additive=additive))

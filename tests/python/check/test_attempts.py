@@ -13,7 +13,7 @@ from attempts import table, table_inputs, table_unusual
 from attempts.table import FOLDER, MISBEHAVING, Attempt
 
 import multihead
-from multihead.check._operators import operators
+from multihead._library import diagnosis
 
 RIGHT = table.RIGHT + table_unusual.RIGHT
 WRONG = table.WRONG + table_inputs.WRONG + table_unusual.WRONG
@@ -21,7 +21,7 @@ NAMED = 0.95  # of the wrong ones whose fault has a name
 TYPICAL = ("right_functions:exercise_keep", "right_modules:SplitAndCombine")
 
 
-NAMES, IN_ORDER, HEADLINES = operators().faults()  # ordered by stage
+NAMES, IN_ORDER, HEADLINES = diagnosis().faults()  # ordered by stage
 STAGES = dict(zip(NAMES, IN_ORDER))
 
 

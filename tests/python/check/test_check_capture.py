@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import multihead
-from multihead.check.reading import engine
+from multihead.check.reading import observation as engine
 
 _TINY = 1e-12
 

@@ -17,7 +17,7 @@ from torch import nn
 from verdicts import RIGHT as RIGHT_VERDICT
 
 import multihead
-from multihead.check._operators import operators
+from multihead._library import diagnosis
 from multihead.check.finding import Finding
 from multihead.check.report import Report
 
@@ -232,15 +232,14 @@ def test_the_same_remark_is_printed_once():
     report = Report("attention.py", verdict, [again])
     assert len(report.remarks) == 1
     assert str(report).count("Rows are NaN.") == 1
-    text = operators().render_report(json.dumps(verdict), "text", 80)
+    text = diagnosis().render_report(json.dumps(verdict), "text", 80)
     assert text.count("Rows are NaN.") == 1
 
 
 ONE_THREAD = """
 import os
 import torch
-from multihead.check.reading.engine import explain
-from multihead.check.reading.observation import Observation
+from multihead.check.reading.observation import Observation, explain
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 1, 256, 4, dtype=torch.float64)
 rows = [(row @ k[0, 0].mT / 2).softmax(-1) @ v[0, 0] for row in q[0, 0, :, None]]

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from verdicts import FAULT, INVERTED, RAISES, RIGHT, UNSCALED, case, wrong
 
-from multihead.check._operators import operators
+from multihead._library import diagnosis
 from multihead.check.finding import Finding
 from multihead.check.report import Report
 
@@ -367,28 +367,28 @@ def test_svg_shows_the_text():
 @pytest.mark.parametrize("report", ["", "[]", "{", '{"verdict"', "null", '{"a": 1}'])
 def test_what_is_no_report_is_refused(report):
     with pytest.raises(ValueError, match="render_report: report must be a JSON object"):
-        operators().render_report(report)
+        diagnosis().render_report(report)
 
 
 @pytest.mark.parametrize("verdict", ['"xx"', "5", "null", '["bits"]'])
 def test_unknown_verdicts_are_refused(verdict):
     with pytest.raises(ValueError, match="render_report: verdict must be bits, round"):
-        operators().render_report(f'{{"verdict": {verdict}}}')
+        diagnosis().render_report(f'{{"verdict": {verdict}}}')
 
 
 def test_what_is_nested_deeply_is_left_out():
     report = '{"verdict": "bits", "a": ' + "[" * 10**6 + "]" * 10**6 + "}"
-    assert operators().render_report(report)
+    assert diagnosis().render_report(report)
 
 
 def test_unknown_formats_are_refused():
     with pytest.raises(ValueError, match="render_report: format must be"):
-        operators().render_report('{"verdict": "bits"}', "pdf")
+        diagnosis().render_report('{"verdict": "bits"}', "pdf")
 
 
 @pytest.mark.parametrize("width", [-5, 0, 2**40])
 def test_absurd_widths_are_borne(width):
-    assert operators().render_report('{"verdict": "bits"}', "text", width)
+    assert diagnosis().render_report('{"verdict": "bits"}', "text", width)
 
 
 def test_reports_of_odd_shape_are_borne():
@@ -398,4 +398,4 @@ def test_reports_of_odd_shape_are_borne():
         for value in odd:
             report = json.dumps({"verdict": "fault", key: value})
             for form in ("text", "html", "svg"):
-                assert operators().render_report(report, form)
+                assert diagnosis().render_report(report, form)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import multihead
-from multihead.check.examination import examine
 from multihead.check.options import Options
+from multihead.check.session import examine
 from multihead.check.subject import signature
 from multihead.check.subject.target import describe
 

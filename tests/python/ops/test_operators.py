@@ -11,9 +11,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import multihead
-from multihead.check._operators import operators
+from multihead._library import diagnosis
 
-ops = operators()  # those of diagnosis among them
+ops = diagnosis()  # those of diagnosis among them
 attention = multihead.scaled_dot_product_attention
 MODES = pytest.mark.parametrize("mode", ["auto", "exact"])
 CALLS = pytest.mark.parametrize("name", calls.OPTIONS)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of one call, from the roles of its parameters and a case."""
+"""The arguments of one call, from a case or as somebody gives them to a check."""
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from .construct import DROPOUT, Config
 from .sizes import Sizes
 
 _LEFT = object()  # the parameter's default stays
+_SEQUENCES = {"query": "query", "x": "query", "key": "key", "value": "value"}
+_SEQUENCES |= {"context": "key"}
+_MASKS = {"mask": "mask", "padding": "key_padding_mask"}
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,7 @@ class Arguments:
 
 
 class Parameters(Config):
-    """A dictionary of weights that draws one for each name that is asked for, and
-    knows the usual sizes."""
+    """A dictionary that draws a weight for each name, and knows the usual sizes."""
 
     def __init__(self, case: Case, call_style: CallStyle):
         super().__init__(case.sizes)
@@ -66,8 +69,7 @@ class Parameters(Config):
 
 
 def make(call: Call, case: Case, call_style: CallStyle) -> Arguments:
-    """The arguments of `case`. Sequences are tensors of their own, which the code
-    may change."""
+    """The arguments of `case`. Sequences are new tensors, which the code may change."""
     made = Arguments(
         tensors=_sequences(call, case), masks=_masks(call, case, call_style)
     )
@@ -152,20 +154,16 @@ def _value(
 
 def _switch(role: str | None, parameter, case: Case) -> object:
     """A flag, or the dropout of a call."""
-    if role == "is_causal":
-        return case.is_causal
+    given = {
+        "is_causal": case.is_causal,
+        "training": case.training,
+        "need_weights": True if case.returns_weights else _LEFT,
+        "average_weights": False if case.returns_weights else _LEFT,
+        "shares_heads": True if case.sizes.kv_heads else _LEFT,
+        "flag": False,
+    }
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT
-    if role == "training":
-        return case.training
-    if role == "need_weights":
-        return True if case.returns_weights else _LEFT
-    if role == "average_weights":
-        return False if case.returns_weights else _LEFT
-    if role == "shares_heads":
-        return True if case.sizes.kv_heads else _LEFT
-    if role == "flag":
-        return False
     if role == "dropout":
         if isinstance(parameter.default, nn.Dropout):
             return nn.Dropout(DROPOUT).train(case.training)
@@ -176,7 +174,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
             dropout = nn.Dropout(DROPOUT) if layer else DROPOUT
             return dropout if case.training else _LEFT
         return DROPOUT if case.training else 0.0
-    return _LEFT
+    return given.get(role, _LEFT)
 
 
 def _weight(name: str, case: Case, call_style: CallStyle) -> object:
@@ -211,6 +209,122 @@ def _width(name: str, sizes: Sizes) -> int:
     if letters & {"k", "v", "key", "value", "wk", "wv", "bk", "bv", "keys", "values"}:
         return shared
     return full
+
+
+def of_user(call: Call, inputs: object, base: Case) -> tuple[Case, Arguments]:
+    """The call with `inputs`, a tensor, a tuple or a dictionary by name, copied.
+
+    Raises ValueError if they do not fit the signature.
+    """
+    named = _named(call, inputs)
+    made = Arguments()
+    for parameter in call.parameters:
+        if parameter.name not in named:
+            continue
+        value = copy.deepcopy(named[parameter.name])
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            made.positional.append(value)
+        else:
+            made.keywords[parameter.name] = value
+        _note(made, call.roles[parameter.name], parameter.name, value)
+    if "query" not in made.tensors:
+        name = call.parameter("query") or call.parameter("x")
+        given = type(named[name]).__name__ if name in named else "none"
+        raise ValueError(f"check: inputs must give a tensor to {name!r}, got {given}")
+    case = _case(call, made, named, base)
+    for parameter in call.parameters:
+        if parameter.default is parameter.empty and parameter.name not in named:
+            raise ValueError(
+                f"check: inputs must give a value to {parameter.name!r}, got none"
+            )
+    return case, made
+
+
+def _named(call: Call, inputs: object) -> dict[str, object]:
+    names = [parameter.name for parameter in call.parameters]
+    if isinstance(inputs, dict):
+        unknown = [name for name in inputs if name not in names]
+        if unknown:
+            raise ValueError(
+                f"check: inputs must be among {', '.join(names)}, got {unknown[0]!r}"
+            )
+        return dict(inputs)
+    values = list(inputs) if isinstance(inputs, (tuple, list)) else [inputs]
+    if len(values) > len(names):
+        raise ValueError(
+            f"check: inputs must be at most {len(names)} ({', '.join(names)}), "
+            f"got {len(values)}"
+        )
+    return dict(zip(names, values))
+
+
+def _note(made: Arguments, role: str | None, name: str, value: object) -> None:
+    tensor = value if isinstance(value, Tensor) else _of_array(value)
+    if role == "weight":
+        made.weights[name] = value
+    elif tensor is not None and role in _SEQUENCES:
+        made.tensors[_SEQUENCES[role]] = tensor
+    elif tensor is not None and role in _MASKS:
+        made.masks[_MASKS[role]] = tensor
+
+
+def _of_array(value: object) -> Tensor | None:
+    array = type(value).__module__ == "numpy" and hasattr(value, "__array__")
+    return torch.from_numpy(value) if array else None
+
+
+def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
+    """What the shapes and numbers say about sizes, in the layout of the base, or in
+    another of its kind that has as many axes."""
+    query = made.tensors["query"]
+    base = replace(base, layout=_layout(query, base))
+    key = cases.as_sequence(made.tensors.get("key", query), base)
+    query = cases.as_sequence(query, base)
+    axis = cases.query_axis(base)
+    batch = {cases.SEQUENCE_FIRST: 1}.get(base.layout, 0)
+    wide = base.layout not in cases.CORE
+    own = _heads_of(query, base)
+    sizes = replace(
+        base.sizes,
+        batch=1 if cases.unbatched(base) else query.shape[batch],
+        queries=query.shape[axis],
+        keys=key.shape[axis],
+        heads=named.get(call.parameter("num_heads") or "", base.sizes.heads)
+        if wide
+        else own,
+        embed=query.shape[-1] * (1 if wide else own),
+        kv_heads=named.get(call.parameter("num_kv_heads") or "", base.sizes.kv_heads),
+    )
+    flag = named.get(call.parameter("is_causal") or "", False)
+    return Case(
+        name="your inputs",
+        sizes=sizes,
+        layout=base.layout,
+        relation="cross",
+        is_causal=flag is True,
+        dtype=query.dtype,
+    )
+
+
+def _layout(query: Tensor, base: Case) -> str:
+    of_layers = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
+    kind = cases.CORE if base.layout in cases.CORE else of_layers
+    fitting = [
+        layout
+        for layout in (base.layout, *kind)
+        if len(layout.split(",")) == query.dim()
+    ]
+    if not fitting or not query.is_floating_point():
+        raise ValueError(
+            f"check: inputs must be floating-point tensors {' or '.join(kind)}, got "
+            f"{str(query.dtype).removeprefix('torch.')} {tuple(query.shape)}"
+        )
+    return fitting[0]
+
+
+def _heads_of(query: Tensor, base: Case) -> int:
+    later = base.layout == cases.HEADS_LATER
+    return query.shape[2 if later else 1] if query.dim() == 4 else 1
 
 
 def _given(value: object, call_style: CallStyle) -> object:

@@ -89,8 +89,7 @@ def sequences(case: Case) -> dict[str, Tensor]:
 
 
 def as_sequence(tensor: Tensor, case: Case) -> Tensor:
-    """(B, L, E) of a tensor whose channels come first in this case; others as they
-    are."""
+    """(B, L, E) of a tensor whose channels come first; others as they are."""
     if case.layout == IMAGE and tensor.dim() == 4:
         return tensor.flatten(2).transpose(1, 2)
     channels_first = case.layout == CHANNELS_FIRST and tensor.dim() == 3

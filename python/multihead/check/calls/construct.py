@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..finding import Finding
 from ..sandbox.guard import Guard
 from ..subject.roles import CONSTRUCTOR, normal, part_of
+from ..subject.signature import type_name
 from ..subject.target import Subject
 from .sizes import Sizes, of_globals
 
@@ -18,15 +19,12 @@ class Config(dict):
     """A configuration that answers every usual name, as an attribute or a key.
 
     Names that it does not know are absent: getattr(config, name, default) and
-    config.get(name, default) give their defaults. `asked` collects the roles of
-    the names that were read, `missing` the names that are absent.
+    config.get(name, default) give their defaults. `missing` collects them.
     """
 
     def __init__(self, sizes: Sizes):
         super().__init__()
-        self.__dict__["sizes"] = sizes
-        self.__dict__["asked"] = set()
-        self.__dict__["missing"] = []
+        self.__dict__ |= {"sizes": sizes, "missing": []}
 
     def __missing__(self, name):
         role = CONSTRUCTOR.get(normal(str(name))) or part_of(str(name))
@@ -36,7 +34,6 @@ class Config(dict):
         if value is None:
             self.missing.append(str(name))
             raise KeyError(name)
-        self.asked.add(role)
         return value
 
     def __contains__(self, name):
@@ -86,75 +83,58 @@ class Construction:
             if free and required and self.roles[parameter.name] is None:
                 self.roles[parameter.name] = free.pop(0)
 
-    @property
-    def counts_heads(self) -> bool:
-        return bool({"num_heads", "config", "num_kv_heads"} & set(self.roles.values()))
+    def takes(self, *roles: str) -> bool:
+        return not set(roles).isdisjoint(self.roles.values())
 
     @property
-    def is_of_fixed_width(self) -> bool:
-        widths = {"embed_dim", "config", "out_dim", "head_dim"}
-        return not widths & set(self.roles.values())
+    def counts_heads(self) -> bool:
+        return self.takes("num_heads", "config", "num_kv_heads")
 
     def fitting(self, sizes: Sizes, num_kv_heads: int | None) -> Sizes:
         """`sizes` as this class can have them: constants of its file win, a class
         that is given no number of heads has one, grouped heads are grouped."""
-        roles = set(self.roles.values())
         fixed = of_globals(self.subject.target.__init__)
-        if "embed_dim" not in roles and "config" not in roles:
+        if not self.takes("embed_dim", "config"):
             sizes = replace(sizes, embed=fixed.get("embed_dim", sizes.embed))
         if not self.counts_heads:
             sizes = replace(sizes, heads=fixed.get("num_heads", 1))
-            if "out_dim" in roles and "num_heads" not in fixed:
+            if self.takes("out_dim") and "num_heads" not in fixed:
                 sizes = replace(sizes, out=sizes.embed * 5 // 6)
-        if "num_kv_heads" in roles or "config" in roles:
-            groups = num_kv_heads or 2
-            if "num_kv_heads" in roles and sizes.heads % groups == 0:
-                sizes = replace(sizes, kv_heads=groups)
-        if sizes.heads == 1 and "head_dim" in roles:
+        groups = num_kv_heads or 2
+        if self.takes("num_kv_heads") and sizes.heads % groups == 0:
+            sizes = replace(sizes, kv_heads=groups)
+        if sizes.heads == 1 and self.takes("head_dim"):
             sizes = replace(sizes, out=max(sizes.embed // 6, 2))
         return sizes
 
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
-        """The arguments by name; without those that have a default, if not
-        `optional`."""
+        """The arguments by name; if not `optional`, only the required ones."""
+        known = {"dropout": DROPOUT, "config": Config(sizes)}
+        known |= dict.fromkeys(("bias", "batch_first", "is_causal"), True)
+        left = (None, "is_causal", "device", "dtype", "config")
         given = {}
         for parameter in self.parameters:
             role = self.roles[parameter.name]
-            has_default = parameter.default is not parameter.empty
-            if has_default and (not optional or self._is_better_left(parameter, role)):
-                continue
-            value = self._value(role, sizes)
-            if value is None and not has_default:
-                value = _by_annotation(parameter)
-            if value is not None or not has_default:
-                given[parameter.name] = value
+            value = known.get(role, sizes.value_of(role))
+            if parameter.default is parameter.empty:
+                of_type = {"bool": False, "float": 0.0, "int": 0}.get(
+                    type_name(parameter)
+                )
+                given[parameter.name] = of_type if value is None else value
+            elif optional and value is not None and role not in left:
+                derived = role in ("embed_dim", "out_dim", "head_dim")
+                if not derived or parameter.default is not None:
+                    given[parameter.name] = value
         return given
-
-    def _is_better_left(self, parameter: inspect.Parameter, role: str | None) -> bool:
-        derived = ("embed_dim", "out_dim", "head_dim")
-        if role in derived and parameter.default is None:
-            return True
-        return role in (None, "is_causal", "device", "dtype", "config")
-
-    def _value(self, role: str | None, sizes: Sizes) -> object:
-        if role == "config":
-            return Config(sizes)
-        return {
-            "dropout": DROPOUT,
-            "bias": True,
-            "batch_first": True,
-            "is_causal": True,
-        }.get(role, sizes.value_of(role))
 
     def build(self, sizes: Sizes, guard: Guard) -> tuple[object, str, list[Finding]]:
         """An instance, or None, the call that made it as text, and what was found."""
         findings = []
         for optional in (True, False):
             arguments = self.arguments(sizes, optional)
-            keywords, positional = dict(arguments), []
-            for parameter in self.parameters:
-                if parameter.kind is parameter.POSITIONAL_ONLY:
-                    positional.append(keywords.pop(parameter.name))
+            keywords = dict(arguments)
+            by_place = [p.name for p in self.parameters if p.kind is p.POSITIONAL_ONLY]
+            positional = [keywords.pop(name) for name in by_place]
             outcome = guard.call(self.subject.target, *positional, **keywords)
             call = f"{self.subject.name}({_shown(arguments)})"
             if outcome.error is None:
@@ -177,12 +157,6 @@ def _refuse_if_missing(arguments: dict, error: BaseException, name: str) -> None
                     "check: target must be an instance where its configuration has "
                     f"more than usual names, got class {name}, which reads {asked!r}"
                 )
-
-
-def _by_annotation(parameter: inspect.Parameter) -> object:
-    """A value for an argument of which nothing but its type is known."""
-    name = getattr(parameter.annotation, "__name__", str(parameter.annotation))
-    return {"bool": False, "float": 0.0, "int": 0}.get(name)
 
 
 def _shown(arguments: dict[str, object]) -> str:

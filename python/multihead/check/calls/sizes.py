@@ -50,8 +50,7 @@ class Sizes:
         }.get(role)
 
 
-# When code refuses the first: small ones, heads of width 64, and the widths of models
-# that people copy.
+# When code refuses the first: small ones, heads of width 64, and those of models.
 SIZES_IN_TURN = (
     Sizes(),
     Sizes(embed=8, heads=2),
@@ -71,8 +70,7 @@ def grouped(sizes: Sizes, groups: int) -> Sizes:
 
 
 def apart(sizes: Sizes) -> Sizes:
-    """`sizes` with a batch and lengths that equal none of the others; keys are
-    longer than queries."""
+    """`sizes` with a batch and lengths that equal no other, keys the longest."""
     taken = {sizes.heads, sizes.kv_heads, sizes.head_dim}
     batch, queries, keys = (
         next(size for size in sizes_of if size not in taken)
@@ -160,26 +158,22 @@ def of_instance(module: object, start: Sizes) -> Sizes:
     )
 
 
-_KEY = re.compile(r"(^|[._])(w_?|to_?|fc_?)?(keys?|k|kv)(_?(proj|lin|linear|net))?$")
-_VALUE = re.compile(
-    r"(^|[._])(w_?|to_?|fc_?)?(values?|v|kv)(_?(proj|lin|linear|net))?$"
-)
+_NAMED = r"(^|[._])(w_?|to_?|fc_?)?({0}s?|{1}|kv)(_?(proj|lin|linear|net))?$"
+_KEY = re.compile(_NAMED.format("key", "k"))
+_VALUE = re.compile(_NAMED.format("value", "v"))
 
 
 def _other_widths(module: object) -> tuple[int | None, int | None]:
-    """The widths of the keys and values that a module takes, as the layers that are
-    named after them say."""
-    if not isinstance(module, nn.Module):
-        return None, None
-    found: list[int | None] = [None, None]
-    for path, part in module.named_modules():
+    """The widths of keys and values, as the layers that are named after them say."""
+    found: dict[re.Pattern, int | None] = {}
+    for path, part in module.named_modules() if isinstance(module, nn.Module) else ():
         if isinstance(part, nn.MultiheadAttention):
             return part.kdim, part.vdim
         if isinstance(part, nn.Linear):
-            for index, name in enumerate((_KEY, _VALUE)):
-                if found[index] is None and name.search(path.lower()):
-                    found[index] = part.in_features or None
-    return found[0], found[1]
+            for name in (_KEY, _VALUE):
+                if not found.get(name) and name.search(path.lower()):
+                    found[name] = part.in_features or None
+    return found.get(_KEY), found.get(_VALUE)
 
 
 def of_globals(entry: object) -> dict[str, int]:

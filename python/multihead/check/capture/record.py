@@ -160,14 +160,12 @@ class Recorder(TorchDispatchMode):
         known = origin is None or origin.drawn or isinstance(tensor, nn.Parameter)
         return known and not self.origin(tensor).inputs
 
-    def _root(self, key: int) -> int:
+    def root(self, tensor: Tensor) -> int:
+        """The storage whose values `tensor` shows, through copies."""
+        key = storage(tensor)
         while (origin := self.origins.get(key)) and origin.copy_of is not None:
             key = origin.copy_of
         return key
-
-    def root(self, tensor: Tensor) -> int:
-        """The storage whose values `tensor` shows, through copies."""
-        return self._root(storage(tensor))
 
     def _note_origins(self, name, operands, results) -> None:
         if name.endswith("_like") or name.startswith("new_"):

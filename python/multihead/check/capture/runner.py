@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Runs the code under test on one case and keeps what can be known of the run."""
 
+import contextlib
 import copy
 import random
+import types
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,18 +13,16 @@ from torch import Tensor, nn
 
 from ..calls import arguments, cases
 from ..calls.arguments import Arguments, CallStyle
-from ..calls.cases import Case
+from ..calls.cases import Case, as_sequence
 from ..calls.construct import Construction
 from ..calls.sizes import attributes
 from ..finding import Finding
-from ..sandbox.guard import Guard
+from ..sandbox.guard import Guard, Stop
 from ..subject.holding import held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
-from . import outputs, weights
+from . import weights
 from .record import Frames, Recorder, fill_constant
-
-_SEED = 20_173_706
 
 
 @dataclass
@@ -48,21 +47,14 @@ class Run:
         return self.out is None
 
 
-class Stop(Exception):
-    """Nothing more can be run: the time is over."""
-
-    def __init__(self, findings: list[Finding]):
-        super().__init__()
-        self.findings = findings
-
-
 class Runner:
     """Runs cases of one subject, read as one call. `remarks` collects what is worth
     saying once: prints, changed inputs, changed state."""
 
-    def __init__(self, subject: Subject, call: Call, guard: Guard):
+    def __init__(self, subject: Subject, call: Call, guard: Guard, weights: object):
         self.subject, self.call, self.guard = subject, call, guard
-        self.extra: object = None
+        # What the user names, where it cannot be seen.
+        self.weights = weights if isinstance(weights, dict) else {"self": weights}
         self.construction = Construction(subject) if subject.kind == "class" else None
         self.constructed = ""
         self.remarks: dict[str, Finding] = {}
@@ -115,13 +107,13 @@ class Runner:
             run.findings = self._located(outcome.findings[:1], made)
             return
         try:
-            out, run.attention = outputs.split(
+            out, run.attention = _split(
                 outcome.value,
                 case,
                 made.tensors["query"],
                 any_width=self.subject.kind == "instance",
             )
-        except outputs.Unfit as unfit:
+        except _Unfit as unfit:
             run.findings = self._located([unfit.finding], made)
             return
         run.out = out
@@ -142,15 +134,15 @@ class Runner:
                 self.remarks[finding.name] = finding  # the last names all
         if printed.strip():
             first = printed.strip().splitlines()[0][:60]
-            self.remarks.setdefault(
+            self._remark(
                 "prints",
-                Finding(
-                    "prints",
-                    f"It prints while it runs ({first!r}).",
-                    "Remove the print before others use it.",
-                    kind="remark",
-                ),
+                f"It prints while it runs ({first!r}).",
+                "Remove the print before others use it.",
+                kind="remark",
             )
+
+    def _remark(self, name: str, *words: str, kind: str = "failure") -> None:
+        self.remarks.setdefault(name, Finding(name, *words, kind=kind))
 
     def _compare_inputs(self, made: Arguments, kept: dict, run: Run) -> None:
         """Inputs that are not what they were."""
@@ -162,28 +154,22 @@ class Runner:
         ]
         if changed:
             names = " and ".join(role.replace("_", " ") for role in changed)
-            self.remarks.setdefault(
+            self._remark(
                 "changes_inputs",
-                Finding(
-                    "changes_inputs",
-                    f"It changes its caller's tensors in place: {names}.",
-                    "Write `x = x * scale`, not `x *= scale`: operations that end in "
-                    "an underscore, and augmented assignments, overwrite the tensor "
-                    "that was passed.",
-                ),
+                f"It changes its caller's tensors in place: {names}.",
+                "Write `x = x * scale`, not `x *= scale`: operations that end in "
+                "an underscore, and augmented assignments, overwrite the tensor "
+                "that was passed.",
             )
             run.arguments.tensors |= {r: kept[r] for r in changed if r in made.tensors}
             run.arguments.masks |= {r: kept[r] for r in changed if r in made.masks}
-
-    def _key(self, case: Case) -> tuple:
-        of_class = self.subject.kind == "class"
-        return (case.sizes if of_class else None, case.dtype)
 
     def _target(self, case: Case) -> tuple[object, list[Finding]]:
         """What is called: the function, or a module in the dtype and mode."""
         if self.subject.kind == "function":
             return self.subject.target, []
-        key = self._key(case)
+        of_class = self.subject.kind == "class"
+        key = (case.sizes if of_class else None, case.dtype)
         if key not in self._instances:
             made, findings = self._instance(case)
             if made is None:
@@ -242,7 +228,12 @@ class Runner:
                 torch.autograd.grad, (run.out * dout).sum(), leaves, allow_unused=True
             )
             if outcome.error is not None:
-                self._say_no_gradients(outcome.findings[0], run)
+                finding = outcome.findings[0]
+                sentence = f"Its gradients cannot be computed: {finding.sentence}"
+                # Autograd raises it, in no line of the code itself.
+                finding = replace(finding, sentence=sentence, detail="")
+                located = self._located([finding], run.arguments)
+                self.remarks.setdefault("gradients", located[0])
                 return
             found = outcome.value
         run.dout = dout
@@ -250,42 +241,23 @@ class Runner:
             zero = torch.zeros_like(leaf, requires_grad=False)
             run.gradients[f"d{role}"] = zero if gradient is None else gradient.detach()
 
-    def _say_no_gradients(self, finding: Finding, run: Run) -> None:
-        sentence = f"Its gradients cannot be computed: {finding.sentence}"
-        # Autograd raises it, in no line of the code itself.
-        finding = replace(finding, sentence=sentence, detail="")
-        located = self._located([finding], run.arguments)
-        self.remarks.setdefault("gradients", located[0])
-
     def _roots(self, target: object) -> dict[str, object]:
-        if self.subject.kind == "function":
-            return {**of_closure(self.subject.target), **self._extra()}
-        return {"self": target, **self._extra()}
-
-    def _extra(self) -> dict[str, object]:
-        if self.extra is None:
-            return {}
-        return self.extra if isinstance(self.extra, dict) else {"self": self.extra}
+        of_function = self.subject.kind == "function"
+        own = of_closure(self.subject.target) if of_function else {"self": target}
+        return own | self.weights
 
     def _counted(self, target: object, frames: Frames, case: Case) -> dict[str, int]:
         """Sizes by role that the code itself computed or keeps, or was built with."""
         counted = {}
         for _, variables in frames.found:
-            counted |= attributes(_Variables(variables))
+            # One letter may count anything, h the heads of a loop among it.
+            named = {n: v for n, v in variables.items() if len(n) > 1 or n in "HGE"}
+            counted |= attributes(types.SimpleNamespace(**named))
         if not callable(getattr(target, "__code__", None)):
             counted |= attributes(target)
-        if self.construction is not None and self.construction.counts_heads:
+        if self.construction and self.construction.counts_heads:
             counted["num_heads"] = case.sizes.heads
         return counted
-
-
-class _Variables:
-    """The variables of a function as attributes."""
-
-    def __init__(self, variables: dict[str, object]):
-        # One letter may count anything, h the heads of a loop among it.
-        named = {n: v for n, v in variables.items() if len(n) > 1 or n in "HGE"}
-        self.__dict__.update(named)
 
 
 def _detached(module: object) -> dict[int, object]:
@@ -312,26 +284,133 @@ def convert(target: object, dtype: torch.dtype) -> None:
                 setattr(part, name, value.to("cpu", dtype))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _settings(case: Case, seed: int) -> Iterator[None]:
     """Default dtype, gradients and seeds of a run."""
-    default, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+    default = torch.get_default_dtype()
     torch.set_default_dtype(case.dtype)
-    torch.set_grad_enabled(case.gradients)
     # Not 0 or 42, which the code itself may set, which is to be noticed.
-    torch.manual_seed(_SEED + seed)
-    random.seed(_SEED + seed)
-    _seed_numpy(_SEED + seed)
+    seed += 20_173_706
+    torch.manual_seed(seed)
+    random.seed(seed)
+    with contextlib.suppress(ImportError):
+        import numpy
+
+        numpy.random.seed(seed)
     try:
-        yield
+        with torch.set_grad_enabled(case.gradients):
+            yield
     finally:
         torch.set_default_dtype(default)
-        torch.set_grad_enabled(gradients)
 
 
-def _seed_numpy(seed: int) -> None:
-    try:
-        import numpy
-    except ImportError:
-        return
-    numpy.random.seed(seed)
+class _Unfit(Exception):
+    """What came back cannot be an output of attention; holds the finding."""
+
+    def __init__(self, name: str, sentence: str, remedy: str):
+        super().__init__(sentence)
+        self.finding = Finding(name, sentence, remedy)
+
+
+def _split(
+    returned: object, case: Case, query: Tensor, any_width: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The output, with its features last, and, if there are any, the attention
+    weights. any_width: the width of the output is not known. Raises _Unfit."""
+    if returned is None:
+        raise _Unfit(
+            "returns_nothing",
+            "It returns None.",
+            "Does the function end with a return statement, on every path?",
+        )
+    tensors = [t for t in map(_tensor, _parts(returned)) if t is not None]
+    if not tensors:
+        name = type(returned).__name__
+        article = "an" if name[:1].lower() in "aeiou" else "a"
+        raise _Unfit(
+            "wrong_type",
+            f"It returns {article} {name} where a tensor is expected.",
+            "Return the output as a tensor, alone or first in a tuple.",
+        )
+    for tensor in tensors:
+        if kind := _kind(tensor):
+            raise _Unfit(
+                "wrong_type",
+                f"It returns {kind} where a plain tensor of real numbers is expected.",
+                "Return the output as a dense tensor in the type of the query.",
+            )
+    rows = as_sequence(query, case).shape[:-1]
+    sequences = [as_sequence(t, case) for t in tensors]
+    fitting = [t for t in sequences if t.shape[:-1] == rows and t.dim() > 1]
+    widths = {case.sizes.embed, case.sizes.out, case.sizes.head_dim}
+    exact = [t for t in fitting if t.shape[-1] in widths]
+    if not exact:  # as wide as some heads together, if that is known
+        wide = 1 if any_width else case.sizes.head_dim
+        fitting = [t for t in fitting if t.shape[-1] % wide == 0]
+        fitting = [t for t in fitting if t.shape[-1] != case.keys]
+    if not fitting:
+        raise _wrong_shape(tensors[0], query, case.keys)
+    out = (exact or fitting)[0]
+    if not out.is_floating_point():
+        kind = str(out.dtype).removeprefix("torch.")
+        raise _Unfit(
+            "integer_output",
+            f"The output is of type {kind}; averages of values are not whole numbers.",
+            "Compute in floating point from the scores on.",
+        )
+    pairs = (case.sizes.queries, case.keys)
+    weights = [
+        t
+        for t, sequence in zip(tensors, sequences)
+        if sequence is not out and t.dim() >= 2 and tuple(t.shape[-2:]) == pairs
+    ]
+    return out, weights[0] if weights and weights[0].is_floating_point() else None
+
+
+def _parts(returned: object) -> Iterator[object]:
+    if isinstance(returned, dict) and type(returned) is not dict:
+        yield from returned.values()  # as the models of Transformers return
+    elif isinstance(returned, (list, tuple)):
+        yield from returned
+    else:
+        yield returned
+
+
+def _tensor(value: object) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 0):
+        try:
+            return torch.from_numpy(value.copy())
+        except TypeError:
+            return None
+    return None
+
+
+def _kind(tensor: Tensor) -> str:
+    """What a tensor is that nothing can be compared with; empty for others."""
+    kinds = {
+        "a nested tensor": tensor.is_nested,
+        "a sparse tensor": tensor.layout is not torch.strided,
+        "a quantized tensor": tensor.is_quantized,
+        "complex numbers": tensor.is_complex(),
+        f"a tensor on the device {tensor.device.type!r}": tensor.device.type != "cpu",
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "")
+
+
+def _wrong_shape(got: Tensor, query: Tensor, keys: int) -> _Unfit:
+    expected = tuple(query.shape)
+    shape = tuple(got.shape)
+    hint = "Each query gets one output: all sizes but the last are those of the query."
+    if got.dim() > 1 and shape[-2:] == (expected[-2], keys):
+        hint = "These may be the weights: what comes out is `weights @ v`."
+    elif got.dim() == len(expected) + 1:
+        hint += " Here the heads are still apart: they are merged into one axis last."
+    elif sorted(shape) == sorted(expected):
+        hint += " Here two axes are exchanged."
+    return _Unfit(
+        "wrong_shape",
+        f"It returns shape {shape} for a query of shape {expected}.",
+        hint,
+    )

@@ -62,8 +62,10 @@ def collect(
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
     if weights.by_flow is not None and (unnamed or (silent and not idle)):
         return weights.by_flow
-    for candidate in kept:
-        _add(weights, candidate)
+    for c in kept:
+        tensor = c.tensor.detach()  # of an array, which the code may write to, a copy
+        weights.tensors[c.name] = tensor.clone() if c.of_array else tensor
+    weights.layouts = {c.name: c.layout for c in kept if c.layout}
     return weights
 
 
@@ -108,15 +110,6 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
         for key, c in best.items()
         if (key[2] < wholes[key[0]]) == (key[0] in by_parts)
     ]
-
-
-def _add(weights: Weights, candidate: Held) -> None:
-    tensor = candidate.tensor.detach()
-    if candidate.of_array:
-        tensor = tensor.clone()  # which the code may write to
-    weights.tensors[candidate.name] = tensor
-    if candidate.layout:
-        weights.layouts[candidate.name] = candidate.layout
 
 
 def _of_linear(candidate: Held, linear: nn.Linear | None) -> Held:

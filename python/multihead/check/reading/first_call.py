@@ -63,7 +63,7 @@ class FirstCall:
         most in `findings`, which keeps that of the likeliest layouts."""
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
-        start = time.process_time()
+        start, half = time.process_time(), self.options.time_limit / 2
         for case, call_style in self._choices(layouts):
             run = self.runner.run(case, call_style)
             if not run.refused:
@@ -72,43 +72,29 @@ class FirstCall:
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
             endless = any("RecursionError" in f.sentence for f in run.findings)
-            if endless or self._is_over(start):
+            # Half of the time is for the runs that follow. Others on a busy machine do
+            # not count against the code.
+            late = time.process_time() > start + self._seconds
+            if endless or late or self.runner.guard.remaining < half:
                 break
         self._seconds -= time.process_time() - start
         self.findings = self.findings or _most_telling(complaints)
         return None
 
-    def _is_over(self, start: float) -> bool:
-        """Whether it has computed for too long, or half of the time is gone, which the
-        runs that follow need. Others on a busy machine do not count against it."""
-        late = time.process_time() > start + self._seconds
-        return late or self.runner.guard.remaining < self.options.time_limit / 2
-
     def _choices(self, layouts: tuple[str, ...]):
         """Combinations with the fewest departures from the first of each axis."""
         masks = (None, "rows") if self.call.takes("mask") else (None,)
         relations = ("self",) if self.call.style == "x" else ("cross", "equal", "self")
-        lists = (
-            (torch.float64, torch.float32),
-            masks,
-            self.call_styles(),
-            self.sizes,
-            layouts,
-            relations,
-        )
+        dtypes = (torch.float64, torch.float32)
+        styles = self.call_styles()
+        lists = (dtypes, masks, styles, self.sizes, layouts, relations)
         numbered = itertools.product(*(range(len(choices)) for choices in lists))
         ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
         for indices in ordered[:_MOST_TRIED]:
             chosen = [choices[i] for choices, i in zip(lists, indices)]
             dtype, mask, call_style, sizes, layout, relation = chosen
-            case = Case(
-                name="no mask" if mask is None else "mask",
-                sizes=sizes,
-                layout=layout,
-                relation=relation,
-                mask=mask,
-                dtype=dtype,
-            )
+            name = "no mask" if mask is None else "mask"
+            case = Case(name, sizes, layout, relation, mask, dtype=dtype)
             yield case, call_style
 
     def call_styles(self) -> list[CallStyle]:
@@ -143,10 +129,10 @@ class FirstCall:
 
     def _width_of_class(self) -> int | None:
         """The width that a class has which is not told it; None if it is."""
-        construction = self.runner.construction
-        if construction is None or not construction.is_of_fixed_width:
+        built = self.runner.construction
+        if built is None or built.takes("embed_dim", "config", "out_dim", "head_dim"):
             return None
-        made, _, _ = construction.build(Sizes(), self.runner.guard)
+        made, _, _ = built.build(Sizes(), self.runner.guard)
         return input_width(made) if isinstance(made, nn.Module) else None
 
     def _with_heads(self, sizes: Sizes, heads: int) -> Sizes:
@@ -163,22 +149,20 @@ class FirstCall:
         if self.runner.construction is not None:
             fitting = self.runner.construction.fitting(sizes, self.options.num_kv_heads)
             return replace(fitting, embed=self._own_width or fitting.embed)
-        fixed = {**of_globals(self.subject.target), **self.call.bound}
-        heads = fixed.get("num_heads")
+        takes, bound = self.call.takes, self.call.bound
+        fixed = {**of_globals(self.subject.target), **bound}
         embed = fixed.get("embed_dim") or _width_outside(self.subject)
-        if not self.call.takes("embed_dim") and type(embed) is int:
+        if not takes("embed_dim") and type(embed) is int:
             sizes = replace(sizes, embed=embed)
-        if not self.call.takes("num_heads") and type(heads) is int:
-            sizes = replace(sizes, heads=heads)
-        groups = self.call.bound.get("num_kv_heads")
-        if self.call.takes("num_kv_heads") or groups:
-            sizes = grouped(sizes, groups or 2)
+        if not takes("num_heads") and type(fixed.get("num_heads")) is int:
+            sizes = replace(sizes, heads=fixed["num_heads"])
+        if takes("num_kv_heads") or bound.get("num_kv_heads"):
+            sizes = grouped(sizes, bound.get("num_kv_heads") or 2)
         return sizes
 
 
 def _width_outside(subject: Subject) -> int | None:
-    """The width of layers, or of square matrices, that a function finds outside
-    itself."""
+    """The width of layers, or square matrices, that a function finds outside."""
     for value in of_closure(subject.target).values():
         values = list(value.values()) if isinstance(value, dict) else value
         for part in values if isinstance(values, (list, tuple)) else [values]:
@@ -205,8 +189,7 @@ def _place(finding: Finding) -> tuple[str, str]:
 
 
 def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, ...]:
-    """The layouts to try for code with weights, likeliest first; without those that
-    are ruled out."""
+    """The layouts that are not ruled out for code with weights, likeliest first."""
     if call.known:
         return (call.known.layout, cases.UNBATCHED)
     stated = options.batch_first
@@ -279,8 +262,7 @@ def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:
 
 
 def may_be_core(call: Call, runner: Runner) -> bool:
-    """Whether nothing in the call speaks of heads or widths, so that the code may
-    be attention by itself."""
+    """Whether it may be attention by itself: nothing speaks of heads or widths."""
     counts = {"num_heads", "embed_dim", "num_kv_heads", "head_dim"}
     named = any(call.takes(role) or role in call.bound for role in counts)
     return not named and bool(heads_layouts(call, runner))
@@ -290,6 +272,5 @@ def _speaks_numpy(subject: Subject) -> bool:
     """Whether the code's own text computes with NumPy and not with PyTorch."""
     text = subject.source
     annotated = re.search(r"np\.ndarray|NDArray", text) is not None
-    numpy = _NUMPY.search(text) is not None
     torch_too = re.search(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill", text)
-    return annotated or (numpy and torch_too is None)
+    return annotated or (_NUMPY.search(text) is not None and torch_too is None)

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""A run in the form that the engine reads: tensors by name and metadata."""
+"""A run in the form that the engine reads, tensors by name and metadata, and the one
+place where observations become a verdict."""
 
+import json
+import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._operators import operators
+from ..._library import diagnosis
 from ..calls import cases
 from ..calls.construct import DROPOUT
 from ..capture.record import Draw
 from ..capture.runner import Run
+from ..finding import Finding
 from ..subject.signature import Call
-from .heads import guessed_heads, known_heads
+
+# What complaints about weights, and counts of heads, begin with.
+_OF_WEIGHTS = ("weights", "num_heads", "num_kv_heads", "embed_dim")
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,32 @@ class Observation:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
+
+
+def explain(observations: list[Observation]) -> dict[str, Any]:
+    """The verdict on observations of one implementation, as the operator's JSON."""
+    tensors = [o.tensors for o in observations]
+    metadata = [o.metadata for o in observations]
+    verdict: dict[str, Any] = json.loads(diagnosis().explain(tensors, metadata))
+    return verdict
+
+
+def complaint(error: ValueError) -> Finding:
+    """What the engine could not read, as a finding, with its reason as detail."""
+    reason = str(error).removeprefix("explain: ")
+    if reason.startswith(_OF_WEIGHTS):
+        return Finding(
+            "no_weights_found",
+            "Its weights could not be matched with those of attention.",
+            "Name them W_q, W_k, W_v and W_o, or like those of "
+            "nn.MultiheadAttention; or state num_heads and num_kv_heads.",
+            detail=reason,
+        )
+    return Finding(
+        "not_comparable",
+        "What it takes and returns cannot be compared with attention.",
+        detail=reason,
+    )
 
 
 def observe(run: Run, call: Call, stated: Stated) -> Observation:
@@ -64,9 +98,49 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     return seen
 
 
+def known_heads(run: Run, call: Call, stated: int | None) -> int | None:
+    """The number of heads that is stated, given or counted by the code, if any."""
+    if stated:
+        return stated
+    layout = run.case.layout
+    if layout in (cases.HEADS, cases.HEADS_LATER) or call.takes("num_heads"):
+        return run.case.sizes.heads
+    counted = call.bound.get("num_heads") or run.counted.get("num_heads")
+    if not counted and layout in (cases.SINGLE, cases.FLAT):
+        return 1
+    return counted
+
+
+def guessed_heads(run: Run) -> list[int]:
+    """The numbers of heads that a run may have had, likeliest first: that of its
+    scores, of axes (H, L, D) or (H, D) that make up the width, of slices of the
+    width, and one."""
+    embed, lengths = run.case.sizes.embed, (run.case.sizes.queries, run.case.keys)
+    batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
+    shapes = [tuple(tensor.shape) for tensor in run.recorder.trace]
+    deep = [shape for shape in shapes if len(shape) >= 3]
+    scores = [math.prod(s[:-2]) // batch for s in deep if s[-2:] == lengths][:1]
+    cut = [
+        count
+        for s in deep
+        if s[-2] in lengths
+        for count in (s[-3], s[-3] // batch)
+        if count * s[-1] == embed
+    ]
+    viewed = [s[-2] for s in deep if s[-2] * s[-1] == embed]
+    narrow = [s for s in deep if s[-2] in lengths and embed % s[-1] == 0]
+    sliced = Counter(embed // s[-1] for s in narrow if s[-1] < embed)
+    # Queries, keys, values and context of each head, in a loop.
+    looped = [count for count, seen in sliced.items() if seen >= 4 * count]
+    several = [count for count in [*scores, *cut, *viewed, *looped] if count > 1]
+    one = [1] if scores == [1] else []
+    found = dict.fromkeys([*several, *one, *sliced, 1])
+    return [count for count in found if embed % count == 0]
+
+
 def _free(name: str, tensor: Tensor) -> str:
     """A weight's name, longer where the engine has another tensor of that name."""
-    if not operators().is_reserved(name):
+    if not diagnosis().is_reserved(name):
         return name
     return f"{name}.{'bias' if tensor.dim() == 1 else 'weight'}"
 
@@ -88,8 +162,7 @@ def _put_sequences(seen: Observation, run: Run) -> None:
 
 
 def _cut_heads_from_inputs(seen: Observation, run: Run, heads: int) -> None:
-    """Code without projections that still cuts heads from its inputs: its
-    projections are identities."""
+    """The projections of code that cuts heads from its inputs as they are."""
     layer = run.case.layout in (cases.LAYER, cases.UNBATCHED, cases.SEQUENCE_FIRST)
     if run.parameters.tensors or heads == 1 or not layer:
         return
@@ -104,12 +177,9 @@ def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
     """The number of key and value heads where it is not that of the queries."""
     if stated.num_kv_heads:
         return stated.num_kv_heads
-    sizes = run.case.sizes
-    if call.takes("num_kv_heads") or run.case.layout in (
-        cases.HEADS,
-        cases.HEADS_LATER,
-    ):
-        return sizes.kv_heads
+    by_itself = run.case.layout in (cases.HEADS, cases.HEADS_LATER)
+    if call.takes("num_kv_heads") or by_itself:
+        return run.case.sizes.kv_heads
     # What the code calls groups may be the heads of each.
     return (
         call.bound.get("num_kv_heads")
@@ -219,11 +289,10 @@ def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
         (sizes.batch, sizes.queries, keys),
     ):
         if sorted(shape) == sorted(wanted):
-            order = []
+            order: list[int] = []
             for size in wanted:
-                order.append(
-                    next(i for i, s in enumerate(shape) if s == size and i not in order)
-                )
+                free = [i for i, s in enumerate(shape) if s == size and i not in order]
+                order.append(free[0])
             return kept.permute(order)
     of_queries = shape[-1] == sizes.queries  # keys that are taken from the queries
     if shape[1:-1] == [heads, sizes.queries] and not of_queries:
@@ -232,8 +301,7 @@ def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
 
 
 def _kept(draw: Draw, p: float) -> Tensor:
-    """A comparison of uniform numbers may say what is kept or what is dropped:
-    most are kept."""
+    """What was kept: a comparison may say so or the reverse, but most are kept."""
     if draw.p is not None:
         return draw.keep
     share = float(draw.keep.double().mean())

@@ -1,36 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""All runs of one reading of the code, from a first call that it takes."""
+"""All runs of one reading of the code, from a first call that it takes: masks, flags,
+modes, sizes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from ..calls import cases, variations
+from ..calls import cases
+from ..calls.arguments import of_user
 from ..calls.cases import Case
-from ..calls.user_inputs import of_user
-from ..capture.runner import Run, Runner, Stop
+from ..calls.sizes import EXERCISE, grouped
+from ..capture.runner import Run, Runner
 from ..finding import Finding
+from ..sandbox.guard import Stop
 from .first_call import Base
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
 _LONG_SECONDS = 1.0  # loops over each query and key would take minutes
 _LARGE = 1000.0  # the spread of scores at which exp has long overflowed
+_BATCHED = ("rows of the batch", "rows of each item", "keys", "keys of each item")
+_PER_HEAD = ("heads", "heads in the batch")
+_MASK_DTYPES = (torch.bool, torch.int64, torch.float32)
 _READS_RANK_3 = re.compile(
     r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*3"
 )
 # What is raised on purpose.
 _REFUSALS = ("AssertionError", "NotImplementedError", "ValueError")
-_MISTAKES = (
-    "AttributeError",
-    "KeyError",
-    "NameError",
-    "TypeError",
-    "UnboundLocalError",
-    "ZeroDivisionError",
-)
+_MISTAKES = ("AttributeError", "KeyError", "NameError", "TypeError")
+_MISTAKES += ("UnboundLocalError", "ZeroDivisionError")
 
 
 def not_finite(kept: list[Run]) -> list[Finding]:
@@ -47,6 +48,11 @@ def not_finite(kept: list[Run]) -> list[Finding]:
                 )
             ]
     return []
+
+
+def _mask_name(kind: str) -> str:
+    names = {"causal": "causal mask", "blocked row": "a row that sees nothing"}
+    return names.get(kind, f"mask {cases.MASKS[kind]}")
 
 
 class Cases:
@@ -75,34 +81,32 @@ class Cases:
         if noise:
             self.hopeless = True
             return
+        base, call = self.base, self.call
         if "changes_inputs" not in self.runner.remarks:
-            for case in variations.relations(self.base, self.call):
-                self._try(case)
+            self._relate()
         kinds = self._masks()
         if "changes_inputs" not in self.runner.remarks:
-            for case in variations.masked_self(self.base, self.call, kinds):
-                self._try(case)
-        for case in variations.flags(self.base, self.call, kinds):
+            self._mask_self(kinds)
+        for case in self._flags(kinds):
             self._try_flag(case)
-        constructed = self.runner.construction is not None
-        for case in variations.groups(self.base, self.call, constructed):
-            if self._try(case):
+        for case in self._groups():
+            if not self._run(case).refused:
                 self.taken.add("groups")
-        if self.call.takes("need_weights") or self.call.takes("average_weights"):
-            self._try(variations.returning_weights(self.base))
+        if call.takes("need_weights") or call.takes("average_weights"):
+            self._run_with("weights per head", returns_weights=True, draw=21)
         self._crowd(kinds)
         self._train()
-        if case := variations.undisturbed(self.base, self.call):
-            self._try(case)
+        self._leave_dropout()
         self._lengthen()
         self._round(kinds)
-        if case := variations.blocked(self.base, kinds[0] if kinds else None):
-            self._try(replace(case, mask_dtype=self.base.mask_dtype))
-        other_keys = self.taken if self.base.relation == "cross" else self.refused
+        if kinds[:1] == ["rows"]:
+            row = "blocked row"
+            self._run_with(_mask_name(row), mask=row, draw=22)
+        other_keys = self.taken if base.relation == "cross" else self.refused
         other_keys.add("other keys")
-        if self.base.relation == "equal":
+        if base.relation == "equal":
             self._say_limit("It refuses keys that are longer than the queries.")
-        if self.base.relation == "self" and self.call.style == "qkv":
+        if base.relation == "self" and call.style == "qkv":
             self._say_limit("It refuses queries, keys and values that differ.")
 
     def overflows(self) -> list[Finding]:
@@ -128,23 +132,6 @@ class Cases:
             )
         ]
 
-    def _first(self) -> Run:
-        """The base, with gradients if it takes them. What it takes only now and then
-        is a failure."""
-        with_gradients = replace(self.base, gradients=True)
-        run = self._run(with_gradients)
-        if not run.refused:
-            return run
-        again, plain = self._try(with_gradients), self._try(self.base)
-        if again is None and plain is not None:
-            return plain
-        refusal = run.findings[0]
-        sentence = f"It raises in some calls only: {refusal.sentence}"
-        self.findings.append(replace(refusal, sentence=sentence))
-        if again is None:
-            self.kept.append(self._taken)
-        return again or self._taken
-
     def run_users(self, inputs: object) -> None:
         """The user's own inputs; a refusal is a finding."""
         case, made = of_user(self.call, inputs, self.base)
@@ -155,11 +142,6 @@ class Cases:
         else:
             self.kept.append(run)
 
-    def _try(self, case: Case) -> Run | None:
-        """Runs a case and keeps it; None if it is refused."""
-        run = self._run(case)
-        return None if run.refused else run
-
     def _run(self, case: Case) -> Run:
         """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
@@ -168,119 +150,26 @@ class Cases:
             self.kept.append(run)
         return run
 
-    def _say_limit(self, sentence: str, detail: str = "") -> None:
-        self.findings.append(Finding("limit", sentence, detail=detail, kind="limit"))
+    def _run_with(self, name: str, **changes: Any) -> Run:
+        """Runs the base with some changes."""
+        return self._run(replace(self.base, name=name, **changes))
 
-    def _masks(self) -> list[str]:
-        """Runs the masks; the kinds that are taken. The dtype of masks is settled
-        on the way: bool if it is taken in any shape."""
-        if not self.call.takes("mask"):
-            return []
-        refusals: list[Finding] = []
-        for dtype in variations.MASK_DTYPES:
-            taken = self._masks_of(variations.masked(self.base), dtype, refusals)
-            if taken:
-                self.base = replace(self.base, mask_dtype=dtype)
-                self.taken |= {"mask", "square mask"}
-                return taken
-        self.refused.add("mask")
-        first = refusals[0]
-        square = variations.masked_square(self.base, self.call)
-        if any(self._masks_of(square, d, refusals) for d in variations.MASK_DTYPES):
-            self._say_limit(
-                f"It refuses masks unless keys are as many as queries: {first.sentence}",
-                first.detail,
-            )
-            self.taken.add("square mask")
-            return []
-        self.refused.add("square mask")
-        sentence = f"No mask that was tried is taken: {first.sentence}"
-        # A shape that nobody tried may be meant; a mistake in Python is one, unless
-        # nobody said that this argument is a mask.
-        mistake = first.sentence.startswith(_MISTAKES)
-        guessed = self.call.is_guessed("mask")
-        kind = "failure" if mistake and not guessed else "limit"
-        self.findings.append(replace(first, sentence=sentence, kind=kind))
-        return []
-
-    def _masks_of(
-        self, masked: list[Case], dtype: torch.dtype, refusals: list[Finding]
-    ) -> list[str]:
-        """Runs these masks; the kinds that are taken. Adds the others' refusals."""
-        taken: list[str] = []
-        for case in masked:
-            if case.mask == "keys of each item" and "rows" in taken:
-                continue  # of two axes, these were queries and keys
-            case = replace(case, mask_dtype=dtype, gradients=case.mask == "rows")
-            run = self._run(case)
-            if run.refused:
-                refusals += run.findings[:1]
-            else:
-                taken.append(case.mask)
-        return taken
-
-    def _try_flag(self, case: Case) -> None:
-        dtypes = variations.MASK_DTYPES if case.mask or case.padding else (torch.bool,)
-        refusals: list[Finding] = []
-        for variant in variations.variants(case, self.call):
-            for dtype in dtypes:
-                run = self._run(replace(variant, mask_dtype=dtype))
-                if not run.refused:
-                    self.taken.add(case.name)
-                    return
-                refusals += run.findings[:1]
-        self._say_refused(case, refusals[0])
-
-    def _say_refused(self, case: Case, refusal: Finding) -> None:
-        """An argument that is offered and that no call can use is a failure; not so
-        two arguments together, nor what the code refuses in its own words."""
-        meant = refusal.sentence.startswith(_REFUSALS)
-        self.refused.add(case.name)
-        alone = case.mask is None or case.padding is None
-        meant = meant or (case.padding is not None and self.call.is_guessed("padding"))
-        sentence = f"It refuses the call with {case.name}: {refusal.sentence}"
-        kind = "failure" if alone and not meant else "limit"
-        self.findings.append(replace(refusal, sentence=sentence, kind=kind))
-
-    def _crowd(self, kinds: list[str]) -> None:
-        """B = H = Lq: for masks of each item that are taken, or, where none was
-        taken at other sizes, for those that only fit here."""
-        if cases.unbatched(self.base) or self.base.layout in cases.CORE:
-            return
-        padded = any(run.case.padding == "mask" for run in self.kept)
-        if self.call.takes("padding"):
-            self._try(variations.crowded(self.base, None, "mask"))
-        reads = _READS_RANK_3.search(self.runner.subject.source) is not None
-        taken = "rows of each item" in kinds
-        if self.call.takes("mask") and (taken or reads or not kinds):
-            self._try(variations.crowded(self.base, "rows of each item", None))
-        if self.call.takes("mask") and not kinds and not padded:
-            self._try(variations.crowded(self.base, "keys of each item", None))
-
-    def _train(self) -> None:
-        """A run in training mode, if there is dropout to be seen or asked for."""
-        asked = self.call.takes("dropout")
-        built = self.runner.construction
-        asked = asked or (built is not None and "dropout" in built.roles.values())
-        if not asked and not self.runner.subject.is_module:
-            return
-        case = variations.training(self.base)
-        run = self.runner.run(case, self.call_style)
-        if run.refused or not (asked or run.recorder.draws):
-            return
-        if not run.recorder.draws:
-            again = self.runner.run(case, self.call_style, seed=1)
-            if again.refused or not torch.equal(again.out, run.out):
-                return  # dropout whose draws cannot be seen, as in a fused kernel
-        self.kept.append(run)
-
-    def _lengthen(self) -> None:
-        """A run at lengths at which tiles, windows and buffers end."""
-        case = variations.long(self.base)
-        self.progress(case.name)
-        run = self.runner.run(case, self.call_style, seconds=_LONG_SECONDS)
+    def _first(self) -> Run:
+        """The base, with gradients if it takes them. What it takes only now and then
+        is a failure."""
+        with_gradients = replace(self.base, gradients=True)
+        run = self._run(with_gradients)
         if not run.refused:
-            self.kept.append(run)
+            return run
+        again, plain = self._run(with_gradients), self._run(self.base)
+        if again.refused and not plain.refused:
+            return plain
+        refusal = run.findings[0]
+        sentence = f"It raises in some calls only: {refusal.sentence}"
+        self.findings.append(replace(refusal, sentence=sentence))
+        if again.refused:
+            self.kept.append(self._taken)
+        return self._taken if again.refused else again
 
     def _randomness(self, first: Run) -> list[Finding]:
         """Two runs that differ although nothing is dropped and no layer made anew."""
@@ -300,17 +189,241 @@ class Cases:
             )
         ]
 
-    def _round(self, kinds: list[str]) -> None:
-        if self.base.dtype is torch.float32:
-            for case in variations.others(self.base):
-                self._try(case)
+    def _say_limit(self, sentence: str, detail: str = "") -> None:
+        self.findings.append(Finding("limit", sentence, detail=detail, kind="limit"))
+
+    def _relate(self) -> None:
+        """The other ways to relate keys to queries."""
+        style, relation = self.call.style, self.base.relation
+        if style != "x" and relation != "self":
+            self._run_with("self-attention", relation="self", draw=11)
+        if style == "x and context" and relation == "self":
+            self._run_with("other keys", relation="cross", draw=12)
+
+    def _masks(self) -> list[str]:
+        """Runs the masks; the kinds that are taken. The dtype of masks is settled
+        on the way: bool if it is taken in any shape."""
+        if not self.call.takes("mask"):
+            return []
+        refusals: list[Finding] = []
+        masked = self._masked()
+        for dtype in _MASK_DTYPES:
+            taken = self._masks_of(masked, dtype, refusals)
+            if taken:
+                self.base = replace(self.base, mask_dtype=dtype)
+                self.taken |= {"mask", "square mask"}
+                return taken
+        self.refused.add("mask")
+        first = refusals[0]
+        # The same with as many keys as queries, where there were more.
+        more_keys = self.base.relation == "cross" and self.call.style != "x"
+        square = [
+            replace(case, name=f"{case.name}, Lq = Lk", relation="equal")
+            for case in (masked if more_keys else [])
+        ]
+        if any(self._masks_of(square, d, refusals) for d in _MASK_DTYPES):
+            self._say_limit(
+                f"It refuses masks unless keys are as many as queries: {first.sentence}",
+                first.detail,
+            )
+            self.taken.add("square mask")
+            return []
+        self.refused.add("square mask")
+        sentence = f"No mask that was tried is taken: {first.sentence}"
+        # A shape that nobody tried may be meant; a mistake in Python is one, unless
+        # nobody said that this argument is a mask.
+        mistake = first.sentence.startswith(_MISTAKES)
+        guessed = self.call.is_guessed("mask")
+        kind = "failure" if mistake and not guessed else "limit"
+        self.findings.append(replace(first, sentence=sentence, kind=kind))
+        return []
+
+    def _masked(self) -> list[Case]:
+        """The base with each mask that its layout can have."""
+        kinds = ["rows", "causal"]
+        if not cases.unbatched(self.base):
+            kinds += _BATCHED
+        if self.base.layout in (cases.LAYER, cases.SEQUENCE_FIRST, cases.HEADS):
+            kinds += _PER_HEAD
+        return [
+            replace(self.base, name=_mask_name(kind), mask=kind, draw=index + 1)
+            for index, kind in enumerate(kinds)
+        ]
+
+    def _masks_of(
+        self, masked: list[Case], dtype: torch.dtype, refusals: list[Finding]
+    ) -> list[str]:
+        """Runs these masks; the kinds that are taken. Adds the others' refusals."""
+        taken: list[str] = []
+        for case in masked:
+            if case.mask == "keys of each item" and "rows" in taken:
+                continue  # of two axes, these were queries and keys
+            case = replace(case, mask_dtype=dtype, gradients=case.mask == "rows")
+            run = self._run(case)
+            if run.refused:
+                refusals += run.findings[:1]
+            else:
+                taken.append(case.mask)
+        return taken
+
+    def _mask_self(self, kinds: list[str]) -> None:
+        """Self-attention with a mask and with padding: a mistake may show only where
+        queries are as many as keys, and other keys may have masks of their own."""
+        if self.base.relation == "self" or self.call.style == "x":
             return
+        if kinds:
+            name = f"self-attention, {_mask_name(kinds[0])}"
+            self._run_with(name, relation="self", mask=kinds[0], draw=26)
+        if self.call.takes("padding") and not cases.unbatched(self.base):
+            name = "self-attention, padding"
+            self._run_with(name, relation="self", padding="mask", draw=29)
+
+    def _flags(self, kinds: list[str]) -> Iterator[Case]:
+        """is_causal, padding and lengths, where the code takes them; padding also with
+        a mask, if one of these kinds is taken."""
+        base, takes = self.base, self.call.takes
+        if takes("is_causal"):
+            # As in nn.MultiheadAttention, where the flag only says what the mask is.
+            hint = all(map(takes, ("mask", "padding", "need_weights")))
+            mask = "later keys" if hint else None
+            causal = replace(base, name="is_causal", is_causal=True, mask=mask, draw=13)
+            yield causal
+            if base.relation == "cross" and not hint:
+                name = "is_causal, self-attention"
+                yield replace(causal, name=name, relation="self", draw=14)
+        if cases.unbatched(base):
+            return
+        if takes("padding"):
+            padded = replace(base, name="padding", padding="mask", draw=15)
+            yield padded
+            if kinds:
+                yield replace(padded, name="padding and mask", mask=kinds[0], draw=16)
+        if takes("lengths"):
+            yield replace(base, name="lengths", padding="lengths", draw=17)
+
+    def _try_flag(self, case: Case) -> None:
+        dtypes = _MASK_DTYPES if case.mask or case.padding else (torch.bool,)
+        refusals: list[Finding] = []
+        for variant in self._variants(case):
+            for dtype in dtypes:
+                run = self._run(replace(variant, mask_dtype=dtype))
+                if not run.refused:
+                    self.taken.add(case.name)
+                    return
+                refusals += run.findings[:1]
+        self._say_refused(case, refusals[0])
+
+    def _variants(self, case: Case) -> Iterator[Case]:
+        """The case, then with as many keys as queries, for code that mistakes the one
+        for the other or relies on it; then with padding as the scores have it."""
+        yield case
+        if case.relation == "cross" and self.call.style != "x":
+            yield replace(case, name=f"{case.name}, Lq = Lk", relation="equal")
+            yield replace(case, name=f"{case.name}, self-attention", relation="self")
+        if case.padding == "mask":
+            name = case.name.replace("padding", "padding (B, 1, 1, Lk)")
+            yield replace(case, name=name, padding="wide mask")
+
+    def _say_refused(self, case: Case, refusal: Finding) -> None:
+        """An argument that is offered and that no call can use is a failure; not so
+        two arguments together, nor what the code refuses in its own words."""
+        meant = refusal.sentence.startswith(_REFUSALS)
+        self.refused.add(case.name)
+        alone = case.mask is None or case.padding is None
+        meant = meant or (case.padding is not None and self.call.is_guessed("padding"))
+        sentence = f"It refuses the call with {case.name}: {refusal.sentence}"
+        kind = "failure" if alone and not meant else "limit"
+        self.findings.append(replace(refusal, sentence=sentence, kind=kind))
+
+    def _groups(self) -> Iterator[Case]:
+        """Another number of key and value heads, where it can be chosen; heads of keys
+        and values that queries share, for attention by itself."""
+        base, sizes = self.base, self.base.sizes
+        chosen = self.call.takes("num_kv_heads") or self.runner.construction is not None
+        divides = sizes.heads > 4 and sizes.heads % 4 == 0
+        if chosen and divides and sizes.kv_heads not in (None, 4):
+            yield replace(base, name="4 groups", sizes=grouped(sizes, 4), draw=18)
+        if base.layout in (cases.HEADS, cases.HEADS_LATER) and sizes.heads % 2 == 0:
+            yield replace(base, name="2 groups", sizes=grouped(sizes, 2), draw=18)
+
+    def _crowd(self, kinds: list[str]) -> None:
+        """As many items as heads and as queries, where a mask spread over the wrong
+        axis still fits: for masks of each item that are taken, or, where none was
+        taken at other sizes, for those that only fit here."""
+        if cases.unbatched(self.base) or self.base.layout in cases.CORE:
+            return
+
+        def crowd(what: str, **masks: str) -> None:
+            sizes = cases.square(self.base.sizes)
+            self._run_with(f"B = H = Lq, {what}", sizes=sizes, draw=23, **masks)
+
+        padded = any(run.case.padding == "mask" for run in self.kept)
+        if self.call.takes("padding"):
+            crowd("padding", padding="mask")
+        reads = _READS_RANK_3.search(self.runner.subject.source) is not None
+        taken = "rows of each item" in kinds
+        if self.call.takes("mask") and (taken or reads or not kinds):
+            crowd(_mask_name("rows of each item"), mask="rows of each item")
+        if self.call.takes("mask") and not kinds and not padded:
+            crowd(_mask_name("keys of each item"), mask="keys of each item")
+
+    def _train(self) -> None:
+        """A run in training mode, if there is dropout to be seen or asked for."""
+        asked = self.call.takes("dropout")
+        built = self.runner.construction
+        asked = asked or (built is not None and "dropout" in built.roles.values())
+        if not asked and not self.runner.subject.is_module:
+            return
+        case = replace(self.base, name="training", training=True, draw=20)
+        run = self.runner.run(case, self.call_style)
+        if run.refused or not (asked or run.recorder.draws):
+            return
+        if not run.recorder.draws:
+            again = self.runner.run(case, self.call_style, seed=1)
+            if again.refused or not torch.equal(again.out, run.out):
+                return  # dropout whose draws cannot be seen, as in a fused kernel
+        self.kept.append(run)
+
+    def _leave_dropout(self) -> None:
+        """A run with the dropout that a call has by itself, where that is not 0."""
+        defaults = {self.call.roles[p.name]: p.default for p in self.call.parameters}
+        dropout = defaults.get("dropout")
+        if type(dropout) is float and 0 < dropout < 1:
+            training = defaults.get("training") is True
+            name = f"dropout {dropout:g} by default"
+            self._run_with(name, own_dropout=dropout, training=training, draw=24)
+
+    def _lengthen(self) -> None:
+        """A run of one item, longer than the tiles of a kernel and than any window or
+        buffer that code may have by mistake."""
+        sizes = replace(self.base.sizes, batch=1, queries=130, keys=257)
+        case = replace(self.base, name="130 queries", sizes=sizes, draw=30)
+        self.progress(case.name)
+        run = self.runner.run(case, self.call_style, seconds=_LONG_SECONDS)
+        if not run.refused:
+            self.kept.append(run)
+
+    def _round(self, kinds: list[str]) -> None:
+        """float32, and the sizes of the exercise if sizes are free to choose; where it
+        is all there is, other numbers and sizes."""
+        sizes = self.base.sizes
+        if self.base.dtype is torch.float32:
+            taken = {sizes.batch, sizes.queries, sizes.heads, sizes.head_dim}
+            batch, queries = [n for n in (2, 4, 6, 9, 10, 11) if n not in taken][:2]
+            longer = replace(sizes, batch=batch, queries=queries, keys=queries + 2)
+            self._run_with("other sizes", sizes=longer, draw=27)
+            self._run_with("other numbers", draw=28)
+            return
+        self._run_with("float32", dtype=torch.float32)
         free = self.runner.subject.kind != "instance"
-        for case in variations.rounding(self.base, self.call, free):
-            self._try(case)
+        if free and self.base.layout == cases.LAYER and sizes.embed == 48:
+            small = replace(EXERCISE, kv_heads=1 if sizes.kv_heads else None)
+            small = replace(small, heads=1) if sizes.heads == 1 else small
+            name = "exercise, float32"
+            self._run_with(name, dtype=torch.float32, sizes=small, draw=19)
         if "rows" in kinds:
-            masked = replace(self.base, name="mask (Lq, Lk), float32", mask="rows")
-            self._try(replace(masked, dtype=torch.float32, draw=25))
+            name = "mask (Lq, Lk), float32"
+            self._run_with(name, dtype=torch.float32, mask="rows", draw=25)
 
 
 def _calibrated(base: Base) -> float:

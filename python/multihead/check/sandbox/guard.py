@@ -1,26 +1,47 @@
 # SPDX-License-Identifier: MIT
 """Runs code that may do anything, in this process, and stays whole.
 
-What it prints is caught, what it raises becomes a finding, what it changes of the
-process is put back, and it gets no more time than there is.
+What it prints is caught, what it raises becomes a finding, in that code's own lines,
+what it changes of the process is put back, and it gets no more time than there is. The
+limit is best effort: an exception is raised inside the code, which a loop inside a C
+extension does not notice. The command `multihead check` ends such a process from
+outside.
 """
 
 import contextlib
+import ctypes
 import io
+import linecache
 import os
+import pathlib
 import signal
 import sys
+import sysconfig
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
+import torch
+
 from ..finding import Finding
-from .limit import limited
-from .state import Snapshot, random_streams_restored
-from .traceback_report import finding_of
+from .state import Snapshot, in_main_thread, random_streams_restored
+
+# Code may swallow what is raised in it; it is raised again after so long.
+_AGAIN = 0.25
+_LONGEST = 1e8  # seconds that a timer can count
+_OURS = str(pathlib.Path(__file__).parents[1])
+_LIBRARIES = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_MESSAGE = 300  # characters of an exception's text
+# What no arguments of a call bring about.
+_OWN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError")
+_OWN += ("IndentationError", "RecursionError", "It ends the program")
 
 
 @dataclass
@@ -31,6 +52,14 @@ class Outcome:
     error: BaseException | None = None
     findings: list[Finding] = field(default_factory=list)
     printed: str = ""
+
+
+class Stop(Exception):
+    """Nothing more can be run: the target is not there, or the time is over."""
+
+    def __init__(self, findings: list[Finding]):
+        super().__init__(findings[0].sentence)
+        self.findings = findings
 
 
 class _Caught(io.TextIOBase):
@@ -66,8 +95,10 @@ class _Nobody(io.TextIOBase):
 class Guard:
     """Within `with Guard(...) as guard:`, guard.call runs foreign code.
 
-    time_limit: seconds for all calls together. On leaving, the random streams of
-    torch, numpy and random go on from where they were on entering.
+    time_limit: seconds for all calls together. Within it PyTorch computes in one
+    thread: the tensors of a check are tiny, threads would only wait for each other. On
+    leaving, the random streams of torch, numpy and random go on from where they were
+    on entering.
     """
 
     def __init__(self, time_limit: float) -> None:
@@ -81,6 +112,7 @@ class Guard:
         stack.enter_context(random_streams_restored())
         snapshot = Snapshot()
         stack.callback(snapshot.restore)
+        torch.set_num_threads(1)
         stack.enter_context(warnings.catch_warnings())
         # On the error stream they would look like prints of the code.
         warnings.showwarning = lambda *_, **__: None
@@ -117,7 +149,7 @@ class Guard:
         start, process = time.monotonic(), os.getpid()
         outcome = Outcome()
         try:
-            with _streams() as printed, _interruptible(), limited(limit):
+            with _streams() as printed, _interruptible(), _limited(limit):
                 outcome.value = code()
         except _Interrupted:
             raise KeyboardInterrupt from None
@@ -159,18 +191,182 @@ class _Interrupted(BaseException):
     """Somebody pressed Ctrl-C, or stopped the notebook's cell."""
 
 
+class OutOfTime(BaseException):
+    """Raised inside code whose time is up; not an Exception, which code catches."""
+
+
+@contextlib.contextmanager
+def _handler(number: signal.Signals, handler: Callable) -> Iterator[None]:
+    old = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, old or signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Tells an interrupt from a KeyboardInterrupt that the code itself raises."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number, frame):
         raise _Interrupted
 
-    handler = signal.signal(signal.SIGINT, interrupt)
+    handled = _handler(signal.SIGINT, interrupt) if in_main_thread() else None
+    with handled or contextlib.nullcontext():
+        yield
+
+
+def _limited(seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Raises OutOfTime in what runs inside, after `seconds`."""
+    seconds = min(max(seconds, 1e-3), _LONGEST)
+    return _by_signal(seconds) if in_main_thread() else _by_watchdog(seconds)
+
+
+@contextlib.contextmanager
+def _by_signal(seconds: float) -> Iterator[None]:
+    armed = True
+
+    def ring(number, frame):
+        if armed:
+            raise OutOfTime
+
+    with _handler(signal.SIGALRM, ring):
+        timer = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+        try:
+            try:
+                yield
+            finally:
+                armed = False
+        finally:  # even if it rang in the line above
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+@contextlib.contextmanager
+def _by_watchdog(seconds: float) -> Iterator[None]:
+    thread = ctypes.c_ulong(threading.get_ident())
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    done = threading.Event()
+
+    def watch() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            raise_in(thread, ctypes.py_object(OutOfTime))
+            wait = _AGAIN
+
+    watchdog = threading.Thread(target=watch, daemon=True)
+    watchdog.start()
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+        # What is raised too late surfaces here. Taking it back by
+        # PyThreadState_SetAsyncExc(id, NULL) would leave CPython 3.11 looking for it
+        # at every instruction, and for ever where a profile function is set.
+        while watchdog.is_alive():
+            with contextlib.suppress(OutOfTime):
+                done.set()
+                watchdog.join()
+        with contextlib.suppress(OutOfTime):
+            for _ in range(10):
+                pass
+
+
+def finding_of(error: BaseException, time_limit: float) -> Finding:
+    """What an exception says about the code that raised it."""
+    where = _where(error)
+    if isinstance(error, OutOfTime):
+        return Finding(
+            "hangs",
+            f"It had not come to an end after {time_limit:g} s.",
+            "Look there, and where that is called, for a loop whose condition stays "
+            "true. If it only needs longer, a higher time limit gives it more: "
+            "`time_limit=`, or `--time-limit` of the command.",
+            where,
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return Finding(
+            "missing_package",
+            f"It imports `{package}`, which this Python does not find.",
+            f"Install it beside PyTorch, `pip install {package}`, or check the "
+            "attention in a file of its own.",
+            where,
+        )
+    if isinstance(error, SystemExit):
+        return Finding(
+            "raises",
+            "It ends the program: it calls `exit()`.",
+            "Return from the function, or raise an error that says what is wrong.",
+            where,
+        )
+    if isinstance(error, SyntaxError):
+        return Finding("raises", f"{type(error).__name__}: {error.msg}", "", where)
+    return Finding("raises", message_of(error), _remedy(error), where)
+
+
+def is_of_arguments(findings: list[Finding]) -> bool:
+    """Whether what a call raised may be due to its arguments."""
+    return bool(findings) and all(
+        f.name == "raises" and not f.sentence.startswith(_OWN) for f in findings
+    )
+
+
+def message_of(error: BaseException) -> str:
+    """The type and the text, as Python's own last line, shortened."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be printed)"
+    name = type(error).__name__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    text = " ".join(lines)[:_MESSAGE]
+    return f"{name}: {text}" if text else name
+
+
+def _remedy(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "A function calls itself without a case in which it stops."
+    if isinstance(error, EOFError):
+        return "Nobody answers `input()` here: make it an argument."
+    return ""
+
+
+def _where(error: BaseException) -> str:
+    """ "attention.py, line 12, in attend" and the line; "" where nobody knows."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return _place(error.filename, error.lineno, "", (error.text or "").strip())
+    frame = _frame(error.__traceback__)
+    if frame is None:
+        return ""
+    file, line, name = frame
+    return _place(file, line, name, linecache.getline(file, line).strip())
+
+
+def _place(file: str, line: int, name: str, source: str) -> str:
+    inside = f", in {name}" if name and not name.startswith("<") else ""
+    quoted = f"\n`{source}`" if source and "`" not in source else f"\n{source}"
+    return f"{shown(file)}, line {line}{inside}" + (quoted if source else "")
+
+
+def shown(file: str) -> str:
+    """A file as its author would name it."""
+    if "ipykernel" in file or file.startswith("<ipython-input"):
+        return "this notebook"
+    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    return os.path.basename(file) if relative.startswith("..") else relative
+
+
+def _frame(trace: TracebackType | None) -> tuple[str, int, str] | None:
+    """File, line and function where it happened: the deepest that is neither ours
+    nor a library's."""
+    own = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(trace)
+        if not frame.f_code.co_filename.startswith(_OURS)
+        and not is_library(frame.f_code.co_filename)
+    ]
+    return own[-1] if own else None
+
+
+def is_library(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    return file.startswith(_LIBRARIES) or file.startswith("<frozen")

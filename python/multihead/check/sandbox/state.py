@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.backends import cuda, mha
 from torch.nn import functional
 from torch.nn.modules import module as nn_module
 
@@ -49,11 +50,6 @@ def _content(name: str, container: Any, imports: bool = False) -> Setting:
     return Setting(name, container.copy, write, imports)
 
 
-def _functions(owner: Any, name: str, attributes: list[str]) -> list[Setting]:
-    """Code may replace them, so that everybody gets its own softmax."""
-    return [_attribute(f"{name}.{a}", owner, a) for a in attributes]
-
-
 def _default_device() -> torch.device | None:
     device = torch.get_default_device()
     return None if device == torch.device("cpu") else device
@@ -80,51 +76,40 @@ def _deterministic() -> tuple[bool, bool]:
     )
 
 
-def _write_autocast(value: tuple[bool, torch.dtype]) -> None:
-    torch.set_autocast_enabled("cpu", value[0])
-    torch.set_autocast_dtype("cpu", value[1])
-
-
-def _fused_attention_flags() -> tuple[bool, ...]:
-    cuda = torch.backends.cuda
-    return (
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        torch.backends.mha.get_fastpath_enabled(),
-    )
-
-
-def _write_fused_attention_flags(flags: tuple[bool, ...]) -> None:
-    cuda = torch.backends.cuda
-    writers = (
-        cuda.enable_flash_sdp,
-        cuda.enable_mem_efficient_sdp,
-        cuda.enable_math_sdp,
-        cuda.enable_cudnn_sdp,
-        torch.backends.mha.set_fastpath_enabled,
-    )
-    for write, flag in zip(writers, flags):
-        write(flag)
+def in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _signal(number: signal.Signals) -> Setting:
     def write(handler: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if in_main_thread():
             signal.signal(number, handler)
 
     name = f"the handler of the signal {number.name}"
     return Setting(name, lambda: signal.getsignal(number), write)
 
 
-_OF_ATTENTION = (
-    "softmax log_softmax matmul bmm einsum exp sigmoid where dropout tril triu "
-    "sqrt sum mean cat stack ones zeros randn rand"
-).split()
-_OF_TENSORS = "softmax matmul __matmul__ masked_fill masked_fill_ view reshape".split()
-_OF_LAYERS = [name for name, f in vars(functional).items() if inspect.isroutine(f)]
 _LAYERS = (nn.Linear, nn.Softmax, nn.Dropout, nn.MultiheadAttention)
+# Code may replace them, so that everybody gets its own softmax.
+_REPLACEABLE: tuple[tuple[Any, str, str], ...] = (
+    (
+        torch,
+        "torch",
+        "softmax log_softmax matmul bmm einsum exp sigmoid where dropout tril triu "
+        "sqrt sum mean cat stack ones zeros randn rand",
+    ),
+    (
+        torch.Tensor,
+        "torch.Tensor",
+        "softmax matmul __matmul__ masked_fill masked_fill_ view reshape",
+    ),
+    (
+        functional,
+        "torch.nn.functional",
+        " ".join(name for name, f in vars(functional).items() if inspect.isroutine(f)),
+    ),
+    *((layer, f"torch.nn.{layer.__name__}", "forward") for layer in _LAYERS),
+)
 _HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
@@ -148,18 +133,31 @@ _SETTINGS = (
     Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
     Setting(
         "autocast",
-        lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
-        _write_autocast,
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda old: torch.set_autocast_enabled("cpu", old),
+    ),
+    Setting(
+        "autocast",
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda old: torch.set_autocast_dtype("cpu", old),
     ),
     Setting(
         "the precision of matrix products",
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     ),
+    *(
+        Setting(
+            "the choice of attention kernels",
+            getattr(cuda, f"{kernel}_sdp_enabled"),
+            getattr(cuda, f"enable_{kernel}_sdp"),
+        )
+        for kernel in ("flash", "mem_efficient", "math", "cudnn")
+    ),
     Setting(
         "the choice of attention kernels",
-        _fused_attention_flags,
-        _write_fused_attention_flags,
+        mha.get_fastpath_enabled,
+        mha.set_fastpath_enabled,
     ),
     *(_content("hooks of all modules", getattr(nn_module, hook)) for hook in _HOOKS),
     Setting("the working directory", _folder, _enter_folder),
@@ -174,10 +172,11 @@ _SETTINGS = (
     Setting("the trace function", sys.gettrace, sys.settrace),
     Setting("the limit of recursion", sys.getrecursionlimit, sys.setrecursionlimit),
     _signal(signal.SIGTERM),
-    *_functions(torch, "torch", _OF_ATTENTION),
-    *_functions(torch.Tensor, "torch.Tensor", _OF_TENSORS),
-    *_functions(functional, "torch.nn.functional", _OF_LAYERS),
-    *(_attribute(f"torch.nn.{c.__name__}.forward", c, "forward") for c in _LAYERS),
+    *(
+        _attribute(f"{name}.{attribute}", owner, attribute)
+        for owner, name, attributes in _REPLACEABLE
+        for attribute in attributes.split()
+    ),
 )
 
 
@@ -205,7 +204,7 @@ class Snapshot:
             torch.default_generator.manual_seed(self._seed)
             torch.set_rng_state(self._draws)
             changed.append("the seed of PyTorch's random numbers")
-        return changed
+        return list(dict.fromkeys(changed))
 
 
 @contextlib.contextmanager

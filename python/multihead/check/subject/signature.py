@@ -14,6 +14,7 @@ from torch import nn
 from .roles import ADDITIVE, CALL, KNOWN, SIZES, TENSORS, Known, is_weight, normal
 from .target import Subject
 
+_EMPTY = inspect.Parameter.empty
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # B, L, E = x.shape: what the code calls the axes of its input, in their order.
 _UNPACKED = re.compile(
@@ -74,9 +75,9 @@ def read(subject: Subject) -> Call:
 
     Raises ValueError where it takes no tensors.
     """
-    parameters = _parameters(subject)
-    fixed = subject.target.keywords if _is_partial(subject) else {}
-    call = Call([p for p in parameters if p.name not in fixed], {}, "x")
+    partial = isinstance(subject.target, functools.partial)
+    fixed = subject.target.keywords if partial else {}
+    call = Call([p for p in _parameters(subject) if p.name not in fixed], {}, "x")
     for parameter in call.parameters:
         call.roles[parameter.name] = _role_of(parameter)
     if not call.takes("mask") and not call.takes("weight"):
@@ -96,57 +97,46 @@ def read(subject: Subject) -> Call:
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call)
-    call.style = _style(call)
+    if call.takes("query") and (call.takes("key") or call.takes("value")):
+        call.style = "qkv"
+    elif call.takes("context"):
+        call.style = "x and context"
     return call
-
-
-def _is_partial(subject: Subject) -> bool:
-    return isinstance(subject.target, functools.partial)
 
 
 def _parameters(subject: Subject) -> list[inspect.Parameter]:
     """The parameters of a call; q, k and v where the signature does not say."""
-    unknown = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in "qkv"
-    ]
+    unknown = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in "qkv"]
     if isinstance(subject.entry, (torch.jit.ScriptFunction, torch.ScriptMethod)):
-        arguments = subject.entry.schema.arguments
-        return [_scripted(a) for a in arguments if a.name != "self"]
+        arguments = [a for a in subject.entry.schema.arguments if a.name != "self"]
+        return _named(
+            (a.name, a.default_value if a.has_default_value() else _EMPTY)
+            for a in arguments
+        )
     try:
         found = list(inspect.signature(subject.entry).parameters.values())
     except ValueError:  # a function written in C
         return _documented(subject.entry) or unknown
     named = [p for p in found if p.kind not in _VARIADIC]
-    if named and _is_wrapped(subject.entry):
+    own = inspect.signature(subject.entry, follow_wrapped=False).parameters.values()
+    if hasattr(subject.entry, "__wrapped__") and _takes_any(own):
         # Keywords may be something else for a wrapper, as for that of torch.vmap.
-        named = [_by_place(p) for p in named]
+        named = [
+            p if p.kind is p.KEYWORD_ONLY else p.replace(kind=p.POSITIONAL_ONLY)
+            for p in named
+        ]
     if subject.kind == "class":
         named = named[1:]
     return unknown if not named and _takes_any(found) else named
 
 
-def _scripted(argument: torch.Argument) -> inspect.Parameter:
-    default = inspect.Parameter.empty
-    if argument.has_default_value():
-        default = argument.default_value
+def _named(defaults: Iterable[tuple[str, object]]) -> list[inspect.Parameter]:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Parameter(argument.name, kind, default=default)
+    return [inspect.Parameter(name, kind, default=d) for name, d in defaults]
 
 
 def _takes_any(parameters: Iterable[inspect.Parameter]) -> bool:
     return any(p.kind is p.VAR_POSITIONAL for p in parameters)
-
-
-def _is_wrapped(entry: object) -> bool:
-    own = inspect.signature(entry, follow_wrapped=False).parameters.values()
-    return hasattr(entry, "__wrapped__") and _takes_any(own)
-
-
-def _by_place(parameter: inspect.Parameter) -> inspect.Parameter:
-    named = parameter.kind is parameter.KEYWORD_ONLY
-    return parameter.replace(
-        kind=parameter.kind if named else parameter.POSITIONAL_ONLY
-    )
 
 
 def _documented(entry: object) -> list[inspect.Parameter]:
@@ -158,18 +148,16 @@ def _documented(entry: object) -> list[inspect.Parameter]:
     except (SyntaxError, ValueError, IndexError):
         return []
     required = len(arguments.args) - len(defaults)
-    defaults = [inspect.Parameter.empty] * required + defaults
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [
-        inspect.Parameter(argument.arg, kind, default=default)
-        for argument, default in zip(arguments.args, defaults)
-    ]
+    names = (argument.arg for argument in arguments.args)
+    return _named(zip(names, [_EMPTY] * required + defaults))
 
 
 def _role_of(parameter: inspect.Parameter) -> str | None:
     """The role of its name, unless its default is of another kind, which is kept."""
     name, default = parameter.name, parameter.default
-    role = _role(name)
+    role = CALL.get(normal(name))
+    if role is None and is_weight(name):  # W_q, but also w, b and out_proj
+        role = "weight"  # yet q, k and v are never weights
     if default is parameter.empty:
         return role
     if role == "mask" and type(default) is bool:
@@ -188,12 +176,6 @@ _KINDS = {
     "padding": type(None),
     "dropout": (*_NUMBER, nn.Dropout),
 }
-
-
-def _role(name: str) -> str | None:
-    role = CALL.get(normal(name))
-    # W_q, but also w, b and out_proj; yet q, k and v are never weights.
-    return "weight" if role is None and is_weight(name) else role
 
 
 def _settle_tensors(call: Call, subject: Subject) -> None:
@@ -237,9 +219,13 @@ def _settle_masks(call: Call) -> None:
 
 
 def _unknown(roles: dict[str, str | None], parameter: inspect.Parameter) -> bool:
-    annotated = getattr(parameter.annotation, "__name__", str(parameter.annotation))
-    number = annotated in ("int", "bool", "float", "str")
+    number = type_name(parameter) in ("int", "bool", "float", "str")
     return roles[parameter.name] in (None, "weight") and not number
+
+
+def type_name(parameter: inspect.Parameter) -> str:
+    """The name of the type that a parameter is annotated with."""
+    return getattr(parameter.annotation, "__name__", str(parameter.annotation))
 
 
 def _guess_required(call: Call) -> None:
@@ -249,7 +235,7 @@ def _guess_required(call: Call) -> None:
     for parameter in call.parameters:
         if call.roles[parameter.name] or parameter.default is not parameter.empty:
             continue
-        annotated = getattr(parameter.annotation, "__name__", str(parameter.annotation))
+        annotated = type_name(parameter)
         if annotated == "bool":
             call.roles[parameter.name] = "flag"
         elif annotated == "int" and sizes:
@@ -263,12 +249,6 @@ def _guess_required(call: Call) -> None:
             continue
         role = call.roles[parameter.name].replace("_", " ")
         call.guess([parameter.name], f"the {role}")
-
-
-def _style(call: Call) -> str:
-    if call.takes("query") and (call.takes("key") or call.takes("value")):
-        return "qkv"
-    return "x and context" if call.takes("context") else "x"
 
 
 def axes(subject: Subject) -> list[str]:
