@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A check from target to report: how the code is called, which runs, what they say."""
 
-import contextlib
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -36,8 +35,6 @@ from .sandbox.guard import Guard, Stop, is_of_arguments
 from .subject import documented, signature
 from .subject.target import Subject, load
 
-_GUESSES = 3  # numbers of heads that are tried where nothing tells them
-_QUICK = 2.0  # seconds of a verdict, so that others are tried
 _RIGHT = ("bits", "rounding")
 _QUOTED = 120  # characters of a sentence
 _OTHER = {"blocked": "keep", "keep": "blocked"}
@@ -113,11 +110,6 @@ class Reading:
             return False
         exculpates = self.is_right and not likelier.is_right
         return exculpates or bool(self.taken & likelier.refused)
-
-    def names_more(self, other: "Reading") -> bool:
-        """Whether it names faults where the other finds none that it knows, or more."""
-        count = len(other.faults) or len(self.faults) + 1
-        return 0 < len(self.faults) < count
 
     def explains_more(self, other: "Reading") -> bool:
         """Whether it comes to a verdict with fewer faults."""
@@ -230,8 +222,8 @@ class Examination:
         target = self.subject.target
         kind = target if self.subject.kind == "class" else type(target)
         mha_like = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
-        known = "blocked" if mha_like else self.call.known and self.call.known.mask
-        mask = self.options.mask or known
+        known = mha_like or self.call.is_pytorchs_layer
+        mask = self.options.mask or ("blocked" if known else None)
         if mask is None and self.first_call.call_styles()[0].additive:
             mask = "additive"
         written = documented.meaning_of_mask(self.call, self.subject)
@@ -244,8 +236,8 @@ class Examination:
     def _stated_padding(self) -> str | None:
         """What is written about padding; what the user says of a mask goes for it,
         too, and before that where it is the only one."""
-        if self.call.known:
-            return self.call.known.mask
+        if self.call.is_pytorchs_layer:
+            return "blocked"
         written = documented.meaning_of_padding(self.call, self.subject)
         said = self.options.mask if self.options.mask != "additive" else None
         if said and not (written and self.call.takes("mask")):
@@ -318,8 +310,7 @@ class Examination:
         if others and (exchanged or self.order_is_written):
             other = self.first_call.find(tuple(others))
             second = self._read_either_mask(other) if other else reading
-            named = self.order_is_written and second.names_more(reading)
-            return second if second.is_right or named else reading
+            return second if second.is_right else reading
         return reading
 
     def _less_refused(self, reading: Reading, layouts: tuple[str, ...]) -> Reading:
@@ -461,51 +452,28 @@ class Examination:
 
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
-        start = time.process_time()
         self._judge(reading, kept)
-        is_quick = time.process_time() < start + _QUICK
         known = known_heads(kept[0], self.call, self.options.num_heads)
         if known or reading.verdict is None or reading.is_right:
             return
-        likely, said = guessed_heads(kept[0]), list(reading.findings)
-        first = reading.verdict, reading.observations, self.stated
-        heads = self.stated.num_heads or likely[0]
-        for guess in likely[1:_GUESSES] if is_quick and not reading.faults else ():
-            self.stated = replace(self.stated, num_heads=guess)
-            reading.observations = self._observations(kept)
-            self._judge(reading, kept)
-            if reading.faults or reading.is_right:
-                heads = guess
-                break
-            reading.verdict, reading.observations, self.stated = first
-        reading.findings = said
-        if not reading.is_right:
-            counted = "one head" if heads == 1 else f"{heads} heads"
-            reading.assume(
-                "num_heads",
-                f"It is taken to have {counted}, which nothing in the code states.",
-                "If it has another number, say `num_heads=`.",
-            )
+        heads = guessed_heads(kept[0])[0]
+        counted = "one head" if heads == 1 else f"{heads} heads"
+        reading.assume(
+            "num_heads",
+            f"It is taken to have {counted}, which nothing in the code states.",
+            "If it has another number, say `num_heads=`.",
+        )
 
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
-        """The verdict; where names of weights mislead, once more without them."""
         try:
             reading.verdict = observation.explain(reading.observations)
-            return
         except ValueError as error:
             complaint = observation.complaint(error)
-        if self.options.num_heads and complaint.detail.startswith("num_heads must"):
-            raise ValueError(f"check: {complaint.detail}")
-        if all(run.parameters.by_flow for run in kept):
-            for run in kept:
-                run.parameters = run.parameters.by_flow
-            reading.observations = self._observations(kept)
-            with contextlib.suppress(ValueError):
-                reading.verdict = observation.explain(reading.observations)
-                return
-        if self.options.inputs is not None and complaint.name != "no_weights_found":
-            raise ValueError(f"check: inputs: {complaint.detail}")
-        reading.findings.append(complaint)
+            if self.options.num_heads and complaint.detail.startswith("num_heads must"):
+                raise ValueError(f"check: {complaint.detail}") from None
+            if self.options.inputs is not None and complaint.name != "no_weights_found":
+                raise ValueError(f"check: inputs: {complaint.detail}") from None
+            reading.findings.append(complaint)
 
     def _observations(self, kept: list[Run]) -> list[Observation]:
         return [observe(run, self.call, self.stated) for run in kept]

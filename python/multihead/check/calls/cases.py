@@ -59,23 +59,19 @@ def _generator(case: Case) -> torch.Generator:
     return torch.Generator().manual_seed(1234 + case.draw)
 
 
+def _shape(axes: str, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The sizes of axes that are written as in "(B, 1, Lk)"."""
+    return tuple(sizes.get(axis, 1) for axis in axes.strip("()").split(", "))
+
+
 def sequences(case: Case) -> dict[str, Tensor]:
     """query, key and value of a case; one object three times for "self"."""
     sizes, generator = case.sizes, _generator(case)
     kv_heads = sizes.kv_heads or sizes.heads
 
     def normal(length: int, heads: int, width: int) -> Tensor:
-        shape = {
-            LAYER: (sizes.batch, length, width),
-            SEQUENCE_FIRST: (length, sizes.batch, width),
-            UNBATCHED: (length, width),
-            CHANNELS_FIRST: (sizes.batch, width, length),
-            IMAGE: (sizes.batch, width, length, 1),
-            HEADS: (sizes.batch, heads, length, sizes.head_dim),
-            HEADS_LATER: (sizes.batch, length, heads, sizes.head_dim),
-            SINGLE: (sizes.batch, length, sizes.head_dim),
-            FLAT: (length, sizes.head_dim),
-        }[case.layout]
+        lengths = {"L": length, "E": width, "H": heads, "D": sizes.head_dim}
+        shape = _shape(case.layout, {"B": sizes.batch, **lengths})
         # Drawn in float64, so that runs in float32 see the same numbers rounded.
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
         return (values * case.spread).to(case.dtype)
@@ -130,14 +126,8 @@ def mask(case: Case) -> Tensor | None:
         return None
     sizes, generator = case.sizes, _generator(case)
     batch, heads, rows, keys = sizes.batch, sizes.heads, sizes.queries, case.keys
-    shape = {
-        "rows of the batch": (batch, 1, rows, keys),
-        "rows of each item": (batch, rows, keys),
-        "keys": (batch, 1, 1, keys),
-        "keys of each item": (batch, keys),
-        "heads": (batch, heads, rows, keys),
-        "heads in the batch": (batch * heads, rows, keys),
-    }.get(case.mask, (rows, keys))
+    axes = {"B": batch, "H": heads, "B·H": batch * heads, "Lq": rows, "Lk": keys}
+    shape = _shape(MASKS[case.mask], axes)
     if case.mask in ("causal", "later keys"):
         earlier = torch.ones(shape, dtype=torch.bool).tril()
         made = earlier if case.mask == "causal" else ~earlier

@@ -11,7 +11,7 @@ import os
 import sys
 import types
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -193,9 +193,7 @@ class Recorder(TorchDispatchMode):
     def _note_draws(self, name, args, operands, results) -> None:
         if not results or results[0].dim() < 2:
             return
-        if name == "native_dropout" and len(results) == 2:
-            self.draws.append(Draw(results[1].bool().clone(), float(args[1])))
-        elif name in ("bernoulli", "bernoulli_"):
+        if name in ("bernoulli", "bernoulli_"):
             p = next((a for a in args[1:] if isinstance(a, float)), None)
             self.draws.append(Draw(results[0] != 0, None if p is None else 1 - p))
         elif name in _COMPARE and self.origin(operands[0]).drawn:
@@ -230,19 +228,14 @@ class Recorder(TorchDispatchMode):
                 self.trace.append(result.detach().clone())
 
 
-def fill_constant(tensor: Tensor) -> bool:
-    """Draws the values of a parameter that holds one value only, around 0 or 1;
-    whether it did."""
+def fill_constant(tensor: Tensor) -> None:
+    """Draws the values of a parameter that holds one value only, around 0 or 1."""
     if nn.parameter.is_lazy(tensor) or not tensor.is_floating_point():
-        return False
-    if tensor.numel() < 2:
-        return False
+        return
     with torch.no_grad():
-        first = tensor.flatten()[0]
-        if not bool((tensor == first).all()):
-            return False
-        tensor.copy_(first + 0.3 * torch.randn_like(tensor))
-    return True
+        first = tensor.flatten()[:1]
+        if tensor.numel() > 1 and bool((tensor == first).all()):
+            tensor.copy_(first + 0.3 * torch.randn_like(tensor))
 
 
 def _tensors(values):
@@ -254,7 +247,6 @@ def _tensors(values):
             yield from _tensors(value)
 
 
-@dataclass
 class Frames:
     """The variables of the code's own functions as they return, inner ones first.
 
@@ -262,13 +254,11 @@ class Frames:
     package are left out.
     """
 
-    # The last ones: functions that call others return after them.
-    found: deque[tuple[str, dict[str, object]]] = field(
-        default_factory=lambda: deque(maxlen=200)
-    )
-
-    # Layers made during the run, whose names may be gone by its end.
-    linears: list[nn.Linear] = field(default_factory=list)
+    def __init__(self) -> None:
+        # The last ones: functions that call others return after them.
+        self.found: deque[dict[str, object]] = deque(maxlen=200)
+        # Layers made during the run, whose names may be gone by its end.
+        self.linears: list[nn.Linear] = []
 
     def __enter__(self) -> "Frames":
         self._previous = sys.getprofile()
@@ -280,12 +270,13 @@ class Frames:
 
     def _note(self, frame: types.FrameType, event: str, _) -> None:
         code = frame.f_code
-        if event == "return" and code is nn.Linear.__init__.__code__:
+        if event != "return":
+            return
+        if code is nn.Linear.__init__.__code__:
             self.linears.append(frame.f_locals["self"])
         generated = code.co_filename == "<string>" and code.co_name.startswith("__")
-        if event == "return" and not generated:
-            if not code.co_filename.startswith(_FOREIGN):
-                self.found.append((code.co_name, dict(frame.f_locals)))
+        if not generated and not code.co_filename.startswith(_FOREIGN):
+            self.found.append(dict(frame.f_locals))
 
 
 _FOREIGN = (

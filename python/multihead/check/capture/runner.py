@@ -249,7 +249,7 @@ class Runner:
     def _counted(self, target: object, frames: Frames, case: Case) -> dict[str, int]:
         """Sizes by role that the code itself computed or keeps, or was built with."""
         counted = {}
-        for _, variables in frames.found:
+        for variables in frames.found:
             # One letter may count anything, h the heads of a loop among it.
             named = {n: v for n, v in variables.items() if len(n) > 1 or n in "HGE"}
             counted |= attributes(types.SimpleNamespace(**named))

@@ -15,13 +15,11 @@ from .record import Frames, Recorder, Use
 @dataclass
 class Weights:
     """Tensors by name, "out_in" for those whose layer fixes the orientation, and
-    phrases on how they were found. by_flow: the same, named by the way of the data,
-    if that way could be followed."""
+    phrases on how they were found."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    by_flow: "Weights | None" = None
 
 
 def collect(
@@ -40,7 +38,7 @@ def collect(
     used |= {recorder.root(b) for b in recorder.biases.values()}
     held_by_roots = walk("", {**given, **roots}, 0)
     found = [replace(c, of_root=True) for c in held_by_roots]
-    for _, variables in reversed(frames.found):
+    for variables in reversed(frames.found):
         # What became of an array cannot be followed: wider ones may be computed.
         local = walk("", variables, 0)
         found += [c for c in local if not c.of_array or c.tensor.dim() <= 2]
@@ -55,13 +53,14 @@ def collect(
         if recorder.root(use.weight) not in {recorder.root(c.tensor) for c in kept}
     ]
     matrices = [c for c in kept if c.tensor.dim() >= 2]
-    weights = Weights(by_flow=_named_by_flow(recorder, kept, made))
+    by_flow = _named_by_flow(recorder, kept, made)
     silent = matrices and not any(speaks(c.name) for c in matrices)
     # What no data met has no other name than its own: linears.3, forgotten.
     met = {recorder.root(use.weight) for use in recorder.uses.values()}
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
-    if weights.by_flow is not None and (unnamed or (silent and not idle)):
-        return weights.by_flow
+    if by_flow is not None and (unnamed or (silent and not idle)):
+        return by_flow
+    weights = Weights()
     for c in kept:
         tensor = c.tensor.detach()  # of an array, which the code may write to, a copy
         weights.tensors[c.name] = tensor.clone() if c.of_array else tensor
@@ -140,7 +139,7 @@ def _named_by_flow(
     weights = Weights()
     for role, uses in groups.items():
         known = [layers.get(recorder.root(use.weight)) for use in uses]
-        # One of a stack of matrices is not the stack.
+        # One of a stack of matrices, W[0], is not the stack.
         known = [
             layer if layer and layer.tensor.numel() == use.weight.numel() else None
             for use, layer in zip(uses, known)
@@ -149,8 +148,6 @@ def _named_by_flow(
             name = role if len(uses) == 1 else f"{role}.{index}"
             # A product has them as (in, out); all of a list are shown alike.
             layer = layer if all(known) else None
-            if layer and layer.tensor.numel() != use.weight.numel():
-                layer = None  # of which this is a part: W[0]
             shown = layer.tensor if layer else use.weight
             weights.tensors[f"{name}.weight"] = shown.detach()
             if layer and layer.layout:

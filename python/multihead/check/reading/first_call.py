@@ -103,12 +103,12 @@ class FirstCall:
         )
         first = CallStyle(
             numpy=_speaks_numpy(self.subject),
-            out_in=self.call.known is not None,
+            out_in=self.call.is_pytorchs_layer,
             additive=added,
             biased=added and is_bias(self.call),
         )
         call_styles = [first]
-        if self.call.weights and not self.call.known:
+        if self.call.weights and not self.call.is_pytorchs_layer:
             call_styles += [replace(first, layers=True), replace(first, out_in=True)]
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
             call_styles.append(replace(first, numpy=not first.numpy))
@@ -190,8 +190,8 @@ def _place(finding: Finding) -> tuple[str, str]:
 
 def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, ...]:
     """The layouts that are not ruled out for code with weights, likeliest first."""
-    if call.known:
-        return (call.known.layout, cases.UNBATCHED)
+    if call.is_pytorchs_layer:
+        return (cases.SEQUENCE_FIRST, cases.UNBATCHED)
     stated = options.batch_first
     if stated is None and subject.kind == "instance":
         flag = getattr(subject.target, "batch_first", None)

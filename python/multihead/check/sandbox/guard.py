@@ -23,7 +23,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -39,6 +38,11 @@ _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _MESSAGE = 300  # characters of an exception's text
+_REMEDIES = {
+    SystemExit: "Return from the function, or raise an error that says what is wrong.",
+    RecursionError: "A function calls itself without a case in which it stops.",
+    EOFError: "Nobody answers `input()` here: make it an argument.",
+}
 # What no arguments of a call bring about.
 _OWN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError")
 _OWN += ("IndentationError", "RecursionError", "It ends the program")
@@ -291,16 +295,13 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
             "attention in a file of its own.",
             where,
         )
+    remedy = next((r for kind, r in _REMEDIES.items() if isinstance(error, kind)), "")
+    sentence = message_of(error)
     if isinstance(error, SystemExit):
-        return Finding(
-            "raises",
-            "It ends the program: it calls `exit()`.",
-            "Return from the function, or raise an error that says what is wrong.",
-            where,
-        )
-    if isinstance(error, SyntaxError):
-        return Finding("raises", f"{type(error).__name__}: {error.msg}", "", where)
-    return Finding("raises", message_of(error), _remedy(error), where)
+        sentence = "It ends the program: it calls `exit()`."
+    elif isinstance(error, SyntaxError):
+        sentence = f"{type(error).__name__}: {error.msg}"
+    return Finding("raises", sentence, remedy, where)
 
 
 def is_of_arguments(findings: list[Finding]) -> bool:
@@ -322,49 +323,33 @@ def message_of(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _remedy(error: BaseException) -> str:
-    if isinstance(error, RecursionError):
-        return "A function calls itself without a case in which it stops."
-    if isinstance(error, EOFError):
-        return "Nobody answers `input()` here: make it an argument."
-    return ""
-
-
 def _where(error: BaseException) -> str:
     """ "attention.py, line 12, in attend" and the line; "" where nobody knows."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return _place(error.filename, error.lineno, "", (error.text or "").strip())
-    frame = _frame(error.__traceback__)
-    if frame is None:
+        file, line, name, source = error.filename, error.lineno, "", error.text or ""
+    elif own := [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(_OURS)
+        and not is_library(frame.f_code.co_filename)
+    ]:
+        code, line = own[-1]  # the deepest that is neither ours nor a library's
+        file, name = code.co_filename, code.co_name
+        source = linecache.getline(file, line)
+    else:
         return ""
-    file, line, name = frame
-    return _place(file, line, name, linecache.getline(file, line).strip())
-
-
-def _place(file: str, line: int, name: str, source: str) -> str:
+    source = source.strip()
     inside = f", in {name}" if name and not name.startswith("<") else ""
     quoted = f"\n`{source}`" if source and "`" not in source else f"\n{source}"
-    return f"{shown(file)}, line {line}{inside}" + (quoted if source else "")
+    return f"{_shown(file)}, line {line}{inside}" + (quoted if source else "")
 
 
-def shown(file: str) -> str:
+def _shown(file: str) -> str:
     """A file as its author would name it."""
     if "ipykernel" in file or file.startswith("<ipython-input"):
         return "this notebook"
     relative = os.path.relpath(file) if os.path.isabs(file) else file
     return os.path.basename(file) if relative.startswith("..") else relative
-
-
-def _frame(trace: TracebackType | None) -> tuple[str, int, str] | None:
-    """File, line and function where it happened: the deepest that is neither ours
-    nor a library's."""
-    own = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(trace)
-        if not frame.f_code.co_filename.startswith(_OURS)
-        and not is_library(frame.f_code.co_filename)
-    ]
-    return own[-1] if own else None
 
 
 def is_library(file: str) -> bool:

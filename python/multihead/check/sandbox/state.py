@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +35,7 @@ class Setting:
 
 def _attribute(name: str, owner: Any, attribute: str) -> Setting:
     return Setting(
-        name,
-        lambda: getattr(owner, attribute),
-        lambda value: setattr(owner, attribute, value),
+        name, partial(getattr, owner, attribute), partial(setattr, owner, attribute)
     )
 
 
@@ -110,12 +109,11 @@ _REPLACEABLE: tuple[tuple[Any, str, str], ...] = (
     ),
     *((layer, f"torch.nn.{layer.__name__}", "forward") for layer in _LAYERS),
 )
-_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
+_HOOKS = [
+    f"_global_{way}_{hooks}"
+    for way in ("forward", "backward")
+    for hooks in ("hooks", "pre_hooks")
+]
 
 # Dtype and device first: what is written after them may make tensors.
 _SETTINGS = (
@@ -131,15 +129,12 @@ _SETTINGS = (
         lambda old: torch.use_deterministic_algorithms(old[0], warn_only=old[1]),
     ),
     Setting("the number of threads", torch.get_num_threads, torch.set_num_threads),
-    Setting(
-        "autocast",
-        lambda: torch.is_autocast_enabled("cpu"),
-        lambda old: torch.set_autocast_enabled("cpu", old),
-    ),
-    Setting(
-        "autocast",
-        lambda: torch.get_autocast_dtype("cpu"),
-        lambda old: torch.set_autocast_dtype("cpu", old),
+    *(
+        Setting("autocast", partial(read, "cpu"), partial(write, "cpu"))
+        for read, write in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        )
     ),
     Setting(
         "the precision of matrix products",
@@ -162,12 +157,7 @@ _SETTINGS = (
     *(_content("hooks of all modules", getattr(nn_module, hook)) for hook in _HOOKS),
     Setting("the working directory", _folder, _enter_folder),
     _content("sys.path", sys.path, imports=True),
-    Setting(
-        "the environment",
-        os.environ.copy,
-        lambda old: (os.environ.clear(), os.environ.update(old)),
-        imports=True,
-    ),
+    _content("the environment", os.environ, imports=True),
     _attribute("sys.excepthook", sys, "excepthook"),
     Setting("the trace function", sys.gettrace, sys.settrace),
     Setting("the limit of recursion", sys.getrecursionlimit, sys.setrecursionlimit),

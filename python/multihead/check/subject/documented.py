@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .roles import ADDITIVE, normal
-from .signature import Call
+from .signature import BATCH, LENGTH, Call
 from .target import Subject
 
 _MADE_A_NUMBER = re.compile(
@@ -23,11 +23,6 @@ _BY = r"\s*[,*×]\s*|\s+x\s+"
 _AXES = re.compile(
     rf"(?P<name>\w+)?[`*]*(?:\s*\([^()]*\))?\s*(?::|=|is|of shape|shape)?\s*"
     rf"[(\[](?P<axes>{_AXIS}(?:{_BY}){_AXIS}(?:{_BY}){_AXIS})[)\]]"
-)
-_BATCH = re.compile(r"b|n|bs|bsz|nb|batch\w*|batch[ -]size|b_size|num_batches")
-_LENGTH = re.compile(
-    r"l|s|t|lq|lk|sq|tq|tk|nq|nk|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
-    r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens"
 )
 _BLANK = re.compile(r"\n\s*\n")
 _ENDS = re.compile(r"(?<=[.!?;])\s+|\n")
@@ -151,7 +146,7 @@ def _of_shapes(subject: Subject) -> Iterator[tuple[str, bool]]:
 def _is_batch_first(axes: list[str]) -> bool | None:
     for index in (0, 1):
         batch, length = axes[index], axes[1 - index]
-        if _BATCH.fullmatch(batch) and _LENGTH.fullmatch(length):
+        if BATCH.fullmatch(batch) and LENGTH.fullmatch(length):
             return index == 0
     return None
 

@@ -6,7 +6,6 @@ A role is what a call or a constructor needs to be given: "query", "num_heads",
 """
 
 import re
-from dataclasses import dataclass
 
 _CALL = {
     "query": "q query queries xq qx inputq queryinput hiddenq qs qin target tgt",
@@ -133,42 +132,22 @@ _SPEAKING = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Known:
-    """A signature that is known as a whole.
-
-    names: by which it is recognised. roles: of the parameters whose names alone would
-    be misread; "nothing" is left out. layout: of the sequences, as cases.py names it.
-    mask: what True means in its masks. Matrices are (out, in).
-    """
-
-    names: frozenset[str]
-    roles: dict[str, str]
-    layout: str
-    mask: str
-
-
-KNOWN = (
-    # torch.nn.functional.multi_head_attention_forward, and what is called like it.
-    Known(
-        frozenset(
-            "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias "
-            "bias_k bias_v add_zero_attn dropout_p out_proj_weight "
-            "out_proj_bias".split()
-        ),
-        {
-            "embed_dim_to_check": "embed_dim",
-            "add_zero_attn": "flag",
-            **dict.fromkeys(
-                "bias_k bias_v use_separate_proj_weight q_proj_weight k_proj_weight "
-                "v_proj_weight static_k static_v".split(),
-                "nothing",
-            ),
-        },
-        "(L, B, E)",
-        "blocked",
-    ),
+# torch.nn.functional.multi_head_attention_forward, and what is called like it: (L, B, E),
+# masks in which True blocks, matrices (out, in).
+PYTORCHS_LAYER = frozenset(
+    "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k "
+    "bias_v add_zero_attn dropout_p out_proj_weight out_proj_bias".split()
 )
+# The roles of those whose names alone would be misread; "nothing" is left out.
+PYTORCHS_ROLES = {
+    "embed_dim_to_check": "embed_dim",
+    "add_zero_attn": "flag",
+    **dict.fromkeys(
+        "bias_k bias_v use_separate_proj_weight q_proj_weight k_proj_weight "
+        "v_proj_weight static_k static_v".split(),
+        "nothing",
+    ),
+}
 
 
 def normal(name: str) -> str:

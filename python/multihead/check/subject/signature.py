@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .roles import ADDITIVE, CALL, KNOWN, SIZES, TENSORS, Known, is_weight, normal
+from .roles import (
+    ADDITIVE,
+    CALL,
+    PYTORCHS_LAYER,
+    PYTORCHS_ROLES,
+    SIZES,
+    TENSORS,
+    is_weight,
+    normal,
+)
 from .target import Subject
 
 _EMPTY = inspect.Parameter.empty
@@ -21,9 +30,11 @@ _UNPACKED = re.compile(
     r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*(?P<of>\w+)\.(?:shape|size\(\s*\))\s*(?:#.*)?$",
     re.MULTILINE,
 )
-_BATCH = re.compile(r"b|n|bs|bsz|nb|bb|batch\w*|b_size|num_batch\w*|_b", re.IGNORECASE)
-_LENGTH = re.compile(
-    r"l|s|t|lq|sq|tq|tgt_len|seq\w*|\w*_len|len\w*|l_q|time\w*|time|q_len", re.I
+# The names of axes, also in prose.
+BATCH = re.compile(r"b|n|bs|bsz|nb|bb|_b|batch\w*|batch[ -]size|b_size|num_batch\w*")
+LENGTH = re.compile(
+    r"l|s|t|lq|lk|sq|tq|tk|nq|nk|l_q|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
+    r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens"
 )
 
 
@@ -34,8 +45,8 @@ class Call:
     roles: of each parameter, in order; None where nothing is known and its default
     is left alone. style: "qkv", "x" or "x and context". weights: the parameters
     that take weights. bound: what functools.partial has fixed, by role. guesses:
-    what was guessed, as phrases; guessed: the parameters. known: the signature, if it
-    is known as a whole.
+    what was guessed, as phrases; guessed: the parameters. is_pytorchs_layer: it is that
+    of PyTorch's function for a layer.
     """
 
     parameters: list[inspect.Parameter]
@@ -45,7 +56,7 @@ class Call:
     bound: dict[str, object] = field(default_factory=dict)
     guesses: list[str] = field(default_factory=list)
     guessed: set[str] = field(default_factory=set)
-    known: Known | None = None
+    is_pytorchs_layer: bool = False
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -88,10 +99,9 @@ def read(subject: Subject) -> Call:
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
     call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
-    call.known = next((k for k in KNOWN if k.names <= call.roles.keys()), None)
-    if call.known:
-        of_known = call.known.roles.items()
-        call.roles.update({n: r for n, r in of_known if n in call.roles})
+    call.is_pytorchs_layer = call.roles.keys() >= PYTORCHS_LAYER
+    if call.is_pytorchs_layer:
+        call.roles |= {n: PYTORCHS_ROLES.get(n, role) for n, role in call.roles.items()}
     _settle_tensors(call, subject)
     _settle_masks(call)
     takers = ("weight", "weights")
@@ -270,10 +280,10 @@ def unpacks_input(subject: Subject, call: Call) -> bool:
 
 def states_batch_first(subject: Subject) -> bool | None:
     """What the names of the axes say; None where they say nothing."""
-    names = axes(subject)
+    names = [name.lower() for name in axes(subject)]
     if len(names) < 3:
         return None
-    if _BATCH.fullmatch(names[0]):
+    if BATCH.fullmatch(names[0]):
         return True
-    batch_second = _BATCH.fullmatch(names[1]) and _LENGTH.fullmatch(names[0])
+    batch_second = BATCH.fullmatch(names[1]) and LENGTH.fullmatch(names[0])
     return False if batch_second else None
