@@ -9,7 +9,7 @@ from . import _library
 
 _library.load("libmultihead.so")
 
-from . import _quantizable, _warnings, textbook  # noqa: E402, F401
+from . import _quantizable, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402
 from .check import Report, check  # noqa: E402
 from .functional import (  # noqa: E402

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Finds the libraries that were built and loads them, which registers operators."""
+"""Finds the libraries that were built and loads them, which registers operators; what
+they warn of becomes a warning of Python's."""
 
 import functools
 import pathlib
+import sys
+import warnings
 from typing import Any
 
 import torch
+
+_PACKAGES = tuple(str(pathlib.Path(file).parent) for file in (__file__, torch.__file__))
 
 
 def load(name: str) -> None:
@@ -33,3 +38,17 @@ def diagnosis() -> Any:
     """The operators, those of diagnosis among them: who never checks never loads it."""
     load("libmultihead_diagnosis.so")
     return torch.ops.multihead
+
+
+def _warn(message: str) -> None:
+    """A UserWarning at the line that called this package or PyTorch."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+_library = torch.library.Library(  # type: ignore[no-untyped-call]
+    "multihead", "FRAGMENT"
+)
+_library.impl("warn", _warn, "CPU")  # type: ignore[no-untyped-call]

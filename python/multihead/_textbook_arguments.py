@@ -2,7 +2,8 @@
 """Arguments of the textbook forms: where weights come from, and what must hold.
 
 Kept apart from textbook.py, which is about attention. `name` is the form that asks;
-errors are ValueError, or TypeError for another type, and read "<name>: <argument> must <condition>, got <value>".
+errors are ValueError, or TypeError for another type, and read "<name>: <argument> must
+<condition>, got <value>".
 """
 
 from collections.abc import Mapping, Sequence

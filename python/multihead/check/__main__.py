@@ -48,8 +48,7 @@ def report_for(
 
 
 def slowly() -> Callable[[str], None]:
-    """Says on standard error what is being done, at most once a second, when it
-    takes long."""
+    """Says on standard error what is done, if it takes long, once a second at most."""
     due = time.monotonic() + _SILENCE
 
     def say(name: str) -> None:

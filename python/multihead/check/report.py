@@ -78,12 +78,8 @@ class Report:
 
     @property
     def causes(self) -> list[str]:
-        engine = self.verdict or {}
-        judgement = engine.get("verdict")
-        if judgement == "fault":
-            faults = [fault["name"] for fault in engine["faults"]]
-        else:
-            faults = ["unknown"] if judgement == "unknown" else []
+        judgement = (self.verdict or {}).get("verdict")
+        faults = self._faults or (["unknown"] if judgement == "unknown" else [])
         flaws = list(dict.fromkeys(finding.name for finding in self.findings))
         if judgement is None and not flaws:
             flaws = ["unchecked"]
@@ -91,13 +87,18 @@ class Report:
 
     @property
     def cause(self) -> str | None:
-        engine = self.verdict or {}
-        if engine.get("verdict") == "fault":
-            return "+".join(fault["name"] for fault in engine["faults"])
+        if self._faults:
+            return "+".join(self._faults)
         if self.causes[:1] == ["unknown"] and "changes_inputs" in self.causes:
             # It may be why: the verdict is on the inputs as the caller has them.
             return "unknown+changes_inputs"
         return next(iter(self.causes), None)
+
+    @property
+    def _faults(self) -> list[str]:
+        engine = self.verdict or {}
+        named = engine.get("verdict") == "fault"
+        return [fault["name"] for fault in engine["faults"]] if named else []
 
     def __bool__(self) -> bool:
         return self.passed
@@ -150,8 +151,7 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    """The same in what JSON and UTF-8 know: half characters become "?", infinity
-    and NaN None."""
+    """As JSON and UTF-8 know it: half characters are "?", infinity and NaN None."""
     if isinstance(value, dict):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

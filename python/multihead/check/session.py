@@ -12,23 +12,9 @@ from .calls import cases
 from .capture.runner import Run, Runner
 from .finding import Finding
 from .options import Options
-from .reading import observation
-from .reading.first_call import (
-    Base,
-    FirstCall,
-    core_layouts,
-    heads_layouts,
-    layer_layouts,
-    may_be_core,
-    written_batch_first,
-)
-from .reading.observation import (
-    Observation,
-    Stated,
-    guessed_heads,
-    known_heads,
-    observe,
-)
+from .reading import first_call, observation
+from .reading.first_call import FirstCall
+from .reading.observation import Observation, Stated
 from .reading.suite import Cases, Progress, not_finite
 from .report import Report
 from .sandbox.guard import Guard, Stop, is_of_arguments
@@ -85,7 +71,7 @@ def examine(
 class Reading:
     """What one way to call the code gave."""
 
-    base: Base
+    base: Run
     observations: list[Observation] = field(default_factory=list)
     verdict: dict | None = None
     findings: list[Finding] = field(default_factory=list)
@@ -122,7 +108,7 @@ class Reading:
         self.verdict.setdefault("assumptions", []).append(said)
 
     def say_polarity(self) -> None:
-        """Adds the polarity that is the engine's first choice, of which it is silent."""
+        """Adds the polarity that was the engine's first choice, so it says nothing."""
         if self.verdict is None:
             return
         known = {a["name"] for a in self.verdict.get("assumptions", [])}
@@ -208,9 +194,10 @@ class Examination:
         self.call = signature.read(subject)
         self.runner = Runner(subject, self.call, guard, options.weights or {})
         self.first_call = FirstCall(self.runner, options)
-        self.layouts = layer_layouts(subject, options, self.call)
+        self.layouts = first_call.layer_layouts(subject, options, self.call)
         self.order_is_written = (
-            cases.LAYER in self.layouts and written_batch_first(subject) is False
+            cases.LAYER in self.layouts
+            and first_call.written_batch_first(subject) is False
         )
         self.believed: dict[str, documented.Said] = {}  # "mask", "padding"
         self.stated = self._stated()
@@ -288,14 +275,14 @@ class Examination:
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the first that ran."""
         layouts = self.layouts
-        core = may_be_core(self.call, self.runner)
+        core = first_call.may_be_core(self.call, self.runner)
         base = self.first_call.find(layouts)
-        if core and (base is None or not base.run.parameters.tensors):
-            return self._best_core(core_layouts(self.subject))
+        if core and (base is None or not base.parameters.tensors):
+            return self._best_core(first_call.core_layouts(self.subject))
         if base is None:
             if len(signature.axes(self.subject)) == 4:
                 self.first_call.findings = []  # of calls with too few axes
-            return self._best_core(heads_layouts(self.call, self.runner))
+            return self._best_core(first_call.heads_layouts(self.call, self.runner))
         reading = self._read_either_mask(base)
         if not reading.is_right and reading.refused:
             reading = self._less_refused(reading, layouts)
@@ -339,8 +326,8 @@ class Examination:
                 break
         return best
 
-    def _read_either_mask(self, base: Base) -> Reading:
-        """Also with the mask as 0 and -inf, if it is added; what leaves fewer faults."""
+    def _read_either_mask(self, base: Run) -> Reading:
+        """Also with a mask of 0 and -inf if it is added: what leaves fewer faults."""
         reading = self._read(base)
         if base.call_style.additive and self.options.mask is None:
             named = reading.is_right or base.call_style.biased
@@ -358,7 +345,7 @@ class Examination:
         second.say_additive("which leaves fewer faults")
         return second
 
-    def _not_additive(self, base: Base, reading: Reading) -> Reading:
+    def _not_additive(self, base: Run, reading: Reading) -> Reading:
         """The text speaks of an additive mask, and may mean one that the code makes."""
         documented_as, self.stated = self.stated, replace(self.stated, mask=None)
         second = self._read(_adding(base, False))
@@ -367,7 +354,7 @@ class Examination:
         self.stated = documented_as
         return reading
 
-    def _read(self, base: Base) -> Reading:
+    def _read(self, base: Run) -> Reading:
         """Runs all cases that follow from `base` and has them judged."""
         reading = Reading(base)
         runs = Cases(self.runner, base, self.progress)
@@ -453,10 +440,10 @@ class Examination:
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
         self._judge(reading, kept)
-        known = known_heads(kept[0], self.call, self.options.num_heads)
+        known = observation.known_heads(kept[0], self.call, self.options.num_heads)
         if known or reading.verdict is None or reading.is_right:
             return
-        heads = guessed_heads(kept[0])[0]
+        heads = observation.guessed_heads(kept[0])[0]
         counted = "one head" if heads == 1 else f"{heads} heads"
         reading.assume(
             "num_heads",
@@ -476,9 +463,9 @@ class Examination:
             reading.findings.append(complaint)
 
     def _observations(self, kept: list[Run]) -> list[Observation]:
-        return [observe(run, self.call, self.stated) for run in kept]
+        return [observation.observe(run, self.call, self.stated) for run in kept]
 
-    def _how_called(self, base: Base, kept: list[Run]) -> list[str]:
+    def _how_called(self, base: Run, kept: list[Run]) -> list[str]:
         made = kept[0].arguments
         said = [f"{self.subject.name}({made})"]
         if self.runner.constructed:
@@ -499,5 +486,5 @@ class Examination:
         return said
 
 
-def _adding(base: Base, additive: bool) -> Base:
+def _adding(base: Run, additive: bool) -> Run:
     return replace(base, call_style=replace(base.call_style, additive=additive))

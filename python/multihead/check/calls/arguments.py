@@ -89,17 +89,13 @@ def make(call: Call, case: Case, call_style: CallStyle) -> Arguments:
 
 def _sequences(call: Call, case: Case) -> dict[str, Tensor]:
     drawn = cases.sequences(case)
-    if call.style == "x":
-        return {"query": drawn["query"]}
-    if call.style == "x and context":
-        if case.relation == "self":
-            return {"query": drawn["query"]}
-        return {"query": drawn["query"], "key": drawn["key"]}
-    return {
-        role: tensor
-        for role, tensor in drawn.items()
-        if call.takes(role) or (role == "key" and call.takes("context"))
-    }
+    if call.style == "qkv":
+        by_context = {"key"} if call.takes("context") else set()
+        roles = {role for role in drawn if call.takes(role)} | by_context
+    else:
+        alone = call.style == "x" or case.relation == "self"
+        roles = {"query"} if alone else {"query", "key"}
+    return {role: tensor for role, tensor in drawn.items() if role in roles}
 
 
 def _masks(call: Call, case: Case, call_style: CallStyle) -> dict[str, Tensor]:
@@ -259,18 +255,14 @@ def _named(call: Call, inputs: object) -> dict[str, object]:
 
 
 def _note(made: Arguments, role: str | None, name: str, value: object) -> None:
-    tensor = value if isinstance(value, Tensor) else _of_array(value)
     if role == "weight":
         made.weights[name] = value
-    elif tensor is not None and role in _SEQUENCES:
-        made.tensors[_SEQUENCES[role]] = tensor
-    elif tensor is not None and role in _MASKS:
-        made.masks[_MASKS[role]] = tensor
-
-
-def _of_array(value: object) -> Tensor | None:
-    array = type(value).__module__ == "numpy" and hasattr(value, "__array__")
-    return torch.from_numpy(value) if array else None
+    if type(value).__module__ == "numpy" and hasattr(value, "__array__"):
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor) and role in _SEQUENCES:
+        made.tensors[_SEQUENCES[role]] = value
+    elif isinstance(value, Tensor) and role in _MASKS:
+        made.masks[_MASKS[role]] = value
 
 
 def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
@@ -280,51 +272,38 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
     base = replace(base, layout=_layout(query, base))
     key = cases.as_sequence(made.tensors.get("key", query), base)
     query = cases.as_sequence(query, base)
-    axis = cases.query_axis(base)
-    batch = {cases.SEQUENCE_FIRST: 1}.get(base.layout, 0)
-    wide = base.layout not in cases.CORE
-    own = _heads_of(query, base)
+    axis, later = cases.query_axis(base), base.layout == cases.HEADS_LATER
+    unbatched, second = cases.unbatched(base), base.layout == cases.SEQUENCE_FIRST
+    heads = named.get(call.parameter("num_heads"), base.sizes.heads)
+    embed = query.shape[-1]
+    if base.layout in cases.CORE:
+        heads = query.shape[2 if later else 1] if query.dim() == 4 else 1
+        embed *= heads
     sizes = replace(
         base.sizes,
-        batch=1 if cases.unbatched(base) else query.shape[batch],
+        batch=1 if unbatched else query.shape[1 if second else 0],
         queries=query.shape[axis],
         keys=key.shape[axis],
-        heads=named.get(call.parameter("num_heads") or "", base.sizes.heads)
-        if wide
-        else own,
-        embed=query.shape[-1] * (1 if wide else own),
-        kv_heads=named.get(call.parameter("num_kv_heads") or "", base.sizes.kv_heads),
+        heads=heads,
+        embed=embed,
+        kv_heads=named.get(call.parameter("num_kv_heads"), base.sizes.kv_heads),
     )
-    flag = named.get(call.parameter("is_causal") or "", False)
-    return Case(
-        name="your inputs",
-        sizes=sizes,
-        layout=base.layout,
-        relation="cross",
-        is_causal=flag is True,
-        dtype=query.dtype,
-    )
+    causal = named.get(call.parameter("is_causal")) is True
+    name = "your inputs"
+    return Case(name, sizes, base.layout, is_causal=causal, dtype=query.dtype)
 
 
 def _layout(query: Tensor, base: Case) -> str:
     of_layers = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
     kind = cases.CORE if base.layout in cases.CORE else of_layers
-    fitting = [
-        layout
-        for layout in (base.layout, *kind)
-        if len(layout.split(",")) == query.dim()
-    ]
+    axes = query.dim()
+    fitting = [x for x in (base.layout, *kind) if len(x.split(",")) == axes]
     if not fitting or not query.is_floating_point():
         raise ValueError(
             f"check: inputs must be floating-point tensors {' or '.join(kind)}, got "
             f"{str(query.dtype).removeprefix('torch.')} {tuple(query.shape)}"
         )
     return fitting[0]
-
-
-def _heads_of(query: Tensor, base: Case) -> int:
-    later = base.layout == cases.HEADS_LATER
-    return query.shape[2 if later else 1] if query.dim() == 4 else 1
 
 
 def _given(value: object, call_style: CallStyle) -> object:
@@ -340,7 +319,6 @@ def _shown(value: object) -> str:
     shape = getattr(value, "shape", None)
     if shape is None:
         return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
-    kind = (
-        "" if "float" in str(value.dtype) else f" {value.dtype}".replace("torch.", "")
-    )
+    kind = str(value.dtype).removeprefix("torch.")
+    kind = "" if "float" in kind else f" {kind}"
     return f"{tuple(shape)}{kind}"

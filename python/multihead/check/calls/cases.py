@@ -2,7 +2,7 @@
 """The runs of a check: which inputs, which masks, which mode. No rule of attention:
 masks are made so that they say something whichever way they are read."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class Case:
 
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
-    mask" or "lengths". is_causal: the flag is set. own_dropout: dropout as the call's own default,
-    which is this. draw: what the random inputs start from.
+    mask" or "lengths". is_causal: the flag is set. own_dropout: dropout as the call's
+    own default, which is this. draw: what the random inputs start from.
     """
 
     name: str
@@ -189,10 +189,3 @@ def query_axis(case: Case) -> int:
 
 def unbatched(case: Case) -> bool:
     return case.layout in (UNBATCHED, FLAT)
-
-
-def square(sizes: Sizes) -> Sizes:
-    """Sizes with as many items as heads and queries, at which a mask that is
-    spread over the wrong axis still fits, and is only then seen."""
-    count = sizes.heads if sizes.heads > 1 else 4
-    return replace(sizes, batch=count, queries=count, keys=count + 3)

@@ -60,9 +60,6 @@ SIZES_IN_TURN = (
     Sizes(embed=64, heads=4),
 )
 
-# What exercises use; here some sizes are equal, so it proves little.
-EXERCISE = Sizes(batch=3, queries=4, keys=4, embed=8, heads=2)
-
 
 def grouped(sizes: Sizes, groups: int) -> Sizes:
     """`sizes` with `groups` key and value heads, as many as divide its heads."""
@@ -85,7 +82,7 @@ def attributes(module: object) -> dict[str, int]:
     found: dict[str, int] = {}
     for owner in _owners(module):
         for name, value in _named(owner):
-            role = ATTRIBUTES.get(normal(name))
+            role = ATTRIBUTES.get(normal(str(name)))
             if role is None:
                 continue
             if isinstance(value, nn.ModuleList) and role == "num_heads":
@@ -96,23 +93,17 @@ def attributes(module: object) -> dict[str, int]:
 
 
 def _owners(module: object) -> Iterator[object]:
-    parts = list(module.modules()) if isinstance(module, nn.Module) else [module]
-    for part in parts:
-        if isinstance(part, _CONVOLUTIONS):
-            continue  # whose groups are no heads
-        yield part
-        for name in ("config", "cfg", "args"):
-            if hasattr(part, name):
-                yield getattr(part, name)
+    for part in module.modules() if isinstance(module, nn.Module) else [module]:
+        if not isinstance(part, _CONVOLUTIONS):  # whose groups are no heads
+            yield part
+            kept = (getattr(part, name, None) for name in ("config", "cfg", "args"))
+            yield from (owner for owner in kept if owner is not None)
 
 
-def _named(owner: object) -> Iterator[tuple[str, object]]:
-    if isinstance(owner, dict):
-        yield from ((str(name), value) for name, value in owner.items())
-        return
-    yield from getattr(owner, "__dict__", {}).items()
-    if isinstance(owner, nn.Module):
-        yield from owner.named_children()
+def _named(owner: object) -> list[tuple[object, object]]:
+    names = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
+    parts = owner.named_children() if isinstance(owner, nn.Module) else ()
+    return [*names.items(), *parts]
 
 
 def input_width(module: object) -> int | None:

@@ -30,6 +30,7 @@ class Run:
     """One run. findings is not empty if there is no output."""
 
     case: Case
+    call_style: CallStyle
     arguments: Arguments
     out: Tensor | None = None
     attention: Tensor | None = None
@@ -73,7 +74,7 @@ class Runner:
         over; not for one with so few `seconds` of its own."""
         with _settings(case, seed):
             made = given or arguments.make(self.call, case, call_style)
-            run = Run(case, made)
+            run = Run(case, call_style, made)
             target, findings = self._target(case)
             if target is None:
                 run.findings = findings
@@ -81,13 +82,11 @@ class Runner:
             kept = {n: t.clone() for n, t in {**made.tensors, **made.masks}.items()}
             if case.gradients:
                 self._require_gradients(run)
-            self._execute(target, run, call_style, seconds)
+            self._execute(target, run, seconds)
             self._compare_inputs(made, kept, run)
         return run
 
-    def _execute(
-        self, target: object, run: Run, call_style: CallStyle, seconds: float | None
-    ) -> None:
+    def _execute(self, target: object, run: Run, seconds: float | None) -> None:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks})
         frames = Frames()
@@ -121,7 +120,7 @@ class Runner:
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
-        if case.gradients and not call_style.numpy:
+        if case.gradients and not run.call_style.numpy:
             self._differentiate(run)
 
     def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:
@@ -181,8 +180,7 @@ class Runner:
         return target, []
 
     def _instance(self, case: Case) -> tuple[object, list[Finding]]:
-        """A new instance, or a copy of the one that is checked, which stays as it
-        is."""
+        """A new instance, or a copy of the one that is checked."""
         if self.construction is not None:
             made, call, findings = self.construction.build(case.sizes, self.guard)
             if made is None and findings[0].name == "hangs":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from ..subject.holding import Held, last_name, walk
+from ..subject.holding import Held, walk
 from ..subject.roles import is_weight, speaks
 from .record import Frames, Recorder, Use
 
@@ -22,41 +22,30 @@ class Weights:
     notes: list[str] = field(default_factory=list)
 
 
-def collect(
-    recorder: Recorder,
-    frames: Frames,
-    roots: dict[str, object],
-    given: dict[str, object],
-) -> Weights:
+def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Weights:
     """The weights of a run.
 
     roots: what the code holds, by name ("self" for a module): modules, tensors,
     closures. given: its arguments that are weights. frames: the variables of its
     functions.
     """
-    used = {recorder.root(u.weight) for u in recorder.uses.values()}
-    used |= {recorder.root(b) for b in recorder.biases.values()}
-    held_by_roots = walk("", {**given, **roots}, 0)
-    found = [replace(c, of_root=True) for c in held_by_roots]
+    met = {recorder.root(use.weight) for use in recorder.uses.values()}
+    used = met | {recorder.root(bias) for bias in recorder.biases.values()}
+    found = [replace(c, of_root=True) for c in walk("", {**given, **roots})]
     for variables in reversed(frames.found):
         # What became of an array cannot be followed: wider ones may be computed.
-        local = walk("", variables, 0)
+        local = walk("", variables)
         found += [c for c in local if not c.of_array or c.tensor.dim() <= 2]
-    passed = {c.name for c in walk("", given, 0)}
+    passed = {c.name for c in walk("", given)}
     kept = [c for c in found if c.name in passed or _belongs(c, used, recorder)]
     kept = _without_doubles(kept, recorder)
     made = {recorder.root(linear.weight): linear for linear in frames.linears}
     kept = [_of_linear(c, made.get(recorder.root(c.tensor))) for c in kept]
-    unnamed = [
-        use
-        for use in recorder.uses.values()
-        if recorder.root(use.weight) not in {recorder.root(c.tensor) for c in kept}
-    ]
+    unnamed = met - {recorder.root(c.tensor) for c in kept}
     matrices = [c for c in kept if c.tensor.dim() >= 2]
     by_flow = _named_by_flow(recorder, kept, made)
     silent = matrices and not any(speaks(c.name) for c in matrices)
     # What no data met has no other name than its own: linears.3, forgotten.
-    met = {recorder.root(use.weight) for use in recorder.uses.values()}
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
     if by_flow is not None and (unnamed or (silent and not idle)):
         return by_flow
@@ -75,7 +64,7 @@ def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:
     if recorder.root(tensor) in used and not recorder.origin(tensor).inputs:
         return True
     # Made as a weight and then forgotten: the engine may say so.
-    name = last_name(candidate)
+    name = candidate.last_name
     kept = candidate.of_root or candidate.of_array or isinstance(tensor, nn.Parameter)
     drawn = recorder.origin(tensor).drawn or kept
     of_object = candidate.of_array and candidate.of_root
@@ -97,13 +86,15 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
     wholes: dict[int, int] = {}
     for root, _, size in best:
         wholes[root] = max(size, wholes.get(root, 0))
-    parts_speak = {
-        key[0] for key, c in best.items() if key[2] < wholes[key[0]] and speaks(c.name)
-    }
-    whole_speaks = {
-        key[0] for key, c in best.items() if key[2] == wholes[key[0]] and speaks(c.name)
-    }
-    by_parts = parts_speak - whole_speaks
+
+    def speaking(of_parts: bool) -> set[int]:
+        return {
+            root
+            for (root, _, size), c in best.items()
+            if (size < wholes[root]) is of_parts and speaks(c.name)
+        }
+
+    by_parts = speaking(True) - speaking(False)
     return [
         c
         for key, c in best.items()

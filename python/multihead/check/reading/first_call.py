@@ -7,23 +7,16 @@ import itertools
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..calls import cases
+from ..calls import sizes as sizing
 from ..calls.arguments import CallStyle
 from ..calls.cases import Case
-from ..calls.sizes import (
-    SIZES_IN_TURN,
-    Sizes,
-    apart,
-    grouped,
-    input_width,
-    of_globals,
-    of_instance,
-)
+from ..calls.sizes import Sizes, grouped, input_width
 from ..capture.runner import Run, Runner
 from ..finding import Finding
 from ..options import Options
@@ -38,15 +31,6 @@ _SECONDS = 4.0
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
 
-@dataclass(frozen=True)
-class Base:
-    """A call that the code takes, and the run that showed it."""
-
-    case: Case
-    call_style: CallStyle
-    run: Run
-
-
 class FirstCall:
     """The choices along each axis, best first."""
 
@@ -58,7 +42,7 @@ class FirstCall:
         self.findings: list[Finding] = []
         self._seconds = _SECONDS
 
-    def find(self, layouts: tuple[str, ...]) -> Base | None:
+    def find(self, layouts: tuple[str, ...]) -> Run | None:
         """The first call that returns an output; None leaves the complaint that says
         most in `findings`, which keeps that of the likeliest layouts."""
         complaints: list[tuple[bool, Finding]] = []
@@ -67,7 +51,7 @@ class FirstCall:
         for case, call_style in self._choices(layouts):
             run = self.runner.run(case, call_style)
             if not run.refused:
-                return Base(case, call_style, run)
+                return run
             kind = (case.layout, case.mask, case.dtype, call_style)
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
@@ -117,7 +101,7 @@ class FirstCall:
     def _sizes(self) -> list[Sizes]:
         """The sizes as this subject can have them."""
         options = self.options
-        found = [self._fit(sizes) for sizes in SIZES_IN_TURN]
+        found = [self._fit(sizes) for sizes in sizing.SIZES_IN_TURN]
         if options.embed_dim:
             found = [replace(s, embed=options.embed_dim) for s in found]
         if options.num_heads:
@@ -125,7 +109,7 @@ class FirstCall:
         if options.num_kv_heads:
             found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
         fitting = [s for s in found if s.embed % s.heads == 0]
-        return list(dict.fromkeys(map(apart, fitting or found)))
+        return list(dict.fromkeys(map(sizing.apart, fitting or found)))
 
     def _width_of_class(self) -> int | None:
         """The width that a class has which is not told it; None if it is."""
@@ -145,12 +129,12 @@ class FirstCall:
 
     def _fit(self, sizes: Sizes) -> Sizes:
         if self.subject.kind == "instance":
-            return of_instance(self.subject.target, sizes)
+            return sizing.of_instance(self.subject.target, sizes)
         if self.runner.construction is not None:
             fitting = self.runner.construction.fitting(sizes, self.options.num_kv_heads)
             return replace(fitting, embed=self._own_width or fitting.embed)
         takes, bound = self.call.takes, self.call.bound
-        fixed = {**of_globals(self.subject.target), **bound}
+        fixed = {**sizing.of_globals(self.subject.target), **bound}
         embed = fixed.get("embed_dim") or _width_outside(self.subject)
         if not takes("embed_dim") and type(embed) is int:
             sizes = replace(sizes, embed=embed)
@@ -252,8 +236,7 @@ def core_layouts(subject: Subject) -> tuple[str, ...]:
 
 
 def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:
-    """The layouts to try for attention by itself that is told how many heads there
-    are; none for what projects."""
+    """The layouts of attention that is told its heads; none for what projects."""
     asks_three = sum(call.takes(role) for role in TENSORS) >= 3
     constructed = runner.construction is not None and runner.construction.counts_heads
     if not asks_three or call.weights or constructed:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All runs of one reading of the code, from a first call that it takes: masks, flags,
-modes, sizes."""
+"""All runs that follow from a first call: masks, flags, modes, sizes."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,11 +11,10 @@ import torch
 from ..calls import cases
 from ..calls.arguments import of_user
 from ..calls.cases import Case
-from ..calls.sizes import EXERCISE, grouped
+from ..calls.sizes import Sizes, grouped
 from ..capture.runner import Run, Runner
 from ..finding import Finding
 from ..sandbox.guard import Stop
-from .first_call import Base
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -59,11 +57,11 @@ class Cases:
     """The runs that follow from a first call. `kept` have an output; `findings` say
     what was refused; `taken` and `refused` are kinds of calls by name."""
 
-    def __init__(self, runner: Runner, base: Base, progress: Progress):
+    def __init__(self, runner: Runner, base: Run, progress: Progress):
         self.runner, self.progress = runner, progress
         self.call, self.call_style = runner.call, base.call_style
         self.base = replace(base.case, spread=_calibrated(base))
-        self._taken = base.run
+        self._taken = base
         self.kept: list[Run] = []
         self.findings: list[Finding] = []
         self.taken: set[str] = set()
@@ -110,8 +108,7 @@ class Cases:
             self._say_limit("It refuses queries, keys and values that differ.")
 
     def overflows(self) -> list[Finding]:
-        """A remark on a softmax that large scores break, of which PyTorch's makes a
-        choice of one key."""
+        """A remark on a softmax that large scores break; PyTorch's chooses one key."""
         large = _LARGE / (self.base.spread**2 * (self._taken.recorder.spread or 1.0))
         spread = self.base.spread * max(large, 1.0) ** 0.5
         case = replace(self.base, name="large scores", spread=spread)
@@ -135,17 +132,12 @@ class Cases:
     def run_users(self, inputs: object) -> None:
         """The user's own inputs; a refusal is a finding."""
         case, made = of_user(self.call, inputs, self.base)
-        self.progress(case.name)
-        run = self.runner.run(case, self.call_style, given=made)
-        if run.refused:
-            self.findings += run.findings
-        else:
-            self.kept.append(run)
+        self.findings += self._run(case, given=made).findings
 
-    def _run(self, case: Case) -> Run:
+    def _run(self, case: Case, **how: Any) -> Run:
         """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
-        run = self.runner.run(case, self.call_style)
+        run = self.runner.run(case, self.call_style, **how)
         if not run.refused:
             self.kept.append(run)
         return run
@@ -155,8 +147,7 @@ class Cases:
         return self._run(replace(self.base, name=name, **changes))
 
     def _first(self) -> Run:
-        """The base, with gradients if it takes them. What it takes only now and then
-        is a failure."""
+        """The base, with gradients if it takes them; a failure if only now and then."""
         with_gradients = replace(self.base, gradients=True)
         run = self._run(with_gradients)
         if not run.refused:
@@ -354,7 +345,9 @@ class Cases:
             return
 
         def crowd(what: str, **masks: str) -> None:
-            sizes = cases.square(self.base.sizes)
+            count = self.base.sizes.heads if self.base.sizes.heads > 1 else 4
+            equal = dict(batch=count, queries=count, keys=count + 3)
+            sizes = replace(self.base.sizes, **equal)
             self._run_with(f"B = H = Lq, {what}", sizes=sizes, draw=23, **masks)
 
         padded = any(run.case.padding == "mask" for run in self.kept)
@@ -398,14 +391,11 @@ class Cases:
         buffer that code may have by mistake."""
         sizes = replace(self.base.sizes, batch=1, queries=130, keys=257)
         case = replace(self.base, name="130 queries", sizes=sizes, draw=30)
-        self.progress(case.name)
-        run = self.runner.run(case, self.call_style, seconds=_LONG_SECONDS)
-        if not run.refused:
-            self.kept.append(run)
+        self._run(case, seconds=_LONG_SECONDS)
 
     def _round(self, kinds: list[str]) -> None:
-        """float32, and the sizes of the exercise if sizes are free to choose; where it
-        is all there is, other numbers and sizes."""
+        """float32, and the sizes of exercises if they are free to choose, some of which
+        are equal; where it is all there is, other numbers and sizes."""
         sizes = self.base.sizes
         if self.base.dtype is torch.float32:
             taken = {sizes.batch, sizes.queries, sizes.heads, sizes.head_dim}
@@ -417,8 +407,8 @@ class Cases:
         self._run_with("float32", dtype=torch.float32)
         free = self.runner.subject.kind != "instance"
         if free and self.base.layout == cases.LAYER and sizes.embed == 48:
-            small = replace(EXERCISE, kv_heads=1 if sizes.kv_heads else None)
-            small = replace(small, heads=1) if sizes.heads == 1 else small
+            heads, kv_heads = min(sizes.heads, 2), 1 if sizes.kv_heads else None
+            small = Sizes(3, 4, 4, embed=8, heads=heads, kv_heads=kv_heads)
             name = "exercise, float32"
             self._run_with(name, dtype=torch.float32, sizes=small, draw=19)
         if "rows" in kinds:
@@ -426,9 +416,9 @@ class Cases:
             self._run_with(name, dtype=torch.float32, mask="rows", draw=25)
 
 
-def _calibrated(base: Base) -> float:
+def _calibrated(base: Run) -> float:
     """A factor for the inputs at which the softmax is neither flat nor saturated."""
-    spread = base.run.recorder.spread
+    spread = base.recorder.spread
     if not spread or not spread > 0:
         return 1.0
     return min(max((_SPREAD / spread) ** 0.5, 0.02), 20.0)

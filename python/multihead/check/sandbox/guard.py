@@ -144,7 +144,16 @@ class Guard:
         changed = snapshot.restore()
         if changed:
             self._changed |= dict.fromkeys(changed)
-            outcome.findings.append(_changes(list(self._changed)))
+            *most, last = self._changed
+            names = f"{', '.join(most)} and {last}" if most else last
+            finding = Finding(
+                "changes_global_state",
+                f"It changes {names} for the whole process and leaves it so.",
+                "Whoever starts the program sets that. A function that needs it "
+                "otherwise puts it back, as `with torch.random.fork_rng():` and "
+                "`with torch.no_grad():` do. (Here it was put back.)",
+            )
+            outcome.findings.append(finding)
         return outcome
 
     def run(self, code: Callable[[], Any], seconds: float | None = None) -> Outcome:
@@ -166,18 +175,6 @@ class Guard:
         self._used += time.monotonic() - start
         outcome.printed = printed.text
         return outcome
-
-
-def _changes(names: list[str]) -> Finding:
-    *most, last = names
-    named = f"{', '.join(most)} and {last}" if most else last
-    return Finding(
-        "changes_global_state",
-        f"It changes {named} for the whole process and leaves it so.",
-        "Whoever starts the program sets that. A function that needs it otherwise "
-        "puts it back, as `with torch.random.fork_rng():` and "
-        "`with torch.no_grad():` do. (Here it was put back.)",
-    )
 
 
 @contextlib.contextmanager

@@ -100,8 +100,7 @@ def meaning_of_mask(call: Call, subject: Subject) -> Said | None:
 
 
 def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
-    """The same of a parameter for padding: what the sentences that name it say, else
-    its name."""
+    """The same of a parameter for padding: by sentences that name it, else its name."""
     name = call.parameter("padding")
     if name is None:
         return None
@@ -152,8 +151,7 @@ def _is_batch_first(axes: list[str]) -> bool | None:
 
 
 def _said(sentences: Iterable[tuple[str, bool]]) -> Said | None:
-    """What sentences say that do not contradict each other; each comes with whether
-    it may be plain."""
+    """What sentences say that agree; each comes with whether it may be plain."""
     found: list[Said] = []
     for sentence, may_be_plain in sentences:
         meaning, is_plain = polarity(sentence)
@@ -218,32 +216,24 @@ def _docstrings(subject: Subject) -> list[str]:
     return [inspect.getdoc(o) or "" for o in owners if getattr(o, "__doc__", None)]
 
 
-def _helpers_docstrings(call: Call, subject: Subject) -> list[str]:
-    """The docstrings of methods and functions that are handed the mask under its own
-    name; none if the code may invert it on the way."""
+def _helpers_docstrings(call: Call, subject: Subject) -> Iterator[str]:
+    """The docstrings of methods and functions that the code names and that are handed
+    the mask under its own name; none if the code may invert it on the way."""
     entry = inspect.unwrap(subject.entry)
     entry = getattr(entry, "__func__", entry)
     if not isinstance(entry, types.FunctionType):
-        return []
+        return
     if _INVERTS.search(inspect.getsource(entry) if subject.source else ""):
-        return []
-    name = call.parameter("mask")
-    return [
-        inspect.getdoc(helper) or ""
-        for helper in _helpers(entry, subject)
-        if name in helper.__code__.co_varnames[: helper.__code__.co_argcount]
-    ]
-
-
-def _helpers(entry: types.FunctionType, subject: Subject) -> Iterator:
-    """The functions that `entry` names: of its module, and of its class."""
-    kind = subject.target if subject.kind == "class" else type(subject.target)
-    owner = kind if subject.kind != "function" else None
+        return
+    owner = subject.target if subject.kind == "class" else type(subject.target)
     for name in entry.__code__.co_names:
         for found in (getattr(owner, name, None), entry.__globals__.get(name)):
-            if isinstance(found, types.FunctionType):
-                if not (found.__module__ or "").startswith(torch.__name__):
-                    yield found
+            if not isinstance(found, types.FunctionType):
+                continue
+            taken = found.__code__.co_varnames[: found.__code__.co_argcount]
+            of_torch = (found.__module__ or "").startswith(torch.__name__)
+            if call.parameter("mask") in taken and not of_torch:
+                yield inspect.getdoc(found) or ""
 
 
 def is_bias(call: Call) -> bool:
@@ -314,8 +304,7 @@ def _clauses(text: str) -> Iterator[tuple[bool, int, int]]:
 
 
 def _meanings(text: str, start: int, end: int) -> tuple[set[bool], bool]:
-    """Whether the words there block, each with the "not" before it; and whether
-    there was a "not"."""
+    """Whether the words there block, each as its "not" has it; and if there was one."""
     meanings, turned = set(), False
     for word in _MEANING.finditer(text, start, end):
         nots = len(_NOT.findall(text, start, word.start())) + bool(word["turned"])

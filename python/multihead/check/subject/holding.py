@@ -5,6 +5,7 @@ closure, named as the code reaches them."""
 import functools
 import inspect
 import re
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ class Held:
     of_array: bool = False
     of_root: bool = False
 
+    @property
+    def last_name(self) -> str:
+        return self.name.rsplit(".", 1)[-1]
+
 
 def has_storage(tensor: Tensor) -> bool:
     """Not so the wrappers of torch.func, and sparse tensors."""
@@ -37,19 +42,14 @@ def held(target: object) -> list[Tensor]:
     names of weights. They share its memory."""
     if isinstance(target, nn.Module):
         return list(target.parameters())
-    kept = walk("self", target, 0)
     return [
         c.tensor
-        for c in kept
-        if c.of_layer or is_weight(last_name(c)) or speaks(last_name(c))
+        for c in walk("self", target)
+        if c.of_layer or is_weight(c.last_name) or speaks(c.last_name)
     ]
 
 
-def last_name(candidate: Held) -> str:
-    return candidate.name.rsplit(".", 1)[-1]
-
-
-def walk(name: str, value: object, depth: int) -> Iterator[Held]:
+def walk(name: str, value: object, depth: int = 0) -> Iterator[Held]:
     """The tensors that `value` holds, named as the code would reach them."""
     prefix = f"{name}." if name and name != "self" else ""
     if isinstance(value, nn.Module):
@@ -59,16 +59,13 @@ def walk(name: str, value: object, depth: int) -> Iterator[Held]:
             yield Held(name, value)
     elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         if value.dtype.kind == "f" and 0 < value.ndim <= 4:
-            yield Held(name, _of_array(value), of_array=True)
+            # Of the same memory, if that can be.
+            shared = value.flags.writeable and min(value.strides) >= 0
+            tensor = torch.from_numpy(value if shared else value.copy())
+            yield Held(name, tensor, of_array=True)
     elif depth < _DEPTH:
         for key, item in _items(value):
             yield from walk(f"{prefix}{key}", item, depth + 1)
-
-
-def _of_array(array: object) -> Tensor:
-    """Of the same memory, if that can be."""
-    shared = array.flags.writeable and min(array.strides) >= 0
-    return torch.from_numpy(array if shared else array.copy())
 
 
 def _items(value: object) -> list[tuple[object, object]]:
@@ -76,9 +73,8 @@ def _items(value: object) -> list[tuple[object, object]]:
         return [(k, v) for k, v in value.items() if isinstance(k, (str, int))]
     if isinstance(value, (list, tuple)):
         return list(enumerate(value[:128]))
-    if inspect.isroutine(value) or isinstance(value, type):
-        return []
-    if inspect.ismodule(value) or type(value).__module__.startswith("torch"):
+    closed = inspect.isroutine(value) or isinstance(value, (type, types.ModuleType))
+    if closed or type(value).__module__.startswith("torch"):
         return []
     return list(getattr(value, "__dict__", {}).items())
 
@@ -104,7 +100,11 @@ def _learned(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
     ways = getattr(part, "parametrizations", {})
     computed = {name: _computed(part, name) for name in ways}
     # The older way: a hook computes `weight` from `weight_g` and `weight_v`.
-    hooks = [hook.name for hook in part._forward_pre_hooks.values() if _computes(hook)]
+    hooks = [
+        hook.name
+        for hook in part._forward_pre_hooks.values()
+        if type(hook).__module__.startswith("torch.nn.utils") and hasattr(hook, "name")
+    ]
     computed |= {name: vars(part)[name] for name in hooks if name in vars(part)}
     yield from computed.items()
     for name, tensor in part.named_parameters(recurse=False):
@@ -123,17 +123,11 @@ def _computed(part: nn.Module, name: str) -> Tensor:
     return tensor
 
 
-def _computes(hook: object) -> bool:
-    return type(hook).__module__.startswith("torch.nn.utils") and hasattr(hook, "name")
-
-
 def _layout(layer: nn.Module, name: str) -> str | None:
     """What the type of a layer says about the orientation of its weight."""
-    if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name == "weight":
-        return "out_in"
-    if isinstance(layer, nn.MultiheadAttention) and name.endswith("weight"):
-        return "out_in"
-    return None
+    linear = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name == "weight"
+    packed = isinstance(layer, nn.MultiheadAttention) and name.endswith("weight")
+    return "out_in" if linear or packed else None
 
 
 def of_closure(entry: object) -> dict[str, object]:

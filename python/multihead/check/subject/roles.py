@@ -132,8 +132,8 @@ _SPEAKING = re.compile(
 )
 
 
-# torch.nn.functional.multi_head_attention_forward, and what is called like it: (L, B, E),
-# masks in which True blocks, matrices (out, in).
+# torch.nn.functional.multi_head_attention_forward, and what is called like it: inputs
+# (L, B, E), masks in which True blocks, matrices (out, in).
 PYTORCHS_LAYER = frozenset(
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k "
     "bias_v add_zero_attn dropout_p out_proj_weight out_proj_bias".split()
@@ -156,8 +156,7 @@ def normal(name: str) -> str:
 
 
 def part_of(name: str) -> str | None:
-    """The role of a name in a configuration by a part of it, as in
-    attention_probs_dropout_prob."""
+    """The role by a part of a name, as in attention_probs_dropout_prob."""
     found = _PARTS.search(name.lower())
     return found.lastgroup if found else None
 

@@ -11,16 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from .roles import (
-    ADDITIVE,
-    CALL,
-    PYTORCHS_LAYER,
-    PYTORCHS_ROLES,
-    SIZES,
-    TENSORS,
-    is_weight,
-    normal,
-)
+from . import roles as tables
+from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
 
 _EMPTY = inspect.Parameter.empty
@@ -93,15 +85,17 @@ def read(subject: Subject) -> Call:
         call.roles[parameter.name] = _role_of(parameter)
     if not call.takes("mask") and not call.takes("weight"):
         # Beside weights it would be one of them.
-        roles = {p.name: p.default for p in call.parameters}.items()
-        call.roles.update({n: "mask" for n, d in roles if n == "bias" and d is None})
+        defaults = {p.name: p.default for p in call.parameters}
+        if defaults.get("bias", 0) is None:
+            call.roles["bias"] = "mask"
     if not call.takes("mask"):
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
-    call.bound = {CALL.get(normal(name), name): value for name, value in fixed.items()}
-    call.is_pytorchs_layer = call.roles.keys() >= PYTORCHS_LAYER
+    call.bound = {tables.CALL.get(normal(n), n): value for n, value in fixed.items()}
+    call.is_pytorchs_layer = call.roles.keys() >= tables.PYTORCHS_LAYER
     if call.is_pytorchs_layer:
-        call.roles |= {n: PYTORCHS_ROLES.get(n, role) for n, role in call.roles.items()}
+        known = tables.PYTORCHS_ROLES
+        call.roles |= {n: known[n] for n in call.roles if n in known}
     _settle_tensors(call, subject)
     _settle_masks(call)
     takers = ("weight", "weights")
@@ -165,7 +159,7 @@ def _documented(entry: object) -> list[inspect.Parameter]:
 def _role_of(parameter: inspect.Parameter) -> str | None:
     """The role of its name, unless its default is of another kind, which is kept."""
     name, default = parameter.name, parameter.default
-    role = CALL.get(normal(name))
+    role = tables.CALL.get(normal(name))
     if role is None and is_weight(name):  # W_q, but also w, b and out_proj
         role = "weight"  # yet q, k and v are never weights
     if default is parameter.empty:
@@ -217,15 +211,17 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
 def _settle_masks(call: Call) -> None:
     """A mask beside a bias that is added to the scores is one for the keys."""
     masks = [n for n, role in call.roles.items() if role == "mask"]
-    biases = [n for n in masks if normal(n) in ADDITIVE]
+    biases = [n for n in masks if normal(n) in tables.ADDITIVE]
     if not biases or len(biases) == len(masks):
         return
     for name in masks:
-        if name not in biases:
-            taken = call.takes("padding")
-            call.roles[name] = None if taken else "padding"
-            if not taken:
-                call.guess([name], "one of the keys, 1 = a token")
+        if name in biases:
+            continue
+        if call.takes("padding"):
+            call.roles[name] = None
+        else:
+            call.roles[name] = "padding"
+            call.guess([name], "one of the keys, 1 = a token")
 
 
 def _unknown(roles: dict[str, str | None], parameter: inspect.Parameter) -> bool:
@@ -240,30 +236,24 @@ def type_name(parameter: inspect.Parameter) -> str:
 
 def _guess_required(call: Call) -> None:
     """Required arguments of unknown names: numbers are sizes, the rest a mask."""
-    taken = set(call.roles.values())
-    sizes = [r for r in ("num_heads", "embed_dim") if r not in taken]
+    sizes = [r for r in ("num_heads", "embed_dim") if not call.takes(r)]
     for parameter in call.parameters:
-        if call.roles[parameter.name] or parameter.default is not parameter.empty:
+        name = parameter.name
+        if call.roles[name] or parameter.default is not parameter.empty:
             continue
-        annotated = type_name(parameter)
-        if annotated == "bool":
-            call.roles[parameter.name] = "flag"
-        elif annotated == "int" and sizes:
-            call.roles[parameter.name] = sizes.pop(0)
-        elif "mask" not in taken:
-            call.roles[parameter.name] = "mask"
-            taken.add("mask")
-        else:
-            if call.roles[parameter.name] is None:
-                call.guess([parameter.name], "one that may be None")
-            continue
-        role = call.roles[parameter.name].replace("_", " ")
-        call.guess([parameter.name], f"the {role}")
+        if type_name(parameter) == "bool":
+            call.roles[name] = "flag"
+        elif type_name(parameter) == "int" and sizes:
+            call.roles[name] = sizes.pop(0)
+        elif not call.takes("mask"):
+            call.roles[name] = "mask"
+        role = call.roles[name]
+        guess = f"the {role.replace('_', ' ')}" if role else "one that may be None"
+        call.guess([name], guess)
 
 
 def axes(subject: Subject) -> list[str]:
-    """The names that the code gives to the axes of an input, where it unpacks a
-    shape; empty where it does not."""
+    """The names that the code gives to an input's axes, where it unpacks a shape."""
     found = _UNPACKED.search(subject.source)
     return [n.strip() for n in found.group(1).split(",")] if found else []
 

@@ -80,10 +80,8 @@ def load(target: object, guard: Guard) -> Subject:
         raise FileNotFoundError(f"check: target must name a file, got {str(target)!r}")
     module, outcome = run_file(path, guard)
     found = vars(module).get(name) if name else None
-    if found is None and outcome.error is not None:
-        candidates = [] if name else _candidates(module)
-        if not candidates:
-            raise Stop(outcome.findings)
+    if found is None and outcome.error and (name or not _candidates(module)):
+        raise Stop(outcome.findings)
     absent = [v for v in (found, *vars(module).values()) if isinstance(v, _Absent)]
     if absent and (found is absent[0] or found is None and not _defined(module)):
         raise Stop([finding_of(_missing(absent[0]), guard.time_limit)])
@@ -92,7 +90,14 @@ def load(target: object, guard: Guard) -> Subject:
             f"check: target must name something defined in {path}, got {name!r} "
             f"(it defines {', '.join(_defined(module)) or 'nothing'})"
         )
-    subject = describe(found if name else _only_candidate(module, path))
+    names = [name] if name else _candidates(module)
+    if len(names) != 1:
+        raise ValueError(
+            f"check: target must say which of {path} to check, as in "
+            f"'{path}:{names[0] if names else 'name'}' "
+            f"(it defines {', '.join(names) or 'no function or class'})"
+        )
+    subject = describe(vars(module)[names[0]])
     subject.findings += [f for f in outcome.findings if f.kind != "failure"]
     return subject
 
@@ -168,15 +173,11 @@ def _defined(module: types.ModuleType) -> dict[str, object]:
     found = {
         name: value
         for name, value in vars(module).items()
-        if (inspect.isclass(value) or _is_function(value))
-        and (not inspect.isclass(value) or _method(value) is not None)
+        if (_method(value) if inspect.isclass(value) else _is_function(value))
         and not name.startswith("test")
     }
-    own = {
-        name: value
-        for name, value in found.items()
-        if getattr(value, "__module__", None) == module.__name__
-    }
+    here = module.__name__
+    own = {n: v for n, v in found.items() if getattr(v, "__module__", None) == here}
     return own or {n: v for n, v in found.items() if not _is_of_library(v)}
 
 
@@ -188,25 +189,12 @@ def _is_of_library(value: object) -> bool:
 
 
 def _candidates(module: types.ModuleType) -> list[str]:
-    """The names in a file that are most likely meant: attention with several heads,
-    else attention, else anything."""
+    """The likeliest names in a file: multi-head, else any attention, else any."""
     names = list(_defined(module))
     for pattern in (_MULTI, _ATTENTION):
-        found = [name for name in names if pattern.search(name)]
-        if found:
+        if found := [name for name in names if pattern.search(name)]:
             return found
     return names
-
-
-def _only_candidate(module: types.ModuleType, path: pathlib.Path) -> object:
-    names = _candidates(module)
-    if len(names) != 1:
-        raise ValueError(
-            f"check: target must say which of {path} to check, as in "
-            f"'{path}:{names[0] if names else 'name'}' "
-            f"(it defines {', '.join(names) or 'no function or class'})"
-        )
-    return vars(module)[names[0]]
 
 
 def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcome]:
