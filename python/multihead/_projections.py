@@ -72,18 +72,14 @@ def pooled_state(mha: nn.MultiheadAttention, num_kv_heads: int) -> dict[str, Ten
         if packed is None
         else packed.chunk(3)
     )
-    state = {
-        "q_proj.weight": weights[0],
-        "k_proj.weight": pool(weights[1]),
-        "v_proj.weight": pool(weights[2]),
-        "out_proj.weight": mha.out_proj.weight,
-    }
+    kinds = {"weight": weights}
     if mha.in_proj_bias is not None:
-        biases = mha.in_proj_bias.chunk(3)
-        state["q_proj.bias"] = biases[0]
-        state["k_proj.bias"] = pool(biases[1])
-        state["v_proj.bias"] = pool(biases[2])
-        state["out_proj.bias"] = mha.out_proj.bias
+        kinds["bias"] = mha.in_proj_bias.chunk(3)
+    state: dict[str, Tensor] = {}
+    for kind, (query, key, value) in kinds.items():
+        parts = (query, pool(key), pool(value), getattr(mha.out_proj, kind))
+        names = (f"{name}.{kind}" for name in (*_INPUTS, "out_proj"))
+        state.update(zip(names, parts, strict=True))
     return state
 
 

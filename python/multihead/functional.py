@@ -326,13 +326,6 @@ def route(
     return Route(*call(operator, *arguments, return_lse=return_lse, **keywords))
 
 
-def _output_weight(weight: Tensor) -> Tensor:
-    """weight; the operator takes None too, for a layer that projects by itself."""
-    name = "out_proj_weight"
-    check_type("multi_head_attention_forward", name, weight, Tensor, "a tensor")
-    return weight
-
-
 @takes_subclasses(F.multi_head_attention_forward, current_backend)
 def multi_head_attention_forward(
     query: Tensor,
@@ -372,6 +365,9 @@ def multi_head_attention_forward(
     Raises AssertionError, ValueError and RuntimeError where PyTorch does, and
     TypeError for an argument of another type.
     """
+    # The operator takes None too, for a layer that projects by itself.
+    name, weight = "multi_head_attention_forward", out_proj_weight
+    check_type(name, "out_proj_weight", weight, Tensor, "a tensor")
     result: tuple[Tensor, Tensor | None] = call(
         _ops.multi_head_attention_forward.default,
         query,
@@ -385,7 +381,7 @@ def multi_head_attention_forward(
         bias_v,
         add_zero_attn,
         dropout_p,
-        _output_weight(out_proj_weight),
+        out_proj_weight,
         out_proj_bias,
         training,
         key_padding_mask,

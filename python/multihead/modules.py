@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention as modules: parameters, and one operator call in forward."""
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -151,6 +151,14 @@ def _options(sizes: dict[str, int], **options: tuple[object, object]) -> str:
         name: value for name, (value, usual) in options.items() if value != usual
     }
     return ", ".join(f"{name}={value}" for name, value in (sizes | changed).items())
+
+
+def _same_options(module: Any) -> dict[str, Any]:
+    """What both kinds of attention are constructed with, but for biases."""
+    weight = module.out_proj.weight
+    names = ("dropout", "kdim", "vdim", "batch_first")
+    options = {name: getattr(module, name) for name in names}
+    return options | dict(device=weight.device, dtype=weight.dtype)
 
 
 class GroupedQueryAttention(nn.Module):
@@ -328,19 +336,9 @@ class GroupedQueryAttention(nn.Module):
                 "add_zero_attn, which grouped-query attention lacks"
             )
         state = pooled_state(mha, num_kv_heads)
-        weight = mha.out_proj.weight
-        gqa = cls(
-            mha.embed_dim,
-            mha.num_heads,
-            num_kv_heads,
-            dropout=mha.dropout,
-            bias=mha.in_proj_bias is not None,
-            kdim=mha.kdim,
-            vdim=mha.vdim,
-            batch_first=mha.batch_first,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
+        heads = (mha.num_heads, num_kv_heads)
+        bias = mha.in_proj_bias is not None
+        gqa = cls(mha.embed_dim, *heads, bias=bias, **_same_options(mha))
         gqa.load_state_dict(state)
         return gqa.train(mha.training)
 
@@ -357,17 +355,8 @@ class GroupedQueryAttention(nn.Module):
                 f"{self.head_dim} * {self.num_heads} and {self.embed_dim}"
             )
         state = repeated_state(self, self.num_heads, self.num_kv_heads)
-        weight = self.out_proj.weight
-        mha = MultiheadAttention(
-            self.embed_dim,
-            self.num_heads,
-            dropout=self.dropout,
-            bias=self.out_proj.bias is not None,
-            kdim=self.kdim,
-            vdim=self.vdim,
-            batch_first=self.batch_first,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
+        sizes = (self.embed_dim, self.num_heads)
+        bias = self.out_proj.bias is not None
+        mha = MultiheadAttention(*sizes, bias=bias, **_same_options(self))
         mha.load_state_dict(state)
         return mha.train(self.training)

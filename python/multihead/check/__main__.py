@@ -113,34 +113,31 @@ def answer(descriptor: int, path: str, words: list[str]) -> None:
 
 def print_all(report: Report, as_json: bool) -> None:
     """Raises OSError where standard output does not take all of it."""
-    if sys.stdout is None:  # it is closed
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an encoding without "✓"
     try:
+        if sys.stdout is None:  # it is closed
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # an encoding without "✓"
         if as_json:
             print(report.to_json())
         else:
             report.print()
         sys.stdout.flush()
-    except OSError:
-        # What is left in the buffer would fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
+    except OSError as error:
+        if sys.stdout is not None:
+            # What is left in the buffer would fail once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        what = f"standard output must be writable, got {error.strerror}"
+        raise OSError(what) from None
 
 
 def main() -> int:
     try:
         arguments = parser().parse_args()
         report = report_for(arguments, slowly())
+        print_all(report, arguments.json)
     except (ValueError, OSError) as error:
         print(f"multihead: {error}", file=sys.stderr)
-        return 2
-    try:
-        print_all(report, arguments.json)
-    except OSError as error:
-        what = f"standard output must be writable, got {error.strerror}"
-        print(f"multihead: {what}", file=sys.stderr)
         return 2
     return _status(report)
 

@@ -38,16 +38,13 @@ class Options:
                 raise ValueError(
                     f"check: {name} must be True, False or None, got {flag!r}"
                 )
-        if self.num_heads and self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                "check: num_heads must be divisible by num_kv_heads, got "
-                f"{self.num_heads} and {self.num_kv_heads}"
-            )
-        if self.embed_dim and self.num_heads and self.embed_dim % self.num_heads:
-            raise ValueError(
-                "check: embed_dim must be divisible by num_heads, got "
-                f"{self.embed_dim} and {self.num_heads}"
-            )
+        for whole, part in (("num_heads", "num_kv_heads"), ("embed_dim", "num_heads")):
+            sizes = getattr(self, whole), getattr(self, part)
+            if all(sizes) and sizes[0] % sizes[1]:
+                raise ValueError(
+                    f"check: {whole} must be divisible by {part}, got {sizes[0]} and "
+                    f"{sizes[1]}"
+                )
         seconds = self.time_limit
         if type(seconds) not in (int, float) or not seconds > 0:
             raise ValueError(f"check: time_limit must be positive, got {seconds!r}")

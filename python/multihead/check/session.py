@@ -206,9 +206,7 @@ class Examination:
 
     def _stated(self) -> Stated:
         """What the user, or the type of the code, says beyond doubt."""
-        target = self.subject.target
-        kind = target if self.subject.kind == "class" else type(target)
-        mha_like = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
+        mha_like = issubclass(self.subject.type, nn.MultiheadAttention)
         known = mha_like or self.call.is_pytorchs_layer
         mask = self.options.mask or ("blocked" if known else None)
         if mask is None and self.first_call.call_styles()[0].additive:
@@ -274,9 +272,8 @@ class Examination:
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the first that ran."""
-        layouts = self.layouts
         core = first_call.may_be_core(self.call, self.runner)
-        base = self.first_call.find(layouts)
+        base = self.first_call.find(self.layouts)
         if core and (base is None or not base.parameters.tensors):
             return self._best_core(first_call.core_layouts(self.subject))
         if base is None:
@@ -285,7 +282,7 @@ class Examination:
             return self._best_core(first_call.heads_layouts(self.call, self.runner))
         reading = self._read_either_mask(base)
         if not reading.is_right and reading.refused:
-            reading = self._less_refused(reading, layouts)
+            reading = self._less_refused(reading)
         return reading if reading.is_right else self._other_order(reading)
 
     def _other_order(self, reading: Reading) -> Reading:
@@ -300,10 +297,10 @@ class Examination:
             return second if second.is_right else reading
         return reading
 
-    def _less_refused(self, reading: Reading, layouts: tuple[str, ...]) -> Reading:
+    def _less_refused(self, reading: Reading) -> Reading:
         """The layout in which more of the calls run, where nothing states it."""
         batched = (cases.LAYER, cases.SEQUENCE_FIRST)
-        for layout in set(layouts) & set(batched) - {reading.base.case.layout}:
+        for layout in set(self.layouts) & set(batched) - {reading.base.case.layout}:
             base = self.first_call.find((layout,))
             if base is None or base.case.relation != "cross":
                 continue
@@ -363,7 +360,6 @@ class Examination:
             runs.run_users(self.options.inputs)
         reading.findings += runs.findings
         reading.taken, reading.refused = runs.taken, runs.refused
-        reading.observations = self._observations(runs.kept)
         reading.understood = self._how_called(base, runs.kept)
         if runs.hopeless:
             return reading
@@ -374,7 +370,6 @@ class Examination:
         if inverted and not self.call.takes("padding"):
             # One parameter, for padding: masks of other shapes are taken by chance.
             judged = [r for r in runs.kept if "mask" not in r.arguments.masks]
-            reading.observations = self._observations(judged)
             self._judge(reading, judged)
         against = self._against_text(reading, judged)
         if reading.is_right:
@@ -399,7 +394,7 @@ class Examination:
             return set()
         believing = self.stated
         self.stated = replace(self.stated, **dict.fromkeys(doubtful))
-        second = Reading(reading.base, self._observations(kept))
+        second = Reading(reading.base)
         self._judge(second, kept)
         self.stated = believing
         if not second.explains_more(reading):
@@ -452,8 +447,10 @@ class Examination:
         )
 
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
+        seen = [observation.observe(run, self.call, self.stated) for run in kept]
+        reading.observations = seen
         try:
-            reading.verdict = observation.explain(reading.observations)
+            reading.verdict = observation.explain(seen)
         except ValueError as error:
             complaint = observation.complaint(error)
             if self.options.num_heads and complaint.detail.startswith("num_heads must"):
@@ -462,14 +459,9 @@ class Examination:
                 raise ValueError(f"check: inputs: {complaint.detail}") from None
             reading.findings.append(complaint)
 
-    def _observations(self, kept: list[Run]) -> list[Observation]:
-        return [observation.observe(run, self.call, self.stated) for run in kept]
-
     def _how_called(self, base: Run, kept: list[Run]) -> list[str]:
-        made = kept[0].arguments
-        said = [f"{self.subject.name}({made})"]
-        if self.runner.constructed:
-            said.insert(0, self.runner.constructed)
+        called = f"{self.subject.name}({kept[0].arguments})"
+        said = [call for call in (self.runner.constructed, called) if call]
         parameters = kept[0].parameters
         if parameters.tensors:
             names = list(parameters.tensors)

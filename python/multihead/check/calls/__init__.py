@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""How it is called: sizes, arguments, cases and their variations."""
+"""How it is called: cases, arguments, constructors."""

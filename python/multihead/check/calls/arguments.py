@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from ..subject.roles import CONSTRUCTOR, SIZES, is_weight, normal, speaks
 from ..subject.signature import Call
 from . import cases
-from .cases import Case
+from .cases import Case, Sizes
 from .construct import DROPOUT, Config
-from .sizes import Sizes
 
 _LEFT = object()  # the parameter's default stays
 _SEQUENCES = {"query": "query", "x": "query", "key": "key", "value": "value"}

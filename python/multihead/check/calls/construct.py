@@ -9,7 +9,7 @@ from ..sandbox.guard import Guard
 from ..subject.roles import CONSTRUCTOR, normal, part_of
 from ..subject.signature import type_name
 from ..subject.target import Subject
-from .sizes import Sizes, of_globals
+from .cases import Sizes, of_globals
 
 DROPOUT = 0.25
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

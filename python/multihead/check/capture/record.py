@@ -105,8 +105,7 @@ class Recorder(TorchDispatchMode):
         operands = list(_tensors(args)) + list(_tensors(kwargs.values()))
         if not function._schema.is_mutable:
             with contextlib.suppress(Exception):
-                for tensor in operands:
-                    self._fill_constant(tensor)
+                self._fill_constants(operands)
         result = function(*args, **kwargs)
         results = list(_tensors([result]))
         self.alive += operands + results
@@ -122,14 +121,14 @@ class Recorder(TorchDispatchMode):
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), Origin())
 
-    def _fill_constant(self, tensor: Tensor) -> None:
+    def _fill_constants(self, operands: list[Tensor]) -> None:
         """Zero biases and unit gains of layers that the code makes for itself would
         hide what is done with them: they are drawn before their first use."""
-        if not isinstance(tensor, nn.Parameter) or id(tensor) in self._seen:
-            return
-        self._seen.add(id(tensor))
-        self.alive.append(tensor)
-        fill_constant(tensor)
+        for tensor in operands:
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in self._seen:
+                self._seen.add(id(tensor))
+                self.alive.append(tensor)
+                fill_constant(tensor)
 
     def _note_weights(self, name: str, operands: list[Tensor]) -> None:
         data = [t for t in operands if self.origin(t).inputs]

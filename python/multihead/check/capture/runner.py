@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ..calls import arguments, cases
 from ..calls.arguments import Arguments, CallStyle
-from ..calls.cases import Case, as_sequence
+from ..calls.cases import Case, as_sequence, attributes
 from ..calls.construct import Construction
-from ..calls.sizes import attributes
 from ..finding import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject.holding import held, of_closure

@@ -61,15 +61,15 @@ def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:
     if candidate.of_layer:
         return True
     tensor = candidate.tensor
-    if recorder.root(tensor) in used and not recorder.origin(tensor).inputs:
+    if recorder.origin(tensor).inputs:
+        return False
+    if recorder.root(tensor) in used:
         return True
     # Made as a weight and then forgotten: the engine may say so.
-    name = candidate.last_name
     kept = candidate.of_root or candidate.of_array or isinstance(tensor, nn.Parameter)
-    drawn = recorder.origin(tensor).drawn or kept
     of_object = candidate.of_array and candidate.of_root
-    named = is_weight(name) or (of_object and speaks(name))
-    return drawn and not recorder.origin(tensor).inputs and named
+    named = is_weight(candidate.last_name) or of_object and speaks(candidate.last_name)
+    return named and (recorder.origin(tensor).drawn or kept)
 
 
 def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:

@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 from ..calls import cases
-from ..calls import sizes as sizing
 from ..calls.arguments import CallStyle
-from ..calls.cases import Case
-from ..calls.sizes import Sizes, grouped, input_width
+from ..calls.cases import Case, Sizes, grouped, input_width
 from ..capture.runner import Run, Runner
 from ..finding import Finding
 from ..options import Options
@@ -101,7 +99,7 @@ class FirstCall:
     def _sizes(self) -> list[Sizes]:
         """The sizes as this subject can have them."""
         options = self.options
-        found = [self._fit(sizes) for sizes in sizing.SIZES_IN_TURN]
+        found = [self._fit(sizes) for sizes in cases.SIZES_IN_TURN]
         if options.embed_dim:
             found = [replace(s, embed=options.embed_dim) for s in found]
         if options.num_heads:
@@ -109,7 +107,7 @@ class FirstCall:
         if options.num_kv_heads:
             found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
         fitting = [s for s in found if s.embed % s.heads == 0]
-        return list(dict.fromkeys(map(sizing.apart, fitting or found)))
+        return list(dict.fromkeys(map(cases.apart, fitting or found)))
 
     def _width_of_class(self) -> int | None:
         """The width that a class has which is not told it; None if it is."""
@@ -129,12 +127,12 @@ class FirstCall:
 
     def _fit(self, sizes: Sizes) -> Sizes:
         if self.subject.kind == "instance":
-            return sizing.of_instance(self.subject.target, sizes)
+            return cases.of_instance(self.subject.target, sizes)
         if self.runner.construction is not None:
             fitting = self.runner.construction.fitting(sizes, self.options.num_kv_heads)
             return replace(fitting, embed=self._own_width or fitting.embed)
         takes, bound = self.call.takes, self.call.bound
-        fixed = {**sizing.of_globals(self.subject.target), **bound}
+        fixed = {**cases.of_globals(self.subject.target), **bound}
         embed = fixed.get("embed_dim") or _width_outside(self.subject)
         if not takes("embed_dim") and type(embed) is int:
             sizes = replace(sizes, embed=embed)
@@ -162,14 +160,10 @@ def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
     """The complaint that is made most often of the likeliest kind of call, of
     different sizes; what ran to its end says more than what raised."""
     likely = [finding for is_likely, finding in complaints if is_likely]
-    ended = [f for _, f in complaints if f.name != "raises"]
-    counted = Counter(_place(f) for f in ended or likely)
-    common = counted.most_common(1)[0][0]
-    return [f for f in ended or likely if _place(f) == common][:1]
-
-
-def _place(finding: Finding) -> tuple[str, str]:
-    return finding.name, finding.detail.partition("\n")[0]
+    said = [f for _, f in complaints if f.name != "raises"] or likely
+    places = [(f.name, f.detail.partition("\n")[0]) for f in said]
+    common = Counter(places).most_common(1)[0][0]
+    return [said[places.index(common)]]
 
 
 def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, ...]:
@@ -222,17 +216,12 @@ def _of_convolutions(subject: Subject) -> list[str]:
 def core_layouts(subject: Subject) -> tuple[str, ...]:
     """The layouts to try for attention by itself, likeliest first."""
     names = [name.lower() for name in axes(subject)]
-    layouts = [cases.HEADS, cases.SINGLE, cases.FLAT]
     if len(names) == 4:
         later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
         return (cases.HEADS_LATER, cases.HEADS) if later else (cases.HEADS,)
-    if len(names) in (2, 3):
-        first = cases.FLAT if len(names) == 2 else cases.SINGLE
-        layouts.remove(first)
-        layouts.insert(0, first)
-    elif "bmm(" in subject.source:
-        layouts = [cases.SINGLE, cases.HEADS, cases.FLAT]
-    return tuple(layouts)
+    otherwise = cases.SINGLE if "bmm(" in subject.source else cases.HEADS
+    first = {2: cases.FLAT, 3: cases.SINGLE}.get(len(names), otherwise)
+    return tuple(dict.fromkeys((first, cases.HEADS, cases.SINGLE, cases.FLAT)))
 
 
 def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:

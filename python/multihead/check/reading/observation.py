@@ -75,7 +75,9 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     seen = Observation(metadata={"name": run.case.name})
     _put_sequences(seen, run)
     for name, tensor in run.parameters.tensors.items():
-        seen.tensors[_free(name, tensor)] = tensor
+        if diagnosis().is_reserved(name):  # the engine has another tensor of that name
+            name += ".bias" if tensor.dim() == 1 else ".weight"
+        seen.tensors[name] = tensor
     for name, layout in run.parameters.layouts.items():
         seen.metadata[f"layout:{name}"] = layout
     heads = known_heads(run, call, stated.num_heads) or guessed_heads(run)[0]
@@ -136,13 +138,6 @@ def guessed_heads(run: Run) -> list[int]:
     one = [1] if scores == [1] else []
     found = dict.fromkeys([*several, *one, *sliced, 1])
     return [count for count in found if embed % count == 0]
-
-
-def _free(name: str, tensor: Tensor) -> str:
-    """A weight's name, longer where the engine has another tensor of that name."""
-    if not diagnosis().is_reserved(name):
-        return name
-    return f"{name}.{'bias' if tensor.dim() == 1 else 'weight'}"
 
 
 def _heads_first(run: Run, tensor: Tensor) -> Tensor:

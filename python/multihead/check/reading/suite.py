@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..calls import cases
 from ..calls.arguments import of_user
-from ..calls.cases import Case
-from ..calls.sizes import Sizes, grouped
+from ..calls.cases import Case, Sizes, grouped
 from ..capture.runner import Run, Runner
 from ..finding import Finding
 from ..sandbox.guard import Stop
@@ -365,7 +365,7 @@ class Cases:
         asked = self.call.takes("dropout")
         built = self.runner.construction
         asked = asked or (built is not None and "dropout" in built.roles.values())
-        if not asked and not self.runner.subject.is_module:
+        if not asked and not issubclass(self.runner.subject.type, nn.Module):
             return
         case = replace(self.base, name="training", training=True, draw=20)
         run = self.runner.run(case, self.call_style)

@@ -225,9 +225,8 @@ def _helpers_docstrings(call: Call, subject: Subject) -> Iterator[str]:
         return
     if _INVERTS.search(inspect.getsource(entry) if subject.source else ""):
         return
-    owner = subject.target if subject.kind == "class" else type(subject.target)
     for name in entry.__code__.co_names:
-        for found in (getattr(owner, name, None), entry.__globals__.get(name)):
+        for found in (getattr(subject.type, name, None), entry.__globals__.get(name)):
             if not isinstance(found, types.FunctionType):
                 continue
             taken = found.__code__.co_varnames[: found.__code__.co_argcount]

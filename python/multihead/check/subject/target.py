@@ -58,9 +58,8 @@ class Subject:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def is_module(self) -> bool:
-        kind = self.target if self.kind == "class" else type(self.target)
-        return issubclass(kind, nn.Module)
+    def type(self) -> type:
+        return self.target if self.kind == "class" else type(self.target)
 
 
 def load(target: object, guard: Guard) -> Subject:
