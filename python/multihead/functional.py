@@ -4,30 +4,21 @@
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Callable, Iterator
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NamedTuple,
-    TypedDict,
-    TypeVar,
-    overload,
-)
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ._call import as_tensor, call, check_type
-from ._subclasses import is_causal_bias, own_rules_of, takes_subclasses
+from ._subclasses import Function, is_causal_bias, own_rules_of, takes_subclasses
 
 if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
     from typing_extensions import Unpack
 
 Backend = Literal["auto", "exact", "fused"]
 Alignment = Literal["top_left", "bottom_right"]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _ops = torch.ops.multihead
 _backend: contextvars.ContextVar[Backend] = contextvars.ContextVar(

@@ -209,7 +209,7 @@ class Examination:
         mha_like = issubclass(self.subject.type, nn.MultiheadAttention)
         known = mha_like or self.call.is_pytorchs_layer
         mask = self.options.mask or ("blocked" if known else None)
-        if mask is None and self.first_call.call_styles()[0].additive:
+        if mask is None and self.first_call.styles()[0].additive:
             mask = "additive"
         written = documented.meaning_of_mask(self.call, self.subject)
         mask = mask or self._believe("mask", written)
@@ -326,8 +326,8 @@ class Examination:
     def _read_either_mask(self, base: Run) -> Reading:
         """Also with a mask of 0 and -inf if it is added: what leaves fewer faults."""
         reading = self._read(base)
-        if base.call_style.additive and self.options.mask is None:
-            named = reading.is_right or base.call_style.biased
+        if base.case.style.additive and self.options.mask is None:
+            named = reading.is_right or base.case.style.biased
             return reading if named else self._not_additive(base, reading)
         is_stated = self.stated.mask is not None and not self._is_doubtful("mask")
         if "mask_added" not in reading.faults or is_stated:
@@ -406,7 +406,7 @@ class Examination:
         """Adds that the mask is taken to be added, where the text says so."""
         said = documented.additive(self.call, self.subject)
         masked = any("mask" in o.tensors for o in reading.observations)
-        added = reading.base.call_style.additive and not self.options.mask
+        added = reading.base.case.style.additive and not self.options.mask
         if said and masked and added:
             by_name = documented.is_bias(self.call)
             why = f"by its name, `{said}`" if by_name else f'as it says: "{said}"'
@@ -479,4 +479,5 @@ class Examination:
 
 
 def _adding(base: Run, additive: bool) -> Run:
-    return replace(base, call_style=replace(base.call_style, additive=additive))
+    style = replace(base.case.style, additive=additive)
+    return replace(base, case=replace(base.case, style=style))

@@ -2,6 +2,7 @@
 """The arguments of one call, from a case or as somebody gives them to a check."""
 
 import copy
+import inspect
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,19 +18,6 @@ _LEFT = object()  # the parameter's default stays
 _SEQUENCES = {"query": "query", "x": "query", "key": "key", "value": "value"}
 _SEQUENCES |= {"context": "key"}
 _MASKS = {"mask": "mask", "padding": "key_padding_mask"}
-
-
-@dataclass(frozen=True)
-class CallStyle:
-    """What the code wants beside names: arrays of NumPy, layers where others take
-    matrices, masks that are added, of any numbers if biased, and matrices as (out,
-    in)."""
-
-    numpy: bool = False
-    layers: bool = False
-    additive: bool = False
-    biased: bool = False
-    out_in: bool = False
 
 
 @dataclass
@@ -52,9 +40,9 @@ class Arguments:
 class Parameters(Config):
     """A dictionary that draws a weight for each name, and knows the usual sizes."""
 
-    def __init__(self, case: Case, call_style: CallStyle):
+    def __init__(self, case: Case):
         super().__init__(case.sizes)
-        self.__dict__ |= {"case": case, "call_style": call_style}
+        self.__dict__["case"] = case
 
     def __missing__(self, name):
         role = CONSTRUCTOR.get(normal(str(name)))
@@ -62,27 +50,24 @@ class Parameters(Config):
             return self.sizes.value_of(role)
         if not isinstance(name, str) or not (is_weight(name) or speaks(name)):
             raise KeyError(name)
-        weight = _weight(name, self.case, self.call_style)
-        self[name] = _given(weight, self.call_style)
+        self[name] = _given(_weight(name, self.case), self.case)
         return self[name]
 
 
-def make(call: Call, case: Case, call_style: CallStyle) -> Arguments:
+def make(call: Call, case: Case) -> Arguments:
     """The arguments of `case`. Sequences are new tensors, which the code may change."""
-    made = Arguments(
-        tensors=_sequences(call, case), masks=_masks(call, case, call_style)
-    )
+    made = Arguments(tensors=_sequences(call, case), masks=_masks(case))
     by_place = True
     for parameter in call.parameters:
-        value = _value(call, parameter, case, made, call_style)
+        value = _value(call, parameter, case, made)
         if value is _LEFT and parameter.default is parameter.empty:
             value = None
         if value is _LEFT:
             by_place = False
         elif by_place and parameter.kind is parameter.POSITIONAL_ONLY:
-            made.positional.append(_given(value, call_style))
+            made.positional.append(_given(value, case))
         else:
-            made.keywords[parameter.name] = _given(value, call_style)
+            made.keywords[parameter.name] = _given(value, case)
     return made
 
 
@@ -97,11 +82,11 @@ def _sequences(call: Call, case: Case) -> dict[str, Tensor]:
     return {role: tensor for role, tensor in drawn.items() if role in roles}
 
 
-def _masks(call: Call, case: Case, call_style: CallStyle) -> dict[str, Tensor]:
+def _masks(case: Case) -> dict[str, Tensor]:
     masks = {}
     mask = cases.mask(case)
-    if mask is not None and call_style.additive:
-        mask = cases.as_additive(mask, case, call_style.biased)
+    if mask is not None and case.style.additive:
+        mask = cases.as_additive(mask, case)
     if mask is not None:
         role = "key_padding_mask" if case.mask == "keys of each item" else "mask"
         masks[role] = mask
@@ -111,7 +96,7 @@ def _masks(call: Call, case: Case, call_style: CallStyle) -> dict[str, Tensor]:
 
 
 def _value(
-    call, parameter, case: Case, made: Arguments, call_style: CallStyle
+    call: Call, parameter: inspect.Parameter, case: Case, made: Arguments
 ) -> object:
     role = call.roles[parameter.name]
     if role in ("query", "x"):
@@ -139,9 +124,8 @@ def _value(
         return cases.lengths(case) if case.padding == "lengths" else _LEFT
     if role in ("weight", "weights"):
         name = parameter.name
-        one = role == "weight"
         made.weights[name] = (
-            _weight(name, case, call_style) if one else Parameters(case, call_style)
+            _weight(name, case) if role == "weight" else Parameters(case)
         )
         return made.weights[name]
     return _switch(role, parameter, case)
@@ -172,7 +156,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
     return given.get(role, _LEFT)
 
 
-def _weight(name: str, case: Case, call_style: CallStyle) -> object:
+def _weight(name: str, case: Case) -> object:
     """A weight for a parameter of this name: a matrix, a bias or a layer."""
     sizes = case.sizes
     rows, columns = sizes.embed, _width(name.lower(), sizes)
@@ -184,12 +168,12 @@ def _weight(name: str, case: Case, call_style: CallStyle) -> object:
 
     if name.lower().startswith("b") or "bias" in name.lower():
         return 0.3 * normal(columns)
-    if call_style.layers:
+    if case.style.layers:
         layer = nn.Linear(rows, columns, dtype=case.dtype)
         with torch.no_grad():
             layer.weight.copy_(normal(columns, rows) / rows**0.5)
         return layer
-    shape = (columns, rows) if call_style.out_in else (rows, columns)
+    shape = (columns, rows) if case.style.out_in else (rows, columns)
     return normal(*shape) / rows**0.5
 
 
@@ -289,7 +273,8 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
     )
     causal = named.get(call.parameter("is_causal")) is True
     name = "your inputs"
-    return Case(name, sizes, base.layout, is_causal=causal, dtype=query.dtype)
+    given = dict(is_causal=causal, dtype=query.dtype, style=base.style)
+    return Case(name, sizes, base.layout, **given)
 
 
 def _layout(query: Tensor, base: Case) -> str:
@@ -305,9 +290,9 @@ def _layout(query: Tensor, base: Case) -> str:
     return fitting[0]
 
 
-def _given(value: object, call_style: CallStyle) -> object:
+def _given(value: object, case: Case) -> object:
     """`value` as the code takes it."""
-    if call_style.numpy and isinstance(value, Tensor):
+    if case.style.numpy and isinstance(value, Tensor):
         return value.detach().numpy()
     return value
 

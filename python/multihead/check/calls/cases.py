@@ -93,6 +93,19 @@ def apart(sizes: Sizes) -> Sizes:
 
 
 @dataclass(frozen=True)
+class Style:
+    """What the code wants beside names: arrays of NumPy, layers where others take
+    matrices, masks that are added, of any numbers if biased, and matrices as (out,
+    in)."""
+
+    numpy: bool = False
+    layers: bool = False
+    additive: bool = False
+    biased: bool = False
+    out_in: bool = False
+
+
+@dataclass(frozen=True)
 class Case:
     """One run.
 
@@ -115,6 +128,7 @@ class Case:
     returns_weights: bool = False
     own_dropout: float | None = None
     dtype: torch.dtype = torch.float64
+    style: Style = Style()
     spread: float = 1.0
     draw: int = 0
 
@@ -207,18 +221,16 @@ def mask(case: Case) -> Tensor | None:
     return made.to(case.mask_dtype)
 
 
-def as_additive(mask: Tensor, case: Case, biased: bool) -> Tensor:
+def as_additive(mask: Tensor, case: Case) -> Tensor:
     """The mask for code that adds it: 0 where `mask` is True, -inf elsewhere. The
-    first key is seen, so that code that is causal by itself leaves no row blind.
-
-    biased: a mask of rows has other numbers instead of 0, to show when they are
-    added.
+    first key is seen, so that code that is causal by itself leaves no row blind. Where
+    it is biased, a mask of rows has other numbers instead of 0, to show it.
     """
     blocked = mask == 0
     if case.mask != "blocked row":
         blocked[..., 0] = False
     added = torch.zeros(mask.shape, dtype=torch.float64)
-    if biased and case.mask == "rows":
+    if case.style.biased and case.mask == "rows":
         added.normal_(generator=_generator(case))
     return added.to(case.dtype).masked_fill(blocked, -torch.inf)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..calls import arguments, cases
-from ..calls.arguments import Arguments, CallStyle
+from ..calls.arguments import Arguments
 from ..calls.cases import Case, as_sequence, attributes
 from ..calls.construct import Construction
 from ..finding import Finding
@@ -29,7 +29,6 @@ class Run:
     """One run. findings is not empty if there is no output."""
 
     case: Case
-    call_style: CallStyle
     arguments: Arguments
     out: Tensor | None = None
     attention: Tensor | None = None
@@ -63,7 +62,6 @@ class Runner:
     def run(
         self,
         case: Case,
-        call_style: CallStyle,
         seed: int = 0,
         given: Arguments | None = None,
         seconds: float | None = None,
@@ -72,8 +70,8 @@ class Runner:
         that the case implies if none are given. Raises Stop when the time is
         over; not for one with so few `seconds` of its own."""
         with _settings(case, seed):
-            made = given or arguments.make(self.call, case, call_style)
-            run = Run(case, call_style, made)
+            made = given or arguments.make(self.call, case)
+            run = Run(case, made)
             target, findings = self._target(case)
             if target is None:
                 run.findings = findings
@@ -119,7 +117,7 @@ class Runner:
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
-        if case.gradients and not run.call_style.numpy:
+        if case.gradients and not case.style.numpy:
             self._differentiate(run)
 
     def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:
@@ -376,11 +374,9 @@ def _parts(returned: object) -> Iterator[object]:
 def _tensor(value: object) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", 0):
-        try:
+    with contextlib.suppress(TypeError):  # of what torch has no type for
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", 0):
             return torch.from_numpy(value.copy())
-        except TypeError:
-            return None
     return None
 
 

@@ -7,14 +7,14 @@ import itertools
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..calls import cases
-from ..calls.arguments import CallStyle
-from ..calls.cases import Case, Sizes, grouped, input_width
+from ..calls.cases import Case, Sizes, Style, grouped, input_width
 from ..capture.runner import Run, Runner
 from ..finding import Finding
 from ..options import Options
@@ -46,11 +46,11 @@ class FirstCall:
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
         start, half = time.process_time(), self.options.time_limit / 2
-        for case, call_style in self._choices(layouts):
-            run = self.runner.run(case, call_style)
+        for case in self._choices(layouts):
+            run = self.runner.run(case)
             if not run.refused:
                 return run
-            kind = (case.layout, case.mask, case.dtype, call_style)
+            kind = (case.layout, case.mask, case.dtype, case.style)
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
             endless = any("RecursionError" in f.sentence for f in run.findings)
@@ -63,38 +63,36 @@ class FirstCall:
         self.findings = self.findings or _most_telling(complaints)
         return None
 
-    def _choices(self, layouts: tuple[str, ...]):
+    def _choices(self, layouts: tuple[str, ...]) -> Iterator[Case]:
         """Combinations with the fewest departures from the first of each axis."""
         masks = (None, "rows") if self.call.takes("mask") else (None,)
         relations = ("self",) if self.call.style == "x" else ("cross", "equal", "self")
         dtypes = (torch.float64, torch.float32)
-        styles = self.call_styles()
-        lists = (dtypes, masks, styles, self.sizes, layouts, relations)
+        lists = (dtypes, masks, self.styles(), self.sizes, layouts, relations)
         numbered = itertools.product(*(range(len(choices)) for choices in lists))
         ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
         for indices in ordered[:_MOST_TRIED]:
             chosen = [choices[i] for choices, i in zip(lists, indices)]
-            dtype, mask, call_style, sizes, layout, relation = chosen
+            dtype, mask, style, sizes, layout, relation = chosen
             name = "no mask" if mask is None else "mask"
-            case = Case(name, sizes, layout, relation, mask, dtype=dtype)
-            yield case, call_style
+            yield Case(name, sizes, layout, relation, mask, dtype=dtype, style=style)
 
-    def call_styles(self) -> list[CallStyle]:
+    def styles(self) -> list[Style]:
         added = self.options.mask == "additive" or (
             self.options.mask is None and additive(self.call, self.subject) is not None
         )
-        first = CallStyle(
+        first = Style(
             numpy=_speaks_numpy(self.subject),
             out_in=self.call.is_pytorchs_layer,
             additive=added,
             biased=added and is_bias(self.call),
         )
-        call_styles = [first]
+        styles = [first]
         if self.call.weights and not self.call.is_pytorchs_layer:
-            call_styles += [replace(first, layers=True), replace(first, out_in=True)]
+            styles += [replace(first, layers=True), replace(first, out_in=True)]
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
-            call_styles.append(replace(first, numpy=not first.numpy))
-        return call_styles
+            styles.append(replace(first, numpy=not first.numpy))
+        return styles
 
     def _sizes(self) -> list[Sizes]:
         """The sizes as this subject can have them."""

@@ -36,15 +36,14 @@ def not_finite(kept: list[Run]) -> list[Finding]:
     for run in kept:
         if run.case.mask != "blocked row" and not run.out.isfinite().all():
             share = float((~run.out.isfinite()).double().mean())
-            return [
-                Finding(
-                    "not_finite",
-                    f"{share:.0%} of the output is NaN or infinite in the case "
-                    f"{run.case.name!r}, in which every query sees a key.",
-                    "Print each intermediate tensor's `isfinite().all()`: the first "
-                    "that is false is where to look.",
-                )
-            ]
+            finding = Finding(
+                "not_finite",
+                f"{share:.0%} of the output is NaN or infinite in the case "
+                f"{run.case.name!r}, in which every query sees a key.",
+                "Print each intermediate tensor's `isfinite().all()`: the first "
+                "that is false is where to look.",
+            )
+            return [finding]
     return []
 
 
@@ -58,8 +57,7 @@ class Cases:
     what was refused; `taken` and `refused` are kinds of calls by name."""
 
     def __init__(self, runner: Runner, base: Run, progress: Progress):
-        self.runner, self.progress = runner, progress
-        self.call, self.call_style = runner.call, base.call_style
+        self.runner, self.call, self.progress = runner, runner.call, progress
         self.base = replace(base.case, spread=_calibrated(base))
         self._taken = base
         self.kept: list[Run] = []
@@ -113,21 +111,20 @@ class Cases:
         spread = self.base.spread * max(large, 1.0) ** 0.5
         case = replace(self.base, name="large scores", spread=spread)
         try:
-            run = self.runner.run(case, self.call_style)
+            run = self.runner.run(case)
         except Stop:
             return []  # the verdict stands without it
         if run.refused or run.out.isfinite().all():
             return []
-        return [
-            Finding(
-                "softmax_overflows",
-                f"Scores of about ±{_LARGE:.0f} make its output NaN or infinite: exp "
-                "overflows from 709 on in float64, from 88 in float32.",
-                "Subtract from each row of scores its maximum before `exp`; the "
-                "softmax stays the same. `torch.softmax` does that.",
-                kind="remark",
-            )
-        ]
+        finding = Finding(
+            "softmax_overflows",
+            f"Scores of about ±{_LARGE:.0f} make its output NaN or infinite: exp "
+            "overflows from 709 on in float64, from 88 in float32.",
+            "Subtract from each row of scores its maximum before `exp`; the "
+            "softmax stays the same. `torch.softmax` does that.",
+            kind="remark",
+        )
+        return [finding]
 
     def run_users(self, inputs: object) -> None:
         """The user's own inputs; a refusal is a finding."""
@@ -137,7 +134,7 @@ class Cases:
     def _run(self, case: Case, **how: Any) -> Run:
         """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
-        run = self.runner.run(case, self.call_style, **how)
+        run = self.runner.run(case, **how)
         if not run.refused:
             self.kept.append(run)
         return run
@@ -167,18 +164,16 @@ class Cases:
         made_inside = self.runner.subject.kind == "function" and not self.call.weights
         if first.recorder.draws or (made_inside and first.parameters.tensors):
             return []
-        again = self.runner.run(first.case, self.call_style, seed=1)
+        again = self.runner.run(first.case, seed=1)
         if again.refused or torch.equal(again.out.nan_to_num(), first.out.nan_to_num()):
             return []
-        return [
-            Finding(
-                "random",
-                "Two runs on the same inputs give different outputs, in evaluation "
-                "mode.",
-                "Something is drawn anew in each call: parameters belong into the "
-                "constructor, dropout into training.",
-            )
-        ]
+        finding = Finding(
+            "random",
+            "Two runs on the same inputs give different outputs, in evaluation mode.",
+            "Something is drawn anew in each call: parameters belong into the "
+            "constructor, dropout into training.",
+        )
+        return [finding]
 
     def _say_limit(self, sentence: str, detail: str = "") -> None:
         self.findings.append(Finding("limit", sentence, detail=detail, kind="limit"))
@@ -368,11 +363,11 @@ class Cases:
         if not asked and not issubclass(self.runner.subject.type, nn.Module):
             return
         case = replace(self.base, name="training", training=True, draw=20)
-        run = self.runner.run(case, self.call_style)
+        run = self.runner.run(case)
         if run.refused or not (asked or run.recorder.draws):
             return
         if not run.recorder.draws:
-            again = self.runner.run(case, self.call_style, seed=1)
+            again = self.runner.run(case, seed=1)
             if again.refused or not torch.equal(again.out, run.out):
                 return  # dropout whose draws cannot be seen, as in a fused kernel
         self.kept.append(run)

@@ -79,13 +79,9 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _signal(number: signal.Signals) -> Setting:
-    def write(handler: Any) -> None:
-        if in_main_thread():
-            signal.signal(number, handler)
-
-    name = f"the handler of the signal {number.name}"
-    return Setting(name, lambda: signal.getsignal(number), write)
+def _handle_sigterm(handler: Any) -> None:
+    if in_main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 _LAYERS = (nn.Linear, nn.Softmax, nn.Dropout, nn.MultiheadAttention)
@@ -161,7 +157,11 @@ _SETTINGS = (
     _attribute("sys.excepthook", sys, "excepthook"),
     Setting("the trace function", sys.gettrace, sys.settrace),
     Setting("the limit of recursion", sys.getrecursionlimit, sys.setrecursionlimit),
-    _signal(signal.SIGTERM),
+    Setting(
+        "the handler of the signal SIGTERM",
+        partial(signal.getsignal, signal.SIGTERM),
+        _handle_sigterm,
+    ),
     *(
         _attribute(f"{name}.{attribute}", owner, attribute)
         for owner, name, attributes in _REPLACEABLE
