@@ -107,8 +107,8 @@ def repeated_state(
     if weights[0].shape == weights[1].shape == weights[2].shape:
         state["in_proj_weight"] = torch.cat(weights)
     else:
-        names = (f"{name}_weight" for name in _INPUTS)
-        state.update(zip(names, weights, strict=True))
+        named = zip(_INPUTS, weights, strict=True)
+        state |= {f"{name}_weight": weight for name, weight in named}
     if out_proj.bias is not None:
         biases = (query.bias, repeat(key.bias), repeat(value.bias))
         state["in_proj_bias"] = torch.cat(biases)

@@ -36,10 +36,7 @@ _OFF: dict[str, tuple[Any, ...]] = {"softcap": (0,), "window": ((-1, -1), [-1, -
 
 
 def are_plain(*values: object) -> bool:
-    """Whether no value can be anything else than it looks like, by its type.
-
-    False says only that a closer look is needed.
-    """
+    """Whether all values are what they look like, by their types; else look closer."""
     return _PLAIN.issuperset(map(type, values))
 
 
@@ -76,14 +73,11 @@ def own_rules_of(arguments: dict[str, Any], but_wrappers: bool = False) -> str |
     but_wrappers: wrappers around other tensors are not counted.
     """
     for name, value in arguments.items():
-        if has_own_rules(value) and not (
-            but_wrappers and is_traceable_wrapper_subclass(value)
-        ):
-            kind = type(value)
-            return (
-                f"{name}, a {kind.__module__}.{kind.__qualname__}, which has rules of "
-                "its own"
-            )
+        kind = type(value)
+        counted = not (but_wrappers and is_traceable_wrapper_subclass(value))
+        if counted and has_own_rules(value):
+            which = f"{name}, a {kind.__module__}.{kind.__qualname__}"
+            return f"{which}, which has rules of its own"
     return None
 
 
@@ -219,10 +213,8 @@ def recorded_by_fx(module: nn.Module, arguments: dict[str, Any]) -> Any:
 
 
 def check_causal_bias(function: str, arguments: dict[str, Any]) -> None:
-    """TypeError for a CausalBias that was computed with, and so means nothing more.
-
-    And where query or key, whose lengths are to be asked for, is no tensor.
-    """
+    """TypeError for a CausalBias that was computed with, which so means nothing more,
+    and for a query or key, whose lengths are to be asked for, that is no tensor."""
     if not hasattr(arguments["attn_mask"], "variant"):
         raise TypeError(
             f"{function}: attn_mask must be a CausalBias as it was made, got one that "

@@ -264,15 +264,8 @@ class GroupedQueryAttention(nn.Module):
         _refuse_nested(query, key, value)
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj = self.out_proj
-        options = (
-            self.dropout,
-            self.training,
-            key_padding_mask,
-            need_weights,
-            attn_mask,
-            average_attn_weights,
-            is_causal,
-        )
+        masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
+        options = (self.dropout, self.training, *masks, is_causal)
         batch_first, backend = self.batch_first, current_backend()
         if not all(map(is_plain, (q_proj, k_proj, v_proj, out_proj))):
             projected = (q_proj(query), k_proj(key), v_proj(value), self.head_dim)

@@ -5,9 +5,8 @@ This package calls and watches the code under test; what is right and what a fau
 is called, the C++ library says (multihead/diagnosis.h).
 """
 
-from .finding import Finding
 from .options import Options
-from .report import Report
+from .report import Finding, Report
 from .session import examine
 
 __all__ = ["Finding", "Options", "Report", "check", "examine"]

@@ -13,9 +13,9 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable
 
 from . import Options, Report, examine
+from .reading.suite import Progress
 
 _SILENCE = 2.0
 
@@ -38,16 +38,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def report_for(
-    arguments: argparse.Namespace, progress: Callable[[str], None]
-) -> Report:
+def report_for(arguments: argparse.Namespace, progress: Progress) -> Report:
     stated = dict(vars(arguments))
     target, layout, _ = (stated.pop(name) for name in ("target", "layout", "json"))
     stated["batch_first"] = None if layout is None else layout == "batch-first"
     return examine(target, Options(**stated), progress)
 
 
-def slowly() -> Callable[[str], None]:
+def slowly() -> Progress:
     """Says on standard error what is done, if it takes long, once a second at most."""
     due = time.monotonic() + _SILENCE
 

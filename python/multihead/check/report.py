@@ -1,17 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""What a check found."""
+"""What a check found: in code as a program, then by the rules of attention."""
 
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from .._call import call
 from .._library import diagnosis
-from .finding import Finding
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding about the code under test.
+
+    name: stable, for programs ("raises", "changes_inputs", ...).
+    sentence: what was found. remedy: what repairs it. detail: the evidence, such
+    as the call and the line of the code under test that raised.
+    kind: "failure" (the check does not pass), "limit" (some calls are refused,
+    which may be by design), "remark", or "unchecked" (nothing could be told, which is
+    not the code's fault).
+    """
+
+    name: str
+    sentence: str
+    remedy: str = ""
+    detail: str = ""
+    kind: str = "failure"
 
 
 class Report:

@@ -10,13 +10,12 @@ from torch import nn
 
 from .calls import cases
 from .capture.runner import Run, Runner
-from .finding import Finding
 from .options import Options
 from .reading import first_call, observation
 from .reading.first_call import FirstCall
 from .reading.observation import Observation, Stated
 from .reading.suite import Cases, Progress, not_finite
-from .report import Report
+from .report import Finding, Report
 from .sandbox.guard import Guard, Stop, is_of_arguments
 from .subject import documented, signature
 from .subject.target import Subject, load
@@ -134,6 +133,7 @@ class Reading:
         for fact, said in believed.items():
             of_keys = "padding" not in believed  # a mask that is used as padding
             facts = ("mask", "padding") if fact == "mask" and of_keys else (fact,)
+            read = {o.metadata.get(key) for o in self.observations for key in facts}
             quote = said.quote.replace("`", "'")
             quote = quote if len(quote) <= _QUOTED else quote[:_QUOTED] + "…"
             what = "The padding mask" if fact == "padding" else "The mask"
@@ -145,11 +145,7 @@ class Reading:
                     f'If {meant} is meant, say mask="{said.meaning}": then it is '
                     "inverted.",
                 )
-            elif any(
-                o.metadata.get(key) == said.meaning
-                for o in self.observations
-                for key in facts
-            ):
+            elif said.meaning in read:
                 self.assume(
                     f"{fact}_{_VERBS[said.meaning]}",
                     f'{what} is read as {meant}, as its text says: "{quote}".',

@@ -18,8 +18,7 @@ from verdicts import RIGHT as RIGHT_VERDICT
 
 import multihead
 from multihead._library import diagnosis
-from multihead.check.finding import Finding
-from multihead.check.report import Report
+from multihead.check.report import Finding, Report
 
 
 class Layer(nn.Module):

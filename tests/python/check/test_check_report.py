@@ -11,8 +11,7 @@ import pytest
 from verdicts import FAULT, INVERTED, RAISES, RIGHT, UNSCALED, case, wrong
 
 from multihead._library import diagnosis
-from multihead.check.finding import Finding
-from multihead.check.report import Report
+from multihead.check.report import Finding, Report
 
 
 def shown(*arguments) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Verdicts as the engine writes them, but written by hand."""
 
-from multihead.check.finding import Finding
+from multihead.check.report import Finding
 
 
 def case(name: str, **facts) -> dict:

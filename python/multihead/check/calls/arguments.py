@@ -99,10 +99,8 @@ def _value(
     call: Call, parameter: inspect.Parameter, case: Case, made: Arguments
 ) -> object:
     role = call.roles[parameter.name]
-    if role in ("query", "x"):
-        return made.tensors["query"]
-    if role in ("key", "value"):
-        return made.tensors[role]
+    if role in ("query", "x", "key", "value"):
+        return made.tensors[_SEQUENCES[role]]
     if role == "context":
         if "key" in made.tensors or parameter.default is parameter.empty:
             return made.tensors.get("key", made.tensors["query"])
@@ -124,10 +122,9 @@ def _value(
         return cases.lengths(case) if case.padding == "lengths" else _LEFT
     if role in ("weight", "weights"):
         name = parameter.name
-        made.weights[name] = (
-            _weight(name, case) if role == "weight" else Parameters(case)
-        )
-        return made.weights[name]
+        weight = _weight(name, case) if role == "weight" else Parameters(case)
+        made.weights[name] = weight
+        return weight
     return _switch(role, parameter, case)
 
 

@@ -272,7 +272,9 @@ def attributes(module: object) -> dict[str, int]:
     it has none of its own, its parts."""
     found: dict[str, int] = {}
     for owner in _owners(module):
-        for name, value in _named(owner):
+        names = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
+        parts = owner.named_children() if isinstance(owner, nn.Module) else ()
+        for name, value in (*names.items(), *parts):
             role = ATTRIBUTES.get(normal(str(name)))
             if role == "num_heads" and isinstance(value, nn.ModuleList):
                 value = len(value)
@@ -287,12 +289,6 @@ def _owners(module: object) -> Iterator[object]:
             yield part
             kept = (getattr(part, name, None) for name in ("config", "cfg", "args"))
             yield from (owner for owner in kept if owner is not None)
-
-
-def _named(owner: object) -> list[tuple[object, object]]:
-    names = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
-    parts = owner.named_children() if isinstance(owner, nn.Module) else ()
-    return [*names.items(), *parts]
 
 
 def input_width(module: object) -> int | None:
@@ -314,10 +310,8 @@ def input_width(module: object) -> int | None:
 
 
 def of_instance(module: object, start: Sizes) -> Sizes:
-    """The sizes that `module` was built with; those of `start` where it is free.
-
-    A module that counts no heads has one.
-    """
+    """The sizes that `module` was built with; those of `start` where it is free. One
+    that counts no heads has one."""
     kept = attributes(module)
     embed = kept.get("embed_dim") or input_width(module)
     if embed is None:

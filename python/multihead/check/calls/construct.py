@@ -4,7 +4,7 @@
 import inspect
 from dataclasses import replace
 
-from ..finding import Finding
+from ..report import Finding
 from ..sandbox.guard import Guard
 from ..subject.roles import CONSTRUCTOR, normal, part_of
 from ..subject.signature import type_name
@@ -60,7 +60,12 @@ class Construction:
         parameters = inspect.signature(subject.target).parameters.values()
         self.parameters = [p for p in parameters if p.kind not in _VARIADIC]
         self.roles = {p.name: CONSTRUCTOR.get(normal(p.name)) for p in self.parameters}
-        self._guess_unnamed()
+        # Required arguments of unknown names are sizes, in the usual order.
+        sizes = () if self.takes("config") else ("embed_dim", "num_heads")
+        free = [role for role in sizes if not self.takes(role)]
+        unnamed = [p.name for p in self.parameters if p.default is p.empty]
+        unnamed = [name for name in unnamed if self.roles[name] is None]
+        self.roles |= dict(zip(unnamed, free))
 
     @property
     def guessed(self) -> list[str]:
@@ -72,16 +77,6 @@ class Construction:
             if self.roles[p.name] == "config"
             or (p.default is p.empty and CONSTRUCTOR.get(normal(p.name)) is None)
         ]
-
-    def _guess_unnamed(self) -> None:
-        """Gives required arguments of unknown names a size, in the usual order."""
-        taken = set(self.roles.values())
-        sizes = () if "config" in taken else ("embed_dim", "num_heads")
-        free = [r for r in sizes if r not in taken]
-        for parameter in self.parameters:
-            required = parameter.default is parameter.empty
-            if free and required and self.roles[parameter.name] is None:
-                self.roles[parameter.name] = free.pop(0)
 
     def takes(self, *roles: str) -> bool:
         return not set(roles).isdisjoint(self.roles.values())
@@ -150,13 +145,12 @@ class Construction:
 def _refuse_if_missing(arguments: dict, error: BaseException, name: str) -> None:
     """A configuration that was made up and falls short is no fault of the code."""
     configs = [a for a in arguments.values() if isinstance(a, Config)]
-    if isinstance(error, (AttributeError, KeyError)):
-        for asked in (n for c in configs for n in c.missing):
-            if error.args == (asked,):
-                raise ValueError(
-                    "check: target must be an instance where its configuration has "
-                    f"more than usual names, got class {name}, which reads {asked!r}"
-                )
+    missing = [(asked,) for config in configs for asked in config.missing]
+    if isinstance(error, (AttributeError, KeyError)) and error.args in missing:
+        raise ValueError(
+            "check: target must be an instance where its configuration has "
+            f"more than usual names, got class {name}, which reads {error.args[0]!r}"
+        )
 
 
 def _shown(arguments: dict[str, object]) -> str:

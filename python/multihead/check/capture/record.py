@@ -247,10 +247,8 @@ def _tensors(values):
 
 
 class Frames:
-    """The variables of the code's own functions as they return, inner ones first.
-
-    `with Frames() as frames:` around a run. Functions of PyTorch, NumPy and this
-    package are left out.
+    """The variables of the code's own functions as they return, inner ones first;
+    not those of libraries and of this package. `with Frames() as frames:` around a run.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from ..calls import arguments, cases
 from ..calls.arguments import Arguments
 from ..calls.cases import Case, as_sequence, attributes
 from ..calls.construct import Construction
-from ..finding import Finding
+from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject.holding import held, of_closure
 from ..subject.signature import Call

@@ -40,7 +40,10 @@ def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Wei
     kept = [c for c in found if c.name in passed or _belongs(c, used, recorder)]
     kept = _without_doubles(kept, recorder)
     made = {recorder.root(linear.weight): linear for linear in frames.linears}
-    kept = [_of_linear(c, made.get(recorder.root(c.tensor))) for c in kept]
+    # A weight that the code took out of a layer keeps the layer's orientation.
+    shapes = {root: linear.weight.shape for root, linear in made.items()}
+    of_layers = [shapes.get(recorder.root(c.tensor)) == c.tensor.shape for c in kept]
+    kept = [replace(c, layout="out_in") if o else c for c, o in zip(kept, of_layers)]
     unnamed = met - {recorder.root(c.tensor) for c in kept}
     matrices = [c for c in kept if c.tensor.dim() >= 2]
     by_flow = _named_by_flow(recorder, kept, made)
@@ -100,13 +103,6 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
         for key, c in best.items()
         if (key[2] < wholes[key[0]]) == (key[0] in by_parts)
     ]
-
-
-def _of_linear(candidate: Held, linear: nn.Linear | None) -> Held:
-    """A weight that the code took out of a layer keeps the layer's orientation."""
-    if linear is None or candidate.tensor.shape != linear.weight.shape:
-        return candidate
-    return replace(candidate, layout="out_in")
 
 
 def _named_by_flow(

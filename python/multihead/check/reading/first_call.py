@@ -16,8 +16,8 @@ from torch import nn
 from ..calls import cases
 from ..calls.cases import Case, Sizes, Style, grouped, input_width
 from ..capture.runner import Run, Runner
-from ..finding import Finding
 from ..options import Options
+from ..report import Finding
 from ..subject.documented import additive, batch_first, is_bias
 from ..subject.holding import of_closure
 from ..subject.roles import TENSORS
@@ -198,16 +198,13 @@ def written_batch_first(subject: Subject) -> bool | None:
 
 def _of_convolutions(subject: Subject) -> list[str]:
     """The layouts of code that projects by convolutions."""
-    parts = getattr(subject.target, "modules", None)
-    parts = list(parts()) if subject.kind == "instance" and parts else []
-    kinds = {
-        cases.CHANNELS_FIRST: (nn.Conv1d, "Conv1d"),
-        cases.IMAGE: (nn.Conv2d, "Conv2d"),
-    }
+    is_module = isinstance(subject.target, nn.Module)
+    parts = list(subject.target.modules()) if is_module else []
+    kinds = {cases.CHANNELS_FIRST: nn.Conv1d, cases.IMAGE: nn.Conv2d}
     return [
         layout
-        for layout, (kind, text) in kinds.items()
-        if text in subject.source or any(isinstance(part, kind) for part in parts)
+        for layout, kind in kinds.items()
+        if kind.__name__ in subject.source or any(isinstance(p, kind) for p in parts)
     ]
 
 

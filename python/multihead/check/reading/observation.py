@@ -17,7 +17,7 @@ from ..calls import cases
 from ..calls.construct import DROPOUT
 from ..capture.record import Draw
 from ..capture.runner import Run
-from ..finding import Finding
+from ..report import Finding
 from ..subject.signature import Call
 
 # What complaints about weights, and counts of heads, begin with.
@@ -48,8 +48,7 @@ def explain(observations: list[Observation]) -> dict[str, Any]:
     """The verdict on observations of one implementation, as the operator's JSON."""
     tensors = [o.tensors for o in observations]
     metadata = [o.metadata for o in observations]
-    verdict: dict[str, Any] = json.loads(diagnosis().explain(tensors, metadata))
-    return verdict
+    return dict(json.loads(diagnosis().explain(tensors, metadata)))
 
 
 def complaint(error: ValueError) -> Finding:

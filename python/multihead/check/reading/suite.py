@@ -13,7 +13,7 @@ from ..calls import cases
 from ..calls.arguments import of_user
 from ..calls.cases import Case, Sizes, grouped
 from ..capture.runner import Run, Runner
-from ..finding import Finding
+from ..report import Finding
 from ..sandbox.guard import Stop
 
 Progress = Callable[[str], None]
@@ -58,7 +58,10 @@ class Cases:
 
     def __init__(self, runner: Runner, base: Run, progress: Progress):
         self.runner, self.call, self.progress = runner, runner.call, progress
-        self.base = replace(base.case, spread=_calibrated(base))
+        seen, factor = base.recorder.spread or 0.0, 1.0
+        if seen > 0:  # the softmax shall be neither flat nor saturated
+            factor = min(max((_SPREAD / seen) ** 0.5, 0.02), 20.0)
+        self.base = replace(base.case, spread=factor)
         self._taken = base
         self.kept: list[Run] = []
         self.findings: list[Finding] = []
@@ -93,7 +96,10 @@ class Cases:
         self._crowd(kinds)
         self._train()
         self._leave_dropout()
-        self._lengthen()
+        # Longer than tiles of kernels, and than windows or buffers made by mistake.
+        sizes = replace(base.sizes, batch=1, queries=130, keys=257)
+        long = replace(self.base, name="130 queries", sizes=sizes, draw=30)
+        self._run(long, seconds=_LONG_SECONDS)
         self._round(kinds)
         if kinds[:1] == ["rows"]:
             row = "blocked row"
@@ -381,13 +387,6 @@ class Cases:
             name = f"dropout {dropout:g} by default"
             self._run_with(name, own_dropout=dropout, training=training, draw=24)
 
-    def _lengthen(self) -> None:
-        """A run of one item, longer than the tiles of a kernel and than any window or
-        buffer that code may have by mistake."""
-        sizes = replace(self.base.sizes, batch=1, queries=130, keys=257)
-        case = replace(self.base, name="130 queries", sizes=sizes, draw=30)
-        self._run(case, seconds=_LONG_SECONDS)
-
     def _round(self, kinds: list[str]) -> None:
         """float32, and the sizes of exercises if they are free to choose, some of which
         are equal; where it is all there is, other numbers and sizes."""
@@ -409,11 +408,3 @@ class Cases:
         if "rows" in kinds:
             name = "mask (Lq, Lk), float32"
             self._run_with(name, dtype=torch.float32, mask="rows", draw=25)
-
-
-def _calibrated(base: Run) -> float:
-    """A factor for the inputs at which the softmax is neither flat nor saturated."""
-    spread = base.recorder.spread
-    if not spread or not spread > 0:
-        return 1.0
-    return min(max((_SPREAD / spread) ** 0.5, 0.02), 20.0)

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from ..finding import Finding
+from ..report import Finding
 from .state import Snapshot, in_main_thread, random_streams_restored
 
 # Code may swallow what is raised in it; it is raised again after so long.
@@ -205,16 +205,14 @@ def _handler(number: signal.Signals, handler: Callable) -> Iterator[None]:
         signal.signal(number, old or signal.SIG_DFL)
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def _interruptible() -> contextlib.AbstractContextManager[None]:
     """Tells an interrupt from a KeyboardInterrupt that the code itself raises."""
 
     def interrupt(number, frame):
         raise _Interrupted
 
-    handled = _handler(signal.SIGINT, interrupt) if in_main_thread() else None
-    with handled or contextlib.nullcontext():
-        yield
+    main = in_main_thread()
+    return _handler(signal.SIGINT, interrupt) if main else contextlib.nullcontext()
 
 
 def _limited(seconds: float) -> contextlib.AbstractContextManager[None]:

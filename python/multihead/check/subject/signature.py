@@ -173,8 +173,7 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
 
 _NUMBER = (int, float, type(None))
 _KINDS = {
-    **dict.fromkeys(SIZES, (int, type(None))),
-    **dict.fromkeys(("is_causal", "training"), (int, type(None))),
+    **dict.fromkeys((*SIZES, "is_causal", "training"), (int, type(None))),
     **dict.fromkeys(("need_weights", "average_weights"), (int, type(None))),
     "scale": _NUMBER,
     "padding": type(None),
@@ -194,8 +193,9 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
         roles[first] = "x"
     found = set(roles.values()) & set(TENSORS)
     if not found:
-        free = [p for p in parameters if p.default is p.empty and _unknown(roles, p)]
-        names = [p.name for p in free][:3]
+        free = [p for p in parameters if p.default is p.empty]
+        free = [p for p in free if type_name(p) not in ("int", "bool", "float", "str")]
+        names = [p.name for p in free if roles[p.name] in (None, "weight")][:3]
         wanted = {1: ["x"], 2: ["x", "context"]}.get(len(names), TENSORS[:3])
         for name, role in zip(names, wanted):
             roles[name] = role
@@ -222,11 +222,6 @@ def _settle_masks(call: Call) -> None:
         else:
             call.roles[name] = "padding"
             call.guess([name], "one of the keys, 1 = a token")
-
-
-def _unknown(roles: dict[str, str | None], parameter: inspect.Parameter) -> bool:
-    number = type_name(parameter) in ("int", "bool", "float", "str")
-    return roles[parameter.name] in (None, "weight") and not number
 
 
 def type_name(parameter: inspect.Parameter) -> str:

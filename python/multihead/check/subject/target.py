@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from ..finding import Finding
+from ..report import Finding
 from ..sandbox.guard import Guard, Outcome, Stop, finding_of, is_library
 from ..sandbox.state import Snapshot
 
