@@ -359,6 +359,7 @@ def multi_head_attention_forward(
     # The operator takes None too, for a layer that projects by itself.
     name, weight = "multi_head_attention_forward", out_proj_weight
     check_type(name, "out_proj_weight", weight, Tensor, "a tensor")
+    separate = (use_separate_proj_weight, q_proj_weight, k_proj_weight, v_proj_weight)
     result: tuple[Tensor, Tensor | None] = call(
         _ops.multi_head_attention_forward.default,
         query,
@@ -378,10 +379,7 @@ def multi_head_attention_forward(
         key_padding_mask,
         need_weights,
         attn_mask,
-        use_separate_proj_weight,
-        q_proj_weight,
-        k_proj_weight,
-        v_proj_weight,
+        *separate,
         static_k,
         static_v,
         average_attn_weights,
