@@ -2,6 +2,7 @@
 //
 // What `multihead bench` measures: cases are data, listed in case.cpp.
 #pragma once
+
 #include <string>
 #include <utility>
 #include <variant>

@@ -2,6 +2,7 @@
 //
 // Everything that shows a run: the table of a terminal, and texts for files.
 #pragma once
+
 #include <string>
 #include <vector>
 

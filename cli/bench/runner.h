@@ -2,6 +2,7 @@
 //
 // What `multihead bench` finds out of a case.
 #pragma once
+
 #include <algorithm>
 #include <functional>
 #include <memory>

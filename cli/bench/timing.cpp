@@ -22,7 +22,6 @@
 #endif
 
 namespace cli {
-
 namespace {
 
 using Clock = std::chrono::steady_clock;

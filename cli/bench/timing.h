@@ -3,6 +3,7 @@
 // How long calls take beside each other, what is said of a series of times, and
 // how much memory one call needs; and what this machine can do. No torch.
 #pragma once
+
 #include <cstdint>
 #include <functional>
 #include <optional>

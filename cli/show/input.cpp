@@ -19,7 +19,6 @@
 #include "diagnosis/dump/observed_call.h"
 
 namespace cli {
-
 namespace {
 
 using multihead::Safetensors;

@@ -13,7 +13,6 @@
 #include "cli/terminal/text.h"
 
 namespace cli {
-
 namespace {
 
 using Channels = std::array<double, 3>;

@@ -3,6 +3,7 @@
 // One call of attention whose weights are to be shown: the weights themselves,
 // or the heads from which the library computes them.
 #pragma once
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

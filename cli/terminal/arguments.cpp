@@ -21,7 +21,6 @@
 #include "multihead/text/printable.h"
 
 namespace cli {
-
 namespace {
 
 namespace fs = std::filesystem;

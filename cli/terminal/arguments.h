@@ -3,6 +3,7 @@
 // What arguments have to be beyond what their types say, and what is said of a
 // command line that cannot be understood.
 #pragma once
+
 #include <string>
 #include <string_view>
 #include <vector>

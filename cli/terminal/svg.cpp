@@ -11,7 +11,6 @@
 #include "cli/terminal/text.h"
 
 namespace cli {
-
 namespace {
 
 constexpr const char* kStyle = R"(<style>

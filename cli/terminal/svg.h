@@ -3,6 +3,7 @@
 // Pictures of vectors, for documents: no fonts or scripts from elsewhere, and
 // the colours of the page by the reader's choice of light or dark.
 #pragma once
+
 #include <span>
 #include <string>
 #include <string_view>
