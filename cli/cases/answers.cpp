@@ -19,15 +19,13 @@
 #include <torch/nn/modules/activation.h>
 
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include "multihead/modules.h"
+#include "reference/attention.h"
 
 namespace cli {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Keeps the state of torch's own generator as it is over its lifetime: making
 // a module draws parameters, which must not shift the dropout that follows.
@@ -269,7 +267,8 @@ namespace pytorch {
 
 at::Tensor additive(const at::Tensor& mask, at::ScalarType dtype) {
   if (!mask.defined() || mask.scalar_type() != at::kBool) return mask;
-  return at::zeros(mask.sizes(), dtype).masked_fill_(mask, -kInfinity);
+  return at::zeros(mask.sizes(), dtype)
+      .masked_fill_(mask, -reference::kInfinity);
 }
 
 LayerForm make_nn_module(const AttentionLayer& layer) {
@@ -404,7 +403,7 @@ at::Tensor attention_with_mask(const AttentionInputs& x) {
     mask = mask - options.alibi_slopes.view({-1, H, 1, 1}) *
                       (at_key - at::arange(Lk)).abs();
   }
-  mask = mask.masked_fill(keep_mask(x).logical_not(), -kInfinity);
+  mask = mask.masked_fill(keep_mask(x).logical_not(), -reference::kInfinity);
   return at::scaled_dot_product_attention(
       query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1),
       mask.to(query.scalar_type()), 0.0, false, options.scale);

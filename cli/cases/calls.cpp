@@ -16,9 +16,9 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
-#include <limits>
 
 #include "multihead/text/dtypes.h"
+#include "reference/attention.h"
 
 namespace cli {
 
@@ -61,8 +61,6 @@ at::Tensor later_keys(int64_t queries, int64_t keys) {
 
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 at::Tensor heads(Random& random, const AttentionCall& call,
                  at::IntArrayRef sizes) {
   const int64_t B = sizes[0], H = sizes[1], L = sizes[2], D = sizes[3];
@@ -92,7 +90,8 @@ at::Tensor draw_mask(const AttentionCall& call, Random& random) {
   if (call.mask == kFloat) return random.normal({Lq, Lk}, call.dtype);
   if (call.mask == kFloatPerHead) {
     const at::Tensor bias = random.normal({B, H, Lq, Lk}, call.dtype);
-    return bias.masked_fill(keep(bias.sizes()).logical_not(), -kInfinity);
+    return bias.masked_fill(keep(bias.sizes()).logical_not(),
+                            -reference::kInfinity);
   }
   if (call.mask == kBlockedRows)
     return keep({Lq, Lk}).logical_and(
@@ -219,7 +218,8 @@ void draw_mask(const LayerCall& call, Random& random, ForwardOptions& options) {
   if (is(kPadding, kBoolAndPadding)) options.key_padding_mask(padding());
   if (is(kFloatPadding)) {
     const at::Tensor bias = random.normal({N, Lk}, call.dtype);
-    options.key_padding_mask(bias.masked_fill(padding(), -kInfinity));
+    options.key_padding_mask(
+        bias.masked_fill(padding(), -reference::kInfinity));
   }
   options.is_causal(is(kCausal, kCausalHint));
 }

@@ -11,7 +11,7 @@
 namespace cli {
 namespace {
 
-constexpr int kGap = 2;           // between the maps of heads
+constexpr int kMapGap = 2;        // between the maps of heads
 constexpr int kMostLines = 64;    // of one map
 constexpr int kTallestLabel = 9;  // of keys, downwards
 
@@ -46,7 +46,7 @@ std::string repeated(std::string_view text, int times) {
   return result;
 }
 
-std::string percent(double value) {
+std::string cell_percent(double value) {
   if (!std::isfinite(value)) return "??";
   const double rounded = std::round(100 * value);
   if (std::abs(rounded) > 999) return "big";
@@ -107,7 +107,7 @@ struct Writer {
   // A weight where none should be is told by a sign of its own.
   std::string content(int row, int column) const {
     const double value = map.at(row, column);
-    if (style.numbers) return centred(percent(value), style.columns);
+    if (style.numbers) return centred(cell_percent(value), style.columns);
     if (map.is_blocked(row, column)) return repeated("!", style.columns);
     return std::isfinite(value) ? "" : repeated("?", style.columns);
   }
@@ -409,7 +409,7 @@ class Page {
     const Axis queries = coarser(item_.queries, rows_for(keys, style));
     const int width = std::max(keys.cells() * style.columns, 8);
     const int per_row =
-        std::clamp((screen_.width + kGap) / (width + kGap), 1, shown);
+        std::clamp((screen_.width + kMapGap) / (width + kMapGap), 1, shown);
     for (int first = 1; first <= shown; first += per_row) {
       add("");
       std::vector<std::string> lines(1);
@@ -419,8 +419,8 @@ class Page {
             pool(panel.map, {item_.queries, queries}, {item_.keys, keys}),
             scale_, style, screen_);
         lines.resize(map.size() + 1);
-        lines[0] += exactly(panel.name, width + kGap);
-        const int rest = width + kGap - keys.cells() * style.columns;
+        lines[0] += exactly(panel.name, width + kMapGap);
+        const int rest = width + kMapGap - keys.cells() * style.columns;
         for (size_t line = 0; line < map.size(); ++line)
           lines[line + 1] += map[line] + std::string(rest, ' ');
       }

@@ -59,7 +59,7 @@ auto compare_exact(Agreement demand, Answer (*reference)(const LayerInputs&),
   };
 }
 
-Comparison compare_auto(const LayerCall& call, Random& random) {
+Comparison compare_auto_module(const LayerCall& call, Random& random) {
   const LayerInputs x = draw(call, random);
   const BackendGuard automatic(Backend::kAuto);
   const at::NoGradGuard no_grad;
@@ -260,9 +260,9 @@ std::vector<Case> module_cases() {
             compare_gradients(Agreement::kClose, pytorch::nn_module));
   add_cases(cases, "MultiheadAttention, auto, against float64 loops",
             calls | filter([](const LayerCall& call) { return !call.dropout; }),
-            compare_auto);
+            compare_auto_module);
   add_cases(cases, "GroupedQueryAttention, auto, against float64 loops",
-            grouped_calls(), compare_auto);
+            grouped_calls(), compare_auto_module);
   return cases;
 }
 

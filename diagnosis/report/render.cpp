@@ -372,10 +372,10 @@ std::string to_text(const Verdict& verdict, int width) {
 
 // ---- A verdict as JSON -----------------------------------------------------
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // Text is escaped, and what is no UTF-8 replaced; NaN and infinities are null.
-static void to_json(Json& json, const Finding& finding) {
+static void to_json(OrderedJson& json, const Finding& finding) {
   json = {{"name", finding.name},
           {"stage", finding.stage},
           {"sentence", finding.sentence},
@@ -383,7 +383,7 @@ static void to_json(Json& json, const Finding& finding) {
           {"detail", finding.detail}};
 }
 
-static void to_json(Json& json, const ComparedCase& c) {
+static void to_json(OrderedJson& json, const ComparedCase& c) {
   json = {{"name", c.name},       {"dtype", c.dtype},
           {"tensor", c.tensor},   {"shape", c.shape},
           {"agrees", c.agrees},   {"explained", c.explained},
@@ -392,7 +392,7 @@ static void to_json(Json& json, const ComparedCase& c) {
           {"allowed", c.allowed}, {"unexplained", c.unexplained}};
 }
 
-static void to_json(Json& json, const Place& place) {
+static void to_json(OrderedJson& json, const Place& place) {
   json = {{"case", place.observation},
           {"tensor", place.tensor},
           {"index", place.index},
@@ -404,9 +404,9 @@ std::string to_json(const Verdict& verdict) {
   constexpr const char* kJudgements[] = {"bits", "rounding", "fault",
                                          "unknown"};
   const auto or_null = [](const auto& value) {
-    return value ? Json(*value) : Json(nullptr);
+    return value ? OrderedJson(*value) : OrderedJson(nullptr);
   };
-  const Json all = {
+  const OrderedJson all = {
       {"verdict", kJudgements[static_cast<int>(verdict.judgement)]},
       {"faults", verdict.faults},
       {"alternatives", verdict.alternatives},
@@ -418,7 +418,7 @@ std::string to_json(const Verdict& verdict) {
       {"cases", verdict.cases},
       {"weights", verdict.weights},
       {"unused", verdict.unused}};
-  return all.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return all.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace multihead::diagnosis
