@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 constexpr double kSlowCall = 0.5;  // seconds
 constexpr int kFewestRounds = 3;
 constexpr int kMostRounds = 200;
-constexpr double kShortest = 200e-6;  // of one reading of the clock
+constexpr double kShortest = 200e-6;  // a single measurement, in seconds
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -147,7 +147,7 @@ std::optional<int64_t> extra_memory(const std::function<void()>& call) {
 namespace {
 
 constexpr double kSeconds = 0.02;
-constexpr int64_t kIterations = 100'000;  // of a loop, between looks at a clock
+constexpr int64_t kIterations = 100'000;  // between two looks at the clock
 
 /// A loop: runs `iterations` times, returns the FLOP of one iteration.
 using Loop = double (*)(int64_t iterations);

@@ -164,8 +164,8 @@ Examples:
 constexpr double kGrace = 2, kVerdict = 60;
 constexpr const char* kJudging = "judging\n";
 
-// What Python runs. Of its own accord it would look for modules in the
-// working folder first, where a file may be called random.py. An answer is
+// What Python runs. By default it would look for modules in the working folder
+// first, where a file may be called random.py. An answer is
 // "report", an exit status, and a report, or, for status 2, mostly a
 // sentence. Before it there may be "running" and "judging", as the check goes
 // on, and where a process was ended. It does not outlive the command,

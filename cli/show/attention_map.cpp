@@ -149,7 +149,7 @@ class ItemMeasurement {
   }
 
  private:
-  // From the weights as they were given.
+  // Reads the weights that were given.
   void read(int64_t head, Panel& panel) {
     const at::Tensor page = source_.weights[item_][head].to(at::kDouble);
     const Axis keys = whole(result_.keys);
@@ -176,7 +176,7 @@ class ItemMeasurement {
     highest_ = std::max(highest_, finite.max().item<double>());
   }
 
-  // From the heads, without a page of weights.
+  // Computes them from the heads, without a page of weights.
   void compute(int64_t head, Panel& panel) {
     const int64_t group = head / (source_.num_heads() / source_.num_kv_heads);
     const at::Tensor query =

@@ -47,7 +47,7 @@ struct MapRequest {
 };
 
 /// Measures it, item by item and head by head: maps of at most request.cells²
-/// cells, entropies, strongest links. Of long sequences no L×L page is made:
+/// cells, entropies, strongest links. For long sequences no L×L page is made:
 /// cells are attention to one-hot values, the rest is attention_summary.
 Picture measure(const AttentionSource& source, const MapRequest& request);
 

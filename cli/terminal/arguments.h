@@ -35,9 +35,9 @@ void add_file(CLI::App& command, const std::string& name, std::string& path,
 /// says which one may have been meant.
 multihead::Safetensors read_dump(const std::string& path);
 
-/// Answers --help and --version on standard output; says on standard error what
-/// of a command line cannot be understood, and what may have been meant.
-/// Returns the exit status, 0 or 2.
+/// Answers --help and --version on standard output. Where a command line cannot
+/// be understood, says on standard error which part of it, and what may have
+/// been meant. Returns the exit status, 0 or 2.
 int answer(const CLI::App& app, const CLI::ParseError& error);
 
 /// The one of `names` that differs least from `word` by letters that are

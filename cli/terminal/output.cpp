@@ -73,7 +73,7 @@ Destination::Destination(const std::string& option, const std::string& path) {
     standard_output_ = path == "-";
     return;
   }
-  std::error_code error;  // of what cannot be looked at: OutputFile says why
+  std::error_code error;  // ignored: OutputFile says why it cannot write
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status) && !fs::is_regular_file(status))
     throw std::invalid_argument(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Tensors of a check are tiny, so a recipe costs some 100 µs and all single
-// faults some 20 ms. Of the thousands of pairs most are ruled out without being
+// faults some 20 ms. Most of the thousands of pairs are ruled out without being
 // run: what stands in the trace as it should rules out the faults before it;
 // and on a call that attention itself does not explain, a fault that changes
 // nothing cannot be part of the reason, so its partner must be all of it.

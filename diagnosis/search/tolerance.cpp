@@ -195,8 +195,8 @@ Errors errors_of(const ObservedCall& call, const Recipe& recipe,
       rows.sizes() != call.out.sizes().slice(0, call.out.dim() - 1)) {
     return found;
   }
-  // By the size of their numbers: those of a recipe that explodes would allow
-  // everything.
+  // Judged by the size of the observed numbers: a recipe whose numbers explode
+  // would allow everything.
   found.out = error(
       largest_difference(call.out, stages->out, rows),
       rounding_allowed(precision, *stages, largest_finite(call.out, rows)));

@@ -153,7 +153,7 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
     const bool usual = recipe.sentinel == -kInfinity;
     const bool added = usual && recipe.fully_masked == FullyMasked::kAsSeen;
     const bool filled = usual && recipe.fully_masked == FullyMasked::kUniform;
-    // Of the numbers in use the most usual: it says what rounding leaves.
+    // -1e9 is the usual number: it shows what rounding leaves.
     const double sentinel = added || filled ? -1e9 : recipe.sentinel;
     result.scores =
         added || recipe.sentinel_added

@@ -13,8 +13,8 @@ using at::Tensor;
 
 namespace {
 
-// By a matrix (D, D) that all heads share, or each by its own square on the
-// diagonal of (H·D, H·D).
+// All heads share a matrix (D, D), or each has its own square on the diagonal
+// of (H·D, H·D).
 Tensor project_each_head(const ObservedCall& call, const Recipe& recipe,
                          const Tensor& context) {
   const auto [weight, bias, orientation, name] = matrix_by(call, recipe, 3);

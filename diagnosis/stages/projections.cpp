@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// From the inputs to queries, keys and values: whose matrix projects what.
+// How queries, keys and values are made of the inputs: which matrix projects
+// which input.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 

@@ -70,7 +70,7 @@ using Scale = double (*)(const Scaling&);
 double scale_by_width(const Scaling&);
 double scale_twice(const Scaling&);
 double scale_weights(const Scaling&);  ///< after the softmax, scores not at all
-/// By the width of a head where heads are not split.
+/// Heads are not split, but scores are divided by the root of a head's width.
 double scale_by_split_width(const Scaling&);
 
 enum class MaskEffect {
@@ -214,7 +214,7 @@ struct Fault {
 /// faults apart, the earlier one is named.
 std::span<const Fault> all_faults();
 
-/// A choice that is as good as the default, of which nobody said which it is.
+/// A choice that is as good as the default, where nobody said which one it is.
 struct Convention {
   std::string_view name;
   std::string_view sentence;  ///< what is assumed

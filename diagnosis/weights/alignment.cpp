@@ -153,8 +153,8 @@ class Aligner {
         first.declared == Orientation::kUnknown ? "" : text(first.declared));
   }
 
-  // The likeliest reason why nothing fits: with such a number of heads no size
-  // of the matrix makes heads of one width.
+  // The likeliest reason why nothing fits: with this number of heads, neither
+  // size of the matrix can be cut into heads of one width.
   void check_heads_divide(Role role, const Candidates& misfits) const {
     if (role == kKey || role == kValue || role == kKeyValue) return;
     const int64_t heads = sizes_.num_heads;

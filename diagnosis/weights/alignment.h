@@ -24,8 +24,8 @@ enum class Orientation { kUnknown, kOutIn, kInOut };
 /// by head, [q0 k0 v0 q1 ...] (with groups, [queries of group 0, k0 v0 ...]).
 enum class FusedOrder { kNotFused, kPartByPart, kHeadByHead };
 
-/// Of the layer under test; num_heads is a multiple of num_kv_heads. vdim and
-/// out_dim: features of values and of the output, 0 where nobody knows.
+/// Sizes of the layer under test; num_heads is a multiple of num_kv_heads. vdim
+/// and out_dim: features of values and of the output, 0 where nobody knows.
 struct LayerSizes {
   int64_t embed_dim, num_heads, num_kv_heads;
   int64_t vdim = 0, out_dim = 0;

@@ -41,9 +41,8 @@ AttentionSummary summary(const at::Tensor& query, const at::Tensor& key,
 
 // ---- On heads -------------------------------------------------------------
 
-/// With a mask, a scale and dropout alone, as layers have them. In the absence
-/// of a mask its operations are those of PyTorch's order
-/// (layer/torch_order.cpp).
+/// With a mask, a scale and dropout alone, as layers have them. Without a mask
+/// the operations are those of layer/torch_order.cpp.
 HeadResults attention(const Heads& heads, double scale, const Mask& mask,
                       double dropout_p);
 

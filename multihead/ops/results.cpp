@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// Of what is computed from a call's query, key and logsumexp.
+// Checks an operator that computes from a call's query, key and logsumexp.
 void check_from_logsumexp(const char* function, const Tensor& query,
                           const Tensor& key, const Tensor& logsumexp,
                           const AttentionOptions& options,

@@ -39,7 +39,7 @@ void define_fused(torch::Library& m, const Tags& tags) {
          state + "(Tensor out, Tensor logsumexp)");
   // Gradients of Σ out·dout + Σ logsumexp·dlogsumexp; `needs` says of which
   // arguments, in the order of the results. What is not needed is undefined.
-  // To a derivative of this, out and logsumexp are functions of the rest.
+  // A derivative of this takes out and logsumexp as functions of the rest.
   std::string gradients = "(Tensor dquery, Tensor dkey, Tensor dvalue";
   fields::for_each([&](const auto& field) {
     if (!field.is_differentiable) return;

@@ -319,7 +319,7 @@ std::string format_json(const Header& header,
 
 // ---- Bytes and ranges ------------------------------------------------------
 
-/// Whether it is text, of which no safetensors file can begin with 8 bytes.
+/// Whether the first bytes of a file are text: no safetensors file begins so.
 bool is_text(std::string_view bytes) {
   return !bytes.empty() && std::ranges::all_of(bytes, [](unsigned char c) {
     return c >= ' ' ? c != 0x7F && c < 0xF8  // not in UTF-8

@@ -14,7 +14,7 @@ from torch import Tensor
 from ._call import as_tensor, call, check_type
 from ._subclasses import Function, is_causal_bias, own_rules_of, takes_subclasses
 
-if TYPE_CHECKING:  # of Python 3.11, or of a package that PyTorch brings
+if TYPE_CHECKING:  # a package that PyTorch brings; Python has it since 3.11
     from typing_extensions import Unpack
 
 Backend = Literal["auto", "exact", "fused"]

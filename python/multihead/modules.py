@@ -35,7 +35,7 @@ def _refuse_nested(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _own_rules(weight: Tensor | None, bias: Tensor | None) -> str | None:
-    """Of the packed parameters, which nearly always have none."""
+    """What is special about the packed parameters; nearly always nothing."""
     if are_plain(weight, bias):
         return None
     return own_rules_of({"in_proj_weight": weight, "in_proj_bias": bias})

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// Recomputation: P and dS of a tile of queries and a block of keys, of which
-// all gradients are made, from Q, K, V, dO and two numbers per row:
+// Recomputation: P and dS of a tile of queries and a block of keys. They are
+// made from Q, K, V, dO and two numbers per row, and all gradients are made
+// from them:
 //   S = transform(K·Qᵀ)       P = exp(S − shift)·inv_sum
 //   dP = V·dOᵀ, times dropout's factor
 //   dS = P∘(dP − Δ)           before the slope of softcap
@@ -72,8 +73,8 @@ struct ScoreGradient {
            keys.begin / kExactDeltaKeys == (keys.end - 1) / kExactDeltaKeys;
   }
 
-  /// P, and if wanted dS, of `keys`, which lie in one block of kKeyBlock. Of a
-  /// row with an exact Δ they hold all keys or none.
+  /// P, and if wanted dS, of `keys`, which lie in one block of kKeyBlock. If a
+  /// row has an exact Δ, `keys` holds all keys that it sees, or none.
   ScoreBlock compute(const AttentionArgs& a, const Tile& tile,
                      const Panel<T>& key, const Panel<T>& value, Interval keys,
                      bool with_dscores) {

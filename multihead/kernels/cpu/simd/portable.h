@@ -152,7 +152,7 @@ struct Portable {
     }
   }
 
-  // Of a square of kLanes × kLanes.
+  // r is a square of kLanes × kLanes.
   SIMD_INLINE void transpose(Vector (&r)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
       for (int j = 0; j < i; ++j) {

@@ -168,7 +168,7 @@ class Recorder(TorchDispatchMode):
 
     def _note_origins(self, name, operands, results) -> None:
         if name.endswith("_like") or name.startswith("new_"):
-            operands = []  # of which only the shape is used
+            operands = []  # only their shapes are used
         origins = [self.origin(t) for t in operands]
         inputs = frozenset().union(*(o.inputs for o in origins))
         weights: dict[tuple[int, int], None] = {}

@@ -374,7 +374,7 @@ def _parts(returned: object) -> Iterator[object]:
 def _tensor(value: object) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
-    with contextlib.suppress(TypeError):  # of what torch has no type for
+    with contextlib.suppress(TypeError):  # a dtype that torch lacks
         if type(value).__module__ == "numpy" and getattr(value, "ndim", 0):
             return torch.from_numpy(value.copy())
     return None

@@ -59,7 +59,7 @@ def walk(name: str, value: object, depth: int = 0) -> Iterator[Held]:
             yield Held(name, value)
     elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         if value.dtype.kind == "f" and 0 < value.ndim <= 4:
-            # Of the same memory, if that can be.
+            # In the same memory, if that can be.
             shared = value.flags.writeable and min(value.strides) >= 0
             tensor = torch.from_numpy(value if shared else value.copy())
             yield Held(name, tensor, of_array=True)
