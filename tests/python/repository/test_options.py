@@ -30,12 +30,13 @@ def compile_with(folder: pathlib.Path, source: str) -> str:
     """What the compiler has against a source; headers in `folder` come first."""
     build = pathlib.Path(os.environ["MULTIHEAD_BUILD_DIR"])
     commands = json.loads((build / "compile_commands.json").read_text())
-    path = str(ROOT / "multihead" / source)
-    entry = next((x for x in commands if x["file"] == path), None)
-    if entry is None:
+    if str(ROOT / "multihead") not in str(commands):
         pytest.skip("MULTIHEAD_BUILD_DIR was built from another folder")
+    # The flags of the library, whether the build takes its sources one by one or not.
+    units = (x for x in commands if "CMakeFiles/multihead.dir/" in x["command"])
+    entry = next(x for x in units if "parallel" not in x["file"])
     words = shlex.split(entry["command"])
-    del words[words.index("-o") : words.index("-o") + 2]
+    words = [*words[: words.index("-o")], str(ROOT / "multihead" / source)]
     words[1:1] = ["-fsyntax-only", f"-I{folder}"]
     run = subprocess.run(words, cwd=entry["directory"], capture_output=True, text=True)
     assert (run.returncode == 0) == ("error:" not in run.stderr), run.stderr

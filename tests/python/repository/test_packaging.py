@@ -54,8 +54,9 @@ def tools() -> dict[str, str]:
         pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
     programs = [cached("CMAKE_COMMAND"), cached("CMAKE_MAKE_PROGRAM")]
     folders = [str(pathlib.Path(program).parent) for program in programs]
-    kept = re.compile("HOME|CMAKE_PREFIX_PATH|CCACHE_.*")
-    strict = "CMAKE_COMPILE_WARNING_AS_ERROR"  # a flag: ccache tells them apart
+    # ccache tells languages of messages apart, and flags such as `strict`.
+    kept = re.compile("HOME|CMAKE_PREFIX_PATH|CCACHE_.*|LANG|LC_.*")
+    strict = "CMAKE_COMPILE_WARNING_AS_ERROR"
     return {
         **{name: value for name, value in os.environ.items() if kept.fullmatch(name)},
         "PATH": os.pathsep.join([*folders, os.environ["PATH"]]),

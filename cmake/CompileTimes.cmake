@@ -26,11 +26,11 @@ function(multihead_shares_headers)
 endfunction()
 multihead_shares_headers(multihead_headers)
 
-# multihead_compiles_by_room(target source...): the files of a folder are one
-# translation unit. Loading the precompiled headers alone takes 1.5 seconds of each.
-# Helpers of two files in a room must not share a name, then. Without, as editors
-# that read compile_commands.json want it: -DMULTIHEAD_UNITY_BUILD=OFF.
-option(MULTIHEAD_UNITY_BUILD "Compile diagnosis and the command folder by folder" ON)
+# multihead_compiles_by_room(target sources...): the files of a folder are one
+# translation unit, since to load the precompiled headers alone takes 1.5 seconds. So two
+# files of a folder must not give the same name to helpers. For work on one file, and for
+# editors that read compile_commands.json: -DMULTIHEAD_UNITY_BUILD=OFF (preset dev).
+option(MULTIHEAD_UNITY_BUILD "Compile folder by folder: less in all, more after each edit" ON)
 function(multihead_compiles_by_room target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${MULTIHEAD_UNITY_BUILD}
                                              UNITY_BUILD_MODE GROUP)
