@@ -226,6 +226,11 @@ MULTIHEAD_ZMM(zmm_floats, "vfmadd213ps", kFloats, 16 * 2)
 MULTIHEAD_ZMM(zmm_doubles, "vfmadd213pd", kDoubles, 8 * 2)
 MULTIHEAD_ZMM(zmm_pairs, "vdpbf16ps", kPairs, 16 * 4)
 
+#undef MULTIHEAD_ZMM
+#undef MULTIHEAD_YMM
+#undef MULTIHEAD_LOOP
+#undef MULTIHEAD_CHAINS
+
 // Six chains of (16, 32) × (32, 16) tiles.
 double tiles(int64_t iterations) {
   struct alignas(64) Configuration {

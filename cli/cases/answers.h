@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// What this library answers to a call, and what PyTorch does, by three routes
-// that share no code with this library; each function says what it can express.
+// What this library answers to a call, and what PyTorch does, by three routes.
+// They compute nothing with this library's code: modules are filled and masks
+// written alike. Each function says what it can express.
 #pragma once
 
 #include <functional>

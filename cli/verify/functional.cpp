@@ -18,7 +18,7 @@ const AttentionOptions kCausalFromEnd{.is_causal = true,
                                       .causal_alignment = kBottomRight};
 
 // Bit for bit what PyTorch returns for the same arguments.
-Comparison compare_exact(const AttentionCall& call, Random& random) {
+Comparison compare_call_exact(const AttentionCall& call, Random& random) {
   const AttentionInputs x = draw(call, random);
   const BackendGuard exact(Backend::kExact);
   return {
@@ -33,7 +33,7 @@ bool mask_says(const AttentionInputs& x) {
 
 // Within the error budget of plain float64 loops; PyTorch beside it where it
 // can say the same with a mask.
-Comparison compare_auto(const AttentionCall& call, Random& random) {
+Comparison compare_call_auto(const AttentionCall& call, Random& random) {
   const AttentionInputs x = draw(call, random);
   const BackendGuard automatic(Backend::kAuto);
   const GoldenAttention golden = golden_attention(x);
@@ -58,7 +58,7 @@ AttentionInputs gradients(const AttentionInputs& x, const at::Tensor& dout,
   return {y.query.grad(), y.key.grad(), y.value.grad()};
 }
 
-Comparison compare_gradients(const AttentionCall& call, Random& random) {
+Comparison compare_call_gradients(const AttentionCall& call, Random& random) {
   const AttentionInputs x = draw(call, random);
   const BackendGuard automatic(Backend::kAuto);
   const at::Tensor dout =
@@ -217,13 +217,13 @@ std::vector<Case> functional_cases() {
   add_cases(cases,
             "scaled_dot_product_attention, exact, against "
             "at::scaled_dot_product_attention",
-            calls | std::views::filter(pytorch_has), compare_exact);
+            calls | std::views::filter(pytorch_has), compare_call_exact);
   add_cases(cases, "scaled_dot_product_attention, auto, against float64 loops",
-            calls, compare_auto);
+            calls, compare_call_auto);
   add_cases(
       cases,
       "gradients of scaled_dot_product_attention, auto, against float64 loops",
-      calls, compare_gradients);
+      calls, compare_call_gradients);
   return cases;
 }
 

@@ -42,8 +42,9 @@ GoldenLayer golden_beside_exact(const LayerInputs& x, const LayerCall& call) {
 }
 
 // `exact` against a reference that is called with the same arguments.
-auto compare_exact(Agreement demand, Answer (*reference)(const LayerInputs&),
-                   bool fast_path = false) {
+auto compare_module_exact(Agreement demand,
+                          Answer (*reference)(const LayerInputs&),
+                          bool fast_path = false) {
   return [=](const LayerCall& call, Random& random) -> Comparison {
     LayerInputs x = draw(call, random);
     const BackendGuard exact(Backend::kExact);
@@ -59,7 +60,7 @@ auto compare_exact(Agreement demand, Answer (*reference)(const LayerInputs&),
   };
 }
 
-Comparison compare_auto_module(const LayerCall& call, Random& random) {
+Comparison compare_module_auto(const LayerCall& call, Random& random) {
   const LayerInputs x = draw(call, random);
   const BackendGuard automatic(Backend::kAuto);
   const at::NoGradGuard no_grad;
@@ -94,8 +95,8 @@ std::vector<Part> gradient_parts(const LayerInputs& ours,
 }
 
 // `reference` is called with the same leaves.
-auto compare_gradients(Agreement demand,
-                       Answer (*reference)(const LayerInputs&)) {
+auto compare_module_gradients(Agreement demand,
+                              Answer (*reference)(const LayerInputs&)) {
   return [=](const LayerCall& call, Random& random) -> Comparison {
     const LayerInputs drawn = draw(call, random);
     const LayerInputs ours = leaves(drawn), pytorch = leaves(drawn);
@@ -226,7 +227,7 @@ std::vector<Case> module_cases() {
             "MultiheadAttention, exact, against the operations of Python's "
             "module",
             calls | filter(python_module_has),
-            compare_exact(Agreement::kBits, pytorch::python_module));
+            compare_module_exact(Agreement::kBits, pytorch::python_module));
   // Its linear layers multiply and then add the bias, where Python's do both in
   // one product: some BLAS libraries round the two alike, some do not. Without
   // loops allclose judges, which is no measure of float32.
@@ -236,19 +237,19 @@ std::vector<Case> module_cases() {
               return call.dtype == at::kDouble ||
                      (call.dtype == at::kFloat && loops_know(call));
             }),
-            compare_exact(Agreement::kClose, pytorch::nn_module));
+            compare_module_exact(Agreement::kClose, pytorch::nn_module));
   add_cases(
       cases,
       "MultiheadAttention, exact, inference, against "
       "at::_native_multi_head_attention",
       calls | filter(native_has) | std::views::transform(as_self_attention),
-      compare_exact(Agreement::kBits, pytorch::native,
-                    /*fast_path=*/true));
+      compare_module_exact(Agreement::kBits, pytorch::native,
+                           /*fast_path=*/true));
   add_cases(cases,
             "gradients of MultiheadAttention, exact, against the operations of "
             "Python's module",
             calls | filter(python_module_has),
-            compare_gradients(Agreement::kBits, pytorch::python_module));
+            compare_module_gradients(Agreement::kBits, pytorch::python_module));
   // In float64: beside other operations float32 has no bound that holds for the
   // gradient of every parameter.
   add_cases(cases,
@@ -257,12 +258,12 @@ std::vector<Case> module_cases() {
             calls | filter(nn_module_has) | filter([](const LayerCall& call) {
               return call.dtype == at::kDouble;
             }),
-            compare_gradients(Agreement::kClose, pytorch::nn_module));
+            compare_module_gradients(Agreement::kClose, pytorch::nn_module));
   add_cases(cases, "MultiheadAttention, auto, against float64 loops",
             calls | filter([](const LayerCall& call) { return !call.dropout; }),
-            compare_auto_module);
+            compare_module_auto);
   add_cases(cases, "GroupedQueryAttention, auto, against float64 loops",
-            grouped_calls(), compare_auto_module);
+            grouped_calls(), compare_module_auto);
   return cases;
 }
 

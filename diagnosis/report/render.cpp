@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// A document as lines of equal letters, for terminals; as the picture of one;
-// and as a fragment of HTML, for notebooks, and whole enough for a file. And a
-// verdict as the JSON of which documents are made.
+// A document as text for terminals, as the picture of a terminal (SVG), and as
+// HTML that stands in a notebook or in a file of its own. And a verdict as
+// JSON, from which documents are made.
 #include <c10/util/Exception.h>
 
 #include <algorithm>

@@ -45,8 +45,10 @@ inline void require(bool condition) {
 
 // ---- Choices ---------------------------------------------------------------
 //
-// Where one is a function, the recipe's default is attention's; the others
-// stand among the faults.
+// A choice is an enum or a function. What attention does is the recipe's
+// default; the other functions stand beside the faults that set them. Functions
+// are told apart by their addresses, which a linker that folds equal code
+// (--icf=all) would break.
 
 /// (B, L, heads·D) → (B, heads, L, D).
 using Split = at::Tensor (*)(const at::Tensor& x, int64_t heads);

@@ -74,11 +74,16 @@ std::string shape_refusal(Shapes shapes, const at::Tensor& query,
   return {};
 }
 
-// Here, and wherever somebody has registered kernels for the operators.
+// Here, and wherever somebody has registered kernels for all four operators.
 bool has_kernels(c10::Device device) {
   if (device.is_cpu() || device.is_meta()) return device.is_cpu();
-  return call::handle<call::FusedAttention>().hasKernelForDispatchKey(
-      c10::computeDispatchKey(std::nullopt, std::nullopt, device));
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
+  return call::handle<call::FusedAttention>().hasKernelForDispatchKey(key) &&
+         call::handle<call::FusedAttentionBackward>().hasKernelForDispatchKey(
+             key) &&
+         call::handle<call::AttentionWeights>().hasKernelForDispatchKey(key) &&
+         call::handle<call::FusedAttentionSummary>().hasKernelForDispatchKey(
+             key);
 }
 
 std::string tensor_refusal(const at::Tensor& x) {

@@ -6,6 +6,8 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 
+#include <cmath>
+
 #include "multihead/layer/ways.h"
 #include "multihead/optional_tensor.h"
 

@@ -4,6 +4,9 @@
 // those of multi_head_attention_forward, checked.
 #pragma once
 
+#include <array>
+#include <tuple>
+
 #include "multihead/layer/masks.h"
 #include "multihead/layer/projection.h"
 

@@ -13,7 +13,7 @@ class QuantizableMultiheadAttention(quantizable.MultiheadAttention):
     _FLOAT_MODULE = MultiheadAttention
 
 
-# Those that torch.ao.quantization.prepare and convert know.
+# Adds ours to the tables that torch.ao.quantization.prepare and convert read.
 _classes = get_default_custom_config_dict()  # type: ignore[no-untyped-call]
 _classes["float_to_observed_custom_module_class"][MultiheadAttention] = (
     QuantizableMultiheadAttention

@@ -213,8 +213,8 @@ def recorded_by_fx(module: nn.Module, arguments: dict[str, Any]) -> Any:
 
 
 def check_causal_bias(function: str, arguments: dict[str, Any]) -> None:
-    """TypeError for a CausalBias that was computed with, which so means nothing more,
-    and for a query or key, whose lengths are to be asked for, that is no tensor."""
+    """TypeError for a CausalBias that was computed with, since the result means nothing,
+    and for a query or key that is no tensor, since their lengths are asked for."""
     if not hasattr(arguments["attn_mask"], "variant"):
         raise TypeError(
             f"{function}: attn_mask must be a CausalBias as it was made, got one that "

@@ -107,10 +107,7 @@ def _keywords(function: str, rules: Rules, query: Tensor) -> dict[str, Any]:
     """The ``**rules`` of a function as its operator takes them, and the backend."""
     for rule in rules:
         if rule not in _RULES:
-            raise TypeError(
-                f"{function}: arguments must be those of scaled_dot_product_attention, "
-                f"got {rule}"
-            )
+            raise TypeError(f"{function}() got an unexpected keyword argument {rule!r}")
     offset = as_tensor(function, rules.get("query_offset"), query)
     return {**rules, "query_offset": offset, "backend": current_backend()}
 

@@ -37,10 +37,12 @@ _POLARITIES = {
 }
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
+_GUESSES = 3  # numbers of heads that are tried where nothing tells them
+_QUICK = 2.0  # seconds of a verdict that is quick: only then others are tried
 
 
 def examine(
-    target: object, options: Options, progress: Progress = lambda name: None
+    target: object, options: Options, progress: Progress | None = None
 ) -> Report:
     """Runs a check; see multihead.check. progress is told the name of each case.
     Checks in several threads take turns.
@@ -53,7 +55,8 @@ def examine(
             subject = load(target, guard)
         except Stop as unreachable:
             return Report(str(target), None, unreachable.findings)
-        examination = Examination(subject, options, guard, progress)
+        tell = progress or (lambda name: None)
+        examination = Examination(subject, options, guard, tell)
         try:
             verdict = examination.verdict()
         except Stop as stop:
@@ -89,12 +92,17 @@ class Reading:
 
     def beats(self, likelier: "Reading") -> bool:
         """Whether it is to be believed instead of a likelier one: it takes all calls
-        that the other takes, and is right or takes more of them. A fault by a
-        stranger reading proves nothing else."""
+        that the other takes, and is right or takes more of them. A
+        less likely reading that only finds another fault proves nothing."""
         if self.verdict is None or not likelier.taken <= self.taken:
             return False
         exculpates = self.is_right and not likelier.is_right
         return exculpates or bool(self.taken & likelier.refused)
+
+    def names_more(self, other: "Reading") -> bool:
+        """Whether it names faults where the other finds none that it knows, or more."""
+        count = len(other.faults) or len(self.faults) + 1
+        return 0 < len(self.faults) < count
 
     def explains_more(self, other: "Reading") -> bool:
         """Whether it comes to a verdict with fewer faults."""
@@ -127,7 +135,7 @@ class Reading:
 
     def say_text(self, believed: dict[str, documented.Said], against: set[str]) -> None:
         """Adds what the code's text was believed to say of its masks, and quotes it;
-        `against`: what the numbers say otherwise of."""
+        `against`: the masks of which the numbers say the opposite."""
         if self.verdict is None:
             return
         for fact, said in believed.items():
@@ -290,7 +298,8 @@ class Examination:
         if others and (exchanged or self.order_is_written):
             other = self.first_call.find(tuple(others))
             second = self._read_either_mask(other) if other else reading
-            return second if second.is_right else reading
+            named = self.order_is_written and second.names_more(reading)
+            return second if second.is_right or named else reading
         return reading
 
     def _less_refused(self, reading: Reading) -> Reading:
@@ -430,11 +439,25 @@ class Examination:
 
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
+        start = time.process_time()
         self._judge(reading, kept)
+        is_quick = time.process_time() < start + _QUICK
         known = observation.known_heads(kept[0], self.call, self.options.num_heads)
         if known or reading.verdict is None or reading.is_right:
             return
-        heads = observation.guessed_heads(kept[0])[0]
+        likely, said = observation.guessed_heads(kept[0]), list(reading.findings)
+        first = reading.verdict, reading.observations, self.stated
+        heads = self.stated.num_heads or likely[0]
+        for guess in likely[1:_GUESSES] if is_quick and not reading.faults else ():
+            self.stated = replace(self.stated, num_heads=guess)
+            self._judge(reading, kept)
+            if reading.faults or reading.is_right:
+                heads = guess
+                break
+            reading.verdict, reading.observations, self.stated = first
+        reading.findings = said
+        if reading.is_right:
+            return
         counted = "one head" if heads == 1 else f"{heads} heads"
         reading.assume(
             "num_heads",
@@ -443,17 +466,30 @@ class Examination:
         )
 
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
+        """The verdict; where names of weights mislead, once more without them."""
+        complaint = self._explain(reading, kept)
+        if complaint is None:
+            return
+        if self.options.num_heads and complaint.detail.startswith("num_heads must"):
+            raise ValueError(f"check: {complaint.detail}")
+        if all(run.parameters.by_flow for run in kept):
+            for run in kept:
+                run.parameters = run.parameters.by_flow
+            if self._explain(reading, kept) is None:
+                return
+        if self.options.inputs is not None and complaint.name != "no_weights_found":
+            raise ValueError(f"check: inputs: {complaint.detail}")
+        reading.findings.append(complaint)
+
+    def _explain(self, reading: Reading, kept: list[Run]) -> Finding | None:
+        """Has the engine judge the runs; what it complains of where it cannot."""
         seen = [observation.observe(run, self.call, self.stated) for run in kept]
         reading.observations = seen
         try:
             reading.verdict = observation.explain(seen)
         except ValueError as error:
-            complaint = observation.complaint(error)
-            if self.options.num_heads and complaint.detail.startswith("num_heads must"):
-                raise ValueError(f"check: {complaint.detail}") from None
-            if self.options.inputs is not None and complaint.name != "no_weights_found":
-                raise ValueError(f"check: inputs: {complaint.detail}") from None
-            reading.findings.append(complaint)
+            return observation.complaint(error)
+        return None
 
     def _how_called(self, base: Run, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"

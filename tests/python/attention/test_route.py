@@ -249,8 +249,12 @@ def test_kernels_of_another_device_are_found_where_they_are_registered():
         q = torch.empty(2, 4, 5, 8, device="cuda")
         assert route(q, q, q).reason.startswith("the kernels run on the CPU")
         library = torch.library.Library("multihead", "IMPL")
-        library.impl("fused_attention", lambda *_: None, "CUDA")
+        operators = ("fused_attention", "fused_attention_backward")
+        operators += ("attention_weights", "fused_attention_summary")
         try:
+            for name in operators:
+                assert route(q, q, q).way == "pytorch"
+                library.impl(name, lambda *_: None, "CUDA")
             assert route(q, q, q, is_causal=True) == ("fused", "")
             out, lse = scaled_dot_product_attention(q, q, q, return_lse=True)
             assert (out.shape, lse.dtype) == (q.shape, torch.float32)

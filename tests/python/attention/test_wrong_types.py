@@ -239,3 +239,11 @@ def test_an_error_of_the_same_kind_elsewhere_is_left_alone():
 
     with pytest.raises(RuntimeError, match="of its own"):
         sdpa(Q.as_subclass(Refuses), Q, Q)
+
+
+def test_an_unknown_keyword_is_named():
+    q = torch.randn(1, 2, 4)
+    for function in (multihead.scaled_dot_product_attention, multihead.route):
+        said = rf"^{function.__name__}\(\) got an unexpected keyword argument 'cap'"
+        with pytest.raises(TypeError, match=said):
+            function(q, q, q, cap=1.0)

@@ -192,7 +192,9 @@ class Recorder(TorchDispatchMode):
     def _note_draws(self, name, args, operands, results) -> None:
         if not results or results[0].dim() < 2:
             return
-        if name in ("bernoulli", "bernoulli_"):
+        if name == "native_dropout" and len(results) == 2:
+            self.draws.append(Draw(results[1].bool().clone(), float(args[1])))
+        elif name in ("bernoulli", "bernoulli_"):
             p = next((a for a in args[1:] if isinstance(a, float)), None)
             self.draws.append(Draw(results[0] != 0, None if p is None else 1 - p))
         elif name in _COMPARE and self.origin(operands[0]).drawn:

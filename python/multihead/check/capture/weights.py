@@ -15,11 +15,13 @@ from .record import Frames, Recorder, Use
 @dataclass
 class Weights:
     """Tensors by name, "out_in" for those whose layer fixes the orientation, and
-    phrases on how they were found."""
+    phrases on how they were found. by_flow: the same, named by the way of the data,
+    if that way could be followed."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    by_flow: "Weights | None" = None
 
 
 def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Weights:
@@ -52,7 +54,7 @@ def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Wei
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
     if by_flow is not None and (unnamed or (silent and not idle)):
         return by_flow
-    weights = Weights()
+    weights = Weights(by_flow=by_flow)
     for c in kept:
         tensor = c.tensor.detach()  # of an array, which the code may write to, a copy
         weights.tensors[c.name] = tensor.clone() if c.of_array else tensor

@@ -303,7 +303,8 @@ def _clauses(text: str) -> Iterator[tuple[bool, int, int]]:
 
 
 def _meanings(text: str, start: int, end: int) -> tuple[set[bool], bool]:
-    """Whether the words there block, each as its "not" has it; and if there was one."""
+    """Whether each of the words there blocks, turned round by a "not" before it; and
+    whether there was a "not"."""
     meanings, turned = set(), False
     for word in _MEANING.finditer(text, start, end):
         nots = len(_NOT.findall(text, start, word.start())) + bool(word["turned"])

@@ -46,7 +46,10 @@ RIGHT = [
         OfPixels
         of_pixels
         params_attention
-        params_of_three""",
+        params_of_three
+        NumberedProjections
+        NamesThatMislead
+        native_dropout""",
     ),
 ]
 
@@ -92,6 +95,7 @@ WRONG = [
         ByConvolutionsUnscaled: scale_missing
         by_convolutions_unscaled: scale_missing
         params_unscaled: scale_missing
-        params_viewed_straight: heads_not_transposed""",
+        params_viewed_straight: heads_not_transposed
+        TransposedInside: scale_missing+sigmoid_instead_of_softmax""",
     ),
 ]

@@ -302,6 +302,73 @@ class OfPixels(nn.Module):
         return self.proj(context.transpose(-2, -1).reshape(B, C, H, W))
 
 
+class NumberedProjections(nn.Module):
+    """Of the names of its weights only one says what it is."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.first = nn.Linear(embed_dim, embed_dim)
+        self.second = nn.Linear(embed_dim, embed_dim)
+        self.third = nn.Linear(embed_dim, embed_dim)
+        self.out = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x):
+        q, k, v = (split(f(x), self.num_heads) for f in self.projections())
+        attended = attend(q, k, v, None, q.size(-1) ** -0.5)
+        return self.last()(attended.transpose(1, 2).flatten(2))
+
+    def projections(self):
+        return self.first, self.second, self.third
+
+    def last(self):
+        return self.out
+
+
+class NamesThatMislead(NumberedProjections):
+    """ "context" makes the keys, and "content" the values."""
+
+    def __init__(self, embed_dim, num_heads):
+        nn.Module.__init__(self)
+        self.num_heads = num_heads
+        self.query = nn.Linear(embed_dim, embed_dim)
+        self.context = nn.Linear(embed_dim, embed_dim)
+        self.content = nn.Linear(embed_dim, embed_dim)
+        self.mix = nn.Linear(embed_dim, embed_dim)
+
+    def projections(self):
+        return self.query, self.context, self.content
+
+    def last(self):
+        return self.mix
+
+
+class TransposedInside(nn.Module):
+    """Batch first; (L, B, E) is a step inside. Not scaled, and no softmax."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_q = nn.Linear(embed_dim, embed_dim)
+        self.W_k = nn.Linear(embed_dim, embed_dim)
+        self.W_v = nn.Linear(embed_dim, embed_dim)
+        self.W_o = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x):
+        z = x.transpose(0, 1)
+        L, B, E = z.shape
+        rows = (L, B * self.num_heads, E // self.num_heads)
+        q, k, v = (f(z).reshape(rows) for f in (self.W_q, self.W_k, self.W_v))
+        q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+        attended = (q @ k.transpose(1, 2)).sigmoid() @ v
+        return self.W_o(attended.transpose(0, 1).reshape(L, B, E)).transpose(0, 1)
+
+
+def native_dropout(q, k, v, dropout_p=0.0, training=False):
+    weights = (q @ k.transpose(-2, -1) / q.size(-1) ** 0.5).softmax(-1)
+    return torch.native_dropout(weights, dropout_p, training)[0] @ v
+
+
 weight_normed = WeightNormed(32, 4)
 weight_normed_by_hook = WeightNormedByHook(32, 4)
 weight_normed_by_hook_unscaled = WeightNormedByHookUnscaled(32, 4)
