@@ -42,6 +42,12 @@ struct ScoreTransform {
   double dropout_p = 0.0;
   /// (B, H, Lq, Lk), 0 or 1/(1 − dropout_p): draws that were made before.
   at::Tensor dropout_factors = {};
+
+  /// Whether scores are more than scale·q·k. A rule that is missing here is left
+  /// out of calls that have no other. (Masks are asked by what is visible.)
+  bool has_rules() const {
+    return softcap || alibi_slopes.defined() || sinks.defined();
+  }
 };
 
 // torch.export cannot show that folding holds for every length: a traced call
@@ -201,9 +207,8 @@ HeadResults attend(const Heads& given, const ScoreTransform& transform,
   const auto dtype = heads.query.scalar_type();
   const ScoreShape shape = shape_of(heads);
   const at::Tensor visible = visible_keys(transform.mask, shape);
-  const bool transforms = visible.defined() || transform.softcap ||
-                          transform.alibi_slopes.defined() ||
-                          transform.sinks.defined() || with_logsumexp;
+  const bool transforms =
+      visible.defined() || transform.has_rules() || with_logsumexp;
 
   at::Tensor scores = scaled_scores(heads, transform, visible);
   HeadResults result;

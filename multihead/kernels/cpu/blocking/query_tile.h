@@ -24,7 +24,6 @@ struct RowRange {
 
 template <class F>
 struct QueryTile {
-  using T = typename F::Scalar;
   static constexpr int64_t kLanes = kTileLanes<F>;
 
   QueryTile() {}  // not initialised: arrays of these are large
@@ -53,11 +52,7 @@ struct QueryTile {
         mask_offset[r] =
             b * a.mask.batch + head[r] * a.mask.head + i * a.mask.query;
       }
-      if (a.alibi_slopes) {
-        position[r] = kernels::position(a, b, i);
-        negative_slope[r] = static_cast<T>(
-            -a.alibi_slopes[b * a.alibi_batch + head[r] * a.alibi_head]);
-      }
+      if (a.alibi_slopes) position[r] = kernels::position(a, b, i);
       if (++h == range.heads) h = 0, ++i;
     }
     // Rows ascend, and so do both ends of what they see.
@@ -78,7 +73,6 @@ struct QueryTile {
   Interval sees[kLanes];
   int64_t mask_offset[kLanes];  ///< with a mask only
   int64_t position[kLanes];     ///< with ALiBi only
-  T negative_slope[kLanes];     ///< with ALiBi only
   LaneVisibility views[kMaxVectors];
   Interval keys;  ///< visible to some row
 
@@ -89,7 +83,6 @@ struct QueryTile {
     sees[to] = sees[from];
     mask_offset[to] = mask_offset[from];
     position[to] = position[from];
-    negative_slope[to] = negative_slope[from];
   }
 };
 

@@ -47,9 +47,12 @@ template <typename T>
 struct BlockTransform {
   const T* mask;  ///< (kKeyBlock, lanes) or null
   T softcap, inverse_softcap;
-  bool has_softcap, has_alibi;
+  bool has_softcap;
+  const double* slopes;  ///< ALiBi's, of the heads of a batch row; null: none
+  int64_t slope_stride;
 
-  bool any() const { return mask || has_softcap || has_alibi; }
+  /// Without any, rows that see a whole segment skip transform_scores.
+  bool any() const { return mask || has_softcap || slopes; }
 };
 
 /// Softcap, bias, ALiBi and the ends of the intervals, on the scores of one
@@ -61,20 +64,21 @@ inline void transform_scores(const QueryTile<F>& tile, int64_t anchor,
                              const ScoreScratch<ScalarOf<F>>& scratch) {
   using T = typename F::Scalar;
   const int64_t from = span.c * F::kLanes;
-  alignas(64) T begin[F::kLanes], end[F::kLanes], at[F::kLanes];
+  alignas(64) T begin[F::kLanes], end[F::kLanes], at[F::kLanes] = {};
+  alignas(64) T negative_slope[F::kLanes] = {};
   for (int i = 0; i < F::kLanes; ++i) {
     const Interval sees =
         overlap(tile.sees[from + i], {anchor, anchor + kKeyBlock});
     begin[i] = static_cast<T>(sees.begin - anchor);
     end[i] = static_cast<T>(max(sees.end - anchor, 0));
-    at[i] = transform.has_alibi
-                ? static_cast<T>(tile.position[from + i] - anchor)
-                : 0;
+    if (!transform.slopes) continue;
+    at[i] = static_cast<T>(tile.position[from + i] - anchor);
+    negative_slope[i] = static_cast<T>(
+        -transform.slopes[tile.head[from + i] * transform.slope_stride]);
   }
   const auto none = F::broadcast(T(-INFINITY));
   const auto first = F::load(begin), last = F::load(end), here = F::load(at);
-  const auto slope = transform.has_alibi ? F::load(tile.negative_slope + from)
-                                         : F::broadcast(0);
+  const auto slope = F::load(negative_slope);
   auto maximum = F::load(scratch.maximum + from);
   int64_t j = span.keys.begin - anchor;
   for (int64_t x = span.begin; x < span.end; x += kTileLanes<F>, ++j) {
@@ -91,7 +95,7 @@ inline void transform_scores(const QueryTile<F>& tile, int64_t anchor,
       const auto bias = F::load(transform.mask + x);
       s = F::select(F::equal(bias, none), none, F::add(s, bias));
     }
-    if (transform.has_alibi) {
+    if (transform.slopes) {
       s = F::fma(slope, F::abs(F::sub(here, key)), s);
     }
     s = F::select(F::less(key, first), none, s);
@@ -121,9 +125,14 @@ inline ScoreBlock score_block(const AttentionArgs& a,
   const double softcap = a.softcap < 1e-30  ? 1e-30
                          : a.softcap > 1e30 ? 1e30
                                             : a.softcap;
-  const BlockTransform<T> transform{mask.values, static_cast<T>(softcap),
-                                    static_cast<T>(1 / softcap), a.softcap != 0,
-                                    a.alibi_slopes != nullptr};
+  const BlockTransform<T> transform{
+      .mask = mask.values,
+      .softcap = static_cast<T>(softcap),
+      .inverse_softcap = static_cast<T>(1 / softcap),
+      .has_softcap = a.softcap != 0,
+      .slopes =
+          a.alibi_slopes ? a.alibi_slopes + tile.b * a.alibi_batch : nullptr,
+      .slope_stride = a.alibi_head};
   // Scaling costs a pass over the scores, unless whoever asks can do it.
   if (!kMaximum && M::kScalesScores && !transform.any() && a.scale > 0) {
     result.scale = a.scale;
