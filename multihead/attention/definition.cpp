@@ -43,8 +43,9 @@ struct ScoreTransform {
   /// (B, H, Lq, Lk), 0 or 1/(1 − dropout_p): draws that were made before.
   at::Tensor dropout_factors = {};
 
-  /// Whether scores are more than scale·q·k. A rule that is missing here is left
-  /// out of calls that have no other. (Masks are asked by what is visible.)
+  /// Whether scores are more than scale·q·k. A rule that is missing here is
+  /// left out of calls that have no other. (Masks are asked by what is
+  /// visible.)
   bool has_rules() const {
     return softcap || alibi_slopes.defined() || sinks.defined();
   }
