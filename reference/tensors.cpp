@@ -134,7 +134,7 @@ Scaled matmul(const Scaled& a, const Scaled& b) {
 
 Scaled linear(const Scaled& x, const at::Tensor& weight,
               const at::Tensor& bias) {
-  const Scaled y = matmul(x, transposed(Scaled(weight)));
+  Scaled y = matmul(x, transposed(Scaled(weight)));
   if (!bias.defined()) return y;
   const Scaled b(bias);
   return {y.value + b.value, y.scale + b.scale};

@@ -107,7 +107,13 @@ def _keywords(function: str, rules: Rules, query: Tensor) -> dict[str, Any]:
     """The ``**rules`` of a function as its operator takes them, and the backend."""
     for rule in rules:
         if rule not in _RULES:
-            raise TypeError(f"{function}() got an unexpected keyword argument {rule!r}")
+            if function == "scaled_dot_product_attention":  # as Python says it
+                said = f"{function}() got an unexpected keyword argument {rule!r}"
+                raise TypeError(said)
+            raise TypeError(
+                f"{function}: arguments must be those of scaled_dot_product_attention, "
+                f"got {rule}"
+            )
     offset = as_tensor(function, rules.get("query_offset"), query)
     return {**rules, "query_offset": offset, "backend": current_backend()}
 
@@ -186,6 +192,9 @@ def scaled_dot_product_attention(
         is_causal: query i sees keys j <= i + offset. With attn_mask both apply.
         scale: factor of query · key, default 1/sqrt(D); any finite number.
         enable_gqa: allows G to divide H; query head h reads head h // (H // G).
+        return_lse: also return the logsumexp of the scores.
+
+    Keyword Arguments:
         causal_alignment: "top_left" (offset 0, as in PyTorch) or
             "bottom_right" (offset = key length - Lq: the last query stands at
             the last key, as decoding with a cache needs it).
@@ -202,7 +211,6 @@ def scaled_dot_product_attention(
             0 = None.
         alibi_slopes: (H,) or (B, H): scores lose slope · abs(i + offset - j).
         sinks: (H,): one more logit per head in the softmax's denominator.
-        return_lse: also return the logsumexp of the scores.
 
     Returns:
         (B, H, Lq, Dv); with return_lse also logsumexp (B, H, Lq), float32
