@@ -26,10 +26,12 @@ install(TARGETS multihead EXPORT multihead-targets
 install(FILES multihead/backend.h
               multihead/errors.h
               multihead/functional.h
+              multihead/install.h
               multihead/modules.h
               multihead/multihead.h
               multihead/safetensors.h
               multihead/safetensors_error.h
+              multihead/stats.h
               multihead/textbook.h
               "${PROJECT_BINARY_DIR}/include/multihead/version.h"
         DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/multihead")

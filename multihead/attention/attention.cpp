@@ -7,6 +7,7 @@
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
+#include "multihead/attention/count.h"
 #include "multihead/attention/definition.h"
 #include "multihead/attention/route.h"
 #include "multihead/functional.h"
@@ -26,6 +27,14 @@ at::Tensor autocast(const at::Tensor& x) {
                                    device);
 }
 
+at::Tensor pytorchs(const at::Tensor& query, const at::Tensor& key,
+                    const at::Tensor& value, const AttentionOptions& options) {
+  const BackendGuard not_installed(Backend::kExact);  // see install.h
+  return at::scaled_dot_product_attention(
+      query, key, value, optional(options.attn_mask), options.dropout_p,
+      options.is_causal, options.scale, options.enable_gqa);
+}
+
 std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
                                           const at::Tensor& key,
                                           const at::Tensor& value,
@@ -35,6 +44,8 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   check_defined(fn, query, key, value);
   check_domains(options);
   const Route way = route(query, key, value, options, with_lse);
+  const SourceGuard source(Source::kFunction);
+  count(way);
   check_route(fn, way);
   if (way.way == Way::kFused) {
     return call::run<call::FusedAttention>(
@@ -45,9 +56,7 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
     const bool is_nested =
         query.is_nested() || key.is_nested() || value.is_nested();
     if (!is_nested) check_for_pytorch(key, value, options.enable_gqa);
-    const at::Tensor out = at::scaled_dot_product_attention(
-        query, key, value, optional(options.attn_mask), options.dropout_p,
-        options.is_causal, options.scale, options.enable_gqa);
+    const at::Tensor out = pytorchs(query, key, value, options);
     // Not where it has raised.
     if (!is_nested) warn_of_all_weights(fn, query, way);
     return {out, {}};
@@ -94,6 +103,8 @@ AttentionSummary attention_summary(const at::Tensor& query,
   const at::NoGradGuard no_grad;
   const at::Tensor q = autocast(query), rows = autocast(key);
   const Route way = route(q, rows, rows, options);
+  const SourceGuard source(Source::kFunction);
+  count(way);
   if (way.way == Way::kFused) {  // the operators check
     const std::optional<at::Tensor> no_dropout;
     // Values without width: logsumexp alone.

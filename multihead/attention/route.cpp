@@ -10,6 +10,7 @@
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
+#include "multihead/attention/count.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead {
@@ -183,14 +184,13 @@ void check_route(const char* function, const Route& route) {
 void warn_of_all_weights(const char* function, const at::Tensor& query,
                          const Route& route) {
   if (current_backend() != Backend::kAuto || !query.is_cpu()) return;
-  // Shapes, which may be others in every call, stand in brackets.
   const std::string& reason = route.reason;
   const bool is_news = [&] {
     static std::mutex mutex;
     static std::set<std::string> said;
     // Not held while Python warns: its filters may call this library.
     const std::lock_guard lock(mutex);
-    return said.insert(reason.substr(0, reason.find(" ("))).second;
+    return said.emplace(without_shapes(reason)).second;
   }();
   if (!is_news && !c10::WarningUtils::get_warnAlways()) return;
   const std::string message = c10::str(

@@ -2,6 +2,7 @@
 //
 // Attention with its projections: check, route, run.
 #include "multihead/attention/checks.h"
+#include "multihead/attention/count.h"
 #include "multihead/attention/definition.h"
 #include "multihead/attention/route.h"
 #include "multihead/functional.h"
@@ -50,6 +51,8 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
   check_defined(fn, query, key, value);
   check_mask_dtypes(options);
   const Route way = route(query, key, value, layer, options);
+  const SourceGuard source(Source::kModule);
+  count(way);
   if (way.way == Way::kPyTorch) return fast_path(query, layer, options);
   check_forward(query, key, value, layer, options);
   check_route(fn, way);

@@ -7,9 +7,11 @@
 #include "multihead/attention/fields.h"
 #include "multihead/errors.h"
 #include "multihead/functional.h"
+#include "multihead/install.h"
 #include "multihead/layer/checks.h"
 #include "multihead/layer/projection.h"
 #include "multihead/optional_tensor.h"
+#include "multihead/stats.h"
 
 namespace multihead {
 namespace {
@@ -184,6 +186,20 @@ int64_t head_dim_op(int64_t embed_dim, int64_t num_heads, int64_t num_kv_heads,
   return multihead::head_dim(layer);
 }
 
+std::tuple<std::vector<std::string>, std::vector<std::string>,
+           std::vector<std::string>, std::vector<int64_t>>
+stats_op() {
+  std::vector<std::string> sources, ways, reasons;
+  std::vector<int64_t> calls;
+  for (CallCount& count : stats()) {
+    sources.push_back(std::move(count.source));
+    ways.push_back(std::move(count.way));
+    reasons.push_back(std::move(count.reason));
+    calls.push_back(count.calls);
+  }
+  return {sources, ways, reasons, calls};
+}
+
 template <typename Library>
 void implement(Library& m) {
   using fields::implementation;
@@ -204,6 +220,13 @@ void implement(Library& m) {
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   implement(m);
   m.impl("head_dim", &head_dim_op);
+  m.impl("install", &install);
+  m.impl("uninstall", &uninstall);
+  m.impl("is_installed", &is_installed);
+  m.impl("enter_installed", &enter_installed);
+  m.impl("leave_installed", &leave_installed);
+  m.impl("stats", &stats_op);
+  m.impl("reset_stats", &reset_stats);
 }
 
 // vmap: the same operations on tensors with a hidden dimension, no loop.

@@ -62,6 +62,17 @@ void define_fused(torch::Library& m, const Tags& tags) {
          state + "(Tensor weights, Tensor keys, Tensor entropy)");
 }
 
+// What Python calls of install.h and stats.h.
+void define_process(torch::Library& m) {
+  m.def("install() -> ()");
+  m.def("uninstall() -> ()");
+  m.def("is_installed() -> bool");
+  m.def("enter_installed() -> ()");
+  m.def("leave_installed() -> ()");
+  m.def("stats() -> (str[] source, str[] way, str[] reason, int[] calls)");
+  m.def("reset_stats() -> ()");
+}
+
 // Attention with its projections, and between them.
 void define_layers(torch::Library& m, const Tags& tags) {
   m.def(
@@ -115,11 +126,14 @@ void define_layers(torch::Library& m, const Tags& tags) {
 TORCH_LIBRARY(multihead, m) {
   m.set_python_module("multihead");
   const Tags tags{at::Tag::pt2_compliant_tag};
-  // Implemented by the Python package: warnings.warn.
+  // Implemented by the Python package: warnings.warn, and whether torch.export
+  // is writing a graph.
   m.def("warn(str message) -> ()");
+  m.def("is_exporting() -> bool");
   define_functions(m, tags);
   define_layers(m, tags);
   define_fused(m, tags);
+  define_process(m);
 }
 
 }  // namespace multihead

@@ -21,20 +21,38 @@ from .functional import (  # noqa: E402
     route,
     scaled_dot_product_attention,
 )
+from .installation import (  # noqa: E402
+    CallCount,
+    Stats,
+    install,
+    installed,
+    is_installed,
+    reset_stats,
+    stats,
+    uninstall,
+)
 from .modules import GroupedQueryAttention, MultiheadAttention  # noqa: E402
 
 __all__ = [
     "AttentionSummary",
+    "CallCount",
     "GroupedQueryAttention",
     "MultiheadAttention",
     "Report",
     "Route",
+    "Stats",
     "__version__",
     "attention_summary",
     "backend",
     "check",
+    "install",
+    "installed",
+    "is_installed",
     "multi_head_attention_forward",
+    "reset_stats",
     "route",
     "scaled_dot_product_attention",
+    "stats",
     "textbook",
+    "uninstall",
 ]

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "multihead/attention/count.h"
 #include "multihead/backend.h"
 #include "multihead/ops/cpu/arguments.h"
 #include "multihead/ops/cpu/parallel.h"
@@ -138,6 +139,7 @@ std::tuple<Tensor, Tensor> fused_attention(
   forward.attention.Dv = values.size(3);
   forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
   forward.logsumexp = logsumexp.mutable_data_ptr();
+  count_fused();
   run(kernels_of(forward.attention).forward, forward);
   return {out, logsumexp};
 }

@@ -61,6 +61,12 @@ def test_nothing_outlives_the_command(run, tmp_path, line, name):
         assert done.stderr.startswith("multihead: checking attention.py\n")
 
 
+def heed_signals() -> None:
+    """What a shell starts in the background ignores them, and so does its offspring."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(folder: pathlib.Path, line: str) -> tuple[subprocess.Popen[str], list[int]]:
     """The command at work on GRANDCHILDREN, and the children of its child."""
     text = GRANDCHILDREN.format(line=line)
@@ -71,6 +77,7 @@ def start(folder: pathlib.Path, line: str) -> tuple[subprocess.Popen[str], list[
         env={**os.environ, "MULTIHEAD_PYTHON": sys.executable},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_signals,
     )
     children = folder / "children"
     until = time.monotonic() + 60

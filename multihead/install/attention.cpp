@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+//
+// aten::scaled_dot_product_attention. PyTorch has it as a composite of other
+// operators alone, for every device; kernels of its own for AutogradCPU and CPU
+// come before that. (The latter is asked where autograd is left out, as for
+// tensors of inference mode.) What is not taken is handed to the composite as a
+// function, not through the dispatcher, which would lead back here.
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+
+#include "multihead/attention/call.h"
+#include "multihead/attention/count.h"
+#include "multihead/attention/route.h"
+#include "multihead/install/overrides.h"
+#include "multihead/optional_tensor.h"
+
+namespace multihead::overrides {
+namespace {
+
+using at::Tensor;
+
+// A graph that torch.export writes must run where this library is not, so it
+// keeps PyTorch's operators. Python's package knows whether one is written.
+bool is_exporting(const Tensor& query) {
+  if (!query.key_set().has(c10::DispatchKey::Python)) return false;
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+      "multihead::is_exporting", "");
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+  torch::jit::Stack stack;
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  return stack.back().toBool();
+}
+
+// Calls that PyTorch's function refuses and this library has. Who installed it
+// must see PyTorch's errors.
+bool pytorch_refuses(const Tensor& query,
+                     const std::optional<Tensor>& attn_mask, bool is_causal) {
+  if (!attn_mask) return false;
+  const auto dtype = attn_mask->scalar_type();
+  return is_causal || (dtype != at::kBool && dtype != at::kFloat &&
+                       dtype != query.scalar_type());
+}
+
+Tensor run_attention(const Tensor& query, const Tensor& key,
+                     const Tensor& value,
+                     const std::optional<Tensor>& attn_mask, double dropout_p,
+                     bool is_causal, std::optional<double> scale,
+                     bool enable_gqa) {
+  const auto pytorchs = [&] {
+    return at::native::scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  };
+  // The function of this library asks for PyTorch's, and has counted.
+  if (current_backend() == Backend::kExact) return pytorchs();
+  const SourceGuard source(Source::kInstalled);
+  const auto leave_to_pytorch = [&](std::string reason) {
+    count({Way::kPyTorch, std::move(reason)});
+    return pytorchs();
+  };
+  if (!at::globalContext().userEnabledFlashSDP()) {
+    return leave_to_pytorch("sdpa_kernel leaves out FLASH_ATTENTION");
+  }
+  if (pytorch_refuses(query, attn_mask, is_causal)) {
+    return leave_to_pytorch("PyTorch refuses such an attn_mask");
+  }
+  if (is_exporting(query)) return leave_to_pytorch("torch.export is at work");
+  const AttentionOptions options{.attn_mask = or_undefined(attn_mask),
+                                 .dropout_p = dropout_p,
+                                 .is_causal = is_causal,
+                                 .scale = scale,
+                                 .enable_gqa = enable_gqa};
+  Route way = route(query, key, value, options);
+  if (way.way != Way::kFused) return leave_to_pytorch(std::move(way.reason));
+  try {
+    return std::get<0>(call::run<call::FusedAttention>(
+        query, key, value, options, call::draw_dropout_state(dropout_p)));
+  } catch (const c10::Error& refusal) {
+    return leave_to_pytorch(refused(refusal));
+  }
+}
+
+}  // namespace
+
+void scaled_dot_product_attention(Registrations& all) {
+  for (const auto key :
+       {c10::DispatchKey::AutogradCPU, c10::DispatchKey::CPU}) {
+    library_for(all, key).impl("scaled_dot_product_attention", &run_attention);
+  }
+}
+
+}  // namespace multihead::overrides

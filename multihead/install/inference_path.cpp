@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: MIT
+//
+// aten::_native_multi_head_attention: what torch.nn.MultiheadAttention and, by
+// way of _transformer_encoder_layer_fwd, torch.nn.TransformerEncoderLayer call
+// in eval mode where nothing is differentiated. It projects by one packed
+// matrix. Tensors are (B, L, E), or nested: B sequences of their own lengths,
+// the padding dropped.
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/ops/_native_multi_head_attention_native.h>
+#include <ATen/ops/_nested_view_from_buffer.h>
+#include <ATen/ops/linear.h>
+
+#include "multihead/attention/call.h"
+#include "multihead/attention/count.h"
+#include "multihead/attention/route.h"
+#include "multihead/functional.h"
+#include "multihead/install/overrides.h"
+
+namespace multihead::overrides {
+namespace {
+
+using at::Tensor;
+using OutAndWeights = std::tuple<Tensor, Tensor>;
+
+struct Call {
+  const Tensor &query, &key, &value;
+  int64_t embed_dim, num_heads;
+  const Tensor &in_proj_weight, &in_proj_bias, &out_proj_weight, &out_proj_bias;
+  const std::optional<Tensor>& mask;
+  bool need_weights, average_attn_weights;
+  std::optional<int64_t> mask_type;
+
+  bool is_self_attention() const {
+    return query.is_same(key) && key.is_same(value);
+  }
+};
+
+AttentionLayer layer_of(const Call& c) {
+  return {.embed_dim = c.embed_dim,
+          .num_heads = c.num_heads,
+          .in_proj_weight = c.in_proj_weight,
+          .in_proj_bias = c.in_proj_bias,
+          .out_proj_weight = c.out_proj_weight,
+          .out_proj_bias = c.out_proj_bias,
+          .batch_first = true};
+}
+
+// mask_type says which of PyTorch's masks it is: 0 (L, L), 1 (B, L) of keys,
+// 2 broadcastable to (B, H, L, L). What is not 0 is blocked, −inf among it.
+ForwardOptions options_of(const Call& c) {
+  ForwardOptions options;
+  options.need_weights(c.need_weights)
+      .average_attn_weights(c.average_attn_weights)
+      .fast_path(false);
+  if (!c.mask) return options;
+  const Tensor blocked = c.mask->to(at::kBool);
+  if (*c.mask_type == 1) return options.key_padding_mask(blocked);
+  if (*c.mask_type == 0) return options.attn_mask(blocked);
+  const int64_t length = c.query.size(1);
+  return options.attn_mask(
+      blocked.expand({c.query.size(0), c.num_heads, length, length})
+          .reshape({-1, length, length}));
+}
+
+// The sequences of a nested tensor lie one after the other, as rows of one
+// matrix: it is projected at once, and each is attended to by itself.
+Tensor attend_to_sequences(const Call& c) {
+  const auto* nested = at::native::get_nested_tensor_impl(c.query);
+  const Tensor sizes = nested->get_nested_sizes();
+  const Tensor rows = nested->get_buffer().view({-1, c.embed_dim});
+  const Tensor projected = at::linear(rows, c.in_proj_weight, c.in_proj_bias)
+                               .view({rows.size(0), 3, c.num_heads, -1});
+  const Tensor attended = at::empty_like(rows);
+  const auto* lengths = sizes.const_data_ptr<int64_t>();
+  int64_t first = 0;
+  for (int64_t b = 0; b < sizes.size(0); ++b) {
+    const int64_t length = lengths[b * sizes.size(1)];
+    const auto heads = [&](int64_t which) {
+      return projected.select(1, which)
+          .narrow(0, first, length)
+          .transpose(0, 1);
+    };
+    const Tensor out = std::get<0>(call::run<call::FusedAttention>(
+        heads(0), heads(1), heads(2), AttentionOptions{},
+        std::optional<Tensor>()));
+    attended.narrow(0, first, length).copy_(out.transpose(0, 1).flatten(1));
+    first += length;
+  }
+  const Tensor out = at::linear(attended, c.out_proj_weight, c.out_proj_bias);
+  return at::_nested_view_from_buffer(out.view(-1), sizes,
+                                      nested->get_nested_strides(),
+                                      nested->get_storage_offsets());
+}
+
+std::string refusal_of_dense(const Call& c) {
+  if (c.mask && !c.mask_type) return "a mask without mask_type";
+  return route(c.query, c.key, c.value, layer_of(c), options_of(c)).reason;
+}
+
+std::string refusal_of_nested(const Call& c) {
+  if (!c.is_self_attention()) return "nested tensors of cross-attention";
+  if (c.mask || c.need_weights) return "nested tensors with a mask or weights";
+  const auto* nested = at::native::get_nested_tensor_impl(c.query);
+  if (c.query.dim() != 3 ||
+      !at::native::nested_tensor_impl_is_contiguous(nested)) {
+    return "a nested tensor that is not contiguous";
+  }
+  return kernel_refusal({&c.in_proj_weight}, c.query.scalar_type());
+}
+
+OutAndWeights run_inference_path(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t embed_dim, int64_t num_head, const Tensor& qkv_weight,
+    const Tensor& qkv_bias, const Tensor& proj_weight, const Tensor& proj_bias,
+    const std::optional<Tensor>& mask, bool need_weights,
+    bool average_attn_weights, std::optional<int64_t> mask_type) {
+  const auto pytorchs = [&] {
+    return at::native::native_multi_head_attention_cpu(
+        query, key, value, embed_dim, num_head, qkv_weight, qkv_bias,
+        proj_weight, proj_bias, mask, need_weights, average_attn_weights,
+        mask_type);
+  };
+  if (current_backend() == Backend::kExact) return pytorchs();
+  const SourceGuard source(Source::kInstalled);
+  const auto leave_to_pytorch = [&](std::string reason) {
+    count({Way::kPyTorch, std::move(reason)});
+    return pytorchs();
+  };
+  const Call c{query,     key,        value,        embed_dim,
+               num_head,  qkv_weight, qkv_bias,     proj_weight,
+               proj_bias, mask,       need_weights, average_attn_weights,
+               mask_type};
+  const bool is_nested =
+      query.is_nested() || key.is_nested() || value.is_nested();
+  std::string reason = is_nested ? refusal_of_nested(c) : refusal_of_dense(c);
+  if (!reason.empty()) return leave_to_pytorch(std::move(reason));
+  try {
+    if (is_nested) return {attend_to_sequences(c), Tensor()};
+    return multi_head_attention_forward(query, key, value, layer_of(c),
+                                        options_of(c));
+  } catch (const c10::Error& refusal) {
+    return leave_to_pytorch(refused(refusal));
+  }
+}
+
+}  // namespace
+
+void native_multi_head_attention(Registrations& all) {
+  for (const auto key :
+       {c10::DispatchKey::CPU, c10::DispatchKey::NestedTensorCPU}) {
+    library_for(all, key).impl("_native_multi_head_attention",
+                               &run_inference_path);
+  }
+}
+
+}  // namespace multihead::overrides

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""This library under PyTorch's own names, and the count of who calls it."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+_ops = torch.ops.multihead
+_OVERRIDDEN = ("scaled_dot_product_attention", "_native_multi_head_attention")
+
+
+def install() -> None:
+    """From here on PyTorch's attention runs on the fused kernels, in every thread.
+
+    That is torch.nn.functional.scaled_dot_product_attention and what calls it
+    (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, models of
+    transformers, timm and diffusers, TorchScript, C++), and the inference path
+    of torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer, on the
+    CPU, forward and backward.
+
+    Results equal PyTorch's within rounding; dropout draws other numbers from the
+    same generator; a row that sees no key gives 0. What the kernels do not take
+    (float8, broadcasting, torch.func, ...) PyTorch computes as before: stats()
+    says how often, and why. torch.nn.attention.sdpa_kernel without
+    FLASH_ATTENTION means PyTorch's own implementation. torch.export writes
+    PyTorch's operators.
+
+    Code that torch.compile has compiled before is compiled again. Installing
+    twice is installing once.
+    """
+    _change(_ops.install.default)
+
+
+def uninstall() -> None:
+    """Takes install() back. Open ``with installed():`` blocks keep it until they end."""
+    _change(_ops.uninstall.default)
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """install() for a ``with`` block, in every thread; blocks may be nested."""
+    _change(_ops.enter_installed.default)
+    try:
+        yield
+    finally:
+        _change(_ops.leave_installed.default)
+
+
+def is_installed() -> bool:
+    """Whether PyTorch's attention runs on the fused kernels now."""
+    return bool(_ops.is_installed.default())
+
+
+def _change(operator: Callable[[], None]) -> None:
+    before = is_installed()
+    operator()
+    if is_installed() == before:
+        return
+    # Python keeps for each key the kernel that it has once found, for tracing.
+    for name in _OVERRIDDEN:
+        getattr(torch.ops.aten, name).default._dispatch_cache.clear()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+class CallCount(NamedTuple):
+    """Calls of attention that came from one source and went one way."""
+
+    source: str
+    way: str
+    reason: str
+    calls: int
+
+
+class Stats(tuple[CallCount, ...]):
+    """What stats() returns: CallCounts, printed as a table."""
+
+    __slots__ = ()
+
+    def calls(self, way: str | None = None, source: str | None = None) -> int:
+        """How many calls went this way (all: None) from this source (any: None)."""
+        return sum(
+            count.calls
+            for count in self
+            if way in (None, count.way) and source in (None, count.source)
+        )
+
+    def __str__(self) -> str:
+        if not self:
+            return "no calls of attention"
+        rows = [CallCount._fields, *(tuple(map(str, count)) for count in self)]
+        source, way, reason, calls = (
+            max(map(len, column)) for column in zip(*rows, strict=True)
+        )
+        return "\n".join(
+            f"{row[3]:>{calls}}  {row[0]:{source}}  {row[1]:{way}}  {row[2]}".rstrip()
+            for row in rows
+        )
+
+    __repr__ = __str__
+
+
+def stats() -> Stats:
+    """Which way the calls of this process went, since it began or reset_stats().
+
+    Returns CallCounts with
+        source: "installed", PyTorch's functions taken over by install(); "function",
+        this package's functions; "module", its modules; "operator", graphs of
+        torch.compile and torch.export, or torch.ops.multihead.
+        way: as route() names it; reason: why not "fused".
+
+    A fused call is counted when its kernel runs, another one when its way is
+    chosen. Backward passes go the way of their forward and are not counted.
+    """
+    columns = _ops.stats.default()
+    return Stats(CallCount(*row) for row in zip(*columns, strict=True))
+
+
+def reset_stats() -> None:
+    """Begins to count anew."""
+    _ops.reset_stats.default()
