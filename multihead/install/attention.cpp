@@ -85,7 +85,8 @@ Tensor run_attention(const Tensor& query, const Tensor& key,
 void scaled_dot_product_attention(Registrations& all) {
   for (const auto key :
        {c10::DispatchKey::AutogradCPU, c10::DispatchKey::CPU}) {
-    library_for(all, key).impl("scaled_dot_product_attention", &run_attention);
+    library_for(all, key).impl("scaled_dot_product_attention",
+                               TORCH_FN(run_attention));
   }
 }
 

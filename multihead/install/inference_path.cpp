@@ -149,7 +149,7 @@ void native_multi_head_attention(Registrations& all) {
   for (const auto key :
        {c10::DispatchKey::CPU, c10::DispatchKey::NestedTensorCPU}) {
     library_for(all, key).impl("_native_multi_head_attention",
-                               &run_inference_path);
+                               TORCH_FN(run_inference_path));
   }
 }
 

@@ -15,6 +15,9 @@ namespace multihead::overrides {
 /// What is registered, and undone when it dies.
 using Registrations = std::vector<torch::Library>;
 
+/// Kernels are given to it by TORCH_FN, as functions without state: a thread
+/// that calls while the dispatcher's table is written may read the function of
+/// one kernel and the state of another.
 inline torch::Library& library_for(Registrations& all, c10::DispatchKey key) {
   return all.emplace_back(torch::Library::IMPL, "aten", key, __FILE__,
                           __LINE__);

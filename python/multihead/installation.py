@@ -3,13 +3,19 @@
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from torch.compiler import config as _compiler
+from torch.utils._config_module import _UNSET_SENTINEL as _UNSET
+
+from ._built import VERSION
 
 _ops = torch.ops.multihead
 _OVERRIDDEN = ("scaled_dot_product_attention", "_native_multi_head_attention")
+_changing = threading.Lock()
 
 
 def install() -> None:
@@ -55,13 +61,25 @@ def is_installed() -> bool:
 
 
 def _change(operator: Callable[[], None]) -> None:
-    before = is_installed()
-    operator()
-    if is_installed() == before:
-        return
+    with _changing:
+        before = is_installed()
+        operator()
+        if is_installed() != before:
+            _forget_compiled(not before)
+
+
+def _forget_compiled(active: bool) -> None:
+    """Whoever keeps what was compiled before must not use it from here on."""
     # Python keeps for each key the kernel that it has once found, for tracing.
     for name in _OVERRIDDEN:
         getattr(torch.ops.aten, name).default._dispatch_cache.clear()
+    # On disk torch.compile finds a graph by the functions that it calls, whatever
+    # their kernels. This tag is part of every key. Set as a user sets it, it would
+    # hold for this thread alone.
+    tag = _compiler._config["cache_key_tag"]  # type: ignore[attr-defined]
+    tag.env_value_force = _UNSET
+    if active:
+        tag.env_value_force = f"{_compiler.cache_key_tag} multihead {VERSION}"
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
