@@ -80,12 +80,13 @@ class RuleMask(Tensor):
 
     Nothing of its size exists before an operation of PyTorch meets it. From then on it
     is an ordinary mask, which that operation may have changed, so models that change
-    their masks go on as they do.
+    their masks go on as they do. Adding it to scores is a RuntimeError: "eager" attention
+    does that, with masks of another kind.
     """
 
     rules: dict[str, Any] | None
     _form: Callable[[], Tensor]
-    _formed: Tensor
+    _formed: Tensor | None
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -93,20 +94,22 @@ class RuleMask(Tensor):
         cls,
         shape: tuple[int, int, int, int],
         device: torch.device | str,
-        rules: dict[str, Any],
+        rules: dict[str, Any] | None,
         form: Callable[[], Tensor],
     ) -> "RuleMask":
-        """rules: arguments of scaled_dot_product_attention; form: makes the mask."""
+        """rules: arguments of scaled_dot_product_attention, None: no such rules are
+        known; form: makes the mask."""
         mask = Tensor._make_wrapper_subclass(
             cls, shape, dtype=torch.bool, device=torch.device(device)
         )
-        mask.rules, mask._form = rules, form
+        mask.rules, mask._form, mask._formed = rules, form, None
         return mask
 
     def formed(self) -> Tensor:
         """The ordinary mask; there are no rules any more."""
-        if self.rules is not None:
-            self._formed, self.rules = self._form(), None
+        self.rules = None
+        if self._formed is None:
+            self._formed = self._form()
         return self._formed
 
     @classmethod
@@ -114,6 +117,14 @@ class RuleMask(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """The operation on the ordinary mask."""
+        if func.overloadpacket in _ADDITIONS and any(
+            isinstance(x, Tensor) and x.is_floating_point() for x in args
+        ):
+            raise RuntimeError(  # of a TypeError Python would make another one
+                "multihead.integrations.transformers: a part of this model has attention "
+                "of its own, which adds masks to scores and takes none of bools: choose "
+                'attn_implementation="eager"'
+            )
 
         def ordinary(x: Any) -> Any:
             return x.formed() if isinstance(x, RuleMask) else x
@@ -122,8 +133,10 @@ class RuleMask(Tensor):
         return func(*args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"RuleMask({tuple(self.shape)}, {self.rules or self.formed()})"
+        return f"RuleMask({tuple(self.shape)}, {self.rules})"
 
+
+_ADDITIONS = (torch.ops.aten.add, torch.ops.aten.add_)
 
 # Functions that transformers makes are recognised by their code.
 _BOTH_OF = masking_utils.and_masks(masking_utils.causal_mask_function).__code__
@@ -178,9 +191,8 @@ def _mask(
     """What _attention gets as its mask: transformers' interface of mask functions.
 
     attention_mask is bool (B, tokens seen), True = may be attended to. Where nothing
-    is blocked, None; where mask_function is causal, bidirectional or a window of
-    these, a RuleMask; else, and while a graph is traced, transformers' mask for
-    "sdpa".
+    is blocked, None; else a RuleMask, with rules where mask_function is causal,
+    bidirectional or a window of these; while a graph is traced, what "sdpa" gets.
     """
     arguments = others | dict(
         batch_size=batch_size,
@@ -190,33 +202,26 @@ def _mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         device=device,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=False,
     )
-    is_traced = is_tracing(attention_mask) or is_tracing(q_offset)
-    limits = None if is_traced else _limits(mask_function)
-    if limits is None:
-        mask: Tensor | None = masking_utils.sdpa_mask(
-            q_offset=q_offset,
-            allow_is_causal_skip=allow_is_causal_skip,
-            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-            **arguments,
-        )
+    if is_tracing(attention_mask) or is_tracing(q_offset):
+        arguments["allow_is_causal_skip"] = allow_is_causal_skip
+        arguments["allow_is_bidirectional_skip"] = allow_is_bidirectional_skip
+        mask: Tensor | None = masking_utils.sdpa_mask(q_offset=q_offset, **arguments)
         return mask
 
     q_offset = int(q_offset)  # the cache goes on counting in its tensor
-    key_mask = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if key_mask is not None:
-        key_mask = key_mask[:, kv_offset : kv_offset + kv_length].bool()
-    rules = _rules(limits, q_length, kv_length, q_offset - kv_offset, key_mask)
-    may_skip = allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == 1)
-    if may_skip and not rules.keys() & _BLOCKING:
-        return None
-    form = partial(
-        masking_utils.sdpa_mask,
-        q_offset=q_offset,
-        allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=False,
-        **arguments,
-    )
+    rules, limits = None, _limits(mask_function)
+    if limits is not None:
+        keep = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        if keep is not None:
+            keep = keep[:, kv_offset : kv_offset + kv_length].bool()
+        rules = _rules(limits, q_length, kv_length, q_offset - kv_offset, keep)
+        skip = allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == 1)
+        if skip and not rules.keys() & _BLOCKING:
+            return None
+    form = partial(masking_utils.sdpa_mask, q_offset=q_offset, **arguments)
     return RuleMask((batch_size, 1, q_length, kv_length), device, rules, form)
 
 

@@ -152,8 +152,8 @@ def test_everything_else_is_a_mask(function: object) -> None:
         allow_is_causal_skip=False,
     )
     mask = on_multihead._mask(**arguments)
-    assert type(mask) is Tensor
-    assert torch.equal(mask, masking_utils.sdpa_mask(**arguments))
+    assert isinstance(mask, on_multihead.RuleMask) and mask.rules is None
+    assert torch.equal(mask.formed(), masking_utils.sdpa_mask(**arguments))
 
 
 def test_no_mask_is_formed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +230,37 @@ def test_read_masks() -> None:
     assert mask.contiguous() is mask and mask.rules is not None
     assert (mask.shape, mask.dtype, mask.ndim) == (ordinary.shape, torch.bool, 4)
     assert repr(mask).startswith("RuleMask((2, 1, 4, 4), {'key_mask': ")
+
+
+def test_added_masks() -> None:
+    """Attention of a model's own would take True for a score of 1, and not say so."""
+    scores = torch.randn(2, 2, 4, 4)
+    for add in (lambda x: scores + x, lambda x: scores.clone().add_(x)):
+        with pytest.raises(RuntimeError, match='choose attn_implementation="eager"'):
+            add(rule_mask())
+    mask = rule_mask()
+    assert torch.equal(mask + mask, mask.formed())
+
+
+def test_a_model_with_attention_of_its_own() -> None:
+    on_multihead.register()
+    config = transformers.BigBirdPegasusConfig(
+        vocab_size=97,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_ffn_dim=8,
+        attention_type="original_full",
+    )
+    model = transformers.BigBirdPegasusModel._from_config(
+        config, attn_implementation="multihead"
+    )
+    padding = torch.tensor([[1, 1, 1, 0]])
+    with pytest.raises(RuntimeError, match="attention of its own"):
+        model(tokens(1, 4), attention_mask=padding, decoder_input_ids=tokens(1, 2))
 
 
 def test_keys_of_another_length() -> None:
