@@ -23,7 +23,9 @@ struct Environment {
   unsigned processors = 0;       ///< logical, of the machine
   std::string kernels;           ///< instruction set of the fused kernels
   std::vector<std::string> kernels_available;  ///< what MULTIHEAD_ISA may name
-  std::string fused;  ///< why the fused kernels cannot run; empty: can
+  std::string fused;   ///< why the fused kernels cannot run; empty: can
+  std::string linear;  ///< why install(linear=True) changes nothing; empty: it
+                       ///< makes matrix products faster
   /// "MKL_CBWR=AVX2": variables that are set and change speed or last bits.
   std::vector<std::string> settings;
 };

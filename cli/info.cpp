@@ -21,6 +21,7 @@
 #include "cli/terminal/output.h"
 #include "cli/terminal/text.h"
 #include "multihead/functional.h"
+#include "multihead/install.h"
 #include "multihead/version.h"
 
 namespace cli {
@@ -34,10 +35,9 @@ constexpr std::array kFlags = {"avx2",        "fma",      "f16c",
 // What chooses instructions, threads or the order of sums, here and in what
 // PyTorch runs on.
 constexpr std::array kSettings = {
-    "MULTIHEAD_ISA",      "ATEN_CPU_CAPABILITY",
-    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",           "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_DEBUG_CPU_TYPE", "OMP_NUM_THREADS",
+    "MULTIHEAD_ISA",           "MULTIHEAD_LINEAR",   "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",      "DNNL_MAX_CPU_ISA",   "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "OMP_NUM_THREADS",
     "MKL_NUM_THREADS"};
 
 // The value of the first line "name : value"; the file has one per processor.
@@ -125,6 +125,10 @@ int info(bool json) {
                                      " (MULTIHEAD_ISA may name " +
                                      joined(e.kernels_available) + ")"
                                : "not available: " + e.fused);
+  say("linear", e.linear.empty()
+                    ? "install(linear=True) is recommended: float32 matrix "
+                      "products by oneDNN instead of MKL"
+                    : "install(linear=True) changes nothing: " + e.linear);
   return 0;
 }
 
@@ -152,6 +156,7 @@ Environment detect_environment() {
       .kernels = multihead::kernel_isa(),
       .kernels_available = multihead::kernel_isas(),
       .fused = why_not_fused(),
+      .linear = multihead::why_not_linear(),
       .settings = settings(),
   };
 }
@@ -175,7 +180,8 @@ nlohmann::ordered_json to_json(const Environment& e) {
           {"backends",
            {{"exact", true},
             {"fused", e.fused.empty()},
-            {"why_not_fused", e.fused}}}};
+            {"why_not_fused", e.fused}}},
+          {"linear", {{"pays", e.linear.empty()}, {"why_not", e.linear}}}};
 }
 
 void add_info(CLI::App& app, Action& action) {

@@ -10,15 +10,17 @@
 
 namespace [[gnu::visibility("default")]] multihead {
 
-/// Calls of attention that came from one place and went one way.
+/// Calls of attention that came from one place and went one way; and matrix
+/// products, while install({.linear = true}) holds.
 struct CallCount {
   /// "installed"  PyTorch's own functions, taken over by multihead::install
   /// "function"   multihead::scaled_dot_product_attention and its relatives
   /// "module"     multi_head_attention_forward and the modules
   /// "operator"   a graph of torch.compile or torch.export, or torch.ops
+  /// "linear"     a matrix product: its ways are "onednn" and "blas"
   std::string source;
   std::string way;     ///< as name_of(Way) says it
-  std::string reason;  ///< why not "fused", without the call's shapes
+  std::string reason;  ///< why not "fused" or "onednn", without shapes
   int64_t calls = 0;
 };
 

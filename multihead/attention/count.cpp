@@ -20,6 +20,15 @@ thread_local Source thread_source = Source::kOperator;
 // The frequent case has a counter that is never locked.
 std::array<std::atomic<int64_t>, kSources.size()> fused_calls{};
 
+struct ProductName {
+  const char *way, *reason;
+};
+constexpr std::array kProducts{
+    ProductName{"onednn", ""}, ProductName{"blas", "a small product"},
+    ProductName{"blas", "not of plain float32 matrices"}};
+
+std::array<std::atomic<int64_t>, kProducts.size()> products{};
+
 struct OtherCalls {
   std::mutex mutex;
   std::map<std::tuple<Source, Way, std::string>, int64_t, std::less<>> counts;
@@ -52,6 +61,11 @@ void count(const Route& route) {
                   std::string(without_shapes(route.reason))}];
 }
 
+void count_product(Product product) {
+  products[static_cast<size_t>(product)].fetch_add(1,
+                                                   std::memory_order_relaxed);
+}
+
 std::string_view without_shapes(std::string_view reason) {
   return reason.substr(0, reason.find(" ("));
 }
@@ -69,11 +83,17 @@ std::vector<CallCount> stats() {
     counts.push_back(
         {kSources[static_cast<size_t>(source)], name_of(way), reason, calls});
   }
+  for (size_t product = 0; product < products.size(); ++product) {
+    const int64_t calls = products[product].load(std::memory_order_relaxed);
+    const auto& [way, reason] = kProducts[product];
+    if (calls) counts.push_back({"linear", way, reason, calls});
+  }
   return counts;
 }
 
 void reset_stats() {
   for (auto& calls : fused_calls) calls.store(0, std::memory_order_relaxed);
+  for (auto& calls : products) calls.store(0, std::memory_order_relaxed);
   OtherCalls& others = other_calls();
   const std::lock_guard lock(others.mutex);
   others.counts.clear();

@@ -33,6 +33,11 @@ void count_fused();
 /// A call that goes another way, or none.
 void count(const Route& route);
 
+/// Where a matrix product goes while install({.linear = true}) holds.
+enum class Product : uint8_t { kOneDnn, kSmall, kOther };
+
+void count_product(Product product);
+
 /// The reason of a route without what differs from call to call: shapes stand
 /// in brackets, at its end.
 std::string_view without_shapes(std::string_view reason);

@@ -23,46 +23,71 @@ class Installation {
     return *installation;
   }
 
-  void ask(bool wanted) {
+  void install(InstallOptions options) {
     const std::lock_guard lock(mutex_);
-    wanted_ = wanted;
+    attention_.wanted = true;
+    linear_.wanted |= options.linear;
     update();
   }
 
-  void add_scopes(int count) {
+  void uninstall() {
     const std::lock_guard lock(mutex_);
-    scopes_ += count;
+    attention_.wanted = linear_.wanted = false;
+    update();
+  }
+
+  void add_scopes(int count, InstallOptions options) {
+    const std::lock_guard lock(mutex_);
+    attention_.scopes += count;
+    if (options.linear) linear_.scopes += count;
     update();
   }
 
   bool is_active() {
     const std::lock_guard lock(mutex_);
-    return !registrations_.empty();
+    return !attention_.registrations.empty();
   }
 
  private:
+  struct Part {
+    bool wanted = false;
+    int scopes = 0;
+    overrides::Registrations registrations = {};
+
+    // Is it to be registered now? Is it to be taken back, it is.
+    bool begins() {
+      const bool active = wanted || scopes > 0;
+      if (!active) registrations.clear();
+      return active && registrations.empty();
+    }
+  };
+
   void update() {
-    const bool active = wanted_ || scopes_ > 0;
-    if (active != registrations_.empty()) return;
-    if (!active) return registrations_.clear();
     NoWarnings handler;
     const c10::WarningUtils::WarningHandlerGuard silent(&handler);
-    overrides::scaled_dot_product_attention(registrations_);
-    overrides::native_multi_head_attention(registrations_);
+    if (attention_.begins()) {
+      overrides::scaled_dot_product_attention(attention_.registrations);
+      overrides::native_multi_head_attention(attention_.registrations);
+    }
+    if (linear_.begins() && why_not_linear().empty()) {
+      overrides::matrix_products(linear_.registrations);
+    }
   }
 
   std::mutex mutex_;
-  bool wanted_ = false;
-  int scopes_ = 0;
-  overrides::Registrations registrations_;
+  Part attention_, linear_;
 };
 
 }  // namespace
 
-void install() { Installation::get().ask(true); }
-void uninstall() { Installation::get().ask(false); }
+void install(InstallOptions options) { Installation::get().install(options); }
+void uninstall() { Installation::get().uninstall(); }
 bool is_installed() { return Installation::get().is_active(); }
-void enter_installed() { Installation::get().add_scopes(1); }
-void leave_installed() { Installation::get().add_scopes(-1); }
+void enter_installed(InstallOptions options) {
+  Installation::get().add_scopes(1, options);
+}
+void leave_installed(InstallOptions options) {
+  Installation::get().add_scopes(-1, options);
+}
 
 }  // namespace multihead

@@ -32,5 +32,6 @@ inline std::string refused(const c10::Error& refusal) {
 
 void scaled_dot_product_attention(Registrations& all);
 void native_multi_head_attention(Registrations& all);
+void matrix_products(Registrations& all);
 
 }  // namespace multihead::overrides

@@ -220,11 +220,14 @@ void implement(Library& m) {
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   implement(m);
   m.impl("head_dim", &head_dim_op);
-  m.impl("install", &install);
+  m.impl("install", [](bool linear) { install({.linear = linear}); });
   m.impl("uninstall", &uninstall);
   m.impl("is_installed", &is_installed);
-  m.impl("enter_installed", &enter_installed);
-  m.impl("leave_installed", &leave_installed);
+  m.impl("enter_installed",
+         [](bool linear) { enter_installed({.linear = linear}); });
+  m.impl("leave_installed",
+         [](bool linear) { leave_installed({.linear = linear}); });
+  m.impl("why_not_linear", &why_not_linear);
   m.impl("stats", &stats_op);
   m.impl("reset_stats", &reset_stats);
 }

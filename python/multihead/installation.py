@@ -2,6 +2,7 @@
 """This library under PyTorch's own names, and the count of who calls it."""
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ _OVERRIDDEN = ("scaled_dot_product_attention", "_native_multi_head_attention")
 _changing = threading.Lock()
 
 
-def install() -> None:
+def install(*, linear: bool = False) -> None:
     """From here on PyTorch's attention runs on the fused kernels, in every thread.
 
     That is torch.nn.functional.scaled_dot_product_attention and what calls it
@@ -36,8 +37,15 @@ def install() -> None:
 
     Code that torch.compile has compiled before is compiled again. Installing
     twice is installing once.
+
+    Args:
+        linear: float32 matrix products too (torch.mm and addmm, of which linear and
+            its gradients consist), by the oneDNN inside PyTorch instead of MKL, which
+            is slow on processors of other makers than Intel. On AMD's with AVX-512
+            alone; elsewhere it changes nothing, and ``multihead info`` says so. Holds
+            until uninstall(), whatever later install() calls say.
     """
-    _change(_ops.install.default)
+    _change(functools.partial(_ops.install.default, linear))
 
 
 def uninstall() -> None:
@@ -46,13 +54,13 @@ def uninstall() -> None:
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
+def installed(*, linear: bool = False) -> Iterator[None]:
     """install() for a ``with`` block, in every thread; blocks may be nested."""
-    _change(_ops.enter_installed.default)
+    _change(functools.partial(_ops.enter_installed.default, linear))
     try:
         yield
     finally:
-        _change(_ops.leave_installed.default)
+        _change(functools.partial(_ops.leave_installed.default, linear))
 
 
 def is_installed() -> bool:
@@ -127,8 +135,10 @@ def stats() -> Stats:
     Returns CallCounts with
         source: "installed", PyTorch's functions taken over by install(); "function",
         this package's functions; "module", its modules; "operator", graphs of
-        torch.compile and torch.export, or torch.ops.multihead.
-        way: as route() names it; reason: why not "fused".
+        torch.compile and torch.export, or torch.ops.multihead; "linear", matrix
+        products while install(linear=True) holds.
+        way: as route() names it, of products "onednn" or "blas"; reason: why not
+        "fused" or "onednn".
 
     A fused call is counted when its kernel runs, another one when its way is
     chosen. Backward passes go the way of their forward and are not counted.

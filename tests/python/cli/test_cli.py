@@ -262,3 +262,6 @@ def test_info_says_where_it_runs() -> None:
     assert report["backends"]["exact"] is True
     assert report["backends"]["fused"] is (report["backends"]["why_not_fused"] == "")
     assert report["cpu"]["processors"] >= 1
+    assert report["linear"]["pays"] is (report["linear"]["why_not"] == "")
+    said = "is recommended" if report["linear"]["pays"] else report["linear"]["why_not"]
+    assert said in text

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+//
+// aten::mm, addmm and _addmm_activation in float32 by oneDNN: what
+// torch.nn.functional.linear and its gradients of any order consist of, and so
+// do the Conv1D of transformers, the feed-forward part of PyTorch's inference
+// path, and graphs of torch.compile. PyTorch gives these products to MKL,
+// which runs code for AVX2 on processors of other makers than Intel.
+//
+// The kernels are of the key CPU, below autograd, autocast, vmap and
+// FakeTensor, which see PyTorch's operators as before. What is not taken goes
+// to PyTorch's kernels as functions, and so do its errors.
+//
+// Tried and left out: weights packed once. Above kSmallest, packed weights
+// took 0.97 to 1.03 of the time (Zen 4, 64 to 4096 rows, 768 and 3072 wide):
+// oneDNN packs while it multiplies. They do gain below 16 rows, 1.8 times with
+// 4, but cost twice the memory, and must be packed anew when they change.
+#include <ATen/Context.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/_addmm_activation_cpu_dispatch.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/relu.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "multihead/attention/count.h"
+#include "multihead/install.h"
+#include "multihead/install/overrides.h"
+
+namespace at::native {
+
+/// result = beta·result + alpha·mat1·mat2 by oneDNN. PyTorch exports it, but
+/// installs no header of it; null in a PyTorch that lacks it.
+[[gnu::weak]] TORCH_API void mkldnn_matmul(const Tensor& mat1,
+                                           const Tensor& mat2,
+                                           const Tensor& result, float beta,
+                                           float alpha);
+
+}  // namespace at::native
+
+namespace multihead {
+namespace overrides {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+
+// Multiply-adds of the smallest product that is taken. oneDNN has a fixed cost
+// of about 15 µs, and of 1 ms when the three sizes come for the first time: it
+// writes machine code for them.
+constexpr int64_t kSmallest = int64_t{1} << 25;
+
+bool is_plain(const Tensor& matrix) {
+  return matrix.scalar_type() == at::kFloat && matrix.dim() == 2 &&
+         matrix.is_cpu() && matrix.layout() == at::kStrided;
+}
+
+Product way_of(const Tensor& a, const Tensor& b) {
+  if (!is_plain(a) || !is_plain(b) || a.size(1) != b.size(0) ||
+      !at::globalContext().userEnabledMkldnn()) {
+    return Product::kOther;
+  }
+  const bool small = a.size(0) * a.size(1) * b.size(1) < kSmallest;
+  return small ? Product::kSmall : Product::kOneDnn;
+}
+
+// Counts as well. The other arguments matter where a·b would be taken.
+template <typename Condition>
+bool is_taken(const Tensor& a, const Tensor& b, const Condition& others_fit) {
+  Product way = way_of(a, b);
+  if (way == Product::kOneDnn && !others_fit()) way = Product::kOther;
+  count_product(way);
+  return way == Product::kOneDnn;
+}
+
+bool is_result(const Tensor& out, const Tensor& a, const Tensor& b) {
+  return is_plain(out) && out.is_contiguous() && out.size(0) == a.size(0) &&
+         out.size(1) == b.size(1) && !out.is_alias_of(a) && !out.is_alias_of(b);
+}
+
+bool is_addend(const Tensor& self, const Tensor& a, const Tensor& b,
+               const Scalar& beta, const Scalar& alpha) {
+  return self.scalar_type() == at::kFloat && self.is_cpu() &&
+         self.layout() == at::kStrided &&
+         at::is_expandable_to(self.sizes(), {a.size(0), b.size(1)}) &&
+         beta.equal(1) && alpha.equal(1);
+}
+
+Tensor empty_product(const Tensor& a, const Tensor& b) {
+  return at::empty({a.size(0), b.size(1)}, a.options());
+}
+
+Tensor& multiply(const Tensor& a, const Tensor& b, Tensor& out) {
+  at::native::mkldnn_matmul(a, b, out, /*beta=*/0, /*alpha=*/1);
+  return out;
+}
+
+Tensor run_mm(const Tensor& self, const Tensor& mat2) {
+  const auto nothing_else = [] { return true; };
+  if (!is_taken(self, mat2, nothing_else)) return at::cpu::mm(self, mat2);
+  Tensor out = empty_product(self, mat2);
+  return multiply(self, mat2, out);
+}
+
+Tensor& run_mm_out(const Tensor& self, const Tensor& mat2, Tensor& out) {
+  const auto fits = [&] { return is_result(out, self, mat2); };
+  if (!is_taken(self, mat2, fits)) {
+    return at::cpu::mm_outf(self, mat2, out);
+  }
+  return multiply(self, mat2, out);
+}
+
+Tensor run_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2,
+                 const Scalar& beta, const Scalar& alpha) {
+  const auto fits = [&] { return is_addend(self, mat1, mat2, beta, alpha); };
+  if (!is_taken(mat1, mat2, fits)) {
+    return at::cpu::addmm(self, mat1, mat2, beta, alpha);
+  }
+  Tensor out = empty_product(mat1, mat2);
+  return multiply(mat1, mat2, out).add_(self);
+}
+
+Tensor& run_addmm_out(const Tensor& self, const Tensor& mat1,
+                      const Tensor& mat2, const Scalar& beta,
+                      const Scalar& alpha, Tensor& out) {
+  const auto fits = [&] {
+    return is_addend(self, mat1, mat2, beta, alpha) &&
+           is_result(out, mat1, mat2) && !out.is_alias_of(self);
+  };
+  if (!is_taken(mat1, mat2, fits)) {
+    return at::cpu::addmm_outf(self, mat1, mat2, beta, alpha, out);
+  }
+  return multiply(mat1, mat2, out).add_(self);
+}
+
+Tensor run_addmm_activation(const Tensor& self, const Tensor& mat1,
+                            const Tensor& mat2, const Scalar& beta,
+                            const Scalar& alpha, bool use_gelu) {
+  const auto fits = [&] { return is_addend(self, mat1, mat2, beta, alpha); };
+  if (!is_taken(mat1, mat2, fits)) {
+    return at::cpu::_addmm_activation(self, mat1, mat2, beta, alpha, use_gelu);
+  }
+  Tensor out = empty_product(mat1, mat2);
+  multiply(mat1, mat2, out).add_(self);
+  return use_gelu ? at::gelu_(out) : at::relu_(out);
+}
+
+// Only of a batch that shares its second matrix, as linear has it whose input
+// is no view of one matrix.
+Tensor run_bmm(const Tensor& self, const Tensor& mat2) {
+  const bool shared = self.dim() == 3 && mat2.dim() == 3 &&
+                      self.size(0) == mat2.size(0) && mat2.size(0) > 0 &&
+                      mat2.stride(0) == 0;
+  if (!shared || self.numel() * mat2.size(2) < kSmallest) {
+    return at::cpu::bmm(self, mat2);
+  }
+  return run_mm(self.reshape({-1, self.size(2)}), mat2[0])
+      .view({self.size(0), self.size(1), mat2.size(2)});
+}
+
+}  // namespace
+
+void matrix_products(Registrations& all) {
+  torch::Library& library = library_for(all, c10::DispatchKey::CPU);
+  library.impl("mm", TORCH_FN(run_mm));
+  library.impl("mm.out", TORCH_FN(run_mm_out));
+  library.impl("addmm", TORCH_FN(run_addmm));
+  library.impl("addmm.out", TORCH_FN(run_addmm_out));
+  library.impl("_addmm_activation", TORCH_FN(run_addmm_activation));
+  library.impl("bmm", TORCH_FN(run_bmm));
+}
+
+}  // namespace overrides
+
+std::string why_not_linear() {
+  if (!at::hasMKLDNN() || !at::native::mkldnn_matmul) {
+    return "this PyTorch lacks oneDNN";
+  }
+  if (!at::hasMKL()) return "this PyTorch multiplies by another BLAS than MKL";
+#ifdef __x86_64__
+  if (!__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl") ||
+      !__builtin_cpu_supports("avx512dq")) {
+    return "the processor has no AVX-512, and MKL needs none to be fast there";
+  }
+  const char* always = std::getenv("MULTIHEAD_LINEAR");
+  if (always && std::string_view(always) == "always") return "";
+  return __builtin_cpu_is("amd") ? "" : "MKL is fast on this processor";
+#else
+  return "it is for x86-64";
+#endif
+}
+
+}  // namespace multihead
