@@ -14,7 +14,7 @@
 The name takes more: models that refuse "sdpa" (softcap, sinks), returned weights, and
 rules (causal, window, padding) instead of masks of the size (Lq, Lk).
 
-Raises ImportError where transformers is absent or has no such interface.
+Raises ImportError where transformers is absent or older than 5.23.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,7 @@ from ..functional import scaled_dot_product_attention
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    from transformers import __version__ as _version
     from transformers.cache_utils import (
         Cache,
         DynamicCache,
@@ -38,10 +39,13 @@ try:
     )
     from transformers.utils.import_utils import is_tracing
     from transformers.utils.output_capturing import _active_collector
+
+    if tuple(map(int, _version.split(".")[:2])) < (5, 23):
+        raise ImportError(f"this is transformers {_version}")
 except ImportError as error:
     raise ImportError(
-        "multihead.integrations.transformers needs transformers 5.23 or a later 5.x: "
-        f"pip install 'transformers>=5.23,<6' ({error})"
+        "multihead.integrations.transformers needs transformers 5.23 or newer: "
+        f"pip install 'transformers>=5.23' ({error})"
     ) from error
 
 __all__ = ["GrowableCache", "register"]

@@ -56,10 +56,10 @@ def skip_refused(name: str, way: str) -> None:
 def assert_as_close(ours: Tensor, eager: Tensor, exact: Tensor, scale: float) -> None:
     """Attention in float64 in a model in float32 is the measure. Our error is that of
     eager attention at most, times 2, because the largest error of some hundred numbers
-    is a matter of luck, and 4 ulp of the largest number of all, which is what the rest
+    is a matter of luck, and 2 ulp of the largest number of all, which is what the rest
     of the model makes of one rounding."""
     error, eagers = ((x - exact).abs().max().item() for x in (ours, eager))
-    assert error <= 2 * eagers + 4 * torch.finfo(ours.dtype).eps * scale
+    assert error <= 2 * eagers + 2 * torch.finfo(ours.dtype).eps * scale
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -216,7 +216,8 @@ def test_weights_after_dropout() -> None:
     query, key, value = (torch.randn(2, heads, 8, 16) for heads in (4, 2, 2))
     arguments = (layer, query, key, value, None, 0.5)
     out, weights = on_multihead._attention(*arguments, output_attentions=True)
-    assert 0.3 < (weights == 0).float().mean() - 28 / 64 / 1 + 0.2 < 0.7
+    seen = torch.ones(8, 8, dtype=torch.bool).tril()
+    assert 0.3 < (weights == 0)[..., seen].float().mean() < 0.7
     used = weights @ value.repeat_interleave(2, dim=1)
     assert torch.allclose(out, used.transpose(1, 2), atol=1e-6)
     out, weights = on_multihead._attention(*arguments)
@@ -249,7 +250,7 @@ def test_checkpointing(way: str) -> None:
     model, inputs = make("mistral")
     model.train()
     eager = gradients(model, inputs)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     with all_fused(model, way):
         ours = gradients(model, inputs)
     scale = max(gradient.abs().max().item() for gradient in eager.values())

@@ -2,6 +2,7 @@
 """Which masks of transformers are known as rules, and the growable cache beside
 transformers' own."""
 
+import copy
 import subprocess
 import sys
 
@@ -343,8 +344,6 @@ def test_crop(kind: str) -> None:
 
 
 def test_copies_are_apart() -> None:
-    import copy
-
     cache, _ = caches("full")
     cache.update(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), 0)
     cache.update(torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4), 0)
@@ -390,17 +389,27 @@ def test_import_is_asked_for() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_absent_or_old() -> None:
-    code = """
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ("sys.modules['transformers'] = None", "import of transformers halted"),
+        (
+            "import transformers; transformers.__version__ = '5.9.1'",
+            "transformers 5.9.1",
+        ),
+    ],
+)
+def test_absent_or_old(change: str, said: str) -> None:
+    code = f"""
 import sys
 import multihead
 
-sys.modules["transformers"] = None
+{change}
 try:
     import multihead.integrations.transformers
 except ImportError as error:
-    assert "needs transformers 5.23 or a later 5.x" in str(error)
-    assert "multihead.integrations" not in vars(multihead) or multihead.install
+    assert "needs transformers 5.23 or newer: pip install" in str(error)
+    assert "{said}" in str(error), error
 else:
     raise AssertionError
 """
