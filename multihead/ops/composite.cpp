@@ -34,6 +34,19 @@ Result scaled_dot_product_attention_op(const Tensor& query, const Tensor& key,
   return scaled_dot_product_attention_with_lse(query, key, value, options);
 }
 
+Tensor plain_attention_op(const Tensor& query, const Tensor& key,
+                          const Tensor& value, OptionalTensor attn_mask,
+                          double dropout_p, bool is_causal,
+                          std::optional<double> scale, bool enable_gqa) {
+  return multihead::scaled_dot_product_attention(
+      query, key, value,
+      {.attn_mask = or_undefined(attn_mask),
+       .dropout_p = dropout_p,
+       .is_causal = is_causal,
+       .scale = scale,
+       .enable_gqa = enable_gqa});
+}
+
 std::tuple<std::string, std::string> route_op(const Tensor& query,
                                               const Tensor& key,
                                               const Tensor& value,
@@ -205,6 +218,7 @@ void implement(Library& m) {
   using fields::implementation;
   m.impl("scaled_dot_product_attention",
          implementation<&scaled_dot_product_attention_op>);
+  m.impl("scaled_dot_product_attention.plain", &plain_attention_op);
   m.impl("attention_summary", implementation<&attention_summary_op>);
   m.impl("route", implementation<&route_op>);
   m.impl("multi_head_attention_forward", &multi_head_attention_forward_op);

@@ -20,6 +20,13 @@ void define(torch::Library& m, const Tags& tags, const std::string& leading,
 
 // Attention as a function, and what can be asked about it.
 void define_functions(torch::Library& m, const Tags& tags) {
+  // PyTorch's arguments alone: each argument costs a call from Python time.
+  m.def(
+      "scaled_dot_product_attention.plain(Tensor query, Tensor key, "
+      "Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+      "bool is_causal=False, float? scale=None, bool enable_gqa=False) "
+      "-> Tensor",
+      tags);
   define(m, tags,
          "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value",
          "bool return_lse=False, str backend=\"auto\") "

@@ -139,7 +139,9 @@ def takes_subclasses(
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if are_plain(*args) and (not kwargs or are_plain(*kwargs.values())):
+            if _PLAIN.issuperset(map(type, args)) and (
+                not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))
+            ):
                 return function(*args, **kwargs)
             values = (*args, *kwargs.values())
             if any(isinstance(x, fx.Proxy) for x in values):

@@ -21,6 +21,7 @@ Backend = Literal["auto", "exact", "fused"]
 Alignment = Literal["top_left", "bottom_right"]
 
 _ops = torch.ops.multihead
+_plain = _ops.scaled_dot_product_attention.plain
 _backend: contextvars.ContextVar[Backend] = contextvars.ContextVar(
     "multihead_backend", default="auto"
 )
@@ -227,6 +228,8 @@ def scaled_dot_product_attention(
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
     pytorchs = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if not rules and not return_lse and current_backend() == "auto":
+        return call(_plain, *pytorchs)
     out, logsumexp = call(
         _ops.scaled_dot_product_attention.default,
         *pytorchs,

@@ -104,8 +104,7 @@ class ForwardTask {
       Tile& tile = tiles[count];
       tile.assign(a_, {task.b, task.head, task.head * group, group,
                        task.first + r, min(kLanes, task.count - r)});
-      load_queries<M, S>(a_, tile, s_.tiles[count].query);
-      s_.tiles[count].total.reset(tile.lanes(), a_.Dv);
+      prepare(tile, s_.tiles[count]);
       if (tile.keys.empty()) continue;
       all = {min(all.begin, tile.keys.begin), max(all.end, tile.keys.end)};
     }
@@ -120,7 +119,7 @@ class ForwardTask {
         s_.score.query = s_.tiles[n].query;
         auto& total = s_.tiles[n].total;
         auto& state = started[n] ? s_.split : total;
-        if (started[n]) s_.split.reset(tiles[n].lanes(), a_.Dv);
+        if (started[n]) reset(tiles[n], s_.split);
         attend(tiles[n], state, keys, key, value);
         if (started[n]) total.merge(s_.split, tiles[n].lanes(), a_.Dv);
         started[n] = true;
@@ -134,6 +133,26 @@ class ForwardTask {
   }
 
  private:
+  /// Decoding: one row, of which the GEMMs touch its own lane alone.
+  static constexpr bool kHasLoneRows = !M::kPacksWeights && !kMaskNonFinite;
+  static bool is_alone(const Tile& tile) {
+    return kHasLoneRows && tile.count == 1;
+  }
+
+  void prepare(const Tile& tile, typename ForwardScratch<M, S>::OfTile& to) {
+    reset(tile, to.total);
+    if (!is_alone(tile)) return load_queries<M, S>(a_, tile, to.query);
+    load_lane<S>(
+        row_of<typename S::Type>(a_.query, tile.b, tile.head[0], tile.query[0]),
+        a_.D, static_cast<T>(a_.scale), to.query);
+  }
+
+  void reset(const Tile& tile, OnlineSoftmax<F>& state) {
+    state.reset(tile.lanes(), is_alone(tile) ? 0 : a_.Dv);
+    if (!is_alone(tile)) return;
+    for (int64_t e = 0; e < a_.Dv; ++e) state.context[e * kLanes] = 0;
+  }
+
   /// The online softmax of a tile over `keys`, which lie in one split.
   void attend(const Tile& tile, OnlineSoftmax<F>& state, Interval keys,
               const Panel<T>& key, const Panel<T>& value) {
@@ -245,8 +264,12 @@ class ForwardTask {
       const auto zero = F::broadcast(0);
       const auto inverse =
           F::select(F::equal(l, zero), zero, F::div(factor, l));
-      finite &= kMaskNonFinite || is_finite(tile, total.context + r, r);
-      store_out(tile, total.context + r, F::mul(inverse, kept), r);
+      if (is_alone(tile)) {
+        finite = store_lone_row(tile, total.context, F::mul(inverse, kept));
+      } else {
+        finite &= kMaskNonFinite || is_finite(tile, total.context + r, r);
+        store_out(tile, total.context + r, F::mul(inverse, kept), r);
+      }
       if (f_.logsumexp) {
         store_logsumexp(tile, F::add(shift_of<F>(m), log<F>(l)), r);
       }
@@ -287,6 +310,17 @@ class ForwardTask {
                     : nullptr;
     }
     store_lanes<S>(context, factor, a_.Dv, rows);
+  }
+
+  /// False: out is not finite, which it never is where the context is not.
+  bool store_lone_row(const Tile& tile, const T* context,
+                      typename F::Vector factor) {
+    alignas(64) T factors[F::kLanes];
+    F::store(factors, factor);
+    auto* row =
+        row_of<typename S::Type>(f_.out, tile.b, tile.head[0], tile.query[0]);
+    store_lane<S>(context, factors[0], a_.Dv, row);
+    return multihead::kernels::is_finite<S>(row, a_.Dv);
   }
 
   void store_logsumexp(const Tile& tile, typename F::Vector lse, int64_t from) {
