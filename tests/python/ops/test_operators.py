@@ -138,10 +138,12 @@ def detached(arguments):
 
 
 CHECKED = list(checked_calls())
+QKV = parameter(2, H, LQ, 8)
 # What is traced by AOT autograd with symbolic sizes, seconds each: one call of
 # each operator, with all it can do.
 TRACED = [
     (ops.scaled_dot_product_attention.default, *calls.make("everything")),
+    (ops.scaled_dot_product_attention.plain, (QKV, QKV, QKV), dict(is_causal=True)),
     (ops.multi_head_attention_forward.default, (), LAYER | MASKS[3]),
     (ops.grouped_query_attention_forward.default, (), GROUPED | MASKS[1]),
     (ops.projected_attention_forward.default, (), PROJECTED | MASKS[1]),
@@ -153,11 +155,19 @@ TRACED = [
 ]
 # They return a size or text, no tensor: opcheck has nothing to trace.
 WITHOUT_TENSORS = {
+    "multihead::enter_installed",
     "multihead::explain",
     "multihead::faults",
     "multihead::head_dim",
+    "multihead::install",
+    "multihead::is_exporting",
+    "multihead::is_installed",
     "multihead::is_reserved",
+    "multihead::leave_installed",
     "multihead::render_report",
+    "multihead::reset_stats",
+    "multihead::stats",
+    "multihead::uninstall",
     "multihead::warn",
     "multihead::route",
 }

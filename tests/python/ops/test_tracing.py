@@ -105,7 +105,7 @@ COUNTERPART = "the model with torch.nn.MultiheadAttention, which has the same st
 def test_jit_names_a_counterpart_where_there_is_one(tool):
     class Function(nn.Module):
         def forward(self, q):
-            return multihead.scaled_dot_product_attention(q, q, q)
+            return multihead.scaled_dot_product_attention(q, q, q, window=(2, 0))
 
     x = torch.randn(2, 5, E)
     modules = {name: (make().eval(), (x, x, x)) for name, make in LAYERS.items()}
@@ -120,6 +120,17 @@ def test_jit_names_a_counterpart_where_there_is_one(tool):
                     torch.jit.script(held)
             has_counterpart = f"{tool} {COUNTERPART}" in str(info.value)
             assert has_counterpart == (name == "multi-head")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_jit_traces_the_function_with_pytorchs_arguments():
+    class Function(nn.Module):
+        def forward(self, q):
+            return multihead.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    traced = torch.jit.trace(Function(), torch.randn(2, 5, E))
+    x = torch.randn(2, 7, E)
+    assert_equal(traced(x), Function()(x))
 
 
 # --- torch.ao.quantization --------------------------------------------------------------
