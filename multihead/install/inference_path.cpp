@@ -143,6 +143,18 @@ OutAndWeights run_inference_path(
   }
 }
 
+OutAndWeights nested_multi_head_attention(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    int64_t embed_dim, int64_t num_head, const Tensor& qkv_weight,
+    const Tensor& qkv_bias, const Tensor& proj_weight, const Tensor& proj_bias,
+    const std::optional<Tensor>& mask, bool need_weights,
+    bool average_attn_weights, std::optional<int64_t> mask_type) {
+  const SourceGuard source(Source::kModule);
+  return run_inference_path(query, key, value, embed_dim, num_head, qkv_weight,
+                            qkv_bias, proj_weight, proj_bias, mask,
+                            need_weights, average_attn_weights, mask_type);
+}
+
 }  // namespace
 
 void native_multi_head_attention(Registrations& all) {
@@ -151,6 +163,10 @@ void native_multi_head_attention(Registrations& all) {
     library_for(all, key).impl("_native_multi_head_attention",
                                TORCH_FN(run_inference_path));
   }
+}
+
+TORCH_LIBRARY_IMPL(multihead, NestedTensorCPU, m) {
+  m.impl("nested_multi_head_attention", TORCH_FN(nested_multi_head_attention));
 }
 
 }  // namespace multihead::overrides

@@ -118,6 +118,14 @@ void define_layers(torch::Library& m, const Tags& tags) {
       "bool is_causal=False, *, bool batch_first=False, "
       "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
       tags);
+  // aten::_native_multi_head_attention of nested tensors, for modules.
+  m.def(
+      "nested_multi_head_attention(Tensor query, Tensor key, Tensor value, "
+      "int embed_dim, int num_head, Tensor qkv_weight, Tensor qkv_bias, "
+      "Tensor proj_weight, Tensor proj_bias, Tensor? mask=None, "
+      "bool need_weights=True, bool average_attn_weights=True, "
+      "int? mask_type=None) -> (Tensor, Tensor)",
+      tags);
   // D of a layer, its sizes checked: for Python's constructors.
   m.def(
       "head_dim(int embed_dim, int num_heads, int num_kv_heads, "

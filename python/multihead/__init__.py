@@ -32,12 +32,20 @@ from .installation import (  # noqa: E402
     uninstall,
 )
 from .modules import GroupedQueryAttention, MultiheadAttention  # noqa: E402
+from .replacement import (  # noqa: E402
+    Replacement,
+    Replacements,
+    replace_attention,
+    restore_attention,
+)
 
 __all__ = [
     "AttentionSummary",
     "CallCount",
     "GroupedQueryAttention",
     "MultiheadAttention",
+    "Replacement",
+    "Replacements",
     "Report",
     "Route",
     "Stats",
@@ -49,7 +57,9 @@ __all__ = [
     "installed",
     "is_installed",
     "multi_head_attention_forward",
+    "replace_attention",
     "reset_stats",
+    "restore_attention",
     "route",
     "scaled_dot_product_attention",
     "stats",

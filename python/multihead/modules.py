@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Attention as modules: parameters, and one operator call in forward."""
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import init
 from torch.nn.modules.activation import _is_make_fx_tracing
 from torch.overrides import has_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._call import call, check_int, check_type, no_torchscript
 from ._projections import is_plain, pooled_state, repeated_state
@@ -15,6 +17,22 @@ from ._subclasses import are_plain, forward_takes_subclasses, own_rules_of, refu
 from .functional import current_backend
 
 _ops = torch.ops.multihead
+
+
+class _NestedOnKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """PyTorch's inference path of nested tensors, on the kernels: PyTorch's module
+    decides whether it serves a call."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._native_multi_head_attention.default:
+            func = _ops.nested_multi_head_attention.default
+        return func(*args, **(kwargs or {}))
 
 
 def _is_nested(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -95,7 +113,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         if reason is not None or _is_nested(query, key, value):
             refuse_fused("MultiheadAttention", backend, reason or "a tensor is nested")
             masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
-            return super().forward(query, key, value, *masks, is_causal)
+            if reason is not None or backend != "auto":
+                return super().forward(query, key, value, *masks, is_causal)
+            with _NestedOnKernels():  # type: ignore[no-untyped-call]
+                return super().forward(query, key, value, *masks, is_causal)
         # PyTorch reads the weight of out_proj, whatever was put there.
         reads = backend == "exact" or is_plain(out_proj)
         output = (out_proj.weight, out_proj.bias) if reads else (None, None)

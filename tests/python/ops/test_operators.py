@@ -153,7 +153,7 @@ TRACED = [
     (ops.attention_summary.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
     *CHECKED[-2:],
 ]
-# They return a size or text, no tensor: opcheck has nothing to trace.
+# They return a size, text or nothing, no tensor: opcheck has nothing to trace.
 WITHOUT_TENSORS = {
     "multihead::enter_installed",
     "multihead::explain",
@@ -166,11 +166,14 @@ WITHOUT_TENSORS = {
     "multihead::leave_installed",
     "multihead::render_report",
     "multihead::reset_stats",
+    "multihead::route",
     "multihead::stats",
     "multihead::uninstall",
     "multihead::warn",
-    "multihead::route",
+    "multihead::why_not_linear",
 }
+# PyTorch's tracing has no nested tensors of its inference path.
+NOT_TRACED = {"multihead::nested_multi_head_attention"}
 
 
 @pytest.mark.parametrize("number", range(len(CHECKED)))
@@ -192,7 +195,7 @@ def test_opcheck_covers_every_operator():
     }
     for checked in (CHECKED, TRACED):
         names = {op.name().partition(".")[0] for op, *_ in checked}
-        assert names | WITHOUT_TENSORS == registered
+        assert names | WITHOUT_TENSORS | NOT_TRACED == registered
 
 
 # --- Values --------------------------------------------------------------------------
