@@ -327,12 +327,11 @@ def _mask_and_rules(
     """attn_mask and the rules beside it, as scaled_dot_product_attention takes them."""
     lengths = query.shape[2], key.shape[2]
     if attention_mask is None:
-        return position_bias, {
-            "is_causal": True if lengths[0] > 1 and is_causal else False
-        }
+        return position_bias, {"is_causal": bool(is_causal and lengths[0] > 1)}
     if isinstance(attention_mask, RuleMask):
-        if attention_mask.rules is not None and attention_mask.shape[2:] == lengths:
-            return position_bias, dict(attention_mask.rules)
+        rules = attention_mask.rules
+        if rules is not None and attention_mask.shape[2:] == lengths:
+            return position_bias, dict(rules)
         attention_mask = attention_mask.formed()
     if position_bias is None:
         return attention_mask, {}
@@ -375,8 +374,8 @@ class _Room:
     def _append(self, name: str, new: Tensor) -> Tensor:
         """self.keys or self.values with the new ones behind, (B, G, L + new, D)."""
         old: Tensor = getattr(self, name)
-        if torch.is_grad_enabled() and (old.requires_grad or new.requires_grad):
-            return torch.cat([old, new], dim=2)  # what backward needs must not change
+        if torch.is_grad_enabled():  # what backward may need must not change
+            return torch.cat([old, new], dim=2)
         length, more = old.shape[2], new.shape[2]
         room = self._rooms.get(name)
         start = _place(old, room)
@@ -391,9 +390,11 @@ class _Room:
 
 
 def _place(view: Tensor, room: Tensor | None) -> int | None:
-    """At which key of room the view begins; None: it is no view of it."""
+    """At which key of room the view begins; None: it is no view of it, or PyTorch
+    forbids to write there."""
     if (
         room is None
+        or (room.is_inference() and not torch.is_inference_mode_enabled())
         or view.untyped_storage().data_ptr() != room.untyped_storage().data_ptr()
         or view.shape[:2] != room.shape[:2]
         or view.stride() != room.stride()
@@ -453,8 +454,8 @@ class GrowableCache(DynamicCache):
     ``model.generate(..., past_key_values=GrowableCache(model.config))``: the same
     tokens. DynamicCache concatenates all keys and values for each new token; here a
     layer has room for twice as many when it is full, and gives views. Memory: up to
-    twice DynamicCache's. With gradients it concatenates. For an encoder-decoder:
-    ``EncoderDecoderCache(GrowableCache(config), DynamicCache(config=config))``.
+    twice DynamicCache's. Outside of torch.no_grad it concatenates. An encoder-decoder
+    takes ``EncoderDecoderCache(GrowableCache(config), DynamicCache(config=config))``.
 
     Args:
         config: of the model; says which layers slide. None: none does. Layers of

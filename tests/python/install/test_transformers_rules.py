@@ -311,6 +311,7 @@ def same(pair: tuple[DynamicCache, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
 def test_cache_operations(kind: str) -> None:
     torch.manual_seed(0)
     pair = caches(kind)
@@ -332,6 +333,7 @@ def test_cache_operations(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
 def test_crop(kind: str) -> None:
     pair = caches(kind)
     for cache in pair:
@@ -343,6 +345,7 @@ def test_crop(kind: str) -> None:
         both(pair, 1, 2)
 
 
+@torch.no_grad()
 def test_copies_are_apart() -> None:
     cache, _ = caches("full")
     cache.update(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), 0)
@@ -355,6 +358,7 @@ def test_copies_are_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
 def test_nothing_is_copied_while_there_is_room(kind: str) -> None:
     cache, _ = caches(kind)
     places, new = set(), torch.randn(1, 2, 1, 4)
@@ -376,6 +380,15 @@ def test_cache_with_gradients() -> None:
     assert torch.allclose(x.grad, expected[0])
 
 
+def test_cache_of_another_mode() -> None:
+    """A prefix from inference_mode, continued where its tensors cannot be written."""
+    pair = caches("full")
+    for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad()):
+        with mode:
+            both(pair, 3, 1, 1, 1)
+
+
+@torch.no_grad()
 def test_cache_without_configuration() -> None:
     pair = on_multihead.GrowableCache(), DynamicCache()
     both(pair, 3, 1, 1)
