@@ -32,6 +32,8 @@ def package_file(package: str, name: str, without: str = "") -> pathlib.Path:
 
 def main() -> None:
     """Becomes the command; returns only by raising SystemExit."""
+    if sys.argv[1:2] == ["run"]:  # a program of Python's, in this Python
+        os.execv(sys.executable, [sys.executable, "-m", "multihead", *sys.argv[1:]])
     built = runpy.run_path(str(package_file("multihead", "_built.py")))
     try:
         built["check_torch"](importlib.metadata.version("torch"))

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""python -m multihead run: programs run as Python runs them, and on the kernels."""
+
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+import multihead
+import multihead.__main__ as command
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PROGRAM = """
+import json, os, sys
+import torch
+from helper import HELP
+x = torch.zeros(1, 2, 5, 8)
+torch.nn.functional.scaled_dot_product_attention(x, x, x)
+main = sys.modules["__main__"]
+seen = dict(
+    argv=sys.argv, path=sys.path[0], name=__name__, file=__file__, help=HELP,
+    main=main.x is x, spec=str(__spec__ and __spec__.name), package=__package__,
+    loader=type(__loader__).__name__, cwd=os.getcwd(),
+)
+print(json.dumps(seen))
+"""
+FAILS = """
+def inner():
+    raise KeyError("no")
+
+inner()
+"""
+# An encoding, pickles of what __main__ has, annotations, and what runs at the end.
+ODD = """# coding: latin-1
+import atexit, pickle
+class Kept: pass
+print(ascii("é"), type(pickle.loads(pickle.dumps(Kept()))))
+atexit.register(lambda: print(x))
+x: int = 1
+try:
+    def f(x: unknown): pass
+except NameError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("programs")
+    files = {
+        "scripts/program.py": PROGRAM,
+        "scripts/helper.py": "HELP = 'beside the script'\n",
+        "helper.py": "HELP = 'in the folder'\n",
+        "package/__init__.py": "",
+        "package/__main__.py": PROGRAM,
+        "fails.py": FAILS,
+        "package/fails.py": FAILS,
+        "syntax.py": "x = = 1\n",
+        "exits.py": "import sys\nsys.exit(7)\n",
+        "says.py": "import sys\nsys.exit('said')\n",
+        "interrupted.py": "raise KeyboardInterrupt\n",
+        "odd.py": ODD.encode("latin-1"),
+    }
+    for name, text in files.items():
+        file = path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def python(folder, *arguments):
+    """(status, standard output, standard error)"""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+RUN = ("-m", "multihead", "run")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [("scripts/program.py", "a", "--stats", "-m"), ("-m", "package", "--", "b")],
+    ids=["script", "module"],
+)
+def test_a_program_sees_what_python_shows_it(folder, program):
+    expected = python(folder, *program)
+    assert expected[0] == 0 and expected[2] == ""
+    assert python(folder, *RUN, *program) == expected
+    status, out, err = python(folder, *RUN, "--stats", *program)
+    assert (status, out) == expected[:2]
+    assert err.split("\n")[1].split() == ["1", "installed", "fused"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("fails.py",),
+        ("-m", "package.fails"),
+        ("syntax.py",),
+        ("exits.py",),
+        ("says.py",),
+        ("odd.py",),
+    ],
+    ids=" ".join,
+)
+def test_a_program_ends_as_with_python(folder, program):
+    expected = list(python(folder, *program))
+    # Python's own frames of -m stand first, ours and these are left out.
+    lines = expected[2].splitlines(keepends=True)
+    expected[2] = "".join(line for line in lines if "frozen runpy" not in line)
+    assert list(python(folder, *RUN, *program)) == expected
+
+
+def test_an_interrupted_program_ends_by_the_signal(folder):
+    status, _, err = python(folder, *RUN, "interrupted.py")
+    assert status == python(folder, "interrupted.py")[0] != 0
+    assert err.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.parametrize("program", ["fails.py", "exits.py"])
+def test_stats_come_last(folder, program):
+    status, _, err = python(folder, *RUN, "--stats", program)
+    assert status == (1 if program == "fails.py" else 7)
+    assert err.endswith("no calls of attention\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "python -m multihead: expected run, got "),
+        (("check",), "python -m multihead: expected run, got check"),
+        (("run",), "run: SCRIPT must be given"),
+        (("run", "--stats"), "run: SCRIPT must be given"),
+        (("run", "-m"), "run: MODULE must be given"),
+        (("run", "--statistics", "x.py"), "run: there is no option --statistics"),
+        (("run", "no.py"), "run: SCRIPT must be a file that can be read, got no.py: "),
+        (("run", "package"), "run: SCRIPT must be a file that can be read, got packa"),
+        (("run", "-m", "no.such"), "run: MODULE must be one that can be imported, got"),
+    ],
+)
+def test_errors(folder, arguments, message, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["multihead"])
+    with pytest.raises(SystemExit) as ended:
+        command.main(list(arguments))
+    assert ended.value.code == 2 and not multihead.is_installed()
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(message)
+    assert "run [--stats] [--linear] SCRIPT.py [ARGUMENTS]" in err
+
+
+def test_help(capsys):
+    command.main(["run", "--help"])
+    out, err = capsys.readouterr()
+    assert err == "" and "--stats" in out
+
+
+def test_the_installed_command_hands_it_over(monkeypatch):
+    """`multihead run` of a wheel is `python -m multihead run`."""
+    taken = []
+    monkeypatch.setattr(os, "execv", lambda *call: taken.append(call) or sys.exit(0))
+    monkeypatch.setattr(sys, "argv", ["multihead", "run", "x.py", "a b"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "python/multihead_command.py"))["main"]()
+    command = [sys.executable, "-m", "multihead", "run", "x.py", "a b"]
+    assert taken == [(sys.executable, command)]
