@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""What one call of a small module costs: ours against torch.nn.MultiheadAttention.
+"""What one small call costs: ours against PyTorch's, the modules and the function.
 
-Both run in this process, interleaved call by call; the ratio is what counts.
-Run: ./run python benchmarks/call_cost.py
+All run in this process, interleaved; the ratio is what counts.
+Run: ./run python benchmarks/call_cost.py [modules | functions]
 """
 
+import itertools
 import statistics
+import sys
 import time
 
 import torch
+import torch.nn.functional as F
 
 import multihead
 
@@ -28,9 +31,51 @@ def measure(theirs, ours) -> tuple[float, float, float, float]:
     return tuple(f(t) for t in times for f in (min, statistics.median))
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def functions() -> None:
+    """PyTorch's function as it is and under install(), and ours, on 40 small shapes."""
+    sdpa, direct = (
+        F.scaled_dot_product_attention,
+        multihead.scaled_dot_product_attention,
+    )
+    lengths = ((1, 1), (1, 16), (1, 64), (4, 4), (16, 16))
+    grid = itertools.product((1, 8), lengths, (32, 64), (False, True))
+    print(
+        f"{'function, no grad':<32}{'PyTorch µs':>12}{'installed':>11}{'direct':>8}"
+        f"{'installed':>11}{'direct':>8}"
+    )
+    ratios = ([], [])
+    for heads, (queries, keys), width, is_causal in grid:
+        q, k, v = (torch.randn(1, heads, n, width) for n in (queries, keys, keys))
+        expected = sdpa(q, k, v, is_causal=is_causal)
+        times = ([], [], [])
+        for round_number in range(ROUNDS):
+            for i in range(3):
+                way = (i + round_number) % 3
+                function = direct if way == 2 else sdpa
+                (multihead.install if way == 1 else multihead.uninstall)()
+                for _ in range(5):
+                    out = function(q, k, v, is_causal=is_causal)
+                start = time.perf_counter()
+                for _ in range(CALLS):
+                    function(q, k, v, is_causal=is_causal)
+                times[way].append((time.perf_counter() - start) / CALLS * 1e6)
+                torch.testing.assert_close(out, expected)
+        theirs, *ours = map(min, times)
+        for ratio, best in zip(ratios, ours, strict=True):
+            ratio.append(best / theirs)
+        name = f"H{heads} Lq{queries} Lk{keys} D{width}{' causal' * is_causal}"
+        print(
+            f"{name:<32}{theirs:>12.2f}{ours[0]:>11.2f}{ours[1]:>8.2f}"
+            f"{ratios[0][-1]:>11.2f}{ratios[1][-1]:>8.2f}"
+        )
+    for name, ratio in zip(("installed", "direct"), ratios, strict=True):
+        print(
+            f"{name}: {statistics.median(ratio):.2f} in the middle, "
+            f"{max(ratio):.2f} at worst, {sum(x > 1.1 for x in ratio)} above 1.1"
+        )
+
+
+def modules() -> None:
     reference = torch.nn.MultiheadAttention(E, H, batch_first=True)
     module = multihead.MultiheadAttention(E, H, batch_first=True)
     module.load_state_dict(reference.state_dict())
@@ -60,4 +105,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if "functions" not in sys.argv:
+        modules()
+    if "modules" not in sys.argv:
+        with torch.no_grad():
+            functions()

@@ -45,21 +45,25 @@ def call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return operator(*args, **kwargs)
     except RuntimeError as error:
-        # Looked at only now: nothing is judged beforehand, since a good call
-        # should not pay, and may come with proxies of torch.fx for its values.
-        message = str(error)
-        if message.startswith(_ASSERTION):
-            raise AssertionError(message.removeprefix(_ASSERTION)) from None
-        if refused := _REFUSED.match(message):
-            raise _wrong_type(operator, args, kwargs, refused) from None
-        if (
-            message.startswith(_UNTRACEABLE)
-            and torch._C._get_tracing_state() is not None
-        ):
-            # The module alone says how its batches lie.
-            named = operator is _MULTI_HEAD and "batch_first" in kwargs
-            raise no_torchscript("trace", named) from None
-        raise
+        raise in_our_words(error, operator, args, kwargs) from None
+
+
+def in_our_words(
+    error: RuntimeError, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Exception:
+    """What operator(*args, **kwargs) raised, as Python's users expect it."""
+    # Looked at only now: nothing is judged beforehand, since a good call should not
+    # pay, and may come with proxies of torch.fx for its values.
+    message = str(error)
+    if message.startswith(_ASSERTION):
+        return AssertionError(message.removeprefix(_ASSERTION))
+    if refused := _REFUSED.match(message):
+        return _wrong_type(operator, args, kwargs, refused)
+    if message.startswith(_UNTRACEABLE) and torch._C._get_tracing_state() is not None:
+        # The module alone says how its batches lie.
+        named = operator is _MULTI_HEAD and "batch_first" in kwargs
+        return no_torchscript("trace", named)
+    return error
 
 
 def no_torchscript(tool: str, has_counterpart: bool) -> RuntimeError:

@@ -139,13 +139,13 @@ def takes_subclasses(
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if _PLAIN.issuperset(map(type, args)) and (
-                not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))
-            ):
+            if are_plain(*args) and (not kwargs or are_plain(*kwargs.values())):
                 return function(*args, **kwargs)
             values = (*args, *kwargs.values())
             if any(isinstance(x, fx.Proxy) for x in values):
-                return handle_torch_function(wrapper, values, *args, **kwargs)
+                # By its public name, whatever decorates it beside.
+                public = getattr(function, "__globals__", {}).get(name, wrapper)
+                return handle_torch_function(public, values, *args, **kwargs)
             return call_with_subclasses(signature.bind(*args, **kwargs).arguments)
 
         return wrapper  # type: ignore[return-value]

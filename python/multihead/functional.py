@@ -3,6 +3,7 @@
 
 import contextlib
 import contextvars
+import functools
 import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._call import as_tensor, call, check_type
+from ._call import as_tensor, call, check_type, in_our_words
 from ._subclasses import Function, is_causal_bias, own_rules_of, takes_subclasses
 
 if TYPE_CHECKING:  # a package that PyTorch brings; Python has it since 3.11
@@ -119,6 +120,39 @@ def _keywords(function: str, rules: Rules, query: Tensor) -> dict[str, Any]:
     return {**rules, "query_offset": offset, "backend": current_backend()}
 
 
+def _without_rules(function: Function) -> Function:
+    """Decorates scaled_dot_product_attention: with PyTorch's arguments alone, and plain
+    tensors, it is one call of an operator that takes nothing else. Small calls would
+    notice every layer and argument more."""
+
+    @functools.wraps(function)
+    def wrapper(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **more: Any,
+    ) -> Any:
+        args = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if (
+            type(query) is type(key) is type(value) is Tensor
+            and (attn_mask is None or type(attn_mask) is Tensor)
+            and not more
+            and current_backend() == "auto"
+        ):
+            try:
+                return _plain(*args)
+            except RuntimeError as error:
+                raise in_our_words(error, _plain, args, more) from None
+        return function(*args, **more)
+
+    return wrapper  # type: ignore[return-value]
+
+
 @overload
 def scaled_dot_product_attention(
     query: Tensor,
@@ -161,6 +195,7 @@ def scaled_dot_product_attention(
     return_lse: bool,
     **rules: "Unpack[Rules]",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@_without_rules
 @takes_subclasses(F.scaled_dot_product_attention, current_backend)
 @_names_rules
 def scaled_dot_product_attention(
@@ -228,8 +263,6 @@ def scaled_dot_product_attention(
         RuntimeError: shapes, dtypes or devices that do not fit together.
     """
     pytorchs = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if not rules and not return_lse and current_backend() == "auto":
-        return call(_plain, *pytorchs)
     out, logsumexp = call(
         _ops.scaled_dot_product_attention.default,
         *pytorchs,
