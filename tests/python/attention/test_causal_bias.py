@@ -123,7 +123,7 @@ def test_arguments_are_bound_as_those_of_any_call():
     for call, text in (
         (lambda: scaled_dot_product_attention(Q, K, K, bias, query=Q), "multiple val"),
         (lambda: mha(X, X, X, None, True, bias, query=X), "multiple values for arg"),
-        (lambda: scaled_dot_product_attention(Q, K, attn_mask=bias), "missing a requ"),
+        (lambda: scaled_dot_product_attention(Q, K, attn_mask=bias), "missing 1 requ"),
         (lambda: scaled_dot_product_attention(Q, K, K, bias, windw=3), "unexpected"),
     ):
         with pytest.raises(TypeError, match=text):
