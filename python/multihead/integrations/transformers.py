@@ -293,8 +293,8 @@ def _attention(
         if others.get(name) is not None:
             raise ValueError(
                 f"multihead.integrations.transformers: {name} must be None, got "
-                f"{type(others[name]).__name__}: {type(module).__name__} asks for "
-                "attention that only its other implementations have"
+                f"{type(others[name]).__name__}: {type(module).__name__} passes on a rule "
+                'that is not known here: choose attn_implementation="sdpa" or "eager"'
             )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)

@@ -239,7 +239,7 @@ def test_weights_by_configuration() -> None:
 def test_unknown_rules(rule: str) -> None:
     x = torch.randn(1, 2, 3, 8)
     with pytest.raises(
-        ValueError, match=f"{rule} must be None, got Tensor: Linear asks"
+        ValueError, match=f"{rule} must be None, got Tensor: Linear passes on"
     ):
         on_multihead._attention(nn.Linear(1, 1), x, x, x, None, **{rule: x})
     on_multihead._attention(nn.Linear(1, 1), x, x, x, None, **{rule: None})
