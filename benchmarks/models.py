@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What a program gains: models of transformers as their authors wrote them.
 
-    ./run bench models [--list] [--filter TEXT] [--threads N] [--rounds N] [--markdown FILE]
+    ./run bench models [--list] [--filter TEXT] [--threads N] [--rounds N]
+        [--markdown FILE] [--svg FILE]
 
 Weights are random, in the shapes of the published models (MiniLM has its own). Each case
 runs with PyTorch's two attentions, which transformers calls "eager" and "sdpa", and with
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import torch
@@ -309,12 +311,8 @@ def peak_memory(case: Case, way: Way, threads: int) -> str:
     return f"{int(done.stdout) / 2**20:.1f} GiB"
 
 
-def rows_of(case: Case, threads: int, rounds: int) -> list[list[str]]:
-    programs = {way: case.make(way) for way in case.ways}
-    compare(case, programs)
-    if case.ways[0] is EAGER and SDPA in case.ways:
-        programs[FREE] = case.make(FREE)
-    times = measure(programs, rounds)
+def rows_of(case: Case, times: dict[Way, list[float]], threads: int) -> list[list[str]]:
+    times = dict(times)
     free = times.pop(FREE, None)
     theirs = min(min(times[way]) for way in times if not_ours(way))
     rows = []
@@ -322,11 +320,18 @@ def rows_of(case: Case, threads: int, rounds: int) -> list[list[str]]:
         best = min(seconds)
         row = [case.name, way.label, text_of(best), text_of(statistics.median(seconds))]
         row.append("" if not_ours(way) else f"**{theirs / best:.2f}**")
-        is_sdpa = way is SDPA and free is not None
-        row.append(f"{1 - min(free) / best:.0%}" if is_sdpa and free else "")
+        row.append(f"{1 - min(free) / best:.0%}" if way is SDPA and free else "")
         row.append(peak_memory(case, way, threads) if case.watches_memory else "")
         rows.append(row)
     return rows
+
+
+def run(case: Case, rounds: int) -> dict[Way, list[float]]:
+    programs = {way: case.make(way) for way in case.ways}
+    compare(case, programs)
+    if case.ways[0] is EAGER and SDPA in case.ways:
+        programs[FREE] = case.make(FREE)
+    return measure(programs, rounds)
 
 
 def not_ours(way: Way) -> bool:
@@ -335,6 +340,45 @@ def not_ours(way: Way) -> bool:
 
 def text_of(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def svg_of(results: dict[str, dict[Way, float]], caption: str) -> str:
+    """Before and after: for each program the best of PyTorch's and the best of ours."""
+    width, left, step = 720, 330, 44
+    lines = []
+    for n, (name, best) in enumerate(results.items()):
+        theirs = min(best[way] for way in best if not_ours(way))
+        ours = min((way for way in best if not not_ours(way)), key=best.__getitem__)
+        y, full = 40 + n * step, width - left - 70
+        longest = max(theirs, best[ours])
+        lines.append(f'<text x="8" y="{y + 11}">{name}</text>')
+        lines.append(
+            f'<text x="8" y="{y + 27}" class="how">{escape(ours.label)}</text>'
+        )
+        for at, seconds, kind in ((0, theirs, "before"), (17, best[ours], "after")):
+            bar, text = full * seconds / longest, text_of(seconds)
+            if kind == "after":
+                text += f" · {theirs / seconds:.2f} ×"
+            lines.append(
+                f'<rect x="{left}" y="{y + at}" width="{bar:.0f}" height="14" '
+                f'class="{kind}"/><text x="{left + 6}" y="{y + at + 11}" '
+                f'class="on">{text}</text>'
+            )
+    height = 40 + len(results) * step + 28
+    style = (
+        "text{font:12px system-ui,sans-serif;fill:#1c2733}.how,.note{fill:#5c6b7a;"
+        "font-size:11px}.on{fill:#fff;font-size:11px}.before{fill:#8593a1}"
+        ".after{fill:#1f6feb}.title{font-weight:600;font-size:13px}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}"><style>{style}</style>'
+        f'<rect width="{width}" height="{height}" fill="#fff"/>'
+        '<text x="8" y="22" class="title">Time of a run: the best of PyTorch\'s '
+        "attentions, and one line more</text>"
+        + "".join(lines)
+        + f'<text x="8" y="{height - 10}" class="note">{escape(caption)}</text></svg>\n'
+    )
 
 
 def cpu_name() -> str:
@@ -352,6 +396,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="default 1")
     parser.add_argument("--rounds", type=int, default=10, help="default 10")
     parser.add_argument("--markdown", type=pathlib.Path, help="write the table there")
+    parser.add_argument("--svg", type=pathlib.Path, help="draw it there")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -384,18 +429,26 @@ def main() -> None:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     print(*lines, sep="\n")
+    results = {}
     for case in cases:
-        for row in rows_of(case, arguments.threads, arguments.rounds):
+        times = run(case, arguments.rounds)
+        for row in rows_of(case, times, arguments.threads):
             lines.append(f"| {' | '.join(row)} |")
             print(lines[-1], flush=True)
-    lines.append(
-        f"\n{cpu_name()}, {arguments.threads} thread(s), torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, multihead {multihead.__version__}, "
-        f"{time.strftime('%Y-%m-%d')}. Faster: than the best of PyTorch's."
+        results[case.name] = {
+            way: min(t) for way, t in times.items() if way is not FREE
+        }
+    threads = f"{arguments.threads} thread{'s' * (arguments.threads > 1)}"
+    caption = (
+        f"{cpu_name()}, {threads}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}, {time.strftime('%Y-%m-%d')}"
     )
+    lines.append(f"\n{caption}. Faster: than the best of PyTorch's.")
     print(lines[-1])
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(lines) + "\n")
+    if arguments.svg:
+        arguments.svg.write_text(svg_of(results, caption))
 
 
 if __name__ == "__main__":

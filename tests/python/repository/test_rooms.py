@@ -43,6 +43,7 @@ BELOW = [
         "calls operators through the dispatcher; modules and operators call it",
     ),
     ("multihead/layer", ("multihead/ops", "multihead/kernels"), "operators call it"),
+    ("multihead/install", ("multihead/ops", "multihead/kernels"), "operators call it"),
     ("diagnosis", ("reference", "cli", "python"), "commands and Python call it"),
     ("reference", ("multihead", "diagnosis", "cli", "python"), "shares no code"),
     ("cli/terminal", ("cli/",), "any command writes with it"),
