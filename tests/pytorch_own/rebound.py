@@ -2,9 +2,10 @@
 """A plugin of pytest: PyTorch's tests meet multihead under PyTorch's names.
 
 Loaded into a process of its own by run.py. With --own-backend none the tests run as
-they are. In --own-folder it reads select.json, the ids that may run (without it all),
-and done.json, those that need not. It writes collected.json, and to results.jsonl a
-line for each result at once: a test that ends the process began and has no result.
+they are, with installed as they are under multihead.install(). In --own-folder it reads
+select.json, the ids that may run (without it all), and done.json, those that need not.
+It writes collected.json, and to results.jsonl a line for each result at once: a test
+that ends the process began and has no result.
 """
 
 import collections
@@ -26,7 +27,8 @@ _calls = collections.Counter()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--own-backend", choices=("none", "auto", "exact"))
+    backends = ("none", "auto", "exact", "installed")
+    parser.addoption("--own-backend", choices=backends)
     parser.addoption("--own-folder", type=pathlib.Path)
     parser.addoption("--own-every", type=int, default=1)
     parser.addoption("--own-reference", default="$^", help="a regular expression")
@@ -58,6 +60,9 @@ def pytest_configure(config):
         return
     import multihead
 
+    if config.getoption("--own-backend") == "installed":
+        multihead.install()
+        return
     call = multihead.functional.call
     _bind("multihead", call, _counted(call))
     for name in _FUNCTIONS:
@@ -109,6 +114,12 @@ def pytest_runtest_call(item):
         return (yield)
     import multihead
 
+    if backend == "installed":
+        multihead.reset_stats()
+        try:
+            return (yield)
+        finally:
+            _calls["operators"] = multihead.stats().calls("fused")
     # A test that compares a fused kernel with PyTorch's formula shall compare ours
     # with PyTorch's formula, not with ours.
     ours = multihead.scaled_dot_product_attention

@@ -4,10 +4,11 @@
     ./run python tests/pytorch_own/run.py PYTORCH/test
 
 Every test runs on the CPU with multihead's functions and module in the place of
-PyTorch's, under `auto` and under `exact`. Those that do not pass run as they are. What
-passes then is a difference, and must be one of expected.toml, whose entries name the
-row of docs/parity.md that documents them. Exit status 1: there is a difference that is
-not in the list, or an entry whose tests all pass.
+PyTorch's, under `auto` and under `exact`, and then `installed`: unchanged, but under
+multihead.install(). Those that do not pass run as they are. What passes then is a
+difference, and must be one of expected.toml, whose entries name the row of
+docs/parity.md that documents them. Exit status 1: there is a difference that is not in
+the list, or an entry whose tests all pass.
 
 Results are kept in build/pytorch_own, so that a run that was stopped goes on where it
 was; they are dropped when the tests, PyTorch or multihead have changed.
@@ -34,6 +35,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 FILES = ("nn/test_multihead_attention.py", "test_transformers.py")
 THEIRS = "none"
+BACKENDS = ("auto", "exact", "installed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +203,7 @@ def arguments() -> argparse.Namespace:
         type=path,
         help=f"PyTorch's folder test, with {' and '.join(FILES)}",
     )
-    parser.add_argument("--backend", choices=("auto", "exact"), action="append")
+    parser.add_argument("--backend", choices=BACKENDS, action="append")
     parser.add_argument(
         "--every",
         type=int,
@@ -224,7 +226,7 @@ def main() -> int:
         raise SystemExit(f"{options.folder} has none of {', '.join(FILES)}")
     entries, options.reference = expectations(options.expected)
     good = []
-    for backend in options.backend or ("auto", "exact"):
+    for backend in options.backend or BACKENDS:
         ours = run(options, backend, None)
         theirs = run(options, THEIRS, failed(ours))
         good.append(report(backend, ours, theirs, entries))
