@@ -9,22 +9,25 @@
 namespace [[gnu::visibility("default")]] multihead {
 
 struct InstallOptions {
-  /// Matrix products too: mm and addmm of float32 matrices, of which linear
-  /// and its gradients consist, by the oneDNN inside PyTorch instead of MKL.
-  /// MKL runs code for AVX2 on processors of other makers than Intel. Only
-  /// where why_not_linear() is empty, for products of at least 2²⁵
-  /// multiply-adds (128 rows of 512 × 512), unless
-  /// torch.backends.mkldnn.flags(enabled=False) holds; smaller ones gain
-  /// nothing. A product with sizes that the process has not met costs 1 ms
-  /// once. Sums are of another order: results differ by rounding.
+  /// Matrix products too: mm, addmm and what consists of them (linear, its
+  /// gradients, transformers' Conv1D, graphs of torch.compile) on float32
+  /// matrices, by the oneDNN inside PyTorch instead of MKL, which is slow on
+  /// processors of other makers than Intel. Only where why_not_linear() is
+  /// empty, and for products of at least 2²⁵ multiply-adds (128 rows, 512 ×
+  /// 512) whose sizes are all at least 8; not under
+  /// torch.backends.mkldnn.flags(enabled=False). Results differ by rounding:
+  /// oneDNN adds in sequence, MKL in blocks; at 3072 summands the largest
+  /// error is 3 times MKL's. Sizes that come for the first time cost 0.5 to
+  /// 0.8 ms.
   bool linear = false;
 };
 
 /// Why InstallOptions::linear changes nothing in this process; empty: it does.
-/// The rule: an AMD processor with AVX-512 (Zen 4 and later), a PyTorch with
-/// MKL and oneDNN. On Zen 5 such products take half the time, on Zen 4, which
-/// has units of 256 bits, 0.8 to 0.95 of it. MULTIHEAD_LINEAR=always in the
-/// environment stands for the maker.
+/// The rule: an AMD processor with AVX-512 (Zen 4 and later), and a PyTorch
+/// with MKL and oneDNN. MKL runs code for AVX2 there. Zen 5, whose units are
+/// 512 bits wide, computes such products in half the time then; Zen 4, whose
+/// units are 256 bits wide, in 0.8 to 0.95 of it. MULTIHEAD_LINEAR=always in
+/// the environment stands for the maker.
 std::string why_not_linear();
 
 /// From here on, in every thread of this process, calls of
@@ -44,7 +47,8 @@ std::string why_not_linear();
 /// Results are those of backend kAuto: equal to PyTorch's within rounding, 0
 /// where a row sees no key, another dropout stream from the same generator.
 ///
-/// Installing twice is installing once; linear holds when one of them had it.
+/// Installing twice is installing once; linear holds from the first that has it
+/// to uninstall().
 /// Threads may call while others install.
 ///
 /// Source of the way in: kernels registered for the dispatch keys AutogradCPU

@@ -25,7 +25,7 @@ struct ProductName {
 };
 constexpr std::array kProducts{
     ProductName{"onednn", ""}, ProductName{"blas", "a small product"},
-    ProductName{"blas", "not of plain float32 matrices"}};
+    ProductName{"blas", "another dtype, or other arguments"}};
 
 std::array<std::atomic<int64_t>, kProducts.size()> products{};
 
