@@ -20,8 +20,8 @@ _ops = torch.ops.multihead
 
 
 class _NestedOnKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """PyTorch's inference path of nested tensors, on the kernels: PyTorch's module
-    decides whether it serves a call."""
+    """PyTorch's inference path of nested tensors on the CPU, on the kernels: PyTorch's
+    module decides whether it serves a call."""
 
     def __torch_dispatch__(
         self,
@@ -30,7 +30,8 @@ class _NestedOnKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is torch.ops.aten._native_multi_head_attention.default:
+        native = torch.ops.aten._native_multi_head_attention.default
+        if func is native and args[0].is_cpu:
             func = _ops.nested_multi_head_attention.default
         return func(*args, **(kwargs or {}))
 
