@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT
 //
-// What one call of a small module costs: multihead::MultiheadAttention against
-// torch::nn::MultiheadAttention, interleaved in one process, results compared
-// first. The ratio is what counts.
+// What one small call costs: multihead::MultiheadAttention against
+// torch::nn::MultiheadAttention, and the function against PyTorch's, which is
+// also called while the library is installed; interleaved in one process,
+// results compared first. The ratio is what counts.
 #include <ATen/Parallel.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <multihead/functional.h>
+#include <multihead/install.h>
 #include <multihead/modules.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/utils.h>
@@ -45,10 +50,49 @@ void compare(const char* name, Theirs theirs, Ours ours) {
               median(b) / median(a));
 }
 
-}  // namespace
+void compare_functions(int64_t heads, int64_t queries, int64_t keys,
+                       int64_t width, bool is_causal) {
+  const at::Tensor q = at::randn({1, heads, queries, width});
+  const at::Tensor k = at::randn({1, heads, keys, width});
+  const at::Tensor v = at::randn({1, heads, keys, width});
+  const auto theirs = [&] {
+    return at::scaled_dot_product_attention(q, k, v, {}, 0.0, is_causal);
+  };
+  const auto ours = [&] {
+    return multihead::scaled_dot_product_attention(q, k, v,
+                                                   {.is_causal = is_causal});
+  };
+  TORCH_CHECK(at::allclose(theirs(), ours(), 1e-5, 1e-6), "differs");
+  std::vector<double> a, b, c;
+  for (int round = 0; round < kRounds; ++round) {
+    a.push_back(microseconds_per_call(theirs));
+    b.push_back(microseconds_per_call(ours));
+    const multihead::Installed installed;
+    c.push_back(microseconds_per_call(theirs));
+  }
+  std::printf(
+      "H%ld Lq%-3ld Lk%-3ld D%-3ld %-12s%12.2f%10.2f%11.2f%8.2f%11.2f\n", heads,
+      queries, keys, width, is_causal ? "causal" : "", median(a), median(b),
+      median(c), median(b) / median(a), median(c) / median(a));
+}
 
-int main() {
-  at::set_num_threads(1);
+void measure_functions() {
+  const at::NoGradGuard no_grad;
+  std::printf("%-34s%12s%10s%11s%8s%11s\n", "function", "PyTorch us", "ours us",
+              "installed", "ratio", "installed");
+  for (const int64_t heads : {1, 8}) {
+    for (const auto& [queries, keys] :
+         {std::pair(1, 1), {1, 16}, {1, 64}, {4, 4}, {16, 16}}) {
+      for (const int64_t width : {32, 64}) {
+        for (const bool is_causal : {false, true}) {
+          compare_functions(heads, queries, keys, width, is_causal);
+        }
+      }
+    }
+  }
+}
+
+void measure_modules() {
   torch::nn::MultiheadAttention reference(kEmbedDim, kNumHeads);
   multihead::MultiheadAttention module(kEmbedDim, kNumHeads);
   {
@@ -82,4 +126,12 @@ int main() {
     pair(training ? "train, key is value" : "eval, key is value", y, true);
     pair(training ? "train, no weights" : "eval, no weights", x, false);
   }
+}
+
+}  // namespace
+
+int main() {
+  at::set_num_threads(1);
+  measure_modules();
+  measure_functions();
 }

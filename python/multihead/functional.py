@@ -23,6 +23,8 @@ Alignment = Literal["top_left", "bottom_right"]
 
 _ops = torch.ops.multihead
 _plain = _ops.scaled_dot_product_attention.plain
+# What _plain(...) hands everything on to; a twelfth of a small call is saved.
+_call_plain = _plain._op
 _backend: contextvars.ContextVar[Backend] = contextvars.ContextVar(
     "multihead_backend", default="auto"
 )
@@ -142,10 +144,11 @@ def _without_rules(function: Function) -> Function:
             type(query) is type(key) is type(value) is Tensor
             and (attn_mask is None or type(attn_mask) is Tensor)
             and not more
-            and current_backend() == "auto"
+            and not torch.compiler.is_compiling()
+            and _backend.get() == "auto"
         ):
             try:
-                return _plain(*args)
+                return _call_plain(*args)
             except RuntimeError as error:
                 raise in_our_words(error, _plain, args, more) from None
         return function(*args, **more)
