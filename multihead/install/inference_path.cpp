@@ -45,21 +45,30 @@ AttentionLayer layer_of(const Call& c) {
           .batch_first = true};
 }
 
+// The mask without what expand() repeats: often all heads and batches have one.
+Tensor once(Tensor mask) {
+  for (int64_t dim = 0; dim < mask.dim(); ++dim) {
+    if (mask.stride(dim) == 0) mask = mask.narrow(dim, 0, 1);
+  }
+  return mask;
+}
+
 // mask_type says which of PyTorch's masks it is: 0 (L, L), 1 (B, L) of keys,
-// 2 broadcastable to (B, H, L, L). What is not 0 is blocked, −inf among it.
+// 2 (B, H, L, L). What is not 0 is blocked, −inf among it.
 ForwardOptions options_of(const Call& c) {
   ForwardOptions options;
   options.need_weights(c.need_weights)
       .average_attn_weights(c.average_attn_weights)
       .fast_path(false);
   if (!c.mask) return options;
-  const Tensor blocked = c.mask->to(at::kBool);
+  const Tensor some = once(*c.mask).to(at::kBool);
+  const Tensor blocked = some.expand(c.mask->sizes());
   if (*c.mask_type == 1) return options.key_padding_mask(blocked);
   if (*c.mask_type == 0) return options.attn_mask(blocked);
   const int64_t length = c.query.size(1);
-  return options.attn_mask(
-      blocked.expand({c.query.size(0), c.num_heads, length, length})
-          .reshape({-1, length, length}));
+  const bool is_shared = some.size(0) == 1 && some.size(1) == 1;
+  return options.attn_mask(is_shared ? blocked[0][0]
+                                     : blocked.reshape({-1, length, length}));
 }
 
 // The sequences of a nested tensor lie one after the other, as rows of one
@@ -92,9 +101,22 @@ Tensor attend_to_sequences(const Call& c) {
                                       nested->get_storage_offsets());
 }
 
-std::string refusal_of_dense(const Call& c) {
+// PyTorch's modules hand numbers to be added to the scores on as they are, and
+// its kernel takes all but 0 for blocked.
+bool has_numbers(const Tensor& mask) {
+  if (!mask.is_floating_point()) return false;
+  const Tensor some = once(mask);
+  return some.isfinite().logical_and_(some.ne(0)).any().item<bool>();
+}
+
+// Sets the options of a call that is not refused.
+std::string refusal_of_dense(const Call& c, ForwardOptions& options) {
   if (c.mask && !c.mask_type) return "a mask without mask_type";
-  return route(c.query, c.key, c.value, layer_of(c), options_of(c)).reason;
+  if (c.mask && has_numbers(*c.mask)) {
+    return "PyTorch's inference path blocks where a mask has numbers";
+  }
+  options = options_of(c);
+  return route(c.query, c.key, c.value, layer_of(c), options).reason;
 }
 
 std::string refusal_of_nested(const Call& c) {
@@ -132,12 +154,14 @@ OutAndWeights run_inference_path(
                mask_type};
   const bool is_nested =
       query.is_nested() || key.is_nested() || value.is_nested();
-  std::string reason = is_nested ? refusal_of_nested(c) : refusal_of_dense(c);
+  ForwardOptions options;
+  std::string reason =
+      is_nested ? refusal_of_nested(c) : refusal_of_dense(c, options);
   if (!reason.empty()) return leave_to_pytorch(std::move(reason));
   try {
     if (is_nested) return {attend_to_sequences(c), Tensor()};
     return multi_head_attention_forward(query, key, value, layer_of(c),
-                                        options_of(c));
+                                        options);
   } catch (const c10::Error& refusal) {
     return leave_to_pytorch(refused(refusal));
   }

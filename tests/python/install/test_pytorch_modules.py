@@ -206,6 +206,41 @@ def test_weights_in_training_are_formed_by_pytorch():
     assert compare(trained, model, *inputs("attention", True, True, True)) == {}
 
 
+def an_encoder_layer():
+    return nn.TransformerEncoderLayer(E, H, 24, 0.0, batch_first=True)
+
+
+@pytest.mark.parametrize("kind", ["one", "each", "each, padded", "one, padded"])
+def test_masks_of_the_inference_path(kind):
+    layer, x = an_encoder_layer().eval(), torch.randn(B, L, E)
+    mask = torch.rand(L, L) < 0.3 if "one" in kind else torch.rand(B * H, L, L) < 0.3
+    mask[..., 0] = False
+    padding = torch.arange(L) >= torch.tensor([L, 3, 4])[:, None]
+    masks = (mask, padding if "padded" in kind else None)
+
+    def run(layer, _, x, masks):
+        with torch.no_grad():
+            return layer(x, *masks)
+
+    assert compare(run, layer, x, x, masks) == {"fused": 1}
+
+
+@torch.no_grad()
+def test_numbers_in_a_mask_of_the_inference_path():
+    """PyTorch's layer hands them on, and its kernel takes what is not 0 for blocked.
+    That is not what they mean, but what PyTorch returns, so it stays PyTorch's."""
+    layer, x = an_encoder_layer().eval(), torch.randn(B, L, E)
+    bias = torch.eye(L).sub(1)  # each position sees itself
+    theirs, meant = layer(x, bias), copy.deepcopy(layer).train()(x, bias)
+    with multihead.installed():
+        assert_equal(layer(x, bias), theirs)
+    reason = "PyTorch's inference path blocks where a mask has numbers"
+    assert ways() == {reason: 1}
+    assert not torch.allclose(theirs, meant, atol=1e-2)
+    multihead.replace_attention(layer)
+    torch.testing.assert_close(layer(x, bias), meant)
+
+
 def test_padding_is_dropped_on_the_inference_path():
     """PyTorch hands nested tensors to the layers, the kernels take each sequence."""
     model = Encoder(batch_first=True).eval()
