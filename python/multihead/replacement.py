@@ -45,12 +45,13 @@ class Replacements(tuple[Replacement, ...]):
     def __str__(self) -> str:
         if not self:
             return "no torch.nn.MultiheadAttention"
-        name = max(len(each.name) for each in self)
+        names = [each.name or "the model itself" for each in self]
+        width = max(map(len, names))
         kind = max(len(each.kind) for each in self)
         return "\n".join(
-            f"{'replaced' if each.replaced else 'kept':8}  {each.name:{name}}  "
+            f"{'replaced' if each.replaced else 'kept':8}  {name:{width}}  "
             f"{each.kind:{kind}}  {each.reason}".rstrip()
-            for each in self
+            for name, each in zip(names, self, strict=True)
         )
 
     __repr__ = __str__
@@ -67,8 +68,9 @@ def replace_attention(model: nn.Module) -> Replacements:
     from the kernels too, in training as well, which install() cannot reach.
 
     torch.nn.TransformerEncoderLayer has an inference path that passes its attention
-    by. It is switched off in layers whose attention is replaced. Nested tensors, which
-    torch.nn.TransformerEncoder makes of padded batches, are attended to one by one.
+    by. It is switched off in layers whose attention is this package's. Nested tensors,
+    which torch.nn.TransformerEncoder makes of padded batches, are attended to sequence
+    by sequence.
 
     Not replaced are modules whose class or instance has a forward of its own,
     torch.ao's quantizable ones among them, parametrized and scripted ones. Calling it
@@ -115,7 +117,7 @@ def _replace(model: nn.Module) -> Iterator[Replacement]:
         yield Replacement(name, kind.__name__, not reason, reason)
     for layer in model.modules():
         if isinstance(layer, nn.TransformerEncoderLayer) and _KEPT not in vars(layer):
-            if _ORIGINAL in vars(layer.self_attn):
+            if isinstance(layer.self_attn, MultiheadAttention):
                 setattr(layer, _KEPT, layer.activation_relu_or_gelu)
                 layer.activation_relu_or_gelu = 0
 

@@ -465,20 +465,24 @@ def test_a_dispatch_mode_sees_the_kernel():
 
 
 @pytest.mark.parametrize("device", ["fake", "meta"])
-def test_shapes_without_data(device):
+@pytest.mark.parametrize("heads_last", [False, True])
+def test_shapes_without_data(device, heads_last):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def shape(call):
-        inputs = tensors(torch.bfloat16, width=3)
-        if device == "meta":
-            return call(*(x.to("meta") for x in inputs))
-        with FakeTensorMode() as mode:
-            return call(*map(mode.from_tensor, inputs))
+    inputs = tensors(torch.bfloat16, width=3)
+    if heads_last:
+        inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
 
-    theirs = shape(attention)
+    def shape():
+        if device == "meta":
+            return attention(*(x.to("meta") for x in inputs))
+        with FakeTensorMode() as mode:
+            return attention(*map(mode.from_tensor, inputs))
+
+    theirs = shape()
     with multihead.installed():
-        ours = shape(attention)
-        real = attention(*tensors(torch.bfloat16, width=3))
+        ours = shape()
+        real = attention(*inputs)
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     assert ours.device == theirs.device
     if device == "fake":

@@ -364,6 +364,23 @@ def test_what_was_compiled_is_compiled_again():
     assert ways(None) == {"fused": 1}
 
 
+def test_a_layer_that_holds_ours_already():
+    """PyTorch's inference path passes it by until it is switched off."""
+    layer, x = nn.TransformerEncoderLayer(E, H, batch_first=True), torch.randn(B, L, E)
+    layer.self_attn = multihead.MultiheadAttention(E, H, batch_first=True)
+    layer.eval()
+    before, theirs = (
+        attributes(layer),
+        pytorchs.inferred(lambda s, t: layer(t), x, x, {}),
+    )
+    assert replace_attention(layer).kept == ("self_attn",) and reached() == {}
+    ours = pytorchs.inferred(lambda s, t: layer(t), x, x, {})
+    assert reached() == {"fused": 1}
+    torch.testing.assert_close(ours, theirs)
+    assert restore_attention(layer) == ()
+    assert attributes(layer) == before
+
+
 def test_with_install():
     model = MODELS["encoder"](batch_first=True).eval()
     arguments = inputs("encoder", True, False, False)
@@ -383,6 +400,8 @@ def test_printing():
         "replaced  one     MultiheadAttention",
         f"kept      second  Louder              {reason}",
     ]
+    root = replace_attention(nn.MultiheadAttention(E, H))
+    assert str(root) == "replaced  the model itself  MultiheadAttention"
     assert str(replace_attention(nn.Linear(2, 2))) == "no torch.nn.MultiheadAttention"
 
 
