@@ -186,6 +186,16 @@ def test_errors_are_pytorchs(name: str) -> None:
     assert str(ours.value) == str(pytorchs.value)
 
 
+def test_errors_of_a_shared_matrix_are_pytorchs() -> None:
+    a, b = drawn(2, ROWS, IN), drawn(IN + 1, OUT).expand(2, -1, -1)
+    for second in (b, b[:, :-1].double()):
+        with pytest.raises(RuntimeError) as pytorchs:
+            torch.bmm(a, second)
+        with linear(), pytest.raises(RuntimeError) as ours:
+            torch.bmm(a, second)
+        assert str(ours.value) == str(pytorchs.value)
+
+
 def gradients(needs: tuple[bool, bool, bool], dtype: torch.dtype) -> list[Tensor]:
     x, w, b = (
         drawn(*shape, seed=seed).to(dtype).requires_grad_(need)
