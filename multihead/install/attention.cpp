@@ -38,8 +38,9 @@ bool pytorch_refuses(const Tensor& query,
                      const std::optional<Tensor>& attn_mask, bool is_causal) {
   if (!attn_mask) return false;
   const auto dtype = attn_mask->scalar_type();
-  return is_causal || (dtype != at::kBool && dtype != at::kFloat &&
-                       dtype != query.scalar_type());
+  return is_causal || attn_mask->dim() < 2 ||
+         (dtype != at::kBool && dtype != at::kFloat &&
+          dtype != query.scalar_type());
 }
 
 Tensor run_attention(const Tensor& query, const Tensor& key,

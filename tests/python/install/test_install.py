@@ -293,6 +293,8 @@ WRONG = {
     "mask of integers": lambda *x: (*x, torch.ones(L, S, dtype=torch.long)),
     "mask of another dtype": lambda *x: (*x, torch.ones(L, S, dtype=torch.bfloat16)),
     "mask of another shape": lambda *x: (*x, torch.ones(L, S + 1)),
+    "mask of a dimension": lambda *x: (*x, torch.ones(S)),
+    "mask without dimensions": lambda *x: (*x, torch.tensor(1.0)),
     "mask of 5 dimensions": lambda *x: (*x, torch.ones(3, 1, 1, L, S)),
     "mask of 3 dimensions and causal": lambda *x: (*x, torch.ones(1, L, S), 0.0, True),
     "dropout": lambda *x: (*x, None, 1.5),
