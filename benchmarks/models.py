@@ -425,7 +425,7 @@ def main() -> None:
         print(*(case.name for case in cases), sep="\n")
         return
     lines = [
-        "| program | attention | best | median | times faster | attention | peak |",
+        "| program | way | best | median | times faster | attention | peak |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     print(*lines, sep="\n")

@@ -4,7 +4,7 @@
     python -m multihead run [--stats] [--linear] SCRIPT.py [ARGUMENTS]
     python -m multihead run [--stats] [--linear] -m MODULE [ARGUMENTS]
 
-Calls multihead.install() and runs the program as `python SCRIPT.py ARGUMENTS` would:
+Calls multihead.install() and runs the program as ``python SCRIPT.py ARGUMENTS`` would:
 sys.argv, sys.path, __main__, exit status. Processes that it starts are not installed
 in, except those that it forks.
 
@@ -79,7 +79,7 @@ def _run_without_our_frames(run: Callable[[], object]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """What the command line says after `python -m multihead`."""
+    """What the command line says after ``python -m multihead``."""
     if arguments[:1] in (["-h"], ["--help"]) or arguments[:2] == ["run", "--help"]:
         print(__doc__)
         return

@@ -345,10 +345,10 @@ def route(
     that raise have a way too. TypeError for unknown names and other types.
 
     Returns:
-        way: "fused"; "definition", in ATen operations; "pytorch", PyTorch's own
-        function; or "refused" where backend("fused") would raise. ("torch_order", its
-        order in ATen operations, is a way of layers.) reason: why not fused, "" where
-        it is.
+        Route: its way is "fused"; "definition", in ATen operations; "pytorch",
+        PyTorch's own function; or "refused" where backend("fused") would raise.
+        ("torch_order", its order in ATen operations, is a way of layers.) Its reason
+        says why not fused, and is "" where it is.
     """
     keywords = _keywords("route", rules, query)
     if is_causal_bias(attn_mask):
