@@ -404,6 +404,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     torch.set_num_threads(arguments.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     transformers.AttentionInterface.register("free", no_attention)
     transformers.AttentionMaskInterface.register("free", lambda *_, **__: None)
     integration.register()
