@@ -32,15 +32,19 @@ bool is_exporting(const Tensor& query) {
   return stack.back().toBool();
 }
 
-// Calls that PyTorch's function refuses and this library has. Who installed it
-// must see PyTorch's errors.
-bool pytorch_refuses(const Tensor& query,
-                     const std::optional<Tensor>& attn_mask, bool is_causal) {
-  if (!attn_mask) return false;
+// Why a mask is PyTorch's business, though this library has such calls: who
+// installed it must see PyTorch's errors, and those depend on its own path
+// where is_causal comes with a mask. Empty: it is not.
+const char* refusal_of_mask(const Tensor& query,
+                            const std::optional<Tensor>& attn_mask,
+                            bool is_causal) {
+  if (!attn_mask) return "";
+  if (is_causal) return "attn_mask and is_causal at once";
   const auto dtype = attn_mask->scalar_type();
-  return is_causal || attn_mask->dim() < 2 ||
-         (dtype != at::kBool && dtype != at::kFloat &&
-          dtype != query.scalar_type());
+  const bool is_taken =
+      attn_mask->dim() >= 2 && (dtype == at::kBool || dtype == at::kFloat ||
+                                dtype == query.scalar_type());
+  return is_taken ? "" : "PyTorch refuses such an attn_mask";
 }
 
 Tensor run_attention(const Tensor& query, const Tensor& key,
@@ -62,9 +66,8 @@ Tensor run_attention(const Tensor& query, const Tensor& key,
   if (!at::globalContext().userEnabledFlashSDP()) {
     return leave_to_pytorch("sdpa_kernel leaves out FLASH_ATTENTION");
   }
-  if (pytorch_refuses(query, attn_mask, is_causal)) {
-    return leave_to_pytorch("PyTorch refuses such an attn_mask");
-  }
+  const char* refusal = refusal_of_mask(query, attn_mask, is_causal);
+  if (*refusal) return leave_to_pytorch(refusal);
   if (is_exporting(query)) return leave_to_pytorch("torch.export is at work");
   const AttentionOptions options{.attn_mask = or_undefined(attn_mask),
                                  .dropout_p = dropout_p,
@@ -76,8 +79,8 @@ Tensor run_attention(const Tensor& query, const Tensor& key,
   try {
     return std::get<0>(call::run<call::FusedAttention>(
         query, key, value, options, call::draw_dropout_state(dropout_p)));
-  } catch (const c10::Error& refusal) {
-    return leave_to_pytorch(refused(refusal));
+  } catch (const c10::Error& error) {
+    return leave_to_pytorch(refused(error));
   }
 }
 
