@@ -222,7 +222,7 @@ LEFT = {
     ),
     "mask and causal": (
         lambda *x: attention(*x, torch.ones(L, S), is_causal=True),
-        "PyTorch refuses such an attn_mask",
+        "attn_mask and is_causal at once",
     ),
     "vmap": (lambda *x: torch.vmap(attention)(*x), None),
     "vmap over one": (
