@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/attention/count.h"
 
+#include <pthread.h>
+
 #include <array>
 #include <atomic>
 #include <map>
@@ -35,8 +37,14 @@ struct OtherCalls {
 };
 
 OtherCalls& other_calls() {
-  // Not destroyed: threads may outlive the statics.
-  static auto* calls = new OtherCalls;
+  // Not destroyed: threads may outlive the statics. A child that is forked
+  // while another thread counts must find it unlocked.
+  static auto* calls = [] {
+    pthread_atfork([] { other_calls().mutex.lock(); },
+                   [] { other_calls().mutex.unlock(); },
+                   [] { other_calls().mutex.unlock(); });
+    return new OtherCalls;
+  }();
   return *calls;
 }
 

@@ -48,7 +48,9 @@ AttentionLayer layer_of(const Call& c) {
 // The mask without what expand() repeats: often all heads and batches have one.
 Tensor once(Tensor mask) {
   for (int64_t dim = 0; dim < mask.dim(); ++dim) {
-    if (mask.stride(dim) == 0) mask = mask.narrow(dim, 0, 1);
+    if (mask.stride(dim) == 0 && mask.size(dim) > 1) {
+      mask = mask.narrow(dim, 0, 1);
+    }
   }
   return mask;
 }
@@ -67,8 +69,10 @@ ForwardOptions options_of(const Call& c) {
   if (*c.mask_type == 0) return options.attn_mask(blocked);
   const int64_t length = c.query.size(1);
   const bool is_shared = some.size(0) == 1 && some.size(1) == 1;
-  return options.attn_mask(is_shared ? blocked[0][0]
-                                     : blocked.reshape({-1, length, length}));
+  return options.attn_mask(
+      is_shared ? some[0][0].expand({length, length})
+                : blocked.reshape(
+                      {blocked.size(0) * blocked.size(1), length, length}));
 }
 
 // The sequences of a nested tensor lie one after the other, as rows of one

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/install.h"
 
+#include <pthread.h>
+
 #include <mutex>
 #include <optional>
 
@@ -18,8 +20,13 @@ class NoWarnings : public c10::WarningHandler {
 class Installation {
  public:
   static Installation& get() {
-    // Not destroyed: PyTorch's dispatcher may be gone before.
-    static auto* installation = new Installation;
+    // Not destroyed: PyTorch's dispatcher may be gone before. A child that is
+    // forked while another thread installs must find it unlocked.
+    static auto* installation = [] {
+      pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); },
+                     [] { get().mutex_.unlock(); });
+      return new Installation;
+    }();
     return *installation;
   }
 

@@ -26,8 +26,8 @@ inline torch::Library& library_for(Registrations& all, c10::DispatchKey key) {
 /// The reason to leave a call to PyTorch that the checks of this library
 /// refuse, so that its own error is seen, if it has one.
 inline std::string refused(const c10::Error& refusal) {
-  return c10::str("multihead refuses the arguments (",
-                  refusal.what_without_backtrace(), ")");
+  return c10::str("multihead refuses the arguments: ",
+                  refusal.what_without_backtrace());
 }
 
 void scaled_dot_product_attention(Registrations& all);

@@ -3,6 +3,7 @@
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ from ._built import VERSION
 _ops = torch.ops.multihead
 _OVERRIDDEN = ("scaled_dot_product_attention", "_native_multi_head_attention")
 _changing = threading.Lock()
+# A child that is forked while another thread installs must find it unlocked.
+os.register_at_fork(
+    before=_changing.acquire,
+    after_in_parent=_changing.release,
+    after_in_child=_changing.release,
+)
 
 
 def install(*, linear: bool = False) -> None:
@@ -35,8 +42,9 @@ def install(*, linear: bool = False) -> None:
     FLASH_ATTENTION means PyTorch's own implementation. torch.export writes
     PyTorch's operators.
 
-    Code that torch.compile has compiled before is compiled again. Installing
-    twice is installing once.
+    Code that torch.compile has compiled before, of any model, is compiled again. No
+    other thread may run such code meanwhile: install when the program begins, not
+    around each request. Installing twice is installing once.
 
     Args:
         linear: float32 matrix products too (torch.mm and addmm, of which linear and

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -181,6 +182,38 @@ def test_threads_call_while_others_install():
     assert not multihead.is_installed()
     assert_equal(attention(*inputs), theirs)
     assert multihead.stats().calls("fused") > 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_children_forked_while_others_install_do_not_hang():
+    done = threading.Event()
+    x = torch.randn(5, 8)
+
+    def others():
+        while not done.is_set():
+            with multihead.installed():
+                attention(x, x, x)  # 2-D: counted under a lock
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        for _ in range(40):
+            child = os.fork()
+            if child == 0:
+                multihead.install()
+                multihead.stats()
+                os._exit(0)
+            until = time.monotonic() + 30
+            while os.waitpid(child, os.WNOHANG) == (0, 0):
+                if time.monotonic() > until:
+                    os.kill(child, 9)
+                    os.waitpid(child, 0)
+                    pytest.fail("the child hangs")
+                time.sleep(0.002)
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
