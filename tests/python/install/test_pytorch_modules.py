@@ -433,7 +433,10 @@ def test_distributed_data_parallel(tmp_path):
 
 @pytest.mark.parametrize("mask", [None, "causal"])
 def test_an_empty_batch(mask):
-    layer, x = nn.MultiheadAttention(E, H, batch_first=True).eval(), torch.randn(0, L, E)
+    layer, x = (
+        nn.MultiheadAttention(E, H, batch_first=True).eval(),
+        torch.randn(0, L, E),
+    )
     blocked = torch.ones(L, L, dtype=torch.bool).triu(1) if mask else None
     with torch.no_grad(), multihead.installed():
         out, _ = layer(x, x, x, attn_mask=blocked)
