@@ -44,11 +44,11 @@ def _bind(package: str, old, new) -> None:
 
 
 def _counted(call):
-    """The one function by which multihead calls its operators, counting."""
+    """A function by which multihead calls its operators, counting."""
 
-    def counted(operator, *args, **kwargs):
+    def counted(*args, **kwargs):
         _calls["operators"] += 1
-        return call(operator, *args, **kwargs)
+        return call(*args, **kwargs)
 
     return counted
 
@@ -63,8 +63,9 @@ def pytest_configure(config):
     if config.getoption("--own-backend") == "installed":
         multihead.install()
         return
-    call = multihead.functional.call
-    _bind("multihead", call, _counted(call))
+    functional = multihead.functional
+    for way in (functional.call, functional._call_plain):
+        _bind("multihead", way, _counted(way))
     for name in _FUNCTIONS:
         _bind("torch.nn", getattr(nn.functional, name), getattr(multihead, name))
     _bind("torch.nn", nn.MultiheadAttention, multihead.MultiheadAttention)
