@@ -49,7 +49,9 @@ std::string why_not_linear();
 ///
 /// Installing twice is installing once; linear holds from the first that has it
 /// to uninstall().
-/// Threads may call while others install.
+/// Threads may call while others install. In a process of Python install there,
+/// by multihead.install(): torch.compile is not told of an install() of C++, and
+/// goes on with what it has compiled.
 ///
 /// Source of the way in: kernels registered for the dispatch keys AutogradCPU
 /// and CPU, of which scaled_dot_product_attention has none of its own.

@@ -4,19 +4,15 @@
 import contextlib
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch.compiler import config as _compiler
-from torch.utils._config_module import _UNSET_SENTINEL as _UNSET
 
-from ._built import VERSION
+from . import _tracing
 
 _ops = torch.ops.multihead
-_OVERRIDDEN = ("scaled_dot_product_attention", "_native_multi_head_attention")
 _changing = threading.Lock()
 # A child that is forked while another thread installs must find it unlocked.
 os.register_at_fork(
@@ -42,9 +38,9 @@ def install(*, linear: bool = False) -> None:
     FLASH_ATTENTION means PyTorch's own implementation. torch.export writes
     PyTorch's operators.
 
-    Code that torch.compile has compiled before, of any model, is compiled again. No
-    other thread may run such code meanwhile: install when the program begins, not
-    around each request. Installing twice is installing once.
+    torch.compile keeps a graph for each of the two states, in memory and on disk. What
+    it compiled before the first install() is compiled again. Installing twice is
+    installing once.
 
     Args:
         linear: float32 matrix products too (torch.mm and addmm, of which linear and
@@ -77,27 +73,10 @@ def is_installed() -> bool:
 
 
 def _change(operator: Callable[[], None]) -> None:
-    with _changing:
-        before = is_installed()
+    with _changing, _tracing.compile_lock():
         operator()
-        if is_installed() != before:
-            _forget_compiled(not before)
-
-
-def _forget_compiled(active: bool) -> None:
-    """Whoever keeps what was compiled before must not use it from here on."""
-    # Python keeps for each key the kernel that it has once found, for tracing.
-    for name in _OVERRIDDEN:
-        getattr(torch.ops.aten, name).default._dispatch_cache.clear()
-    # On disk torch.compile finds a graph by the functions that it calls, whatever
-    # their kernels. This tag is part of every key. Set as a user sets it, it would
-    # hold for this thread alone.
-    tag = _compiler._config["cache_key_tag"]  # type: ignore[attr-defined]
-    tag.env_value_force = _UNSET
-    if active:
-        tag.env_value_force = f"{_compiler.cache_key_tag} multihead {VERSION}"
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+        if is_installed() != _tracing.installed:
+            _tracing.change(is_installed())
 
 
 class CallCount(NamedTuple):

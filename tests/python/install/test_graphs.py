@@ -52,6 +52,73 @@ def test_what_was_compiled_is_compiled_again():
     assert ways(None) == {"fused": 1}
 
 
+def test_graphs_of_both_states_are_kept():
+    graphs, inputs = Graphs(), tensors()
+    compiled, other = graphs.compile(attention), graphs.compile(torch.sin)
+    for _ in range(3):
+        with multihead.installed():
+            compiled(*inputs)
+            other(inputs[0])
+        compiled(*inputs)
+        other(inputs[0])
+    assert len(graphs.fused) == 3  # two of attention, one of what has none
+    assert ways(None) == {"fused": 3}
+
+
+# A process of its own: a crash must not end this one.
+THREADS = """
+import threading, time
+import torch, multihead
+torch.set_num_threads(1)
+attention = torch.nn.functional.scaled_dot_product_attention
+x = torch.randn(1, 2, 5, 64)
+theirs = attention(x, x, x)
+with torch.no_grad():
+    ours = multihead.scaled_dot_product_attention(x, x, x)
+assert not torch.equal(ours, theirs)
+functions = [
+    torch.compile(lambda x, y=float(y): attention(x, x, x) * 1 + 0 * y,
+                  backend="aot_eager")
+    for y in range(6)
+]
+for function in functions:  # before the first install()
+    function(x)
+wrong, ended = [], threading.Event()
+
+def call():
+    while not ended.is_set():
+        for function in functions:
+            out = function(x)
+            if not (torch.equal(out, ours) or torch.equal(out, theirs)):
+                wrong.append(out)
+
+threads = [threading.Thread(target=call) for _ in range(3)]
+for thread in threads:
+    thread.start()
+until = time.monotonic() + 4
+while time.monotonic() < until:
+    with multihead.installed():
+        time.sleep(0.005)
+    time.sleep(0.005)
+ended.set()
+for thread in threads:
+    thread.join()
+assert wrong == []
+print(multihead.stats().calls("fused", "operator") > 0)
+"""
+
+
+def test_threads_run_compiled_code_while_others_install():
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", THREADS],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+
+
 def test_training_in_a_graph():
     graphs, inputs = Graphs(), tensors(grad=True)
     compiled = graphs.compile(lambda *x: attention(*x, is_causal=True))
