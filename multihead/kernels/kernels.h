@@ -35,14 +35,24 @@ constexpr size_t compute_bytes_of(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? 8 : 4;
 }
 
-/// (B, heads, L, width) in memory.
+/// (B, heads, L, width) in memory, in one of three forms:
+///   padded   batch row b begins at b·batch
+///   ragged   at row starts[b], B + 1 numbers that ascend; `batch` is 0, and
+///            there are starts[b + 1] − starts[b] rows
+///   paged    row j lies in page block_table[b·table_stride + j / page], as row
+///            j % page; pages are `batch` apart
+/// row_of (gemm/load_store.h) finds a row.
 struct StridedRows {
   const void* data = nullptr;
   int64_t batch = 0, head = 0, row = 0;
+  const int64_t* starts = nullptr;
+  const int32_t* block_table = nullptr;
+  int64_t table_stride = 0, page = 0;
 };
 struct StridedOutRows {
   void* data = nullptr;
   int64_t batch = 0, head = 0, row = 0;
+  const int64_t* starts = nullptr;
 };
 
 /// A tensor over (B, H, Lq, Lk); strides of broadcast dimensions are 0.
@@ -93,6 +103,11 @@ struct Dropout {
 /// over the visible keys, m the largest s. Rows that see none give 0, and
 /// logsumexp −inf (the sink where there is one).
 /// Query head h reads key/value head h / (H / G).
+/// Query, key and value may be ragged, key and value also paged (then for
+/// forward only); a ragged key has its key_lengths too. Lq and Lk are then
+/// those of the longest batch row. What is (B, H, Lq) here is (H, T) of ragged
+/// queries, T = starts[B] rows in all, and everything shaped like query is
+/// ragged alike.
 struct AttentionArgs {
   Dtype dtype = Dtype::kFloat32;
   int64_t B = 0, H = 0, G = 0, Lq = 0, Lk = 0, D = 0, Dv = 0;
@@ -202,9 +217,10 @@ struct BackwardStages {
 /// multiples, so it is part of the result.
 inline constexpr int64_t kGradientSplit = 256;
 
-/// At least one: even without keys, queries have a gradient, 0.
-inline int64_t splits_of(const AttentionArgs& a) {
-  const int64_t splits = (a.Lk + kGradientSplit - 1) / kGradientSplit;
+/// Splits of so many keys. At least one: even without keys, queries have a
+/// gradient, 0.
+inline int64_t splits_of(int64_t keys) {
+  const int64_t splits = (keys + kGradientSplit - 1) / kGradientSplit;
   return splits > 0 ? splits : 1;
 }
 
@@ -217,7 +233,7 @@ void run_backward(const BackwardStages& stages, const BackwardArgs& args,
                   int threads, const Allocate& allocate, const Launch& launch) {
   BackwardRun run{args};
   const int64_t heads = args.attention.B * args.attention.G;
-  const int64_t splits = splits_of(args.attention);
+  const int64_t splits = splits_of(args.attention.Lk);
   // Four tasks to a thread end together; more would only take memory.
   const int64_t wanted = int64_t{4} * threads;
   run.split_parallel = threads > 1 && splits > 1 && heads < wanted;

@@ -90,9 +90,10 @@ struct BackwardScratch {
                   arena.take<T>(kGradientSplit * value_width)};
     };
     sums = take_sums();
-    total = rows_of_head(a) > kRowSplit ? take_sums() : sums;
-    head = panel(!run.split_parallel,
-                 rows_of_head(a) * Workspace<F>::row_width_of(run.args));
+    const int64_t rows = most_rows_of_head(a);
+    total = rows > kRowSplit ? take_sums() : sums;
+    head =
+        panel(!run.split_parallel, rows * Workspace<F>::row_width_of(run.args));
   }
 };
 
@@ -113,17 +114,20 @@ class SplitTask {
   /// (rows, row_width).
   void run(int64_t b, int64_t g, int64_t split, T* rows) {
     const int64_t begin = split * kGradientSplit;
-    const Interval all{begin, min(begin + kGradientSplit, a_.Lk)};
+    const Interval all{begin, min(begin + kGradientSplit, key_rows(a_, b))};
     used_ = round_up(all.end - begin, GradientAccumulator<M, S>::kSumKeys);
+    folds_ = rows_of_head(a_, b) > kRowSplit;
     clear(s_.sums);
-    if (s_.total.dkey != s_.sums.dkey) clear(s_.total);
-    const Interval keys = overlap(all, {visible_keys(a_, b, 0).begin,
-                                        visible_keys(a_, b, a_.Lq - 1).end});
+    if (folds_) clear(s_.total);
+    const Interval keys =
+        overlap(all, {visible_keys(a_, b, 0).begin,
+                      visible_keys(a_, b, query_length(a_, b) - 1).end});
     if (!keys.empty()) add_rows(b, g, keys, rows);
-    if (s_.total.dkey != s_.sums.dkey) fold();
-    store(b_.dkey, b, g, all, s_.total.dkey, s_.key_width, a_.scale, a_.D);
+    if (folds_) fold();
+    const auto& sums = folds_ ? s_.total : s_.sums;
+    store(b_.dkey, b, g, all, sums.dkey, s_.key_width, a_.scale, a_.D);
     const double p = a_.dropout.probability;
-    store(b_.dvalue, b, g, all, s_.total.dvalue, s_.value_width,
+    store(b_.dvalue, b, g, all, sums.dvalue, s_.value_width,
           p < 1 ? 1 / (1 - p) : 0, a_.Dv);
   }
 
@@ -158,7 +162,7 @@ class SplitTask {
     read(b, g, keys);
     constexpr int64_t kGroup = M::kOuterTiles * kLanes;
     static_assert(kRowSplit % kGroup == 0);
-    const int64_t count = rows_of_head(a_);
+    const int64_t count = rows_of_head(a_, b);
     for (int64_t first = 0; first < count; first += kGroup) {
       const int64_t next = first + kGroup;
       add_group({first, min(next, count)}, rows);
@@ -287,7 +291,8 @@ class SplitTask {
   const Workspace<F>& w_;
   BackwardScratch<M, S>& s_;
   KeySplit<T> split_;
-  int64_t used_ = 0;  ///< keys of the split, in whole groups of kSumKeys
+  int64_t used_ = 0;    ///< keys of the split, in whole groups of kSumKeys
+  bool folds_ = false;  ///< sums of kRowSplit rows are added to a total
   Tile tile_;
 };
 
@@ -295,6 +300,7 @@ template <class M, class S>
 struct BackwardKernel {
   using Type = Kernel<BackwardRun>;
   using F = typename M::F;
+  using T = typename F::Scalar;
 
   /// Tasks: heads, or (head, split of the wave).
   static Plan plan(const BackwardRun& run, int /*threads*/) {
@@ -302,7 +308,7 @@ struct BackwardKernel {
     const AttentionArgs& a = b.attention;
     Plan plan;
     const int64_t splits =
-        min(run.splits_per_wave, splits_of(a) - run.first_split);
+        min(run.splits_per_wave, splits_of(a.Lk) - run.first_split);
     plan.tasks = a.B * a.G * (run.split_parallel ? splits : 1);
     if (!needs_dscores(b) && !b.dvalue.data) plan.tasks = 0;
     constexpr bool kWiden = !Panels<M, S>::kInPlace;
@@ -323,21 +329,27 @@ struct BackwardKernel {
     BackwardScratch<M, S> s(run, plan, arena);
     const Workspace<F> w(run, shared);
     SplitTask<M, S> task(b, w, s);
-    const int64_t numbers = rows_of_head(a) * w.row_width;
     const int64_t heads = a.B * a.G;
     for (int64_t n = first; n < last; ++n) {
-      const int64_t head = n % heads;
+      const int64_t head = n % heads, batch = head / a.G, g = head % a.G;
+      const int64_t count = rows_of_head(a, batch),
+                    splits = splits_of(key_rows(a, batch));
+      const auto bytes = static_cast<size_t>(count * w.row_width) * sizeof(T);
       if (run.split_parallel) {
-        auto* rows = w.partial + (n / heads * heads + head) * numbers;
-        memset(rows, 0, static_cast<size_t>(numbers) * sizeof *rows);
-        task.run(head / a.G, head % a.G, run.first_split + n / heads, rows);
+        const int64_t split = run.first_split + n / heads;
+        if (split >= splits) continue;
+        auto* rows =
+            w.partial +
+            (n / heads * rows_of_all(a) + rows_before(a, head)) * w.row_width;
+        memset(rows, 0, bytes);
+        task.run(batch, g, split, rows);
         continue;
       }
-      memset(s.head, 0, static_cast<size_t>(numbers) * sizeof *s.head);
-      for (int64_t split = 0; split < splits_of(a); ++split) {
-        task.run(head / a.G, head % a.G, split, s.head);
+      memset(s.head, 0, bytes);
+      for (int64_t split = 0; split < splits; ++split) {
+        task.run(batch, g, split, s.head);
       }
-      store_queries<S>(b, w, head, {0, rows_of_head(a)}, s.head);
+      store_queries<S>(b, w, head, {0, count}, s.head);
     }
   }
 };

@@ -58,8 +58,10 @@ struct PrepareKernel {
     const Workspace<F> w(run, shared);
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(b.attention)[n];
-      prepare(b, {task.b, task.head, task.head + 1, task.first, task.count}, s,
-              w);
+      const int64_t count =
+          min(task.count, query_length(b.attention, task.b) - task.first);
+      if (count <= 0) continue;
+      prepare(b, {task.b, task.head, task.head + 1, task.first, count}, s, w);
     }
   }
 
@@ -75,7 +77,7 @@ struct PrepareKernel {
     }
     load_tile<S>(b.out, tile, a.Dv, 1, s.out);
     load_tile<S>(b.dout, tile, a.Dv, 1, s.dout);
-    const int64_t at = (rows.b * a.H + rows.first_head) * a.Lq + rows.first;
+    const int64_t at = query_index(a, rows.b, rows.first_head, rows.first);
     const auto* dlse = static_cast<const T*>(b.dlogsumexp);
     for (int c = 0; c < tile.vectors; ++c) {
       auto sum = F::broadcast(0);
@@ -103,7 +105,7 @@ struct QueriesKernel {
   static constexpr int64_t kRows = 64;
 
   static TaskGrid grid(const AttentionArgs& a) {
-    return {1, a.B * a.G, rows_of_head(a), kRows, false};
+    return {a.B, a.G, most_rows_of_head(a), kRows, false};
   }
   static Plan plan(const BackwardRun& run, int /*threads*/) {
     const BackwardArgs& b = run.args;
@@ -118,24 +120,27 @@ struct QueriesKernel {
     const AttentionArgs& a = b.attention;
     Arena shared(run.workspace);
     const Workspace<F> w(run, shared);
-    const int64_t splits = splits_of(a), heads = a.B * a.G;
-    const int64_t here = min(run.splits_per_wave, splits - run.first_split);
-    const int64_t numbers = rows_of_head(a) * w.row_width;
+    const int64_t share = rows_of_all(a) * w.row_width;
     for (int64_t n = first; n < last; ++n) {
       const auto task = grid(a)[n];
-      auto* total = w.total + task.head * numbers;
-      const int64_t end = (task.first + task.count) * w.row_width;
-      for (int64_t x = task.first * w.row_width; x < end; x += F::kLanes) {
+      const Interval rows = overlap({task.first, task.first + task.count},
+                                    {0, rows_of_head(a, task.b)});
+      const int64_t splits = splits_of(key_rows(a, task.b)) - run.first_split;
+      if (rows.empty() || splits <= 0) continue;
+      const int64_t here = min(run.splits_per_wave, splits);
+      const int64_t head = task.b * a.G + task.head;
+      const int64_t from = rows_before(a, head) * w.row_width;
+      auto* total = w.total + from;
+      const auto* shares = w.partial + from;
+      for (int64_t x = rows.begin * w.row_width; x < rows.end * w.row_width;
+           x += F::kLanes) {
         auto sum = run.first_split == 0 ? F::broadcast(0) : F::load(total + x);
         for (int64_t split = 0; split < here; ++split) {
-          sum = F::add(sum, F::load(w.partial +
-                                    (split * heads + task.head) * numbers + x));
+          sum = F::add(sum, F::load(shares + split * share + x));
         }
         F::store(total + x, sum);
       }
-      if (run.first_split + here < splits) continue;
-      store_queries<S>(b, w, task.head, {task.first, task.first + task.count},
-                       total);
+      if (here == splits) store_queries<S>(b, w, head, rows, total);
     }
   }
 };
@@ -160,7 +165,9 @@ struct HeadsKernel {
     const Workspace<F> w(run, shared);
     for (int64_t n = first; n < last; ++n) {
       double slope = 0, sink = 0;
-      for (int64_t r = n * a.Lq; r < (n + 1) * a.Lq; ++r) {
+      const int64_t begin = query_index(a, n / a.H, n % a.H, 0);
+      const int64_t end = begin + query_length(a, n / a.H);
+      for (int64_t r = begin; r < end; ++r) {
         if (b.dalibi_slopes) slope += static_cast<double>(w.slopes[r]);
         if (!b.dsinks) continue;
         // The sink's weight; it has no value, so its dP is 0.

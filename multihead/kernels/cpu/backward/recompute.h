@@ -51,7 +51,7 @@ struct ScoreGradient {
     const auto* dlse = static_cast<const T*>(b.dlogsumexp);
     exact_delta_keys = {a.Lk, 0};
     for (int64_t r = 0; r < tile.lanes(); ++r) {
-      const int64_t row = (tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r];
+      const int64_t row = query_index(a, tile.b, tile.head[r], tile.query[r]);
       stats.shift[r] = w.stats.shift[row];
       stats.inv_sum[r] = w.stats.inv_sum[row];
       delta[r] = w.delta[row];

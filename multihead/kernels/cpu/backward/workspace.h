@@ -13,8 +13,13 @@ namespace {
 /// part of the result. A multiple of every tile.
 inline constexpr int64_t kRowSplit = 1536;
 
-inline int64_t rows_of_head(const AttentionArgs& a) {
-  return a.Lq * group_of(a);
+/// Rows of all heads before key/value head `head` (b·G + g), and of all.
+inline int64_t rows_before(const AttentionArgs& a, int64_t head) {
+  const int64_t b = head / a.G;
+  return first_query(a, b) * a.H + head % a.G * rows_of_head(a, b);
+}
+inline int64_t rows_of_all(const AttentionArgs& a) {
+  return first_query(a, a.B) * a.H;
 }
 
 /// A row in whole vectors.
@@ -29,23 +34,22 @@ inline bool needs_dscores(const BackwardArgs& b) {
 }
 
 /// Memory that the stages share; rows as (b, g, row of the head) where `rows`
-/// stands.
+/// stands, head after head.
 template <class F>
 struct Workspace {
   using T = typename F::Scalar;
   SoftmaxStats<T> stats;  ///< (B, H, Lq): P = exp(S − shift)·inv_sum
   T* delta;               ///< (B, H, Lq): Σ out·dout − dlogsumexp
   T* slopes;  ///< (B, H, Lq): what a row adds to dslope; null: not wanted
-  /// Shares of dQ, if splits are tasks: (splits_per_wave, B·G, rows,
-  /// row_width).
+  /// Shares of dQ, if splits are tasks: (splits_per_wave, rows, row_width).
   T* partial;
-  T* total;  ///< their sum so far: (B·G, rows, row_width)
+  T* total;  ///< their sum so far: (rows, row_width)
   int64_t row_width;
 
   Workspace(const BackwardRun& run, Arena& arena)
       : row_width(row_width_of(run.args)) {
     const AttentionArgs& a = run.args.attention;
-    const int64_t rows = a.B * a.H * a.Lq;
+    const int64_t rows = rows_of_all(a);
     stats = {arena.take<T>(rows), arena.take<T>(rows)};
     delta = arena.take<T>(rows);
     slopes = run.args.dalibi_slopes ? arena.take<T>(rows) : nullptr;
@@ -114,7 +118,7 @@ inline void store_queries(const BackwardArgs& b,
           row_of<typename S::Type>(b.dquery, head / a.G, h, r / group));
     }
     if (b.dalibi_slopes) {
-      workspace.slopes[(head / a.G * a.H + h) * a.Lq + r / group] = sum[a.D];
+      workspace.slopes[query_index(a, head / a.G, h, r / group)] = sum[a.D];
     }
   }
 }

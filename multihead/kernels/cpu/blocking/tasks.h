@@ -14,9 +14,19 @@ inline int64_t group_of(const AttentionArgs& a) {
   return a.G > 0 ? a.H / a.G : 1;
 }
 
+/// Rows of a key/value head: the queries of all its heads; of one batch row, or
+/// of the longest.
+inline int64_t rows_of_head(const AttentionArgs& a, int64_t b) {
+  return query_length(a, b) * group_of(a);
+}
+inline int64_t most_rows_of_head(const AttentionArgs& a) {
+  return a.Lq * group_of(a);
+}
+
 /// Task numbers over (batch, head, chunks of rows): heads one after the other,
 /// so that keys and values stay in the cache, or, longest first, the last chunk
-/// of every head, then the one before it, and so on.
+/// of every head, then the one before it, and so on. `rows` are those of the
+/// longest batch row: of another one some tasks have fewer, or none.
 struct TaskGrid {
   int64_t batches, heads, rows, chunk;
   bool longest_first;

@@ -25,9 +25,34 @@ inline Interval overlap(Interval a, Interval b) {
   return {max(a.begin, b.begin), min(a.end, b.end)};
 }
 
+/// Queries before batch row b, as their rows lie in memory.
+inline int64_t first_query(const AttentionArgs& a, int64_t b) {
+  return a.query.starts ? a.query.starts[b] : b * a.Lq;
+}
+
+/// Queries that exist for batch row b.
+inline int64_t query_length(const AttentionArgs& a, int64_t b) {
+  return first_query(a, b + 1) - first_query(a, b);
+}
+
+/// The place of query i of (b, h) where there is one number for each: in
+/// (B, H, Lq), or (H, T) of ragged queries.
+inline int64_t query_index(const AttentionArgs& a, int64_t b, int64_t h,
+                           int64_t i) {
+  const int64_t* starts = a.query.starts;
+  return starts ? h * starts[a.B] + starts[b] + i : (b * a.H + h) * a.Lq + i;
+}
+
 /// Keys that exist for batch row b.
 inline int64_t key_length(const AttentionArgs& a, int64_t b) {
   return a.visibility.key_lengths ? a.visibility.key_lengths[b] : a.Lk;
+}
+
+/// Key rows of batch row b that have a place in memory: those from its length
+/// on are never read, and their gradient is 0.
+inline int64_t key_rows(const AttentionArgs& a, int64_t b) {
+  const int64_t* starts = a.key.starts;
+  return starts ? starts[b + 1] - starts[b] : a.Lk;
 }
 
 /// The key at which query i of batch row b stands.

@@ -99,11 +99,12 @@ class ForwardTask {
     bool started[kMaxTiles] = {};
     int count = 0;
     const int64_t group = group_of(a_);
+    const int64_t rows = min(task.count, rows_of_head(a_, task.b) - task.first);
     Interval all{a_.Lk, 0};
-    for (int64_t r = 0; r < task.count; r += kLanes, ++count) {
+    for (int64_t r = 0; r < rows; r += kLanes, ++count) {
       Tile& tile = tiles[count];
       tile.assign(a_, {task.b, task.head, task.head * group, group,
-                       task.first + r, min(kLanes, task.count - r)});
+                       task.first + r, min(kLanes, rows - r)});
       prepare(tile, s_.tiles[count]);
       if (tile.keys.empty()) continue;
       all = {min(all.begin, tile.keys.begin), max(all.end, tile.keys.end)};
@@ -329,7 +330,7 @@ class ForwardTask {
     auto* out = static_cast<T*>(f_.logsumexp);
     for (int i = 0; i < F::kLanes && from + i < tile.count; ++i) {
       const int64_t r = from + i;
-      out[(tile.b * a_.H + tile.head[r]) * a_.Lq + tile.query[r]] = lanes[i];
+      out[query_index(a_, tile.b, tile.head[r], tile.query[r])] = lanes[i];
     }
   }
 
@@ -339,7 +340,8 @@ class ForwardTask {
 };
 
 TaskGrid grid_of(const AttentionArgs& a, const Plan& plan) {
-  return {a.B, a.G, a.Lq * group_of(a), plan.rows_per_task, plan.longest_first};
+  return {a.B, a.G, most_rows_of_head(a), plan.rows_per_task,
+          plan.longest_first};
 }
 
 template <class M, class S>
@@ -348,16 +350,19 @@ struct ForwardKernel {
   static Plan plan(const ForwardArgs& f, int threads) {
     const AttentionArgs& a = f.attention;
     constexpr int64_t kLanes = kTileLanes<typename M::F>;
-    const int64_t rows = a.Lq * group_of(a);
+    const int64_t rows = most_rows_of_head(a);
     Plan plan;
     const int64_t tiles = tiles_per_task(rows, a.B * a.G, kLanes, threads);
     plan.rows_per_task = tiles * kLanes;
     plan.longest_first = a.visibility.is_causal;
     // Rows that lie apart cost cache lines and pages; a copy pays as soon as
-    // two tiles share it.
-    constexpr bool kWiden = !Panels<M, S>::kInPlace;
-    plan.pack_key = kWiden || (a.key.row != a.D && tiles > 1);
-    plan.pack_value = kWiden || (a.value.row != a.Dv && tiles > 1);
+    // two tiles share it. Pages have no stride to read them in place.
+    const auto packs = [&](const StridedRows& x, int64_t width) {
+      return !Panels<M, S>::kInPlace || x.block_table ||
+             (x.row != width && tiles > 1);
+    };
+    plan.pack_key = packs(a.key, a.D);
+    plan.pack_value = packs(a.value, a.Dv);
     plan.tasks = grid_of(a, plan).tasks();
     Arena arena(nullptr);
     ForwardScratch<M, S>(f, plan, arena);

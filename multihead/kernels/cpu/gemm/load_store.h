@@ -88,13 +88,18 @@ inline void widen(const typename S::Type* from, int64_t count,
 template <typename T>
 inline const T* row_of(const StridedRows& x, int64_t b, int64_t head,
                        int64_t row) {
-  return static_cast<const T*>(x.data) + b * x.batch + head * x.head +
-         row * x.row;
+  const auto* data = static_cast<const T*>(x.data) + head * x.head;
+  if (x.block_table) {
+    const int64_t page = x.block_table[b * x.table_stride + row / x.page];
+    return data + page * x.batch + row % x.page * x.row;
+  }
+  return data + b * x.batch + (x.starts ? x.starts[b] + row : row) * x.row;
 }
 template <typename T>
 inline T* row_of(const StridedOutRows& x, int64_t b, int64_t head,
                  int64_t row) {
-  return static_cast<T*>(x.data) + b * x.batch + head * x.head + row * x.row;
+  return static_cast<T*>(x.data) + b * x.batch + head * x.head +
+         (x.starts ? x.starts[b] + row : row) * x.row;
 }
 
 /// Whether all `width` numbers of a row are finite.

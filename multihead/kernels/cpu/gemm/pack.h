@@ -84,7 +84,7 @@ SIMD_INLINE void fetch_ahead(const AttentionArgs& a, int64_t b, int64_t g) {
       __builtin_prefetch(from + e, /*rw=*/0, /*locality=*/2);
     }
   };
-  for (int64_t j = 0; j < min(a.Lk, kKeyBlock); ++j) {
+  for (int64_t j = 0; j < min(key_length(a, b), kKeyBlock); ++j) {
     fetch(a.key, j, a.D);
     fetch(a.value, j, a.Dv);
   }

@@ -113,7 +113,7 @@ inline bool read_stats(const AttentionArgs& a, const QueryTile<F>& tile,
   const auto* lse = static_cast<const T*>(logsumexp);
   bool large = false;
   for (int64_t r = 0; r < tile.lanes(); ++r) {
-    const T x = lse[(tile.b * a.H + tile.head[r]) * a.Lq + tile.query[r]];
+    const T x = lse[query_index(a, tile.b, tile.head[r], tile.query[r])];
     n.shift[r] = x == T(-INFINITY) ? 0 : x;
     n.inv_sum[r] = 1;
     large |= fabs(n.shift[r]) > kLargeLogsumexp;
