@@ -6,6 +6,7 @@
 // tensors of inference mode.) What is not taken is handed to the composite as a
 // function, not through the dispatcher, which would lead back here.
 #include <ATen/Context.h>
+#include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
@@ -21,15 +22,27 @@ namespace {
 using at::Tensor;
 
 // A graph that torch.export writes must run where this library is not, so it
-// keeps PyTorch's operators. Python's package knows whether one is written.
-bool is_exporting(const Tensor& query) {
-  if (!query.key_set().has(c10::DispatchKey::Python)) return false;
+// keeps PyTorch's operators. Subclasses of tensors may know no others. Python's
+// package can tell.
+std::string refusal_in_python(const Tensor& query, const Tensor& key,
+                              const Tensor& value, const Tensor& mask) {
+  const auto is_pythons = [](const Tensor& x) {
+    return x.key_set().has(c10::DispatchKey::Python);
+  };
+  if (!is_pythons(query) && !is_pythons(key) && !is_pythons(value) &&
+      !is_pythons(mask)) {
+    return {};
+  }
+  c10::List<Tensor> tensors;
+  for (const Tensor* x : {&query, &key, &value, &mask}) {
+    if (is_pythons(*x)) tensors.push_back(*x);
+  }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-      "multihead::is_exporting", "");
-  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
-  torch::jit::Stack stack;
+      "multihead::refusal_in_python", "");
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return {};
+  torch::jit::Stack stack{std::move(tensors)};
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-  return stack.back().toBool();
+  return stack.back().toStringRef();
 }
 
 // Why a mask is PyTorch's business, though this library has such calls: who
@@ -68,12 +81,16 @@ Tensor run_attention(const Tensor& query, const Tensor& key,
   }
   const char* refusal = refusal_of_mask(query, attn_mask, is_causal);
   if (*refusal) return leave_to_pytorch(refusal);
-  if (is_exporting(query)) return leave_to_pytorch("torch.export is at work");
   const AttentionOptions options{.attn_mask = or_undefined(attn_mask),
                                  .dropout_p = dropout_p,
                                  .is_causal = is_causal,
                                  .scale = scale,
                                  .enable_gqa = enable_gqa};
+  if (std::string reason =
+          refusal_in_python(query, key, value, options.attn_mask);
+      !reason.empty()) {
+    return leave_to_pytorch(std::move(reason));
+  }
   Route way = route(query, key, value, options);
   if (way.way != Way::kFused) return leave_to_pytorch(std::move(way.reason));
   try {

@@ -142,10 +142,10 @@ void define_layers(torch::Library& m, const Tags& tags) {
 TORCH_LIBRARY(multihead, m) {
   m.set_python_module("multihead");
   const Tags tags{at::Tag::pt2_compliant_tag};
-  // Implemented by the Python package: warnings.warn, and whether torch.export
-  // is writing a graph.
+  // Implemented by the Python package: warnings.warn, and why a call with
+  // tensors that Python handles stays PyTorch's; empty: it need not.
   m.def("warn(str message) -> ()");
-  m.def("is_exporting() -> bool");
+  m.def("refusal_in_python(Tensor[] tensors) -> str");
   define_functions(m, tags);
   define_layers(m, tags);
   define_fused(m, tags);

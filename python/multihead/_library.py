@@ -52,6 +52,3 @@ _library = torch.library.Library(  # type: ignore[no-untyped-call]
     "multihead", "FRAGMENT"
 )
 _library.impl("warn", _warn, "CPU")  # type: ignore[no-untyped-call]
-_library.impl(  # type: ignore[no-untyped-call]
-    "is_exporting", torch.compiler.is_exporting, "CPU"
-)

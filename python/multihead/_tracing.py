@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import config as _compiler
 from torch.utils._config_module import _UNSET_SENTINEL as _UNSET
 
@@ -20,6 +22,28 @@ installed = False
 # What was compiled before the first install(), without that guard. Kept for ever:
 # another thread may be about to run it.
 _unguarded: list[object] = []
+
+
+# With these PyTorch traces; others may know its own operators alone.
+_TRACED = (FakeTensor, FunctionalTensor)
+
+
+def _refusal(tensors: list[torch.Tensor]) -> str:
+    """Why install() leaves a call with tensors that Python handles to PyTorch."""
+    if torch.compiler.is_exporting():
+        return "torch.export is at work"
+    for tensor in tensors:
+        if not isinstance(tensor, _TRACED):
+            return f"{type(tensor).__name__} may know PyTorch's operators alone"
+    return ""
+
+
+_library = torch.library.Library(  # type: ignore[no-untyped-call]
+    "multihead", "FRAGMENT"
+)
+_library.impl(  # type: ignore[no-untyped-call]
+    "refusal_in_python", _refusal, "CPU"
+)
 
 
 def change(to: bool) -> None:

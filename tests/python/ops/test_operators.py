@@ -160,7 +160,7 @@ WITHOUT_TENSORS = {
     "multihead::faults",
     "multihead::head_dim",
     "multihead::install",
-    "multihead::is_exporting",
+    "multihead::refusal_in_python",
     "multihead::is_installed",
     "multihead::is_reserved",
     "multihead::leave_installed",
