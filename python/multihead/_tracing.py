@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._higher_order_ops.utils import autograd_not_implemented_inner
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import config as _compiler
@@ -77,9 +78,15 @@ def _trace(*args: Any, **kwargs: Any) -> Any:
     """PyTorch's function where Python dispatches, which is where graphs are traced."""
     if "torch._dynamo.symbolic_convert" in sys.modules:
         _guard()
-    key = (
-        DispatchKey.AutogradCPU if installed else DispatchKey.CompositeImplicitAutograd
-    )
+    composite = DispatchKey.CompositeImplicitAutograd
+    if formula := _ATTENTION.py_kernels.get(composite):
+        # torch.export decomposes, and says by NotImplemented what it keeps. PyTorch
+        # asks that below autograd, but not of operators with a kernel for autograd.
+        out = formula(*args, **kwargs) if installed else NotImplemented
+        if out is NotImplemented:
+            out = autograd_not_implemented_inner(_ATTENTION, True, *args, **kwargs)
+        return out
+    key = DispatchKey.AutogradCPU if installed else composite
     return _ATTENTION._op_dk(key, *args, **kwargs)
 
 

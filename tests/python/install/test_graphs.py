@@ -288,6 +288,37 @@ def test_export_keeps_pytorchs_operators(strict):
     torch.testing.assert_close(decomposed.module()(x), theirs)
 
 
+@pytest.mark.parametrize("table", [None, {}], ids=["core", "nothing"])
+def test_decompositions_are_pytorchs(table):
+    """Also after an install(), which stays known to Python's dispatcher."""
+    model, x = Model(), torch.randn(2, 5, 16)
+
+    def operators():
+        program = torch.export.export(model, (x,)).run_decompositions(table)
+        return [str(node.target) for node in program.graph.nodes]
+
+    with multihead.installed():
+        within = operators()
+    decomposed = not any("attention" in name for name in within)
+    assert decomposed == (table is None)
+    assert within == operators()
+    code = f"""
+import sys, torch
+from torch import nn
+sys.path[:0] = {sys.path}
+import test_graphs, multihead
+torch.manual_seed(0)
+program = torch.export.export(test_graphs.Model(), (torch.randn(2, 5, 16),))
+program = program.run_decompositions({table})
+print([str(node.target) for node in program.graph.nodes])
+assert not multihead._tracing._ATTENTION.py_kernels
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{within}\n"
+
+
 def test_an_exported_program_runs_without_multihead(tmp_path):
     model, x = Model(), torch.randn(2, 5, 16)
     with multihead.installed():
