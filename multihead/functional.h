@@ -90,6 +90,51 @@ std::tuple<at::Tensor, at::Tensor> scaled_dot_product_attention_with_lse(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionOptions& options = {});
 
+/// The arguments of varlen_attention beside the tensors: those of
+/// AttentionOptions, with these differences.
+struct VarlenOptions {
+  double dropout_p = 0.0;
+  bool is_causal = false;
+  std::optional<double> scale = {};
+  /// The last query of a sequence stands at its last key.
+  CausalAlignment causal_alignment = CausalAlignment::kBottomRight;
+  std::optional<std::array<int64_t, 2>> window = {};
+  /// Integers (N) of int32 or int64: of the keys of sequence n, those from
+  /// key_lengths[n] on are not read.
+  at::Tensor key_lengths = {};
+  std::optional<double> softcap = {};
+  at::Tensor alibi_slopes = {};  ///< (H) or (N, H)
+  at::Tensor sinks = {};         ///< (H)
+  /// int32 (N, pages): key and value are pages (P, page, G, D), and key j of
+  /// sequence n is row j % page of page block_table[n][j / page]. Wants
+  /// key_lengths, and no cu_seqlens_k. Entries beyond a length are not read.
+  at::Tensor block_table = {};
+};
+
+/// Attention of N sequences that lie one after the other, without padding: only
+/// rows that exist are computed. Source: flash_attn_varlen_func of
+/// FlashAttention.
+///
+/// query (Tq, H, D), key (Tk, G, D), value (Tk, G, Dv), H a multiple of G
+/// → (Tq, H, Dv). cu_seqlens_q and cu_seqlens_k (N + 1) are int32 or int64 on
+/// the CPU: sequence n has the rows from cu_seqlens[n] to cu_seqlens[n + 1]; so
+/// they begin with 0, ascend and end with Tq and Tk. Sequences may be empty.
+/// The bits of a sequence are those that it has alone, and in a padded batch;
+/// dropout is that of batch row n.
+/// Throws c10::ValueError where an argument is outside its domain and
+/// c10::Error where shapes, dtypes or devices do not fit together.
+at::Tensor varlen_attention(const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value,
+                            const at::Tensor& cu_seqlens_q,
+                            const at::Tensor& cu_seqlens_k,
+                            const VarlenOptions& options = {});
+
+/// The same, with logsumexp (H, Tq).
+std::tuple<at::Tensor, at::Tensor> varlen_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+    const VarlenOptions& options = {});
+
 /// What each query attends to, per head. Memory O(Lq·k).
 struct AttentionSummary {
   at::Tensor weights;  ///< (B, H, Lq, k), the largest, descending

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
 // Attention as a function: check, route, run.
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
@@ -16,16 +15,7 @@
 namespace multihead {
 namespace {
 
-// What autocast does to PyTorch's function it does to ours.
-at::Tensor autocast(const at::Tensor& x) {
-  const auto device = x.device().type();
-  if (!at::autocast::is_autocast_available(device) ||
-      !at::autocast::is_autocast_enabled(device)) {
-    return x;
-  }
-  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x,
-                                   device);
-}
+using call::autocast;
 
 at::Tensor pytorchs(const at::Tensor& query, const at::Tensor& key,
                     const at::Tensor& value, const AttentionOptions& options) {

@@ -2,6 +2,7 @@
 #include "multihead/attention/call.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros.h>
@@ -21,6 +22,16 @@ bool is_recorded(const AttentionOptions& options) {
   fields::for_each_differentiable(
       options, [&](const Tensor& x) { recorded = recorded || is_recorded(x); });
   return recorded;
+}
+
+Tensor autocast(const Tensor& x) {
+  const auto device = x.device().type();
+  if (!at::autocast::is_autocast_available(device) ||
+      !at::autocast::is_autocast_enabled(device)) {
+    return x;
+  }
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), x,
+                                   device);
 }
 
 std::optional<Tensor> draw_dropout_state(double dropout_p) {

@@ -68,6 +68,29 @@ struct FusedAttentionSummary {
       const std::optional<at::Tensor>& dropout_state);
 };
 
+/// Of sequences (attention/varlen.h): query (Tq, H, D) → out (Tq, H, Dv) and
+/// logsumexp (H, Tq). attn_mask, query_offset and key_mask are refused.
+struct FusedVarlenAttention {
+  static constexpr auto* kName = "multihead::fused_varlen_attention";
+  using Signature = std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const at::Tensor& cu_seqlens_q,
+      const std::optional<at::Tensor>& cu_seqlens_k,
+      const std::optional<at::Tensor>& block_table, const AttentionOptions&,
+      const std::optional<at::Tensor>& dropout_state);
+};
+
+/// Of rows, not of pages.
+struct FusedVarlenAttentionBackward {
+  static constexpr auto* kName = "multihead::fused_varlen_attention_backward";
+  using Signature = Gradients(
+      const at::Tensor& dout, const std::optional<at::Tensor>& dlogsumexp,
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+      const at::Tensor& out, const at::Tensor& logsumexp,
+      const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k, Needs,
+      const AttentionOptions&, const std::optional<at::Tensor>& dropout_state);
+};
+
 /// The operator, with the arguments that the dispatcher takes.
 template <class Operator>
 const auto& handle() {
@@ -98,6 +121,9 @@ auto run(const P&... arguments) {
       [](const auto&... flat) { return handle<Operator>().call(flat...); },
       std::tuple_cat(fields::pack(arguments)...));
 }
+
+/// What autocast does to the tensors of PyTorch's function.
+at::Tensor autocast(const at::Tensor& x);
 
 /// int64 (2): seed and offset for one call, from torch's generator; nothing
 /// where nothing is dropped.

@@ -88,26 +88,7 @@ void check_extensions(const at::Tensor& query, const at::Tensor& key,
                       fn, "key_mask must have the shape (", batch_size, ", ",
                       key.sym_size(-2), "), got ", shape_text(o.key_mask));
   }
-  if (o.sinks.defined()) {
-    TORCH_CHECK_VALUE(o.sinks.is_floating_point(), fn,
-                      "sinks must be floating point, got ",
-                      o.sinks.scalar_type());
-    TORCH_CHECK_VALUE(o.sinks.dim() == 1 && o.sinks.sym_size(0) == num_heads,
-                      fn, "sinks must have the shape (", num_heads, ",), got ",
-                      shape_text(o.sinks));
-  }
-  if (o.alibi_slopes.defined()) {
-    const at::Tensor& slopes = o.alibi_slopes;
-    TORCH_CHECK_VALUE(slopes.is_floating_point(), fn,
-                      "alibi_slopes must be floating point, got ",
-                      slopes.scalar_type());
-    const bool fits = (slopes.dim() == 1 || slopes.dim() == 2) &&
-                      slopes.sym_size(-1) == num_heads &&
-                      (slopes.dim() == 1 || slopes.sym_size(0) == batch_size);
-    TORCH_CHECK_VALUE(fits, fn, "alibi_slopes must have the shape (", num_heads,
-                      ",) or (", batch_size, ", ", num_heads, "), got ",
-                      shape_text(slopes));
-  }
+  check_slopes_and_sinks(o, batch_size, num_heads, fn);
 }
 
 // Broadcast of sizes that must be equal or 1.
@@ -155,8 +136,32 @@ void check_attention_mask(const at::Tensor& query, const at::Tensor& key,
 
 }  // namespace
 
-void check_domains(const AttentionOptions& o) {
-  constexpr auto* fn = "scaled_dot_product_attention: ";
+void check_slopes_and_sinks(const AttentionOptions& o,
+                            const c10::SymInt& batch_size,
+                            const c10::SymInt& num_heads, const char* fn) {
+  if (o.sinks.defined()) {
+    TORCH_CHECK_VALUE(o.sinks.is_floating_point(), fn,
+                      "sinks must be floating point, got ",
+                      o.sinks.scalar_type());
+    TORCH_CHECK_VALUE(o.sinks.dim() == 1 && o.sinks.sym_size(0) == num_heads,
+                      fn, "sinks must have the shape (", num_heads, ",), got ",
+                      shape_text(o.sinks));
+  }
+  if (o.alibi_slopes.defined()) {
+    const at::Tensor& slopes = o.alibi_slopes;
+    TORCH_CHECK_VALUE(slopes.is_floating_point(), fn,
+                      "alibi_slopes must be floating point, got ",
+                      slopes.scalar_type());
+    const bool fits = (slopes.dim() == 1 || slopes.dim() == 2) &&
+                      slopes.sym_size(-1) == num_heads &&
+                      (slopes.dim() == 1 || slopes.sym_size(0) == batch_size);
+    TORCH_CHECK_VALUE(fits, fn, "alibi_slopes must have the shape (", num_heads,
+                      ",) or (", batch_size, ", ", num_heads, "), got ",
+                      shape_text(slopes));
+  }
+}
+
+void check_domains(const AttentionOptions& o, const char* fn) {
   TORCH_CHECK(o.dropout_p >= 0.0 && o.dropout_p <= 1.0, fn,
               "dropout_p must be between 0 and 1, got ", o.dropout_p);
   TORCH_CHECK_VALUE(!o.scale || std::isfinite(*o.scale), fn,

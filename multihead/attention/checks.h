@@ -24,8 +24,14 @@ void check_lengths(const at::Tensor& key, const at::Tensor& value);
 void check_for_pytorch(const at::Tensor& key, const at::Tensor& value,
                        bool enable_gqa);
 
-/// Domains of scaled_dot_product_attention's scalars.
-void check_domains(const AttentionOptions& options);
+/// Domains of scaled_dot_product_attention's scalars. `fn` begins an error.
+void check_domains(const AttentionOptions& options,
+                   const char* fn = "scaled_dot_product_attention: ");
+
+/// Those of slopes, (H) or (B, H), and sinks, (H).
+void check_slopes_and_sinks(const AttentionOptions& options,
+                            const c10::SymInt& batch_size,
+                            const c10::SymInt& num_heads, const char* fn);
 
 /// Shapes, dtypes and devices of scaled_dot_product_attention, ranks 3 and 4.
 void check_attention(const at::Tensor& query, const at::Tensor& key,

@@ -21,6 +21,7 @@
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/definition.h"
+#include "multihead/attention/varlen.h"
 #include "multihead/ops/results.h"
 
 namespace multihead::ops {
@@ -202,17 +203,16 @@ variable_list differentiate(Inputs inputs, const Needs& needs,
   return results;
 }
 
+// attention(inputs, options with their tensors, with_lse) → out, logsumexp.
+template <class Attention>
 Gradients backward_by_definition(const variable_list& gradients,
                                  const Inputs& inputs, const Needs& needs,
                                  const AttentionOptions& options,
-                                 const std::optional<Tensor>& dropout_state) {
-  const Tensor factors =
-      call::dropout_factors(inputs[0], inputs[1], options, dropout_state);
+                                 const Attention& attention) {
   const variable_list g = differentiate(
       inputs, needs, gradients, [&](const Inputs& x) -> variable_list {
         const auto [out, logsumexp] =
-            definition::attention(x[0], x[1], x[2], with_tensors(options, x),
-                                  gradients[1].defined(), factors);
+            attention(x, with_tensors(options, x), gradients[1].defined());
         return {out, logsumexp};
       });
   Inputs results;
@@ -232,6 +232,39 @@ auto hand_on(const A&... arguments) {
 template <class... Options>
 AttentionOptions options_of(const Options&... options) {
   return fields::unpack<0>(std::forward_as_tuple(options...));
+}
+
+// Whether autograd records a backward, which cannot be differentiated forward.
+bool is_recorded(std::initializer_list<const Tensor*> tensors,
+                 const AttentionOptions& options) {
+  bool recorded = call::is_recorded(options);
+  for (const Tensor* x : tensors) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !x->defined() || !x->_fw_grad(/*level=*/0).defined(),
+        "fused_attention_backward: forward-mode differentiation of a "
+        "recorded backward is not implemented");
+    recorded = recorded || call::is_recorded(*x);
+  }
+  return recorded;
+}
+
+Needs defined(const Gradients& gradients) {
+  return std::apply([](const auto&... x) { return Needs{x.defined()...}; },
+                    gradients);
+}
+
+// What dropout does to the weights of sequences: (N, H, Lq, Lk) of the longest.
+Tensor padded_dropout_factors(const Tensor& query, const Tensor& key,
+                              const VarlenRows& sequences,
+                              const AttentionOptions& options,
+                              const std::optional<Tensor>& dropout_state) {
+  if (options.dropout_p == 0.0) return {};
+  const VarlenPlaces places = places_of(query, key, sequences, options);
+  return call::dropout_factors(
+      query.new_empty(
+          {places.count(), query.size(1), places.longest_query(), 0}),
+      key.new_empty({places.count(), key.size(1), places.longest_key(), 0}),
+      options, dropout_state);
 }
 
 class FusedAttention : public torch::autograd::Function<FusedAttention> {
@@ -289,6 +322,44 @@ class FusedWeights : public torch::autograd::Function<FusedWeights> {
   }
 };
 
+// Where sequences lie: a tensor that nobody differentiates.
+struct VarlenBounds {
+  Tensor cu_seqlens_q, cu_seqlens_k;
+};
+
+class FusedVarlen : public torch::autograd::Function<FusedVarlen> {
+ public:
+  template <class... Options>
+  static variable_list forward(AutogradContext* context, const Tensor& query,
+                               const Tensor& key, const Tensor& value,
+                               const std::optional<Tensor>& dropout_state,
+                               const VarlenBounds& bounds,
+                               const Options&... options) {
+    const auto& [cu_seqlens_q, cu_seqlens_k] = bounds;
+    const auto [out, logsumexp] = hand_on<call::FusedVarlenAttention>(
+        query, key, value, cu_seqlens_q, optional(cu_seqlens_k),
+        std::optional<Tensor>(), options..., dropout_state);
+    save(context, query, key, value, dropout_state, options_of(options...),
+         {out, logsumexp, cu_seqlens_q, cu_seqlens_k});
+    return {out, logsumexp};
+  }
+
+  static variable_list backward(AutogradContext* context,
+                                const variable_list& gradients) {
+    const SavedCall c(context);
+    const Tensor &out = c.results[0], &logsumexp = c.results[1];
+    const Tensor dout =
+        gradients[0].defined() ? gradients[0] : at::zeros_like(out);
+    variable_list results =
+        by_argument(list_of(call::run<call::FusedVarlenAttentionBackward>(
+            dout, optional(gradients[1]), c.inputs[0], c.inputs[1], c.inputs[2],
+            out, logsumexp, c.results[2], c.results[3], c.needs, c.options,
+            c.dropout_state)));
+    results.insert(results.begin() + 4, Tensor());  // the bounds have none
+    return results;
+  }
+};
+
 // Options: the fields of AttentionOptions, as the dispatcher has them.
 template <class Options>
 struct Operators;
@@ -299,6 +370,28 @@ struct Operators<fields::Types<Options...>> {
       Options... options, const std::optional<Tensor>& dropout_state) {
     const variable_list results =
         FusedAttention::apply(query, key, value, dropout_state, options...);
+    return {results[0], results[1]};
+  }
+
+  static std::tuple<Tensor, Tensor> fused_varlen_attention(
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& cu_seqlens_q, const std::optional<Tensor>& cu_seqlens_k,
+      const std::optional<Tensor>& block_table, Options... options,
+      const std::optional<Tensor>& dropout_state) {
+    if (block_table) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !call::is_recorded(query) && !call::is_recorded(key) &&
+              !call::is_recorded(value) &&
+              !call::is_recorded(options_of(options...)),
+          "fused_varlen_attention: block_table must be None where gradients "
+          "are recorded, got one");
+      return hand_on<call::FusedVarlenAttention>(
+          query, key, value, cu_seqlens_q, cu_seqlens_k, block_table,
+          options..., dropout_state);
+    }
+    const variable_list results = FusedVarlen::apply(
+        query, key, value, dropout_state,
+        VarlenBounds{cu_seqlens_q, or_undefined(cu_seqlens_k)}, options...);
     return {results[0], results[1]};
   }
 
@@ -316,17 +409,8 @@ struct Operators<fields::Types<Options...>> {
       const Tensor& out, const Tensor& logsumexp, Needs needs,
       Options... options, const std::optional<Tensor>& dropout_state) {
     const Tensor dlse = or_undefined(dlogsumexp);
-    for (const Tensor* x : {&dout, &dlse, &query, &key, &value}) {
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          !x->defined() || !x->_fw_grad(/*level=*/0).defined(),
-          "fused_attention_backward: forward-mode differentiation of a "
-          "recorded backward is not implemented");
-    }
     const AttentionOptions given = options_of(options...);
-    const bool recorded = call::is_recorded(dout) || call::is_recorded(dlse) ||
-                          call::is_recorded(query) || call::is_recorded(key) ||
-                          call::is_recorded(value) || call::is_recorded(given);
-    if (!recorded) {
+    if (!is_recorded({&dout, &dlse, &query, &key, &value}, given)) {
       return hand_on<call::FusedAttentionBackward>(dout, dlogsumexp, query, key,
                                                    value, out, logsumexp, needs,
                                                    options..., dropout_state);
@@ -335,11 +419,40 @@ struct Operators<fields::Types<Options...>> {
     const auto shapes = fused_attention_backward_results(
         dout, dlogsumexp, query, key, value, out, logsumexp, needs, given,
         dropout_state);
-    needs = std::apply([](const auto&... x) { return Needs{x.defined()...}; },
-                       shapes);
-    return backward_by_definition({dout, dlse},
-                                  inputs_of(query, key, value, given), needs,
-                                  given, dropout_state);
+    const Tensor factors =
+        call::dropout_factors(query, key, given, dropout_state);
+    return backward_by_definition(
+        {dout, dlse}, inputs_of(query, key, value, given), defined(shapes),
+        given, [&](const Inputs& x, const AttentionOptions& o, bool with_lse) {
+          return definition::attention(x[0], x[1], x[2], o, with_lse, factors);
+        });
+  }
+
+  static Gradients fused_varlen_attention_backward(
+      const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      const Tensor& out, const Tensor& logsumexp, const Tensor& cu_seqlens_q,
+      const Tensor& cu_seqlens_k, Needs needs, Options... options,
+      const std::optional<Tensor>& dropout_state) {
+    const Tensor dlse = or_undefined(dlogsumexp);
+    const AttentionOptions given = options_of(options...);
+    if (!is_recorded({&dout, &dlse, &query, &key, &value}, given)) {
+      return hand_on<call::FusedVarlenAttentionBackward>(
+          dout, dlogsumexp, query, key, value, out, logsumexp, cu_seqlens_q,
+          cu_seqlens_k, needs, options..., dropout_state);
+    }
+    const auto shapes = fused_varlen_attention_backward_results(
+        dout, dlogsumexp, query, key, value, out, logsumexp, cu_seqlens_q,
+        cu_seqlens_k, needs, given, dropout_state);
+    const VarlenRows sequences{cu_seqlens_q, cu_seqlens_k, {}};
+    const Tensor factors =
+        padded_dropout_factors(query, key, sequences, given, dropout_state);
+    return backward_by_definition(
+        {dout, dlse}, inputs_of(query, key, value, given), defined(shapes),
+        given, [&](const Inputs& x, const AttentionOptions& o, bool with_lse) {
+          return definition::varlen_attention(x[0], x[1], x[2], sequences, o,
+                                              with_lse, factors);
+        });
   }
 };
 
@@ -349,6 +462,9 @@ TORCH_LIBRARY_IMPL(multihead, Autograd, m) {
   using All = Operators<fields::Parameters<const AttentionOptions&>::type>;
   m.impl("fused_attention", &All::fused_attention);
   m.impl("fused_attention_backward", &All::fused_attention_backward);
+  m.impl("fused_varlen_attention", &All::fused_varlen_attention);
+  m.impl("fused_varlen_attention_backward",
+         &All::fused_varlen_attention_backward);
   m.impl("attention_weights", &All::attention_weights);
   m.impl("fused_attention_summary",
          torch::autograd::autogradNotImplementedFallback());

@@ -34,6 +34,44 @@ Result scaled_dot_product_attention_op(const Tensor& query, const Tensor& key,
   return scaled_dot_product_attention_with_lse(query, key, value, options);
 }
 
+Result varlen_attention_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& cu_seqlens_q, OptionalTensor cu_seqlens_k, double dropout_p,
+    bool is_causal, std::optional<double> scale,
+    std::string_view causal_alignment, at::OptionalIntArrayRef window,
+    OptionalTensor key_lengths, std::optional<double> softcap,
+    OptionalTensor alibi_slopes, OptionalTensor sinks,
+    OptionalTensor block_table, bool return_lse, std::string_view backend) {
+  const BackendGuard guard(backend_from_name(backend));
+  TORCH_CHECK_VALUE(
+      causal_alignment == "top_left" || causal_alignment == "bottom_right",
+      "varlen_attention: causal_alignment must be \"top_left\" or "
+      "\"bottom_right\", got \"",
+      causal_alignment, "\"");
+  TORCH_CHECK_VALUE(!window || window->size() == 2,
+                    "varlen_attention: window must be two sizes, got ",
+                    *window);
+  const VarlenOptions options{
+      .dropout_p = dropout_p,
+      .is_causal = is_causal,
+      .scale = scale,
+      .causal_alignment = causal_alignment_from_name(causal_alignment),
+      .window = fields::Kind<fields::Window>::unpack(window),
+      .key_lengths = or_undefined(key_lengths),
+      .softcap = softcap,
+      .alibi_slopes = or_undefined(alibi_slopes),
+      .sinks = or_undefined(sinks),
+      .block_table = or_undefined(block_table)};
+  const Tensor cu_k = or_undefined(cu_seqlens_k);
+  if (!return_lse) {
+    return {multihead::varlen_attention(query, key, value, cu_seqlens_q, cu_k,
+                                        options),
+            std::nullopt};
+  }
+  return varlen_attention_with_lse(query, key, value, cu_seqlens_q, cu_k,
+                                   options);
+}
+
 Tensor plain_attention_op(const Tensor& query, const Tensor& key,
                           const Tensor& value, OptionalTensor attn_mask,
                           double dropout_p, bool is_causal,
@@ -219,6 +257,7 @@ void implement(Library& m) {
   m.impl("scaled_dot_product_attention",
          implementation<&scaled_dot_product_attention_op>);
   m.impl("scaled_dot_product_attention.plain", &plain_attention_op);
+  m.impl("varlen_attention", &varlen_attention_op);
   m.impl("attention_summary", implementation<&attention_summary_op>);
   m.impl("route", implementation<&route_op>);
   m.impl("multi_head_attention_forward", &multi_head_attention_forward_op);

@@ -16,6 +16,13 @@ call::FusedAttention::Signature fused_attention_results;
 /// undefined where not needed.
 call::FusedAttentionBackward::Signature fused_attention_backward_results;
 
+/// out (Tq, H, Dv) in the layout of query, logsumexp (H, Tq).
+call::FusedVarlenAttention::Signature fused_varlen_attention_results;
+
+/// As fused_attention_backward_results.
+call::FusedVarlenAttentionBackward::Signature
+    fused_varlen_attention_backward_results;
+
 /// (B, H, Lq, Lk), or (B, Lq, Lk) where averaged over heads.
 call::AttentionWeights::Signature attention_weights_result;
 

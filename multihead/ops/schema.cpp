@@ -34,6 +34,16 @@ void define_functions(torch::Library& m, const Tags& tags) {
   define(m, tags, "attention_summary(Tensor query, Tensor key, int k",
          "str backend=\"auto\") "
          "-> (Tensor weights, Tensor keys, Tensor entropy)");
+  m.def(
+      "varlen_attention(Tensor query, Tensor key, Tensor value, "
+      "Tensor cu_seqlens_q, Tensor? cu_seqlens_k=None, float dropout_p=0.0, "
+      "bool is_causal=False, float? scale=None, *, "
+      "str causal_alignment=\"bottom_right\", int[]? window=None, "
+      "Tensor? key_lengths=None, float? softcap=None, "
+      "Tensor? alibi_slopes=None, Tensor? sinks=None, "
+      "Tensor? block_table=None, bool return_lse=False, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? logsumexp)",
+      tags);
   define(m, tags, "route(Tensor query, Tensor key, Tensor value",
          "bool return_lse=False, str backend=\"auto\") "
          "-> (str way, str reason)");
@@ -57,6 +67,16 @@ void define_fused(torch::Library& m, const Tags& tags) {
          "fused_attention_backward(Tensor dout, Tensor? dlogsumexp, "
          "Tensor query, Tensor key, Tensor value, Tensor out, "
          "Tensor logsumexp, bool[" +
+             std::to_string(std::tuple_size_v<call::Needs>) + "] needs",
+         state + gradients + ")");
+  define(m, tags,
+         "fused_varlen_attention(Tensor query, Tensor key, Tensor value, "
+         "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table",
+         state + "(Tensor out, Tensor logsumexp)");
+  define(m, tags,
+         "fused_varlen_attention_backward(Tensor dout, Tensor? dlogsumexp, "
+         "Tensor query, Tensor key, Tensor value, Tensor out, "
+         "Tensor logsumexp, Tensor cu_seqlens_q, Tensor cu_seqlens_k, bool[" +
              std::to_string(std::tuple_size_v<call::Needs>) + "] needs",
          state + gradients + ")");
   define(m, tags,

@@ -20,6 +20,7 @@ from .functional import (  # noqa: E402
     multi_head_attention_forward,
     route,
     scaled_dot_product_attention,
+    varlen_attention,
 )
 from .installation import (  # noqa: E402
     CallCount,
@@ -65,4 +66,5 @@ __all__ = [
     "stats",
     "textbook",
     "uninstall",
+    "varlen_attention",
 ]

@@ -275,6 +275,157 @@ def scaled_dot_product_attention(
     return (out, logsumexp) if return_lse else out
 
 
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    *,
+    causal_alignment: Alignment = ...,
+    window: tuple[int, int] | list[int] | None = ...,
+    key_lengths: Tensor | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    sinks: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    *,
+    causal_alignment: Alignment = ...,
+    window: tuple[int, int] | list[int] | None = ...,
+    key_lengths: Tensor | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    sinks: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    *,
+    causal_alignment: Alignment = ...,
+    window: tuple[int, int] | list[int] | None = ...,
+    key_lengths: Tensor | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: Tensor | None = ...,
+    sinks: Tensor | None = ...,
+    block_table: Tensor | None = ...,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@takes_subclasses(None, current_backend)
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    causal_alignment: Alignment = "bottom_right",
+    window: tuple[int, int] | list[int] | None = None,
+    key_lengths: Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    block_table: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of sequences that lie one after the other, without padding.
+
+    Only rows that exist are computed, forward and backward. Shapes: query (Tq, H, D),
+    key (Tk, G, D), value (Tk, G, Dv), floating point and of one dtype; H is a multiple
+    of G, and query head h reads head h // (H // G). Source: flash_attn_varlen_func of
+    FlashAttention, in the words of scaled_dot_product_attention.
+
+    The bits of a sequence are those that it has alone, and in a padded batch, forward
+    and backward; dropout is that of batch row n.
+
+    Args:
+        query: (Tq, H, D).
+        key: (Tk, G, D), or with block_table pages (P, page, G, D).
+        value: (Tk, G, Dv), or (P, page, G, Dv).
+        cu_seqlens_q: int32 or int64 (N + 1,) on the CPU: the queries of sequence n are
+            rows cu_seqlens_q[n] to cu_seqlens_q[n + 1]. Begins with 0, ascends, ends
+            with Tq. Sequences may be empty.
+        cu_seqlens_k: the same for keys and values, ending with Tk; None with
+            block_table.
+        dropout_p: applied to the weights whenever > 0.
+        is_causal: query i sees keys j <= i + offset.
+        scale: factor of query · key, default 1/sqrt(D); any finite number.
+
+    Keyword Arguments:
+        causal_alignment: "bottom_right", **the default here** as in FlashAttention: the
+            last query of a sequence stands at its last key; or "top_left".
+        window: (left, right): query i sees keys from i + offset - left to
+            i + offset + right; -1 = no limit on that side.
+        key_lengths: int32 or int64 (N,): keys of sequence n from key_lengths[n] on are
+            not read; None: all.
+        softcap: scores become softcap · tanh(scores / softcap); 0 = None.
+        alibi_slopes: (H,) or (N, H): scores lose slope · abs(i + offset - j).
+        sinks: (H,): one more logit per head in the softmax's denominator.
+        block_table: int32 (N, pages): key j of sequence n is row j % page of page
+            block_table[n][j // page]. Needs key_lengths; entries beyond a length are
+            not read. Where gradients are recorded, the keys are copied out of their
+            pages.
+        return_lse: also return the logsumexp of the scores.
+
+    Returns:
+        (Tq, H, Dv); with return_lse also logsumexp (H, Tq), float32 (float64 for
+        float64), -inf for a row that sees no key and no sink. Such a row gives 0.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: an argument outside its domain.
+        RuntimeError: shapes, dtypes or devices that do not fit together.
+    """
+    out, logsumexp = call(
+        _ops.varlen_attention.default,
+        query,
+        key,
+        value,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        dropout_p,
+        is_causal,
+        scale,
+        causal_alignment=causal_alignment,
+        window=window,
+        key_lengths=key_lengths,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        block_table=block_table,
+        return_lse=return_lse,
+        backend=current_backend(),
+    )
+    return (out, logsumexp) if return_lse else out
+
+
 class AttentionSummary(NamedTuple):
     """What each query attends to, per head. See attention_summary."""
 

@@ -43,10 +43,7 @@ bool read_as_it_is(at::ScalarType dtype, at::ScalarType compute_type) {
 }  // namespace
 
 Tensor four_dimensional(const Tensor& x) {
-  const Tensor batched = x.dim() == 3 ? x.unsqueeze(0) : x;
-  return batched.stride(-1) == 1 || batched.size(-1) <= 1
-             ? batched
-             : batched.contiguous();
+  return dense_rows(x.dim() == 3 ? x.unsqueeze(0) : x);
 }
 
 kernels::StridedRows rows_of(const Tensor& x) {
@@ -56,6 +53,25 @@ kernels::StridedRows rows_of(const Tensor& x) {
 
 kernels::StridedOutRows out_rows_of(const Tensor& x) {
   return {x.mutable_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+Tensor dense_rows(const Tensor& x) {
+  return x.stride(-1) == 1 || x.size(-1) <= 1 ? x : x.contiguous();
+}
+
+kernels::StridedRows rows_like(const kernels::StridedRows& like,
+                               const Tensor& x) {
+  kernels::StridedRows rows = like;
+  rows.data = x.const_data_ptr();
+  rows.batch = like.block_table ? x.stride(0) : 0;
+  rows.head = x.stride(-2);
+  rows.row = x.stride(-3);
+  return rows;
+}
+
+kernels::StridedOutRows out_rows_like(const kernels::StridedRows& like,
+                                      const Tensor& x) {
+  return {x.mutable_data_ptr(), 0, x.stride(1), x.stride(0), like.starts};
 }
 
 kernels::ScoreGradients score_gradients_of(const Tensor& x) {
@@ -82,6 +98,40 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
   a.Lk = key_.size(2);
   a.query = rows_of(query_);
   a.key = rows_of(key_);
+  set_rules(options, state);
+}
+
+AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
+                                       const VarlenRows& sequences,
+                                       const AttentionOptions& options,
+                                       const std::optional<Tensor>& state)
+    : query_(dense_rows(query)),
+      key_(dense_rows(key)),
+      places_(places_of(query, key, sequences, options)) {
+  kernels::AttentionArgs& a = attention;
+  a.dtype = dtype_of(query_);
+  a.B = places_.count();
+  a.H = query_.size(1);
+  a.D = query_.size(2);
+  a.G = key_.size(-2);
+  a.Lq = places_.longest_query();
+  a.Lk = places_.longest_key();
+  a.query = rows_like({.starts = places_.query_starts.data()}, query_);
+  if (places_.block_table.defined()) {
+    const Tensor& table = places_.block_table;
+    a.key = rows_like({.block_table = table.const_data_ptr<int32_t>(),
+                       .table_stride = table.size(1),
+                       .page = key_.size(1)},
+                      key_);
+  } else {
+    a.key = rows_like({.starts = places_.key_starts.data()}, key_);
+  }
+  set_rules(options, state);
+}
+
+void AttentionArguments::set_rules(const AttentionOptions& options,
+                                   const std::optional<Tensor>& state) {
+  kernels::AttentionArgs& a = attention;
   // All of them: an option that the kernels do not get must not compile.
   const auto& [attn_mask, dropout_p, is_causal, scale, enable_gqa, alignment,
                query_offset, window, key_lengths, key_mask, softcap,
@@ -94,7 +144,9 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
     a.visibility.left = (*window)[0];
     a.visibility.right = (*window)[1];
   }
-  if (key_lengths.defined()) {
+  if (!places_.key_lengths.empty()) {
+    a.visibility.key_lengths = places_.key_lengths.data();
+  } else if (key_lengths.defined()) {
     a.visibility.key_lengths =
         keep(key_lengths.to(at::kLong).contiguous()).const_data_ptr<int64_t>();
   }
@@ -131,7 +183,9 @@ void AttentionArguments::set_offsets(CausalAlignment alignment,
   if (bottom_right) {
     const int64_t* lengths = a.visibility.key_lengths;
     for (int64_t b = 0; b < a.B; ++b) {
-      offsets_[b] = (lengths ? lengths[b] : a.Lk) - a.Lq;
+      const int64_t queries =
+          a.query.starts ? a.query.starts[b + 1] - a.query.starts[b] : a.Lq;
+      offsets_[b] = (lengths ? lengths[b] : a.Lk) - queries;
     }
   } else {
     const Tensor given = query_offset.to(at::kLong).contiguous();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "multihead/attention/varlen.h"
 #include "multihead/functional.h"
 #include "multihead/kernels/kernels.h"
 
@@ -24,10 +25,24 @@ kernels::StridedOutRows out_rows_of(const at::Tensor& x);
 /// repeats itself.
 kernels::ScoreGradients score_gradients_of(const at::Tensor& x);
 
+/// VarlenRows one after the other: (T, heads, D) with the batch rows' first
+/// rows, or pages (P, page, heads, D). The last dimension is dense.
+at::Tensor dense_rows(const at::Tensor& x);
+/// x in the form of `like`: the same starts, or the same pages.
+kernels::StridedRows rows_like(const kernels::StridedRows& like,
+                               const at::Tensor& x);
+kernels::StridedOutRows out_rows_like(const kernels::StridedRows& like,
+                                      const at::Tensor& x);
+
 /// The arguments of a call but for its values, and what they point to.
 class AttentionArguments {
  public:
   AttentionArguments(const at::Tensor& query, const at::Tensor& key,
+                     const AttentionOptions& options,
+                     const std::optional<at::Tensor>& dropout_state);
+  /// Of sequences; reads where they lie (varlen.h), and checks it.
+  AttentionArguments(const at::Tensor& query, const at::Tensor& key,
+                     const VarlenRows& sequences,
                      const AttentionOptions& options,
                      const std::optional<at::Tensor>& dropout_state);
   AttentionArguments(const AttentionArguments&) = delete;
@@ -36,6 +51,8 @@ class AttentionArguments {
   kernels::AttentionArgs attention;
 
  private:
+  void set_rules(const AttentionOptions& options,
+                 const std::optional<at::Tensor>& dropout_state);
   void set_mask(const at::Tensor& attn_mask);
   void set_offsets(CausalAlignment alignment, const at::Tensor& query_offset);
   /// x, as long as the arguments live.
@@ -44,6 +61,7 @@ class AttentionArguments {
   }
 
   at::Tensor query_, key_;
+  VarlenPlaces places_;
   c10::SmallVector<at::Tensor, 4> kept_;
   std::vector<int64_t> offsets_;
 };

@@ -19,22 +19,6 @@ namespace {
 
 using at::Tensor;
 
-kernels::Isa current_isa() {
-  const char* error = nullptr;
-  const kernels::Isa isa = kernels::chosen_isa(&error);
-  TORCH_CHECK(!error, error, ", got \"", std::getenv("MULTIHEAD_ISA"), "\"");
-  return isa;
-}
-
-kernels::Kernels kernels_of(const kernels::AttentionArgs& a) {
-  return kernels::kernels_for(current_isa(), a.dtype);
-}
-
-template <class Args>
-void run(const kernels::Kernel<Args>& kernel, const Args& args) {
-  ops::run(kernel, args, threads_for(args.attention));
-}
-
 // The arguments of a backward call as the kernels take them.
 class BackwardCall {
  public:
@@ -96,17 +80,7 @@ class BackwardCall {
     };
     backward_.dalibi_slopes = of_heads(dslopes, slope_sums);
     backward_.dsinks = of_heads(dsinks, sink_sums);
-    Tensor workspace;
-    const int threads = threads_for(a);
-    kernels::run_backward(
-        kernels_of(a).backward, backward_, threads,
-        [&](size_t bytes) {
-          workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-          return workspace.mutable_data_ptr();
-        },
-        [&](const auto& stage, const kernels::BackwardRun& b) {
-          ops::run(stage, b, threads);
-        });
+    run_backward(backward_);
     const auto add_up = [](const Tensor& shares, Tensor& gradient) {
       if (shares.defined()) at::sum_out(gradient, shares, 0, /*keepdim=*/true);
     };
@@ -197,6 +171,17 @@ std::tuple<Tensor, Tensor, Tensor> fused_attention_summary(
 }
 
 }  // namespace
+
+kernels::Isa current_isa() {
+  const char* error = nullptr;
+  const kernels::Isa isa = kernels::chosen_isa(&error);
+  TORCH_CHECK(!error, error, ", got \"", std::getenv("MULTIHEAD_ISA"), "\"");
+  return isa;
+}
+
+kernels::Kernels kernels_of(const kernels::AttentionArgs& a) {
+  return kernels::kernels_for(current_isa(), a.dtype);
+}
 
 TORCH_LIBRARY_IMPL(multihead, CPU, m) {
   using fields::implementation;

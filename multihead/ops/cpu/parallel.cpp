@@ -2,6 +2,7 @@
 #include "multihead/ops/cpu/parallel.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -47,9 +48,16 @@ constexpr double kWorthThreads = 1e6;
 }  // namespace
 
 int threads_for(const kernels::AttentionArgs& a) {
-  const double work = static_cast<double>(a.B * a.H) *
-                      static_cast<double>(a.Lq * a.Lk) *
-                      static_cast<double>(a.D + a.Dv);
+  double pairs = static_cast<double>(a.B) * static_cast<double>(a.Lq * a.Lk);
+  if (const int64_t* starts = a.query.starts) {
+    pairs = 0;
+    for (int64_t b = 0; b < a.B; ++b) {
+      pairs += static_cast<double>(starts[b + 1] - starts[b]) *
+               static_cast<double>(a.visibility.key_lengths[b]);
+    }
+  }
+  const double work =
+      pairs * static_cast<double>(a.H) * static_cast<double>(a.D + a.Dv);
   const bool alone = work < kWorthThreads || at::in_parallel_region();
   return alone ? 1 : at::get_num_threads();
 }
@@ -85,6 +93,20 @@ void run_tasks(const kernels::Plan& plan, int threads,
   }
   TORCH_CHECK(!starved, "fused attention: cannot allocate ", plan.scratch_bytes,
               " bytes of scratch memory for each thread");
+}
+
+void run_backward(const kernels::BackwardArgs& args) {
+  at::Tensor workspace;
+  const int threads = threads_for(args.attention);
+  kernels::run_backward(
+      kernels_of(args.attention).backward, args, threads,
+      [&](size_t bytes) {
+        workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+        return workspace.mutable_data_ptr();
+      },
+      [&](const auto& stage, const kernels::BackwardRun& run_now) {
+        run(stage, run_now, threads);
+      });
 }
 
 }  // namespace multihead::ops

@@ -26,4 +26,14 @@ void run(const kernels::Kernel<Args>& kernel, const Args& args, int threads) {
   });
 }
 
+/// The kernels of this CPU, or those that MULTIHEAD_ISA asks for.
+kernels::Isa current_isa();
+kernels::Kernels kernels_of(const kernels::AttentionArgs& a);
+
+template <class Args>
+void run(const kernels::Kernel<Args>& kernel, const Args& args) {
+  run(kernel, args, threads_for(args.attention));
+}
+void run_backward(const kernels::BackwardArgs& args);
+
 }  // namespace multihead::ops

@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _FUSED = {
     "multihead::fused_attention": "attention",
     "multihead::fused_attention_backward": "backward",
+    "multihead::fused_varlen_attention": "varlen",
+    "multihead::fused_varlen_attention_backward": "varlen backward",
     "multihead::attention_weights": "weights",
     "multihead::fused_attention_summary": "summary",
 }
@@ -31,8 +33,8 @@ class _Recorder(TorchDispatchMode):
 
 
 def fused_calls(function: Callable, *args, **kwargs) -> list[str]:
-    """The operators of a call, in order: "attention", "backward", "weights",
-    "summary".
+    """The operators of a call, in order: "attention", "backward", "varlen",
+    "varlen backward", "weights", "summary".
 
     Empty: the formula in ATen operations ran.
     """

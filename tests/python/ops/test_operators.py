@@ -5,6 +5,7 @@ import itertools
 
 import calls
 import pytest
+import sequences
 import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -50,6 +51,7 @@ def checked_calls():
         yield ops.attention_summary.default, (*inputs[:2], 2), options
     dropout = dict(dropout_p=0.5, dropout_state=torch.tensor([3, 4]))
     yield from fused_calls(inputs, options | dropout)
+    yield from varlen_calls()
     yield ops.pool_heads.default, (randn(8, 3), 4, 2), {}
     yield ops.repeat_heads.default, (randn(4, 3), 4, 2), {}
 
@@ -65,6 +67,28 @@ def fused_calls(inputs, options):
     yield ops.attention_weights.default, (q, k, lse, True), options
     yield ops.attention_weights.default, (q, k, lse, False), options
     yield ops.fused_attention_summary.default, (q, k, lse, 2), options
+
+
+def varlen_calls():
+    """Of sequences: rows, pages, and what the kernels implement."""
+    slopes = parameter(3, 4)
+    batch = sequences.make(
+        [2, 0, 3], [3, 1, 4], alibi_slopes=slopes, softcap=2.0
+    ).with_gradients()
+    rows = (*batch.tensors, *batch.bounds)
+    yield ops.varlen_attention.default, rows, batch.rules | {"return_lse": True}
+    pools, places = sequences.in_pages(batch, 2, filler=0.0)
+    pages = (batch.tensors[0], *pools, batch.bounds[0])
+    yield ops.varlen_attention.default, pages, places
+    pages = tuple(x.detach() for x in pages)
+    yield ops.varlen_attention.default, pages, places
+    rules = batch.rules | {"enable_gqa": True}
+    yield ops.fused_varlen_attention.default, (*rows, None), rules
+    q, k, v = (x.detach() for x in batch.tensors)
+    out, lse = torch.zeros_like(q), torch.zeros(4, 5)
+    given = (out, lse, q, k, v, out, lse, *batch.bounds, [True] * 6)
+    rules = rules | {"alibi_slopes": slopes.detach()}
+    yield ops.fused_varlen_attention_backward.default, given, rules
 
 
 def parameter(*shape):
@@ -150,6 +174,7 @@ TRACED = [
     (ops.multi_head_attention_forward.default, (), detached(LAYER | MASKS[3])),
     (ops.grouped_query_attention_forward.default, (), detached(GROUPED | MASKS[1])),
     *fused_calls(*calls.make("everything", torch.float32)),
+    *varlen_calls(),
     (ops.attention_summary.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
     *CHECKED[-2:],
 ]
