@@ -11,7 +11,7 @@
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 
 #include "multihead/attention/call.h"
-#include "multihead/attention/count.h"
+#include "multihead/attention/checks.h"
 #include "multihead/attention/route.h"
 #include "multihead/install/overrides.h"
 #include "multihead/optional_tensor.h"
@@ -48,16 +48,34 @@ std::string refusal_in_python(const Tensor& query, const Tensor& key,
 // Why a mask is PyTorch's business, though this library has such calls: who
 // installed it must see PyTorch's errors, and those depend on its own path
 // where is_causal comes with a mask. Empty: it is not.
-const char* refusal_of_mask(const Tensor& query,
-                            const std::optional<Tensor>& attn_mask,
+const char* refusal_of_mask(const Tensor& query, const Tensor& key,
+                            const Tensor& value, const Tensor& mask,
                             bool is_causal) {
-  if (!attn_mask) return "";
+  if (!mask.defined()) return "";
   if (is_causal) return "attn_mask and is_causal at once";
-  const auto dtype = attn_mask->scalar_type();
+  const auto dtype = mask.scalar_type();
   const bool is_taken =
-      attn_mask->dim() >= 2 && (dtype == at::kBool || dtype == at::kFloat ||
-                                dtype == query.scalar_type());
-  return is_taken ? "" : "PyTorch refuses such an attn_mask";
+      mask.dim() >= 2 && (dtype == at::kBool || dtype == at::kFloat ||
+                          dtype == query.scalar_type());
+  if (!is_taken) return "PyTorch refuses such an attn_mask";
+  const auto is_empty = [](const Tensor& x) { return x.sym_numel() == 0; };
+  return call::is_recorded(mask) &&
+                 (is_empty(query) || is_empty(key) || is_empty(value))
+             ? "PyTorch gives attn_mask no gradient where a tensor is empty"
+             : "";
+}
+
+std::string refusal(const Tensor& query, const Tensor& key, const Tensor& value,
+                    const AttentionOptions& options) {
+  if (!at::globalContext().userEnabledFlashSDP()) {
+    return "sdpa_kernel leaves out FLASH_ATTENTION";
+  }
+  std::string reason =
+      refusal_of_mask(query, key, value, options.attn_mask, options.is_causal);
+  if (reason.empty()) {
+    reason = refusal_in_python(query, key, value, options.attn_mask);
+  }
+  return reason.empty() ? route(query, key, value, options).reason : reason;
 }
 
 Tensor run_attention(const Tensor& query, const Tensor& key,
@@ -65,40 +83,23 @@ Tensor run_attention(const Tensor& query, const Tensor& key,
                      const std::optional<Tensor>& attn_mask, double dropout_p,
                      bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
-  const auto pytorchs = [&] {
-    return at::native::scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
-  };
-  // The function of this library asks for PyTorch's, and has counted.
-  if (current_backend() == Backend::kExact) return pytorchs();
-  const SourceGuard source(Source::kInstalled);
-  const auto leave_to_pytorch = [&](std::string reason) {
-    count({Way::kPyTorch, std::move(reason)});
-    return pytorchs();
-  };
-  if (!at::globalContext().userEnabledFlashSDP()) {
-    return leave_to_pytorch("sdpa_kernel leaves out FLASH_ATTENTION");
-  }
-  const char* refusal = refusal_of_mask(query, attn_mask, is_causal);
-  if (*refusal) return leave_to_pytorch(refusal);
   const AttentionOptions options{.attn_mask = or_undefined(attn_mask),
                                  .dropout_p = dropout_p,
                                  .is_causal = is_causal,
                                  .scale = scale,
                                  .enable_gqa = enable_gqa};
-  if (std::string reason =
-          refusal_in_python(query, key, value, options.attn_mask);
-      !reason.empty()) {
-    return leave_to_pytorch(std::move(reason));
-  }
-  Route way = route(query, key, value, options);
-  if (way.way != Way::kFused) return leave_to_pytorch(std::move(way.reason));
-  try {
-    return std::get<0>(call::run<call::FusedAttention>(
-        query, key, value, options, call::draw_dropout_state(dropout_p)));
-  } catch (const c10::Error& error) {
-    return leave_to_pytorch(refused(error));
-  }
+  return run(
+      [&] { return refusal(query, key, value, options); },
+      [&] {
+        return std::get<0>(call::run<call::FusedAttention>(
+            query, key, value, options, call::draw_dropout_state(dropout_p)));
+      },
+      [&] { check_fused_attention(query, key, value, options); },
+      [&] {
+        return at::native::scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale,
+            enable_gqa);
+      });
 }
 
 }  // namespace

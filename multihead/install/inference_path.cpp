@@ -11,10 +11,10 @@
 #include <ATen/ops/linear.h>
 
 #include "multihead/attention/call.h"
-#include "multihead/attention/count.h"
 #include "multihead/attention/route.h"
 #include "multihead/functional.h"
 #include "multihead/install/overrides.h"
+#include "multihead/layer/checks.h"
 
 namespace multihead::overrides {
 namespace {
@@ -57,6 +57,13 @@ Tensor once(Tensor mask) {
 
 // mask_type says which of PyTorch's masks it is: 0 (L, L), 1 (B, L) of keys,
 // 2 (B, H, L, L). What is not 0 is blocked, −inf among it.
+std::vector<int64_t> mask_shape(const Call& c) {
+  const int64_t batch = c.query.size(0), length = c.query.size(1);
+  if (*c.mask_type == 0) return {length, length};
+  if (*c.mask_type == 1) return {batch, length};
+  return {batch, c.num_heads, length, length};
+}
+
 ForwardOptions options_of(const Call& c) {
   ForwardOptions options;
   options.need_weights(c.need_weights)
@@ -67,12 +74,10 @@ ForwardOptions options_of(const Call& c) {
   const Tensor blocked = some.expand(c.mask->sizes());
   if (*c.mask_type == 1) return options.key_padding_mask(blocked);
   if (*c.mask_type == 0) return options.attn_mask(blocked);
-  const int64_t length = c.query.size(1);
   const bool is_shared = some.size(0) == 1 && some.size(1) == 1;
   return options.attn_mask(
-      is_shared ? some[0][0].expand({length, length})
-                : blocked.reshape(
-                      {blocked.size(0) * blocked.size(1), length, length}));
+      is_shared ? blocked[0][0]
+                : blocked.reshape({-1, blocked.size(2), blocked.size(3)}));
 }
 
 // The sequences of a nested tensor lie one after the other, as rows of one
@@ -113,9 +118,31 @@ bool has_numbers(const Tensor& mask) {
   return some.isfinite().logical_and_(some.ne(0)).any().item<bool>();
 }
 
+bool weights_fit(const Call& c) {
+  const int64_t width = c.embed_dim;
+  const auto fits = [&](const Tensor& x, at::IntArrayRef sizes) {
+    return x.sizes() == sizes && x.scalar_type() == c.query.scalar_type();
+  };
+  return c.num_heads > 0 && width > 0 && width % c.num_heads == 0 &&
+         fits(c.in_proj_weight, {3 * width, width}) &&
+         fits(c.in_proj_bias, {3 * width}) &&
+         fits(c.out_proj_weight, {width, width}) &&
+         fits(c.out_proj_bias, {width});
+}
+
+constexpr auto* kWeights = "PyTorch refuses weights of such sizes or dtypes";
+
 // Sets the options of a call that is not refused.
 std::string refusal_of_dense(const Call& c, ForwardOptions& options) {
-  if (c.mask && !c.mask_type) return "a mask without mask_type";
+  if (c.query.dim() != 3 || c.key.sizes() != c.query.sizes() ||
+      c.value.sizes() != c.query.sizes()) {
+    return "PyTorch's inference path takes 3-D tensors of one shape";
+  }
+  if (c.query.size(2) != c.embed_dim || !weights_fit(c)) return kWeights;
+  if (c.mask && (!c.mask_type || *c.mask_type < 0 || *c.mask_type > 2 ||
+                 c.mask->sizes() != mask_shape(c))) {
+    return "a mask without its mask_type";
+  }
   if (c.mask && has_numbers(*c.mask)) {
     return "PyTorch's inference path blocks where a mask has numbers";
   }
@@ -131,6 +158,7 @@ std::string refusal_of_nested(const Call& c) {
       !at::native::nested_tensor_impl_is_contiguous(nested)) {
     return "a nested tensor that is not contiguous";
   }
+  if (nested->opt_size(2) != c.embed_dim || !weights_fit(c)) return kWeights;
   return kernel_refusal({&c.in_proj_weight}, c.query.scalar_type());
 }
 
@@ -140,18 +168,6 @@ OutAndWeights run_inference_path(
     const Tensor& qkv_bias, const Tensor& proj_weight, const Tensor& proj_bias,
     const std::optional<Tensor>& mask, bool need_weights,
     bool average_attn_weights, std::optional<int64_t> mask_type) {
-  const auto pytorchs = [&] {
-    return at::native::native_multi_head_attention_cpu(
-        query, key, value, embed_dim, num_head, qkv_weight, qkv_bias,
-        proj_weight, proj_bias, mask, need_weights, average_attn_weights,
-        mask_type);
-  };
-  if (current_backend() == Backend::kExact) return pytorchs();
-  const SourceGuard source(Source::kInstalled);
-  const auto leave_to_pytorch = [&](std::string reason) {
-    count({Way::kPyTorch, std::move(reason)});
-    return pytorchs();
-  };
   const Call c{query,     key,        value,        embed_dim,
                num_head,  qkv_weight, qkv_bias,     proj_weight,
                proj_bias, mask,       need_weights, average_attn_weights,
@@ -159,16 +175,24 @@ OutAndWeights run_inference_path(
   const bool is_nested =
       query.is_nested() || key.is_nested() || value.is_nested();
   ForwardOptions options;
-  std::string reason =
-      is_nested ? refusal_of_nested(c) : refusal_of_dense(c, options);
-  if (!reason.empty()) return leave_to_pytorch(std::move(reason));
-  try {
-    if (is_nested) return {attend_to_sequences(c), Tensor()};
-    return multi_head_attention_forward(query, key, value, layer_of(c),
-                                        options);
-  } catch (const c10::Error& refusal) {
-    return leave_to_pytorch(refused(refusal));
-  }
+  return run(
+      [&] {
+        return is_nested ? refusal_of_nested(c) : refusal_of_dense(c, options);
+      },
+      [&]() -> OutAndWeights {
+        if (is_nested) return {attend_to_sequences(c), Tensor()};
+        return multi_head_attention_forward(query, key, value, layer_of(c),
+                                            options);
+      },
+      [&] {
+        if (!is_nested) check_forward(query, key, value, layer_of(c), options);
+      },
+      [&] {
+        return at::native::native_multi_head_attention_cpu(
+            query, key, value, embed_dim, num_head, qkv_weight, qkv_bias,
+            proj_weight, proj_bias, mask, need_weights, average_attn_weights,
+            mask_type);
+      });
 }
 
 OutAndWeights nested_multi_head_attention(

@@ -8,7 +8,11 @@
 #include <torch/library.h>
 
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "multihead/attention/count.h"
+#include "multihead/backend.h"
 
 namespace multihead::overrides {
 
@@ -23,11 +27,33 @@ inline torch::Library& library_for(Registrations& all, c10::DispatchKey key) {
                           __LINE__);
 }
 
-/// The reason to leave a call to PyTorch that the checks of this library
-/// refuse, so that its own error is seen, if it has one.
-inline std::string refused(const c10::Error& refusal) {
-  return c10::str("multihead refuses the arguments: ",
-                  refusal.what_without_backtrace());
+/// One call of PyTorch's operator. `refusal` says why it stays PyTorch's, or
+/// nothing; `ours` computes it here. Arguments that `checks`, those of `ours`,
+/// refuse are PyTorch's too, so that its own error is seen, if it has one. They
+/// are asked once `ours` has failed: what else fails there, as for want of
+/// memory, is the caller's to know.
+template <class Refusal, class Ours, class Checks, class PyTorchs>
+auto run(const Refusal& refusal, const Ours& ours, const Checks& checks,
+         const PyTorchs& pytorchs) {
+  // The function of this library asks for PyTorch's, and has counted.
+  if (current_backend() == Backend::kExact) return pytorchs();
+  const SourceGuard source(Source::kInstalled);
+  std::string reason = refusal();
+  if (reason.empty()) {
+    try {
+      return ours();
+    } catch (const c10::Error&) {
+      try {
+        checks();
+      } catch (const c10::Error& refused) {
+        reason = c10::str("multihead refuses the arguments: ",
+                          refused.what_without_backtrace());
+      }
+      if (reason.empty()) throw;
+    }
+  }
+  count({Way::kPyTorch, std::move(reason)});
+  return pytorchs();
 }
 
 void scaled_dot_product_attention(Registrations& all);

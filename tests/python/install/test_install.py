@@ -2,6 +2,9 @@
 """multihead.install(): which calls of PyTorch's function the kernels take, and what
 the others give."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from budget import assert_as_good, ways
@@ -377,6 +380,50 @@ def test_a_gradient_of_the_mask_alone():
     exact = gradient([x.double() for x in inputs], double)
     assert_as_good(ours, theirs, exact)
     assert ways() == {"fused": 1}
+
+
+@pytest.mark.parametrize("empty", ["batch", "query", "key", "value"])
+def test_a_mask_beside_an_empty_tensor_has_no_gradient(empty):
+    query, key, value = tensors(grad=True, width=0 if empty == "value" else D)
+    if empty == "batch":
+        query, key, value = (x[:0] for x in (query, key, value))
+    if empty == "query":
+        query = query[:, :, :0]
+    if empty == "key":
+        key, value = (x[:, :, :0] for x in (key, value))
+    mask = torch.randn(query.size(2), key.size(2), requires_grad=True)
+    with multihead.installed():
+        out = attention(query, key, value, mask)
+    assert torch.autograd.grad(out.sum(), mask, allow_unused=True) == (None,)
+    reason = "PyTorch gives attn_mask no gradient where a tensor is empty"
+    assert ways() == {reason: 1}
+    with multihead.installed():
+        attention(query, key, value, mask.detach())
+    assert ways()["fused"] == 1
+
+
+# More than any machine has, of a query that takes no memory.
+MEMORY = """
+import resource
+import torch, multihead
+resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
+query = torch.zeros(1, 1, 1, 64).expand(1, 1, 2**32, 64)
+key = torch.zeros(1, 1, 1, 64)
+multihead.install()
+try:
+    torch.nn.functional.scaled_dot_product_attention(query, key, key)
+except RuntimeError as error:
+    print("memory" in str(error), multihead.stats())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited by Linux' means")
+def test_want_of_memory_is_no_refusal():
+    """PyTorch is not asked to try the same again."""
+    command = [sys.executable, "-c", MEMORY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True no calls of attention\n"
 
 
 def test_backward_after_uninstall():
