@@ -65,6 +65,7 @@ bool is_installed();
 
 /// What an Installed object does: each enter_installed() wants its
 /// leave_installed(), with the same options. For callers that have no scopes.
+/// leave_installed() throws c10::Error where no such enter_installed() is open.
 void enter_installed(InstallOptions options = {});
 void leave_installed(InstallOptions options = {});
 

@@ -45,6 +45,11 @@ class Installation {
 
   void add_scopes(int count, InstallOptions options) {
     const std::lock_guard lock(mutex_);
+    TORCH_CHECK(attention_.scopes + count >= 0 &&
+                    (!options.linear || linear_.scopes + count >= 0),
+                "leave_installed: options must be those of an enter_installed "
+                "before it, got linear=",
+                options.linear ? "true" : "false");
     attention_.scopes += count;
     if (options.linear) linear_.scopes += count;
     update();

@@ -24,14 +24,6 @@ MASKS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    multihead.reset_stats()
-    yield
-    assert not multihead.is_installed()
-
-
 def arguments(**other):
     x = torch.randn(B, L, E)
     each = dict(

@@ -19,14 +19,6 @@ B, H, L, S, D = 2, 4, 5, 7, 8
 attention = F.scaled_dot_product_attention
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    multihead.reset_stats()
-    yield
-    assert not multihead.is_installed()
-
-
 def tensors(dtype=torch.float32, grad=False, heads=H, width=D):
     query = torch.randn(B, H, L, D)
     key, value = torch.randn(B, heads, S, D), torch.randn(B, heads, S, width)

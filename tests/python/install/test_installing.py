@@ -16,15 +16,6 @@ from test_install import B, L, attention, tensors
 
 import multihead
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    multihead.reset_stats()
-    yield
-    assert not multihead.is_installed()
-
-
 # --- Installing and uninstalling -----------------------------------------------------
 
 
@@ -68,6 +59,18 @@ def test_blocks_and_install_together():
 def test_a_block_ends_with_an_error_too():
     with pytest.raises(KeyError), multihead.installed():
         raise KeyError
+    assert not multihead.is_installed()
+
+
+def test_what_was_not_entered_cannot_be_left():
+    ops = torch.ops.multihead
+    text = "leave_installed: options must be those of an enter_installed before it, got"
+    with pytest.raises(RuntimeError, match=f"{text} linear=false"):
+        ops.leave_installed(False)
+    with multihead.installed():
+        with pytest.raises(RuntimeError, match=f"{text} linear=true"):
+            ops.leave_installed(True)
+        assert multihead.is_installed()
     assert not multihead.is_installed()
 
 

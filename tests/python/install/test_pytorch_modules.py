@@ -21,14 +21,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    multihead.reset_stats()
-    yield
-    assert not multihead.is_installed()
-
-
 OPTIONS = dict(dim_feedforward=24, dropout=0.0)
 
 
