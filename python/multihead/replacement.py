@@ -3,7 +3,7 @@
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -163,5 +163,24 @@ def _ours(kind: type[nn.Module]) -> type[nn.Module]:
     """MultiheadAttention, with what a subclass of PyTorch's adds to it."""
     if kind is nn.MultiheadAttention:
         return MultiheadAttention
-    members = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    members = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "__reduce_ex__": _reduce,
+    }
     return type(kind.__name__, (kind, MultiheadAttention), members)
+
+
+def _reduce(module: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    """For copies and pickles: a class of _ours cannot be imported, its kind can."""
+    ours: Any = type(module)
+    kind = ours.__bases__[0]
+    make, arguments, *rest = kind.__reduce_ex__(module, protocol)
+    call = (kind if each is ours else each for each in (make, *arguments))
+    return _make_ours, (kind, *call), *rest
+
+
+def _make_ours(kind: Any, make: Any, *arguments: Any) -> Any:
+    module = make(*arguments)
+    module.__class__ = _ours(kind)
+    return module

@@ -20,12 +20,6 @@ from multihead import replace_attention, restore_attention
 pytestmark = pytorchs.pytestmark
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    multihead.reset_stats()
-
-
 def attributes(model):
     """What a model consists of, its tensors by identity."""
     return [
@@ -346,6 +340,50 @@ def test_copies_and_pickles():
         assert_equal(other(source, target, **masks), ours)
         restore_attention(other)
         assert_equal(other(source, target, **masks), theirs)
+
+
+class Numbered(Wider):
+    """Says itself how it is made anew."""
+
+    def __reduce__(self):
+        return type(self), (self.embed_dim, self.num_heads), self.__getstate__()
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Wider, Numbered])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.copy,
+        copy.deepcopy,
+        saved_and_loaded,
+        *(
+            lambda model, p=p: pickle.loads(pickle.dumps(model, protocol=p))
+            for p in range(pickle.HIGHEST_PROTOCOL + 1)
+        ),
+    ],
+)
+def test_copies_and_pickles_of_a_subclass(copied, kind):
+    model, x = kind(E, H).eval(), torch.randn(L, B, E)
+    theirs = model(x, x, x)
+    replace_attention(model)
+    model.note = "changed"
+    ours = model(x, x, x)
+    other = copied(model)
+    assert type(other) is type(model) is not kind
+    assert other.describe() == f"changed {E}"
+    assert_equal(other(x, x, x), ours)
+    assert reached() == {"fused": 2}
+    restore_attention(other)
+    assert type(other) is kind
+    assert_equal(other(x, x, x), theirs)
 
 
 def test_what_was_compiled_is_compiled_again():
