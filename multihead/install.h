@@ -20,6 +20,11 @@ struct InstallOptions {
   /// error is 3 times MKL's. Sizes that come for the first time cost 0.5 to
   /// 0.8 ms.
   bool linear = false;
+  /// torch.nn.attention.varlen on the CPU too, which PyTorch has for GPUs
+  /// alone: _flash_attention_forward, _flash_attention_backward and
+  /// _flash_attention_forward_no_dropout_inplace on CPU tensors are
+  /// varlen_attention, causal from the bottom right as there.
+  bool varlen = false;
 };
 
 /// Why InstallOptions::linear changes nothing in this process; empty: it does.
@@ -47,11 +52,11 @@ std::string why_not_linear();
 /// Results are those of backend kAuto: equal to PyTorch's within rounding, 0
 /// where a row sees no key, another dropout stream from the same generator.
 ///
-/// Installing twice is installing once; linear holds from the first that has it
-/// to uninstall().
+/// Installing twice is installing once; linear and varlen hold from the first
+/// that has them to uninstall().
 /// Threads may call while others install. In a process of Python install there,
-/// by multihead.install(): torch.compile is not told of an install() of C++, and
-/// goes on with what it has compiled.
+/// by multihead.install(): torch.compile is not told of an install() of C++,
+/// and goes on with what it has compiled.
 ///
 /// Source of the way in: kernels registered for the dispatch keys AutogradCPU
 /// and CPU, of which scaled_dot_product_attention has none of its own.
@@ -68,6 +73,11 @@ bool is_installed();
 /// leave_installed() throws c10::Error where no such enter_installed() is open.
 void enter_installed(InstallOptions options = {});
 void leave_installed(InstallOptions options = {});
+
+/// The same for InstallOptions::varlen by itself, as a provider of
+/// torch.nn.attention's registry wants it.
+void enter_varlen();
+void leave_varlen();
 
 /// install() for its own lifetime.
 class Installed {

@@ -34,12 +34,13 @@ class Installation {
     const std::lock_guard lock(mutex_);
     attention_.wanted = true;
     linear_.wanted |= options.linear;
+    varlen_.wanted |= options.varlen;
     update();
   }
 
   void uninstall() {
     const std::lock_guard lock(mutex_);
-    attention_.wanted = linear_.wanted = false;
+    attention_.wanted = linear_.wanted = varlen_.wanted = false;
     update();
   }
 
@@ -52,6 +53,13 @@ class Installation {
                 options.linear ? "true" : "false");
     attention_.scopes += count;
     if (options.linear) linear_.scopes += count;
+    if (options.varlen) varlen_.scopes += count;
+    update();
+  }
+
+  void add_varlen_scopes(int count) {
+    const std::lock_guard lock(mutex_);
+    varlen_.scopes += count;
     update();
   }
 
@@ -84,10 +92,13 @@ class Installation {
     if (linear_.begins() && why_not_linear().empty()) {
       overrides::matrix_products(linear_.registrations);
     }
+    if (varlen_.begins()) {
+      overrides::variable_length_attention(varlen_.registrations);
+    }
   }
 
   std::mutex mutex_;
-  Part attention_, linear_;
+  Part attention_, linear_, varlen_;
 };
 
 }  // namespace
@@ -101,5 +112,7 @@ void enter_installed(InstallOptions options) {
 void leave_installed(InstallOptions options) {
   Installation::get().add_scopes(-1, options);
 }
+void enter_varlen() { Installation::get().add_varlen_scopes(1); }
+void leave_varlen() { Installation::get().add_varlen_scopes(-1); }
 
 }  // namespace multihead

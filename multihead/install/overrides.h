@@ -59,5 +59,6 @@ auto run(const Refusal& refusal, const Ours& ours, const Checks& checks,
 void scaled_dot_product_attention(Registrations& all);
 void native_multi_head_attention(Registrations& all);
 void matrix_products(Registrations& all);
+void variable_length_attention(Registrations& all);
 
 }  // namespace multihead::overrides

@@ -273,13 +273,19 @@ void implement(Library& m) {
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   implement(m);
   m.impl("head_dim", &head_dim_op);
-  m.impl("install", [](bool linear) { install({.linear = linear}); });
+  m.impl("install", [](bool linear, bool varlen) {
+    install({.linear = linear, .varlen = varlen});
+  });
   m.impl("uninstall", &uninstall);
   m.impl("is_installed", &is_installed);
-  m.impl("enter_installed",
-         [](bool linear) { enter_installed({.linear = linear}); });
-  m.impl("leave_installed",
-         [](bool linear) { leave_installed({.linear = linear}); });
+  m.impl("enter_installed", [](bool linear, bool varlen) {
+    enter_installed({.linear = linear, .varlen = varlen});
+  });
+  m.impl("leave_installed", [](bool linear, bool varlen) {
+    leave_installed({.linear = linear, .varlen = varlen});
+  });
+  m.impl("enter_varlen", &enter_varlen);
+  m.impl("leave_varlen", &leave_varlen);
   m.impl("why_not_linear", &why_not_linear);
   m.impl("stats", &stats_op);
   m.impl("reset_stats", &reset_stats);

@@ -91,11 +91,13 @@ void define_fused(torch::Library& m, const Tags& tags) {
 
 // What Python calls of install.h and stats.h.
 void define_process(torch::Library& m) {
-  m.def("install(bool linear=False) -> ()");
+  m.def("install(bool linear=False, bool varlen=False) -> ()");
   m.def("uninstall() -> ()");
   m.def("is_installed() -> bool");
-  m.def("enter_installed(bool linear=False) -> ()");
-  m.def("leave_installed(bool linear=False) -> ()");
+  m.def("enter_installed(bool linear=False, bool varlen=False) -> ()");
+  m.def("leave_installed(bool linear=False, bool varlen=False) -> ()");
+  m.def("enter_varlen() -> ()");
+  m.def("leave_varlen() -> ()");
   m.def("why_not_linear() -> str");
   m.def("stats() -> (str[] source, str[] way, str[] reason, int[] calls)");
   m.def("reset_stats() -> ()");

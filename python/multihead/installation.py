@@ -22,7 +22,7 @@ os.register_at_fork(
 )
 
 
-def install(*, linear: bool = False) -> None:
+def install(*, linear: bool = False, varlen: bool = False) -> None:
     """From here on PyTorch's attention runs on the fused kernels, in every thread.
 
     That is torch.nn.functional.scaled_dot_product_attention and what calls it
@@ -48,8 +48,10 @@ def install(*, linear: bool = False) -> None:
             is slow on processors of other makers than Intel. On AMD's with AVX-512
             alone; elsewhere it changes nothing, and ``multihead info`` says so. Holds
             until uninstall(), whatever later install() calls say.
+        varlen: torch.nn.attention.varlen on the CPU too, which PyTorch has for GPUs
+            alone: see multihead.integrations.varlen. Holds until uninstall() as well.
     """
-    _change(functools.partial(_ops.install.default, linear))
+    _change(functools.partial(_ops.install.default, linear, varlen))
 
 
 def uninstall() -> None:
@@ -58,13 +60,13 @@ def uninstall() -> None:
 
 
 @contextlib.contextmanager
-def installed(*, linear: bool = False) -> Iterator[None]:
+def installed(*, linear: bool = False, varlen: bool = False) -> Iterator[None]:
     """install() for a ``with`` block, in every thread; blocks may be nested."""
-    _change(functools.partial(_ops.enter_installed.default, linear))
+    _change(functools.partial(_ops.enter_installed.default, linear, varlen))
     try:
         yield
     finally:
-        _change(functools.partial(_ops.leave_installed.default, linear))
+        _change(functools.partial(_ops.leave_installed.default, linear, varlen))
 
 
 def is_installed() -> bool:

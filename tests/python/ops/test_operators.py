@@ -181,6 +181,7 @@ TRACED = [
 # They return a size, text or nothing, no tensor: opcheck has nothing to trace.
 WITHOUT_TENSORS = {
     "multihead::enter_installed",
+    "multihead::enter_varlen",
     "multihead::explain",
     "multihead::faults",
     "multihead::head_dim",
@@ -189,6 +190,7 @@ WITHOUT_TENSORS = {
     "multihead::is_installed",
     "multihead::is_reserved",
     "multihead::leave_installed",
+    "multihead::leave_varlen",
     "multihead::render_report",
     "multihead::reset_stats",
     "multihead::route",

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: MIT
+"""torch.nn.attention.varlen on the CPU: installed, and as PyTorch's provider."""
+
+import subprocess
+import sys
+
+import pytest
+import sequences
+import torch
+from budget import ways
+from equal import assert_equal
+from torch.nn import attention as registry
+from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
+from torch.testing import assert_close
+
+import multihead
+from multihead.integrations import varlen
+
+LSE = AuxRequest(lse=True)
+WINDOWS = {(-1, -1): {}, (-1, 0): {"is_causal": True}, (9, 0): {}, (5, 2): {}}
+flash = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    multihead.reset_stats()
+    yield
+    assert not is_active()
+
+
+@pytest.fixture
+def active():
+    with multihead.installed(varlen=True):
+        yield
+
+
+def is_active():
+    name = "aten::_flash_attention_forward"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+
+
+def batch_of(dtype=torch.float32, **rules):
+    return sequences.make([3, 70, 0, 1], [5, 70, 2, 9], (4, 2), dtype=dtype, **rules)
+
+
+def pytorchs(batch, window=(-1, 0), **more):
+    longest = (max(batch.queries), max(batch.keys))
+    call = dict(window_size=window, enable_gqa=True, return_aux=LSE) | more
+    return varlen_attn(*batch.tensors, *batch.bounds, *longest, **call)
+
+
+# --- Being active --------------------------------------------------------------------
+
+
+def test_without_it_pytorch_raises():
+    with pytest.raises(NotImplementedError, match="_flash_attention_forward"):
+        pytorchs(batch_of())
+
+
+def test_installed_until_uninstalled():
+    multihead.install()
+    assert not is_active()
+    multihead.install(varlen=True)
+    multihead.install()
+    assert is_active()
+    with multihead.installed(varlen=True):
+        multihead.uninstall()
+        assert is_active()
+    assert not is_active()
+
+
+def test_as_a_provider():
+    varlen.register()
+    assert "multihead" in registry.list_flash_attention_impls()
+    assert not is_active()
+    for _ in range(2):  # activating twice is activating once
+        registry.activate_flash_attention_impl("multihead")
+    assert registry.current_flash_attention_impl() == "multihead"
+    assert is_active() and not multihead.is_installed()
+    pytorchs(batch_of())
+    multihead.uninstall()
+    assert is_active()  # each way is undone by its own
+    registry.restore_flash_attention_impl()
+    assert ways("installed") == {"fused": 1}
+
+
+def test_importing_changes_nothing():
+    code = (
+        "import multihead, sys; assert 'torch.nn.attention.varlen' not in sys.modules;"
+        "from torch.nn.attention import list_flash_attention_impls as impls;"
+        "import multihead.integrations.varlen; assert 'multihead' not in impls()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- What it computes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_is_varlen_attention(active, dtype, window):
+    rules = {"window": window} | WINDOWS[window]
+    ours = batch_of(dtype, scale=0.3, **rules).with_gradients()
+    theirs = sequences.Batch(ours.queries, ours.keys, ours.tensors)
+    out, lse = pytorchs(theirs, window, scale=0.3)
+    expected = sequences.ragged(ours)
+    assert_equal((out, lse), expected)
+    assert ways("installed") == {"fused": 1}
+    by = torch.randn_like(out)
+    assert_equal(
+        torch.autograd.grad(out, theirs.tensors, by),
+        torch.autograd.grad(expected[0], ours.tensors, by),
+    )
+
+
+def test_gradients_in_float64(active):
+    batch = sequences.make([2, 3], [3, 4], (2, 1), (3, 3), torch.float64)
+    batch = batch.with_gradients()
+
+    def function(*tensors):
+        batch.tensors = tensors
+        return pytorchs(batch, return_aux=None)
+
+    assert torch.autograd.gradcheck(function, batch.leaves)
+
+
+@pytest.mark.parametrize("page", [4, 16])
+@pytest.mark.parametrize("told_by", ["seqused_k", "cu_seq_k"])
+def test_pages(active, page, told_by):
+    batch = batch_of(is_causal=True)
+    pools, places = sequences.in_pages(batch, page)
+    query, keys = batch.bounds
+    used = {"seqused_k": places["key_lengths"].int()} if told_by == "seqused_k" else {}
+    results = varlen_attn(
+        batch.tensors[0],
+        *pools,
+        query,
+        None if used else keys,
+        max(batch.queries),
+        max(batch.keys),
+        window_size=(-1, 0),
+        enable_gqa=True,
+        return_aux=LSE,
+        block_table=places["block_table"],
+        num_splits=1,
+        **used,
+    )
+    assert_equal(results, sequences.ragged(batch))
+
+
+def test_used_keys(active):
+    used = torch.tensor([2, 70, 0, 5], dtype=torch.int32)
+    batch = batch_of(key_lengths=used)
+    assert_equal(pytorchs(batch, (-1, -1), seqused_k=used), sequences.ragged(batch))
+
+
+def test_into_a_given_tensor(active):
+    batch = batch_of(is_causal=True)
+    expected = sequences.ragged(batch)
+    out = torch.full_like(batch.tensors[0], float("nan"))
+    arguments = (*batch.tensors, *batch.bounds, 70, 70)
+    rules = dict(window_size=(-1, 0), enable_gqa=True)
+    result, lse = varlen_attn_out(out, *arguments, **rules, return_aux=LSE)
+    assert result is out
+    assert_equal((out, lse), expected)
+    with pytest.raises(RuntimeError, match="out must be Float"):
+        varlen_attn_out(out[1:], *arguments, **rules)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(active, backend):
+    batch = batch_of().with_gradients()
+    expected = pytorchs(batch)
+    by = torch.randn_like(expected[0])
+    wanted = torch.autograd.grad(expected[0], batch.tensors, by)
+    compiled = torch.compile(pytorchs, backend=backend, fullgraph=True)
+    results = compiled(batch)
+    assert_equal(results, expected)
+    assert_equal(torch.autograd.grad(results[0], batch.tensors, by), wanted)
+
+
+def test_dropout_and_slopes_of_the_operator(active):
+    """varlen_attn has neither; the operators do."""
+    batch = batch_of(dropout_p=0.3, is_causal=True, alibi_slopes=torch.rand(4, 4))
+    slopes = batch.rules["alibi_slopes"]
+    torch.manual_seed(1)
+    expected = sequences.ragged(batch)
+    torch.manual_seed(1)
+    out, lse, *_ = flash._flash_attention_forward(
+        *batch.tensors, *batch.bounds, 70, 70, 0.3, True, False, alibi_slopes=slopes
+    )
+    assert_equal((out, lse), expected)
+    batch = batch_of(dropout_p=0.3, is_causal=True).with_gradients()
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(sequences.ragged(batch)[0].sum(), batch.tensors)
+    torch.manual_seed(1)
+    out, *_ = flash._flash_attention_forward(
+        *batch.tensors, *batch.bounds, 70, 70, 0.3, True, False
+    )
+    assert_close(torch.autograd.grad(out.sum(), batch.tensors), expected)
+
+
+def test_bounds_are_needed(active):
+    query = torch.zeros(1, 3, 2, 8)
+    with pytest.raises(
+        ValueError, match="cum_seq_q must be given on the CPU, got None"
+    ):
+        flash._flash_attention_forward(
+            query, query, query, None, None, 3, 3, 0.0, False, False
+        )
