@@ -47,10 +47,12 @@ class Installation {
   void add_scopes(int count, InstallOptions options) {
     const std::lock_guard lock(mutex_);
     TORCH_CHECK(attention_.scopes + count >= 0 &&
-                    (!options.linear || linear_.scopes + count >= 0),
+                    (!options.linear || linear_.scopes + count >= 0) &&
+                    (!options.varlen || varlen_.scopes + count >= 0),
                 "leave_installed: options must be those of an enter_installed "
                 "before it, got linear=",
-                options.linear ? "true" : "false");
+                options.linear ? "true" : "false",
+                options.varlen ? ", varlen=true" : "");
     attention_.scopes += count;
     if (options.linear) linear_.scopes += count;
     if (options.varlen) varlen_.scopes += count;
@@ -59,6 +61,9 @@ class Installation {
 
   void add_varlen_scopes(int count) {
     const std::lock_guard lock(mutex_);
+    TORCH_CHECK(varlen_.scopes + count >= 0,
+                "leave_varlen: calls must follow as many of enter_varlen, got "
+                "one more");
     varlen_.scopes += count;
     update();
   }

@@ -85,6 +85,16 @@ def test_as_a_provider():
     assert ways("installed") == {"fused": 1}
 
 
+def test_leaving_what_was_not_entered():
+    ops = torch.ops.multihead
+    with pytest.raises(RuntimeError, match="leave_varlen: calls must follow"):
+        ops.leave_varlen()
+    ops.enter_installed()
+    with pytest.raises(RuntimeError, match="got linear=false, varlen=true"):
+        ops.leave_installed(varlen=True)
+    ops.leave_installed()
+
+
 def test_importing_changes_nothing():
     code = (
         "import multihead, sys; assert 'torch.nn.attention.varlen' not in sys.modules;"
