@@ -5,6 +5,7 @@ A Python block runs in a namespace of its own. One that the page marks with the
 comment START runs in front of each block that follows it on that page.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ import sys
 import pytest
 import test_cli
 import torch
+from test_packaging import cached
 
 from multihead import _built
 
@@ -68,49 +70,55 @@ def test_python_runs(page, text, tmp_path, monkeypatch):
     runpy.run_path(str(tmp_path / "snippet.py"))
 
 
-def compile_command(source: pathlib.Path, program: pathlib.Path) -> list[str]:
-    """Compiles and links `source` as this build compiles its libraries."""
+def built(text: str, folder: pathlib.Path) -> pathlib.Path:
+    """The program of `text`, compiled and linked as this build does its libraries, and
+    by its ccache, which knows it again."""
+    if not (BUILD / "compile_commands.json").exists():
+        pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
     entries = json.loads((BUILD / "compile_commands.json").read_text())
     entry = next(e for e in entries if "multihead_diagnosis_objects" in e["command"])
     words = shlex.split(entry["command"])
-    compiler = words[: words.index("-o")]
+    launcher = [name for name in (cached("CMAKE_CXX_COMPILER_LAUNCHER"),) if name]
+    compiler = [*launcher, *words[: words.index("-o")]]
     folders = [BUILD, BUILD / "diagnosis", pathlib.Path(torch.__file__).parent / "lib"]
     search = [option for f in folders for option in (f"-L{f}", f"-Wl,-rpath,{f}")]
     libraries = ["-lmultihead_diagnosis", "-lmultihead", "-ltorch_cpu", "-lc10"]
-    return [*compiler, "-o", str(program), str(source), *search, *libraries]
+    (folder / "main.cpp").write_text(text)
+    for command in (
+        [*compiler, "-c", "-o", "main.o", "main.cpp"],
+        [words[0], "-o", "program", "main.o", *search, *libraries],
+    ):
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "program"
+
+
+def ran(program: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(program)], cwd=program.parent, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/explain.md"])
 def test_cpp_programs_run(page, tmp_path):
-    if not (BUILD / "compile_commands.json").exists():
-        pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
     ((_, text),) = blocks(ROOT / page, "cpp")
-    source, program = tmp_path / "main.cpp", tmp_path / "program"
-    source.write_text(text)
-    for command in (compile_command(source, program), [str(program)]):
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(built(text, tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
 
 
 def test_the_cpp_program_fails_for_what_nothing_explains(tmp_path):
-    if not (BUILD / "compile_commands.json").exists():
-        pytest.skip(f"multihead is imported from {BUILD}, which is no build folder")
     ((_, text),) = blocks(ROOT / "docs/explain.md", "cpp")
     right = "std::get<0>(layer->forward(x, x, x))"
     assert right in text
-    source, program = tmp_path / "main.cpp", tmp_path / "program"
-    source.write_text(text.replace(right, "at::randn({3, 5, 48})"))
-    subprocess.run(compile_command(source, program), check=True)
-    done = subprocess.run(
-        [str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = ran(built(text.replace(right, "at::randn({3, 5, 48})"), tmp_path))
     assert "is not right, and no fault" in done.stdout
     assert done.returncode == 1
 
 
+@functools.cache
 def drawn(*options: str) -> str:
     """What the command says of the example, to the last unit of rounding."""
     done = subprocess.run(
