@@ -225,12 +225,41 @@ void add_other_dtypes(Cases& cases) {
 
 void add_few_queries(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
-    for (const int64_t Lq : {1, 4, 16}) {
+    for (const int64_t Lq : {1, 4, 16, 64}) {
       AttentionCall call = square("few queries", Lq, 128, dtype);
       call.Lk = 4096;
       BenchCase& test = add(cases, "few queries", call);
       test.cold = test.memory_bound = true;
-      test.full_only = Lq == 4;
+      test.full_only = Lq == 4 || Lq == 64;
+    }
+}
+
+// One query for each head: what a step of generation costs. Grouped heads leave
+// PyTorch's fused path, so its time also forms the repeated keys.
+void add_decoding(Cases& cases) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const bool single = dtype == at::kFloat;
+    for (const int64_t Lk : {4096, 32768}) {
+      AttentionCall call = square("decode 32/8", 1, 128, dtype);
+      call.H = 32;
+      call.G = 8;
+      call.Lk = Lk;
+      call.options.enable_gqa = true;
+      BenchCase& test = add(cases, "decode", call,
+                            against_sdpa(!single      ? 35
+                                         : Lk == 4096 ? 3
+                                                      : 7,
+                                         single ? 0.6 : 0.65));
+      test.cold = test.memory_bound = true;
+      test.full_only = Lk == 32768 || dtype == at::kHalf;
+    }
+  }
+  for (const at::ScalarType dtype : kWidths)
+    for (const int64_t Lk : {16, 128, 512}) {
+      AttentionCall call = square("decode", 1, 64, dtype);
+      call.Lk = Lk;
+      add(cases, "decode", call, against_sdpa(1)).full_only =
+          dtype != at::kFloat;
     }
 }
 
@@ -366,9 +395,9 @@ std::vector<BenchCase> bench_cases(const std::string& isa) {
   const bool avx2 = facts_of(isa).targets == TargetSet::kAvx2;
   Cases cases;
   add_squares(cases, avx2);
-  for (const auto add_list :
-       {add_short, add_dropout, add_grouped, add_masks, add_head_widths,
-        add_layouts, add_other_dtypes, add_few_queries, add_modules})
+  for (const auto add_list : {add_short, add_dropout, add_grouped, add_masks,
+                              add_head_widths, add_layouts, add_other_dtypes,
+                              add_few_queries, add_decoding, add_modules})
     add_list(cases);
   for (BenchCase& test : cases)
     if (const auto* call = std::get_if<AttentionCall>(&test.call);

@@ -89,7 +89,7 @@ const Metric kMetrics[] = {
      .column = {"G/s", 5, /*right=*/true, /*dispensable=*/true},
      .shown = number<three_digits>,
      .help = "GFLOP/s of useful work: pairs that a mask hides do not count;\n"
-             "GB/s in \"few queries\""},
+             "GB/s in \"few queries\" and \"decode\""},
     {.csv = "rate_unit",
      .value = [](auto& m, auto&) -> Value { return rate_unit(m); }},
     {.csv = "share_of_peak",

@@ -130,6 +130,7 @@ struct ForwardArgs {
   AttentionArgs attention;
   StridedOutRows out;
   void* logsumexp = nullptr;
+  void* workspace = nullptr;  ///< of Plan::workspace_bytes (run_forward)
 };
 
 /// A gradient of a tensor over (B, H, Lq, Lk), compute type; what is added up
@@ -195,7 +196,9 @@ struct Plan {
   size_t scratch_bytes = 0;   ///< per thread, aligned to 64
   bool pack_key = false, pack_value = false;  ///< copied to dense panels
   bool longest_first = false;  ///< causal: last rows of all heads first
-  size_t workspace_bytes = 0;  ///< backward prepare: of BackwardRun's
+  bool is_decoding = false;    ///< forward: few rows, each key read once
+  int64_t splits = 0;  ///< decoding: of a head, which are tasks; 0: heads are
+  size_t workspace_bytes = 0;  ///< shared by all tasks
 };
 
 /// A kernel: plan, then run tasks first ≤ n < last, on any thread, each with
@@ -251,11 +254,24 @@ void run_backward(const BackwardStages& stages, const BackwardArgs& args,
 
 /// The kernels of one instruction set and dtype.
 struct Kernels {
-  Kernel<ForwardArgs> forward;
+  Kernel<ForwardArgs> forward, merge;  ///< run_forward
   BackwardStages backward;
   Kernel<WeightsArgs> weights;
   Kernel<SummaryArgs> summary;
 };
+
+/// Runs a forward call. allocate(bytes) gives the workspace, aligned to 64
+/// bytes, which must live until the end; launch(kernel, args, plan) runs all
+/// tasks and returns when they have ended.
+template <class Allocate, class Launch>
+void run_forward(const Kernels& kernels, ForwardArgs args, int threads,
+                 const Allocate& allocate, const Launch& launch) {
+  const Plan plan = kernels.forward.plan(args, threads);
+  if (plan.workspace_bytes > 0) args.workspace = allocate(plan.workspace_bytes);
+  launch(kernels.forward, args, plan);
+  if (plan.splits == 0) return;
+  launch(kernels.merge, args, kernels.merge.plan(args, threads));
+}
 
 /// Those of `isa` for `dtype`; the CPU must have it.
 Kernels kernels_for(Isa isa, Dtype dtype);

@@ -9,6 +9,7 @@
 
 #define MULTIHEAD_EXPORTS(target)                                      \
   Kernel<ForwardArgs> forward_##target(Dtype);                         \
+  Kernel<ForwardArgs> merge_##target(Dtype);                           \
   Kernel<BackwardRun> backward_prepare_##target(Dtype);                \
   Kernel<BackwardRun> backward_##target(Dtype);                        \
   Kernel<BackwardRun> backward_queries_##target(Dtype);                \
@@ -21,6 +22,7 @@
      order of sums is another score. */                                \
   inline Kernels kernels_##target(Dtype d) {                           \
     return {forward_##target(d),                                       \
+            merge_##target(d),                                         \
             {backward_prepare_##target(d), backward_##target(d),       \
              backward_queries_##target(d), backward_heads_##target(d), \
              backward_bias_##target(d)},                               \

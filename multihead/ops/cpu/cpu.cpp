@@ -114,7 +114,7 @@ std::tuple<Tensor, Tensor> fused_attention(
   forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
   forward.logsumexp = logsumexp.mutable_data_ptr();
   count_fused();
-  run(kernels_of(forward.attention).forward, forward);
+  run_forward(forward);
   return {out, logsumexp};
 }
 

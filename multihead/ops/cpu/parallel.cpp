@@ -45,6 +45,11 @@ thread_local Scratch scratch;
 // Below this many multiply-adds, waking a thread costs more than it saves.
 constexpr double kWorthThreads = 1e6;
 
+void* allocate(size_t bytes, at::Tensor& workspace) {
+  workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+  return workspace.mutable_data_ptr();
+}
+
 }  // namespace
 
 int threads_for(const kernels::AttentionArgs& a) {
@@ -95,15 +100,22 @@ void run_tasks(const kernels::Plan& plan, int threads,
               " bytes of scratch memory for each thread");
 }
 
+void run_forward(const kernels::ForwardArgs& args) {
+  at::Tensor workspace;
+  const int threads = threads_for(args.attention);
+  kernels::run_forward(
+      kernels_of(args.attention), args, threads,
+      [&](size_t bytes) { return allocate(bytes, workspace); },
+      [&](const auto& kernel, const kernels::ForwardArgs& given,
+          const kernels::Plan& plan) { run(kernel, given, plan, threads); });
+}
+
 void run_backward(const kernels::BackwardArgs& args) {
   at::Tensor workspace;
   const int threads = threads_for(args.attention);
   kernels::run_backward(
       kernels_of(args.attention).backward, args, threads,
-      [&](size_t bytes) {
-        workspace = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-        return workspace.mutable_data_ptr();
-      },
+      [&](size_t bytes) { return allocate(bytes, workspace); },
       [&](const auto& stage, const kernels::BackwardRun& run_now) {
         run(stage, run_now, threads);
       });

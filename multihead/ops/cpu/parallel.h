@@ -19,11 +19,15 @@ void run_tasks(const kernels::Plan& plan, int threads,
                c10::function_ref<void(int64_t, int64_t, void*)> work);
 
 template <class Args>
-void run(const kernels::Kernel<Args>& kernel, const Args& args, int threads) {
-  const kernels::Plan plan = kernel.plan(args, threads);
+void run(const kernels::Kernel<Args>& kernel, const Args& args,
+         const kernels::Plan& plan, int threads) {
   run_tasks(plan, threads, [&](int64_t first, int64_t last, void* scratch) {
     kernel.run(args, plan, first, last, scratch);
   });
+}
+template <class Args>
+void run(const kernels::Kernel<Args>& kernel, const Args& args, int threads) {
+  run(kernel, args, kernel.plan(args, threads), threads);
 }
 
 /// The kernels of this CPU, or those that MULTIHEAD_ISA asks for.
@@ -34,6 +38,7 @@ template <class Args>
 void run(const kernels::Kernel<Args>& kernel, const Args& args) {
   run(kernel, args, threads_for(args.attention));
 }
+void run_forward(const kernels::ForwardArgs& args);
 void run_backward(const kernels::BackwardArgs& args);
 
 }  // namespace multihead::ops

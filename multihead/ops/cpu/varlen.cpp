@@ -33,7 +33,7 @@ std::tuple<Tensor, Tensor> fused_varlen_attention(
   forward.out = out_rows_like(forward.attention.query, out);
   forward.logsumexp = logsumexp.mutable_data_ptr();
   count_fused();
-  run(kernels_of(forward.attention).forward, forward);
+  run_forward(forward);
   return {out, logsumexp};
 }
 

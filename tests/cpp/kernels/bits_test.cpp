@@ -39,6 +39,7 @@ kernels::Plan plan_with_rows(const Variant& variant, const Call& c,
   kernels::ForwardArgs arguments{arguments_of(c), {}, nullptr};
   const Shape& s = c.shape;
   kernels::Plan plan = variant.kernels.forward.plan(arguments, 1);
+  plan.is_decoding = false;
   plan.rows_per_task = rows;
   const kernels::TaskGrid grid{s.B, s.G, s.Lq * (s.H / s.G), rows,
                                plan.longest_first};
@@ -65,6 +66,34 @@ TEST_P(Bits, DoNotDependOnThePlan) {
         }
       }
     }
+  }
+}
+
+TEST_P(Bits, OfDecodingAreThoseOfATile) {
+  for (const Dtype dtype : kAllDtypes) {
+    const Variant kernels = variant(dtype);
+    const bool decodes =
+        !(GetParam() == Isa::kAmx && dtype == Dtype::kBFloat16);
+    int count = 0, in_splits = 0;
+    for (uint64_t number = 0; count < 150; ++number) {
+      const Call c = random_call(dtype, number);
+      const Shape& s = c.shape;
+      if (s.Lq * s.H / s.G > 16 || c.dropout.probability > 0) continue;
+      ++count;
+      SCOPED_TRACE("configuration " + std::to_string(number) + ": " +
+                   description(c));
+      const kernels::ForwardArgs arguments{arguments_of(c), {}, nullptr};
+      const auto plan = kernels.kernels.forward.plan(arguments, 5);
+      EXPECT_EQ(plan.is_decoding, decodes);
+      in_splits += plan.splits > 0;
+      const kernels::Plan tile = plan_with_rows(kernels, c, 16);
+      const auto expected = bits_of(forward(kernels, c, {.plan = tile}));
+      for (const int threads : {1, 2, 5}) {
+        EXPECT_EQ(bits_of(forward(kernels, c, {.threads = threads})), expected)
+            << threads << " threads";
+      }
+    }
+    EXPECT_EQ(in_splits > 0, decodes);
   }
 }
 

@@ -84,9 +84,8 @@ struct Running {
 
 template <class Arguments>
 void run_tasks(const kernels::Kernel<Arguments>& kernel,
-               const Arguments& arguments, const Running& running = {}) {
-  const kernels::Plan plan =
-      running.plan ? *running.plan : kernel.plan(arguments, running.threads);
+               const Arguments& arguments, const kernels::Plan& plan,
+               const Running& running) {
   std::atomic<int64_t> next = 0;
   const auto work = [&](Edge edge) {
     const Guarded scratch(plan.scratch_bytes, edge);
@@ -102,6 +101,15 @@ void run_tasks(const kernels::Kernel<Arguments>& kernel,
     threads.emplace_back(work, n % 2 == 0 ? Edge::kEnd : Edge::kStart);
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+template <class Arguments>
+void run_tasks(const kernels::Kernel<Arguments>& kernel,
+               const Arguments& arguments, const Running& running = {}) {
+  run_tasks(
+      kernel, arguments,
+      running.plan ? *running.plan : kernel.plan(arguments, running.threads),
+      running);
 }
 
 struct Result {
@@ -131,7 +139,21 @@ inline Result forward(const Variant& variant, const Call& c,
   const kernels::ForwardArgs arguments{
       arguments_of(c), out_rows_of(result.out),
       running.wants_logsumexp ? result.logsumexp.data() : nullptr};
-  run_tasks(variant.kernels.forward, arguments, running);
+  if (running.plan) {
+    run_tasks(variant.kernels.forward, arguments, running);
+  } else {
+    std::optional<Guarded> workspace;
+    kernels::run_forward(
+        variant.kernels, arguments, running.threads,
+        [&](size_t bytes) {
+          return workspace.emplace(bytes, Edge::kEnd).data();
+        },
+        [&](const auto& kernel, const auto& given, const kernels::Plan& plan) {
+          run_tasks(kernel, given, plan, running);
+        });
+    EXPECT_TRUE(!workspace || workspace->intact())
+        << "written beside the workspace";
+  }
   EXPECT_TRUE(result.out.memory().intact() &&
               result.logsumexp.memory().intact())
       << "written beside the result";

@@ -28,6 +28,7 @@
 // finite, the task runs a second time with kMaskNonFinite. Then hidden keys
 // have the weight −0, and against −0 a value counts as 0. Both ways give the
 // same bits for finite values.
+#include "multihead/kernels/cpu/decode/decode.h"
 #include "multihead/kernels/cpu/dispatch.h"
 #include "multihead/kernels/cpu/forward/dropout.h"
 #include "multihead/kernels/cpu/forward/online_softmax.h"
@@ -120,7 +121,7 @@ class ForwardTask {
         s_.score.query = s_.tiles[n].query;
         auto& total = s_.tiles[n].total;
         auto& state = started[n] ? s_.split : total;
-        if (started[n]) reset(tiles[n], s_.split);
+        if (started[n]) s_.split.reset(tiles[n].lanes(), a_.Dv);
         attend(tiles[n], state, keys, key, value);
         if (started[n]) total.merge(s_.split, tiles[n].lanes(), a_.Dv);
         started[n] = true;
@@ -134,24 +135,9 @@ class ForwardTask {
   }
 
  private:
-  /// Decoding: one row, of which the GEMMs touch its own lane alone.
-  static constexpr bool kHasLoneRows = !M::kPacksWeights && !kMaskNonFinite;
-  static bool is_alone(const Tile& tile) {
-    return kHasLoneRows && tile.count == 1;
-  }
-
   void prepare(const Tile& tile, typename ForwardScratch<M, S>::OfTile& to) {
-    reset(tile, to.total);
-    if (!is_alone(tile)) return load_queries<M, S>(a_, tile, to.query);
-    load_lane<S>(
-        row_of<typename S::Type>(a_.query, tile.b, tile.head[0], tile.query[0]),
-        a_.D, static_cast<T>(a_.scale), to.query);
-  }
-
-  void reset(const Tile& tile, OnlineSoftmax<F>& state) {
-    state.reset(tile.lanes(), is_alone(tile) ? 0 : a_.Dv);
-    if (!is_alone(tile)) return;
-    for (int64_t e = 0; e < a_.Dv; ++e) state.context[e * kLanes] = 0;
+    to.total.reset(tile.lanes(), a_.Dv);
+    load_queries<M, S>(a_, tile, to.query);
   }
 
   /// The online softmax of a tile over `keys`, which lie in one split.
@@ -265,12 +251,8 @@ class ForwardTask {
       const auto zero = F::broadcast(0);
       const auto inverse =
           F::select(F::equal(l, zero), zero, F::div(factor, l));
-      if (is_alone(tile)) {
-        finite = store_lone_row(tile, total.context, F::mul(inverse, kept));
-      } else {
-        finite &= kMaskNonFinite || is_finite(tile, total.context + r, r);
-        store_out(tile, total.context + r, F::mul(inverse, kept), r);
-      }
+      finite &= kMaskNonFinite || is_finite(tile, total.context + r, r);
+      store_out(tile, total.context + r, F::mul(inverse, kept), r);
       if (f_.logsumexp) {
         store_logsumexp(tile, F::add(shift_of<F>(m), log<F>(l)), r);
       }
@@ -313,17 +295,6 @@ class ForwardTask {
     store_lanes<S>(context, factor, a_.Dv, rows);
   }
 
-  /// False: out is not finite, which it never is where the context is not.
-  bool store_lone_row(const Tile& tile, const T* context,
-                      typename F::Vector factor) {
-    alignas(64) T factors[F::kLanes];
-    F::store(factors, factor);
-    auto* row =
-        row_of<typename S::Type>(f_.out, tile.b, tile.head[0], tile.query[0]);
-    store_lane<S>(context, factors[0], a_.Dv, row);
-    return multihead::kernels::is_finite<S>(row, a_.Dv);
-  }
-
   void store_logsumexp(const Tile& tile, typename F::Vector lse, int64_t from) {
     alignas(64) T lanes[F::kLanes];
     F::store(lanes, lse);
@@ -344,9 +315,11 @@ TaskGrid grid_of(const AttentionArgs& a, const Plan& plan) {
           plan.longest_first};
 }
 
+/// The forward pass; calls of few rows are decoded (decode.h).
 template <class M, class S>
 struct ForwardKernel {
   using Type = Kernel<ForwardArgs>;
+
   static Plan plan(const ForwardArgs& f, int threads) {
     const AttentionArgs& a = f.attention;
     constexpr int64_t kLanes = kTileLanes<typename M::F>;
@@ -366,6 +339,9 @@ struct ForwardKernel {
     plan.tasks = grid_of(a, plan).tasks();
     Arena arena(nullptr);
     ForwardScratch<M, S>(f, plan, arena);
+    if constexpr (M::kHasRowProducts) {
+      if (is_decoding(a)) plan_decoding<M, S>(a, threads, arena, plan);
+    }
     plan.scratch_bytes = arena.used();
     return plan;
   }
@@ -375,6 +351,11 @@ struct ForwardKernel {
     const typename Gemm<M>::Registers registers;
     Arena arena(scratch);
     ForwardScratch<M, S> s(f, plan, arena);
+    if constexpr (M::kHasRowProducts) {
+      if (plan.is_decoding) {
+        return run_decoding(f, plan, first, last, arena, s, /*merge=*/false);
+      }
+    }
     const TaskGrid grid = grid_of(f.attention, plan);
     for (int64_t n = first; n < last; ++n) {
       const TaskGrid::Task task = grid[n];
@@ -386,12 +367,54 @@ struct ForwardKernel {
       }
     }
   }
+
+  /// Decodes, or merges what was decoded in splits. Where a result is not
+  /// finite, the head is computed again.
+  static void run_decoding(const ForwardArgs& f, const Plan& plan,
+                           int64_t first, int64_t last, Arena& arena,
+                           ForwardScratch<M, S>& careful, bool merge) {
+    const AttentionArgs& a = f.attention;
+    DecodeScratch<M, S> scratch(a, arena);
+    for (int64_t n = first; n < last; ++n) {
+      const bool finite = merge ? merge_splits(f, plan, n, scratch)
+                                : decode(f, plan, n, scratch);
+      if (finite) continue;
+      ForwardTask<M, S, true>(f, careful)
+          .run({n / a.G, n % a.G, 0, most_rows_of_head(a)});
+    }
+  }
+};
+
+/// The last step where splits are decoded one by one.
+template <class M, class S>
+struct MergeKernel {
+  using Type = Kernel<ForwardArgs>;
+  using Forward = ForwardKernel<M, S>;
+
+  static Plan plan(const ForwardArgs& f, int threads) {
+    Plan plan = Forward::plan(f, threads);
+    plan.tasks = plan.splits > 0 ? f.attention.B * f.attention.G : 0;
+    return plan;
+  }
+
+  static void run(const ForwardArgs& f, const Plan& plan, int64_t first,
+                  int64_t last, void* scratch) {
+    if constexpr (M::kHasRowProducts) {
+      Arena arena(scratch);
+      ForwardScratch<M, S> careful(f, plan, arena);
+      Forward::run_decoding(f, plan, first, last, arena, careful,
+                            /*merge=*/true);
+    }
+  }
 };
 
 }  // namespace
 
 Kernel<ForwardArgs> MULTIHEAD_FOR_TARGET(forward)(Dtype dtype) {
   return visit<ForwardKernel>(dtype);
+}
+Kernel<ForwardArgs> MULTIHEAD_FOR_TARGET(merge)(Dtype dtype) {
+  return visit<MergeKernel>(dtype);
 }
 
 }  // namespace multihead::kernels

@@ -214,15 +214,9 @@ inline MaskBlock<ScalarOf<F>> read_mask_of(
   return {keys, scratch.values};
 }
 
-/// `block` lies in one block of kKeyBlock keys.
-template <class F>
-inline MaskBlock<ScalarOf<F>> read_mask(
-    const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
-    const MaskScratch<ScalarOf<F>>& scratch) {
-  const auto read = [&]<class E>(E) {
-    return read_mask_of<F, E>(mask, rows, block, group, scratch);
-  };
-  if (mask.kind == ScoreMask::Kind::kNone) return {block, nullptr};
+/// read(E) with the elements E that a mask, of some kind, is made of.
+template <class F, class Read>
+inline auto visit_mask(const ScoreMask& mask, const Read& read) {
   if (mask.kind == ScoreMask::Kind::kKeep) return read(KeepElements<F>{});
   if constexpr (sizeof(ScalarOf<F>) == sizeof(double)) {
     return read(BiasElements<Dtype::kFloat64>{});
@@ -235,6 +229,27 @@ inline MaskBlock<ScalarOf<F>> read_mask(
     }
     return read(BiasElements<Dtype::kFloat32>{});
   }
+}
+
+/// `block` lies in one block of kKeyBlock keys.
+template <class F>
+inline MaskBlock<ScalarOf<F>> read_mask(
+    const ScoreMask& mask, const MaskRows& rows, Interval block, int64_t group,
+    const MaskScratch<ScalarOf<F>>& scratch) {
+  if (mask.kind == ScoreMask::Kind::kNone) return {block, nullptr};
+  return visit_mask<F>(mask, [&]<class E>(E) {
+    return read_mask_of<F, E>(mask, rows, block, group, scratch);
+  });
+}
+
+/// What a mask adds to `count` scores of one row, the first at `offset`.
+template <class F>
+inline void read_mask_row(const ScoreMask& mask, int64_t offset, int64_t count,
+                          ScalarOf<F>* bias) {
+  visit_mask<F>(mask, [&]<class E>(E) {
+    widen_strided<E>(static_cast<const typename E::Type*>(mask.data) + offset,
+                     mask.key, count, bias);
+  });
 }
 
 /// `mask` beneath the mask of the keys: `keep`, `stride` apart from one to the

@@ -41,12 +41,23 @@ struct ScoreScratch {
   }
 };
 
+/// Beyond these bounds softcap or its inverse would leave float32's range.
+template <typename T>
+struct Softcap {
+  T value, inverse;
+  explicit Softcap(double given) {
+    const double softcap = given < 1e-30 ? 1e-30 : given > 1e30 ? 1e30 : given;
+    value = static_cast<T>(softcap);
+    inverse = static_cast<T>(1 / softcap);
+  }
+};
+
 /// What happens to the scores of a block after q·k, besides the ends of the
 /// intervals.
 template <typename T>
 struct BlockTransform {
   const T* mask;  ///< (kKeyBlock, lanes) or null
-  T softcap, inverse_softcap;
+  Softcap<T> softcap;
   bool has_softcap;
   const double* slopes;  ///< ALiBi's, of the heads of a batch row; null: none
   int64_t slope_stride;
@@ -85,8 +96,8 @@ inline void transform_scores(const QueryTile<F>& tile, int64_t anchor,
     const auto key = F::broadcast(static_cast<T>(j));
     auto s = F::load(scratch.scores + x);
     if (transform.has_softcap) {
-      const auto capped = F::mul(s, F::broadcast(transform.inverse_softcap));
-      s = F::mul(tanh<F>(capped), F::broadcast(transform.softcap));
+      const auto capped = F::mul(s, F::broadcast(transform.softcap.inverse));
+      s = F::mul(tanh<F>(capped), F::broadcast(transform.softcap.value));
       if (scratch.softcap_slope) {
         F::store(scratch.softcap_slope + x, tanh_slope<F>(capped));
       }
@@ -121,14 +132,10 @@ inline ScoreBlock score_block(const AttentionArgs& a,
   const auto mask = read_masks<F>(a, tile.b, {tile.mask_offset, tile.count},
                                   block, M::kKeyGroup, scratch.mask);
   if (mask.keys.empty()) return result;
-  // Beyond these bounds softcap or its inverse would leave float32's range.
-  const double softcap = a.softcap < 1e-30  ? 1e-30
-                         : a.softcap > 1e30 ? 1e30
-                                            : a.softcap;
+  const Softcap<T> softcap(a.softcap);
   const BlockTransform<T> transform{
       .mask = mask.values,
-      .softcap = static_cast<T>(softcap),
-      .inverse_softcap = static_cast<T>(1 / softcap),
+      .softcap = softcap,
       .has_softcap = a.softcap != 0,
       .slopes =
           a.alibi_slopes ? a.alibi_slopes + tile.b * a.alibi_batch : nullptr,

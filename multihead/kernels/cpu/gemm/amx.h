@@ -41,6 +41,7 @@ class TileRegisters {
 };
 
 struct BFloat16Tiles : BFloat16Multiplier {
+  static constexpr bool kHasRowProducts = false;
   static constexpr int64_t kKeyGroup = 32;
   static constexpr int64_t kRows = 16;  ///< of a tile register
   static constexpr int64_t depth(int64_t numbers) {

@@ -56,6 +56,7 @@ struct BFloat16Multiplier {
 };
 
 struct BFloat16Dot : BFloat16Multiplier {
+  static constexpr bool kHasRowProducts = true;
   static constexpr int64_t kKeyGroup = 2;
   static constexpr int64_t depth(int64_t numbers) { return (numbers + 1) / 2; }
   static constexpr int64_t columns(int64_t width) { return width; }

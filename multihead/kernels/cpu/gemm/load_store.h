@@ -158,38 +158,5 @@ inline void store_lanes(const ScalarOf<S>* columns,
   }
 }
 
-// The same for a row alone, number by number: a vector that is empty but for
-// one lane takes four times as long to transpose.
-
-/// One row → lane 0 of columns; what the other lanes hold stays.
-template <class S>
-inline void load_lane(const typename S::Type* row, int64_t width,
-                      ScalarOf<S> scale, ScalarOf<S>* columns) {
-  using F = typename S::F;
-  alignas(64) ScalarOf<S> part[F::kLanes];
-  for (int64_t x = 0; x < width; x += F::kLanes) {
-    const int64_t count = min(width - x, F::kLanes);
-    F::store(part, F::mul(load_some<S>(row + x, count), F::broadcast(scale)));
-    for (int64_t i = 0; i < count; ++i) {
-      columns[(x + i) * kTileLanes<F>] = part[i];
-    }
-  }
-}
-
-/// Lane 0 of columns → one row.
-template <class S>
-inline void store_lane(const ScalarOf<S>* columns, ScalarOf<S> factor,
-                       int64_t width, typename S::Type* row) {
-  using F = typename S::F;
-  alignas(64) ScalarOf<S> part[F::kLanes] = {};
-  for (int64_t x = 0; x < width; x += F::kLanes) {
-    const int64_t count = min(width - x, F::kLanes);
-    for (int64_t i = 0; i < count; ++i) {
-      part[i] = columns[(x + i) * kTileLanes<F>];
-    }
-    store_some<S>(row + x, F::mul(F::load(part), F::broadcast(factor)), count);
-  }
-}
-
 }  // namespace
 }  // namespace multihead::kernels

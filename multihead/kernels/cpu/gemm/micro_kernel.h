@@ -49,6 +49,8 @@ struct FusedMultiplyAdd {
   static constexpr bool kPackDropsNonFinite = false;
   /// Whether P and dS are copied, rounded, before they are multiplied.
   static constexpr bool kPacksWeights = false;
+  /// Whether a few rows have products of their own (row_products.h).
+  static constexpr bool kHasRowProducts = true;
   /// Tiles whose rows are multiplied at once by outer_product.h. More would
   /// share the loads of dK and dV, but only packed weights can wait for them.
   static constexpr int kOuterTiles = 1;

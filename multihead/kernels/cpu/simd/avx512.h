@@ -252,6 +252,19 @@ struct BFloat16Pairs {
     return _mm512_castsi512_ps(
         _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), halves));
   }
+  // 32 numbers of two rows each as pairs: those of columns 0 to 15, and 16 to
+  // 31.
+  SIMD_INLINE void interleave(const uint16_t* even, const uint16_t* odd,
+                              __m512& first, __m512& last) {
+    alignas(64) static constexpr uint16_t kFirst[32] = {
+        0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i order = _mm512_load_si512(kFirst);
+    const __m512i next = _mm512_add_epi16(order, _mm512_set1_epi16(16));
+    const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
+    first = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, order, b));
+    last = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, next, b));
+  }
   // 16 numbers as the low halves of pairs.
   SIMD_INLINE __m512i low_halves(const uint16_t* p) {
     return _mm512_cvtepu16_epi32(

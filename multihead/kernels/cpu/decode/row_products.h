@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: MIT
+//
+// The two products of decoding: up to eight rows of queries against many keys,
+// all of which are read from memory once.
+//
+//   qk:  S[row][key]    = Σ_d   Q[row][d] · K[key][d]        keys in the lanes
+//   pv:  O[row][column] = Σ_key P[row][key] · V[key][column] columns in the
+//                                                            lanes
+//
+// With rows in the lanes, as elsewhere (micro_kernel.h), most lanes would be
+// empty, and each number of a key would be a broadcast of its own. Here a
+// number of a row is broadcast. Keys are transposed, a square at a time, in
+// registers; values are read as they lie, widened on the way, or interleaved to
+// pairs of keys. Each sum is the same chain as in micro_kernel.h, so a row has
+// the bits that it has among others in a tile.
+//
+// A step of qk on a square of 16 keys × 16 elements (1 KiB in float32) is 16
+// loads, 64 shuffles and 16 multiply-adds per row; pv takes 16 loads and 16
+// multiply-adds per row for as much. At 4 GHz and one shuffle and one
+// multiply-add a cycle that is 40 GB/s with four rows: memory is slower, as
+// long as its latency is hidden. So keys and values are fetched kFetchAhead
+// bytes before they are used: hardware does so within a page of 4 KiB only.
+#pragma once
+
+#ifdef __AVX512BF16__
+#include "multihead/kernels/cpu/gemm/bf16_dot.h"
+#endif
+#include "multihead/kernels/cpu/gemm/load_store.h"
+#include "multihead/kernels/cpu/gemm/pack.h"
+
+namespace multihead::kernels {
+namespace {
+
+inline constexpr int64_t kFetchAhead = 16 << 10;
+
+/// Rows that lie `stride` elements apart in memory, and by how many elements
+/// those are ahead that will be needed some time later.
+template <class S>
+struct MemoryRows {
+  const typename S::Type* data;
+  int64_t stride, ahead;
+  const typename S::Type* row(int64_t n) const { return data + n * stride; }
+};
+
+/// Visits `keys` in runs of evenly spaced rows: page by page, or all at once.
+template <class Visit>
+SIMD_INLINE void for_each_run(const StridedRows& x, Interval keys,
+                              const Visit& visit) {
+  if (!x.block_table) return visit(keys);
+  for_each_key_block(keys, x.page, visit);
+}
+
+/// The rows of a run. `end`: of the keys that will be read.
+template <class S>
+inline MemoryRows<S> run_of(const StridedRows& x, int64_t b, int64_t g,
+                            Interval run, int64_t end, int64_t width) {
+  using Type = typename S::Type;
+  const auto* data = row_of<Type>(x, b, g, run.begin);
+  const int64_t rows = kFetchAhead / max(width * sizeof(Type), 64);
+  if (!x.block_table) return {data, x.row, rows * x.row};
+  // A page that is as far ahead, in whole pages.
+  const int64_t later = run.begin + round_up(rows, x.page);
+  const auto* ahead = later < end ? row_of<Type>(x, b, g, later) : data;
+  return {data, x.row, ahead - data};
+}
+
+/// How keys are read for M: numbers widened, or pairs as they are.
+template <class M, class S>
+using KeyStorage = typename M::template QueryStorage<S>;
+
+/// Distance between the rows of a block's scores: qk_rows writes whole vectors,
+/// and pairs are made of two.
+template <class F>
+inline constexpr int64_t kScoreStride = kKeyBlock + 2 * F::kLanes;
+
+/// Rows whose sums and one square of keys fit into the registers.
+template <class F>
+inline constexpr int kMaxProductRows = F::kRegisters >= 32 ? 8 : 4;
+
+SIMD_INLINE void fetch_line(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+/// kVectors vectors of columns of the values that one step multiplies: one key,
+/// or two keys in pairs.
+template <class M, class S>
+struct ValueStep {
+  using F = typename M::F;
+  using Type = typename S::Type;
+  static constexpr int64_t kKeys = 1;
+
+  /// The weights of a row, of the keys begin ≤ j < end of a block, as they are
+  /// multiplied.
+  static const ScalarOf<F>* weights(const ScalarOf<F>* row, int64_t /*begin*/,
+                                    int64_t /*end*/, ScalarOf<F>* /*packed*/) {
+    return row;
+  }
+
+  /// `keys` are those that exist, and begin at value.row(0).
+  template <int kVectors>
+  SIMD_INLINE void load(const MemoryRows<S>& value, Interval keys, int64_t j,
+                        int64_t column, int64_t columns,
+                        typename F::Vector (&v)[kVectors]) {
+    const Type* row = value.row(j - keys.begin) + column;
+#pragma GCC unroll 8
+    for (int n = 0; n < kVectors; ++n) {
+      const Type* from = row + n * F::kLanes;
+      v[n] = kVectors > 1 ? S::load(from) : load_some<S>(from, columns);
+      if (n * F::kLanes * sizeof(Type) % 64 == 0)
+        fetch_line(from + value.ahead);
+    }
+  }
+};
+
+#ifdef __AVX512BF16__
+template <class S>
+struct ValueStep<BFloat16Dot, S> {
+  using F = Float32;
+  static constexpr int64_t kKeys = 2;
+
+  /// Rounded, two keys to an element.
+  static const float* weights(const float* row, int64_t begin, int64_t end,
+                              float* packed) {
+    for (int64_t j = round_down(begin, 2 * F::kLanes); j < end;
+         j += 2 * F::kLanes) {
+      const auto pairs =
+          BFloat16Pairs::round(F::load(row + j), F::load(row + j + F::kLanes));
+      F::store(packed + j / 2, _mm512_castsi512_ps(pairs));
+    }
+    return packed;
+  }
+
+  template <int kVectors>
+  SIMD_INLINE void load(const MemoryRows<S>& value, Interval keys, int64_t j,
+                        int64_t column, int64_t columns,
+                        F::Vector (&v)[kVectors]) {
+    const uint16_t* odd = value.row(j + 1 - keys.begin) + column;
+    const uint16_t* even = odd - value.stride;
+    if (kVectors > 1 && j >= keys.begin && j + 1 < keys.end) {
+#pragma GCC unroll 4
+      for (int n = 0; n + 1 < kVectors; n += 2) {
+        BFloat16Pairs::interleave(even + n * F::kLanes, odd + n * F::kLanes,
+                                  v[n], v[n + 1]);
+        fetch_line(even + n * F::kLanes + value.ahead);
+        fetch_line(odd + n * F::kLanes + value.ahead);
+      }
+      return;
+    }
+    if (j < keys.begin) even = nullptr;
+    if (j + 1 >= keys.end) odd = nullptr;
+#pragma GCC unroll 8
+    for (int n = 0; n < kVectors; ++n) {
+      const int64_t e = n * F::kLanes;
+      v[n] = pair_rows(even ? even + e : even, odd ? odd + e : odd,
+                       min(columns - e, F::kLanes));
+    }
+  }
+};
+#endif
+
+/// Scores of `keys` keys and kRows rows: scores (kRows, kScoreStride), written
+/// in whole vectors. query (kRows, depth), `depth` elements of M to a row, a
+/// whole number of vectors, zeros after the `width` numbers of a row.
+template <class M, class S, int kRows>
+[[gnu::noinline]] void qk_rows(const MemoryRows<S>& key, int64_t keys,
+                               int64_t width, const ScalarOf<M>* query,
+                               int64_t depth, ScalarOf<M> scale,
+                               ScalarOf<M>* scores) {
+  using F = typename M::F;
+  using K = KeyStorage<M, S>;
+  constexpr int kNumbers = F::kLanes * K::kPair;
+  for (int64_t j = 0; j < keys; j += F::kLanes) {
+    const int64_t count = min(keys - j, F::kLanes);
+    typename F::Vector sum[kRows], total[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) sum[r] = F::broadcast(0);
+    for (int64_t x = 0; x < depth; x += F::kLanes) {
+      if (x > 0 && x % kScoreChain == 0) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          total[r] = x == kScoreChain ? sum[r] : F::add(total[r], sum[r]);
+          sum[r] = F::broadcast(0);
+        }
+      }
+      const auto* from = key.row(j) + x * K::kPair;
+      const int64_t numbers = width - x * K::kPair;
+      typename F::Vector square[F::kLanes];
+      if (count == F::kLanes && numbers >= kNumbers) {
+#pragma GCC unroll 16
+        for (int i = 0; i < F::kLanes; ++i) {
+          square[i] = K::load(from + i * key.stride);
+          fetch_line(from + i * key.stride + key.ahead);
+        }
+      } else {
+        for (int i = 0; i < F::kLanes; ++i) {
+          square[i] =
+              load_some<K>(from + min(i, count - 1) * key.stride, numbers);
+        }
+      }
+      F::transpose(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < F::kLanes; ++i) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const auto q = F::broadcast(query[r * depth + x + i]);
+          sum[r] = M::multiply_add(square[i], q, sum[r]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      if (depth > kScoreChain) sum[r] = F::add(total[r], sum[r]);
+      if constexpr (M::kScalesScores) {
+        sum[r] = F::mul(sum[r], F::broadcast(scale));
+      }
+      F::store(scores + r * kScoreStride<F> + j, sum[r]);
+    }
+  }
+}
+
+/// Vectors of columns whose sums a micro-kernel of so many rows holds.
+template <class F>
+constexpr int product_vectors(int rows) {
+  const int sums = F::kRegisters >= 32 ? 16 : 8;
+  return sums / rows < 8 ? sums / rows : 8;
+}
+
+/// What pv_rows multiplies.
+template <class M, class S>
+struct WeightedValues {
+  MemoryRows<S> value;  ///< row 0: that of the first key
+  Interval keys;        ///< to be added; of one block
+  /// (kRows, kScoreStride), of the keys of the whole block; for pairs two keys
+  /// to an element. 0 for keys of the block that are not among `keys`.
+  const ScalarOf<M>* weights;
+  const ScalarOf<M>* factor;  ///< (kRows), of what was summed before
+  ScalarOf<M>* context;       ///< (kRows, stride)
+  int64_t stride;             ///< a whole number of vectors
+};
+
+/// O = factor·O + P·V for the columns from `column` on, whole slices of
+/// kVectors vectors; then fewer.
+template <class M, class S, int kRows, int kVectors>
+SIMD_INLINE void pv_slices(const WeightedValues<M, S>& t, int64_t column,
+                           int64_t columns) {
+  using F = typename M::F;
+  using Step = ValueStep<M, S>;
+  constexpr int64_t kWidth = kVectors * F::kLanes;
+  constexpr int64_t kStride = kScoreStride<F> / Step::kKeys;
+  const auto* weights = t.weights + t.keys.begin % kKeyBlock / Step::kKeys;
+  for (; columns - column >= (kVectors > 1 ? kWidth : 1); column += kWidth) {
+    typename F::Vector sum[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const auto factor = F::broadcast(t.factor[r]);
+#pragma GCC unroll 8
+      for (int n = 0; n < kVectors; ++n) {
+        sum[r][n] = F::mul(
+            factor, F::load(t.context + r * t.stride + column + n * F::kLanes));
+      }
+    }
+    const auto* p = weights;
+    for (int64_t j = round_down(t.keys.begin, Step::kKeys); j < t.keys.end;
+         j += Step::kKeys, ++p) {
+      typename F::Vector v[kVectors];
+      Step::template load<kVectors>(t.value, t.keys, j, column,
+                                    columns - column, v);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const auto weight = F::broadcast(p[r * kStride]);
+#pragma GCC unroll 8
+        for (int n = 0; n < kVectors; ++n) {
+          sum[r][n] = M::multiply_add(v[n], weight, sum[r][n]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+      for (int n = 0; n < kVectors; ++n) {
+        F::store(t.context + r * t.stride + column + n * F::kLanes, sum[r][n]);
+      }
+    }
+  }
+  if constexpr (kVectors > 1) {
+    pv_slices<M, S, kRows, kVectors / 2>(t, column, columns);
+  }
+}
+
+template <class M, class S, int kRows>
+[[gnu::noinline]] void pv_rows(const WeightedValues<M, S>& t, int64_t columns) {
+  pv_slices<M, S, kRows, product_vectors<typename M::F>(kRows)>(t, 0, columns);
+}
+
+}  // namespace
+}  // namespace multihead::kernels
