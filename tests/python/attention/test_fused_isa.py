@@ -5,6 +5,7 @@ Bits agree in float32 and float64; 16 bits are held to the budget of
 test_definition.py one by one.
 """
 
+import functools
 import os
 import re
 import subprocess
@@ -76,6 +77,7 @@ def with_isa(isa, *command):
     )
 
 
+@functools.cache
 def built_isas():
     """The names that MULTIHEAD_ISA accepts, from its own error."""
     error = with_isa("avx9", ONE_CALL).stderr

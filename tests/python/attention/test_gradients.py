@@ -77,7 +77,7 @@ def function_of(tensors, options, function=multihead.scaled_dot_product_attentio
     rest = {name: x for name, x in tensors.items() if not x.requires_grad}
 
     def call(*given):
-        torch.manual_seed(7)
+        torch.default_generator.manual_seed(7)  # visits no devices: faster
         named = dict(zip(inputs, given, strict=True))
         out, lse = function(**named, **rest, **options, return_lse=True)
         return out, lse.masked_fill(lse == -torch.inf, 0)

@@ -161,7 +161,7 @@ def inputs(c: Configuration) -> tuple[list[Tensor], dict]:
 
 def make(module_class: type[nn.MultiheadAttention], c: Configuration) -> nn.Module:
     """The module, with biases that are not 0."""
-    torch.manual_seed(c.seed)
+    torch.default_generator.manual_seed(c.seed)  # visits no devices: faster
     module = module_class(c.embed_dim, c.num_heads, **c.options)
     with torch.no_grad():
         for bias in (module.in_proj_bias, module.out_proj.bias):
