@@ -4,6 +4,8 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/terminal/arguments.h"
@@ -26,6 +28,8 @@ Examples:
 )";
 
 int run(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "run")
+    throw std::invalid_argument("use python -m multihead run");
   CLI::App app{"Attention for PyTorch, exact and fast.", "multihead"};
   app.footer(kExamples);
   app.set_version_flag("--version", "multihead " MULTIHEAD_VERSION

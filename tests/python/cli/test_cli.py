@@ -230,6 +230,12 @@ def test_unknown_arguments_are_refused(arguments: tuple[str, ...]) -> None:
     assert result.stdout == ""
 
 
+def test_running_a_program_is_pythons() -> None:
+    done = run("run", "--stats", "x.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "multihead: use python -m multihead run\n"
+
+
 def test_help_has_examples() -> None:
     for arguments in (
         (),
