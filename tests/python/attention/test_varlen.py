@@ -147,6 +147,22 @@ def test_the_bits_are_those_of_each_sequence_alone(name, dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("rules", [{}, {"window": (700, 0), "softcap": 3.0}])
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (3, 3)])
+@pytest.mark.parametrize("most", [1, 2, 6])
+def test_the_bits_of_decoding(most, heads, rules, dtype):
+    """Few queries against many keys, as a step of generation has them."""
+    queries, keys = [1, most, 0, 1, most], [900, 1300, 40, 0, 70]
+    batch = make(queries, keys, heads, (64, 48), dtype, is_causal=True, **rules)
+    expected = one_by_one(batch)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert_equal(ragged(batch), expected)
+        assert_equal(paged(batch, 16), expected)
+    torch.set_num_threads(1)
+
+
+@DTYPES
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 def test_the_bits_are_those_of_a_padded_batch(dtype, dropout_p):
     batch = call_of("sinks", dtype, dropout_p=dropout_p)
