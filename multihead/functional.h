@@ -23,6 +23,8 @@
 
 namespace [[gnu::visibility("default")]] multihead {
 
+class KVCache;
+
 /// Where the diagonal of causal masks, windows and ALiBi lies when Lq ≠ Lk:
 /// query i stands at key i (kTopLeft, PyTorch's meaning) or at key
 /// i + length − Lq, so that the last query stands at the last key
@@ -211,6 +213,8 @@ struct AttentionLayer {
 /// The arguments of a layer's forward beside query, key and value: those of
 /// torch.nn.MultiheadAttention.forward, then those of its functional.
 class ForwardOptions {
+  using CachePointer = KVCache*;
+
   /// (B, Lk), unbatched (Lk). bool: true = key blocked. Float: added.
   TORCH_ARG(at::Tensor, key_padding_mask);
   TORCH_ARG(bool, need_weights) = true;
@@ -228,6 +232,15 @@ class ForwardOptions {
   /// Allows at::_native_multi_head_attention, PyTorch's inference path, where
   /// PyTorch would take it (torch.backends.mha.set_fastpath_enabled).
   TORCH_ARG(bool, fast_path) = true;
+  /// Self-attention with what came before (cache.h): the new tokens, query, key
+  /// and value, go into the cache, and query i of row b sees all tokens that
+  /// the row had and its new ones up to i, with and without is_causal.
+  /// key_padding_mask (B, L), bool, may block the last of the new tokens: they
+  /// are not kept, and what comes out for them means nothing. Nothing is
+  /// differentiated. The weights are (B, …, L, longest length). attn_mask,
+  /// dropout, bias_k, add_zero_attn and unbatched inputs throw c10::ValueError
+  /// or c10::Error, before anything is written.
+  TORCH_ARG(CachePointer, cache) = nullptr;
 };
 
 /// Multi-head attention: projections, attention per head, output projection.

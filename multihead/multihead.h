@@ -4,6 +4,7 @@
 #pragma once
 
 #include "multihead/backend.h"
+#include "multihead/cache.h"
 #include "multihead/errors.h"
 #include "multihead/functional.h"
 #include "multihead/install.h"

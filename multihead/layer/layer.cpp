@@ -6,6 +6,7 @@
 #include "multihead/attention/definition.h"
 #include "multihead/attention/route.h"
 #include "multihead/functional.h"
+#include "multihead/layer/cached_layer.h"
 #include "multihead/layer/checks.h"
 #include "multihead/layer/ways.h"
 
@@ -50,6 +51,9 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
   constexpr auto* fn = "multi_head_attention_forward";
   check_defined(fn, query, key, value);
   check_mask_dtypes(options);
+  if (options.cache() != nullptr) {
+    return cached_forward(query, key, value, layer, options);
+  }
   const Route way = route(query, key, value, layer, options);
   const SourceGuard source(Source::kModule);
   count(way);

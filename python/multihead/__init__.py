@@ -11,6 +11,7 @@ _library.load("libmultihead.so")
 
 from . import _quantizable, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402
+from .cache import KVCache  # noqa: E402
 from .check import Report, check  # noqa: E402
 from .functional import (  # noqa: E402
     AttentionSummary,
@@ -44,6 +45,7 @@ __all__ = [
     "AttentionSummary",
     "CallCount",
     "GroupedQueryAttention",
+    "KVCache",
     "MultiheadAttention",
     "Replacement",
     "Replacements",

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._call import call, check_int, check_type, no_torchscript
 from ._projections import is_plain, pooled_state, repeated_state
 from ._subclasses import are_plain, forward_takes_subclasses, own_rules_of, refuse_fused
+from .cache import KVCache, attend
 from .functional import current_backend
 
 _ops = torch.ops.multihead
@@ -84,6 +85,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from query to key and value.
 
@@ -99,6 +101,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             average_attn_weights: average the weights over the heads.
             is_causal: query i sees keys j <= i, and what add_bias_kv and
                 add_zero_attn append.
+            cache: self-attention with what came before. The new tokens, query, key
+                and value, go into the cache, and query i of row b sees all tokens
+                that the row had and its new ones up to i; is_causal says nothing
+                more. key_padding_mask (B, L), bool, may block the last of the new
+                tokens: they are not kept, and what comes out for them means nothing.
+                Without gradients, dropout, attn_mask, add_bias_kv and add_zero_attn.
 
         Returns:
             The output, shaped like query, and the weights after dropout,
@@ -106,10 +114,19 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         Raises:
             AssertionError, RuntimeError, ValueError: where
-                torch.nn.MultiheadAttention raises them.
+                torch.nn.MultiheadAttention raises them; and for what a cache cannot
+                take, which leaves it as it was.
         """
         backend, out_proj = current_backend(), self.out_proj
         weight, bias = self.in_proj_weight, self.in_proj_bias
+        if cache is not None:
+            options = dict(
+                key_padding_mask=key_padding_mask,
+                need_weights=need_weights,
+                attn_mask=attn_mask,
+                average_attn_weights=average_attn_weights,
+            )
+            return self._forward_cached(cache, (query, key, value), options)
         reason = _own_rules(weight, bias)
         if reason is not None or _is_nested(query, key, value):
             refuse_fused("MultiheadAttention", backend, reason or "a tensor is nested")
@@ -147,6 +164,36 @@ class MultiheadAttention(nn.MultiheadAttention):
             backend=backend,
         )
         return result if reads else (out_proj(result[0]), result[1])
+
+    def _forward_cached(
+        self,
+        cache: KVCache,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        """forward(cache=...); options: those of forward that a cache may take."""
+        out_proj, heads = self.out_proj, self.num_heads
+        reads = is_plain(out_proj)
+        out, weights = attend(
+            cache,
+            inputs,
+            (self.embed_dim, heads, heads, self.head_dim),
+            in_proj_weight=self.in_proj_weight,
+            in_proj_bias=self.in_proj_bias,
+            q_proj_weight=self.q_proj_weight,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            out_proj_weight=out_proj.weight if reads else None,
+            out_proj_bias=out_proj.bias if reads else None,
+            bias_k=self.bias_k,
+            add_zero_attn=self.add_zero_attn,
+            dropout_p=self.dropout,
+            training=self.training,
+            batch_first=self.batch_first,
+            backend=current_backend(),
+            **options,
+        )
+        return out if reads else out_proj(out), weights
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise no_torchscript("script", True)
@@ -277,15 +324,24 @@ class GroupedQueryAttention(nn.Module):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attends from query to key and value; see MultiheadAttention.forward.
 
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
-        key_padding_mask (B, Lk). Weights have H heads.
+        key_padding_mask (B, Lk). Weights have H heads. cache: a KVCache of G heads.
         """
         _refuse_nested(query, key, value)
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj = self.out_proj
+        if cache is not None:
+            named = dict(
+                key_padding_mask=key_padding_mask,
+                need_weights=need_weights,
+                attn_mask=attn_mask,
+                average_attn_weights=average_attn_weights,
+            )
+            return self._forward_cached(cache, (query, key, value), named)
         masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
         options = (self.dropout, self.training, *masks, is_causal)
         batch_first, backend = self.batch_first, current_backend()
@@ -313,6 +369,38 @@ class GroupedQueryAttention(nn.Module):
             backend=backend,
         )
         return result
+
+    def _forward_cached(
+        self,
+        cache: KVCache,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        """forward(cache=...); options: those of forward that a cache may take."""
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        linears = {name: getattr(self, name) for name in names}
+        plain = all(map(is_plain, linears.values()))
+        width, weights = self.num_heads * self.head_dim, {}
+        if plain:
+            width = self.embed_dim
+            for name, linear in linears.items():
+                weights[f"{name}_weight"] = linear.weight
+                weights[f"{name}_bias"] = linear.bias
+        else:
+            query, key, value = inputs
+            inputs = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        out, attention = attend(
+            cache,
+            inputs,
+            (width, self.num_heads, self.num_kv_heads, self.head_dim),
+            dropout_p=self.dropout,
+            training=self.training,
+            batch_first=self.batch_first,
+            backend=current_backend(),
+            **weights,
+            **options,
+        )
+        return out if plain else self.out_proj(out), attention
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise no_torchscript("script", False)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: MIT
+"""Keys and values of the tokens that a decoder has seen."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._call import call, check_type
+
+_ops = torch.ops.multihead
+
+
+class KVCache:
+    """Keys (B, G, capacity, D), values (B, G, capacity, Dv), and a length for each row.
+
+    ``GroupedQueryAttention`` and ``MultiheadAttention`` take one as ``cache=``. By hand::
+
+        cache.append(key, value)  # (B, G, L, D): L new tokens of each row
+        out = multihead.scaled_dot_product_attention(
+            query, cache.key(), cache.value(), key_lengths=cache.lengths(),
+            is_causal=True, causal_alignment="bottom_right", enable_gqa=True)
+
+    The result of a token has the same bits whether it came alone, in a chunk of any
+    size, or with all others, and whatever else is in the batch. Rows lie one after
+    the other, so that attention reads them in place. Without ``max_length`` a full
+    cache grows to twice its capacity, which copies it.
+
+    Compiled code cannot grow a cache: give ``max_length``, or ``reserve`` before. It
+    looks at all of the room, of which it reads each row's length, so no length is
+    compiled in. ``torch.compile`` sees the three tensors; nothing breaks its graph.
+
+    A dtype narrower than the model's halves the memory; keys and values are then
+    widened for each call, all of them, which costs more time than it saves.
+
+    Args:
+        batch_size: rows B.
+        num_kv_heads: key and value heads G.
+        head_dim: width D of a key.
+        value_dim: width Dv of a value, default head_dim.
+        capacity: tokens that fit before the cache grows.
+        max_length: room for so many tokens is made at once, and more is an error.
+        dtype: floating point, default torch.get_default_dtype().
+        device: default the CPU.
+
+    Raises:
+        ValueError: for sizes or dtypes outside of their domain; by every method
+            where lengths or indices are. The cache is then as it was.
+        RuntimeError: where tensors do not fit the cache, likewise.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        capacity: int = 0,
+        max_length: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        sizes = (batch_size, num_kv_heads, head_dim, value_dim, capacity, max_length)
+        if isinstance(device, str):
+            device = torch.device(device)
+        self.max_length = max_length
+        self._keys, self._values, self._lengths = call(
+            _ops.kv_cache_make.default, *sizes, dtype, device
+        )
+
+    def append(self, key: Tensor, value: Tensor, counts: Tensor | None = None) -> None:
+        """Writes key (B, G, L, D) and value (B, G, L, Dv) behind what each row has.
+
+        Args:
+            key: converted to the cache's dtype.
+            value: likewise.
+            counts: (B,) integers from 0 to L: of row b the first counts[b] tokens are
+                written, as of chunks that are padded on the right.
+        """
+        new = (key, value, counts)
+        if torch.compiler.is_compiling():
+            call(_ops.kv_cache_append.default, *self._state, *new)
+            return
+        self._keys, self._values = call(
+            _ops.kv_cache_extend.default, *self._state, *new, self.max_length
+        )
+
+    def key(self) -> Tensor:
+        """(B, G, length, D), a view up to the longest length; of shorter rows the rest
+        means nothing. Compiled code sees all of the room."""
+        return self._seen(self._keys)
+
+    def value(self) -> Tensor:
+        """(B, G, length, Dv), likewise."""
+        return self._seen(self._values)
+
+    def lengths(self) -> Tensor:
+        """(B,) int64: the tokens of each row, as they are now."""
+        return self._lengths
+
+    def reserve(self, capacity: int) -> None:
+        """Makes room for so many tokens in each row."""
+        self._keys, self._values = call(
+            _ops.kv_cache_reserve.default, *self._state, capacity, self.max_length
+        )
+
+    def truncate(self, lengths: Tensor | list[int] | int) -> None:
+        """Of row b the first lengths[b] tokens stay; an int is that of every row.
+
+        For speculative decoding, which takes tokens back.
+        """
+        kept = torch.as_tensor(lengths, device=self._lengths.device)
+        if kept.dim() == 0:
+            kept = kept.expand(self._lengths.shape)
+        call(_ops.kv_cache_truncate.default, *self._state, kept)
+
+    def reorder(self, indices: Tensor | list[int]) -> None:
+        """Row i becomes what row indices[i] was, for beams; there may be more rows then,
+        or fewer."""
+        rows = torch.as_tensor(indices, device=self._lengths.device)
+        self._keys, self._values, self._lengths = call(
+            _ops.kv_cache_reorder.default, *self._state, rows
+        )
+
+    def reset(self) -> None:
+        """Every row is empty, and the room stays."""
+        self._lengths.zero_()
+
+    def clone(self) -> "KVCache":
+        """A copy that shares nothing."""
+        state = call(_ops.kv_cache_clone.default, *self._state)
+        return self._of(state, self.max_length)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes "key", "value", "lengths" and max_length as safetensors."""
+        call(_ops.kv_cache_save.default, *self._state, self.max_length, os.fspath(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "KVCache":
+        """Reads what save has written, onto the CPU. Raises RuntimeError or ValueError
+        where the file holds no cache."""
+        *state, max_length = call(_ops.kv_cache_load.default, os.fspath(path))
+        return cls._of(state, max_length)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit before the cache grows."""
+        return self._keys.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of keys and values, room included."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def __len__(self) -> int:
+        """The longest length."""
+        return int(self._lengths.max())
+
+    def __repr__(self) -> str:
+        text: str = call(_ops.kv_cache_text.default, *self._state, self.max_length)
+        return text
+
+    @property
+    def _state(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._keys, self._values, self._lengths
+
+    @classmethod
+    def _of(cls, state: Any, max_length: int | None) -> "KVCache":
+        cache = cls.__new__(cls)
+        cache._keys, cache._values, cache._lengths = state
+        cache.max_length = max_length
+        return cache
+
+    def _seen(self, room: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return room
+        return room[:, :, : len(self)]
+
+
+def attend(
+    cache: KVCache,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    sizes: tuple[int, int, int, int],
+    key_padding_mask: Tensor | None,
+    *,
+    batch_first: bool,
+    **layer: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """forward of a layer with a cache. inputs: query, key and value; sizes and layer:
+    embed_dim, num_heads, num_kv_heads and head_dim, and what the operator takes."""
+    check_type("forward", "cache", cache, KVCache, "a multihead.KVCache or None")
+    query, end, counts = inputs[0], None, None
+    if key_padding_mask is not None:
+        counts = call(
+            _ops.kv_cache_counts.default, key_padding_mask, query, batch_first
+        )
+    if not torch.compiler.is_compiling() and query.dim() == 3:
+        length = query.shape[1 if batch_first else 0]
+        cache._keys, cache._values, end = call(
+            _ops.kv_cache_room.default, *cache._state, length, counts, cache.max_length
+        )
+    operator = _ops.cached_attention_forward.default
+    state, layer["batch_first"] = (*cache._state, counts, end), batch_first
+    result: tuple[Tensor, Tensor | None] = call(
+        operator, *inputs, *state, *sizes, **layer
+    )
+    return result
