@@ -32,6 +32,11 @@ _FUNCTIONS = {
     "head_dim": "GroupedQueryAttention",
     "pool_heads": "from_multihead",
     "repeat_heads": "to_multihead",
+    "kv_cache_make": "KVCache",
+    "kv_cache_append": "KVCache.append",
+    "kv_cache_extend": "KVCache.append",
+    "kv_cache_reserve": "KVCache.reserve",
+    "cached_attention_forward": "forward",
 }
 
 

@@ -66,6 +66,9 @@ class KVCache:
         if isinstance(device, str):
             device = torch.device(device)
         self.max_length = max_length
+        self._keys: Tensor
+        self._values: Tensor
+        self._lengths: Tensor
         self._keys, self._values, self._lengths = call(
             _ops.kv_cache_make.default, *sizes, dtype, device
         )
