@@ -75,6 +75,7 @@ struct Decoder : torch::nn::Module {
     embedding =
         register_parameter("embedding", at::ones({kVocabulary, kWidth}));
     positions = register_parameter("positions", at::ones({kPositions, kWidth}));
+    output = register_parameter("output", at::ones({kVocabulary, kWidth}));
     final_norm = register_parameter("norm", at::ones({kWidth}));
     const auto list = register_module("layers", torch::nn::ModuleList());
     for (int64_t i = 0; i < kLayers; ++i) {
@@ -89,11 +90,10 @@ struct Decoder : torch::nn::Module {
     Tensor x = at::embedding(embedding, tokens) +
                positions.narrow(0, start, tokens.size(1));
     for (size_t i = 0; i < layers.size(); ++i) x = layers[i](x, caches[i]);
-    return at::linear(norm(x.select(1, -1), final_norm), embedding) /
-           std::sqrt(static_cast<double>(kWidth));
+    return at::linear(norm(x.select(1, -1), final_norm), output);
   }
 
-  Tensor embedding, positions, final_norm;
+  Tensor embedding, positions, final_norm, output;
   std::vector<Block> layers;
 };
 

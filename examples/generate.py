@@ -67,6 +67,7 @@ class Decoder(nn.Module):
         self.positions = nn.Parameter(torch.randn(POSITIONS, WIDTH))
         self.layers = nn.ModuleList(Block(attention) for _ in range(LAYERS))
         self.norm = nn.Parameter(torch.ones(WIDTH))
+        self.output = nn.Parameter(torch.randn(VOCABULARY, WIDTH) / WIDTH**0.5)
 
     def forward(self, tokens: Tensor, start: int, caches: list) -> Tensor:
         """(B, L) tokens from position start on → (B, vocabulary), logits of the next."""
@@ -75,7 +76,7 @@ class Decoder(nn.Module):
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, cache)
         x = torch.rms_norm(x[:, -1], (WIDTH,), self.norm, 1e-6)
-        return F.linear(x, self.embedding) / WIDTH**0.5
+        return F.linear(x, self.output)
 
 
 def uniform_numbers(seed: int) -> Iterator[float]:

@@ -144,77 +144,78 @@ std::tuple<Tensor, std::optional<Tensor>> attend(
   return {out, optional(weights)};
 }
 
-}  // namespace
+using Tags = std::vector<at::Tag>;
 
-TORCH_LIBRARY_FRAGMENT(multihead, m) {
-  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-  const std::string cache = "Tensor keys, Tensor values, Tensor lengths, ";
-  const std::string changed =
-      "(Tensor(a!) keys, Tensor(b!) values, Tensor(c!) lengths, ";
-  const std::string rest = ", int? max_length";
-  m.def(("kv_cache_append" + changed +
-         "Tensor key, Tensor value, Tensor? counts=None) -> ()")
-            .c_str(),
-        tags);
-  m.def(("kv_cache_truncate(Tensor keys, Tensor values, Tensor(a!) lengths, "
-         "Tensor kept) -> ()"),
-        tags);
-  m.def(("kv_cache_reorder(" + cache +
-         "Tensor indices) -> (Tensor keys, Tensor values, Tensor lengths)")
-            .c_str(),
-        tags);
+// A step of a decoder: what compiled and exported graphs see.
+void define_steps(torch::Library& m, const Tags& tags) {
+  m.def(
+      "kv_cache_append(Tensor(a!) keys, Tensor(b!) values, "
+      "Tensor(c!) lengths, Tensor key, Tensor value, Tensor? counts=None) "
+      "-> ()",
+      tags);
+  m.def(
+      "kv_cache_truncate(Tensor keys, Tensor values, Tensor(a!) lengths, "
+      "Tensor kept) -> ()",
+      tags);
+  m.def(
+      "kv_cache_reorder(Tensor keys, Tensor values, Tensor lengths, "
+      "Tensor indices) -> (Tensor keys, Tensor values, Tensor lengths)",
+      tags);
   m.def(
       "kv_cache_counts(Tensor key_padding_mask, Tensor query, "
       "bool batch_first) -> Tensor",
       tags);
-  // Not for graphs: results may be arguments, or depend on what is in them.
+  m.def(
+      "cached_attention_forward(Tensor query, Tensor key, Tensor value, "
+      "Tensor(a!) keys, Tensor(b!) values, Tensor(c!) lengths, "
+      "Tensor? counts, SymInt? end, int embed_dim, int num_heads, "
+      "int num_kv_heads, int head_dim, *, Tensor? in_proj_weight=None, "
+      "Tensor? in_proj_bias=None, Tensor? q_proj_weight=None, "
+      "Tensor? q_proj_bias=None, Tensor? k_proj_weight=None, "
+      "Tensor? k_proj_bias=None, Tensor? v_proj_weight=None, "
+      "Tensor? v_proj_bias=None, Tensor? out_proj_weight=None, "
+      "Tensor? out_proj_bias=None, Tensor? bias_k=None, "
+      "bool add_zero_attn=False, float dropout_p=0.0, bool training=False, "
+      "bool need_weights=True, Tensor? attn_mask=None, "
+      "bool average_attn_weights=True, bool batch_first=False, "
+      "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
+      tags);
+}
+
+// Not for graphs: results may be arguments, or depend on what is in them.
+void define_state(torch::Library& m) {
+  const std::string cache = "(Tensor keys, Tensor values, Tensor lengths";
+  const std::string room = "(Tensor(a) keys, Tensor(b) values, Tensor lengths";
   m.def(
       "kv_cache_make(int batch_size, int num_kv_heads, int head_dim, "
       "int? value_dim=None, int capacity=0, int? max_length=None, "
       "ScalarType? dtype=None, Device? device=None) -> "
       "(Tensor keys, Tensor values, Tensor lengths)");
-  m.def(("kv_cache_extend" + changed +
-         "Tensor key, Tensor value, Tensor? counts" + rest +
-         ") -> (Tensor(a!), Tensor(b!))")
-            .c_str());
-  m.def(("kv_cache_room(Tensor(a) keys, Tensor(b) values, Tensor lengths, "
-         "int length, Tensor? counts" +
-         rest + ") -> (Tensor(a), Tensor(b), int end)")
-            .c_str());
-  m.def(("kv_cache_reserve(Tensor(a) keys, Tensor(b) values, Tensor lengths, "
-         "int capacity" +
-         rest + ") -> (Tensor(a), Tensor(b))")
-            .c_str());
-  m.def(("kv_cache_clone(" + cache.substr(0, cache.size() - 2) +
-         ") -> (Tensor keys, Tensor values, Tensor lengths)")
-            .c_str());
   m.def(
-      ("kv_cache_save(" + cache + "int? max_length, str path) -> ()").c_str());
+      "kv_cache_extend(Tensor(a!) keys, Tensor(b!) values, "
+      "Tensor(c!) lengths, Tensor key, Tensor value, Tensor? counts, "
+      "int? max_length) -> (Tensor(a!), Tensor(b!))");
+  m.def(("kv_cache_room" + room +
+         ", int length, Tensor? counts, int? max_length) "
+         "-> (Tensor(a), Tensor(b), int end)")
+            .c_str());
+  m.def(("kv_cache_reserve" + room +
+         ", int capacity, int? max_length) -> (Tensor(a), Tensor(b))")
+            .c_str());
+  m.def(("kv_cache_clone" + cache + ") -> " + cache + ")").c_str());
+  m.def(
+      ("kv_cache_save" + cache + ", int? max_length, str path) -> ()").c_str());
   m.def(
       "kv_cache_load(str path) -> "
       "(Tensor keys, Tensor values, Tensor lengths, int? max_length)");
-  m.def(("kv_cache_text(" + cache + "int? max_length) -> str").c_str());
-  m.def(("cached_attention_forward(Tensor query, Tensor key, Tensor value, "
-         "Tensor(a!) keys, Tensor(b!) values, Tensor(c!) lengths, "
-         "Tensor? counts, SymInt? end, int embed_dim, int num_heads, "
-         "int num_kv_heads, int head_dim, *, "
-         "Tensor? in_proj_weight=None, "
-         "Tensor? in_proj_bias=None, "
-         "Tensor? q_proj_weight=None, "
-         "Tensor? q_proj_bias=None, "
-         "Tensor? k_proj_weight=None, "
-         "Tensor? k_proj_bias=None, "
-         "Tensor? v_proj_weight=None, "
-         "Tensor? v_proj_bias=None, "
-         "Tensor? out_proj_weight=None, "
-         "Tensor? out_proj_bias=None, "
-         "Tensor? bias_k=None, "
-         "bool add_zero_attn=False, float dropout_p=0.0, "
-         "bool training=False, bool need_weights=True, "
-         "Tensor? attn_mask=None, bool average_attn_weights=True, "
-         "bool batch_first=False, str backend=\"auto\") -> (Tensor out, "
-         "Tensor? weights)"),
-        tags);
+  m.def(("kv_cache_text" + cache + ", int? max_length) -> str").c_str());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(multihead, m) {
+  define_steps(m, {at::Tag::pt2_compliant_tag});
+  define_state(m);
 }
 
 TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
