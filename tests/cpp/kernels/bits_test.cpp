@@ -78,7 +78,7 @@ TEST_P(Bits, OfDecodingAreThoseOfATile) {
     for (uint64_t number = 0; count < 150; ++number) {
       const Call c = random_call(dtype, number);
       const Shape& s = c.shape;
-      if (s.Lq * s.H / s.G > 16 || c.dropout.probability > 0) continue;
+      if (s.Lq * s.H / s.G > 24 || c.dropout.probability > 0) continue;
       ++count;
       SCOPED_TRACE("configuration " + std::to_string(number) + ": " +
                    description(c));

@@ -21,31 +21,33 @@
 #pragma once
 
 #include "multihead/kernels/cpu/decode/row_products.h"
-#include "multihead/kernels/cpu/forward/scores.h"
+#include "multihead/kernels/cpu/scores/scores.h"
 
 namespace multihead::kernels {
 namespace {
 
 /// Query rows of a key/value head that are decoded at once. From about here on
 /// rows in the lanes are faster.
-inline constexpr int64_t kDecodeRows = 16;
+inline constexpr int64_t kDecodeRows = 24;
+/// What is held for each row has so many places: whole vectors.
+inline constexpr int64_t kRowPlaces = 32;
 
 /// The online softmax of rows (online_softmax.h), with each row's O in a row.
 template <class F>
 struct RowSoftmax {
   using T = typename F::Scalar;
-  T* maximum;  ///< (kDecodeRows), m
-  T* sum;      ///< (kDecodeRows), l
+  T* maximum;  ///< (kRowPlaces), m
+  T* sum;      ///< (kRowPlaces), l
   T* context;  ///< (rows, stride), O
 
   static RowSoftmax take(int64_t rows, int64_t stride, Arena& arena) {
-    return {arena.take<T>(kDecodeRows), arena.take<T>(kDecodeRows),
+    return {arena.take<T>(kRowPlaces), arena.take<T>(kRowPlaces),
             arena.take<T>(rows * stride)};
   }
 
   /// No keys yet.
   void reset(int64_t size) const {
-    for (int64_t r = 0; r < kDecodeRows; ++r) {
+    for (int64_t r = 0; r < kRowPlaces; ++r) {
       maximum[r] = T(-INFINITY);
       sum[r] = 0;
     }
@@ -54,8 +56,8 @@ struct RowSoftmax {
 
   /// Adds the state of other keys.
   void merge(const RowSoftmax& part, int64_t rows, int64_t stride) const {
-    T of_this[kDecodeRows], of_part[kDecodeRows];
-    for (int64_t r = 0; r < kDecodeRows; r += F::kLanes) {
+    T of_this[kRowPlaces], of_part[kRowPlaces];
+    for (int64_t r = 0; r < kRowPlaces; r += F::kLanes) {
       const auto a = F::load(maximum + r), b = F::load(part.maximum + r);
       const auto m = F::max(b, a);
       const auto shift = shift_of<F>(m);
@@ -88,7 +90,7 @@ struct DecodeScratch {
   T* scores;          ///< (rows, kScoreStride), S, then P
   T* weights;         ///< (rows, kScoreStride / 2), P in pairs
   T* bias;            ///< (rows, kKeyBlock), what masks add; null: no mask
-  T *shift, *factor;  ///< (kDecodeRows), m as it may be subtracted; O's scale
+  T *shift, *factor;  ///< (kRowPlaces), m as it may be subtracted; O's scale
   RowSoftmax<F> total, split;
 
   DecodeScratch(const AttentionArgs& a, Arena& arena)
@@ -99,8 +101,8 @@ struct DecodeScratch {
         scores(arena.take<T>(rows * kScoreStride<F>)),
         weights(arena.take<T>(rows * kScoreStride<F> / 2)),
         bias(nullptr),
-        shift(arena.take<T>(kDecodeRows)),
-        factor(arena.take<T>(kDecodeRows)),
+        shift(arena.take<T>(kRowPlaces)),
+        factor(arena.take<T>(kRowPlaces)),
         total(RowSoftmax<F>::take(rows, stride, arena)),
         split(RowSoftmax<F>::take(rows, stride, arena)) {
     if (a.mask.kind != ScoreMask::Kind::kNone || a.key_mask.data) {
@@ -115,7 +117,7 @@ struct DecodeScratch {
     return rows <= 4 ? 4 : round_up(rows, kMost);
   }
   /// Of a state in the workspace: m, l, O.
-  int64_t state_size() const { return 2 * kDecodeRows + rows * stride; }
+  int64_t state_size() const { return 2 * kRowPlaces + rows * stride; }
 };
 
 /// The rows of one key/value head.
@@ -145,7 +147,7 @@ class DecodeTask {
   Interval keys() const { return keys_; }
 
   void load_queries() {
-    memset(s_.shift, 0, kDecodeRows * sizeof(T));
+    memset(s_.shift, 0, kRowPlaces * sizeof(T));
     memset(s_.query, 0, s_.rows * s_.depth * sizeof(T));
     for (int64_t r = 0; r < count_; ++r) {
       const auto* from = row_of<Type>(a_.query, b_, head_[r], query_[r]);
@@ -179,7 +181,7 @@ class DecodeTask {
 
   /// out and logsumexp; false where a row of out is not finite.
   bool finish(const RowSoftmax<F>& total) {
-    T inverse[kDecodeRows], logsumexp[kDecodeRows], sinks[kDecodeRows] = {};
+    T inverse[kRowPlaces], logsumexp[kRowPlaces], sinks[kRowPlaces] = {};
     for (int64_t r = 0; a_.sinks && r < count_; ++r) {
       sinks[r] = static_cast<T>(a_.sinks[head_[r]]);
     }
@@ -400,8 +402,8 @@ class DecodeTask {
   DecodeScratch<M, S>& s_;
   int64_t b_, g_;
   int64_t count_, rows_;  ///< rows_: padded
-  int64_t head_[kDecodeRows], query_[kDecodeRows];
-  Interval sees_[kDecodeRows], keys_{0, 0};
+  int64_t head_[kRowPlaces], query_[kRowPlaces];
+  Interval sees_[kRowPlaces], keys_{0, 0};
 };
 
 /// Whether a call is decoded.
@@ -435,7 +437,7 @@ inline RowSoftmax<typename M::F> state_of(const ForwardArgs& f,
                                           const DecodeScratch<M, S>& scratch) {
   auto* state = static_cast<ScalarOf<M>*>(f.workspace) +
                 (head * plan.splits + split) * scratch.state_size();
-  return {state, state + kDecodeRows, state + 2 * kDecodeRows};
+  return {state, state + kRowPlaces, state + 2 * kRowPlaces};
 }
 
 /// Task n. False: a result is not finite, perhaps by a key that its row cannot

@@ -3,7 +3,7 @@
 // Which weights dropout keeps: Philox4x32-10, one stream per lane.
 #pragma once
 
-#include "multihead/kernels/cpu/forward/scores.h"
+#include "multihead/kernels/cpu/scores/scores.h"
 
 namespace multihead::kernels {
 namespace {

@@ -32,8 +32,8 @@
 #include "multihead/kernels/cpu/dispatch.h"
 #include "multihead/kernels/cpu/forward/dropout.h"
 #include "multihead/kernels/cpu/forward/online_softmax.h"
-#include "multihead/kernels/cpu/forward/scores.h"
 #include "multihead/kernels/cpu/gemm/nonfinite.h"
+#include "multihead/kernels/cpu/scores/scores.h"
 
 namespace multihead::kernels {
 namespace {

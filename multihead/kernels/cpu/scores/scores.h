@@ -13,10 +13,10 @@
 #include "multihead/kernels/cpu/blocking/arena.h"
 #include "multihead/kernels/cpu/blocking/query_tile.h"
 #include "multihead/kernels/cpu/blocking/tasks.h"
-#include "multihead/kernels/cpu/forward/mask_block.h"
 #include "multihead/kernels/cpu/gemm/gemm.h"
 #include "multihead/kernels/cpu/gemm/load_store.h"
 #include "multihead/kernels/cpu/gemm/pack.h"
+#include "multihead/kernels/cpu/scores/mask_block.h"
 #include "multihead/kernels/cpu/simd/math.h"
 
 namespace multihead::kernels {
