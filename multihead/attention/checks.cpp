@@ -25,6 +25,18 @@ void check_values(const char* name, at::Tensor integers, int64_t first,
     integers = batched->value();
   }
   integers = integers.to(at::kLong);  // int8 cannot be compared with 300
+  if (const auto limit = last.maybe_as_int();
+      limit && has_values(integers) && integers.is_cpu()) {
+    // Read in place: operations would cost a decoding step more than attention.
+    const at::Tensor dense = integers.contiguous();
+    const auto* values = dense.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < dense.numel(); ++i) {
+      TORCH_CHECK_VALUE(first <= values[i] && values[i] <= *limit, fn, name,
+                        " must be between ", first, " and ", last, ", got ",
+                        values[i]);
+    }
+    return;
+  }
   const at::Tensor invalid =
       integers.lt(first).logical_or(integers.gt(at::Scalar(last)));
   if (!has_values(integers)) {

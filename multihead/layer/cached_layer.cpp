@@ -98,10 +98,15 @@ std::tuple<Tensor, Tensor> attend_cached(const Tensor& query, const Tensor& key,
   const SourceGuard source(Source::kModule);
   const Sequences heads =
       project_in_for_kernels({query, key, value}, layer, options);
-  const AttentionOptions attention{.is_causal = true,
-                                   .enable_gqa = true,
-                                   .query_offset = cache.lengths.clone(),
-                                   .key_lengths = cache.lengths};
+  AttentionOptions attention{.is_causal = true,
+                             .enable_gqa = true,
+                             .causal_alignment = CausalAlignment::kBottomRight,
+                             .key_lengths = cache.lengths};
+  if (cache.counts
+          .defined()) {  // the last query need not be a row's last token
+    attention.causal_alignment = CausalAlignment::kTopLeft;
+    attention.query_offset = cache.lengths.clone();
+  }
   append(cache, heads.key, heads.value);
   const auto seen = [&](const Tensor& room) {
     const Tensor rows = cache.end ? room.narrow_symint(2, 0, *cache.end) : room;

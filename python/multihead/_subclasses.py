@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._call import check_type, shown
+from .cache import KVCache
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
@@ -27,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Looked at first, because nearly all arguments are of these types.
 _PLAIN = frozenset(
-    (Tensor, nn.Parameter, nn.Buffer, type(None), bool, int, float, str, tuple)
+    (Tensor, nn.Parameter, nn.Buffer, type(None), bool, int, float, str, tuple, KVCache)
 )
 # What depends on where queries stand, beside is_causal, or changes it.
 _OF_POSITIONS = ("window", "key_lengths", "alibi_slopes")

@@ -117,8 +117,6 @@ class MultiheadAttention(nn.MultiheadAttention):
                 torch.nn.MultiheadAttention raises them; and for what a cache cannot
                 take, which leaves it as it was.
         """
-        backend, out_proj = current_backend(), self.out_proj
-        weight, bias = self.in_proj_weight, self.in_proj_bias
         if cache is not None:
             options = dict(
                 key_padding_mask=key_padding_mask,
@@ -127,6 +125,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 average_attn_weights=average_attn_weights,
             )
             return self._forward_cached(cache, (query, key, value), options)
+        backend, out_proj = current_backend(), self.out_proj
+        weight, bias = self.in_proj_weight, self.in_proj_bias
         reason = _own_rules(weight, bias)
         if reason is not None or _is_nested(query, key, value):
             refuse_fused("MultiheadAttention", backend, reason or "a tensor is nested")
@@ -331,9 +331,6 @@ class GroupedQueryAttention(nn.Module):
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
         key_padding_mask (B, Lk). Weights have H heads. cache: a KVCache of G heads.
         """
-        _refuse_nested(query, key, value)
-        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
-        out_proj = self.out_proj
         if cache is not None:
             named = dict(
                 key_padding_mask=key_padding_mask,
@@ -342,6 +339,9 @@ class GroupedQueryAttention(nn.Module):
                 average_attn_weights=average_attn_weights,
             )
             return self._forward_cached(cache, (query, key, value), named)
+        _refuse_nested(query, key, value)
+        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
+        out_proj = self.out_proj
         masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
         options = (self.dropout, self.training, *masks, is_causal)
         batch_first, backend = self.batch_first, current_backend()
@@ -377,18 +377,24 @@ class GroupedQueryAttention(nn.Module):
         options: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """forward(cache=...); options: those of forward that a cache may take."""
-        names = ("q_proj", "k_proj", "v_proj", "out_proj")
-        linears = {name: getattr(self, name) for name in names}
-        plain = all(map(is_plain, linears.values()))
-        width, weights = self.num_heads * self.head_dim, {}
+        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
+        out_proj, weights = self.out_proj, {}
+        plain = all(map(is_plain, (q_proj, k_proj, v_proj, out_proj)))
         if plain:
-            width = self.embed_dim
-            for name, linear in linears.items():
-                weights[f"{name}_weight"] = linear.weight
-                weights[f"{name}_bias"] = linear.bias
+            weights = dict(
+                q_proj_weight=q_proj.weight,
+                q_proj_bias=q_proj.bias,
+                k_proj_weight=k_proj.weight,
+                k_proj_bias=k_proj.bias,
+                v_proj_weight=v_proj.weight,
+                v_proj_bias=v_proj.bias,
+                out_proj_weight=out_proj.weight,
+                out_proj_bias=out_proj.bias,
+            )
         else:
             query, key, value = inputs
-            inputs = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+            inputs = q_proj(query), k_proj(key), v_proj(value)
+        width = self.embed_dim if plain else self.num_heads * self.head_dim
         out, attention = attend(
             cache,
             inputs,
@@ -400,7 +406,7 @@ class GroupedQueryAttention(nn.Module):
             **weights,
             **options,
         )
-        return out if plain else self.out_proj(out), attention
+        return out if plain else out_proj(out), attention
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise no_torchscript("script", False)
