@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
 
@@ -185,8 +184,11 @@ void KVCache::append(const Tensor& key, const Tensor& value,
       counts.defined() ? numbers(counts) : Numbers(starts.size(), length);
   write(keys_, key, starts, written);
   write(values_, value, starts, written);
-  lengths_.add_(counts.defined() ? counts.to(lengths_.options())
-                                 : at::full({}, length, lengths_.options()));
+  if (counts.defined()) {
+    lengths_.add_(counts.to(lengths_.options()));
+  } else {
+    lengths_.add_(length);
+  }
 }
 
 int64_t KVCache::make_room(int64_t length, const Tensor& counts) {

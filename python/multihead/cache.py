@@ -199,7 +199,8 @@ def attend(
         counts = call(
             _ops.kv_cache_counts.default, key_padding_mask, query, batch_first
         )
-    if not torch.compiler.is_compiling() and query.dim() == 3:
+    eager = not torch.compiler.is_compiling()
+    if eager and isinstance(query, Tensor) and query.dim() == 3:
         length = query.shape[1 if batch_first else 0]
         cache._keys, cache._values, end = call(
             _ops.kv_cache_room.default, *cache._state, length, counts, cache.max_length

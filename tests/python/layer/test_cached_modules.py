@@ -202,6 +202,12 @@ BAD = {
         RuntimeError,
         "append: key must have the shape",
     ),
+    "no tensor": (
+        {},
+        dict(query=3),
+        TypeError,
+        "forward: query must be a tensor, got 3",
+    ),
     "no cache": (
         {},
         dict(cache=[]),
@@ -238,6 +244,17 @@ def test_errors_write_nothing(name):
     with torch.no_grad(), pytest.raises(error, match=text):
         module(**given)
     assert cache.lengths().tolist() == [0, 0]
+
+
+def test_under_autocast():
+    module, groups, width = module_of("gqa", batch_first=True)
+    x = torch.randn(2, 20, E)
+    cache = multihead.KVCache(2, groups, width)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        out = in_chunks(module, x, cache, [15, 5], need_weights=False)
+        expected = module(x, x, x, is_causal=True, need_weights=False)[0]
+    assert out.dtype == expected.dtype == torch.bfloat16
+    assert_close(out, expected)
 
 
 def test_training_is_refused():
