@@ -377,8 +377,6 @@ def varlen_attention(
         dropout_p: applied to the weights whenever > 0.
         is_causal: query i sees keys j <= i + offset.
         scale: factor of query · key, default 1/sqrt(D); any finite number.
-
-    Keyword Arguments:
         causal_alignment: "bottom_right", **the default here** as in FlashAttention: the
             last query of a sequence stands at its last key; or "top_left".
         window: (left, right): query i sees keys from i + offset - left to
