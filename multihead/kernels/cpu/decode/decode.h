@@ -423,7 +423,8 @@ inline void plan_decoding(const AttentionArgs& a, int threads, Arena& arena,
   const int64_t heads = a.B * a.G;
   const int64_t splits = (a.Lk + kKeySplit - 1) / kKeySplit;
   plan.is_decoding = true;
-  plan.splits = splits > 1 && threads > 1 && heads < 4 * threads ? splits : 0;
+  plan.splits =
+      splits > 1 && threads > 1 && heads < int64_t{4} * threads ? splits : 0;
   plan.tasks = heads * max(plan.splits, 1);
   plan.workspace_bytes =
       heads * plan.splits * scratch.state_size() * sizeof(ScalarOf<M>);
