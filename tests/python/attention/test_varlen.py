@@ -149,9 +149,10 @@ def test_the_bits_are_those_of_each_sequence_alone(name, dtype):
 @DTYPES
 @pytest.mark.parametrize("rules", [{}, {"window": (700, 0), "softcap": 3.0}])
 @pytest.mark.parametrize("heads", [(4, 2), (8, 1), (3, 3)])
-@pytest.mark.parametrize("most", [1, 2, 6])
+@pytest.mark.parametrize("most", [1, 2, 6, 70])
 def test_the_bits_of_decoding(most, heads, rules, dtype):
-    """Few queries against many keys, as a step of generation has them."""
+    """Few queries against many keys, as a step of generation has them; at last beside a
+    sequence that begins."""
     queries, keys = [1, most, 0, 1, most], [900, 1300, 40, 0, 70]
     batch = make(queries, keys, heads, (64, 48), dtype, is_causal=True, **rules)
     expected = one_by_one(batch)

@@ -94,7 +94,7 @@ struct DecodeScratch {
   RowSoftmax<F> total, split;
 
   DecodeScratch(const AttentionArgs& a, Arena& arena)
-      : rows(padded(most_rows_of_head(a))),
+      : rows(padded(min(most_rows_of_head(a), kDecodeRows))),
         depth(round_up(M::depth(a.D), F::kLanes)),
         stride(round_up(a.Dv, F::kLanes)),
         query(arena.take<T>(rows * depth)),
@@ -406,12 +406,12 @@ class DecodeTask {
   Interval sees_[kRowPlaces], keys_{0, 0};
 };
 
-/// Whether a call is decoded.
-inline bool is_decoding(const AttentionArgs& a) {
+/// Whether heads of so many rows are decoded.
+inline bool is_decoding(const AttentionArgs& a, int64_t rows) {
   // A page must not end between two keys of a pair.
   const auto is_even = [](const StridedRows& x) { return x.page % 2 == 0; };
-  return most_rows_of_head(a) <= kDecodeRows && a.dropout.probability == 0 &&
-         is_even(a.key) && is_even(a.value);
+  return rows <= kDecodeRows && a.dropout.probability == 0 && is_even(a.key) &&
+         is_even(a.value);
 }
 
 /// A task is a key/value head, or, where there are too few for the threads, a

@@ -340,7 +340,11 @@ struct ForwardKernel {
     Arena arena(nullptr);
     ForwardScratch<M, S>(f, plan, arena);
     if constexpr (M::kHasRowProducts) {
-      if (is_decoding(a)) plan_decoding<M, S>(a, threads, arena, plan);
+      if (is_decoding(a, rows)) {
+        plan_decoding<M, S>(a, threads, arena, plan);
+      } else if (a.query.starts) {
+        DecodeScratch<M, S>(a, arena);
+      }
     }
     plan.scratch_bytes = arena.used();
     return plan;
@@ -356,16 +360,37 @@ struct ForwardKernel {
         return run_decoding(f, plan, first, last, arena, s, /*merge=*/false);
       }
     }
-    const TaskGrid grid = grid_of(f.attention, plan);
+    const AttentionArgs& a = f.attention;
+    const TaskGrid grid = grid_of(a, plan);
+    // For the sequences of a ragged batch that are decoded beside longer ones.
+    [[maybe_unused]] void* rest = static_cast<char*>(scratch) + arena.used();
     for (int64_t n = first; n < last; ++n) {
       const TaskGrid::Task task = grid[n];
+      if constexpr (M::kHasRowProducts) {
+        const int64_t rows = rows_of_head(a, task.b);
+        if (a.query.starts && is_decoding(a, rows)) {
+          if (task.first == 0 && rows > 0) decode_head(f, plan, task, rest, s);
+          continue;
+        }
+      }
       if (n + 1 < last && !grid[n + 1].same_head(task)) {
-        fetch_ahead<S>(f.attention, grid[n + 1].b, grid[n + 1].head);
+        fetch_ahead<S>(a, grid[n + 1].b, grid[n + 1].head);
       }
       if (!ForwardTask<M, S, false>(f, s).run(task)) {
         ForwardTask<M, S, true>(f, s).run(task);
       }
     }
+  }
+
+  /// A sequence of few rows in a ragged batch of longer ones.
+  static void decode_head(const ForwardArgs& f, const Plan& plan,
+                          const TaskGrid::Task& task, void* memory,
+                          ForwardScratch<M, S>& careful) {
+    Arena arena(memory);
+    DecodeScratch<M, S> scratch(f.attention, arena);
+    const int64_t head = task.b * f.attention.G + task.head;
+    if (decode(f, plan, head, scratch)) return;
+    ForwardTask<M, S, true>(f, careful).run(task);
   }
 
   /// Decodes, or merges what was decoded in splits. Where a result is not
