@@ -251,20 +251,6 @@ def test_steps_compile_once():
     assert caches[0].lengths().tolist() == [16, 16]
 
 
-def test_operators_for_graphs():
-    key, value = tokens(2, 3, 0)
-    room = [torch.zeros(2, G, 8, D), torch.zeros(2, G, 8, DV)]
-    state, ops = (*room, torch.tensor([1, 4])), torch.ops.multihead
-    check = torch.library.opcheck
-    check(ops.kv_cache_append.default, (*state, key, value, torch.tensor([2, 3])))
-    check(ops.kv_cache_truncate.default, (*state, torch.tensor([0, 2])))
-    # All of the room is used, since what lies beyond a length is any number.
-    full = (*room, torch.tensor([8, 8]))
-    check(ops.kv_cache_reorder.default, (*full, torch.tensor([1, 0, 1])))
-    padding = torch.tensor([[False, True], [False, False]])
-    check(ops.kv_cache_counts.default, (padding, torch.zeros(2, 2, 4), True))
-
-
 # name: (what is called, its error, fragment of the message)
 KEY, VALUE = tokens(3, 2, 1)
 BAD = {

@@ -52,6 +52,7 @@ def checked_calls():
     dropout = dict(dropout_p=0.5, dropout_state=torch.tensor([3, 4]))
     yield from fused_calls(inputs, options | dropout)
     yield from varlen_calls()
+    yield from cache_calls()
     yield ops.pool_heads.default, (randn(8, 3), 4, 2), {}
     yield ops.repeat_heads.default, (randn(4, 3), 4, 2), {}
 
@@ -89,6 +90,31 @@ def varlen_calls():
     given = (out, lse, q, k, v, out, lse, *batch.bounds, [True] * 6)
     rules = rules | {"alibi_slopes": slopes.detach()}
     yield ops.fused_varlen_attention_backward.default, given, rules
+
+
+def cache_calls():
+    """Of a step with a cache: keys, values and lengths, all of the room in use where
+    what lies beyond a length would come out."""
+    rooms = (randn(2, 2, 8, 2), randn(2, 2, 8, 2))
+    state, full = (*rooms, torch.tensor([1, 4])), (*rooms, torch.tensor([8, 8]))
+    new, counts = (randn(2, 2, 3, 2), randn(2, 2, 3, 2)), torch.tensor([2, 3])
+    yield ops.kv_cache_append.default, (*state, *new, counts), {}
+    yield ops.kv_cache_append.default, (*state, *new), {}
+    yield ops.kv_cache_truncate.default, (*state, torch.tensor([0, 2])), {}
+    yield ops.kv_cache_reorder.default, (*full, torch.tensor([1, 0, 1])), {}
+    x, padding = randn(3, 2, 8), torch.arange(3) >= counts[:, None]
+    yield ops.kv_cache_counts.default, (padding, x, False), {}
+    names = [f"{role}_proj" for role in ("q", "k", "v", "out")]
+    linears = {
+        f"{name}_{kind}": GROUPED[f"{name}_{kind}"].detach()
+        for name in names
+        for kind in ("weight", "bias")
+    }
+    for each, need_weights in ((None, True), (counts, False)):
+        arguments = ((x, x, x), state, (each, None), (E, H, G, E // H))
+        flat = tuple(itertools.chain(*arguments))
+        options = linears | {"need_weights": need_weights}
+        yield ops.cached_attention_forward.default, flat, options
 
 
 def parameter(*shape):
@@ -175,6 +201,7 @@ TRACED = [
     (ops.grouped_query_attention_forward.default, (), detached(GROUPED | MASKS[1])),
     *fused_calls(*calls.make("everything", torch.float32)),
     *varlen_calls(),
+    *cache_calls(),
     (ops.attention_summary.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
     *CHECKED[-2:],
 ]
@@ -201,6 +228,11 @@ WITHOUT_TENSORS = {
 }
 # PyTorch's tracing has no nested tensors of its inference path.
 NOT_TRACED = {"multihead::nested_multi_head_attention"}
+# Nor can it follow a cache that may become other tensors.
+NOT_TRACED |= {
+    f"multihead::kv_cache_{name}"
+    for name in "make extend room reserve clone save load text".split()
+}
 
 
 @pytest.mark.parametrize("number", range(len(CHECKED)))
