@@ -24,6 +24,7 @@ set_target_properties(multihead PROPERTIES INSTALL_RPATH "${TORCH_ROOT}/lib")
 install(TARGETS multihead EXPORT multihead-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(FILES multihead/backend.h
+              multihead/cache.h
               multihead/errors.h
               multihead/functional.h
               multihead/install.h
