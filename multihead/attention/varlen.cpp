@@ -47,22 +47,25 @@ void check_rows(const char* name, const Tensor& x, const Tensor& query,
 }
 
 // Integers that are read while the call runs.
-void check_integers(const char* name, const Tensor& x, bool of_32_bits_only,
-                    const char* shape, bool fits) {
+// `like`: the meta tensors of a call on meta tensors are taken, too.
+void check_integers(const char* name, const Tensor& x, const Tensor& like,
+                    bool of_32_bits_only, const char* shape, bool fits) {
   const auto dtype = x.scalar_type();
   TORCH_CHECK_VALUE(
       dtype == at::kInt || (dtype == at::kLong && !of_32_bits_only), kPrefix,
       name, " must be int32", of_32_bits_only ? "" : " or int64", ", got ",
       dtype);
-  TORCH_CHECK_VALUE(x.device().is_cpu() || x.is_meta(), kPrefix, name,
-                    " must be on the CPU, got one on ", x.device());
+  TORCH_CHECK_VALUE(x.device().is_cpu() || (x.is_meta() && like.is_meta()),
+                    kPrefix, name, " must be on the CPU, got one on ",
+                    x.device());
   TORCH_CHECK_VALUE(fits, kPrefix, name, " must have the shape ", shape,
                     ", got ", shape_text(x));
 }
 
-void check_sequences(const VarlenRows& s, const AttentionOptions& options) {
+void check_sequences(const Tensor& query, const VarlenRows& s,
+                     const AttentionOptions& options) {
   const Tensor& q = s.cu_seqlens_q;
-  check_integers("cu_seqlens_q", q, false, "(N + 1,), N at least 0",
+  check_integers("cu_seqlens_q", q, query, false, "(N + 1,), N at least 0",
                  q.dim() == 1 && q.sym_size(0) >= 1);
   const auto count = q.sym_size(0) - 1;
   if (s.block_table.defined()) {
@@ -71,18 +74,18 @@ void check_sequences(const VarlenRows& s, const AttentionOptions& options) {
     TORCH_CHECK_VALUE(options.key_lengths.defined(), kPrefix,
                       "key_lengths must be given with block_table, got None");
     check_integers(
-        "block_table", s.block_table, true, "(N, pages)",
+        "block_table", s.block_table, query, true, "(N, pages)",
         s.block_table.dim() == 2 && s.block_table.sym_size(0) == count);
   } else {
     TORCH_CHECK_VALUE(s.cu_seqlens_k.defined(), kPrefix,
                       "cu_seqlens_k must be given without block_table, got "
                       "None");
     check_integers(
-        "cu_seqlens_k", s.cu_seqlens_k, false, "of cu_seqlens_q",
+        "cu_seqlens_k", s.cu_seqlens_k, query, false, "of cu_seqlens_q",
         s.cu_seqlens_k.dim() == 1 && s.cu_seqlens_k.sym_size(0) == count + 1);
   }
   if (options.key_lengths.defined()) {
-    check_integers("key_lengths", options.key_lengths, false, "(N,)",
+    check_integers("key_lengths", options.key_lengths, query, false, "(N,)",
                    options.key_lengths.dim() == 1 &&
                        options.key_lengths.sym_size(0) == count);
   }
@@ -278,7 +281,7 @@ void check_varlen(const Tensor& query, const Tensor& key, const Tensor& value,
       groups > 0 && heads % groups == 0, kPrefix,
       "key must have a number of heads that divides that of query, got ",
       groups, " and ", heads, shapes());
-  check_sequences(sequences, options);
+  check_sequences(query, sequences, options);
   const auto count = sequences.cu_seqlens_q.sym_size(0) - 1;
   check_slopes_and_sinks(options, count, heads, kPrefix);
   for (const auto& [name, x] :

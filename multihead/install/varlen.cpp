@@ -3,6 +3,7 @@
 // aten::_flash_attention_forward and its relatives: what
 // torch.nn.attention.varlen calls. PyTorch has them for GPUs alone, so nothing
 // is handed back to it.
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 
 #include "multihead/attention/call.h"
@@ -32,6 +33,12 @@ AttentionOptions flash_options(double dropout_p, bool is_causal,
           .window = {{limit(left), limit(right)}}};
 }
 
+// PyTorch's operators are below autocast: they compute in the dtype that they
+// are given, and so must the operators that they call.
+class WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
+};
+
 // Seed and offset as PyTorch's operators hand them on, and back.
 Tensor rng_state_of(const std::optional<Tensor>& dropout_state) {
   return dropout_state ? dropout_state->view(at::kUInt64)
@@ -48,6 +55,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_flash_forward(
   TORCH_CHECK_VALUE(cum_seq_q,
                     "_flash_attention_forward: cum_seq_q must be given on the "
                     "CPU, got None");
+  const WithoutAutocast below;
   AttentionOptions options =
       flash_options(dropout_p, is_causal, scale, window_left, window_right);
   options.alibi_slopes = or_undefined(alibi_slopes);
@@ -93,6 +101,7 @@ std::tuple<Tensor, Tensor, Tensor> run_flash_backward(
     c10::SymInt /*max_k*/, double dropout_p, bool is_causal,
     const Tensor& rng_state, const Tensor& /*unused*/,
     std::optional<double> scale, Size window_left, Size window_right) {
+  const WithoutAutocast below;
   const AttentionOptions options =
       flash_options(dropout_p, is_causal, scale, window_left, window_right);
   std::optional<Tensor> state;

@@ -97,6 +97,20 @@ TEST_P(Bits, OfDecodingAreThoseOfATile) {
   }
 }
 
+/// A row whose window begins behind its keys sees nothing, in no split.
+TEST_P(Bits, OfRowsThatSeeNothingAreThoseWithoutSplits) {
+  for (const Dtype dtype : kAllDtypes) {
+    Call c = normal_call(dtype, {2, 2, 1, 1, 1025, 16, 16});
+    c.visibility.left = 31;
+    set_query_offsets(c, {700, 1024});
+    set_key_lengths(c, {335, 1025});
+    const auto expected = bits_of(forward(variant(dtype), c));
+    const Result in_splits = forward(variant(dtype), c, {.threads = 5});
+    EXPECT_EQ(bits_of(in_splits), expected);
+    EXPECT_EQ(in_splits.out.get({0, 0, 0, 0}), 0);
+  }
+}
+
 TEST_P(Bits, DoNotDependOnStrides) {
   Rng rng(5);
   for (const Dtype dtype : kAllDtypes) {

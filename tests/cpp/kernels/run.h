@@ -146,7 +146,9 @@ inline Result forward(const Variant& variant, const Call& c,
     kernels::run_forward(
         variant.kernels, arguments, running.threads,
         [&](size_t bytes) {
-          return workspace.emplace(bytes, Edge::kEnd).data();
+          workspace.emplace(bytes, Edge::kEnd);
+          memset(workspace->data(), kUnwritten, bytes);
+          return workspace->data();
         },
         [&](const auto& kernel, const auto& given, const kernels::Plan& plan) {
           run_tasks(kernel, given, plan, running);

@@ -41,6 +41,16 @@ BAD = {
         ValueError,
         "cu_seqlens_q must be int32 or int64, got Float",
     ),
+    "bounds without numbers": (
+        {"cu_seqlens_q": ints(0, 2, 5).to("meta")},
+        ValueError,
+        "cu_seqlens_q must be on the CPU, got one on meta",
+    ),
+    "lengths without numbers": (
+        {"key_lengths": ints(2, 5).to("meta")},
+        ValueError,
+        "key_lengths must be on the CPU, got one on meta",
+    ),
     "no bounds": (
         {"cu_seqlens_q": ints()},
         ValueError,

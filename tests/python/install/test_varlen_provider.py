@@ -178,6 +178,17 @@ def test_into_a_given_tensor(active):
         varlen_attn_out(out[1:], *arguments, **rules)
 
 
+def test_under_autocast_it_computes_in_the_dtype_that_it_is_given(active):
+    """As PyTorch's operators, which are below autocast."""
+    batch = batch_of().with_gradients()
+    expected = pytorchs(batch)
+    wanted = torch.autograd.grad(expected[0].sum(), batch.tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = pytorchs(batch)
+    assert_equal(results, expected)
+    assert_equal(torch.autograd.grad(results[0].sum(), batch.tensors), wanted)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(active, backend):
     batch = batch_of().with_gradients()

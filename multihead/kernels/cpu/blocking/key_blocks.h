@@ -121,6 +121,7 @@ struct VectorSpan {
 template <class Visit>
 SIMD_INLINE void for_each_key_block(Interval keys, int64_t step,
                                     const Visit& visit) {
+  if (keys.empty()) return;  // they may lie between two multiples
   for (int64_t at = round_down(keys.begin, step); at < keys.end; at += step) {
     visit(overlap(keys, {at, at + step}));
   }
