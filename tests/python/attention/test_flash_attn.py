@@ -3,7 +3,6 @@
 documentation, beside formulas in float64 that are written here."""
 
 import math
-import re
 import subprocess
 import sys
 
@@ -23,6 +22,7 @@ from multihead.flash_attn import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from multihead.flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
 
 B, H, G, D = 2, 4, 2, 16
 
@@ -97,6 +97,16 @@ def test_windows(window, causal):
         q, k, v, causal=causal, window_size=window, return_attn_probs=True
     )
     judge(results, formula(q, k, v, seen))
+
+
+@pytest.mark.parametrize("window", [(-5, 1), (3, -9), (-2, -3)])
+def test_any_negative_side_of_a_window_is_no_limit(window):
+    q, k, v = rows(9), rows(14, G), rows(14, G)
+    same = tuple(max(side, -1) for side in window)
+    expected = flash_attn_func(q, k, v, window_size=same)
+    assert_equal(flash_attn_func(q, k, v, window_size=window), expected)
+    out = flash_attn_with_kvcache(q, k, v, cache_seqlens=14, window_size=list(window))
+    assert_close(out, expected)
 
 
 @pytest.mark.parametrize("per_sequence", [False, True])
@@ -322,6 +332,43 @@ def test_left_padding():
     assert_close(results, formula(q, keys, values, seen))
 
 
+@pytest.mark.parametrize("slopes", [None, (H,), (B, H)])
+def test_left_padding_of_rows_is_that_of_their_copies(slopes):
+    """In place, one row after the other."""
+    order = [2, 0]
+    lengths, pad = torch.tensor([7, 20]), torch.tensor([9, 4])  # the first sees none
+    k_cache, v_cache = filled([7, 20], order)
+    v_cache[0, :4] = math.nan
+    q = rows(3)
+    slopes = slopes and torch.rand(slopes)
+    given = dict(
+        cache_seqlens=lengths, cache_leftpad=pad, causal=True, alibi_slopes=slopes
+    )
+    results, expected = (
+        flash_attn_with_kvcache(q, *tensors, return_softmax_lse=True, **given, **more)
+        for tensors, more in (
+            ((k_cache, v_cache), {"cache_batch_idx": torch.tensor(order)}),
+            ((k_cache[order], v_cache[order]), {}),
+        )
+    )
+    assert_equal(results, expected)
+    assert (results[0][0] == 0).all() and (results[0][1] != 0).all()
+
+
+@pytest.mark.parametrize("row", [False, True])
+def test_left_padding_does_not_copy_the_cache(row):
+    """64 MiB of keys, of which 4 are seen."""
+    caches = torch.zeros(2, 1, 2**18, 1, 64)
+    q, zero = torch.randn(1, 1, 1, 64), torch.tensor([0])
+    given = dict(cache_seqlens=4, cache_leftpad=zero)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        flash_attn_with_kvcache(
+            q, *caches, cache_batch_idx=zero if row else None, **given
+        )
+    allocated = sum(max(event.cpu_memory_usage, 0) for event in profile.events())
+    assert 0 < allocated < 2**20
+
+
 def turned(x, position, cos, sin, interleaved):
     """One vector x, rotated pair by pair."""
     x, width = x.clone(), 2 * cos.shape[1]
@@ -363,6 +410,22 @@ def test_rotary(interleaved, moves):
     assert_close(out, wanted)
 
 
+def test_no_new_keys_rotate_the_queries():
+    k_cache, v_cache = filled([7, 20])
+    before = k_cache.clone()
+    q, none = rows(2), rows(0, G)
+    sin = torch.rand(22, 4).double()
+    cos = sin.cos()
+    given = dict(cache_seqlens=torch.tensor([7, 20]), causal=True)
+    out = flash_attn_with_kvcache(q, k_cache, v_cache, none, none, cos, sin, **given)
+    for n, length in enumerate([7, 20]):
+        for i in range(2):
+            for h in range(H):
+                q[n, i, h] = turned(q[n, i, h], length + i, cos, sin, True)
+    assert_close(out, flash_attn_with_kvcache(q, k_cache, v_cache, **given))
+    assert_equal(k_cache, before)
+
+
 def test_a_cache_has_no_derivative():
     k_cache, v_cache = filled([7, 20])
     q = rows(1).requires_grad_()
@@ -371,90 +434,38 @@ def test_a_cache_has_no_derivative():
     ).requires_grad
 
 
-# --- Refusals ------------------------------------------------------------------------
-
-ONE = torch.zeros(B, 1, G, D).double()
-BAD = {
-    "no room": (
-        dict(k=ONE, v=ONE, cache_seqlens=ROOM),
-        "cache_seqlens must leave place for k among the 24 keys of the cache, got keys "
-        "24 to 24",
-    ),
-    "negative": (
-        dict(k=ONE, v=ONE, cache_seqlens=-1),
-        "cache_seqlens must leave place for k among the 24 keys of the cache, got keys "
-        "-1 to -1",
-    ),
-    "no lengths": (
-        dict(k=ONE, v=ONE),
-        "k, v and cache_seqlens must be given together",
-    ),
-    "keys alone": (
-        dict(k=ONE, cache_seqlens=3),
-        "k, v and cache_seqlens must be given together",
-    ),
-    "new values of another width": (
-        dict(k=ONE, v=ONE[..., :4], cache_seqlens=3),
-        "v must be torch.float64 (2, 1, 2, 16), got torch.float64 (2, 1, 2, 4)",
-    ),
-    "new keys of another dtype": (
-        dict(k=ONE.float(), v=ONE, cache_seqlens=3),
-        "k must be torch.float64 (2, 1, 2, 16), got torch.float32 (2, 1, 2, 16)",
-    ),
-    "another batch": (
-        dict(q=rows(1, batch=3), cache_seqlens=3),
-        "k_cache must have the batch size of q without cache_batch_idx, got 2 and 3",
-    ),
-    "lengths of another batch": (
-        dict(cache_seqlens=torch.tensor([1, 2, 3])),
-        "cache_seqlens must have the shape (B,), got (3,)",
-    ),
-    "rows and pages": (
-        dict(
-            cache_seqlens=3,
-            cache_batch_idx=torch.tensor([0, 1]),
-            block_table=torch.zeros(2, 1, dtype=torch.int32),
-        ),
-        "cache_batch_idx and cache_leftpad must be None with block_table, got one",
-    ),
-    "rotary too short": (
-        dict(
-            k=ONE,
-            v=ONE,
-            cache_seqlens=5,
-            rotary_cos=torch.ones(5, 4),
-            rotary_sin=torch.ones(5, 4),
-        ),
-        "rotary_cos must have a row for position 5, got 5",
-    ),
-    # Of the functions beneath, before anything is written.
-    "no such row": (
-        dict(k=ONE, v=ONE, cache_seqlens=3, cache_batch_idx=torch.tensor([0, 2])),
-        "block_table must name pages from 0 to 1, got 2 for page 0 of sequence 1",
-    ),
-    "another width": (
-        dict(q=torch.zeros(B, 1, H, 8).double(), k=ONE, v=ONE, cache_seqlens=3),
-        "key must have the head width of query, got 16 and 8",
-    ),
-}
+# --- The package ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_refused_call_leaves_the_cache(name):
-    more, text = BAD[name]
-    k_cache, v_cache = filled([7, 20])
-    before = k_cache.clone(), v_cache.clone()
-    arguments = dict(q=rows(1), k_cache=k_cache, v_cache=v_cache) | more
-    with pytest.raises((ValueError, RuntimeError), match=re.escape(text)):
-        flash_attn_with_kvcache(**arguments)
-    assert_equal((k_cache, v_cache), before)
-
-
-def test_two_lines_stand_for_the_package():
+def test_the_package_and_its_modules_stand_for_flash_attn():
     code = (
         "import sys, multihead.flash_attn\n"
         'sys.modules["flash_attn"] = multihead.flash_attn\n'
+        "import flash_attn\n"
         "from flash_attn import flash_attn_func, flash_attn_varlen_func\n"
         "from flash_attn import flash_attn_with_kvcache, flash_attn_qkvpacked_func\n"
+        "from flash_attn.flash_attn_interface import flash_attn_func as same\n"
+        "from flash_attn.bert_padding import index_first_axis, pad_input, unpad_input\n"
+        "assert same is flash_attn_func\n"
+        'assert flash_attn.__version__ == "2.8.3"\n'
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_padding(unused):
+    """Rows that the mask keeps, there and back; the rest is 0."""
+    x = rows(4, batch=3).requires_grad_()
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1]])
+    more = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]) if unused else None
+    kept, indices, bounds, longest, used = unpad_input(x, mask, more)
+    assert indices.tolist() == [0, 1, *([2] if unused else []), 8, 10, 11]
+    assert bounds.tolist() == ([0, 3, 3, 6] if unused else [0, 2, 2, 5])
+    assert bounds.dtype == torch.int32 and longest == 3 and used.tolist() == [2, 0, 3]
+    assert_equal(kept, x.flatten(0, 1)[indices])
+    assert_equal(index_first_axis(x.flatten(0, 1), indices), kept)
+    seen = (mask if more is None else mask + more)[..., None, None]
+    padded = pad_input(kept, indices, 3, 4)
+    assert_equal(padded, x * seen)
+    (gradient,) = torch.autograd.grad(padded.sum(), x)
+    assert_equal(gradient, seen.expand_as(x).double())
