@@ -241,6 +241,8 @@ def _check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
             raise _error(
                 f"{name} must be {kind} with four dimensions, got {_described(x)}"
             )
+    if not k_cache.shape[1]:
+        raise _error(f"k_cache must have keys, got the shape {tuple(k_cache.shape)}")
     if k_cache.shape[3] != q.shape[3]:
         raise _error(
             "k_cache must have the head width of q, got "

@@ -23,9 +23,10 @@ def rules_of(
     def error(text: str) -> ValueError:
         return ValueError(f"{function}: {text}")
 
-    if not math.isfinite(softcap):
+    # torch.compile cannot trace math.isfinite of a number that varies.
+    if not -math.inf < softcap < math.inf:
         raise error(f"softcap must be finite, got {softcap}")
-    if softmax_scale is not None and not math.isfinite(softmax_scale):
+    if softmax_scale is not None and not -math.inf < softmax_scale < math.inf:
         raise error(f"softmax_scale must be finite, got {softmax_scale}")
     sides = window_size if isinstance(window_size, Sequence) else ()
     if len(sides) != 2 or not all(isinstance(side, int) for side in sides):

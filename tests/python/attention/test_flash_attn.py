@@ -174,6 +174,17 @@ def test_sequences_are_those_of_flash_attn_func():
         assert_equal(lse.split(batch.queries, 1)[n], own_lse[0])
 
 
+def test_sequences_compile_with_lengths_that_vary():
+    def attend(x, bounds):
+        rules = dict(causal=True, softmax_scale=0.5, softcap=3.0, window_size=(7, -1))
+        return flash_attn_varlen_func(x, x, x, bounds, bounds, 9, 9, **rules)
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True, dynamic=True)
+    for length in (9, 12):
+        x, bounds = rows(length)[0], starts([4, length - 4])
+        assert_equal(compiled(x, bounds), attend(x, bounds))
+
+
 def test_sequences_in_pages():
     batch = make([3, 20], [5, 20], (H, G), (D, D))
     expected = flash_attn_varlen_func(

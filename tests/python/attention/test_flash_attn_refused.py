@@ -67,6 +67,10 @@ BAD = {
         dict(q=torch.ones(3, 1, H, D), cache_seqlens=3),
         "k_cache must have the batch size of q without cache_batch_idx, got 2 and 3",
     ),
+    "no keys at all": (
+        dict(k_cache=ONE[:, :0], v_cache=ONE[:, :0]),
+        "k_cache must have keys, got the shape (2, 0, 2, 16)",
+    ),
     "another width": (
         appending(q=Q[..., :8]),
         "k_cache must have the head width of q, got 16 and 8",
