@@ -182,11 +182,15 @@ class KVCache:
         return room[:, :, : len(self)]
 
 
+# Of forward: key_padding_mask, need_weights, attn_mask, average_attn_weights.
+Masks = tuple[Tensor | None, bool, Tensor | None, bool]
+
+
 def attend(
     cache: KVCache,
     inputs: tuple[Tensor, Tensor, Tensor],
     sizes: tuple[int, int, int, int],
-    key_padding_mask: Tensor | None,
+    masks: Masks,
     *,
     batch_first: bool,
     **layer: Any,
@@ -195,6 +199,7 @@ def attend(
     embed_dim, num_heads, num_kv_heads and head_dim, and what the operator takes."""
     check_type("forward", "cache", cache, KVCache, "a multihead.KVCache or None")
     query, end, counts = inputs[0], None, None
+    key_padding_mask, need_weights, attn_mask, average = masks
     if key_padding_mask is not None:
         counts = call(
             _ops.kv_cache_counts.default, key_padding_mask, query, batch_first
@@ -206,8 +211,17 @@ def attend(
             _ops.kv_cache_room.default, *cache._state, length, counts, cache.max_length
         )
     operator = _ops.cached_attention_forward.default
-    state, layer["batch_first"] = (*cache._state, counts, end), batch_first
     result: tuple[Tensor, Tensor | None] = call(
-        operator, *inputs, *state, *sizes, **layer
+        operator,
+        *inputs,
+        *cache._state,
+        counts,
+        end,
+        *sizes,
+        need_weights=need_weights,
+        attn_mask=attn_mask,
+        average_attn_weights=average,
+        batch_first=batch_first,
+        **layer,
     )
     return result

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._call import call, check_int, check_type, no_torchscript
 from ._projections import is_plain, pooled_state, repeated_state
 from ._subclasses import are_plain, forward_takes_subclasses, own_rules_of, refuse_fused
-from .cache import KVCache, attend
+from .cache import KVCache, Masks, attend
 from .functional import current_backend
 
 _ops = torch.ops.multihead
@@ -117,20 +117,14 @@ class MultiheadAttention(nn.MultiheadAttention):
                 torch.nn.MultiheadAttention raises them; and for what a cache cannot
                 take, which leaves it as it was.
         """
+        masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
         if cache is not None:
-            options = dict(
-                key_padding_mask=key_padding_mask,
-                need_weights=need_weights,
-                attn_mask=attn_mask,
-                average_attn_weights=average_attn_weights,
-            )
-            return self._forward_cached(cache, (query, key, value), options)
+            return self._forward_cached(cache, (query, key, value), masks)
         backend, out_proj = current_backend(), self.out_proj
         weight, bias = self.in_proj_weight, self.in_proj_bias
         reason = _own_rules(weight, bias)
         if reason is not None or _is_nested(query, key, value):
             refuse_fused("MultiheadAttention", backend, reason or "a tensor is nested")
-            masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
             if reason is not None or backend != "auto":
                 return super().forward(query, key, value, *masks, is_causal)
             with _NestedOnKernels():  # type: ignore[no-untyped-call]
@@ -169,15 +163,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         self,
         cache: KVCache,
         inputs: tuple[Tensor, Tensor, Tensor],
-        options: dict[str, Any],
+        masks: Masks,
     ) -> tuple[Tensor, Tensor | None]:
-        """forward(cache=...); options: those of forward that a cache may take."""
+        """forward(cache=...)."""
         out_proj, heads = self.out_proj, self.num_heads
         reads = is_plain(out_proj)
         out, weights = attend(
             cache,
             inputs,
             (self.embed_dim, heads, heads, self.head_dim),
+            masks,
             in_proj_weight=self.in_proj_weight,
             in_proj_bias=self.in_proj_bias,
             q_proj_weight=self.q_proj_weight,
@@ -191,7 +186,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             training=self.training,
             batch_first=self.batch_first,
             backend=current_backend(),
-            **options,
         )
         return out if reads else out_proj(out), weights
 
@@ -331,18 +325,12 @@ class GroupedQueryAttention(nn.Module):
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
         key_padding_mask (B, Lk). Weights have H heads. cache: a KVCache of G heads.
         """
+        masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
         if cache is not None:
-            named = dict(
-                key_padding_mask=key_padding_mask,
-                need_weights=need_weights,
-                attn_mask=attn_mask,
-                average_attn_weights=average_attn_weights,
-            )
-            return self._forward_cached(cache, (query, key, value), named)
+            return self._forward_cached(cache, (query, key, value), masks)
         _refuse_nested(query, key, value)
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj = self.out_proj
-        masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
         options = (self.dropout, self.training, *masks, is_causal)
         batch_first, backend = self.batch_first, current_backend()
         if not all(map(is_plain, (q_proj, k_proj, v_proj, out_proj))):
@@ -374,9 +362,9 @@ class GroupedQueryAttention(nn.Module):
         self,
         cache: KVCache,
         inputs: tuple[Tensor, Tensor, Tensor],
-        options: dict[str, Any],
+        masks: Masks,
     ) -> tuple[Tensor, Tensor | None]:
-        """forward(cache=...); options: those of forward that a cache may take."""
+        """forward(cache=...)."""
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj, weights = self.out_proj, {}
         plain = all(map(is_plain, (q_proj, k_proj, v_proj, out_proj)))
@@ -399,12 +387,12 @@ class GroupedQueryAttention(nn.Module):
             cache,
             inputs,
             (width, self.num_heads, self.num_kv_heads, self.head_dim),
+            masks,
             dropout_p=self.dropout,
             training=self.training,
             batch_first=self.batch_first,
             backend=current_backend(),
             **weights,
-            **options,
         )
         return out if plain else out_proj(out), attention
 
