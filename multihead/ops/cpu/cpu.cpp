@@ -61,7 +61,7 @@ class BackwardCall {
     backward_.dkey = rows(dkey, key_shares);
     backward_.dvalue = rows(dvalue, value_shares);
     // Sums in the compute type, rounded once.
-    Tensor mask_sums, slope_sums, sink_sums;
+    Tensor mask_sums;
     if (dmask.defined()) {
       const auto number = logsumexp_.scalar_type();
       mask_sums = dmask.scalar_type() == number
@@ -73,24 +73,13 @@ class BackwardCall {
         backward_.dbias = score_gradients_of(mask_sums);
       }
     }
-    const auto of_heads = [&](const Tensor& wanted, Tensor& sums) -> double* {
-      if (!wanted.defined()) return nullptr;
-      sums = at::empty({a.B, a.H}, logsumexp_.options().dtype(at::kDouble));
-      return sums.mutable_data_ptr<double>();
-    };
-    backward_.dalibi_slopes = of_heads(dslopes, slope_sums);
-    backward_.dsinks = of_heads(dsinks, sink_sums);
-    run_backward(backward_);
+    run_backward(backward_, dslopes, dsinks);
     const auto add_up = [](const Tensor& shares, Tensor& gradient) {
       if (shares.defined()) at::sum_out(gradient, shares, 0, /*keepdim=*/true);
     };
     add_up(key_shares, dkey);
     add_up(value_shares, dvalue);
     if (dmask.defined() && !mask_sums.is_same(dmask)) dmask.copy_(mask_sums);
-    if (dslopes.defined()) {
-      dslopes.copy_(dslopes.dim() == 1 ? slope_sums.sum(0) : slope_sums);
-    }
-    if (dsinks.defined()) dsinks.copy_(sink_sums.sum(0));
   }
 
  private:

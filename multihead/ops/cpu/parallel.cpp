@@ -110,7 +110,16 @@ void run_forward(const kernels::ForwardArgs& args) {
           const kernels::Plan& plan) { run(kernel, given, plan, threads); });
 }
 
-void run_backward(const kernels::BackwardArgs& args) {
+void run_backward(kernels::BackwardArgs args, const at::Tensor& dalibi_slopes,
+                  const at::Tensor& dsinks) {
+  const kernels::AttentionArgs& a = args.attention;
+  const auto sums_of = [&](const at::Tensor& gradient) {
+    return gradient.defined() ? at::empty({a.B, a.H}, at::kDouble)
+                              : at::Tensor();
+  };
+  const at::Tensor slopes = sums_of(dalibi_slopes), sinks = sums_of(dsinks);
+  if (slopes.defined()) args.dalibi_slopes = slopes.mutable_data_ptr<double>();
+  if (sinks.defined()) args.dsinks = sinks.mutable_data_ptr<double>();
   at::Tensor workspace;
   const int threads = threads_for(args.attention);
   kernels::run_backward(
@@ -119,6 +128,10 @@ void run_backward(const kernels::BackwardArgs& args) {
       [&](const auto& stage, const kernels::BackwardRun& run_now) {
         run(stage, run_now, threads);
       });
+  if (slopes.defined()) {
+    dalibi_slopes.copy_(dalibi_slopes.dim() == 1 ? slopes.sum(0) : slopes);
+  }
+  if (sinks.defined()) dsinks.copy_(sinks.sum(0));
 }
 
 }  // namespace multihead::ops

@@ -4,6 +4,7 @@
 // its own.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 
 #include "multihead/kernels/kernels.h"
@@ -39,6 +40,9 @@ void run(const kernels::Kernel<Args>& kernel, const Args& args) {
   run(kernel, args, threads_for(args.attention));
 }
 void run_forward(const kernels::ForwardArgs& args);
-void run_backward(const kernels::BackwardArgs& args);
+/// dalibi_slopes (H) or (B, H) and dsinks (H), where defined, are filled too:
+/// summed in float64 and rounded once.
+void run_backward(kernels::BackwardArgs args, const at::Tensor& dalibi_slopes,
+                  const at::Tensor& dsinks);
 
 }  // namespace multihead::ops

@@ -68,19 +68,7 @@ call::Gradients fused_varlen_attention_backward(
   b.dquery = rows(a.query, dquery);
   b.dkey = rows(a.key, dkey);
   b.dvalue = rows(a.key, dvalue);
-  Tensor slope_sums, sink_sums;
-  const auto of_heads = [&](const Tensor& wanted, Tensor& sums) -> double* {
-    if (!wanted.defined()) return nullptr;
-    sums = at::empty({a.B, a.H}, lse.options().dtype(at::kDouble));
-    return sums.mutable_data_ptr<double>();
-  };
-  b.dalibi_slopes = of_heads(dslopes, slope_sums);
-  b.dsinks = of_heads(dsinks, sink_sums);
-  run_backward(b);
-  if (dslopes.defined()) {
-    dslopes.copy_(dslopes.dim() == 1 ? slope_sums.sum(0) : slope_sums);
-  }
-  if (dsinks.defined()) dsinks.copy_(sink_sums.sum(0));
+  run_backward(b, dslopes, dsinks);
   return gradients;
 }
 
