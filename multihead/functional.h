@@ -236,7 +236,10 @@ class ForwardOptions {
   /// and value, go into the cache, and query i of row b sees all tokens that
   /// the row had and its new ones up to i, with and without is_causal.
   /// key_padding_mask (B, L), bool, may block the last of the new tokens: they
-  /// are not kept, and what comes out for them means nothing. Nothing is
+  /// are not kept, and what comes out for them means nothing.
+  /// Undefined key and value: every query sees all that its row of the cache
+  /// holds, and nothing is appended; so a decoder attends to an encoder's
+  /// output, which the modules' append_to_cache has put there. Nothing is
   /// differentiated. The weights are (B, …, L, longest length). attn_mask,
   /// dropout, bias_k, add_zero_attn and unbatched inputs throw c10::ValueError
   /// or c10::Error, before anything is written.

@@ -79,10 +79,22 @@ class MultiheadAttentionImpl
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const ForwardOptions& options = {});
 
+  /// Projects key and value (B, L, ·), or (L, B, ·), and appends them to the
+  /// cache. For cross-attention: once for an encoder's output, to which
+  /// forward(query, {}, {}, ForwardOptions().cache(&cache)) then attends.
+  /// key_padding_mask (B, L), bool, true = blocked, may block the last tokens
+  /// of each row, which are not kept. Throws as forward with a cache does.
+  void append_to_cache(KVCache& cache, const at::Tensor& key,
+                       const at::Tensor& value,
+                       const at::Tensor& key_padding_mask = {});
+
   MultiheadAttentionOptions options;
   at::Tensor in_proj_weight, q_proj_weight, k_proj_weight, v_proj_weight;
   at::Tensor in_proj_bias, bias_k, bias_v;
   Projection out_proj = nullptr;
+
+ private:
+  AttentionLayer layer() const;
 };
 TORCH_MODULE(MultiheadAttention);
 
@@ -135,9 +147,17 @@ class GroupedQueryAttentionImpl
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const ForwardOptions& options = {});
 
+  /// As MultiheadAttention's; the cache has G heads.
+  void append_to_cache(KVCache& cache, const at::Tensor& key,
+                       const at::Tensor& value,
+                       const at::Tensor& key_padding_mask = {});
+
   GroupedQueryAttentionOptions options;
   Projection q_proj = nullptr, k_proj = nullptr, v_proj = nullptr,
              out_proj = nullptr;
+
+ private:
+  AttentionLayer layer() const;
 };
 TORCH_MODULE(GroupedQueryAttention);
 

@@ -49,11 +49,14 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const AttentionLayer& layer, const ForwardOptions& options) {
   constexpr auto* fn = "multi_head_attention_forward";
-  check_defined(fn, query, key, value);
-  check_mask_dtypes(options);
   if (options.cache() != nullptr) {
+    TORCH_CHECK_TYPE(query.defined(), fn,
+                     ": query must be a tensor, got None, an undefined one");
+    check_mask_dtypes(options);
     return cached_forward(query, key, value, layer, options);
   }
+  check_defined(fn, query, key, value);
+  check_mask_dtypes(options);
   const Route way = route(query, key, value, layer, options);
   const SourceGuard source(Source::kModule);
   count(way);

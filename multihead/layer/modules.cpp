@@ -8,6 +8,7 @@
 #include <cmath>
 #include <ostream>
 
+#include "multihead/layer/cached_layer.h"
 #include "multihead/layer/checks.h"
 
 namespace multihead {
@@ -30,6 +31,16 @@ AttentionLayer sizes(const GroupedQueryAttentionOptions& o) {
           .num_heads = o.num_heads(),
           .num_kv_heads = o.num_kv_heads(),
           .head_dim = o.head_dim()};
+}
+
+void append_projected(KVCache& cache, const at::Tensor& key,
+                      const at::Tensor& value, const AttentionLayer& layer,
+                      const at::Tensor& key_padding_mask) {
+  cached_forward({}, key, value, layer,
+                 ForwardOptions()
+                     .key_padding_mask(key_padding_mask)
+                     .need_weights(false)
+                     .cache(&cache));
 }
 
 const char* text(bool value) { return value ? "true" : "false"; }
@@ -121,9 +132,7 @@ void MultiheadAttentionImpl::reset_parameters() {
   }
 }
 
-std::tuple<at::Tensor, at::Tensor> MultiheadAttentionImpl::forward(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const ForwardOptions& forward_options) {
+AttentionLayer MultiheadAttentionImpl::layer() const {
   AttentionLayer layer = sizes(options);
   layer.in_proj_weight = in_proj_weight;
   layer.q_proj_weight = q_proj_weight;
@@ -138,8 +147,20 @@ std::tuple<at::Tensor, at::Tensor> MultiheadAttentionImpl::forward(
   layer.dropout_p = options.dropout();
   layer.training = is_training();
   layer.batch_first = options.batch_first();
-  return multi_head_attention_forward(query, key, value, layer,
+  return layer;
+}
+
+std::tuple<at::Tensor, at::Tensor> MultiheadAttentionImpl::forward(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const ForwardOptions& forward_options) {
+  return multi_head_attention_forward(query, key, value, layer(),
                                       forward_options);
+}
+
+void MultiheadAttentionImpl::append_to_cache(
+    KVCache& cache, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& key_padding_mask) {
+  append_projected(cache, key, value, layer(), key_padding_mask);
 }
 
 void MultiheadAttentionImpl::pretty_print(std::ostream& stream) const {
@@ -184,9 +205,7 @@ void GroupedQueryAttentionImpl::reset_parameters() {
   if (options.bias()) init::zeros_(out_proj->bias);
 }
 
-std::tuple<at::Tensor, at::Tensor> GroupedQueryAttentionImpl::forward(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const ForwardOptions& forward_options) {
+AttentionLayer GroupedQueryAttentionImpl::layer() const {
   AttentionLayer layer = sizes(options);
   layer.q_proj_weight = q_proj->weight;
   layer.k_proj_weight = k_proj->weight;
@@ -199,8 +218,20 @@ std::tuple<at::Tensor, at::Tensor> GroupedQueryAttentionImpl::forward(
   layer.dropout_p = options.dropout();
   layer.training = is_training();
   layer.batch_first = options.batch_first();
-  return multi_head_attention_forward(query, key, value, layer,
+  return layer;
+}
+
+std::tuple<at::Tensor, at::Tensor> GroupedQueryAttentionImpl::forward(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const ForwardOptions& forward_options) {
+  return multi_head_attention_forward(query, key, value, layer(),
                                       forward_options);
+}
+
+void GroupedQueryAttentionImpl::append_to_cache(
+    KVCache& cache, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& key_padding_mask) {
+  append_projected(cache, key, value, layer(), key_padding_mask);
 }
 
 void GroupedQueryAttentionImpl::pretty_print(std::ostream& stream) const {

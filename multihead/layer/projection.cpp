@@ -80,7 +80,9 @@ struct KernelOrder {
   // A bias of another dtype is what PyTorch takes for some layouts of the
   // input.
   static at::Tensor fit(const at::Tensor& bias, const at::Tensor& weight) {
-    return bias.defined() ? bias.to(weight.scalar_type()) : bias;
+    const bool fits =
+        !bias.defined() || bias.scalar_type() == weight.scalar_type();
+    return fits ? bias : bias.to(weight.scalar_type());
   }
 
   static at::Tensor projected_already(const at::Tensor& rows) { return rows; }

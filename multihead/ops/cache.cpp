@@ -100,8 +100,14 @@ std::string text(const Tensor& keys, const Tensor& values,
   return c10::str(KVCache(keys, values, lengths, max_length));
 }
 
+Tensor counts(const Tensor& key_padding_mask, OptionalTensor key,
+              bool batch_first, std::string_view function) {
+  return right_padded_counts(key_padding_mask, or_undefined(key), batch_first,
+                             function);
+}
+
 std::tuple<Tensor, std::optional<Tensor>> attend(
-    const Tensor& query, const Tensor& key, const Tensor& value,
+    OptionalTensor query, OptionalTensor key, OptionalTensor value,
     const Tensor& keys, const Tensor& values, const Tensor& lengths,
     OptionalTensor counts, std::optional<c10::SymInt> end, int64_t embed_dim,
     int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
@@ -112,7 +118,7 @@ std::tuple<Tensor, std::optional<Tensor>> attend(
     OptionalTensor out_proj_weight, OptionalTensor out_proj_bias,
     OptionalTensor bias_k, bool add_zero_attn, double dropout_p, bool training,
     bool need_weights, OptionalTensor attn_mask, bool average_attn_weights,
-    bool batch_first, std::string_view backend) {
+    bool is_causal, bool batch_first, std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
   const AttentionLayer layer{.embed_dim = embed_dim,
                              .num_heads = num_heads,
@@ -134,13 +140,14 @@ std::tuple<Tensor, std::optional<Tensor>> attend(
                              .dropout_p = dropout_p,
                              .training = training,
                              .batch_first = batch_first};
-  const auto [out, weights] =
-      attend_cached(query, key, value, layer,
-                    ForwardOptions()
-                        .need_weights(need_weights)
-                        .attn_mask(or_undefined(attn_mask))
-                        .average_attn_weights(average_attn_weights),
-                    {keys, values, lengths, or_undefined(counts), end});
+  const auto [out, weights] = attend_cached(
+      or_undefined(query), or_undefined(key), or_undefined(value), layer,
+      ForwardOptions()
+          .need_weights(need_weights)
+          .attn_mask(or_undefined(attn_mask))
+          .average_attn_weights(average_attn_weights)
+          .is_causal(is_causal),
+      {keys, values, lengths, or_undefined(counts), end});
   return {out, optional(weights)};
 }
 
@@ -162,11 +169,11 @@ void define_steps(torch::Library& m, const Tags& tags) {
       "Tensor indices) -> (Tensor keys, Tensor values, Tensor lengths)",
       tags);
   m.def(
-      "kv_cache_counts(Tensor key_padding_mask, Tensor query, "
-      "bool batch_first) -> Tensor",
+      "kv_cache_counts(Tensor key_padding_mask, Tensor? key, "
+      "bool batch_first, str function) -> Tensor",
       tags);
   m.def(
-      "cached_attention_forward(Tensor query, Tensor key, Tensor value, "
+      "cached_attention_forward(Tensor? query, Tensor? key, Tensor? value, "
       "Tensor(a!) keys, Tensor(b!) values, Tensor(c!) lengths, "
       "Tensor? counts, SymInt? end, int embed_dim, int num_heads, "
       "int num_kv_heads, int head_dim, *, Tensor? in_proj_weight=None, "
@@ -177,7 +184,8 @@ void define_steps(torch::Library& m, const Tags& tags) {
       "Tensor? out_proj_bias=None, Tensor? bias_k=None, "
       "bool add_zero_attn=False, float dropout_p=0.0, bool training=False, "
       "bool need_weights=True, Tensor? attn_mask=None, "
-      "bool average_attn_weights=True, bool batch_first=False, "
+      "bool average_attn_weights=True, bool is_causal=False, "
+      "bool batch_first=False, "
       "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
       tags);
 }
@@ -238,7 +246,7 @@ void implement_steps(Library& m) {
   m.impl("kv_cache_append", &append);
   m.impl("kv_cache_truncate", &truncate);
   m.impl("kv_cache_reorder", &reorder);
-  m.impl("kv_cache_counts", &right_padded_counts);
+  m.impl("kv_cache_counts", &counts);
 }
 
 TORCH_LIBRARY_IMPL(multihead, CPU, m) { implement_steps(m); }
@@ -258,8 +266,8 @@ TORCH_LIBRARY_IMPL(multihead, Meta, m) {
            };
            return {rows(keys), rows(values), rows(lengths)};
          });
-  m.impl("kv_cache_counts",
-         [](const Tensor& mask, const Tensor&, bool) { return mask.sum(1); });
+  m.impl("kv_cache_counts", [](const Tensor& mask, OptionalTensor, bool,
+                               std::string_view) { return mask.sum(1); });
 }
 
 }  // namespace multihead

@@ -182,31 +182,40 @@ class KVCache:
         return room[:, :, : len(self)]
 
 
-# Of forward: key_padding_mask, need_weights, attn_mask, average_attn_weights.
-Masks = tuple[Tensor | None, bool, Tensor | None, bool]
+# query, key and value.
+Inputs = tuple[Tensor | None, Tensor | None, Tensor | None]
+# Of forward: key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal.
+Masks = tuple[Tensor | None, bool, Tensor | None, bool, bool]
 
 
 def attend(
+    function: str,
     cache: KVCache,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Inputs,
     sizes: tuple[int, int, int, int],
     masks: Masks,
     *,
     batch_first: bool,
     **layer: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """forward of a layer with a cache. inputs: query, key and value; sizes and layer:
-    embed_dim, num_heads, num_kv_heads and head_dim, and what the operator takes."""
-    check_type("forward", "cache", cache, KVCache, "a multihead.KVCache or None")
-    query, end, counts = inputs[0], None, None
-    key_padding_mask, need_weights, attn_mask, average = masks
+    """A layer's forward with a cache, without key and value where nothing is appended;
+    or its append_to_cache, without query. sizes and layer: embed_dim, num_heads,
+    num_kv_heads and head_dim, and what the operator takes."""
+    check_type(function, "cache", cache, KVCache, "a multihead.KVCache or None")
+    names = ("query", "key", "value")
+    required = names[:1] if function == "forward" else names[1:]
+    for name, x in zip(names, inputs, strict=True):
+        if name in required:
+            check_type(function, name, x, Tensor, "a tensor")
+    key, end, counts = inputs[1], None, None
+    key_padding_mask, need_weights, attn_mask, average, is_causal = masks
     if key_padding_mask is not None:
         counts = call(
-            _ops.kv_cache_counts.default, key_padding_mask, query, batch_first
+            _ops.kv_cache_counts.default, key_padding_mask, key, batch_first, function
         )
     eager = not torch.compiler.is_compiling()
-    if eager and isinstance(query, Tensor) and query.dim() == 3:
-        length = query.shape[1 if batch_first else 0]
+    if eager and (key is None or isinstance(key, Tensor) and key.dim() == 3):
+        length = 0 if key is None else key.shape[1 if batch_first else 0]
         cache._keys, cache._values, end = call(
             _ops.kv_cache_room.default, *cache._state, length, counts, cache.max_length
         )
@@ -221,6 +230,7 @@ def attend(
         need_weights=need_weights,
         attn_mask=attn_mask,
         average_attn_weights=average,
+        is_causal=is_causal,
         batch_first=batch_first,
         **layer,
     )

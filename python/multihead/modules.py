@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._call import call, check_int, check_type, no_torchscript
 from ._projections import is_plain, pooled_state, repeated_state
 from ._subclasses import are_plain, forward_takes_subclasses, own_rules_of, refuse_fused
-from .cache import KVCache, Masks, attend
+from .cache import Inputs, KVCache, Masks, attend
 from .functional import current_backend
 
 _ops = torch.ops.multihead
@@ -37,15 +37,15 @@ class _NestedOnKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _is_nested(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _is_nested(query: Any, key: Any, value: Any) -> bool:
     """Whether one of them is. What is no tensor, the operator refuses by name."""
     try:
-        return query.is_nested or key.is_nested or value.is_nested
+        return bool(query.is_nested or key.is_nested or value.is_nested)
     except AttributeError:
         return False
 
 
-def _refuse_nested(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _refuse_nested(query: Any, key: Any, value: Any) -> None:
     if _is_nested(query, key, value):
         named = {"query": query, "key": key, "value": value}
         name = next(name for name, x in named.items() if x.is_nested)
@@ -78,8 +78,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     def forward(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
         attn_mask: Tensor | None = None,
@@ -106,6 +106,9 @@ class MultiheadAttention(nn.MultiheadAttention):
                 that the row had and its new ones up to i; is_causal says nothing
                 more. key_padding_mask (B, L), bool, may block the last of the new
                 tokens: they are not kept, and what comes out for them means nothing.
+                With key and value None, every query sees all that its row of the
+                cache holds, and nothing is appended: cross-attention to what
+                append_to_cache has put there.
                 Without gradients, dropout, attn_mask, add_bias_kv and add_zero_attn.
 
         Returns:
@@ -117,18 +120,25 @@ class MultiheadAttention(nn.MultiheadAttention):
                 torch.nn.MultiheadAttention raises them; and for what a cache cannot
                 take, which leaves it as it was.
         """
-        masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
+        masks = (
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+        )
         if cache is not None:
-            return self._forward_cached(cache, (query, key, value), masks)
+            return self._cached("forward", cache, (query, key, value), masks)
         backend, out_proj = current_backend(), self.out_proj
+        given: Any = (query, key, value, *masks)
         weight, bias = self.in_proj_weight, self.in_proj_bias
         reason = _own_rules(weight, bias)
         if reason is not None or _is_nested(query, key, value):
             refuse_fused("MultiheadAttention", backend, reason or "a tensor is nested")
             if reason is not None or backend != "auto":
-                return super().forward(query, key, value, *masks, is_causal)
+                return super().forward(*given)
             with _NestedOnKernels():  # type: ignore[no-untyped-call]
-                return super().forward(query, key, value, *masks, is_causal)
+                return super().forward(*given)
         # PyTorch reads the weight of out_proj, whatever was put there.
         reads = backend == "exact" or is_plain(out_proj)
         output = (out_proj.weight, out_proj.bias) if reads else (None, None)
@@ -159,16 +169,40 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         return result if reads else (out_proj(result[0]), result[1])
 
-    def _forward_cached(
+    def append_to_cache(
         self,
         cache: KVCache,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        masks: Masks,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+    ) -> None:
+        """Projects key and value and appends them to cache, for cross-attention::
+
+            layer.append_to_cache(cache, memory, memory)  # an encoder's output, once
+            out, _ = layer(query, None, None, cache=cache)  # each step
+
+        Args:
+            cache: of the layer's key heads.
+            key: (Lk, B, kdim), with batch_first (B, Lk, kdim).
+            value: (Lk, B, vdim), likewise.
+            key_padding_mask: (B, Lk) bool, **True = blocked**: the last tokens of a
+                row, which are not kept.
+
+        Raises:
+            TypeError, RuntimeError, ValueError: for what the cache cannot take, which
+                leaves it as it was.
+        """
+        masks = (key_padding_mask, False, None, True, False)
+        self._cached("append_to_cache", cache, (None, key, value), masks)
+
+    def _cached(
+        self, function: str, cache: KVCache, inputs: Inputs, masks: Masks
     ) -> tuple[Tensor, Tensor | None]:
-        """forward(cache=...)."""
+        """forward with a cache, or append_to_cache."""
         out_proj, heads = self.out_proj, self.num_heads
         reads = is_plain(out_proj)
         out, weights = attend(
+            function,
             cache,
             inputs,
             (self.embed_dim, heads, heads, self.head_dim),
@@ -311,8 +345,8 @@ class GroupedQueryAttention(nn.Module):
     def forward(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
         attn_mask: Tensor | None = None,
@@ -325,13 +359,19 @@ class GroupedQueryAttention(nn.Module):
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
         key_padding_mask (B, Lk). Weights have H heads. cache: a KVCache of G heads.
         """
-        masks = (key_padding_mask, need_weights, attn_mask, average_attn_weights)
+        masks = (
+            key_padding_mask,
+            need_weights,
+            attn_mask,
+            average_attn_weights,
+            is_causal,
+        )
         if cache is not None:
-            return self._forward_cached(cache, (query, key, value), masks)
+            return self._cached("forward", cache, (query, key, value), masks)
         _refuse_nested(query, key, value)
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj = self.out_proj
-        options = (self.dropout, self.training, *masks, is_causal)
+        options = (self.dropout, self.training, *masks)
         batch_first, backend = self.batch_first, current_backend()
         if not all(map(is_plain, (q_proj, k_proj, v_proj, out_proj))):
             projected = (q_proj(query), k_proj(key), v_proj(value), self.head_dim)
@@ -358,13 +398,22 @@ class GroupedQueryAttention(nn.Module):
         )
         return result
 
-    def _forward_cached(
+    def append_to_cache(
         self,
         cache: KVCache,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        masks: Masks,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+    ) -> None:
+        """Projects key and value and appends them to cache, for cross-attention; see
+        MultiheadAttention.append_to_cache."""
+        masks = (key_padding_mask, False, None, True, False)
+        self._cached("append_to_cache", cache, (None, key, value), masks)
+
+    def _cached(
+        self, function: str, cache: KVCache, inputs: Inputs, masks: Masks
     ) -> tuple[Tensor, Tensor | None]:
-        """forward(cache=...)."""
+        """forward with a cache, or append_to_cache."""
         q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
         out_proj, weights = self.out_proj, {}
         plain = all(map(is_plain, (q_proj, k_proj, v_proj, out_proj)))
@@ -381,9 +430,14 @@ class GroupedQueryAttention(nn.Module):
             )
         else:
             query, key, value = inputs
-            inputs = q_proj(query), k_proj(key), v_proj(value)
+            inputs = (
+                query if query is None else q_proj(query),
+                key if key is None else k_proj(key),
+                value if value is None else v_proj(value),
+            )
         width = self.embed_dim if plain else self.num_heads * self.head_dim
         out, attention = attend(
+            function,
             cache,
             inputs,
             (width, self.num_heads, self.num_kv_heads, self.head_dim),

@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
@@ -89,6 +90,35 @@ TEST(Forward, WithACacheIsThatWithout) {
   };
   compare(layer, x, 2, 1);
   compare(sequence_first, x.transpose(0, 1), 4, 0);
+}
+
+TEST(Forward, AttendsToWhatACacheWasGivenOnce) {
+  const at::NoGradGuard no_grad;
+  GroupedQueryAttention grouped(
+      GroupedQueryAttentionOptions(32, 4, 2).batch_first(true));
+  MultiheadAttention multi(MultiheadAttentionOptions(32, 4).batch_first(true));
+  const Tensor memory = at::randn({2, 9, 32}), x = at::randn({2, 3, 32});
+  const Tensor lengths = at::tensor({9, 4});
+  const Tensor padding = at::arange(9).ge(lengths.unsqueeze(1));
+  const auto compare = [&](auto& module, int64_t heads) {
+    module->eval();
+    KVCache cache(KVCacheOptions(2, heads, 8));
+    const auto cached = ForwardOptions().cache(&cache);
+    EXPECT_THROW(module(x, Tensor(), Tensor(), cached), c10::ValueError);
+    module->append_to_cache(cache, memory, memory, padding);
+    EXPECT_TRUE(at::equal(cache.lengths(), lengths));
+    const auto [out, weights] = module(x, Tensor(), Tensor(), cached);
+    const auto [expected, their_weights] =
+        module(x, memory, memory, ForwardOptions().key_padding_mask(padding));
+    EXPECT_TRUE(at::equal(out, expected));
+    EXPECT_TRUE(at::equal(weights, their_weights));
+    EXPECT_TRUE(at::equal(cache.lengths(), lengths));
+    EXPECT_THROW(module(Tensor(), memory, memory, cached), c10::TypeError);
+    EXPECT_THROW(module->append_to_cache(cache, memory, Tensor()),
+                 c10::TypeError);
+  };
+  compare(grouped, 2);
+  compare(multi, 4);
 }
 
 }  // namespace

@@ -128,6 +128,210 @@ def test_bfloat16_storage_under_float32():
         assert_close(out, module.out_proj(attended.transpose(1, 2).flatten(2)))
 
 
+MEMORY_LENGTHS = [600, 3, 44]
+
+
+def encoded(batch_first):
+    """An encoder's output, and what blocks its padding."""
+    memory = torch.randn(3, max(MEMORY_LENGTHS), E)
+    padding = torch.arange(memory.shape[1]) >= torch.tensor(MEMORY_LENGTHS)[:, None]
+    return memory if batch_first else memory.transpose(0, 1), padding
+
+
+@KINDS
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("shared", [False, True], ids=["two tensors", "one tensor"])
+def test_cross_attention_projects_keys_once(kind, batch_first, shared):
+    """The bits of each call are those of the same call without a cache."""
+    module, groups, width = module_of(kind, batch_first=batch_first)
+    memory, padding = encoded(batch_first)
+    keys = (memory, memory if shared else memory.roll(1, -1))
+    cache = multihead.KVCache(3, groups, width)
+    with torch.no_grad():
+        assert module.append_to_cache(cache, *keys, padding) is None
+        held = cache.clone()
+        multihead.reset_stats()
+        for length, average in ((1, True), (5, True), (1, False), (40, True)):
+            x = torch.randn(3, length, E)
+            x = x if batch_first else x.transpose(0, 1)
+            options = dict(average_attn_weights=average)
+            out, weights = module(x, None, None, cache=cache, **options)
+            expected = module(x, *keys, padding, **options)
+            assert torch.equal(out, expected[0])
+            assert torch.equal(weights, expected[1])
+            alone = module(x, None, None, cache=cache, need_weights=False)
+            assert torch.equal(alone[0], out) and alone[1] is None
+        assert multihead.stats().calls("fused", "module") == 12
+    assert cache.lengths().tolist() == MEMORY_LENGTHS
+    for row, length in enumerate(MEMORY_LENGTHS):
+        for ours, before in ((cache.key(), held.key()), (cache.value(), held.value())):
+            assert torch.equal(ours[row, :, :length], before[row, :, :length])
+
+
+@KINDS
+def test_cross_attention_by_the_definition(kind):
+    module, groups, width = module_of(kind)
+    if kind == "separate":
+        pytest.skip("under exact PyTorch reads out_proj.weight, which this lacks")
+    memory, padding = encoded(False)
+    cache, x = multihead.KVCache(3, groups, width), torch.randn(2, 3, E)
+    with torch.no_grad(), multihead.backend("exact"):
+        module.append_to_cache(cache, memory, memory, padding)
+        out, _ = module(x, None, None, need_weights=False, cache=cache)
+        assert_close(out, module(x, memory, memory, padding)[0])
+
+
+def test_keys_of_their_own_width():
+    torch.manual_seed(4)
+    widths = dict(kdim=20, vdim=28, batch_first=True)
+    key, value, x = torch.randn(2, 9, 20), torch.randn(2, 9, 28), torch.randn(2, 3, E)
+    for module, groups in (
+        (multihead.MultiheadAttention(E, H, **widths), H),
+        (multihead.GroupedQueryAttention(E, H, G, **widths), G),
+    ):
+        cache = multihead.KVCache(2, groups, E // H)
+        with torch.no_grad():
+            for part in (slice(0, 4), slice(4, 9)):  # a stream of audio, say
+                module.append_to_cache(cache, key[:, part], value[:, part])
+            ours = module(x, None, None, cache=cache)[0]
+            assert_close(ours, module(x, key, value)[0])
+
+
+@KINDS
+def test_a_step_of_cross_attention_compiles_once(kind):
+    module, groups, width = module_of(kind, batch_first=True)
+    memory, _ = encoded(True)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    def fill(cache, memory):
+        module.append_to_cache(cache, memory, memory)
+
+    def step(cache, x):
+        return module(x, None, None, need_weights=False, cache=cache)[0]
+
+    caches = [multihead.KVCache(3, groups, width, max_length=1000) for _ in range(2)]
+    with torch.no_grad():
+        torch.compile(fill, fullgraph=True, backend=backend)(caches[0], memory)
+        fill(caches[1], memory)
+        compiled = torch.compile(step, fullgraph=True, backend=backend)
+        for _ in range(3):
+            x = torch.randn(3, 1, E)
+            assert torch.equal(compiled(caches[0], x), step(caches[1], x))
+    assert len(graphs) == 2
+
+
+# name: (arguments of forward, its error, fragment of the message)
+BAD_CROSS = {
+    "one of two": (
+        dict(key=torch.zeros(2, 3, E)),
+        TypeError,
+        "key and value must be two tensors, or None both, got one",
+    ),
+    "causal": (
+        dict(is_causal=True),
+        ValueError,
+        "forward with a cache: is_causal must be False where key is None, got True",
+    ),
+    "padding": (
+        dict(key_padding_mask=torch.zeros(2, 3).bool()),
+        ValueError,
+        "forward: key_padding_mask must be None where key is None",
+    ),
+    "nothing held": (
+        dict(empty=True),
+        ValueError,
+        "cache must hold tokens where key is None: see append_to_cache, got an empty",
+    ),
+    "another batch": (
+        dict(query=torch.zeros(1, 3, E)),
+        RuntimeError,
+        "cache must have the batch of query, 1, and the layer's 6 key heads of width 8, "
+        r"got keys \(2, 6, 4, 8\)",
+    ),
+    "no query": (dict(query=None), TypeError, "query must be a tensor, got None"),
+    "another width of query": (
+        dict(query=torch.zeros(2, 3, E + 1)),
+        AssertionError,
+        "embedding dimension of 48, but got 49",
+    ),
+    "another type of key": (
+        dict(key=3),
+        TypeError,
+        "forward: key must be a tensor or None, got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CROSS)
+def test_errors_of_cross_attention(name):
+    change, error, text = BAD_CROSS[name]
+    module, groups, width = module_of("mha", batch_first=True)
+    cache = multihead.KVCache(2, groups, width)
+    arguments = dict(query=X, key=None, value=None, cache=cache) | change
+    with torch.no_grad():
+        if not arguments.pop("empty", False):
+            module.append_to_cache(cache, torch.ones(2, 4, E), torch.ones(2, 4, E))
+        with pytest.raises(error, match=text):
+            module(**arguments)
+        with pytest.raises(TypeError, match="key must be a tensor, got None"):
+            module(X, None, None)
+
+
+# name: (arguments of append_to_cache, its error, fragment of the message)
+BAD_APPEND = {
+    "no key": (dict(key=None), TypeError, "key must be a tensor, got None"),
+    "no tensor": (dict(value=3), TypeError, "value must be a tensor, got 3"),
+    "no cache": (dict(cache=None), TypeError, "cache must be .* got None"),
+    "unbatched": (
+        dict(key=torch.zeros(3, E), value=torch.zeros(3, E)),
+        RuntimeError,
+        r"key must be batched \(3-D\), got \(3, 48\)",
+    ),
+    "fewer values": (
+        dict(value=torch.zeros(2, 2, E)),
+        AssertionError,
+        "does not match value shape",
+    ),
+    "padding on the left": (
+        dict(key_padding_mask=torch.tensor([[True, False, False]] * 2)),
+        ValueError,
+        "key_padding_mask must block the last tokens",
+    ),
+    "too many": (
+        dict(key=torch.zeros(2, 9, E), value=torch.zeros(2, 9, E)),
+        ValueError,
+        "at most max_length tokens, 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_APPEND)
+def test_errors_of_append_to_cache_write_nothing(name):
+    change, error, text = BAD_APPEND[name]
+    module, groups, width = module_of("mha", batch_first=True)
+    cache = multihead.KVCache(2, groups, width, max_length=8)
+    x = torch.zeros(2, 3, E)
+    named = error in (TypeError, ValueError) and name != "too many"
+    with (
+        torch.no_grad(),
+        pytest.raises(error, match="append_to_cache: " * named + text),
+    ):
+        module.append_to_cache(**dict(cache=cache, key=x, value=x) | change)
+    assert cache.lengths().tolist() == [0, 0]
+
+
+def test_append_to_cache_refuses_gradients():
+    module, groups, width = module_of("gqa", batch_first=True)
+    cache = multihead.KVCache(2, groups, width)
+    with pytest.raises(RuntimeError, match="append_to_cache: no .* torch.no_grad"):
+        module.append_to_cache(cache, X, X)
+    assert len(cache) == 0
+
+
 @KINDS
 def test_a_step_compiles_once(kind):
     module, groups, width = module_of(kind, batch_first=True)
@@ -172,7 +376,7 @@ BAD = {
         {},
         dict(attn_mask=torch.zeros(3, 3)),
         ValueError,
-        "attn_mask must be None, since it is causal by itself",
+        "attn_mask must be None, since what a token sees follows from the cache",
     ),
     "padding on the left": (
         {},

@@ -103,7 +103,7 @@ def cache_calls():
     yield ops.kv_cache_truncate.default, (*state, torch.tensor([0, 2])), {}
     yield ops.kv_cache_reorder.default, (*full, torch.tensor([1, 0, 1])), {}
     x, padding = randn(3, 2, 8), torch.arange(3) >= counts[:, None]
-    yield ops.kv_cache_counts.default, (padding, x, False), {}
+    yield ops.kv_cache_counts.default, (padding, x, False, "forward"), {}
     names = [f"{role}_proj" for role in ("q", "k", "v", "out")]
     linears = {
         f"{name}_{kind}": GROUPED[f"{name}_{kind}"].detach()
@@ -115,6 +115,9 @@ def cache_calls():
         flat = tuple(itertools.chain(*arguments))
         options = linears | {"need_weights": need_weights}
         yield ops.cached_attention_forward.default, flat, options
+    arguments = ((x, None, None), state, (None, None), (E, H, G, E // H))
+    flat = tuple(itertools.chain(*arguments))
+    yield ops.cached_attention_forward.default, flat, linears
 
 
 def parameter(*shape):
