@@ -7,6 +7,8 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <initializer_list>
+#include <utility>
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
@@ -27,15 +29,24 @@ constexpr auto* kPrefix = "varlen_attention: ";
 
 // ---- Checks ---------------------------------------------------------------
 
+// First, since a nested tensor has no sizes to ask for.
+void check_dense(
+    std::initializer_list<std::pair<const char*, const Tensor*>> tensors) {
+  for (const auto& [name, x] : tensors) {
+    TORCH_CHECK_TYPE(!x->defined() || !x->is_nested(), kPrefix, name,
+                     " must be a dense tensor, got a nested one: its sequences "
+                     "one after the other are rows, with their bounds");
+  }
+}
+
 void check_rows(const char* name, const Tensor& x, const Tensor& query,
                 int64_t rank) {
   TORCH_CHECK(x.dim() == rank, kPrefix, name, " must be ",
               rank == 4 ? "(pages, page, heads, width) with block_table"
                         : "(rows, heads, width)",
               ", got ", shape_text(x));
-  TORCH_CHECK(x.layout() == at::kStrided && !x.is_nested(), kPrefix, name,
-              " must be a dense tensor, got ",
-              x.is_nested() ? "a nested one" : c10::str(x.layout()));
+  TORCH_CHECK(x.layout() == at::kStrided, kPrefix, name,
+              " must be a dense tensor, got ", x.layout());
   TORCH_CHECK(x.is_floating_point(), kPrefix, name,
               " must be floating point, got ", x.scalar_type());
   TORCH_CHECK(x.scalar_type() == query.scalar_type(), kPrefix, name,
@@ -129,6 +140,10 @@ void check_pages(const VarlenPlaces& places, int64_t pages, int64_t page) {
   const auto* entries = table.const_data_ptr<int32_t>();
   for (int64_t n = 0; n < places.count(); ++n) {
     const int64_t used = (places.key_lengths[n] + page - 1) / page;
+    TORCH_CHECK_VALUE(pages > 0 || used == 0, kPrefix,
+                      "key must have the pages that block_table names, got 0 "
+                      "pages and ",
+                      places.key_lengths[n], " keys in sequence ", n);
     for (int64_t i = 0; i < used; ++i) {
       const int64_t entry = entries[n * table.size(1) + i];
       TORCH_CHECK_VALUE(0 <= entry && entry < pages, kPrefix,
@@ -150,8 +165,9 @@ struct UnpagedRows {
 UnpagedRows without_pages(const Tensor& query, const Tensor& key,
                           const Tensor& value, const VarlenRows& sequences,
                           const AttentionOptions& options) {
-  const Tensor& table = sequences.block_table;
+  Tensor table = sequences.block_table;
   if (has_values(table)) places_of(query, key, sequences, options);  // checks
+  if (key.sym_size(0) == 0) table = table.narrow(1, 0, 0);  // nothing to name
   // Entries beyond a length may be anything.
   const Tensor pages = table.clamp_min(0)
                            .clamp_max(at::Scalar(key.sym_size(0) - 1))
@@ -192,6 +208,15 @@ std::tuple<Tensor, Tensor> attend_varlen(const Tensor& query, const Tensor& key,
   check_defined(kVarlen, query, key, value);
   TORCH_CHECK_TYPE(cu_seqlens_q.defined(), kPrefix,
                    "cu_seqlens_q must be a tensor, got None, an undefined one");
+  check_dense({{"query", &query},
+               {"key", &key},
+               {"value", &value},
+               {"cu_seqlens_q", &cu_seqlens_q},
+               {"cu_seqlens_k", &cu_seqlens_k},
+               {"block_table", &o.block_table},
+               {"key_lengths", &o.key_lengths},
+               {"alibi_slopes", &o.alibi_slopes},
+               {"sinks", &o.sinks}});
   const VarlenRows sequences{cu_seqlens_q, cu_seqlens_k, o.block_table};
   const AttentionOptions options{.dropout_p = o.dropout_p,
                                  .is_causal = o.is_causal,

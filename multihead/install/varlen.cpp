@@ -5,6 +5,10 @@
 // is handed back to it.
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
+
+#include <typeinfo>
+#include <utility>
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/count.h"
@@ -39,6 +43,32 @@ class WithoutAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
 };
 
+// What `run` throws, with the names of torch.nn.attention.varlen's arguments;
+// lengths: what key_lengths were given as.
+template <typename Run>
+auto in_their_words(const char* lengths, Run run) {
+  const auto renamed = [&](const c10::Error& error) {
+    std::string text = error.msg();
+    for (const auto& [ours, theirs] :
+         {std::pair("varlen_attention: ", "varlen_attn: "),
+          {"cu_seqlens_", "cu_seq_"},
+          {"key_lengths", lengths},
+          {": window ", ": window_size "}}) {
+      c10::ReplaceAll(text, ours, theirs);
+    }
+    return text;
+  };
+  const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+  try {
+    return run();
+  } catch (const c10::ValueError& error) {
+    throw c10::ValueError(here, renamed(error));
+  } catch (const c10::Error& error) {
+    if (typeid(error) != typeid(c10::Error)) throw;
+    throw c10::Error(here, renamed(error));
+  }
+}
+
 // Seed and offset as PyTorch's operators hand them on, and back.
 Tensor rng_state_of(const std::optional<Tensor>& dropout_state) {
   return dropout_state ? dropout_state->view(at::kUInt64)
@@ -53,22 +83,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> run_flash_forward(
     Size window_right, OptionalTensor seqused_k, OptionalTensor alibi_slopes,
     OptionalTensor block_table, std::optional<int64_t> /*num_splits*/) {
   TORCH_CHECK_VALUE(cum_seq_q,
-                    "_flash_attention_forward: cum_seq_q must be given on the "
-                    "CPU, got None");
+                    "varlen_attn: cu_seq_q must be given on the CPU, got None");
   const WithoutAutocast below;
   AttentionOptions options =
       flash_options(dropout_p, is_causal, scale, window_left, window_right);
   options.alibi_slopes = or_undefined(alibi_slopes);
   options.key_lengths = or_undefined(seqused_k);
   // Bounds beside pages tell their lengths alone.
-  if (block_table && cum_seq_k && !seqused_k) {
-    options.key_lengths = cum_seq_k->diff();
-  }
+  const bool told_by_bounds = block_table && cum_seq_k && !seqused_k;
+  if (told_by_bounds) options.key_lengths = cum_seq_k->diff();
   const SourceGuard source(Source::kInstalled);
   const auto state = call::draw_dropout_state(dropout_p);
-  const auto [out, logsumexp] = call::run<call::FusedVarlenAttention>(
-      query, key, value, *cum_seq_q, block_table ? std::nullopt : cum_seq_k,
-      block_table, options, state);
+  const auto [out, logsumexp] =
+      in_their_words(told_by_bounds ? "cu_seq_k.diff()" : "seqused_k", [&] {
+        return call::run<call::FusedVarlenAttention>(
+            query, key, value, *cum_seq_q,
+            block_table ? std::nullopt : cum_seq_k, block_table, options,
+            state);
+      });
   return {out, logsumexp.to(at::kFloat), rng_state_of(state),
           at::empty({}, at::kUInt64).fill_(0), at::empty({0}, query.options())};
 }
@@ -87,9 +119,8 @@ Tensor run_flash_forward_inplace(
   const Tensor& computed = std::get<0>(results);
   TORCH_CHECK(out.sizes() == computed.sizes() &&
                   out.scalar_type() == computed.scalar_type(),
-              "_flash_attention_forward: out must be ", computed.scalar_type(),
-              " ", computed.sizes(), ", got ", out.scalar_type(), " ",
-              out.sizes());
+              "varlen_attn_out: out must be ", computed.scalar_type(), " ",
+              computed.sizes(), ", got ", out.scalar_type(), " ", out.sizes());
   out.copy_(computed);
   return std::get<1>(results);
 }

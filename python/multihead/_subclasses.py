@@ -98,12 +98,12 @@ def refuse_fused(function: str, backend: str, reason: str) -> None:
 
 
 def takes_subclasses(
-    pytorch: Callable[..., Any] | None, backend: Callable[[], str]
+    pytorch: Callable[..., Any] | None, backend: Callable[[], str], hint: str = ""
 ) -> Callable[[Function], Function]:
     """Decorates a function of tensors that by itself takes plain ones only.
 
     pytorch: PyTorch's function of the arguments that are not keyword-only, if there
-    is one. backend() names the current backend.
+    is one. backend() names the current backend. hint: what to do where it refuses.
     """
 
     def decorate(function: Function) -> Function:
@@ -133,7 +133,7 @@ def takes_subclasses(
             if theirs is None:
                 which = f" with {given[0]}" if given else ""
                 raise TypeError(
-                    f"{name}: tensors must be plain ones{which}, got {reason}"
+                    f"{name}: tensors must be plain ones{which}, got {reason}{hint}"
                 )
             refuse_fused(name, backend(), reason)
             return theirs(**arguments)

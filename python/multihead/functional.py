@@ -335,7 +335,9 @@ def varlen_attention(
     block_table: Tensor | None = ...,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-@takes_subclasses(None, current_backend)
+@takes_subclasses(
+    None, current_backend, ": of a jagged tensor give values() and offsets()"
+)
 def varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -371,7 +373,8 @@ def varlen_attention(
         value: (Tk, G, Dv), or (P, page, G, Dv).
         cu_seqlens_q: int32 or int64 (N + 1,) on the CPU: the queries of sequence n are
             rows cu_seqlens_q[n] to cu_seqlens_q[n + 1]. Begins with 0, ascends, ends
-            with Tq. Sequences may be empty.
+            with Tq. Sequences may be empty. Of a jagged torch.nested tensor these are
+            its offsets(), and the rows its values().
         cu_seqlens_k: the same for keys and values, ending with Tk; None with
             block_table.
         dropout_p: applied to the weights whenever > 0.

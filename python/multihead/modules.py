@@ -120,13 +120,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 torch.nn.MultiheadAttention raises them; and for what a cache cannot
                 take, which leaves it as it was.
         """
-        masks = (
-            key_padding_mask,
-            need_weights,
-            attn_mask,
-            average_attn_weights,
-            is_causal,
-        )
+        beside = (average_attn_weights, is_causal)
+        masks = (key_padding_mask, need_weights, attn_mask, *beside)
         if cache is not None:
             return self._cached("forward", cache, (query, key, value), masks)
         backend, out_proj = current_backend(), self.out_proj
@@ -359,13 +354,8 @@ class GroupedQueryAttention(nn.Module):
         Masks: **True = blocked**; attn_mask (Lq, Lk) or (B·H, Lq, Lk),
         key_padding_mask (B, Lk). Weights have H heads. cache: a KVCache of G heads.
         """
-        masks = (
-            key_padding_mask,
-            need_weights,
-            attn_mask,
-            average_attn_weights,
-            is_causal,
-        )
+        beside = (average_attn_weights, is_causal)
+        masks = (key_padding_mask, need_weights, attn_mask, *beside)
         if cache is not None:
             return self._cached("forward", cache, (query, key, value), masks)
         _refuse_nested(query, key, value)

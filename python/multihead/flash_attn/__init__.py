@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..functional import scaled_dot_product_attention, varlen_attention
 from .kvcache import flash_attn_with_kvcache
-from .rules import NO_WINDOW, rules_of
+from .rules import NO_WINDOW, check_tensors, in_their_words, rules_of, unpacked
 
 __all__ = [
     "flash_attn_func",
@@ -43,6 +43,7 @@ __all__ = [
 __version__ = "2.8.3"  # FlashAttention's
 
 
+@in_their_words()
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -60,11 +61,11 @@ def flash_attn_func(
 
     Returns out (B, Lq, H, D); with return_attn_probs (out, softmax_lse (B, H, Lq),
     None): the probabilities, which FlashAttention returns "for testing only", are not
-    formed. Raises as scaled_dot_product_attention does.
+    formed. Raises as scaled_dot_product_attention does, about these arguments.
     """
-    rules = rules_of(
-        "flash_attn_func", softmax_scale, causal, window_size, softcap, alibi_slopes
-    )
+    name = "flash_attn_func"
+    rules = rules_of(name, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    check_tensors(name, 4, q=q, k=k, v=v)
     out, lse = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -78,6 +79,7 @@ def flash_attn_func(
     return (out, lse, None) if return_attn_probs else out
 
 
+@in_their_words(key_lengths="cu_seqlens_k.diff()")
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -100,11 +102,12 @@ def flash_attn_varlen_func(
 
     With block_table k and v are pages (P, page, G, D), and cu_seqlens_k says how many
     keys each sequence has. Returns out (total_q, H, D), or (out, softmax_lse
-    (H, total_q), None). Raises as varlen_attention does.
+    (H, total_q), None). Raises as varlen_attention does, about these
+    arguments.
     """
     name = "flash_attn_varlen_func"
-    if cu_seqlens_k is None:
-        raise ValueError(f"{name}: cu_seqlens_k must be given, got None")
+    check_tensors(name, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q)
+    check_tensors(name, cu_seqlens_k=cu_seqlens_k)
     paged = block_table is not None
     rules = rules_of(name, softmax_scale, causal, window_size, softcap, alibi_slopes)
     out, lse = varlen_attention(
@@ -122,30 +125,34 @@ def flash_attn_varlen_func(
     return (out, lse, None) if return_attn_probs else out
 
 
+@in_their_words()
 def flash_attn_qkvpacked_func(qkv: Tensor, *rules: Any, **named: Any) -> Any:
     """flash_attn_func of qkv (B, L, 3, H, D)."""
-    q, k, v = qkv.unbind(2)
+    q, k, v = unpacked("flash_attn_qkvpacked_func", "qkv", qkv, 2, 3)
     return flash_attn_func(q, k, v, *rules, **named)
 
 
+@in_their_words()
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *rules: Any, **named: Any) -> Any:
     """flash_attn_func of q (B, Lq, H, D) and kv (B, Lk, 2, G, D)."""
-    k, v = kv.unbind(2)
+    k, v = unpacked("flash_attn_kvpacked_func", "kv", kv, 2, 2)
     return flash_attn_func(q, k, v, *rules, **named)
 
 
+@in_their_words(key_lengths="cu_seqlens_k.diff()")
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *rules: Any, **named: Any
 ) -> Any:
     """flash_attn_varlen_func of qkv (total, 3, H, D)."""
-    q, k, v = qkv.unbind(1)
+    q, k, v = unpacked("flash_attn_varlen_qkvpacked_func", "qkv", qkv, 1, 3)
     bounds: Any = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(q, k, v, *bounds, *rules, **named)
 
 
+@in_their_words(key_lengths="cu_seqlens_k.diff()")
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, *bounds_and_rules: Any, **named: Any
 ) -> Any:
     """flash_attn_varlen_func of q (total_q, H, D) and kv (total_k, 2, G, D)."""
-    k, v = kv.unbind(1)
+    k, v = unpacked("flash_attn_varlen_kvpacked_func", "kv", kv, 1, 2)
     return flash_attn_varlen_func(q, k, v, *bounds_and_rules, **named)

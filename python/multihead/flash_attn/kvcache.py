@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..functional import scaled_dot_product_attention, varlen_attention
-from .rules import NO_WINDOW, rules_of
+from .rules import NO_WINDOW, check_tensors, in_their_words, rules_of
 
 
+@in_their_words(key="k_cache", value="v_cache", key_lengths="cache_seqlens")
 @torch.no_grad()
 def flash_attn_with_kvcache(
     q: Tensor,
@@ -68,7 +69,8 @@ def flash_attn_with_kvcache(
 
     Raises:
         ValueError: arguments that do not fit together.
-        RuntimeError: those of varlen_attention. In both cases the cache is what it was.
+        RuntimeError, TypeError: those of varlen_attention. In all cases the cache is
+            what it was.
     """
     rules = rules_of(
         "flash_attn_with_kvcache",
@@ -233,6 +235,7 @@ def _lengths(count: int, given: Any, room: int, new: int) -> Tensor:
 
 
 def _check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    check_tensors("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         # Under autocast the dtypes may differ.
         fits = x.dtype == q.dtype or torch.is_autocast_enabled("cpu")

@@ -10,7 +10,11 @@ from equal import assert_equal
 
 from multihead.flash_attn import (
     flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
 
@@ -212,16 +216,31 @@ BENEATH = {
         appending(block_table=two([0], [2]).int()),
         "block_table must name pages from 0 to 1, got 2 for page 0 of sequence 1",
     ),
-    "slopes": (appending(alibi_slopes=torch.ones(3)), "alibi_slopes must"),
+    "no pages": (
+        dict(k_cache=ONE[:0], v_cache=ONE[:0], block_table=two([0], [0]).int()),
+        "k_cache must have the pages that block_table names, got 0 pages and 1 keys in",
+    ),
+    "slopes": (
+        appending(alibi_slopes=torch.ones(3)),
+        "alibi_slopes must have the shape (4,) or (2, 4), got (3,)",
+    ),
+    "slopes beside padding": (
+        dict(cache_leftpad=two(1, 2), alibi_slopes=torch.ones(3)),
+        "alibi_slopes must have the shape (4,) or (2, 4), got (3,)",
+    ),
+    "a window of huge numbers": (
+        dict(window_size=(2**70, 1)),
+        "window_size must be (left, right), got (1180591620717411303424, 1)",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", [*BAD, *BENEATH])
 def test_a_refused_call_leaves_the_cache(name):
     more, text = (BAD | BENEATH)[name]
-    text = f"flash_attn_with_kvcache: {text}" if name in BAD else text
+    text = f"flash_attn_with_kvcache: {text}"
     k_cache, v_cache = torch.zeros(2, B, ROOM, G, D)
-    with pytest.raises((ValueError, RuntimeError), match=re.escape(text)):
+    with pytest.raises((ValueError, RuntimeError, TypeError), match=re.escape(text)):
         flash_attn_with_kvcache(**dict(q=Q, k_cache=k_cache, v_cache=v_cache) | more)
     assert (k_cache == 0).all() and (v_cache == 0).all()
 
@@ -260,13 +279,148 @@ def test_new_keys_may_come_out_of_the_caches(batch):
     assert_equal((k_cache, v_cache), before)
 
 
-def test_refusals_of_the_other_functions():
-    with pytest.raises(ValueError, match="flash_attn_func: softcap must be finite"):
-        flash_attn_func(Q, Q, Q, softcap=math.nan)
-    pages = Q.flatten(0, 1)[:, None]
-    table = torch.zeros(1, 2, dtype=torch.int32)
-    text = "flash_attn_varlen_func: cu_seqlens_k must be given, got None"
-    with pytest.raises(ValueError, match=text):
-        flash_attn_varlen_func(
-            pages[:, 0], pages, pages, two(0, 2), None, 2, 2, block_table=table
-        )
+KV = torch.ones(B, 3, G, D)
+# name: (the arguments that differ, exception, text); for sequences one after the other q
+# is (2, H, D) of two sequences and k and v are (6, G, D).
+ANY = {
+    "softcap": (dict(softcap=math.nan), ValueError, "softcap must be finite, got nan"),
+    "no softcap": (dict(softcap=None), TypeError, "softcap must be a number, got None"),
+    "scale": (
+        dict(softmax_scale="1"),
+        TypeError,
+        "softmax_scale must be a number or None, got '1'",
+    ),
+    "dropout": (
+        dict(dropout_p=1.5),
+        RuntimeError,
+        "dropout_p must be between 0 and 1, got 1.5",
+    ),
+    "slopes": (
+        dict(alibi_slopes=torch.ones(3)),
+        ValueError,
+        "alibi_slopes must have the shape (4,) or (2, 4), got (3,)",
+    ),
+    "slopes elsewhere": (
+        dict(alibi_slopes=torch.ones(4, device="meta")),
+        RuntimeError,
+        "alibi_slopes must be on the device of q, got meta and cpu",
+    ),
+    "no query": (dict(q=None), TypeError, "q must be a tensor, got None"),
+    "values of a list": (dict(v=[1.0]), TypeError, "v must be a tensor, got list"),
+    "dtype": (
+        dict(k=KV.double()),
+        RuntimeError,
+        "k must have the dtype of q, got Double and Float",
+    ),
+    "width": (
+        dict(k=KV[..., :4]),
+        RuntimeError,
+        "k must have the head width of q, got 4 and 16",
+    ),
+}
+BATCH = {
+    "rank": (dict(q=Q[0]), ValueError, "q must have 4 dimensions, got 3"),
+    "length": (
+        dict(v=KV[:, :2]),
+        RuntimeError,
+        "v must have the length of k, got 2 and 3",
+    ),
+}
+PAGES = torch.ones(5, 2, G, D)
+TABLE = two([0, 1], [2, 3]).int()
+
+
+def paged(table=TABLE, ends=(3, 4), pages=PAGES):
+    return dict(k=pages, v=pages, block_table=table, cu_seqlens_k=two(0, *ends))
+
+
+ROWS = {
+    "rank": (
+        dict(q=Q),
+        RuntimeError,
+        "q must be (rows, heads, width), got (2, 1, 4, 16)",
+    ),
+    "bounds of keys": (
+        dict(cu_seqlens_k=two(0, 3, 7)),
+        ValueError,
+        "cu_seqlens_k must end with the 6 rows of k, got 7",
+    ),
+    "no bounds": (
+        dict(cu_seqlens_k=None),
+        TypeError,
+        "cu_seqlens_k must be a tensor, got None",
+    ),
+    "no such page": (
+        paged(TABLE + 3),
+        ValueError,
+        "block_table must name pages from 0 to 4, got 5 for page 0 of sequence 1",
+    ),
+    "keys beyond the pages": (
+        paged(ends=(5, 6)),
+        ValueError,
+        "cu_seqlens_k.diff() must be between 0 and the 4 rows of sequence 0, got 5",
+    ),
+    "no pages": (
+        paged(pages=PAGES[:0]),
+        ValueError,
+        "k must have the pages that block_table names, got 0 pages and 3 keys in",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANY | BATCH)
+def test_errors_name_the_function_and_its_arguments(name):
+    more, kind, text = (ANY | BATCH)[name]
+    text = re.escape(f"flash_attn_func: {text}")
+    with pytest.raises(kind, match=f"^{text}$"):
+        flash_attn_func(**dict(q=Q, k=KV, v=KV) | more)
+
+
+@pytest.mark.parametrize("name", ANY | ROWS)
+def test_errors_of_sequences_name_the_function_and_its_arguments(name):
+    more, kind, text = (ANY | ROWS)[name]
+    if name in ANY:  # the same without the dimension of the batch
+        more = {
+            x: y.flatten(0, 1) if isinstance(y, torch.Tensor) and y.dim() == 4 else y
+            for x, y in more.items()
+        }
+    good = dict(q=Q[:, 0], k=KV.flatten(0, 1), v=KV.flatten(0, 1))
+    good |= dict(cu_seqlens_q=two(0, 1, 2), cu_seqlens_k=two(0, 3, 6))
+    text = re.escape(f"flash_attn_varlen_func: {text}")
+    with pytest.raises(kind, match=f"^{text}"):
+        flash_attn_varlen_func(**good | dict(max_seqlen_q=1, max_seqlen_k=3) | more)
+
+
+def test_errors_of_packed_tensors():
+    slopes = dict(alibi_slopes=torch.ones(3))
+    bounds = (two(0, 1, 2), 1)
+    kv = torch.stack([KV, KV], 2)
+    for call, text in (
+        (
+            lambda: flash_attn_qkvpacked_func(Q),
+            "flash_attn_qkvpacked_func: qkv must have 5 dimensions, and 3 in dimension "
+            "2, got the shape (2, 1, 4, 16)",
+        ),
+        (
+            lambda: flash_attn_kvpacked_func(Q, KV),
+            "flash_attn_kvpacked_func: kv must have 5 dimensions, and 2 in dimension 2, "
+            "got the shape (2, 3, 2, 16)",
+        ),
+        (
+            lambda: flash_attn_kvpacked_func(Q, kv, **slopes),
+            "flash_attn_kvpacked_func: alibi_slopes must have the shape",
+        ),
+        (
+            lambda: flash_attn_varlen_qkvpacked_func(Q, *bounds),
+            "flash_attn_varlen_qkvpacked_func: qkv must have 4 dimensions, and 3 in "
+            "dimension 1, got the shape (2, 1, 4, 16)",
+        ),
+        (
+            lambda: flash_attn_varlen_kvpacked_func(
+                Q[:, 0], kv.flatten(0, 1), bounds[0], two(0, 3, 7), 1, 3
+            ),
+            "flash_attn_varlen_kvpacked_func: cu_seqlens_k must end with the 6 rows of k",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+            call()

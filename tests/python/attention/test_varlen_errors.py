@@ -190,6 +190,33 @@ def test_a_bad_argument_is_named(name, backend):
         refused(good() | more, kind, text)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("name", good())
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused(name, layout):
+    parts = [torch.zeros(n, 4, 16) for n in (2, 3)]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
+    text = f"{name} must be a dense tensor, got a nested one: its sequences"
+    if layout == torch.jagged:
+        text = f"tensors must be plain ones, got {name}, a torch.nested"
+    refused(good() | {name: nested}, TypeError, text)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_jagged_tensors_say_what_to_give():
+    x = torch.nested.nested_tensor(
+        [torch.zeros(n, 4, 16) for n in (2, 3)], layout=torch.jagged
+    )
+    with pytest.raises(TypeError, match=r"give values\(\) and offsets\(\)"):
+        multihead.varlen_attention(x, x, x, x.offsets(), x.offsets())
+    rows, bounds = x.values(), x.offsets()
+    assert multihead.varlen_attention(rows, rows, rows, bounds, bounds).shape == (
+        5,
+        4,
+        16,
+    )
+
+
 def pages():
     batch = make([2, 3], [2, 5])
     pools, places = in_pages(batch, 2)
@@ -226,6 +253,11 @@ PAGES = {
         {"block_table": torch.full((2, 4), -1, dtype=torch.int32)},
         "block_table must name pages from 0 to 5, got -1 for page 0 of sequence 0",
     ),
+    "no pages": (
+        {"key": torch.zeros(0, 2, 2, 16), "value": torch.zeros(0, 2, 2, 16)},
+        "key must have the pages that block_table names, got 0 pages and 2 keys in "
+        "sequence 0",
+    ),
     "empty pages": (
         {"key": torch.zeros(6, 0, 2, 16), "value": torch.zeros(6, 0, 2, 16)},
         "key must have pages of at least 1 row, got 0",
@@ -233,12 +265,34 @@ PAGES = {
 }
 
 
+@pytest.mark.parametrize("with_gradients", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "exact"])
 @pytest.mark.parametrize("name", PAGES)
-def test_bad_pages_are_named(name, backend):
+def test_bad_pages_are_named(name, backend, with_gradients):
     more, text = PAGES[name]
+    arguments = pages() | more
+    arguments["query"] = arguments["query"].requires_grad_(with_gradients)
     with multihead.backend(backend):
-        refused(pages() | more, ValueError, text)
+        refused(arguments, ValueError, text)
+
+
+@pytest.mark.parametrize("backend", ["auto", "exact"])
+def test_a_pool_without_pages_serves_sequences_without_keys(backend):
+    """Before the first token, say; with gradients, too, which are none."""
+    query = torch.randn(5, 4, 16, requires_grad=True)
+    pool = torch.empty(0, 2, 2, 16, requires_grad=True)
+    arguments = (query, pool, pool, ints(0, 2, 5))
+    rules = dict(key_lengths=ints(0, 0), sinks=torch.zeros(4, requires_grad=True))
+    for table in (ints(9, -1, 7, 8).view(2, 2), ints().view(2, 0)):
+        with multihead.backend(backend):
+            out = multihead.varlen_attention(*arguments, block_table=table, **rules)
+            with torch.no_grad():
+                alone = multihead.varlen_attention(
+                    *arguments, block_table=table, **rules
+                )
+        assert not out.any() and not alone.any()
+        for x in torch.autograd.grad(out.sum(), (query, pool, rules["sinks"])):
+            assert not x.any()
 
 
 def test_pages_want_a_fourth_dimension():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """torch.nn.attention.varlen on the CPU: installed, and as PyTorch's provider."""
 
+import re
 import subprocess
 import sys
 
@@ -174,7 +175,7 @@ def test_into_a_given_tensor(active):
     result, lse = varlen_attn_out(out, *arguments, **rules, return_aux=LSE)
     assert result is out
     assert_equal((out, lse), expected)
-    with pytest.raises(RuntimeError, match="out must be Float"):
+    with pytest.raises(RuntimeError, match="varlen_attn_out: out must be Float"):
         varlen_attn_out(out[1:], *arguments, **rules)
 
 
@@ -222,11 +223,74 @@ def test_dropout_and_slopes_of_the_operator(active):
     assert_close(torch.autograd.grad(out.sum(), batch.tensors), expected)
 
 
-def test_bounds_are_needed(active):
-    query = torch.zeros(1, 3, 2, 8)
-    with pytest.raises(
-        ValueError, match="cum_seq_q must be given on the CPU, got None"
-    ):
-        flash._flash_attention_forward(
-            query, query, query, None, None, 3, 3, 0.0, False, False
-        )
+PAGES = torch.zeros(3, 4, 2, 16)
+TABLE = torch.tensor([[0], [1], [2], [0]], dtype=torch.int32)
+USED = torch.tensor([5, 70, 2, 10], dtype=torch.int32)
+# name: (arguments that differ, exception, text)
+BAD = {
+    "no bounds": (
+        dict(cu_seq_q=None),
+        ValueError,
+        "cu_seq_q must be given on the CPU, got None",
+    ),
+    "bounds of queries": (
+        dict(cu_seq_q=torch.tensor([0, 1, 2, 3, 4])),
+        ValueError,
+        "cu_seq_q must end with the 74 rows of query, got 4",
+    ),
+    "bounds of keys": (
+        dict(cu_seq_k=torch.tensor([0, 1, 2, 3, 4])),
+        ValueError,
+        "cu_seq_k must end with the 86 rows of key, got 4",
+    ),
+    "used keys": (
+        dict(seqused_k=USED),
+        ValueError,
+        "seqused_k must be between 0 and the 9 rows of sequence 3, got 10",
+    ),
+    "used keys of another batch": (
+        dict(seqused_k=USED[1:]),
+        ValueError,
+        "seqused_k must have the shape (N,), got (3,)",
+    ),
+    "no lengths": (
+        dict(key=PAGES, value=PAGES, block_table=TABLE, cu_seq_k=None),
+        ValueError,
+        "seqused_k must be given with block_table, got None",
+    ),
+    "keys beyond the pages": (
+        dict(key=PAGES, value=PAGES, block_table=TABLE, seqused_k=USED),
+        ValueError,
+        "seqused_k must be between 0 and the 4 rows of sequence 0, got 5",
+    ),
+    "bounds beyond the pages": (
+        dict(key=PAGES, value=PAGES, block_table=TABLE),
+        ValueError,
+        "cu_seq_k.diff() must be between 0 and the 4 rows of sequence 0, got 5",
+    ),
+    "no such page": (
+        dict(key=PAGES, value=PAGES, block_table=TABLE + 2, seqused_k=USED // 70),
+        ValueError,
+        "block_table must name pages from 0 to 2, got 3 for page 0 of sequence 1",
+    ),
+    "window": (
+        dict(window_size=(-2, 0)),
+        ValueError,
+        "window_size must be two sizes of at least -1, got (-2, 0)",
+    ),
+    "dtype": (
+        dict(key=torch.zeros(86, 2, 16).double()),
+        RuntimeError,
+        "key must have the dtype of query, got Double and Float",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_name_the_arguments_of_varlen_attn(active, name):
+    more, kind, text = BAD[name]
+    batch = batch_of()
+    names = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
+    good = dict(zip(names, (*batch.tensors, *batch.bounds), strict=True))
+    with pytest.raises(kind, match=re.escape(f"varlen_attn: {text}")):
+        varlen_attn(**good | dict(max_q=70, max_k=70, enable_gqa=True) | more)
