@@ -16,11 +16,6 @@
 namespace kernel_test {
 namespace {
 
-uint64_t number_from(const char* variable) {
-  const char* text = getenv(variable);
-  return text ? strtoull(text, nullptr, 10) : 0;
-}
-
 /// How far a long run has come.
 struct Record {
   std::string file;

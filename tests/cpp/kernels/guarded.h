@@ -46,7 +46,7 @@ class Guarded {
     slack_ = edge == Edge::kEnd ? inside : inside + size;
     memset(slack_, kPattern, slack_size_);
   }
-  Guarded() : Guarded(0) {}
+  Guarded() = default;  ///< nothing, not even pages
   Guarded(Guarded&& other) noexcept { swap(other); }
   Guarded& operator=(Guarded&& other) noexcept {
     swap(other);

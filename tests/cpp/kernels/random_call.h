@@ -10,6 +10,20 @@
 
 namespace kernel_test {
 
+inline uint64_t number_from(const char* variable) {
+  const char* text = getenv(variable);
+  return text ? strtoull(text, nullptr, 10) : 0;
+}
+
+/// A number in [0, 1) for a seed, without the price of seeding an Rng
+/// ("SplitMix", Steele et al., 2014).
+inline double unit_of(uint64_t seed) {
+  uint64_t x = seed * 0x9E3779B97F4A7C15;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+  x = (x ^ x >> 27) * 0x94D049BB133111EB;
+  return static_cast<double>((x ^ x >> 31) >> 11) * 0x1p-53;
+}
+
 template <typename T>
 T pick(Rng& rng, const std::vector<T>& choices) {
   return choices[uniform(rng, 0, static_cast<int64_t>(choices.size()) - 1)];
@@ -31,17 +45,8 @@ inline int64_t random_width(Rng& rng) {
   return chance(rng, 0.7) ? pick(rng, kSeams) : uniform(rng, 1, 257);
 }
 
-/// Sizes for which the loops need no more than `work` steps.
-inline Shape random_shape(Rng& rng, int64_t work) {
-  Shape s;
-  const bool large = chance(rng, 0.25);
-  s.B = uniform(rng, 1, 4);
-  s.G = uniform(rng, 1, 3);
-  s.H = s.G * pick<int64_t>(rng, {1, 1, 2, 3, 4, 7, 8});
-  s.Lq = random_length(rng, large);
-  s.Lk = random_length(rng, large);
-  s.D = random_width(rng);
-  s.Dv = chance(rng, 0.5) ? s.D : random_width(rng);
+/// Makes sizes smaller until the loops need no more than `work` steps.
+inline void shrink(Rng& rng, Shape& s, int64_t work) {
   while (s.B * s.H * s.Lq * s.Lk * (s.D + s.Dv + 8) > work) {
     switch (uniform(rng, 0, 5)) {
       case 0:
@@ -65,6 +70,19 @@ inline Shape random_shape(Rng& rng, int64_t work) {
         length = std::min(length, random_length(rng, false));
     }
   }
+}
+
+inline Shape random_shape(Rng& rng, int64_t work) {
+  Shape s;
+  const bool large = chance(rng, 0.25);
+  s.B = uniform(rng, 1, 4);
+  s.G = uniform(rng, 1, 3);
+  s.H = s.G * pick<int64_t>(rng, {1, 1, 2, 3, 4, 7, 8});
+  s.Lq = random_length(rng, large);
+  s.Lk = random_length(rng, large);
+  s.D = random_width(rng);
+  s.Dv = chance(rng, 0.5) ? s.D : random_width(rng);
+  shrink(rng, s, work);
   return s;
 }
 
@@ -157,9 +175,9 @@ inline void add_mask(Rng& rng, Call& c) {
   const int64_t run = pick<int64_t>(rng, {1, 1, 20, 150});
   const uint64_t salt = rng();
   for_each_index(kept, [&](const Index& i) {
-    Rng of_run(salt + i[3] / run +
-               1000003 * (i[2] + 1009 * (i[1] + 13 * i[0])));
-    const bool hidden = chance(of_run, blocked);
+    const uint64_t of_run =
+        salt + i[3] / run + 1000003 * (i[2] + 1009 * (i[1] + 13 * i[0]));
+    const bool hidden = unit_of(of_run) < blocked;
     c.mask.set(
         i, c.mask_kind == Kind::kKeep
                ? (hidden ? 0 : static_cast<double>(uniform(rng, 1, 255)))
@@ -182,8 +200,8 @@ inline void add_key_mask(Rng& rng, Call& c) {
   const int64_t run = pick<int64_t>(rng, {1, 1, 20, 150});
   const uint64_t salt = rng();
   c.key_mask.fill([&](const Index& i) {
-    Rng of_run(salt + i[3] / run + (once ? 0 : 1009 * i[2]));
-    const bool hidden = chance(of_run, blocked);
+    const bool hidden =
+        unit_of(salt + i[3] / run + (once ? 0 : 1009 * i[2])) < blocked;
     return hidden ? 0 : static_cast<double>(uniform(rng, 1, 255));
   });
 }
@@ -214,11 +232,10 @@ inline void add_head_rules(Rng& rng, Call& c) {
   }
 }
 
-/// Configuration `number` of a dtype. One in 16 takes eight times the time.
-inline Call random_call(Dtype dtype, uint64_t number) {
-  Rng rng(number * 4 + static_cast<uint64_t>(dtype));
-  const int64_t work = int64_t{1} << (number % 16 == 0 ? 23 : 20);
-  Call c(dtype, random_shape(rng, work));
+/// Any numbers and rules for these sizes; masks only if wanted.
+inline Call random_call(Rng& rng, Dtype dtype, const Shape& shape,
+                        bool masks = true) {
+  Call c(dtype, shape);
   c.scale = pick<double>(rng, {c.scale, c.scale, c.scale, 1, 0.3, -0.5, 0});
   // Scores of about this size; float16 stays within its range.
   const double size = pick<double>(rng, {0.1, 1, 1, 4, 30, 1000, 1e4});
@@ -233,10 +250,18 @@ inline Call random_call(Dtype dtype, uint64_t number) {
   const Index out{c.shape.B, c.shape.H, c.shape.Lq, c.shape.Dv};
   c.out_strides = random_row_strides(rng, out);
   add_visibility(rng, c);
-  add_mask(rng, c);
-  add_key_mask(rng, c);
+  if (masks) add_mask(rng, c);
+  if (masks) add_key_mask(rng, c);
   add_head_rules(rng, c);
   return c;
+}
+
+/// Configuration `number` of a dtype. One in 16 takes eight times the time.
+inline Call random_call(Dtype dtype, uint64_t number) {
+  Rng rng(number * 4 + static_cast<uint64_t>(dtype));
+  const int64_t work = int64_t{1} << (number % 16 == 0 ? 23 : 20);
+  const Shape shape = random_shape(rng, work);
+  return random_call(rng, dtype, shape);
 }
 
 }  // namespace kernel_test

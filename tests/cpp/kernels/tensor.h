@@ -148,7 +148,7 @@ void for_each_index(const Index& sizes, Function&& f) {
 
 class Tensor {
  public:
-  Tensor() : Tensor(Storage::kByte, {0, 0, 0, 0}) {}
+  Tensor() = default;
   Tensor(Storage storage, const Index& sizes)
       : Tensor(storage, sizes, dense_strides(sizes)) {}
   Tensor(Storage storage, const Index& sizes, const Index& strides,
@@ -212,8 +212,8 @@ class Tensor {
   }
 
  private:
-  Storage storage_;
-  Index sizes_, strides_;
+  Storage storage_ = Storage::kByte;
+  Index sizes_ = {}, strides_ = {};
   Guarded memory_;
 };
 
