@@ -9,6 +9,7 @@
     model = AutoModel.from_pretrained(name, attn_implementation="multihead")
     model.set_attn_implementation("multihead")  # or a model that is there already
     model.generate(..., past_key_values=on_multihead.GrowableCache(model.config))
+    model.generate_batch(...)  # continuous batching, from the pages where keys lie
 
 ``multihead.install()`` needs none of this, and takes what transformers calls "sdpa".
 The name takes more: models that refuse "sdpa" (softcap, sinks), returned weights, and
@@ -42,6 +43,7 @@ try:
 
     if tuple(map(int, _version.split(".")[:2])) < (5, 23):
         raise ImportError(f"this is transformers {_version}")
+    from ._transformers_paged import admit, paged_attention
 except ImportError as error:
     raise ImportError(
         "multihead.integrations.transformers needs transformers 5.23 or newer: "
@@ -53,7 +55,7 @@ __all__ = ["GrowableCache", "register"]
 _ops = torch.ops.multihead
 
 # What some models pass on instead of a mask, and what this package does not know.
-_UNKNOWN_RULES = ("block_indices", "cache", "indices", "sinks")
+_UNKNOWN_RULES = ("block_indices", "block_table", "indices", "sinks")
 
 
 def register(name: str = "multihead") -> None:
@@ -61,7 +63,10 @@ def register(name: str = "multihead") -> None:
 
     From here on ``attn_implementation=name`` chooses it, in from_pretrained, from_config
     and model.set_attn_implementation; models that do not ask for it stay as they are.
-    Registering again changes nothing.
+    Such a model also batches continuously, with generate_batch and what is behind it;
+    transformers, which by itself refuses every registered name there, is told so in
+    ContinuousBatchingManager.switch_to_cb_friendly_attn. Registering again changes
+    nothing.
 
     Results equal "eager" within rounding, with these differences: a query that sees
     no key gives 0 (padding on the left has such rows, and nobody reads them), and
@@ -69,11 +74,12 @@ def register(name: str = "multihead") -> None:
     the call asks for them (output_attentions=True).
 
     Attention with a rule that only flash or sparse kernels of transformers know (an
-    indexer's choice of keys, a paged cache) raises ValueError. Models that do not use
+    indexer's choice of keys) raises ValueError. Models that do not use
     transformers' attention interface are not changed: multihead.stats() shows it.
     """
     AttentionInterface.register(name, _attention)
     AttentionMaskInterface.register(name, _mask)
+    admit(name)
 
 
 # ---- Masks ------------------------------------------------------------------
@@ -284,7 +290,8 @@ def _attention(
     bool, True = may attend, or floating point, added to the scores; position_bias
     (B, H, Lq, Lk), added to them too; s_aux (H,): one more logit in the softmax's
     denominator. Without attention_mask is_causal decides, else module.is_causal.
-    A window is in the mask, as for "eager". Other arguments ask for nothing.
+    A window is in the mask, as for "eager". With a paged cache, which is continuous
+    batching, causal and window are the cache's. Other arguments ask for nothing.
 
     Returns the output (B, Lq, H, D), contiguous, and the weights (B, H, Lq, Lk),
     None unless asked for. Raises ValueError where a rule is not known.
@@ -296,16 +303,20 @@ def _attention(
                 f"{type(others[name]).__name__}: {type(module).__name__} passes on a rule "
                 'that is not known here: choose attn_implementation="sdpa" or "eager"'
             )
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
-    mask, rules = _mask_and_rules(query, key, attention_mask, is_causal, position_bias)
-    rules |= {
+    rules: dict[str, Any] = {
         "dropout_p": dropout if module.training else 0.0,
         "scale": scaling,
-        "enable_gqa": True,
         "softcap": softcap,
         "sinks": s_aux,
     }
+    cache = others.get("cache")
+    if cache is not None:
+        layer: Any = module.layer_idx
+        return paged_attention(cache, layer, query, key, value, others, **rules), None
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    mask, places = _mask_and_rules(query, key, attention_mask, is_causal, position_bias)
+    rules |= places | {"enable_gqa": True}
     if not _wants_weights(others):
         out = scaled_dot_product_attention(query, key, value, mask, **rules)
         return out.transpose(1, 2).contiguous(), None

@@ -203,11 +203,11 @@ FAMILIES = {
 GENERATING = [name for name, family in FAMILIES.items() if family.generates]
 
 
-def make(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+def make(name: str, **settings: Any) -> tuple[nn.Module, dict[str, Tensor]]:
     """The model, eager and in eval mode, and its inputs: the same at every call."""
     torch.manual_seed(0)
     family = FAMILIES[name]
-    config = family.config(**family.settings)
+    config = family.config(**family.settings | settings)
     model = getattr(transformers, family.model)._from_config(
         config, attn_implementation="eager"
     )

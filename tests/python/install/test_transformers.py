@@ -235,7 +235,7 @@ def test_weights_by_configuration() -> None:
 # ---- What there is beside ---------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["block_indices", "cache", "indices", "sinks"])
+@pytest.mark.parametrize("rule", ["block_indices", "block_table", "indices", "sinks"])
 def test_unknown_rules(rule: str) -> None:
     x = torch.randn(1, 2, 3, 8)
     with pytest.raises(
