@@ -2,10 +2,13 @@
 """Continuous batching of transformers: attention to its paged cache.
 
 transformers' own ways of attention copy all keys and values of all requests out of the
-pages for every new token. Here full attention reads them where they lie.
+pages for every new token. Here they are read where they lie.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +16,16 @@ from transformers.generation.continuous_batching import (
     ContinuousBatchingManager,
     PagedAttentionCache,
 )
+from transformers.generation.continuous_batching.cache_allocators import (
+    FullAttentionCacheAllocator,
+)
 
 from ..functional import varlen_attention
 
-# Rows of a page into which the keys of a sliding window are copied.
+# Rows of a page into which the keys of a window are copied where they must be.
 _PAGE = 64
+# Pages that are shorter are read too slowly.
+_SMALL_PAGE = 16
 
 _names: set[str] = set()
 _switch = ContinuousBatchingManager.switch_to_cb_friendly_attn
@@ -60,6 +68,65 @@ def paged_attention(
     the cache has a form that is not known.
     """
     allocator = cache.layer_to_allocator[layer]
+    step = _step(cache, allocator, batch)
+    write = batch["write_index"][allocator.index]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    both = allocator.update(k, v, layer, step.read, write)
+    if step.in_place:
+        both = FullAttentionCacheAllocator.get_cache_for_block_table(allocator, layer)
+        both = [x.flatten(0, 1) for x in both]
+    if step.page > 0:
+        k, v = (x.unflatten(0, (-1, step.page)) for x in both)
+    else:
+        k, v = (x[: step.rows] for x in both)
+    starts = batch["cu_seq_lens_q"]
+    rules |= step.rules
+    out: Tensor = varlen_attention(
+        q[: step.rows], k, v, starts, is_causal=True, **rules
+    )
+    padding = query.shape[2] - step.rows
+    if padding > 0:
+        out = nn.functional.pad(out, (0, 0, 0, 0, 0, padding))
+    return out[None]
+
+
+# ---- Where the keys of a step lie -------------------------------------------
+
+
+@dataclass
+class _Step:
+    """What is the same for all layers of a kind.
+
+    rows: new tokens without padding; rules: which keys a request has, as
+    varlen_attention takes it; read: what to copy out of the cache for a layer; page:
+    the length of the pages of what was copied or, in_place, of the cache; 0: nobody has
+    a past, and the new keys are all keys.
+    """
+
+    rows: int
+    rules: dict[str, Any]
+    read: Tensor
+    page: int = 0
+    in_place: bool = False
+
+
+# Of each cache the batch of its last step, and what is known of that step.
+_steps: "WeakKeyDictionary[PagedAttentionCache, tuple[Any, dict[str, _Step]]]"
+_steps = WeakKeyDictionary()
+
+
+def _step(cache: PagedAttentionCache, allocator: Any, batch: dict[str, Any]) -> _Step:
+    kind, this = allocator.layer_type, batch["read_index"]
+    last, known = _steps.get(cache, (None, {}))
+    if last is not this:
+        known = {}
+        _steps[cache] = this, known
+    if kind not in known:
+        known[kind] = _new_step(allocator, batch)
+    return known[kind]
+
+
+def _new_step(allocator: Any, batch: dict[str, Any]) -> _Step:
     kind, group = allocator.layer_type, allocator.index
     if kind not in ("full_attention", "sliding_attention"):
         raise ValueError(
@@ -68,38 +135,46 @@ def paged_attention(
         )
     starts, key_starts = batch["cu_seq_lens_q"], batch["cu_seq_lens_k"][kind]
     read, write = batch["read_index"][group], batch["write_index"][group]
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    rows = int(starts[-1])
-    lengths = key_starts.diff()
+    rows, lengths = int(starts[-1]), key_starts.diff()
+    rules: dict[str, Any] = {}
+    begins = torch.zeros_like(lengths)
     if kind == "sliding_attention":
         rules["window"] = (allocator.sliding_window - 1, 0)
-    if read.numel() == 0:  # nobody has a past
-        allocator.update(k, v, layer, read, write)
-        k, v = k[:rows], v[:rows]
-        rules["cu_seqlens_k"] = starts
-    elif kind == "full_attention":
-        allocator.update(k, v, layer, read[:0], write)
-        k, v = allocator.get_cache_for_block_table(layer)
-        table = _pages(read, key_starts, k.shape[1])
-        rules |= {"block_table": table, "key_lengths": lengths}
-    else:  # a ring: read before the new tokens overwrite it
         begins = _begins(batch.get("position_ids"), starts, lengths)
-        index, table = _ring(read, begins, key_starts, allocator.read_trash_index)
-        copies = allocator.update(k, v, layer, index, write)
-        k, v = (x.unflatten(0, (-1, _PAGE)) for x in copies)
-        rules |= {"block_table": table, "key_lengths": begins + lengths}
-    out = varlen_attention(q[:rows], k, v, starts, is_causal=True, **rules)
-    padding = query.shape[2] - rows
-    if padding > 0:
-        out = nn.functional.pad(out, (0, 0, 0, 0, 0, padding))
-    return out[None]
+    if read.numel() == 0:
+        return _Step(rows, rules | {"cu_seqlens_k": starts}, read)
+    rules["key_lengths"] = begins + lengths
+    found = _places(allocator, read, write, begins, key_starts)
+    if found is not None:
+        page, table = found
+        return _Step(rows, rules | {"block_table": table}, read[:0], page, True)
+    read, table = _copied(read, begins, key_starts, allocator.read_trash_index)
+    return _Step(rows, rules | {"block_table": table}, read, _PAGE)
 
 
-def _pages(read: Tensor, starts: Tensor, page: int) -> Tensor:
-    """The block table (N, pages) of the places where all keys lie."""
-    longest = int(starts.diff().max())
-    firsts = starts[:-1, None] + torch.arange(0, longest, page)
-    return (read[firsts.clamp(max=len(read) - 1)] // page).int()
+def _places(
+    allocator: Any, read: Tensor, write: Tensor, begins: Tensor, starts: Tensor
+) -> tuple[int, Tensor] | None:
+    """The length of pages, and the block table (N, pages) of where the keys lie.
+
+    None where they must be copied: a window is a ring, in which new tokens overwrite
+    old ones that others of the new tokens see; pages may not fit into it.
+    """
+    page: int = allocator.tokens_per_page
+    if allocator.layer_type == "sliding_attention":
+        page = math.gcd(page, allocator.sliding_window)
+        new = read == allocator.sentinel_index
+        if page < _SMALL_PAGE or (new[:-1] & new[1:]).any():
+            return None
+        read = read.masked_scatter(new, write)
+    lengths = starts.diff()
+    pages = torch.arange(0, int((begins + lengths).max()), page)
+    firsts = (pages - begins[:, None]).clamp(min=0) + starts[:-1, None]
+    places = read[firsts.clamp(max=len(read) - 1)]
+    shifted = (places[:, 0] - begins) % page != 0
+    if (shifted & (lengths > 0)).any():
+        return None
+    return page, (places // page).int()
 
 
 def _begins(positions: Tensor | None, starts: Tensor, lengths: Tensor) -> Tensor:
@@ -114,7 +189,7 @@ def _begins(positions: Tensor | None, starts: Tensor, lengths: Tensor) -> Tensor
     return (ends - lengths).clamp(min=0)
 
 
-def _ring(
+def _copied(
     read: Tensor, begins: Tensor, starts: Tensor, nowhere: int
 ) -> tuple[Tensor, Tensor]:
     """Where to read the rows of pages, each key at its place in its text, and the block

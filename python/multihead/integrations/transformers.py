@@ -365,16 +365,20 @@ def _wants_weights(others: dict[str, Any]) -> bool:
 # ---- Caches -----------------------------------------------------------------
 
 
+# Bytes of keys that are moved at once: what a core's caches hold.
+_PART = 2**21
+
+
 class _Room:
     """Mixed into a layer: its keys and values are views of tensors with room for more.
 
-    Where such a view came from elsewhere since (beams reordered, rows selected),
-    or there is no more room, the next update makes twice as much.
+    Where such a view came from elsewhere since (rows selected or repeated), or there
+    is no more room, the next update makes twice as much. Beams move inside of it.
     """
 
     keys: Tensor
     values: Tensor
-    _rooms: dict[str, Tensor]
+    _rooms: dict[str, Tensor] = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)  # type: ignore[misc]
@@ -399,12 +403,32 @@ class _Room:
         room[:, :, end : end + more] = new
         return room[:, :, start : end + more]
 
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was."""
+        places = [_place(getattr(self, x), room) for x, room in self._rooms.items()]
+        inside = len(places) == 2 and None not in places
+        if (
+            torch.is_grad_enabled()
+            or not inside
+            or beam_idx.shape != self.keys.shape[:1]
+        ):
+            super().reorder_cache(beam_idx)  # type: ignore[misc]
+            return
+        beam_idx = beam_idx.to(self.keys.device)
+        moved = [i for i, source in enumerate(beam_idx.tolist()) if i != source]
+        for x in (self.keys, self.values):
+            for part in torch.split(x, max(1, _PART // x[:, :, :1].nbytes), dim=2):
+                rows = part.index_select(0, beam_idx[moved])
+                for i, row in zip(moved, rows, strict=True):
+                    part[i].copy_(row)
 
-def _place(view: Tensor, room: Tensor | None) -> int | None:
+
+def _place(view: Tensor | None, room: Tensor | None) -> int | None:
     """At which key of room the view begins; None: it is no view of it, or PyTorch
     forbids to write there."""
     if (
-        room is None
+        view is None
+        or room is None
         or (room.is_inference() and not torch.is_inference_mode_enabled())
         or view.untyped_storage().data_ptr() != room.untyped_storage().data_ptr()
         or view.shape[:2] != room.shape[:2]

@@ -214,13 +214,19 @@ def in_double(module: nn.Module) -> None:
     module.forward = forward
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_bits(name: str) -> None:
+@pytest.mark.parametrize(
+    "name, window, copied",
+    [("llama", None, False), ("gemma2", 64, False), ("gpt-oss", 70, True)],
+)
+def test_bits(
+    name: str, window: int | None, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a request gets does not depend on the others, on pages, or on chunks. The
-    window and the last prompt cross pages and splits."""
+    window and the last prompt cross pages and splits. Steps of single tokens read all
+    windows where they lie, of which pages are a part."""
     prompts = [*PROMPTS[:2], tokens(520, 4)]
-    window = {} if name == "llama" else {"sliding_window": 70}
-    model, _ = make(name, max_position_embeddings=1024, **window)
+    options = {} if window is None else {"sliding_window": window}
+    model, _ = make(name, max_position_embeddings=1024, **options)
     if name == "gpt-oss":
         model.set_experts_implementation("eager")  # the others refuse float64
     model.set_attn_implementation("multihead")
@@ -229,8 +235,15 @@ def test_bits(name: str) -> None:
             in_double(module)
     together = generate_batch(model, prompts, max_batch_tokens=1024)
     chunks = generate_batch(model, prompts, max_batch_tokens=50, page_size=32)
-    alone = [generate_batch(model, [prompt]) for prompt in prompts[1:]]
+    copies, copy_window = [], paged._copied
+    monkeypatch.setattr(
+        paged, "_copied", lambda *given: copies.append(1) or copy_window(*given)
+    )
+    alone = [
+        generate_batch(model, [prompt], max_batch_tokens=1024) for prompt in prompts[1:]
+    ]
     assert together == chunks
+    assert bool(copies) == copied
     for i, (new, logs) in enumerate(alone, start=1):
         assert (new, logs) == ([together[0][i]], [together[1][i]])
 
@@ -284,7 +297,7 @@ def test_unknown_parts_of_a_cache() -> None:
     x = torch.randn(1, 2, 3, 8)
     expected = "a paged cache must be of full or sliding attention, got another_att"
     with pytest.raises(ValueError, match=expected):
-        on_multihead._attention(layer, x, x, x, None, cache=PagedCache())
+        on_multihead._attention(layer, x, x, x, None, cache=PagedCache(), read_index=[])
 
 
 def test_other_implementations_switch_as_before() -> None:

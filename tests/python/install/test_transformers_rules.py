@@ -334,6 +334,23 @@ def test_cache_operations(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
+def test_beams_move_inside_of_the_room(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_multihead, "_PART", 400)  # two keys
+    pair = caches(kind)
+    both(pair, 9, 1, batch=4)
+    place = pair[0].layers[0].keys.untyped_storage().data_ptr()
+    for order in ([1, 0, 2, 3], [3, 3, 0, 0], [0, 1, 2, 3], [1, 2, 3, 0]):
+        for cache in pair:
+            cache.reorder_cache(torch.tensor(order))
+        same(pair)
+    assert pair[0].layers[0].keys.untyped_storage().data_ptr() == place
+    both(pair, 1, batch=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
 def test_crop(kind: str) -> None:
     pair = caches(kind)
     for cache in pair:
@@ -386,6 +403,9 @@ def test_cache_of_another_mode() -> None:
     for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad()):
         with mode:
             both(pair, 3, 1, 1, 1)
+            for cache in pair:
+                cache.reorder_cache(torch.tensor([1, 0]))
+            same(pair)
 
 
 @torch.no_grad()
