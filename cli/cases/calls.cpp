@@ -15,6 +15,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "multihead/text/dtypes.h"
@@ -342,6 +343,19 @@ at::Tensor forward(
 std::string shapes(const BlockCall& c) {
   return c10::str("N", c.N, " L", c.L, " E", c.E, " H", c.H, " ",
                   short_name(c.dtype));
+}
+
+// --- Sequences and pages -----------------------------------------------------
+
+std::string shapes(const RaggedCall& c) {
+  const auto [least, most] = std::ranges::minmax(c.lengths);
+  return c10::str("N", c.lengths.size(), " L", least, "-", most, " H", c.H,
+                  " D", c.D, " ", short_name(c.dtype));
+}
+
+std::string shapes(const PagedCall& c) {
+  return c10::str("H", c.H, " G", c.G, " Lk", c.Lk, " D", c.D, " page", c.page,
+                  " ", short_name(c.dtype));
 }
 
 }  // namespace cli

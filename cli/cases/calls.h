@@ -191,4 +191,24 @@ at::Tensor forward(
 /// "N1 L1024 E768 H12 bf16"
 std::string shapes(const BlockCall& call);
 
+// --- Sequences and pages -----------------------------------------------------
+
+/// Self-attention of sequences that lie one after the other.
+struct RaggedCall {
+  std::vector<int64_t> lengths = {3, 7, 1};
+  int64_t H = 2, D = 8;
+  at::ScalarType dtype = at::kFloat;
+};
+
+/// One query for each head against keys in pages.
+struct PagedCall {
+  int64_t H = 4, G = 2, Lk = 64, D = 8;
+  int64_t page = 16;  ///< tokens; Lk is a multiple
+  at::ScalarType dtype = at::kFloat;
+};
+
+/// "N8 L64-2048 H8 D64 f32", "H32 G8 Lk4096 D128 page16 f32"
+std::string shapes(const RaggedCall& call);
+std::string shapes(const PagedCall& call);
+
 }  // namespace cli
