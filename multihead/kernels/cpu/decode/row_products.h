@@ -57,9 +57,9 @@ inline MemoryRows<S> run_of(const StridedRows& x, int64_t b, int64_t g,
   using Type = typename S::Type;
   const auto* data = row_of<Type>(x, b, g, run.begin);
   const int64_t rows = kFetchAhead / max(width * sizeof(Type), 64);
-  if (!x.block_table || x.page >= 4 * rows) return {data, x.row, rows * x.row};
-  // Pages are small: one that is as far ahead, in whole pages.
-  const int64_t later = run.begin + round_up(rows, x.page);
+  if (!x.block_table) return {data, x.row, rows * x.row};
+  // The run that is as far ahead, which may lie in another page.
+  const int64_t later = run.begin + round_up(rows, min(x.page, kKeyBlock));
   const auto* ahead = later < end ? row_of<Type>(x, b, g, later) : data;
   return {data, x.row, ahead - data};
 }
