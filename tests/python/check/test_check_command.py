@@ -102,7 +102,7 @@ def test_wrong_options(run, options, said):
 
 
 def test_wrong_targets(tmp_path):
-    for target in ("nowhere.py", "nowhere.py:attend", "."):
+    for target in ("nowhere.py:attend", "."):
         done = command("check", target, cwd=tmp_path)
         assert done.returncode == 2 and done.stdout == ""
         # On a busy machine a line of progress comes first.
@@ -140,15 +140,13 @@ RAISES = """
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("raise ValueError('no')", "raises"),
         ("sys.exit(0)", "raises"),
         ("import no_such_package", "missing_package"),
-        ("return None", "returns_nothing"),
-        ("return torch.ones(q.shape, dtype=torch.int64)", "integer_output"),
         ("time.sleep(100)", "hangs"),
     ],
 )
 def test_misbehaviour_is_a_finding(run, line, name):
+    """What would end or stop the process; the rest is among the attempts."""
     done = run(RAISES.format(line=line), "--json", "--time-limit", "2")
     assert cause(done) == name
     assert "Traceback" not in done.stderr + done.stdout

@@ -249,8 +249,7 @@ def test_an_answer_of_python_that_does_not_fit_is_no_verdict(folder: Path) -> No
         assert "check: " in last_line(result.stderr)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--json",)])
-@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("arguments, closed", [((), True), (("--json",), False)])
 def test_the_module_check_too(
     folder: Path, arguments: tuple[str, ...], closed: bool
 ) -> None:

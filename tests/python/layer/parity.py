@@ -82,7 +82,7 @@ def draw(seed: int, dtypes: tuple[torch.dtype, ...]) -> Configuration:
         dtype=r.choice(dtypes),
         embed_dim=num_heads * head_dim,
         num_heads=num_heads,
-        batch=r.randint(1, 12),
+        batch=r.randint(1, 2 if big else 12),
         query_length=query_length,
         key_length=query_length if sharing == "self" else r.randint(1, longest + 4),
         sharing=sharing,

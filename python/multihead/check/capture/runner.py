@@ -286,7 +286,9 @@ def _settings(case: Case, seed: int) -> Iterator[None]:
     torch.set_default_dtype(case.dtype)
     # Not 0 or 42, which the code itself may set, which is to be noticed.
     seed += 20_173_706
-    torch.manual_seed(seed)
+    # torch.manual_seed visits devices that nobody uses, 0.6 ms for each run.
+    on_cuda = torch.cuda.is_initialized()
+    (torch.manual_seed if on_cuda else torch.default_generator.manual_seed)(seed)
     random.seed(seed)
     with contextlib.suppress(ImportError):
         import numpy
