@@ -30,6 +30,7 @@ install(FILES multihead/backend.h
               multihead/install.h
               multihead/modules.h
               multihead/multihead.h
+              multihead/mxint8.h
               multihead/safetensors.h
               multihead/safetensors_error.h
               multihead/stats.h

@@ -28,7 +28,9 @@ struct KVCacheOptions {
   /// Room for so many tokens is made at once, and more is an error. Without it
   /// a full cache grows to twice its capacity.
   TORCH_ARG(std::optional<int64_t>, max_length);
-  TORCH_ARG(std::optional<at::ScalarType>, dtype);  ///< of what is stored
+  /// Of what is stored; kChar: rows of to_mxint8 (mxint8.h). Attention reads
+  /// bfloat16 under float32, and kChar, as they are.
+  TORCH_ARG(std::optional<at::ScalarType>, dtype);
   TORCH_ARG(std::optional<at::Device>, device);
 };
 
@@ -94,7 +96,7 @@ class KVCache {
 
   /// Views of the tokens up to the longest length: (B, G, length, D) and
   /// (B, G, length, Dv). Of shorter rows the rest means nothing. A later call
-  /// may change what they show.
+  /// may change what they show. Of kChar they are rows of to_mxint8.
   at::Tensor key() const;
   at::Tensor value() const;
 

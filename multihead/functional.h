@@ -75,7 +75,8 @@ struct AttentionOptions {
 /// Source: torch.nn.functional.scaled_dot_product_attention, extended.
 ///
 /// query (B, H, Lq, D), key (B, G, Lk, D), value (B, G, Lk, Dv), floating and
-/// of one dtype → (B, H, Lq, Dv). 3-D tensors are (H, L, D) with B = 1. Other
+/// of one dtype → (B, H, Lq, Dv). Key and value may be stored narrower:
+/// bfloat16 under float32, or rows of to_mxint8 (mxint8.h). 3-D tensors are (H, L, D) with B = 1. Other
 /// ranks go to PyTorch and take PyTorch's arguments only.
 /// A row that sees no key gives 0; NaN in keys and values that a row does not
 /// see changes nothing for it (kExact: what PyTorch does).

@@ -9,6 +9,7 @@
 #include "multihead/functional.h"
 #include "multihead/install.h"
 #include "multihead/modules.h"
+#include "multihead/mxint8.h"
 #include "multihead/safetensors.h"
 #include "multihead/stats.h"
 #include "multihead/textbook.h"

@@ -9,6 +9,7 @@
 #include "multihead/attention/count.h"
 #include "multihead/attention/definition.h"
 #include "multihead/attention/route.h"
+#include "multihead/attention/storage.h"
 #include "multihead/functional.h"
 #include "multihead/optional_tensor.h"
 
@@ -25,6 +26,15 @@ at::Tensor pytorchs(const at::Tensor& query, const at::Tensor& key,
       options.is_causal, options.scale, options.enable_gqa);
 }
 
+// Whether the kernels take key and value as they are: forward alone does.
+bool reads_as_stored(const at::Tensor& query, const at::Tensor& key,
+                     const at::Tensor& value, const AttentionOptions& options) {
+  if (!is_stored(query, key) && !is_stored(query, value)) return true;
+  const bool recorded = call::is_recorded(query) || call::is_recorded(key) ||
+                        call::is_recorded(value) || call::is_recorded(options);
+  return !recorded && query.scalar_type() != at::kDouble;
+}
+
 std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
                                           const at::Tensor& key,
                                           const at::Tensor& value,
@@ -38,9 +48,12 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   count(way);
   check_route(fn, way);
   if (way.way == Way::kFused) {
+    const auto state = call::draw_dropout_state(options.dropout_p);
+    if (reads_as_stored(query, key, value, options)) {
+      return call::run<call::FusedAttention>(query, key, value, options, state);
+    }
     return call::run<call::FusedAttention>(
-        query, key, value, options,
-        call::draw_dropout_state(options.dropout_p));
+        query, restored(query, key), restored(query, value), options, state);
   }
   if (way.way == Way::kPyTorch) {
     const bool is_nested =
@@ -51,8 +64,10 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
     if (!is_nested) warn_of_all_weights(fn, query, way);
     return {out, {}};
   }
-  const at::Tensor q = autocast(query), k = autocast(key), v = autocast(value);
-  check_attention(q, k, v, options);
+  const at::Tensor q = autocast(query), stored_key = autocast(key),
+                   stored_value = autocast(value);
+  check_attention(q, stored_key, stored_value, options);
+  const at::Tensor k = restored(q, stored_key), v = restored(q, stored_value);
   warn_of_all_weights(fn, q, way);
   return definition::attention(q, k, v, options, with_lse);
 }
@@ -91,7 +106,7 @@ AttentionSummary attention_summary(const at::Tensor& query,
                     "attention_summary: dropout_p must be 0, got ",
                     options.dropout_p);
   const at::NoGradGuard no_grad;
-  const at::Tensor q = autocast(query), rows = autocast(key);
+  const at::Tensor q = autocast(query), rows = restored(q, autocast(key));
   const Route way = route(q, rows, rows, options);
   const SourceGuard source(Source::kFunction);
   count(way);

@@ -9,6 +9,7 @@
 #include "multihead/attention/fields.h"
 #include "multihead/attention/mask.h"
 #include "multihead/attention/nonfinite.h"
+#include "multihead/attention/storage.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead {
@@ -207,12 +208,11 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
                 "one");
     TORCH_CHECK(x->layout() == at::kStrided, fn, name,
                 " must be a dense tensor, got layout ", x->layout());
-    TORCH_CHECK(x->is_floating_point(), fn, name,
-                " must be floating point, got ", x->scalar_type());
-    TORCH_CHECK(x->scalar_type() == query.scalar_type(), fn, name,
-                " must have the dtype of query, got ", x->scalar_type(),
-                " and ", query.scalar_type());
+    check_storage(fn, name, query, *x);
   }
+  TORCH_CHECK(key.scalar_type() == value.scalar_type(), fn,
+              "value must have the dtype of key, got ", value.scalar_type(),
+              " and ", key.scalar_type());
   const auto check_device = [&](std::string_view name, const at::Tensor& x) {
     TORCH_CHECK(!x.defined() || x.device() == query.device(), fn, name,
                 " must be on the device of query, got ", x.device(), " and ",
@@ -223,8 +223,8 @@ void check_attention(const at::Tensor& query, const at::Tensor& key,
   fields::for_each_tensor(options, [&](const auto& field, const auto& x) {
     check_device(field.name, x);
   });
-  TORCH_CHECK(query.sym_size(-1) == key.sym_size(-1), fn,
-              "key must have the head width of query, got ", key.sym_size(-1),
+  TORCH_CHECK(query.sym_size(-1) == width_of(key), fn,
+              "key must have the head width of query, got ", width_of(key),
               " and ", query.sym_size(-1), shapes_text(query, key, value));
   check_lengths(key, value);
   check_heads(query, key, value, options.enable_gqa);

@@ -16,6 +16,7 @@
 #include "multihead/attention/definition.h"
 #include "multihead/attention/nonfinite.h"
 #include "multihead/attention/route.h"
+#include "multihead/attention/storage.h"
 #include "multihead/optional_tensor.h"
 #include "multihead/text/shapes.h"
 
@@ -47,11 +48,7 @@ void check_rows(const char* name, const Tensor& x, const Tensor& query,
               ", got ", shape_text(x));
   TORCH_CHECK(x.layout() == at::kStrided, kPrefix, name,
               " must be a dense tensor, got ", x.layout());
-  TORCH_CHECK(x.is_floating_point(), kPrefix, name,
-              " must be floating point, got ", x.scalar_type());
-  TORCH_CHECK(x.scalar_type() == query.scalar_type(), kPrefix, name,
-              " must have the dtype of query, got ", x.scalar_type(), " and ",
-              query.scalar_type());
+  check_storage(kPrefix, name, query, x);
   TORCH_CHECK(x.device() == query.device(), kPrefix, name,
               " must be on the device of query, got ", x.device(), " and ",
               query.device());
@@ -243,19 +240,24 @@ std::tuple<Tensor, Tensor> attend_varlen(const Tensor& query, const Tensor& key,
     const bool recorded = call::is_recorded(query) || call::is_recorded(key) ||
                           call::is_recorded(value) ||
                           call::is_recorded(options);
-    if (!recorded || !o.block_table.defined()) {
+    if (!recorded && query.scalar_type() != at::kDouble) {
       return run(key, value, sequences);
     }
-    check_varlen(query, key, value, sequences, options);
+    const Tensor keys = restored(query, key), values = restored(query, value);
+    if (!recorded || !o.block_table.defined()) {
+      return run(keys, values, sequences);
+    }
+    check_varlen(query, keys, values, sequences, options);
     const UnpagedRows rows =
-        without_pages(query, key, value, sequences, options);
+        without_pages(query, keys, values, sequences, options);
     return run(rows.key, rows.value, rows.sequences);
   }
   const Tensor q = call::autocast(query), k = call::autocast(key),
                v = call::autocast(value);
   check_varlen(q, k, v, sequences, options);
   warn_of_all_weights(kVarlen, q, way);
-  return definition::varlen_attention(q, k, v, sequences, options, with_lse);
+  return definition::varlen_attention(q, restored(q, k), restored(q, v),
+                                      sequences, options, with_lse);
 }
 
 }  // namespace
@@ -292,8 +294,11 @@ void check_varlen(const Tensor& query, const Tensor& key, const Tensor& value,
   check_rows("key", key, query, rank);
   check_rows("value", value, query, rank);
   const auto shapes = [&] { return shapes_text(query, key, value); };
-  TORCH_CHECK(query.sym_size(-1) == key.sym_size(-1), kPrefix,
-              "key must have the head width of query, got ", key.sym_size(-1),
+  TORCH_CHECK(key.scalar_type() == value.scalar_type(), kPrefix,
+              "value must have the dtype of key, got ", value.scalar_type(),
+              " and ", key.scalar_type());
+  TORCH_CHECK(query.sym_size(-1) == width_of(key), kPrefix,
+              "key must have the head width of query, got ", width_of(key),
               " and ", query.sym_size(-1), shapes());
   for (int64_t d = 0; d < rank - 1; ++d) {
     TORCH_CHECK(key.sym_size(d) == value.sym_size(d), kPrefix,

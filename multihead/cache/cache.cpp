@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "multihead/attention/storage.h"
+#include "multihead/kernels/mxint8.h"
 #include "multihead/safetensors.h"
 #include "multihead/text/dtypes.h"
 #include "multihead/text/shapes.h"
@@ -57,7 +59,7 @@ void check_rows(const char* name, const Tensor& x, const Tensor& room,
   constexpr auto* fn = "KVCache.append: ";
   TORCH_CHECK(x.defined(), fn, name, " must be a tensor, got None");
   const std::array<int64_t, 4> shape{room.size(0), room.size(1), length,
-                                     room.size(3)};
+                                     width_of(room).expect_int()};
   TORCH_CHECK(x.sizes() == at::IntArrayRef(shape), fn, name,
               " must have the shape (batch_size, num_kv_heads, tokens, width) "
               "of the cache, (",
@@ -86,9 +88,12 @@ Tensor moved(const Tensor& room, int64_t length, int64_t capacity) {
   return larger;
 }
 
-// x (B, G, L, ·) behind the `starts` of room's rows: counts[b] of row b.
-void write(const Tensor& room, const Tensor& x, const Numbers& starts,
+// key or value (B, G, L, ·) behind the `starts` of room's rows: counts[b] of
+// row b.
+void write(const Tensor& room, const Tensor& given, const Numbers& starts,
            const Numbers& counts) {
+  const Tensor x =
+      room.scalar_type() == at::kChar ? to_mxint8(given) : given;
   const auto same = [](const Numbers& n) {
     return std::ranges::all_of(n, [&](int64_t i) { return i == n[0]; });
   };
@@ -125,14 +130,17 @@ KVCache::KVCache(const KVCacheOptions& options)
                     *max_length_, ", got ", options.capacity());
   const auto dtype =
       options.dtype().value_or(c10::get_default_dtype_as_scalartype());
-  TORCH_CHECK_VALUE(at::isFloatingType(dtype),
-                    "KVCache: dtype must be floating point, got ", dtype);
+  TORCH_CHECK_VALUE(at::isFloatingType(dtype) || dtype == at::kChar,
+                    "KVCache: dtype must be floating point or int8, got ",
+                    dtype);
   const auto tensors = at::TensorOptions().dtype(dtype).device(
       options.device().value_or(at::kCPU));
   const int64_t capacity = max_length_.value_or(options.capacity());
   const auto room = [&](int64_t width) {
+    const int64_t elements =
+        dtype == at::kChar ? kernels::mxint8_bytes(width) : width;
     return at::empty(
-        {options.batch_size(), options.num_kv_heads(), capacity, width},
+        {options.batch_size(), options.num_kv_heads(), capacity, elements},
         tensors);
   };
   keys_ = room(options.head_dim());
@@ -150,9 +158,9 @@ KVCache::KVCache(Tensor keys, Tensor values, Tensor lengths,
       keys_.dim() == 4 && values_.dim() == 4 &&
           keys_.sizes().slice(0, 3) == values_.sizes().slice(0, 3) &&
           keys_.size(0) > 0 && keys_.scalar_type() == values_.scalar_type() &&
-          keys_.is_floating_point(),
+          (keys_.is_floating_point() || keys_.scalar_type() == at::kChar),
       "KVCache: key and value must be (batch_size, num_kv_heads, tokens, "
-      "width), floating point, alike but for the width, got ",
+      "width), floating point or int8, alike but for the width, got ",
       keys_.scalar_type(), " ", shape_text(keys_), " and ",
       values_.scalar_type(), " ", shape_text(values_));
   TORCH_CHECK_VALUE(
@@ -293,8 +301,8 @@ std::ostream& operator<<(std::ostream& stream, const KVCache& cache) {
   const auto [least, most] = std::ranges::minmax(lengths);
   stream << "KVCache(batch_size=" << cache.keys().size(0)
          << ", num_kv_heads=" << cache.keys().size(1)
-         << ", head_dim=" << cache.keys().size(3)
-         << ", value_dim=" << cache.values().size(3)
+         << ", head_dim=" << width_of(cache.keys())
+         << ", value_dim=" << width_of(cache.values())
          << ", dtype=" << dtype_name(cache.keys().scalar_type())
          << ", lengths=" << least;
   if (least != most) stream << "–" << most;

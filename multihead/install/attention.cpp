@@ -13,6 +13,7 @@
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
 #include "multihead/attention/route.h"
+#include "multihead/attention/storage.h"
 #include "multihead/install/overrides.h"
 #include "multihead/optional_tensor.h"
 
@@ -69,6 +70,9 @@ std::string refusal(const Tensor& query, const Tensor& key, const Tensor& value,
                     const AttentionOptions& options) {
   if (!at::globalContext().userEnabledFlashSDP()) {
     return "sdpa_kernel leaves out FLASH_ATTENTION";
+  }
+  if (is_stored(query, key) || is_stored(query, value)) {
+    return "PyTorch takes tensors of one dtype";
   }
   std::string reason =
       refusal_of_mask(query, key, value, options.attn_mask, options.is_causal);

@@ -28,6 +28,14 @@ using Float16 = _Float16;
 /// float32, for kFloat64 in float64: the compute type.
 enum class Dtype { kFloat32, kFloat64, kBFloat16, kFloat16 };
 
+/// How key and value are stored where forward takes them narrower than query;
+/// their strides are in elements of that.
+enum class Storage {
+  kAsQuery,
+  kBFloat16,  ///< under kFloat32
+  kMXInt8,    ///< bytes (mxint8.h), but not under kFloat64
+};
+
 constexpr size_t bytes_of(Dtype dtype) {
   return dtype == Dtype::kFloat64 ? 8 : dtype == Dtype::kFloat32 ? 4 : 2;
 }
@@ -110,6 +118,7 @@ struct Dropout {
 /// ragged alike.
 struct AttentionArgs {
   Dtype dtype = Dtype::kFloat32;
+  Storage storage = Storage::kAsQuery;  ///< else for forward only
   int64_t B = 0, H = 0, G = 0, Lq = 0, Lk = 0, D = 0, Dv = 0;
   StridedRows query;       ///< (B, H, Lq, D)
   StridedRows key, value;  ///< (B, G, Lk, D), (B, G, Lk, Dv)

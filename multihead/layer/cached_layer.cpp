@@ -11,6 +11,7 @@
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/count.h"
+#include "multihead/attention/storage.h"
 #include "multihead/cache.h"
 #include "multihead/layer/checks.h"
 #include "multihead/layer/ways.h"
@@ -186,7 +187,8 @@ std::tuple<Tensor, Tensor> attend_cached(const Tensor& query, const Tensor& key,
   if (!query.defined()) return {inputs.query, Tensor()};
   const auto seen = [&](const Tensor& room) {
     const Tensor rows = cache.end ? room.narrow_symint(2, 0, *cache.end) : room;
-    return rows.to(heads.query.scalar_type());
+    return is_stored(heads.query, rows) ? rows
+                                        : rows.to(heads.query.scalar_type());
   };
   const Tensor keys = seen(cache.keys), values = seen(cache.values);
   if (!options.need_weights()) {
@@ -204,9 +206,9 @@ std::tuple<Tensor, Tensor> attend_cached(const Tensor& query, const Tensor& key,
       heads.query, keys, values, attention);
   const std::optional<Tensor> no_dropout;
   return {project_out_of_kernels(rows, layer),
-          call::run<call::AttentionWeights>(heads.query, keys, logsumexp,
-                                            options.average_attn_weights(),
-                                            attention, no_dropout)};
+          call::run<call::AttentionWeights>(
+              heads.query, restored(heads.query, keys), logsumexp,
+              options.average_attn_weights(), attention, no_dropout)};
 }
 
 std::tuple<Tensor, Tensor> cached_forward(const Tensor& query,

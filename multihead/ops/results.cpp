@@ -5,6 +5,7 @@
 
 #include "multihead/attention/checks.h"
 #include "multihead/attention/layout.h"
+#include "multihead/attention/storage.h"
 #include "multihead/attention/varlen.h"
 #include "multihead/text/shapes.h"
 
@@ -19,6 +20,7 @@ void check_from_logsumexp(const char* function, const Tensor& query,
                           const AttentionOptions& options,
                           const std::optional<Tensor>& dropout_state) {
   check_fused_attention(query, key, key, options);
+  check_not_stored(function, query, key, key);
   check_logsumexp(function, query, logsumexp);
   check_dropout_state(options.dropout_p, dropout_state);
 }
@@ -74,7 +76,7 @@ std::tuple<Tensor, Tensor> fused_attention_results(
   check_fused_attention(query, key, value, options);
   check_dropout_state(options.dropout_p, dropout_state);
   auto sizes = query.sym_sizes().vec();
-  sizes.back() = value.sym_size(-1);
+  sizes.back() = width_of(value);
   return {empty_in_layout_of(query, sizes), empty_logsumexp(query)};
 }
 
@@ -86,6 +88,7 @@ call::Gradients fused_attention_backward_results(
     const std::optional<Tensor>& dropout_state) {
   constexpr auto* name = "fused_attention_backward";
   check_fused_attention(query, key, value, options);
+  check_not_stored(name, query, key, value);
   check_logsumexp(name, query, logsumexp);
   check_dropout_state(options.dropout_p, dropout_state);
   auto sizes = query.sym_sizes().vec();
@@ -109,7 +112,7 @@ std::tuple<Tensor, Tensor> fused_varlen_attention_results(
       {cu_seqlens_q, or_undefined(cu_seqlens_k), or_undefined(block_table)},
       options, dropout_state);
   auto sizes = query.sym_sizes().vec();
-  sizes.back() = value.sym_size(-1);
+  sizes.back() = width_of(value);
   return {empty_in_layout_of(query, sizes),
           at::empty_symint({query.sym_size(1), query.sym_size(0)},
                            query.options().dtype(logsumexp_dtype(query)))};
@@ -127,6 +130,7 @@ call::Gradients fused_varlen_attention_backward_results(
   auto sizes = query.sym_sizes().vec();
   sizes.back() = value.sym_size(-1);
   constexpr auto* name = "fused_varlen_attention_backward";
+  check_not_stored(name, query, key, value);
   check_like(name, "out", out, sizes, query.scalar_type());
   check_like(name, "dout", dout, sizes, query.scalar_type());
   const c10::SymDimVector rows{query.sym_size(1), query.sym_size(0)};

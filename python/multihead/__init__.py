@@ -11,7 +11,7 @@ _library.load("libmultihead.so")
 
 from . import _quantizable, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402
-from .cache import KVCache  # noqa: E402
+from .cache import KVCache, from_mxint8, to_mxint8  # noqa: E402
 from .check import Report, check  # noqa: E402
 from .functional import (  # noqa: E402
     AttentionSummary,
@@ -56,6 +56,7 @@ __all__ = [
     "attention_summary",
     "backend",
     "check",
+    "from_mxint8",
     "install",
     "installed",
     "is_installed",
@@ -67,6 +68,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "stats",
     "textbook",
+    "to_mxint8",
     "uninstall",
     "varlen_attention",
 ]

@@ -12,6 +12,47 @@ from ._call import call, check_type
 _ops = torch.ops.multihead
 
 
+def to_mxint8(x: Tensor) -> Tensor:
+    """x (..., D) in one byte a number, as attention takes key and value.
+
+    MXINT8 of the "OCP Microscaling Formats (MX) Specification" 1.0: each 32 numbers
+    that follow one another share a scale, a power of two. Rounded to nearest even: no
+    number is off by more than 2^-7 of the largest magnitude among its 32, or 2^-25 if
+    that is more. Where one of the 32 is not finite, all become NaN.
+
+    ``scaled_dot_product_attention`` and ``varlen_attention`` take such rows as key and
+    value, beside a query of float32, bfloat16 or float16. The result has the bits of the
+    same call on ``from_mxint8(key, query.dtype)`` and ``from_mxint8(value, query.dtype)``.
+
+    Args:
+        x: floating point, on the CPU, of at least one dimension.
+
+    Returns:
+        int8 (..., D + ceil(D / 32)): the numbers of a row, then its scales.
+
+    Raises:
+        ValueError: x of another dtype, or without a dimension.
+    """
+    rows: Tensor = call(_ops.to_mxint8.default, x)
+    return rows
+
+
+def from_mxint8(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers of such rows, (..., D).
+
+    Exact in float32 and bfloat16, and in float16 where they came from float16.
+
+    Args:
+        rows: as to_mxint8 returns them.
+        dtype: floating point.
+
+    Raises:
+        ValueError: rows or dtype that are something else.
+    """
+    x: Tensor = call(_ops.from_mxint8.default, rows, dtype)
+    return x
+
+
 class KVCache:
     """Keys (B, G, capacity, D), values (B, G, capacity, Dv), and a length for each row.
 
@@ -31,8 +72,9 @@ class KVCache:
     looks at all of the room, of which it reads each row's length, so no length is
     compiled in. ``torch.compile`` sees the three tensors; nothing breaks its graph.
 
-    A dtype narrower than the model's halves the memory; keys and values are then
-    widened for each call, all of them, which costs more time than it saves.
+    ``dtype=torch.bfloat16`` under a float32 model halves the memory, ``torch.int8``
+    takes 33 bytes for 32 numbers (``to_mxint8``, which states the error); attention
+    reads both as they are. Any other dtype than the model's is converted for each call.
 
     Args:
         batch_size: rows B.
@@ -41,7 +83,7 @@ class KVCache:
         value_dim: width Dv of a value, default head_dim.
         capacity: tokens that fit before the cache grows.
         max_length: room for so many tokens is made at once, and more is an error.
-        dtype: floating point, default torch.get_default_dtype().
+        dtype: floating point or int8, default torch.get_default_dtype().
         device: default the CPU.
 
     Raises:
@@ -92,7 +134,8 @@ class KVCache:
 
     def key(self) -> Tensor:
         """(B, G, length, D), a view up to the longest length; of shorter rows the rest
-        means nothing. Compiled code sees all of the room."""
+        means nothing. Rows of ``to_mxint8`` where dtype is int8. Compiled code sees all
+        of the room."""
         return self._seen(self._keys)
 
     def value(self) -> Tensor:

@@ -221,8 +221,9 @@ def scaled_dot_product_attention(
 
     Args:
         query: (B, H, Lq, D) or (H, Lq, D), floating point.
-        key: (B, G, Lk, D), of query's dtype.
-        value: (B, G, Lk, Dv), of query's dtype.
+        key: (B, G, Lk, D), of query's dtype; or stored narrower: bfloat16 under
+            float32, or rows of to_mxint8.
+        value: (B, G, Lk, Dv), of key's dtype.
         attn_mask: broadcastable to (B, H, Lq, Lk). bool: **True = may attend**.
             Floating point: added to the scores; -inf blocks. Or a
             torch.nn.attention.bias.CausalBias, without is_causal.
@@ -360,8 +361,8 @@ def varlen_attention(
     """Attention of sequences that lie one after the other, without padding.
 
     Only rows that exist are computed, forward and backward. Shapes: query (Tq, H, D),
-    key (Tk, G, D), value (Tk, G, Dv), floating point and of one dtype; H is a multiple
-    of G, and query head h reads head h // (H // G). Source: flash_attn_varlen_func of
+    key (Tk, G, D), value (Tk, G, Dv), floating point and of one dtype (or key and value
+    stored narrower, as scaled_dot_product_attention takes them); H is a multiple of G, and query head h reads head h // (H // G). Source: flash_attn_varlen_func of
     FlashAttention, in the words of scaled_dot_product_attention.
 
     The bits of a sequence are those that it has alone, and in a padded batch, forward

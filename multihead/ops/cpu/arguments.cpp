@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "multihead/attention/storage.h"
+
 namespace multihead::ops {
 namespace {
 
@@ -21,6 +23,12 @@ kernels::Dtype dtype_of(const Tensor& x) {
     default:
       return kernels::Dtype::kFloat32;
   }
+}
+
+kernels::Storage storage_of(const Tensor& query, const Tensor& key) {
+  if (!is_stored(query, key)) return kernels::Storage::kAsQuery;
+  return key.scalar_type() == at::kChar ? kernels::Storage::kMXInt8
+                                        : kernels::Storage::kBFloat16;
 }
 
 // In another dtype, what is repeated by stride 0 staying so.
@@ -90,6 +98,7 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
     : query_(four_dimensional(query)), key_(four_dimensional(key)) {
   kernels::AttentionArgs& a = attention;
   a.dtype = dtype_of(query_);
+  a.storage = storage_of(query_, key_);
   a.B = query_.size(0);
   a.H = query_.size(1);
   a.Lq = query_.size(2);
@@ -110,6 +119,7 @@ AttentionArguments::AttentionArguments(const Tensor& query, const Tensor& key,
       places_(places_of(query, key, sequences, options)) {
   kernels::AttentionArgs& a = attention;
   a.dtype = dtype_of(query_);
+  a.storage = storage_of(query_, key_);
   a.B = places_.count();
   a.H = query_.size(1);
   a.D = query_.size(2);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "multihead/attention/count.h"
+#include "multihead/attention/storage.h"
 #include "multihead/backend.h"
 #include "multihead/ops/cpu/arguments.h"
 #include "multihead/ops/cpu/parallel.h"
@@ -99,7 +100,7 @@ std::tuple<Tensor, Tensor> fused_attention(
   const Tensor values = four_dimensional(value);
   kernels::ForwardArgs forward{call.attention, {}, nullptr};
   forward.attention.value = rows_of(values);
-  forward.attention.Dv = values.size(3);
+  forward.attention.Dv = width_of(values).expect_int();
   forward.out = out_rows_of(out.dim() == 3 ? out.unsqueeze(0) : out);
   forward.logsumexp = logsumexp.mutable_data_ptr();
   count_fused();

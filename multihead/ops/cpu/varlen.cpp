@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "multihead/attention/count.h"
+#include "multihead/attention/storage.h"
 #include "multihead/ops/cpu/arguments.h"
 #include "multihead/ops/cpu/parallel.h"
 #include "multihead/ops/results.h"
@@ -29,7 +30,7 @@ std::tuple<Tensor, Tensor> fused_varlen_attention(
   const Tensor values = dense_rows(value);
   kernels::ForwardArgs forward{call.attention, {}, nullptr};
   forward.attention.value = rows_like(forward.attention.key, values);
-  forward.attention.Dv = values.size(-1);
+  forward.attention.Dv = width_of(values).expect_int();
   forward.out = out_rows_like(forward.attention.query, out);
   forward.logsumexp = logsumexp.mutable_data_ptr();
   count_fused();

@@ -20,7 +20,10 @@
 // but for the fixed length of splits).
 #pragma once
 
+#include <type_traits>
+
 #include "multihead/kernels/cpu/decode/row_products.h"
+#include "multihead/kernels/cpu/gemm/stored_rows.h"
 #include "multihead/kernels/cpu/scores/scores.h"
 
 namespace multihead::kernels {
@@ -120,8 +123,8 @@ struct DecodeScratch {
   int64_t state_size() const { return 2 * kRowPlaces + rows * stride; }
 };
 
-/// The rows of one key/value head.
-template <class M, class S>
+/// The rows of one key/value head. K: how keys and values are stored.
+template <class M, class S, class K = S>
 class DecodeTask {
  public:
   using F = typename M::F;
@@ -254,10 +257,10 @@ class DecodeTask {
   /// S = Q·Kᵀ.
   void score(Interval block, int64_t anchor) {
     for_each_run(a_.key, block, [&](Interval run) {
-      const auto key = run_of<S>(a_.key, b_, g_, run, keys_.end, a_.D);
+      const auto key = run_of<K>(a_.key, b_, g_, run, keys_.end, a_.D);
       for_each_rows([&]<int kRows>(int64_t r) {
-        qk_rows<M, S, kRows>(
-            key, run.end - run.begin, a_.D, s_.query + r * s_.depth, s_.depth,
+        qk_rows<M, K, kRows>(
+            key, run.end - run.begin, s_.query + r * s_.depth, s_.depth,
             static_cast<T>(a_.scale),
             s_.scores + r * kScoreStride<F> + (run.begin - anchor));
       });
@@ -348,15 +351,15 @@ class DecodeTask {
   void add_values(Interval block, int64_t anchor, const RowSoftmax<F>& state) {
     const T* weights = nullptr;
     for (int64_t r = rows_; r-- > 0;) {
-      weights = ValueStep<M, S>::weights(
+      weights = ValueStep<M, K>::weights(
           s_.scores + r * kScoreStride<F>, block.begin - anchor,
           block.end - anchor, s_.weights + r * kScoreStride<F> / 2);
     }
-    constexpr int64_t kStride = kScoreStride<F> / ValueStep<M, S>::kKeys;
+    constexpr int64_t kStride = kScoreStride<F> / ValueStep<M, K>::kKeys;
     for_each_run(a_.value, block, [&](Interval run) {
-      const auto value = run_of<S>(a_.value, b_, g_, run, keys_.end, a_.Dv);
+      const auto value = run_of<K>(a_.value, b_, g_, run, keys_.end, a_.Dv);
       for_each_rows([&]<int kRows>(int64_t r) {
-        pv_rows<M, S, kRows>({.value = value,
+        pv_rows<M, K, kRows>({.value = value,
                               .keys = run,
                               .weights = weights + r * kStride,
                               .factor = s_.factor + r,
@@ -448,12 +451,12 @@ inline RowSoftmax<typename M::F> state_of(const ForwardArgs& f,
 
 /// Task n. False: a result is not finite, perhaps by a key that its row cannot
 /// see.
-template <class M, class S>
-inline bool decode(const ForwardArgs& f, const Plan& plan, int64_t n,
-                   DecodeScratch<M, S>& scratch) {
+template <class M, class S, class K>
+inline bool decode_as(const ForwardArgs& f, const Plan& plan, int64_t n,
+                      DecodeScratch<M, S>& scratch) {
   const int64_t splits = max(plan.splits, 1), G = f.attention.G;
   const int64_t b = n / (splits * G), split = n / G % splits, g = n % G;
-  DecodeTask<M, S> task(f, scratch, b, g);
+  DecodeTask<M, S, K> task(f, scratch, b, g);
   task.load_queries();
   if (plan.splits > 0) {
     const int64_t begin = split * kKeySplit;
@@ -472,6 +475,26 @@ inline bool decode(const ForwardArgs& f, const Plan& plan, int64_t n,
   });
   if (!started) total.reset(scratch.rows * scratch.stride);
   return task.finish(total);
+}
+
+/// With keys and values as they are stored.
+template <class M, class S>
+inline bool decode(const ForwardArgs& f, const Plan& plan, int64_t n,
+                   DecodeScratch<M, S>& scratch) {
+  using Pair = Stored<Dtype::kBFloat16>;
+  constexpr bool kIsSingle = sizeof(ScalarOf<M>) == sizeof(float);
+  const Storage storage = f.attention.storage;
+  if constexpr (kIsSingle) {
+    if (storage == Storage::kMXInt8) {
+      return decode_as<M, S, StoredMXInt8>(f, plan, n, scratch);
+    }
+  }
+  if constexpr (std::is_same_v<S, Stored<Dtype::kFloat32>>) {
+    if (storage == Storage::kBFloat16) {
+      return decode_as<M, S, Pair>(f, plan, n, scratch);
+    }
+  }
+  return decode_as<M, S, S>(f, plan, n, scratch);
 }
 
 /// Merges the splits of a head. False: as above.

@@ -27,18 +27,19 @@
 #endif
 #include "multihead/kernels/cpu/gemm/load_store.h"
 #include "multihead/kernels/cpu/gemm/pack.h"
+#include "multihead/kernels/cpu/gemm/stored_rows.h"
 
 namespace multihead::kernels {
 namespace {
 
 inline constexpr int64_t kFetchAhead = 16 << 10;
 
-/// Rows that lie `stride` elements apart in memory, and by how many elements
-/// those are ahead that will be needed some time later.
+/// Rows of `width` numbers that lie `stride` elements apart in memory, and by
+/// how many elements those are ahead that will be needed some time later.
 template <class S>
 struct MemoryRows {
   const typename S::Type* data;
-  int64_t stride, ahead;
+  int64_t width, stride, ahead;
   const typename S::Type* row(int64_t n) const { return data + n * stride; }
 };
 
@@ -57,16 +58,36 @@ inline MemoryRows<S> run_of(const StridedRows& x, int64_t b, int64_t g,
   using Type = typename S::Type;
   const auto* data = row_of<Type>(x, b, g, run.begin);
   const int64_t rows = kFetchAhead / max(width * sizeof(Type), 64);
-  if (!x.block_table) return {data, x.row, rows * x.row};
+  if (!x.block_table) return {data, width, x.row, rows * x.row};
   // The run that is as far ahead, which may lie in another page.
   const int64_t later = run.begin + round_up(rows, min(x.page, kKeyBlock));
   const auto* ahead = later < end ? row_of<Type>(x, b, g, later) : data;
-  return {data, x.row, ahead - data};
+  return {data, width, x.row, ahead - data};
 }
 
 /// How keys are read for M: numbers widened, or pairs as they are.
 template <class M, class S>
-using KeyStorage = typename M::template QueryStorage<S>;
+struct KeyReader : RowReader<typename M::template QueryStorage<S>> {};
+
+#ifdef __AVX512BF16__
+/// 32 numbers in pairs.
+template <>
+struct KeyReader<BFloat16Dot, StoredMXInt8> {
+  using Numbers = RowReader<StoredMXInt8>;
+  static constexpr int kPair = 2;
+  SIMD_INLINE __m512 load(const uint8_t* row, int64_t x, int64_t width) {
+    return pairs(Numbers::load(row, x, width),
+                 Numbers::load(row, x + 16, width));
+  }
+  SIMD_INLINE __m512 load_last(const uint8_t* row, int64_t x, int64_t width) {
+    return pairs(Numbers::load_last(row, x, width),
+                 Numbers::load_last(row, x + 16, width));
+  }
+  SIMD_INLINE __m512 pairs(__m512 first, __m512 last) {
+    return _mm512_castsi512_ps(BFloat16Pairs::round(first, last));
+  }
+};
+#endif
 
 /// Distance between the rows of a block's scores: qk_rows writes whole vectors,
 /// and pairs are made of two.
@@ -85,6 +106,7 @@ template <class M, class S>
 struct ValueStep {
   using F = typename M::F;
   using Type = typename S::Type;
+  using Reader = RowReader<S>;
   static constexpr int64_t kKeys = 1;
 
   /// The weights of a row, of the keys begin ≤ j < end of a block, as they are
@@ -97,22 +119,21 @@ struct ValueStep {
   /// `keys` are those that exist, and begin at value.row(0).
   template <int kVectors>
   SIMD_INLINE void load(const MemoryRows<S>& value, Interval keys, int64_t j,
-                        int64_t column, int64_t columns,
-                        typename F::Vector (&v)[kVectors]) {
-    const Type* row = value.row(j - keys.begin) + column;
+                        int64_t column, typename F::Vector (&v)[kVectors]) {
+    const Type* row = value.row(j - keys.begin);
 #pragma GCC unroll 8
     for (int n = 0; n < kVectors; ++n) {
-      const Type* from = row + n * F::kLanes;
-      v[n] = kVectors > 1 ? S::load(from) : load_some<S>(from, columns);
+      const int64_t x = column + n * F::kLanes;
+      v[n] = kVectors > 1 ? Reader::load(row, x, value.width)
+                          : Reader::load_last(row, x, value.width);
       if (n * F::kLanes * sizeof(Type) % 64 == 0)
-        fetch_line(from + value.ahead);
+        fetch_line(row + x + value.ahead);
     }
   }
 };
 
 #ifdef __AVX512BF16__
-template <class S>
-struct ValueStep<BFloat16Dot, S> {
+struct PairValueStep {
   using F = Float32;
   static constexpr int64_t kKeys = 2;
 
@@ -127,11 +148,13 @@ struct ValueStep<BFloat16Dot, S> {
     }
     return packed;
   }
+};
 
+template <class S>
+struct ValueStep<BFloat16Dot, S> : PairValueStep {
   template <int kVectors>
   SIMD_INLINE void load(const MemoryRows<S>& value, Interval keys, int64_t j,
-                        int64_t column, int64_t columns,
-                        F::Vector (&v)[kVectors]) {
+                        int64_t column, F::Vector (&v)[kVectors]) {
     const uint16_t* odd = value.row(j + 1 - keys.begin) + column;
     const uint16_t* even = odd - value.stride;
     if (kVectors > 1 && j >= keys.begin && j + 1 < keys.end) {
@@ -150,7 +173,34 @@ struct ValueStep<BFloat16Dot, S> {
     for (int n = 0; n < kVectors; ++n) {
       const int64_t e = n * F::kLanes;
       v[n] = pair_rows(even ? even + e : even, odd ? odd + e : odd,
-                       min(columns - e, F::kLanes));
+                       min(value.width - column - e, F::kLanes));
+    }
+  }
+};
+
+template <>
+struct ValueStep<BFloat16Dot, StoredMXInt8> : PairValueStep {
+  template <int kVectors>
+  SIMD_INLINE void load(const MemoryRows<StoredMXInt8>& value, Interval keys,
+                        int64_t j, int64_t column, F::Vector (&v)[kVectors]) {
+    using Reader = RowReader<StoredMXInt8>;
+    const uint8_t* odd = value.row(j + 1 - keys.begin);
+    const uint8_t* even = odd - value.stride;
+    const auto read = [&](const uint8_t* row, int64_t x) {
+      if constexpr (kVectors > 1) return Reader::load(row, x, value.width);
+      return Reader::load_last(row, x, value.width);
+    };
+    const bool has_even = j >= keys.begin, has_odd = j + 1 < keys.end;
+#pragma GCC unroll 8
+    for (int n = 0; n < kVectors; ++n) {
+      const int64_t x = column + n * F::kLanes;
+      const auto first = has_even ? read(even, x) : F::broadcast(0);
+      const auto last = has_odd ? read(odd, x) : F::broadcast(0);
+      v[n] = BFloat16Pairs::upper_halves(first, last);
+      if (n * F::kLanes % 64 == 0) {
+        fetch_line(even + x + value.ahead);
+        fetch_line(odd + x + value.ahead);
+      }
     }
   }
 };
@@ -161,12 +211,12 @@ struct ValueStep<BFloat16Dot, S> {
 /// whole number of vectors, zeros after the `width` numbers of a row.
 template <class M, class S, int kRows>
 [[gnu::noinline]] void qk_rows(const MemoryRows<S>& key, int64_t keys,
-                               int64_t width, const ScalarOf<M>* query,
-                               int64_t depth, ScalarOf<M> scale,
-                               ScalarOf<M>* scores) {
+                               const ScalarOf<M>* query, int64_t depth,
+                               ScalarOf<M> scale, ScalarOf<M>* scores) {
   using F = typename M::F;
-  using K = KeyStorage<M, S>;
-  constexpr int kNumbers = F::kLanes * K::kPair;
+  using Reader = KeyReader<M, S>;
+  constexpr int kPair = Reader::kPair;
+  constexpr int kNumbers = F::kLanes * kPair;
   for (int64_t j = 0; j < keys; j += F::kLanes) {
     const int64_t count = min(keys - j, F::kLanes);
     typename F::Vector sum[kRows], total[kRows];
@@ -180,19 +230,19 @@ template <class M, class S, int kRows>
           sum[r] = F::broadcast(0);
         }
       }
-      const auto* from = key.row(j) + x * K::kPair;
-      const int64_t numbers = width - x * K::kPair;
+      const int64_t first = x * kPair;
       typename F::Vector square[F::kLanes];
-      if (count == F::kLanes && numbers >= kNumbers) {
+      if (count == F::kLanes && first + kNumbers <= key.width) {
+        const auto* row = key.row(j);
 #pragma GCC unroll 16
-        for (int i = 0; i < F::kLanes; ++i) {
-          square[i] = K::load(from + i * key.stride);
-          fetch_line(from + i * key.stride + key.ahead);
+        for (int i = 0; i < F::kLanes; ++i, row += key.stride) {
+          square[i] = Reader::load(row, first, key.width);
+          fetch_line(row + first + key.ahead);
         }
       } else {
         for (int i = 0; i < F::kLanes; ++i) {
-          square[i] =
-              load_some<K>(from + min(i, count - 1) * key.stride, numbers);
+          square[i] = Reader::load_last(key.row(j + min(i, count - 1)), first,
+                                        key.width);
         }
       }
       F::transpose(square);
@@ -261,8 +311,7 @@ SIMD_INLINE void pv_slices(const WeightedValues<M, S>& t, int64_t column,
     for (int64_t j = round_down(t.keys.begin, Step::kKeys); j < t.keys.end;
          j += Step::kKeys, ++p) {
       typename F::Vector v[kVectors];
-      Step::template load<kVectors>(t.value, t.keys, j, column,
-                                    columns - column, v);
+      Step::template load<kVectors>(t.value, t.keys, j, column, v);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const auto weight = F::broadcast(p[r * kStride]);

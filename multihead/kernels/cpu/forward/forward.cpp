@@ -33,6 +33,7 @@
 #include "multihead/kernels/cpu/forward/dropout.h"
 #include "multihead/kernels/cpu/forward/online_softmax.h"
 #include "multihead/kernels/cpu/gemm/nonfinite.h"
+#include "multihead/kernels/cpu/gemm/stored_rows.h"
 #include "multihead/kernels/cpu/scores/scores.h"
 
 namespace multihead::kernels {
@@ -56,6 +57,8 @@ struct ForwardScratch {
   T* packed;     ///< (kKeyBlock / 2, lanes), P where M packs it
   T* key;        ///< a split, packed; null: in place
   T* value;      ///< the same
+  /// A split of keys and values that are stored otherwise.
+  typename S::Type *stored_key, *stored_value;
 
   ForwardScratch(const ForwardArgs& f, const Plan& plan, Arena& arena)
       : score(f.attention, kTileLanes<F>, arena) {
@@ -78,6 +81,9 @@ struct ForwardScratch {
     value = plan.pack_value
                 ? arena.take<T>(Panels<M, S>::value_size(kKeySplit, a.Dv))
                 : nullptr;
+    stored_key = arena.take<typename S::Type>(SplitRows<S>::room_size(a, a.D));
+    stored_value =
+        arena.take<typename S::Type>(SplitRows<S>::room_size(a, a.Dv));
   }
 };
 
@@ -111,10 +117,13 @@ class ForwardTask {
       all = {min(all.begin, tile.keys.begin), max(all.end, tile.keys.end)};
     }
     for_each_key_block(all, kKeySplit, [&](Interval split) {
-      const auto key =
-          Panels<M, S>::keys(a_.key, task.b, task.head, split, a_.D, s_.key);
+      keys_.read(a_, a_.key, task.b, task.head, split, a_.D, s_.stored_key);
+      values_.read(a_, a_.value, task.b, task.head, split, a_.Dv,
+                   s_.stored_value);
+      const auto key = Panels<M, S>::keys(keys_.rows, keys_.batch, keys_.head,
+                                          split, a_.D, s_.key);
       const auto value = Panels<M, S>::template values<kMaskNonFinite>(
-          a_.value, task.b, task.head, split, a_.Dv, s_.value);
+          values_.rows, values_.batch, values_.head, split, a_.Dv, s_.value);
       for (int n = 0; n < count; ++n) {
         const Interval keys = overlap(split, tiles[n].keys);
         if (keys.empty()) continue;
@@ -217,7 +226,8 @@ class ForwardTask {
     if constexpr (kMaskNonFinite && M::kPackDropsNonFinite) {
       const Interval keys = overlap(segment.keys, tile.keys);
       for (int64_t j = keys.begin; j < keys.end; ++j) {
-        add_nonfinite<S>(row_of<typename S::Type>(a_.value, tile.b, tile.g, j),
+        add_nonfinite<S>(row_of<typename S::Type>(values_.rows, values_.batch,
+                                                  values_.head, j),
                          a_.Dv, weights + (j - segment.keys.begin) * kLanes,
                          vectors, state.context + from);
       }
@@ -308,6 +318,7 @@ class ForwardTask {
   const ForwardArgs& f_;
   const AttentionArgs& a_;
   ForwardScratch<M, S>& s_;
+  SplitRows<S> keys_, values_;
 };
 
 TaskGrid grid_of(const AttentionArgs& a, const Plan& plan) {
@@ -332,7 +343,7 @@ struct ForwardKernel {
     // two tiles share it. Pages have no stride to read them in place.
     const auto packs = [&](const StridedRows& x, int64_t width) {
       return !Panels<M, S>::kInPlace || x.block_table ||
-             (x.row != width && tiles > 1);
+             a.storage != Storage::kAsQuery || (x.row != width && tiles > 1);
     };
     plan.pack_key = packs(a.key, a.D);
     plan.pack_value = packs(a.value, a.Dv);
@@ -373,7 +384,8 @@ struct ForwardKernel {
           continue;
         }
       }
-      if (n + 1 < last && !grid[n + 1].same_head(task)) {
+      if (n + 1 < last && !grid[n + 1].same_head(task) &&
+          a.storage == Storage::kAsQuery) {
         fetch_ahead<S>(a, grid[n + 1].b, grid[n + 1].head);
       }
       if (!ForwardTask<M, S, false>(f, s).run(task)) {

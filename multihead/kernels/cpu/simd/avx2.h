@@ -87,6 +87,10 @@ struct Float32 {
     return not_less(_mm256_srli_epi32(a, 16), b);
   }
 
+  SIMD_INLINE Vector load_int8(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
   SIMD_INLINE Vector load_bfloat16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(
         _mm256_cvtepu16_epi32(

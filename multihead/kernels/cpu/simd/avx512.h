@@ -87,6 +87,10 @@ struct Float32 {
     return _mm512_cmpge_epi32_mask(_mm512_srli_epi32(a, 16), integer(b));
   }
 
+  SIMD_INLINE Vector load_int8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
   SIMD_INLINE Vector load_bfloat16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(
         _mm512_cvtepu16_epi32(
@@ -264,6 +268,15 @@ struct BFloat16Pairs {
     const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
     first = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, order, b));
     last = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, next, b));
+  }
+  // The upper halves of two vectors as pairs: of numbers that are bfloat16.
+  SIMD_INLINE __m512 upper_halves(__m512 even, __m512 odd) {
+    alignas(64) static constexpr uint16_t kOrder[32] = {
+        1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
+        17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63};
+    return _mm512_castsi512_ps(_mm512_permutex2var_epi16(
+        _mm512_castps_si512(even), _mm512_load_si512(kOrder),
+        _mm512_castps_si512(odd)));
   }
   // 16 numbers as the low halves of pairs.
   SIMD_INLINE __m512i low_halves(const uint16_t* p) {

@@ -121,6 +121,11 @@ struct Portable {
   }
 
   // kLanes 16-bit numbers, widened, or rounded to the nearest, ties to even.
+  SIMD_INLINE Vector load_int8(const uint8_t* p) {
+    Vector a;
+    for (int i = 0; i < kLanes; ++i) a[i] = static_cast<int8_t>(p[i]);
+    return a;
+  }
   SIMD_INLINE Vector load_bfloat16(const uint16_t* p) {
     Integer bits;
     for (int i = 0; i < kLanes; ++i) bits[i] = uint32_t{p[i]} << 16;
