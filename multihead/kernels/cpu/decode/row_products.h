@@ -22,6 +22,8 @@
 // bytes before they are used: hardware does so within a page of 4 KiB only.
 #pragma once
 
+#include <type_traits>
+
 #ifdef __AVX512BF16__
 #include "multihead/kernels/cpu/gemm/bf16_dot.h"
 #endif
@@ -72,7 +74,7 @@ struct KeyReader : RowReader<typename M::template QueryStorage<S>> {};
 #ifdef __AVX512BF16__
 /// 32 numbers in pairs.
 template <>
-struct KeyReader<BFloat16Dot, StoredMXInt8> {
+struct KeyReader<BFloat16Dot, StoredMXInt8> : BFloat16Pairs {
   using Numbers = RowReader<StoredMXInt8>;
   static constexpr int kPair = 2;
   SIMD_INLINE __m512 load(const uint8_t* row, int64_t x, int64_t width) {
@@ -215,45 +217,84 @@ template <class M, class S, int kRows>
                                ScalarOf<M> scale, ScalarOf<M>* scores) {
   using F = typename M::F;
   using Reader = KeyReader<M, S>;
-  constexpr int kPair = Reader::kPair;
-  constexpr int kNumbers = F::kLanes * kPair;
-  for (int64_t j = 0; j < keys; j += F::kLanes) {
-    const int64_t count = min(keys - j, F::kLanes);
+  constexpr int kLanes = F::kLanes, kPair = Reader::kPair;
+  for (int64_t j = 0; j < keys; j += kLanes) {
+    const int64_t count = min(keys - j, kLanes);
+    const auto* rows = key.row(j);
     typename F::Vector sum[kRows], total[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sum[r] = F::broadcast(0);
-    for (int64_t x = 0; x < depth; x += F::kLanes) {
-      if (x > 0 && x % kScoreChain == 0) {
+    const auto begin_chain = [&](int64_t x) SIMD_LAMBDA {
+      if (x == 0 || x % kScoreChain != 0) return;
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          total[r] = x == kScoreChain ? sum[r] : F::add(total[r], sum[r]);
-          sum[r] = F::broadcast(0);
+      for (int r = 0; r < kRows; ++r) {
+        total[r] = x == kScoreChain ? sum[r] : F::add(total[r], sum[r]);
+        sum[r] = F::broadcast(0);
+      }
+    };
+    const auto multiply = [&](typename F::Vector k, int64_t x) SIMD_LAMBDA {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const auto q = F::broadcast(query[r * depth + x]);
+        sum[r] = M::multiply_add(k, q, sum[r]);
+      }
+    };
+    int64_t x = 0;
+#ifdef __AVX512F__
+    if constexpr (std::is_same_v<S, StoredMXInt8>) {
+      constexpr int64_t kGroup = kMXGroup / kPair;
+      MXInt8Columns columns(rows, key.stride, key.width);
+      for (; count == kLanes && columns.next_group(); x += kGroup) {
+        begin_chain(x);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          const int64_t here = x + half * kGroup / 2;
+          __m512i bytes[4];
+          columns.read(here * kPair, bytes);
+          if (here * kPair % 64 == 0) {
+#pragma GCC unroll 16
+            for (int i = 0; i < kLanes; ++i) {
+              fetch_line(rows + i * key.stride + here * kPair + key.ahead);
+            }
+          }
+#pragma GCC unroll 4
+          for (int c = 0; c < 4; ++c) {
+            __m512 numbers[4];
+            columns.widen(bytes[c], numbers);
+            if constexpr (kPair == 1) {
+#pragma GCC unroll 4
+              for (int n = 0; n < 4; ++n)
+                multiply(numbers[n], here + 4 * c + n);
+            } else {
+              multiply(Reader::upper_halves(numbers[0], numbers[1]),
+                       here + 2 * c);
+              multiply(Reader::upper_halves(numbers[2], numbers[3]),
+                       here + 2 * c + 1);
+            }
+          }
         }
       }
+    }
+#endif
+    for (; x < depth; x += kLanes) {
+      begin_chain(x);
       const int64_t first = x * kPair;
-      typename F::Vector square[F::kLanes];
-      if (count == F::kLanes && first + kNumbers <= key.width) {
-        const auto* row = key.row(j);
+      typename F::Vector square[kLanes];
+      if (count == kLanes && first + kLanes * kPair <= key.width) {
 #pragma GCC unroll 16
-        for (int i = 0; i < F::kLanes; ++i, row += key.stride) {
-          square[i] = Reader::load(row, first, key.width);
-          fetch_line(row + first + key.ahead);
+        for (int i = 0; i < kLanes; ++i) {
+          square[i] = Reader::load(rows + i * key.stride, first, key.width);
+          fetch_line(rows + i * key.stride + first + key.ahead);
         }
       } else {
-        for (int i = 0; i < F::kLanes; ++i) {
-          square[i] = Reader::load_last(key.row(j + min(i, count - 1)), first,
-                                        key.width);
+        for (int i = 0; i < kLanes; ++i) {
+          square[i] = Reader::load_last(rows + min(i, count - 1) * key.stride,
+                                        first, key.width);
         }
       }
       F::transpose(square);
 #pragma GCC unroll 16
-      for (int i = 0; i < F::kLanes; ++i) {
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const auto q = F::broadcast(query[r * depth + x + i]);
-          sum[r] = M::multiply_add(square[i], q, sum[r]);
-        }
-      }
+      for (int i = 0; i < kLanes; ++i) multiply(square[i], x + i);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
