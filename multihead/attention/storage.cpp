@@ -2,6 +2,7 @@
 #include "multihead/attention/storage.h"
 
 #include "multihead/kernels/mxint8.h"
+#include "multihead/text/shapes.h"
 
 namespace multihead {
 
@@ -19,15 +20,24 @@ c10::SymInt width_of(const at::Tensor& x) {
   return elements - (elements + (kBytes - 1)) / kBytes;
 }
 
+c10::SymInt bytes_of_mxint8(const c10::SymInt& width) {
+  constexpr int64_t kGroup = kernels::kMXGroup;
+  return width + (width + (kGroup - 1)) / kGroup;
+}
+
+void check_mxint8(const char* fn, const char* name, const at::Tensor& rows) {
+  TORCH_CHECK_VALUE(
+      rows.scalar_type() == at::kChar && rows.dim() > 0 &&
+          bytes_of_mxint8(width_of(rows)) == rows.sym_size(-1),
+      fn, name,
+      " must be rows of MXINT8, int8 of D + ceil(D/32) bytes each, got ",
+      rows.scalar_type(), " ", shape_text(rows));
+}
+
 void check_storage(const char* fn, const char* name, const at::Tensor& query,
                    const at::Tensor& x) {
   if (is_stored(query, x)) {
-    const c10::SymInt width = width_of(x);
-    constexpr int64_t kGroup = kernels::kMXGroup;
-    TORCH_CHECK(x.scalar_type() != at::kChar ||
-                    width + (width + (kGroup - 1)) / kGroup == x.sym_size(-1),
-                fn, name, " must be rows of MXINT8 where it is int8, of D + ",
-                "ceil(D/32) bytes, got ", x.sym_size(-1));
+    if (x.scalar_type() == at::kChar) check_mxint8(fn, name, x);
     return;
   }
   TORCH_CHECK(x.is_floating_point(), fn, name, " must be floating point, got ",

@@ -92,8 +92,7 @@ Tensor moved(const Tensor& room, int64_t length, int64_t capacity) {
 // row b.
 void write(const Tensor& room, const Tensor& given, const Numbers& starts,
            const Numbers& counts) {
-  const Tensor x =
-      room.scalar_type() == at::kChar ? to_mxint8(given) : given;
+  const Tensor x = room.scalar_type() == at::kChar ? to_mxint8(given) : given;
   const auto same = [](const Numbers& n) {
     return std::ranges::all_of(n, [&](int64_t i) { return i == n[0]; });
   };
@@ -133,8 +132,11 @@ KVCache::KVCache(const KVCacheOptions& options)
   TORCH_CHECK_VALUE(at::isFloatingType(dtype) || dtype == at::kChar,
                     "KVCache: dtype must be floating point or int8, got ",
                     dtype);
-  const auto tensors = at::TensorOptions().dtype(dtype).device(
-      options.device().value_or(at::kCPU));
+  const at::Device device = options.device().value_or(at::kCPU);
+  TORCH_CHECK_VALUE(dtype != at::kChar || device.is_cpu(),
+                    "KVCache: device must be the CPU with dtype int8, got ",
+                    device);
+  const auto tensors = at::TensorOptions().dtype(dtype).device(device);
   const int64_t capacity = max_length_.value_or(options.capacity());
   const auto room = [&](int64_t width) {
     const int64_t elements =
@@ -163,6 +165,10 @@ KVCache::KVCache(Tensor keys, Tensor values, Tensor lengths,
       "width), floating point or int8, alike but for the width, got ",
       keys_.scalar_type(), " ", shape_text(keys_), " and ",
       values_.scalar_type(), " ", shape_text(values_));
+  for (const auto& [name, x] :
+       {std::pair("key", &keys_), {"value", &values_}}) {
+    if (x->scalar_type() == at::kChar) check_mxint8("KVCache: ", name, *x);
+  }
   TORCH_CHECK_VALUE(
       lengths_.scalar_type() == at::kLong && lengths_.dim() == 1 &&
           lengths_.size(0) == keys_.size(0),

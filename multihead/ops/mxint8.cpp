@@ -23,26 +23,16 @@ Tensor result_of_to_mxint8(const Tensor& x) {
                     "dimension, got ",
                     x.scalar_type(), " ", shape_text(x));
   auto sizes = x.sym_sizes().vec();
-  constexpr int64_t kGroup = kernels::kMXGroup;
-  sizes.back() += (sizes.back() + (kGroup - 1)) / kGroup;
+  sizes.back() = bytes_of_mxint8(sizes.back());
   return at::empty_symint(sizes, x.options().dtype(at::kChar));
 }
 
 Tensor result_of_from_mxint8(const Tensor& rows, at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(rows.scalar_type() == at::kChar && rows.dim() > 0,
-                    "from_mxint8: rows must be int8 of at least one dimension, "
-                    "got ",
-                    rows.scalar_type(), " ", shape_text(rows));
+  check_mxint8("from_mxint8: ", "rows", rows);
   TORCH_CHECK_VALUE(at::isFloatingType(dtype),
                     "from_mxint8: dtype must be floating point, got ", dtype);
-  const c10::SymInt width = width_of(rows);
-  constexpr int64_t kGroup = kernels::kMXGroup;
-  TORCH_CHECK_VALUE(
-      width + (width + (kGroup - 1)) / kGroup == rows.sym_size(-1),
-      "from_mxint8: rows must have D + ceil(D/32) bytes, got ",
-      rows.sym_size(-1));
   auto sizes = rows.sym_sizes().vec();
-  sizes.back() = width;
+  sizes.back() = width_of(rows);
   return at::empty_symint(sizes, rows.options().dtype(dtype));
 }
 

@@ -20,6 +20,8 @@ inline std::string dtype_name(c10::ScalarType dtype) {
       return "bfloat16";
     case c10::ScalarType::Half:
       return "float16";
+    case c10::ScalarType::Char:
+      return "int8";
     default:
       return c10::toString(dtype);
   }

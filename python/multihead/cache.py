@@ -33,6 +33,7 @@ def to_mxint8(x: Tensor) -> Tensor:
     Raises:
         ValueError: x of another dtype, or without a dimension.
     """
+    check_type("to_mxint8", "x", x, Tensor, "a tensor")
     rows: Tensor = call(_ops.to_mxint8.default, x)
     return rows
 
@@ -49,6 +50,7 @@ def from_mxint8(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     Raises:
         ValueError: rows or dtype that are something else.
     """
+    check_type("from_mxint8", "rows", rows, Tensor, "a tensor")
     x: Tensor = call(_ops.from_mxint8.default, rows, dtype)
     return x
 

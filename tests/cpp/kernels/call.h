@@ -51,6 +51,8 @@ struct Call {
   Dtype dtype;
   Shape shape;
   Tensor query, key, value;
+  /// Of key and value; for kMXInt8 they are bytes (storage_test.cpp).
+  kernels::Storage stored_as = kernels::Storage::kAsQuery;
   double scale;
   double softcap = 0;
   kernels::Visibility visibility;  ///< but for these two, int64 (1, 1, 1, B)
@@ -75,6 +77,7 @@ inline kernels::AttentionArgs arguments_of(const Call& c) {
   const Shape& s = c.shape;
   kernels::AttentionArgs a;
   a.dtype = c.dtype;
+  a.storage = c.stored_as;
   a.B = s.B;
   a.H = s.H;
   a.G = s.G;

@@ -318,9 +318,9 @@ BAD = {
         "capacity must be at most max_length, 4, got 5",
     ),
     "integers": (
-        lambda c: multihead.KVCache(1, G, D, dtype=torch.int8),
+        lambda c: multihead.KVCache(1, G, D, dtype=torch.int16),
         ValueError,
-        "dtype must be floating point, got Char",
+        "dtype must be floating point or int8, got Short",
     ),
     "a size that is none": (
         lambda c: multihead.KVCache("2", G, D),
