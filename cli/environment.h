@@ -26,6 +26,8 @@ struct Environment {
   std::string fused;   ///< why the fused kernels cannot run; empty: can
   std::string linear;  ///< why install(linear=True) changes nothing; empty: it
                        ///< makes matrix products faster
+  /// What attention loses by a cache of int8: relative, of normal numbers.
+  double int8_error = 0;
   /// "MKL_CBWR=AVX2": variables that are set and change speed or last bits.
   std::vector<std::string> settings;
 };

@@ -329,6 +329,28 @@ void add_paged(Cases& cases) {
              .memory_bound = true});
 }
 
+void add_stored(Cases& cases) {
+  for (const auto& [dtype, storage, ratio] :
+       {std::tuple(at::kFloat, at::kBFloat16, 1.6),
+        {at::kFloat, at::kChar, 1.6},
+        {at::kBFloat16, at::kChar, 1.6}})
+    for (const int64_t Lk : {4096, 32768}) {
+      const StoredCall call{.H = 32,
+                            .G = 8,
+                            .Lk = Lk,
+                            .D = 128,
+                            .dtype = dtype,
+                            .storage = storage};
+      cases.push_back({.group = "stored",
+                       .name = c10::str(short_name(storage), " under ",
+                                        short_name(dtype), " d128 L1x", Lk),
+                       .call = call,
+                       .target = {.ratios = {{Implementation::kWide, ratio}}},
+                       .full_only = Lk == 4096,
+                       .cold = true});
+    }
+}
+
 void add_modules(Cases& cases) {
   using enum Implementation;
   const auto add =
@@ -453,7 +475,8 @@ std::string name(Pass pass) {
 std::string name(Implementation who) {
   static constexpr const char* kNames[] = {
       "ours",       "SDPA",       "by hand", "nn.MHA", "torch::nn", "fast path",
-      "SDPA layer", "one by one", "padded",  "rows",   "KVCache"};
+      "SDPA layer", "one by one", "padded",  "rows",   "KVCache",
+      "wide"};
   return kNames[static_cast<int>(who)];
 }
 
@@ -469,7 +492,7 @@ std::vector<BenchCase> bench_cases(const std::string& isa) {
   for (const auto add_list :
        {add_short, add_dropout, add_grouped, add_masks, add_head_widths,
         add_layouts, add_other_dtypes, add_few_queries, add_decoding,
-        add_extending, add_ragged, add_paged, add_modules})
+        add_extending, add_ragged, add_paged, add_stored, add_modules})
     add_list(cases);
   for (BenchCase& test : cases)
     if (const auto* call = std::get_if<AttentionCall>(&test.call);

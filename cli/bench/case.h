@@ -26,9 +26,10 @@ enum class Implementation {
   kPadded,      ///< sequences padded to the longest, with key_lengths
   kContiguous,  ///< keys of pages one after the other, (L, G, D)
   kCache,       ///< the same as KVCache has them, (G, L, D)
+  kWide,        ///< keys in query's dtype, not stored narrower
 };
 /// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer",
-/// "one by one", "padded", "rows", "KVCache"
+/// "one by one", "padded", "rows", "KVCache", "wide"
 std::string name(Implementation who);
 /// This library, in one way or another.
 bool is_ours(Implementation who);
@@ -50,7 +51,9 @@ struct Target {
 
 struct BenchCase {
   std::string group, name;  ///< the name is unique
-  std::variant<AttentionCall, LayerCall, BlockCall, RaggedCall, PagedCall> call;
+  std::variant<AttentionCall, LayerCall, BlockCall, RaggedCall, PagedCall,
+               StoredCall>
+      call;
   Pass pass = Pass::kForward;
   Target target = {};
   bool full_only = false;     ///< left out of the standard grid

@@ -404,6 +404,11 @@ PreparedCase prepare(const BenchCase& test, const PagedCall& call,
   return prepare_paged(call, test.cold, random);
 }
 
+PreparedCase prepare(const BenchCase& test, const StoredCall& call,
+                     Random& random) {
+  return prepare_stored(call, test.cold, random);
+}
+
 }  // namespace
 
 PreparedCase prepare_case(const BenchCase& test, Random& random) {

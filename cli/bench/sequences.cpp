@@ -16,6 +16,7 @@
 #include "cli/bench/timing.h"
 #include "cli/cases/answers.h"
 #include "cli/cases/golden.h"
+#include "multihead/mxint8.h"
 #include "multihead/stats.h"
 
 namespace cli {
@@ -237,6 +238,39 @@ std::vector<Form> paged_forms(const PagedCall& call,
        [](const at::Tensor& x, int64_t) { return x; }}};
 }
 
+// --- Keys that are stored narrower
+// ---------------------------------------------
+
+// query (1, H, 1, D), key and value (1, G, Lk, D) as they are stored.
+std::vector<Form> stored_forms(const StoredCall& call,
+                               const std::vector<at::Tensor>& rows) {
+  const auto one = [](const std::vector<at::Tensor>& x) -> Outputs {
+    return {attend(x, {})};
+  };
+  const auto whole = [](const at::Tensor& x, int64_t) { return x; };
+  const auto wide = [&](const at::Tensor& x) {
+    return x.scalar_type() == at::kChar ? multihead::from_mxint8(x, call.dtype)
+                                        : x.to(call.dtype);
+  };
+  return {{kOurs, rows, {}, one, whole},
+          {kWide, {rows[0], wide(rows[1]), wide(rows[2])}, {}, one, whole}};
+}
+
+// Sets of forms so many that their keys are more than the caches hold.
+template <class MakeForms>
+std::vector<std::vector<Form>> sets_of(bool cold,
+                                       const std::vector<at::Tensor>& rows,
+                                       const MakeForms& forms) {
+  const auto bytes = static_cast<int64_t>(rows[1].nbytes() + rows[2].nbytes());
+  const int64_t copies = cold ? 2 * last_level_cache() / bytes : 0;
+  std::vector<std::vector<Form>> sets;
+  for (int64_t i = 0; i <= copies; ++i) {
+    sets.push_back(forms(
+        std::vector<at::Tensor>{rows[0], rows[1].clone(), rows[2].clone()}));
+  }
+  return sets;
+}
+
 }  // namespace
 
 PreparedCase prepare_ragged(const RaggedCall& call, Pass pass, Random& random) {
@@ -276,13 +310,32 @@ PreparedCase prepare_paged(const PagedCall& call, bool cold, Random& random) {
                           rows[2].transpose(0, 1).unsqueeze(0),
                           {.enable_gqa = true}});
   asked.references.push_back(reference_of(asked.inputs[0]));
-  const int64_t bytes = rows[1].nbytes() + rows[2].nbytes();
-  const int64_t copies = cold ? 2 * last_level_cache() / bytes : 0;
-  std::vector<std::vector<Form>> sets;
-  for (int64_t i = 0; i <= copies; ++i)
-    sets.push_back(
-        paged_forms(call, {rows[0], rows[1].clone(), rows[2].clone()}, order));
-  return prepare(sets, asked, Pass::kForward);
+  return prepare(sets_of(cold, rows,
+                         [&](const std::vector<at::Tensor>& x) {
+                           return paged_forms(call, x, order);
+                         }),
+                 asked, Pass::kForward);
+}
+
+PreparedCase prepare_stored(const StoredCall& call, bool cold, Random& random) {
+  const std::array<int64_t, 4> sizes{1, call.G, call.Lk, call.D};
+  const auto stored = [&] {
+    const at::Tensor x = random.normal(sizes, call.dtype);
+    return call.storage == at::kChar ? multihead::to_mxint8(x)
+                                     : x.to(call.storage);
+  };
+  const at::Tensor query = random.normal({1, call.H, 1, call.D}, call.dtype);
+  const std::vector<at::Tensor> rows{query, stored(), stored()};
+  const Form wide = stored_forms(call, rows)[1];
+  Sequences asked;
+  asked.inputs.push_back(
+      {query, wide.inputs[1], wide.inputs[2], {.enable_gqa = true}});
+  asked.references.push_back(reference_of(asked.inputs[0]));
+  return prepare(sets_of(cold, rows,
+                         [&](const std::vector<at::Tensor>& x) {
+                           return stored_forms(call, x);
+                         }),
+                 asked, Pass::kForward);
 }
 
 }  // namespace cli

@@ -14,5 +14,6 @@ PreparedCase prepare_ragged(const RaggedCall& call, Pass pass, Random& random);
 /// Keys in pages of random order (ours), the same rows one after the other, and
 /// each head's rows one after the other, as KVCache has them.
 PreparedCase prepare_paged(const PagedCall& call, bool cold, Random& random);
+PreparedCase prepare_stored(const StoredCall& call, bool cold, Random& random);
 
 }  // namespace cli

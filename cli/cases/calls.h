@@ -207,8 +207,17 @@ struct PagedCall {
   at::ScalarType dtype = at::kFloat;
 };
 
-/// "N8 L64-2048 H8 D64 f32", "H32 G8 Lk4096 D128 page16 f32"
+/// One query for each head against keys that are stored narrower.
+struct StoredCall {
+  int64_t H = 4, G = 2, Lk = 64, D = 8;
+  at::ScalarType dtype = at::kFloat;
+  at::ScalarType storage = at::kBFloat16;  ///< or kChar: MXINT8
+};
+
+/// "N8 L64-2048 H8 D64 f32", "H32 G8 Lk4096 D128 page16 f32",
+/// "H32 G8 Lk4096 D128 int8 under f32"
 std::string shapes(const RaggedCall& call);
 std::string shapes(const PagedCall& call);
+std::string shapes(const StoredCall& call);
 
 }  // namespace cli

@@ -113,8 +113,8 @@ void check_held(const CacheTensors& cache, const Sequences& heads) {
   const Tensor &keys = cache.keys, &query = heads.query, &key = heads.key;
   TORCH_CHECK(keys.sym_size(0) == query.sym_size(0) &&
                   keys.sym_size(1) == key.sym_size(1) &&
-                  keys.sym_size(3) == key.sym_size(3) &&
-                  cache.values.sym_size(3) == heads.value.sym_size(3),
+                  width_of(keys) == key.sym_size(3) &&
+                  width_of(cache.values) == heads.value.sym_size(3),
               kForward, ": cache must have the batch of query, ",
               query.sym_size(0), ", and the layer's ", key.sym_size(1),
               " key heads of width ", key.sym_size(3), ", got keys ",

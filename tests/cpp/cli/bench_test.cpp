@@ -314,6 +314,10 @@ std::vector<BenchCase> small_cases() {
     cases.push_back(
         {.group = "g", .name = "ragged", .call = RaggedCall(), .pass = pass});
   cases.push_back({.group = "g", .name = "paged", .call = PagedCall()});
+  for (const at::ScalarType storage : {at::kBFloat16, at::kChar})
+    cases.push_back({.group = "g",
+                     .name = "stored",
+                     .call = StoredCall{.storage = storage}});
   AttentionCall chunk = small_call();
   chunk.options.is_causal = true;
   chunk.options.causal_alignment = multihead::CausalAlignment::kBottomRight;
@@ -368,11 +372,13 @@ TEST(Bench, SequencesAndPagesHaveTheContendersThatTheyAreHeldTo) {
     return found;
   };
   const std::vector<Implementation> ragged{kOurs, kSeparate, kPadded, kSdpa},
-      paged{kOurs, kContiguous, kCache};
+      paged{kOurs, kContiguous, kCache}, stored{kOurs, kWide};
   EXPECT_EQ(contenders({.group = "g", .name = "ragged", .call = RaggedCall()}),
             ragged);
   EXPECT_EQ(contenders({.group = "g", .name = "paged", .call = PagedCall()}),
             paged);
+  EXPECT_EQ(contenders({.group = "g", .name = "stored", .call = StoredCall()}),
+            stored);
 }
 
 TEST(Bench, UsefulWorkOfSequencesIsThatOfTheirOwnPairs) {

@@ -277,3 +277,6 @@ def test_info_says_where_it_runs() -> None:
     assert report["linear"]["pays"] is (report["linear"]["why_not"] == "")
     said = "is recommended" if report["linear"]["pays"] else report["linear"]["why_not"]
     assert said in text
+    int8 = report["int8_cache"]
+    assert int8["number"] == 1 / 128 and 0.001 < int8["attention"] < 0.02
+    assert f"attention within {round(100 * int8['attention'], 1)} %" in text
