@@ -7,7 +7,6 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <utility>
 
 #include "multihead/attention/call.h"
@@ -31,9 +30,21 @@ constexpr auto* kPrefix = "varlen_attention: ";
 // ---- Checks ---------------------------------------------------------------
 
 // First, since a nested tensor has no sizes to ask for.
-void check_dense(
-    std::initializer_list<std::pair<const char*, const Tensor*>> tensors) {
-  for (const auto& [name, x] : tensors) {
+void check_tensors(const Tensor& query, const Tensor& key, const Tensor& value,
+                   const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k,
+                   const VarlenOptions& o) {
+  check_defined(kVarlen, query, key, value);
+  TORCH_CHECK_TYPE(cu_seqlens_q.defined(), kPrefix,
+                   "cu_seqlens_q must be a tensor, got None, an undefined one");
+  for (const auto& [name, x] : {std::pair("query", &query),
+                                {"key", &key},
+                                {"value", &value},
+                                {"cu_seqlens_q", &cu_seqlens_q},
+                                {"cu_seqlens_k", &cu_seqlens_k},
+                                {"block_table", &o.block_table},
+                                {"key_lengths", &o.key_lengths},
+                                {"alibi_slopes", &o.alibi_slopes},
+                                {"sinks", &o.sinks}}) {
     TORCH_CHECK_TYPE(!x->defined() || !x->is_nested(), kPrefix, name,
                      " must be a dense tensor, got a nested one: its sequences "
                      "one after the other are rows, with their bounds");
@@ -202,18 +213,7 @@ std::tuple<Tensor, Tensor> attend_varlen(const Tensor& query, const Tensor& key,
                                          const Tensor& cu_seqlens_k,
                                          const VarlenOptions& o,
                                          bool with_lse) {
-  check_defined(kVarlen, query, key, value);
-  TORCH_CHECK_TYPE(cu_seqlens_q.defined(), kPrefix,
-                   "cu_seqlens_q must be a tensor, got None, an undefined one");
-  check_dense({{"query", &query},
-               {"key", &key},
-               {"value", &value},
-               {"cu_seqlens_q", &cu_seqlens_q},
-               {"cu_seqlens_k", &cu_seqlens_k},
-               {"block_table", &o.block_table},
-               {"key_lengths", &o.key_lengths},
-               {"alibi_slopes", &o.alibi_slopes},
-               {"sinks", &o.sinks}});
+  check_tensors(query, key, value, cu_seqlens_q, cu_seqlens_k, o);
   const VarlenRows sequences{cu_seqlens_q, cu_seqlens_k, o.block_table};
   const AttentionOptions options{.dropout_p = o.dropout_p,
                                  .is_causal = o.is_causal,

@@ -12,7 +12,6 @@
 // a kernel that reads such rows has the bits of one that reads them restored.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -31,17 +30,12 @@ constexpr int64_t mxint8_bytes(int64_t width) {
   return width + (width + kMXGroup - 1) / kMXGroup;
 }
 
-/// 2^(e − 133) for each scale, NaN for kMXNaN; those below kMXSmallest count as
-/// that.
-inline constexpr std::array<float, 256> kMXSteps = [] {
-  std::array<float, 256> steps{};
-  for (unsigned e = 0; e < kMXNaN; ++e) {
-    const unsigned exponent = (e > kMXSmallest ? e : kMXSmallest) - 6;
-    steps[e] = std::bit_cast<float>(exponent << 23);
-  }
-  steps[kMXNaN] = std::bit_cast<float>(0x7FC00000U);
-  return steps;
-}();
+/// 2^(e − 133), NaN for kMXNaN; scales below kMXSmallest count as that.
+constexpr float mxint8_step(uint8_t e) {
+  if (e == kMXNaN) return std::bit_cast<float>(0x7FC00000U);
+  const int exponent = (e > kMXSmallest ? e : kMXSmallest) - 6;
+  return std::bit_cast<float>(static_cast<uint32_t>(exponent) << 23);
+}
 
 /// Rounds to nearest even; no number is off by more than 2^-7 of the largest of
 /// its 32, or 2^-25.
@@ -72,7 +66,7 @@ inline void round_to_mxint8(const float* x, int64_t width, uint8_t* row) {
 inline void restore_mxint8(const uint8_t* row, int64_t width, float* x) {
   for (int64_t i = 0; i < width; ++i) {
     x[i] = static_cast<float>(static_cast<int8_t>(row[i])) *
-           kMXSteps[row[width + i / kMXGroup]];
+           mxint8_step(row[width + i / kMXGroup]);
   }
 }
 

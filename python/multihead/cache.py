@@ -28,7 +28,7 @@ def to_mxint8(x: Tensor) -> Tensor:
         x: floating point, on the CPU, of at least one dimension.
 
     Returns:
-        int8 (..., D + ceil(D / 32)): the numbers of a row, then its scales.
+        Rows of D + ceil(D / 32) bytes (int8), the numbers and then the scales.
 
     Raises:
         ValueError: x of another dtype, or without a dimension.

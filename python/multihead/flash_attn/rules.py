@@ -69,7 +69,7 @@ def check_tensors(function: str, rank: int | None = None, **tensors: Any) -> Non
 
 
 def unpacked(function: str, name: str, x: Tensor, dim: int, count: int) -> Any:
-    """The `count` tensors that lie in dimension `dim` of x."""
+    """The tensors of ``x`` along dimension ``dim``, of which there must be ``count``."""
     check_tensors(function, None, **{name: x})
     if x.dim() != dim + 3 or x.shape[dim] != count:
         raise ValueError(

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "multihead/modules.h"
+#include "multihead/mxint8.h"
 #include "multihead/stats.h"
 
 namespace multihead {
@@ -50,6 +51,20 @@ TEST(KVCache, GrowsTakesBackAndIsCloned) {
   EXPECT_EQ(text.str(),
             "KVCache(batch_size=3, num_kv_heads=3, head_dim=4, value_dim=6, "
             "dtype=float32, lengths=1–3, capacity=10, bytes=3600)");
+}
+
+TEST(KVCache, HoldsOneByteANumber) {
+  const Tensor key = at::randn({2, 3, 5, 40}), value = at::randn({2, 3, 5, 64});
+  KVCache cache(KVCacheOptions(2, 3, 40).value_dim(64).dtype(at::kChar));
+  cache.append(key, value);
+  EXPECT_TRUE(at::equal(cache.key(), to_mxint8(key)));
+  EXPECT_EQ(cache.bytes(), int64_t{2} * 3 * 5 * (42 + 66));
+  const Tensor query = at::randn({2, 6, 1, 40});
+  const AttentionOptions options{.enable_gqa = true};
+  EXPECT_TRUE(at::equal(
+      scaled_dot_product_attention(query, cache.key(), cache.value(), options),
+      scaled_dot_product_attention(query, from_mxint8(cache.key()),
+                                   from_mxint8(cache.value()), options)));
 }
 
 TEST(KVCache, RefusesWhatDoesNotFit) {

@@ -53,6 +53,7 @@ def checked_calls():
     yield from fused_calls(inputs, options | dropout)
     yield from varlen_calls()
     yield from cache_calls()
+    yield from stored_calls()
     yield ops.pool_heads.default, (randn(8, 3), 4, 2), {}
     yield ops.repeat_heads.default, (randn(4, 3), 4, 2), {}
 
@@ -118,6 +119,19 @@ def cache_calls():
     arguments = ((x, None, None), state, (None, None), (E, H, G, E // H))
     flat = tuple(itertools.chain(*arguments))
     yield ops.cached_attention_forward.default, flat, linears
+
+
+def stored_calls():
+    """On keys and values that are stored narrower than query."""
+    q, x = randn(2, 4, 3, 40), randn(2, 2, 5, 40)
+    rows = multihead.to_mxint8(x)
+    yield ops.to_mxint8.default, (x,), {}
+    yield ops.from_mxint8.default, (rows, torch.bfloat16), {}
+    for stored in (rows, x.bfloat16()):
+        for op in (ops.fused_attention, ops.scaled_dot_product_attention):
+            yield op.default, (q, stored, stored), {"enable_gqa": True}
+    state = (rows, rows.clone(), torch.tensor([1, 2]))
+    yield ops.kv_cache_append.default, (*state, x[:, :, :2], x[:, :, :2]), {}
 
 
 def parameter(*shape):
@@ -205,6 +219,7 @@ TRACED = [
     *fused_calls(*calls.make("everything", torch.float32)),
     *varlen_calls(),
     *cache_calls(),
+    *stored_calls(),
     (ops.attention_summary.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
     *CHECKED[-2:],
 ]

@@ -8,6 +8,7 @@ a space, without any variable that the build set.
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -266,7 +267,7 @@ def test_the_readme_says_how_to_find_an_installed_library(tools, prefix, tmp_pat
     (command,) = re.findall(
         r"^cmake -S app .*$", (ROOT / "README.md").read_text(), re.MULTILINE
     )
-    (tmp_path / "app").symlink_to(ROOT / "tests/consumer")
+    shutil.copytree(ROOT / "tests/consumer", tmp_path / "app")
     (tmp_path / ".local").symlink_to(prefix)
     variables = {n: v for n, v in tools.items() if n != "CMAKE_PREFIX_PATH"}
     variables |= {"HOME": str(tmp_path), "CMAKE_GENERATOR": "Ninja"}

@@ -208,102 +208,144 @@ struct ValueStep<BFloat16Dot, StoredMXInt8> : PairValueStep {
 };
 #endif
 
-/// Scores of `keys` keys and kRows rows: scores (kRows, kScoreStride), written
-/// in whole vectors. query (kRows, depth), `depth` elements of M to a row, a
-/// whole number of vectors, zeros after the `width` numbers of a row.
-template <class M, class S, int kRows>
-[[gnu::noinline]] void qk_rows(const MemoryRows<S>& key, int64_t keys,
-                               const ScalarOf<M>* query, int64_t depth,
-                               ScalarOf<M> scale, ScalarOf<M>* scores) {
+/// The sums of kRows rows of queries with as many keys as there are lanes.
+template <class M, int kRows>
+struct RowSums {
   using F = typename M::F;
-  using Reader = KeyReader<M, S>;
-  constexpr int kLanes = F::kLanes, kPair = Reader::kPair;
-  for (int64_t j = 0; j < keys; j += kLanes) {
-    const int64_t count = min(keys - j, kLanes);
-    const auto* rows = key.row(j);
-    typename F::Vector sum[kRows], total[kRows];
+  const ScalarOf<M>* query;  ///< (kRows, depth)
+  int64_t depth;
+  typename F::Vector sum[kRows], total[kRows];
+
+  [[gnu::always_inline]] RowSums(const ScalarOf<M>* query, int64_t depth)
+      : query(query), depth(depth) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sum[r] = F::broadcast(0);
-    const auto begin_chain = [&](int64_t x) SIMD_LAMBDA {
-      if (x == 0 || x % kScoreChain != 0) return;
+  }
+
+  /// Before element x, a multiple of a vector's.
+  [[gnu::always_inline]] void begin_chain(int64_t x) {
+    if (x == 0 || x % kScoreChain != 0) return;
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        total[r] = x == kScoreChain ? sum[r] : F::add(total[r], sum[r]);
-        sum[r] = F::broadcast(0);
-      }
-    };
-    const auto multiply = [&](typename F::Vector k, int64_t x) SIMD_LAMBDA {
+    for (int r = 0; r < kRows; ++r) {
+      total[r] = x == kScoreChain ? sum[r] : F::add(total[r], sum[r]);
+      sum[r] = F::broadcast(0);
+    }
+  }
+
+  /// `k`: element x of the keys.
+  [[gnu::always_inline]] void add(typename F::Vector k, int64_t x) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const auto q = F::broadcast(query[r * depth + x]);
-        sum[r] = M::multiply_add(k, q, sum[r]);
-      }
-    };
-    int64_t x = 0;
-#ifdef __AVX512F__
-    if constexpr (std::is_same_v<S, StoredMXInt8>) {
-      constexpr int64_t kGroup = kMXGroup / kPair;
-      MXInt8Columns columns(rows, key.stride, key.width);
-      for (; count == kLanes && columns.next_group(); x += kGroup) {
-        begin_chain(x);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-          const int64_t here = x + half * kGroup / 2;
-          __m512i bytes[4];
-          columns.read(here * kPair, bytes);
-          if (here * kPair % 64 == 0) {
-#pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) {
-              fetch_line(rows + i * key.stride + here * kPair + key.ahead);
-            }
-          }
-#pragma GCC unroll 4
-          for (int c = 0; c < 4; ++c) {
-            __m512 numbers[4];
-            columns.widen(bytes[c], numbers);
-            if constexpr (kPair == 1) {
-#pragma GCC unroll 4
-              for (int n = 0; n < 4; ++n)
-                multiply(numbers[n], here + 4 * c + n);
-            } else {
-              multiply(Reader::upper_halves(numbers[0], numbers[1]),
-                       here + 2 * c);
-              multiply(Reader::upper_halves(numbers[2], numbers[3]),
-                       here + 2 * c + 1);
-            }
-          }
-        }
-      }
+    for (int r = 0; r < kRows; ++r) {
+      const auto q = F::broadcast(query[r * depth + x]);
+      sum[r] = M::multiply_add(k, q, sum[r]);
     }
-#endif
-    for (; x < depth; x += kLanes) {
-      begin_chain(x);
-      const int64_t first = x * kPair;
-      typename F::Vector square[kLanes];
-      if (count == kLanes && first + kLanes * kPair <= key.width) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-          square[i] = Reader::load(rows + i * key.stride, first, key.width);
-          fetch_line(rows + i * key.stride + first + key.ahead);
-        }
-      } else {
-        for (int i = 0; i < kLanes; ++i) {
-          square[i] = Reader::load_last(rows + min(i, count - 1) * key.stride,
-                                        first, key.width);
-        }
-      }
-      F::transpose(square);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) multiply(square[i], x + i);
-    }
+  }
+
+  [[gnu::always_inline]] void store(ScalarOf<M> scale, ScalarOf<M>* scores) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       if (depth > kScoreChain) sum[r] = F::add(total[r], sum[r]);
       if constexpr (M::kScalesScores) {
         sum[r] = F::mul(sum[r], F::broadcast(scale));
       }
-      F::store(scores + r * kScoreStride<F> + j, sum[r]);
+      F::store(scores + r * kScoreStride<F>, sum[r]);
     }
+  }
+};
+
+/// Adds the elements of `count` keys from `x` on, transposed in registers.
+template <class M, class S, int kRows>
+SIMD_INLINE void add_squares(const MemoryRows<S>& key, int64_t j, int64_t count,
+                             int64_t x, RowSums<M, kRows>& sums) {
+  using F = typename M::F;
+  using Reader = KeyReader<M, S>;
+  constexpr int kLanes = F::kLanes;
+  const auto* rows = key.row(j);
+  for (; x < sums.depth; x += kLanes) {
+    sums.begin_chain(x);
+    const int64_t first = x * Reader::kPair;
+    typename F::Vector square[kLanes];
+    if (count == kLanes && first + kLanes * Reader::kPair <= key.width) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = Reader::load(rows + i * key.stride, first, key.width);
+        fetch_line(rows + i * key.stride + first + key.ahead);
+      }
+    } else {
+      for (int i = 0; i < kLanes; ++i) {
+        square[i] = Reader::load_last(rows + min(i, count - 1) * key.stride,
+                                      first, key.width);
+      }
+    }
+    F::transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) sums.add(square[i], x + i);
+  }
+}
+
+#ifdef __AVX512F__
+/// Adds whole groups of 32 numbers of 16 keys, transposed as bytes; returns the
+/// element after them.
+template <class M, int kRows>
+SIMD_INLINE int64_t add_groups(const MemoryRows<StoredMXInt8>& key, int64_t j,
+                               RowSums<M, kRows>& sums) {
+  using Reader = KeyReader<M, StoredMXInt8>;
+  constexpr int kPair = Reader::kPair;
+  constexpr int64_t kGroup = kMXGroup / kPair;
+  const uint8_t* rows = key.row(j);
+  MXInt8Columns columns(rows, key.stride, key.width);
+  int64_t x = 0;
+  for (; columns.next_group(); x += kGroup) {
+    sums.begin_chain(x);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const int64_t here = x + half * kGroup / 2;
+      __m512i bytes[4];
+      columns.read(here * kPair, bytes);
+      if (here * kPair % 64 == 0) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+          fetch_line(rows + i * key.stride + here * kPair + key.ahead);
+        }
+      }
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) {
+        __m512 numbers[4];
+        columns.widen(bytes[c], numbers);
+        if constexpr (kPair == 1) {
+#pragma GCC unroll 4
+          for (int n = 0; n < 4; ++n) sums.add(numbers[n], here + 4 * c + n);
+        } else {
+          sums.add(Reader::upper_halves(numbers[0], numbers[1]), here + 2 * c);
+          sums.add(Reader::upper_halves(numbers[2], numbers[3]),
+                   here + 2 * c + 1);
+        }
+      }
+    }
+  }
+  return x;
+}
+#endif
+
+/// Scores of `keys` keys and kRows rows: scores (kRows, kScoreStride), written
+/// in whole vectors. query (kRows, depth), `depth` elements of M to a row, a
+/// whole number of vectors, zeros after the last number of a row.
+template <class M, class S, int kRows>
+[[gnu::noinline]] void qk_rows(const MemoryRows<S>& key, int64_t keys,
+                               const ScalarOf<M>* query, int64_t depth,
+                               ScalarOf<M> scale, ScalarOf<M>* scores) {
+  constexpr int64_t kLanes = M::F::kLanes;
+  for (int64_t j = 0; j < keys; j += kLanes) {
+    const int64_t count = min(keys - j, kLanes);
+    RowSums<M, kRows> sums(query, depth);
+    int64_t x = 0;
+#ifdef __AVX512F__
+    if constexpr (std::is_same_v<S, StoredMXInt8>) {
+      if (count == kLanes) x = add_groups(key, j, sums);
+    }
+#endif
+    add_squares(key, j, count, x, sums);
+    sums.store(scale, scores + j);
   }
 }
 

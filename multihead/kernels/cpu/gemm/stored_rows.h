@@ -14,6 +14,16 @@ namespace {
 // Inlined by force: g++ leaves out what is called this often.
 #define SIMD_LAMBDA __attribute__((always_inline))
 
+/// mxint8_step of each scale.
+struct MXSteps {
+  float of[256];
+};
+constexpr MXSteps kMXSteps = [] {
+  MXSteps steps{};
+  for (int e = 0; e < 256; ++e) steps.of[e] = mxint8_step(e);
+  return steps;
+}();
+
 /// Rows of MXINT8 numbers; widened by RowReader.
 struct StoredMXInt8 {
   using F = Float32;
@@ -56,7 +66,7 @@ struct RowReader<StoredMXInt8> {
   }
 
   SIMD_INLINE F::Vector step_of(const uint8_t* row, int64_t x, int64_t width) {
-    return F::broadcast(kMXSteps[row[width + x / kMXGroup]]);
+    return F::broadcast(kMXSteps.of[row[width + x / kMXGroup]]);
   }
 };
 
@@ -82,7 +92,7 @@ class MXInt8Columns {
         memcpy(of_rows + i, from, 4);
       scales_ = _mm512_load_si512(of_rows);
     }
-    // 2^-24 of kMXSteps, since numbers are widened 2^24 times too large.
+    // 2^-24 of mxint8_step, since numbers are widened 2^24 times too large.
     const __m512i e = _mm512_and_si512(
         _mm512_srl_epi32(scales_, _mm_cvtsi64_si128(8 * (g - first_))),
         _mm512_set1_epi32(255));
