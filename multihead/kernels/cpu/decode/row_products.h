@@ -157,9 +157,17 @@ struct ValueStep<BFloat16Dot, S> : PairValueStep {
   template <int kVectors>
   SIMD_INLINE void load(const MemoryRows<S>& value, Interval keys, int64_t j,
                         int64_t column, F::Vector (&v)[kVectors]) {
+    const bool has_even = j >= keys.begin, has_odd = j + 1 < keys.end;
     const uint16_t* odd = value.row(j + 1 - keys.begin) + column;
     const uint16_t* even = odd - value.stride;
-    if (kVectors > 1 && j >= keys.begin && j + 1 < keys.end) {
+    if constexpr (kVectors == 1) {
+      v[0] = pair_rows(has_even ? even : nullptr, has_odd ? odd : nullptr,
+                       min(value.width - column, F::kLanes));
+    } else {
+      // No branch: with another way to fill v, g++ kept the sums in memory.
+      alignas(64) static constexpr uint16_t kZeros[8 * F::kLanes] = {};
+      if (!has_even) even = kZeros;
+      if (!has_odd) odd = kZeros;
 #pragma GCC unroll 4
       for (int n = 0; n + 1 < kVectors; n += 2) {
         BFloat16Pairs::interleave(even + n * F::kLanes, odd + n * F::kLanes,
@@ -167,15 +175,6 @@ struct ValueStep<BFloat16Dot, S> : PairValueStep {
         fetch_line(even + n * F::kLanes + value.ahead);
         fetch_line(odd + n * F::kLanes + value.ahead);
       }
-      return;
-    }
-    if (j < keys.begin) even = nullptr;
-    if (j + 1 >= keys.end) odd = nullptr;
-#pragma GCC unroll 8
-    for (int n = 0; n < kVectors; ++n) {
-      const int64_t e = n * F::kLanes;
-      v[n] = pair_rows(even ? even + e : even, odd ? odd + e : odd,
-                       min(value.width - column - e, F::kLanes));
     }
   }
 };
