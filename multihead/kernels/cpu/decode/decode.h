@@ -356,18 +356,19 @@ class DecodeTask {
           block.end - anchor, s_.weights + r * kScoreStride<F> / 2);
     }
     constexpr int64_t kStride = kScoreStride<F> / ValueStep<M, K>::kKeys;
+    ValueRun<K> runs[kKeyBlock];
+    int64_t count = 0;
     for_each_run(a_.value, block, [&](Interval run) {
-      const auto value = run_of<K>(a_.value, b_, g_, run, keys_.end, a_.Dv);
-      for_each_rows([&]<int kRows>(int64_t r) {
-        pv_rows<M, K, kRows>({.value = value,
-                              .keys = run,
-                              .weights = weights + r * kStride,
-                              .factor = s_.factor + r,
-                              .context = state.context + r * s_.stride,
-                              .stride = s_.stride},
-                             a_.Dv);
-      });
-      for (int64_t r = 0; r < rows_; ++r) s_.factor[r] = 1;
+      runs[count++] = {run_of<K>(a_.value, b_, g_, run, keys_.end, a_.Dv), run};
+    });
+    for_each_rows([&]<int kRows>(int64_t r) {
+      pv_rows<M, K, kRows>({.runs = runs,
+                            .count = count,
+                            .weights = weights + r * kStride,
+                            .factor = s_.factor + r,
+                            .context = state.context + r * s_.stride,
+                            .stride = s_.stride},
+                           a_.Dv);
     });
   }
 

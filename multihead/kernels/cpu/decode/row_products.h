@@ -355,13 +355,22 @@ constexpr int product_vectors(int rows) {
   return sums / rows < 8 ? sums / rows : 8;
 }
 
-/// What pv_rows multiplies.
+/// Values of keys that follow one another, evenly spaced.
+template <class S>
+struct ValueRun {
+  MemoryRows<S> value;  ///< row 0: that of the first key
+  Interval keys;
+};
+
+/// What pv_rows multiplies: the keys of one block, in ascending order. All runs
+/// at once, since sums that went to memory and back after each page of 16 keys
+/// took a fifth of the time.
 template <class M, class S>
 struct WeightedValues {
-  MemoryRows<S> value;  ///< row 0: that of the first key
-  Interval keys;        ///< to be added; of one block
+  const ValueRun<S>* runs;
+  int64_t count;
   /// (kRows, kScoreStride), of the keys of the whole block; for pairs two keys
-  /// to an element. 0 for keys of the block that are not among `keys`.
+  /// to an element. 0 for keys of the block that are in no run.
   const ScalarOf<M>* weights;
   const ScalarOf<M>* factor;  ///< (kRows), of what was summed before
   ScalarOf<M>* context;       ///< (kRows, stride)
@@ -377,7 +386,6 @@ SIMD_INLINE void pv_slices(const WeightedValues<M, S>& t, int64_t column,
   using Step = ValueStep<M, S>;
   constexpr int64_t kWidth = kVectors * F::kLanes;
   constexpr int64_t kStride = kScoreStride<F> / Step::kKeys;
-  const auto* weights = t.weights + t.keys.begin % kKeyBlock / Step::kKeys;
   for (; columns - column >= (kVectors > 1 ? kWidth : 1); column += kWidth) {
     typename F::Vector sum[kRows][kVectors];
 #pragma GCC unroll 8
@@ -389,17 +397,20 @@ SIMD_INLINE void pv_slices(const WeightedValues<M, S>& t, int64_t column,
             factor, F::load(t.context + r * t.stride + column + n * F::kLanes));
       }
     }
-    const auto* p = weights;
-    for (int64_t j = round_down(t.keys.begin, Step::kKeys); j < t.keys.end;
-         j += Step::kKeys, ++p) {
-      typename F::Vector v[kVectors];
-      Step::template load<kVectors>(t.value, t.keys, j, column, v);
+    for (int64_t run = 0; run < t.count; ++run) {
+      const auto& [value, keys] = t.runs[run];
+      const auto* p = t.weights + keys.begin % kKeyBlock / Step::kKeys;
+      for (int64_t j = round_down(keys.begin, Step::kKeys); j < keys.end;
+           j += Step::kKeys, ++p) {
+        typename F::Vector v[kVectors];
+        Step::template load<kVectors>(value, keys, j, column, v);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const auto weight = F::broadcast(p[r * kStride]);
+        for (int r = 0; r < kRows; ++r) {
+          const auto weight = F::broadcast(p[r * kStride]);
 #pragma GCC unroll 8
-        for (int n = 0; n < kVectors; ++n) {
-          sum[r][n] = M::multiply_add(v[n], weight, sum[r][n]);
+          for (int n = 0; n < kVectors; ++n) {
+            sum[r][n] = M::multiply_add(v[n], weight, sum[r][n]);
+          }
         }
       }
     }
