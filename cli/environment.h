@@ -11,6 +11,7 @@ namespace cli {
 
 struct Environment {
   std::string version;        ///< of this library
+  std::string commit;         ///< of its sources, "b25ce6d"; empty: unknown
   std::string torch_built;    ///< the torch it was built against
   std::string torch_running;  ///< the torch it runs with
   std::string torch_isa;      ///< what torch's own kernels use, "AVX512"
@@ -33,6 +34,8 @@ struct Environment {
 };
 
 Environment detect_environment();
+/// Environment::cpu_id alone.
+std::string cpu_id();
 nlohmann::ordered_json to_json(const Environment& environment);
 
 }  // namespace cli

@@ -29,6 +29,9 @@
 #include "multihead/version.h"
 
 namespace cli {
+
+extern const char* const kCommit;  // commit.cmake writes it
+
 namespace {
 
 // The flags by which kernels are chosen, as Linux names them.
@@ -54,14 +57,6 @@ std::string cpuinfo(const std::string& name) {
       return line.substr(std::min(colon + 2, line.size()));
   }
   return "";
-}
-
-// A name alone does not tell: virtual machines often hide it.
-std::string cpu_id() {
-  const std::string vendor = cpuinfo("vendor_id");
-  return vendor.empty() ? ""
-                        : vendor + ", family " + cpuinfo("cpu family") +
-                              ", model " + cpuinfo("model");
 }
 
 std::vector<std::string> settings() {
@@ -130,7 +125,7 @@ int info(bool json) {
   const auto say = [&](const char* name, const std::string& value) {
     table.row({{name, Style::kDim}, {value}});
   };
-  say("multihead", e.version);
+  say("multihead", e.version + (e.commit.empty() ? "" : ", " + e.commit));
   say("torch", e.torch_running + " (built against " + e.torch_built +
                    "), kernels for " + e.torch_isa);
   say("BLAS", or_absent(e.blas));
@@ -158,11 +153,20 @@ int info(bool json) {
 
 }  // namespace
 
+// A name alone does not tell: virtual machines often hide it.
+std::string cpu_id() {
+  const std::string vendor = cpuinfo("vendor_id");
+  return vendor.empty() ? ""
+                        : vendor + ", family " + cpuinfo("cpu family") +
+                              ", model " + cpuinfo("model");
+}
+
 Environment detect_environment() {
   const std::string config = at::show_config();
   const std::string cpu = cpuinfo("model name");
   return {
       .version = MULTIHEAD_VERSION,
+      .commit = kCommit,
       .torch_built = MULTIHEAD_TORCH_VERSION,
       .torch_running = first_match(config, "TORCH_VERSION=([^,\\s]+)"),
       .torch_isa = at::get_cpu_capability(),
@@ -188,6 +192,7 @@ Environment detect_environment() {
 
 nlohmann::ordered_json to_json(const Environment& e) {
   return {{"version", e.version},
+          {"commit", e.commit},
           {"torch",
            {{"built", e.torch_built},
             {"running", e.torch_running},

@@ -10,13 +10,16 @@
 #include <ctime>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 
 #include "cli/bench/case.h"
+#include "cli/bench/compare.h"
 #include "cli/bench/report.h"
 #include "cli/bench/runner.h"
+#include "cli/bench/targets.h"
 #include "cli/commands.h"
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
@@ -38,6 +41,7 @@ struct BenchOptions {
   uint64_t seed = 0;
   /// Files that get the result, "-" for standard output; empty: none.
   std::string json, csv, markdown, svg;
+  std::vector<std::string> compare;  ///< a record, or two and nothing runs
 };
 
 const std::string kBeforeColumns = R"(
@@ -50,8 +54,8 @@ constexpr const char* kAfterColumns = R"(
 MULTIHEAD_ISA limits this library's kernels, and the peak with them; --same-isa
 limits PyTorch too.
 
-Exit status: 0 ours is right everywhere, 1 it is not, 2 nothing was run, or the
-result could not be written.
+Exit status: 0 ours is right everywhere, or two records were compared, 1 it is
+not right, 2 nothing was run, or the result could not be written.
 
 Examples:
   multihead bench
@@ -59,6 +63,8 @@ Examples:
   multihead bench --filter "causal d64" --threads 1
   multihead bench --filter backward
   multihead bench --full --json bench.json --svg bench.svg
+  multihead bench --compare bench.json --filter "d64 L512"
+  multihead bench --compare before.json after.json
 )";
 
 // A form of the result and where it goes.
@@ -71,20 +77,18 @@ std::string title(const BenchCase& test) {
   return test.group + ": " + test.name + " " + shapes(test);
 }
 
-std::vector<BenchCase> selected_cases(const BenchOptions& options,
-                                      const std::string& isa) {
-  std::vector<BenchCase> cases = bench_cases(isa);
-  std::erase_if(cases, [&](const BenchCase& test) {
-    return (test.full_only && !options.full) ||
-           title(test).find(options.filter) == std::string::npos;
-  });
-  return cases;
-}
+// What a run is about.
+struct Selection {
+  std::string isa;
+  Family family;
+  std::optional<Record> record;  // that it is compared with
+  std::vector<BenchCase> cases;  // those of the record, or of the grid
+};
 
 [[noreturn]] void refuse_filter(const BenchOptions& options,
-                                const std::string& isa) {
+                                const std::vector<BenchCase>& all) {
   std::vector<std::string> titles;
-  for (const BenchCase& test : bench_cases(isa)) {
+  for (const BenchCase& test : all) {
     if (title(test).find(options.filter) != std::string::npos)
       throw std::invalid_argument("bench: \"" + options.filter +
                                   "\" needs --full");
@@ -92,6 +96,40 @@ std::vector<BenchCase> selected_cases(const BenchOptions& options,
   }
   throw std::invalid_argument("bench: " +
                               no_case_matches(options.filter, titles));
+}
+
+[[noreturn]] void refuse_record(const char* which, const std::string& file) {
+  throw std::invalid_argument(
+      std::string("bench: --compare must have a case ") + which + ", got " +
+      file + ", which has none");
+}
+
+Record selected_record(const BenchOptions& options, const std::string& file) {
+  Record record = read_record(file);
+  record.keep(options.filter, options.threads);
+  if (record.cases.empty())
+    refuse_record("that --filter and --threads leave", file);
+  return record;
+}
+
+Selection select(const BenchOptions& options) {
+  Selection chosen{
+      .isa = multihead::kernel_isa(), .family = {}, .record = {}, .cases = {}};
+  chosen.family = family_of(chosen.isa, cpu_id());
+  if (!options.compare.empty())
+    chosen.record = selected_record(options, options.compare[0]);
+  const std::vector<BenchCase> all = bench_cases(chosen.family);
+  std::ranges::copy_if(
+      all, std::back_inserter(chosen.cases), [&](const BenchCase& test) {
+        if (chosen.record)
+          return !chosen.record->threads_of(title(test)).empty();
+        return (!test.full_only || options.full) &&
+               title(test).find(options.filter) != std::string::npos;
+      });
+  if (!chosen.cases.empty()) return chosen;
+  if (chosen.record)
+    refuse_record("that this version knows", chosen.record->file);
+  refuse_filter(options, all);
 }
 
 void list(const std::vector<BenchCase>& cases) {
@@ -123,19 +161,27 @@ void hold_pytorch_to(const std::string& isa) {
     if (facts.held[i]) setenv(kVariables[i], facts.held[i], /*overwrite=*/1);
 }
 
-// As asked for, else one and all that this process may use.
+// As asked for, else those of the record that this process may use, else one
+// and all of them.
 std::vector<int> threads_for(const BenchCase& test, const BenchOptions& options,
-                             int all) {
+                             const std::optional<Record>& record, int all) {
+  if (record) {
+    std::vector<int> threads = record->threads_of(title(test));
+    if (options.threads.empty())
+      std::erase_if(threads, [&](int count) { return count > all; });
+    return threads;
+  }
   if (!options.threads.empty()) return options.threads;
   if (all == 1 || (test.one_thread && !options.full)) return {1};
   return {1, all};
 }
 
-BenchRun new_run(const BenchOptions& options, const std::string& isa) {
+BenchRun new_run(const BenchOptions& options, const Selection& chosen) {
   return {
       .environment = detect_environment(),
       .date = today(),
-      .isa = isa,
+      .isa = chosen.isa,
+      .family = name(chosen.family),
       .has_tiles = !options.same_isa &&
                    measure_arithmetic(Unit::kBFloat16Tiles, 512, 1).has_value(),
       .same_isa = options.same_isa,
@@ -143,32 +189,13 @@ BenchRun new_run(const BenchOptions& options, const std::string& isa) {
                .seconds = options.quick ? 0.05 : options.seconds}};
 }
 
-int bench(const BenchOptions& options) {
+// Measures the cases and prints a table that grows meanwhile, if there is one.
+// Where it cannot be printed and `files` get the result, the run goes on, for
+// it took minutes, and `failure` says why.
+BenchRun measure(const BenchOptions& options, const Selection& chosen,
+                 std::optional<BenchTable> table, bool files,
+                 std::exception_ptr& failure) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string isa = multihead::kernel_isa();
-  const std::vector<BenchCase> cases = selected_cases(options, isa);
-  if (cases.empty()) refuse_filter(options, isa);
-  if (options.list) {
-    list(cases);
-    return 0;
-  }
-  Output outputs[] = {{{"bench: --json", options.json}, to_json},
-                      {{"bench: --csv", options.csv}, to_csv},
-                      {{"bench: --markdown", options.markdown}, to_markdown},
-                      {{"bench: --svg", options.svg}, to_svg}};
-  const auto printed = std::ranges::count_if(
-      outputs, [](const Output& o) { return o.to.standard_output(); });
-  print_at_most_one("bench", printed);
-
-  if (options.same_isa) hold_pytorch_to(isa);
-  BenchRun run = new_run(options, isa);
-  const bool files = std::ranges::any_of(
-      outputs, [](const Output& o) { return o.to.wanted(); });
-  std::optional<BenchTable> table;
-  std::exception_ptr failure;
-  if (printed == 0) table.emplace(cases);
-  // Where the table cannot be printed, a run goes on whose result is also
-  // written into files: it took minutes.
   const auto show = [&](const auto& part) {
     if (table) try {
         part(*table);
@@ -178,27 +205,117 @@ int bench(const BenchOptions& options) {
         table.reset();
       }
   };
+  BenchRun run = new_run(options, chosen);
   show([&](BenchTable& t) { t.opening(run); });
   const int all = at::get_num_threads();
-  Runner runner(isa, run.plan, options.seed);
-  for (const BenchCase& test : cases)
-    runner.run(test, threads_for(test, options, all), [&](Measurement m) {
-      show([&](BenchTable& t) { t.add(m); });
-      run.measurements.push_back(std::move(m));
-    });
+  Runner runner(chosen.isa, run.plan, options.seed);
+  for (const BenchCase& test : chosen.cases)
+    runner.run(test, threads_for(test, options, chosen.record, all),
+               [&](Measurement m) {
+                 show([&](BenchTable& t) { t.add(m); });
+                 run.measurements.push_back(std::move(m));
+               });
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
   show([&](BenchTable& t) { t.closing(run, seconds.count()); });
+  return run;
+}
+
+int bench(const BenchOptions& options) {
+  const Selection chosen = select(options);
+  if (options.list) {
+    list(chosen.cases);
+    return 0;
+  }
+  Output outputs[] = {{{"bench: --json", options.json}, to_json},
+                      {{"bench: --csv", options.csv}, to_csv},
+                      {{"bench: --markdown", options.markdown}, to_markdown},
+                      {{"bench: --svg", options.svg}, to_svg}};
+  const auto printed = std::ranges::count_if(
+      outputs, [](const Output& o) { return o.to.standard_output(); });
+  // A comparison is printed as well.
+  print_at_most_one("bench", printed + (printed > 0 && chosen.record));
+  const bool files = std::ranges::any_of(
+      outputs, [](const Output& o) { return o.to.wanted(); });
+
+  if (options.same_isa) hold_pytorch_to(chosen.isa);
+  std::optional<BenchTable> table;
+  if (printed == 0) table.emplace(chosen.cases);
+  std::exception_ptr failure;
+  const BenchRun run =
+      measure(options, chosen, std::move(table), files, failure);
   std::vector<std::function<void()>> steps;
   for (const Output& output : outputs)
     steps.push_back([&] { output.to.write(output.text_of, run); });
   steps.push_back([&] {
     if (failure) std::rethrow_exception(failure);
+    if (!chosen.record) return;
+    write_output("\n");
+    show_comparison(*chosen.record, parse_record(to_json(run), "this run"));
   });
   each_of(steps);
   for (const Measurement& m : run.measurements)
     if (!m.right()) return 1;
   return 0;
+}
+
+int compare_records(const BenchOptions& options) {
+  for (const std::string* file :
+       {&options.json, &options.csv, &options.markdown, &options.svg})
+    if (!file->empty())
+      throw std::invalid_argument(
+          "bench: --compare must name one record where a result is to be "
+          "written, got two");
+  show_comparison(selected_record(options, options.compare[0]),
+                  selected_record(options, options.compare[1]));
+  return 0;
+}
+
+void add_outputs(CLI::App& command, BenchOptions& options) {
+  add_file(command, "--json", options.json,
+           "Write everything as one JSON object, - prints it");
+  add_file(command, "--csv", options.csv,
+           "Write one line for each contender of each case");
+  add_file(command, "--svg", options.svg, "Draw ratios and shares of the peak");
+  add_file(command, "--markdown", options.markdown,
+           "Write README's table: headline cases");
+}
+
+void add_choices(CLI::App& command, BenchOptions& options) {
+  command
+      .add_option("--compare", options.compare,
+                  "Run the cases of a record of --json, or take a second "
+                  "one, and say what became faster or slower")
+      ->check(is_named)
+      ->expected(1, 2)
+      ->type_name("FILE [FILE]");
+  command
+      .add_option("--filter", options.filter,
+                  "Only cases whose group, name or sizes contain TEXT")
+      ->type_name("TEXT");
+  command.add_flag("--full", options.full, "All cases, for many minutes");
+  command.add_flag("--list", options.list, "Name the cases, run nothing");
+  command
+      .add_option("--threads", options.threads,
+                  "Numbers of threads, 1,4 for instance; default: 1 and all")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
+      ->type_name("N,...");
+  command.add_option("--rounds", options.rounds, "At least so many rounds")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command
+      .add_option("--seconds", options.seconds,
+                  "Time for the calls of one case, if the rounds allow")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+  command.add_flag("--same-isa", options.same_isa,
+                   "Hold PyTorch to the registers of our kernels, "
+                   "without AMX");
+  command.add_flag("--quick", options.quick, "Three rounds, for a look");
+  command.add_option("--seed", options.seed, "Seed of all random inputs")
+      ->check(is_seed)
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -207,44 +324,16 @@ void add_bench(CLI::App& app, Action& action) {
   const auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand(
       "bench", "Time this library beside PyTorch, verified first");
-  command->footer(kBeforeColumns + describe_metrics() + kAfterColumns);
-  add_file(*command, "--json", options->json,
-           "Write everything as one JSON object, - prints it");
-  add_file(*command, "--csv", options->csv,
-           "Write one line for each contender of each case");
-  add_file(*command, "--svg", options->svg,
-           "Draw ratios and shares of the peak");
-  add_file(*command, "--markdown", options->markdown,
-           "Write README's table: headline cases");
-  command
-      ->add_option("--filter", options->filter,
-                   "Only cases whose group, name or sizes contain TEXT")
-      ->type_name("TEXT");
-  command->add_flag("--full", options->full, "All cases, for many minutes");
-  command->add_flag("--list", options->list, "Name the cases, run nothing");
-  command
-      ->add_option("--threads", options->threads,
-                   "Numbers of threads, 1,4 for instance; default: 1 and all")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024))
-      ->type_name("N,...");
-  command->add_option("--rounds", options->rounds, "At least so many rounds")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command
-      ->add_option("--seconds", options->seconds,
-                   "Time for the calls of one case, if the rounds allow")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
-  command->add_flag("--same-isa", options->same_isa,
-                    "Hold PyTorch to the registers of our kernels, "
-                    "without AMX");
-  command->add_flag("--quick", options->quick, "Three rounds, for a look");
-  command->add_option("--seed", options->seed, "Seed of all random inputs")
-      ->check(is_seed)
-      ->capture_default_str();
-  command->callback(
-      [&action, options] { action = [options] { return bench(*options); }; });
+  command->footer(kBeforeColumns + describe_metrics() + describe_comparison() +
+                  kAfterColumns);
+  add_outputs(*command, *options);
+  add_choices(*command, *options);
+  command->callback([&action, options] {
+    action = [options] {
+      return options->compare.size() == 2 ? compare_records(*options)
+                                          : bench(*options);
+    };
+  });
 }
 
 }  // namespace cli

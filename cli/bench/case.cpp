@@ -2,26 +2,26 @@
 #include "cli/bench/case.h"
 
 #include <array>
-#include <span>
 
+#include "cli/bench/targets.h"
 #include "cli/cases/calls.h"
 #include "multihead/kernels/kernels.h"
 
 namespace cli {
 
 const IsaFacts& facts_of(const std::string& isa) {
-  using enum TargetSet;
+  using enum Family;
   static constexpr IsaFacts kFacts[] = {
-      {"portable", false, kNone, {"default", "SSE4_2", "SSE41"}},
+      {"portable", false, kOther, {"default", "SSE4_2", "SSE41"}},
       {"avx2", false, kAvx2, {"avx2", "AVX2", "AVX2"}},
       {"avx512", false, kAvx512, {"avx512", "AVX512_E3", "AVX512_CORE_BF16"}},
       {"avx512_bf16",
        true,
        kAvx512,
        {"avx512", "AVX512_E3", "AVX512_CORE_BF16"}},
-      {"amx", false, kAvx512, {}},
+      {"amx", false, kAmx, {}},
   };
-  static constexpr IsaFacts kUnknown = {"", false, kNone, {}};
+  static constexpr IsaFacts kUnknown = {"", false, kOther, {}};
   for (const IsaFacts& facts : kFacts)
     if (isa == facts.name) return facts;
   return kUnknown;
@@ -40,29 +40,6 @@ namespace {
 using Cases = std::vector<BenchCase>;
 
 constexpr std::array kWidths = {at::kFloat, at::kBFloat16};
-
-// A share and a ratio to SDPA that squares shall reach, from a length on, up
-// to the next row's. D = 0: of every head width.
-struct Goal {
-  at::ScalarType dtype;
-  bool causal;
-  int64_t D, from;
-  double share, ratio;
-};
-
-Target against_sdpa(double ratio, double share = 0) {
-  return {.share = share, .ratios = {{Implementation::kSdpa, ratio}}};
-}
-
-// The last of `goals` that the call meets; none: nothing is demanded.
-Target goal(std::span<const Goal> goals, const AttentionCall& call) {
-  Target target;
-  for (const Goal& g : goals)
-    if (g.dtype == call.dtype && g.causal == call.options.is_causal &&
-        (g.D == 0 || g.D == call.D) && g.from <= call.Lq)
-      target = against_sdpa(g.ratio, g.share);
-  return target;
-}
 
 // B1 H8, Lq = Lk = L.
 AttentionCall square(std::string name, int64_t L, int64_t D,
@@ -92,28 +69,7 @@ BenchCase& add(Cases& cases, std::string group, const AttentionCall& call,
 
 // --- Forward ----------------------------------------------------------------
 
-// The goals of the grid of squares.
-constexpr Goal kGoals[] = {
-    {at::kFloat, false, 0, 128, 0.86, 1.35},
-    {at::kFloat, false, 64, 512, 0.88, 1.25},
-    {at::kFloat, false, 128, 512, 0.91, 1.15},
-    {at::kFloat, true, 0, 128, 0.72, 2.2},
-    {at::kFloat, true, 0, 512, 0.82, 2.2},
-    {at::kFloat, true, 0, 1024, 0.85, 1.7},
-    {at::kFloat, true, 0, 2048, 0.87, 1.35},
-    {at::kBFloat16, false, 64, 512, 0.83, 2.4},
-    {at::kBFloat16, false, 128, 512, 0.88, 2.3},
-    {at::kBFloat16, true, 0, 512, 0.77, 4.2},
-    {at::kBFloat16, true, 0, 1024, 0.80, 3.2},
-    {at::kBFloat16, true, 0, 2048, 0.83, 2.7},
-};
-// The same with MULTIHEAD_ISA=avx2 and PyTorch held to AVX2 as well.
-constexpr Goal kAvx2Goals[] = {
-    {at::kFloat, false, 0, 512, 0.84, 1.12},
-    {at::kFloat, true, 0, 512, 0.80, 1.4},
-};
-
-void add_squares(Cases& cases, bool avx2) {
+void add_squares(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
     for (const bool causal : {false, true})
       for (const int64_t D : {64, 128})
@@ -121,8 +77,7 @@ void add_squares(Cases& cases, bool avx2) {
           const AttentionCall call =
               square(causal ? "causal" : "full", L, D, dtype, causal);
           BenchCase& test =
-              add(cases, dtype == at::kFloat ? "float32" : "bfloat16", call,
-                  avx2 ? goal(kAvx2Goals, call) : goal(kGoals, call));
+              add(cases, dtype == at::kFloat ? "float32" : "bfloat16", call);
           test.full_only = L == 4096;
           test.headline = D == 64 && (L == 512 || L == 2048);
         }
@@ -132,9 +87,7 @@ void add_short(Cases& cases) {
   for (const at::ScalarType dtype : kWidths) {
     AttentionCall call = square("512 heads", 64, 64, dtype);
     call.B = 64;
-    add(cases, "short", call,
-        dtype == at::kFloat ? against_sdpa(1.6, 0.65) : against_sdpa(2.8, 0.55))
-        .cold = true;
+    add(cases, "short", call).cold = true;
     call = square("96 heads", 196, 64, dtype);  // a vision transformer's
     call.H = 12;
     call.B = 8;
@@ -145,12 +98,9 @@ void add_short(Cases& cases) {
 void add_dropout(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
     for (const int64_t D : {64, 128}) {
-      const bool single = dtype == at::kFloat;
       AttentionCall call = square("dropout 0.1", 1024, D, dtype);
       call.options.dropout_p = 0.1;
-      add(cases, "dropout", call,
-          single ? against_sdpa(D == 64 ? 6.5 : 4) : Target())
-          .headline = single && D == 64;
+      add(cases, "dropout", call).headline = dtype == at::kFloat && D == 64;
     }
 }
 
@@ -161,23 +111,21 @@ void add_grouped(Cases& cases) {
     call.H = 32;
     call.G = 8;
     call.options.enable_gqa = true;
-    add(cases, "grouped", call, against_sdpa(dtype == at::kFloat ? 1.7 : 3.2))
-        .headline = true;
+    add(cases, "grouped", call).headline = true;
   }
 }
 
 void add_masks(Cases& cases) {
   for (const at::ScalarType dtype : kWidths) {
-    const bool single = dtype == at::kFloat;
     AttentionCall half = square("half-masked keys", 2048, 64, dtype);
     half.B = 4;
     half.mask = CallMask::kHalfKeys;
-    add(cases, "masks", half, against_sdpa(2.2)).headline = single;
+    add(cases, "masks", half).headline = dtype == at::kFloat;
 
     AttentionCall tril = square("tril as a tensor", 2048, 64, dtype);
     tril.B = 4;
     tril.mask = CallMask::kTriangle;
-    add(cases, "masks", tril, against_sdpa(2.2));
+    add(cases, "masks", tril);
 
     AttentionCall bias = square("bias", 1024, 64, dtype);
     bias.mask = CallMask::kFloat;
@@ -185,7 +133,7 @@ void add_masks(Cases& cases) {
 
     AttentionCall window = square("window 512", 4096, 64, dtype);
     window.options.window = {{511, 0}};
-    add(cases, "masks", window, against_sdpa(single ? 5 : 10)).headline = true;
+    add(cases, "masks", window).headline = true;
 
     AttentionCall lengths = square("key lengths", 1024, 64, dtype);
     lengths.B = 4;
@@ -199,9 +147,8 @@ void add_head_widths(Cases& cases) {
   for (const at::ScalarType dtype : kWidths)
     for (const int64_t D : {32, 40, 48, 96})
       for (const int64_t L : {512, 1024, 2048, 4096})
-        add(cases, "head widths", square("full", L, D, dtype),
-            against_sdpa(dtype == at::kFloat ? 1.2 : 2))
-            .full_only = L != 1024;
+        add(cases, "head widths", square("full", L, D, dtype)).full_only =
+            L != 1024;
 }
 
 void add_layouts(Cases& cases) {
@@ -238,18 +185,13 @@ void add_few_queries(Cases& cases) {
 // PyTorch's fused path, so its time also forms the repeated keys.
 void add_decoding(Cases& cases) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const bool single = dtype == at::kFloat;
     for (const int64_t Lk : {4096, 32768}) {
       AttentionCall call = square("decode 32/8", 1, 128, dtype);
       call.H = 32;
       call.G = 8;
       call.Lk = Lk;
       call.options.enable_gqa = true;
-      BenchCase& test = add(cases, "decode", call,
-                            against_sdpa(!single      ? 35
-                                         : Lk == 4096 ? 3
-                                                      : 7,
-                                         single ? 0.6 : 0.65));
+      BenchCase& test = add(cases, "decode", call);
       test.cold = test.memory_bound = true;
       test.full_only = Lk == 32768 || dtype == at::kHalf;
     }
@@ -258,8 +200,7 @@ void add_decoding(Cases& cases) {
     for (const int64_t Lk : {16, 128, 512}) {
       AttentionCall call = square("decode", 1, 64, dtype);
       call.Lk = Lk;
-      add(cases, "decode", call, against_sdpa(1)).full_only =
-          dtype != at::kFloat;
+      add(cases, "decode", call).full_only = dtype != at::kFloat;
     }
 }
 
@@ -352,57 +293,33 @@ void add_stored(Cases& cases) {
 }
 
 void add_modules(Cases& cases) {
-  using enum Implementation;
-  const auto add =
-      [&](std::string name, const LayerCall& call,
-          std::vector<std::pair<Implementation, double>> ratios) -> BenchCase& {
+  const auto add = [&](std::string name, const LayerCall& call) -> BenchCase& {
     return cases.emplace_back(
-        BenchCase{.group = "modules",
-                  .name = std::move(name),
-                  .call = call,
-                  .target = {.ratios = std::move(ratios)}});
+        BenchCase{.group = "modules", .name = std::move(name), .call = call});
   };
   LayerCall call{.N = 8, .Lq = 512, .E = 512, .H = 8, .inputs = Inputs::kSelf};
-  add("averaged weights", call, {{kNnModule, 1.55}, {kTorchNn, 1.8}}).headline =
-      true;
+  add("averaged weights", call).headline = true;
   call.need_weights = false;
-  add("no weights", call, {{kNnModule, 1.3}, {kTorchNn, 1.8}}).headline = true;
+  add("no weights", call).headline = true;
   call.mask = LayerMask::kCausalHint;
-  add("causal", call, {{kNnModule, 1.55}, {kTorchNn, 1.8}}).headline = true;
+  add("causal", call).headline = true;
 
   LayerCall small{.N = 3, .Lq = 4, .E = 8, .H = 2, .inputs = Inputs::kSelf};
   small.batch_first = false;
   for (const bool weights : {false, true}) {
     small.need_weights = weights;
-    add(weights ? "small call, weights" : "small call", small, {{kTorchNn, 2}});
+    add(weights ? "small call, weights" : "small call", small);
   }
 }
 
 // --- Backward, and training steps --------------------------------------------
 
-// The goals of autograd's backward alone.
-constexpr Goal kBackwardGoals[] = {
-    {at::kFloat, false, 64, 512, 0.85, 1.3},
-    {at::kFloat, false, 64, 1024, 0.87, 1.3},
-    {at::kFloat, false, 64, 2048, 0.90, 1.3},
-    {at::kFloat, false, 128, 1024, 0.88, 1.2},
-    {at::kFloat, true, 64, 512, 0.75, 2.3},
-    {at::kFloat, true, 64, 1024, 0.79, 1.65},
-    {at::kFloat, true, 64, 2048, 0.85, 1.5},
-    {at::kBFloat16, false, 64, 512, 0.81, 2.2},
-    {at::kBFloat16, false, 64, 1024, 0.83, 1.65},
-    {at::kBFloat16, true, 64, 512, 0.70, 4},
-    {at::kBFloat16, true, 64, 1024, 0.75, 2.4},
-    {at::kBFloat16, true, 64, 2048, 0.81, 2.1},
-};
-
-void add_backward(Cases& cases, bool avx2) {
+void add_backward(Cases& cases) {
   const auto add_square = [&](int64_t L, int64_t D, at::ScalarType dtype,
                               bool causal) {
     const AttentionCall call =
         square(causal ? "causal backward" : "backward", L, D, dtype, causal);
-    BenchCase& test = add(cases, "backward", call,
-                          avx2 ? Target() : goal(kBackwardGoals, call));
+    BenchCase& test = add(cases, "backward", call);
     test.pass = Pass::kBackward;
     // With all threads, one length stands for the others.
     test.one_thread = L != 1024;
@@ -418,9 +335,8 @@ void add_backward(Cases& cases, bool avx2) {
 }
 
 void add_both_ways(Cases& cases) {
-  const auto add_both = [&](const AttentionCall& call,
-                            const Target& target) -> BenchCase& {
-    BenchCase& test = add(cases, "forward + backward", call, target);
+  const auto add_both = [&](const AttentionCall& call) -> BenchCase& {
+    BenchCase& test = add(cases, "forward + backward", call);
     test.pass = Pass::kBoth;
     test.one_thread = true;
     return test;
@@ -428,40 +344,38 @@ void add_both_ways(Cases& cases) {
   for (const int64_t L : {1024, 2048}) {
     AttentionCall call = square("dropout 0.1, both ways", L, 64, at::kFloat);
     call.options.dropout_p = 0.1;
-    Target target = against_sdpa(3.2);
-    target.memory = 5;
-    add_both(call, target).headline = L == 1024;
+    BenchCase& test = add_both(call);
+    test.target.memory = 5;
+    test.headline = L == 1024;
   }
   AttentionCall window = square("window 512, both ways", 4096, 64, at::kFloat);
   window.options.window = {{511, 0}};
-  add_both(window, against_sdpa(5)).headline = true;
+  add_both(window).headline = true;
 
   AttentionCall head = square("one head, both ways", 4096, 64, at::kFloat);
   head.H = 1;
-  add_both(head, {.scaling = 1.8}).one_thread = false;
+  BenchCase& test = add_both(head);
+  test.target.scaling = 1.8;
+  test.one_thread = false;
 }
 
 void add_steps(Cases& cases) {
-  using enum Implementation;
-  const auto add = [&](std::string name, auto call,
-                       std::vector<std::pair<Implementation, double>> ratios) {
+  const auto add = [&](std::string name, auto call) {
     cases.push_back({.group = "training steps",
                      .name = std::move(name),
                      .call = call,
                      .pass = Pass::kBoth,
-                     .target = {.ratios = std::move(ratios)},
                      .one_thread = true,
                      .headline = true});
   };
   LayerCall layer{.N = 8, .Lq = 512, .E = 512, .H = 8, .inputs = Inputs::kSelf};
-  add("step, weights returned", layer, {{kNnModule, 1.4}});
+  add("step, weights returned", layer);
   layer.need_weights = false;
-  add("step, no weights", layer, {{kNnModule, 1.2}});
+  add("step, no weights", layer);
   layer.mask = LayerMask::kCausalHint;
-  add("step, causal", layer, {{kNnModule, 1.4}});
+  add("step, causal", layer);
   add("step, GPT-2 block, dropout 0.1",
-      BlockCall{.N = 1, .L = 1024, .E = 768, .H = 12, .dtype = at::kBFloat16},
-      {{kSdpa, 1.9}, {kByHand, 1.35}});
+      BlockCall{.N = 1, .L = 1024, .E = 768, .H = 12, .dtype = at::kBFloat16});
 }
 
 }  // namespace
@@ -475,8 +389,7 @@ std::string name(Pass pass) {
 std::string name(Implementation who) {
   static constexpr const char* kNames[] = {
       "ours",       "SDPA",       "by hand", "nn.MHA", "torch::nn", "fast path",
-      "SDPA layer", "one by one", "padded",  "rows",   "KVCache",
-      "wide"};
+      "SDPA layer", "one by one", "padded",  "rows",   "KVCache",   "wide"};
   return kNames[static_cast<int>(who)];
 }
 
@@ -485,22 +398,22 @@ bool is_ours(Implementation who) {
   return who == kOurs || who >= kSeparate;
 }
 
-std::vector<BenchCase> bench_cases(const std::string& isa) {
-  const bool avx2 = facts_of(isa).targets == TargetSet::kAvx2;
+std::vector<BenchCase> bench_cases(Family family) {
   Cases cases;
-  add_squares(cases, avx2);
   for (const auto add_list :
-       {add_short, add_dropout, add_grouped, add_masks, add_head_widths,
-        add_layouts, add_other_dtypes, add_few_queries, add_decoding,
-        add_extending, add_ragged, add_paged, add_stored, add_modules})
+       {add_squares, add_short, add_dropout, add_grouped, add_masks,
+        add_head_widths, add_layouts, add_other_dtypes, add_few_queries,
+        add_decoding, add_extending, add_ragged, add_paged, add_stored,
+        add_modules})
     add_list(cases);
   for (BenchCase& test : cases)
     if (const auto* call = std::get_if<AttentionCall>(&test.call);
         call && call->Lq == call->Lk && call->Lq >= 1024)
       test.target.scaling = 1.9;
-  add_backward(cases, avx2);
+  add_backward(cases);
   add_both_ways(cases);
   add_steps(cases);
+  for (BenchCase& test : cases) add_targets(family, test);
   return cases;
 }
 

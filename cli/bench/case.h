@@ -63,28 +63,28 @@ struct BenchCase {
   bool headline = false;      ///< a row of README's table
 };
 
-/// All cases, with the targets for kernels of that instruction set, "avx2" for
-/// instance (multihead::kernel_isa).
-std::vector<BenchCase> bench_cases(const std::string& isa);
+/// Processors that share their targets (targets.h). The AMD of those with
+/// AVX-512 are apart because MKL runs other code there.
+enum class Family { kAmx, kAvx512, kAvx512Amd, kAvx2, kOther };
+
+/// All cases, with the targets of that family.
+std::vector<BenchCase> bench_cases(Family family);
 
 /// "B1 H8 L512 Lk512 D64 f32"
 std::string shapes(const BenchCase& test);
 at::ScalarType dtype_of(const BenchCase& test);
 
-/// What the targets of the cases were made for.
-enum class TargetSet { kNone, kAvx2, kAvx512 };
-
 /// What a benchmark has to know of an instruction set of our kernels.
 struct IsaFacts {
   const char* name;     ///< as multihead::kernel_isa says it
   bool bfloat16_pairs;  ///< kernels are made of dot products of pairs
-  TargetSet targets;
+  Family family;        ///< kAvx512 also on AMD
   /// What holds PyTorch to the same registers: values of ATEN_CPU_CAPABILITY,
   /// MKL_ENABLE_INSTRUCTIONS and ONEDNN_MAX_CPU_ISA; nullptr: nothing has to.
   const char* held[3];
 };
 
-/// An instruction set without facts has no targets, and PyTorch is not held.
+/// An instruction set without facts is of kOther, and PyTorch is not held.
 const IsaFacts& facts_of(const std::string& isa);
 
 /// The width of its registers.

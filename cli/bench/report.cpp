@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/bench/targets.h"
 #include "cli/terminal/svg.h"
 #include "cli/terminal/text.h"
 
@@ -29,12 +30,6 @@ struct Metric {
   Style style = Style::kPlain;  // in the terminal
   bool theirs = false;  // compares with ours, which the terminal leaves out
 };
-
-// "61 %"
-std::string percent(double share) { return format("%.0f %%", 100 * share); }
-
-// "×1.28"
-std::string times(double ratio) { return format("×%.2f", ratio); }
 
 const char* rate_unit(const Measurement& measurement) {
   return measurement.test->memory_bound ? "GB/s" : "GFLOP/s";
@@ -287,15 +282,25 @@ std::string duration(double seconds) {
   return three_digits(seconds) + " s";
 }
 
+std::string percent(double share) { return format("%.0f %%", 100 * share); }
+
+std::string times(double ratio) { return format("×%.2f", ratio); }
+
+std::string headline(const BenchRun& run) {
+  const Environment& e = run.environment;
+  return "multihead " + e.version + (e.commit.empty() ? "" : ", " + e.commit) +
+         " · torch " + e.torch_running + " · " + e.blas + " · " + e.cpu +
+         " · kernels for " + run.isa +
+         (run.same_isa ? ", PyTorch held to it" : "") +
+         (run.family.empty() ? "" : " · family " + run.family) + " · " +
+         run.date;
+}
+
 BenchTable::BenchTable(const std::vector<BenchCase>& cases)
     : table_(table_columns(cases)) {}
 
 void BenchTable::opening(const BenchRun& run) {
-  const Environment& e = run.environment;
-  table_.line("multihead " + e.version + " · torch " + e.torch_running + " · " +
-                  e.blas + " · " + e.cpu + " · kernels for " + run.isa +
-                  (run.same_isa ? ", PyTorch held to it · " : " · ") + run.date,
-              Style::kBold);
+  table_.line(headline(run), Style::kBold);
   table_.line("");
   table_.header();
 }
@@ -353,12 +358,14 @@ void BenchTable::closing(const BenchRun& run, double seconds) {
   for (const auto& [unit, rate] : peaks(run))
     table_.line("peak  " + unit + ": " + three_digits(rate), Style::kDim);
   for (const std::string& text : missed) table_.line("missed  " + text);
-  const TargetSet made_for = facts_of(run.isa).targets;
-  if (run.has_tiles || made_for == TargetSet::kNone ||
-      (made_for == TargetSet::kAvx2 && !run.same_isa))
+  const auto& available = run.environment.kernels_available;
+  if (run.family == name(Family::kOther))
+    table_.line("No targets against PyTorch for these kernels.");
+  else if (!run.same_isa && !available.empty() &&
+           facts_of(available.back()).family != facts_of(run.isa).family)
     table_.line(
-        "Targets are for kernels of AVX-512 and PyTorch without AMX, or "
-        "AVX2 on both sides; so not for this run.");
+        "PyTorch may use more than these kernels: targets hold with "
+        "--same-isa.");
   if (noisy > 0)
     table_.line(plural(noisy, "measurement") + " on a machine that others used",
                 Style::kBad);
@@ -381,6 +388,7 @@ std::string to_json(const BenchRun& run) {
       {"environment", to_json(run.environment)},
       {"date", run.date},
       {"isa", run.isa},
+      {"family", run.family},
       {"amx", run.has_tiles},
       {"pytorch_held_to_isa", run.same_isa},
       {"plan", {{"rounds", run.plan.rounds}, {"seconds", run.plan.seconds}}},

@@ -20,6 +20,13 @@ std::string three_digits(double value);
 /// "12.8 µs", "1.28 ms", "1.28 s"
 std::string duration(double seconds);
 
+/// "61 %", "×1.28"
+std::string percent(double share);
+std::string times(double ratio);
+
+/// Versions, processor, kernels and date of a run, in one line.
+std::string headline(const BenchRun& run);
+
 /// The table of a terminal, as it grows.
 class BenchTable {
  public:

@@ -75,11 +75,11 @@ std::vector<TargetResult> target_results(const Measurement& measurement);
 
 struct BenchRun {
   Environment environment;
-  std::string date;  ///< "2026-11-21"
-  std::string isa;   ///< of our kernels
-  /// PyTorch may use AMX, which the targets were not made for.
-  bool has_tiles = false;
-  bool same_isa = false;  ///< PyTorch is held to the registers of `isa`
+  std::string date;         ///< "2026-11-21"
+  std::string isa;          ///< of our kernels
+  std::string family = {};  ///< whose targets are meant (targets.h)
+  bool has_tiles = false;   ///< PyTorch may use AMX
+  bool same_isa = false;    ///< PyTorch is held to the registers of `isa`
   TimingPlan plan;
   std::vector<Measurement> measurements = {};
 };

@@ -32,6 +32,7 @@ struct Sample {
     run.environment.cpu = "A & <B>";
     run.date = "2026-01-02";
     run.isa = "avx2";
+    run.family = "avx2";
     const auto add = [&](int index, int threads, std::vector<Entry> entries) {
       run.measurements.push_back(
           {.test = &cases[index],
@@ -95,6 +96,7 @@ TEST(BenchReport, JsonHasEverything) {
   const auto json = nlohmann::json::parse(to_json(sample.run));
   EXPECT_EQ(json["right"], false);
   EXPECT_EQ(json["isa"], "avx2");
+  EXPECT_EQ(json["family"], "avx2");
   ASSERT_EQ(json["measurements"].size(), 4u);
   const auto& first = json["measurements"][0];
   EXPECT_EQ(first["contenders"][0]["seconds"]["best"], 1e-3);

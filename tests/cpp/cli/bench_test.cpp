@@ -15,6 +15,7 @@
 
 #include "cli/bench/contenders.h"
 #include "cli/bench/runner.h"
+#include "cli/bench/targets.h"
 #include "cli/cases/answers.h"
 #include "cli/cases/golden.h"
 
@@ -82,7 +83,7 @@ std::vector<AttentionCall> calls_of_every_kind() {
 
 TEST(BenchCases, NamesAreUniqueAndTargetsNameContenders) {
   std::set<std::string> names;
-  for (const BenchCase& test : bench_cases("avx512_bf16")) {
+  for (const BenchCase& test : bench_cases(Family::kAvx512)) {
     EXPECT_TRUE(names.insert(test.name).second) << test.name;
     const bool layer = std::holds_alternative<LayerCall>(test.call);
     for (const auto& [who, ratio] : test.target.ratios) {
@@ -100,7 +101,7 @@ TEST(BenchCases, NamesAreUniqueAndTargetsNameContenders) {
 
 TEST(BenchCases, ThoseThatTrainHaveTheirTargets) {
   int backward = 0, both = 0;
-  for (const BenchCase& test : bench_cases("avx512_bf16")) {
+  for (const BenchCase& test : bench_cases(Family::kAvx512)) {
     const bool has_target = !test.target.ratios.empty() ||
                             test.target.scaling > 0 || test.target.memory > 0;
     if (test.pass == Pass::kForward) continue;
@@ -115,22 +116,64 @@ TEST(BenchCases, ThoseThatTrainHaveTheirTargets) {
   EXPECT_EQ(both, 10);
 }
 
-TEST(BenchCases, TargetsFollowTheLengthAndTheInstructionSet) {
-  const auto target = [](const char* isa, const std::string& name) {
-    const auto cases = bench_cases(isa);
+TEST(BenchCases, TheFamilyFollowsKernelsAndMaker) {
+  const std::string amd = "AuthenticAMD, family 26, model 2",
+                    intel = "GenuineIntel, family 6, model 173";
+  const auto family = [](const std::string& isa, const std::string& cpu) {
+    return name(family_of(isa, cpu));
+  };
+  EXPECT_EQ(family("amx", intel), "amx");
+  EXPECT_EQ(family("amx", amd), "amx");
+  EXPECT_EQ(family("avx512_bf16", amd), "avx512-amd");
+  EXPECT_EQ(family("avx512", amd), "avx512-amd");
+  EXPECT_EQ(family("avx512_bf16", intel), "avx512");
+  EXPECT_EQ(family("avx512", ""), "avx512");
+  EXPECT_EQ(family("avx2", amd), "avx2");
+  EXPECT_EQ(family("avx2", intel), "avx2");
+  EXPECT_EQ(family("portable", amd), "other");
+  EXPECT_EQ(family("unheard-of", ""), "other");
+}
+
+TEST(BenchCases, TargetsFollowTheLengthAndTheFamily) {
+  using enum Family;
+  const auto target = [](Family family, const std::string& name) {
+    const auto cases = bench_cases(family);
     return std::ranges::find(cases, name, &BenchCase::name)->target;
   };
-  EXPECT_EQ(target("avx512_bf16", "causal d64 L512 f32").share, 0.82);
-  EXPECT_EQ(target("avx512_bf16", "causal d64 L4096 f32").share, 0.87);
-  EXPECT_EQ(target("avx512_bf16", "full d128 L128 f32").share, 0.86);
-  EXPECT_EQ(target("avx512_bf16", "full d64 L128 bf16").share, 0);
-  EXPECT_EQ(target("avx2", "full d128 L1024 f32").share, 0.84);
-  EXPECT_TRUE(target("avx2", "full d64 L1024 bf16").ratios.empty());
-  EXPECT_EQ(target("avx512_bf16", "backward d64 L2048 f32").share, 0.90);
-  EXPECT_EQ(target("avx512_bf16", "causal backward d64 L512 bf16").share, 0.70);
-  EXPECT_TRUE(target("avx2", "backward d64 L512 f32").ratios.empty());
-  EXPECT_EQ(target("avx512_bf16", "full d64 L1024 f32").scaling, 1.9);
-  EXPECT_EQ(target("avx512_bf16", "full d64 L512 f32").scaling, 0);
+  const auto times = [&](Family family, const std::string& name,
+                         Implementation who = Implementation::kSdpa) {
+    for (const auto& [other, ratio] : target(family, name).ratios)
+      if (who == other) return ratio;
+    return 0.;
+  };
+  EXPECT_EQ(target(kAvx512, "causal d64 L512 f32").share, 0.76);
+  EXPECT_EQ(target(kAvx512Amd, "causal d64 L4096 f32").share, 0.82);
+  EXPECT_EQ(times(kAvx512Amd, "causal d64 L4096 f32"), 1.35);
+  EXPECT_EQ(target(kAvx512, "full d128 L128 f32").share, 0.86);
+  EXPECT_EQ(target(kAvx512, "full d64 L128 bf16").share, 0);
+  EXPECT_EQ(times(kAvx512, "full d48 L1024 bf16"), 2);
+  EXPECT_EQ(times(kAvx2, "full d48 L1024 bf16"), 1.2);
+  EXPECT_EQ(target(kAvx2, "full d64 L512 f32").share, 0.86);
+  EXPECT_EQ(target(kAvx2, "full d128 L1024 f32").share, 0.92);
+  EXPECT_TRUE(target(kAvx2, "full d64 L128 f32").ratios.empty());
+  EXPECT_TRUE(target(kAvx2, "full d64 L1024 bf16").ratios.empty());
+  EXPECT_EQ(target(kAvx512, "backward d64 L2048 f32").share, 0.90);
+  EXPECT_EQ(target(kAvx512, "causal backward d64 L512 bf16").share, 0.70);
+  EXPECT_TRUE(target(kAvx2, "backward d64 L512 f32").ratios.empty());
+  EXPECT_EQ(target(kAvx2, "backward d64 L512 f32").share, 0.86);
+  EXPECT_EQ(target(kAmx, "full d64 L512 bf16").share, 0);
+  EXPECT_EQ(times(kAmx, "causal d64 L512 bf16"), 1.75);
+  EXPECT_EQ(times(kAvx512Amd, "no weights", Implementation::kNnModule), 2.8);
+  EXPECT_EQ(times(kAvx512Amd, "no weights", Implementation::kTorchNn), 1.8);
+  EXPECT_EQ(times(kAvx512, "no weights", Implementation::kNnModule), 1.5);
+  EXPECT_EQ(times(kAvx2, "no weights", Implementation::kNnModule), 1.4);
+  EXPECT_EQ(times(kAvx2, "decode 32/8 d128 L1x4096 bf16"), 35);
+  for (const Family any : {kAmx, kAvx512, kAvx512Amd, kAvx2, kOther}) {
+    EXPECT_EQ(target(any, "full d64 L1024 f32").scaling, 1.9);
+    EXPECT_EQ(target(any, "full d64 L512 f32").scaling, 0);
+    EXPECT_EQ(times(any, "ragged d64 f32", Implementation::kSeparate), 1);
+  }
+  EXPECT_TRUE(target(kOther, "full d64 L1024 f32").ratios.empty());
 }
 
 TEST(Bench, UsefulWorkIsThatOfVisiblePairs) {
