@@ -18,11 +18,11 @@ namespace [[gnu::visibility("default")]] multihead {
 /// scaled_dot_product_attention and varlen_attention take such rows as key and
 /// value, beside a query of float32, bfloat16 or float16; the result has the
 /// bits of the same call on from_mxint8(key, query's dtype) and
-/// from_mxint8(value, query's dtype).
+/// from_mxint8(value, query's dtype), where those are exact.
 at::Tensor to_mxint8(const at::Tensor& x);
 
 /// The numbers of such rows: (..., D) of `dtype`. Exact in float32 and
-/// bfloat16, and in float16 where x had that dtype.
+/// bfloat16, and in float16 below 65536, beyond which it overflows.
 at::Tensor from_mxint8(const at::Tensor& rows,
                        at::ScalarType dtype = at::kFloat);
 

@@ -22,7 +22,8 @@ def to_mxint8(x: Tensor) -> Tensor:
 
     ``scaled_dot_product_attention`` and ``varlen_attention`` take such rows as key and
     value, beside a query of float32, bfloat16 or float16. The result has the bits of the
-    same call on ``from_mxint8(key, query.dtype)`` and ``from_mxint8(value, query.dtype)``.
+    same call on ``from_mxint8(key, query.dtype)`` and ``from_mxint8(value, query.dtype)``,
+    where those are exact.
 
     Args:
         x: floating point, on the CPU, of at least one dimension.
@@ -41,7 +42,7 @@ def to_mxint8(x: Tensor) -> Tensor:
 def from_mxint8(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The numbers of such rows, (..., D).
 
-    Exact in float32 and bfloat16, and in float16 where they came from float16.
+    Exact in float32 and bfloat16, and in float16 below 65536, beyond which it overflows.
 
     Args:
         rows: as to_mxint8 returns them.
@@ -145,7 +146,8 @@ class KVCache:
         return self._seen(self._values)
 
     def lengths(self) -> Tensor:
-        """(B,) int64: the tokens of each row, as they are now."""
+        """(B,) int64: the tokens of each row. append and truncate count on in this very
+        tensor; clone it to keep what it says now."""
         return self._lengths
 
     def reserve(self, capacity: int) -> None:
@@ -180,6 +182,9 @@ class KVCache:
         """A copy that shares nothing."""
         state = call(_ops.kv_cache_clone.default, *self._state)
         return self._of(state, self.max_length)
+
+    # Two caches that shared lengths would count each other's tokens.
+    __copy__ = clone
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes "key", "value", "lengths" and max_length as safetensors."""

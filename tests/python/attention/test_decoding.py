@@ -19,7 +19,9 @@ H, G, D, DV = 6, 2, 32, 24
 # Beyond one split of keys, and no multiple of anything.
 LENGTHS = (1117, 540, 77)
 DTYPES = pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda x: str(x)[6:]
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.float16],
+    ids=lambda x: str(x)[6:],
 )
 
 

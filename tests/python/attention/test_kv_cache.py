@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """KVCache: what it holds after any sequence of calls, files, graphs, errors."""
 
+import copy
+
 import pytest
 import torch
 from equal import assert_equal
@@ -194,6 +196,17 @@ def test_it_doubles():
     assert cache.capacity == 1000 and len(cache) == 100
     cache.reserve(3)
     assert cache.capacity == 1000
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_share_nothing(copied):
+    cache = filled()
+    held = cache.clone()
+    other = copied(cache)
+    other.append(*tokens(3, 4, 1))
+    assert other.lengths().tolist() == [9, 4, 7]
+    assert cache.lengths().tolist() == [5, 0, 3] and cache.capacity == held.capacity
+    assert torch.equal(cache.key()[0], held.key()[0])
 
 
 def test_repr():
