@@ -145,8 +145,9 @@ int info(bool json) {
                        std::round(1000 * e.int8_error) / 10,
                        " % (4096 normal keys, width 128)"));
   say("linear", e.linear.empty()
-                    ? "install(linear=True) is recommended: float32 matrix "
-                      "products by oneDNN instead of MKL"
+                    ? "float32 projections of layers by oneDNN instead of MKL; "
+                      "install(linear=True), which is recommended, has all "
+                      "matrix products there"
                     : "install(linear=True) changes nothing: " + e.linear);
   return 0;
 }

@@ -32,7 +32,9 @@ struct InstallOptions {
 /// with MKL and oneDNN. MKL runs code for AVX2 there. Zen 5, whose units are
 /// 512 bits wide, computes such products in half the time then; Zen 4, whose
 /// units are 256 bits wide, in 0.8 to 0.95 of it. MULTIHEAD_LINEAR=always in
-/// the environment stands for the maker.
+/// the environment stands for the maker; MULTIHEAD_LINEAR=never means all
+/// processors. The projections of this library's layers follow the same rule,
+/// installed or not, where their attention runs fused.
 std::string why_not_linear();
 
 /// From here on, in every thread of this process, calls of

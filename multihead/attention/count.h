@@ -33,7 +33,8 @@ void count_fused();
 /// A call that goes another way, or none.
 void count(const Route& route);
 
-/// Where a matrix product goes while install({.linear = true}) holds.
+/// Where a matrix product goes: that of a layer, which is counted if it is
+/// oneDNN's, and all of them while install({.linear = true}) holds.
 enum class Product : uint8_t { kOneDnn, kSmall, kOther };
 
 void count_product(Product product);

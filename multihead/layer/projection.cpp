@@ -6,6 +6,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
+#include "multihead/linear/linear.h"
 #include "multihead/optional_tensor.h"
 
 namespace multihead {
@@ -16,8 +17,9 @@ namespace {
 // PyTorch's: sequences (L, B, E) stay so until all that is appended is there.
 struct TorchOrder {
   // A bias of another dtype is PyTorch's to judge.
-  static at::Tensor fit(const at::Tensor& bias, const at::Tensor& /*weight*/) {
-    return bias;
+  static at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias) {
+    return at::linear(input, weight, optional(bias));
   }
 
   static at::Tensor projected_already(const at::Tensor& rows) {
@@ -79,10 +81,12 @@ struct TorchOrder {
 struct KernelOrder {
   // A bias of another dtype is what PyTorch takes for some layouts of the
   // input.
-  static at::Tensor fit(const at::Tensor& bias, const at::Tensor& weight) {
+  static at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
+                           const at::Tensor& bias) {
     const bool fits =
         !bias.defined() || bias.scalar_type() == weight.scalar_type();
-    return fits ? bias : bias.to(weight.scalar_type());
+    return multihead::linear(input, weight,
+                             fits ? bias : bias.to(weight.scalar_type()));
   }
 
   static at::Tensor projected_already(const at::Tensor& rows) { return rows; }
@@ -143,10 +147,10 @@ struct KernelOrder {
 // ---- What both do ---------------------------------------------------------
 
 template <class Order>
-at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
-                  const at::Tensor& bias) {
+at::Tensor apply(const at::Tensor& input, const at::Tensor& weight,
+                 const at::Tensor& bias) {
   if (!weight.defined()) return Order::projected_already(input);
-  return at::linear(input, weight, optional(Order::fit(bias, weight)));
+  return Order::linear(input, weight, bias);
 }
 
 // The rows of in_proj for query, key and value, or for query and both others.
@@ -164,7 +168,7 @@ Sequences project_packed(const Sequences& in, const AttentionLayer& layer) {
   const at::Tensor& bias = layer.in_proj_bias;
   const auto project = [&](const at::Tensor& input, const at::Tensor& w,
                            const at::Tensor& b, int64_t parts) {
-    return Order::split(linear<Order>(input, w, b), parts, layer.num_heads,
+    return Order::split(apply<Order>(input, w, b), parts, layer.num_heads,
                         layer);
   };
   if (in.key.is_same(in.value) && in.query.is_same(in.key)) {
@@ -193,7 +197,7 @@ Sequences project_separately(const Sequences& in, const AttentionLayer& layer) {
                                     layer.v_proj_bias};
   const auto project = [&](const at::Tensor& input, const at::Tensor& weight,
                            const at::Tensor& bias, int64_t heads) {
-    return Order::split(linear<Order>(input, weight, bias), 1, heads, layer)[0];
+    return Order::split(apply<Order>(input, weight, bias), 1, heads, layer)[0];
   };
   const int64_t groups = num_kv_heads(layer);
   return {project(in.query, layer.q_proj_weight, biases[0], layer.num_heads),
@@ -241,8 +245,8 @@ at::Tensor project_out(const at::Tensor& out, const Heads& heads,
       {query_length * heads.batch_size, heads.num_heads * out.sym_size(2)});
   const at::Tensor projected =
       layer.out_proj_weight.defined()
-          ? linear<TorchOrder>(merged, layer.out_proj_weight,
-                               layer.out_proj_bias)
+          ? apply<TorchOrder>(merged, layer.out_proj_weight,
+                              layer.out_proj_bias)
           : merged;
   return projected.view_symint(
       {query_length, heads.batch_size, projected.sym_size(1)});
@@ -260,8 +264,7 @@ at::Tensor project_out_of_kernels(const at::Tensor& out,
       out.permute(layer.batch_first ? at::IntArrayRef({0, 2, 1, 3})
                                     : at::IntArrayRef({2, 0, 1, 3}))
           .flatten(2, 3);
-  return linear<KernelOrder>(merged, layer.out_proj_weight,
-                             layer.out_proj_bias);
+  return apply<KernelOrder>(merged, layer.out_proj_weight, layer.out_proj_bias);
 }
 
 at::Tensor pad_mask(const at::Tensor& mask, const AttentionLayer& layer) {

@@ -1,35 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""install(linear=True): float32 matrix products by oneDNN, and nothing else changed.
-
-On an Intel processor that has AVX-512 the tests run with MULTIHEAD_LINEAR=always.
-"""
+"""install(linear=True): float32 matrix products by oneDNN, and nothing else changed."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from onednn import WHY_NOT, always, assert_as_exact, needs_onednn  # noqa: F401
 from torch import Tensor, nn
 
 import multihead
-
-ALWAYS = {"MULTIHEAD_LINEAR": "always"}
-with mock.patch.dict(os.environ, ALWAYS):
-    WHY_NOT = torch.ops.multihead.why_not_linear()
-needs_onednn = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-
-
-@pytest.fixture(autouse=True)
-def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ALWAYS.items():
-        monkeypatch.setenv(name, value)
-
 
 # The smallest product that is taken: 2²⁵ multiply-adds.
 ROWS, IN, OUT = 256, 512, 256
@@ -51,14 +35,6 @@ def drawn(*shape: int, seed: int = 0, **options: bool) -> Tensor:
     return torch.randn(shape, generator=generator).requires_grad_(
         options.get("requires_grad", False)
     )
-
-
-def assert_as_exact(ours: Tensor, pytorchs: Tensor, exact: Tensor) -> None:
-    """At most four times PyTorch's error: oneDNN adds in sequence, MKL in blocks."""
-    assert ours.dtype == pytorchs.dtype == torch.float32
-    assert ours.shape == pytorchs.shape and ours.stride() == pytorchs.stride()
-    error = (ours.double() - exact).abs().max()
-    assert error <= 4 * (pytorchs.double() - exact).abs().max() + 1e-12
 
 
 INPUTS = {

@@ -43,6 +43,11 @@ BELOW = [
         "calls operators through the dispatcher; modules and operators call it",
     ),
     ("multihead/layer", ("multihead/ops", "multihead/kernels"), "operators call it"),
+    (
+        "multihead/linear",
+        ("multihead/layer", "multihead/install", "multihead/ops", "multihead/kernels"),
+        "layers and install call it",
+    ),
     ("multihead/install", ("multihead/ops", "multihead/kernels"), "operators call it"),
     ("diagnosis", ("reference", "cli", "python"), "commands and Python call it"),
     ("reference", ("multihead", "diagnosis", "cli", "python"), "shares no code"),
