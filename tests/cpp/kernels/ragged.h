@@ -333,7 +333,8 @@ struct PagedBatch : RaggedBatch {
 
   PagedBatch(Call call, uint64_t number)
       : RaggedBatch(std::move(call), number),
-        pages(rng, sequences.used, pick<int64_t>(rng, {1, 5, 16, 16, 64, 256})),
+        pages(rng, sequences.used,
+              pick<int64_t>(rng, {1, 5, 16, 64, 256, 257})),
         key(pages.pool_of(rng, c.key, sequences.used)),
         value(pages.pool_of(rng, c.value, sequences.used)) {}
 

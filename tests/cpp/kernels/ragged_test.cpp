@@ -62,6 +62,27 @@ TEST_P(RaggedBits, OfPagesAreThoseOfEachSequenceAlone) {
       });
 }
 
+// A cache without pages is one page as long as it is, which may be odd.
+TEST(PagedPlan, IsDecodingWhereNoPageEndsInAPair) {
+  Call c(Dtype::kBFloat16,
+         {.B = 1, .H = 2, .G = 1, .Lq = 1, .Lk = 17, .D = 8, .Dv = 8});
+  const int32_t table[4] = {};
+  for (const Variant& variant : variants(c.dtype)) {
+    SCOPED_TRACE(variant.name);
+    kernels::AttentionArgs a = arguments_of(c);
+    const auto is_decoding = [&](int64_t page) {
+      a.key.block_table = a.value.block_table = page > 0 ? table : nullptr;
+      a.key.page = a.value.page = page;
+      return variant.kernels.forward.plan({a, {}, nullptr}, 1).is_decoding;
+    };
+    const bool of_rows = is_decoding(0);
+    for (const int64_t page : {16, 17, 19}) {
+      EXPECT_EQ(is_decoding(page), of_rows);
+    }
+    EXPECT_FALSE(is_decoding(5));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtype, RaggedBits, testing::ValuesIn(kAllDtypes),
                          [](const auto& info) { return name_of(info.param); });
 

@@ -413,9 +413,11 @@ class DecodeTask {
 /// Whether heads of so many rows are decoded.
 inline bool is_decoding(const AttentionArgs& a, int64_t rows) {
   // A page must not end between two keys of a pair.
-  const auto is_even = [](const StridedRows& x) { return x.page % 2 == 0; };
-  return rows <= kDecodeRows && a.dropout.probability == 0 && is_even(a.key) &&
-         is_even(a.value);
+  const auto keeps_pairs = [&](const StridedRows& x) {
+    return x.page % 2 == 0 || x.page >= a.Lk;
+  };
+  return rows <= kDecodeRows && a.dropout.probability == 0 &&
+         keeps_pairs(a.key) && keeps_pairs(a.value);
 }
 
 /// A task is a key/value head, or a split of one: where there are too few heads
