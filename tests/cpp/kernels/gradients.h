@@ -55,6 +55,22 @@ struct Wanted {
   std::optional<Index> query_strides = {}, key_strides = {}, value_strides = {};
 };
 
+inline void run_backward(const Variant& variant,
+                         const kernels::BackwardArgs& arguments,
+                         const Running& running) {
+  Guarded workspace(0, Edge::kEnd);
+  kernels::run_backward(
+      variant.kernels.backward, arguments, running.threads,
+      [&](size_t bytes) {
+        workspace = Guarded(bytes, Edge::kEnd);
+        return workspace.data();
+      },
+      [&](const auto& stage, const kernels::BackwardRun& run) {
+        run_tasks(stage, run, running);
+      });
+  EXPECT_TRUE(workspace.intact()) << "written beside the workspace";
+}
+
 inline GradientResult backward(const Variant& variant, const Call& c,
                                const Result& result,
                                const OutputGradients& gradients,
@@ -93,17 +109,7 @@ inline GradientResult backward(const Variant& variant, const Call& c,
   };
   b.dalibi_slopes = of_heads(!c.slopes.empty(), r.slopes);
   b.dsinks = of_heads(!c.sinks.empty(), r.sinks);
-  Guarded workspace(0, Edge::kEnd);
-  kernels::run_backward(
-      variant.kernels.backward, b, running.threads,
-      [&](size_t bytes) {
-        workspace = Guarded(bytes, Edge::kEnd);
-        return workspace.data();
-      },
-      [&](const auto& stage, const kernels::BackwardRun& run) {
-        run_tasks(stage, run, running);
-      });
-  EXPECT_TRUE(workspace.intact()) << "written beside the workspace";
+  run_backward(variant, b, running);
   for (const auto& [name, x] : r.all()) {
     EXPECT_TRUE(x->memory().intact()) << "written beside " << name;
   }

@@ -202,22 +202,6 @@ inline kernels::Plan run_forward(const Variant& variant,
   return variant.kernels.forward.plan(arguments, running.threads);
 }
 
-inline void run_backward(const Variant& variant,
-                         const kernels::BackwardArgs& arguments,
-                         const Running& running) {
-  Guarded workspace(0, Edge::kEnd);
-  kernels::run_backward(
-      variant.kernels.backward, arguments, running.threads,
-      [&](size_t bytes) {
-        workspace = Guarded(bytes, Edge::kEnd);
-        return workspace.data();
-      },
-      [&](const auto& stage, const kernels::BackwardRun& run) {
-        run_tasks(stage, run, running);
-      });
-  EXPECT_TRUE(workspace.intact()) << "written beside the workspace";
-}
-
 /// The sequences of a batch, queries in ragged rows. What is computed of
 /// sequence n is given as a call of its own returns it.
 struct RaggedBatch {
