@@ -20,15 +20,10 @@ c10::SymInt width_of(const at::Tensor& x) {
   return elements - (elements + (kBytes - 1)) / kBytes;
 }
 
-c10::SymInt bytes_of_mxint8(const c10::SymInt& width) {
-  constexpr int64_t kGroup = kernels::kMXGroup;
-  return width + (width + (kGroup - 1)) / kGroup;
-}
-
 void check_mxint8(const char* fn, const char* name, const at::Tensor& rows) {
   TORCH_CHECK_VALUE(
       rows.scalar_type() == at::kChar && rows.dim() > 0 &&
-          bytes_of_mxint8(width_of(rows)) == rows.sym_size(-1),
+          kernels::mxint8_bytes(width_of(rows)) == rows.sym_size(-1),
       fn, name,
       " must be rows of MXINT8, int8 of D + ceil(D/32) bytes each, got ",
       rows.scalar_type(), " ", shape_text(rows));

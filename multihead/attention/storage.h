@@ -17,9 +17,6 @@ bool is_stored(const at::Tensor& query, const at::Tensor& x);
 /// Numbers in a row of x: fewer than elements where they are MXINT8.
 c10::SymInt width_of(const at::Tensor& x);
 
-/// Bytes of a row of so many numbers.
-c10::SymInt bytes_of_mxint8(const c10::SymInt& width);
-
 /// int8 rows of that form. `fn` begins an error.
 void check_mxint8(const char* fn, const char* name, const at::Tensor& rows);
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <array>
@@ -108,6 +109,19 @@ void write(const Tensor& room, const Tensor& given, const Numbers& starts,
   }
 }
 
+bool is_cache_dtype(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble ||
+         dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kChar;
+}
+
+// In the middle of a write PyTorch would refuse it.
+void check_writable(const char* function, const Tensor& room) {
+  TORCH_CHECK_VALUE(!room.is_inference() || c10::InferenceMode::is_enabled(),
+                    function,
+                    ": a cache that was made in inference mode must "
+                    "be used there, got a call outside");
+}
+
 void check_size(const char* name, int64_t size, int64_t least) {
   TORCH_CHECK_VALUE(size >= least, "KVCache: ", name, " must be at least ",
                     least, ", got ", size);
@@ -129,9 +143,11 @@ KVCache::KVCache(const KVCacheOptions& options)
                     *max_length_, ", got ", options.capacity());
   const auto dtype =
       options.dtype().value_or(c10::get_default_dtype_as_scalartype());
-  TORCH_CHECK_VALUE(at::isFloatingType(dtype) || dtype == at::kChar,
-                    "KVCache: dtype must be floating point or int8, got ",
-                    dtype);
+  TORCH_CHECK_VALUE(
+      is_cache_dtype(dtype),
+      "KVCache: dtype must be float32, float64, bfloat16, float16 "
+      "or int8, got ",
+      dtype);
   const at::Device device = options.device().value_or(at::kCPU);
   TORCH_CHECK_VALUE(dtype != at::kChar || device.is_cpu(),
                     "KVCache: device must be the CPU with dtype int8, got ",
@@ -160,9 +176,10 @@ KVCache::KVCache(Tensor keys, Tensor values, Tensor lengths,
       keys_.dim() == 4 && values_.dim() == 4 &&
           keys_.sizes().slice(0, 3) == values_.sizes().slice(0, 3) &&
           keys_.size(0) > 0 && keys_.scalar_type() == values_.scalar_type() &&
-          (keys_.is_floating_point() || keys_.scalar_type() == at::kChar),
+          is_cache_dtype(keys_.scalar_type()),
       "KVCache: key and value must be (batch_size, num_kv_heads, tokens, "
-      "width), floating point or int8, alike but for the width, got ",
+      "width), float32, float64, bfloat16, float16 or int8, alike but for the "
+      "width, got ",
       keys_.scalar_type(), " ", shape_text(keys_), " and ",
       values_.scalar_type(), " ", shape_text(values_));
   for (const auto& [name, x] :
@@ -191,6 +208,7 @@ void KVCache::append(const Tensor& key, const Tensor& value,
   const int64_t length = key.defined() && key.dim() == 4 ? key.size(2) : 0;
   check_rows("key", key, keys_, length);
   check_rows("value", value, values_, length);
+  check_writable("KVCache.append", keys_);
   make_room(length, counts);
   const at::NoGradGuard no_grad;
   const Numbers starts = numbers(lengths_);
@@ -226,6 +244,9 @@ int64_t KVCache::make_room(int64_t length, const Tensor& counts) {
 }
 
 void KVCache::reserve(int64_t capacity) {
+  TORCH_CHECK_VALUE(capacity >= 0,
+                    "KVCache.reserve: capacity must be at least 0, got ",
+                    capacity);
   TORCH_CHECK_VALUE(!max_length_ || capacity <= *max_length_,
                     "KVCache.reserve: capacity must be at most max_length, ",
                     max_length_.value_or(0), ", got ", capacity);

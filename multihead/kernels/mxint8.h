@@ -26,8 +26,9 @@ inline constexpr int kMXSmallest = 127 - 18;
 inline constexpr int kMXNaN = 255;
 
 /// Bytes of a row of `width` numbers.
-constexpr int64_t mxint8_bytes(int64_t width) {
-  return width + (width + kMXGroup - 1) / kMXGroup;
+template <class Int>
+constexpr Int mxint8_bytes(const Int& width) {
+  return width + (width + (kMXGroup - 1)) / kMXGroup;
 }
 
 /// 2^(e − 133), NaN for kMXNaN; scales below kMXSmallest count as that.

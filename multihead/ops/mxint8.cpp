@@ -23,7 +23,7 @@ Tensor result_of_to_mxint8(const Tensor& x) {
                     "dimension, got ",
                     x.scalar_type(), " ", shape_text(x));
   auto sizes = x.sym_sizes().vec();
-  sizes.back() = bytes_of_mxint8(sizes.back());
+  sizes.back() = kernels::mxint8_bytes(sizes.back());
   return at::empty_symint(sizes, x.options().dtype(at::kChar));
 }
 

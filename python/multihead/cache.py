@@ -86,7 +86,8 @@ class KVCache:
         value_dim: width Dv of a value, default head_dim.
         capacity: tokens that fit before the cache grows.
         max_length: room for so many tokens is made at once, and more is an error.
-        dtype: floating point or int8, default torch.get_default_dtype().
+        dtype: float32, float64, bfloat16, float16 or int8, default
+            torch.get_default_dtype().
         device: default the CPU.
 
     Raises:
@@ -210,6 +211,10 @@ class KVCache:
     def __len__(self) -> int:
         """The longest length."""
         return int(self._lengths.max())
+
+    def __bool__(self) -> bool:
+        """True, of an empty cache too: ``cache or other`` means "if there is one"."""
+        return True
 
     def __repr__(self) -> str:
         text: str = call(_ops.kv_cache_text.default, *self._state, self.max_length)

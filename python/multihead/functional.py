@@ -362,7 +362,8 @@ def varlen_attention(
 
     Only rows that exist are computed, forward and backward. Shapes: query (Tq, H, D),
     key (Tk, G, D), value (Tk, G, Dv), floating point and of one dtype (or key and value
-    stored narrower, as scaled_dot_product_attention takes them); H is a multiple of G, and query head h reads head h // (H // G). Source: flash_attn_varlen_func of
+    stored narrower, as scaled_dot_product_attention takes them); H is a multiple of G,
+    and query head h reads head h // (H // G). Source: flash_attn_varlen_func of
     FlashAttention, in the words of scaled_dot_product_attention.
 
     The bits of a sequence are those that it has alone, and in a padded batch, forward

@@ -218,21 +218,3 @@ def test_threads(name, dtype, threads):
         for qq, kk, vv in zip(*(x.split(sizes, 2) for x in (q, k, v)), strict=True)
     ]
     assert torch.equal(torch.cat(outs), expected)
-
-
-def test_narrow_storage_is_that_of_its_values():
-    """bfloat16 under float32 queries: what the same call says of widened keys."""
-    q, k, v = sequences(torch.float32)[1]
-    cache = new_cache(q, k, v, dtype=torch.bfloat16)
-    cache.append(k, v)
-    assert cache.key().dtype == torch.bfloat16
-    wide = [x.bfloat16().float() for x in (k, v)]
-    out = attention(
-        q,
-        *(x.float() for x in (cache.key(), cache.value())),
-        is_causal=True,
-        causal_alignment="bottom_right",
-        key_lengths=cache.lengths(),
-        enable_gqa=True,
-    )
-    assert torch.equal(out[0].transpose(0, 1), prefill(q, *wide, {}))

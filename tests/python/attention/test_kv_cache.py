@@ -333,7 +333,7 @@ BAD = {
     "integers": (
         lambda c: multihead.KVCache(1, G, D, dtype=torch.int16),
         ValueError,
-        "dtype must be floating point or int8, got Short",
+        "dtype must be float32, float64, bfloat16, float16 or int8, got Short",
     ),
     "a size that is none": (
         lambda c: multihead.KVCache("2", G, D),
@@ -424,3 +424,34 @@ def test_errors_change_nothing(name):
     assert repr(cache) == repr(before)
     for row, length in enumerate(before.lengths().tolist()):
         assert torch.equal(cache.key()[row, :, :length], before.key()[row, :, :length])
+
+
+def test_an_empty_cache_is_a_cache():
+    cache = multihead.KVCache(1, 1, 8)
+    assert len(cache) == 0 and (cache or None) is cache
+
+
+def test_float8_is_refused():
+    with pytest.raises(ValueError, match="dtype must be float32, .* got Float8_e4m3fn"):
+        multihead.KVCache(1, 1, 8, dtype=torch.float8_e4m3fn)
+
+
+def test_a_cache_of_inference_mode_stays_there():
+    x = torch.zeros(1, 1, 2, 8)
+    with torch.inference_mode():
+        cache = multihead.KVCache(1, 1, 8, max_length=4)
+        cache.append(x, x)
+    expected = (
+        "KVCache.append: a cache that was made in inference mode must be used there"
+    )
+    with torch.no_grad(), pytest.raises(ValueError, match=expected):
+        cache.append(x, x)
+    assert len(cache) == 2
+    with torch.inference_mode():
+        cache.append(x, x)
+    assert len(cache) == 4
+
+
+def test_reserve_refuses_less_than_nothing():
+    with pytest.raises(ValueError, match="capacity must be at least 0, got -1"):
+        multihead.KVCache(1, 1, 8).reserve(-1)

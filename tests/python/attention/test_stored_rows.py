@@ -284,6 +284,16 @@ def test_the_backward_operator_refuses_them():
         )  # fmt: skip
 
 
+def test_exact_restores_them():
+    rows = multihead.to_mxint8(K), multihead.to_mxint8(V)
+    with multihead.backend("exact"):
+        for key, value in (rows, (K.bfloat16(), V.bfloat16())):
+            out = attention(Q, key, value, enable_gqa=True)
+            if key.dtype == torch.int8:
+                key, value = map(multihead.from_mxint8, rows)
+            assert_equal(out, attention(Q, key.float(), value.float(), enable_gqa=True))
+
+
 def test_installed_they_stay_pytorchs_error():
     call = (Q[:, :2], K.bfloat16(), V.bfloat16())
     errors = []
@@ -338,7 +348,7 @@ def test_an_int8_cache_in_every_other_way(tmp_path):
         assert one.lengths().tolist() == [3, 10, 10]
         assert torch.equal(one.key()[1], multihead.to_mxint8(k[0, :, :10]))
         assert torch.equal(one.value()[2], multihead.to_mxint8(v[0, :, :10]))
-    with pytest.raises(ValueError, match="dtype must be floating point or int8"):
+    with pytest.raises(ValueError, match="dtype must be float32, .* or int8, got Byte"):
         multihead.KVCache(2, G, D, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match=r"key must have the shape .*72\), got"):
         cache.append(torch.zeros(3, G, 1, 75), torch.zeros(3, G, 1, DV))

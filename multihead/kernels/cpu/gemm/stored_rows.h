@@ -79,8 +79,8 @@ class MXInt8Columns {
   MXInt8Columns(const uint8_t* rows, int64_t stride, int64_t width)
       : rows_(rows), stride_(stride), width_(width) {}
 
-  /// Goes to the next 32 numbers, first to 0 to 31; false: there are not so
-  /// many.
+  /// Goes to the next 32 numbers, at first to numbers 0 to 31. False where
+  /// fewer are left.
   [[gnu::always_inline]] bool next_group() {
     const int64_t g = group_++;
     if ((g + 1) * kMXGroup > width_) return false;
