@@ -20,26 +20,41 @@ kernels() {
   "$ninja" -C "$folder" -j "$jobs" kernels_test 2>&1 | show_progress
 }
 
-# The kernels and their tests by clang, and by g++ for a 64-bit ARM, whose kernels are
-# the portable ones. Those of a processor that is not here are not run, unless qemu can.
+# The kernels and their tests by clang.
 compilers() {
-  local clang failed=() skipped=() arm=aarch64-linux-gnu-g++
+  local clang
   find_tools
   clang=$(newest_clang)
   if echo '_Float16 x;' | "$clang" -x c++ -fsyntax-only - 2> /dev/null; then
     kernels clang "-DCMAKE_CXX_COMPILER=$clang" -DCMAKE_CXX_FLAGS_RELEASE=-O0 ||
-      failed+=("$clang")
+      die "the kernels do not build with $clang"
+    say "compilers: the kernels build"
   else
-    skipped+=("clang++ 15 or newer")
+    lacks "clang++ 15 or newer"
   fi
-  if has "$arm" g++-aarch64-linux-gnu googletest; then
-    kernels aarch64 "-DCMAKE_CXX_COMPILER=$arm" -DCMAKE_SYSTEM_NAME=Linux \
-      -DCMAKE_SYSTEM_PROCESSOR=aarch64 || failed+=("$arm")
-  else
-    skipped+=("$arm")
-  fi
-  ((${#failed[@]} == 0)) || die "the kernels do not build with ${failed[*]}"
-  say "compilers: the kernels build${skipped:+; not tried, because missing: ${skipped[*]}}"
+}
+
+# What of the kernels' tests takes two minutes under emulation; Isa/Machines has the bits
+# of other processors.
+short_tests='Isa.*:ChosenIsa.*:Vector*Special*:MXInt8*:*StoredRows*:Isa/*neon'
+short_tests+='-Isa/Backward*:Isa/Bits*:*32Bits*'
+
+# The kernels for a 64-bit ARM and their tests, emulated. Of the portable kernels only
+# what compares instruction sets with each other is run.
+cross() {
+  local arm=aarch64-linux-gnu-g++ filter='-Isa/*/portable:*/avx*:*/amx'
+  [[ ${1:-} == aarch64 && ${2:-} =~ ^(--short)?$ && $# -le 2 ]] ||
+    die "the kernels cross to aarch64: ./run cross aarch64 [--short]"
+  [[ ${2:-} != --short ]] || filter=$short_tests
+  find_tools
+  has "$arm" g++-aarch64-linux-gnu googletest || { lacks "$arm" && return; }
+  kernels aarch64 "-DCMAKE_CXX_COMPILER=$arm" -DCMAKE_SYSTEM_NAME=Linux \
+    -DCMAKE_SYSTEM_PROCESSOR=aarch64 || die "the kernels do not build with $arm"
+  has qemu-aarch64 qemu-user || { lacks qemu-aarch64 && return; }
+  qemu-aarch64 -L /usr/aarch64-linux-gnu \
+    "$root/build/aarch64/tests/cpp/kernels/kernels_test" --gtest_brief=1 \
+    "--gtest_filter=$filter" || die "the emulated tests failed"
+  say "cross: the kernels' tests pass on an emulated aarch64"
 }
 
 # finds TEXT COMMAND...: the command fails because it sees the bug that it has.

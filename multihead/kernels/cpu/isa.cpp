@@ -13,11 +13,15 @@
 
 #include "multihead/kernels/cpu/dispatch.h"
 
-// As far as the build has them: MULTIHEAD_X86 is defined on x86-64.
-#ifdef MULTIHEAD_X86
+// The build has kernels of this processor's instruction sets: MULTIHEAD_X86 is
+// defined on x86-64, MULTIHEAD_ARM on a 64-bit ARM.
+#if defined(MULTIHEAD_X86)
 #define CPU(feature) (__builtin_cpu_supports(feature) != 0)
+#define MULTIHEAD_BUILT_ISAS MULTIHEAD_X86_ISAS
+#elif defined(MULTIHEAD_ARM)
+#define MULTIHEAD_BUILT_ISAS MULTIHEAD_ARM_ISAS
 #else
-#define CPU(feature) false
+#define MULTIHEAD_BUILT_ISAS(X)
 #endif
 
 namespace multihead::kernels {
@@ -84,27 +88,29 @@ bool cpu_has(Isa isa) {
 #define MULTIHEAD_CPU_HAS(constant, target, bits, others, needs) \
   case Isa::constant:                                            \
     return needs;
-    MULTIHEAD_ISAS(MULTIHEAD_CPU_HAS)
+    MULTIHEAD_BUILT_ISAS(MULTIHEAD_CPU_HAS)
+    default:
+      return isa == Isa::kPortable;
   }
-  return false;
 }
 
-Kernels kernels_for([[maybe_unused]] Isa isa, Dtype dtype) {
+Kernels kernels_for(Isa isa, Dtype dtype) {
 #ifdef MULTIHEAD_X86
   // Compiled a second time for CPUs with FMA, so that its bits agree too.
   if (isa == Isa::kPortable && CPU("avx") && CPU("fma")) {
     return kernels_portable_fma(dtype);
   }
+#endif
   switch (isa) {
 #define MULTIHEAD_KERNELS(constant, target, bits, others, needs) \
   case Isa::constant:                                            \
     return dtype == Dtype::kBFloat16 ? kernels_##target(dtype)   \
                                      : kernels_##others(dtype);
     // NOLINTNEXTLINE(bugprone-branch-clone): some have one set for all dtypes
-    MULTIHEAD_ISAS(MULTIHEAD_KERNELS)
+    MULTIHEAD_BUILT_ISAS(MULTIHEAD_KERNELS)
+    default:
+      return kernels_portable(dtype);
   }
-#endif
-  return kernels_portable(dtype);
 }
 
 Isa chosen_isa(const char** error) {

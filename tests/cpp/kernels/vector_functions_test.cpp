@@ -27,6 +27,9 @@ struct Functions {
 
 template <typename T>
 std::vector<Functions<T>> functions() {
+#ifdef MULTIHEAD_ARM
+  return {MULTIHEAD_FUNCTIONS(portable, true), MULTIHEAD_FUNCTIONS(neon, true)};
+#else
   std::vector<Functions<T>> result{MULTIHEAD_FUNCTIONS(portable, false)};
 #ifdef MULTIHEAD_X86
   if (why_not(Isa::kAvx2).empty()) {
@@ -38,6 +41,7 @@ std::vector<Functions<T>> functions() {
   }
 #endif
   return result;
+#endif
 }
 
 constexpr int64_t kChunk = 1 << 12;

@@ -101,7 +101,7 @@ def by_isa(tmp_path_factory):
 
 
 def test_unknown_isa():
-    expected = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
+    expected = ["portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"]
     assert built_isas() == expected
 
 

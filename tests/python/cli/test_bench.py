@@ -25,7 +25,8 @@ def test_json_has_what_readme_promises() -> None:
     assert report["right"] is True
     assert report["environment"]["torch"]["running"].startswith("2.")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", report["date"])
-    assert report["isa"] in ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+    names = ("portable", "neon", "avx2", "avx512", "avx512_bf16", "amx")
+    assert report["isa"] in names
     assert report["family"] in ("amx", "avx512", "avx512-amd", "avx2", "other")
     assert {"version", "commit", "cpu"} <= report["environment"].keys()
     assert [m["case"] for m in report["measurements"]] == [

@@ -52,6 +52,7 @@ def test_help_lists_the_commands(run, arguments):
         "multihead",
         "sanitize",
         "compilers",
+        "cross",
         "lint",
         "format",
         "docs",

@@ -10,6 +10,8 @@
 #include "multihead/kernels/cpu/simd/avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "multihead/kernels/cpu/simd/avx2.h"
+#elif defined(MULTIHEAD_NEON)  // each 64-bit ARM has it, so that no flag tells
+#include "multihead/kernels/cpu/simd/neon.h"
 #else
 #include "multihead/kernels/cpu/simd/portable.h"
 #endif
