@@ -76,12 +76,12 @@ struct AttentionOptions {
 ///
 /// query (B, H, Lq, D), key (B, G, Lk, D), value (B, G, Lk, Dv), floating and
 /// of one dtype → (B, H, Lq, Dv). Key and value may be stored narrower:
-/// bfloat16 under float32, or rows of to_mxint8 (mxint8.h). 3-D tensors are (H, L, D) with B = 1. Other
-/// ranks go to PyTorch and take PyTorch's arguments only.
-/// A row that sees no key gives 0; NaN in keys and values that a row does not
-/// see changes nothing for it (kExact: what PyTorch does).
-/// Throws c10::ValueError where an argument is outside its domain and
-/// c10::Error where shapes, dtypes or devices do not fit together.
+/// bfloat16 under float32, or rows of to_mxint8 (mxint8.h). 3-D tensors are (H,
+/// L, D) with B = 1. Other ranks go to PyTorch and take PyTorch's arguments
+/// only. A row that sees no key gives 0; NaN in keys and values that a row does
+/// not see changes nothing for it (kExact: what PyTorch does). Throws
+/// c10::ValueError where an argument is outside its domain and c10::Error where
+/// shapes, dtypes or devices do not fit together.
 at::Tensor scaled_dot_product_attention(const at::Tensor& query,
                                         const at::Tensor& key,
                                         const at::Tensor& value,

@@ -311,13 +311,13 @@ SIMD_INLINE int64_t add_groups(const MemoryRows<StoredMXInt8>& key, int64_t j,
       for (int c = 0; c < 4; ++c) {
         __m512 numbers[4];
         columns.widen(bytes[c], numbers);
+        const int64_t e = here + c * (kGroup / 8);
         if constexpr (kPair == 1) {
 #pragma GCC unroll 4
-          for (int n = 0; n < 4; ++n) sums.add(numbers[n], here + 4 * c + n);
+          for (int n = 0; n < 4; ++n) sums.add(numbers[n], e + n);
         } else {
-          sums.add(Reader::upper_halves(numbers[0], numbers[1]), here + 2 * c);
-          sums.add(Reader::upper_halves(numbers[2], numbers[3]),
-                   here + 2 * c + 1);
+          sums.add(Reader::upper_halves(numbers[0], numbers[1]), e);
+          sums.add(Reader::upper_halves(numbers[2], numbers[3]), e + 1);
         }
       }
     }
