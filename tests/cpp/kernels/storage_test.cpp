@@ -73,10 +73,17 @@ struct Format {
 
 class StoredRows : public testing::TestWithParam<Format> {};
 
+// On ARM fewer: they are emulated.
+#ifdef MULTIHEAD_ARM
+constexpr uint64_t kConfigurations = 80;
+#else
+constexpr uint64_t kConfigurations = 750;
+#endif
+
 TEST_P(StoredRows, HaveTheBitsOfRestoredOnes) {
   const auto [dtype, storage] = GetParam();
-  int64_t decoded = 0;
-  for (uint64_t number = 0; number < 80; ++number) {
+  uint64_t decoded = 0;
+  for (uint64_t number = 0; number < kConfigurations; ++number) {
     Rng rng(number);
     Call restored = random_call(dtype, number),
          stored = random_call(dtype, number);
@@ -94,6 +101,7 @@ TEST_P(StoredRows, HaveTheBitsOfRestoredOnes) {
     SCOPED_TRACE("configuration " + std::to_string(number) + ": " +
                  description(restored));
     const Running running{.threads = number % 4 == 0 ? 3 : 1};
+    bool is_decoded = false;
     for (const Variant& variant : variants(dtype)) {
       SCOPED_TRACE(variant.name);
       const Result wanted = forward(variant, restored, running);
@@ -103,10 +111,11 @@ TEST_P(StoredRows, HaveTheBitsOfRestoredOnes) {
                        wanted.logsumexp.bits());
       if (HasFatalFailure()) return;
       const kernels::ForwardArgs f{arguments_of(stored), {}, nullptr};
-      decoded += variant.kernels.forward.plan(f, 1).is_decoding;
+      is_decoded |= variant.kernels.forward.plan(f, 1).is_decoding;
     }
+    decoded += is_decoded;
   }
-  EXPECT_GE(decoded, 10) << "too few were decoded";
+  EXPECT_GE(decoded, kConfigurations / 20) << "too few were decoded";
 }
 
 INSTANTIATE_TEST_SUITE_P(
