@@ -38,6 +38,10 @@ class Held:
         return [row[0].shape[1] for row in self.rows]
 
 
+def stored(x, dtype):
+    return multihead.to_mxint8(x) if dtype == torch.int8 else x.to(dtype)
+
+
 def check(cache, held):
     """The same tokens, and attention over them has the bits of the tokens alone."""
     lengths = held.lengths()
@@ -51,7 +55,8 @@ def check(cache, held):
         key_lengths=cache.lengths(),
         enable_gqa=True,
     )
-    for row, (key, value) in enumerate(held.rows):
+    for row, tensors in enumerate(held.rows):
+        key, value = (stored(x, cache.key().dtype) for x in tensors)
         n = key.shape[1]
         assert torch.equal(cache.key()[row, :, :n], key)
         assert torch.equal(cache.value()[row, :, :n], value)
@@ -78,11 +83,12 @@ class Guard:
                 self.frames[name] = frame
                 room = frame[:, :, 1:-1]
                 setattr(cache, name, room)
-            room.masked_fill_(beyond[:, None, :, None], torch.nan)
+            nan = torch.nan if room.is_floating_point() else -1  # a scale that is NaN
+            room.masked_fill_(beyond[:, None, :, None], nan)
 
 
 class Caches(RuleBasedStateMachine):
-    """A cache that grows and one that does not, and copies made on the way."""
+    """Caches that grow and that do not, of every dtype, and copies made on the way."""
 
     def __init__(self):
         super().__init__()
@@ -90,6 +96,8 @@ class Caches(RuleBasedStateMachine):
         self.caches = [
             multihead.KVCache(3, G, D, DV),
             multihead.KVCache(3, G, D, DV, max_length=60),
+            multihead.KVCache(3, G, D, DV, dtype=torch.bfloat16),
+            multihead.KVCache(3, G, D, DV, dtype=torch.int8),
         ]
         self.copies = []
         self.guards = []
