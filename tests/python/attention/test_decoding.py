@@ -115,6 +115,24 @@ def test_a_cache_alone(name, dtype):
 
 
 @DTYPES
+@pytest.mark.parametrize("kind", ["bool", "bias"])
+def test_a_cache_with_a_mask(kind, dtype):
+    q, k, v = sequences(dtype)[0]
+    length = q.shape[2]
+    mask = torch.rand(length, length) < 0.7
+    mask.fill_diagonal_(True)
+    if kind == "bias":
+        mask = torch.where(mask, torch.randn(length, length), -torch.inf).to(dtype)
+    expected = prefill(q, k, v, {"attn_mask": mask})
+    cache, outs = new_cache(q, k, v), []
+    for begin, end in chunks(length, 3):
+        cache.append(k[:, :, begin:end], v[:, :, begin:end])
+        rows = {"attn_mask": mask[begin:end, :end]}
+        outs.append(from_cache(q[:, :, begin:end], cache, rules=rows)[0])
+    assert torch.equal(torch.cat(outs), expected)
+
+
+@DTYPES
 @RULES
 def test_a_cache_of_rows_that_differ(name, dtype):
     """Rows of other lengths beside, each with its own number of new tokens."""
@@ -204,7 +222,7 @@ def test_ragged_and_in_pages(name, dtype):
 
 @DTYPES
 @RULES
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 5])
 def test_threads(name, dtype, threads):
     rules = rules_of(name)
     q, k, v = sequences(dtype)[0]
