@@ -59,10 +59,7 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
     const bool is_nested =
         query.is_nested() || key.is_nested() || value.is_nested();
     if (!is_nested) check_for_pytorch(key, value, options.enable_gqa);
-    const at::Tensor out = is_nested
-                               ? pytorchs(query, key, value, options)
-                               : pytorchs(query, restored(query, key),
-                                          restored(query, value), options);
+    const at::Tensor out = pytorchs(query, key, value, options);
     // Not where it has raised.
     if (!is_nested) warn_of_all_weights(fn, query, way);
     return {out, {}};

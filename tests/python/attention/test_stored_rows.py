@@ -284,14 +284,14 @@ def test_the_backward_operator_refuses_them():
         )  # fmt: skip
 
 
-def test_exact_restores_them():
-    rows = multihead.to_mxint8(K), multihead.to_mxint8(V)
-    with multihead.backend("exact"):
-        for key, value in (rows, (K.bfloat16(), V.bfloat16())):
-            out = attention(Q, key, value, enable_gqa=True)
-            if key.dtype == torch.int8:
-                key, value = map(multihead.from_mxint8, rows)
-            assert_equal(out, attention(Q, key.float(), value.float(), enable_gqa=True))
+def test_exact_refuses_them_as_pytorch_does():
+    calls = (K.bfloat16(), V.bfloat16()), (multihead.to_mxint8(K), V)
+    for key, value in calls:
+        with (
+            multihead.backend("exact"),
+            pytest.raises(RuntimeError, match="same dtype"),
+        ):
+            attention(Q, key, value, enable_gqa=True)
 
 
 def test_installed_they_stay_pytorchs_error():
