@@ -96,7 +96,8 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
     return at::linear(input, weight, optional(bias));
   };
   if (!is_ours(input) || input.dim() < 2 || weight.dim() != 2 ||
-      input.numel() * weight.size(0) < onednn::kSmallestProduct) {
+      input.numel() * weight.size(0) < onednn::kSmallestProduct ||
+      !onednn::why_not().empty()) {  // before rows are copied
     return pytorchs();
   }
   const Tensor rows = input.reshape({-1, input.size(-1)});

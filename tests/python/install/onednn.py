@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import multihead  # noqa: F401  its operators
+
 ALWAYS = {"MULTIHEAD_LINEAR": "always"}
 with mock.patch.dict(os.environ, ALWAYS):
     WHY_NOT = torch.ops.multihead.why_not_linear()
