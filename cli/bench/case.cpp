@@ -196,11 +196,50 @@ void add_decoding(Cases& cases) {
       test.full_only = Lk == 32768 || dtype == at::kHalf;
     }
   }
-  for (const at::ScalarType dtype : kWidths)
-    for (const int64_t Lk : {16, 128, 512}) {
-      AttentionCall call = square("decode", 1, 64, dtype);
-      call.Lk = Lk;
-      add(cases, "decode", call).full_only = dtype != at::kFloat;
+  const auto add_short = [&](std::string name, int64_t H, int64_t G) {
+    for (const at::ScalarType dtype : kWidths)
+      for (const int64_t Lk : {16, 128, 512}) {
+        AttentionCall call = square(name, 1, 64, dtype);
+        call.H = H;
+        call.G = G;
+        call.Lk = Lk;
+        call.options.enable_gqa = G != H;
+        add(cases, "decode", call).full_only =
+            dtype != at::kFloat || H != 8 || G != 8;
+      }
+  };
+  add_short("decode", 8, 8);
+  add_short("decode 12/12", 12, 12);
+  add_short("decode 32/8", 32, 8);
+}
+
+// The same step with a KVCache, and with one that is narrower than query.
+void add_cached(Cases& cases) {
+  constexpr auto kFloat = at::kFloat, kBFloat16 = at::kBFloat16;
+  for (const auto& [dtype, storage] : {std::pair(kFloat, kFloat),
+                                       {kBFloat16, kBFloat16},
+                                       {at::kHalf, at::kHalf},
+                                       {kFloat, kBFloat16},
+                                       {kFloat, at::kChar},
+                                       {kBFloat16, at::kChar}})
+    for (const int64_t Lk : {4096, 32768}) {
+      const bool narrow = storage != dtype;
+      const std::string stored = short_name(storage);
+      BenchCase test{
+          .group = narrow ? "stored" : "cache",
+          .name = c10::str(narrow ? stored + " under " : "cache ",
+                           short_name(dtype), " 32/8 d128 L1x", Lk),
+          .call = CachedCall{.H = 32,
+                             .G = 8,
+                             .Lk = Lk,
+                             .D = 128,
+                             .dtype = dtype,
+                             .storage = storage},
+          .full_only = narrow ? Lk == 4096 : Lk == 32768 || dtype == at::kHalf,
+          .cold = true,
+          .memory_bound = !narrow};
+      if (narrow) test.target.ratios = {{Implementation::kWide, 1.6}};
+      cases.push_back(std::move(test));
     }
 }
 
@@ -268,28 +307,6 @@ void add_paged(Cases& cases) {
              .full_only = Lk == 32768 || page == 64 || dtype == at::kHalf,
              .cold = true,
              .memory_bound = true});
-}
-
-void add_stored(Cases& cases) {
-  for (const auto& [dtype, storage, ratio] :
-       {std::tuple(at::kFloat, at::kBFloat16, 1.6),
-        {at::kFloat, at::kChar, 1.6},
-        {at::kBFloat16, at::kChar, 1.6}})
-    for (const int64_t Lk : {4096, 32768}) {
-      const StoredCall call{.H = 32,
-                            .G = 8,
-                            .Lk = Lk,
-                            .D = 128,
-                            .dtype = dtype,
-                            .storage = storage};
-      cases.push_back({.group = "stored",
-                       .name = c10::str(short_name(storage), " under ",
-                                        short_name(dtype), " d128 L1x", Lk),
-                       .call = call,
-                       .target = {.ratios = {{Implementation::kWide, ratio}}},
-                       .full_only = Lk == 4096,
-                       .cold = true});
-    }
 }
 
 void add_modules(Cases& cases) {
@@ -403,7 +420,7 @@ std::vector<BenchCase> bench_cases(Family family) {
   for (const auto add_list :
        {add_squares, add_short, add_dropout, add_grouped, add_masks,
         add_head_widths, add_layouts, add_other_dtypes, add_few_queries,
-        add_decoding, add_extending, add_ragged, add_paged, add_stored,
+        add_decoding, add_extending, add_ragged, add_paged, add_cached,
         add_modules})
     add_list(cases);
   for (BenchCase& test : cases)

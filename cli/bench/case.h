@@ -24,9 +24,9 @@ enum class Implementation {
   // Ours in other ways than the one that is timed as kOurs:
   kSeparate,    ///< a call for each sequence, or for each query
   kPadded,      ///< sequences padded to the longest, with key_lengths
-  kContiguous,  ///< keys of pages one after the other, (L, G, D)
-  kCache,       ///< the same as KVCache has them, (G, L, D)
-  kWide,        ///< keys in query's dtype, not stored narrower
+  kContiguous,  ///< keys in contiguous tensors, not in pages or a KVCache
+  kCache,       ///< keys in a KVCache
+  kWide,        ///< keys in a KVCache of query's dtype, not of a narrower one
 };
 /// "ours", "SDPA", "by hand", "nn.MHA", "torch::nn", "fast path", "SDPA layer",
 /// "one by one", "padded", "rows", "KVCache", "wide"
@@ -42,7 +42,8 @@ std::string name(Pass pass);
 
 /// What one thread shall reach; 0 and empty: nothing is demanded.
 struct Target {
-  double share = 0;  ///< of the peak
+  double share = 0;         ///< of the peak
+  double share_of_two = 0;  ///< of the peak of two threads, by two
   std::vector<std::pair<Implementation, double>> ratios =
       {};              ///< their time over ours
   double scaling = 0;  ///< of one thread's time over that of two
@@ -52,7 +53,7 @@ struct Target {
 struct BenchCase {
   std::string group, name;  ///< the name is unique
   std::variant<AttentionCall, LayerCall, BlockCall, RaggedCall, PagedCall,
-               StoredCall>
+               CachedCall>
       call;
   Pass pass = Pass::kForward;
   Target target = {};

@@ -404,9 +404,9 @@ PreparedCase prepare(const BenchCase& test, const PagedCall& call,
   return prepare_paged(call, test.cold, random);
 }
 
-PreparedCase prepare(const BenchCase& test, const StoredCall& call,
+PreparedCase prepare(const BenchCase& test, const CachedCall& call,
                      Random& random) {
-  return prepare_stored(call, test.cold, random);
+  return prepare_cached(call, test.cold, random);
 }
 
 }  // namespace

@@ -31,10 +31,12 @@ std::vector<TargetResult> target_results(const Measurement& m) {
   if (m.threads == 2 && target.scaling > 0 && m.scaling)
     all.push_back({"two threads over one", Implementation::kOurs,
                    target.scaling, *m.scaling});
+  const double share = m.threads == 1   ? target.share
+                       : m.threads == 2 ? target.share_of_two
+                                        : 0;
+  if (share > 0)
+    all.push_back({kShareOfPeak, Implementation::kOurs, share, m.ours().share});
   if (m.threads != 1) return all;
-  if (target.share > 0)
-    all.push_back(
-        {kShareOfPeak, Implementation::kOurs, target.share, m.ours().share});
   for (const auto& [who, ratio] : target.ratios)
     if (const Entry* entry = m.find(who);
         entry && entry->status == Status::kRight)

@@ -12,10 +12,12 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <ranges>
 
 #include "cli/bench/timing.h"
 #include "cli/cases/answers.h"
 #include "cli/cases/golden.h"
+#include "multihead/cache.h"
 #include "multihead/mxint8.h"
 #include "multihead/stats.h"
 
@@ -192,6 +194,58 @@ std::vector<Form> ragged_forms(const std::vector<int64_t>& lengths,
        part_of_padded}};
 }
 
+// --- Keys in a cache ---------------------------------------------------------
+
+at::Tensor unchanged(const at::Tensor& x, int64_t) { return x; }
+
+// x: query (1, H, 1, D), key and value (1, G, Lk, D).
+Form in_cache(Implementation who, const std::vector<at::Tensor>& x,
+              at::ScalarType storage) {
+  multihead::KVCache cache(
+      multihead::KVCacheOptions(1, x[1].size(1), x[1].size(3))
+          .capacity(x[1].size(2))
+          .dtype(storage));
+  cache.append(x[1], x[2]);
+  return {
+      who,
+      {x[0], cache.key(), cache.value()},
+      {},
+      [lengths = cache.lengths()](const std::vector<at::Tensor>& y) -> Outputs {
+        return {attend(y, lengths)};
+      },
+      unchanged};
+}
+
+// x, rounded to what a cache of that dtype can hold.
+at::Tensor numbers_in(at::ScalarType storage, const at::Tensor& x) {
+  return storage == at::kChar
+             ? multihead::from_mxint8(multihead::to_mxint8(x), x.scalar_type())
+             : x.to(storage).to(x.scalar_type());
+}
+
+std::vector<Form> cached_forms(const CachedCall& call,
+                               const std::vector<at::Tensor>& rows) {
+  const Form cached = in_cache(kOurs, rows, call.storage);
+  if (call.storage != call.dtype)
+    return {cached, in_cache(kWide, rows, call.dtype)};
+  return {
+      cached,
+      {kContiguous,
+       rows,
+       {},
+       [](const std::vector<at::Tensor>& x) -> Outputs {
+         return {attend(x, {})};
+       },
+       unchanged},
+      {kSdpa,
+       rows,
+       {},
+       [](const std::vector<at::Tensor>& x) -> Outputs {
+         return {pytorch::attention({x[0], x[1], x[2], {.enable_gqa = true}})};
+       },
+       unchanged}};
+}
+
 // --- Keys in pages -----------------------------------------------------------
 
 // key and value (Lk, G, D); query (1, H, D).
@@ -209,11 +263,10 @@ std::vector<Form> paged_forms(const PagedCall& call,
     const at::Tensor cut = rows[i].unflatten(0, {pages, call.page});
     pools.push_back(at::empty_like(cut).index_copy_(0, order, cut));
   }
-  for (const at::Tensor& x : rows)
-    heads.push_back(x.transpose(0, 1).unsqueeze(0).contiguous());
   const auto part = [](const at::Tensor& x, int64_t) {
     return x.transpose(0, 1).unsqueeze(0);
   };
+  for (const at::Tensor& x : rows) heads.push_back(part(x, 0));
   return {
       {kOurs,
        pools,
@@ -231,43 +284,29 @@ std::vector<Form> paged_forms(const PagedCall& call,
          return {multihead::varlen_attention(x[0], x[1], x[2], one, bounds)};
        },
        part},
-      {kCache,
-       heads,
-       {},
-       [=](const Tensors& x) -> Outputs { return {attend(x, lengths)}; },
-       [](const at::Tensor& x, int64_t) { return x; }}};
+      in_cache(kCache, heads, call.dtype)};
 }
 
-// --- Keys that are stored narrower
-// ---------------------------------------------
-
-// query (1, H, 1, D), key and value (1, G, Lk, D) as they are stored.
-std::vector<Form> stored_forms(const StoredCall& call,
-                               const std::vector<at::Tensor>& rows) {
-  const auto one = [](const std::vector<at::Tensor>& x) -> Outputs {
-    return {attend(x, {})};
-  };
-  const auto whole = [](const at::Tensor& x, int64_t) { return x; };
-  const auto wide = [&](const at::Tensor& x) {
-    return x.scalar_type() == at::kChar ? multihead::from_mxint8(x, call.dtype)
-                                        : x.to(call.dtype);
-  };
-  return {{kOurs, rows, {}, one, whole},
-          {kWide, {rows[0], wide(rows[1]), wide(rows[2])}, {}, one, whole}};
-}
-
-// Sets of forms so many that their keys are more than the caches hold.
+// Sets of forms; cold: so many that what each has of keys and values is more
+// than the caches hold.
 template <class MakeForms>
 std::vector<std::vector<Form>> sets_of(bool cold,
                                        const std::vector<at::Tensor>& rows,
                                        const MakeForms& forms) {
-  const auto bytes = static_cast<int64_t>(rows[1].nbytes() + rows[2].nbytes());
-  const int64_t copies = cold ? 2 * last_level_cache() / bytes : 0;
   std::vector<std::vector<Form>> sets;
-  for (int64_t i = 0; i <= copies; ++i) {
+  const auto add = [&] {
     sets.push_back(forms(
         std::vector<at::Tensor>{rows[0], rows[1].clone(), rows[2].clone()}));
-  }
+  };
+  add();
+  const auto bytes_of = [](const Form& form) {
+    return static_cast<int64_t>(form.inputs[1].nbytes() +
+                                form.inputs[2].nbytes());
+  };
+  const int64_t bytes =
+      std::ranges::min(sets[0] | std::views::transform(bytes_of));
+  const int64_t copies = cold ? 2 * last_level_cache() / bytes : 0;
+  for (int64_t i = 0; i < copies; ++i) add();
   return sets;
 }
 
@@ -317,23 +356,18 @@ PreparedCase prepare_paged(const PagedCall& call, bool cold, Random& random) {
                  asked, Pass::kForward);
 }
 
-PreparedCase prepare_stored(const StoredCall& call, bool cold, Random& random) {
+PreparedCase prepare_cached(const CachedCall& call, bool cold, Random& random) {
   const std::array<int64_t, 4> sizes{1, call.G, call.Lk, call.D};
-  const auto stored = [&] {
-    const at::Tensor x = random.normal(sizes, call.dtype);
-    return call.storage == at::kChar ? multihead::to_mxint8(x)
-                                     : x.to(call.storage);
-  };
-  const at::Tensor query = random.normal({1, call.H, 1, call.D}, call.dtype);
-  const std::vector<at::Tensor> rows{query, stored(), stored()};
-  const Form wide = stored_forms(call, rows)[1];
+  const std::vector<at::Tensor> rows{
+      random.normal({1, call.H, 1, call.D}, call.dtype),
+      numbers_in(call.storage, random.normal(sizes, call.dtype)),
+      numbers_in(call.storage, random.normal(sizes, call.dtype))};
   Sequences asked;
-  asked.inputs.push_back(
-      {query, wide.inputs[1], wide.inputs[2], {.enable_gqa = true}});
+  asked.inputs.push_back({rows[0], rows[1], rows[2], {.enable_gqa = true}});
   asked.references.push_back(reference_of(asked.inputs[0]));
   return prepare(sets_of(cold, rows,
                          [&](const std::vector<at::Tensor>& x) {
-                           return stored_forms(call, x);
+                           return cached_forms(call, x);
                          }),
                  asked, Pass::kForward);
 }

@@ -12,8 +12,11 @@ namespace cli {
 PreparedCase prepare_ragged(const RaggedCall& call, Pass pass, Random& random);
 
 /// Keys in pages of random order (ours), the same rows one after the other, and
-/// each head's rows one after the other, as KVCache has them.
+/// in a KVCache.
 PreparedCase prepare_paged(const PagedCall& call, bool cold, Random& random);
-PreparedCase prepare_stored(const StoredCall& call, bool cold, Random& random);
+
+/// Keys in a KVCache (ours); beside it tensors of the same numbers, ours and
+/// PyTorch's, or where the cache is narrower than query, a cache that is not.
+PreparedCase prepare_cached(const CachedCall& call, bool cold, Random& random);
 
 }  // namespace cli

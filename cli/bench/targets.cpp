@@ -20,6 +20,7 @@ struct Row {
   double share;  // of the peak
   double times;  // their time over ours
   Implementation than = kSdpa;
+  double share_of_two = 0;  // of the peak of two threads, by two
 };
 
 // Every family but "other", where its own table says nothing else.
@@ -32,10 +33,17 @@ constexpr Row kCommon[] = {
     {"full d[349]* bf16", 0, 1.2},
     // A step of generation is bound by memory, and grouped heads leave
     // PyTorch's fused path.
+    {"decode 32/8 d64 * f32", 0, 1},
+    {"decode 32/8 d64 *", 0, 17},
     {"decode 32/8 d128 L1x4096 f32", 0.60, 3},
     {"decode 32/8 * f32", 0.60, 7},
     {"decode 32/8 *", 0.65, 35},
     {"decode d64 *", 0, 1},
+    {"decode 12/12 *", 0, 1},
+    {"cache f32 * L1x4096", 0.65, 3, kSdpa, 0.85},
+    {"cache f32 *", 0.65, 7, kSdpa, 0.85},
+    {"cache *", 0.75, 35, kSdpa, 0.85},
+    {"cache *", 0, 1, kContiguous},
     {"averaged weights", 0, 1.55, kNnModule},
     {"averaged weights", 0, 1.8, kTorchNn},
     {"no weights", 0, 1.5, kNnModule},
@@ -205,6 +213,7 @@ void add_targets(Family family, BenchCase& test) {
       const auto same = [&](const auto& r) { return r.first == row.than; };
       if (std::ranges::any_of(target.ratios, same)) continue;
       if (target.share == 0) target.share = row.share;
+      if (target.share_of_two == 0) target.share_of_two = row.share_of_two;
       if (row.times > 0) target.ratios.emplace_back(row.than, row.times);
     }
 }

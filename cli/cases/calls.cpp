@@ -358,9 +358,11 @@ std::string shapes(const PagedCall& c) {
                   " ", short_name(c.dtype));
 }
 
-std::string shapes(const StoredCall& c) {
-  return c10::str("H", c.H, " G", c.G, " Lk", c.Lk, " D", c.D, " ",
-                  short_name(c.storage), " under ", short_name(c.dtype));
+std::string shapes(const CachedCall& c) {
+  const std::string under =
+      c.storage == c.dtype ? "" : short_name(c.storage) + " under ";
+  return c10::str("H", c.H, " G", c.G, " Lk", c.Lk, " D", c.D, " ", under,
+                  short_name(c.dtype));
 }
 
 }  // namespace cli

@@ -207,17 +207,17 @@ struct PagedCall {
   at::ScalarType dtype = at::kFloat;
 };
 
-/// One query for each head against keys that are stored narrower.
-struct StoredCall {
+/// One query for each head against the keys of a KVCache.
+struct CachedCall {
   int64_t H = 4, G = 2, Lk = 64, D = 8;
   at::ScalarType dtype = at::kFloat;
-  at::ScalarType storage = at::kBFloat16;  ///< or kChar: MXINT8
+  at::ScalarType storage = at::kBFloat16;  ///< the cache's dtype
 };
 
 /// "N8 L64-2048 H8 D64 f32", "H32 G8 Lk4096 D128 page16 f32",
 /// "H32 G8 Lk4096 D128 int8 under f32"
 std::string shapes(const RaggedCall& call);
 std::string shapes(const PagedCall& call);
-std::string shapes(const StoredCall& call);
+std::string shapes(const CachedCall& call);
 
 }  // namespace cli

@@ -3,7 +3,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/InferenceMode.h>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "multihead/attention/storage.h"
+#include "multihead/cache/room.h"
 #include "multihead/kernels/mxint8.h"
 #include "multihead/safetensors.h"
 #include "multihead/text/dtypes.h"
@@ -77,14 +77,14 @@ void check_rows(const char* name, const Tensor& x, const Tensor& room,
               "torch.no_grad(), got one that does");
 }
 
-Tensor empty_room(const Tensor& like, int64_t batch_size, int64_t capacity) {
-  return at::empty({batch_size, like.size(1), capacity, like.size(3)},
-                   like.options());
+Tensor room_like(const Tensor& room, int64_t batch_size, int64_t capacity) {
+  return empty_room({batch_size, room.size(1), capacity, room.size(3)},
+                    room.options());
 }
 
 // The first `length` tokens of all rows in a room of another size.
 Tensor moved(const Tensor& room, int64_t length, int64_t capacity) {
-  Tensor larger = empty_room(room, room.size(0), capacity);
+  Tensor larger = room_like(room, room.size(0), capacity);
   larger.narrow(2, 0, length).copy_(room.narrow(2, 0, length));
   return larger;
 }
@@ -157,7 +157,7 @@ KVCache::KVCache(const KVCacheOptions& options)
   const auto room = [&](int64_t width) {
     const int64_t elements =
         dtype == at::kChar ? kernels::mxint8_bytes(width) : width;
-    return at::empty(
+    return empty_room(
         {options.batch_size(), options.num_kv_heads(), capacity, elements},
         tensors);
   };
@@ -270,7 +270,7 @@ void KVCache::reorder(const Tensor& indices) {
   checked("KVCache.reorder", "indices", indices, -1, {lengths_.size(0) - 1});
   const Tensor rows = indices.to(lengths_.options());
   const auto chosen = [&](const Tensor& room) {
-    Tensor other = empty_room(room, rows.size(0), room.size(2));
+    Tensor other = room_like(room, rows.size(0), room.size(2));
     other.narrow(2, 0, length())
         .copy_(room.narrow(2, 0, length()).index_select(0, rows));
     return other;

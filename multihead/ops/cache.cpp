@@ -7,6 +7,7 @@
 
 #include <torch/library.h>
 
+#include "multihead/cache/room.h"
 #include "multihead/functional.h"
 #include "multihead/layer/cached_layer.h"
 #include "multihead/optional_tensor.h"
@@ -93,6 +94,10 @@ void save(const Tensor& keys, const Tensor& values, const Tensor& lengths,
 std::tuple<Tensor, Tensor, Tensor, MaxLength> load(const std::string& path) {
   const KVCache cache = KVCache::load(path);
   return {cache.keys(), cache.values(), cache.lengths(), cache.max_length()};
+}
+
+Tensor empty(at::IntArrayRef size, at::ScalarType dtype, at::Device device) {
+  return empty_room(size, at::TensorOptions(device).dtype(dtype));
 }
 
 std::string text(const Tensor& keys, const Tensor& values,
@@ -216,6 +221,8 @@ void define_state(torch::Library& m) {
   m.def(
       "kv_cache_load(str path) -> "
       "(Tensor keys, Tensor values, Tensor lengths, int? max_length)");
+  m.def(
+      "kv_cache_empty(int[] size, ScalarType dtype, Device device) -> Tensor");
   m.def(("kv_cache_text" + cache + ", int? max_length) -> str").c_str());
 }
 
@@ -238,6 +245,7 @@ TORCH_LIBRARY_IMPL(multihead, CompositeExplicitAutograd, m) {
   m.impl("kv_cache_clone", &clone);
   m.impl("kv_cache_save", &save);
   m.impl("kv_cache_load", &load);
+  m.impl("kv_cache_empty", &empty);
   m.impl("kv_cache_text", &text);
 }
 

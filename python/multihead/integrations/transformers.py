@@ -365,6 +365,7 @@ def _wants_weights(others: dict[str, Any]) -> bool:
 # ---- Caches -----------------------------------------------------------------
 
 
+_empty = torch.ops.multihead.kv_cache_empty.default
 # Bytes of keys that are moved at once: what a core's caches hold.
 _PART = 2**21
 
@@ -396,7 +397,8 @@ class _Room:
         start = _place(old, room)
         if room is None or start is None or start + length + more > room.shape[2]:
             capacity = max(length + more, 2 * length)
-            room = new.new_empty((*new.shape[:2], capacity, new.shape[3]))
+            size = (*new.shape[:2], capacity, new.shape[3])
+            room = _empty(size, new.dtype, new.device)
             room[:, :, :length] = old
             self._rooms[name], start = room, 0
         end = start + length

@@ -357,10 +357,10 @@ std::vector<BenchCase> small_cases() {
     cases.push_back(
         {.group = "g", .name = "ragged", .call = RaggedCall(), .pass = pass});
   cases.push_back({.group = "g", .name = "paged", .call = PagedCall()});
-  for (const at::ScalarType storage : {at::kBFloat16, at::kChar})
+  for (const at::ScalarType storage : {at::kFloat, at::kBFloat16, at::kChar})
     cases.push_back({.group = "g",
-                     .name = "stored",
-                     .call = StoredCall{.storage = storage}});
+                     .name = "cache",
+                     .call = CachedCall{.storage = storage}});
   AttentionCall chunk = small_call();
   chunk.options.is_causal = true;
   chunk.options.causal_alignment = multihead::CausalAlignment::kBottomRight;
@@ -415,13 +415,18 @@ TEST(Bench, SequencesAndPagesHaveTheContendersThatTheyAreHeldTo) {
     return found;
   };
   const std::vector<Implementation> ragged{kOurs, kSeparate, kPadded, kSdpa},
-      paged{kOurs, kContiguous, kCache}, stored{kOurs, kWide};
+      paged{kOurs, kContiguous, kCache}, cache{kOurs, kContiguous, kSdpa},
+      narrow{kOurs, kWide};
   EXPECT_EQ(contenders({.group = "g", .name = "ragged", .call = RaggedCall()}),
             ragged);
   EXPECT_EQ(contenders({.group = "g", .name = "paged", .call = PagedCall()}),
             paged);
-  EXPECT_EQ(contenders({.group = "g", .name = "stored", .call = StoredCall()}),
-            stored);
+  EXPECT_EQ(contenders({.group = "g",
+                        .name = "cache",
+                        .call = CachedCall{.storage = at::kFloat}}),
+            cache);
+  EXPECT_EQ(contenders({.group = "g", .name = "stored", .call = CachedCall()}),
+            narrow);
 }
 
 TEST(Bench, UsefulWorkOfSequencesIsThatOfTheirOwnPairs) {

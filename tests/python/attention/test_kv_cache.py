@@ -2,6 +2,8 @@
 """KVCache: what it holds after any sequence of calls, files, graphs, errors."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,6 +264,38 @@ def test_files_that_hold_no_cache(tmp_path):
     save_file(whole, path, {"max_length": "3"})
     with pytest.raises(ValueError, match="max_length must be at least .* 4, got 3"):
         multihead.KVCache.load(path)
+
+
+def huge_pages_of(x):
+    """Whether the memory in the middle of x asks for huge pages."""
+    middle, inside = x.data_ptr() + x.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if place := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(n, 16) for n in place.groups())
+            inside = begin <= middle < end
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError("the tensor lies nowhere")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="the kernel has no transparent huge pages",
+)
+def test_large_caches_ask_for_huge_pages_and_keep_what_they_hold():
+    key, value = torch.randn(2, 1, 2, 20000, 64).unbind()
+    for cache in (
+        multihead.KVCache(1, 2, 64, capacity=15000),
+        multihead.KVCache(1, 2, 64, max_length=30000),
+    ):
+        cache.append(key[:, :, :15000], value[:, :, :15000])
+        assert huge_pages_of(cache.key()) and huge_pages_of(cache.value())
+        cache.append(key[:, :, 15000:], value[:, :, 15000:])  # the first one grows
+        cache.reorder([0, 0])
+        for found, held in ((cache.key(), key), (cache.value(), value)):
+            assert huge_pages_of(found)
+            assert torch.equal(found, held.expand(2, -1, -1, -1))
+    assert not huge_pages_of(torch.empty(5_000_000))
 
 
 def test_appending_converts():
