@@ -160,6 +160,9 @@ class ForwardTask {
       if (block.count == 0) return;
       raise_maximum(tile, state);
       for_each_vector<F>(block, [&](const VectorSpan& span) {
+        if constexpr (M::kPacksWeights && !kMaskNonFinite) {
+          if (packs_at_once()) return exponentiate_pairs(block.anchor, span);
+        }
         exponentiate(span);
         if (a_.dropout.probability > 0) {
           drop(a_, tile, span, s_.score.scores + span.begin);
@@ -206,6 +209,30 @@ class ForwardTask {
     F::store(s_.block_sum + r, sum);
   }
 
+  /// Whether P is rounded and packed as it is computed, not in a pass of its
+  /// own: with dropout it has to be seen once more.
+  bool packs_at_once() const {
+    return M::kPacksWeights && !kMaskNonFinite && a_.dropout.probability == 0;
+  }
+
+  /// S → P in pairs of keys. The same P and sums as exponentiate.
+  void exponentiate_pairs(int64_t anchor, const VectorSpan& span) {
+    const int64_t r = span.c * F::kLanes;
+    const auto shift = F::load(s_.shift + r);
+    auto sum = F::load(s_.block_sum + r);
+    T* pairs = s_.packed + (span.keys.begin - anchor) / 2 * kLanes + r;
+#pragma GCC unroll 4
+    for (int64_t at = span.begin; at < span.end; at += 2 * kLanes) {
+      const T* s = s_.score.scores + at;
+      const auto even = exp<F>(F::sub(F::load(s), shift));
+      const auto odd = exp<F>(F::sub(F::load(s + kLanes), shift));
+      sum = F::add(F::add(sum, even), odd);
+      F::store(pairs, M::pair(even, odd));
+      pairs += kLanes;
+    }
+    F::store(s_.block_sum + r, sum);
+  }
+
   /// O = factor·O + Vᵀ·Pᵀ.
   void add_values(const Tile& tile, OnlineSoftmax<F>& state,
                   const ScoreBlock& block, const Segment& segment,
@@ -213,12 +240,15 @@ class ForwardTask {
     const int64_t from = segment.first * F::kLanes;
     const int vectors = segment.last - segment.first;
     const int64_t count = segment.keys.end - segment.keys.begin;
-    T* weights =
-        s_.score.scores + from + (segment.keys.begin - block.anchor) * kLanes;
+    const int64_t row = segment.keys.begin - block.anchor;
+    T* weights = s_.score.scores + from + row * kLanes;
+    const T* packed = packs_at_once()
+                          ? s_.packed + from + row / 2 * kLanes
+                          : M::pack_weights(weights, count, vectors, s_.packed);
     Gemm<M>::template pv<kMaskNonFinite>(
         {.value = value.row(M::depth(segment.keys.begin)),
          .value_stride = value.stride,
-         .weights = M::pack_weights(weights, count, vectors, s_.packed),
+         .weights = packed,
          .depth = M::depth(count),
          .context = state.context + from,
          .factor = s_.factor + from},
@@ -386,7 +416,7 @@ struct ForwardKernel {
       }
       if (n + 1 < last && !grid[n + 1].same_head(task) &&
           a.storage == Storage::kAsQuery) {
-        fetch_ahead<S>(a, grid[n + 1].b, grid[n + 1].head);
+        fetch_ahead<S>(f, grid[n + 1].b, grid[n + 1].head);
       }
       if (!ForwardTask<M, S, false>(f, s).run(task)) {
         ForwardTask<M, S, true>(f, s).run(task);

@@ -38,6 +38,10 @@ struct BFloat16Multiplier {
   template <class S>
   using QueryStorage = StoredPairs;
 
+  /// Two keys' weights, rounded to nearest even, as pairs.
+  SIMD_INLINE Vector pair(Vector even, Vector odd) {
+    return BFloat16Pairs::interleave(BFloat16Pairs::round(even, odd));
+  }
   /// Keys 2t and 2t + 1 become row t of `packed` (keys / 2, lanes).
   static const float* pack_weights(const float* weights, int64_t keys,
                                    int vectors, float* packed) {
@@ -45,10 +49,8 @@ struct BFloat16Multiplier {
     for (int64_t j = 0; j < keys; j += 2) {
       for (int c = 0; c < vectors; ++c) {
         const float* p = weights + j * kLanes + c * F::kLanes;
-        const auto pairs =
-            BFloat16Pairs::round(F::load(p), F::load(p + kLanes));
         F::store(packed + j / 2 * kLanes + c * F::kLanes,
-                 BFloat16Pairs::interleave(pairs));
+                 pair(F::load(p), F::load(p + kLanes)));
       }
     }
     return packed;
@@ -135,10 +137,18 @@ struct Panels<BFloat16Dot, S> {
     return (keys / 2 + 1) * width + Float32::kLanes;
   }
 
+  /// In place where rows are whole pairs, one after the other, and `keys`
+  /// whole groups.
   static Panel<float> keys(const StridedRows& x, int64_t b, int64_t g,
                            Interval keys, int64_t width, float* panel) {
-    return pack_key_pairs(x, b, g, keys, BFloat16Dot::kKeyGroup, width,
-                          (width + 1) / 2, panel);
+    constexpr int64_t kGroup = BFloat16Dot::kKeyGroup;
+    const auto* rows = row_of<uint16_t>(x, b, g, 0);
+    if (!x.block_table && x.row == width && width % 2 == 0 &&
+        reinterpret_cast<uintptr_t>(rows) % alignof(float) == 0 &&
+        keys.begin % kGroup == 0 && keys.end % kGroup == 0) {
+      return {reinterpret_cast<const float*>(rows), width / 2, width / 2, 0};
+    }
+    return pack_key_pairs(x, b, g, keys, kGroup, width, (width + 1) / 2, panel);
   }
 
   /// Values of keys 2t and 2t + 1 in pairs: row t of the panel.
