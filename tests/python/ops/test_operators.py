@@ -249,7 +249,7 @@ NOT_TRACED = {"multihead::nested_multi_head_attention"}
 # Nor can it follow a cache that may become other tensors.
 NOT_TRACED |= {
     f"multihead::kv_cache_{name}"
-    for name in "make extend room reserve clone save load text".split()
+    for name in "make empty extend room reserve clone save load text".split()
 }
 
 
