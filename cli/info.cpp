@@ -34,10 +34,10 @@ extern const char* const kCommit;  // commit.cmake writes it
 
 namespace {
 
-// The flags by which kernels are chosen, as Linux names them.
-constexpr std::array kFlags = {"avx2",        "fma",      "f16c",
-                               "avx512f",     "avx512bw", "avx512_bf16",
-                               "avx512_fp16", "amx_tile", "amx_bf16"};
+// The flags by which kernels are chosen, as Linux names them: x86's and ARM's.
+constexpr std::array kFlags = {
+    "avx2",        "fma",      "f16c",     "avx512f", "avx512bw", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_bf16", "asimd",   "sve",      "bf16"};
 
 // What chooses instructions, threads or the order of sums, here and in what
 // PyTorch runs on.
@@ -68,7 +68,8 @@ std::vector<std::string> settings() {
 }
 
 std::vector<std::string> isa_flags() {
-  const std::string present = " " + cpuinfo("flags") + " ";
+  const std::string present =
+      " " + cpuinfo("flags") + " " + cpuinfo("Features") + " ";
   std::vector<std::string> flags;
   for (const std::string flag : kFlags)
     if (present.find(" " + flag + " ") != std::string::npos)
@@ -154,9 +155,12 @@ int info(bool json) {
 
 }  // namespace
 
-// A name alone does not tell: virtual machines often hide it.
+// A name alone does not tell: virtual machines often hide it, and ARM has none.
 std::string cpu_id() {
   const std::string vendor = cpuinfo("vendor_id");
+  const std::string implementer = cpuinfo("CPU implementer");
+  if (!implementer.empty())
+    return "implementer " + implementer + ", part " + cpuinfo("CPU part");
   return vendor.empty() ? ""
                         : vendor + ", family " + cpuinfo("cpu family") +
                               ", model " + cpuinfo("model");
