@@ -156,8 +156,8 @@ const Finding kCutShort = {
 
 const Finding kTooSmall = {
     "too_few_numbers", "output",
-    "Some faults would explain it, but out holds so few numbers that they "
-    "may fit by chance.",
+    "Some faults would explain it, but attention comes so near already, or out "
+    "holds so few different numbers, that they may fit by chance.",
     "Save a larger case, or one in float64."};
 
 Finding lost_in_rounding(const Stages& stages) {
@@ -186,11 +186,14 @@ std::optional<Finding> flaw_of_out(const ObservedCall& call,
   }
   const int64_t count = wrong.sum().item<int64_t>();
   if (count == 0) return std::nullopt;
+  const Tensor first = wrong.nonzero()[0].contiguous();
+  const std::span index(first.const_data_ptr<int64_t>(), first.size(0));
   return Finding{
       "not_finite", "output",
       c10::str("Of ", wrong.numel(), " numbers of out, ", count,
                count == 1 ? " is" : " are",
-               " NaN or infinite where attention's are not."),
+               " NaN or infinite where attention's are not, first out[",
+               c10::Join(", ", index), "]."),
       "Print each intermediate tensor's `isfinite().all()`: the first that is "
       "false is where to look."};
 }

@@ -34,11 +34,6 @@ constexpr double kMostEffort = 60e9;
 
 // ---- Explanations ----------------------------------------------------------
 
-// Bits that an output must have in common with an explanation by so many
-// faults: of some 2^8 faults and 2^15 pairs, one in 2^12 searches may find one
-// by chance.
-constexpr double kBitsNeeded[] = {0, 20, 27};
-
 using Changes = std::vector<Pick>;
 // nullopt where a change has no effect, or undoes another.
 std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
@@ -57,9 +52,6 @@ std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
   }
   return forth;
 }
-
-// Whether what is left is little enough beside what there was without it.
-bool explains_most(double left, double without) { return left <= without / 4; }
 
 class Search {
  public:
@@ -97,11 +89,7 @@ class Search {
              explaining(calls_[failing], conventions, count)) {
           const std::optional<Recipe> recipe = changed(start, changes);
           if (!recipe || first_failure(*recipe) < calls_.size() ||
-              !fault_explains_most(calls_[failing], start, *recipe)) {
-            continue;
-          }
-          if (evidence(*recipe) < kBitsNeeded[count]) {
-            by_chance_ = true;
+              !improves(start, *recipe, count)) {
             continue;
           }
           found.push_back({conventions, changes, *recipe, in_float_});
@@ -190,12 +178,8 @@ class Search {
     return sets;
   }
 
-  at::ScalarType precision_of(const ObservedCall& call) const {
-    return in_float_ && call.dtype == at::kDouble ? at::kFloat : call.dtype;
-  }
-
   bool fits(const ObservedCall& call, const Recipe& recipe) const {
-    return errors(call, recipe, precision_of(call)).fit();
+    return errors(call, recipe, precision_of(call, in_float_)).fit();
   }
 
   // Where no query sees a key, nothing can be compared.
@@ -205,28 +189,11 @@ class Search {
                        stages->fully_masked.all().item<bool>());
   }
 
-  // Within rounding is not enough where rounding is about all there is, as it
-  // is for a fault whose numbers explode. Rounding alone is judged by what it
-  // does.
-  bool fault_explains_most(const ObservedCall& call, const Recipe& start,
-                           const Recipe& recipe) const {
-    Recipe rounded = start;
-    rounded.narrow = recipe.narrow;
-    rounded.narrow_type = recipe.narrow_type;
-    if (recipe.narrow != Narrow::kNever && recipe == rounded) return true;
-    const Errors before = errors(call, start, precision_of(call));
-    const Errors after = errors(call, recipe, precision_of(call));
-    const auto wrong = before.out.share > 1       ? &Errors::out
-                       : before.weights.share > 1 ? &Errors::weights
-                                                  : &Errors::gradients;
-    return explains_most((after.*wrong).difference, (before.*wrong).difference);
-  }
-
-  double evidence(const Recipe& recipe) const {
-    double bits = 0;
-    for (const ObservedCall& call : calls_)
-      bits += bits_in_common(call, recipe);
-    return bits;
+  bool improves(const Recipe& start, const Recipe& recipe, size_t faults) {
+    const Improvement found =
+        improvement(calls_, start, recipe, faults, in_float_);
+    by_chance_ = by_chance_ || found == Improvement::kMayBeChance;
+    return found == Improvement::kEnough;
   }
 
   // Index of the first call that the recipe does not explain.
@@ -269,7 +236,7 @@ class Search {
     if (!is_new) return effects;
     const std::optional<Stages> plain = simulate(call, start);
     const std::vector<Shown> shown =
-        plain ? shown_in_trace(call, *plain, precision_of(call))
+        plain ? shown_in_trace(call, *plain, precision_of(call, in_float_))
               : std::vector<Shown>();
     for (const Pick& pick : picks_) {
       const std::optional<Recipe> recipe = changed(start, {pick});
@@ -444,6 +411,10 @@ SearchResult search(std::span<const ObservedCall> calls) {
     return call.dtype == at::kDouble &&
            (call.trace.empty() || shows_float32(call));
   });
+  // Of zeros, NaN and infinities no fault explains a bit.
+  const bool telling = std::ranges::any_of(calls, [](const ObservedCall& call) {
+    return largest_finite(call.out) > 0;
+  });
   double effort = 0;
   Search strict(calls, /*in_float=*/false, effort);
   Search loose(calls, /*in_float=*/true, effort);
@@ -456,6 +427,7 @@ SearchResult search(std::span<const ObservedCall> calls) {
        {Level{strict, 0}, Level{strict, 1}, Level{loose, 0},
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
+    if (faults > 0 && !telling) continue;
     std::vector<Explanation> found = precision.with_faults(faults);
     if (!found.empty())
       return {.explanations = ranked(calls, std::move(found))};

@@ -54,10 +54,22 @@ struct Errors {
 Errors errors(const ObservedCall& call, const Recipe& recipe,
               at::ScalarType precision);
 
-/// How many bits of out the recipe predicts: for each element log2 of its usual
-/// size as a share of what is left of it. An output that has nothing to do with
-/// the recipe has that many by chance once in 2^bits.
-double bits_in_common(const ObservedCall& call, const Recipe& recipe);
+/// The dtype to whose rounding a call is held; in_float: float32 for float64.
+at::ScalarType precision_of(const ObservedCall& call, bool in_float);
+
+/// Whether what is left is little enough beside what there was without it.
+bool explains_most(double left, double without);
+
+enum class Improvement { kLittle, kMayBeChance, kEnough };
+
+/// Whether a recipe that fits every call may be called an explanation of what
+/// `start`, attention, does not fit. It must explain most of what `start`
+/// leaves, and more digits of it than one of as many recipes would by chance.
+/// To fit is not enough where rounding may do much: of 16 bits, or in numbers
+/// that explode. faults: 1 or 2, that the recipe has.
+Improvement improvement(std::span<const ObservedCall> calls,
+                        const Recipe& start, const Recipe& recipe,
+                        size_t faults, bool in_float = false);
 
 /// out as ObservedCall::out, in the call's dtype, of PyTorch's paths with
 /// weights and without. Empty where PyTorch has no such call, as without an

@@ -107,18 +107,6 @@ Error gradient_error(const ObservedCall& call, const Recipe& recipe,
   return worst;
 }
 
-// log2 of how large the finite numbers of `got` are beside what `expected`
-// leaves of them, at most the 52 bits of float64, for each of them.
-double bits_of(const Tensor& got, const Tensor& expected) {
-  const Tensor finite = got.isfinite().logical_and(expected.isfinite());
-  const Tensor x = got.masked_select(finite);
-  const double size = x.numel() > 0 ? l2(x) : 0;
-  if (size == 0) return 0;
-  const double left = l2(x - expected.masked_select(finite));
-  const double bits = std::log2(size / std::max(left, size * 0x1p-52));
-  return static_cast<double>(x.numel()) * std::max(bits, 0.0);
-}
-
 // What the tensors of that type in the trace show: scores and weights, or more.
 std::optional<Narrow> narrow_in_trace(const ObservedCall& call,
                                       at::ScalarType type) {
@@ -288,21 +276,135 @@ Errors errors(const ObservedCall& call, const Recipe& recipe,
   return found;
 }
 
-double bits_in_common(const ObservedCall& call, const Recipe& recipe) {
-  const at::NoGradGuard no_grad;
-  double most = 0;
-  // As errors() leaves it to the code what becomes of fully masked rows.
-  for (const FullyMasked fully_masked :
-       {FullyMasked::kZero, FullyMasked::kNaN, FullyMasked::kUniform,
-        FullyMasked::kAsSeen}) {
-    Recipe chosen = recipe;
-    chosen.fully_masked = fully_masked;
-    const std::optional<Stages> stages = simulate(call, chosen);
-    if (!stages || stages->out.sizes() != call.out.sizes()) return 0;
-    most = std::max(most, bits_of(call.out, stages->out));
-    if (!stages->blocks && !stages->fully_masked.defined()) break;
+// ---- What is improved ------------------------------------------------------
+
+namespace {
+
+// Bits that a recipe must explain by so many faults: of some 2^8 faults and
+// 2^15 pairs, one in 2^12 searches may find one that does by chance.
+constexpr double kBitsNeeded[] = {0, 20, 27};
+
+// How many different numbers.
+double distinct(const Tensor& x) {
+  const Tensor sorted = std::get<0>(x.masked_select(x.isfinite()).sort());
+  const int64_t n = sorted.numel();
+  if (n == 0) return 0;
+  const Tensor steps = sorted.slice(0, 1).ne(sorted.slice(0, 0, n - 1));
+  return 1.0 + steps.sum().item<double>();
+}
+
+// log2 of in how many orders its numbers may stand.
+double bits_of_order(const Tensor& x) {
+  const Tensor sorted = std::get<0>(x.flatten().sort()).contiguous();
+  const std::span numbers(sorted.const_data_ptr<double>(), sorted.numel());
+  double nats = std::lgamma(static_cast<double>(numbers.size()) + 1);
+  for (size_t i = 0, equal = 0; i < numbers.size(); ++i) {
+    equal = i > 0 && numbers[i] == numbers[i - 1] ? equal + 1 : 1;
+    nats -= std::log(static_cast<double>(equal));
   }
-  return most;
+  return nats / std::log(2.0);
+}
+
+// Whether attention gives the same numbers at other places.
+bool only_moved(const ObservedCall& call, const Recipe& start,
+                at::ScalarType precision) {
+  const std::optional<Stages> stages = simulate(call, start);
+  if (!stages || stages->out.numel() != call.out.numel()) return false;
+  const auto sorted = [](const Tensor& x) {
+    return std::get<0>(x.flatten().sort());
+  };
+  return largest_difference(sorted(call.out), sorted(stages->out)) <=
+         rounding_allowed(precision, *stages, largest_finite(call.out));
+}
+
+// The largest difference in the first tensor that `start` gets wrong, under it
+// and under a recipe.
+struct Gain {
+  double without = 0, left = 0;
+  // log2(without / left) for each different number: that many bits must agree
+  // by chance where the numbers have nothing to do with the recipe.
+  double bits = 0;
+};
+
+Gain gain_of(const ObservedCall& call, const Recipe& start,
+             const Recipe& recipe, at::ScalarType precision) {
+  const Errors before = errors(call, start, precision);
+  const Errors after = errors(call, recipe, precision);
+  if (before.fit()) return {};
+  const bool in_out = before.out.share > 1;
+  const bool in_weights = !in_out && before.weights.share > 1;
+  std::vector<Tensor> got = {call.gradients.begin(), call.gradients.end()};
+  if (in_out || in_weights) got = {in_out ? call.out : call.returned};
+  const auto wrong = in_out       ? &Errors::out
+                     : in_weights ? &Errors::weights
+                                  : &Errors::gradients;
+  Gain gain{(before.*wrong).difference, (after.*wrong).difference};
+
+  // Numbers that are small beside attention agree with whatever is small, and
+  // equal ones tell no more than one of them does. Not so where gradients that
+  // were cut off are 0.
+  const bool in_gradients = !in_out && !in_weights;
+  double numbers = 0, largest = 0;
+  for (const Tensor& x : got) {
+    if (!x.defined()) continue;
+    numbers += in_gradients ? static_cast<double>(x.numel()) : distinct(x);
+    largest = std::max(largest, largest_finite(x));
+  }
+  double without = gain.without;
+  if (!in_gradients || !std::isfinite(without)) {
+    without = std::min(without, largest);
+  }
+  // A type that stands in the trace is not there by chance.
+  if (recipe.narrow != Narrow::kNever &&
+      narrow_in_trace(call, recipe.narrow_type)) {
+    without = largest;
+  }
+  if (without > 0) {
+    // No number has more digits than its type.
+    const double left = std::max(gain.left, without * unit_of(call.dtype));
+    gain.bits = numbers * std::max(std::log2(without / left), 0.0);
+  }
+  if (in_out && only_moved(call, start, precision)) {
+    gain.bits = std::min(gain.bits, bits_of_order(call.out));
+  }
+  return gain;
+}
+
+// Rounding alone is judged by what it does, in errors().
+bool only_rounds(const Recipe& start, const Recipe& recipe) {
+  Recipe rounded = start;
+  rounded.narrow = recipe.narrow;
+  rounded.narrow_type = recipe.narrow_type;
+  return recipe.narrow != Narrow::kNever && recipe == rounded;
+}
+
+}  // namespace
+
+at::ScalarType precision_of(const ObservedCall& call, bool in_float) {
+  return in_float && call.dtype == at::kDouble ? at::kFloat : call.dtype;
+}
+
+bool explains_most(double left, double without) { return left <= without / 4; }
+
+Improvement improvement(std::span<const ObservedCall> calls,
+                        const Recipe& start, const Recipe& recipe,
+                        size_t faults, bool in_float) {
+  const at::NoGradGuard no_grad;
+  const bool rounds = only_rounds(start, recipe);
+  bool first = true;
+  double bits = 0;
+  for (const ObservedCall& call : calls) {
+    const Gain gain =
+        gain_of(call, start, recipe, precision_of(call, in_float));
+    if (gain.without == 0) continue;
+    if (first && !rounds && !explains_most(gain.left, gain.without)) {
+      return Improvement::kLittle;
+    }
+    first = false;
+    bits += gain.bits;
+  }
+  return bits < kBitsNeeded[faults] ? Improvement::kMayBeChance
+                                    : Improvement::kEnough;
 }
 
 // ---- What PyTorch itself returns -------------------------------------------

@@ -2,6 +2,7 @@
 """Nothing right is accused of what a check itself guessed, and nothing wrong passes
 for want of a case that shows it."""
 
+import functools
 import inspect
 import json
 import math
@@ -54,6 +55,36 @@ def test_the_functional_forms_are_right(function):
     assert "taken for" not in " ".join(report.understood)
     names = {case["name"] for case in report.cases}
     assert {"padding and mask", "is_causal", "weights per head"} <= names
+
+
+def without_biases_of_keys(
+    query, key, value, embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias,
+    out_proj_weight, out_proj_bias, key_padding_mask=None, attn_mask=None,
+):  # fmt: skip
+    return FUNCTIONAL[0](
+        query, key, value, embed_dim_to_check, num_heads, in_proj_weight, in_proj_bias,
+        None, None, False, 0.0, out_proj_weight, out_proj_bias,
+        key_padding_mask=key_padding_mask, attn_mask=attn_mask,
+    )  # fmt: skip
+
+
+PARTLY = [
+    without_biases_of_keys,
+    functools.partial(FUNCTIONAL[0], add_zero_attn=False),
+    functools.partial(FUNCTIONAL[0], bias_k=None, bias_v=None),
+]
+
+
+@pytest.mark.parametrize("function", PARTLY, ids=["subset", "partial", "two fixed"])
+def test_a_part_of_a_known_signature_is_right(function):
+    report = multihead.check(function)
+    assert report.passed, str(report)
+
+
+def test_what_a_function_of_any_arguments_lacks_is_not_its_fault():
+    report = multihead.check(lambda *args: FUNCTIONAL[0](*args))
+    assert report.unchecked and report.cause == "not_called", str(report)
+    assert multihead.check(lambda *args: F.scaled_dot_product_attention(*args)).passed
 
 
 def test_a_fault_behind_a_known_signature_is_named():

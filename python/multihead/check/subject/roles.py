@@ -138,7 +138,8 @@ PYTORCHS_LAYER = frozenset(
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k "
     "bias_v add_zero_attn dropout_p out_proj_weight out_proj_bias".split()
 )
-# The roles of those whose names alone would be misread; "nothing" is left out.
+# Beside `in_proj_weight`, the roles of those whose names alone would be misread;
+# "nothing" is left out.
 PYTORCHS_ROLES = {
     "embed_dim_to_check": "embed_dim",
     "add_zero_attn": "flag",

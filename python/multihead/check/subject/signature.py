@@ -16,6 +16,8 @@ from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
 
 _EMPTY = inspect.Parameter.empty
+# Of a signature that does not say.
+_UNKNOWN = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in "qkv"]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # B, L, E = x.shape: what the code calls the axes of its input, in their order.
 _UNPACKED = re.compile(
@@ -92,10 +94,13 @@ def read(subject: Subject) -> Call:
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
     call.bound = {tables.CALL.get(normal(n), n): value for n, value in fixed.items()}
-    call.is_pytorchs_layer = call.roles.keys() >= tables.PYTORCHS_LAYER
-    if call.is_pytorchs_layer:
+    taken = call.roles.keys() | fixed.keys()
+    call.is_pytorchs_layer = taken >= tables.PYTORCHS_LAYER
+    if "in_proj_weight" in taken:  # it projects all three, as PyTorch's layer does
         known = tables.PYTORCHS_ROLES
         call.roles |= {n: known[n] for n in call.roles if n in known}
+    if call.parameters and call.parameters[0] is _UNKNOWN[0]:
+        call.guess([p.name for p in call.parameters], "query, key and value")
     _settle_tensors(call, subject)
     _settle_masks(call)
     takers = ("weight", "weights")
@@ -110,7 +115,6 @@ def read(subject: Subject) -> Call:
 
 def _parameters(subject: Subject) -> list[inspect.Parameter]:
     """The parameters of a call; q, k and v where the signature does not say."""
-    unknown = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in "qkv"]
     if isinstance(subject.entry, (torch.jit.ScriptFunction, torch.ScriptMethod)):
         arguments = [a for a in subject.entry.schema.arguments if a.name != "self"]
         return _named(
@@ -120,7 +124,7 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
     try:
         found = list(inspect.signature(subject.entry).parameters.values())
     except ValueError:  # a function written in C
-        return _documented(subject.entry) or unknown
+        return _documented(subject.entry) or _UNKNOWN
     named = [p for p in found if p.kind not in _VARIADIC]
     own = inspect.signature(subject.entry, follow_wrapped=False).parameters.values()
     if hasattr(subject.entry, "__wrapped__") and _takes_any(own):
@@ -131,7 +135,7 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
         ]
     if subject.kind == "class":
         named = named[1:]
-    return unknown if not named and _takes_any(found) else named
+    return _UNKNOWN if not named and _takes_any(found) else named
 
 
 def _named(defaults: Iterable[tuple[str, object]]) -> list[inspect.Parameter]:
