@@ -365,6 +365,13 @@ Verdict explain(std::span<const Observation> observations) {
   }
   if (best != nullptr) {
     describe(ordered, *best, attention, verdict);
+    // Right only as PyTorch's own numbers are that, which overflow likewise.
+    if (best->faults.empty()) {
+      for (Finding flaw : flaws_of_out(ordered, attention)) {
+        flaw.sentence += " PyTorch's own overflow like them.";
+        verdict.remarks.push_back(flaw);
+      }
+    }
     const auto more = remarks(ordered, attention, *best);
     verdict.remarks.insert(verdict.remarks.end(), more.begin(), more.end());
   }

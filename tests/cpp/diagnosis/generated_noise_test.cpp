@@ -279,5 +279,19 @@ TEST(GeneratedNoise, OfNothingButZerosAndNaNNoFaultIsNamed) {
   }
 }
 
+// PyTorch's own float16 overflows here, so that it is no fault, but it is said.
+TEST(GeneratedNoise, WhatOverflowsAsPyTorchIsNotPassedOverInSilence) {
+  at::manual_seed(0);
+  const auto given = [] { return (random({1, 1, 3, 4}) * 1e4).to(at::kHalf); };
+  Observation o{{{"query", given()}, {"key", given()}, {"value", given()}}, {}};
+  o.tensors["out"] = at::full_like(o.tensors["query"], std::nan(""));
+  const Verdict verdict = explain(std::array{o});
+  EXPECT_TRUE(verdict.faults.empty());
+  const auto& said = verdict.judgement == Judgement::kUnknown ? verdict.findings
+                                                              : verdict.remarks;
+  ASSERT_FALSE(said.empty());
+  EXPECT_EQ(said[0].name, "not_finite");
+}
+
 }  // namespace
 }  // namespace multihead::diagnosis
