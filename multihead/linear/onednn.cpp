@@ -39,6 +39,13 @@ std::string what_lacks() {
   if (!at::hasMKLDNN() || !at::native::mkldnn_matmul) {
     return "this PyTorch lacks oneDNN";
   }
+  // PyTorch's function refuses every dtype then.
+  for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}) {
+    const char* const most = std::getenv(name);
+    const std::string_view isa = most ? most : "";
+    if (isa == "AVX" || isa.starts_with("AVX2") || isa.starts_with("SSE"))
+      return std::string(name) + " holds oneDNN to less than AVX-512";
+  }
   if (!at::hasMKL()) return "this PyTorch multiplies by another BLAS than MKL";
 #ifdef __x86_64__
   if (!__builtin_cpu_supports("avx512bw") ||

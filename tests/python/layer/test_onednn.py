@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -189,3 +192,26 @@ def test_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MULTIHEAD_LINEAR")
     layer(x, x, x)
     assert products() == (0 if torch.ops.multihead.why_not_linear() else 2)
+
+
+TRAINS = """
+import torch, multihead
+layer, x = multihead.MultiheadAttention(384, 6), torch.randn(128, 2, 384)
+layer(x, x, x, need_weights=False)[0].sum().backward()
+assert multihead.stats().calls("onednn", "linear") == 0
+print(torch.ops.multihead.why_not_linear())
+"""
+
+
+@needs_onednn
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_a_library_that_is_held_to_less_is_left_alone(variable: str) -> None:
+    """PyTorch's function for products refuses float32 too then."""
+    run = subprocess.run(
+        [sys.executable, "-c", TRAINS],
+        env=os.environ | {variable: "AVX2"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == f"{variable} holds oneDNN to less than AVX-512\n"
