@@ -214,6 +214,19 @@ const Finding* on_fully_masked_rows(const ObservedCall& call,
              : nullptr;
 }
 
+std::vector<Finding> flaws_of_out(std::span<const ObservedCall> calls,
+                                  const Recipe& attention);
+
+// Those of an output that is right only as PyTorch's own numbers are, which
+// overflow likewise.
+std::vector<Finding> shared_flaws(std::span<const ObservedCall> calls,
+                                  const Recipe& attention) {
+  std::vector<Finding> flaws = flaws_of_out(calls, attention);
+  for (Finding& flaw : flaws)
+    flaw.sentence += " PyTorch's own overflow like them.";
+  return flaws;
+}
+
 // On calls beside attention by `attention`, the conventions of `explanation`.
 std::vector<Finding> remarks(std::span<const ObservedCall> calls,
                              const Recipe& attention,
@@ -224,6 +237,7 @@ std::vector<Finding> remarks(std::span<const ObservedCall> calls,
         return pick.fault->stage == Stage::kMaskedScores;
       });
   std::vector<Finding> all;
+  if (explanation.faults.empty()) all = shared_flaws(calls, attention);
   for (const Finding* remark : {&kNaNRows, &kUniformRows}) {
     const bool concerns = std::ranges::any_of(calls, [&](const auto& call) {
       return on_fully_masked_rows(call, attention) == remark;
@@ -365,13 +379,6 @@ Verdict explain(std::span<const Observation> observations) {
   }
   if (best != nullptr) {
     describe(ordered, *best, attention, verdict);
-    // Right only as PyTorch's own numbers are that, which overflow likewise.
-    if (best->faults.empty()) {
-      for (Finding flaw : flaws_of_out(ordered, attention)) {
-        flaw.sentence += " PyTorch's own overflow like them.";
-        verdict.remarks.push_back(flaw);
-      }
-    }
     const auto more = remarks(ordered, attention, *best);
     verdict.remarks.insert(verdict.remarks.end(), more.begin(), more.end());
   }
