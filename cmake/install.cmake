@@ -13,7 +13,8 @@ if(SKBUILD)
                           INSTALL_RPATH "$ORIGIN/..;$ORIGIN/../../torch/lib")
     install(TARGETS multihead_cli RUNTIME DESTINATION multihead/bin)
   endif()
-  install(FILES python/multihead_command.py DESTINATION .)
+  install(FILES python/multihead_command.py python/multihead_pytest.py
+          DESTINATION .)
   return()
 endif()
 

@@ -68,6 +68,7 @@ TORCH_LIBRARY_FRAGMENT(multihead, m) {
         &render_report_op, tags);
   m.def("faults() -> (str[] names, str[] stages, str[] headlines)", &faults_op,
         tags);
+  m.def("fault_catalogue() -> str", &fault_catalogue, tags);
   // Whether explain() takes a tensor of this name for something else than a
   // weight.
   m.def("is_reserved(str name) -> bool", &is_reserved, tags);

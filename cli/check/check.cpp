@@ -27,6 +27,8 @@
 #include <thread>
 
 #include "cli/check/child.h"
+#include "cli/check/interpreter.h"
+#include "cli/check/survey.h"
 #include "cli/commands.h"
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
@@ -141,6 +143,9 @@ struct CheckOptions {
   Words passed_on;     // to Python's multihead.check
   bool causal = false;
   double time_limit = 20;  // seconds, for the code under test
+  bool limited = false;    // the user said so
+  double budget = 55;      // seconds, for all of a folder
+  std::string sarif;       // a file for what is found in a folder
   ReportOutput output = {};
 };
 
@@ -151,11 +156,17 @@ a notebook; NAME a function, a module, or its class, where FILE has several. It
 runs in a process of its own, by MULTIHEAD_PYTHON, the active environment, or
 python3, whichever comes first.
 
+Of a folder, it checks every class and function whose code looks like attention,
+the likeliest first, two at a time, and prints a table. Tests, environments and what
+git ignores are left out.
+
 Exit status: 0 it is attention, 1 it is not, 2 it could not be checked, or the
-report not be written.
+report not be written. Of a folder: 0 nothing that could be judged is wrong, 1
+something is, 2 nothing could be judged.
 
 Examples:
   multihead check attention.py
+  multihead check src --sarif attention.sarif
   multihead check attention.py:MultiHeadAttention --num-heads 4
   multihead check attention.py --mask keep --json
 )";
@@ -194,33 +205,6 @@ faulthandler.enable(3)
 faulthandler.register(signal.SIGTERM, 3, chain=True)
 answer(3, os.environ.pop("MULTIHEAD_ANSWER", ""), sys.argv[1:])
 )py";
-
-// As ./run chooses it, but for .venv.
-std::string python() {
-  const std::string named = environment("MULTIHEAD_PYTHON");
-  if (!named.empty()) return named;
-  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-    const std::string folder = environment(variable);
-    const std::string candidate = folder + "/bin/python";
-    if (!folder.empty() && access(candidate.c_str(), X_OK) == 0)
-      return candidate;
-  }
-  return "python3";
-}
-
-// The package in the build folder, if this is the command there; elsewhere it
-// is installed where Python finds it.
-void offer_package() {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path self = fs::read_symlink("/proc/self/exe", error);
-  const fs::path folder = self.parent_path().parent_path() / "python";
-  if (error || !fs::exists(folder / "multihead" / "_built.py")) return;
-  const std::string others = environment("PYTHONPATH");
-  const std::string path =
-      folder.string() + (others.empty() ? "" : ":" + others);
-  setenv("PYTHONPATH", path.c_str(), /*overwrite=*/1);
-}
 
 std::string seconds_text(double seconds) { return format("%g", seconds); }
 
@@ -307,18 +291,6 @@ std::string hang(const CheckOptions& options, const std::string& answer) {
                  last_place(answer, options.target));
 }
 
-// The exit status and the text of an answer; nullopt where there is none.
-std::optional<std::pair<int, std::string>> answered(const std::string& answer) {
-  constexpr std::string_view kMarker = "report ";
-  size_t at = 0;
-  while (at < answer.size() && answer.compare(at, kMarker.size(), kMarker) != 0)
-    at = std::min(answer.find('\n', at), answer.size() - 1) + 1;
-  const size_t line_end = answer.find('\n', at);
-  if (line_end == std::string::npos) return std::nullopt;
-  return std::pair(std::atoi(answer.c_str() + at + kMarker.size()),
-                   answer.substr(line_end + 1));
-}
-
 // An answer that the limit on files has cut says nothing about the code.
 void refuse_cut(const std::string& answer) {
   rlimit limit{};
@@ -328,7 +300,29 @@ void refuse_cut(const std::string& answer) {
                              " bytes (ulimit -f), got more");
 }
 
+// The same for each that a folder has.
+int survey_of(const CheckOptions& options) {
+  if (!options.output.html.empty() || !options.output.svg.empty())
+    throw std::invalid_argument(
+        "check: --html and --svg are of one report; a folder has --json and "
+        "--sarif");
+  offer_package();
+  SurveyOptions all = {.root = options.target,
+                       .command = {python(), "-c", kBootstrap},
+                       .budget = options.budget,
+                       .json = options.output.json,
+                       .sarif = options.sarif};
+  if (options.limited) all.time_limit = options.time_limit;
+  for (const auto& [option, value] : options.passed_on)
+    all.options.insert(all.options.end(), {option, value});
+  if (options.causal) all.options.push_back("--causal");
+  return survey(all);
+}
+
 int check(const CheckOptions& options) {
+  if (std::filesystem::is_directory(options.target)) return survey_of(options);
+  if (!options.sarif.empty())
+    throw std::invalid_argument("check: --sarif is for a folder, got a file");
   ReportWriter writer("check", options.output);
   offer_package();
   const std::string command_line = "multihead check " + options.target;
@@ -444,7 +438,7 @@ void add_check(CLI::App& app, Action& action) {
       ->required()
       ->check(is_named)
       ->check(is_code)
-      ->type_name("FILE[:NAME]");
+      ->type_name("FILE[:NAME] or FOLDER");
   add_words(
       *command, options->passed_on,
       {{"--num-heads", "--num-heads", "Heads to call it with", "N"},
@@ -458,13 +452,23 @@ void add_check(CLI::App& app, Action& action) {
   command->add_flag("--causal", options->causal, "It is causal by itself");
   command
       ->add_option("--time-limit", options->time_limit,
-                   "Seconds that the code may use, all calls together")
+                   "Seconds that the code may use, all calls together (of a "
+                   "folder 10, each)")
       ->check(CLI::Range(0.1, 86400.0))
       ->type_name("SECONDS")
       ->capture_default_str();
+  command
+      ->add_option("--budget", options->budget, "Seconds for all of a folder")
+      ->check(CLI::Range(1.0, 86400.0))
+      ->type_name("SECONDS")
+      ->capture_default_str();
   add_output(*command, options->output);
-  command->callback(
-      [&action, options] { action = [options] { return check(*options); }; });
+  add_file(*command, "--sarif", options->sarif,
+           "Write what is wrong in a folder, for code review");
+  command->callback([&action, options, command] {
+    options->limited = command->count("--time-limit") > 0;
+    action = [options] { return check(*options); };
+  });
 }
 
 void add_explain(CLI::App& app, Action& action) {

@@ -66,15 +66,17 @@ class AnswerFile {
  public:
   AnswerFile() : descriptor_(memfd_create("answer", MFD_CLOEXEC)) {
     if (descriptor_ < 0) throw std::runtime_error(std::strerror(errno));
-    const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" +
-                             std::to_string(descriptor_);
-    setenv(kAnswerVariable, path.c_str(), /*overwrite=*/1);
+    setenv(kAnswerVariable, path().c_str(), /*overwrite=*/1);
   }
   ~AnswerFile() { close(descriptor_); }
   AnswerFile(const AnswerFile&) = delete;
   AnswerFile& operator=(const AnswerFile&) = delete;
 
   int descriptor() const { return descriptor_; }
+  std::string path() const {
+    return "/proc/" + std::to_string(getpid()) + "/fd/" +
+           std::to_string(descriptor_);
+  }
   bool empty() const { return size() == 0; }
   bool ends_with(const std::string& mark) const {
     const size_t length = size();
@@ -100,7 +102,7 @@ class AnswerFile {
   int descriptor_;
 };
 
-pid_t spawn(const std::vector<std::string>& command, int answer) {
+pid_t spawn(const std::vector<std::string>& command, int answer, bool silent) {
   std::vector<char*> arguments;
   for (const std::string& argument : command)
     arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -115,6 +117,9 @@ pid_t spawn(const std::vector<std::string>& command, int answer) {
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY,
                                    0);
+  if (silent)
+    posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null",
+                                     O_WRONLY, 0);
   posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&files, answer, kAnswerDescriptor);
   pid_t child = 0;
@@ -228,7 +233,9 @@ ChildEnd run_child(const ChildOptions& options) {
   const InterruptGuard guard;
   const AnswerFile answer;
   const Orphans orphans;
-  const pid_t child = spawn(options.command, answer.descriptor());
+  pid_t child = options.start ? options.start(answer.path()) : 0;
+  if (child == 0)
+    child = spawn(options.command, answer.descriptor(), options.silent);
   ChildEnd end;
   Clocks clocks(options);
   bool silent = true;

@@ -4,7 +4,9 @@
 // in, and so much time.
 #pragma once
 
-#include <optional>
+#include <sys/types.h>
+
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +24,10 @@ struct ChildEnd {
 
 struct ChildOptions {
   std::vector<std::string> command;  ///< program, looked for in PATH; arguments
+  /// Tried before: starts it, to answer in the file of this name, and returns
+  /// its number, a child of ours; 0 where it cannot.
+  std::function<pid_t(const std::string& answer)> start = {};
+  bool silent = false;       ///< what it prints goes nowhere
   double start_limit = 60;   ///< seconds until it has written the first byte
   double time_limit = 20;    ///< seconds from then on, unless it is resting:
   std::string resting_mark;  ///< while its answer ends with this,

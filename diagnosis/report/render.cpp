@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "diagnosis/report/codes.h"
 #include "diagnosis/report/document.h"
 #include "multihead/diagnosis.h"
 #include "multihead/text/escaped.h"
@@ -376,11 +377,9 @@ using OrderedJson = nlohmann::ordered_json;
 
 // Text is escaped, and what is no UTF-8 replaced; NaN and infinities are null.
 static void to_json(OrderedJson& json, const Finding& finding) {
-  json = {{"name", finding.name},
-          {"stage", finding.stage},
-          {"sentence", finding.sentence},
-          {"remedy", finding.remedy},
-          {"detail", finding.detail}};
+  json = {{"name", finding.name},     {"code", code_of(finding.name)},
+          {"stage", finding.stage},   {"sentence", finding.sentence},
+          {"remedy", finding.remedy}, {"detail", finding.detail}};
 }
 
 static void to_json(OrderedJson& json, const ComparedCase& c) {

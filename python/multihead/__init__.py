@@ -12,7 +12,7 @@ _library.load("libmultihead.so")
 from . import _quantizable, textbook  # noqa: E402, F401
 from ._built import VERSION as __version__  # noqa: E402
 from .cache import KVCache, from_mxint8, to_mxint8  # noqa: E402
-from .check import Report, check  # noqa: E402
+from .check import Report, assert_attention, check  # noqa: E402
 from .functional import (  # noqa: E402
     AttentionSummary,
     Route,
@@ -53,6 +53,7 @@ __all__ = [
     "Route",
     "Stats",
     "__version__",
+    "assert_attention",
     "attention_summary",
     "backend",
     "check",

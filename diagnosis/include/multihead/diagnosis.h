@@ -87,6 +87,12 @@ Verdict explain(std::span<const Observation> observations);
 /// The verdict as one JSON object.
 std::string to_json(const Verdict& verdict);
 
+/// Everything that has a name as a JSON list, ordered by code: [{code: "MH301",
+/// name: "scale_missing", hurts: what it does to those who do not notice,
+/// places: [{stage, sentence, remedy, details}]}]. Codes are stable. Sentences
+/// have {B} {H} {G} {Lq} {Lk} {D} {E} for the sizes of a call.
+std::string fault_catalogue();
+
 // ---- Reports ---------------------------------------------------------------
 
 enum class ReportFormat {

@@ -5,11 +5,12 @@ This package calls and watches the code under test; what is right and what a fau
 is called, the C++ library says (multihead/diagnosis.h).
 """
 
+from .assertion import assert_attention
 from .options import Options
 from .report import Finding, Report
 from .session import examine
 
-__all__ = ["Finding", "Options", "Report", "check", "examine"]
+__all__ = ["Finding", "Options", "Report", "assert_attention", "check", "examine"]
 
 
 def check(

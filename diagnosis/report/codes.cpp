@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: MIT
+#include "diagnosis/report/codes.h"
+
+#include <algorithm>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "diagnosis/stages/recipe.h"
+#include "multihead/diagnosis.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+// ---- What several faults do ------------------------------------------------
+
+constexpr std::string_view kTransposed =
+    "Square matrices hide it: shapes fit, and training from nothing works. "
+    "Weights that come from PyTorch or go there give other results.";
+constexpr std::string_view kMatrices =
+    "Trained like that, nothing is lost; but state dicts lie about which "
+    "matrix is which, and weights of others give other results.";
+constexpr std::string_view kShared =
+    "Two roles share one matrix, so the layer can express less; the other "
+    "matrix is a parameter without effect that learns nothing.";
+constexpr std::string_view kInputs =
+    "In self-attention nothing is wrong. In cross-attention the other sequence "
+    "is not read, or not where it should be: a decoder ignores its source.";
+constexpr std::string_view kBiases =
+    "Fresh layers often have zero biases, so that it shows only with trained "
+    "weights: results are off by a constant.";
+constexpr std::string_view kSplit =
+    "Positions and features are mixed: a position reads parts of others as if "
+    "they were its own, causal masks leak, and batch or length change results. "
+    "Loss falls all the same, to a worse value.";
+constexpr std::string_view kGroups =
+    "Query heads read the wrong keys and values. It trains; weights of "
+    "published grouped-query models give nonsense.";
+constexpr std::string_view kRoles =
+    "The layer is another function than attention: one of its projections has "
+    "no effect, and learns nothing.";
+constexpr std::string_view kTooLarge =
+    "Scores grow with the head width, the softmax becomes one-hot, and its "
+    "gradient vanishes: training is slow or diverges, more so for wide heads. "
+    "Weights trained with the right scale give other results.";
+constexpr std::string_view kTooSmall =
+    "Scores are too small, the softmax is nearly uniform, and every query "
+    "averages everything: training is slower and worse. Weights trained with "
+    "the right scale give other results.";
+constexpr std::string_view kOtherScale =
+    "The sharpness of attention depends on the wrong size. At some sizes it is "
+    "right by chance, so that tests pass; weights trained with the right scale "
+    "give other results.";
+constexpr std::string_view kLeak =
+    "What is hidden is seen: padding changes results, and a model that "
+    "predicts the next word sees it in training and not when it is used.";
+constexpr std::string_view kWrongItem =
+    "The wrong keys are hidden, and often no shape complains. With one item in "
+    "the batch, as when trying it out, all is right.";
+constexpr std::string_view kFuture =
+    "A model that predicts the next word sees it: training loss is excellent, "
+    "and generation is nonsense.";
+constexpr std::string_view kAxis =
+    "A query's weights do not sum to 1, and depend on other queries, heads or "
+    "texts of the batch: results change with what else is computed, and causal "
+    "masks leak.";
+constexpr std::string_view kNoWeights =
+    "The result is no average of values: its size grows with the number of "
+    "keys or with the scores, and training is unstable.";
+constexpr std::string_view kNarrow =
+    "Results have two or three digits. Long sums and small differences between "
+    "scores are lost, also where the caller uses float32.";
+constexpr std::string_view kReturned =
+    "The output is right. Who draws, prunes or distils by the weights that are "
+    "returned is misled.";
+
+// ---- The table -------------------------------------------------------------
+//
+// A code is for ever: it stands in people's configurations. What is new gets
+// the next number of its hundred; what goes leaves its number unused.
+
+constexpr FaultCode kCodes[] = {
+    // Projections.
+    {"MH101", "query_weight_transposed", kTransposed},
+    {"MH102", "key_weight_transposed", kTransposed},
+    {"MH103", "value_weight_transposed", kTransposed},
+    {"MH104", "all_weights_transposed", kTransposed},
+    {"MH105", "query_key_swapped", kMatrices},
+    {"MH106", "query_value_swapped", kMatrices},
+    {"MH107", "key_value_swapped", kMatrices},
+    {"MH108", "projections_rotated", kMatrices},
+    {"MH109", "one_projection_for_all", kShared},
+    {"MH110", "query_weight_for_keys", kShared},
+    {"MH111", "key_weight_for_values", kShared},
+    {"MH112", "query_weight_for_values", kShared},
+    {"MH113", "key_weight_for_queries", kShared},
+    {"MH114", "value_weight_for_keys", kShared},
+    {"MH115", "value_weight_for_queries", kShared},
+    {"MH116", "value_from_key", kInputs},
+    {"MH117", "key_from_value", kInputs},
+    {"MH118", "key_from_query", kInputs},
+    {"MH119", "value_from_query", kInputs},
+    {"MH120", "query_from_key", kInputs},
+    {"MH121", "inputs_swapped", kInputs},
+    {"MH122", "biases_forgotten", kBiases},
+    {"MH123", "input_biases_forgotten", kBiases},
+    {"MH124", "query_bias_forgotten", kBiases},
+    {"MH125", "value_bias_forgotten", kBiases},
+    {"MH126", "input_projection_forgotten",
+     "Heads are then fixed slices of the input: the layer cannot learn what to "
+     "compare, and has parameters that get no gradient."},
+    {"MH127", "batch_and_sequence_exchanged",
+     "Texts of one batch are mixed with each other, and no text with itself: "
+     "the loss still falls a little, and the result depends on what else is in "
+     "the batch."},
+    // Heads.
+    {"MH201", "heads_not_transposed", kSplit},
+    {"MH202", "heads_not_split",
+     "The layer has one head, whatever `num_heads` says: less can be "
+     "expressed, and weights trained with heads give other results."},
+    {"MH203", "heads_interleaved",
+     "A layer that is trained like that learns as well; weights from or for "
+     "any other implementation give other results without an error."},
+    {"MH204", "groups_tiled", kGroups},
+    {"MH205", "groups_truncated",
+     "Keys and values of the other groups are computed and never read: they "
+     "cost time, and learn nothing."},
+    {"MH206", "groups_clamped", kGroups},
+    {"MH207", "group_size_wrong", kGroups},
+    {"MH208", "values_are_keys", kRoles},
+    {"MH209", "values_are_queries", kRoles},
+    {"MH210", "keys_are_values", kRoles},
+    {"MH211", "keys_are_queries", kRoles},
+    {"MH212", "queries_are_keys", kRoles},
+    {"MH213", "keys_reshaped",
+     "The scores compare features of one position with features of others: "
+     "numbers of the right shape that mean nothing. Training hides it, badly."},
+    {"MH214", "queries_and_keys_exchanged",
+     "Weights are those with which keys look at queries. In self-attention no "
+     "shape complains, and a causal mask lets the wrong half through."},
+    {"MH215", "keys_and_values_exchanged", kRoles},
+    {"MH216", "merge_not_transposed", kSplit},
+    {"MH217", "merge_interleaved",
+     "A layer that is trained like that learns as well; weights from or for "
+     "any other implementation give other results without an error."},
+    {"MH218", "heads_averaged_together",
+     "What distinguishes the heads is averaged away before the output "
+     "projection could use it."},
+    // Scale of the scores.
+    {"MH301", "scale_missing", kTooLarge},
+    {"MH302", "scale_not_root", kTooSmall},
+    {"MH303", "scale_by_embed_dim", kTooSmall},
+    {"MH304", "scale_by_all_heads", kTooSmall},
+    {"MH305", "scale_by_value_width", kOtherScale},
+    {"MH306", "scale_by_embed_dim_not_root", kTooSmall},
+    {"MH307", "scale_applied_twice", kTooSmall},
+    {"MH308", "scale_by_length",
+     "The sharpness of attention depends on how long the text is, or how far "
+     "it was padded: what was learned at one length is wrong at another."},
+    {"MH309", "scale_by_heads", kOtherScale},
+    {"MH310", "scale_by_group_count", kOtherScale},
+    {"MH311", "scale_wrong_power", kOtherScale},
+    {"MH312", "scale_multiplied", kTooLarge},
+    {"MH313", "scale_after_softmax",
+     "Scores are as large as without a scale, so the softmax is nearly one- "
+     "hot; and the weights no longer sum to 1, so the output is too small."},
+    {"MH314", "scale_of_another_number",
+     "It fits one size. With another number of heads or another width the "
+     "scores are too large or too small, and no error tells."},
+    // Masks.
+    {"MH401", "mask_ignored", kLeak},
+    {"MH402", "mask_inverted",
+     "Attention sees exactly what it must not see and nothing of what it may: "
+     "padding, or the future that it is to predict. Training loss can look "
+     "excellent for that reason."},
+    {"MH403", "mask_added", kLeak},
+    {"MH404", "mask_multiplied", kLeak},
+    {"MH405", "mask_after_softmax",
+     "The weights of a masked row sum to less than 1, so the output shrinks "
+     "with the share of padding, and what is hidden still decides by how "
+     "much."},
+    {"MH406", "mask_sentinel_leaks",
+     "Hidden keys keep a little weight. It is small in most rows and large "
+     "where all other scores are low, so results depend on padding now and "
+     "then."},
+    {"MH407", "mask_transposed",
+     "Keys are hidden from the wrong queries. With a causal mask each query "
+     "sees the future instead of the past."},
+    {"MH408", "mask_batch_as_heads", kWrongItem},
+    {"MH409", "mask_batch_as_queries", kWrongItem},
+    {"MH410", "mask_head_order", kWrongItem},
+    {"MH411", "mask_of_first_item", kWrongItem},
+    {"MH412", "mask_of_first_head",
+     "Masks that differ by head, such as windows or biases, have no effect but "
+     "the first."},
+    {"MH413", "padding_ignored",
+     "Padding gets weight: results depend on how far a text was padded, and so "
+     "on the other texts of its batch."},
+    {"MH414", "padding_inverted",
+     "Only padding is attended to. As it is the same everywhere, every output "
+     "is nearly the same."},
+    {"MH415", "padding_on_queries",
+     "Rows of padded queries become NaN or uniform, and real queries still "
+     "attend to padding."},
+    {"MH416", "causal_ignored", kFuture},
+    {"MH417", "causal_inverted", kFuture},
+    {"MH418", "causal_bottom_right",
+     "With as many keys as queries there is no difference. With more keys, "
+     "each query sees further than PyTorch's `is_causal` lets it."},
+    {"MH419", "causal_misses_diagonal",
+     "No position sees itself, and the first sees nothing: its row is NaN, or "
+     "an average of everything."},
+    {"MH420", "causal_one_too_far", kFuture},
+    // Weights.
+    {"MH501", "softmax_over_queries", kAxis},
+    {"MH502", "softmax_over_heads", kAxis},
+    {"MH503", "softmax_over_batch", kAxis},
+    {"MH504", "softmax_over_all", kAxis},
+    {"MH505", "softmax_over_heads_and_keys", kAxis},
+    {"MH506", "softmax_missing", kNoWeights},
+    {"MH507", "softmax_not_normalised", kNoWeights},
+    {"MH508", "softmax_twice",
+     "Weights lie between 1/L and e/L: the layer averages nearly everything, "
+     "whatever the scores say, and its gradient almost vanishes. Hidden keys "
+     "get weight again."},
+    {"MH509", "log_softmax",
+     "Weights are negative and far from a sum of 1: the output is a weighted "
+     "sum with the wrong sign, large where attention is to be small."},
+    {"MH510", "sigmoid_instead_of_softmax", kNoWeights},
+    {"MH511", "scores_normalised_without_exp",
+     "The sum of the scores may be near 0 or negative: weights explode, change "
+     "their sign, and training diverges."},
+    {"MH512", "weights_averaged",
+     "All heads attend alike: several heads cost what several heads cost, and "
+     "do what one does."},
+    {"MH513", "weights_transposed",
+     "A query's result is made with the weights of others. In self-attention "
+     "no shape complains."},
+    {"MH514", "dropout_left_on",
+     "The same input gives another result each time, in evaluation and in "
+     "production; scores are lower than they could be."},
+    {"MH515", "dropout_missing",
+     "The layer is trained without the regularisation that was asked for, and "
+     "overfits more."},
+    {"MH516", "dropout_before_softmax",
+     "A score of 0 is not a weight of 0: dropped keys are as visible as "
+     "others, or more so. Masks of -inf may become NaN."},
+    {"MH517", "dropout_not_rescaled",
+     "Outputs are smaller in training than in evaluation by the factor 1 - p: "
+     "later layers meet other numbers than they were trained on."},
+    {"MH518", "dropout_on_context",
+     "It regularises something else than attention: results of heads, not "
+     "which keys are read. Compare with published numbers with care."},
+    {"MH519", "dropout_keeps_what_it_should_drop",
+     "With p = 0.1, 90 % of the weights are dropped in training: the layer "
+     "learns almost nothing."},
+    {"MH520", "computed_in_bfloat16", kNarrow},
+    {"MH521", "computed_in_float16", kNarrow},
+    // Output.
+    {"MH601", "output_weight_transposed", kTransposed},
+    {"MH602", "output_bias_forgotten", kBiases},
+    {"MH603", "output_forgotten",
+     "Heads are not mixed with each other; and if the matrix exists, it is a "
+     "parameter without effect that no optimiser moves."},
+    {"MH604", "output_per_head",
+     "Heads cannot be mixed: each position's heads are projected by "
+     "themselves, and most of what W_o learns is not used."},
+    {"MH605", "output_projection_twice",
+     "The same matrix is applied to its own result: training has to find its "
+     "square root, and weights of others give other results."},
+    {"MH606", "input_added",
+     "Where the block around it adds the residual, too, it counts twice; "
+     "weights of others give other results."},
+    {"MH607", "returned_weights_summed", kReturned},
+    {"MH608", "returned_weights_of_one_head", kReturned},
+    {"MH609", "returned_weights_before_softmax", kReturned},
+    {"MH610", "returned_weights_unmasked", kReturned},
+    {"MH611", "gradient_detached",
+     "Parts of the layer never learn. The loss falls nevertheless, because the "
+     "rest of the model learns around it."},
+    // The program around it.
+    {"MH901", "raises", "The call ends with an exception; nothing is computed.",
+     "The code raises an exception when it is called as its signature says.",
+     "Read the line that the report quotes; if a call needs something "
+     "special, state it by `inputs=`."},
+    {"MH902", "hangs",
+     "The call does not come back: training stands still without a word.",
+     "The code had not come to an end when its time was over.",
+     "Look for a loop whose condition stays true. If it only needs longer, "
+     "`time_limit=` gives it more."},
+    {"MH903", "crashes",
+     "The whole process ends, and with it everything that is not saved.",
+     "The process of the check ended by a signal, or past every way out that "
+     "Python has.",
+     "Look for what reads or writes memory by itself: an extension, ctypes, "
+     "an uncompiled kernel; or for `os._exit`."},
+    {"MH904", "wrong_shape",
+     "What comes next fails, or, by broadcasting, goes on with numbers that "
+     "mean something else.",
+     "The output does not have the shape of the query.",
+     "Merge the heads back into (B, Lq, H * d) before the output projection."},
+    {"MH905", "not_finite",
+     "NaN spreads: one step of an optimiser later, all weights are NaN.",
+     "The output has NaN or infinities for inputs that are ordinary.",
+     "Look for rows whose keys are all blocked, for a division by 0, for "
+     "`exp` without the largest score subtracted."},
+    {"MH906", "random",
+     "The same input gives another result each time, so nothing can be "
+     "compared or reproduced.",
+     "Two calls with the same inputs differ in evaluation.",
+     "Draw random numbers in training only, and create layers once, in "
+     "`__init__`."},
+    {"MH907", "changes_inputs",
+     "The caller's tensors change behind its back: a residual connection, a "
+     "second layer or a second epoch gets other numbers.",
+     "A call writes into the tensors that it is given.",
+     "Replace operations in place (`x += y`, `x.mul_(y)`, `x[...] = y`) by "
+     "those that make a new tensor."},
+    {"MH908", "changes_global_state",
+     "Other code of the same process computes, or draws random numbers, "
+     "otherwise than it expects.",
+     "A call changes a setting of the whole process and leaves it so.",
+     "Leave the default type, the random seed and the gradient mode to "
+     "whoever starts the program."},
+    {"MH909", "softmax_overflows",
+     "Large scores become inf and then NaN. It happens late in training, on "
+     "inputs that nobody tried.",
+     "The softmax overflows where scores are large.",
+     "Subtract each row's largest score before `exp`, or use "
+     "`torch.softmax`, which does."},
+    {"MH910", "not_comparable",
+     "What comes out cannot be laid beside attention, so nothing is said of "
+     "it.",
+     "What comes out is no tensor that could be compared.",
+     "Return the output, or a tuple whose first entry it is."},
+    {"MH911", "missing_package",
+     "The code needs a package that this Python does not find, and cannot be "
+     "run here.",
+     "The file imports a package that is not installed.",
+     "Install it beside PyTorch, or check the attention in a file of its "
+     "own."},
+    {"MH912", "no_weights_found",
+     "The parameters were not understood, so the output could not be "
+     "compared.",
+     "There are parameters whose part in attention could not be told.",
+     "State them: `weights=` takes a module or tensors by name."},
+    {"MH913", "not_called",
+     "No call that was tried got through, because an argument's meaning is not "
+     "known: nothing is said of the code.",
+     "No call of the code succeeded, and an argument of which nothing is "
+     "known had to be guessed.",
+     "State it: a call of yours by `inputs=`, or a function that fills the "
+     "argument in."},
+    {"MH914", "returns_nothing", "Whoever uses the result fails.",
+     "The call returns None.", "Return the output."},
+    {"MH915", "wrong_type", "Whoever uses the result as a tensor fails.",
+     "The call returns something else than a tensor, or a tuple that has one.",
+     "Return the output, or a tuple whose first entry it is."},
+    {"MH916", "integer_output",
+     "Everything behind the decimal point is lost, and no gradient passes.",
+     "The output has whole numbers.",
+     "Look for a conversion to an integer type, or a tensor made from whole "
+     "numbers."},
+    {"MH999", "unknown",
+     "The layer is not attention, and another layer, or weights of others, "
+     "will not do what it does.",
+     "The output is not attention's, and no known fault explains it.",
+     "Begin at the first step that differs, which the report names."},
+};
+
+}  // namespace
+
+std::span<const FaultCode> all_codes() { return kCodes; }
+
+std::string fault_catalogue() {
+  using Json = nlohmann::ordered_json;
+  Json all = Json::array();
+  for (const FaultCode& code : kCodes) {
+    Json places = Json::array();
+    for (const Fault& fault : all_faults()) {
+      if (fault.name != code.name) continue;
+      Json details = Json::array();
+      for (const Way& way : fault.ways)
+        if (!way.detail.empty()) details.push_back(way.detail);
+      places.push_back({{"stage", name_of(*fault.stage)},
+                        {"sentence", fault.sentence},
+                        {"remedy", fault.remedy},
+                        {"details", details}});
+    }
+    if (places.empty())
+      places.push_back({{"stage", ""},
+                        {"sentence", code.sentence},
+                        {"remedy", code.remedy},
+                        {"details", Json::array()}});
+    all.push_back({{"code", code.code},
+                   {"name", code.name},
+                   {"hurts", code.hurts},
+                   {"places", places}});
+  }
+  return all.dump();
+}
+
+std::string_view code_of(std::string_view name) {
+  const auto* found = std::ranges::find(kCodes, name, &FaultCode::name);
+  return found == std::end(kCodes) ? std::string_view() : found->code;
+}
+
+}  // namespace multihead::diagnosis
