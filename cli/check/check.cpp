@@ -85,6 +85,13 @@ std::string text_of(const std::string& json) {
   return terminal.shown(text);
 }
 
+// As `git apply` takes it.
+std::string patch_of(const std::string& json) {
+  const Json report = Json::parse(json);
+  return report.contains("patch") ? "\n" + report["patch"].get<std::string>()
+                                  : "";
+}
+
 // What becomes of a report beside its text on standard output.
 struct ReportOutput {
   bool json = false;  // print JSON instead
@@ -116,7 +123,7 @@ class ReportWriter {
   void write(const std::string& json, const std::string& command_line) {
     const auto printed = [&] {
       if (!html_.standard_output() && !svg_.standard_output())
-        write_output(json_ ? json + "\n" : text_of(json));
+        write_output(json_ ? json + "\n" : text_of(json) + patch_of(json));
     };
     const auto page = [&] {
       if (html_.wanted())
@@ -146,6 +153,7 @@ struct CheckOptions {
   bool limited = false;    // the user said so
   double budget = 55;      // seconds, for all of a folder
   std::string sarif;       // a file for what is found in a folder
+  bool fix = false;        // find a patch that repairs it
   ReportOutput output = {};
 };
 
@@ -173,6 +181,8 @@ Examples:
 
 // Seconds for what is not the code under test: calls of it, the verdict.
 constexpr double kGrace = 2, kVerdict = 60;
+// For the patches that are tried, which Python limits by itself.
+constexpr double kRepair = 90;
 constexpr const char* kJudging = "judging\n";
 
 // What Python runs. By default it would look for modules in the working folder
@@ -213,6 +223,7 @@ std::vector<std::string> command(const CheckOptions& options) {
   for (const auto& [option, value] : options.passed_on)
     words.insert(words.end(), {option, value});
   if (options.causal) words.push_back("--causal");
+  if (options.fix) words.push_back("--fix");
   words.insert(words.end(), {"--time-limit", seconds_text(options.time_limit)});
   return words;
 }
@@ -306,6 +317,8 @@ int survey_of(const CheckOptions& options) {
     throw std::invalid_argument(
         "check: --html and --svg are of one report; a folder has --json and "
         "--sarif");
+  if (options.fix)
+    throw std::invalid_argument("check: --fix is for one file, got a folder");
   offer_package();
   SurveyOptions all = {.root = options.target,
                        .command = {python(), "-c", kBootstrap},
@@ -328,9 +341,9 @@ int check(const CheckOptions& options) {
   const std::string command_line = "multihead check " + options.target;
   const ChildEnd end = run_child(
       {.command = command(options),
-       .time_limit = options.time_limit + kGrace,
+       .time_limit = options.time_limit + kGrace + (options.fix ? kRepair : 0),
        .resting_mark = kJudging,
-       .resting_limit = kVerdict,
+       .resting_limit = kVerdict + (options.fix ? kRepair : 0),
        .waiting = "multihead: checking " + printable(options.target)});
   if (end.interrupted) return 130;
   refuse_cut(end.answer);
@@ -462,6 +475,8 @@ void add_check(CLI::App& app, Action& action) {
       ->check(CLI::Range(1.0, 86400.0))
       ->type_name("SECONDS")
       ->capture_default_str();
+  command->add_flag("--fix", options->fix,
+                    "Print a patch that repairs it, proved by checking it");
   add_output(*command, options->output);
   add_file(*command, "--sarif", options->sarif,
            "Write what is wrong in a folder, for code review");

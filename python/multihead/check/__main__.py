@@ -16,6 +16,7 @@ import time
 
 from . import Options, Report, examine
 from .reading.suite import Progress
+from .workplace.fix import patch
 
 _SILENCE = 2.0
 
@@ -34,15 +35,22 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--layout", choices=("batch-first", "sequence-first"))
     parser.add_argument("--causal", action="store_true", default=None)
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS")
+    parser.add_argument(
+        "--fix", action="store_true", help="add a patch that repairs it"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def report_for(arguments: argparse.Namespace, progress: Progress) -> Report:
     stated = dict(vars(arguments))
-    target, layout, _ = (stated.pop(name) for name in ("target", "layout", "json"))
+    names = ("target", "layout", "json", "fix")
+    target, layout, _, fix = (stated.pop(name) for name in names)
     stated["batch_first"] = None if layout is None else layout == "batch-first"
-    return examine(target, Options(**stated), progress)
+    report = examine(target, Options(**stated), progress)
+    if fix and not report.passed:
+        report.patch = patch(target, report, Options(**stated), progress)
+    return report
 
 
 def slowly() -> Progress:
@@ -120,6 +128,7 @@ def print_all(report: Report, as_json: bool) -> None:
             print(report.to_json())
         else:
             report.print()
+            print("\n" + report.patch if report.patch else "", end="")
         sys.stdout.flush()
     except OSError as error:
         if sys.stdout is not None:

@@ -51,6 +51,7 @@ class Report:
     assumptions: what nobody stated and the numbers show.
     remarks: right, but worth knowing.
     findings: flaws that are no fault of attention (raises, hangs, ...).
+    patch: a unified diff that was asked for and repairs it; else "".
     verdict: the engine's own; None where it never came to one.
     """
 
@@ -83,6 +84,7 @@ class Report:
         }
         self.remarks = list(said.values())
         self.first_stage: str | None = engine.get("first_stage")
+        self.patch = ""
 
     @property
     def passed(self) -> bool:
@@ -133,6 +135,7 @@ class Report:
             "remarks": self.remarks,
             "understood": self.understood,
             "seconds": round(self.seconds, 3),
+            **({"patch": self.patch} if self.patch else {}),
         }
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -3,49 +3,54 @@
 candidate is run and checked, and only one that is right is shown."""
 
 import difflib
+import itertools
 import os
 import pathlib
 import time
-from collections.abc import Callable
 
 from ..options import Options
+from ..reading.suite import Progress
 from ..report import Report
+from ..session import examine
+from ..subject.target import overlaid
 from .edits import Text, edits
 
 _MOST = 40  # candidates that are run
 
-Examine = Callable[[object, Options], Report]
+_SECONDS = 60.0  # for all of them
 
 
-def patch(path: str, name: str, report: Report, examine: Examine, **given) -> str:
-    """A unified diff of the file at `path`, or "": nothing that was tried repairs the
-    one fault of the `report` on what the file calls `name`.
-
-    examine: checks the text that subject.target.overlaid shows in place of the file's.
-    given: the options of the check; seconds: for all candidates together.
-    """
-    from ..subject.target import overlaid
-
-    seconds = given.pop("seconds", 60.0)
-    if not report.cause or report.unchecked or pathlib.Path(path).suffix != ".py":
+def patch(
+    target: str, report: Report, options: Options, progress: Progress | None = None
+) -> str:
+    """A unified diff of the target's file, or "": nothing that was tried repairs what
+    the `report` says is wrong with it."""
+    path, name = _named(target, report)
+    if not report.cause or report.unchecked or path.suffix != ".py":
         return ""
-    before = pathlib.Path(path).read_text(encoding="utf-8")
+    before = path.read_text(encoding="utf-8")
     text = Text(before, name)
-    end = time.monotonic() + seconds
-    found = ""
-    candidates = [e for fault in report.causes for e in edits(fault, text)]
-    for edit in candidates[:_MOST]:
+    end = time.monotonic() + _SECONDS
+    candidates = (e for fault in report.causes for e in edits(fault, text))
+    for edit in itertools.islice(candidates, _MOST):
         if time.monotonic() > end:
             break
         after = text.edited(edit)
         if after == before or not _is_python(after):
             continue
-        with overlaid(path, after):
-            second = examine(f"{path}:{name}", Options(**given))
+        with overlaid(str(path), after):
+            second = examine(f"{path}:{name}", options, progress)
         if second.passed:
-            found = after
-            break
-    return _diff(path, before, found) if found else ""
+            return _diff(path, before, after)
+    return ""
+
+
+def _named(target: str, report: Report) -> tuple[pathlib.Path, str]:
+    """The file, and what the report calls the class or function in it."""
+    path, _, name = target.rpartition(":")
+    if path.endswith(".py") and name.isidentifier():
+        return pathlib.Path(path), name
+    return pathlib.Path(target), report.target.partition(" (")[0]
 
 
 def _is_python(text: str) -> bool:
@@ -56,10 +61,10 @@ def _is_python(text: str) -> bool:
     return True
 
 
-def _diff(path: str, before: str, after: str) -> str:
+def _diff(path: pathlib.Path, before: str, after: str) -> str:
     """As `git apply` and `patch -p1` take it, from the current folder."""
     relative = os.path.relpath(path)
-    shown = pathlib.Path(path if relative.startswith("..") else relative).as_posix()
+    shown = (path if relative.startswith("..") else pathlib.Path(relative)).as_posix()
     lines = difflib.unified_diff(
         before.splitlines(keepends=True),
         after.splitlines(keepends=True),

@@ -282,7 +282,7 @@ def loop_lines(p: Steps) -> list[str]:
     """One head after the other."""
     s = p.spec
     own = "self." if s.form == "module" else ""
-    lines = ["heads = []", f"for i in range({p.head}):"]
+    lines = ["results = []", f"for i in range({p.head}):"]
     for r in ROLES:
         if s.projections == "lists":
             name = f"{own}{matrix_name(s, p.matrix[r])}"
@@ -294,8 +294,8 @@ def loop_lines(p: Steps) -> list[str]:
     if s.projections != "lists":
         inner = [_renamed(line, {"q": "q_i", "k": "k_i", "v": "v_i"}) for line in inner]
     lines += ["    " + line for line in inner]
-    lines.append("    heads.append(context)")
-    return [*lines, "merged = torch.cat(heads, dim=-1)"]
+    lines.append("    results.append(context)")
+    return [*lines, "merged = torch.cat(results, dim=-1)"]
 
 
 def _renamed(line: str, names: dict[str, str]) -> str:

@@ -174,6 +174,8 @@ def settle(s: Spec, r: random.Random) -> Spec:
         if s.form != "module":
             s.projections = "separate" if s.form == "made" else "matrices"
         s.returns = "out"
+    if s.form != "module" and s.matrices[0] == "query":
+        s.matrices = MATRICES[0]  # the names of inputs, too
     if s.projections == "matrices":
         s.bias = False
     if s.form == "numpy":
