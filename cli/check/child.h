@@ -27,12 +27,12 @@ struct ChildOptions {
   /// Tried before: starts it, to answer in the file of this name, and returns
   /// its number, a child of ours; 0 where it cannot.
   std::function<pid_t(const std::string& answer)> start = {};
-  bool silent = false;       ///< what it prints goes nowhere
-  double start_limit = 60;   ///< seconds until it has written the first byte
-  double time_limit = 20;    ///< seconds from then on, unless it is resting:
-  std::string resting_mark;  ///< while its answer ends with this,
-  double resting_limit = 0;  ///< these seconds count
-  std::string waiting;       ///< said on standard error after two seconds
+  bool silent = false;      ///< what it prints goes nowhere
+  double start_limit = 60;  ///< seconds until it has written the first byte
+  double time_limit = 20;   ///< seconds from then on, unless it is resting:
+  std::string resting_mark = {};  ///< while its answer ends with this,
+  double resting_limit = 0;       ///< these seconds count
+  std::string waiting = {};       ///< said on standard error after two seconds
 };
 
 /// The descriptor under which a child finds the file for its answer, and the

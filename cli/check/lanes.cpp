@@ -27,13 +27,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kGrace = 2, kSilence = 2;
+constexpr double kLaneGrace = 2, kQuiet = 2;
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::string dumped(const Json& json) {
+std::string one_line(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -43,7 +43,7 @@ bool write_line(int descriptor, const std::string& text) {
   const std::string line = text + "\n";
   for (size_t done = 0; done < line.size();) {
     const ssize_t count =
-        write(descriptor, line.data() + done, line.size() - done);
+        ::write(descriptor, line.data() + done, line.size() - done);
     if (count < 0 && errno != EINTR) return false;
     if (count > 0) done += static_cast<size_t>(count);
   }
@@ -56,7 +56,7 @@ std::optional<std::string> read_line(int descriptor) {
   char block[65536];
   while (true) {
     // A line is read on its own: its writer waits for the answer to it.
-    const ssize_t count = read(descriptor, block, sizeof block);
+    const ssize_t count = ::read(descriptor, block, sizeof block);
     if (count <= 0) return std::nullopt;
     line.append(block, static_cast<size_t>(count));
     if (line.back() == '\n') {
@@ -87,8 +87,8 @@ Json checked(const SurveyOptions& options, const std::string& target,
                        return server.start(words, answer);
                      },
                  .silent = true,
-                 .start_limit = left + kGrace,
-                 .time_limit = std::min(limit + kGrace, left + kGrace),
+                 .start_limit = left + kLaneGrace,
+                 .time_limit = std::min(limit + kLaneGrace, left + kLaneGrace),
                  .resting_mark = "judging\n",
                  .resting_limit = std::min(2 * options.time_limit, left)});
   Json result = {{"interrupted", end.interrupted}, {"report", nullptr}};
@@ -126,7 +126,8 @@ Json checked(const SurveyOptions& options, const std::string& target,
                   {"why", error.what()},
                   {"seconds", 0}};
       }
-      if (result["interrupted"] || !write_line(results, dumped(result))) break;
+      if (result["interrupted"] || !write_line(results, one_line(result)))
+        break;
     }
   }
   _exit(0);
@@ -143,11 +144,12 @@ Lanes::Lanes(int count, const SurveyOptions& options) {
       throw std::runtime_error(std::string("check: ") + std::strerror(errno));
     const pid_t process = fork();
     if (process == 0) {
-      close(tasks[1]), close(results[0]);
-      for (const Lane& other : lanes_) close(other.tasks), close(other.results);
+      ::close(tasks[1]), ::close(results[0]);
+      for (const Lane& other : lanes_)
+        ::close(other.tasks), ::close(other.results);
       work(options, tasks[0], results[1]);
     }
-    close(tasks[0]), close(results[1]);
+    ::close(tasks[0]), ::close(results[1]);
     if (process < 0)
       throw std::runtime_error(std::string("check: ") + std::strerror(errno));
     lanes_.push_back({process, tasks[1], results[0]});
@@ -157,7 +159,7 @@ Lanes::Lanes(int count, const SurveyOptions& options) {
 
 Lanes::~Lanes() {
   for (const Lane& lane : lanes_) {
-    close(lane.tasks), close(lane.results);
+    ::close(lane.tasks), ::close(lane.results);
     kill(lane.process, SIGTERM);
     while (waitpid(lane.process, nullptr, 0) < 0 && errno == EINTR) {
     }
@@ -171,7 +173,7 @@ std::vector<Outcome> Lanes::check(const std::vector<std::string>& targets,
   std::vector<std::optional<size_t>> at(lanes_.size());
   std::vector<bool> open(lanes_.size(), true);
   size_t next = 0, done = 0;
-  double said = kSilence;
+  double said = kQuiet;
   const auto give = [&](size_t lane) {
     const double left = seconds - since(start);
     at[lane] = std::nullopt;
@@ -179,7 +181,7 @@ std::vector<Outcome> Lanes::check(const std::vector<std::string>& targets,
     at[lane] = next++;
     open[lane] =
         write_line(lanes_[lane].tasks,
-                   dumped({{"target", targets[*at[lane]]}, {"left", left}}));
+                   one_line({{"target", targets[*at[lane]]}, {"left", left}}));
   };
   for (size_t lane = 0; lane < lanes_.size(); ++lane) give(lane);
   while (true) {

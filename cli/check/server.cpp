@@ -83,9 +83,9 @@ pid_t Server::start(const std::vector<std::string>& words,
       request.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) +
       "\n";
   std::string reply;
-  if (write(requests_, line.data(), line.size()) ==
+  if (::write(requests_, line.data(), line.size()) ==
       static_cast<ssize_t>(line.size())) {
-    for (char c = 0; read(replies_, &c, 1) == 1 && c != '\n';) reply += c;
+    for (char c = 0; ::read(replies_, &c, 1) == 1 && c != '\n';) reply += c;
   }
   const pid_t child = std::atoi(reply.c_str());
   if (child <= 0) end();

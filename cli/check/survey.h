@@ -14,7 +14,7 @@ struct SurveyOptions {
   std::string root;
   /// Starts Python on a check, less the words that say what to check.
   std::vector<std::string> command;
-  std::vector<std::string> options;  ///< of every check: "--mask", "keep"
+  std::vector<std::string> options = {};  ///< of every check: "--mask", "keep"
   double time_limit = 10;            ///< seconds, of one check
   double budget = 55;                ///< seconds, of all
   bool json = false;                 ///< print JSON instead of the table

@@ -4,6 +4,7 @@ in diagnosis/. A test says when that is due."""
 
 import json
 import pathlib
+import re
 import sys
 
 from multihead._library import diagnosis
@@ -39,8 +40,9 @@ def catalogue() -> list[dict]:
 
 
 def general(text: str) -> str:
-    """Without the braces of sizes, which a report fills in."""
-    return text.translate({ord("{"): None, ord("}"): None})
+    """Without the numbers that a report fills in: "sqrt(d) = sqrt({D})"."""
+    text = text.replace("{D}", "d").translate({ord("{"): None, ord("}"): None})
+    return re.sub(r"((?:sqrt\()?\w+\)?) = \1", r"\1", text)
 
 
 def page(fault: dict) -> str:

@@ -95,6 +95,7 @@ class _Flow(ast.NodeVisitor):
         self.layers = layers
         self.products: set[str] = set()
         self.weights: set[str] = set()
+        self.exponentials: set[str] = set()  # of products
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
@@ -112,6 +113,8 @@ class _Flow(ast.NodeVisitor):
             self.products |= set(names)
 
     def assign(self, names: list[str], value: ast.expr) -> None:
+        if self.is_exponential(value):
+            self.exponentials |= set(names)
         if self.holds(value, self.weights, self.is_weights):
             self.weights |= set(names)
         if self.holds(value, self.products, self.is_product):
@@ -144,8 +147,8 @@ class _Flow(ast.NodeVisitor):
 
     def softmax(self, parts: list[ast.expr]) -> None:
         self.found.softmax = True
-        if any(self.holds(part, self.products, self.is_product) for part in parts):
-            self.found.of_product = True
+        of_product = any(self.holds(p, self.products, self.is_product) for p in parts)
+        self.found.of_product |= of_product or any(map(self.is_exponential, parts))
 
     def holds(self, value: ast.AST, names: set[str], is_one) -> bool:
         """Whether the value is made of one of the names, or of what is_one knows."""
@@ -171,7 +174,8 @@ class _Flow(ast.NodeVisitor):
     def is_exponential(self, node: ast.AST) -> bool:
         """exp of something made of a product, which is divided by its sum."""
         return any(
-            isinstance(part, ast.Call)
+            _name(part) in self.exponentials
+            or isinstance(part, ast.Call)
             and called(part) in ("exp", "exp_")
             and self.holds(part, self.products, self.is_product)
             for part in ast.walk(node)

@@ -296,7 +296,7 @@ MASKS = [
     ),
     Fault(
         ("mask_added",),
-        _is(is_torch, masked("blocked")),
+        _is(is_torch, masked("blocked"), stated("blocked")),
         _lines("scores = scores + {mask}"),
     ),
     Fault(

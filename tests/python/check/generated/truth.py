@@ -16,7 +16,8 @@ BATCH, QUERIES, KEYS, EMBED, HEADS, GROUPS = 2, 5, 7, 48, 6, 2
 
 @dataclass
 class Computed:
-    """Results of one program by name: "out", "weights", "gradients", "training"."""
+    """Results of one program by name: "out", "weights", "gradients", "training". The
+    loops have the first two."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -190,13 +191,11 @@ class _Recording:
 def _run_module(s: Spec, module: nn.Module, call: Call) -> tuple[Computed, Computed]:
     found = _sorted(s, module(*call.arguments, **call.options))
     expected = _of_loops(s, call, weights_of(s, module))
-    for computed in (found, expected):
-        module.zero_grad()
-        out = computed.tensors["out"]
-        if out.requires_grad:
-            (out * torch.arange(out.numel()).view(out.shape).sin()).sum().backward()
-            gradients = [p.grad for p in module.parameters() if p.grad is not None]
-            computed.tensors["gradients"] = torch.cat([g.flatten() for g in gradients])
+    out = found.tensors["out"]
+    if out.requires_grad:
+        (out * torch.arange(out.numel()).view(out.shape).sin()).sum().backward()
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        found.tensors["gradients"] = torch.cat([g.flatten() for g in gradients])
     module.train()
     torch.manual_seed(1)
     found.tensors["training"] = _sorted(
@@ -211,6 +210,7 @@ def _sorted(s: Spec, result: object) -> Computed:
     return Computed(dict(zip(("out", "weights"), tensors)))
 
 
+@torch.no_grad()
 def _of_loops(s: Spec, call: Call, weights: dict) -> Computed:
     out, probabilities = plain(s, call, weights)
     shown = probabilities.mean(1) if s.returns == "mean" else probabilities

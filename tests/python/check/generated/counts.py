@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Counts what `check` says of generated programs, and lists what it should not have
+said, by seed."""
+
+import argparse
+import collections
+import multiprocessing
+import sys
+import time
+
+import torch
+
+from .judge import (
+    Judged,
+    NoProgram,
+    judged,
+    right_program,
+    wrong_program,
+)
+
+BAD = ("accused", "wrongly named", "called right", "unnamed", "not judged")
+
+
+def work(task: tuple[int, bool]) -> Judged | str:
+    torch.set_num_threads(1)
+    try:
+        return judged(*task)
+    except NoProgram as reason:
+        return str(reason)
+    except Exception as error:  # an error of multihead's own is a result, too
+        return Judged(task[0], "crashed", "", f"{type(error).__name__}: {error}", "")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="generated", description=__doc__)
+    parser.add_argument("--right", type=int, default=200, help="right programs")
+    parser.add_argument("--wrong", type=int, default=500, help="wrong programs")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--fault", default="", help="only programs with this fault")
+    parser.add_argument("--list", default=",".join(BAD[:3]), help="kinds to list")
+    parser.add_argument("--show", type=int, help="print the program of a seed")
+    parser.add_argument("--of", choices=("right", "wrong"), default="wrong")
+    return parser
+
+
+def results(seeds: range, count: int, is_right: bool, processes: int, fault: str):
+    """Judged programs until there are `count`, and seeds that gave none by reason."""
+    lost = collections.Counter()
+    context = multiprocessing.get_context("spawn")
+    tasks = ((seed, is_right) for seed in seeds)
+    if fault:
+        tasks = (task for task in tasks if has_fault(task[0], fault))
+    with context.Pool(processes, maxtasksperchild=400) as pool:
+        found = 0
+        for result in pool.imap_unordered(work, tasks):
+            if isinstance(result, str):
+                lost[result[:60]] += 1
+                continue
+            yield result
+            found += 1
+            if found >= count:
+                pool.terminate()
+                break
+    for reason, times in lost.most_common(8):
+        print(f"  no program: {times:5}  {reason}", file=sys.stderr)
+
+
+def has_fault(seed: int, fault: str) -> bool:
+    try:
+        return wrong_program(seed).spec.fault == fault
+    except NoProgram:
+        return False
+
+
+def main() -> int:
+    options = parser().parse_args()
+    if options.show is not None:
+        make = right_program if options.of == "right" else wrong_program
+        program = make(options.show)
+        print(f"# {program.spec.fault or 'right'}: {program.spec}\n{program.text}")
+        return 0
+    status = 0
+    for is_right, count in ((True, options.right), (False, options.wrong)):
+        if not count:
+            continue
+        start = time.monotonic()
+        kinds: collections.Counter = collections.Counter()
+        by_fault: dict[str, collections.Counter] = collections.defaultdict(
+            collections.Counter
+        )
+        seeds = range(options.seed, options.seed + 20 * count + 1000)
+        for one in results(seeds, count, is_right, options.processes, options.fault):
+            kinds[one.kind] += 1
+            by_fault[one.truth][one.kind] += 1
+            if one.kind in options.list.split(",") or one.kind == "crashed":
+                print(
+                    f"{one.kind}\tseed {one.seed}\t{one.truth}\t{one.said}\t{one.style}"
+                )
+                sys.stdout.flush()
+        title = "right" if is_right else "wrong"
+        spent = time.monotonic() - start
+        print(f"{title}: {sum(kinds.values())} programs, {dict(kinds)}, {spent:.0f} s")
+        for fault, counts in sorted(by_fault.items()):
+            if not is_right and set(counts) - {"named"}:
+                print(f"  {fault}: {dict(counts)}")
+        status |= bool(kinds["accused"] or kinds["wrongly named"] or kinds["crashed"])
+    return status
