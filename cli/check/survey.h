@@ -15,10 +15,10 @@ struct SurveyOptions {
   /// Starts Python on a check, less the words that say what to check.
   std::vector<std::string> command;
   std::vector<std::string> options = {};  ///< of every check: "--mask", "keep"
-  double time_limit = 10;            ///< seconds, of one check
-  double budget = 55;                ///< seconds, of all
-  bool json = false;                 ///< print JSON instead of the table
-  std::string sarif;                 ///< a file, "-" for standard output
+  double time_limit = 10;                 ///< seconds, of one check
+  double budget = 55;                     ///< seconds, of all
+  bool json = false;                      ///< print JSON instead of the table
+  std::string sarif;                      ///< a file, "-" for standard output
 };
 
 /// Prints a table, or JSON; returns the exit status: 0 all that could be judged

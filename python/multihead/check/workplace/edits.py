@@ -69,6 +69,11 @@ class Text:
         start, end = self.span(node)
         return self._bytes[start:end].decode()
 
+    def operand(self, node: ast.AST) -> str:
+        """The same where a dot follows."""
+        closed = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+        return self.of(node) if isinstance(node, closed) else f"({self.of(node)})"
+
     def replace(self, node: ast.AST, text: str) -> Change:
         return Change(*self.span(node), text)
 
@@ -111,7 +116,7 @@ def _products(t: Text) -> list[tuple[ast.AST, ast.AST]]:
 
 
 def _width(t: Text, left: ast.AST) -> str:
-    return f"{t.of(left)}.shape[-1]"
+    return f"{t.operand(left)}.shape[-1]"
 
 
 def _divide(t: Text) -> Iterator[Edit]:
@@ -276,7 +281,7 @@ def _triangle(t: Text) -> Iterator[Edit]:
         is_method = isinstance(call.func, ast.Attribute) and not t.of(
             call.func
         ).startswith(("torch.", "np."))
-        first = t.of(call.func.value) if is_method else t.of(call.args[0])
+        first = t.operand(call.func.value) if is_method else t.of(call.args[0])
         rest = [k for k in call.keywords if k.arg not in ("diagonal", "k")]
         options = "".join(f", {t.of(k)}" for k in rest)
         word = "k" if t.of(call.func).startswith("np.") else "diagonal"
@@ -309,7 +314,7 @@ def _viewed(t: Text) -> list[tuple[ast.Call, list[str]]]:
 def _transposed_heads(t: Text) -> Iterator[Edit]:
     def cut(call: ast.Call, sizes: list[str]) -> Change:
         a, b, c, d = sizes
-        x = f"{t.of(call.func.value)}.{called(call)}"
+        x = f"{t.operand(call.func.value)}.{called(call)}"
         return t.replace(call, f"{x}({a}, {c}, {b}, {d}).transpose(1, 2)")
 
     def exchange(call: ast.Call, sizes: list[str]) -> Change:
@@ -334,7 +339,7 @@ def _merges(t: Text) -> list[Edit]:
             x = call.func.value
             text = ", ".join(t.of(size) for size in sizes)
             found.append(
-                (t.replace(call, f"{t.of(x)}.transpose(1, 2).reshape({text})"),)
+                (t.replace(call, f"{t.operand(x)}.transpose(1, 2).reshape({text})"),)
             )
     return found
 
@@ -342,7 +347,7 @@ def _merges(t: Text) -> list[Edit]:
 def _keys_transposed(t: Text) -> Iterator[Edit]:
     for call in t.calls(*_VIEWS):
         if isinstance(call.func, ast.Attribute):
-            yield (t.replace(call, f"{t.of(call.func.value)}.transpose(-2, -1)"),)
+            yield (t.replace(call, f"{t.operand(call.func.value)}.transpose(-2, -1)"),)
 
 
 def _repeated(t: Text) -> Iterator[Edit]:
@@ -350,7 +355,7 @@ def _repeated(t: Text) -> Iterator[Edit]:
         if isinstance(call.func, ast.Attribute):
             for size in call.args:
                 if not isinstance(size, ast.Constant):
-                    x = t.of(call.func.value)
+                    x = t.operand(call.func.value)
                     text = f"{x}.repeat_interleave({t.of(size)}, dim=1)"
                     yield (t.replace(call, text),)
 
