@@ -177,13 +177,15 @@ Examples:
   multihead check src --sarif attention.sarif
   multihead check attention.py:MultiHeadAttention --num-heads 4
   multihead check attention.py --mask keep --json
+  multihead check attention.py --call 'Attention(dim=E)(x, mask=mask)'
 )";
 
-// Seconds for what is not the code under test: calls of it, the verdict.
-constexpr double kGrace = 2, kVerdict = 60;
+// Seconds for what is not the code under test: calls of it; what its file
+// imports, and the verdict.
+constexpr double kGrace = 2, kRest = 60;
 // For the patches that are tried, which Python limits by itself.
 constexpr double kRepair = 90;
-constexpr const char* kJudging = "judging\n";
+constexpr const char *kLoading = "loading\n", *kJudging = "judging\n";
 
 // What Python runs. By default it would look for modules in the working folder
 // first, where a file may be called random.py. An answer is
@@ -342,8 +344,8 @@ int check(const CheckOptions& options) {
   const ChildEnd end = run_child(
       {.command = command(options),
        .time_limit = options.time_limit + kGrace + (options.fix ? kRepair : 0),
-       .resting_mark = kJudging,
-       .resting_limit = kVerdict + (options.fix ? kRepair : 0),
+       .resting_marks = {kLoading, kJudging},
+       .resting_limit = kRest + (options.fix ? kRepair : 0),
        .waiting = "multihead: checking " + printable(options.target)});
   if (end.interrupted) return 130;
   refuse_cut(end.answer);
@@ -454,7 +456,9 @@ void add_check(CLI::App& app, Action& action) {
       ->type_name("FILE[:NAME] or FOLDER");
   add_words(
       *command, options->passed_on,
-      {{"--num-heads", "--num-heads", "Heads to call it with", "N"},
+      {{"--call", "--call", "How: \"Attention(dim=E)(x, mask=mask)\"",
+        "EXPRESSION"},
+       {"--num-heads", "--num-heads", "Heads to call it with", "N"},
        {"--embed-dim", "--embed-dim", "Width of its inputs", "N"},
        {"--num-kv-heads", "--num-kv-heads", "Heads of keys and values", "N"},
        {"--mask", "--mask",

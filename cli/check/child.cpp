@@ -211,10 +211,12 @@ class Clocks {
     const auto passed = std::min<std::chrono::duration<double>>(
         now - last_, std::chrono::seconds(1));
     last_ = now;
-    const std::string& mark = options_.resting_mark;
     if (answer.empty())
       return (start_ += passed.count()) > options_.start_limit;
-    if (!mark.empty() && answer.ends_with(mark))
+    if (std::ranges::any_of(options_.resting_marks,
+                            [&](const auto& mark) {
+                              return answer.ends_with(mark);
+                            }))
       return (rest_ += passed.count()) > options_.resting_limit;
     return (work_ += passed.count()) > options_.time_limit;
   }

@@ -30,7 +30,8 @@ struct ChildOptions {
   bool silent = false;      ///< what it prints goes nowhere
   double start_limit = 60;  ///< seconds until it has written the first byte
   double time_limit = 20;   ///< seconds from then on, unless it is resting:
-  std::string resting_mark = {};  ///< while its answer ends with this,
+  /// While its answer ends with one of these,
+  std::vector<std::string> resting_marks = {};
   double resting_limit = 0;       ///< these seconds count
   std::string waiting = {};       ///< said on standard error after two seconds
 };

@@ -24,6 +24,7 @@ def check(
     causal: bool | None = None,
     weights: object = None,
     inputs: object = None,
+    call: str | None = None,
     time_limit: float = 20.0,
 ) -> Report:
     """Checks an implementation of attention and says what is wrong with it.
@@ -48,7 +49,11 @@ def check(
         causal: the code is causal by itself.
         weights: a module, or tensors by name, that the code uses where it cannot be
             seen.
-        inputs: arguments of one more call, a tuple or a dictionary by name.
+        inputs: arguments of one more call, a tuple or a dictionary by name. Where no
+            other call is found, all are like it.
+        call: how it is constructed and called, as text: "Attention(dim=E)(x, mask)".
+            x, or q, k and v, context, mask, padding, B, L, S (the number of keys), E, H
+            and D stand for what each run brings.
         time_limit: seconds for the code under test, all calls together.
 
     Checks change what is one for the whole process, and put it back; those in other

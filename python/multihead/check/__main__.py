@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("--num-heads", "--embed-dim", "--num-kv-heads"):
         parser.add_argument(name, type=int, metavar="N")
     parser.add_argument("--mask", metavar="blocked|keep|additive")
+    parser.add_argument("--call", metavar="EXPRESSION")
     parser.add_argument("--layout", choices=("batch-first", "sequence-first"))
     parser.add_argument("--causal", action="store_true", default=None)
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS")
@@ -100,7 +101,8 @@ def answer(descriptor: int, path: str, words: list[str]) -> None:
     say = slowly()
 
     def progress(name: str) -> None:
-        file.write("judging\n" if name == "verdict" else "running\n")
+        marks = {"verdict": "judging\n", "loading": "loading\n"}
+        file.write(marks.get(name, "running\n"))
         say(name)
 
     try:

@@ -20,6 +20,7 @@ class Options:
     causal: bool | None = None
     weights: object = None
     inputs: object = None
+    call: str | None = None
     time_limit: float = 20.0
 
     def __post_init__(self) -> None:
@@ -45,6 +46,12 @@ class Options:
                     f"check: {whole} must be divisible by {part}, got {sizes[0]} and "
                     f"{sizes[1]}"
                 )
+        if not isinstance(self.call, (str, type(None))):
+            raise ValueError(
+                f"check: call must be text, got {type(self.call).__name__}"
+            )
+        if self.call is not None and self.inputs is not None:
+            raise ValueError("check: call must not be given beside inputs, got both")
         seconds = self.time_limit
         if type(seconds) not in (int, float) or not seconds > 0:
             raise ValueError(f"check: time_limit must be positive, got {seconds!r}")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .calls import cases
+from .calls.construct import Construction
 from .capture.runner import Run, Runner
 from .options import Options
 from .reading import first_call, observation
@@ -17,8 +18,8 @@ from .reading.observation import Observation, Stated
 from .reading.suite import Cases, Progress, not_finite
 from .report import Finding, Report
 from .sandbox.guard import Guard, Stop, is_of_arguments
-from .subject import documented, signature
-from .subject.target import Subject, load
+from .subject import documented, signature, stated
+from .subject.target import Subject, load, scope
 
 _RIGHT = ("bits", "rounding")
 _QUOTED = 120  # characters of a sentence
@@ -51,11 +52,13 @@ def examine(
     """
     with _turn, Guard(options.time_limit) as guard:
         start = time.monotonic()
+        tell = progress or (lambda name: None)
+        tell("loading")
         try:
-            subject = load(target, guard)
+            subject, options = _loaded(target, options, guard)
         except Stop as unreachable:
             return Report(str(target), None, unreachable.findings)
-        tell = progress or (lambda name: None)
+        tell("first call")
         examination = Examination(subject, options, guard, tell)
         try:
             verdict = examination.verdict()
@@ -67,6 +70,14 @@ def examine(
         findings = [*examination.findings, *remarks, *subject.findings]
         seconds = time.monotonic() - start
         return Report(name, verdict, findings, examination.understood, seconds)
+
+
+def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Options]:
+    """What is to be called, and the options, with the inputs that a call brings."""
+    if options.call is None:
+        return load(target, guard), options
+    written = stated.read(options.call, scope(target, guard), guard)
+    return written.subject, replace(options, inputs=written.inputs, call=None)
 
 
 @dataclass
@@ -187,6 +198,17 @@ class Reading:
                 "In multi-head attention one more matrix follows: `out = W_o(merged)`.",
             )
 
+    def say_settings(self, construction: Construction | None) -> None:
+        """Adds what nobody could know that the code reads of its configuration."""
+        if self.verdict is None or construction is None or not construction.blind:
+            return
+        names = " and ".join(f"`{name}`" for name in construction.blind)
+        self.assume(
+            "settings",
+            f"{names} of its configuration, of which nothing says what it is, is None.",
+            "Check an instance that is made with yours, or say how by `call=`.",
+        )
+
 
 class Examination:
     """The steps of a check. `findings` and `understood` grow on the way."""
@@ -281,9 +303,10 @@ class Examination:
         if core and (base is None or not base.parameters.tensors):
             return self._best_core(first_call.core_layouts(self.subject))
         if base is None:
-            if len(signature.axes(self.subject)) == 4:
+            others = first_call.heads_layouts(self.call, self.runner)
+            if others and len(signature.axes(self.subject)) == 4:
                 self.first_call.findings = []  # of calls with too few axes
-            return self._best_core(first_call.heads_layouts(self.call, self.runner))
+            return self._best_core(others)
         reading = self._read_either_mask(base)
         if not reading.is_right and reading.refused:
             reading = self._less_refused(reading)
@@ -384,6 +407,7 @@ class Examination:
         self._say_additive(reading)
         self._say_layout(reading)
         reading.say_output(runs.kept)
+        reading.say_settings(self.runner.construction)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
             if not_finite(runs.kept[:1]):

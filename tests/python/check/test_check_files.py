@@ -12,7 +12,7 @@ from check_samples import call, only
 import multihead
 from multihead.check.sandbox.guard import Guard
 from multihead.check.sandbox.state import Snapshot
-from multihead.check.subject import target as loading
+from multihead.check.subject import script as loading
 
 
 @pytest.fixture

@@ -12,12 +12,14 @@ from ..subject.roles import CONSTRUCTOR, SIZES, is_weight, normal, speaks
 from ..subject.signature import Call
 from . import cases
 from .cases import Case, Sizes
-from .construct import DROPOUT, Config
+from .settings import DROPOUT, Config
 
 _LEFT = object()  # the parameter's default stays
 _SEQUENCES = {"query": "query", "x": "query", "key": "key", "value": "value"}
 _SEQUENCES |= {"context": "key"}
 _MASKS = {"mask": "mask", "padding": "key_padding_mask"}
+# What a case's sizes say beside the usual sizes.
+_COUNTED = (*SIZES, "qkv_dim", "temperature", "image", "rows", "columns")
 
 
 @dataclass
@@ -59,7 +61,11 @@ def make(call: Call, case: Case) -> Arguments:
     made = Arguments(tensors=_sequences(call, case), masks=_masks(case))
     by_place = True
     for parameter in call.parameters:
-        value = _value(call, parameter, case, made)
+        if parameter.name in call.fixed:
+            value = copy.deepcopy(call.fixed[parameter.name])
+            _note(made, call.roles[parameter.name], parameter.name, value)
+        else:
+            value = _value(call, parameter, case, made)
         if value is _LEFT and parameter.default is parameter.empty:
             value = None
         if value is _LEFT:
@@ -105,8 +111,9 @@ def _value(
         if "key" in made.tensors or parameter.default is parameter.empty:
             return made.tensors.get("key", made.tensors["query"])
         return _LEFT
-    if role in SIZES:
-        derived = role in ("head_dim", "out_dim") and parameter.default is None
+    if role in _COUNTED:
+        derived = role in ("head_dim", "out_dim", "max_length", "window", "resolution")
+        derived = derived and parameter.default is not parameter.empty
         return _LEFT if derived else case.sizes.value_of(role)
     if role in ("mask", "context_mask"):
         # A mask of the context's keys has its own place, where there is one.
@@ -137,6 +144,12 @@ def _switch(role: str | None, parameter, case: Case) -> object:
         "average_weights": False if case.returns_weights else _LEFT,
         "shares_heads": True if case.sizes.kv_heads else _LEFT,
         "flag": False,
+        "zero": 0,
+        "batch": case.sizes.batch,
+        "query_length": case.sizes.queries,
+        "key_length": case.keys,
+        "device": torch.device("cpu"),
+        "rotation": _no_rotation(parameter.name, case),
     }
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT
@@ -151,6 +164,16 @@ def _switch(role: str | None, parameter, case: Case) -> object:
             return dropout if case.training else _LEFT
         return DROPOUT if case.training else 0.0
     return given.get(role, _LEFT)
+
+
+def _no_rotation(name: str, case: Case) -> object:
+    """Tables of rotary positions under which every position is the first."""
+    shape = (case.sizes.queries, case.sizes.head_dim)
+    cos, sin = torch.ones(shape, dtype=case.dtype), torch.zeros(shape, dtype=case.dtype)
+    if "cis" in name or "complex" in name:
+        half = shape[1] // 2
+        return torch.complex(cos[:, :half], sin[:, :half])
+    return cos if "cos" in name else sin if "sin" in name else (cos, sin)
 
 
 def _weight(name: str, case: Case) -> object:
@@ -192,7 +215,7 @@ def of_user(call: Call, inputs: object, base: Case) -> tuple[Case, Arguments]:
 
     Raises ValueError if they do not fit the signature.
     """
-    named = _named(call, inputs)
+    named = by_name(call, inputs)
     made = Arguments()
     for parameter in call.parameters:
         if parameter.name not in named:
@@ -216,7 +239,40 @@ def of_user(call: Call, inputs: object, base: Case) -> tuple[Case, Arguments]:
     return case, made
 
 
-def _named(call: Call, inputs: object) -> dict[str, object]:
+def settle(call: Call, inputs: object) -> dict[str, object]:
+    """Reads from somebody's inputs, by the name of the parameter, which of them are the
+    sequences, where names do not say; what is neither a sequence nor a mask is kept
+    in all calls."""
+    named = by_name(call, inputs)
+    tensors = [n for n, value in named.items() if _is_sequence(value)]
+    named_so = [n for n in tensors if n not in call.guessed]
+    if tensors and not any(call.roles[n] in ("query", "x") for n in named_so):
+        call.forget_guesses()
+        call.read_by_place(tensors)
+    for name, value in named.items():
+        role = call.roles[name]
+        if role is None and isinstance(value, Tensor) and not call.takes("mask"):
+            call.roles[name] = "mask"
+        elif role not in _SEQUENCES and role not in _MASKS:
+            call.fixed[name] = value
+    for parameter in call.parameters:
+        left = parameter.default is not parameter.empty
+        if left and parameter.name not in named:
+            if call.roles[parameter.name] in _SEQUENCES:
+                call.roles[parameter.name] = None
+    call.settle_style()
+    return named
+
+
+def _is_sequence(value: object) -> bool:
+    is_array = type(value).__module__ == "numpy" and hasattr(value, "ndim")
+    if not isinstance(value, Tensor) and not is_array:
+        return False
+    floating = value.is_floating_point() if isinstance(value, Tensor) else True
+    return floating and value.ndim >= 2
+
+
+def by_name(call: Call, inputs: object) -> dict[str, object]:
     names = [parameter.name for parameter in call.parameters]
     if isinstance(inputs, dict):
         unknown = [name for name in inputs if name not in names]

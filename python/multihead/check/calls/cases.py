@@ -22,11 +22,13 @@ SEQUENCE_FIRST = "(L, B, E)"
 UNBATCHED = "(L, E)"
 # As convolutions have them; the pixels of an image are a sequence.
 CHANNELS_FIRST = "(B, E, L)"
-IMAGE = "(B, E, L, 1)"
+IMAGE = "(B, E, Y, X)"
+IMAGE_LAST = "(B, Y, X, E)"
 HEADS = "(B, H, L, D)"
 HEADS_LATER = "(B, L, H, D)"
 SINGLE = "(B, L, D)"
 FLAT = "(L, D)"
+IMAGES = (IMAGE, IMAGE_LAST)
 CORE = (HEADS, SINGLE, FLAT, HEADS_LATER)
 
 
@@ -37,6 +39,10 @@ class Sizes:
     kv_heads: None where keys and values have as many heads as queries.
     out: the width of the output where it is not that of the input. key_width,
     value_width: those of keys and values where they are not that of the queries.
+    columns: of an image whose pixels are the sequence. window: what a window is given
+    as, "length", or, to be all of the image, "pair" or "side". is_exact: what is told
+    a length is told that of the queries. wide_keys: what is told the width of queries
+    and keys is told that of all heads.
     """
 
     batch: int = 3
@@ -48,21 +54,41 @@ class Sizes:
     out: int | None = None
     key_width: int | None = None
     value_width: int | None = None
+    columns: int = 1
+    window: str = "length"
+    is_exact: bool = False
+    wide_keys: bool = False
 
     @property
     def head_dim(self) -> int:
         return (self.out or self.embed) // self.heads
 
-    def value_of(self, role: str) -> int | None:
+    @property
+    def image(self) -> tuple[int, int]:
+        """Rows and columns of the queries as an image."""
+        columns = self.columns if self.queries % self.columns == 0 else 1
+        return self.queries // columns, columns
+
+    def value_of(self, role: str) -> int | float | tuple[int, int] | None:
         """What an argument of this role is given."""
+        # Longer than any sequence here, and no other size.
+        longest = self.queries if self.is_exact else max(16, self.keys + 1)
+        windows = {"length": longest, "pair": self.image, "side": self.columns}
         return {
             "num_heads": self.heads,
             "num_kv_heads": self.kv_heads or self.heads,
             "embed_dim": self.embed,
             "out_dim": self.out or self.embed,
             "head_dim": self.head_dim,
-            # Longer than any sequence here, and no other size.
-            "max_length": max(16, self.keys + 1),
+            "qkv_dim": self.embed if self.wide_keys else self.head_dim,
+            "mlp_dim": 2 * self.embed,
+            "temperature": self.head_dim**0.5,
+            "max_length": longest,
+            "window": windows[self.window],
+            "resolution": windows[self.window],
+            "image": self.image,
+            "rows": self.image[0],
+            "columns": self.image[1],
         }.get(role)
 
 
@@ -82,8 +108,19 @@ def grouped(sizes: Sizes, groups: int) -> Sizes:
     return replace(sizes, kv_heads=groups if sizes.heads % groups == 0 else 1)
 
 
+def as_image(sizes: Sizes, window: str = "length") -> Sizes:
+    """`sizes` with as many queries and keys as an image has pixels: two rows, or as
+    many as columns, where it is to be cut by one number."""
+    columns = 3 if window == "side" else 5
+    length = 9 if window == "side" else 10
+    lengths = dict(queries=length, keys=length, columns=columns)
+    return replace(sizes, **lengths, window=window, is_exact=True)
+
+
 def apart(sizes: Sizes) -> Sizes:
     """`sizes` with a batch and lengths that equal no other, keys the longest."""
+    if sizes.columns > 1:
+        return sizes
     taken = {sizes.heads, sizes.kv_heads, sizes.head_dim}
     batch, queries, keys = (
         next(size for size in sizes_of if size not in taken)
@@ -153,6 +190,7 @@ def sequences(case: Case) -> dict[str, Tensor]:
 
     def normal(length: int, heads: int, width: int) -> Tensor:
         lengths = {"L": length, "E": width, "H": heads, "D": sizes.head_dim}
+        lengths["Y"], lengths["X"] = replace(sizes, queries=length).image
         shape = _shape(case.layout, {"B": sizes.batch, **lengths})
         # Drawn in float64, so that runs in float32 see the same numbers rounded.
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -167,9 +205,11 @@ def sequences(case: Case) -> dict[str, Tensor]:
 
 
 def as_sequence(tensor: Tensor, case: Case) -> Tensor:
-    """(B, L, E) of a tensor whose channels come first; others as they are."""
+    """(B, L, E) of an image, or where channels come first; others as they are."""
     if case.layout == IMAGE and tensor.dim() == 4:
         return tensor.flatten(2).transpose(1, 2)
+    if case.layout == IMAGE_LAST and tensor.dim() == 4:
+        return tensor.flatten(1, 2)
     channels_first = case.layout == CHANNELS_FIRST and tensor.dim() == 3
     return tensor.transpose(1, 2) if channels_first else tensor
 

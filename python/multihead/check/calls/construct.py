@@ -2,54 +2,32 @@
 """Constructs a class of modules from what the names of its arguments mean."""
 
 import inspect
+import itertools
+import re
 from dataclasses import replace
+
+import torch
+from torch import nn
 
 from ..report import Finding
 from ..sandbox.guard import Guard
-from ..subject.roles import CONSTRUCTOR, normal, part_of
+from ..subject.roles import CONSTRUCTOR, SIZES, normal, part_of
 from ..subject.signature import type_name
-from ..subject.target import Subject
+from ..subject.target import Subject, describe
+from ..subject.words import role_of_words, words
 from .cases import Sizes, of_globals
+from .settings import DROPOUT, Config, class_for, settings_of
 
-DROPOUT = 0.25
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-class Config(dict):
-    """A configuration that answers every usual name, as an attribute or a key.
-
-    Names that it does not know are absent: getattr(config, name, default) and
-    config.get(name, default) give their defaults. `missing` collects them.
-    """
-
-    def __init__(self, sizes: Sizes):
-        super().__init__()
-        self.__dict__ |= {"sizes": sizes, "missing": []}
-
-    def __missing__(self, name):
-        role = CONSTRUCTOR.get(normal(str(name))) or part_of(str(name))
-        known = {"dropout": DROPOUT, "bias": True, "batch_first": True}
-        known |= {"epsilon": 1e-5, "index": 0}
-        value = known.get(role, self.sizes.value_of(role))
-        if value is None:
-            self.missing.append(str(name))
-            raise KeyError(name)
-        return value
-
-    def __contains__(self, name):
-        return self.get(name) is not None
-
-    def __getattr__(self, name):
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def get(self, name, default=None):
-        try:
-            return self[name]
-        except KeyError:
-            return default
+_ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
+_TYPES = {"bool": False, "float": 0.0, "int": 2}
+# What follows a Parameter's own name in the text of a class where it divides.
+_DIVIDES = r"/\s*(self\.)?{0}\b"
+_SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
+_ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
+_PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
+_LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
+_LEFT += ("index", "temperature", "mlp_dim", "attention")
 
 
 class Construction:
@@ -57,26 +35,48 @@ class Construction:
 
     def __init__(self, subject: Subject):
         self.subject = subject
-        parameters = inspect.signature(subject.target).parameters.values()
+        self.make = subject.factory or subject.target
+        parameters = inspect.signature(self.make).parameters.values()
         self.parameters = [p for p in parameters if p.kind not in _VARIADIC]
-        self.roles = {p.name: CONSTRUCTOR.get(normal(p.name)) for p in self.parameters}
+        self.roles = {p.name: _role_of(p) for p in self.parameters}
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
         free = [role for role in sizes if not self.takes(role)]
-        unnamed = [p.name for p in self.parameters if p.default is p.empty]
-        unnamed = [name for name in unnamed if self.roles[name] is None]
-        self.roles |= dict(zip(unnamed, free))
+        unnamed = [p for p in self.parameters if p.default is p.empty]
+        self.unnamed = [p.name for p in unnamed if self.roles[p.name] is None]
+        counted = [p.name for p in unnamed if _may_be_size(p)]
+        self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
+        self.roles |= dict(zip(self.by_place, free))
+        self._in_its_settings = True
+        # What made-up configurations were asked for and did not know.
+        self.blind: dict[str, None] = {}
+        self._settle_widths()
+        self._settings = {
+            p.name: class_for(p, self.roles[p.name], subject.target)
+            for p in self.parameters
+        }
+
+    def _settle_widths(self) -> None:
+        """The widths of queries, keys and values are those of the inputs where no
+        other width is named."""
+        if not self.takes("embed_dim", "config", "head_dim"):
+            widths = [n for n, role in self.roles.items() if role == "qkv_dim"]
+            if any(
+                words(name)[-1] in ("q", "query") or "q" in words(name)
+                for name in widths
+            ):
+                self.roles |= dict.fromkeys(widths, "embed_dim")
 
     @property
     def guessed(self) -> list[str]:
         """The arguments whose value is a guess: configurations that are made up, and
         what is required under a name that says nothing."""
-        return [
-            p.name
-            for p in self.parameters
-            if self.roles[p.name] == "config"
-            or (p.default is p.empty and CONSTRUCTOR.get(normal(p.name)) is None)
+        made_up = [
+            name
+            for name, role in self.roles.items()
+            if role == "config" and self._settings[name] is None
         ]
+        return made_up + self.unnamed
 
     def takes(self, *roles: str) -> bool:
         return not set(roles).isdisjoint(self.roles.values())
@@ -98,43 +98,107 @@ class Construction:
         groups = num_kv_heads or 2
         if self.takes("num_kv_heads") and sizes.heads % groups == 0:
             sizes = replace(sizes, kv_heads=groups)
-        if sizes.heads == 1 and self.takes("head_dim"):
+        has_width = self.takes("embed_dim", "config") or "embed_dim" in fixed
+        if sizes.heads == 1 and has_width and self.takes("head_dim", "qkv_dim"):
             sizes = replace(sizes, out=max(sizes.embed // 6, 2))
         return sizes
 
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
         """The arguments by name; if not `optional`, only the required ones."""
-        known = {"dropout": DROPOUT, "config": Config(sizes)}
-        known |= dict.fromkeys(("bias", "batch_first", "is_causal"), True)
-        left = (None, "is_causal", "device", "dtype", "config")
         given = {}
         for parameter in self.parameters:
-            role = self.roles[parameter.name]
-            value = known.get(role, sizes.value_of(role))
+            name, role = parameter.name, self.roles[parameter.name]
+            value = self._value(parameter, role, sizes)
             if parameter.default is parameter.empty:
-                of_type = {"bool": False, "float": 0.0, "int": 0}.get(
-                    type_name(parameter)
-                )
-                given[parameter.name] = of_type if value is None else value
-            elif optional and value is not None and role not in left:
-                derived = role in ("embed_dim", "out_dim", "head_dim")
+                made = self._made_up(parameter, sizes) if value is None else value
+                given[name] = made
+            elif optional and value is not None and role not in _LEFT:
+                derived = role in ("embed_dim", "out_dim", "head_dim", "qkv_dim")
+                derived = derived or role in ("window", "resolution")
                 if not derived or parameter.default is not None:
-                    given[parameter.name] = value
+                    given[name] = _like(parameter.default, value)
         return given
+
+    def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
+        if role == "config":
+            kind = self._settings[parameter.name]
+            if kind is not None and self._in_its_settings:
+                return settings_of(kind, sizes)
+            return Config(sizes)
+        if role == "dropout":
+            layer = type_name(parameter) in ("Module", "Dropout")
+            return nn.Dropout(DROPOUT) if layer else DROPOUT
+        if role in ("bias", "batch_first", "is_causal"):
+            return True
+        return sizes.value_of(role)
+
+    def _made_up(self, parameter, sizes: Sizes) -> object:
+        """For what is required and has no size."""
+        role, name, kind = (
+            self.roles[parameter.name],
+            parameter.name,
+            type_name(parameter),
+        )
+        if role == "index":
+            return 0
+        if role == "device":
+            return torch.device("cpu")
+        if role == "dtype":
+            return torch.get_default_dtype()
+        if role in ("activation", "norm"):
+            is_class = re.search("layer|class|cls|_fn", name) or "type" in kind.lower()
+            return nn.Identity if is_class else nn.Identity()
+        if normal(name) in ("scale", "scaling") and kind != "bool":
+            divides = _DIVIDES.format(re.escape(name))
+            root = sizes.head_dim**0.5
+            return root if re.search(divides, self.subject.source) else 1 / root
+        if role == "attention" or kind in ("Module", "Callable"):
+            inner = self._inner(sizes) if _ATTENTION.search(name) else None
+            return nn.Identity() if inner is None else inner
+        if kind in _TYPES:
+            return _TYPES[kind]
+        counts = {"n", "num", "size", "layers", "depth", "ratio"} & set(words(name))
+        return 2 if counts else None
+
+    def _ways(self) -> list[tuple[bool, bool]]:
+        """Whether arguments are given that may be left out, and settings are of the
+        code's own kind, which may be another's."""
+        own = any(kind is not None for kind in self._settings.values())
+        return list(itertools.product((True, False), (True, False) if own else (True,)))
+
+    def _inner(self, sizes: Sizes) -> object:
+        """The attention inside of a layer that is handed it: one of the file's own
+        classes that takes queries, keys and values and is not told of heads."""
+        names = getattr(self.subject.target.__init__, "__globals__", {})
+        classes = [k for k in names.values() if _is_attention(k)]
+        inside = [k for k in classes if k is not self.subject.target]
+        for kind in sorted(inside, key=lambda k: not _PLAIN.search(k.__name__)):
+            construction = Construction(describe(kind))
+            takes = inspect.signature(kind.forward).parameters
+            if not construction.takes("num_heads", "attention") and len(takes) > 3:
+                return kind(**construction.arguments(sizes, optional=False))
+        return None
 
     def build(self, sizes: Sizes, guard: Guard) -> tuple[object, str, list[Finding]]:
         """An instance, or None, the call that made it as text, and what was found."""
         findings = []
-        for optional in (True, False):
-            arguments = self.arguments(sizes, optional)
+        for optional, in_its_settings in self._ways():
+            self._in_its_settings = in_its_settings
+            made = guard.call(self.arguments, sizes, optional)  # may run the code
+            if made.error is not None:
+                findings = findings or made.findings
+                continue
+            arguments = made.value
             keywords = dict(arguments)
             by_place = [p.name for p in self.parameters if p.kind is p.POSITIONAL_ONLY]
             positional = [keywords.pop(name) for name in by_place]
-            outcome = guard.call(self.subject.target, *positional, **keywords)
+            outcome = guard.call(self.make, *positional, **keywords)
             call = f"{self.subject.name}({_shown(arguments)})"
+            for value in arguments.values():
+                if isinstance(value, Config):
+                    self.blind |= dict.fromkeys(value.guessed)
             if outcome.error is None:
                 return outcome.value, call, outcome.findings
-            _refuse_if_missing(arguments, outcome.error, self.subject.name)
             findings = findings or [
                 replace(f, detail=f"{f.detail}\nconstructed as {call}".strip())
                 for f in outcome.findings
@@ -142,15 +206,35 @@ class Construction:
         return None, "", findings
 
 
-def _refuse_if_missing(arguments: dict, error: BaseException, name: str) -> None:
-    """A configuration that was made up and falls short is no fault of the code."""
-    configs = [a for a in arguments.values() if isinstance(a, Config)]
-    missing = [(asked,) for config in configs for asked in config.missing]
-    if isinstance(error, (AttributeError, KeyError)) and error.args in missing:
-        raise ValueError(
-            "check: target must be an instance where its configuration has "
-            f"more than usual names, got class {name}, which reads {error.args[0]!r}"
-        )
+def _is_attention(kind: object) -> bool:
+    is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
+    return is_module and _ATTENTION.search(kind.__name__) is not None
+
+
+def _role_of(parameter: inspect.Parameter) -> str | None:
+    """By the name, unless its default is of another kind."""
+    name, default = parameter.name, parameter.default
+    role = CONSTRUCTOR.get(normal(name)) or _ONE_OF_THREE.get(name.lower())
+    role = role or role_of_words(name)
+    if role is None and words(name)[-1:] and words(name)[-1] in _SETTINGS:
+        role = "config"
+    if isinstance(default, str) and role != "dtype":
+        return None
+    if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
+        return None
+    return "index" if role is None and part_of(name) == "index" else role
+
+
+def _may_be_size(parameter: inspect.Parameter) -> bool:
+    kind = type_name(parameter)
+    return kind in ("int", "_empty") and not part_of(parameter.name)
+
+
+def _like(default: object, value: object) -> object:
+    """A length for what has one, for each side for what has several."""
+    if isinstance(default, (tuple, list)) and not isinstance(value, tuple):
+        return type(default)([value] * len(default))
+    return value
 
 
 def _shown(arguments: dict[str, object]) -> str:

@@ -11,6 +11,7 @@ import os
 import sys
 import types
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -237,6 +238,40 @@ def fill_constant(tensor: Tensor) -> None:
         first = tensor.flatten()[:1]
         if tensor.numel() > 1 and bool((tensor == first).all()):
             tensor.copy_(first + 0.3 * torch.randn_like(tensor))
+        elif tensor.numel() == 1 and not first.any():
+            tensor.fill_(1.0)  # a gate that starts closed would hide all behind it
+
+
+@contextlib.contextmanager
+def unset_is_nan() -> Iterator[None]:
+    """Memory that nobody has written to, as torch.empty gives it, holds NaN."""
+    old = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(old, warn_only=warns)
+
+
+def fill_unset(target: object) -> None:
+    """Draws what a module's constructor has left unset (see unset_is_nan)."""
+    parts = list(target.modules()) if isinstance(target, nn.Module) else [target]
+    for part in parts:
+        own = {**getattr(part, "_parameters", {}), **getattr(part, "_buffers", {})}
+        for tensor in (*own.values(), *vars(part).values()):
+            if isinstance(tensor, Tensor) and not nn.parameter.is_lazy(tensor):
+                _draw_unset(tensor)
+
+
+def _draw_unset(tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or not has_storage(tensor):
+        return
+    unset = tensor.detach().isnan()
+    if unset.any():
+        with torch.no_grad():
+            drawn = torch.randn_like(tensor) / max(tensor.shape[-1:] or (1,)) ** 0.5
+            tensor.copy_(torch.where(unset, drawn, tensor))
 
 
 def _tensors(values):

@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import functools
 import random
 import types
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from ..sandbox.guard import Guard, Stop
 from ..subject.holding import held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
-from . import weights
-from .record import Frames, Recorder, fill_constant
+from . import devices, weights
+from .record import Frames, Recorder, fill_constant, fill_unset, unset_is_nan
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Runner:
         self.constructed = ""
         self.remarks: dict[str, Finding] = {}
         self._instances: dict[tuple, object] = {}
+        self._asks_for_gpu = devices.asks_for_gpu(subject)
 
     def run(
         self,
@@ -88,9 +90,11 @@ class Runner:
         recorder = Recorder({**made.tensors, **made.masks})
         frames = Frames()
         called = target if callable(target) else target.forward
+        if self.subject.how is not None:
+            called = functools.partial(self.subject.how, target)
 
         def watched():
-            with recorder, frames:
+            with devices.cpu_instead(self._asks_for_gpu), recorder, frames:
                 return called(*made.positional, **made.keywords)
 
         outcome = self.guard.attempt(watched, seconds)
@@ -179,13 +183,15 @@ class Runner:
     def _instance(self, case: Case) -> tuple[object, list[Finding]]:
         """A new instance, or a copy of the one that is checked."""
         if self.construction is not None:
-            made, call, findings = self.construction.build(case.sizes, self.guard)
+            with unset_is_nan(), devices.cpu_instead(self._asks_for_gpu):
+                made, call, findings = self.construction.build(case.sizes, self.guard)
             if made is None and findings[0].name == "hangs":
                 raise Stop(findings)
             self._note(findings, "")
             self.constructed = self.constructed or call
             if made is None:
                 return None, findings
+            fill_unset(made)
         else:
             original = self.subject.target
             outcome = self.guard.call(copy.deepcopy, original, _detached(original))

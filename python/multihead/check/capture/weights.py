@@ -120,7 +120,7 @@ def _named_by_flow(
         role = role or use.direct or ("out" if use.late else None)
         if role is not None:
             groups.setdefault(role, []).append(use)
-    if "query" not in groups:
+    if "query" not in groups and groups.keys() != {"out"}:
         return None
     _name_fused(groups)
     layers = {root: Held("", linear.weight, "out_in") for root, linear in made.items()}

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..calls import cases
+from ..calls.arguments import by_name, of_user, settle
 from ..calls.cases import Case, Sizes, Style, grouped, input_width
 from ..capture.runner import Run, Runner
 from ..options import Options
@@ -24,8 +25,9 @@ from ..subject.roles import TENSORS
 from ..subject.signature import Call, axes, states_batch_first, unpacks_input
 from ..subject.target import Subject
 
-_MOST_TRIED = 160
+_MOST_TRIED = 400
 _SECONDS = 4.0
+_CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
 
@@ -35,6 +37,11 @@ class FirstCall:
     def __init__(self, runner: Runner, options: Options):
         self.runner, self.options = runner, options
         self.subject, self.call = runner.subject, runner.call
+        self.given = options.inputs
+        named = {} if self.given is None else settle(self.call, self.given)
+        self._query = named.get(
+            self.call.parameter("query") or self.call.parameter("x")
+        )
         self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
@@ -46,6 +53,8 @@ class FirstCall:
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
         start, half = time.process_time(), self.options.time_limit / 2
+        if self.given is not None and self.call.guessed:
+            layouts = self._as_deep_as_given(layouts)
         for case in self._choices(layouts):
             run = self.runner.run(case)
             if not run.refused:
@@ -60,22 +69,84 @@ class FirstCall:
             if endless or late or self.runner.guard.remaining < half:
                 break
         self._seconds -= time.process_time() - start
+        if self.given is not None and layouts:
+            run = self._as_given(layouts)
+            if not run.refused:
+                return run
+            complaints = [(True, f) for f in run.findings[:1]]
         self.findings = self.findings or _most_telling(complaints)
         return None
 
+    def _as_deep_as_given(self, layouts: tuple[str, ...]) -> tuple[str, ...]:
+        """Those with as many axes as the user's query, where names do not say how."""
+        axes = getattr(self._query, "ndim", None)
+        return tuple(x for x in layouts if len(x.split(",")) == axes)
+
+    def _as_given(self, layouts: tuple[str, ...]) -> Run:
+        """The call with the user's own inputs. All that is no sequence stays as it is
+        in the calls that follow."""
+        style, sizes = self.styles()[0], self.sizes[0]
+        fitting = self._as_deep_as_given(layouts) or layouts
+        base = Case("your inputs", sizes, fitting[0], style=style)
+        case, made = of_user(self.call, self.given, base)
+        run = self.runner.run(case, given=made)
+        if not run.refused:
+            named = by_name(self.call, self.given)
+            roles = self.call.roles
+            self.call.fixed |= {
+                n: v for n, v in named.items() if roles[n] not in TENSORS
+            }
+        return run
+
     def _choices(self, layouts: tuple[str, ...]) -> Iterator[Case]:
         """Combinations with the fewest departures from the first of each axis."""
-        masks = (None, "rows") if self.call.takes("mask") else (None,)
         relations = ("self",) if self.call.style == "x" else ("cross", "equal", "self")
         dtypes = (torch.float64, torch.float32)
-        lists = (dtypes, masks, self.styles(), self.sizes, layouts, relations)
+        masks, styles = self._masks(), self.styles()
+        lists = (
+            dtypes,
+            masks,
+            self._paddings(),
+            styles,
+            self.sizes,
+            layouts,
+            relations,
+        )
         numbered = itertools.product(*(range(len(choices)) for choices in lists))
         ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
         for indices in ordered[:_MOST_TRIED]:
             chosen = [choices[i] for choices, i in zip(lists, indices)]
-            dtype, mask, style, sizes, layout, relation = chosen
+            dtype, (mask, kind), padding, style, sizes, layout, relation = chosen
+            if layout in cases.IMAGES and sizes.columns == 1:
+                sizes = cases.as_image(sizes)
             name = "no mask" if mask is None else "mask"
-            yield Case(name, sizes, layout, relation, mask, dtype=dtype, style=style)
+            given = dict(mask_dtype=kind, padding=padding, dtype=dtype, style=style)
+            yield Case(name, sizes, layout, relation, mask, **given)
+
+    def _masks(self) -> list[tuple[str | None, torch.dtype]]:
+        """Kinds of masks and their dtypes: those that may be left out are, or are that
+        of a whole call; what is insisted on may have any shape."""
+        if not self.call.takes("mask"):
+            return [(None, torch.bool)]
+        kinds = [None, "rows"]
+        if not self._insists_on("mask"):
+            return [(kind, torch.bool) for kind in kinds]
+        kinds += [kind for kind in cases.MASKS if kind != "blocked row"]
+        kinds = list(dict.fromkeys(kinds))
+        others = [(k, t) for t in (torch.int64, torch.float32) for k in kinds if k]
+        return [*((kind, torch.bool) for kind in kinds), *others]
+
+    def _paddings(self) -> list[str | None]:
+        """What is left out where it can be."""
+        paddings: list[str | None] = [None]
+        if self._insists_on("padding"):
+            paddings += ["mask", "wide mask"]
+        return paddings + (["lengths"] if self._insists_on("lengths") else [])
+
+    def _insists_on(self, role: str) -> bool:
+        name = self.call.parameter(role)
+        asked = [p for p in self.call.parameters if p.name == name]
+        return any(p.default is p.empty for p in asked)
 
     def styles(self) -> list[Style]:
         added = self.options.mask == "additive" or (
@@ -100,20 +171,48 @@ class FirstCall:
         found = [self._fit(sizes) for sizes in cases.SIZES_IN_TURN]
         if options.embed_dim:
             found = [replace(s, embed=options.embed_dim) for s in found]
+        if self._query is not None and getattr(self._query, "ndim", 0) in (2, 3):
+            found = [replace(s, embed=self._query.shape[-1]) for s in found]
         if options.num_heads:
             found = [self._with_heads(s, options.num_heads) for s in found]
         if options.num_kv_heads:
             found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
         fitting = [s for s in found if s.embed % s.heads == 0]
-        return list(dict.fromkeys(map(cases.apart, fitting or found)))
+        whole = list(dict.fromkeys(map(cases.apart, fitting or found)))
+        return [*self._variants(whole[0]), *whole[1:]]
+
+    def _variants(self, sizes: Sizes) -> list[Sizes]:
+        """`sizes`, then with other answers to what names leave open: whether a length
+        is that of the inputs, how an image is cut, how wide keys are."""
+        built = self.runner.construction
+
+        def takes(*roles: str) -> bool:
+            asked = any(self.call.takes(role) for role in roles)
+            return asked or (built is not None and built.takes(*roles, "config"))
+
+        found = [sizes]
+        exact = replace(sizes, keys=sizes.queries, is_exact=True)
+        if takes("max_length"):
+            # What a call is told is mostly the length that it has.
+            place = 0 if self.call.takes("max_length") else 1
+            found.insert(place, exact)
+        if takes("window", "resolution", "image", "rows"):
+            images = [cases.as_image(sizes, way) for way in ("pair", "side", "length")]
+            found = [*images, sizes] if self.call.takes("rows") else [*found, *images]
+        if takes("qkv_dim"):
+            found.append(replace(sizes, wide_keys=True, out=None))
+        return found
 
     def _width_of_class(self) -> int | None:
         """The width that a class has which is not told it; None if it is."""
         built = self.runner.construction
-        if built is None or built.takes("embed_dim", "config", "out_dim", "head_dim"):
+        if built is None or built.takes("embed_dim", "config", "out_dim"):
             return None
-        made, _, _ = built.build(Sizes(), self.runner.guard)
-        return input_width(made) if isinstance(made, nn.Module) else None
+        widths = set()
+        for sizes in (Sizes(), Sizes(embed=64))[: 2 if built.parameters else 1]:
+            made, _, _ = built.build(sizes, self.runner.guard)
+            widths.add(input_width(made) if isinstance(made, nn.Module) else None)
+        return widths.pop() if len(widths) == 1 else None
 
     def _with_heads(self, sizes: Sizes, heads: int) -> Sizes:
         """`sizes` with so many heads; if they do not divide the width, in a width
@@ -159,6 +258,8 @@ def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
     different sizes; what ran to its end says more than what raised."""
     likely = [finding for is_likely, finding in complaints if is_likely]
     said = [f for _, f in complaints if f.name != "raises"] or likely
+    if not said:
+        return []
     places = [(f.name, f.detail.partition("\n")[0]) for f in said]
     common = Counter(places).most_common(1)[0][0]
     return [said[places.index(common)]]
@@ -187,7 +288,11 @@ def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, 
         layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
     elif len(axes(subject)) == 2:
         layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
-    return (*_of_convolutions(subject), *layouts)
+    others = _of_convolutions(subject)
+    named = [name.lower() for name in axes(subject)]
+    if len(named) == 3 and not _CHANNELS.fullmatch(named[1]):
+        return (*layouts[:1], *others, *layouts[1:])
+    return (*others, *layouts)
 
 
 def written_batch_first(subject: Subject) -> bool | None:
@@ -197,15 +302,23 @@ def written_batch_first(subject: Subject) -> bool | None:
 
 
 def _of_convolutions(subject: Subject) -> list[str]:
-    """The layouts of code that projects by convolutions."""
+    """The layouts of code that projects by convolutions, or that unpacks the axes of
+    an image."""
     is_module = isinstance(subject.target, nn.Module)
     parts = list(subject.target.modules()) if is_module else []
     kinds = {cases.CHANNELS_FIRST: nn.Conv1d, cases.IMAGE: nn.Conv2d}
-    return [
+    found = [
         layout
         for layout, kind in kinds.items()
         if kind.__name__ in subject.source or any(isinstance(p, kind) for p in parts)
     ]
+    named = [name.lower() for name in axes(subject)]
+    if len(named) == 4 and named[1][:1] in "ch" and named[2][:1] in "hw":
+        first = cases.IMAGE if _CHANNELS.fullmatch(named[1]) else cases.IMAGE_LAST
+        found = [first, *found]
+    if len(named) == 3 and named[1] in ("c", "channels", "ch", "dim"):
+        found = [cases.CHANNELS_FIRST, *found]
+    return list(dict.fromkeys(found))
 
 
 def core_layouts(subject: Subject) -> tuple[str, ...]:

@@ -127,6 +127,20 @@ class Guard:
     def __exit__(self, *exception: object) -> None:
         self._until_exit.close()
 
+    def until_exit(self, callback: Callable[[], object]) -> None:
+        """Has `callback` called on leaving."""
+        self._until_exit.callback(callback)
+
+    @contextlib.contextmanager
+    def apart(self, seconds: float) -> Iterator[None]:
+        """What runs within has so many seconds of its own."""
+        kept = self.time_limit, self._used
+        self.time_limit, self._used = seconds, 0.0
+        try:
+            yield
+        finally:
+            self.time_limit, self._used = kept
+
     @property
     def remaining(self) -> float:
         """Seconds that foreign code may still use."""
@@ -281,15 +295,8 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
             "`time_limit=`, or `--time-limit` of the command.",
             where,
         )
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        return Finding(
-            "missing_package",
-            f"It imports `{package}`, which this Python does not find.",
-            f"Install it beside PyTorch, `pip install {package}`, or check the "
-            "attention in a file of its own.",
-            where,
-        )
+    if isinstance(error, ImportError) and error.name:
+        return _missing(error, where)
     remedy = next((r for kind, r in _REMEDIES.items() if isinstance(error, kind)), "")
     sentence = message_of(error)
     if isinstance(error, SystemExit):
@@ -297,6 +304,27 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
     elif isinstance(error, SyntaxError):
         sentence = f"{type(error).__name__}: {error.msg}"
     return Finding("raises", sentence, remedy, where)
+
+
+def _missing(error: ImportError, where: str) -> Finding:
+    """What is said of code that needs what is not there; nothing could be told."""
+    package, _, _ = error.name.partition(".")
+    text = _text(error).rstrip(".")
+    what = f"It imports `{package}`, which this Python does not find."
+    remedy = (
+        f"Install it beside PyTorch, `pip install {package}`, or check the "
+        "attention in a file of its own."
+    )
+    if getattr(error, "of_neighbour", False):
+        what = f"It imports `{error.name}` of its own package: {text}."
+        remedy = "Check it where all of the package lies, or in a file of its own."
+    elif package in sys.modules or not isinstance(error, ModuleNotFoundError):
+        what = f"It needs `{error.name}`, which is not there: {text}."
+        remedy = (
+            f"Another version of `{package}` may have it; or check the attention in a "
+            "file of its own."
+        )
+    return Finding("missing_package", what, remedy, where, kind="unchecked")
 
 
 def is_of_arguments(findings: list[Finding]) -> bool:
@@ -308,14 +336,17 @@ def is_of_arguments(findings: list[Finding]) -> bool:
 
 def message_of(error: BaseException) -> str:
     """The type and the text, as Python's own last line, shortened."""
+    name, text = type(error).__name__, _text(error)
+    return f"{name}: {text}" if text else name
+
+
+def _text(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:
         text = "(its message cannot be printed)"
-    name = type(error).__name__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    text = " ".join(lines)[:_MESSAGE]
-    return f"{name}: {text}" if text else name
+    return " ".join(lines)[:_MESSAGE]
 
 
 def _where(error: BaseException) -> str:

@@ -12,7 +12,7 @@ _CALL = {
     "key": "k key keys xk kx inputk keyinput ks kin",
     "value": "v value values val vals xv vx inputv valueinput vs vin",
     "x": (
-        "x inputs input inp hiddenstates hidden states xs embeddings tokens src seq "
+        "x inputs input inp hiddenstates hiddenstate hidden states xs embeddings tokens src seq "
         "sequence emb embs"
     ),
     "context": (
@@ -31,7 +31,7 @@ _CALL = {
     ),
     "padding": (
         "keypaddingmask paddingmask padding padmask srckeypaddingmask keymask "
-        "memorykeypaddingmask kpm keyvalidmask"
+        "memorykeypaddingmask kpm keyvalidmask kvmask kmask"
     ),
     "lengths": "validlens validlen lengths seqlens keylengths lens validlengths",
     "is_causal": "iscausal causal usecausal causalflag applycausal usecausalmask",
@@ -48,6 +48,16 @@ _CALL = {
     "scale": "scale scaling softmaxscale",
     "weights": "params parameters weights weightdict statedict paramdict",
     "shares_heads": "enablegqa usegqa gqa",
+    "image": "hw hwshape xsize imagesize resolution spatialshape",
+    "batch": "batchsize bs bsz",
+    "query_length": "querylength",
+    "key_length": "keylength",
+    "zero": "startpos offset layeridx layerid step startposition curpos",
+    "rotation": (
+        "freqscis freqs cos sin rotaryemb rotaryposemb positionembeddings rope ropecos "
+        "ropesin freqscos freqssin posemb"
+    ),
+    "device": "device",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue",
 }
 _SIZES = {
@@ -67,7 +77,7 @@ _SIZES = {
         "hiddendim din dimin embeddingdim embedding features infeatures inputdim dmod "
         "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
         "querydim keysize querysize valuesize querysdim dinput querydimension "
-        "contextdim crossdim crossattentiondim dcontext dcross"
+        "contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes"
     ),
     "out_dim": "dout dimout outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
@@ -76,8 +86,13 @@ _SIZES = {
     ),
     "max_length": (
         "maxlen blocksize contextlength maxseqlen maxlength contextsize seqlen "
-        "maxpositionembeddings seqlength maxseqlength ctxlen windowsize contextlen "
+        "maxpositionembeddings seqlength maxseqlength ctxlen contextlen "
         "numtokens maxt nctx maxsequencelength length"
+    ),
+    "window": "windowsize winsize ws",
+    "resolution": (
+        "inputresolution imgsize imagesize resolution featsize fmapsize featuremapsize "
+        "spatialsize hw hwshape"
     ),
 }
 _CONSTRUCTOR = {
@@ -90,6 +105,10 @@ _CONSTRUCTOR = {
     "is_causal": "iscausal causal usecausal masked autoregressive ismasked",
     "device": "device",
     "dtype": "dtype",
+    "temperature": "temperature temp tau",
+    "activation": "activation act activationfn actfn nonlinearity actlayer",
+    "norm": "norm normlayer",
+    "attention": "attention attn attentionlayer innerattention mechanism attnlayer",
     "config": "config cfg args conf hparams params settings modelargs opts",
 }
 
@@ -103,7 +122,7 @@ def _table(*groups: dict[str, str]) -> dict[str, str]:
     }
 
 
-CALL = _table(_SIZES, _CALL)
+CALL = _table(_SIZES, _CALL)  # where a name is in both, as a call has it
 CONSTRUCTOR = _table(_SIZES, _CONSTRUCTOR)
 ATTRIBUTES = _table(_SIZES)
 # Masks that are added to the scores, as these names say.

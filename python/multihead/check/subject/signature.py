@@ -14,6 +14,7 @@ from torch import nn
 from . import roles as tables
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
+from .words import role_of_words
 
 _EMPTY = inspect.Parameter.empty
 # Of a signature that does not say.
@@ -40,7 +41,8 @@ class Call:
     is left alone. style: "qkv", "x" or "x and context". weights: the parameters
     that take weights. bound: what functools.partial has fixed, by role. guesses:
     what was guessed, as phrases; guessed: the parameters. is_pytorchs_layer: it is that
-    of PyTorch's function for a layer.
+    of PyTorch's function for a layer. fixed: what a user gives to parameters, by name,
+    in all calls.
     """
 
     parameters: list[inspect.Parameter]
@@ -51,6 +53,7 @@ class Call:
     guesses: list[str] = field(default_factory=list)
     guessed: set[str] = field(default_factory=set)
     is_pytorchs_layer: bool = False
+    fixed: dict[str, object] = field(default_factory=dict)
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -66,6 +69,26 @@ class Call:
     def guess(self, names: list[str], phrase: str) -> None:
         self.guesses.append(f"{', '.join(names)} taken for {phrase}")
         self.guessed.update(names)
+
+    def settle_style(self) -> None:
+        """Which sequences a call brings, as the roles say."""
+        if self.takes("query") and (self.takes("key") or self.takes("value")):
+            self.style = "qkv"
+        else:
+            self.style = "x and context" if self.takes("context") else "x"
+
+    def forget_guesses(self) -> None:
+        self.roles |= dict.fromkeys(self.guessed)
+        self.guesses.clear()
+        self.guessed.clear()
+
+    def read_by_place(self, names: list[str]) -> None:
+        """Takes the first of these parameters for the sequences, in the usual order."""
+        wanted = {1: ["x"], 2: ["x", "context"]}.get(len(names), TENSORS[:3])
+        self.roles |= dict(zip(names, wanted))
+        self.guess(names[: len(wanted)], f"{', '.join(wanted)}, by place")
+        if len(names) == 1:  # what else could it be
+            self.guessed.discard(names[0])
 
     @property
     def is_as_pytorchs(self) -> bool:
@@ -85,6 +108,7 @@ def read(subject: Subject) -> Call:
     call = Call([p for p in _parameters(subject) if p.name not in fixed], {}, "x")
     for parameter in call.parameters:
         call.roles[parameter.name] = _role_of(parameter)
+    _settle_image(call)
     if not call.takes("mask") and not call.takes("weight"):
         # Beside weights it would be one of them.
         defaults = {p.name: p.default for p in call.parameters}
@@ -106,10 +130,7 @@ def read(subject: Subject) -> Call:
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call)
-    if call.takes("query") and (call.takes("key") or call.takes("value")):
-        call.style = "qkv"
-    elif call.takes("context"):
-        call.style = "x and context"
+    call.settle_style()
     return call
 
 
@@ -133,7 +154,7 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
             p if p.kind is p.KEYWORD_ONLY else p.replace(kind=p.POSITIONAL_ONLY)
             for p in named
         ]
-    if subject.kind == "class":
+    if subject.kind == "class" and subject.how is None:
         named = named[1:]
     return _UNKNOWN if not named and _takes_any(found) else named
 
@@ -166,6 +187,9 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     role = tables.CALL.get(normal(name))
     if role is None and is_weight(name):  # W_q, but also w, b and out_proj
         role = "weight"  # yet q, k and v are never weights
+    if role is None and type_name(parameter) in ("int", "_empty"):
+        role = role_of_words(name)
+        role = role if role in (*SIZES, "qkv_dim") else None
     if default is parameter.empty:
         return role
     if role == "mask" and type(default) is bool:
@@ -177,7 +201,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
 
 _NUMBER = (int, float, type(None))
 _KINDS = {
-    **dict.fromkeys((*SIZES, "is_causal", "training"), (int, type(None))),
+    **dict.fromkeys((*SIZES, "is_causal", "training", "zero"), (int, type(None))),
+    **dict.fromkeys(("rotation", "image", "device", "batch"), ()),
     **dict.fromkeys(("need_weights", "average_weights"), (int, type(None))),
     "scale": _NUMBER,
     "padding": type(None),
@@ -196,20 +221,49 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     if roles[first] in SIZES and not (set(roles.values()) & set(TENSORS)):
         roles[first] = "x"
     found = set(roles.values()) & set(TENSORS)
+    if found and subject.kind != "function":
+        _settle_letters(call)
+        found = set(roles.values()) & set(TENSORS)
     if not found:
         free = [p for p in parameters if p.default is p.empty]
         free = [p for p in free if type_name(p) not in ("int", "bool", "float", "str")]
         names = [p.name for p in free if roles[p.name] in (None, "weight")][:3]
-        wanted = {1: ["x"], 2: ["x", "context"]}.get(len(names), TENSORS[:3])
-        for name, role in zip(names, wanted):
-            roles[name] = role
-        call.guess(names, f"{', '.join(wanted)}, by place")
+        call.read_by_place(names)
     elif "query" in found and "x" in found and "context" not in found:
         rename = "context" if "key" not in found else None
         roles.update({n: rename for n, role in roles.items() if role == "x"})
     if not set(roles.values()) & {"query", "x"}:
         # forward(hidden, key, value): what comes first asks.
         roles[first] = "query" if "key" in roles.values() else "x"
+
+
+def _settle_letters(call: Call) -> None:
+    """One letter beside the sequence of a layer, which was told its sizes when it was
+    made, is no size: h is what others call the context."""
+    letters = [
+        p.name
+        for p in call.parameters
+        if len(p.name) == 1 and call.roles[p.name] in SIZES and p.default is not p.empty
+    ]
+    free = not {"key", "value", "context"} & set(call.roles.values())
+    for name in letters:
+        call.roles[name] = "context" if free and name == letters[0] else None
+
+
+_SIDES = {"rows": ("h", "height", "hh"), "columns": ("w", "width", "ww")}
+
+
+def _settle_image(call: Call) -> None:
+    """Height and width, which come together, are those of an image whose pixels are
+    the sequence: h alone may count heads, and w be a weight."""
+    sides = {
+        role: name
+        for role, names in _SIDES.items()
+        for name in call.roles
+        if normal(name) in names
+    }
+    if len(sides) == 2:
+        call.roles |= {name: role for role, name in sides.items()}
 
 
 def _settle_masks(call: Call) -> None:

@@ -1,25 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Finds the code that is to be checked, and says what it is.
+"""Finds the code that is to be checked, and says what it is."""
 
-A file or notebook often does more than to define it: it asserts, trains, draws, asks.
-It is run statement by statement, not as __main__. After the first one that fails or
-takes long, only definitions and assignments are run.
-"""
-
-import __future__
-
-import ast
 import contextlib
 import functools
 import inspect
-import itertools
-import json
-import linecache
 import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,17 +16,13 @@ from torch import nn
 
 from ..report import Finding
 from ..sandbox.guard import Guard, Outcome, Stop, finding_of, is_library
-from ..sandbox.state import Snapshot
+from .absent import Absent, missing
+from .script import run_file
 
 _ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa", re.IGNORECASE)
 _MULTI = re.compile(r"multi_?head|mha|grouped|gqa|mqa|multi_?query", re.IGNORECASE)
-# What the top level may take, imports and definitions aside, half of all time at
-# most; what an assignment gets when that is used up.
-_SECONDS, _MOMENT = 5.0, 0.2
-
-_IMPORTS = (ast.Import, ast.ImportFrom)
-_DEFINITIONS = (*_IMPORTS, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+# Seconds that a file has for itself, what it imports among it.
+_LOADING = 30.0
 
 
 @dataclass
@@ -46,7 +31,9 @@ class Subject:
 
     kind: "function", "class" (to be constructed) or "instance". target: the
     object itself. entry: the function whose signature a call has. name and where
-    are shown; source is the text of the target, empty where there is none.
+    are shown; source is the text of the target, empty where there is none. how: what
+    calls the target with the arguments of `entry`, where that is not the target
+    itself; factory: what constructs a class, where that is not the class.
     """
 
     kind: str
@@ -56,6 +43,8 @@ class Subject:
     where: str = ""
     source: str = ""
     findings: list[Finding] = field(default_factory=list)
+    how: Callable | None = None
+    factory: Callable | None = None
 
     @property
     def type(self) -> type:
@@ -72,18 +61,14 @@ def load(target: object, guard: Guard) -> Subject:
     """
     if not isinstance(target, (str, pathlib.Path)):
         return describe(target)
-    named = re.fullmatch(r"(.*\.(?:py|ipynb)):(\w+)", str(target))
-    path, name = (named[1], named[2]) if named else (target, "")
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"check: target must name a file, got {str(target)!r}")
-    module, outcome = run_file(path, guard)
+    path, name = _named(target)
+    module, outcome = _run(path, guard)
     found = vars(module).get(name) if name else None
     if found is None and outcome.error and (name or not _candidates(module)):
         raise Stop(outcome.findings)
-    absent = [v for v in (found, *vars(module).values()) if isinstance(v, _Absent)]
+    absent = [v for v in (found, *vars(module).values()) if isinstance(v, Absent)]
     if absent and (found is absent[0] or found is None and not _defined(module)):
-        raise Stop([finding_of(_missing(absent[0]), guard.time_limit)])
+        raise Stop([finding_of(missing(absent[0]), guard.time_limit)])
     if name and found is None:
         raise ValueError(
             f"check: target must name something defined in {path}, got {name!r} "
@@ -99,6 +84,34 @@ def load(target: object, guard: Guard) -> Subject:
     subject = describe(vars(module)[names[0]])
     subject.findings += [f for f in outcome.findings if f.kind != "failure"]
     return subject
+
+
+def _named(target: str | pathlib.Path) -> tuple[pathlib.Path, str]:
+    """The file and the name in it, if there is one."""
+    named = re.fullmatch(r"(.*\.(?:py|ipynb)):(\w+)", str(target))
+    path = pathlib.Path(named[1] if named else target)
+    if not path.is_file():
+        raise FileNotFoundError(f"check: target must name a file, got {str(target)!r}")
+    return path, named[2] if named else ""
+
+
+def _run(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcome]:
+    with guard.apart(max(_LOADING, guard.time_limit)):
+        return run_file(path, guard)
+
+
+def scope(target: object, guard: Guard) -> dict[str, object]:
+    """The names of the file that `target` is in, or names, and its own.
+
+    Raises FileNotFoundError where there is no such file.
+    """
+    if isinstance(target, (str, pathlib.Path)):
+        return vars(_run(_named(target)[0], guard)[0])
+    code = target if hasattr(target, "__module__") else type(target)
+    names = vars(sys.modules.get(code.__module__, types))
+    own = getattr(inspect.unwrap(target), "__globals__", {})
+    name = getattr(target, "__name__", None)
+    return {**names, **own, **({name: target} if name else {})}
 
 
 def describe(target: object) -> Subject:
@@ -194,193 +207,3 @@ def _candidates(module: types.ModuleType) -> list[str]:
         if found := [name for name in names if pattern.search(name)]:
             return found
     return names
-
-
-def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcome]:
-    """The module that a .py or .ipynb file defines.
-
-    Its outcome has an error, findings[0], where the text is no Python or a function
-    or class could not be defined. Other findings are remarks: what failed and was
-    left out.
-
-    Raises ValueError where a notebook is none.
-    """
-    texts = _texts(path)
-    # Under a name of its own, for which dataclasses and pickle ask.
-    module = types.ModuleType("checked_" + re.sub(r"\W", "_", path.stem))
-    module.__file__ = str(path.resolve())
-    sys.modules[module.__name__] = module
-    outcome = Outcome()
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:  # for what it imports later; the guard removes it
-        sys.path.insert(0, folder)
-    run = _Run(module, guard, outcome, min(_SECONDS, guard.time_limit / 2))
-    snapshot = Snapshot()  # a script may seed and set what it likes
-    try:
-        for name, source in texts:
-            run.all(ast.parse(source, name).body, name)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        outcome.error = error
-        outcome.findings.insert(0, finding_of(error, guard.time_limit))
-    snapshot.restore()
-    return module, outcome
-
-
-_overlaid: dict[str, str] = {}
-
-
-@contextlib.contextmanager
-def overlaid(path: str, text: str) -> Iterator[None]:
-    """Within it the file at `path` has this text, for checks; it stays as it is."""
-    name = str(pathlib.Path(path).resolve())
-    _overlaid[name] = text
-    try:
-        yield
-    finally:
-        del _overlaid[name]
-        linecache.checkcache(name)
-
-
-def _texts(path: pathlib.Path) -> list[tuple[str, str | bytes]]:
-    """Each with its name: a file is one text, a notebook has one in each code cell, as
-    in "exercise.ipynb[2]", without the lines that are IPython's own."""
-    if path.suffix != ".ipynb":
-        name = str(path.resolve())
-        if name in _overlaid:
-            text = _overlaid[name]
-            lines = text.splitlines(keepends=True)
-            linecache.cache[name] = (len(text), None, lines, name)
-            return [(name, text)]
-        linecache.cache.pop(name, None)
-        return [(name, path.read_bytes())]
-    texts = []
-    for number, source in enumerate(_cells(path), 1):
-        if not source.lstrip().startswith("%%"):
-            name = f"{path.name}[{number}]"
-            source = re.sub(r"(?m)^[ \t]*[%!].*$", "", source)
-            # Tracebacks and inspect.getsource look for the lines here.
-            lines = source.splitlines(keepends=True)
-            linecache.cache[name] = (len(source), None, lines, name)
-            texts.append((name, source))
-    return texts
-
-
-def _cells(path: pathlib.Path) -> list[str]:
-    try:
-        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
-        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        return ["".join(cell["source"]) for cell in code]
-    except (KeyError, TypeError):
-        reason = "no list of cells with a cell_type and a source"
-    except (ValueError, RecursionError):
-        reason = "no JSON"
-    raise ValueError(
-        f"check: target must be a notebook, got {path}, which has {reason}"
-    )
-
-
-def _defines(node: ast.stmt) -> bool:
-    if isinstance(node, (ast.Try, ast.If)):  # try: import …; if version: def …
-        parts = itertools.chain(node.body, node.orelse)
-        return any(isinstance(part, _DEFINITIONS) for part in parts)
-    return isinstance(node, _DEFINITIONS)
-
-
-class _Absent:
-    """Stands for what an absent package would have had, until somebody uses it."""
-
-    def __init__(self, package: str) -> None:
-        self.__dict__["package"] = package
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        raise _missing(self)
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):  # Python asks every value of a module for these
-            raise AttributeError(name)
-        return self()
-
-
-def _missing(absent: _Absent) -> ModuleNotFoundError:
-    """What an import of it raises."""
-    package = absent.__dict__["package"]
-    return ModuleNotFoundError(f"No module named {package!r}", name=package)
-
-
-def _single(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """`import a, b` as two statements: one may fail alone."""
-    for node in statements:
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                yield ast.copy_location(ast.Import([name]), node)
-        else:
-            yield node
-
-
-@dataclass
-class _Run:
-    """The statements of a file, one after the other."""
-
-    module: types.ModuleType
-    guard: Guard
-    outcome: Outcome
-    seconds: float
-    careful: bool = False
-    flags: int = 0
-
-    def all(self, statements: list[ast.stmt], name: str) -> None:
-        for node in _single(statements):
-            if self.careful and not (isinstance(node, _ASSIGNMENTS) or _defines(node)):
-                continue
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-                for feature in node.names:
-                    known = getattr(__future__, feature.name, None)
-                    self.flags |= getattr(known, "compiler_flag", 0)
-            tree = ast.Module([node], type_ignores=[])
-            code = compile(tree, name, "exec", self.flags, dont_inherit=True)
-            self.one(node, code)
-
-    def one(self, node: ast.stmt, code: types.CodeType) -> None:
-        defines = _defines(node)
-        before = self.guard.remaining
-        result = self.guard.run(
-            lambda: exec(code, vars(self.module)),
-            None if defines else max(self.seconds, _MOMENT),
-        )
-        self.outcome.printed += result.printed
-        if not defines:
-            self.seconds -= before - self.guard.remaining
-        if result.error is None:
-            return
-        if isinstance(node, _IMPORTS) and isinstance(result.error, ModuleNotFoundError):
-            self.stand_in(node, result)
-        elif defines:
-            self.outcome.error = result.error
-            self.outcome.findings.insert(0, result.findings[0])
-        elif not self.careful:  # what fails later fails because of this
-            self.outcome.findings.append(_stops(result))
-            self.careful = True
-
-    def stand_in(self, node: ast.Import | ast.ImportFrom, result: Outcome) -> None:
-        """The file may never need what the absent package would have had."""
-        for name in node.names:
-            bound = name.asname or name.name.partition(".")[0]
-            vars(self.module)[bound] = _Absent(result.error.name)
-        found = result.findings[0]
-        self.outcome.findings.append(Finding(found.name, found.sentence, kind="remark"))
-
-
-def _stops(result: Outcome) -> Finding:
-    """What failed at the top level: no fault of the attention that is defined."""
-    found = result.findings[0]
-    where, _, line = found.detail.partition("\n")
-    rest = "After that line only definitions and assignments were run."
-    sentence = f"The file's own assertion fails ({where})."
-    if not isinstance(result.error, AssertionError):
-        sentence = f"The file stops in {where}: {found.sentence.rstrip('.')}."
-    elif re.search("close|equal|max", line):
-        rest = (
-            "Layers that were made separately have different weights, so comparing "
-            "them fails for right code, too; here both have the same."
-        )
-    return Finding("file_stops", sentence, rest, kind="remark")

@@ -12,7 +12,7 @@ from ..options import Options
 from ..reading.suite import Progress
 from ..report import Report
 from ..session import examine
-from ..subject.target import overlaid
+from ..subject.script import overlaid
 from .edits import Text, edits
 
 _MOST = 40  # candidates that are run

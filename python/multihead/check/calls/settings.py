@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""Configurations: one that is made up, which answers usual names, and those that the
+code defines itself."""
+
+import contextlib
+import dataclasses
+import dis
+import inspect
+import re
+import sys
+import types
+import typing
+
+from torch import nn
+
+from ..subject.roles import CONSTRUCTOR, normal, part_of
+from ..subject.words import role_of_words
+from .cases import Sizes
+
+DROPOUT = 0.25
+_KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
+_KNOWN |= {"epsilon": 1e-5, "index": 0}
+# Parts of a configuration that are one themselves.
+_PARTS = {"model", "transformer", "attention", "attn", "network", "net", "encoder"}
+_PARTS |= {"decoder", "text", "vision", "vit", "params", "hparams", "config", "cfg"}
+_NAMED = re.compile(
+    r"config|settings|hyper_?param|hparams|(model|transformer)_?args", re.I
+)
+
+
+class Config(dict):
+    """A configuration that answers every usual name, as an attribute or a key.
+
+    Names that it does not know are absent: getattr(config, name, default) and
+    config.get(name, default) give their defaults. What is read without one is None;
+    `guessed` collects these.
+    """
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.__dict__ |= {"sizes": sizes, "guessed": []}
+
+    def __missing__(self, name):
+        value = value_for(str(name), self.sizes)
+        if value is None and str(name).lower() in _PARTS:
+            value = self
+        if value is None:
+            self._guess(str(name))
+        return value
+
+    def _guess(self, name: str) -> None:
+        if name not in self.guessed:
+            self.guessed.append(name)
+
+    def __contains__(self, name):
+        return self.get(name) is not None
+
+    def __getattr__(self, name):
+        value = self.get(name)
+        if value is None:
+            if name.startswith("__") or not _reads_plainly(sys._getframe(1)):
+                raise AttributeError(name)
+            self._guess(name)
+        return value
+
+    def get(self, name, default=None):
+        known = list(self.guessed)
+        try:
+            value = self[name]
+        except KeyError:
+            value = None
+        self.__dict__["guessed"] = known
+        return default if value is None else value
+
+
+def _reads_plainly(frame: types.FrameType) -> bool:
+    """Whether an attribute is read as `config.name`, and not asked for by hasattr or
+    getattr, whose answer may be that it is not there."""
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset == frame.f_lasti:
+            return instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    return False
+
+
+def value_for(name: str, sizes: Sizes) -> object:
+    """What a setting of this name is; None where the name says nothing."""
+    role = CONSTRUCTOR.get(normal(name)) or part_of(name) or role_of_words(name)
+    return _KNOWN.get(role, sizes.value_of(role))
+
+
+def class_for(
+    parameter: inspect.Parameter, role: str | None, target: type
+) -> type | None:
+    """The class that the code itself has for this configuration, if it has one."""
+    names = vars(sys.modules.get(target.__module__, types)).copy()
+    names |= getattr(target.__init__, "__globals__", {})
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = names.get(annotation.strip("'\"").rpartition(".")[2])
+    for kind in (annotation, *typing.get_args(annotation)):
+        if inspect.isclass(kind) and _is_settings(kind, target):
+            return kind
+    if role != "config" or annotation not in (parameter.empty, None):
+        return None
+    named = [k for n, k in names.items() if inspect.isclass(k) and _NAMED.search(n)]
+    own = [k for k in dict.fromkeys(named) if _is_settings(k, target)]
+    return own[0] if len(own) == 1 else None
+
+
+def _is_settings(kind: object, target: type) -> bool:
+    """Whether a class holds settings: of the code's own, no module, with fields."""
+    if not inspect.isclass(kind) or kind is target or issubclass(kind, nn.Module):
+        return False
+    package = str(kind.__module__).partition(".")[0]
+    if package in ("builtins", "typing", "torch", "numpy"):
+        return False
+    own = [name for name in vars(kind) if not name.startswith("_")]
+    plain = [name for name in own if not callable(vars(kind)[name])]
+    takes = kind.__init__ is not object.__init__
+    return bool(plain or takes or getattr(kind, "__annotations__", ()))
+
+
+def settings_of(kind: type, sizes: Sizes) -> object:
+    """Settings of a class of the code's own: its defaults, but our sizes."""
+    given = {}
+    for parameter in _parameters(kind):
+        value = _of_parameter(parameter, sizes)
+        if value is not None or parameter.default is parameter.empty:
+            given[parameter.name] = value
+    made = kind(**given)
+    for name in _fields(made):
+        value, old = value_for(name, sizes), getattr(made, name, None)
+        if name not in given and value is not None and _may_replace(old, value):
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
+                object.__setattr__(made, name, value)
+    return made
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    try:
+        found = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p for p in found if p.kind in named]
+
+
+def _of_parameter(parameter: inspect.Parameter, sizes: Sizes) -> object:
+    value, default = value_for(parameter.name, sizes), parameter.default
+    if default is not parameter.empty:
+        if isinstance(default, dataclasses.Field) or repr(default) == "<factory>":
+            return None
+        return value if _may_replace(default, value) else None
+    if value is not None:
+        return value
+    annotation = parameter.annotation
+    if inspect.isclass(annotation) and dataclasses.is_dataclass(annotation):
+        return settings_of(annotation, sizes)
+    kind = getattr(annotation, "__name__", str(annotation))
+    return {"int": 2, "float": 0.0, "bool": False, "str": ""}.get(kind)
+
+
+def _fields(made: object) -> list[str]:
+    names = [n for k in type(made).__mro__ for n in getattr(k, "__annotations__", {})]
+    names += [n for k in type(made).__mro__[:-1] for n in vars(k)]
+    names += vars(made) if hasattr(made, "__dict__") else []
+    return [n for n in dict.fromkeys(names) if not n.startswith("_")]
+
+
+def _may_replace(old: object, value: object) -> bool:
+    """Whether a default is a size, or a rate, that may be another: no string, no flag
+    that switches something on, no part that is a setting itself."""
+    if type(old) is bool or type(value) is bool or value is None:
+        return False
+    return isinstance(old, (int, float, type(None))) and type(old) in (
+        type(value),
+        type(None),
+        float,
+    )

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""A CPU for code that asks for a GPU where there is none."""
+
+import contextlib
+import inspect
+import sys
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..sandbox.guard import is_library
+from ..subject.target import Subject
+
+
+class _OnCpu(TorchFunctionMode):
+    """x.cuda(), x.to("cuda") and device="cuda" stay on the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is Tensor.cuda:
+            return args[0]
+        args = tuple(_CPU if _is_cuda(value) else value for value in args)
+        named = (kwargs or {}).items()
+        return function(*args, **{n: _CPU if _is_cuda(v) else v for n, v in named})
+
+
+_CPU = torch.device("cpu")
+
+
+def _is_cuda(value: object) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.partition(":")[0] == "cuda"
+
+
+def asks_for_gpu(subject: Subject) -> bool:
+    """Whether the code, or a helper in its file, speaks of a GPU, and there is none."""
+    text = subject.source
+    module = sys.modules.get(getattr(subject.target, "__module__", None) or "")
+    if "cuda" not in text and not is_library(getattr(module, "__file__", None) or ""):
+        with contextlib.suppress(OSError, TypeError):
+            text = inspect.getsource(module)
+    return "cuda" in text and not torch.cuda.is_available()
+
+
+def cpu_instead(asks: bool) -> contextlib.AbstractContextManager:
+    """What code that asks for a GPU runs in."""
+    return _OnCpu() if asks else contextlib.nullcontext()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""What the words of a name say that it counts: n_heads, dim_per_head, hiddenSize.
+
+Rules by the parts of names, for those that no table has (see roles.py).
+"""
+
+import functools
+import re
+
+_COUNT = {"n", "num", "nb", "nr", "no", "number", "count", "total"}
+_WIDTH = {"d", "dim", "dims", "dimension", "dimensions", "width", "depth", "ndim"}
+_WIDTH |= {"feature", "features", "feat", "feats", "channel", "channels", "chan", "ch"}
+_SIZE = {"size", "sz", "units", "nodes", "neurons"}
+_HEADS = {"head", "heads"}
+_GROUPS = {"group", "groups"}
+_QUERY = {"q", "query", "queries", "querys", "qk", "qkv"}
+_KEYS = {"k", "key", "keys", "v", "value", "values", "kv"}
+_WHOLE = {"embed", "emb", "embd", "embedding", "embeddings", "model", "hidden"}
+_WHOLE |= {"hid", "hiddens", "in", "input", "inputs", "state", "states", "inner"}
+_WHOLE |= {"latent", "token", "attn", "attention", "att", "x", "enc", "dec", "src"}
+_OUT = {"out", "output", "outputs"}
+_LENGTH = {"len", "length", "lens", "lengths", "seq", "sequence", "seqlen", "ctx"}
+_LENGTH |= {"context", "max", "maxlen", "time", "steps", "timesteps", "window"}
+_LENGTH |= {"position", "positions", "pos", "tokens", "patches", "block", "t"}
+_WIDER = {"ff", "ffn", "mlp", "feedforward", "intermediate", "forward", "fc"}
+_OTHER = {"layer", "layers", "vocab", "vocabulary", "class", "classes", "expert"}
+_OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "stride", "ratio"}
+# No size, whatever stands beside it.
+_NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id", "idx"}
+_NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
+_DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
+_JOINS = {"per", "of", "the", "for", "each", "self", "cross", "multi", "encoder"}
+_JOINS |= {"decoder", "memory", "local", "global", "target", "tgt", "proj"}
+
+_ATOMS = set().union(
+    *(_COUNT, _WIDTH, _SIZE, _HEADS, _GROUPS, _QUERY, _KEYS, _WHOLE, _OUT, _LENGTH),
+    *(_WIDER, _OTHER, _NEVER, _DROPOUT, _JOINS),
+)
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def words(name: str) -> list[str]:
+    """The words of a name, also of one that is written without gaps: nhead, dModel."""
+    found = [part.lower() for part in _PARTS.findall(name)]
+    return [word for part in found for word in _cut(part)]
+
+
+@functools.cache
+def _cut(part: str) -> tuple[str, ...]:
+    """A word as the fewest known ones, else as it is. One letter begins a word only
+    (nhead, dmodel), or is all that follows (dimq)."""
+    if part in _ATOMS:
+        return (part,)
+    best: tuple[str, ...] = ()
+    for end in range(1, len(part)):
+        first, rest = part[:end], part[end:]
+        if first not in _ATOMS or (len(first) == 1 and first not in "nd"):
+            continue
+        if len(rest) == 1 and (len(first) == 1 or rest not in "qkv"):
+            continue
+        following = _cut(rest)
+        if all(word in _ATOMS for word in following):
+            if not best or 1 + len(following) < len(best):
+                best = (first, *following)
+    return best or (part,)
+
+
+def role_of_words(name: str) -> str | None:
+    """The role of a size by the words of its name; "qkv_dim" is the width of queries,
+    keys or values, of all heads or of one; "mlp_dim" that of a layer after them."""
+    said = words(name)
+    have = set(said)
+    counts, wide = have & _COUNT, have & _WIDTH
+    if have & _DROPOUT:
+        return "dropout"
+    if have & _NEVER or said == ["depth"]:
+        return None
+    if have & _HEADS:
+        if (wide or have & _SIZE) and not (counts - {"n"}):
+            return "head_dim"
+        shared = have & (_KEYS | _GROUPS)
+        return "num_kv_heads" if shared else "num_heads"
+    if have & _GROUPS:
+        return "num_kv_heads"
+    if have & _WIDER and (wide or have & _SIZE or counts):
+        return "mlp_dim"
+    if have & _OTHER:
+        return None
+    if have & _LENGTH and not wide:
+        return "max_length"
+    sized = wide or have & _SIZE or counts
+    if not sized:
+        return None
+    if have & _OUT and not have & {"in", "input"}:
+        return "out_dim"
+    if have & (_QUERY | _KEYS):
+        return "qkv_dim"
+    whole = wide or have & _WHOLE or have & {"units", "nodes", "neurons"}
+    return "embed_dim" if whole or said == ["size"] else None

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+"""How `check` constructs and calls what is named and configured in unusual ways."""
+
+import argparse
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import multihead
+from multihead.check.subject.words import role_of_words
+
+WORDS = {
+    "num_heads": "n_heads nhead attention_heads headCount decoder_attention_heads",
+    "num_kv_heads": "n_kv_heads kv_head num_key_value_heads query_groups",
+    "head_dim": "dim_per_head headDim d_head size_per_head head_features",
+    "embed_dim": "n_embd d_embed dModel num_hiddens in_channels n_state text_dim units_n",
+    "out_dim": "out_channels dim_output output_size",
+    "max_length": "max_len n_ctx seq_len num_patches block_size n_positions",
+    "qkv_dim": "dim_Q d_k key_dim total_value_depth dimv",
+    "mlp_dim": "ff_dim dim_feedforward mlp_size",
+    "dropout": "attn_pdrop dropout_rate",
+    None: "n_layer vocab_size mlp_ratio head_mask qkv_bias name depth x",
+}
+
+
+@pytest.mark.parametrize("role", WORDS)
+def test_the_words_of_a_name_say_what_it_counts(role):
+    assert {name: role_of_words(name) for name in WORDS[role].split()} == (
+        dict.fromkeys(WORDS[role].split(), role)
+    )
+
+
+class Base(nn.Module):
+    """Multi-head attention in any sizes."""
+
+    def build(self, width, heads, inner=None):
+        inner = inner or width
+        self.heads = heads
+        self.q, self.k, self.v = (nn.Linear(width, inner) for _ in range(3))
+        self.o = nn.Linear(inner, width)
+
+    def forward(self, x, mask=None):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, mask)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class OfWords(Base):
+    def __init__(self, decoder_heads, text_dim, layer_idx):
+        super().__init__()
+        assert layer_idx == 0
+        self.build(text_dim, decoder_heads)
+
+
+class OfWholeKeys(Base):
+    def __init__(self, dim_in, dim_k, dim_v, num_heads=8):
+        super().__init__()
+        assert dim_k % num_heads == 0 and dim_v % num_heads == 0
+        self.build(dim_in, num_heads, dim_k)
+
+
+class OfLayers(Base):
+    def __init__(self, dim, heads, dropout: nn.Module, act_layer, norm, device):
+        super().__init__()
+        self.build(dim, heads)
+        self.inner = act_layer()
+        self.drop, self.norm = dropout, norm.to(device)
+
+    def forward(self, x):
+        q, k, v = (
+            layer(self.norm(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        weights = self.drop((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1))
+        return self.inner(self.o((weights @ v).transpose(1, 2).flatten(2)))
+
+
+@dataclasses.dataclass
+class ModelSettings:
+    n_embd: int
+    n_head: int
+    way_of_the_dialect: str = "none"
+    dropout: float = 0.0
+    bias: bool = False
+
+
+class OfItsSettings(Base):
+    def __init__(self, config: ModelSettings):
+        super().__init__()
+        assert config.way_of_the_dialect == "none" and config.bias is False
+        self.build(config.n_embd, config.n_head)
+
+
+class OfAnyNames(Base):
+    def __init__(self, args):
+        super().__init__()
+        assert not hasattr(args, "use_rope") and not args.get("use_alibi", False)
+        self.build(args.model.width_of_embedding, args["attention_heads"])
+        self.more = nn.Linear(2, 2) if args.flag_of_the_dialect else None
+
+
+class Scores(nn.Module):
+    """The step inside of a layer."""
+
+    def __init__(self, temperature, attn_dropout=0.1):
+        super().__init__()
+        self.temperature, self.drop = temperature, nn.Dropout(attn_dropout)
+
+    def forward(self, q, k, v, mask=None):
+        scores = q @ k.mT / self.temperature
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        return self.drop(scores.softmax(-1)) @ v
+
+
+class DotProductAttentionInside(nn.Module):
+    def __init__(self, p=0.1):
+        super().__init__()
+        self.drop = nn.Dropout(p)
+
+    def forward(self, queries, keys, values):
+        scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+        return self.drop(scores.softmax(-1)) @ values
+
+
+class HandedItsAttention(Base):
+    def __init__(self, attention, d_model, n_heads):
+        super().__init__()
+        self.build(d_model, n_heads)
+        self.inner = attention
+
+    def forward(self, x):
+        qkv = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        return self.o(self.inner(*qkv).transpose(1, 2).flatten(2))
+
+
+class OfOneLength(Base):
+    def __init__(self, dim, num_heads, num_patches):
+        super().__init__()
+        self.build(dim, num_heads)
+        self.place = nn.Parameter(torch.zeros(1, num_patches, 1), requires_grad=False)
+
+    def forward(self, x):
+        assert x.shape[1] == self.place.shape[1]
+        return super().forward(x)
+
+
+class OfAWindow(Base):
+    def __init__(self, dim, window_size, num_heads):
+        super().__init__()
+        self.build(dim, num_heads)
+        self.tokens = window_size[0] * window_size[1]
+
+    def forward(self, x, mask=None):
+        assert x.shape[1] == self.tokens
+        return super().forward(x, mask)
+
+
+class WithSides(Base):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.build(dim, num_heads)
+
+    def forward(self, x, H, W):
+        B, N, C = x.shape
+        image = x.transpose(1, 2).reshape(B, C, H, W)
+        return super().forward(image.flatten(2).transpose(1, 2))
+
+
+class OfAnImage(nn.Module):
+    """Rows and columns both matter."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (
+            nn.Conv2d(channels, channels, 1) for _ in range(4)
+        )
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        assert h > 1 and w > 1 and h != w
+        q, k, v = (layer(x).flatten(2) for layer in (self.q, self.k, self.v))
+        out = v @ (q.mT @ k / c**0.5).softmax(-1).mT
+        return self.gamma * self.o(out.view(b, c, h, w))
+
+
+class OfEmptyMemory(Base):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.build(dim, heads)
+        for layer in (self.q, self.k, self.v, self.o):
+            layer.weight = nn.Parameter(torch.empty(dim, dim))
+            layer.bias = nn.Parameter(torch.Tensor(dim))
+
+
+class InsistsOnItsMask(Base):
+    """(B, 1, L, L), of numbers."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.build(dim, heads)
+
+    def forward(self, x, mask):
+        assert mask.dim() == 4 and mask.shape[1] == 1 and mask.shape[2] > 1
+        return super().forward(x, mask.to(x).log())
+
+
+MASKED = {InsistsOnItsMask: dict(mask="keep"), Scores: dict(mask="keep")}
+PASSING = [OfWords, OfWholeKeys, OfLayers, OfItsSettings, OfAnyNames, Scores]
+PASSING += [HandedItsAttention, OfOneLength, OfAWindow, WithSides, OfAnImage]
+PASSING += [OfEmptyMemory, InsistsOnItsMask]
+
+
+@pytest.mark.parametrize("kind", PASSING, ids=lambda kind: kind.__name__)
+def test_what_a_person_would_call_is_called(kind):
+    report = multihead.check(kind, **MASKED.get(kind, {}))
+    assert report.passed, str(report)
+
+
+def test_lengths_beyond_tiles_are_run_for_self_attention_too():
+    report = multihead.check(OfWords)
+    shapes = [case["shape"] for case in report.cases if case["name"] == "130 queries"]
+    assert shapes and shapes[0][1] == 130
+
+
+CALLS = {
+    "OfWords(H, E, 0)(x)": 3,
+    "OfWords(4, text_dim=32, layer_idx=0).eval()(x, mask=mask)": 3,
+    "OfWords(8, 48, 0).forward(x)": 3,
+    "dict(out=OfWords(H, E, 0)(x))['out']": 3,
+    "x = torch.randn(2, 9, 32); OfWords(4, 32, 0)(x)": 2,
+    "OfWords(4, 32, 0)(torch.randn(2, 9, 32))": 2,
+    "Scores(D ** 0.5)(q, k, v, mask)": 3,
+    "Scores(6 ** 0.5)(*torch.randn(3, 2, 3, 5, 6))": 3,
+    "twisted(k, [q, v], 1.0)": 3,
+    "twisted(k, [q, v], q.new_ones(L, S))": 3,
+}
+
+
+def twisted(k, qv, factor):
+    q, v = qv
+    scores = q @ k.mT / q.shape[-1] ** 0.5 * factor
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_a_call_that_somebody_writes(text):
+    mask = "keep" if "mask" in text else None
+    report = multihead.check(OfWords, call=text, mask=mask)
+    assert report.passed, str(report)
+    assert len({tuple(case["shape"]) for case in report.cases}) >= CALLS[text] - 1
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("x =", "must be Python"),
+        ("1 + x", "must call something"),
+        ("x = 3", "end with"),
+    ],
+)
+def test_what_is_no_call_is_refused(text, said):
+    with pytest.raises(ValueError, match=f"check: call .*{said}"):
+        multihead.check(OfWords, call=text)
+
+
+def test_a_call_that_raises_is_not_judged():
+    report = multihead.check(OfWords, call="OfWords(1)(x)")
+    assert report.unchecked and "TypeError" in report.findings[0].sentence
+
+
+def test_inputs_say_how_to_call_what_nobody_understands():
+    def odd(first, second, how, third):
+        assert how == ("a", 3)
+        scores = first @ second.mT / first.shape[-1] ** 0.5
+        return scores.softmax(-1) @ third
+
+    q, k, v = torch.randn(2, 4, 6), torch.randn(2, 5, 6), torch.randn(2, 5, 6)
+    report = multihead.check(odd, inputs=dict(first=q, second=k, how=("a", 3), third=v))
+    assert report.passed, str(report)
+    assert [2, 1, 4, 6] in [case["shape"] for case in report.cases]
+
+
+def test_inputs_of_one_shape_are_judged_in_several_draws():
+    def of_one_shape(q, k, v):
+        assert q.shape == (2, 4, 6) and k.shape == (2, 5, 6)
+        return twisted(k, (q, v), 1.0)
+
+    shapes = (2, 4, 6), (2, 5, 6), (2, 5, 6)
+    report = multihead.check(of_one_shape, inputs=[torch.randn(s) for s in shapes])
+    assert report.passed and len(report.cases) >= 2, str(report)
+
+
+def test_the_answers_of_an_argument_parser():
+    parsed = argparse.Namespace(n_embd=48, n_head=8)
+    model = OfItsSettings(ModelSettings(**vars(parsed)))
+    assert multihead.check(model).passed
