@@ -14,6 +14,7 @@ from ..subject.holding import held
 from ..subject.roles import ATTRIBUTES, normal
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+_GROUPED = (*_CONVOLUTIONS, nn.GroupNorm)
 
 # How tensors are laid out, by the rank and order that the code takes. With heads
 # and "single" belong to functions without weights.
@@ -325,7 +326,7 @@ def attributes(module: object) -> dict[str, int]:
 
 def _owners(module: object) -> Iterator[object]:
     for part in module.modules() if isinstance(module, nn.Module) else [module]:
-        if not isinstance(part, _CONVOLUTIONS):  # whose groups are no heads
+        if not isinstance(part, _GROUPED):  # whose groups are no heads
             yield part
             kept = (getattr(part, name, None) for name in ("config", "cfg", "args"))
             yield from (owner for owner in kept if owner is not None)

@@ -2,7 +2,6 @@
 """Constructs a class of modules from what the names of its arguments mean."""
 
 import inspect
-import itertools
 import re
 from dataclasses import replace
 
@@ -47,7 +46,7 @@ class Construction:
         counted = [p.name for p in unnamed if _may_be_size(p)]
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
-        self._in_its_settings = True
+        self._in_its_settings, self._gives_all = True, False
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
         self._settle_widths()
@@ -57,15 +56,17 @@ class Construction:
         }
 
     def _settle_widths(self) -> None:
-        """The widths of queries, keys and values are those of the inputs where no
-        other width is named."""
-        if not self.takes("embed_dim", "config", "head_dim"):
-            widths = [n for n, role in self.roles.items() if role == "qkv_dim"]
-            if any(
-                words(name)[-1] in ("q", "query") or "q" in words(name)
-                for name in widths
-            ):
-                self.roles |= dict.fromkeys(widths, "embed_dim")
+        """The widths of queries, keys and values are those of the inputs where there
+        is one of each, or no other width."""
+        kinds = {
+            kind: name
+            for name in self.roles
+            for kind in ("query", "key", "value")
+            if {kind, kind[0]} & set(words(name)) and role_of_words(name) == "qkv_dim"
+        }
+        no_other = not self.takes("embed_dim", "config", "head_dim")
+        if len(kinds) == 3 or ("query" in kinds and no_other):
+            self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
 
     @property
     def guessed(self) -> list[str]:
@@ -80,6 +81,11 @@ class Construction:
 
     def takes(self, *roles: str) -> bool:
         return not set(roles).isdisjoint(self.roles.values())
+
+    def default_of(self, role: str) -> int | None:
+        """The number that a size of this role is by default, if it is one."""
+        defaults = [p.default for p in self.parameters if self.roles[p.name] == role]
+        return next((d for d in defaults if type(d) is int and d > 0), None)
 
     @property
     def counts_heads(self) -> bool:
@@ -115,7 +121,7 @@ class Construction:
             elif optional and value is not None and role not in _LEFT:
                 derived = role in ("embed_dim", "out_dim", "head_dim", "qkv_dim")
                 derived = derived or role in ("window", "resolution")
-                if not derived or parameter.default is not None:
+                if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
 
@@ -141,6 +147,8 @@ class Construction:
         )
         if role == "index":
             return 0
+        if part_of(name) == "epsilon":
+            return 1e-5
         if role == "device":
             return torch.device("cpu")
         if role == "dtype":
@@ -158,13 +166,18 @@ class Construction:
         if kind in _TYPES:
             return _TYPES[kind]
         counts = {"n", "num", "size", "layers", "depth", "ratio"} & set(words(name))
-        return 2 if counts else None
+        return 2 if counts or self._gives_all else None
 
-    def _ways(self) -> list[tuple[bool, bool]]:
-        """Whether arguments are given that may be left out, and settings are of the
-        code's own kind, which may be another's."""
+    def _ways(self) -> list[tuple[bool, bool, bool]]:
+        """Whether arguments are given that may be left out; whether settings are of the
+        code's own kind, which may be another's; whether also what may be None, or is
+        unknown, has a size."""
         own = any(kind is not None for kind in self._settings.values())
-        return list(itertools.product((True, False), (True, False) if own else (True,)))
+        settings = (True, False) if own else (True,)
+        ways = [
+            (optional, kind, False) for optional in (True, False) for kind in settings
+        ]
+        return [*ways, (True, own, True)]
 
     def _inner(self, sizes: Sizes) -> object:
         """The attention inside of a layer that is handed it: one of the file's own
@@ -182,8 +195,8 @@ class Construction:
     def build(self, sizes: Sizes, guard: Guard) -> tuple[object, str, list[Finding]]:
         """An instance, or None, the call that made it as text, and what was found."""
         findings = []
-        for optional, in_its_settings in self._ways():
-            self._in_its_settings = in_its_settings
+        for optional, in_its_settings, all_of_them in self._ways():
+            self._in_its_settings, self._gives_all = in_its_settings, all_of_them
             made = guard.call(self.arguments, sizes, optional)  # may run the code
             if made.error is not None:
                 findings = findings or made.findings

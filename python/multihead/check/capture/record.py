@@ -8,6 +8,7 @@ the storage of what it shows.
 
 import contextlib
 import os
+import re
 import sys
 import types
 from collections import deque
@@ -238,8 +239,21 @@ def fill_constant(tensor: Tensor) -> None:
         first = tensor.flatten()[:1]
         if tensor.numel() > 1 and bool((tensor == first).all()):
             tensor.copy_(first + 0.3 * torch.randn_like(tensor))
-        elif tensor.numel() == 1 and not first.any():
-            tensor.fill_(1.0)  # a gate that starts closed would hide all behind it
+
+
+_GATES = re.compile(r"gamma|gate|alpha|lambda|scale|beta|weight|temperature")
+
+
+def open_gates(target: object) -> None:
+    """One number by which a branch is multiplied, and which starts at 0, hides all
+    that is behind it: it is made 1."""
+    if not isinstance(target, nn.Module):
+        return
+    for name, tensor in target.named_parameters():
+        closed = tensor.numel() == 1 and not tensor.detach().any()
+        if closed and _GATES.search(name.rpartition(".")[2].lower()):
+            with torch.no_grad():
+                tensor.fill_(1.0)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,14 @@ from ..subject.holding import held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import devices, weights
-from .record import Frames, Recorder, fill_constant, fill_unset, unset_is_nan
+from .record import (
+    Frames,
+    Recorder,
+    fill_constant,
+    fill_unset,
+    open_gates,
+    unset_is_nan,
+)
 
 
 @dataclass
@@ -201,6 +208,7 @@ class Runner:
         convert(made, case.dtype)
         for weight in held(made):
             fill_constant(weight)
+        open_gates(made)
         return made, []
 
     @staticmethod

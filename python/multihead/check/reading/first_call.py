@@ -26,7 +26,7 @@ from ..subject.signature import Call, axes, states_batch_first, unpacks_input
 from ..subject.target import Subject
 
 _MOST_TRIED = 400
-_SECONDS = 4.0
+_SECONDS, _MORE_SECONDS = 4.0, 1.0
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
@@ -50,6 +50,29 @@ class FirstCall:
     def find(self, layouts: tuple[str, ...]) -> Run | None:
         """The first call that returns an output; None leaves the complaint that says
         most in `findings`, which keeps that of the likeliest layouts."""
+        run, complaints = self._search(layouts)
+        if run is not None:
+            return run
+        told = dict(self.call.roles)
+        if self.given is None and self.call.read_unknown_as_context():
+            self._seconds = max(self._seconds, _MORE_SECONDS)
+            run, _ = self._search(layouts)
+            if run is not None:
+                return run
+            self.call.roles = told
+            self.call.settle_style()
+        if self.given is not None and layouts:
+            run = self._as_given(layouts)
+            if not run.refused:
+                return run
+            complaints = [(True, f) for f in run.findings[:1]]
+        self.findings = self.findings or _most_telling(complaints)
+        return None
+
+    def _search(
+        self, layouts: tuple[str, ...]
+    ) -> tuple[Run | None, list[tuple[bool, Finding]]]:
+        """The first call that returns an output, if one does, and what others said."""
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
         start, half = time.process_time(), self.options.time_limit / 2
@@ -58,7 +81,7 @@ class FirstCall:
         for case in self._choices(layouts):
             run = self.runner.run(case)
             if not run.refused:
-                return run
+                return run, complaints
             kind = (case.layout, case.mask, case.dtype, case.style)
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
@@ -69,13 +92,7 @@ class FirstCall:
             if endless or late or self.runner.guard.remaining < half:
                 break
         self._seconds -= time.process_time() - start
-        if self.given is not None and layouts:
-            run = self._as_given(layouts)
-            if not run.refused:
-                return run
-            complaints = [(True, f) for f in run.findings[:1]]
-        self.findings = self.findings or _most_telling(complaints)
-        return None
+        return None, complaints
 
     def _as_deep_as_given(self, layouts: tuple[str, ...]) -> tuple[str, ...]:
         """Those with as many axes as the user's query, where names do not say how."""
@@ -128,13 +145,12 @@ class FirstCall:
         of a whole call; what is insisted on may have any shape."""
         if not self.call.takes("mask"):
             return [(None, torch.bool)]
-        kinds = [None, "rows"]
+        kinds = [None, "rows", *(k for k in cases.MASKS if k != "blocked row")]
+        first = [(kind, torch.bool) for kind in dict.fromkeys(kinds)]
         if not self._insists_on("mask"):
-            return [(kind, torch.bool) for kind in kinds]
-        kinds += [kind for kind in cases.MASKS if kind != "blocked row"]
-        kinds = list(dict.fromkeys(kinds))
-        others = [(k, t) for t in (torch.int64, torch.float32) for k in kinds if k]
-        return [*((kind, torch.bool) for kind in kinds), *others]
+            return first
+        others = [(k, t) for t in (torch.int64, torch.float32) for k, _ in first if k]
+        return [*first, *others]
 
     def _paddings(self) -> list[str | None]:
         """What is left out where it can be."""
@@ -201,6 +217,9 @@ class FirstCall:
             found = [*images, sizes] if self.call.takes("rows") else [*found, *images]
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
+        heads = built.default_of("num_heads") if built is not None else None
+        if heads and heads != sizes.heads and sizes.embed % heads == 0:
+            found.append(replace(sizes, heads=heads))
         return found
 
     def _width_of_class(self) -> int | None:
@@ -313,9 +332,11 @@ def _of_convolutions(subject: Subject) -> list[str]:
         if kind.__name__ in subject.source or any(isinstance(p, kind) for p in parts)
     ]
     named = [name.lower() for name in axes(subject)]
-    if len(named) == 4 and named[1][:1] in "ch" and named[2][:1] in "hw":
-        first = cases.IMAGE if _CHANNELS.fullmatch(named[1]) else cases.IMAGE_LAST
-        found = [first, *found]
+    if len(named) == 4:
+        if [name[:1] for name in named[2:]] == ["h", "w"]:
+            found = [cases.IMAGE, *found]
+        elif [name[:1] for name in named[1:3]] == ["h", "w"]:
+            found = [cases.IMAGE_LAST, *found]
     if len(named) == 3 and named[1] in ("c", "channels", "ch", "dim"):
         found = [cases.CHANNELS_FIRST, *found]
     return list(dict.fromkeys(found))

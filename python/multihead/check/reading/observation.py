@@ -278,6 +278,9 @@ def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
     merged. All sizes differ, but those of queries and keys may not, which then come
     in this order."""
     sizes, keys = run.case.sizes, run.case.keys
+    if run.case.layout in cases.IMAGES:
+        of_image = kept.dim() == 4 and sizes.image in (kept.shape[2:], kept.shape[1:3])
+        kept = cases.as_sequence(kept, run.case) if of_image else kept
     shape = list(kept.shape)
     for wanted in (
         (sizes.batch, heads, sizes.queries, keys),

@@ -73,21 +73,27 @@ class Neighbours(importlib.abc.MetaPathFinder):
 
     def _spec(self, name: str, folders: list[pathlib.Path]):
         last = name.rpartition(".")[2]
+        packages = []
         for folder in folders:
             file, inner = folder / f"{last}.py", folder / last
-            if (inner / "__init__.py").is_file():
-                return self._of_package(name, inner)
-            if file.is_file():
-                return self._made(name, file, None)
+            if file.is_file() and not packages:
+                is_package = (inner / "__init__.py").is_file()
+                return (
+                    self._of_package(name, inner)
+                    if is_package
+                    else self._made(name, file)
+                )
             if inner.is_dir() and any(inner.glob("**/*.py")):
-                return self._of_package(name, inner)
-        return None
+                packages.append(inner)
+        return self._of_package(name, *packages) if packages else None
 
-    def _of_package(self, name: str, folder: pathlib.Path):
-        self._folders.add(str(folder))
-        return self._made(name, folder / "__init__.py", [str(folder)])
+    def _of_package(self, name: str, *folders: pathlib.Path):
+        """A package of all folders of that name: the nearest may be an inner one."""
+        inside = [str(folder) for folder in folders]
+        self._folders.update(inside)
+        return self._made(name, folders[0] / "__init__.py", inside)
 
-    def _made(self, name: str, file: pathlib.Path, inside: list[str] | None):
+    def _made(self, name: str, file: pathlib.Path, inside: list[str] | None = None):
         self._loaded.append(name)
         return importlib.util.spec_from_file_location(
             name, file, loader=_Loader(), submodule_search_locations=inside
@@ -131,8 +137,8 @@ class _Package(types.ModuleType):
                     single = ast.ImportFrom(node.module, [alias], node.level)
                     _run(self, [ast.copy_location(single, node)])
                     return
-        folder = pathlib.Path(self.__path__[0])
-        if (folder / f"{name}.py").is_file() or (folder / name).is_dir():
+        folders = [pathlib.Path(folder) for folder in self.__path__]
+        if any((f / f"{name}.py").is_file() or (f / name).is_dir() for f in folders):
             return  # which Python imports by itself
         if not self.__dict__.get("_is_run"):
             self.__dict__["_is_run"] = True

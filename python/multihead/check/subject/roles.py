@@ -77,9 +77,9 @@ _SIZES = {
         "hiddendim din dimin embeddingdim embedding features infeatures inputdim dmod "
         "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
         "querydim keysize querysize valuesize querysdim dinput querydimension "
-        "contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes"
+        "contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp"
     ),
-    "out_dim": "dout dimout outdim outputdim outfeatures outputsize doutput",
+    "out_dim": "dout dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
         "dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"

@@ -14,7 +14,6 @@ import builtins
 import contextlib
 import copy
 import importlib
-import itertools
 import json
 import linecache
 import pathlib
@@ -193,9 +192,18 @@ def _cells(path: pathlib.Path) -> list[str]:
 
 def _defines(node: ast.stmt) -> bool:
     if isinstance(node, (ast.Try, ast.If)):  # try: import …; if version: def …
-        parts = itertools.chain(node.body, node.orelse)
+        parts = [*node.body, *node.orelse]
         return any(isinstance(part, _DEFINITIONS) for part in parts)
     return isinstance(node, _DEFINITIONS)
+
+
+def _only_sets(node: ast.stmt) -> bool:
+    """Whether it gives names values, on a condition or not, and does nothing else."""
+    if isinstance(node, ast.If):
+        return all(map(_only_sets, [*node.body, *node.orelse]))
+    if isinstance(node, ast.Try):
+        return all(map(_only_sets, [*node.body, *node.orelse, *node.finalbody]))
+    return isinstance(node, (*_ASSIGNMENTS, *_DEFINITIONS, ast.Pass))
 
 
 def _asks_for_main(node: ast.If) -> bool:
@@ -240,7 +248,7 @@ class Script:
         for node in _single(statements):
             if isinstance(node, ast.If) and _asks_for_main(node):
                 self._constants(node.body)
-            if self.careful and not (isinstance(node, _ASSIGNMENTS) or _defines(node)):
+            if self.careful and not (_only_sets(node) or _defines(node)):
                 continue
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 for feature in node.names:

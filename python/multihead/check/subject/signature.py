@@ -14,7 +14,7 @@ from torch import nn
 from . import roles as tables
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
-from .words import role_of_words
+from .words import role_of_words, tensor_of_words
 
 _EMPTY = inspect.Parameter.empty
 # Of a signature that does not say.
@@ -89,6 +89,23 @@ class Call:
         self.guess(names[: len(wanted)], f"{', '.join(wanted)}, by place")
         if len(names) == 1:  # what else could it be
             self.guessed.discard(names[0])
+
+    def read_unknown_as_context(self) -> bool:
+        """Takes what is required and guessed to be a mask, or None, for another
+        sequence; whether there is such."""
+        others = {"key", "value", "context"} & set(self.roles.values())
+        unknown = [
+            p.name
+            for p in self.parameters
+            if p.name in self.guessed
+            and self.roles[p.name] in (None, "mask")
+            and type_name(p) not in _PLAIN
+        ]
+        if others or not unknown:
+            return False
+        self.roles[unknown[0]] = "context"
+        self.settle_style()
+        return True
 
     @property
     def is_as_pytorchs(self) -> bool:
@@ -190,6 +207,9 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and type_name(parameter) in ("int", "_empty"):
         role = role_of_words(name)
         role = role if role in (*SIZES, "qkv_dim") else None
+    is_required = default is parameter.empty
+    if role is None and is_required and type_name(parameter) not in _PLAIN:
+        role = tensor_of_words(name)
     if default is parameter.empty:
         return role
     if role == "mask" and type(default) is bool:
@@ -199,6 +219,7 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     return role
 
 
+_PLAIN = ("int", "bool", "float", "str")
 _NUMBER = (int, float, type(None))
 _KINDS = {
     **dict.fromkeys((*SIZES, "is_causal", "training", "zero"), (int, type(None))),
@@ -220,9 +241,15 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     first = parameters[0].name
     if roles[first] in SIZES and not (set(roles.values()) & set(TENSORS)):
         roles[first] = "x"
+    inputs = [p.name for p in parameters if roles[p.name] == "x"]
+    if len(inputs) > 1 and not {"query", "key", "context"} & set(roles.values()):
+        roles |= {inputs[1]: "context", **dict.fromkeys(inputs[2:])}
     found = set(roles.values()) & set(TENSORS)
     if found and subject.kind != "function":
         _settle_letters(call)
+        # A layer has its weights; what it may be given beside is something else.
+        optional = [p.name for p in parameters if p.default is not p.empty]
+        roles |= {n: None for n in optional if roles[n] == "weight"}
         found = set(roles.values()) & set(TENSORS)
     if not found:
         free = [p for p in parameters if p.default is p.empty]
@@ -243,7 +270,7 @@ def _settle_letters(call: Call) -> None:
     letters = [
         p.name
         for p in call.parameters
-        if len(p.name) == 1 and call.roles[p.name] in SIZES and p.default is not p.empty
+        if len(p.name) == 1 and call.roles[p.name] in SIZES and type_name(p) != "int"
     ]
     free = not {"key", "value", "context"} & set(call.roles.values())
     for name in letters:

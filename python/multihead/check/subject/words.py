@@ -97,3 +97,43 @@ def role_of_words(name: str) -> str | None:
         return "qkv_dim"
     whole = wide or have & _WHOLE or have & {"units", "nodes", "neurons"}
     return "embed_dim" if whole or said == ["size"] else None
+
+
+_BESIDE = {
+    "input",
+    "inputs",
+    "in",
+    "x",
+    "tensor",
+    "tensors",
+    "state",
+    "states",
+    "layer",
+}
+_BESIDE |= {"seq", "sequence", "embed", "emb", "embedding", "embeddings", "features"}
+_BESIDE |= {"feature", "feat", "feats", "hidden", "src", "source", "data", "proj"}
+_BESIDE |= {"decoder", "dec", "target", "tgt", "text", "visual", "textual", "image"}
+_ASKING = {"query", "queries", "q"}
+_FROM_ELSEWHERE = {
+    "encoder",
+    "enc",
+    "memory",
+    "context",
+    "cond",
+    "cross",
+    "other",
+    "kv",
+}
+
+
+def tensor_of_words(name: str) -> str | None:
+    """The sequence that a parameter of this name takes: input_query, key_states."""
+    said = set(words(name))
+    if said & _ASKING and said <= _BESIDE | _ASKING:
+        return "query"
+    for role, kinds in (("key", {"key", "keys", "k"}), ("value", {"value", "values"})):
+        if said & kinds and said <= _BESIDE | kinds:
+            return role
+    if said & _BESIDE and said <= _BESIDE | _FROM_ELSEWHERE:
+        return "context" if said & _FROM_ELSEWHERE else "x"
+    return None
