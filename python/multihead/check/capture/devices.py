@@ -14,7 +14,7 @@ from ..subject.target import Subject
 
 
 class _OnCpu(TorchFunctionMode):
-    """x.cuda(), x.to("cuda") and device="cuda" stay on the CPU."""
+    """What asks for a GPU, by a method, a name or a device, stays on the CPU."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is Tensor.cuda:
