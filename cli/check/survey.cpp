@@ -177,6 +177,9 @@ Json surveyed(const SurveyOptions& options, Lanes& lanes,
     if (text_at(candidate, "same_as").empty())
       targets.push_back(candidate["target"]);
   const auto outcomes = lanes.check(targets, options.budget - elapsed());
+  for (const Outcome& outcome : outcomes)
+    if (outcome.why.ends_with("(MULTIHEAD_PYTHON names another Python)"))
+      throw std::runtime_error(outcome.why);  // it is nobody's attention
   std::map<std::string, Json> judged;
   Json all = Json::array();
   size_t next = 0;
@@ -236,8 +239,9 @@ std::string names_of(const Json& target) {
 
 std::string words_of(const Json& target) {
   const std::string verdict = text_at(target, "verdict");
-  if (verdict == "wrong") return "wrong: " + names_of(target);
-  return verdict;
+  if (verdict != "wrong") return verdict;
+  const std::string names = names_of(target);
+  return "wrong: " + (names == "unknown" ? "no known fault" : names);
 }
 
 int width_of(const Json& targets, auto&& text, int most) {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 import time
 
@@ -101,6 +102,16 @@ def test_nothing_to_check(survey):
     assert "must have attention in it" in done.stderr
     done = survey("--json", a="x = 1\n")
     assert done.returncode == 2 and json.loads(done.stdout)["targets"] == []
+
+
+def test_a_python_without_torch_is_nobodys_fault(tmp_path):
+    (tmp_path / "a.py").write_text(RIGHT)
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    other.chmod(0o755)
+    done = command("check", ".", cwd=tmp_path, MULTIHEAD_PYTHON=str(other))
+    assert done.returncode == 2 and done.stdout == ""
+    assert "MULTIHEAD_PYTHON names another Python" in done.stderr
 
 
 def test_sarif(survey, tmp_path):

@@ -31,6 +31,8 @@ _OTHER_FRAMEWORKS = {
 _OURS = {"torch", "numpy"}
 _CALLED = ("forward", "__call__", "call")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Arguments of what trains, evaluates or draws with attention, and is none.
+_OF_PROGRAMS = {"args", "model", "models", "net", "loader", "dataloader", "optimizer"}
 _NO_TARGET = {"Function", "Protocol", "TypedDict", "Enum", "Exception"}
 
 
@@ -159,7 +161,8 @@ def _is_target(node: ast.stmt) -> bool:
     takes = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
     is_kernel = any("jit" in d and "torch" not in d for d in decorators)
-    return bool(takes or arguments.vararg) and not is_kernel
+    is_program = {a.arg for a in takes} & _OF_PROGRAMS
+    return bool(takes or arguments.vararg) and not is_kernel and not is_program
 
 
 def _softmax_layers(methods: list[ast.FunctionDef]) -> frozenset[str]:
@@ -183,6 +186,8 @@ class _Evidences:
     def of(self, name: str) -> Evidence:
         node = self.known[name]
         own = self._own(node)
+        if not NAME.search(name):
+            return own
         # A class often leaves the steps to a function beside it.
         for other in self._calls(node):
             helper = self.known.get(other)
