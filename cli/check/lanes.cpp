@@ -88,7 +88,7 @@ Json checked(const SurveyOptions& options, const std::string& target,
                      },
                  .silent = true,
                  .start_limit = left + kLaneGrace,
-                 .time_limit = std::min(limit + kLaneGrace, left + kLaneGrace),
+                 .time_limit = std::min(limit + kLaneGrace, left + 0.5),
                  .resting_marks = {"loading\n", "judging\n"},
                  .resting_limit = std::min(2 * options.time_limit, left)});
   Json result = {{"interrupted", end.interrupted}, {"report", nullptr}};

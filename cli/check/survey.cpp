@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string_view>
 
@@ -23,8 +24,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLanes = 2;
-constexpr double kFindLimit = 30;  // seconds
+constexpr int kLanes = 2, kRoom = 98;  // columns of a line
+constexpr double kFindLimit = 30;      // seconds
 
 // The modules that look for attention need no PyTorch, which importing the
 // whole package would import.
@@ -272,6 +273,20 @@ void print_table(const Json& targets) {
     }
 }
 
+// Words in lines that a terminal shows, each after two spaces.
+std::string paragraph(const std::string& text) {
+  const int width = detect_terminal().width;
+  const int room = width > 0 ? std::min(width - 2, kRoom) : kRoom;
+  std::string lines, line;
+  std::istringstream words(printable(text));
+  for (std::string word; words >> word;) {
+    const bool fits = columns(line) + 1 + columns(word) <= room;
+    if (!line.empty() && !fits) lines += "\n  " + line, line.clear();
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return lines + "\n  " + line;
+}
+
 // What to do about each that is not simply right, those of one sentence
 // together.
 std::string notes_of(const Json& targets) {
@@ -297,11 +312,11 @@ std::string notes_of(const Json& targets) {
             where += (where.empty() ? "" : ", ") + place_of(other);
         const std::string code = text_at(note, "code");
         std::string entry = "\n" + (code.empty() ? "" : code + " ") +
-                            text_at(note, "name") + "  " + where + "\n  " +
-                            printable(text_at(note, "sentence"), "\n");
+                            text_at(note, "name") + "  " + where +
+                            paragraph(text_at(note, "sentence"));
         for (const char* key : {"detail", "remedy"})
           if (const std::string more = text_at(note, key); !more.empty())
-            entry += "\n  " + printable(more, "\n");
+            entry += paragraph(more);
         if (said.insert(entry).second) text += entry + "\n";
       }
     }

@@ -91,7 +91,7 @@ def test_the_budget_ends_it(survey):
     files = {f"a{i}": HANGS + f"\n# {i}\nx = {i}\n" for i in range(8)}
     files = {n: t.replace("sleep(1)", f"sleep(1.{n[1:]})") for n, t in files.items()}
     done = survey("--json", "--budget", "8", **files)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 35  # of 48 without it, on an idle machine
     assert done.returncode == 2
     assert "not reached" in verdicts(done).values()
 
