@@ -211,12 +211,12 @@ class Clocks {
     const auto passed = std::min<std::chrono::duration<double>>(
         now - last_, std::chrono::seconds(1));
     last_ = now;
+    if (total() > options_.total_limit) return true;
     if (answer.empty())
       return (start_ += passed.count()) > options_.start_limit;
-    if (std::ranges::any_of(options_.resting_marks,
-                            [&](const auto& mark) {
-                              return answer.ends_with(mark);
-                            }))
+    if (std::ranges::any_of(options_.resting_marks, [&](const auto& mark) {
+          return answer.ends_with(mark);
+        }))
       return (rest_ += passed.count()) > options_.resting_limit;
     return (work_ += passed.count()) > options_.time_limit;
   }

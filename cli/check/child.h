@@ -32,8 +32,9 @@ struct ChildOptions {
   double time_limit = 20;   ///< seconds from then on, unless it is resting:
   /// While its answer ends with one of these,
   std::vector<std::string> resting_marks = {};
-  double resting_limit = 0;       ///< these seconds count
-  std::string waiting = {};       ///< said on standard error after two seconds
+  double resting_limit = 0;  ///< these seconds count
+  double total_limit = 1e9;  ///< seconds for all of it
+  std::string waiting = {};  ///< said on standard error after two seconds
 };
 
 /// The descriptor under which a child finds the file for its answer, and the

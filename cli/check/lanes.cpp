@@ -80,17 +80,16 @@ Json checked(const SurveyOptions& options, const std::string& target,
   words.insert(words.end(), {"--time-limit", limit_text(limit)});
   std::vector<std::string> command = options.command;
   command.insert(command.end(), words.begin(), words.end());
-  const ChildEnd end =
-      run_child({.command = command,
-                 .start =
-                     [&](const std::string& answer) {
-                       return server.start(words, answer);
-                     },
-                 .silent = true,
-                 .start_limit = left + kLaneGrace,
-                 .time_limit = std::min(limit + kLaneGrace, left + 0.5),
-                 .resting_marks = {"loading\n", "judging\n"},
-                 .resting_limit = std::min(2 * options.time_limit, left)});
+  const ChildEnd end = run_child({.command = command,
+                                  .start =
+                                      [&](const std::string& answer) {
+                                        return server.start(words, answer);
+                                      },
+                                  .silent = true,
+                                  .time_limit = limit + kLaneGrace,
+                                  .resting_marks = {"loading\n", "judging\n"},
+                                  .resting_limit = 2 * options.time_limit,
+                                  .total_limit = left + 0.5});
   Json result = {{"interrupted", end.interrupted}, {"report", nullptr}};
   const auto answer = answered(end.answer);
   if (end.timed_out) {
