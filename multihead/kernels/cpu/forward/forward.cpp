@@ -416,7 +416,7 @@ struct ForwardKernel {
       }
       if (n + 1 < last && !grid[n + 1].same_head(task) &&
           a.storage == Storage::kAsQuery) {
-        fetch_ahead<S>(f, grid[n + 1].b, grid[n + 1].head);
+        fetch_ahead<S>(f, grid[n + 1]);
       }
       if (!ForwardTask<M, S, false>(f, s).run(task)) {
         ForwardTask<M, S, true>(f, s).run(task);
