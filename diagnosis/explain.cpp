@@ -5,7 +5,6 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -340,26 +339,51 @@ void check_size(const ObservedCall& call) {
                     " x ", n.keys, "; save a smaller case");
 }
 
-}  // namespace
-
-Verdict explain(std::span<const Observation> observations) {
+std::vector<ObservedCall> read(std::span<const Observation> observations) {
   TORCH_CHECK_VALUE(!observations.empty(),
                     "explain: observations must hold at least one, got none");
-  const at::NoGradGuard no_grad;
-  // The tensors are tiny: threads would only wait for each other. The number is
-  // PyTorch's for the whole process, so calls take turns.
-  static std::mutex turn;
-  const std::lock_guard lock(turn);
-  const int threads = at::get_num_threads();
-  if (threads != 1) at::set_num_threads(1);
-  const auto restored = c10::make_scope_exit([&] {
-    if (threads != 1) at::set_num_threads(threads);
-  });
   std::vector<ObservedCall> calls;
   for (const Observation& observation : observations) {
     calls.push_back(read_dump(observation));
     check_size(calls.back());
   }
+  return calls;
+}
+
+// The tensors are tiny: threads would only wait for each other. The number is
+// PyTorch's for the whole process, so calls take turns.
+class OneThread {
+ public:
+  OneThread() {
+    if (threads_ != 1) at::set_num_threads(1);
+  }
+  ~OneThread() {
+    if (threads_ != 1) at::set_num_threads(threads_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  static std::mutex& turn() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  const std::lock_guard<std::mutex> lock_{turn()};
+  const int threads_ = at::get_num_threads();
+};
+
+}  // namespace
+
+int fewest_faults(std::span<const Observation> observations) {
+  const at::NoGradGuard no_grad;
+  const OneThread one_thread;
+  return static_cast<int>(fewest_faults(in_order(read(observations))));
+}
+
+Verdict explain(std::span<const Observation> observations) {
+  const at::NoGradGuard no_grad;
+  const OneThread one_thread;
+  const std::vector<ObservedCall> calls = read(observations);
   const std::vector<ObservedCall> ordered = in_order(calls);
   const SearchResult result = search(ordered);
   const std::vector<Explanation>& found = result.explanations;

@@ -15,11 +15,13 @@ namespace {
 
 using at::Tensor;
 
+using Observations = c10::List<c10::Dict<std::string, Tensor>>;
+using Metadata = c10::List<c10::Dict<std::string, std::string>>;
+
 // Runs of somebody's attention, tensors and facts by name, as diagnosis.h
-// has them; the verdict as JSON.
-std::string explain_op(
-    const c10::List<c10::Dict<std::string, Tensor>>& observations,
-    const c10::List<c10::Dict<std::string, std::string>>& metadata) {
+// has them.
+std::vector<Observation> joined(const Observations& observations,
+                                const Metadata& metadata) {
   TORCH_CHECK_VALUE(observations.size() == metadata.size(),
                     "explain: metadata must have one entry for each of the ",
                     observations.size(), " observations, got ",
@@ -33,7 +35,17 @@ std::string explain_op(
       all[i].metadata[entry.key()] = entry.value();
     }
   }
-  return to_json(explain(all));
+  return all;
+}
+
+std::string explain_op(const Observations& observations,
+                       const Metadata& metadata) {
+  return to_json(explain(joined(observations, metadata)));
+}
+
+int64_t fewest_faults_op(const Observations& observations,
+                         const Metadata& metadata) {
+  return fewest_faults(joined(observations, metadata));
 }
 
 std::string render_report_op(const std::string& report, std::string_view format,
@@ -64,6 +76,12 @@ TORCH_LIBRARY_FRAGMENT(multihead, m) {
       "explain(Dict(str, Tensor)[] observations, Dict(str, str)[] metadata) "
       "-> str",
       &explain_op, tags);
+  m.def(
+      "fewest_faults(Dict(str, Tensor)[] observations, Dict(str, str)[] "
+      "metadata) -> int",
+      &fewest_faults_op, tags);
+  m.def("is_better_reading(str later, str earlier) -> bool", &is_better_reading,
+        tags);
   m.def("render_report(str report, str format=\"text\", int width=80) -> str",
         &render_report_op, tags);
   m.def("faults() -> (str[] names, str[] stages, str[] headlines)", &faults_op,

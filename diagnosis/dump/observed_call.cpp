@@ -459,6 +459,8 @@ ObservedCall read_dump(const Observation& from) {
                                  {{"true", CausalRequest::kYes},
                                   {"false", CausalRequest::kNo},
                                   {"infer", CausalRequest::kUnknown}});
+  call.roles_by_order = find_choice<bool>(
+      from, "roles", /*otherwise=*/false, {{"by_order", true}});
   call.scale = find_number(from, "scale");
   read_dropout(from, call);
   return call;

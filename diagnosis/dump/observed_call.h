@@ -49,6 +49,8 @@ struct ObservedCall {
   AlignedWeights weights;
   /// A fused matrix read the other way; equal to `weights` without one.
   AlignedWeights weights_head_by_head;
+  /// Which matrix is whose follows from the order of its products alone.
+  bool roles_by_order = false;
   GivenMask mask, padding;
   CausalRequest causal = CausalRequest::kNo;
   std::optional<double> scale;

@@ -401,6 +401,17 @@ bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
   });
 }
 
+size_t fewest_faults(std::span<const ObservedCall> calls) {
+  double effort = 0;
+  Search strict(calls, /*in_float=*/false, effort);
+  Search loose(calls, /*in_float=*/true, effort);
+  for (const size_t faults : {0, 1}) {
+    if (!strict.with_faults(faults).empty()) return faults;
+    if (!loose.with_faults(faults).empty()) return faults;
+  }
+  return 2;
+}
+
 SearchResult search(std::span<const ObservedCall> calls) {
   const bool wide = std::ranges::any_of(calls, [](const ObservedCall& call) {
     return call.dtype == at::kDouble;

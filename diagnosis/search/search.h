@@ -148,6 +148,10 @@ std::vector<std::string> names_of(const Explanation& explanation);
 /// last: what smaller ones show is looked for there.
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among);
 
+/// With how many faults, up to one, attention explains all calls; 2: with no so
+/// few. Never a search for pairs.
+size_t fewest_faults(std::span<const ObservedCall> calls);
+
 /// Calls that tell most come first.
 SearchResult search(std::span<const ObservedCall> calls);
 

@@ -68,6 +68,12 @@ const Convention kConventions[] = {
        return call.weights.fused != FusedOrder::kNotFused;
      },
      [](Recipe& r) { r.fused_head_by_head = true; }},
+    {"keys_multiplied_first",
+     "Nothing names its matrices: the one whose product comes first in the "
+     "scores is read as that of the keys.",
+     "",
+     [](const ObservedCall& call) { return call.roles_by_order; },
+     [](Recipe& r) { r.matrices = {1, 0, 2}; }},
     {"causal_by_itself",
      "It is causal by itself: no query sees a later key, without being "
      "asked.",

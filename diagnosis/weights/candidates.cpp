@@ -43,7 +43,7 @@ const Word kWords[] = {
 // The empty one first: a name is tried as it is before it is taken apart.
 constexpr string_view kPrefixes[] = {"",      "w",    "to",         "linear",
                                      "lin",   "proj", "projection", "fc",
-                                     "dense", "conv"};
+                                     "dense", "conv", "project"};
 constexpr string_view kSuffixes[] = {
     "",    "proj",  "projs", "projection", "projections", "linear",
     "lin", "layer", "dense", "linears",    "fc",          "w",

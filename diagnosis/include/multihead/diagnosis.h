@@ -84,6 +84,11 @@ struct Verdict {
 /// c10::ValueError where observations lack something or contradict themselves.
 Verdict explain(std::span<const Observation> observations);
 
+/// With how many faults attention explains the observations: none, 1, or 2,
+/// which stands for more or for something else. What explain() tells first, a
+/// hundred times cheaper than pairs of faults. Throws as explain() does.
+int fewest_faults(std::span<const Observation> observations);
+
 /// The verdict as one JSON object.
 std::string to_json(const Verdict& verdict);
 
@@ -92,6 +97,12 @@ std::string to_json(const Verdict& verdict);
 /// places: [{stage, sentence, remedy, details}]}]. Codes are stable. Sentences
 /// have {B} {H} {G} {Lq} {Lk} {D} {E} for the sizes of a call.
 std::string fault_catalogue();
+
+/// Code may be called and read in several ways, each of which has its verdict,
+/// as JSON: whether a less likely way is to be believed instead of a likelier.
+/// It is if it needs fewer faults; what nothing explains comes last. Throws
+/// c10::ValueError where one is no verdict.
+bool is_better_reading(const std::string& later, const std::string& earlier);
 
 // ---- Reports ---------------------------------------------------------------
 

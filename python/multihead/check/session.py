@@ -3,6 +3,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,13 +13,16 @@ from .calls import cases
 from .calls.construct import Construction
 from .capture.runner import Run, Runner
 from .options import Options
-from .reading import first_call, observation
+from .reading import first_call, observation, plans
 from .reading.first_call import FirstCall
 from .reading.observation import Observation, Stated
+from .reading.plans import Meaning
 from .reading.suite import Cases, Progress, not_finite
 from .report import Finding, Report
 from .sandbox.guard import Guard, Stop, is_of_arguments
 from .subject import documented, signature, stated
+from .subject.documented import Said
+from .subject.signature import Call
 from .subject.target import Subject, load, scope
 
 _RIGHT = ("bits", "rounding")
@@ -39,6 +43,7 @@ _POLARITIES = {
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
+_READ = 2  # ways to call it that are judged where attention explains none
 _QUICK = 2.0  # seconds of a verdict that is quick: only then others are tried
 
 
@@ -81,10 +86,23 @@ def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Op
 
 
 @dataclass
-class Reading:
-    """What one way to call the code gave."""
+class Way:
+    """A way to call the code, which it takes: its first call."""
 
+    runner: Runner
     base: Run
+
+    @property
+    def call(self) -> Call:
+        return self.runner.call
+
+
+@dataclass
+class Reading:
+    """What a way to call the code gave, its masks read in one way."""
+
+    way: Way
+    meaning: Meaning
     observations: list[Observation] = field(default_factory=list)
     verdict: dict | None = None
     findings: list[Finding] = field(default_factory=list)
@@ -101,24 +119,22 @@ class Reading:
     def faults(self) -> list[str]:
         return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
 
+    @property
+    def blames_masks(self) -> bool:
+        """Whether its masks may be what is wrong: others meanings may then do."""
+        verdict = self.verdict or {}
+        stages = {fault["stage"] for fault in verdict.get("faults", [])}
+        return "masked scores" in stages | {verdict.get("first_stage")}
+
     def beats(self, likelier: "Reading") -> bool:
         """Whether it is to be believed instead of a likelier one: it takes all calls
-        that the other takes, and is right or takes more of them. A
-        less likely reading that only finds another fault proves nothing."""
+        that the other takes and more, or explains them better."""
         if self.verdict is None or not likelier.taken <= self.taken:
             return False
-        exculpates = self.is_right and not likelier.is_right
-        return exculpates or bool(self.taken & likelier.refused)
-
-    def names_more(self, other: "Reading") -> bool:
-        """Whether it names faults where the other finds none that it knows, or more."""
-        count = len(other.faults) or len(self.faults) + 1
-        return 0 < len(self.faults) < count
-
-    def explains_more(self, other: "Reading") -> bool:
-        """Whether it comes to a verdict with fewer faults."""
-        named = self.verdict is not None and self.verdict["verdict"] != "unknown"
-        return named and len(self.faults) < len(other.faults)
+        if likelier.verdict is None:
+            return self.is_right
+        takes_more = bool(self.taken & likelier.refused)
+        return takes_more or observation.is_better(self.verdict, likelier.verdict)
 
     def assume(self, name: str, sentence: str, remedy: str = "") -> None:
         """Adds what the runs themselves assumed, which the engine cannot know."""
@@ -144,9 +160,9 @@ class Reading:
             if open_to_both and not said:
                 self.assume(f"{fact}_blocks", sentence, remedy)
 
-    def say_text(self, believed: dict[str, documented.Said], against: set[str]) -> None:
+    def say_text(self, believed: dict[str, Said]) -> None:
         """Adds what the code's text was believed to say of its masks, and quotes it;
-        `against`: the masks of which the numbers say the opposite."""
+        or that the numbers say the opposite."""
         if self.verdict is None:
             return
         for fact, said in believed.items():
@@ -157,7 +173,7 @@ class Reading:
             quote = quote if len(quote) <= _QUOTED else quote[:_QUOTED] + "…"
             what = "The padding mask" if fact == "padding" else "The mask"
             meant = f"True (or 1) = {_MEANS[said.meaning]}"
-            if fact in against:
+            if fact in self.meaning.against:
                 self.assume(
                     f"{fact}_against_text",
                     f'{what} is not read as its text may say: "{quote}".',
@@ -225,7 +241,7 @@ class Examination:
             cases.LAYER in self.layouts
             and first_call.written_batch_first(subject) is False
         )
-        self.believed: dict[str, documented.Said] = {}  # "mask", "padding"
+        self.believed: dict[str, Said] = {}  # "mask", "padding"
         self.stated = self._stated()
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
@@ -255,14 +271,11 @@ class Examination:
             return said
         return self._believe("padding", written)
 
-    def _believe(self, fact: str, said: documented.Said | None) -> str | None:
+    def _believe(self, fact: str, said: Said | None) -> str | None:
         """The meaning that the text gives a mask; a sentence is kept to be quoted."""
         if said is not None and said.quote:
             self.believed[fact] = said
         return said.meaning if said else None
-
-    def _is_doubtful(self, fact: str) -> bool:
-        return fact in self.believed and not self.believed[fact].is_plain
 
     def verdict(self) -> dict | None:
         """The engine's verdict on the best reading; None if nothing could be run."""
@@ -297,155 +310,128 @@ class Examination:
         ]
 
     def _best_reading(self) -> Reading | None:
-        """The first reading that is right; else the first that ran."""
-        core = first_call.may_be_core(self.call, self.runner)
-        base = self.first_call.find(self.layouts)
-        if core and (base is None or not base.parameters.tensors):
-            return self._best_core(first_call.core_layouts(self.subject))
-        if base is None:
-            others = first_call.heads_layouts(self.call, self.runner)
-            if others and len(signature.axes(self.subject)) == 4:
-                self.first_call.findings = []  # of calls with too few axes
-            return self._best_core(others)
-        reading = self._read_either_mask(base)
-        if not reading.is_right and reading.refused:
-            reading = self._less_refused(reading)
-        return reading if reading.is_right else self._other_order(reading)
-
-    def _other_order(self, reading: Reading) -> Reading:
-        """With batch and sequence in the other order, which may make it right. What
-        is written of an order may be about a step inside."""
-        exchanged = reading.faults == ["batch_and_sequence_exchanged"]
-        order = (cases.LAYER, cases.SEQUENCE_FIRST)
-        others = set(self.layouts) & set(order) - {reading.base.case.layout}
-        if others and (exchanged or self.order_is_written):
-            other = self.first_call.find(tuple(others))
-            second = self._read_either_mask(other) if other else reading
-            named = self.order_is_written and second.names_more(reading)
-            return second if second.is_right or named else reading
-        return reading
-
-    def _less_refused(self, reading: Reading) -> Reading:
-        """The layout in which more of the calls run, where nothing states it."""
-        batched = (cases.LAYER, cases.SEQUENCE_FIRST)
-        for layout in set(self.layouts) & set(batched) - {reading.base.case.layout}:
-            base = self.first_call.find((layout,))
-            if base is None or base.case.relation != "cross":
-                continue
-            other = self._read_either_mask(base)
-            if other.beats(reading):
-                return other
-        return reading
-
-    def _best_core(self, layouts: tuple[str, ...]) -> Reading | None:
-        """The likeliest reading as attention by itself that no other beats."""
+        """The first reading that is right; else the one that explains most. A way to
+        call it whose first call is attention is read at once; of others, those that
+        are nearest to it, the likelier first."""
+        others: list[tuple[int, Way]] = []
         best = None
-        for layout in layouts:
-            base = self.first_call.find((layout,))
-            if base is None:
-                continue
-            reading = self._read_either_mask(base)
+        for way in self._ways():
+            faults = self._fewest_faults(way)
+            if faults == 0:
+                best = self._better(best, way)
+                if best.is_right and not best.refused:
+                    return best
+            others.append((faults, way))
+        if best is None:
+            others.sort(key=lambda one: one[0])
+            for _, way in others[:_READ]:
+                best = self._better(best, way)
+        return best
+
+    def _better(self, best: Reading | None, way: Way) -> Reading:
+        """`best`, or the reading of `way` that beats it."""
+        runs: dict[bool, Cases] = {}  # by whether masks are added
+        for meaning in plans.meanings(
+            way.call, self.subject, self.options, self.believed, self.stated
+        ):
+            if meaning.additive not in runs:
+                runs[meaning.additive] = self._run_all(way, meaning.additive)
+            reading = self._read(way, meaning, runs[meaning.additive])
             if best is None or reading.beats(best):
                 best = reading
-            if best.is_right and not best.refused:
+            if best.is_right or not reading.blames_masks:
                 break
         return best
 
-    def _read_either_mask(self, base: Run) -> Reading:
-        """Also with a mask of 0 and -inf if it is added: what leaves fewer faults."""
-        reading = self._read(base)
-        if base.case.style.additive and self.options.mask is None:
-            named = reading.is_right or base.case.style.biased
-            return reading if named else self._not_additive(base, reading)
-        is_stated = self.stated.mask is not None and not self._is_doubtful("mask")
-        if "mask_added" not in reading.faults or is_stated:
-            return reading
-        if not documented.may_be_additive(self.call, self.subject):
-            return reading
-        boolean, self.stated = self.stated, replace(self.stated, mask="additive")
-        second = self._read(_adding(base, True))
-        if not second.explains_more(reading):
-            self.stated = boolean
-            return reading
-        second.say_additive("which leaves fewer faults")
-        return second
+    def _ways(self) -> Iterator[Way]:
+        """The ways to call it that it takes, likeliest first."""
+        for roles in plans.roles(self.call):
+            call = replace(self.call, roles={**self.call.roles, **roles})
+            runner = self.runner.calling(call)
+            finder = FirstCall(runner, self.options) if roles else self.first_call
+            layouts = self.layouts
+            base = finder.find(layouts)
+            if first_call.may_be_core(call, runner):
+                if base is None or not base.parameters.tensors:
+                    layouts = first_call.core_layouts(self.subject)
+                    base = finder.find(layouts)
+            elif base is None:
+                layouts = first_call.heads_layouts(call, runner)
+                if layouts and len(signature.axes(self.subject)) == 4:
+                    finder.findings = []  # of calls with too few axes
+                base = finder.find(layouts)
+            while base is not None:
+                yield Way(runner, base)
+                layouts = cases.others(base.case, layouts)
+                base = finder.find(layouts) if layouts else None
 
-    def _not_additive(self, base: Run, reading: Reading) -> Reading:
-        """The text speaks of an additive mask, and may mean one that the code makes."""
-        documented_as, self.stated = self.stated, replace(self.stated, mask=None)
-        second = self._read(_adding(base, False))
-        if second.is_right:
-            return second
-        self.stated = documented_as
-        return reading
+    def _fewest_faults(self, way: Way) -> int:
+        """With how many attention explains its first call, which takes a hundredth of
+        the time of a verdict."""
+        known = observation.known_heads(way.base, way.call, self.options.num_heads)
+        guesses = [known] if known else observation.guessed_heads(way.base)[:_GUESSES]
+        return min(
+            observation.fewest_faults(observation.observe(way.base, way.call, stated))
+            for stated in (replace(self.stated, num_heads=heads) for heads in guesses)
+        )
 
-    def _read(self, base: Run) -> Reading:
-        """Runs all cases that follow from `base` and has them judged."""
-        reading = Reading(base)
-        runs = Cases(self.runner, base, self.progress)
+    def _run_all(self, way: Way, additive: bool) -> Cases:
+        """All runs that follow from its first call."""
+        style = replace(way.base.case.style, additive=additive)
+        base = replace(way.base, case=replace(way.base.case, style=style))
+        runs = Cases(way.runner, base, self.progress)
         runs.run_all()
         if self.options.inputs is not None:
             runs.run_users(self.options.inputs)
+        self.progress("verdict")
+        return runs
+
+    def _read(self, way: Way, meaning: Meaning, runs: Cases) -> Reading:
+        """Has all runs judged that follow from a first call."""
+        reading = Reading(way, meaning)
         reading.findings += runs.findings
-        reading.taken, reading.refused = runs.taken, runs.refused
-        reading.understood = self._how_called(base, runs.kept)
+        reading.taken, reading.refused = set(runs.taken), set(runs.refused)
+        reading.understood = self._how_called(way, runs.kept)
         if runs.hopeless:
             return reading
-        self.progress("verdict")
-        judged = runs.kept
         self._judge_heads(reading, runs.kept)
         inverted = set(reading.faults) == {"mask_inverted", "padding_inverted"}
-        if inverted and not self.call.takes("padding"):
+        if inverted and not way.call.takes("padding"):
             # One parameter, for padding: masks of other shapes are taken by chance.
             judged = [r for r in runs.kept if "mask" not in r.arguments.masks]
             self._judge(reading, judged)
-        against = self._against_text(reading, judged)
         if reading.is_right:
             reading.findings += runs.overflows()
         reading.say_polarity()
-        reading.say_text(self.believed, against)
+        reading.say_text(self.believed)
         self._say_additive(reading)
         self._say_layout(reading)
         reading.say_output(runs.kept)
-        reading.say_settings(self.runner.construction)
+        reading.say_settings(way.runner.construction)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
             if not_finite(runs.kept[:1]):
                 reading.verdict = None  # that is what is wrong, mask or no mask
         return reading
 
-    def _against_text(self, reading: Reading, kept: list[Run]) -> set[str]:
-        """Judges once more without what the text may only seem to say, if the code
-        does the opposite; what was not believed then."""
-        doubtful = {fact for fact in self.believed if self._is_doubtful(fact)}
-        inverted = {"mask_inverted", "padding_inverted"} & set(reading.faults)
-        if not doubtful or not inverted:
-            return set()
-        believing = self.stated
-        self.stated = replace(self.stated, **dict.fromkeys(doubtful))
-        second = Reading(reading.base)
-        self._judge(second, kept)
-        self.stated = believing
-        if not second.explains_more(reading):
-            return set()
-        reading.verdict, reading.observations = second.verdict, second.observations
-        return doubtful
-
     def _say_additive(self, reading: Reading) -> None:
-        """Adds that the mask is taken to be added, where the text says so."""
-        said = documented.additive(self.call, self.subject)
+        """Adds that the mask is taken to be added, and why, where nobody stated it."""
         masked = any("mask" in o.tensors for o in reading.observations)
-        added = reading.base.case.style.additive and not self.options.mask
-        if said and masked and added:
-            by_name = documented.is_bias(self.call)
+        if not (reading.meaning.additive and masked) or self.options.mask:
+            return
+        call, why = reading.way.call, reading.meaning.why
+        said = documented.additive(call, self.subject)
+        if said and not why:
+            by_name = documented.is_bias(call)
             why = f"by its name, `{said}`" if by_name else f'as it says: "{said}"'
+        if why:
             reading.say_additive(why)
 
     def _say_layout(self, reading: Reading) -> None:
         """Adds that the batch is taken to come second, if it may come first."""
         if reading.verdict is None or cases.LAYER not in self.layouts:
             return
-        layout = reading.base.case.layout
+        layout = reading.way.base.case.layout
         if self.order_is_written and layout == cases.LAYER:
             reading.assume(
                 "batch_first",
@@ -466,19 +452,21 @@ class Examination:
         start = time.process_time()
         self._judge(reading, kept)
         is_quick = time.process_time() < start + _QUICK
-        known = observation.known_heads(kept[0], self.call, self.options.num_heads)
+        call, stated = reading.way.call, reading.meaning.stated
+        known = observation.known_heads(kept[0], call, self.options.num_heads)
         if known or reading.verdict is None or reading.is_right:
             return
         likely, said = observation.guessed_heads(kept[0]), list(reading.findings)
-        first = reading.verdict, reading.observations, self.stated
-        heads = self.stated.num_heads or likely[0]
+        first = reading.verdict, reading.observations, reading.meaning
+        heads = stated.num_heads or likely[0]
         for guess in likely[1:_GUESSES] if is_quick and not reading.faults else ():
-            self.stated = replace(self.stated, num_heads=guess)
+            guessed = replace(stated, num_heads=guess)
+            reading.meaning = replace(first[2], stated=guessed)
             self._judge(reading, kept)
             if reading.faults or reading.is_right:
                 heads = guess
                 break
-            reading.verdict, reading.observations, self.stated = first
+            reading.verdict, reading.observations, reading.meaning = first
         reading.findings = said
         if reading.is_right:
             return
@@ -507,7 +495,8 @@ class Examination:
 
     def _explain(self, reading: Reading, kept: list[Run]) -> Finding | None:
         """Has the engine judge the runs; what it complains of where it cannot."""
-        seen = [observation.observe(run, self.call, self.stated) for run in kept]
+        call, stated = reading.way.call, reading.meaning.stated
+        seen = [observation.observe(run, call, stated) for run in kept]
         reading.observations = seen
         try:
             reading.verdict = observation.explain(seen)
@@ -515,25 +504,21 @@ class Examination:
             return observation.complaint(error)
         return None
 
-    def _how_called(self, base: Run, kept: list[Run]) -> list[str]:
+    def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"
-        said = [call for call in (self.runner.constructed, called) if call]
+        said = [call for call in (way.runner.constructed, called) if call]
         parameters = kept[0].parameters
         if parameters.tensors:
             names = list(parameters.tensors)
             shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            inside = self.subject.kind == "function" and not self.call.weights
+            inside = self.subject.kind == "function" and not way.call.weights
             where = "made inside the function" if inside else "of its own"
-            where = "passed as arguments" if self.call.weights else where
+            where = "passed as arguments" if way.call.weights else where
             said.append(f"weights {where}: {shown}")
         said += parameters.notes
-        if base.case.dtype is torch.float32:
+        case = way.base.case
+        if case.dtype is torch.float32:
             said.append("it does not run in float64, so in float32")
-        if base.case.layout not in (cases.LAYER, cases.HEADS):
-            said.append(f"tensors as {base.case.layout}")
+        if case.layout not in (cases.LAYER, cases.HEADS):
+            said.append(f"tensors as {case.layout}")
         return said
-
-
-def _adding(base: Run, additive: bool) -> Run:
-    style = replace(base.case.style, additive=additive)
-    return replace(base, case=replace(base.case, style=style))

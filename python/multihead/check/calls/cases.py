@@ -308,6 +308,13 @@ def unbatched(case: Case) -> bool:
     return case.layout in (UNBATCHED, FLAT)
 
 
+def others(case: Case, layouts: tuple[str, ...]) -> tuple[str, ...]:
+    """The layouts that may also be meant where code takes this case: what is right
+    without a batch only is not right."""
+    smaller = (UNBATCHED, FLAT)
+    return tuple(x for x in layouts if x != case.layout and x not in smaller)
+
+
 def attributes(module: object) -> dict[str, int]:
     """Sizes that a module keeps, by role: in itself, its configuration or, where
     it has none of its own, its parts."""

@@ -68,6 +68,12 @@ class Runner:
         self._instances: dict[tuple, object] = {}
         self._asks_for_gpu = devices.asks_for_gpu(subject)
 
+    def calling(self, call: Call) -> "Runner":
+        """One for another reading of the signature, with the same instances."""
+        other = copy.copy(self)
+        other.call = call
+        return other
+
     def run(
         self,
         case: Case,

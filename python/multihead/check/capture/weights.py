@@ -16,12 +16,14 @@ from .record import Frames, Recorder, Use
 class Weights:
     """Tensors by name, "out_in" for those whose layer fixes the orientation, and
     phrases on how they were found. by_flow: the same, named by the way of the data,
-    if that way could be followed."""
+    if that way could be followed. by_order: what is the query's and what the key's
+    follows from their order in the product alone."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     by_flow: "Weights | None" = None
+    by_order: bool = False
 
 
 def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Weights:
@@ -125,7 +127,7 @@ def _named_by_flow(
     _name_fused(groups)
     layers = {root: Held("", linear.weight, "out_in") for root, linear in made.items()}
     layers |= {recorder.root(c.tensor): c for c in kept}
-    weights = Weights()
+    weights = Weights(by_order=not distinct)
     for role, uses in groups.items():
         known = [layers.get(recorder.root(use.weight)) for use in uses]
         # One of a stack of matrices, W[0], is not the stack.

@@ -275,6 +275,8 @@ def _width_outside(subject: Subject) -> int | None:
 def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
     """The complaint that is made most often of the likeliest kind of call, of
     different sizes; what ran to its end says more than what raised."""
+    if not complaints:
+        return []
     likely = [finding for is_likely, finding in complaints if is_likely]
     said = [f for _, f in complaints if f.name != "raises"] or likely
     if not said:

@@ -51,6 +51,22 @@ def explain(observations: list[Observation]) -> dict[str, Any]:
     return dict(json.loads(diagnosis().explain(tensors, metadata)))
 
 
+def fewest_faults(seen: Observation) -> int:
+    """With how many faults attention explains a run: 0, 1, or 2 for more and for what
+    it does not explain; 3 where the run cannot be read."""
+    try:
+        found: int = diagnosis().fewest_faults([seen.tensors], [seen.metadata])
+    except ValueError:
+        return 3
+    return found
+
+
+def is_better(later: dict[str, Any], earlier: dict[str, Any]) -> bool:
+    """The engine's rule for two readings of the same code, by their verdicts."""
+    found: bool = diagnosis().is_better_reading(json.dumps(later), json.dumps(earlier))
+    return found
+
+
 def complaint(error: ValueError) -> Finding:
     """What the engine could not read, as a finding, with its reason as detail."""
     reason = str(error).removeprefix("explain: ")
@@ -79,6 +95,8 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         seen.tensors[name] = tensor
     for name, layout in run.parameters.layouts.items():
         seen.metadata[f"layout:{name}"] = layout
+    if run.parameters.by_order:
+        seen.metadata["roles"] = "by_order"
     heads = known_heads(run, call, stated.num_heads) or guessed_heads(run)[0]
     _cut_heads_from_inputs(seen, run, heads)
     seen.metadata["num_heads"] = str(heads)

@@ -128,6 +128,8 @@ ATTRIBUTES = _table(_SIZES)
 # Masks that are added to the scores, as these names say.
 ADDITIVE = {"attnbias", "attentionbias", "maskbias", "scorebias", "scoresbias"}
 ADDITIVE |= {"additivemask", "addmask", "bias"}
+# Sequences that may ask or be asked.
+VAGUE = {"x", "y", "x2", "source", "input", "inputs"}
 TENSORS = ("query", "key", "value", "x", "context")
 SIZES = tuple(_SIZES)
 
@@ -144,7 +146,7 @@ _WEIGHT = re.compile(
     r"in_proj_(weight|bias)|out_proj_(weight|bias)|(weights?|bias)_\w+|w|wo|bo|b"
 )
 _SPEAKING = re.compile(
-    r"(^|[._])(w|b|to|c|fc|lin|linear|proj|in|conv)?_?"
+    r"(^|[._])(w|b|to|c|fc|lin|linear|proj|project|projection|in|conv)?_?"
     r"(q|k|v|o|qkv|kv|query|queries|key|keys|value|values|in_proj|attn|out|output)"
     r"(_?(w|b|proj|lin|linear|layer|projection|weight|bias|net|fc|transform|map|conv))?s?"
     r"\d?($|[._])"

@@ -66,6 +66,14 @@ class Call:
         """Whether it is a guess that the parameter of this role has it."""
         return self.parameter(role) in self.guessed
 
+    def is_open(self, name: str) -> bool:
+        """Whether another of the sequences may be meant: its role is a guess, or it is
+        one of two whose names do not say who asks."""
+        role = self.roles[name]
+        of_two = {"x", "context"} <= set(self.roles.values()) - {"query", "key"}
+        vague = of_two and role in ("x", "context") and normal(name) in tables.VAGUE
+        return role in TENSORS and (name in self.guessed or vague)
+
     def guess(self, names: list[str], phrase: str) -> None:
         self.guesses.append(f"{', '.join(names)} taken for {phrase}")
         self.guessed.update(names)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""The ways in which code may be meant to be called and read, as data.
+
+Names, docstrings and comments only order them: what the numbers explain is believed
+(session.py). What the user states, or the type of the code, leaves no other.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..options import Options
+from ..subject import documented
+from ..subject.documented import Said
+from ..subject.signature import Call
+from ..subject.target import Subject
+from .observation import Stated
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """How its masks are read. additive: it is given 0 and -inf, to be added.
+    against: what the text seems to say and is not believed here; why: the reason for
+    an additive mask, where nothing states it."""
+
+    stated: Stated
+    additive: bool = False
+    against: frozenset[str] = frozenset()
+    why: str = ""
+
+
+def roles(call: Call) -> Iterator[dict[str, str]]:
+    """Roles of parameters: as they seem, then with those exchanged that names do not
+    settle, as of forward(x, y), which may ask with y."""
+    yield {}
+    names = [name for name in call.roles if call.is_open(name)]
+    seeming = tuple(call.roles[name] for name in names)
+    for order in itertools.permutations(seeming):
+        if order != seeming:
+            yield dict(zip(names, order))
+
+
+def meanings(
+    call: Call, subject: Subject, options: Options, said: dict[str, Said], first: Stated
+) -> Iterator[Meaning]:
+    """What is stated or written; then without what is only written in passing; then
+    with masks that are added, or that are not."""
+    additive = first.mask == "additive"
+    yield Meaning(first, additive)
+    doubtful = frozenset(fact for fact, one in said.items() if not one.is_plain)
+    if doubtful:
+        without = replace(first, **dict.fromkeys(doubtful))
+        yield Meaning(without, additive, against=doubtful)
+    if options.mask is not None or not call.takes("mask"):
+        return
+    if additive and not documented.is_bias(call):
+        # The text may speak of a mask that the code makes of the one it is given.
+        yield Meaning(replace(first, mask=None))
+    known = first.mask is not None and "mask" not in doubtful
+    if not additive and not known and documented.may_be_additive(call, subject):
+        why = "which leaves fewer faults"
+        yield Meaning(replace(first, mask="additive"), additive=True, why=why)
