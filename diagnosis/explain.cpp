@@ -11,6 +11,7 @@
 #include <limits>
 #include <mutex>
 
+#include "diagnosis/search/assumptions.h"
 #include "diagnosis/search/search.h"
 #include "multihead/diagnosis.h"
 #include "multihead/text/dtypes.h"
@@ -396,13 +397,9 @@ Verdict explain(std::span<const Observation> observations) {
     verdict.findings = flaws_of_out(ordered, attention);
     verdict.remarks = remarks_on_search(ordered, result);
   }
-  for (const Convention* c : conventions) {
-    verdict.assumptions.push_back({std::string(c->name), "",
-                                   std::string(c->sentence),
-                                   std::string(c->remedy)});
-  }
+  if (best != nullptr) describe(ordered, *best, attention, verdict);
+  assume(ordered, conventions, best, verdict);
   if (best != nullptr) {
-    describe(ordered, *best, attention, verdict);
     const auto more = remarks(ordered, attention, *best);
     verdict.remarks.insert(verdict.remarks.end(), more.begin(), more.end());
   }

@@ -68,6 +68,22 @@ std::tuple<Texts, Texts, Texts> faults_op() {
   return {names, stages, headlines};
 }
 
+// "right", "right_if", "wrong" or "not_judged"; and the exit status of it.
+std::tuple<std::string, int64_t> outcome_op(const std::string& report) {
+  const Outcome outcome = outcome_of(report);
+  return {std::string(name_of(outcome)), exit_status(outcome)};
+}
+
+// Name and sentence of each condition that a verdict may have.
+std::tuple<Texts, Texts> conditions_op() {
+  Texts names, sentences;
+  for (const Condition& condition : all_conditions()) {
+    names.push_back(condition.name);
+    sentences.push_back(condition.sentence);
+  }
+  return {names, sentences};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(multihead, m) {
@@ -87,6 +103,9 @@ TORCH_LIBRARY_FRAGMENT(multihead, m) {
   m.def("faults() -> (str[] names, str[] stages, str[] headlines)", &faults_op,
         tags);
   m.def("fault_catalogue() -> str", &fault_catalogue, tags);
+  m.def("outcome(str report) -> (str judgement, int exit_status)", &outcome_op,
+        tags);
+  m.def("conditions() -> (str[] names, str[] sentences)", &conditions_op, tags);
   // Whether explain() takes a tensor of this name for something else than a
   // weight.
   m.def("is_reserved(str name) -> bool", &is_reserved, tags);

@@ -145,10 +145,14 @@ class ReportWriter {
 
 // --- check -------------------------------------------------------------------
 
+// Of the conditions of right code, those that hold: names, or "all".
+using Allowed = std::vector<std::string>;
+
 struct CheckOptions {
   std::string target;  // "file.py" or "file.py:name"
   Words passed_on;     // to Python's multihead.check
   bool causal = false;
+  Allowed allowed = {};
   double time_limit = 20;  // seconds, for the code under test
   bool limited = false;    // the user said so
   double budget = 55;      // seconds, for all of a folder
@@ -156,6 +160,39 @@ struct CheckOptions {
   bool fix = false;        // find a patch that repairs it
   ReportOutput output = {};
 };
+
+// What is wrong with a name; "" if a condition has it.
+std::string is_condition(const std::string& name) {
+  if (name == "all") return "";
+  std::vector<std::string> names;
+  for (const diagnosis::Condition& condition : diagnosis::all_conditions()) {
+    if (condition.name == name) return "";
+    names.push_back(condition.name);
+  }
+  return "must name a condition (" + joined(names, ", ") + ") or be all, got " +
+         printable(name);
+}
+
+void add_allow(CLI::App& command, Allowed& allowed) {
+  command
+      .add_option("--allow", allowed,
+                  "Conditions of right code that hold, or all of them")
+      ->delimiter(',')
+      ->take_all()
+      ->expected(1)
+      ->check(is_condition)
+      ->type_name("NAME[,NAME]|all");
+}
+
+// As the report says, whose judgement and `passed` it sets.
+int finish(Json& report) {
+  const std::string json =
+      report.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const diagnosis::Outcome outcome = diagnosis::outcome_of(json);
+  report["passed"] = outcome == diagnosis::Outcome::kRight;
+  report["judgement"] = diagnosis::name_of(outcome);
+  return diagnosis::exit_status(outcome);
+}
 
 constexpr const char* kFooter = R"(
 Calls the code with inputs, masks and weights that tell mistakes apart, and names
@@ -168,13 +205,15 @@ Of a folder, it checks every class and function whose code looks like attention,
 the likeliest first, two at a time, and prints a table. Tests, environments and what
 git ignores are left out.
 
-Exit status: 0 it is attention, 1 it is not, 2 it could not be checked, or the
-report not be written. Of a folder: 0 nothing that could be judged is wrong, 1
-something is, 2 nothing could be judged.
+Exit status: 0 it is attention, 1 it is not, 2 it could not be judged, or the
+report not be written, 3 it is attention if something is meant that nothing
+states, and that --allow does not name. Of a folder: 0 nothing that could be
+judged is wrong, 1 something is, 2 nothing could be judged.
 
 Examples:
   multihead check attention.py
   multihead check src --sarif attention.sarif
+  multihead check attention.py --allow mask_keeps,causal_by_itself
   multihead check attention.py:MultiHeadAttention --num-heads 4
   multihead check attention.py --mask keep --json
   multihead check attention.py --call 'Attention(dim=E)(x, mask=mask)'
@@ -226,6 +265,8 @@ std::vector<std::string> command(const CheckOptions& options) {
     words.insert(words.end(), {option, value});
   if (options.causal) words.push_back("--causal");
   if (options.fix) words.push_back("--fix");
+  if (!options.allowed.empty())
+    words.insert(words.end(), {"--allow", joined(options.allowed, ",")});
   words.insert(words.end(), {"--time-limit", seconds_text(options.time_limit)});
   return words;
 }
@@ -264,11 +305,12 @@ std::string failure(const CheckOptions& options, const char* name,
                         {"remedy", remedy},
                         {"detail", detail},
                         {"kind", "failure"}};
-  return dumped({{"target", options.target},
-                 {"passed", false},
-                 {"cause", name},
-                 {"verdict", "unchecked"},
-                 {"findings", Json::array({finding})}});
+  Json report = {
+      {"target", options.target}, {"passed", false},
+      {"judgement", ""},          {"cause", name},
+      {"verdict", "unchecked"},   {"findings", Json::array({finding})}};
+  finish(report);
+  return dumped(report);
 }
 
 std::string crash(const CheckOptions& options, const ChildEnd& end) {
@@ -331,6 +373,9 @@ int survey_of(const CheckOptions& options) {
   for (const auto& [option, value] : options.passed_on)
     all.options.insert(all.options.end(), {option, value});
   if (options.causal) all.options.push_back("--causal");
+  if (!options.allowed.empty())
+    all.options.insert(all.options.end(),
+                       {"--allow", joined(options.allowed, ",")});
   return survey(all);
 }
 
@@ -375,6 +420,7 @@ int check(const CheckOptions& options) {
 struct ExplainOptions {
   std::vector<std::string> files;  // dumps, .safetensors: one run in each
   Words facts;                     // in place of their metadata
+  Allowed allowed = {};
   ReportOutput output = {};
 };
 
@@ -384,8 +430,9 @@ and, as metadata, num_heads; docs/explain.md has the list. Several dumps are
 several runs of the same code: the verdict fits them all. Options replace the
 metadata of each.
 
-Exit status: 0 it is attention, 1 it is not, 2 the dumps cannot be read, or the
-report not be written.
+Exit status: 0 it is attention, 1 it is not, 2 the dumps cannot be read or judged,
+or the report not be written, 3 it is attention if something is meant that
+nothing states, and that --allow does not name.
 
 Examples:
   multihead explain dump.safetensors
@@ -432,14 +479,17 @@ int explain(const ExplainOptions& options) {
   std::jthread waiting = patience(names);
   const diagnosis::Verdict verdict = diagnosis::explain(observations);
   waiting = {};  // ends it before the report is printed
-  const bool passed = verdict.judgement == diagnosis::Judgement::kBits ||
-                      verdict.judgement == diagnosis::Judgement::kRounding;
+  const bool right = verdict.judgement == diagnosis::Judgement::kBits ||
+                     verdict.judgement == diagnosis::Judgement::kRounding;
   Json report = {{"target", names},
-                 {"passed", passed},
-                 {"cause", passed ? Json(nullptr) : Json(cause_of(verdict))}};
+                 {"passed", false},
+                 {"judgement", ""},
+                 {"cause", right ? Json(nullptr) : Json(cause_of(verdict))}};
   report.update(Json::parse(diagnosis::to_json(verdict)));
+  report["allowed"] = options.allowed;
+  const int status = finish(report);
   writer.write(dumped(report), "multihead explain " + names);
-  return passed ? 0 : 1;
+  return status;
 }
 
 }  // namespace
@@ -467,6 +517,7 @@ void add_check(CLI::App& app, Action& action) {
        {"--layout", "--layout", "Of its inputs",
         "batch-first|sequence-first"}});
   command->add_flag("--causal", options->causal, "It is causal by itself");
+  add_allow(*command, options->allowed);
   command
       ->add_option("--time-limit", options->time_limit,
                    "Seconds that the code may use, all calls together (of a "
@@ -512,6 +563,7 @@ void add_explain(CLI::App& app, Action& action) {
         "true|false|infer"},
        {"--batch-first", "batch_first", "Whether inputs are (B, L, E)",
         "true|false"}});
+  add_allow(*command, options->allowed);
   add_output(*command, options->output);
   command->callback(
       [&action, options] { action = [options] { return explain(*options); }; });

@@ -128,7 +128,7 @@ void judge(Json& target, const Json& report) {
   if (!target["faults"].empty())
     return because("wrong", target["faults"].front());
   const Json& findings = list_at(report, "findings");
-  if (right && !list_at(report, "conditions").empty()) {
+  if (right && text_at(report, "judgement") == "right_if") {
     target["conditions"] = sentences(list_at(report, "conditions"));
     return because("right if", list_at(report, "conditions").front());
   }

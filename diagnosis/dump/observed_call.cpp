@@ -418,6 +418,7 @@ bool is_reserved(std::string_view name) {
 
 ObservedCall read_dump(const Observation& from) {
   ObservedCall call;
+  call.facts.insert(from.metadata.begin(), from.metadata.end());
   if (const std::string* name = find_text(from, "name")) call.name = *name;
   const Tensor query = find(from, {"query", "x"});
   const Tensor out = find(from, {"out", "output"});

@@ -38,6 +38,8 @@ struct Sizes {
 
 struct ObservedCall {
   std::string name;
+  /// All that was said of it, by name: also where a fact comes from.
+  std::map<std::string, std::string> facts;
   at::ScalarType dtype = at::kDouble;  ///< of what went in
   Sizes sizes;
 

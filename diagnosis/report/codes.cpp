@@ -360,6 +360,14 @@ constexpr FaultCode kCodes[] = {
      "The output has whole numbers.",
      "Look for a conversion to an integer type, or a tensor made from whole "
      "numbers."},
+    {"MH917", "argument_guessed",
+     "What came out may be due to an argument that was made up: nothing is "
+     "said "
+     "of the code.",
+     "An argument of which nothing is known had to be guessed, and with the "
+     "guess it is not attention.",
+     "State it: a call of yours by `inputs=`, or a function that fills the "
+     "argument in."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

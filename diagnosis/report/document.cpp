@@ -1,98 +1,22 @@
 // SPDX-License-Identifier: MIT
 #include "diagnosis/report/document.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
+#include "diagnosis/report/headline.h"
+#include "diagnosis/report/json.h"
 #include "multihead/text/dtypes.h"
-#include "multihead/text/printable.h"
 
 namespace multihead::diagnosis {
 namespace {
 
-using Json = nlohmann::json;
 using Kind = Block::Kind;
 
-// ---- What JSON says --------------------------------------------------------
-
-// The string or list under `key`, an empty one where there is none.
-std::string text_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  if (found == object.end() || !found->is_string()) return "";
-  return found->get<std::string>();
-}
-
-const Json& list_at(const Json& object, const char* key) {
-  static const Json empty = Json::array();
-  const auto found = object.find(key);
-  return found != object.end() && found->is_array() ? *found : empty;
-}
-
-bool is_true(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_boolean() && found->get<bool>();
-}
-
-void clean(Json& json, std::string_view key = "") {
-  if (json.is_string()) {
-    // Sentences may have several lines; names, which stand in tables, have one.
-    const bool lines = key == "sentence" || key == "remedy" || key == "detail";
-    auto& text = json.get_ref<std::string&>();
-    while (!text.empty() && text.back() == '\n') text.pop_back();
-    text = printable(text, lines ? "\n" : "");
-  } else if (json.is_object()) {
-    for (auto& [name, value] : json.items()) clean(value, name);
-  } else if (json.is_array()) {
-    for (Json& part : json) clean(part, key);
-  }
-}
-
-// A report, its strings printable (multihead/text/printable.h).
-Json parsed_report(const std::string& text) {
-  const auto is_shallow = [](int depth, Json::parse_event_t, const Json&) {
-    return depth <= 16;  // a report has three levels; the rest is left out
-  };
-  Json report = Json::parse(text, is_shallow, /*allow_exceptions=*/false);
-  TORCH_CHECK_VALUE(report.is_object() && report.contains("verdict"),
-                    "render_report: report must be a JSON object with a "
-                    "verdict, got ",
-                    text.substr(0, 60));
-  static constexpr std::string_view kVerdicts[] = {"bits", "rounding", "fault",
-                                                   "unknown", "unchecked"};
-  const Json& verdict = report["verdict"];
-  TORCH_CHECK_VALUE(
-      std::ranges::find(kVerdicts, text_at(report, "verdict")) !=
-          std::end(kVerdicts),
-      "render_report: verdict must be bits, rounding, fault, unknown or "
-      "unchecked, got ",
-      verdict.dump(-1, ' ', true, Json::error_handler_t::replace)
-          .substr(0, 60));
-  clean(report);
-  return report;
-}
-
-// NaN where JSON has null, nullopt where it has nothing.
-std::optional<double> number_at(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  if (found == object.end()) return std::nullopt;
-  return found->is_number() ? found->get<double>() : NAN;
-}
-
-bool has_number(const Json& object, const char* key) {
-  return !std::isnan(number_at(object, key).value_or(NAN));
-}
-
-// 0 where there is no number.
-double value_at(const Json& object, const char* key) {
-  return has_number(object, key) ? *number_at(object, key) : 0;
-}
+// ---- Words -----------------------------------------------------------------
 
 // "2.4e-07", "0.412", "0", "nan"; "–" of nothing.
 std::string number_text(std::optional<double> x, int digits = 3) {
@@ -102,47 +26,6 @@ std::string number_text(std::optional<double> x, int digits = 3) {
   std::snprintf(text, sizeof text, small ? "%.*e" : "%.*g", small ? 1 : digits,
                 *x);
   return text;
-}
-
-// Whether an entry of a list has one of these names.
-bool has_named(const Json& list,
-               std::initializer_list<std::string_view> names) {
-  return std::any_of(list.begin(), list.end(), [&](const Json& entry) {
-    return std::ranges::find(names, text_at(entry, "name")) != names.end();
-  });
-}
-
-// The strings and numbers of a list.
-std::string joined(const Json& list, const char* separator) {
-  std::string text;
-  for (const Json& part : list) {
-    if (!part.is_string() && !part.is_number()) continue;
-    text += text.empty() ? "" : separator;
-    text += part.is_string() ? part.get<std::string>() : part.dump();
-  }
-  return text;
-}
-
-// ---- Words -----------------------------------------------------------------
-
-void append_new(std::vector<std::string>& words, const std::string& word) {
-  if (std::ranges::find(words, word) == words.end()) words.push_back(word);
-}
-
-// "a", "a and b", "a, b and c".
-std::string listed(const std::vector<std::string>& words,
-                   const char* conjunction = " and ") {
-  std::string text;
-  for (size_t i = 0; i < words.size(); ++i) {
-    if (i > 0) text += i + 1 == words.size() ? conjunction : ", ";
-    text += words[i];
-  }
-  return text;
-}
-
-// "1 case", "7 cases".
-std::string counted(size_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
 // `text` with what stands between backticks as code.
@@ -160,11 +43,6 @@ Text marked_up(const std::string& text, Emphasis emphasis = Emphasis::kPlain) {
   }
   if (at < text.size()) spans.push_back({text.substr(at), emphasis});
   return spans;
-}
-
-// ✓ or ✗.
-Span mark(bool good) {
-  return good ? Span{"✓", Emphasis::kGood} : Span{"✗", Emphasis::kBad};
 }
 
 // Adds a note, if there is text.
@@ -258,123 +136,6 @@ void add_cases(Document& document, const Json& cases, bool folded) {
         {{""},
          {"… and " + std::to_string(left_out) + " more", Emphasis::kDim}});
   document.push_back(std::move(table));
-}
-
-// ---- The verdict in one sentence -------------------------------------------
-
-// "it ...": what a finding, which is no fault of attention, says of the code.
-std::string predicate(const std::string& finding) {
-  static constexpr std::pair<const char*, const char*> kKnown[] = {
-      {"raises", "raises an error"},
-      {"hangs", "does not come to an end"},
-      {"crashes", "ends the whole process"},
-      {"returns_nothing", "returns nothing"},
-      {"wrong_shape", "returns the wrong shape"},
-      {"wrong_type", "returns the wrong type"},
-      {"not_finite", "returns numbers that are not finite"},
-      {"integer_output", "returns whole numbers"},
-      {"missing_package", "needs a package that is not installed"},
-      {"changes_inputs", "changes its inputs"},
-      {"changes_global_state", "changes settings of the whole process"},
-      {"random", "returns something else each time"},
-      {"no_weights_found", "has weights that were not found"},
-      {"not_called", "could not be called"},
-  };
-  for (const auto& [name, words] : kKnown)
-    if (finding == name) return words;
-  std::string words = "has a flaw: " + finding;
-  std::replace(words.begin(), words.end(), '_', ' ');
-  return words;
-}
-
-bool is_right(const std::string& verdict) {
-  return verdict == "bits" || verdict == "rounding";
-}
-
-std::string all_cases(size_t count) {
-  return count == 1   ? "the one case"
-         : count == 2 ? "both cases"
-                      : "all " + counted(count, "case");
-}
-
-std::string right_words(const Json& report, const std::string& verdict) {
-  const Json& cases = list_at(report, "cases");
-  const std::string all = "in " + all_cases(cases.size());
-  if (verdict == "bits") return "is right: PyTorch's, bit for bit, " + all;
-  size_t bits = 0;
-  for (const Json& c : cases) bits += is_true(c, "bits");
-  std::string words = "is right: within rounding of PyTorch " + all;
-  if (bits > 0) words += ", bit for bit in " + std::to_string(bits);
-  return words;
-}
-
-std::string fault_words(const Json& faults) {
-  std::vector<std::string> stages;
-  for (const Json& fault : faults) {
-    append_new(stages, "the " + text_at(fault, "stage"));
-  }
-  const bool one = faults.size() == 1;
-  return std::string(one ? "has one fault, in " : "has two faults, ") +
-         (one                  ? ""
-          : stages.size() == 1 ? "both in "
-                               : "in ") +
-         listed(stages);
-}
-
-std::string unknown_words(const Json& report) {
-  const std::string stage = text_at(report, "first_stage");
-  const Json& remarks = list_at(report, "remarks");
-  if (has_named(remarks, {"lost_in_rounding"})) {
-    return "cannot be judged by these numbers";
-  }
-  return "is not right" + (stage.empty() ? "" : ", first in the " + stage) +
-         (has_named(remarks, {"search_cut_short"})
-              ? ", and the search for its fault was cut short"
-              : ", and no fault that is known here explains it");
-}
-
-// What is seen of an output before any rule of attention is the news.
-bool is_flaw_of_out(const Json& report) {
-  return has_named(list_at(report, "findings"), {"wrong_shape", "not_finite"});
-}
-
-// Neither right nor wrong: it could not be called.
-bool nothing_told(const Json& report) {
-  const Json& findings = list_at(report, "findings");
-  return !findings.empty() &&
-         std::all_of(findings.begin(), findings.end(), [](const Json& finding) {
-           return text_at(finding, "kind") == "unchecked";
-         });
-}
-
-Block headline(const Json& report, const std::string& verdict) {
-  std::vector<std::string> flaws;
-  for (const Json& finding : list_at(report, "findings")) {
-    append_new(flaws, predicate(text_at(finding, "name")));
-  }
-  const bool right = is_right(verdict);
-  std::string words;
-  if (right && flaws.empty()) {
-    words = right_words(report, verdict);
-  } else if (right) {
-    words = "computes attention, but it " + listed(flaws);
-  } else if (verdict == "unchecked") {
-    words = flaws.empty() ? "was not checked" : listed(flaws);
-  } else if (verdict == "unknown" && is_flaw_of_out(report)) {
-    const std::string stage = text_at(report, "first_stage");
-    words = listed(flaws) + (stage.empty() ? "" : ", first in the " + stage);
-  } else {
-    words = verdict == "fault" ? fault_words(list_at(report, "faults"))
-                               : unknown_words(report);
-    if (!flaws.empty()) words += "; and it " + listed(flaws);
-  }
-  std::string subject = text_at(report, "target");
-  if (subject.empty()) subject = "This attention";
-  const bool passed = right && flaws.empty();
-  return {.kind = Kind::kHeadline,
-          .label = nothing_told(report) ? Span{"?", Emphasis::kStrong}
-                                        : mark(passed),
-          .text = {{subject + " " + words + ".", Emphasis::kStrong}}};
 }
 
 // ---- What is wrong ---------------------------------------------------------
@@ -523,7 +284,7 @@ Document document_of(const std::string& json) {
     document.push_back({.kind = Kind::kPrompt,
                         .label = {"$", Emphasis::kDim},
                         .text = {{command}}});
-  document.push_back(headline(report, verdict));
+  document.push_back(headline(report));
   const bool is_news = verdict == "unknown" && is_flaw_of_out(report);
   if (is_news) add_findings(document, list_at(report, "findings"));
   add_faults(document, report);

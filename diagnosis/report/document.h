@@ -8,7 +8,7 @@
 
 namespace multihead::diagnosis {
 
-enum class Emphasis { kPlain, kStrong, kDim, kGood, kBad, kCode };
+enum class Emphasis { kPlain, kStrong, kDim, kGood, kBad, kCode, kOpen };
 
 struct Span {
   std::string text;

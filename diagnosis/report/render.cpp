@@ -170,7 +170,8 @@ std::vector<Text> laid_out(const Document& document, int width) {
 
 // By emphasis, as are kClasses and kTags.
 constexpr const char* kEscapes[] = {"",           "\033[1m",    "\033[2m",
-                                    "\033[1;32m", "\033[1;31m", "\033[36m"};
+                                    "\033[1;32m", "\033[1;31m", "\033[36m",
+                                    "\033[1;33m"};
 
 std::string to_text(const Document& document, bool colour, int width) {
   std::string text;
@@ -196,10 +197,11 @@ constexpr const char* kSvgStyle = R"(<style>
   text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328; white-space: pre }
   .strong { font-weight: 600 } .dim { fill: #656d76 } .code { fill: #0a3069 }
   .good { fill: #1a7f37; font-weight: 600 } .bad { fill: #cf222e; font-weight: 600 }
+  .open { fill: #9a6700; font-weight: 600 }
   @media (prefers-color-scheme: dark) {
     .page { fill: #161b22; stroke: #30363d } text { fill: #e6edf3 }
     .dim { fill: #8d96a0 } .code { fill: #79c0ff }
-    .good { fill: #3fb950 } .bad { fill: #f85149 }
+    .good { fill: #3fb950 } .bad { fill: #f85149 } .open { fill: #d29922 }
   }
 </style>
 )";
@@ -209,7 +211,8 @@ constexpr const char* kClasses[] = {"",
                                     " class=\"dim\"",
                                     " class=\"good\"",
                                     " class=\"bad\"",
-                                    " class=\"code\""};
+                                    " class=\"code\"",
+                                    " class=\"open\""};
 
 // Each span at its column and of its length, whatever font there is. Spaces at
 // its ends would be lost in some programs.
@@ -269,6 +272,7 @@ constexpr const char* kHtmlStyle = R"(<style>
 .multihead-report .dim { opacity: .65 }
 .multihead-report .good { color: #2da44e; font-weight: 600 }
 .multihead-report .bad { color: #e5484d; font-weight: 600 }
+.multihead-report .open { color: #bf8700; font-weight: 600 }
 </style>
 )";
 
@@ -278,7 +282,8 @@ constexpr std::pair<const char*, const char*> kTags[] = {
     {"<span class=\"dim\">", "</span>"},
     {"<span class=\"good\">", "</span>"},
     {"<span class=\"bad\">", "</span>"},
-    {"<code>", "</code>"}};
+    {"<code>", "</code>"},
+    {"<span class=\"open\">", "</span>"}};
 
 std::string html(const Span& span) {
   const auto [open, close] = kTags[static_cast<size_t>(span.emphasis)];
@@ -382,6 +387,12 @@ static void to_json(OrderedJson& json, const Finding& finding) {
           {"remedy", finding.remedy}, {"detail", finding.detail}};
 }
 
+static void to_json(OrderedJson& json, const Condition& condition) {
+  json = {{"name", condition.name},
+          {"sentence", condition.sentence},
+          {"remedy", condition.remedy}};
+}
+
 static void to_json(OrderedJson& json, const ComparedCase& c) {
   json = {{"name", c.name},       {"dtype", c.dtype},
           {"tensor", c.tensor},   {"shape", c.shape},
@@ -411,7 +422,9 @@ std::string to_json(const Verdict& verdict) {
       {"alternatives", verdict.alternatives},
       {"findings", verdict.findings},
       {"assumptions", verdict.assumptions},
+      {"conditions", verdict.conditions},
       {"remarks", verdict.remarks},
+      {"doubtful", verdict.doubtful},
       {"first_stage", or_null(verdict.first_stage)},
       {"where", or_null(verdict.where)},
       {"cases", verdict.cases},

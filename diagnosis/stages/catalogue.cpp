@@ -42,14 +42,16 @@ const Convention kConventions[] = {
        return call.mask.numbers.defined() &&
               call.mask.meaning == MaskMeaning::kUnknown;
      },
-     [](Recipe& r) { r.mask_keeps = true; }},
+     [](Recipe& r) { r.mask_keeps = true; },
+     "True in the mask means may attend"},
     {"padding_keeps", "The padding mask is read as True (or 1) = a real token.",
      "If True is meant to mark padding, say mask=\"blocked\".",
      [](const ObservedCall& call) {
        return call.padding.numbers.defined() &&
               call.padding.meaning == MaskMeaning::kUnknown;
      },
-     [](Recipe& r) { r.padding_keeps = true; }},
+     [](Recipe& r) { r.padding_keeps = true; },
+     "True in the padding mask means a real token"},
     {"weights_in_out",
      "The matrices are read as (in, out): input @ W. nn.Linear stores "
      "(out, in).",
@@ -81,7 +83,7 @@ const Convention kConventions[] = {
      [](const ObservedCall& call) {
        return call.causal == CausalRequest::kUnknown;
      },
-     [](Recipe& r) { r.causal_by_itself = true; }},
+     [](Recipe& r) { r.causal_by_itself = true; }, "it is meant to be causal"},
     {"drops_output_too",
      "In training it drops elements of the output too, not only weights.", "",
      [](const ObservedCall& call) {

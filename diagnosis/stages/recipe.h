@@ -217,12 +217,14 @@ struct Fault {
 std::span<const Fault> all_faults();
 
 /// A choice that is as good as the default, where nobody said which one it is.
+/// Some decide: what makes it is right only if that is what was meant.
 struct Convention {
   std::string_view name;
   std::string_view sentence;  ///< what is assumed
   std::string_view remedy;    ///< how to state it
   bool (*concerns)(const ObservedCall&);
   void (*apply)(Recipe&);
+  std::string_view condition = "";  ///< of one that decides: "right if ..."
 };
 std::span<const Convention> all_conventions();
 

@@ -54,6 +54,14 @@ struct Place {
   double got = 0, expected = 0;
 };
 
+/// What has to hold where an attention is right only if something is meant that
+/// nothing states: "True in the mask means blocked".
+struct Condition {
+  std::string name;         ///< "mask_blocks", for `multihead check --allow`
+  std::string sentence;     ///< goes after "right if"
+  std::string remedy = {};  ///< how to state it
+};
+
 enum class Judgement {
   kBits,      ///< attention, PyTorch's bits
   kRounding,  ///< attention
@@ -69,7 +77,9 @@ struct Verdict {
   /// Of an unknown fault, what out itself shows: "wrong_shape", "not_finite".
   std::vector<Finding> findings;
   std::vector<Finding> assumptions;  ///< what nobody said and the numbers show
-  std::vector<Finding> remarks;      ///< right, but worth knowing
+  /// The assumptions that decide, where it is right: it is only if they hold.
+  std::vector<Condition> conditions;
+  std::vector<Finding> remarks;  ///< right, but worth knowing
   std::optional<std::string> first_stage;
   std::optional<Place> where;
   std::vector<ComparedCase> cases;
@@ -104,6 +114,9 @@ std::string fault_catalogue();
 /// c10::ValueError where one is no verdict.
 bool is_better_reading(const std::string& later, const std::string& earlier);
 
+/// Every condition that a verdict may have, for those who allow some of them.
+std::vector<Condition> all_conditions();
+
 // ---- Reports ---------------------------------------------------------------
 
 enum class ReportFormat {
@@ -122,11 +135,26 @@ ReportFormat report_format_from_name(std::string_view name);
 ///               being right beside faults of attention: raises, hangs ...
 ///   understood  [string], how the code was called
 ///   command     string, a command line to be shown above
+///   allowed     [string], names of conditions that hold, or "all"
 /// A verdict of "unchecked" says that it never came to one. Lines of at most
 /// `width` columns (HTML breaks its own). Ends in a newline. Throws
 /// c10::ValueError where `json` is none, or lacks a verdict.
 std::string render_report(const std::string& json, ReportFormat format,
                           int width = 80);
+
+/// What such a report comes to.
+enum class Outcome {
+  kRight,
+  kRightIf,   ///< its conditions hold, which nothing states and nobody allows
+  kWrong,     ///< as attention, or as a program
+  kNotJudged  ///< it could not be called, or its numbers tell nothing of it
+};
+Outcome outcome_of(const std::string& json);
+Outcome outcome_of(const Verdict& verdict);
+/// "right", "right_if", "wrong" or "not_judged".
+std::string_view name_of(Outcome outcome);
+/// Of a command that reports it: 0 right, 1 wrong, 2 not judged, 3 right if.
+int exit_status(Outcome outcome);
 
 /// A verdict as plain text: what render_report makes of its to_json. For the
 /// other formats: render_report(to_json(verdict), ReportFormat::kHtml).

@@ -5,6 +5,8 @@ This package calls and watches the code under test; what is right and what a fau
 is called, the C++ library says (multihead/diagnosis.h).
 """
 
+from collections.abc import Sequence
+
 from .assertion import assert_attention
 from .options import Options
 from .report import Finding, Report
@@ -26,6 +28,7 @@ def check(
     inputs: object = None,
     call: str | None = None,
     time_limit: float = 20.0,
+    allow: str | Sequence[str] = (),
 ) -> Report:
     """Checks an implementation of attention and says what is wrong with it.
 
@@ -55,13 +58,17 @@ def check(
             x, or q, k and v, context, mask, padding, B, L, S (the number of keys), E, H
             and D stand for what each run brings.
         time_limit: seconds for the code under test, all calls together.
+        allow: names of conditions that hold, such as "mask_keeps", or "all": code
+            that is right only if they do passes then. Report.conditions has those
+            that decide where nothing states what is meant.
 
     Checks change what is one for the whole process, and put it back; those in other
     threads wait for their turn.
 
     Returns:
-        A Report, which is true if the code passed. Code that raises, hangs or returns
-        something else is a finding in it.
+        A Report, which is true if the code passed: it is right, and on no condition
+        that is not allowed. Code that raises, hangs or returns something else is a
+        finding in it. Code that nobody knows how to call is not judged.
 
     Raises:
         ValueError: arguments that cannot be.

@@ -2,8 +2,9 @@
 """python -m multihead.check FILE[:NAME]: multihead.check, for a shell.
 
 The command "multihead check" does the same in a process that it can end. Exit
-status: 0 the code passed, 1 it did not, 2 it could not be checked or the report
-not be written.
+status: 0 the code passed, 1 it is wrong, 2 it could not be judged or the report not be
+written, 3 it is right only if something is meant that nothing states, and that --allow
+does not name.
 """
 
 import argparse
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--call", metavar="EXPRESSION")
     parser.add_argument("--layout", choices=("batch-first", "sequence-first"))
     parser.add_argument("--causal", action="store_true", default=None)
+    parser.add_argument("--allow", default="", metavar="NAME[,NAME]|all")
     parser.add_argument("--time-limit", type=float, default=20.0, metavar="SECONDS")
     parser.add_argument(
         "--fix", action="store_true", help="add a patch that repairs it"
@@ -49,7 +51,7 @@ def report_for(arguments: argparse.Namespace, progress: Progress) -> Report:
     target, layout, _, fix = (stated.pop(name) for name in names)
     stated["batch_first"] = None if layout is None else layout == "batch-first"
     report = examine(target, Options(**stated), progress)
-    if fix and not report.passed:
+    if fix and report.cause:
         report.patch = patch(target, report, Options(**stated), progress)
     return report
 
@@ -107,7 +109,7 @@ def answer(descriptor: int, path: str, words: list[str]) -> None:
 
     try:
         report = report_for(parser().parse_args(words), progress)
-        status, text = _status(report), report.to_json()
+        status, text = report.exit_status, report.to_json()
     except (ValueError, OSError) as error:
         status, text = 2, f"{error}\n"
     except KeyboardInterrupt:
@@ -148,11 +150,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(f"multihead: {error}", file=sys.stderr)
         return 2
-    return _status(report)
-
-
-def _status(report: Report) -> int:
-    return 0 if report.passed else 2 if report.unchecked else 1
+    return report.exit_status
 
 
 if __name__ == "__main__":

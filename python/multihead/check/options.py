@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """What the user of a check may state, judged."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
+
+from .._library import diagnosis
 
 POLARITIES = ("blocked", "keep", "additive")
 
@@ -22,6 +25,13 @@ class Options:
     inputs: object = None
     call: str | None = None
     time_limit: float = 20.0
+    allow: str | Sequence[str] = ()
+
+    @property
+    def allowed(self) -> list[str]:
+        """The names of conditions that hold, or "all"."""
+        names = self.allow.split(",") if isinstance(self.allow, str) else self.allow
+        return [name.strip() for name in names if name.strip()]
 
     def __post_init__(self) -> None:
         if self.mask not in (None, *POLARITIES):
@@ -55,6 +65,18 @@ class Options:
         seconds = self.time_limit
         if type(seconds) not in (int, float) or not seconds > 0:
             raise ValueError(f"check: time_limit must be positive, got {seconds!r}")
+        names = self.allow
+        if not isinstance(names, str) and not (
+            isinstance(names, Sequence) and all(isinstance(n, str) for n in names)
+        ):
+            raise ValueError(f"check: allow must be names or 'all', got {names!r}")
+        known, _ = diagnosis().conditions()
+        unknown = [name for name in self.allowed if name not in ("all", *known)]
+        if unknown:
+            raise ValueError(
+                f"check: allow must be 'all' or among {', '.join(known)}, got "
+                f"{unknown[0]!r}"
+            )
         if not isinstance(self.weights, (nn.Module, dict, type(None))):
             raise ValueError(
                 "check: weights must be a module or a dictionary of tensors by name, "

@@ -38,6 +38,12 @@ class Report:
     str(report) is text, a notebook shows HTML, to_json() is for programs;
     bool(report) is `passed`.
 
+    judgement: "right"; "right_if", where it is right only if something is meant that
+    nothing states; "wrong"; or "not_judged", where nothing could be told, which is
+    not the code's fault. exit_status: 0, 3, 1 and 2, what the command returns.
+    conditions: what has to hold of right code, each with name, sentence and remedy.
+    Those that `allow` names hold: code with no others is right.
+
     passed: it is attention, and nothing else is wrong with it.
     unchecked: it could not be called; what was guessed is not the code's fault.
     cause: None where it passed; else the name of the fault ("mask_inverted"), two
@@ -62,11 +68,13 @@ class Report:
         findings: Sequence[Finding] = (),
         understood: Sequence[str] = (),
         seconds: float = 0.0,
+        allow: Sequence[str] = (),
     ) -> None:
         self.target = target
         self.verdict = verdict
         self.understood = list(understood)
         self.seconds = seconds
+        self.allowed = list(allow)
         engine = verdict or {}
         found = [f for f in findings if f.kind in ("failure", "unchecked")]
         known = {finding.name for finding in found}
@@ -76,6 +84,7 @@ class Report:
         ]
         self.cases: list[dict[str, Any]] = engine.get("cases", [])
         self.assumptions: list[dict[str, str]] = engine.get("assumptions", [])
+        self.conditions: list[dict[str, str]] = engine.get("conditions", [])
         remarks = engine.get("remarks", [])
         remarks = remarks + [asdict(f) for f in findings if f not in found]
         # Without those that say the same again.
@@ -85,16 +94,20 @@ class Report:
         self.remarks = list(said.values())
         self.first_stage: str | None = engine.get("first_stage")
         self.patch = ""
+        self.judgement: str
+        self.exit_status: int
+        text = json.dumps(_plain(self._facts()), ensure_ascii=False)
+        self.judgement, self.exit_status = call(diagnosis().outcome.default, text)
 
     @property
     def passed(self) -> bool:
-        return not self.causes
+        """It is right, and on no condition that is not allowed."""
+        return self.judgement == "right"
 
     @property
     def unchecked(self) -> bool:
         """Nothing could be told: it neither passed nor failed."""
-        kinds = {finding.kind for finding in self.findings}
-        return self.verdict is None and kinds <= {"unchecked"}
+        return self.judgement == "not_judged"
 
     @property
     def causes(self) -> list[str]:
@@ -123,16 +136,25 @@ class Report:
     def __bool__(self) -> bool:
         return self.passed
 
+    def _facts(self) -> dict[str, Any]:
+        """What the judgement follows from: the verdict's keys and the report's own."""
+        return {
+            "verdict": "unchecked",
+            "conditions": [],
+            **(self.verdict or {}),
+            "allowed": self.allowed,
+            "findings": [asdict(finding) for finding in self.findings],
+            "remarks": self.remarks,
+        }
+
     def to_dict(self) -> dict[str, Any]:
-        """What to_json writes: the verdict's keys and the report's own."""
+        """What to_json writes."""
         return {
             "target": self.target,
             "passed": self.passed,
+            "judgement": self.judgement,
             "cause": self.cause,
-            "verdict": "unchecked",
-            **(self.verdict or {}),
-            "findings": [asdict(finding) for finding in self.findings],
-            "remarks": self.remarks,
+            **self._facts(),
             "understood": self.understood,
             "seconds": round(self.seconds, 3),
             **({"patch": self.patch} if self.patch else {}),
@@ -165,7 +187,8 @@ class Report:
         return self.render().rstrip("\n")
 
     def __repr__(self) -> str:
-        return f"<multihead.Report: {self.target}: {self.cause or 'passed'}>"
+        said = self.cause or ("passed" if self.passed else "right if …")
+        return f"<multihead.Report: {self.target}: {said}>"
 
     def _repr_html_(self) -> str:
         return self.render("html")

@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 from .calls import cases
-from .calls.construct import Construction
 from .capture.runner import Run, Runner
 from .options import Options
-from .reading import first_call, observation, plans
+from .reading import first_call, guessing, observation, plans
 from .reading.first_call import FirstCall
 from .reading.observation import Observation, Stated
 from .reading.plans import Meaning
 from .reading.suite import Cases, Progress, not_finite
 from .report import Finding, Report
-from .sandbox.guard import Guard, Stop, is_of_arguments
+from .sandbox.guard import Guard, Stop
 from .subject import documented, signature, stated
 from .subject.documented import Said
 from .subject.signature import Call
@@ -27,19 +26,6 @@ from .subject.target import Subject, load, scope
 
 _RIGHT = ("bits", "rounding")
 _QUOTED = 120  # characters of a sentence
-_OTHER = {"blocked": "keep", "keep": "blocked"}
-_VERBS = {"blocked": "blocks", "keep": "keeps"}
-_MEANS = {"blocked": "blocked", "keep": "may be seen"}
-_POLARITIES = {
-    "mask": (
-        "The mask is read as True (or 1) = blocked.",
-        'If True is meant to be seen, say mask="keep".',
-    ),
-    "padding": (
-        "The padding mask is read as True (or 1) = padding.",
-        'If True is meant to mark real tokens, say mask="keep".',
-    ),
-}
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
@@ -62,19 +48,21 @@ def examine(
         try:
             subject, options = _loaded(target, options, guard)
         except Stop as unreachable:
-            return Report(str(target), None, unreachable.findings)
+            found = guessing.of_no_code(unreachable.findings)
+            return Report(str(target), None, found, allow=options.allowed)
         tell("first call")
         examination = Examination(subject, options, guard, tell)
         try:
             verdict = examination.verdict()
         except Stop as stop:
             verdict = None
-            examination.findings = stop.findings
+            examination.findings = guessing.of_calls(stop.findings, examination.made_up)
         name = f"{subject.name} ({subject.where})" if subject.where else subject.name
         remarks = examination.runner.remarks.values()
         findings = [*examination.findings, *remarks, *subject.findings]
         seconds = time.monotonic() - start
-        return Report(name, verdict, findings, examination.understood, seconds)
+        understood = examination.understood
+        return Report(name, verdict, findings, understood, seconds, options.allowed)
 
 
 def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Options]:
@@ -136,95 +124,6 @@ class Reading:
         takes_more = bool(self.taken & likelier.refused)
         return takes_more or observation.is_better(self.verdict, likelier.verdict)
 
-    def assume(self, name: str, sentence: str, remedy: str = "") -> None:
-        """Adds what the runs themselves assumed, which the engine cannot know."""
-        said = {"name": name, "sentence": sentence, "remedy": remedy}
-        self.verdict.setdefault("assumptions", []).append(said)
-
-    def say_polarity(self) -> None:
-        """Adds the polarity that was the engine's first choice, so it says nothing."""
-        if self.verdict is None:
-            return
-        known = {a["name"] for a in self.verdict.get("assumptions", [])}
-        for fact, (sentence, remedy) in _POLARITIES.items():
-            tensor = "key_padding_mask" if fact == "padding" else fact
-            open_to_both = any(
-                tensor in o.tensors and not o.metadata.keys() & {fact, "mask"}
-                for o in self.observations
-            )
-            if fact == "mask" and "mask_added" in self.faults:
-                remedy = (
-                    'If 0 and -inf are meant, which are added, say mask="additive".'
-                )
-            said = f"{fact}_keeps" in known or f"{fact}_ignored" in self.faults
-            if open_to_both and not said:
-                self.assume(f"{fact}_blocks", sentence, remedy)
-
-    def say_text(self, believed: dict[str, Said]) -> None:
-        """Adds what the code's text was believed to say of its masks, and quotes it;
-        or that the numbers say the opposite."""
-        if self.verdict is None:
-            return
-        for fact, said in believed.items():
-            of_keys = "padding" not in believed  # a mask that is used as padding
-            facts = ("mask", "padding") if fact == "mask" and of_keys else (fact,)
-            read = {o.metadata.get(key) for o in self.observations for key in facts}
-            quote = said.quote.replace("`", "'")
-            quote = quote if len(quote) <= _QUOTED else quote[:_QUOTED] + "…"
-            what = "The padding mask" if fact == "padding" else "The mask"
-            meant = f"True (or 1) = {_MEANS[said.meaning]}"
-            if fact in self.meaning.against:
-                self.assume(
-                    f"{fact}_against_text",
-                    f'{what} is not read as its text may say: "{quote}".',
-                    f'If {meant} is meant, say mask="{said.meaning}": then it is '
-                    "inverted.",
-                )
-            elif said.meaning in read:
-                self.assume(
-                    f"{fact}_{_VERBS[said.meaning]}",
-                    f'{what} is read as {meant}, as its text says: "{quote}".',
-                    f'If that is not meant, say mask="{_OTHER[said.meaning]}".',
-                )
-                for fault in self.verdict.get("faults", []):
-                    if fault["name"] in [f"{key}_inverted" for key in facts]:
-                        fault["detail"] = f'Its text says: "{quote}".'
-
-    def say_additive(self, why: str) -> None:
-        """Adds that the mask is read as numbers to add, and why."""
-        if self.verdict is not None:
-            self.assume(
-                "mask_additive",
-                f"The mask is read as added to the scores, {why}.",
-                'If it is True and False, say mask="blocked" or "keep": added, they '
-                "block nothing.",
-            )
-
-    def say_output(self, kept: list[Run]) -> None:
-        """Adds that nothing is projected out, where several heads are projected in."""
-        if self.verdict is None or self.verdict["verdict"] == "unknown":
-            return
-        matched = self.verdict.get("weights", [])
-        projected_out = any(m.startswith("output") for m in matched)
-        one_head = self.observations[0].metadata["num_heads"] == "1"
-        if kept[0].parameters.tensors and not one_head and not projected_out:
-            self.assume(
-                "no_output_projection",
-                "There is no output projection; it is judged as attention without one.",
-                "In multi-head attention one more matrix follows: `out = W_o(merged)`.",
-            )
-
-    def say_settings(self, construction: Construction | None) -> None:
-        """Adds what nobody could know that the code reads of its configuration."""
-        if self.verdict is None or construction is None or not construction.blind:
-            return
-        names = " and ".join(f"`{name}`" for name in construction.blind)
-        self.assume(
-            "settings",
-            f"{names} of its configuration, of which nothing says what it is, is None.",
-            "Check an instance that is made with yours, or say how by `call=`.",
-        )
-
 
 class Examination:
     """The steps of a check. `findings` and `understood` grow on the way."""
@@ -245,6 +144,11 @@ class Examination:
         self.stated = self._stated()
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
+
+    @property
+    def made_up(self) -> dict[str, str]:
+        """What a call has that nobody understood; a run may add to it."""
+        return guessing.kinds(self.call, self.runner.construction)
 
     def _stated(self) -> Stated:
         """What the user, or the type of the code, says beyond doubt."""
@@ -278,36 +182,28 @@ class Examination:
         return said.meaning if said else None
 
     def verdict(self) -> dict | None:
-        """The engine's verdict on the best reading; None if nothing could be run."""
+        """The engine's verdict on the best reading; None if nothing could be run, or
+        if what is wrong may come of what was made up for the call."""
         reading = self._best_reading()
         if reading is None:
             self.findings += self._complaints()
             return None
-        self.findings += reading.findings
+        way = reading.way
+        made_up = guessing.kinds(way.call, way.runner.construction)
+        self.findings += guessing.of_calls(reading.findings, made_up)
         self.understood = [*reading.understood, *self.understood]
+        if reading.verdict is not None and reading.verdict.get("doubtful"):
+            faults = " and ".join(reading.faults)
+            self.findings = [guessing.doubt(made_up, faults)]
+            return None
         return reading.verdict
 
     def _complaints(self) -> list[Finding]:
-        """Why nothing ran. What a call by guesses raises is not the code's fault."""
+        """Why nothing ran, which is the code's fault only where that is clear."""
         said = self.first_call.findings
         built = self.runner.construction
         guessed = [*self.call.guessed, *(built.guessed if built else ())]
-        if not guessed or not is_of_arguments(said):
-            return said
-        names = " and ".join(f"`{name}`" for name in sorted(guessed))
-        takes = "takes" if len(guessed) == 1 else "take"
-        sentence = (
-            f"What {names} {takes} is not known, and every call that was tried with a "
-            f"guess raises. {said[0].sentence}"
-        )
-        remedy = (
-            "State it: check a function that calls it with them filled in, "
-            "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by "
-            "`inputs=`."
-        )
-        return [
-            Finding("not_called", sentence, remedy, said[0].detail, kind="unchecked")
-        ]
+        return guessing.of_no_call(said, guessed, self.subject.type.__name__)
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the one that explains most. A way to
@@ -402,50 +298,47 @@ class Examination:
             self._judge(reading, judged)
         if reading.is_right:
             reading.findings += runs.overflows()
-        reading.say_polarity()
-        reading.say_text(self.believed)
-        self._say_additive(reading)
-        self._say_layout(reading)
-        reading.say_output(runs.kept)
-        reading.say_settings(way.runner.construction)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             reading.findings += not_finite(runs.kept)
             if not_finite(runs.kept[:1]):
                 reading.verdict = None  # that is what is wrong, mask or no mask
         return reading
 
-    def _say_additive(self, reading: Reading) -> None:
-        """Adds that the mask is taken to be added, and why, where nobody stated it."""
-        masked = any("mask" in o.tensors for o in reading.observations)
-        if not (reading.meaning.additive and masked) or self.options.mask:
-            return
-        call, why = reading.way.call, reading.meaning.why
-        said = documented.additive(call, self.subject)
-        if said and not why:
+    def _facts(self, reading: Reading, kept: list[Run]) -> dict[str, str]:
+        """Where facts come from: texts that are believed, and what is guessed. The
+        engine has the words for them, and knows which decide."""
+        call, case = reading.way.call, reading.way.base.case
+        construction = reading.way.runner.construction
+        facts = {}
+        for fact, said in self.believed.items():
+            quote = _quoted(said.quote)
+            facts |= {f"{fact}_says": said.meaning, f"{fact}_text": quote}
+        if reading.meaning.additive and not self.options.mask:
+            said = documented.additive(call, self.subject)
             by_name = documented.is_bias(call)
-            why = f"by its name, `{said}`" if by_name else f'as it says: "{said}"'
-        if why:
-            reading.say_additive(why)
-
-    def _say_layout(self, reading: Reading) -> None:
-        """Adds that the batch is taken to come second, if it may come first."""
-        if reading.verdict is None or cases.LAYER not in self.layouts:
-            return
-        layout = reading.way.base.case.layout
-        if self.order_is_written and layout == cases.LAYER:
-            reading.assume(
-                "batch_first",
-                "Inputs are (B, L, E): the (L, B, E) in its text is taken for a step "
-                "inside.",
-                "If inputs are (L, B, E), say `batch_first=False`.",
-            )
-        elif layout == cases.SEQUENCE_FIRST and not self.order_is_written:
-            reading.assume(
-                "sequence_first",
-                "Inputs are (L, B, E), which nothing in the code states.",
-                "If they are (B, L, E), this is batch and sequence exchanged: say "
-                "`batch_first=True`.",
-            )
+            key = "additive_name" if by_name else "additive_text"
+            is_said = said and not reading.meaning.why
+            facts |= {key: said} if is_said else {"additive_guessed": "true"}
+        if said := documented.causal(self.subject):
+            facts["causal_text"] = _quoted(said)
+        layout = case.layout
+        if cases.LAYER in self.layouts:
+            inside = self.order_is_written and layout == cases.LAYER
+            guessed = not self.order_is_written and layout == cases.SEQUENCE_FIRST
+            facts |= {"order_inside": "true"} if inside else {}
+            facts |= {"order_guessed": "true"} if guessed else {}
+        if not observation.known_heads(kept[0], call, self.options.num_heads):
+            facts["num_heads_guessed"] = "true"
+        if construction is not None:
+            blind = " and ".join(f"`{name}`" for name in construction.blind)
+            facts |= {"settings": blind} if blind else {}
+        if made_up := guessing.kinds(call, construction):
+            facts["made_up"] = ",".join(sorted(set(made_up.values())))
+        if case.relation == "equal":
+            facts["takes_only"] = "equal_lengths"
+        if case.relation == "self" and call.style == "qkv":
+            facts["takes_only"] = "one_sequence"
+        return facts
 
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
@@ -458,24 +351,14 @@ class Examination:
             return
         likely, said = observation.guessed_heads(kept[0]), list(reading.findings)
         first = reading.verdict, reading.observations, reading.meaning
-        heads = stated.num_heads or likely[0]
         for guess in likely[1:_GUESSES] if is_quick and not reading.faults else ():
             guessed = replace(stated, num_heads=guess)
             reading.meaning = replace(first[2], stated=guessed)
             self._judge(reading, kept)
             if reading.faults or reading.is_right:
-                heads = guess
                 break
             reading.verdict, reading.observations, reading.meaning = first
         reading.findings = said
-        if reading.is_right:
-            return
-        counted = "one head" if heads == 1 else f"{heads} heads"
-        reading.assume(
-            "num_heads",
-            f"It is taken to have {counted}, which nothing in the code states.",
-            "If it has another number, say `num_heads=`.",
-        )
 
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; where names of weights mislead, once more without them."""
@@ -497,6 +380,7 @@ class Examination:
         """Has the engine judge the runs; what it complains of where it cannot."""
         call, stated = reading.way.call, reading.meaning.stated
         seen = [observation.observe(run, call, stated) for run in kept]
+        seen[0].metadata |= self._facts(reading, kept)
         reading.observations = seen
         try:
             reading.verdict = observation.explain(seen)
@@ -522,3 +406,8 @@ class Examination:
         if case.layout not in (cases.LAYER, cases.HEADS):
             said.append(f"tensors as {case.layout}")
         return said
+
+
+def _quoted(text: str) -> str:
+    text = text.replace("`", "'")
+    return text if len(text) <= _QUOTED else text[:_QUOTED] + "…"

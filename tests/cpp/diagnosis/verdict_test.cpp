@@ -32,7 +32,8 @@ TEST(Explain, AVerdictIsText) {
       explain(results(calls(make_layer(kHeads)),
                       changed([](Recipe& r) { r.transposed[0] = true; })));
   const std::string text = to_text(verdict);
-  EXPECT_TRUE(text.starts_with("✗ This attention has one fault")) << text;
+  EXPECT_TRUE(text.starts_with("✗ This attention is wrong: it has one fault"))
+      << text;
   EXPECT_EQ(text, render_report(to_json(verdict), ReportFormat::kText));
   EXPECT_NE(to_text(verdict, /*width=*/120), text);
 }
@@ -58,7 +59,8 @@ TEST(Explain, AWrongShapeOrNaNIsTheNews) {
   };
   const std::string shape =
       headline(random({kBatch, kQueries, 24}), "wrong_shape");
-  EXPECT_TRUE(shape.starts_with("✗ This attention returns the wrong shape"))
+  EXPECT_TRUE(shape.starts_with(
+      "✗ This attention is wrong: it returns the wrong shape"))
       << shape;
   EXPECT_NE(shape.find("(3, 5, 24), attention on these inputs (3, 5, 48)"),
             std::string::npos)
@@ -67,7 +69,7 @@ TEST(Explain, AWrongShapeOrNaNIsTheNews) {
   nan[1][2][3] = std::numeric_limits<double>::quiet_NaN();
   const std::string numbers = headline(nan, "not_finite");
   EXPECT_TRUE(numbers.starts_with(
-      "✗ This attention returns numbers that are not finite"))
+      "✗ This attention is wrong: it returns numbers that are not finite"))
       << numbers;
   EXPECT_NE(numbers.find("Of 720 numbers of out, 1 is NaN"), std::string::npos)
       << numbers;

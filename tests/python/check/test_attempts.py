@@ -38,7 +38,7 @@ def report(attempt: Attempt):
     """One report for all tests of an attempt."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return multihead.check(attempt.target, **attempt.stated)
+        return multihead.check(attempt.target, allow="all", **attempt.stated)
 
 
 def state() -> list:
@@ -117,7 +117,7 @@ def test_prints_are_no_fault(capfd):
 
 def test_an_exercise_that_fails_its_own_assertion_passes():
     exercise = FOLDER / "published_assertion.py"
-    found = multihead.check(f"{exercise}:multi_head_attention")
+    found = multihead.check(f"{exercise}:multi_head_attention", allow="all")
     assert found.passed, str(found)
 
 

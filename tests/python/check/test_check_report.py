@@ -22,7 +22,7 @@ def test_one_fault():
     assert (
         shown(FAULT)
         == """
-✗ attend (attention.py:3) has one fault, in the masked scores.
+✗ attend (attention.py:3) is wrong: it has one fault, in the masked scores.
 
   The sentence of mask_inverted. (mask_inverted)
 
@@ -50,8 +50,8 @@ def test_two_faults_and_a_finding():
     assert (
         shown(verdict, [finding])
         == """
-✗ attend (attention.py:3) has two faults, in the scores and the masked scores;
-  and it changes its inputs.
+✗ attend (attention.py:3) is wrong: it has two faults, in the scores and the
+  masked scores; and it changes its inputs.
 
   1. The sentence of scale_missing. Its detail. (scale_missing)
 
@@ -119,7 +119,7 @@ def test_unknown():
     assert (
         shown(verdict)
         == """
-✗ attend (attention.py:3) is not right, first in the masked scores, and no fault
+✗ attend (attention.py:3) is wrong, first in the masked scores, and no fault
   that is known here explains it.
 
   where     out[0, 1, 2] in case causal is nan and should be -0.312.
@@ -141,7 +141,7 @@ def test_alternatives():
     assert (
         shown(verdict)
         == """
-✗ attend (attention.py:3) has one fault, in the masked scores.
+✗ attend (attention.py:3) is wrong: it has one fault, in the masked scores.
 
   The sentence of mask_inverted. (mask_inverted)
 
@@ -198,7 +198,7 @@ def test_code_that_raises():
     assert (
         shown(None, [RAISES])
         == """
-✗ attend (attention.py:3) raises an error.
+✗ attend (attention.py:3) is wrong: it raises an error.
 
   ValueError: shape '[2, 5]' is invalid
 
@@ -211,7 +211,7 @@ def test_code_that_raises():
 def test_right_but_for_a_finding():
     first = shown(RIGHT, [Finding("changes_inputs", "It overwrites query.")])
     assert first.splitlines()[1] == (
-        "✗ attend (attention.py:3) computes attention, but it changes its inputs."
+        "✗ attend (attention.py:3) is wrong: it computes attention, but it changes its"
     )
 
 
@@ -355,7 +355,7 @@ def test_svg_shows_the_text():
     picture = ElementTree.fromstring(report.render("svg", command="multihead check x"))
     texts = ["".join(t.itertext()) for t in picture.iterfind(".//{*}text")]
     assert texts[:2] == ["$", "multihead check x"]
-    assert "a & b has one fault" in " ".join(texts)
+    assert "a & b is wrong: it has one fault" in " ".join(texts)
     width, height = (float(picture.get(side)) for side in ("width", "height"))
     for text in picture.iterfind(".//{*}text"):
         assert 0 < float(text.get("x")) < width

@@ -107,7 +107,7 @@ def test_a_patch_repairs_it(fault, tmp_path, monkeypatch):
     subprocess.run(["git", "apply", "patch"], check=True)
     assert path.read_text() != text
     after = multihead.check(f"attention.py:{name}", time_limit=60.0)
-    assert after.passed, str(after)
+    assert after.cause is None, str(after)
 
 
 def test_where_no_edit_repairs_it_there_is_none(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def test_the_cpp_program_fails_for_what_nothing_explains(tmp_path):
     right = "std::get<0>(layer->forward(x, x, x))"
     assert right in text
     done = ran(built(text.replace(right, "at::randn({3, 5, 48})"), tmp_path))
-    assert "is not right, and no fault" in done.stdout
+    assert "is wrong, and no fault" in done.stdout
     assert done.returncode == 1
 
 

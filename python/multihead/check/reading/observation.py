@@ -77,11 +77,13 @@ def complaint(error: ValueError) -> Finding:
             "Name them W_q, W_k, W_v and W_o, or like those of "
             "nn.MultiheadAttention; or state num_heads and num_kv_heads.",
             detail=reason,
+            kind="unchecked",
         )
     return Finding(
         "not_comparable",
         "What it takes and returns cannot be compared with attention.",
         detail=reason,
+        kind="unchecked",
     )
 
 

@@ -106,10 +106,6 @@ class Cases:
             self._run_with(_mask_name(row), mask=row, draw=22)
         other_keys = self.taken if base.relation == "cross" else self.refused
         other_keys.add("other keys")
-        if base.relation == "equal":
-            self._say_limit("It refuses keys that are longer than the queries.")
-        if base.relation == "self" and call.style == "qkv":
-            self._say_limit("It refuses queries, keys and values that differ.")
 
     def overflows(self) -> list[Finding]:
         """A remark on a softmax that large scores break; PyTorch's chooses one key."""

@@ -45,7 +45,7 @@ _REMEDIES = {
 }
 # What no arguments of a call bring about.
 _OWN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError")
-_OWN += ("IndentationError", "RecursionError", "It ends the program")
+_OWN += ("IndentationError", "RecursionError", "EOFError", "It ends the program")
 
 
 @dataclass

@@ -72,6 +72,15 @@ _INFINITE = re.compile(r"(?:\band|\bor|[,(/])\s*(?:float\()?['\"]?-\s?inf")
 _END = re.compile(r"[,;.()\n]|\belse\b|\bbut\b")
 
 
+# What says that no query may see a later key, and what says the reverse.
+_CAUSAL = re.compile(
+    r"(?:(?<![a-z])causal|Causal|auto-?regressive|look[-_ ]?ahead|left[- ]to[- ]right)|"
+    r"(?:future|later) (?:tokens?|positions?|words?|keys?|(?:time[ -]?)?steps?)"
+)
+_NOT_CAUSAL = re.compile(r"\b(?:non|not|un|no|never)[-_ ]?(?:\w+ )?$", re.IGNORECASE)
+_SWITCHED_OFF = re.compile(r"\w*(?:\s*:\s*\w+)?\s*=\s*(?:False|None|0)\b")
+
+
 @dataclass(frozen=True)
 class Said:
     """What the text of the code says of a mask.
@@ -84,6 +93,17 @@ class Said:
     meaning: str
     quote: str | None = None
     is_plain: bool = True
+
+
+def causal(subject: Subject) -> str | None:
+    """Where the code says that it is causal, in a name, a comment or a docstring."""
+    for line in [subject.name, *subject.source.splitlines()]:
+        found = _CAUSAL.search(line)
+        if not found or _SWITCHED_OFF.match(line, found.end()):
+            continue
+        if not _NOT_CAUSAL.search(line[: found.start()]):
+            return line.strip().strip('#*`". ')
+    return None
 
 
 def meaning_of_mask(call: Call, subject: Subject) -> Said | None:

@@ -40,7 +40,7 @@ def patch(
             continue
         with overlaid(str(path), after):
             second = examine(f"{path}:{name}", options, progress)
-        if second.passed:
+        if second.cause is None:
             return _diff(path, before, after)
     return ""
 

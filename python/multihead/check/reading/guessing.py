@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""What was made up for a call is never the code's fault: what follows from it."""
+
+from dataclasses import replace
+
+from ..calls.construct import Construction
+from ..report import Finding
+from ..sandbox.guard import is_of_arguments
+from ..subject.roles import SIZES, TENSORS
+from ..subject.signature import Call
+
+_STATE = (
+    "State it: check a function that calls it with them filled in, "
+    "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by `inputs=`."
+)
+_SHOW = "Give a call of yours, which it takes, by `inputs=`."
+# What is wrong with code whatever it is called with.
+_OF_THE_PROGRAM = ("changes_global_state", "changes_inputs", "random", "prints")
+
+
+def kinds(call: Call, construction: Construction | None) -> dict[str, str]:
+    """The arguments whose value is made up, and what it is, as the engine calls it:
+    "number", "nothing" (None, 0, False), "mask", or "order" of the sequences."""
+    found = {}
+    tensors = [name for name in call.guessed if call.roles.get(name) in TENSORS]
+    for name in call.guessed:
+        role = call.roles.get(name)
+        if role in TENSORS:
+            found |= {name: "order"} if len(tensors) > 1 else {}
+        elif role in SIZES:
+            found[name] = "number"
+        else:
+            found[name] = "mask" if role in ("mask", "padding") else "nothing"
+    for name in construction.guessed if construction else ():
+        role = construction.roles[name]
+        if role != "config":  # it answers the usual names alone
+            found[name] = "number" if role in SIZES else "nothing"
+    if construction:  # what it reads of its configuration
+        found |= dict.fromkeys(construction.blind, "nothing")
+    return found
+
+
+def doubt(made_up: dict[str, str], faults: str) -> Finding:
+    """What is said in place of a verdict that may come of what was made up."""
+    seems = f"seems to have the fault {faults}" if faults else "is not attention"
+    return Finding(
+        "argument_guessed",
+        f"{_unknown(made_up)}, and with a guess it {seems}, which may come of that.",
+        _STATE,
+        kind="unchecked",
+    )
+
+
+def of_calls(found: list[Finding], made_up: dict[str, str]) -> list[Finding]:
+    """Findings of calls: what may come of what was made up is none of the code's."""
+    return [
+        replace(f, kind="unchecked", remedy=_STATE)
+        if made_up and f.kind == "failure" and f.name not in _OF_THE_PROGRAM
+        else f
+        for f in found
+    ]
+
+
+def of_no_call(said: list[Finding], guessed: list[str], kind: str) -> list[Finding]:
+    """Why no call returned an output. That is the code's fault only where no argument
+    can bring it about, or where it returns something else and nothing was guessed.
+    kind: the name of the code's type."""
+    if not said or said[0].name != "raises":
+        return of_calls(said, dict.fromkeys(guessed, ""))
+    if not is_of_arguments(said) or _is_own(said[0], kind):
+        return said
+    if not guessed:
+        return [replace(f, kind="unchecked", remedy=f.remedy or _SHOW) for f in said]
+    sentence = (
+        f"{_unknown(guessed)}, and every call that was tried with a guess raises. "
+        f"{said[0].sentence}"
+    )
+    return [Finding("not_called", sentence, _STATE, said[0].detail, kind="unchecked")]
+
+
+def of_no_code(said: list[Finding]) -> list[Finding]:
+    """Why the code is not there to be called: its file raises before it defines it."""
+    clear = not is_of_arguments(said)
+    return said if clear else [replace(f, kind="unchecked") for f in said]
+
+
+def _is_own(finding: Finding, kind: str) -> bool:
+    """Whether it misses an attribute of its own class or of a package."""
+    missing = "AttributeError: "
+    said = finding.sentence
+    own = kind and said.startswith(f"{missing}'{kind}' object")
+    return bool(own) or said.startswith(f"{missing}module ")
+
+
+def _unknown(names: list[str] | dict[str, str]) -> str:
+    quoted = [f"`{name}`" for name in sorted(names)]
+    takes = "takes" if len(quoted) == 1 else "take"
+    return f"What {' and '.join(quoted)} {takes} is not known"
