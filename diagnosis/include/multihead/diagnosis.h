@@ -80,6 +80,8 @@ struct Verdict {
   /// The assumptions that decide, where it is right: it is only if they hold.
   std::vector<Condition> conditions;
   std::vector<Finding> remarks;  ///< right, but worth knowing
+  /// What is wrong may come of arguments that were made up for the call.
+  bool doubtful = false;
   std::optional<std::string> first_stage;
   std::optional<Place> where;
   std::vector<ComparedCase> cases;
