@@ -77,7 +77,7 @@ PARTLY = [
 
 @pytest.mark.parametrize("function", PARTLY, ids=["subset", "partial", "two fixed"])
 def test_a_part_of_a_known_signature_is_right(function):
-    report = multihead.check(function)
+    report = multihead.check(function, allow="all")
     assert report.passed, str(report)
 
 

@@ -16,7 +16,7 @@ import time
 import pytest
 import test_check_command
 import test_cli
-from test_check_command import RIGHT, cause
+from test_check_command import KEEP, RIGHT, cause
 
 pytestmark = [test_cli.pytestmark, pytest.mark.alone]
 run = test_check_command.run
@@ -122,7 +122,12 @@ def test_what_was_ignored_stays_so(tmp_path):
     text = "import time\ntime.sleep(2)\n" + RIGHT
     (tmp_path / "attention.py").write_text(text)
     process = subprocess.Popen(
-        ["sh", "-c", "trap '' HUP && exec \"$0\" check attention.py", test_cli.COMMAND],
+        [
+            "sh",
+            "-c",
+            "trap '' HUP && exec \"$0\" check attention.py --mask keep",
+            test_cli.COMMAND,
+        ],
         cwd=tmp_path,
         env={**os.environ, "MULTIHEAD_PYTHON": sys.executable},
         stdout=subprocess.DEVNULL,
@@ -135,7 +140,7 @@ def test_what_was_ignored_stays_so(tmp_path):
 
 def test_descriptors_may_be_closed_and_used_again(run, tmp_path):
     lines = "    os.closerange(3, 256)\n    mine = open('mine', 'w')\n    scores ="
-    done = run("import os\n" + RIGHT.replace("    scores =", lines, 1))
+    done = run("import os\n" + RIGHT.replace("    scores =", lines, 1), *KEEP)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "mine").read_text() == ""
 
@@ -146,7 +151,9 @@ def test_a_child_that_returns_checks_nothing(run, tmp_path):
         print(os.getpid(), file=file)
     os.fork()
     scores ="""
-    done = run("import os\n" + RIGHT.replace("\n    scores =", fork, 1), "--json")
+    done = run(
+        "import os\n" + RIGHT.replace("\n    scores =", fork, 1), "--json", *KEEP
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(set((tmp_path / "calls").read_text().split())) == 1
 

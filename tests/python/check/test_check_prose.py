@@ -142,7 +142,8 @@ def test_a_text_that_is_believed_is_quoted():
 
 def test_a_text_that_may_be_misread_accuses_nobody():
     report = multihead.check(says_not)
-    assert report.passed, str(report)
+    assert report.cause is None, str(report)
+    assert [c["name"] for c in report.conditions] == ["mask_keeps"]
     assert "mask_against_text" in [a["name"] for a in report.assumptions]
     assert multihead.check(says_not, mask="blocked").cause == "mask_inverted"
 
