@@ -189,8 +189,8 @@ def test_what_a_file_imports_from_its_neighbour_is_found(tmp_path):
     (tmp_path / "my_neighbour.py").write_text(ATTENTION)
     file = tmp_path / "attention.py"
     file.write_text("from math import sqrt\nfrom my_neighbour import attention\n")
-    assert multihead.check(str(file)).passed
-    assert multihead.check(f"{file}:attention").passed
+    assert multihead.check(str(file)).cause is None
+    assert multihead.check(f"{file}:attention").cause is None
 
 
 @pytest.mark.parametrize("name", ["", ":attention", ":another"])
@@ -205,4 +205,4 @@ def test_a_target_of_an_absent_package_is_said_to_be_one(tmp_path, name):
 def test_a_file_that_takes_long_leaves_time_to_what_it_defines(tmp_path):
     file = tmp_path / "exercise.py"
     file.write_text(ATTENTION + "while True: pass\n")
-    assert multihead.check(str(file), time_limit=4).passed
+    assert multihead.check(str(file), time_limit=4).cause is None

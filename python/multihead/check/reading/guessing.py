@@ -11,9 +11,10 @@ from ..subject.signature import Call
 
 _STATE = (
     "State it: check a function that calls it with them filled in, "
-    "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by `inputs=`."
+    "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by `inputs=` or "
+    "`call=`."
 )
-_SHOW = "Give a call of yours, which it takes, by `inputs=`."
+_SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
 # What is wrong with code whatever it is called with.
 _OF_THE_PROGRAM = ("changes_global_state", "changes_inputs", "random", "prints")
 
