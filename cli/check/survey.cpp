@@ -118,6 +118,7 @@ void judge(Json& target, const Json& report) {
     target["verdict"] = what;
     target["reason"] = text_at(finding, "sentence");
     target["remedy"] = text_at(finding, "remedy");
+    target["detail"] = text_at(finding, "detail");
   };
   for (const Json& fault : list_at(report, "faults"))
     if (verdict == "fault") target["faults"].push_back(fault_of(fault));
@@ -163,6 +164,7 @@ Json target_of(const std::string& root, const Json& candidate) {
           {"conditions", Json::array()},
           {"reason", ""},
           {"remedy", ""},
+          {"detail", ""},
           {"same_as", candidate["same_as"]},
           {"seconds", 0.0}};
 }
@@ -205,8 +207,8 @@ Json surveyed(const SurveyOptions& options, Lanes& lanes,
     Json target = target_of(options.root, candidate);
     const Json& known =
         judged[same.empty() ? text_at(candidate, "target") : same];
-    for (const char* key :
-         {"verdict", "faults", "conditions", "reason", "remedy", "seconds"})
+    for (const char* key : {"verdict", "faults", "conditions", "reason",
+                            "remedy", "detail", "seconds"})
       target[key] = known[key];
     all.push_back(target);
   }
@@ -302,7 +304,7 @@ std::string notes_of(const Json& targets) {
                          {"name", std::string(verdict)},
                          {"sentence", target["reason"]},
                          {"remedy", target["remedy"]},
-                         {"detail", ""}});
+                         {"detail", target["detail"]}});
       for (const Json& note : notes) {
         std::string where;
         for (const Json& other : targets)
@@ -322,6 +324,10 @@ std::string notes_of(const Json& targets) {
     }
   return text;
 }
+
+constexpr const char* kCall =
+    "\nTo have one judged that was not, say how it is called:\n"
+    "  multihead check FILE:NAME --call 'NAME(dim=E)(x, mask=mask)'\n";
 
 std::map<std::string, int> counts_of(const Json& targets) {
   std::map<std::string, int> counts;
@@ -372,7 +378,9 @@ int survey(const SurveyOptions& options) {
         plural(survey["files"].get<int64_t>(), "file"));
   if (!options.json && !sarif.standard_output()) {
     print_table(targets);
-    write_output(detect_terminal().shown(notes_of(targets) + "\n" +
+    const bool ask = counts_of(targets)["not judged"] > 0;
+    write_output(detect_terminal().shown(notes_of(targets) +
+                                         (ask ? kCall : "") + "\n" +
                                          summary_of(survey) + "\n"));
   }
   return status_of(targets);
