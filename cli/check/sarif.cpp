@@ -77,7 +77,7 @@ Json result_of(const Json& target, const Json& fault, int rule) {
   Json region = {{"startLine", in_cell ? Json(1) : target["line"]}};
   return {{"ruleId", name},
           {"ruleIndex", rule},
-          {"level", "error"},
+          {"level", name == "unknown" ? "warning" : "error"},
           {"message", {{"text", message}}},
           {"locations",
            Json::array({{{"physicalLocation",

@@ -280,7 +280,7 @@ std::string paragraph(const std::string& text) {
   const int width = detect_terminal().width;
   const int room = width > 0 ? std::min(width - 2, kRoom) : kRoom;
   std::string lines, line;
-  std::istringstream words(printable(text));
+  std::istringstream words(printable(text, "\n"));
   for (std::string word; words >> word;) {
     const bool fits = columns(line) + 1 + columns(word) <= room;
     if (!line.empty() && !fits) lines += "\n  " + line, line.clear();
