@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "diagnosis/dump/beside.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead::diagnosis {
@@ -52,7 +53,8 @@ std::optional<int64_t> find_count(const Observation& from, const char* name) {
       "a number from 1 to 65536");
 }
 
-std::optional<double> find_number(const Observation& from, const char* name) {
+std::optional<double> find_number(const Observation& from,
+                                  const std::string& name) {
   return find_any<double>(
       from, name, [](double x) { return std::isfinite(x); }, "a number");
 }
@@ -244,6 +246,21 @@ AlignedWeights align_any_groups(const NamedWeights& found, LayerSizes& sizes) {
   return align_weights(found.tensors, found.orientations, sizes);
 }
 
+// A fused matrix in every order in which people cut one.
+void read_other_orders(const NamedWeights& found, const LayerSizes& sizes,
+                       ObservedCall& call) {
+  using enum FusedOrder;
+  if (call.weights.fused == kNotFused) return;
+  for (const FusedOrder order :
+       {kHeadByHead, kHeadFeaturePart, kFeaturePartHead, kFeatureHeadPart,
+        kPartFeatureHead}) {
+    const bool has_groups = sizes.num_heads != sizes.num_kv_heads;
+    if (has_groups && order != kHeadByHead) continue;
+    call.weights_by_order[order] =
+        align_weights(found.tensors, found.orientations, sizes, order);
+  }
+}
+
 void read_layer(const Observation& from, const NamedWeights& found,
                 const Tensor& out, ObservedCall& call) {
   const auto heads = find_count(from, "num_heads");
@@ -270,11 +287,7 @@ void read_layer(const Observation& from, const NamedWeights& found,
                      ? align_weights(found.tensors, found.orientations, sizes)
                      : align_any_groups(found, sizes);
   n.kv_heads = sizes.num_kv_heads;
-  call.weights_head_by_head =
-      call.weights.fused == FusedOrder::kNotFused
-          ? call.weights
-          : align_weights(found.tensors, found.orientations, sizes,
-                          FusedOrder::kHeadByHead);
+  read_other_orders(found, sizes, call);
   call.has_weights = true;
   const Tensor& matrix = call.weights.query.weight;
   const int64_t features =
@@ -341,9 +354,12 @@ void read_dropout(const Observation& from, ObservedCall& call) {
   const Sizes& n = call.sizes;
   const int64_t of_a_head = n.batch * n.queries * n.keys;
   std::vector<Tensor> heads;
+  double head_p = call.dropout_p;
   for (const auto& [name, tensor] : from.tensors) {
     if (!name.starts_with("dropout_keep")) continue;
     const Tensor kept = numbers(tensor, name.c_str());
+    const double p = find_number(from, "dropout_p" + name.substr(12))
+                         .value_or(call.dropout_p);
     const int64_t count = kept.numel();
     // Code that takes keys from the queries has as many.
     const bool of_queries = n.queries != n.value_width &&
@@ -355,20 +371,21 @@ void read_dropout(const Observation& from, ObservedCall& call) {
     const bool of_weights =
         !like_output && (count == of_a_head * n.heads || of_queries);
     if (of_weights && !call.kept_weights.defined()) {
-      call.kept_weights = kept.reshape({n.batch, n.heads, n.queries, -1});
+      call.kept_weights = {kept.reshape({n.batch, n.heads, n.queries, -1}), p};
     } else if (kept.dim() == 4 && call.has_weights &&
                count == of_a_head / n.keys * n.heads * n.value_width) {
-      call.kept_context =
-          kept.reshape({n.batch, n.heads, n.queries, n.value_width});
+      call.kept_context = {
+          kept.reshape({n.batch, n.heads, n.queries, n.value_width}), p};
     } else if (count == call.out.numel() && !call.kept_output.defined()) {
-      call.kept_output = shaped(call, from, kept, name.c_str());
+      call.kept_output = {shaped(call, from, kept, name.c_str()), p};
     } else if (count == of_a_head) {
       heads.push_back(kept.reshape({n.batch, n.queries, n.keys}));
+      head_p = p;
     }
   }
   if (!call.kept_weights.defined() &&
       static_cast<int64_t>(heads.size()) == n.heads) {
-    call.kept_weights = at::stack(heads, 1);
+    call.kept_weights = {at::stack(heads, 1), head_p};
   }
 }
 
@@ -409,7 +426,7 @@ bool is_reserved(std::string_view name) {
       "key_padding_mask", "out", "output", "weights", "attn_weights",
       "attention_weights", "dout", "dquery", "dkey", "dvalue", "dx", "scores",
       "masked_scores", "context", "merged", "projected_query", "projected_key",
-      "projected_value"
+      "projected_value", "cos", "sin"
       // clang-format on
   };
   return kNames.contains(name) || name.starts_with("trace.") ||
@@ -459,11 +476,13 @@ ObservedCall read_dump(const Observation& from) {
       find_choice<CausalRequest>(from, "is_causal", CausalRequest::kNo,
                                  {{"true", CausalRequest::kYes},
                                   {"false", CausalRequest::kNo},
-                                  {"infer", CausalRequest::kUnknown}});
+                                  {"infer", CausalRequest::kUnknown},
+                                  {"expected", CausalRequest::kExpected}});
   call.roles_by_order = find_choice<bool>(
       from, "roles", /*otherwise=*/false, {{"by_order", true}});
   call.scale = find_number(from, "scale");
   read_dropout(from, call);
+  read_beside(from, call);
   return call;
 }
 

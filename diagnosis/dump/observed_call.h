@@ -28,8 +28,33 @@ struct GivenMask {
   MaskMeaning meaning = MaskMeaning::kUnknown;
 };
 
-/// Whether a query may see keys after its own position.
-enum class CausalRequest { kNo, kYes, kUnknown };
+/// Whether a query may see keys after its own position. kExpected: nobody
+/// asked, but a triangle was made, or a name says so.
+enum class CausalRequest { kNo, kYes, kUnknown, kExpected };
+
+/// Which keys a query may see at most: as many to the left and to the right,
+/// no limit where negative.
+struct GivenWindow {
+  int64_t left = -1, right = -1;
+  bool is_open = false;  ///< nothing says what its one size, left + 1, means
+};
+
+/// A norm among the parameters: gain and shift (n,), either may be missing.
+struct Norm {
+  std::string name;
+  at::Tensor weight, bias;
+  std::optional<double> eps;
+  int64_t groups =
+      0;  ///< of features, where statistics are taken over positions
+};
+
+/// Draws of dropout: 1 = kept, and how likely it is to drop.
+struct Draws {
+  at::Tensor kept;
+  double p = 0.0;
+
+  bool defined() const { return kept.defined(); }
+};
 
 struct Sizes {
   int64_t batch = 1, heads = 1, kv_heads = 1, queries = 0, keys = 0, width = 0,
@@ -49,8 +74,15 @@ struct ObservedCall {
   std::array<int, 3> same_as = {0, 1, 2};
   bool has_weights = false;
   AlignedWeights weights;
-  /// A fused matrix read the other way; equal to `weights` without one.
-  AlignedWeights weights_head_by_head;
+  /// A fused matrix read in other ways; empty without one.
+  std::map<FusedOrder, AlignedWeights> weights_by_order;
+  std::vector<Norm> norms;         ///< left over among the weights
+  std::optional<double> norm_eps;  ///< of norms that say none themselves
+  /// Learned numbers, (1,) or (H,), left over likewise, and one that was given
+  /// as an argument.
+  std::map<std::string, at::Tensor> numbers;
+  bool has_tables = false;    ///< other parameters, of positions perhaps
+  at::Tensor cosines, sines;  ///< of rotary positions, (L, n), n pairs
   /// Which matrix is whose follows from the order of its products alone.
   bool roles_by_order = false;
   GivenMask mask, padding;
@@ -58,9 +90,14 @@ struct ObservedCall {
   std::optional<double> scale;
   bool training = false;
   double dropout_p = 0.0;
-  at::Tensor kept_weights;  ///< draws of dropout, (B, H, Lq, Lk), 1 = kept
-  at::Tensor kept_context;  ///< likewise, (B, H, Lq, D)
-  at::Tensor kept_output;   ///< likewise, shaped like out
+  Draws kept_weights;  ///< (B, H, Lq, Lk)
+  Draws kept_context;  ///< (B, H, Lq, D)
+  Draws kept_output;   ///< shaped like out
+  std::optional<GivenWindow> window;
+  /// Matrices, as AlignedWeights has them, that took part and got no gradient.
+  std::array<bool, 4> without_gradient = {};
+  int64_t block = 0;  ///< keys at a time, where the code says so
+  int digits = 0;     ///< to which out is rounded; 0: it is not
 
   at::Tensor out;       ///< (B, Lq, E), without weights (B, H, Lq, D)
   at::Tensor returned;  ///< weights that it returned, any shape
@@ -71,7 +108,7 @@ struct ObservedCall {
 
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
-  mutable std::map<std::array<int, 6>, at::Tensor> projections;
+  mutable std::map<std::array<int, 8>, at::Tensor> projections;
 };
 
 /// Whether explain takes a tensor of this name for something else than a

@@ -69,6 +69,9 @@ constexpr std::string_view kNoWeights =
 constexpr std::string_view kNarrow =
     "Results have two or three digits. Long sums and small differences between "
     "scores are lost, also where the caller uses float32.";
+constexpr std::string_view kBlocks =
+    "With as few keys as one block has, all is right, so that tests of a few "
+    "positions pass; longer texts get wrong weights, without an error.";
 constexpr std::string_view kReturned =
     "The output is right. Who draws, prunes or distils by the weights that are "
     "returned is misled.";
@@ -145,6 +148,12 @@ constexpr FaultCode kCodes[] = {
     {"MH218", "heads_averaged_together",
      "What distinguishes the heads is averaged away before the output "
      "projection could use it."},
+    {"MH219", "fused_view_without_permute", kSplit},
+    {"MH220", "merge_of_batch_and_heads",
+     "Items of one batch get parts of each other: results depend on what else "
+     "is in the batch, and with one item all is right."},
+    {"MH221", "head_left_out",
+     "One head is computed for nothing, and its parameters learn nothing."},
     // Scale of the scores.
     {"MH301", "scale_missing", kTooLarge},
     {"MH302", "scale_not_root", kTooSmall},
@@ -210,6 +219,14 @@ constexpr FaultCode kCodes[] = {
      "No position sees itself, and the first sees nothing: its row is NaN, or "
      "an average of everything."},
     {"MH420", "causal_one_too_far", kFuture},
+    {"MH421", "causal_without_effect", kFuture},
+    {"MH422", "window_ignored",
+     "Cost and memory are those of full attention, and weights trained with a "
+     "window see what they have never seen."},
+    {"MH423", "window_on_wrong_side", kFuture},
+    {"MH424", "window_off_by_one",
+     "Short texts hide it. Weights trained with the right window, and caches "
+     "that keep so many keys, give other results."},
     // Weights.
     {"MH501", "softmax_over_queries", kAxis},
     {"MH502", "softmax_over_heads", kAxis},
@@ -255,6 +272,9 @@ constexpr FaultCode kCodes[] = {
      "learns almost nothing."},
     {"MH520", "computed_in_bfloat16", kNarrow},
     {"MH521", "computed_in_float16", kNarrow},
+    {"MH522", "online_softmax_not_corrected", kBlocks},
+    {"MH523", "last_block_left_out", kBlocks},
+    {"MH524", "last_block_filled_up", kBlocks},
     // Output.
     {"MH601", "output_weight_transposed", kTransposed},
     {"MH602", "output_bias_forgotten", kBiases},
@@ -276,6 +296,9 @@ constexpr FaultCode kCodes[] = {
     {"MH610", "returned_weights_unmasked", kReturned},
     {"MH611", "gradient_detached",
      "Parts of the layer never learn. The loss falls nevertheless, because the "
+     "rest of the model learns around it."},
+    {"MH612", "weights_without_gradient",
+     "A matrix stays as it was drawn. The loss falls nevertheless, because the "
      "rest of the model learns around it."},
     // The program around it.
     {"MH901", "raises", "The call ends with an exception; nothing is computed.",

@@ -241,6 +241,16 @@ std::vector<Shown> shown_in_trace(const ObservedCall& call,
   return shown;
 }
 
+bool shows_heads(const ObservedCall& call, const Stages& reference, int role,
+                 at::ScalarType precision) {
+  return Evidence(call, reference, precision).has_heads(role);
+}
+
+bool shows(const ObservedCall& call, const Stages& reference,
+           const Tensor& wanted, at::ScalarType precision) {
+  return Evidence(call, reference, precision).has(wanted);
+}
+
 bool in_trace(const ObservedCall& call, const Tensor& wanted, double allowed) {
   return std::ranges::any_of(call.trace, [&](const Tensor& tensor) {
     return same_numbers(tensor, wanted, allowed);

@@ -30,7 +30,11 @@ double cost(const ObservedCall& call) {
 
 // What a search may do. That is counted, not timed: a verdict is the same on
 // every machine, however busy that is.
-constexpr double kMostEffort = 60e9;
+constexpr double kMostEffort = 24e9;
+
+// How many conventions are tried together, beside those that leave no doubt:
+// for one call of code that is right, for all calls of code with a fault.
+constexpr size_t kMostConventions = 3;
 
 // ---- Explanations ----------------------------------------------------------
 
@@ -55,20 +59,43 @@ std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
 
 class Search {
  public:
-  /// effort: what is spent already, also by others.
-  Search(std::span<const ObservedCall> calls, bool in_float, double& effort)
-      : calls_(calls), in_float_(in_float), effort_(effort) {
-    Conventions concerned;
+  /// settled: conventions of every explanation. effort: what is spent already,
+  /// also by others.
+  Search(std::span<const ObservedCall> calls, const Conventions& settled,
+         bool in_float, double& effort)
+      : calls_(calls), settled_(settled), in_float_(in_float), effort_(effort) {
     for (const Convention& convention : all_conventions()) {
-      const bool concerns = std::ranges::any_of(
-          calls,
-          [&](const ObservedCall& call) { return convention.concerns(call); });
-      if (concerns) concerned.push_back(&convention);
+      const bool known =
+          std::ranges::find(settled_, &convention) != settled_.end();
+      if (!known && is_open(convention, Concern::kMaybe)) {
+        open_.push_back(&convention);
+      }
     }
-    sets_ = sets_by_size(concerned);
+    sets_ = sets_by_size(open_);
     for (const Fault& fault : all_faults()) {
       for (const Way& way : fault.ways) picks_.push_back({&fault, &way});
     }
+  }
+
+  bool explains_all() const {
+    return first_failure(with(settled_)) == calls_.size();
+  }
+
+  // Attention as it should be, by the fewest conventions.
+  std::vector<Explanation> right() {
+    std::vector<Conventions> found;
+    add_right(settled_, found);
+    if (found.empty()) return {};
+    const size_t fewest =
+        std::ranges::min(found, {}, &Conventions::size).size();
+    std::vector<Explanation> explanations;
+    for (const Conventions& conventions : found) {
+      if (conventions.size() > fewest) continue;
+      const Recipe recipe = with(conventions);
+      if (!tells_any(recipe) || !improves_by_structure(conventions)) continue;
+      explanations.push_back({conventions, {}, recipe, in_float_});
+    }
+    return explanations;
   }
 
   // Explanations by so many faults, with the fewest conventions.
@@ -76,15 +103,11 @@ class Search {
     std::vector<Explanation> found;
     for (const auto& sets : sets_) {
       for (const Conventions& conventions : sets) {
+        // Two faults beside what only might be there are too many guesses.
+        if (count == 2 && guesses_structure(conventions)) continue;
         const Recipe start = with(conventions);
         const size_t failing = first_failure(start);
-        if (failing == calls_.size() && count == 0 &&
-            std::ranges::any_of(calls_, [&](const ObservedCall& call) {
-              return tells(call, start);
-            })) {
-          found.push_back({conventions, {}, start, in_float_});
-        }
-        if (failing == calls_.size() || count == 0) continue;
+        if (failing == calls_.size()) continue;
         for (const Changes& changes :
              explaining(calls_[failing], conventions, count)) {
           const std::optional<Recipe> recipe = changed(start, changes);
@@ -104,18 +127,25 @@ class Search {
   // the way of the first that it does not. Some always come a little nearer by
   // chance: one more must improve on fewer.
   Conventions nearest() const {
-    Conventions best;
+    Conventions best = settled_;
     Nearness nearest = nearness(with(best));
-    for (const auto& sets : sets_) {
+    while (true) {
       const Nearness fewer = nearest;
-      for (const Conventions& conventions : sets) {
-        const Nearness near = nearness(with(conventions));
+      const Conventions start = best;
+      for (const Convention* convention : open_) {
+        Conventions more = start;
+        more.push_back(convention);
+        if (std::ranges::find(start, convention) != start.end() ||
+            is_redundant(more)) {
+          continue;
+        }
+        const Nearness near = nearness(with(more));
         if (!near.improves_on(fewer) || !(near > nearest)) continue;
         nearest = near;
-        best = conventions;
+        best = more;
       }
+      if (best.size() == start.size()) return best;
     }
-    return best;
   }
 
   bool cut_short() const { return cut_short_; }
@@ -157,25 +187,108 @@ class Search {
     return near;
   }
 
-  // All sets, the empty one first; of sets that come to the same, one.
-  static std::vector<std::vector<Conventions>> sets_by_size(
-      const Conventions& all) {
-    std::vector<std::vector<Conventions>> sets(all.size() + 1);
-    for (uint32_t bits = 0; bits < 1U << all.size(); ++bits) {
-      Conventions set;
-      for (size_t i = 0; i < all.size(); ++i) {
-        if (bits >> i & 1U) set.push_back(all[i]);
+  // Whether some call leaves it open, so that a set without it is one, too.
+  bool is_open(const Convention& convention, Concern least) const {
+    return std::ranges::any_of(calls_, [&](const ObservedCall& call) {
+      return concern_of(convention, call) >= least;
+    });
+  }
+
+  // Where a call shows its way, evident() knows.
+  static Concern concern_of(const Convention& convention,
+                            const ObservedCall& call) {
+    if (convention.is_structure() && !call.trace.empty()) return Concern::kNo;
+    return convention.concern(call);
+  }
+
+  // All sets of a few, beside what is settled, the empty one first; of sets
+  // that come to the same, one.
+  std::vector<std::vector<Conventions>> sets_by_size(
+      const Conventions& all) const {
+    std::vector<std::vector<Conventions>> sets = {{settled_}};
+    // Each set of `size` once: its members in their order.
+    const auto append = [&](const Conventions& set, size_t last) {
+      for (size_t i = last; i < all.size(); ++i) {
+        Conventions more = set;
+        more.push_back(all[i]);
+        if (is_redundant(more)) continue;
+        sets.back().push_back(more);
       }
-      const Recipe recipe = with(set);
-      const bool redundant =
-          std::ranges::any_of(set, [&](const Convention* left_out) {
-            Conventions others = set;
-            std::erase(others, left_out);
-            return with(others) == recipe;
-          });
-      if (!redundant) sets[set.size()].push_back(set);
+    };
+    for (size_t size = 0; size < kMostConventions; ++size) {
+      const std::vector<Conventions> smaller = sets.back();
+      sets.emplace_back();
+      for (const Conventions& set : smaller) {
+        const size_t last =
+            set.size() == settled_.size()
+                ? 0
+                : std::ranges::find(all, set.back()) - all.begin() + 1;
+        append(set, last);
+      }
     }
     return sets;
+  }
+
+  // Adds the sets of conventions with which attention explains all calls, that
+  // hold `set`: what the first call that it does not explain may need more,
+  // which the calls before leave open.
+  void add_right(const Conventions& set, std::vector<Conventions>& found) {
+    const size_t failing = first_failure(with(set));
+    if (failing == calls_.size()) return found.push_back(set);
+    if (set.size() >= settled_.size() + 2 * kMostConventions) return;
+    const ObservedCall& call = calls_[failing];
+    Conventions open;
+    for (const Convention& convention : all_conventions()) {
+      if (std::ranges::find(set, &convention) == set.end() &&
+          concern_of(convention, call) != Concern::kNo) {
+        open.push_back(&convention);
+      }
+    }
+    std::vector<Conventions> sets = {set};
+    for (size_t size = 0; size < kMostConventions; ++size) {
+      std::vector<Conventions> larger;
+      bool fitting = false;
+      for (const Conventions& smaller : sets) {
+        for (const Convention* convention : open) {
+          // In their order, each set once.
+          if (smaller.size() > set.size() && convention <= smaller.back()) {
+            continue;
+          }
+          Conventions more = smaller;
+          more.push_back(convention);
+          if (is_redundant(more) || is_late(call)) continue;
+          larger.push_back(more);
+          const Recipe recipe = with(more);
+          if (!fits(call, recipe) || first_failure(recipe) < failing) continue;
+          fitting = true;
+          add_right(more, found);
+        }
+      }
+      if (fitting) return;
+      sets = std::move(larger);
+    }
+  }
+
+  bool guesses_structure(const Conventions& conventions) const {
+    return std::ranges::any_of(conventions, [&](const Convention* convention) {
+      return convention->is_structure() &&
+             std::ranges::find(settled_, convention) == settled_.end();
+    });
+  }
+
+  bool tells_any(const Recipe& recipe) const {
+    return std::ranges::any_of(
+        calls_, [&](const ObservedCall& call) { return tells(call, recipe); });
+  }
+
+  // What stands beside attention is believed as a fault is: not by chance.
+  bool improves_by_structure(const Conventions& conventions) {
+    Conventions readings = conventions;
+    std::erase_if(readings, [](const Convention* convention) {
+      return convention->is_structure();
+    });
+    return readings.size() == conventions.size() ||
+           improves(with(readings), with(conventions), 1);
   }
 
   bool fits(const ObservedCall& call, const Recipe& recipe) const {
@@ -209,7 +322,8 @@ class Search {
                                          Conventions conventions,
                                          size_t count) {
     std::erase_if(conventions, [&](const Convention* convention) {
-      return !convention->concerns(call);
+      return !convention->concerns(call) &&
+             std::ranges::find(settled_, convention) == settled_.end();
     });
     const auto key = std::tuple(&call, conventions, count);
     const auto known = explaining_.find(key);
@@ -296,6 +410,7 @@ class Search {
   }
 
   std::span<const ObservedCall> calls_;
+  Conventions settled_, open_;
   bool in_float_;
   double& effort_;
   bool cut_short_ = false, by_chance_ = false;
@@ -323,7 +438,8 @@ std::optional<bool> shows_distinguishing(std::span<const ObservedCall> calls,
   for (const ObservedCall& call : calls) {
     if (call.trace.empty()) continue;
     const std::optional<Stages> stages = simulate(call, explanation.recipe);
-    if (!stages || stages->distinguishing.empty()) return std::nullopt;
+    if (!stages) return std::nullopt;
+    if (stages->distinguishing.empty()) continue;  // as without a mask
     for (const at::Tensor& tensor : stages->distinguishing) {
       const double allowed =
           rounding_allowed(call.dtype, *stages, largest_finite(tensor));
@@ -381,12 +497,6 @@ std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
 
 }  // namespace
 
-Recipe with(const Conventions& conventions) {
-  Recipe recipe;
-  for (const Convention* convention : conventions) convention->apply(recipe);
-  return recipe;
-}
-
 std::vector<std::string> names_of(const Explanation& explanation) {
   std::vector<std::string> names;
   for (const Pick& pick : explanation.faults)
@@ -427,8 +537,15 @@ SearchResult search(std::span<const ObservedCall> calls) {
     return largest_finite(call.out) > 0;
   });
   double effort = 0;
-  Search strict(calls, /*in_float=*/false, effort);
-  Search loose(calls, /*in_float=*/true, effort);
+  // Plain attention is most of what is right: only what it does not explain is
+  // looked at more closely.
+  Search plain(calls, certain(calls), /*in_float=*/false, effort);
+  if (plain.explains_all()) {
+    return {.explanations = ranked(calls, plain.right())};
+  }
+  const Conventions settled = evident(calls);
+  Search strict(calls, settled, /*in_float=*/false, effort);
+  Search loose(calls, settled, /*in_float=*/true, effort);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first, two of them too unless float32 is seen.
   const bool seen = std::ranges::any_of(calls, shows_float32);
@@ -439,7 +556,8 @@ SearchResult search(std::span<const ObservedCall> calls) {
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
     if (faults > 0 && !telling) continue;
-    std::vector<Explanation> found = precision.with_faults(faults);
+    std::vector<Explanation> found =
+        faults == 0 ? precision.right() : precision.with_faults(faults);
     if (!found.empty())
       return {.explanations = ranked(calls, std::move(found))};
   }

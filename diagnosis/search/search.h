@@ -71,6 +71,9 @@ Improvement improvement(std::span<const ObservedCall> calls,
                         const Recipe& start, const Recipe& recipe,
                         size_t faults, bool in_float = false);
 
+/// Whether something stands beside attention, for which PyTorch has no call.
+bool has_structure(const Recipe& recipe);
+
 /// out as ObservedCall::out, in the call's dtype, of PyTorch's paths with
 /// weights and without. Empty where PyTorch has no such call, as without an
 /// output matrix, or draws numbers of its own. `recipe`: conventions only.
@@ -94,6 +97,15 @@ std::vector<Shown> shown_in_trace(const ObservedCall& call,
                                   const Stages& reference,
                                   at::ScalarType precision);
 
+/// Whether the first and the last head of queries (0), keys (1) or values (2)
+/// stand in the trace, as they are.
+bool shows_heads(const ObservedCall& call, const Stages& reference, int role,
+                 at::ScalarType precision);
+
+/// Whether the numbers of a stage do, whole or head by head.
+bool shows(const ObservedCall& call, const Stages& reference,
+           const at::Tensor& wanted, at::ScalarType precision);
+
 /// Whether some tensor of the trace holds the numbers of `wanted`, in any order
 /// of dimensions.
 bool in_trace(const ObservedCall& call, const at::Tensor& wanted,
@@ -108,17 +120,29 @@ struct Difference {
 /// them. attention: conventions only; calls that tell most come first.
 Difference locate(std::span<const ObservedCall> calls, const Recipe& attention);
 
+// ---- What leaves no doubt --------------------------------------------------
+
+using Conventions = std::vector<const Convention*>;
+
+/// Attention with these conventions.
+Recipe with(const Conventions& conventions);
+
+/// Whether some of them change nothing beside the others.
+bool is_redundant(const Conventions& conventions);
+
+/// Those that what is given leaves no doubt of.
+Conventions certain(std::span<const ObservedCall> calls);
+
+/// Those that need no search: what is given says so, or the trace of the first
+/// call that has one shows what only they compute. Calls that tell most first.
+Conventions evident(std::span<const ObservedCall> calls);
+
 // ---- The search ------------------------------------------------------------
 
 struct Pick {
   const Fault* fault;
   const Way* way;
 };
-
-using Conventions = std::vector<const Convention*>;
-
-/// Attention with these conventions.
-Recipe with(const Conventions& conventions);
 
 struct Explanation {
   Conventions conventions;

@@ -47,13 +47,7 @@ double l2(const Tensor& x) { return x.square().sum().sqrt().item<double>(); }
 
 // Conventions apart, nothing is done otherwise than attention does.
 bool is_attention(Recipe recipe) {
-  recipe.fully_masked = FullyMasked::kZero;
-  recipe.mask_keeps = recipe.padding_keeps = recipe.weights_in_out =
-      recipe.fused_head_by_head = recipe.causal_by_itself = false;
-  if (recipe.dropout == Dropout::kOnOutputToo ||
-      recipe.dropout == Dropout::kOnOutput) {
-    recipe.dropout = Dropout::kOnWeights;
-  }
+  static_cast<Habits&>(recipe) = {};
   return recipe == Recipe{};
 }
 
@@ -89,9 +83,31 @@ Error returned_error(const ObservedCall& call, const Recipe& recipe,
   return error(difference, allowed);
 }
 
+// Whether the recipe lets gradients pass to the matrices that they reached, of
+// those that take part.
+bool reaches_matrices(const ObservedCall& call, const Recipe& recipe) {
+  if (recipe.detached != Detached::kNothing || recipe.rounded) {
+    return recipe.frozen == Recipe{}.frozen;
+  }
+  const auto matrices = call.weights.matrices();
+  for (int i = 0; i < 4; ++i) {
+    bool used = i == 3 && recipe.output != Output::kNone;
+    for (int role = 0; role < 3; ++role) {
+      const bool meets =
+          std::ranges::find(recipe.roles, role) != recipe.roles.end();
+      used = used ||
+             (meets && recipe.matrices[role] == i && !recipe.unprojected[role]);
+    }
+    if (!used || !matrices[i]->weight.defined()) continue;
+    if (call.without_gradient[i] != recipe.frozen[i]) return false;
+  }
+  return true;
+}
+
 Error gradient_error(const ObservedCall& call, const Recipe& recipe,
                      const Stages& stages, at::ScalarType precision) {
   if (!call.dout.defined()) return {0, 0};
+  if (call.has_weights && !reaches_matrices(call, recipe)) return {};
   const std::array<Tensor, 3> expected = gradients(call, recipe);
   Error worst{0, 0};
   for (int role = 0; role < 3; ++role) {
@@ -185,9 +201,14 @@ Errors errors_of(const ObservedCall& call, const Recipe& recipe,
   }
   // Judged by the size of the observed numbers: a recipe whose numbers explode
   // would allow everything.
-  found.out = error(
-      largest_difference(call.out, stages->out, rows),
-      rounding_allowed(precision, *stages, largest_finite(call.out, rows)));
+  const double size = largest_finite(call.out, rows);
+  double allowed = rounding_allowed(precision, *stages, size);
+  if (recipe.rounded && call.digits > 0) {
+    const double step = 0.5 * std::pow(10.0, -call.digits);
+    if (step > kLost * size) return found;
+    allowed += step * (1 + 1e-6);
+  }
+  found.out = error(largest_difference(call.out, stages->out, rows), allowed);
   if (is_lost_in_rounding(precision, *stages)) found.out.share = kInfinity;
   if (found.out.share > 1 && is_attention(recipe)) {
     found.out.share =
@@ -263,7 +284,8 @@ Errors errors(const ObservedCall& call, const Recipe& recipe,
   // weights, or those of the scores where it is added.
   const bool may_differ =
       stages && (stages->fully_masked.defined() ||
-                 (stages->blocks && recipe.normalise != softmax_over_keys));
+                 (stages->blocks &&
+                  (recipe.normalise != softmax_over_keys || recipe.blockwise)));
   if (found.fit() || !may_differ) return found;
   for (const FullyMasked fully_masked :
        {FullyMasked::kNaN, FullyMasked::kUniform, FullyMasked::kAsSeen}) {
@@ -484,8 +506,23 @@ std::vector<Tensor> attention_results(const ObservedCall& call,
 
 }  // namespace
 
+// Whether something stands beside attention, for which PyTorch has no call.
+bool has_structure(const Recipe& recipe) {
+  Habits habits = recipe;
+  const Habits none;
+  habits.weights_in_out = none.weights_in_out;
+  habits.fused = none.fused;
+  habits.mask_keeps = none.mask_keeps;
+  habits.padding_keeps = none.padding_keeps;
+  habits.causal_by_itself = none.causal_by_itself;
+  habits.fully_masked = none.fully_masked;
+  habits.window_reading = none.window_reading;
+  return habits != none;
+}
+
 std::vector<Tensor> pytorch_results(const ObservedCall& call,
                                     const Recipe& recipe) try {
+  if (has_structure(recipe)) return {};
   const BackendGuard exact(Backend::kExact);
   if (call.training && call.dropout_p > 0) return {};
   if (!call.has_weights) return attention_results(call, recipe);

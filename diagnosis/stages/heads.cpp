@@ -63,7 +63,108 @@ void split_as(Recipe& r) {
 
 template <auto groups>
 void groups_by(Recipe& r) {
-  r.groups = groups;
+  r.groups = {groups, groups};
+}
+
+// In all three ways: of keys and values alike, or of one of them.
+template <auto groups>
+std::vector<Way> grouped_ways(std::string_view detail = "") {
+  return {{groups_by<groups>, detail},
+          {[](Recipe& r) { r.groups[0] = groups; }, "It is the keys alone."},
+          {[](Recipe& r) { r.groups[1] = groups; }, "It is the values alone."}};
+}
+
+int64_t tiled(int64_t h, const Sizes& n) { return h % n.kv_heads; }
+
+int64_t first_of_all(int64_t, const Sizes&) { return 0; }
+
+int64_t clamped(int64_t h, const Sizes& n) {
+  return std::min(h, n.kv_heads - 1);
+}
+
+// ---- One tensor (B, L, 3·H·D) as heads -------------------------------------
+
+std::array<Tensor, 3> apart(const Tensor& parts, int64_t axis) {
+  const std::vector<Tensor> found = parts.unbind(axis);
+  return {found[0], found[1], found[2]};
+}
+
+// Viewed as (3, B, H, L, D) at once.
+std::array<Tensor, 3> viewed_part_first(const Tensor& x, const Sizes& n) {
+  return apart(x.reshape({3, x.size(0), n.heads, x.size(1), -1}), 0);
+}
+
+// As (B, 3, H, L, D).
+std::array<Tensor, 3> viewed_item_first(const Tensor& x, const Sizes& n) {
+  return apart(x.reshape({x.size(0), 3, n.heads, x.size(1), -1}), 1);
+}
+
+// As (3, B, L, H, D), whose heads are exchanged as they should be.
+std::array<Tensor, 3> viewed_before_heads(const Tensor& x, const Sizes& n) {
+  return apart(
+      x.reshape({3, x.size(0), x.size(1), n.heads, -1}).transpose(2, 3), 0);
+}
+
+// As (B, 3, L, H, D), likewise.
+std::array<Tensor, 3> viewed_part_before_length(const Tensor& x,
+                                                const Sizes& n) {
+  return apart(
+      x.reshape({x.size(0), 3, x.size(1), n.heads, -1}).transpose(2, 3), 1);
+}
+
+// As (B, H, L, 3·D), a third of which is for each.
+std::array<Tensor, 3> viewed_head_first(const Tensor& x, const Sizes& n) {
+  return apart(x.reshape({x.size(0), n.heads, x.size(1), 3, -1}), 3);
+}
+
+// As (B, H, 3, L, D).
+std::array<Tensor, 3> viewed_head_and_part_first(const Tensor& x,
+                                                 const Sizes& n) {
+  return apart(x.reshape({x.size(0), n.heads, 3, x.size(1), -1}), 2);
+}
+
+template <auto view>
+void fused_viewed(Recipe& r) {
+  r.fused_view = view;
+}
+
+// ---- Heads left out --------------------------------------------------------
+
+Tensor without_head(const Tensor& c, int64_t head) {
+  require(c.size(1) > 1);
+  Tensor kept = c.clone();
+  kept.select(1, head).zero_();
+  return merge_by_head(kept);
+}
+
+Tensor without_last(const Tensor& c) { return without_head(c, -1); }
+
+Tensor without_first(const Tensor& c) { return without_head(c, 0); }
+
+// ---- Heads and items -------------------------------------------------------
+
+// (B·H, L, D) read as (H, B, L, D).
+Tensor items_as_heads(const Tensor& c) {
+  return c.reshape({c.size(1), c.size(0), c.size(2), c.size(3)})
+      .permute({1, 2, 0, 3})
+      .flatten(2);
+}
+
+// (H·B, L, D) read as (B, H, L, D).
+Tensor heads_as_items(const Tensor& c) {
+  return c.transpose(0, 1)
+      .reshape({c.size(0), c.size(1), c.size(2), c.size(3)})
+      .transpose(1, 2)
+      .flatten(2);
+}
+
+// (H, B, L, D), or what comes of it by exchanges, viewed as (B, L, H·D).
+Tensor heads_before_items(const Tensor& c) {
+  return c.transpose(0, 1).reshape({c.size(0), c.size(2), -1});
+}
+
+Tensor positions_before_items(const Tensor& c) {
+  return c.permute({2, 0, 1, 3}).reshape({c.size(0), c.size(2), -1});
 }
 
 template <auto merge>
@@ -75,6 +176,9 @@ constexpr std::string_view kSplitRemedy =
     "Cut the features, then exchange: x.view(B, L, H, d).transpose(1, 2). A "
     "view in another order has the right shape and mixes positions with "
     "features.";
+constexpr std::string_view kFusedRemedy =
+    "View the features alone, then exchange: qkv.view(B, L, 3, H, "
+    "d).permute(2, 0, 3, 1, 4). A view can only cut axes, it cannot move them.";
 constexpr std::string_view kRoleRemedy =
     "Scores are queries times keys, and their weights go to the values: "
     "softmax(q @ k.transpose(-2, -1) / sqrt(d)) @ v.";
@@ -104,6 +208,18 @@ const std::vector<Fault> kHeadFaults = {
       {split_as<heads_not_transposed, 0>, "It is the queries."},
       {split_as<heads_not_transposed, 1>, "It is the keys."},
       {split_as<heads_not_transposed, 2>, "It is the values."}}},
+    {"fused_view_without_permute",
+     "Queries, keys and values are cut from one tensor (B, L, 3·H·d) by a view "
+     "in another order of axes: positions are mixed with features.",
+     kFusedRemedy,
+     {{fused_viewed<viewed_part_first>, "It is viewed as (3, B, H, L, d)."},
+      {fused_viewed<viewed_item_first>, "It is viewed as (B, 3, H, L, d)."},
+      {fused_viewed<viewed_before_heads>, "It is viewed as (3, B, L, H, d)."},
+      {fused_viewed<viewed_part_before_length>,
+       "It is viewed as (B, 3, L, H, d)."},
+      {fused_viewed<viewed_head_first>, "It is viewed as (B, H, L, 3·d)."},
+      {fused_viewed<viewed_head_and_part_first>,
+       "It is viewed as (B, H, 3, L, d)."}}},
     {"heads_not_split",
      "The heads are not split: one head attends with all {E} features.",
      kSplitRemedy,
@@ -119,19 +235,13 @@ const std::vector<Fault> kHeadFaults = {
      {{split_as<heads_interleaved, 0, 1, 2>}}},
     {"groups_tiled",
      "Key/value heads are tiled (0 1 0 1), not repeated (0 0 1 1).",
-     kGroupRemedy,
-     {{groups_by<[](int64_t h, const Sizes& n) { return h % n.kv_heads; }>}}},
-    {"groups_truncated",
-     "All query heads read the first key/value head.",
-     kGroupRemedy,
-     {{groups_by<[](int64_t, const Sizes&) { return int64_t{0}; }>}}},
+     kGroupRemedy, grouped_ways<tiled>()},
+    {"groups_truncated", "All query heads read the first key/value head.",
+     kGroupRemedy, grouped_ways<first_of_all>()},
     {"groups_clamped",
      "Query heads beyond the number of key/value heads all read the last "
      "one.",
-     kGroupRemedy,
-     {{groups_by<[](int64_t h, const Sizes& n) {
-       return std::min(h, n.kv_heads - 1);
-     }>}}},
+     kGroupRemedy, grouped_ways<clamped>()},
     {"group_size_wrong",
      "The number of groups is taken for their size: query head h reads "
      "key/value head h // G.",
@@ -178,8 +288,36 @@ const std::vector<Fault> kHeadFaults = {
      "Heads are merged without exchanging heads and positions back.",
      kMergeRemedy,
      {{merge_by<[](const Tensor& c) {
-       return c.reshape({c.size(0), c.size(2), -1});
-     }>}},
+        return c.reshape({c.size(0), c.size(2), -1});
+      }>},
+      {merge_by<[](const Tensor& c) {
+         return c.transpose(2, 3).reshape({c.size(0), c.size(2), -1});
+       }>,
+       "Positions and features are exchanged instead."},
+      {merge_by<[](const Tensor& c) {
+         return c.permute({0, 2, 1, 3})
+             .flatten(2)
+             .transpose(1, 2)
+             .reshape({c.size(0), c.size(2), -1});
+       }>,
+       "They are, and then positions and features, too."}},
+     Stage::kMerge},
+    {"head_left_out",
+     "One head has no part in the output.",
+     "Merge all heads: W_o takes H·d features.",
+     {{merge_by<without_last>, "It is the last one."},
+      {merge_by<without_first>, "It is the first one."}},
+     Stage::kMerge},
+    {"merge_of_batch_and_heads",
+     "Batch and heads are exchanged as the heads are merged: numbers of one "
+     "item come out in another.",
+     "Unfold in the order in which they were folded: (B·H, L, d) as "
+     "context.view(B, H, L, d).transpose(1, 2).reshape(B, L, H * d).",
+     {{merge_by<items_as_heads>, "(B·H, L, d) is read as (H, B, L, d)."},
+      {merge_by<heads_as_items>, "(H·B, L, d) is read as (B, H, L, d)."},
+      {merge_by<heads_before_items>, "(H, B, L, d) is viewed as (B, L, H·d)."},
+      {merge_by<positions_before_items>,
+       "(L, B, H, d) is viewed as (B, L, H·d)."}},
      Stage::kMerge},
     {"merge_interleaved",
      "Heads are merged feature by feature: 0 of all heads, 1 of all heads, …",

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
+#include <array>
 #include <functional>
 
 #include "diagnosis/stages/simulate.h"
@@ -21,6 +22,7 @@ struct Effect {
   Tensor added;
   Tensor factor;
   Tensor keep_after;  // bool
+  Tensor unused;      // bool, blocked in scores that are thrown away
 };
 
 template <typename Join>
@@ -43,6 +45,11 @@ bool is_per_head(const GivenMask& mask, const Sizes& n) {
   return mask.rank == 3 && mask.numbers.size(1) == n.heads && n.heads > 1;
 }
 
+// One for each item and none for each head, of any rank.
+bool is_of_items(const GivenMask& mask) {
+  return mask.numbers.size(1) == 1 && mask.numbers.size(0) > 1;
+}
+
 // (B, Lk)
 bool is_of_keys(const GivenMask& mask) {
   return mask.rank == 2 && mask.numbers.size(2) == 1;
@@ -52,6 +59,21 @@ bool is_of_keys(const GivenMask& mask) {
 Tensor heads_first(const Tensor& mask, const Sizes& n) {
   return mask.reshape({n.heads, n.batch, mask.size(-2), mask.size(-1)})
       .transpose(0, 1);
+}
+
+// For (B·H, …), as if it were for (H·B, …).
+Tensor repeated_as_a_whole(const GivenMask& mask, const Sizes& n) {
+  const Tensor& x = mask.numbers;
+  if (!is_of_items(mask)) return x;
+  return x.repeat({n.heads, 1, 1, 1})
+      .view({n.batch, n.heads, x.size(2), x.size(3)});
+}
+
+// The other way round.
+Tensor repeated_item_by_item(const GivenMask& mask, const Sizes& n) {
+  const Tensor& x = mask.numbers;
+  return is_of_items(mask) ? heads_first(x.repeat_interleave(n.heads, 0), n)
+                           : x;
 }
 
 Tensor first_item(const GivenMask& given, const Sizes& n) {
@@ -85,6 +107,9 @@ void meet(const GivenMask& given, const MaskUse& use, bool keeps,
                       : keeps  ? numbers.ne(0)
                                : numbers.eq(0);
   switch (use.effect) {
+    case MaskEffect::kThrownAway:
+      require(!additive);
+      return collect(all.unused, keep.logical_not(), std::bit_or<>());
     case MaskEffect::kInverted:
       require(!additive);
       return collect(all.blocked, keep, std::bit_or<>());
@@ -112,21 +137,84 @@ Tensor causal_after_softmax(const Tensor& distance, int64_t) {
   return distance.gt(0);
 }
 
+Tensor causal_ignored(const Tensor&, int64_t) { return {}; }
+
+// That nobody asked for, but what the code makes, or its name, says so.
+Tensor causal_without_effect(const Tensor&, int64_t) { return {}; }
+
+Tensor causal_thrown_away(const Tensor& distance, int64_t) {
+  return distance.gt(0);
+}
+
 template <auto causal>
 void causal_as(Recipe& r) {
   r.causal = causal;
 }
 
-void meet_causal(const Recipe& recipe, const Tensor& scores, Effect& all) {
-  const int64_t queries = scores.size(2), keys = scores.size(3);
-  const Tensor distance = at::arange(keys, at::kLong) -
-                          at::arange(queries, at::kLong).unsqueeze(-1);
-  const Tensor future = recipe.causal(distance, keys - queries);
-  if (recipe.causal == causal_after_softmax) {
+bool is_asked_for(const ObservedCall& call, const Recipe& recipe) {
+  return call.causal == CausalRequest::kYes ||
+         call.causal == CausalRequest::kExpected ||
+         (call.causal == CausalRequest::kUnknown && recipe.causal_by_itself);
+}
+
+// j − i of query i and key j.
+Tensor distances(const Tensor& scores) {
+  return at::arange(scores.size(3), at::kLong) -
+         at::arange(scores.size(2), at::kLong).unsqueeze(-1);
+}
+
+void meet_causal(const ObservedCall& call, const Recipe& recipe,
+                 const Tensor& scores, Effect& all) {
+  const bool expected = call.causal == CausalRequest::kExpected;
+  require(expected || (recipe.causal != causal_without_effect &&
+                       recipe.causal != causal_thrown_away));
+  require(!expected || recipe.causal != causal_ignored);
+  const Tensor future =
+      recipe.causal(distances(scores), scores.size(3) - scores.size(2));
+  if (recipe.causal == causal_thrown_away) {
+    collect(all.unused, future, std::bit_or<>());
+  } else if (recipe.causal == causal_after_softmax) {
     collect(all.keep_after, future.logical_not(), std::bit_and<>());
   } else if (future.defined()) {
     collect(all.blocked, future, std::bit_or<>());
   }
+}
+
+// ---- Windows ---------------------------------------------------------------
+
+template <int more_left, int more_right>
+Tensor window_of_other_size(const Tensor& distance, int64_t left,
+                            int64_t right) {
+  const auto widened = [](int64_t size, int more) {
+    return size < 0 ? size : std::max<int64_t>(size + more, 0);
+  };
+  // A side that has no limit, or none to lose, cannot be another.
+  require((more_left == 0 || (left >= 0 && left + more_left >= 0)) &&
+          (more_right == 0 || (right >= 0 && right + more_right >= 0)));
+  return window_as_given(distance, widened(left, more_left),
+                         widened(right, more_right));
+}
+
+// How many keys it holds to the left and to the right of the query's own.
+std::array<int64_t, 2> sides_of(const GivenWindow& window,
+                                WindowReading reading) {
+  const int64_t size = window.left + 1;
+  switch (reading) {
+    case WindowReading::kOwnLast:
+      break;
+    case WindowReading::kOwnToo:
+      return {size, 0};
+    case WindowReading::kBothSides:
+      return {size, size};
+    case WindowReading::kHalves:
+      return {size / 2, size / 2};
+  }
+  return {window.left, window.right};
+}
+
+template <auto window>
+void window_as(Recipe& r) {
+  r.window = window;
 }
 
 }  // namespace
@@ -135,15 +223,24 @@ Tensor causal_top_left(const Tensor& distance, int64_t) {
   return distance.gt(0);
 }
 
+Tensor window_as_given(const Tensor& distance, int64_t left, int64_t right) {
+  Tensor blocked;
+  if (left >= 0) collect(blocked, distance.lt(-left), std::bit_or<>());
+  if (right >= 0) collect(blocked, distance.gt(right), std::bit_or<>());
+  return blocked;
+}
+
 Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
                    const Tensor& scores) {
   Effect effect;
   meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, effect);
   meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
        effect);
-  if (call.causal == CausalRequest::kYes ||
-      (call.causal == CausalRequest::kUnknown && recipe.causal_by_itself)) {
-    meet_causal(recipe, scores, effect);
+  if (is_asked_for(call, recipe)) meet_causal(call, recipe, scores, effect);
+  if (call.window) {
+    const auto [left, right] = sides_of(*call.window, recipe.window_reading);
+    const Tensor beyond = recipe.window(distances(scores), left, right);
+    if (beyond.defined()) collect(effect.blocked, beyond, std::bit_or<>());
   }
 
   Masked result{.scores = scores, .blocks = effect.blocked.defined()};
@@ -159,6 +256,9 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
         added || recipe.sentinel_added
             ? result.scores + effect.blocked.to(at::kDouble) * sentinel
             : result.scores.masked_fill(effect.blocked, sentinel);
+  }
+  if (effect.unused.defined()) {
+    result.unused = scores.masked_fill(effect.unused, -kInfinity);
   }
   if (effect.keep_after.defined()) {
     result.keep_after = effect.keep_after.to(at::kDouble);
@@ -183,6 +283,13 @@ void with_sentinel(Recipe& r) {
 constexpr std::string_view kFillRemedy =
     "Set the blocked scores to -inf before the softmax: "
     "scores.masked_fill(blocked, float(\"-inf\")).";
+constexpr std::string_view kThrownAway =
+    "The masked scores are computed and thrown away: `masked_fill` returns a "
+    "new tensor, `masked_fill_` changes the one that it has.";
+constexpr std::string_view kWindowRemedy =
+    "With a window of (left, right), query i sees the keys from i - left to i "
+    "+ "
+    "right, itself among them: block j < i - left and j > i + right.";
 constexpr std::string_view kPolarityRemedy =
     "Polarity differs by interface: nn.MultiheadAttention takes True = "
     "blocked, F.scaled_dot_product_attention True = may attend. Fill where a "
@@ -201,7 +308,9 @@ const std::vector<Fault> kMaskFaults = {
     {"mask_ignored",
      "The mask is ignored.",
      "Use it: block its scores before the softmax.",
-     {{[](Recipe& r) { r.mask = {.effect = MaskEffect::kIgnored}; }}}},
+     {{[](Recipe& r) { r.mask = {.effect = MaskEffect::kIgnored}; }},
+      {[](Recipe& r) { r.mask = {.effect = MaskEffect::kThrownAway}; },
+       kThrownAway}}},
     {"mask_inverted",
      "The mask is inverted: what it blocks is seen, what it lets through is "
      "blocked.",
@@ -272,7 +381,13 @@ const std::vector<Fault> kMaskFaults = {
                [](const GivenMask& mask, const Sizes&) {
                  const Tensor& x = mask.numbers;
                  return is_per_item(mask) ? x.transpose(0, 1) : x;
-               }>}}},
+               }>},
+      {lay_out<&Recipe::padding,
+               [](const GivenMask& mask, const Sizes&) {
+                 const Tensor& x = mask.numbers;
+                 return is_of_items(mask) ? x.transpose(0, 1) : x;
+               }>,
+       "It is the padding mask: (B, Lk) is broadcast as (H, 1, Lk)."}}},
     {"mask_batch_as_queries",
      "A padding mask (B, Lk) is broadcast as (Lq, Lk): batch item b's mask "
      "goes to query b.",
@@ -292,23 +407,15 @@ const std::vector<Fault> kMaskFaults = {
                  const Tensor& x = mask.numbers;
                  return is_per_head(mask, n) ? heads_first(x, n) : x;
                }>},
-      {lay_out<&Recipe::mask,
-               [](const GivenMask& mask, const Sizes& n) {
-                 const Tensor& x = mask.numbers;
-                 return is_per_item(mask) ? x.repeat({n.heads, 1, 1, 1})
-                                                .view({n.batch, n.heads,
-                                                       x.size(2), x.size(3)})
-                                          : x;
-               }>,
-       "(B, Lq, Lk) is repeated as a whole, item after item."},
-      {lay_out<&Recipe::mask,
-               [](const GivenMask& mask, const Sizes& n) {
-                 const Tensor& x = mask.numbers;
-                 return is_per_item(mask)
-                            ? heads_first(x.repeat_interleave(n.heads, 0), n)
-                            : x;
-               }>,
-       "(B, Lq, Lk) is repeated item by item where heads come first."}}},
+      {lay_out<&Recipe::mask, repeated_as_a_whole>,
+       "The mask of each item is repeated as a whole, item after item."},
+      {lay_out<&Recipe::mask, repeated_item_by_item>,
+       "The mask of each item is repeated item by item where heads come "
+       "first."},
+      {lay_out<&Recipe::padding, repeated_as_a_whole>,
+       "The padding mask is repeated as a whole, item after item."},
+      {lay_out<&Recipe::padding, repeated_item_by_item>,
+       "The padding mask is repeated item by item where heads come first."}}},
     {"mask_of_first_item",
      "The mask of the first batch item is used for all.",
      kAxisRemedy,
@@ -326,7 +433,9 @@ const std::vector<Fault> kMaskFaults = {
      "The padding mask is ignored.",
      "Block the padded keys for every query: scores.masked_fill(padding[:, "
      "None, None, :], float(\"-inf\")).",
-     {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kIgnored}; }}}},
+     {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kIgnored}; }},
+      {[](Recipe& r) { r.padding = {.effect = MaskEffect::kThrownAway}; },
+       kThrownAway}}},
     {"padding_inverted",
      "The padding mask is inverted: only padding is seen.",
      kPolarityRemedy,
@@ -339,7 +448,13 @@ const std::vector<Fault> kMaskFaults = {
     {"causal_ignored",
      "Causal attention was asked for and ignored.",
      kCausalRemedy,
-     {{causal_as<[](const Tensor&, int64_t) { return Tensor(); }>}}},
+     {{causal_as<causal_ignored>}}},
+    {"causal_without_effect",
+     "It is not causal, though it makes a causal mask, or its name says so: "
+     "every query sees later keys.",
+     kCausalRemedy,
+     {{causal_as<causal_without_effect>},
+      {causal_as<causal_thrown_away>, kThrownAway}}},
     {"causal_inverted",
      "The causal mask is inverted: queries see the future, not the past.",
      kCausalRemedy,
@@ -362,6 +477,31 @@ const std::vector<Fault> kMaskFaults = {
      "Block from the diagonal above on: triu(diagonal=1), not 2; "
      "tril(diagonal=0), not 1.",
      {{causal_as<[](const Tensor& d, int64_t) { return d.gt(1); }>}}},
+    {"window_ignored",
+     "A window was asked for and ignored.",
+     kWindowRemedy,
+     {{window_as<[](const Tensor&, int64_t, int64_t) { return Tensor(); }>}}},
+    {"window_on_wrong_side",
+     "The window lies on the wrong side: what it should see of earlier keys it "
+     "sees of later ones.",
+     kWindowRemedy,
+     {{window_as<[](const Tensor& d, int64_t left, int64_t right) {
+       require(left != right);
+       return window_as_given(d, right, left);
+     }>}}},
+    {"window_off_by_one",
+     "The window is wrong by one key.",
+     kWindowRemedy,
+     {{window_as<window_of_other_size<1, 0>>, "It is one longer on the left."},
+      {window_as<window_of_other_size<-1, 0>>,
+       "It is one shorter on the left."},
+      {window_as<window_of_other_size<0, 1>>, "It is one longer on the right."},
+      {window_as<window_of_other_size<0, -1>>,
+       "It is one shorter on the right."},
+      {window_as<window_of_other_size<1, 1>>,
+       "It is one longer on both sides."},
+      {window_as<window_of_other_size<-1, -1>>,
+       "It is one shorter on both sides."}}},
 };
 
 }  // namespace multihead::diagnosis

@@ -59,14 +59,16 @@ Tensor detached(const Tensor& x, const Recipe& recipe, Detached what) {
 Tensor finish(const ObservedCall& call, const Recipe& recipe,
               const Stages& stages) {
   Tensor out = project_out(call, recipe, stages);
-  for (const Dropout where :
-       {Dropout::kOnOutput, Dropout::kOnOutputToo, Dropout::kLeftOnOutput}) {
-    out = drop_at(where, call, recipe, out);
+  if (recipe.activated == Activated::kInputsAndOutput) {
+    out = recipe.activation(out);
   }
+  out = drop_output(call, recipe, out);
+  out = finished_beside(call, recipe, stages, out);
   if (recipe.input_added) {
     require(out.sizes() == call.inputs[0].sizes());
     out = out + call.inputs[0];
   }
+  if (recipe.rounded) out = out.detach();
   return detached(narrowed(out, recipe, Narrow::kOutput), recipe,
                   Detached::kOutput);
 }
@@ -175,6 +177,24 @@ const std::vector<Fault> kOutputFaults = {
       {[](Recipe& r) { r.detached = Detached::kQuery; }, "It is the query."},
       {[](Recipe& r) { r.detached = Detached::kKey; }, "It is the key."},
       {[](Recipe& r) { r.detached = Detached::kValue; }, "It is the value."}},
+     Stage::kGradients},
+    {"weights_without_gradient",
+     "The output is right, and no gradient reaches a matrix that took part: it "
+     "never learns.",
+     "Multiply by the parameter itself: .data, .detach() and torch.no_grad() "
+     "cut it off. To freeze it on purpose, requires_grad_(False) says so.",
+     {{[](Recipe& r) { r.frozen = {true, true, true, true}; },
+       "It is all four matrices."},
+      {[](Recipe& r) { r.frozen = {true, true, true, false}; },
+       "It is W_q, W_k and W_v."},
+      {[](Recipe& r) { r.frozen = {true, true, false, false}; },
+       "It is W_q and W_k."},
+      {[](Recipe& r) { r.frozen[0] = true; }, "It is W_q."},
+      {[](Recipe& r) { r.frozen[1] = true; }, "It is W_k."},
+      {[](Recipe& r) { r.frozen[2] = true; }, "It is W_v."},
+      {[](Recipe& r) { r.frozen = {false, true, true, false}; },
+       "It is W_k and W_v."},
+      {[](Recipe& r) { r.frozen[3] = true; }, "It is W_o."}},
      Stage::kGradients},
 };
 

@@ -14,29 +14,36 @@ using at::Tensor;
 
 namespace {
 
-// project(), remembered where nothing is recorded or rounded.
-Tensor project_shared(const ObservedCall& call, const Recipe& recipe,
-                      int role) {
+// project(), remembered where nothing is recorded or rounded. input: of a role.
+Tensor project_shared(const ObservedCall& call, const Recipe& recipe, int role,
+                      const Tensor& input) {
   const int index = recipe.matrices[role];
-  const Tensor& input = call.inputs[recipe.inputs[role]];
   if (at::GradMode::is_enabled() || recipe.narrow != Narrow::kNever) {
     return project(call, recipe, narrowed(input, recipe), index);
   }
-  Tensor& kept =
-      call.projections[{recipe.inputs[role], index, recipe.transposed[index],
-                        recipe.without_bias[index], recipe.weights_in_out,
-                        recipe.fused_head_by_head}];
+  const bool normed = recipe.input_norm != NormKind::kNone;
+  Tensor& kept = call.projections[{
+      recipe.inputs[role], index, recipe.transposed[index],
+      recipe.without_bias[index], recipe.weights_in_out,
+      static_cast<int>(recipe.fused), static_cast<int>(recipe.input_norm),
+      normed ? 1 + role + 3 * recipe.query_norm_only : 0}];
   if (!kept.defined()) kept = project(call, recipe, input, index);
   return kept;
+}
+
+const AlignedWeights& weights_by(const ObservedCall& call,
+                                 const Recipe& recipe) {
+  if (recipe.fused == FusedOrder::kPartByPart) return call.weights;
+  const auto entry = call.weights_by_order.find(recipe.fused);
+  require(entry != call.weights_by_order.end());
+  return entry->second;
 }
 
 }  // namespace
 
 AlignedWeights::Matrix matrix_by(const ObservedCall& call, const Recipe& recipe,
                                  int index) {
-  const AlignedWeights& weights =
-      recipe.fused_head_by_head ? call.weights_head_by_head : call.weights;
-  AlignedWeights::Matrix used = *weights.matrices()[index];
+  AlignedWeights::Matrix used = *weights_by(call, recipe).matrices()[index];
   if (!used.weight.defined()) return used;
   if (used.orientation == Orientation::kUnknown && recipe.weights_in_out) {
     used.weight = used.weight.t();
@@ -57,16 +64,34 @@ Tensor project(const ObservedCall& call, const Recipe& recipe,
   return narrowed(at::linear(input, used.weight, optional(used.bias)), recipe);
 }
 
+std::array<Tensor, 3> inputs_of(const ObservedCall& call,
+                                const Recipe& recipe) {
+  std::array<Tensor, 3> inputs;
+  for (int role = 0; role < 3; ++role) {
+    const Tensor& input = call.inputs[recipe.inputs[role]];
+    const bool normed = role == 0 || !recipe.query_norm_only;
+    inputs[role] = normed ? normalised(call, recipe.input_norm,
+                                       NormPlace::kInput, role, input)
+                          : input;
+  }
+  return inputs;
+}
+
 std::array<Tensor, 3> project_inputs(const ObservedCall& call,
-                                     const Recipe& recipe) {
+                                     const Recipe& recipe,
+                                     const std::array<Tensor, 3>& inputs) {
   constexpr Detached kInputs[] = {Detached::kQuery, Detached::kKey,
                                   Detached::kValue};
   std::array<Tensor, 3> projected;
   for (int role = 0; role < 3; ++role) {
     projected[role] = call.has_weights && !recipe.unprojected[role]
-                          ? project_shared(call, recipe, role)
-                          : narrowed(call.inputs[recipe.inputs[role]], recipe);
+                          ? project_shared(call, recipe, role, inputs[role])
+                          : narrowed(inputs[role], recipe);
     projected[role] = detached(projected[role], recipe, kInputs[role]);
+    const bool activated =
+        recipe.activated != Activated::kNone &&
+        (role < 2 || recipe.activated != Activated::kQueryAndKey);
+    if (activated) projected[role] = recipe.activation(projected[role]);
   }
   return projected;
 }

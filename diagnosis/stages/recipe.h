@@ -72,12 +72,14 @@ using Scale = double (*)(const Scaling&);
 double scale_by_width(const Scaling&);
 double scale_twice(const Scaling&);
 double scale_weights(const Scaling&);  ///< after the softmax, scores not at all
+double scale_weights_by_embed_dim(const Scaling&);  ///< likewise, by sqrt(E)
 /// Heads are not split, but scores are divided by the root of a head's width.
 double scale_by_split_width(const Scaling&);
 
 enum class MaskEffect {
   kBlocks,
   kIgnored,
+  kThrownAway,  ///< ignored, though the masked scores are computed
   kInverted,
   kAdded,       ///< the numbers that were given, to the scores
   kKeepAdded,   ///< 1 where a key may be seen
@@ -99,6 +101,13 @@ struct MaskUse {
 using Causal = at::Tensor (*)(const at::Tensor& distance, int64_t ahead);
 at::Tensor causal_top_left(const at::Tensor& distance, int64_t ahead);
 
+/// bool (Lq, Lk), true = blocked, of a call that asks for a window: query i
+/// sees the keys from i − left to i + right, no limit where one is negative.
+using Window = at::Tensor (*)(const at::Tensor& distance, int64_t left,
+                              int64_t right);
+at::Tensor window_as_given(const at::Tensor& distance, int64_t left,
+                           int64_t right);
+
 /// The weights of a query whose keys are all blocked. Example: the scores of
 /// its three keys are 1, 2 and 0.
 enum class FullyMasked {
@@ -113,19 +122,21 @@ using Normalise = at::Tensor (*)(const at::Tensor& scores);
 at::Tensor softmax_over_keys(const at::Tensor& scores);
 at::Tensor divide_by_sum(const at::Tensor& scores);
 
+/// The same, by code that goes through the keys in blocks of so many.
+using Blockwise = at::Tensor (*)(const at::Tensor& scores, int64_t block);
+
 enum class Dropout {
   kOnWeights,
   kMissing,
   kLeftOn,
   kExchanged,  ///< on in evaluation, off in training
   kLeftOnOutput,
+  kLeftOnBoth,
   kBeforeMask,
   kBeforeSoftmax,
   kNotRescaled,
   kOnContext,
   kOnMerged,
-  kOnOutput,
-  kOnOutputToo,
   kKeepsTheDropped
 };
 
@@ -146,7 +157,81 @@ enum class Returned {
 /// What no gradient passes through.
 enum class Detached { kNothing, kQuery, kKey, kValue, kWeights, kOutput };
 
-struct Recipe {
+/// How one tensor (B, L, 3·H·D) of queries, keys and values is read as heads
+/// (B, H, L, D) of each.
+using FusedView = std::array<at::Tensor, 3> (*)(const at::Tensor& fused,
+                                                const Sizes& n);
+
+// ---- Conventions -----------------------------------------------------------
+
+/// What becomes of dropout beside that of the weights.
+enum class OutputDropout { kNone, kToo, kInstead };
+
+/// kByHand: (x − mean) / (std + eps) with the std of a sample, as a well-known
+/// tutorial has it.
+enum class NormKind { kNone, kLayer, kByHand, kRms, kUnit, kGroup };
+
+enum class NormPlace { kInput, kHeads, kContext, kOutput };
+
+/// The input, beside what comes out. kAfterNorm: the norm of the output is
+/// taken before it is added.
+enum class Residual { kNone, kInput, kNormedInput, kAfterNorm };
+
+/// On what an activation follows its projection.
+enum class Activated { kNone, kInputs, kInputsAndOutput, kQueryAndKey };
+using Activation = at::Tensor (*)(const at::Tensor& x);
+
+/// Rotary positions: pairs of features (i, i + D/2), or (2i, 2i + 1).
+enum class Rotary { kNone, kHalves, kPairs };
+
+/// What a window of size w means: the w keys up to the query's own, the w
+/// before it as well, w on both sides of it, or half of them on each.
+enum class WindowReading { kOwnLast, kOwnToo, kBothSides, kHalves };
+
+/// A learned number s by which scores are scaled; kRoot: by 1/sqrt(D), too.
+/// kOne: they are not scaled.
+enum class LearnedScale {
+  kNone,
+  kTimes,
+  kOver,
+  kTimesRoot,
+  kOverRoot,
+  kExp,
+  kOne
+};
+
+/// What implementations choose without being wrong.
+struct Habits {
+  // How what was given is read.
+  bool weights_in_out = false;
+  FusedOrder fused = FusedOrder::kPartByPart;
+  bool mask_keeps = false;
+  bool padding_keeps = false;
+  bool causal_by_itself = false;
+  WindowReading window_reading = WindowReading::kOwnLast;
+  FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all
+
+  // What stands beside attention in the same module.
+  OutputDropout output_dropout = OutputDropout::kNone;
+  NormKind input_norm = NormKind::kNone;
+  bool query_norm_only = false;  ///< of an input norm: not of keys and values
+  NormKind head_norm = NormKind::kNone;  ///< of queries and keys
+  NormKind context_norm = NormKind::kNone;
+  NormKind output_norm = NormKind::kNone;
+  Residual residual = Residual::kNone;
+  bool output_gain = false;  ///< a learned factor
+  Activated activated = Activated::kNone;
+  Activation activation = nullptr;
+  Rotary rotary = Rotary::kNone;
+  LearnedScale learned_scale = LearnedScale::kNone;
+  bool position_bias = false;    ///< as the trace has it: not judged
+  bool rounded = false;          ///< the output, to some digits
+  bool shared_matrices = false;  ///< of all heads; only said
+
+  bool operator==(const Habits&) const = default;
+};
+
+struct Recipe : Habits {
   // Projections, in the order query, key, value, output.
   std::array<bool, 4> transposed = {};
   std::array<bool, 4> without_bias = {};
@@ -157,7 +242,8 @@ struct Recipe {
 
   // Heads.
   std::array<Split, 3> split = {split_by_head, split_by_head, split_by_head};
-  Groups groups = repeat_groups;
+  FusedView fused_view = nullptr;  ///< instead of `split`
+  std::array<Groups, 2> groups = {repeat_groups, repeat_groups};  ///< k and v
   std::array<int, 3> roles = {0, 1, 2};  ///< which projected tensor is each
   bool keys_reshaped = false;  ///< (L, D) read as (D, L), not transposed
   Merge merge = merge_by_head;
@@ -167,11 +253,13 @@ struct Recipe {
   MaskUse mask = {};
   MaskUse padding = {};
   Causal causal = causal_top_left;
+  Window window = window_as_given;
   double sentinel = -kInfinity;
   bool sentinel_added = false;  ///< to the score, not in its place
 
   // Weights.
   Normalise normalise = softmax_over_keys;
+  Blockwise blockwise = nullptr;  ///< instead of `normalise`
   bool weights_averaged = false;
   bool weights_transposed = false;
   Dropout dropout = Dropout::kOnWeights;
@@ -183,14 +271,7 @@ struct Recipe {
   bool input_added = false;
   Returned returned = Returned::kWeights;
   Detached detached = Detached::kNothing;
-
-  // What the code under test may choose, and nobody said.
-  bool weights_in_out = false;
-  bool fused_head_by_head = false;
-  bool mask_keeps = false;
-  bool padding_keeps = false;
-  bool causal_by_itself = false;
-  FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all
+  std::array<bool, 4> frozen = {};  ///< matrices that no gradient reaches
 
   bool operator==(const Recipe&) const = default;
 };
@@ -216,15 +297,38 @@ struct Fault {
 /// faults apart, the earlier one is named.
 std::span<const Fault> all_faults();
 
+/// Whether a convention may be what a call shows. kAlone: tried for code that
+/// is right but for conventions. kShown: the call leaves no doubt.
+enum class Concern { kNo, kAlone, kMaybe, kShown };
+
+/// The first tensor that a convention changes, where a trace shows it.
+enum class Sign {
+  kNone,
+  kInputs,
+  kHeads,
+  kScores,
+  kBias,
+  kContext,
+  kSum,
+  kNorm
+};
+
 /// A choice that is as good as the default, where nobody said which one it is.
 /// Some decide: what makes it is right only if that is what was meant.
 struct Convention {
   std::string_view name;
   std::string_view sentence;  ///< what is assumed
   std::string_view remedy;    ///< how to state it
-  bool (*concerns)(const ObservedCall&);
+  Concern (*concern)(const ObservedCall&);
   void (*apply)(Recipe&);
+  Sign sign = Sign::kNone;
   std::string_view condition = "";  ///< of one that decides: "right if ..."
+
+  bool concerns(const ObservedCall& call) const {
+    return concern(call) != Concern::kNo;
+  }
+  /// A part of what the code does, not only of how it is read.
+  bool is_structure() const { return sign != Sign::kNone; }
 };
 std::span<const Convention> all_conventions();
 

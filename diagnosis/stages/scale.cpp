@@ -79,6 +79,11 @@ double scale_twice(const Scaling& s) { return std::pow(scale_by_width(s), 2); }
 
 double scale_weights(const Scaling&) { return 1.0; }
 
+double scale_weights_by_embed_dim(const Scaling& s) {
+  require(s.n.embed_dim != s.query.size(-1));
+  return 1.0;
+}
+
 // ---- Faults ----------------------------------------------------------------
 
 const std::vector<Fault> kScaleFaults = {
@@ -170,7 +175,9 @@ const std::vector<Fault> kScaleFaults = {
      "The weights are divided by sqrt({D}) after the softmax; the scores are "
      "not.",
      kRemedy,
-     {{scale_by<scale_weights>}}},
+     {{scale_by<scale_weights>},
+      {scale_by<scale_weights_by_embed_dim>,
+       "It is sqrt(d_model) = sqrt({E}) by which they are divided."}}},
     {"scale_of_another_number",
      "The scores are scaled by another number than 1/sqrt({D}): a constant, "
      "perhaps, that fits other sizes.",

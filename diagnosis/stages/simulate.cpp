@@ -2,6 +2,7 @@
 #include "diagnosis/stages/simulate.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -11,22 +12,75 @@ namespace {
 
 using at::Tensor;
 
-void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
-  const Tensor& query = stages.heads[recipe.roles[0]];
-  const Tensor key =
-      expand_groups(stages.heads[recipe.roles[1]], call.sizes, recipe.groups);
-  const Tensor value =
-      expand_groups(stages.heads[recipe.roles[2]], call.sizes, recipe.groups);
-  require(query.size(-1) == key.size(-1) && query.size(1) == key.size(1) &&
-          value.size(1) == key.size(1) && key.size(2) == value.size(2) &&
-          query.size(0) == key.size(0) && value.size(0) == key.size(0));
+// A learned number may stand in the place of 1/sqrt(D).
+double scale_of(const Recipe& recipe, const Scaling& scaling) {
+  using enum LearnedScale;
+  const LearnedScale learned = recipe.learned_scale;
+  const bool replaced = learned == kTimes || learned == kOver ||
+                        learned == kExp || learned == kOne;
+  return replaced && recipe.scale == scale_by_width ? 1.0
+                                                    : recipe.scale(scaling);
+}
 
-  const double scale = recipe.scale({call, query, key});
+// Else it is of all heads, once they are merged.
+bool is_context_norm_of_heads(const ObservedCall& call, const Recipe& recipe,
+                              const Tensor& context) {
+  return recipe.context_norm != NormKind::kNone &&
+         (has_norm(call, context.size(-1)) ||
+          !has_norm(call, context.size(-1) * context.size(1)));
+}
+
+// Heads (B, H or G, L, D) of queries, keys and values.
+std::array<Tensor, 3> split_heads(const ObservedCall& call,
+                                  const Recipe& recipe,
+                                  const std::array<Tensor, 3>& projected) {
+  if (!call.has_weights) return projected;
+  if (recipe.fused_view) {
+    require(call.weights.fused == FusedOrder::kPartByPart &&
+            call.weights.query.name == call.weights.value.name &&
+            call.sizes.heads == call.sizes.kv_heads &&
+            call.sizes.queries == call.sizes.keys);
+    return recipe.fused_view(
+        at::cat({projected[0], projected[1], projected[2]}, -1), call.sizes);
+  }
+  std::array<Tensor, 3> heads;
+  for (int role = 0; role < 3; ++role) {
+    const int64_t count = role == 0 ? call.sizes.heads : call.sizes.kv_heads;
+    require(projected[role].size(2) % count == 0);
+    heads[role] = recipe.split[role](projected[role], count);
+  }
+  return heads;
+}
+
+// Queries times keys, scaled, before any mask: (B, H, Lq, Lk).
+Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
+                 const Tensor& query, const Tensor& key, double scale) {
   const Tensor keys =
       recipe.keys_reshaped
           ? key.reshape({key.size(0), key.size(1), key.size(3), key.size(2)})
           : key.transpose(-2, -1);
-  stages.scores = narrowed(query.matmul(keys) * scale, recipe);
+  Tensor scores = narrowed(query.matmul(keys) * scale, recipe);
+  if (recipe.learned_scale != LearnedScale::kNone) {
+    scores = scores * learned_factor(call, recipe.learned_scale);
+  }
+  if (recipe.position_bias) {
+    scores = with_position_bias(call, scores);
+  }
+  return scores;
+}
+
+void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
+  const Tensor& query = stages.heads[recipe.roles[0]];
+  const Tensor key = expand_groups(stages.heads[recipe.roles[1]], call.sizes,
+                                   recipe.groups[0]);
+  const Tensor value = expand_groups(stages.heads[recipe.roles[2]], call.sizes,
+                                     recipe.groups[1]);
+  require(query.size(-1) == key.size(-1) && query.size(1) == key.size(1) &&
+          value.size(1) == key.size(1) && key.size(2) == value.size(2) &&
+          query.size(0) == key.size(0) && value.size(0) == key.size(0));
+
+  const double scale = scale_of(recipe, {call, query, key});
+  stages.scores = scores_of(call, recipe, query, key, scale);
   Tensor scores = drop_at(Dropout::kBeforeMask, call, recipe, stages.scores);
   const Masked masked = mask_scores(call, recipe, scores);
   stages.fully_masked = masked.fully_masked;
@@ -35,16 +89,19 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   scores = drop_at(Dropout::kBeforeSoftmax, call, recipe, masked.scores);
 
   scores = narrowed(scores, recipe, Narrow::kSoftmax);
-  Tensor weights = recipe.normalise(scores);
+  Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block_of(call))
+                                    : recipe.normalise(scores);
   if (masked.fully_masked.defined() &&
       recipe.fully_masked == FullyMasked::kZero &&
-      recipe.normalise == softmax_over_keys) {
+      recipe.normalise == softmax_over_keys && !recipe.blockwise) {
     weights = weights.masked_fill(masked.fully_masked.unsqueeze(-1), 0.0);
   }
   weights = narrowed(weights, recipe, Narrow::kSoftmax);
   if (masked.keep_after.defined()) weights = weights * masked.keep_after;
   if (recipe.scale == scale_weights) {
     weights = weights / std::sqrt(static_cast<double>(query.size(-1)));
+  } else if (recipe.scale == scale_weights_by_embed_dim) {
+    weights = weights / std::sqrt(static_cast<double>(call.sizes.embed_dim));
   }
   if (recipe.weights_averaged) {
     weights = weights.mean(1, /*keepdim=*/true).expand_as(weights);
@@ -61,6 +118,11 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   require(used.size(-1) == value.size(2));
   stages.context = drop_at(Dropout::kOnContext, call, recipe,
                            narrowed(used.matmul(value), recipe));
+  if (is_context_norm_of_heads(call, recipe, stages.context)) {
+    stages.context = normalised(call, recipe.context_norm, NormPlace::kContext,
+                                2, stages.context);
+  }
+  if (masked.unused.defined()) stages.distinguishing = {masked.unused};
   if (recipe.scale == scale_twice) {
     stages.distinguishing = {query * std::sqrt(scale),
                              stages.scores / std::sqrt(scale)};
@@ -71,18 +133,32 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
   // Without projections, whose input it is and whose role it plays are one.
   require(call.has_weights || recipe.inputs == Recipe{}.inputs);
   Stages stages;
-  stages.projected = project_inputs(call, recipe);
-  for (int role = 0; role < 3; ++role) {
-    const int64_t heads = role == 0 ? call.sizes.heads : call.sizes.kv_heads;
-    const Tensor& projected = stages.projected[role];
-    require(!call.has_weights || projected.size(2) % heads == 0);
-    stages.heads[role] =
-        call.has_weights ? recipe.split[role](projected, heads) : projected;
+  stages.inputs = inputs_of(call, recipe);
+  stages.projected = project_inputs(call, recipe, stages.inputs);
+  // Before they are split, where the norm is that wide.
+  const auto norm_heads = [&](std::array<Tensor, 3>& x, bool split) {
+    for (int role = 0; role < 2; ++role) {
+      const bool is_wide = has_norm(call, stages.projected[role].size(-1));
+      if (recipe.head_norm == NormKind::kNone || is_wide == split) continue;
+      x[role] =
+          normalised(call, recipe.head_norm, NormPlace::kHeads, role, x[role]);
+    }
+  };
+  norm_heads(stages.projected, /*split=*/false);
+  stages.heads = split_heads(call, recipe, stages.projected);
+  norm_heads(stages.heads, /*split=*/true);
+  for (int role = 0; role < 2 && recipe.rotary != Rotary::kNone; ++role) {
+    stages.heads[role] = rotated(call, recipe.rotary, stages.heads[role]);
   }
   attend(call, recipe, stages);
   stages.merged = drop_at(Dropout::kOnMerged, call, recipe,
                           call.has_weights ? merge_heads(stages.context, recipe)
                                            : merge_by_head(stages.context));
+  if (recipe.context_norm != NormKind::kNone &&
+      !is_context_norm_of_heads(call, recipe, stages.context)) {
+    stages.merged = normalised(call, recipe.context_norm, NormPlace::kContext,
+                               2, stages.merged);
+  }
   stages.out = finish(call, recipe, stages);
   return stages;
 }

@@ -17,6 +17,7 @@ namespace multihead::diagnosis {
 
 /// What attention computes on its way, float64.
 struct Stages {
+  std::array<at::Tensor, 3> inputs;     ///< as they are projected
   std::array<at::Tensor, 3> projected;  ///< (B, L, heads·D)
   std::array<at::Tensor, 3> heads;      ///< (B, H or G, L, D)
   at::Tensor scores;                    ///< (B, H, Lq, Lk), scaled
@@ -59,9 +60,41 @@ AlignedWeights::Matrix matrix_by(const ObservedCall& call, const Recipe& recipe,
 at::Tensor project(const ObservedCall& call, const Recipe& recipe,
                    const at::Tensor& input, int index);
 
+/// What is projected, (B, L, E) or heads: the inputs, behind a norm perhaps.
+std::array<at::Tensor, 3> inputs_of(const ObservedCall& call,
+                                    const Recipe& recipe);
+
 /// Queries, keys and values: (B, L, heads·D), without weights heads.
-std::array<at::Tensor, 3> project_inputs(const ObservedCall& call,
-                                         const Recipe& recipe);
+std::array<at::Tensor, 3> project_inputs(
+    const ObservedCall& call, const Recipe& recipe,
+    const std::array<at::Tensor, 3>& inputs);
+
+/// x (…, n) by the norm that the call has at this place, or by one without
+/// parameters where it has none of this width. role: 0 to 2, of queries ….
+at::Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
+                      int role, const at::Tensor& x);
+
+/// Whether the call has a norm with parameters for this width.
+bool has_norm(const ObservedCall& call, int64_t width);
+
+/// Heads (B, H, L, D) turned by their positions.
+at::Tensor rotated(const ObservedCall& call, Rotary rotary,
+                   const at::Tensor& heads);
+
+/// The learned number by which the scores are multiplied, (1 or H, 1, 1).
+at::Tensor learned_factor(const ObservedCall& call, LearnedScale scale);
+
+/// scores (B, H, Lq, Lk) and what the trace shows to be added to them, the same
+/// for all batch items.
+at::Tensor with_position_bias(const ObservedCall& call,
+                              const at::Tensor& scores);
+
+/// How many keys the code takes at a time: all of them, where nothing tells.
+int64_t block_of(const ObservedCall& call);
+
+/// What the module adds to the output and does to it: (B, Lq, E).
+at::Tensor finished_beside(const ObservedCall& call, const Recipe& recipe,
+                           const Stages& stages, at::Tensor out);
 
 /// (B, G, L, D) → (B, H, L, D): the key/value head of each query head.
 at::Tensor expand_groups(const at::Tensor& x, const Sizes& sizes,
@@ -75,15 +108,20 @@ struct Masked {
   at::Tensor fully_masked = {};  ///< as in Stages
   bool blocks = false;           ///< likewise
   at::Tensor keep_after = {};  ///< 0 or 1, for the weights; undefined: nothing
+  at::Tensor unused = {};      ///< masked scores that are thrown away
 };
 
 /// scores (B, H, Lq, Lk), met by every mask of the call.
 Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
                    const at::Tensor& scores);
 
-/// Whether this call drops anything at all. Dropout takes the draws that the
-/// call made; Impossible: it made none of that shape.
+/// Whether this call drops something of what attention is made of. Dropout
+/// takes the draws that the call made; Impossible: it made none of that shape.
 bool drops(const ObservedCall& call, const Recipe& recipe);
+
+/// The output, dropped where the module does so beside attention or by fault.
+at::Tensor drop_output(const ObservedCall& call, const Recipe& recipe,
+                       const at::Tensor& out);
 
 /// Weights (B, H, Lq, Lk), as they meet the values.
 at::Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,

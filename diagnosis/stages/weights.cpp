@@ -2,6 +2,8 @@
 //
 // From scores to weights: the softmax, dropout, and what is rounded there.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 
 #include "diagnosis/stages/simulate.h"
 
@@ -21,36 +23,57 @@ Tensor divide_by_sum(const Tensor& scores) {
 
 namespace {
 
-// `draws` (1 = kept) on x, as torch.dropout would.
-Tensor drop(const Tensor& x, const Tensor& draws, double p) {
-  require(draws.defined());
-  return x * (draws / (1.0 - p));
+// x, dropped as torch.dropout would.
+Tensor drop(const Tensor& x, const Draws& draws, double p) {
+  require(draws.defined() && draws.kept.sizes() == x.sizes());
+  return x * (draws.kept / (1.0 - p));
+}
+
+bool is_left_on(Dropout dropout) {
+  return dropout == Dropout::kLeftOn || dropout == Dropout::kLeftOnBoth ||
+         dropout == Dropout::kExchanged;
+}
+
+bool is_left_on_output(Dropout dropout) {
+  return dropout == Dropout::kLeftOnOutput || dropout == Dropout::kLeftOnBoth;
+}
+
+bool drops_in_training(const ObservedCall& call) {
+  return call.dropout_p > 0.0 || call.kept_weights.p > 0.0 ||
+         call.kept_context.p > 0.0 || call.kept_output.p > 0.0;
 }
 
 }  // namespace
 
 bool drops(const ObservedCall& call, const Recipe& recipe) {
-  return call.training
-             ? call.dropout_p > 0.0 && recipe.dropout != Dropout::kExchanged
-             : recipe.dropout == Dropout::kLeftOn ||
-                   recipe.dropout == Dropout::kLeftOnOutput ||
-                   recipe.dropout == Dropout::kExchanged;
+  if (!call.training) {
+    return is_left_on(recipe.dropout) || is_left_on_output(recipe.dropout);
+  }
+  return drops_in_training(call) && recipe.dropout != Dropout::kExchanged &&
+         recipe.output_dropout != OutputDropout::kInstead;
 }
 
 Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,
                     const Tensor& weights) {
   if (!drops(call, recipe)) return weights;
+  if (!call.training && !is_left_on(recipe.dropout)) return weights;
+  const Draws& draws = call.kept_weights;
+  // Where nothing else is dropped, the output alone may be, always.
+  if (recipe.dropout == Dropout::kLeftOnOutput && !draws.defined()) {
+    return weights;
+  }
   switch (recipe.dropout) {
     case Dropout::kOnWeights:
-    case Dropout::kOnOutputToo:
     case Dropout::kLeftOn:
+    case Dropout::kLeftOnBoth:
+    case Dropout::kLeftOnOutput:
     case Dropout::kExchanged:
-      return drop(weights, call.kept_weights, call.dropout_p);
+      return drop(weights, draws, draws.p);
     case Dropout::kNotRescaled:
-      return drop(weights, call.kept_weights, 0.0);
+      return drop(weights, draws, 0.0);
     case Dropout::kKeepsTheDropped:
-      require(call.kept_weights.defined());
-      return drop(weights, 1.0 - call.kept_weights, call.dropout_p);
+      require(draws.defined());
+      return drop(weights, {1.0 - draws.kept, draws.p}, draws.p);
     default:
       return weights;
   }
@@ -61,12 +84,99 @@ Tensor drop_at(Dropout where, const ObservedCall& call, const Recipe& recipe,
   if (recipe.dropout != where || !drops(call, recipe)) return x;
   const bool scores =
       where == Dropout::kBeforeMask || where == Dropout::kBeforeSoftmax;
-  const Tensor& draws = scores                         ? call.kept_weights
-                        : where == Dropout::kOnContext ? call.kept_context
-                                                       : call.kept_output;
-  require(draws.defined() && draws.sizes() == x.sizes());
-  return drop(x, draws, call.dropout_p);
+  const Draws& draws = scores                         ? call.kept_weights
+                       : where == Dropout::kOnContext ? call.kept_context
+                                                      : call.kept_output;
+  return drop(x, draws, draws.p);
 }
+
+Tensor drop_output(const ObservedCall& call, const Recipe& recipe,
+                   const Tensor& out) {
+  const bool wanted = call.training && drops_in_training(call) &&
+                      recipe.output_dropout != OutputDropout::kNone;
+  const bool left_on = is_left_on_output(recipe.dropout);
+  return wanted || left_on ? drop(out, call.kept_output, call.kept_output.p)
+                           : out;
+}
+
+// ---- In blocks of keys ------------------------------------------------------
+//
+// Code that goes through the keys block by block keeps of each row the largest
+// score m so far, the sum l of exp(s − m), and the sum of what it weighs; where
+// m grows, both sums are to be multiplied by exp(old m − new m).
+
+namespace {
+
+// The largest score of each row up to the block of each key, (B, H, Lq, Lk); or
+// within that block alone.
+Tensor largest_by_block(const Tensor& scores, int64_t block, bool so_far) {
+  std::vector<Tensor> largest;
+  Tensor running;
+  for (const Tensor& part : scores.split(block, -1)) {
+    const Tensor own = part.amax(-1, /*keepdim=*/true);
+    running = running.defined() && so_far ? running.maximum(own) : own;
+    largest.push_back(running.expand_as(part));
+  }
+  return at::cat(largest, -1);
+}
+
+// exp(score − m), m as it was when the key's block was met.
+template <bool so_far>
+Tensor uncorrected(const Tensor& scores, int64_t block) {
+  return (scores - largest_by_block(scores, block, so_far)).exp();
+}
+
+template <bool so_far>
+Tensor neither_corrected(const Tensor& scores, int64_t block) {
+  const Tensor p = uncorrected<so_far>(scores, block);
+  return p / p.sum(-1, /*keepdim=*/true);
+}
+
+Tensor right_exponentials(const Tensor& scores) {
+  return (scores - scores.amax(-1, /*keepdim=*/true)).exp();
+}
+
+Tensor sum_not_corrected(const Tensor& scores, int64_t block) {
+  const Tensor p = uncorrected<true>(scores, block);
+  return right_exponentials(scores) / p.sum(-1, /*keepdim=*/true);
+}
+
+Tensor values_not_corrected(const Tensor& scores, int64_t block) {
+  const Tensor p = uncorrected<true>(scores, block);
+  return p / right_exponentials(scores).sum(-1, /*keepdim=*/true);
+}
+
+Tensor each_block_for_itself(const Tensor& scores, int64_t block, bool mean) {
+  std::vector<Tensor> weights;
+  for (const Tensor& part : scores.split(block, -1)) {
+    weights.push_back(part.softmax(-1));
+  }
+  const auto count = static_cast<double>(weights.size());
+  return at::cat(weights, -1) / (mean ? count : 1.0);
+}
+
+Tensor last_block_left_out(const Tensor& scores, int64_t block) {
+  const int64_t keys = scores.size(-1);
+  if (keys % block == 0 || keys < block) return scores.softmax(-1);
+  const Tensor seen = scores.slice(-1, 0, keys - keys % block).softmax(-1);
+  return at::constant_pad_nd(seen, {0, keys % block});
+}
+
+// Keys of zeros fill the last block, and have scores of 0.
+Tensor last_block_filled_up(const Tensor& scores, int64_t block) {
+  const int64_t keys = scores.size(-1);
+  if (keys % block == 0) return scores.softmax(-1);
+  return at::constant_pad_nd(scores, {0, block - keys % block})
+      .softmax(-1)
+      .slice(-1, 0, keys);
+}
+
+template <auto blockwise>
+void in_blocks(Recipe& r) {
+  r.blockwise = blockwise;
+}
+
+}  // namespace
 
 // ---- Rounding --------------------------------------------------------------
 
@@ -119,6 +229,11 @@ std::vector<Way> narrow_ways() {
 constexpr std::string_view kSoftmaxRemedy =
     "Softmax over the keys, the last dimension of (B, H, Lq, Lk): each "
     "query's weights sum to 1. softmax(scores, dim=-1).";
+constexpr std::string_view kBlockRemedy =
+    "Where the maximum grows from m to m', multiply the sum and the weighted "
+    "values so far by exp(m - m') before the next block is added; divide by "
+    "the "
+    "sum once, at the end.";
 constexpr std::string_view kDropoutRemedy =
     "Drop weights, after the softmax, in training only, and divide what is "
     "kept by 1 - p: F.dropout(weights, p, training=self.training), or an "
@@ -130,7 +245,8 @@ const std::vector<Fault> kWeightFaults = {
     {"softmax_over_queries",
      "The softmax runs over the queries, not over the keys.",
      kSoftmaxRemedy,
-     {{normalise_by<softmax_over<2>>}}},
+     {{normalise_by<softmax_over<2>>},
+      {normalise_by<softmax_over<1, 2>>, "And over heads, in one dimension."}}},
     {"softmax_over_heads",
      "The softmax runs over the heads, not over the keys.",
      kSoftmaxRemedy,
@@ -193,6 +309,35 @@ const std::vector<Fault> kWeightFaults = {
          r.sentinel = 0.0;
        },
        "Blocked scores are 0."}}},
+    {"online_softmax_not_corrected",
+     "The softmax goes through the keys block by block, and what it has summed "
+     "up is not corrected where a later block has a larger score.",
+     kBlockRemedy,
+     {{in_blocks<neither_corrected<true>>,
+       "Neither the sum nor the weighted values are."},
+      {in_blocks<values_not_corrected>, "The weighted values are not."},
+      {in_blocks<sum_not_corrected>, "The sum is not."},
+      {in_blocks<neither_corrected<false>>,
+       "Each block has a maximum of its own."},
+      {in_blocks<[](const Tensor& s, int64_t block) {
+         return each_block_for_itself(s, block, /*mean=*/false);
+       }>,
+       "Each block has a softmax of its own, and they are added up."},
+      {in_blocks<[](const Tensor& s, int64_t block) {
+         return each_block_for_itself(s, block, /*mean=*/true);
+       }>,
+       "Each block has a softmax of its own, and they are averaged."}}},
+    {"last_block_left_out",
+     "The keys after the last whole block are never seen.",
+     "Count the blocks by (Lk + block - 1) // block, and let the last one be "
+     "shorter.",
+     {{in_blocks<last_block_left_out>}}},
+    {"last_block_filled_up",
+     "The last block of keys is filled up with zeros, which take their share "
+     "of "
+     "the softmax: exp(0) = 1.",
+     "Block what was filled up: scores of -inf beyond the last key.",
+     {{in_blocks<last_block_filled_up>}}},
     {"weights_averaged",
      "The weights are averaged over the heads before they meet the values.",
      "Each head weighs its values by its own weights; the average over heads "
@@ -241,7 +386,9 @@ const std::vector<Fault> kWeightFaults = {
      "Dropout of the output is on in evaluation: results are random.",
      "Drop in training only: `F.dropout(out, p, training=self.training)` or "
      "an `nn.Dropout` that eval() reaches.",
-     {{[](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; }}},
+     {{[](Recipe& r) { r.dropout = Dropout::kLeftOnOutput; }},
+      {[](Recipe& r) { r.dropout = Dropout::kLeftOnBoth; },
+       "That of the weights, too."}},
      Stage::kOutput},
     {"computed_in_bfloat16", "Numbers are rounded to bfloat16 on the way.",
      "Keep scores and weights in float32, also where inputs and outputs are "

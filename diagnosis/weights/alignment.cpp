@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "diagnosis/weights/alignment.h"
 
+#include <ATen/ops/block_diag.h>
+
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -27,6 +29,26 @@ std::string text(Orientation orientation) {
          : orientation == Orientation::kInOut
              ? " (in, out)"
              : c10::str(" ", kEitherOrientation);
+}
+
+const char* text(FusedOrder order) {
+  switch (order) {
+    case FusedOrder::kNotFused:
+      return "";
+    case FusedOrder::kPartByPart:
+      return ", part by part";
+    case FusedOrder::kHeadByHead:
+      return ", head by head";
+    case FusedOrder::kHeadFeaturePart:
+      return ", cut as (head feature part)";
+    case FusedOrder::kFeaturePartHead:
+      return ", cut as (feature part head)";
+    case FusedOrder::kFeatureHeadPart:
+      return ", cut as (feature head part)";
+    case FusedOrder::kPartFeatureHead:
+      return ", cut as (part feature head)";
+  }
+  return "";
 }
 
 bool is_fused(Role role) { return role == kFused || role == kKeyValue; }
@@ -69,6 +91,9 @@ class Aligner {
   std::vector<Extents> readings(Role role, const at::Tensor& weight) const {
     const int64_t heads = heads_of(role, sizes_), size = weight.numel() / heads;
     if (role == kOutput) return output_readings();
+    if (const int64_t width = shared_width(role, weight); width > 0) {
+      return {{1, width, width}};
+    }
     if (head_dim_ == 0) {
       return {{heads, size / sizes_.embed_dim, sizes_.embed_dim}};
     }
@@ -77,6 +102,16 @@ class Aligner {
       found.insert(found.begin(), {heads, size / sizes_.vdim, sizes_.vdim});
     }
     return found;
+  }
+
+  // The width of a head where a matrix is no larger than (D, D): one for all.
+  int64_t shared_width(Role role, const at::Tensor& weight) const {
+    const int64_t width = sizes_.embed_dim / sizes_.num_heads;
+    const bool is_small = !is_fused(role) && sizes_.num_heads > 1 &&
+                          width * sizes_.num_heads == sizes_.embed_dim &&
+                          weight.dim() == 2 && weight.size(0) == width &&
+                          weight.size(1) == width;
+    return is_small && (head_dim_ == 0 || head_dim_ == width) ? width : 0;
   }
 
   std::vector<Extents> output_readings() const {
@@ -101,7 +136,14 @@ class Aligner {
     const Hint hint =
         c.declared != kUnknown ? Hint{c.declared, true} : Hint{custom};
     for (const Extents& expected : readings(role, c.tensor)) {
-      if (const auto matrix = orient(c.tensor, expected, hint)) return matrix;
+      auto matrix = orient(c.tensor, expected, hint);
+      if (!matrix) continue;
+      if (role != kOutput && shared_width(role, c.tensor) > 0) {
+        const std::vector<at::Tensor> same(heads_of(role, sizes_),
+                                           matrix->weight);
+        matrix->weight = at::block_diag(same);
+      }
+      return matrix;
     }
     return std::nullopt;
   }
@@ -188,8 +230,7 @@ class Aligner {
     const char* order = "";
     if (is_fused(role)) {
       aligned_.fused = order_;
-      order = order_ == FusedOrder::kHeadByHead ? ", head by head"
-                                                : ", part by part";
+      order = text(order_);
       const auto parts = cut_as(role, weight, order_);
       for (size_t i = 0; i < parts.size(); ++i) {
         const Role part = kInputs[3 - parts.size() + i];
@@ -199,6 +240,10 @@ class Aligner {
         matrix_of(part) = {parts[i], {}, orientation, name};
       }
     } else {
+      const bool shared =
+          role != kOutput && shared_width(role, match.candidate.tensor) > 0;
+      aligned_.shared = aligned_.shared || shared;
+      if (shared) order = ", the same for each head";
       matrix_of(role) = {weight, {}, orientation, name};
     }
     use(match.candidate,
@@ -217,7 +262,11 @@ class Aligner {
                                  FusedOrder order) const {
     const int64_t queries =
         role == kFused ? sizes_.num_heads / sizes_.num_kv_heads : 0;
-    return cut(fused, queries, sizes_.num_kv_heads, order);
+    auto parts = cut(fused, queries, sizes_.num_kv_heads, order);
+    TORCH_CHECK_VALUE(!parts.empty(),
+                      "explain: weights must have as many key/value heads as "
+                      "query heads where they are cut so");
+    return parts;
   }
 
   void take_weights() {
@@ -257,6 +306,11 @@ class Aligner {
     prefer_strong_names(found);
     check_single(found, role, "bias");
     const int64_t size = bias_size(role);
+    if (aligned_.shared && role != kOutput && !found.empty() &&
+        found[0].tensor.numel() * heads_of(role, sizes_) == size) {
+      found[0].tensor =
+          found[0].tensor.reshape(-1).repeat(heads_of(role, sizes_));
+    }
     TORCH_CHECK_VALUE(found.empty() || found[0].tensor.numel() == size,
                       "explain: weights must have one ", role_text(role),
                       " bias of ", size, " numbers, got ",

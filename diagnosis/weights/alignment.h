@@ -22,7 +22,17 @@ enum class Orientation { kUnknown, kOutIn, kInOut };
 
 /// How a fused matrix holds its parts: [q; k; v], each with all heads, or head
 /// by head, [q0 k0 v0 q1 ...] (with groups, [queries of group 0, k0 v0 ...]).
-enum class FusedOrder { kNotFused, kPartByPart, kHeadByHead };
+/// The others are known by their letters, the outermost first: part, head,
+/// feature of a head. They have no groups.
+enum class FusedOrder {
+  kNotFused,
+  kPartByPart,  ///< (part head feature)
+  kHeadByHead,  ///< (head part feature)
+  kHeadFeaturePart,
+  kFeaturePartHead,
+  kFeatureHeadPart,
+  kPartFeatureHead
+};
 
 /// Sizes of the layer under test; num_heads is a multiple of num_kv_heads. vdim
 /// and out_dim: features of values and of the output, 0 where nobody knows.
@@ -46,6 +56,9 @@ struct AlignedWeights {
 
   /// How query, key and value, or key and value, were cut.
   FusedOrder fused = FusedOrder::kNotFused;
+
+  /// One small matrix projects every head: (H·D, H·D) with it on the diagonal.
+  bool shared = false;
 
   /// For people: "query: attn.q_proj.weight (out, in)".
   std::vector<std::string> matched;

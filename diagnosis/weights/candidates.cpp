@@ -288,8 +288,41 @@ std::optional<OrientedMatrix> orient(const at::Tensor& weight,
                         orientation_of(readings[0], extents.is_output)};
 }
 
+namespace {
+
+// (parts · heads · features, ...) whose axes lie otherwise, with a letter each.
+std::vector<at::Tensor> cut_by_letters(const at::Tensor& fused, int64_t parts,
+                                       int64_t heads, string_view letters) {
+  const int64_t features = fused.size(0) / (parts * heads);
+  std::vector<int64_t> sizes;
+  for (const char letter : letters) {
+    sizes.push_back(letter == 'p' ? parts : letter == 'h' ? heads : features);
+  }
+  std::vector<int64_t> order;
+  for (const char letter : {'p', 'h', 'f'}) {
+    order.push_back(static_cast<int64_t>(letters.find(letter)));
+  }
+  at::Tensor cut = fused.unflatten(0, sizes);
+  for (int64_t d = 3; d < cut.dim(); ++d) order.push_back(d);
+  return cut.permute(order).flatten(1, 2).unbind(0);
+}
+
+string_view letters_of(FusedOrder order) {
+  return order == FusedOrder::kHeadFeaturePart   ? "hfp"
+         : order == FusedOrder::kFeaturePartHead ? "fph"
+         : order == FusedOrder::kFeatureHeadPart ? "fhp"
+         : order == FusedOrder::kPartFeatureHead ? "pfh"
+                                                 : "";
+}
+
+}  // namespace
+
 std::vector<at::Tensor> cut(const at::Tensor& fused, int64_t queries_per_group,
                             int64_t groups, FusedOrder order) {
+  if (const string_view letters = letters_of(order); !letters.empty()) {
+    if (queries_per_group > 1) return {};
+    return cut_by_letters(fused, queries_per_group + 2, groups, letters);
+  }
   std::vector<int64_t> heads{queries_per_group, 1, 1};
   if (queries_per_group == 0) heads.erase(heads.begin());
   const int64_t heads_per_group = queries_per_group + 2;

@@ -59,7 +59,8 @@ std::optional<OrientedMatrix> orient(const at::Tensor& weight,
                                      const Extents& extents, const Hint& hint);
 
 /// fused: (heads · head_dim, ...), of all parts. Returns query, key and value;
-/// or key and value, where queries_per_group is 0.
+/// or key and value, where queries_per_group is 0. Empty: with these groups
+/// there is no such order.
 std::vector<at::Tensor> cut(const at::Tensor& fused, int64_t queries_per_group,
                             int64_t groups, FusedOrder order);
 

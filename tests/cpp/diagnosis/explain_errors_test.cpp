@@ -303,7 +303,8 @@ TEST(ExplainErrors, FactsAreNumbersOrKnownWords) {
       {"explain: training must be one of true, false, got \"yes\"",
        {},
        {{"training", "yes"}}},
-      {"explain: is_causal must be one of true, false, infer, got \"1\"",
+      {"explain: is_causal must be one of true, false, infer, expected, got "
+       "\"1\"",
        {},
        {{"is_causal", "1"}}},
       {"explain: mask must be one of blocked, keep, additive, got \"Keep\"",

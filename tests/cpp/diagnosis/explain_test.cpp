@@ -53,10 +53,14 @@ TEST_P(EveryFault, IsNamed) {
   const bool one_head = name == "heads_averaged_together";
   const bool uneven =
       name == "scale_by_all_heads" || name == "scale_by_value_width";
-  const Layer layer =
-      uneven ? make_uneven_layer()
-             : make_layer(groups, per_head || one_head ? width : kEmbed,
-                          per_head ? width : kEmbed);
+  const bool blockwise =
+      name.starts_with("online_") || name.starts_with("last_block_");
+  Layer layer = uneven ? make_uneven_layer()
+                : name == "fused_view_without_permute"
+                    ? make_fused_layer()
+                    : make_layer(groups, per_head || one_head ? width : kEmbed,
+                                 per_head ? width : kEmbed);
+  if (blockwise) layer.facts["block_size"] = "3";
   const auto observations = results(calls(layer), recipe);
   ASSERT_FALSE(observations.empty());
   const Verdict verdict = explain(observations);

@@ -74,6 +74,12 @@ inline Layer make_layer(int64_t kv_heads, int64_t output_columns = kEmbed,
                              {"out_proj", output_rows, output_columns}});
 }
 
+// One matrix for queries, keys and values.
+inline Layer make_fused_layer() {
+  return layer_of(kHeads,
+                  {{"qkv", 3 * kEmbed, kEmbed}, {"out_proj", kEmbed, kEmbed}});
+}
+
 // Heads of queries and keys are 7 wide, those of values 6.
 inline Layer make_uneven_layer() {
   return layer_of(kHeads, {{"q_proj", kHeads * 7, kEmbed},
@@ -120,6 +126,8 @@ inline std::vector<Observation> plain_calls(const Layer& layer,
       observe(layer, "gradients",
               with(cross, "dout", random({kBatch, kQueries, kEmbed}))),
       observe(layer, "causal", cross, {{"is_causal", "true"}}),
+      observe(layer, "expected", cross, {{"is_causal", "expected"}}),
+      observe(layer, "window", cross, {{"window", "2,1"}}),
   };
 }
 
@@ -148,6 +156,7 @@ inline std::vector<Observation> masked_calls(const Layer& layer,
              {kHeads, kQueries, kQueries}),
       padded("padding", x),
       padded("B = Lq", random({kQueries, kQueries, kEmbed})),
+      padded("padding, B = H", random({kHeads, kQueries, kEmbed})),
   };
 }
 
@@ -171,6 +180,9 @@ inline std::vector<Observation> dropout_calls(const Layer& layer,
               with({{"x", x}}, "dropout_keep", at::rand(x.sizes()).gt(0.25)),
               {{"dropout_p", "0.25"}}),
       observe(layer, "evaluation", kept, {{"dropout_p", "0.25"}}),
+      observe(layer, "evaluation, both",
+              with(kept, "dropout_keep.1", at::rand(x.sizes()).gt(0.25)),
+              {{"dropout_p", "0.25"}}),
   };
 }
 
@@ -218,6 +230,10 @@ inline std::vector<Observation> results(std::vector<Observation> observations,
       o.tensors["dquery"] = found[0];
       o.tensors["dkey"] = found[1];
       o.tensors["dvalue"] = found[2];
+      for (int i = 0; i < 4; ++i) {
+        if (!recipe.frozen[i]) continue;
+        o.metadata["gradient:" + run.weights.matrices()[i]->name] = "none";
+      }
     }
     if (trace) {
       size_t i = 0;

@@ -9,14 +9,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from attempts import table, table_inputs, table_unusual
+from attempts import table, table_beside, table_inputs, table_unusual
 from attempts.table import FOLDER, MISBEHAVING, Attempt
 
 import multihead
 from multihead._library import diagnosis
 
-RIGHT = table.RIGHT + table_unusual.RIGHT
-WRONG = table.WRONG + table_inputs.WRONG + table_unusual.WRONG
+RIGHT = table.RIGHT + table_beside.RIGHT + table_unusual.RIGHT
+WRONG = table.WRONG + table_inputs.WRONG + table_unusual.WRONG + table_beside.WRONG
 NAMED = 0.95  # of the wrong ones whose fault has a name
 TYPICAL = ("right_functions:exercise_keep", "right_modules:SplitAndCombine")
 

@@ -31,7 +31,8 @@ _RANDOM |= {"bernoulli", "bernoulli_", "trunc_normal_", "normal_functional"}
 _COMPARE = {"lt", "le", "gt", "ge"}
 _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_fresh"}
 _UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
-MOST_TRACED, LARGEST_TRACED = 96, 1 << 19
+MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 8, 1 << 19
+_TRIANGLES = {"tril", "triu", "tril_", "triu_"}
 
 
 def storage(tensor: Tensor) -> int:
@@ -47,11 +48,13 @@ def place(tensor: Tensor) -> tuple[int, int]:
 @dataclass
 class Origin:
     """Where the values of a storage come from: sequences and masks of the call, and
-    weights, by their places; whether they were drawn; what they are a copy of."""
+    weights, by their places; whether they were drawn; whether a triangle has a part in
+    them; what they are a copy of."""
 
     inputs: frozenset[str] = frozenset()
     weights: tuple[tuple[int, int], ...] = ()
     drawn: bool = False
+    triangle: bool = False
     copy_of: int | None = None
 
 
@@ -76,9 +79,10 @@ class Draw:
 
 
 class Recorder(TorchDispatchMode):
-    """Records one run. `inputs`: the tensors of the call by role."""
+    """Records one run. `inputs`: the tensors of the call by role; `kept`: those that
+    the code holds, which may be masks."""
 
-    def __init__(self, inputs: dict[str, Tensor]):
+    def __init__(self, inputs: dict[str, Tensor], kept: tuple[Tensor, ...] = ()):
         super().__init__()
         self.origins: dict[int, Origin] = {}
         self.direct: dict[int, str] = {}
@@ -89,8 +93,18 @@ class Recorder(TorchDispatchMode):
         self.pairs: list[tuple[tuple, tuple]] = []
         self.draws: list[Draw] = []
         self.trace: list[Tensor] = []
+        # Of what is too much for the trace, the last.
+        self.end: deque[Tensor] = deque(maxlen=MOST_AT_END)
         self.spread: float | None = None
+        # What norms without parameters of their own add to the variance.
+        self.norm_eps: float | None = None
+        # Whether a triangle of zeros was made, or is kept, as for a causal mask.
+        self.has_triangle = False
         self._seen: set[int] = set()
+        for tensor in filter(is_triangle, kept):
+            self.alive.append(tensor)
+            self.origins[storage(tensor)] = Origin(triangle=True)
+            self.has_triangle = True
         for role, tensor in inputs.items():
             self.alive.append(tensor)
             self.origins[storage(tensor)] = Origin(inputs=frozenset([role]))
@@ -118,6 +132,8 @@ class Recorder(TorchDispatchMode):
             self._note_draws(name, args, operands, results)
             self._note_trace(name, results)
             self._note_scores(name, args)
+            if name == "native_layer_norm":
+                self.norm_eps = float(args[4])
         return result
 
     def origin(self, tensor: Tensor) -> Origin:
@@ -180,7 +196,10 @@ class Recorder(TorchDispatchMode):
             elif place(tensor) in self.uses:
                 weights[place(tensor)] = None
         drawn = name in _RANDOM or any(o.drawn for o in origins)
-        new = Origin(inputs, tuple(weights) if inputs else (), drawn)
+        made = name in _TRIANGLES and not inputs
+        self.has_triangle = self.has_triangle or made
+        triangle = made or any(o.triangle for o in origins)
+        new = Origin(inputs, tuple(weights) if inputs else (), drawn, triangle)
         for result in results:
             key = storage(result)
             if any(storage(t) == key for t in operands):  # a view, or in place
@@ -221,23 +240,38 @@ class Recorder(TorchDispatchMode):
     def _note_trace(self, name, results) -> None:
         for result in results:
             if (
-                len(self.trace) < MOST_TRACED
-                and name not in _UNTRACED
+                name not in _UNTRACED
                 and result.is_floating_point()
                 and 2 <= result.dim()
                 and result.numel() <= LARGEST_TRACED
                 and self.origin(result).inputs
             ):
-                self.trace.append(result.detach().clone())
+                room = len(self.trace) < MOST_TRACED
+                (self.trace if room else self.end).append(result.detach().clone())
+
+
+def is_triangle(tensor: Tensor) -> bool:
+    """Whether it holds one number below the diagonal, and another above."""
+    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.is_complex():
+        return False
+    size = tensor.shape[-1]
+    if size < 3 or tensor.numel() > 1 << 22:
+        return False
+    plane = tensor.detach().reshape(-1, size, size)[0]
+    below = torch.ones(size, size, dtype=torch.bool).tril(-1)
+    low, high = plane[below], plane[below.T]
+    return bool((low == low[0]).all() and (high == high[0]).all() and low[0] != high[0])
 
 
 def fill_constant(tensor: Tensor) -> None:
-    """Draws the values of a parameter that holds one value only, around 0 or 1."""
+    """Draws the values of a parameter that holds one value only, around 0 or 1; a
+    single number only where it is 0, which would hide what it is multiplied with."""
     if nn.parameter.is_lazy(tensor) or not tensor.is_floating_point():
         return
     with torch.no_grad():
         first = tensor.flatten()[:1]
-        if tensor.numel() > 1 and bool((tensor == first).all()):
+        hides = tensor.numel() > 1 or bool((first == 0).all())
+        if tensor.numel() > 0 and hides and bool((tensor == first).all()):
             tensor.copy_(first + 0.3 * torch.randn_like(tensor))
 
 

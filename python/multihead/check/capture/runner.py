@@ -5,6 +5,7 @@ import contextlib
 import copy
 import functools
 import random
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from ..calls.cases import Case, as_sequence, attributes
 from ..calls.construct import Construction
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
-from ..subject.holding import held, of_closure
+from ..subject.holding import has_storage, held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import devices, weights
@@ -46,6 +47,9 @@ class Run:
     gradients_off: bool = False
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    without_gradient: list[str] = field(default_factory=list)
+    tables: dict[str, Tensor] = field(default_factory=dict)
+    window: int | None = None
     counted: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -100,7 +104,7 @@ class Runner:
 
     def _execute(self, target: object, run: Run, seconds: float | None) -> None:
         case, made = run.case, run.arguments
-        recorder = Recorder({**made.tensors, **made.masks})
+        recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
         frames = Frames()
         called = target if callable(target) else target.forward
         if self.subject.how is not None:
@@ -131,11 +135,13 @@ class Runner:
             return
         run.out = out
         run.counted = self._counted(target, frames, case)
+        run.tables = weights.rotary_tables(frames)
+        run.window = _window(target, frames)
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
         if case.gradients and not case.style.numpy:
-            self._differentiate(run)
+            self._differentiate(run, weights.named(target, recorder))
 
     def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:
         call = f"called as {self.subject.name}({made})"
@@ -227,9 +233,10 @@ class Runner:
         made.positional = [copies.get(id(v), v) for v in made.positional]
         made.keywords = {n: copies.get(id(v), v) for n, v in made.keywords.items()}
 
-    def _differentiate(self, run: Run) -> None:
-        """The gradients of sum(out · dout); zero where there is no path. What a query
-        without keys gives is anybody's choice, so it has no part in dout."""
+    def _differentiate(self, run: Run, learned: dict[str, Tensor]) -> None:
+        """The gradients of sum(out · dout); zero where there is no path, and which of
+        the `learned` weights get none. What a query without keys gives is anybody's
+        choice, so it has no part in dout."""
         generator = torch.Generator().manual_seed(77)
         drawn = torch.randn(run.out.shape, generator=generator, dtype=torch.float64)
         dout = drawn.to(run.out.dtype)
@@ -239,8 +246,9 @@ class Runner:
         leaves = list(run.leaves.values())
         found = [None] * len(leaves)
         if run.out.requires_grad:
+            every = [*leaves, *learned.values()]
             outcome = self.guard.call(
-                torch.autograd.grad, (run.out * dout).sum(), leaves, allow_unused=True
+                torch.autograd.grad, (run.out * dout).sum(), every, allow_unused=True
             )
             if outcome.error is not None:
                 finding = outcome.findings[0]
@@ -251,6 +259,8 @@ class Runner:
                 self.remarks.setdefault("gradients", located[0])
                 return
             found = outcome.value
+            of_weights = zip(learned, found[len(leaves) :])
+            run.without_gradient = [n for n, gradient in of_weights if gradient is None]
         run.dout = dout
         for (role, leaf), gradient in zip(run.leaves.items(), found):
             zero = torch.zeros_like(leaf, requires_grad=False)
@@ -273,6 +283,28 @@ class Runner:
         if self.construction and self.construction.counts_heads:
             counted["num_heads"] = case.sizes.heads
         return counted
+
+
+def _kept(target: object) -> tuple[Tensor, ...]:
+    """Tensors that a module keeps beside its parameters: masks, perhaps."""
+    if not isinstance(target, nn.Module):
+        return ()
+    plain = [vars(part).values() for part in target.modules()]
+    kept = [*target.buffers(), *(v for values in plain for v in values)]
+    return tuple(t for t in kept if isinstance(t, Tensor) and has_storage(t))
+
+
+_WINDOW = re.compile(r"(sliding|local|attention|attn)_?window(_?size)?")
+
+
+def _window(target: object, frames: Frames) -> int | None:
+    """How many keys a query may see, where an attribute or a variable says so."""
+    own = [vars(target)] if isinstance(target, nn.Module) else []
+    for variables in [*own, *frames.found]:
+        for name, value in variables.items():
+            if type(value) is int and value > 0 and _WINDOW.fullmatch(name.lower()):
+                return value
+    return None
 
 
 def _detached(module: object) -> dict[int, object]:

@@ -5,6 +5,7 @@ names say nothing, the way of the data gives them names here."""
 
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from ..subject.holding import Held, walk
@@ -21,6 +22,8 @@ class Weights:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
+    # What norms add to the variance, and in how many groups they take features.
+    norms: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     by_flow: "Weights | None" = None
     by_order: bool = False
@@ -54,14 +57,72 @@ def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Wei
     silent = matrices and not any(speaks(c.name) for c in matrices)
     # What no data met has no other name than its own: linears.3, forgotten.
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
+    norms = _norms(roots.get("self"))
+    if by_flow is not None:
+        by_flow.norms = norms
+        for c in kept:  # norms, which no product tells apart
+            if (
+                c.of_layer
+                and c.tensor.dim() < 2
+                and recorder.root(c.tensor) not in used
+            ):
+                by_flow.tensors.setdefault(c.name, c.tensor.detach())
     if by_flow is not None and (unnamed or (silent and not idle)):
         return by_flow
-    weights = Weights(by_flow=by_flow)
+    weights = Weights(norms=norms, by_flow=by_flow)
     for c in kept:
         tensor = c.tensor.detach()  # of an array, which the code may write to, a copy
         weights.tensors[c.name] = tensor.clone() if c.of_array else tensor
     weights.layouts = {c.name: c.layout for c in kept if c.layout}
     return weights
+
+
+_EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "_eps")
+
+
+def _norms(module: object) -> dict[str, float]:
+    """The facts of the layers of a module that add something to a variance, by the
+    engine's names."""
+    found: dict[str, float] = {}
+    for path, part in module.named_modules() if isinstance(module, nn.Module) else ():
+        kept = next((vars(part)[name] for name in _EPS if name in vars(part)), None)
+        weight = getattr(part, "weight", None)
+        if kept is None and isinstance(part, nn.RMSNorm) and weight is not None:
+            kept = torch.finfo(weight.dtype).eps
+        if isinstance(kept, float):
+            found[f"eps:{path}"] = kept
+            if isinstance(part, nn.GroupNorm):
+                found[f"groups:{path}"] = part.num_groups
+    return found
+
+
+def named(target: object, recorder: Recorder) -> dict[str, Tensor]:
+    """The parameters of a module that learn and that products of the run met."""
+    if not isinstance(target, nn.Module):
+        return {}
+    met = {recorder.root(use.weight) for use in recorder.uses.values()}
+    return {
+        name: parameter
+        for name, parameter in target.named_parameters()
+        if parameter.requires_grad and recorder.root(parameter) in met
+    }
+
+
+_TABLES = (("cos", "sin"), ("freqs_cos", "freqs_sin"), ("cos_cached", "sin_cached"))
+
+
+def rotary_tables(frames: Frames) -> dict[str, Tensor]:
+    """Cosines and sines of positions, as some function called them; or a table of
+    complex numbers."""
+    for variables in frames.found:
+        for cosines, sines in _TABLES:
+            pair = variables.get(cosines), variables.get(sines)
+            if all(isinstance(t, Tensor) and t.dim() >= 2 for t in pair):
+                return {"cos": pair[0].detach(), "sin": pair[1].detach()}
+        for value in variables.values():
+            if isinstance(value, Tensor) and value.is_complex() and value.dim() == 2:
+                return {"cos": value.detach().real, "sin": value.detach().imag}
+    return {}
 
 
 def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:

@@ -113,8 +113,9 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
         shape = (batch, heads, run.case.sizes.queries, run.case.keys)
         seen.tensors["dropout_keep.0"] = torch.ones(shape, dtype=torch.bool)
-    for index, tensor in enumerate(run.recorder.trace):
+    for index, tensor in enumerate([*run.recorder.trace, *run.recorder.end]):
         seen.tensors[f"trace.{index}"] = tensor
+    _put_beside(seen, run)
     seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
     return seen
 
@@ -263,7 +264,17 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
     elif stated.causal is not None:
         seen.metadata["is_causal"] = str(stated.causal).lower()
     elif not call.takes("is_causal"):
-        seen.metadata["is_causal"] = "infer"
+        expected = _expects_causal(run, call)
+        seen.metadata["is_causal"] = "expected" if expected else "infer"
+
+
+def _expects_causal(run: Run, call: Call) -> bool:
+    """Whether the code means to be causal without being asked: its name says so, or it
+    makes a triangle, of which nothing is left in what comes out."""
+    if run.case.style.numpy or call.takes("mask") or call.may_be_causal:
+        return False
+    unused = run.recorder.has_triangle and not run.recorder.origin(run.out).triangle
+    return call.says_causal or unused
 
 
 def _put_results(seen: Observation, run: Run) -> None:
@@ -281,6 +292,20 @@ def _put_results(seen: Observation, run: Run) -> None:
                 seen.tensors[name] = _heads_first(run, gradient)
 
 
+def _put_beside(seen: Observation, run: Run) -> None:
+    """What belongs to other layers of the same module: norms and positions."""
+    for fact, number in run.parameters.norms.items():
+        seen.metadata[fact] = repr(number)
+    if run.recorder.norm_eps is not None:
+        seen.metadata["norm_eps"] = repr(run.recorder.norm_eps)
+    seen.tensors |= run.tables
+    if run.window is not None:
+        seen.metadata["window_size"] = str(run.window)
+    for name in run.without_gradient:
+        if name in run.parameters.tensors:
+            seen.metadata[f"gradient:{name}"] = "none"
+
+
 def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
     """The draws of dropout, those on a context as its heads are merged."""
     if run.case.training:
@@ -290,7 +315,7 @@ def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
         kept = _kept(draw, run.case.own_dropout or DROPOUT)
         seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads)
         if draw.p is not None:
-            seen.metadata["dropout_p"] = str(draw.p)
+            seen.metadata[f"dropout_p.{index}"] = str(draw.p)
 
 
 def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:

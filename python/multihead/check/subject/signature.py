@@ -42,7 +42,8 @@ class Call:
     that take weights. bound: what functools.partial has fixed, by role. guesses:
     what was guessed, as phrases; guessed: the parameters. is_pytorchs_layer: it is that
     of PyTorch's function for a layer. fixed: what a user gives to parameters, by name,
-    in all calls.
+    in all calls. says_causal: its name does; may_be_causal: it is built with a switch
+    for that.
     """
 
     parameters: list[inspect.Parameter]
@@ -54,6 +55,8 @@ class Call:
     guessed: set[str] = field(default_factory=set)
     is_pytorchs_layer: bool = False
     fixed: dict[str, object] = field(default_factory=dict)
+    says_causal: bool = False
+    may_be_causal: bool = False
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -155,8 +158,26 @@ def read(subject: Subject) -> Call:
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call)
+    _note_causal(call, subject)
     call.settle_style()
     return call
+
+
+_CAUSAL = re.compile(r"causal|auto_?regressi|masked_?(self|multi|attention|mha|head)")
+
+
+def _note_causal(call: Call, subject: Subject) -> None:
+    """What the name of the code says, and whether its constructor asks."""
+    owner = subject.target if subject.kind == "function" else subject.type
+    call.says_causal = bool(_CAUSAL.search(getattr(owner, "__name__", "").lower()))
+    if subject.kind == "function":
+        return
+    try:
+        built = inspect.signature(subject.type).parameters
+    except (TypeError, ValueError):
+        return
+    asks = (tables.CONSTRUCTOR.get(normal(name)) for name in built)
+    call.may_be_causal = "is_causal" in asks
 
 
 def _parameters(subject: Subject) -> list[inspect.Parameter]:

@@ -344,7 +344,6 @@ WRONG = [
         NoiseOnTheContext: unknown at context, merge
         last_key_dropped: unknown at heads, scores, masked scores, weights
         ValuesRectified: unknown at projections, heads
-        NormalisedBeforeTheOutput: unknown at merge, output
         CappedScores: unknown at scores, masked scores, weights""",
     ),
 ]

@@ -100,17 +100,6 @@ class ValuesRectified(_Attention):
         return self.W_o(self.join(torch.softmax(self.scores(q, k), dim=-1) @ v))
 
 
-class NormalisedBeforeTheOutput(_Attention):
-    def __init__(self, d_model, num_heads):
-        super().__init__(d_model, num_heads)
-        self.norm = nn.LayerNorm(d_model)
-
-    def forward(self, x):
-        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
-        attn = torch.softmax(self.scores(q, k), dim=-1)
-        return self.W_o(self.norm(self.join(attn @ self.split(self.W_v(x)))))
-
-
 class CappedScores(_Attention):
     def forward(self, x):
         q, k = self.split(self.W_q(x)), self.split(self.W_k(x))

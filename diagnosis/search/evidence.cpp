@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: MIT
+//
+// Norms, residual connections, rotary positions and the like are many, and any
+// of them may stand beside any other: too many sets to try. But code that has
+// one computes a tensor that no other code would, so the trace tells, one after
+// the other, in the order in which the data meet them.
+#include <ATen/TensorOperators.h>
+
+#include <algorithm>
+
+#include "diagnosis/search/search.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+class Signs {
+ public:
+  explicit Signs(const ObservedCall& call) : call_(call) {}
+
+  // Whether the trace shows the convention that leads from one to the other.
+  bool show(Sign sign, const Recipe& without, const Recipe& with) const {
+    if (sign == Sign::kNorm || sign == Sign::kSum) return shows_end(with);
+    if (sign == Sign::kContext) return shows_context_norm(with);
+    const auto before = simulate(call_, without), after = simulate(call_, with);
+    if (!after) return false;
+    if (!before || sign == Sign::kBias) return true;
+    switch (sign) {
+      case Sign::kInputs:
+        return shows_all(*before, *after, &Stages::inputs);
+      case Sign::kHeads:
+        // ReLU leaves nothing below 0.
+        if (with.activated == Activated::kInputsAndOutput &&
+            !call_.out.ge(0).all().item<bool>()) {
+          return false;
+        }
+        return shows_heads_of(*before, *after) &&
+               (with.fused == without.fused || shows_products(with, *after));
+      default:
+        return after->scores.isfinite().all().item<bool>() &&
+               !is_same(before->scores, after->scores) &&
+               shows(call_, *after, after->scores, call_.dtype) &&
+               // They are computed, too, before they are scaled.
+               !(with.learned_scale == LearnedScale::kOne &&
+                 shows(call_, *before, before->scores, call_.dtype));
+    }
+  }
+
+ private:
+  double allowed(const Tensor& x) const {
+    return (call_.dtype == at::kDouble ? 1e-10 : 1e-4) * largest_finite(x);
+  }
+
+  bool is_same(const Tensor& x, const Tensor& y) const {
+    return largest_difference(x, y) <= allowed(x);
+  }
+
+  bool is_shown(const Tensor& x) const {
+    return in_trace(call_, x, allowed(x));
+  }
+
+  // What changes of the three, at least one of them.
+  bool shows_all(const Stages& before, const Stages& after,
+                 std::array<Tensor, 3> Stages::* tensors) const {
+    bool any = false;
+    for (int role = 0; role < 3; ++role) {
+      const Tensor& x = (after.*tensors)[role];
+      if (is_same((before.*tensors)[role], x)) continue;
+      if (!is_shown(x)) return false;
+      any = true;
+    }
+    return any;
+  }
+
+  // Keys may have been transposed as they were cut.
+  bool shows_heads_of(const Stages& before, const Stages& after) const {
+    bool any = false;
+    for (int role = 0; role < 3; ++role) {
+      const Tensor& x = after.heads[role];
+      if (is_same(before.heads[role], x)) continue;
+      const bool shown = shows_heads(call_, after, role, call_.dtype) ||
+                         (any && shows(call_, after, x, call_.dtype));
+      if (!shown) return false;
+      any = true;
+    }
+    return any;
+  }
+
+  // Cut in another order, the same heads stand in other places: queries have to
+  // meet their keys, scaled or not, or all comes out as it should.
+  bool shows_products(const Recipe& recipe, const Stages& stages) const {
+    const Tensor products =
+        stages.heads[0].matmul(stages.heads[1].transpose(-2, -1));
+    return shows(call_, stages, products, call_.dtype) ||
+           shows(call_, stages, stages.scores, call_.dtype) ||
+           errors(call_, recipe, call_.dtype).fit();
+  }
+
+  // Some tensor of the trace and the same behind the norm.
+  bool shows_context_norm(const Recipe& with) const {
+    const Sizes& n = call_.sizes;
+    for (const int64_t width : {n.value_width, n.value_width * n.heads}) {
+      for (const Tensor& tensor : call_.trace) {
+        if (tensor.size(-1) != width ||
+            tensor.numel() != n.batch * n.queries * n.heads * n.value_width) {
+          continue;
+        }
+        const Tensor x = tensor.to(at::kDouble);
+        const Tensor y =
+            normalised(call_, with.context_norm, NormPlace::kContext, 2, x);
+        // That of the output, or of the input, is another.
+        const bool of_end = is_numbers_of(y, call_.out) ||
+                            (call_.out.sizes() == call_.inputs[0].sizes() &&
+                             is_numbers_of(y, call_.out - call_.inputs[0]));
+        if (is_shown(y) && !of_end && !is_numbers_of(x, call_.inputs[0])) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  // What is added, and what a norm makes, show at the end whatever came before.
+  bool shows_end(const Recipe& with) const {
+    const Tensor& out = call_.out;
+    const Tensor added = with.residual == Residual::kNormedInput
+                             ? inputs_of(call_, with)[0]
+                             : call_.inputs[0];
+    const bool adds = with.residual != Residual::kNone;
+    if (adds && added.sizes() != out.sizes()) return false;
+    if (with.output_norm == NormKind::kNone) return is_shown(out - added);
+    if (with.residual == Residual::kAfterNorm) {
+      return is_shown(out - added) && is_normed(out - added, with, {});
+    }
+    return is_normed(out, with, adds ? added : Tensor());
+  }
+
+  // Whether `wanted` is some tensor of the trace behind the norm, which is
+  // itself a sum with `added`, if that is given.
+  bool is_normed(const Tensor& wanted, const Recipe& with,
+                 const Tensor& added) const {
+    return std::ranges::any_of(call_.trace, [&](const Tensor& tensor) {
+      if (tensor.numel() != wanted.numel() ||
+          tensor.size(-1) != wanted.size(-1)) {
+        return false;
+      }
+      const Tensor x = tensor.to(at::kDouble);
+      const Tensor y =
+          normalised(call_, with.output_norm, NormPlace::kOutput, 2, x);
+      return is_numbers_of(y, wanted) &&
+             (!added.defined() || is_sum_with(x, added));
+    });
+  }
+
+  bool is_sum_with(const Tensor& sum, const Tensor& added) const {
+    if (sum.sizes() == added.sizes() && is_shown(sum - added)) return true;
+    // The sequence may come first, or there may be no batch.
+    const Tensor other = added.transpose(0, 1);
+    if (sum.sizes() == other.sizes()) return is_shown(sum - other);
+    return sum.numel() == added.numel() && sum.size(-1) == added.size(-1) &&
+           is_shown(sum - added.reshape(sum.sizes()));
+  }
+
+  bool is_numbers_of(const Tensor& x, const Tensor& y) const {
+    if (x.numel() != y.numel()) return false;
+    const auto sorted = [](const Tensor& t) {
+      return std::get<0>(t.flatten().sort());
+    };
+    return largest_difference(sorted(x), sorted(y)) <= allowed(y);
+  }
+
+  const ObservedCall& call_;
+};
+
+bool is_of_end(const Convention& convention) {
+  return convention.sign == Sign::kNorm || convention.sign == Sign::kSum;
+}
+
+// Two of a kind: what one has decided, the other would decide again.
+bool excludes(const Convention& a, const Convention& b) {
+  return a.name == b.name || (is_of_end(a) && is_of_end(b)) ||
+         (a.sign == b.sign && a.sign == Sign::kInputs) ||
+         (a.name.starts_with("fused_") && b.name.starts_with("fused_"));
+}
+
+}  // namespace
+
+Recipe with(const Conventions& conventions) {
+  Recipe recipe;
+  for (const Convention* convention : conventions) convention->apply(recipe);
+  return recipe;
+}
+
+Conventions certain(std::span<const ObservedCall> calls) {
+  Conventions found;
+  for (const Convention& convention : all_conventions()) {
+    const bool shown = std::ranges::any_of(calls, [&](const auto& call) {
+      return convention.concern(call) == Concern::kShown;
+    });
+    if (shown) found.push_back(&convention);
+  }
+  return found;
+}
+
+Conventions evident(std::span<const ObservedCall> calls) {
+  Conventions found = certain(calls);
+  const auto shown = std::ranges::find_if(
+      calls, [](const ObservedCall& call) { return !call.trace.empty(); });
+  for (const Convention& convention : all_conventions()) {
+    if (!convention.is_structure() || shown == calls.end() ||
+        !convention.concerns(*shown)) {
+      continue;
+    }
+    const Recipe without = with(found);
+    Recipe recipe = without;
+    convention.apply(recipe);
+    const bool taken = std::ranges::any_of(found, [&](const Convention* other) {
+      return excludes(*other, convention);
+    });
+    if (taken) continue;
+    if (Signs(*shown).show(convention.sign, without, recipe)) {
+      found.push_back(&convention);
+    }
+  }
+  return found;
+}
+
+bool is_redundant(const Conventions& conventions) {
+  const Recipe all = with(conventions);
+  return std::ranges::any_of(conventions, [&](const Convention* left_out) {
+    Conventions others = conventions;
+    std::erase(others, left_out);
+    return with(others) == all;
+  });
+}
+
+}  // namespace multihead::diagnosis

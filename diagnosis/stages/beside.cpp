@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT
+//
+// What stands beside attention in the same module, and is no fault: norms,
+// residual connections, rotary positions, learned numbers.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
+
+#include "diagnosis/stages/simulate.h"
+
+namespace multihead::diagnosis {
+
+using at::Tensor;
+
+// ---- Norms -----------------------------------------------------------------
+
+namespace {
+
+// "q", "norm" of "self.q_norm"; "qnorm" stays whole.
+std::vector<std::string> words_of(const std::string& name) {
+  std::vector<std::string> words(1);
+  for (const unsigned char c : name) {
+    if (std::isalpha(c)) {
+      words.back() += static_cast<char>(std::tolower(c));
+    } else if (!words.back().empty()) {
+      words.emplace_back();
+    }
+  }
+  return words;
+}
+
+bool speaks_of(const Norm& norm,
+               std::initializer_list<std::string_view> texts) {
+  for (const std::string& word : words_of(norm.name)) {
+    for (const std::string_view text : texts) {
+      const std::string whole(text);
+      if (word == whole || word == whole + "norm" || word == "norm" + whole ||
+          word == "ln" + whole || word == whole + "ln") {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool is_of_role(const Norm& norm, int role) {
+  switch (role) {
+    case 0:
+      return speaks_of(norm, {"q", "query", "queries"});
+    case 1:
+      return speaks_of(norm, {"k", "key", "keys", "kv", "context", "memory"});
+    default:
+      return speaks_of(norm,
+                       {"v", "value", "values", "kv", "context", "memory"});
+  }
+}
+
+int64_t width_of(const Norm& norm) {
+  return (norm.weight.defined() ? norm.weight : norm.bias).numel();
+}
+
+// The norm that its name gives to the role; of those that name none, the first
+// for what goes in and the last for what comes out.
+const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
+                    int64_t width) {
+  std::vector<const Norm*> free;
+  const bool of_role = place == NormPlace::kInput || place == NormPlace::kHeads;
+  for (const Norm& norm : call.norms) {
+    if (width_of(norm) != width) continue;
+    if (of_role && is_of_role(norm, role)) return &norm;
+    const bool named =
+        is_of_role(norm, 0) || is_of_role(norm, 1) || is_of_role(norm, 2);
+    if (!named) free.push_back(&norm);
+  }
+  if (free.empty()) return nullptr;
+  return of_role ? free.front() : free.back();
+}
+
+double usual_eps(const ObservedCall& call, NormKind kind) {
+  if (call.norm_eps) return *call.norm_eps;
+  if (kind == NormKind::kLayer || kind == NormKind::kGroup) return 1e-5;
+  if (kind == NormKind::kByHand) return 1e-6;
+  return call.dtype == at::kDouble ? 0x1p-52 : 0x1p-23;
+}
+
+Tensor standardised(const Tensor& x, NormKind kind, double eps) {
+  const Tensor mean = x.mean(-1, /*keepdim=*/true);
+  const auto n = static_cast<double>(x.size(-1));
+  switch (kind) {
+    case NormKind::kLayer: {
+      const Tensor centred = x - mean;
+      return centred / (centred.square().mean(-1, true) + eps).sqrt();
+    }
+    case NormKind::kByHand: {
+      require(n > 1);
+      const Tensor centred = x - mean;
+      const Tensor variance = centred.square().sum(-1, true) / (n - 1);
+      return centred / (variance.sqrt() + eps);
+    }
+    case NormKind::kRms:
+      return x / (x.square().mean(-1, true) + eps).sqrt();
+    case NormKind::kUnit:
+      return x / x.square().sum(-1, true).sqrt().clamp_min(1e-12);
+    case NormKind::kGroup:
+    case NormKind::kNone:
+      break;
+  }
+  return x;
+}
+
+// x (B, L, n): of each item, and of each group of features, over all positions.
+Tensor standardised_by_group(const Tensor& x, int64_t groups, double eps) {
+  require(x.dim() == 3 && groups > 0 && x.size(2) % groups == 0);
+  const Tensor parts = x.unflatten(2, {groups, -1});
+  const Tensor centred = parts - parts.mean({1, 3}, /*keepdim=*/true);
+  const Tensor variance = centred.square().mean({1, 3}, /*keepdim=*/true);
+  return (centred / (variance + eps).sqrt()).flatten(2);
+}
+
+}  // namespace
+
+bool has_norm(const ObservedCall& call, int64_t width) {
+  return std::ranges::any_of(
+      call.norms, [&](const Norm& norm) { return width_of(norm) == width; });
+}
+
+Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
+                  int role, const Tensor& x) {
+  if (kind == NormKind::kNone) return x;
+  const Norm* norm = kind == NormKind::kUnit
+                         ? nullptr
+                         : norm_at(call, place, role, x.size(-1));
+  const double eps = norm && norm->eps ? *norm->eps : usual_eps(call, kind);
+  require((kind == NormKind::kGroup) == (norm && norm->groups > 0));
+  Tensor y = kind == NormKind::kGroup
+                 ? standardised_by_group(x, norm->groups, eps)
+                 : standardised(x, kind, eps);
+  if (norm && norm->weight.defined()) y = y * norm->weight;
+  if (norm && norm->bias.defined()) y = y + norm->bias;
+  return y;
+}
+
+// ---- Rotary positions ------------------------------------------------------
+
+namespace {
+
+// Cosines and sines (L, n) of so many pairs of features.
+std::array<Tensor, 2> tables(const ObservedCall& call, Rotary rotary,
+                             int64_t length, int64_t width) {
+  if (!call.cosines.defined()) {
+    require(width % 2 == 0);
+    const Tensor index = at::arange(width / 2, at::kDouble);
+    const Tensor speed =
+        (index * (-2.0 * std::log(1e4) / static_cast<double>(width))).exp();
+    const Tensor angle = at::arange(length, at::kDouble).unsqueeze(-1) * speed;
+    return {angle.cos(), angle.sin()};
+  }
+  std::array<Tensor, 2> found = {call.cosines, call.sines};
+  for (Tensor& table : found) {
+    table = table.slice(0, 0, length);
+    // Written for each feature, a pair has its angle twice.
+    if (table.size(1) * 2 <= width) continue;
+    require(table.size(1) % 2 == 0);
+    table = rotary == Rotary::kHalves ? table.slice(1, 0, table.size(1) / 2)
+                                      : table.slice(1, 0, table.size(1), 2);
+  }
+  return found;
+}
+
+}  // namespace
+
+Tensor rotated(const ObservedCall& call, Rotary rotary, const Tensor& heads) {
+  const auto [cosines, sines] =
+      tables(call, rotary, heads.size(2), heads.size(3));
+  const int64_t pairs = cosines.size(1);
+  require(2 * pairs <= heads.size(3));
+  const Tensor turned = heads.slice(-1, 0, 2 * pairs);
+  const bool halves = rotary == Rotary::kHalves;
+  const Tensor a =
+      halves ? turned.slice(-1, 0, pairs) : turned.slice(-1, 0, 2 * pairs, 2);
+  const Tensor b = halves ? turned.slice(-1, pairs, 2 * pairs)
+                          : turned.slice(-1, 1, 2 * pairs, 2);
+  const Tensor x = a * cosines - b * sines, y = a * sines + b * cosines;
+  const Tensor whole =
+      halves ? at::cat({x, y}, -1) : at::stack({x, y}, -1).flatten(-2);
+  return at::cat({whole, heads.slice(-1, 2 * pairs)}, -1);
+}
+
+// ---- Learned numbers, and biases of positions ------------------------------
+
+namespace {
+
+// The number whose name is among these, else the only one there is.
+const Tensor& number_by(const ObservedCall& call,
+                        std::initializer_list<std::string_view> texts) {
+  require(!call.numbers.empty());
+  for (const std::string_view text : texts) {
+    for (const auto& [name, number] : call.numbers) {
+      if (name.find(text) != std::string::npos) return number;
+    }
+  }
+  return call.numbers.begin()->second;
+}
+
+}  // namespace
+
+Tensor learned_factor(const ObservedCall& call, LearnedScale scale) {
+  if (scale == LearnedScale::kOne) return at::ones({1, 1, 1}, at::kDouble);
+  const Tensor& x =
+      number_by(call, {"scale", "temp", "tau", "beta", "argument"});
+  switch (scale) {
+    case LearnedScale::kTimes:
+    case LearnedScale::kTimesRoot:  // 1/sqrt(D) is the recipe's own scale
+      return x;
+    case LearnedScale::kOver:
+    case LearnedScale::kOverRoot:
+      return x.reciprocal();
+    case LearnedScale::kExp:
+      return x.exp();
+    case LearnedScale::kOne:
+    case LearnedScale::kNone:
+      break;
+  }
+  throw Impossible();
+}
+
+Tensor with_position_bias(const ObservedCall& call, const Tensor& scores) {
+  const bool wide = call.dtype == at::kDouble;
+  const double largest = largest_finite(scores);
+  for (const Tensor& tensor : call.trace) {
+    if (tensor.numel() != scores.numel() || tensor.dim() < 3 ||
+        tensor.size(-1) != scores.size(-1) ||
+        tensor.size(-2) != scores.size(-2)) {
+      continue;
+    }
+    const Tensor x = tensor.to(at::kDouble).reshape(scores.sizes());
+    const Tensor bias = (x - scores).detach();
+    const double size = largest_finite(bias);
+    const double allowed = (wide ? 1e-12 : 1e-5) * (size + largest);
+    if (!bias.isfinite().all().item<bool>() || size <= 10 * allowed) continue;
+    // Of one item, what is no other multiple of the scores.
+    const bool same =
+        scores.size(0) > 1
+            ? largest_difference(bias, bias.slice(0, 0, 1).expand_as(bias)) <=
+                  allowed
+            : largest_difference(x * (largest / largest_finite(x)), scores) >
+                  allowed;
+    if (same) return scores + bias;
+  }
+  throw Impossible();
+}
+
+// ---- Blocks of keys --------------------------------------------------------
+
+int64_t block_of(const ObservedCall& call) {
+  if (call.block > 0) return call.block;
+  const Sizes& n = call.sizes;
+  // The size in which most tensors end that is no other size of the call.
+  std::map<int64_t, int> counts;
+  for (const Tensor& x : call.trace) {
+    const int64_t size = x.dim() < 2 ? 0 : x.size(-1);
+    const bool is_other = size == n.keys || size == n.queries ||
+                          size == n.width || size == n.value_width ||
+                          size % n.embed_dim == 0;
+    if (size > 1 && !is_other) ++counts[size];
+  }
+  if (counts.empty()) return n.keys;
+  const auto most = std::ranges::max_element(
+      counts, {}, [](const auto& entry) { return entry.second; });
+  return most->second > 1 ? most->first : n.keys;
+}
+
+// ---- Around the output -----------------------------------------------------
+
+Tensor finished_beside(const ObservedCall& call, const Recipe& recipe,
+                       const Stages& stages, Tensor out) {
+  if (recipe.output_gain) {
+    out = out * number_by(call, {"gamma", "gain", "alpha", "scale"})[0][0];
+  }
+  const auto norm = [&] {
+    out = normalised(call, recipe.output_norm, NormPlace::kOutput, 2, out);
+  };
+  if (recipe.residual == Residual::kAfterNorm) norm();
+  if (recipe.residual != Residual::kNone) {
+    const Tensor& input = recipe.residual == Residual::kNormedInput
+                              ? stages.inputs[0]
+                              : call.inputs[0];
+    require(out.sizes() == input.sizes());
+    out = out + input;
+  }
+  if (recipe.residual != Residual::kAfterNorm) norm();
+  return out;
+}
+
+}  // namespace multihead::diagnosis

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: MIT
+//
+// What implementations choose without being wrong: how what they are given is
+// read, and what else stands in the same module.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/silu.h>
+
+#include <algorithm>
+
+#include "diagnosis/stages/simulate.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+using at::Tensor;
+
+constexpr Concern maybe(bool is_possible) {
+  return is_possible ? Concern::kMaybe : Concern::kNo;
+}
+
+// ---- How what is given is read ---------------------------------------------
+
+template <FusedOrder order>
+Concern fused_otherwise(const ObservedCall& call) {
+  if (!call.weights_by_order.contains(order)) return Concern::kNo;
+  // The others are rare: without a trace, only code that is right has them.
+  return order == FusedOrder::kHeadByHead ? Concern::kMaybe : Concern::kAlone;
+}
+
+template <FusedOrder order>
+void fused_as(Recipe& r) {
+  r.fused = order;
+}
+
+Concern window_size(const ObservedCall& call) {
+  return maybe(call.window && call.window->is_open);
+}
+
+template <WindowReading reading>
+void window_means(Recipe& r) {
+  r.window_reading = reading;
+}
+
+// ---- Norms -----------------------------------------------------------------
+
+bool shows_its_way(const ObservedCall& call) { return !call.trace.empty(); }
+
+// Norms with a shift are no RMS norms; those without parameters, only a trace
+// shows.
+Concern norm_of(const ObservedCall& call, NormKind kind,
+                std::initializer_list<int64_t> widths) {
+  if (!call.has_weights) return Concern::kNo;
+  const bool has_shift = std::ranges::any_of(
+      call.norms, [](const Norm& norm) { return norm.bias.defined(); });
+  const bool named = std::ranges::any_of(
+      widths, [&](int64_t width) { return has_norm(call, width); });
+  if (named && kind != NormKind::kUnit) {
+    return maybe(shows_its_way(call) || (kind == NormKind::kRms) != has_shift);
+  }
+  return maybe(shows_its_way(call) && kind != NormKind::kByHand);
+}
+
+template <NormKind kind>
+Concern norm_of_input(const ObservedCall& call) {
+  return norm_of(call, kind, {call.inputs[0].size(-1)});
+}
+
+Concern norm_by_group(const ObservedCall& call) {
+  return maybe(std::ranges::any_of(
+      call.norms, [](const Norm& norm) { return norm.groups > 0; }));
+}
+
+template <NormKind kind>
+Concern norm_of_heads(const ObservedCall& call) {
+  const Sizes& n = call.sizes;
+  return norm_of(call, kind, {n.width, n.width * n.heads});
+}
+
+template <NormKind kind>
+Concern norm_of_context(const ObservedCall& call) {
+  const Sizes& n = call.sizes;
+  return norm_of(call, kind, {n.value_width, n.value_width * n.heads});
+}
+
+template <NormKind kind>
+Concern norm_of_output(const ObservedCall& call) {
+  return norm_of(call, kind, {call.out.size(-1)});
+}
+
+template <NormKind kind, bool query_only = false>
+void norm_first(Recipe& r) {
+  r.input_norm = kind;
+  r.query_norm_only = query_only;
+}
+
+template <NormKind kind>
+void norm_heads(Recipe& r) {
+  r.head_norm = kind;
+}
+
+template <NormKind kind>
+void norm_context(Recipe& r) {
+  r.context_norm = kind;
+}
+
+template <NormKind kind, Residual residual = Residual::kNone>
+void norm_last(Recipe& r) {
+  r.output_norm = kind;
+  r.residual = residual;
+}
+
+// ---- Residual connections --------------------------------------------------
+
+bool adds_up(const ObservedCall& call) {
+  return call.has_weights && call.out.sizes() == call.inputs[0].sizes();
+}
+
+// Beside a norm; alone it is a fault.
+Concern residual(const ObservedCall& call) {
+  return maybe(adds_up(call) && has_norm(call, call.out.size(-1)));
+}
+
+Concern gain(const ObservedCall& call) {
+  return maybe(adds_up(call) && !call.numbers.empty());
+}
+
+template <NormKind kind>
+Concern residual_and_norm(const ObservedCall& call) {
+  return adds_up(call) ? norm_of_output<kind>(call) : Concern::kNo;
+}
+
+// ---- Activations -----------------------------------------------------------
+
+Tensor relu(const Tensor& x) { return x.relu(); }
+Tensor gelu(const Tensor& x) { return at::gelu(x); }
+Tensor gelu_by_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
+Tensor tanh(const Tensor& x) { return x.tanh(); }
+Tensor silu(const Tensor& x) { return at::silu(x); }
+Tensor elu(const Tensor& x) { return at::elu(x); }
+Tensor leaky_relu(const Tensor& x) { return at::leaky_relu(x); }
+Tensor sigmoid(const Tensor& x) { return x.sigmoid(); }
+
+template <auto activation, Activated where>
+void activate(Recipe& r) {
+  r.activation = activation;
+  r.activated = where;
+}
+
+// Without a trace only the usual one is tried, and for code that is right.
+Concern activated(const ObservedCall& call) {
+  return !call.has_weights     ? Concern::kNo
+         : shows_its_way(call) ? Concern::kMaybe
+                               : Concern::kAlone;
+}
+
+Concern activated_unusually(const ObservedCall& call) {
+  return maybe(call.has_weights && shows_its_way(call));
+}
+
+// ---- Positions and scales --------------------------------------------------
+
+Concern rotary(const ObservedCall& call) {
+  return maybe(call.cosines.defined() ||
+               (shows_its_way(call) && call.sizes.width % 2 == 0));
+}
+
+template <Rotary kind>
+void rotate(Recipe& r) {
+  r.rotary = kind;
+}
+
+Concern learned_scale(const ObservedCall& call) {
+  return call.numbers.empty()  ? Concern::kNo
+         : shows_its_way(call) ? Concern::kMaybe
+                               : Concern::kAlone;
+}
+
+template <LearnedScale scale>
+void scale_learned(Recipe& r) {
+  r.learned_scale = scale;
+}
+
+// By design, where there are learned biases or factors.
+Concern unscaled(const ObservedCall& call) {
+  return maybe(shows_its_way(call) &&
+               (call.has_tables || !call.numbers.empty()));
+}
+
+Concern position_bias(const ObservedCall& call) {
+  return maybe(call.has_tables && shows_its_way(call));
+}
+
+// ---- Words -----------------------------------------------------------------
+
+constexpr std::string_view kFusedCut =
+    "The fused projection is cut into queries, keys and values in another "
+    "order "
+    "of features than PyTorch's, which the matrix has learned.";
+constexpr std::string_view kNormFirst =
+    "The inputs pass a norm before they are projected.";
+constexpr std::string_view kQueryNormFirst =
+    "The query input passes a norm before it is projected, the others do not.";
+constexpr std::string_view kNormOfHeads =
+    "Queries and keys pass a norm before they meet.";
+constexpr std::string_view kNormOfContext =
+    "What the heads return passes a norm before the output projection.";
+constexpr std::string_view kNormLast = "The output passes a norm.";
+constexpr std::string_view kPostNorm =
+    "The query input is added to the output, and the sum passes a norm: the "
+    "residual connection of the block around attention.";
+constexpr std::string_view kNormThenSum =
+    "The output passes a norm, and the query input is added: the residual "
+    "connection of the block around attention.";
+constexpr std::string_view kRotary =
+    "Queries and keys are turned by their positions (rotary positions).";
+constexpr std::string_view kLearnedScale =
+    "The scores are scaled by a number that is learned or given.";
+
+using enum NormKind;
+
+const std::vector<Convention> kReadings = {
+    {"mask_keeps", "The mask is read as True (or 1) = may attend.",
+     "If True is meant to block, say mask=\"blocked\".",
+     [](const ObservedCall& call) {
+       return maybe(call.mask.numbers.defined() &&
+                    call.mask.meaning == MaskMeaning::kUnknown);
+     },
+     [](Recipe& r) { r.mask_keeps = true; }},
+    {"padding_keeps", "The padding mask is read as True (or 1) = a real token.",
+     "If True is meant to mark padding, say mask=\"blocked\".",
+     [](const ObservedCall& call) {
+       return maybe(call.padding.numbers.defined() &&
+                    call.padding.meaning == MaskMeaning::kUnknown);
+     },
+     [](Recipe& r) { r.padding_keeps = true; }},
+    {"weights_in_out",
+     "The matrices are read as (in, out): input @ W. nn.Linear stores "
+     "(out, in).",
+     "",
+     [](const ObservedCall& call) {
+       return maybe(
+           std::ranges::any_of(call.weights.matrices(), [](const auto* m) {
+             return m->weight.defined() &&
+                    m->orientation == Orientation::kUnknown;
+           }));
+     },
+     [](Recipe& r) { r.weights_in_out = true; }},
+    {"fused_head_by_head",
+     "The fused projection is cut head by head (q, k, v of head 0, then of "
+     "head 1, …), not into all queries, all keys, all values.",
+     "", fused_otherwise<FusedOrder::kHeadByHead>,
+     fused_as<FusedOrder::kHeadByHead>},
+    {"fused_head_feature_part", kFusedCut, "",
+     fused_otherwise<FusedOrder::kHeadFeaturePart>,
+     fused_as<FusedOrder::kHeadFeaturePart>, Sign::kHeads},
+    {"fused_feature_part_head", kFusedCut, "",
+     fused_otherwise<FusedOrder::kFeaturePartHead>,
+     fused_as<FusedOrder::kFeaturePartHead>, Sign::kHeads},
+    {"fused_feature_head_part", kFusedCut, "",
+     fused_otherwise<FusedOrder::kFeatureHeadPart>,
+     fused_as<FusedOrder::kFeatureHeadPart>, Sign::kHeads},
+    {"fused_part_feature_head", kFusedCut, "",
+     fused_otherwise<FusedOrder::kPartFeatureHead>,
+     fused_as<FusedOrder::kPartFeatureHead>, Sign::kHeads},
+    {"keys_multiplied_first",
+     "Nothing names its matrices: the one whose product comes first in the "
+     "scores is read as that of the keys.",
+     "", [](const ObservedCall& call) { return maybe(call.roles_by_order); },
+     [](Recipe& r) { r.matrices = {1, 0, 2}; }},
+    {"causal_by_itself",
+     "It is causal by itself: no query sees a later key, without being "
+     "asked.",
+     "",
+     [](const ObservedCall& call) {
+       return maybe(call.causal == CausalRequest::kUnknown);
+     },
+     [](Recipe& r) { r.causal_by_itself = true; }},
+    {"window_of_earlier_keys",
+     "A window of w is read as the query's own key and w keys before it.", "",
+     window_size, window_means<WindowReading::kOwnToo>},
+    {"window_on_both_sides",
+     "A window of w is read as w keys on each side of the query's own.", "",
+     window_size, window_means<WindowReading::kBothSides>},
+    {"window_of_halves",
+     "A window of w is read as half as many keys on each side of the query's "
+     "own.",
+     "", window_size, window_means<WindowReading::kHalves>},
+    {"drops_output_too",
+     "In training it drops elements of the output too, not only weights.", "",
+     [](const ObservedCall& call) {
+       return maybe(call.training && call.kept_output.defined() &&
+                    call.kept_weights.defined());
+     },
+     [](Recipe& r) { r.output_dropout = OutputDropout::kToo; }},
+    {"drops_output_instead",
+     "In training it drops elements of the output and no weights, as vision "
+     "transformers often do.",
+     "nn.MultiheadAttention drops weights.",
+     [](const ObservedCall& call) {
+       return maybe(call.training && call.kept_output.defined() &&
+                    !call.kept_weights.defined());
+     },
+     [](Recipe& r) { r.output_dropout = OutputDropout::kInstead; }},
+};
+
+// In the order in which they meet the data.
+const std::vector<Convention> kStructure = {
+    {"shared_matrices",
+     "One small matrix projects every head, (d, d) instead of (H·d, E).",
+     "nn.MultiheadAttention gives each head a projection of all features.",
+     [](const ObservedCall& call) {
+       return call.weights.shared ? Concern::kShown : Concern::kNo;
+     },
+     [](Recipe& r) { r.shared_matrices = true; }},
+    {"norm_first", kNormFirst, "", norm_of_input<kLayer>, norm_first<kLayer>,
+     Sign::kInputs},
+    {"norm_first", kNormFirst, "", norm_of_input<kRms>, norm_first<kRms>,
+     Sign::kInputs},
+    {"norm_first", kNormFirst, "", norm_of_input<kByHand>, norm_first<kByHand>,
+     Sign::kInputs},
+    {"norm_first",
+     "The input passes a norm over groups of features and all positions before "
+     "it is projected.",
+     "", norm_by_group, norm_first<kGroup>, Sign::kInputs},
+    {"norm_of_query_first", kQueryNormFirst, "", norm_of_input<kLayer>,
+     norm_first<kLayer, true>, Sign::kInputs},
+    {"norm_of_query_first", kQueryNormFirst, "", norm_of_input<kRms>,
+     norm_first<kRms, true>, Sign::kInputs},
+    {"activated_projections",
+     "A ReLU follows the projections, that of the output among them.", "",
+     activated, activate<relu, Activated::kInputsAndOutput>, Sign::kHeads},
+    {"activated_projections", "A ReLU follows the projections.", "", activated,
+     activate<relu, Activated::kInputs>, Sign::kHeads},
+    {"activated_projections",
+     "A ReLU follows the projections of queries and keys.", "", activated,
+     activate<relu, Activated::kQueryAndKey>, Sign::kHeads},
+    {"activated_projections", "A GELU follows the projections.", "",
+     activated_unusually, activate<gelu, Activated::kInputs>, Sign::kHeads},
+    {"activated_projections", "A GELU (by tanh) follows the projections.", "",
+     activated_unusually, activate<gelu_by_tanh, Activated::kInputs>,
+     Sign::kHeads},
+    {"activated_projections", "A tanh follows the projections.", "",
+     activated_unusually, activate<tanh, Activated::kInputs>, Sign::kHeads},
+    {"activated_projections",
+     "A tanh follows the projections of queries and keys.", "",
+     activated_unusually, activate<tanh, Activated::kQueryAndKey>,
+     Sign::kHeads},
+    {"activated_projections", "A SiLU follows the projections.", "",
+     activated_unusually, activate<silu, Activated::kInputs>, Sign::kHeads},
+    {"activated_projections", "An ELU follows the projections.", "",
+     activated_unusually, activate<elu, Activated::kInputs>, Sign::kHeads},
+    {"activated_projections", "A leaky ReLU follows the projections.", "",
+     activated_unusually, activate<leaky_relu, Activated::kInputs>,
+     Sign::kHeads},
+    {"activated_projections", "A sigmoid follows the projections.", "",
+     activated_unusually, activate<sigmoid, Activated::kInputs>, Sign::kHeads},
+    {"norm_of_heads", kNormOfHeads, "", norm_of_heads<kLayer>,
+     norm_heads<kLayer>, Sign::kHeads},
+    {"norm_of_heads", kNormOfHeads, "", norm_of_heads<kRms>, norm_heads<kRms>,
+     Sign::kHeads},
+    {"norm_of_heads",
+     "Queries and keys have unit length: their products are "
+     "cosines.",
+     "", norm_of_heads<kUnit>, norm_heads<kUnit>, Sign::kHeads},
+    {"rotary_positions", kRotary, "", rotary, rotate<Rotary::kHalves>,
+     Sign::kHeads},
+    {"rotary_positions", kRotary, "", rotary, rotate<Rotary::kPairs>,
+     Sign::kHeads},
+    {"learned_scale", kLearnedScale, "", learned_scale,
+     scale_learned<LearnedScale::kTimes>, Sign::kScores},
+    {"learned_scale", kLearnedScale, "", learned_scale,
+     scale_learned<LearnedScale::kOver>, Sign::kScores},
+    {"learned_scale", kLearnedScale, "", learned_scale,
+     scale_learned<LearnedScale::kTimesRoot>, Sign::kScores},
+    {"learned_scale", kLearnedScale, "", learned_scale,
+     scale_learned<LearnedScale::kOverRoot>, Sign::kScores},
+    {"learned_scale", kLearnedScale, "", learned_scale,
+     scale_learned<LearnedScale::kExp>, Sign::kScores},
+    {"unscaled",
+     "The scores are not scaled; its matrices are made for that, as those of "
+     "T5 "
+     "are.",
+     "nn.MultiheadAttention divides them by the square root of the head width.",
+     unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
+    {"position_bias",
+     "A bias of its own is added to the scores, the same for all items: of "
+     "relative positions, perhaps. The bias is not judged, all else is.",
+     "", position_bias, [](Recipe& r) { r.position_bias = true; }, Sign::kBias},
+    {"norm_of_context", kNormOfContext, "", norm_of_context<kLayer>,
+     norm_context<kLayer>, Sign::kContext},
+    {"norm_of_context", kNormOfContext, "", norm_of_context<kRms>,
+     norm_context<kRms>, Sign::kContext},
+    {"residual_and_norm", kPostNorm, "", residual_and_norm<kLayer>,
+     norm_last<kLayer, Residual::kInput>, Sign::kNorm},
+    {"residual_and_norm", kPostNorm, "", residual_and_norm<kRms>,
+     norm_last<kRms, Residual::kInput>, Sign::kNorm},
+    {"residual_and_norm", kPostNorm, "", residual_and_norm<kByHand>,
+     norm_last<kByHand, Residual::kInput>, Sign::kNorm},
+    {"norm_and_residual", kNormThenSum, "", residual_and_norm<kLayer>,
+     norm_last<kLayer, Residual::kAfterNorm>, Sign::kNorm},
+    {"norm_and_residual", kNormThenSum, "", residual_and_norm<kRms>,
+     norm_last<kRms, Residual::kAfterNorm>, Sign::kNorm},
+    {"norm_last", kNormLast, "", norm_of_output<kLayer>, norm_last<kLayer>,
+     Sign::kNorm},
+    {"norm_last", kNormLast, "", norm_of_output<kRms>, norm_last<kRms>,
+     Sign::kNorm},
+    {"residual",
+     "The query input is added to the output: the residual connection of the "
+     "block around attention.",
+     "", residual, [](Recipe& r) { r.residual = Residual::kInput; },
+     Sign::kSum},
+    {"residual",
+     "The input behind its norm is added to the output, as a residual "
+     "connection.",
+     "", residual, [](Recipe& r) { r.residual = Residual::kNormedInput; },
+     Sign::kSum},
+    {"gain_and_residual",
+     "The output is multiplied by a learned number, and the query input is "
+     "added.",
+     "", gain,
+     [](Recipe& r) {
+       r.output_gain = true;
+       r.residual = Residual::kInput;
+     },
+     Sign::kSum},
+    {"rounded", "The output is rounded to some digits: no gradient passes it.",
+     "Round for printing only.",
+     [](const ObservedCall& call) {
+       return call.digits > 0 ? Concern::kShown : Concern::kNo;
+     },
+     [](Recipe& r) { r.rounded = true; }},
+};
+
+}  // namespace
+
+std::span<const Convention> all_conventions() {
+  static const std::vector<Convention> all = [] {
+    std::vector<Convention> both = kReadings;
+    both.insert(both.end(), kStructure.begin(), kStructure.end());
+    return both;
+  }();
+  return all;
+}
+
+}  // namespace multihead::diagnosis

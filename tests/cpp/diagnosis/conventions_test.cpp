@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+//
+// What stands beside attention is no fault, and a fault beside it has its name:
+// each convention, and each with a fault, whose trace is what such code
+// computes.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+
+#include "tests/cpp/diagnosis/observations.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+// Parameters of all that may stand beside attention.
+Layer layer_beside(std::string_view name) {
+  Layer layer =
+      name.starts_with("fused_") ? make_fused_layer() : make_layer(kHeads);
+  const int64_t width = kEmbed / kHeads;
+  if (name == "norm_of_heads") {
+    layer.tensors["q_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
+    layer.tensors["k_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
+  } else if (name.find("norm") != name.npos || name == "residual") {
+    layer.tensors["norm.weight"] = at::rand({kEmbed}, at::kDouble) + 0.5;
+  }
+  if (name == "learned_scale" || name == "unscaled" ||
+      name == "gain_and_residual") {
+    layer.tensors["gamma"] = at::full({1}, 0.7, at::kDouble);
+  }
+  return layer;
+}
+
+// One call as code with this recipe would leave it.
+Observation observed(const Layer& layer, const Recipe& recipe) {
+  Observation o = observe(layer, "beside", inputs(at::kDouble, 1.0));
+  o.tensors["out"] = o.tensors["query"];
+  const ObservedCall call = read_dump(o);
+  const std::optional<Stages> stages = simulate(call, recipe);
+  TORCH_CHECK(stages.has_value());
+  o.tensors["out"] = stages->out;
+  Recipe before = recipe;  // what an end is made of
+  before.output_norm = NormKind::kNone;
+  Recipe alone = before;
+  alone.residual = Residual::kNone;
+  Recipe plain = recipe;  // what a norm of the context is made of
+  plain.context_norm = NormKind::kNone;
+  std::vector<Tensor> trace;
+  for (const Tensor& x : stages->inputs) trace.push_back(x);
+  for (const Tensor& x : stages->heads) trace.push_back(x);
+  trace.push_back(stages->heads[0].matmul(stages->heads[1].mT()));
+  trace.insert(trace.end(),
+               {stages->scores, stages->weights, simulate(call, plain)->merged,
+                stages->merged, simulate(call, alone)->out,
+                simulate(call, before)->out});
+  if (recipe.residual == Residual::kAfterNorm) {
+    trace.push_back(stages->out - call.inputs[0]);
+  }
+  for (size_t i = 0; i < trace.size(); ++i) {
+    o.tensors["trace." + std::to_string(i)] = trace[i].contiguous();
+  }
+  return o;
+}
+
+std::vector<const Convention*> structure() {
+  std::vector<const Convention*> all;
+  for (const Convention& convention : all_conventions()) {
+    // A bias of positions is what the trace says; the residual of an input
+    // behind its norm needs that norm.
+    Recipe recipe;
+    convention.apply(recipe);
+    if (convention.is_structure() && convention.name != "position_bias" &&
+        recipe.residual != Residual::kNormedInput &&
+        recipe.input_norm != NormKind::kGroup) {
+      all.push_back(&convention);
+    }
+  }
+  return all;
+}
+
+bool assumes(const Verdict& verdict, std::string_view name) {
+  return std::ranges::find(verdict.assumptions, name, &Finding::name) !=
+         verdict.assumptions.end();
+}
+
+TEST(Conventions, AreNoFaults) {
+  for (const Convention* convention : structure()) {
+    at::manual_seed(20);
+    const Observation o =
+        observed(layer_beside(convention->name), with(Conventions{convention}));
+    const Verdict verdict = explain(std::array{o});
+    EXPECT_EQ(verdict.judgement, Judgement::kRounding)
+        << convention->name << " " << convention->sentence << " "
+        << names(verdict);
+    EXPECT_TRUE(assumes(verdict, convention->name))
+        << convention->name << " " << convention->sentence;
+  }
+}
+
+TEST(Conventions, AFaultBesideThemIsNamed) {
+  for (const Convention* convention : structure()) {
+    const std::string_view name = convention->name;
+    // Of what the scores are scaled by, a wrong scale is another.
+    if (name == "learned_scale" || name == "unscaled" ||
+        name == "norm_of_heads") {
+      continue;
+    }
+    at::manual_seed(21);
+    Recipe recipe = with(Conventions{convention});
+    recipe.scale = faulty("scale_by_embed_dim").scale;
+    const Observation o = observed(layer_beside(name), recipe);
+    EXPECT_EQ(names(explain(std::array{o})), "scale_by_embed_dim")
+        << name << " " << convention->sentence;
+  }
+}
+
+// Parameters that are left over explain no random numbers.
+TEST(Conventions, ExplainNoNoise) {
+  for (const std::string_view name : {"norm_last", "learned_scale"}) {
+    for (const bool traced : {true, false}) {
+      at::manual_seed(22);
+      Observation o = observed(layer_beside(name), Recipe{});
+      o.tensors["out"] = random(o.tensors["out"].sizes());
+      if (!traced) {
+        std::erase_if(o.tensors, [](const auto& entry) {
+          return entry.first.starts_with("trace.");
+        });
+      }
+      const Verdict verdict = explain(std::array{o});
+      EXPECT_EQ(verdict.judgement, Judgement::kUnknown)
+          << name << " " << names(verdict);
+    }
+  }
+}
+
+TEST(Conventions, TwoDropoutsHaveTwoRates) {
+  at::manual_seed(23);
+  const Tensor x = random({kBatch, kQueries, kEmbed});
+  Observation o = observe(
+      make_layer(kHeads), "training",
+      {{"x", x},
+       {"dropout_keep.0",
+        at::rand({kBatch, kHeads, kQueries, kQueries}).gt(0.1)},
+       {"dropout_keep.1", at::rand(x.sizes()).gt(0.5)}},
+      {{"training", "true"}, {"dropout_p.0", "0.1"}, {"dropout_p.1", "0.5"}});
+  Recipe recipe;
+  recipe.output_dropout = OutputDropout::kToo;
+  const Verdict right = explain(results({o}, recipe));
+  EXPECT_EQ(right.judgement, Judgement::kRounding) << names(right);
+  EXPECT_TRUE(assumes(right, "drops_output_too"));
+  // The fault and the convention in one.
+  recipe.dropout = Dropout::kNotRescaled;
+  EXPECT_EQ(names(explain(results({o}, recipe))), "dropout_not_rescaled");
+}
+
+TEST(Conventions, ARoundedOutputIsRight) {
+  at::manual_seed(24);
+  Observation o = observed(make_layer(kHeads), Recipe{});
+  Tensor& out = o.tensors["out"];
+  out = at::round(out, 4);
+  const Verdict right = explain(std::array{o});
+  EXPECT_EQ(right.judgement, Judgement::kRounding) << names(right);
+  EXPECT_TRUE(assumes(right, "rounded"));
+  out[0][0][0] += 0.001;
+  EXPECT_EQ(explain(std::array{o}).judgement, Judgement::kUnknown);
+}
+
+}  // namespace
+}  // namespace multihead::diagnosis

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""Attempts with something beside attention, and what is wrong beside it.
+
+The loops of oracle.py have neither norms nor blocks of keys.
+"""
+
+from attempts.table import attempts
+
+RIGHT = [
+    *attempts(
+        "right_beside",
+        """PostNorm
+        PreNorm
+        PreNormOfQueries
+        RmsFirst
+        AnnotatedSublayer
+        NormThenResidual
+        NormAlone
+        QueriesAndKeysNormed
+        NormedBeforeTheyAreSplit
+        NormedWithoutParameters
+        NormalisedBeforeTheOutput
+        SharedByTheHeads
+        Rotary
+        RotaryInPairs
+        RectifiedProjections
+        RectifiedAndNormed
+        rounded_attention
+        LearnedTemperature
+        FusedFeatureByFeature
+        RelativePositions
+        ScaledShortcut
+        OfPixelsNormedByGroup""",
+    ),
+]
+
+WRONG = [
+    *attempts(
+        "wrong_beside",
+        """CausalSelfAttention: causal_without_effect
+        TriangleKept: causal_without_effect
+        TriangleThrownAway: causal_without_effect
+        FusedViewedStraight: fused_view_without_permute
+        FusedWithoutPermute: fused_view_without_permute
+        KeysTiled: groups_tiled
+        ValuesTiled: groups_tiled
+        QueryMatrixByItsData: weights_without_gradient
+        MatricesDetached: weights_without_gradient
+        OutputAlwaysDropped: dropout_left_on
+        ItemsReadAsHeads: merge_of_batch_and_heads
+        LastHeadCleared: head_left_out
+        online_never_corrected: online_softmax_not_corrected
+        online_values_not_corrected: online_softmax_not_corrected
+        online_whole_blocks_only: last_block_left_out
+        online_filled_up: last_block_filled_up
+        WindowTooLong: window_off_by_one
+        WindowAhead: window_on_wrong_side
+        WindowForgotten: window_ignored
+        UnscaledAndNormed: scale_missing
+        ScaledByEmbeddingBehindANorm: scale_by_embed_dim""",
+    ),
+]
