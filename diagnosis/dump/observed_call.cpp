@@ -478,8 +478,8 @@ ObservedCall read_dump(const Observation& from) {
                                   {"false", CausalRequest::kNo},
                                   {"infer", CausalRequest::kUnknown},
                                   {"expected", CausalRequest::kExpected}});
-  call.roles_by_order = find_choice<bool>(
-      from, "roles", /*otherwise=*/false, {{"by_order", true}});
+  call.roles_by_order = find_choice<bool>(from, "roles", /*otherwise=*/false,
+                                          {{"by_order", true}});
   call.scale = find_number(from, "scale");
   read_dropout(from, call);
   read_beside(from, call);

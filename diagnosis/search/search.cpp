@@ -513,13 +513,15 @@ bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
 
 size_t fewest_faults(std::span<const ObservedCall> calls) {
   double effort = 0;
-  Search strict(calls, /*in_float=*/false, effort);
-  Search loose(calls, /*in_float=*/true, effort);
-  for (const size_t faults : {0, 1}) {
-    if (!strict.with_faults(faults).empty()) return faults;
-    if (!loose.with_faults(faults).empty()) return faults;
-  }
-  return 2;
+  Search plain(calls, certain(calls), /*in_float=*/false, effort);
+  if (plain.explains_all()) return plain.right().empty() ? 2 : 0;
+  const Conventions settled = evident(calls);
+  Search strict(calls, settled, /*in_float=*/false, effort);
+  Search loose(calls, settled, /*in_float=*/true, effort);
+  if (!strict.right().empty() || !loose.right().empty()) return 0;
+  const bool one =
+      !strict.with_faults(1).empty() || !loose.with_faults(1).empty();
+  return one ? 1 : 2;
 }
 
 SearchResult search(std::span<const ObservedCall> calls) {
