@@ -263,7 +263,7 @@ class Assuming {
   // Whether some call of a kind goes further with attention as it is assumed
   // than with the other recipe, or goes some way at all. Where everything is
   // explained, it is.
-  bool supported(Holds concerns, const Recipe& other) const {
+  bool supported(const auto& concerns, const Recipe& other) const {
     return explained_ || std::ranges::any_of(calls_, [&](const auto& call) {
              return concerns(call) &&
                     followed(call, attention_) > followed(call, other);
@@ -291,7 +291,10 @@ class Assuming {
   void add(const Convention& convention) {
     Conventions others = conventions_;
     std::erase(others, &convention);
-    if (!supported(convention.concerns, with(others))) return;
+    const auto concerns = [&](const ObservedCall& call) {
+      return convention.concerns(call);
+    };
+    if (!supported(concerns, with(others))) return;
     Finding assumption{std::string(convention.name), "",
                        std::string(convention.sentence),
                        std::string(convention.remedy)};

@@ -228,14 +228,16 @@ const std::vector<Convention> kReadings = {
        return maybe(call.mask.numbers.defined() &&
                     call.mask.meaning == MaskMeaning::kUnknown);
      },
-     [](Recipe& r) { r.mask_keeps = true; }},
+     [](Recipe& r) { r.mask_keeps = true; }, Sign::kNone,
+     "True in the mask means may attend"},
     {"padding_keeps", "The padding mask is read as True (or 1) = a real token.",
      "If True is meant to mark padding, say mask=\"blocked\".",
      [](const ObservedCall& call) {
        return maybe(call.padding.numbers.defined() &&
                     call.padding.meaning == MaskMeaning::kUnknown);
      },
-     [](Recipe& r) { r.padding_keeps = true; }},
+     [](Recipe& r) { r.padding_keeps = true; }, Sign::kNone,
+     "True in the padding mask means a real token"},
     {"weights_in_out",
      "The matrices are read as (in, out): input @ W. nn.Linear stores "
      "(out, in).",
@@ -277,7 +279,8 @@ const std::vector<Convention> kReadings = {
      [](const ObservedCall& call) {
        return maybe(call.causal == CausalRequest::kUnknown);
      },
-     [](Recipe& r) { r.causal_by_itself = true; }},
+     [](Recipe& r) { r.causal_by_itself = true; }, Sign::kNone,
+     "it is meant to be causal"},
     {"window_of_earlier_keys",
      "A window of w is read as the query's own key and w keys before it.", "",
      window_size, window_means<WindowReading::kOwnToo>},

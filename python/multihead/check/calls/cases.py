@@ -87,6 +87,8 @@ class Sizes:
             "max_length": longest,
             "window": windows[self.window],
             "resolution": windows[self.window],
+            # Fewer keys than there are, so that it shows.
+            "sliding_window": 3,
             "image": self.image,
             "rows": self.image[0],
             "columns": self.image[1],

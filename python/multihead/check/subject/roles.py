@@ -90,6 +90,10 @@ _SIZES = {
         "numtokens maxt nctx maxsequencelength length"
     ),
     "window": "windowsize winsize ws",
+    "sliding_window": (
+        "slidingwindow slidingwindowsize localwindow localwindowsize attentionwindow "
+        "attentionwindowsize attnwindow attnwindowsize"
+    ),
     "resolution": (
         "inputresolution imgsize imagesize resolution featsize fmapsize featuremapsize "
         "spatialsize hw hwshape"
