@@ -204,6 +204,38 @@ class OfEmptyMemory(Base):
             layer.bias = nn.Parameter(torch.Tensor(dim))
 
 
+class OneHeadOfRows(nn.Module):
+    """Matrices under names that say nothing, applied to each token as a column."""
+
+    def __init__(self, embed, dim_head):
+        super().__init__()
+        self.a, self.b, self.c = (
+            nn.Parameter(torch.randn(dim_head, embed) / embed**0.5) for _ in range(3)
+        )
+
+    def forward(self, x):
+        q, k, v = ((w @ x.unsqueeze(-1)).squeeze(-1) for w in (self.a, self.b, self.c))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+class OfAnotherSequence(Base):
+    """What it asks for beside x has no telling name; nor have its matrices."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.build(dim, heads)
+        self.nets = nn.ModuleList([self.q, self.k, self.v])
+        del self.q, self.k, self.v
+
+    def forward(self, x, z):
+        inputs = zip(self.nets, (x, z, z))
+        q, k, v = (
+            net(t).unflatten(-1, (self.heads, -1)).transpose(1, 2) for net, t in inputs
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
 class InsistsOnItsMask(Base):
     """(B, 1, L, L), of numbers."""
 
@@ -219,7 +251,7 @@ class InsistsOnItsMask(Base):
 MASKED = {InsistsOnItsMask: dict(mask="keep"), Scores: dict(mask="keep")}
 PASSING = [OfWords, OfWholeKeys, OfLayers, OfItsSettings, OfAnyNames, Scores]
 PASSING += [HandedItsAttention, OfOneLength, OfAWindow, WithSides, OfAnImage]
-PASSING += [OfEmptyMemory, InsistsOnItsMask]
+PASSING += [OfEmptyMemory, InsistsOnItsMask, OneHeadOfRows, OfAnotherSequence]
 
 
 @pytest.mark.parametrize("kind", PASSING, ids=lambda kind: kind.__name__)

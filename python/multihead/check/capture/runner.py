@@ -276,7 +276,8 @@ class Runner:
         counted = {}
         for variables in frames.found:
             # One letter may count anything, h the heads of a loop among it.
-            named = {n: v for n, v in variables.items() if len(n) > 1 or n in "HGE"}
+            letters = "GE" if "W" in variables else "HGE"  # a height beside a width
+            named = {n: v for n, v in variables.items() if len(n) > 1 or n in letters}
             counted |= attributes(types.SimpleNamespace(**named))
         if not callable(getattr(target, "__code__", None)):
             counted |= attributes(target)

@@ -177,9 +177,15 @@ def _named_by_flow(
     sides of the first product of computed tensors are queries and keys, what is
     weighted are values, and what comes after all that is the output."""
     groups: dict[str, list[Use]] = {}
-    distinct = len({use.direct for use in recorder.uses.values() if use.direct}) > 1
+    met = [use.direct for use in recorder.uses.values() if use.direct]
+    in_pairs = {key: _role_in_pairs(key, recorder) for key in recorder.uses}
+    distinct = len(set(met)) > 1
+    if distinct and len(met) > len(set(met)):
+        # What meets one input twice, as keys and values of a context, the products tell.
+        early = [key for key, use in recorder.uses.items() if not use.late]
+        distinct = not all(in_pairs[key] for key in early)
     for key, use in recorder.uses.items():
-        role = use.direct if distinct else _role_in_pairs(key, recorder)
+        role = use.direct if distinct else in_pairs[key]
         role = role or use.direct or ("out" if use.late else None)
         if role is not None:
             groups.setdefault(role, []).append(use)

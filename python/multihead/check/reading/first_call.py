@@ -218,9 +218,10 @@ class FirstCall:
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
         heads = built.default_of("num_heads") if built is not None else None
-        if heads and heads != sizes.heads and sizes.embed % heads == 0:
-            found.append(replace(sizes, heads=heads))
-        return found
+        for count in (heads, 1 if heads else None):  # some run with one head only
+            if count and count != sizes.heads and sizes.embed % count == 0:
+                found.append(replace(sizes, heads=count))
+        return list(dict.fromkeys(found))
 
     def _width_of_class(self) -> int | None:
         """The width that a class has which is not told it; None if it is."""

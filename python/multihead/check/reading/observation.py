@@ -128,6 +128,9 @@ def known_heads(run: Run, call: Call, stated: int | None) -> int | None:
     if layout in (cases.HEADS, cases.HEADS_LATER) or call.takes("num_heads"):
         return run.case.sizes.heads
     counted = call.bound.get("num_heads") or run.counted.get("num_heads")
+    sizes = run.case.sizes
+    if not counted and sizes.heads == 1 and sizes.out and sizes.out < sizes.embed // 2:
+        return 1  # it was told the width of one head, and no number
     if not counted and layout in (cases.SINGLE, cases.FLAT):
         return 1
     return counted
@@ -149,7 +152,7 @@ def guessed_heads(run: Run) -> list[int]:
         for count in (s[-3], s[-3] // batch)
         if count * s[-1] == embed
     ]
-    viewed = [s[-2] for s in deep if s[-2] * s[-1] == embed]
+    viewed = [s[-2] for s in deep if s[-2] * s[-1] == embed and s[-1] > 1]
     narrow = [s for s in deep if s[-2] in lengths and embed % s[-1] == 0]
     sliced = Counter(embed // s[-1] for s in narrow if s[-1] < embed)
     # Queries, keys, values and context of each head, in a loop.
