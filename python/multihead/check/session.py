@@ -242,9 +242,11 @@ class Examination:
     def _ways(self) -> Iterator[Way]:
         """The ways to call it that it takes, likeliest first."""
         for roles in plans.roles(self.call):
-            call = replace(self.call, roles={**self.call.roles, **roles})
-            runner = self.runner.calling(call)
-            finder = FirstCall(runner, self.options) if roles else self.first_call
+            call, runner, finder = self.call, self.runner, self.first_call
+            if roles:
+                call = replace(call, roles={**call.roles, **roles})
+                runner = runner.calling(call)
+                finder = FirstCall(runner, self.options)
             layouts = self.layouts
             base = finder.find(layouts)
             if first_call.may_be_core(call, runner):
