@@ -21,7 +21,9 @@
 #include <fstream>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 
 namespace cli {
 namespace {
@@ -200,32 +202,45 @@ int end_all(pid_t child, const Orphans& orphans) {
   return status;
 }
 
-// How long the child has been at each of the things that are limited.
+// Seconds that the child has waited for a processor which others used.
+double waited(pid_t child) {
+  std::ifstream statistics("/proc/" + std::to_string(child) + "/schedstat");
+  double ran = 0, waited = 0;  // nanoseconds
+  return statistics >> ran >> waited ? waited / 1e9 : 0;
+}
+
+// How long the child has been at each of the things that are limited. That
+// others kept the processors busy is not its fault: it does not count, but for
+// the whole.
 class Clocks {
  public:
-  explicit Clocks(const ChildOptions& options) : options_(options) {}
+  Clocks(const ChildOptions& options, pid_t child)
+      : options_(options), child_(child) {}
 
   bool is_late(const AnswerFile& answer) {
     const auto now = Clock::now();
     // A longer step was a pause of ours, by Ctrl-Z or of the whole machine.
-    const auto passed = std::min<std::chrono::duration<double>>(
+    const auto step = std::min<std::chrono::duration<double>>(
         now - last_, std::chrono::seconds(1));
     last_ = now;
-    if (total() > options_.total_limit) return true;
-    if (answer.empty())
-      return (start_ += passed.count()) > options_.start_limit;
+    total_ += step.count();
+    const double before = std::exchange(waited_, waited(child_));
+    const double passed = std::max(0.0, step.count() - (waited_ - before));
+    if (total_ > options_.total_limit) return true;
+    if (answer.empty()) return (start_ += passed) > options_.start_limit;
     if (std::ranges::any_of(options_.resting_marks, [&](const auto& mark) {
           return answer.ends_with(mark);
         }))
-      return (rest_ += passed.count()) > options_.resting_limit;
-    return (work_ += passed.count()) > options_.time_limit;
+      return (rest_ += passed) > options_.resting_limit;
+    return (work_ += passed) > options_.time_limit;
   }
-  double total() const { return start_ + work_ + rest_; }
+  double total() const { return total_; }
 
  private:
   const ChildOptions& options_;
+  const pid_t child_;
   Clock::time_point last_ = Clock::now();
-  double start_ = 0, work_ = 0, rest_ = 0;
+  double start_ = 0, work_ = 0, rest_ = 0, total_ = 0, waited_ = 0;
 };
 
 }  // namespace
@@ -239,7 +254,7 @@ ChildEnd run_child(const ChildOptions& options) {
   if (child == 0)
     child = spawn(options.command, answer.descriptor(), options.silent);
   ChildEnd end;
-  Clocks clocks(options);
+  Clocks clocks(options, child);
   bool silent = true;
   while (!has_ended(child) && !end.timed_out && !end.interrupted) {
     std::this_thread::sleep_for(kPoll);

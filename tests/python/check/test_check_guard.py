@@ -13,6 +13,7 @@ import pytest
 import torch
 from check_samples import call, only
 
+from multihead.check.sandbox import guard as sandbox
 from multihead.check.sandbox.guard import Guard
 from multihead.check.sandbox.state import Snapshot
 
@@ -197,6 +198,32 @@ CHANGES = {
     "torch.nn.Linear.forward": lambda: setattr(torch.nn.Linear, "forward", print),
     "the seed of PyTorch's random numbers": lambda: torch.manual_seed(12345),
 }
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, in_thread):
+    start = time.monotonic()
+
+    def half(clock):
+        return (time.monotonic() - start) / 2
+
+    monkeypatch.setattr(sandbox._Clock, "_wait", half)
+    outcomes = []
+
+    def call():
+        with Guard(0.4) as guard:
+            outcomes.append(guard.call(time.sleep, 0.5))
+            outcomes.append(guard.call(loops))
+
+    if in_thread:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    else:
+        call()
+    assert outcomes[0].findings == []
+    assert only(outcomes[1]).name == "hangs"
+    assert 0.75 < time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -33,6 +33,7 @@ from .state import Snapshot, in_main_thread, random_streams_restored
 # Code may swallow what is raised in it; it is raised again after so long.
 _AGAIN = 0.25
 _LONGEST = 1e8  # seconds that a timer can count
+_TICK = 1e-3  # as near to a limit as clocks agree
 _OURS = str(pathlib.Path(__file__).parents[1])
 _LIBRARIES = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -173,10 +174,10 @@ class Guard:
     def run(self, code: Callable[[], Any], seconds: float | None = None) -> Outcome:
         """The same without putting settings back. seconds: a limit of its own."""
         limit = self.remaining if seconds is None else min(seconds, self.remaining)
-        start, process = time.monotonic(), os.getpid()
+        clock, process = _Clock(), os.getpid()
         outcome = Outcome()
         try:
-            with _streams() as printed, _interruptible(), _limited(limit):
+            with _streams() as printed, _interruptible(), _limited(limit, clock):
                 outcome.value = code()
         except _Interrupted:
             raise KeyboardInterrupt from None
@@ -186,7 +187,7 @@ class Guard:
             outcome.findings.append(finding_of(error, whole))
         if os.getpid() != process:  # a fork of the code's, and it came back
             os._exit(0)
-        self._used += time.monotonic() - start
+        self._used += clock.passed()
         outcome.printed = printed.text
         return outcome
 
@@ -229,18 +230,42 @@ def _interruptible() -> contextlib.AbstractContextManager[None]:
     return _handler(signal.SIGINT, interrupt) if main else contextlib.nullcontext()
 
 
-def _limited(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Raises OutOfTime in what runs inside, after `seconds`."""
+class _Clock:
+    """Seconds of this thread since it was made. That it waited for a processor, which
+    others used, does not count, where the system tells (Linux)."""
+
+    def __init__(self) -> None:
+        self._statistics = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self._start, self._waited = time.monotonic(), self._wait()
+
+    def _wait(self) -> float:
+        try:
+            with open(self._statistics) as file:
+                return int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def passed(self) -> float:
+        waited = max(0.0, self._wait() - self._waited)
+        return max(0.0, time.monotonic() - self._start - waited)
+
+
+def _limited(seconds: float, clock: _Clock) -> contextlib.AbstractContextManager[None]:
+    """Raises OutOfTime in what runs inside, when `clock` has passed `seconds`."""
     seconds = min(max(seconds, 1e-3), _LONGEST)
-    return _by_signal(seconds) if in_main_thread() else _by_watchdog(seconds)
+    limit = _by_signal if in_main_thread() else _by_watchdog
+    return limit(seconds, clock)
 
 
 @contextlib.contextmanager
-def _by_signal(seconds: float) -> Iterator[None]:
+def _by_signal(seconds: float, clock: _Clock) -> Iterator[None]:
     armed = True
 
     def ring(number, frame):
-        if armed:
+        left = seconds - clock.passed()
+        if armed and left > _TICK:
+            signal.setitimer(signal.ITIMER_REAL, left, _AGAIN)
+        elif armed:
             raise OutOfTime
 
     with _handler(signal.SIGALRM, ring):
@@ -255,7 +280,7 @@ def _by_signal(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _by_watchdog(seconds: float) -> Iterator[None]:
+def _by_watchdog(seconds: float, clock: _Clock) -> Iterator[None]:
     thread = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     done = threading.Event()
@@ -263,8 +288,10 @@ def _by_watchdog(seconds: float) -> Iterator[None]:
     def watch() -> None:
         wait = seconds
         while not done.wait(wait):
-            raise_in(thread, ctypes.py_object(OutOfTime))
-            wait = _AGAIN
+            wait = seconds - clock.passed()
+            if wait <= _TICK:
+                raise_in(thread, ctypes.py_object(OutOfTime))
+                wait = _AGAIN
 
     watchdog = threading.Thread(target=watch, daemon=True)
     watchdog.start()
