@@ -77,10 +77,6 @@ class Search {
     }
   }
 
-  bool explains_all() const {
-    return first_failure(with(settled_)) == calls_.size();
-  }
-
   // Attention as it should be, by the fewest conventions.
   std::vector<Explanation> right() {
     std::vector<Conventions> found;
@@ -514,7 +510,7 @@ bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
 size_t fewest_faults(std::span<const ObservedCall> calls) {
   double effort = 0;
   Search plain(calls, certain(calls), /*in_float=*/false, effort);
-  if (plain.explains_all()) return plain.right().empty() ? 2 : 0;
+  if (!plain.right().empty()) return 0;
   const Conventions settled = evident(calls);
   Search strict(calls, settled, /*in_float=*/false, effort);
   Search loose(calls, settled, /*in_float=*/true, effort);
@@ -539,11 +535,11 @@ SearchResult search(std::span<const ObservedCall> calls) {
     return largest_finite(call.out) > 0;
   });
   double effort = 0;
-  // Plain attention is most of what is right: only what it does not explain is
-  // looked at more closely.
+  // Most of what is right has nothing beside it: only what no reading of plain
+  // attention explains is looked at more closely.
   Search plain(calls, certain(calls), /*in_float=*/false, effort);
-  if (plain.explains_all()) {
-    return {.explanations = ranked(calls, plain.right())};
+  if (std::vector<Explanation> found = plain.right(); !found.empty()) {
+    return {.explanations = ranked(calls, std::move(found))};
   }
   const Conventions settled = evident(calls);
   Search strict(calls, settled, /*in_float=*/false, effort);
