@@ -165,10 +165,10 @@ Lanes::~Lanes() {
   }
 }
 
-std::vector<Outcome> Lanes::check(const std::vector<std::string>& targets,
-                                  double seconds) {
+std::vector<CheckedTarget> Lanes::check(const std::vector<std::string>& targets,
+                                        double seconds) {
   const auto start = Clock::now();
-  std::vector<Outcome> outcomes(targets.size());
+  std::vector<CheckedTarget> outcomes(targets.size());
   std::vector<std::optional<size_t>> at(lanes_.size());
   std::vector<bool> open(lanes_.size(), true);
   size_t next = 0, done = 0;

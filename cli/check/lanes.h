@@ -15,7 +15,7 @@ namespace cli {
 /// What became of one target: `report` as check --json prints it, null where
 /// there is none; `seconds`; `why` there is none: "late", "reached" (the
 /// budget was), or what Python said.
-struct Outcome {
+struct CheckedTarget {
   bool reached = false;
   double seconds = 0;
   std::string why;
@@ -32,8 +32,8 @@ class Lanes {
 
   /// Checks all of them until `seconds` are over, and says after a while on
   /// standard error how far it is.
-  std::vector<Outcome> check(const std::vector<std::string>& targets,
-                             double seconds);
+  std::vector<CheckedTarget> check(const std::vector<std::string>& targets,
+                                   double seconds);
 
  private:
   struct Lane {

@@ -180,7 +180,7 @@ Json surveyed(const SurveyOptions& options, Lanes& lanes,
     if (text_at(candidate, "same_as").empty())
       targets.push_back(candidate["target"]);
   const auto outcomes = lanes.check(targets, options.budget - elapsed());
-  for (const Outcome& outcome : outcomes)
+  for (const CheckedTarget& outcome : outcomes)
     if (outcome.why.ends_with("(MULTIHEAD_PYTHON names another Python)"))
       throw std::runtime_error(outcome.why);  // it is nobody's attention
   std::map<std::string, Json> judged;
@@ -189,7 +189,7 @@ Json surveyed(const SurveyOptions& options, Lanes& lanes,
   for (const Json& candidate : found["candidates"]) {
     if (!text_at(candidate, "same_as").empty()) continue;
     Json target = target_of(options.root, candidate);
-    const Outcome& outcome = outcomes[next++];
+    const CheckedTarget& outcome = outcomes[next++];
     if (outcome.reached) {
       target["seconds"] = outcome.seconds;
       target["verdict"] = "not judged";
