@@ -343,6 +343,22 @@ void read_inputs(const Observation& from, ObservedCall& call) {
   }
 }
 
+// Draws in the shape of out, which a layer may make while the other of batch
+// and sequence comes first; undefined: they are none.
+Tensor draws_of_output(const ObservedCall& call, const Observation& from,
+                       const Tensor& kept, const char* name) {
+  const bool is_of_heads = call.has_weights && kept.dim() > 3;
+  if (kept.numel() != call.out.numel() || kept.dim() < 2 || is_of_heads)
+    return {};
+  const Tensor as_given = shaped(call, from, kept, name);
+  if (!call.has_weights || kept.dim() != 3) return as_given;
+  const Tensor turned = as_given.transpose(0, 1);
+  return as_given.sizes() != call.out.sizes() &&
+                 turned.sizes() == call.out.sizes()
+             ? turned
+             : as_given;
+}
+
 // Draws of dropout, told apart by their number: weights, of all heads or head
 // by head, or the output.
 void read_dropout(const Observation& from, ObservedCall& call) {
@@ -365,9 +381,10 @@ void read_dropout(const Observation& from, ObservedCall& call) {
     const bool of_queries = n.queries != n.value_width &&
                             count * n.keys == of_a_head * n.heads * n.queries;
     // Where D = Lk, both have as many: then three dimensions are the output's.
-    const bool like_output =
-        n.heads > 1 && kept.dim() == 3 &&
-        kept.sizes() == find(from, {"out", "output"}).sizes();
+    const Tensor drawn = draws_of_output(call, from, kept, name.c_str());
+    const bool like_output = n.heads > 1 && kept.dim() == 3 &&
+                             drawn.defined() &&
+                             drawn.sizes() == call.out.sizes();
     const bool of_weights =
         !like_output && (count == of_a_head * n.heads || of_queries);
     if (of_weights && !call.kept_weights.defined()) {
@@ -376,8 +393,8 @@ void read_dropout(const Observation& from, ObservedCall& call) {
                count == of_a_head / n.keys * n.heads * n.value_width) {
       call.kept_context = {
           kept.reshape({n.batch, n.heads, n.queries, n.value_width}), p};
-    } else if (count == call.out.numel() && !call.kept_output.defined()) {
-      call.kept_output = {shaped(call, from, kept, name.c_str()), p};
+    } else if (drawn.defined() && !call.kept_output.defined()) {
+      call.kept_output = {drawn, p};
     } else if (count == of_a_head) {
       heads.push_back(kept.reshape({n.batch, n.queries, n.keys}));
       head_p = p;

@@ -288,8 +288,9 @@ constexpr FaultCode kCodes[] = {
      "The same matrix is applied to its own result: training has to find its "
      "square root, and weights of others give other results."},
     {"MH606", "input_added",
-     "Where the block around it adds the residual, too, it counts twice; "
-     "weights of others give other results."},
+     "The output follows an input that no residual connection is for: it is "
+     "no mean of the values any more, and weights of others give other "
+     "results."},
     {"MH607", "returned_weights_summed", kReturned},
     {"MH608", "returned_weights_of_one_head", kReturned},
     {"MH609", "returned_weights_before_softmax", kReturned},

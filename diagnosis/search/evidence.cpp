@@ -129,7 +129,10 @@ class Signs {
                              : call_.inputs[0];
     const bool adds = with.residual != Residual::kNone;
     if (adds && added.sizes() != out.sizes()) return false;
-    if (with.output_norm == NormKind::kNone) return is_shown(out - added);
+    if (with.output_norm == NormKind::kNone) {
+      const Tensor behind = adds ? out - added : out;
+      return is_shown(with.output_gain ? behind / output_gain(call_) : behind);
+    }
     if (with.residual == Residual::kAfterNorm) {
       return is_shown(out - added) && is_normed(out - added, with, {});
     }

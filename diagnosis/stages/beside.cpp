@@ -9,6 +9,7 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <map>
@@ -279,10 +280,32 @@ int64_t block_of(const ObservedCall& call) {
 
 // ---- Around the output -----------------------------------------------------
 
+Tensor output_gain(const ObservedCall& call) {
+  const auto speaks = [](const std::string& name) {
+    return std::ranges::any_of(
+        std::array{"gamma", "gain", "gate", "alpha", "scale"},
+        [&](const char* word) { return name.find(word) != std::string::npos; });
+  };
+  const int64_t width = call.out.size(-1);
+  for (const bool any : {false, true}) {
+    for (const auto& [name, number] : call.numbers) {
+      if (number.numel() == 1 && (any || speaks(name))) return number.view({1});
+    }
+    for (const Norm& norm : call.norms) {
+      const bool is_gain = norm.weight.defined() && !norm.bias.defined();
+      if (is_gain && width_of(norm) == width && (any || speaks(norm.name)))
+        return norm.weight;
+    }
+  }
+  return {};
+}
+
 Tensor finished_beside(const ObservedCall& call, const Recipe& recipe,
                        const Stages& stages, Tensor out) {
   if (recipe.output_gain) {
-    out = out * number_by(call, {"gamma", "gain", "alpha", "scale"})[0][0];
+    const Tensor gain = output_gain(call);
+    require(gain.defined());
+    out = out * gain;
   }
   const auto norm = [&] {
     out = normalised(call, recipe.output_norm, NormPlace::kOutput, 2, out);

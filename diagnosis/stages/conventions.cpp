@@ -118,13 +118,21 @@ bool adds_up(const ObservedCall& call) {
   return call.has_weights && call.out.sizes() == call.inputs[0].sizes();
 }
 
-// Beside a norm; alone it is a fault.
 Concern residual(const ObservedCall& call) {
   return maybe(adds_up(call) && has_norm(call, call.out.size(-1)));
 }
 
+// Where no norm says that this is a whole sublayer.
+Concern residual_alone(const ObservedCall& call) {
+  return maybe(adds_up(call) && !has_norm(call, call.out.size(-1)));
+}
+
 Concern gain(const ObservedCall& call) {
-  return maybe(adds_up(call) && !call.numbers.empty());
+  return maybe(call.has_weights && output_gain(call).defined());
+}
+
+Concern gain_and_residual(const ObservedCall& call) {
+  return adds_up(call) ? gain(call) : Concern::kNo;
 }
 
 template <NormKind kind>
@@ -410,6 +418,19 @@ const std::vector<Convention> kStructure = {
      Sign::kNorm},
     {"norm_last", kNormLast, "", norm_of_output<kRms>, norm_last<kRms>,
      Sign::kNorm},
+    {"gain_and_residual",
+     "The output is multiplied by a learned number, or by one for each "
+     "feature, and the query input is added.",
+     "", gain_and_residual,
+     [](Recipe& r) {
+       r.output_gain = true;
+       r.residual = Residual::kInput;
+     },
+     Sign::kSum},
+    {"output_gain",
+     "The output is multiplied by a learned number, or by one for each "
+     "feature.",
+     "", gain, [](Recipe& r) { r.output_gain = true; }, Sign::kSum},
     {"residual",
      "The query input is added to the output: the residual connection of the "
      "block around attention.",
@@ -420,15 +441,14 @@ const std::vector<Convention> kStructure = {
      "connection.",
      "", residual, [](Recipe& r) { r.residual = Residual::kNormedInput; },
      Sign::kSum},
-    {"gain_and_residual",
-     "The output is multiplied by a learned number, and the query input is "
-     "added.",
-     "", gain,
-     [](Recipe& r) {
-       r.output_gain = true;
-       r.residual = Residual::kInput;
-     },
-     Sign::kSum},
+    {"residual_inside",
+     "The query input is added to the output: the residual connection of the "
+     "block around attention, inside of it.",
+     "Where the block adds its input, too, it counts twice: add it in one "
+     "place.",
+     residual_alone, [](Recipe& r) { r.residual = Residual::kInput; },
+     Sign::kSum,
+     "its residual connection is meant to be inside, and not added again"},
     {"rounded", "The output is rounded to some digits: no gradient passes it.",
      "Round for printing only.",
      [](const ObservedCall& call) {

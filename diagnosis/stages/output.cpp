@@ -64,9 +64,12 @@ Tensor finish(const ObservedCall& call, const Recipe& recipe,
   }
   out = drop_output(call, recipe, out);
   out = finished_beside(call, recipe, stages, out);
-  if (recipe.input_added) {
-    require(out.sizes() == call.inputs[0].sizes());
-    out = out + call.inputs[0];
+  if (recipe.input_added >= 0) {
+    // The query of a layer is its residual connection, a convention.
+    require(recipe.input_added > 0 || !call.has_weights);
+    const Tensor& input = call.inputs[recipe.input_added];
+    require(out.sizes() == input.sizes());
+    out = out + input;
   }
   if (recipe.rounded) out = out.detach();
   return detached(narrowed(out, recipe, Narrow::kOutput), recipe,
@@ -140,9 +143,13 @@ const std::vector<Fault> kOutputFaults = {
      "Apply W_o once.",
      {{[](Recipe& r) { r.output = Output::kTwice; }}}},
     {"input_added",
-     "The query input is added to the output.",
-     "The residual connection belongs to the block around attention.",
-     {{[](Recipe& r) { r.input_added = true; }}}},
+     "An input is added to the output, which is no residual connection.",
+     "A residual connection adds the query's input to the output of a whole "
+     "layer; that of attention alone is a weighted mean of the values.",
+     {{[](Recipe& r) { r.input_added = 0; }, "It is the query."},
+      {[](Recipe& r) { r.input_added = 1; }, "It is the input of the keys."},
+      {[](Recipe& r) { r.input_added = 2; },
+       "It is the input of the values."}}},
     {"returned_weights_summed",
      "The weights returned are summed over the heads, not averaged.",
      "nn.MultiheadAttention returns their mean: weights.mean(dim=1).",

@@ -219,7 +219,7 @@ struct Habits {
   NormKind context_norm = NormKind::kNone;
   NormKind output_norm = NormKind::kNone;
   Residual residual = Residual::kNone;
-  bool output_gain = false;  ///< a learned factor
+  bool output_gain = false;  ///< a learned factor, or one for each feature
   Activated activated = Activated::kNone;
   Activation activation = nullptr;
   Rotary rotary = Rotary::kNone;
@@ -268,7 +268,7 @@ struct Recipe : Habits {
 
   // What comes out.
   Output output = Output::kLinear;
-  bool input_added = false;
+  int input_added = -1;  ///< query, key or value, to the output; -1: none
   Returned returned = Returned::kWeights;
   Detached detached = Detached::kNothing;
   std::array<bool, 4> frozen = {};  ///< matrices that no gradient reaches

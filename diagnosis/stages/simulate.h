@@ -92,6 +92,9 @@ at::Tensor with_position_bias(const ObservedCall& call,
 /// How many keys the code takes at a time: all of them, where nothing tells.
 int64_t block_of(const ObservedCall& call);
 
+/// The learned factor of the output, (1,) or (E,); undefined: there is none.
+at::Tensor output_gain(const ObservedCall& call);
+
 /// What the module adds to the output and does to it: (B, Lq, E).
 at::Tensor finished_beside(const ObservedCall& call, const Recipe& recipe,
                            const Stages& stages, at::Tensor out);

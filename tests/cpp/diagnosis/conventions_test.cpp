@@ -25,7 +25,7 @@ Layer layer_beside(std::string_view name) {
     layer.tensors["norm.weight"] = at::rand({kEmbed}, at::kDouble) + 0.5;
   }
   if (name == "learned_scale" || name == "unscaled" ||
-      name == "gain_and_residual") {
+      name.find("gain") != name.npos) {
     layer.tensors["gamma"] = at::full({1}, 0.7, at::kDouble);
   }
   return layer;
@@ -43,6 +43,8 @@ Observation observed(const Layer& layer, const Recipe& recipe) {
   before.output_norm = NormKind::kNone;
   Recipe alone = before;
   alone.residual = Residual::kNone;
+  Recipe ungained = alone;
+  ungained.output_gain = false;
   Recipe plain = recipe;  // what a norm of the context is made of
   plain.context_norm = NormKind::kNone;
   std::vector<Tensor> trace;
@@ -52,7 +54,7 @@ Observation observed(const Layer& layer, const Recipe& recipe) {
   trace.insert(trace.end(),
                {stages->scores, stages->weights, simulate(call, plain)->merged,
                 stages->merged, simulate(call, alone)->out,
-                simulate(call, before)->out});
+                simulate(call, ungained)->out, simulate(call, before)->out});
   if (recipe.residual == Residual::kAfterNorm) {
     trace.push_back(stages->out - call.inputs[0]);
   }

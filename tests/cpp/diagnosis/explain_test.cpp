@@ -61,7 +61,8 @@ TEST_P(EveryFault, IsNamed) {
                     : make_layer(groups, per_head || one_head ? width : kEmbed,
                                  per_head ? width : kEmbed);
   if (blockwise) layer.facts["block_size"] = "3";
-  const auto observations = results(calls(layer), recipe);
+  const auto observations = results(
+      recipe.input_added == 0 ? calls_of_heads() : calls(layer), recipe);
   ASSERT_FALSE(observations.empty());
   const Verdict verdict = explain(observations);
   EXPECT_EQ(verdict.judgement, Judgement::kFault);

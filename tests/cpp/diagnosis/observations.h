@@ -200,6 +200,19 @@ inline std::vector<Observation> calls(const Layer& layer) {
   return all;
 }
 
+// Attention by itself.
+inline std::vector<Observation> calls_of_heads() {
+  const int64_t width = kEmbed / kHeads;
+  const Tensor query = random({kBatch, kHeads, kQueries, width});
+  const auto call = [&](const char* name, int64_t keys) {
+    return observe({}, name,
+                   {{"query", query},
+                    {"key", random({kBatch, kHeads, keys, width})},
+                    {"value", random({kBatch, kHeads, keys, width})}});
+  };
+  return {call("cross", kKeys), call("three", kQueries)};
+}
+
 // What code with this recipe returns. A call that it cannot take is left out.
 inline std::vector<Observation> results(std::vector<Observation> observations,
                                         const Recipe& recipe,

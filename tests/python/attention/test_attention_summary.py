@@ -8,9 +8,9 @@ are within the budget is tested with all options mixed in test_fused.py.
 import calls
 import pytest
 import torch
+from budget import BUDGETS
 from equal import assert_equal
 from paths import fused_calls
-from test_definition import BUDGETS
 from torch.testing import assert_close
 
 import multihead

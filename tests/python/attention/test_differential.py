@@ -8,7 +8,7 @@ import differential
 import pytest
 import torch
 import torch.nn.functional as F
-from test_definition import BUDGETS
+from budget import BUDGETS
 
 import multihead
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The fused path of scaled_dot_product_attention: who takes it, what it gives.
 
-Values are judged against float64 loops by the budget of test_definition.py.
+Values are judged against float64 loops by budget.py.
 """
 
 import dataclasses
@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import reference
 import torch
+from budget import BUDGETS, Budget
 from paths import fused_calls
-from test_definition import BUDGETS, SMALL, Budget, draw
+from test_definition import SMALL, draw
 from torch.nn import functional as F
 from torch.testing import assert_close
 

@@ -8,9 +8,9 @@ slopes of the forward kernels. The error budget is for the tests of the kernels.
 import calls
 import pytest
 import torch
+from budget import BUDGETS
 from equal import assert_equal
 from paths import fused_calls
-from test_definition import BUDGETS
 from torch.autograd import forward_ad
 from torch.testing import assert_close
 

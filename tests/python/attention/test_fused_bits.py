@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 import torch
-from test_definition import BUDGETS
+from budget import BUDGETS
 
 import multihead
 

@@ -8,8 +8,8 @@ import math
 import pytest
 import reference
 import torch
+from budget import BUDGETS
 from paths import fused_calls
-from test_definition import BUDGETS
 from test_fused import limit_of, within
 from torch.nn import functional as F
 from torch.testing import assert_close

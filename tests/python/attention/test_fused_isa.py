@@ -2,7 +2,7 @@
 """MULTIHEAD_ISA: every instruction set, forced in a process of its own.
 
 Bits agree in float32 and float64; 16 bits are held to the budget of
-test_definition.py one by one.
+budget.py one by one.
 """
 
 import functools
@@ -14,8 +14,9 @@ import sys
 import pytest
 import reference
 import torch
+from budget import BUDGETS
 from paths import fused_calls
-from test_definition import BUDGETS, draw
+from test_definition import draw
 from test_fused import check_forward, check_weights
 from test_fused_backward import NAMES, backward, output_gradients
 from test_fused_bits import RULES, different, large, results_of

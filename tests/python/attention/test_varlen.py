@@ -9,10 +9,10 @@ import pytest
 import reference
 import sequences
 import torch
+from budget import BUDGETS
 from equal import assert_equal
 from paths import fused_calls
 from sequences import make, one_by_one, padded, paged, ragged
-from test_definition import BUDGETS
 from torch.testing import assert_close
 
 import multihead

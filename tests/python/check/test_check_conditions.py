@@ -110,6 +110,20 @@ class Self(Layer):
         return self.out_proj(self.merged(x, x, x))
 
 
+class WithResidual(Layer):
+    def forward(self, x):
+        return x + self.out_proj(self.merged(x, x, x))
+
+
+class WithResidualAndNorm(WithResidual):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__(embed_dim, num_heads)
+        self.norm = nn.LayerNorm(embed_dim)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
 class SequenceFirst(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
@@ -134,6 +148,8 @@ CONDITIONS = {
     OneHeadNoOutput: [],
     OfOneSequence: ["self_attention_only"],
     Self: [],
+    WithResidual: ["residual_inside"],
+    WithResidualAndNorm: [],
     SequenceFirst: ["sequence_first"],
 }
 

@@ -185,13 +185,14 @@ class OfAnImage(nn.Module):
         self.q, self.k, self.v, self.o = (
             nn.Conv2d(channels, channels, 1) for _ in range(4)
         )
+        self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, x):
         b, c, h, w = x.shape
         assert h > 1 and w > 1 and h != w
         q, k, v = (layer(x).flatten(2) for layer in (self.q, self.k, self.v))
         out = v @ (q.mT @ k / c**0.5).softmax(-1).mT
-        return self.o(out.view(b, c, h, w))
+        return self.gamma * self.o(out.view(b, c, h, w))
 
 
 class OfEmptyMemory(Base):

@@ -12,8 +12,8 @@ import os
 import parity
 import pytest
 import torch
+from budget import BUDGETS
 from paths import fused_calls
-from test_definition import BUDGETS
 from torch import nn
 from torch.nn import functional as F
 from torch.testing import assert_close

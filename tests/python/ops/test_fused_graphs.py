@@ -10,9 +10,9 @@ import io
 import calls
 import pytest
 import torch
+from budget import BUDGETS
 from equal import assert_equal
 from paths import fused_calls
-from test_definition import BUDGETS
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func

@@ -6,39 +6,10 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from attempts.steps import Attention
 
 
-class _Attention(nn.Module):
-    """Steps of attention; each attempt puts something beside them."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.d_k = d_model // num_heads
-        self.W_q = nn.Linear(d_model, d_model)
-        self.W_k = nn.Linear(d_model, d_model)
-        self.W_v = nn.Linear(d_model, d_model)
-        self.W_o = nn.Linear(d_model, d_model)
-
-    def split(self, x):
-        return x.unflatten(-1, (self.num_heads, self.d_k)).transpose(1, 2)
-
-    def join(self, x):
-        return self.W_o(x.transpose(1, 2).flatten(2))
-
-    def scores(self, q, k):
-        return q @ k.mT / math.sqrt(self.d_k)
-
-    def weigh(self, scores):
-        return scores.softmax(-1)
-
-    def attend(self, query, key, value):
-        q, k = self.split(self.W_q(query)), self.split(self.W_k(key))
-        v = self.split(self.W_v(value))
-        return self.join(self.weigh(self.scores(q, k)) @ v)
-
-
-class PostNorm(_Attention):
+class PostNorm(Attention):
     """The sublayer of the first Transformer, with its two dropouts. mask: 0 =
     blocked."""
 
@@ -58,7 +29,7 @@ class PostNorm(_Attention):
         return self.layer_norm(out + residual), attn
 
 
-class PreNorm(_Attention):
+class PreNorm(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.norm = nn.LayerNorm(d_model)
@@ -68,7 +39,7 @@ class PreNorm(_Attention):
         return x + self.attend(y, y, y)
 
 
-class PreNormOfQueries(_Attention):
+class PreNormOfQueries(Attention):
     """The other sequence comes normalised, or so it is hoped."""
 
     def __init__(self, d_model, num_heads):
@@ -91,7 +62,7 @@ class RMSNorm(nn.Module):
         )
 
 
-class RmsFirst(_Attention):
+class RmsFirst(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.norm = RMSNorm(d_model)
@@ -113,7 +84,7 @@ class _AnnotatedNorm(nn.Module):
         return self.a_2 * (x - mean) / (std + self.eps) + self.b_2
 
 
-class AnnotatedSublayer(_Attention):
+class AnnotatedSublayer(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.norm = _AnnotatedNorm(d_model)
@@ -123,7 +94,7 @@ class AnnotatedSublayer(_Attention):
         return x + self.attend(y, y, y)
 
 
-class NormThenResidual(_Attention):
+class NormThenResidual(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.norm = nn.LayerNorm(d_model)
@@ -132,7 +103,7 @@ class NormThenResidual(_Attention):
         return x + self.norm(self.attend(x, x, x))
 
 
-class NormAlone(_Attention):
+class NormAlone(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.norm = nn.LayerNorm(d_model)
@@ -141,7 +112,7 @@ class NormAlone(_Attention):
         return self.norm(self.attend(x, x, x))
 
 
-class QueriesAndKeysNormed(_Attention):
+class QueriesAndKeysNormed(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.q_norm = RMSNorm(self.d_k)
@@ -153,7 +124,7 @@ class QueriesAndKeysNormed(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ self.split(self.W_v(x)))
 
 
-class NormedBeforeTheyAreSplit(_Attention):
+class NormedBeforeTheyAreSplit(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.q_norm = nn.LayerNorm(d_model)
@@ -165,7 +136,7 @@ class NormedBeforeTheyAreSplit(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ self.split(self.W_v(x)))
 
 
-class NormedWithoutParameters(_Attention):
+class NormedWithoutParameters(Attention):
     """Cosines, as long as they are."""
 
     def forward(self, x):
@@ -174,7 +145,7 @@ class NormedWithoutParameters(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ self.split(self.W_v(x)))
 
 
-class NormalisedBeforeTheOutput(_Attention):
+class NormalisedBeforeTheOutput(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.norm = nn.LayerNorm(d_model)
@@ -210,7 +181,7 @@ class SharedByTheHeads(nn.Module):
         return self.fc_out(out.reshape(N, length, self.embed_size))
 
 
-class Rotary(_Attention):
+class Rotary(Attention):
     """Positions of its own, half of the features turned with the other half."""
 
     def rotate(self, x):
@@ -229,7 +200,7 @@ class Rotary(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ self.split(self.W_v(x)))
 
 
-class RotaryInPairs(_Attention):
+class RotaryInPairs(Attention):
     """Features 2i and 2i + 1 are one complex number; the base is another."""
 
     def rotate(self, x):
@@ -250,7 +221,7 @@ class RotaryInPairs(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ self.split(self.W_v(x)))
 
 
-class RectifiedProjections(_Attention):
+class RectifiedProjections(Attention):
     def forward(self, query, key, value):
         q = self.split(F.relu(self.W_q(query)))
         k = self.split(F.relu(self.W_k(key)))
@@ -258,7 +229,7 @@ class RectifiedProjections(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-class RectifiedAndNormed(_Attention):
+class RectifiedAndNormed(Attention):
     """ReLU on the projections, a residual connection, a norm: three at once."""
 
     def __init__(self, d_model, num_heads):
@@ -276,7 +247,7 @@ def rounded_attention(q, k, v):
     return torch.round(scores.softmax(-1) @ v, decimals=4)
 
 
-class LearnedTemperature(_Attention):
+class LearnedTemperature(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.temperature = nn.Parameter(torch.full((num_heads, 1, 1), 0.4))
@@ -304,7 +275,7 @@ class FusedFeatureByFeature(nn.Module):
         return self.to_out((attn @ v).transpose(1, 2).flatten(2))
 
 
-class RelativePositions(_Attention):
+class RelativePositions(Attention):
     """A bias that is learned for each distance, at most 63."""
 
     def __init__(self, d_model, num_heads):
@@ -319,7 +290,7 @@ class RelativePositions(_Attention):
         return self.join(scores.softmax(-1) @ self.split(self.W_v(x)))
 
 
-class ScaledShortcut(_Attention):
+class ScaledShortcut(Attention):
     """What attention adds to the input grows from nothing."""
 
     def __init__(self, d_model, num_heads):
@@ -328,6 +299,40 @@ class ScaledShortcut(_Attention):
 
     def forward(self, x):
         return self.gamma * self.attend(x, x, x) + x
+
+
+class ScaledFeatureByFeature(Attention):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.gamma = nn.Parameter(1e-4 * torch.ones(d_model))
+
+    def forward(self, x):
+        return x + self.gamma * self.attend(x, x, x)
+
+
+class GatedOutput(Attention):
+    """The block around it adds the input."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, query, key, value):
+        return self.gate * self.attend(query, key, value)
+
+
+class ResidualInside(Attention):
+    """Right if the block around it does not add its input again."""
+
+    def forward(self, x):
+        return x + self.attend(x, x, x)
+
+
+class ResidualInPlace(Attention):
+    def forward(self, query, key, value):
+        out = self.attend(query, key, value)
+        out += query
+        return out
 
 
 class OfPixelsNormedByGroup(nn.Module):

@@ -282,8 +282,8 @@ WRONG = [
     ),
     *attempts(
         "wrong_whole",
-        """InputAdded: input_added
-        QueryAdded: input_added
+        """ValueAdded: input_added
+        query_added: input_added
         ReturnsSummedWeights: returned_weights_summed
         ReturnsOneHead: returned_weights_of_one_head
         ReturnsTheFirstHead: returned_weights_of_one_head

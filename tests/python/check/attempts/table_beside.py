@@ -30,6 +30,10 @@ RIGHT = [
         FusedFeatureByFeature
         RelativePositions
         ScaledShortcut
+        ScaledFeatureByFeature
+        GatedOutput
+        ResidualInside
+        ResidualInPlace
         OfPixelsNormedByGroup""",
     ),
 ]

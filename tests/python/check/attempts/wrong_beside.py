@@ -6,34 +6,10 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from attempts.steps import Attention
 
 
-class _Attention(nn.Module):
-    """Steps of attention; each attempt spoils one."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.d_k = d_model // num_heads
-        self.W_q = nn.Linear(d_model, d_model)
-        self.W_k = nn.Linear(d_model, d_model)
-        self.W_v = nn.Linear(d_model, d_model)
-        self.W_o = nn.Linear(d_model, d_model)
-
-    def split(self, x):
-        return x.unflatten(-1, (self.num_heads, self.d_k)).transpose(1, 2)
-
-    def qkv(self, x):
-        return (self.split(w(x)) for w in (self.W_q, self.W_k, self.W_v))
-
-    def scores(self, q, k):
-        return q @ k.mT / math.sqrt(self.d_k)
-
-    def join(self, x):
-        return self.W_o(x.transpose(1, 2).flatten(2))
-
-
-class CausalSelfAttention(_Attention):
+class CausalSelfAttention(Attention):
     """So it is called."""
 
     def forward(self, x):
@@ -41,7 +17,7 @@ class CausalSelfAttention(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-class TriangleKept(_Attention):
+class TriangleKept(Attention):
     """A buffer that nobody uses."""
 
     def __init__(self, d_model, num_heads, max_len=512):
@@ -53,7 +29,7 @@ class TriangleKept(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-class TriangleThrownAway(_Attention):
+class TriangleThrownAway(Attention):
     """masked_fill returns a new tensor."""
 
     def forward(self, x):
@@ -121,7 +97,7 @@ class ValuesTiled(_Grouped):
         return k.repeat_interleave(n, dim=1), v.repeat(1, n, 1, 1)
 
 
-class QueryMatrixByItsData(_Attention):
+class QueryMatrixByItsData(Attention):
     """The matrix is used and never learned."""
 
     def forward(self, x):
@@ -130,7 +106,7 @@ class QueryMatrixByItsData(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-class MatricesDetached(_Attention):
+class MatricesDetached(Attention):
     def forward(self, x):
         q, k, v = (
             self.split(F.linear(x, w.weight.detach(), w.bias))
@@ -139,7 +115,7 @@ class MatricesDetached(_Attention):
         return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-class OutputAlwaysDropped(_Attention):
+class OutputAlwaysDropped(Attention):
     """Weights are dropped in training, as they should be; the output always."""
 
     def __init__(self, d_model, num_heads, dropout=0.2):
@@ -153,7 +129,7 @@ class OutputAlwaysDropped(_Attention):
         return F.dropout(out, self.p)
 
 
-class ItemsReadAsHeads(_Attention):
+class ItemsReadAsHeads(Attention):
     """Folded as (B·H, L, d), unfolded as (H, B, L, d)."""
 
     def forward(self, x):
@@ -163,7 +139,7 @@ class ItemsReadAsHeads(_Attention):
         return self.W_o(out.permute(1, 2, 0, 3).flatten(2))
 
 
-class LastHeadCleared(_Attention):
+class LastHeadCleared(Attention):
     def forward(self, x):
         q, k, v = self.qkv(x)
         out = self.scores(q, k).softmax(-1) @ v
@@ -215,7 +191,7 @@ def online_filled_up(q, k, v):
     )
 
 
-class _Windowed(_Attention):
+class _Windowed(Attention):
     def __init__(self, d_model, num_heads, sliding_window=3):
         super().__init__(d_model, num_heads)
         self.sliding_window = sliding_window
@@ -244,7 +220,7 @@ class WindowForgotten(_Windowed):
         return self.join(self.scores(q, k).softmax(-1) @ v)
 
 
-class UnscaledAndNormed(_Attention):
+class UnscaledAndNormed(Attention):
     """A norm and a residual connection, and no scale."""
 
     def __init__(self, d_model, num_heads):
@@ -256,7 +232,7 @@ class UnscaledAndNormed(_Attention):
         return self.norm(x + self.join((q @ k.mT).softmax(-1) @ v))
 
 
-class ScaledByEmbeddingBehindANorm(_Attention):
+class ScaledByEmbeddingBehindANorm(Attention):
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.norm = nn.LayerNorm(d_model)

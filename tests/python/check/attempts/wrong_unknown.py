@@ -6,31 +6,10 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from attempts.steps import Attention
 
 
-class _Attention(nn.Module):
-    """Steps of a self-attention; each attempt spoils one."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.d_k = d_model // num_heads
-        self.W_q = nn.Linear(d_model, d_model)
-        self.W_k = nn.Linear(d_model, d_model)
-        self.W_v = nn.Linear(d_model, d_model)
-        self.W_o = nn.Linear(d_model, d_model)
-
-    def split(self, x):
-        return x.unflatten(-1, (self.num_heads, self.d_k)).transpose(1, 2)
-
-    def join(self, x):
-        return x.transpose(1, 2).flatten(2)
-
-    def scores(self, q, k):
-        return torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.d_k)
-
-
-class DistancePenalty(_Attention):
+class DistancePenalty(Attention):
     """A bias by distance that nobody asked for."""
 
     def forward(self, x):
@@ -38,17 +17,17 @@ class DistancePenalty(_Attention):
         place = torch.arange(x.size(1), dtype=x.dtype)
         scores = self.scores(q, k) - 0.1 * (place[:, None] - place).abs()
         context = torch.softmax(scores, dim=-1) @ self.split(self.W_v(x))
-        return self.W_o(self.join(context))
+        return self.join(context)
 
 
-class CubedScores(_Attention):
+class CubedScores(Attention):
     def forward(self, x):
         q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
         attn = torch.softmax(self.scores(q, k) ** 3, dim=-1)
-        return self.W_o(self.join(attn @ self.split(self.W_v(x))))
+        return self.join(attn @ self.split(self.W_v(x)))
 
 
-class RotatedQueriesOnly(_Attention):
+class RotatedQueriesOnly(Attention):
     """Rotary positions, applied to the queries and not to the keys."""
 
     def rotate(self, x):
@@ -64,18 +43,18 @@ class RotatedQueriesOnly(_Attention):
         q = self.rotate(self.split(self.W_q(x)))
         k = self.split(self.W_k(x))
         attn = torch.softmax(self.scores(q, k), dim=-1)
-        return self.W_o(self.join(attn @ self.split(self.W_v(x))))
+        return self.join(attn @ self.split(self.W_v(x)))
 
 
-class KeysOfUnitLength(_Attention):
+class KeysOfUnitLength(Attention):
     def forward(self, query, key, value):
         q = self.split(self.W_q(query))
         k = F.normalize(self.split(self.W_k(key)), dim=-1)
         attn = torch.softmax(self.scores(q, k), dim=-1)
-        return self.W_o(self.join(attn @ self.split(self.W_v(value))))
+        return self.join(attn @ self.split(self.W_v(value)))
 
 
-class NoiseOnTheContext(_Attention):
+class NoiseOnTheContext(Attention):
     """A regulariser that was never switched off, from a generator of its own."""
 
     def forward(self, x):
@@ -83,7 +62,7 @@ class NoiseOnTheContext(_Attention):
         context = torch.softmax(self.scores(q, k), dim=-1) @ self.split(self.W_v(x))
         draws = torch.Generator().manual_seed(1)
         noise = torch.randn(context.shape, generator=draws, dtype=context.dtype)
-        return self.W_o(self.join(context + 0.1 * noise))
+        return self.join(context + 0.1 * noise)
 
 
 def last_key_dropped(q, k, v):
@@ -93,15 +72,15 @@ def last_key_dropped(q, k, v):
     return torch.softmax(scores, dim=-1) @ v
 
 
-class ValuesRectified(_Attention):
+class ValuesRectified(Attention):
     def forward(self, x):
         q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
         v = self.split(F.relu(self.W_v(x)))
-        return self.W_o(self.join(torch.softmax(self.scores(q, k), dim=-1) @ v))
+        return self.join(torch.softmax(self.scores(q, k), dim=-1) @ v)
 
 
-class CappedScores(_Attention):
+class CappedScores(Attention):
     def forward(self, x):
         q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
         scores = 2.0 * torch.tanh(self.scores(q, k) / 2.0)
-        return self.W_o(self.join(scores.softmax(-1) @ self.split(self.W_v(x))))
+        return self.join(scores.softmax(-1) @ self.split(self.W_v(x)))

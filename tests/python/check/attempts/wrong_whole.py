@@ -66,22 +66,23 @@ class _Layers(nn.Module):
         return self.W_o(heads.transpose(1, 2).flatten(2))
 
 
-class InputAdded(_Layers):
-    """The residual belongs to the block, not to the attention."""
+class ValueAdded(_Layers):
+    """A residual connection from the wrong side."""
 
-    def forward(self, x, mask=None):
-        q, k, v = self.heads(x, x, x)
-        out = torch.softmax(self.scores(q, k, mask), dim=-1) @ v
-        return x + self.join(out)
-
-
-class QueryAdded(_Layers):
     def forward(self, query, key, value, mask=None):
-        residual = query
+        residual = value
         q, k, v = self.heads(query, key, value)
         out = self.join(F.softmax(self.scores(q, k, mask), dim=-1) @ v)
         out += residual
         return out
+
+
+def query_added(query, key, value, mask=None):
+    """Heads go in, and their mean is not all that comes out. mask: 0 = blocked"""
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    return query + scores.softmax(-1) @ value
 
 
 class ReturnsSummedWeights(_Layers):

@@ -357,8 +357,9 @@ HEADS = [
         _split("{x}.reshape({B}, {H}, {L}, {d})", "k"),
     ),
     Fault(
+        # Of one fused matrix that is an order of columns, which is learned so.
         ("heads_interleaved",),
-        lambda s: has_heads(s) and is_torch(s) and not s.groups,
+        lambda s: has_heads(s) and is_torch(s) and not s.groups and separate(s),
         _split("{x}.view({B}, {L}, {d}, {H}).permute(0, 3, 1, 2)", "q", "k", "v"),
     ),
     Fault(

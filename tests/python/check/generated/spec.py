@@ -181,8 +181,6 @@ def settle(s: Spec, r: random.Random) -> Spec:
     if s.form == "numpy":
         s.inputs = r.choice(["self", "three"])
         s.pieces = "view"
-    if s.around:
-        s.sequence_first = False
     if s.sequence_first:
         s.says = True
     return s

@@ -2,10 +2,12 @@
 """What a program computes, beside plain loops: the generator's own judgement, which
 knows how it wrote the program and nothing of `check`."""
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
 import torch
+from budget import BUDGETS
 from torch import Tensor, nn
 
 from .program import input_names, mask_name
@@ -17,17 +19,49 @@ BATCH, QUERIES, KEYS, EMBED, HEADS, GROUPS = 2, 5, 7, 48, 6, 2
 @dataclass
 class Computed:
     """Results of one program by name: "out", "weights", "gradients", "training". The
-    loops have the first two."""
+    loops have the first two, and how far rounding may take each element."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    allowed: dict[str, Tensor] = field(default_factory=dict)
 
     def differs(self, other: "Computed", name: str) -> bool:
+        """From the loops beyond rounding, from another program at all."""
         a, b = self.tensors.get(name), other.tensors.get(name)
         if a is None or b is None:
             return False
         if a.shape != b.shape:
             return True
-        return not torch.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
+        same = (a == b) | (a.isnan() & b.isnan())
+        near = (a - b).abs() <= other.allowed.get(name, 0)
+        return not bool((same | near).all())
+
+
+@dataclass
+class Sized:
+    """A tensor, and the same formula on absolute values."""
+
+    value: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Sized":
+        return cls(x, x.abs())
+
+    def map(self, change) -> "Sized":
+        return Sized(change(self.value), change(self.scale))
+
+    def __add__(self, other: "Sized") -> "Sized":
+        return Sized(self.value + other.value, self.scale + other.scale)
+
+    def __matmul__(self, other: "Sized") -> "Sized":
+        return Sized(self.value @ other.value, self.scale @ other.scale)
+
+    def layer_norm(self) -> "Sized":
+        y = nn.functional.layer_norm(self.value, self.value.shape[-1:])
+        size = self.scale + self.scale.mean(-1, keepdim=True)
+        size = size + y.abs() * (y.abs() * self.scale).mean(-1, keepdim=True)
+        deviation = self.value.var(-1, correction=0, keepdim=True).add(1e-5).sqrt()
+        return Sized(y, size / deviation + y.abs())
 
 
 @dataclass
@@ -82,45 +116,63 @@ def call_of(s: Spec, generator: torch.Generator) -> Call:
     return call
 
 
+def projected(x: Sized, layer: tuple[Tensor, Tensor | None]) -> Sized:
+    matrix, bias = layer
+    y = x @ Sized.of(matrix.T)
+    return y if bias is None else y + Sized.of(bias)
+
+
 def plain(s: Spec, call: Call, weights: dict[str, tuple[Tensor, Tensor | None]]):
-    """Output and weights by loops over items, heads and queries."""
-    q, k, v = call.inputs
+    """Output, weights, and the size of the largest score, by loops over items, heads
+    and queries."""
+    q, k, v = map(Sized.of, call.inputs)
     if not s.is_core:
-        q, k, v = (
-            x @ weights[r][0].T + (0 if weights[r][1] is None else weights[r][1])
-            for x, r in zip((q, k, v), "qkv")
-        )
+        q, k, v = (projected(x, weights[r]) for x, r in zip((q, k, v), "qkv"))
         groups = GROUPS if s.groups else HEADS
-        q = q.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        k, v = (x.unflatten(-1, (groups, -1)).transpose(1, 2) for x in (k, v))
-    batch, heads, queries, width = q.shape
-    group = heads // k.shape[1]
-    probabilities = torch.zeros(batch, heads, queries, k.shape[2], dtype=q.dtype)
-    context = torch.zeros(batch, heads, queries, v.shape[3], dtype=q.dtype)
-    blocked = call.blocked
+        q = q.map(lambda x: x.unflatten(-1, (HEADS, -1)).transpose(1, 2))
+        k, v = (
+            x.map(lambda x: x.unflatten(-1, (groups, -1)).transpose(1, 2))
+            for x in (k, v)
+        )
+    context, probabilities, largest = attended(call, q, k, v)
+    if s.is_core:
+        return context, probabilities, largest
+    out = projected(context.map(lambda x: x.transpose(1, 2).flatten(2)), weights["o"])
+    if s.around:
+        out = out + Sized.of(call.inputs[0])
+    if s.around == "norm":
+        out = out.layer_norm()
+    if s.sequence_first:
+        out = out.map(lambda x: x.transpose(0, 1))
+    return out, probabilities, largest
+
+
+def attended(call: Call, q: Sized, k: Sized, v: Sized):
+    """The same of heads: context, weights, and the size of the largest score."""
+    batch, heads, queries, width = q.value.shape
+    groups, keys = k.value.shape[1:3]
+    group = heads // groups
+    probabilities = torch.zeros(batch, heads, queries, keys, dtype=q.value.dtype)
+    context = Sized.of(torch.zeros(batch, heads, queries, v.value.shape[3]).double())
+    blocked, largest = call.blocked, 0.0
     if blocked is not None:
         blocked = blocked.expand(probabilities.shape)
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(queries):
-                scores = k[b, h // group] @ q[b, h, i] / math.sqrt(width)
-                if call.added is not None:
-                    scores = scores + call.added[i]
-                if blocked is not None:
-                    scores = scores.masked_fill(blocked[b, h, i], -math.inf)
-                powers = torch.exp(scores - scores.max())
-                probabilities[b, h, i] = powers / powers.sum()
-                context[b, h, i] = probabilities[b, h, i] @ v[b, h // group]
-    if s.is_core:
-        return context, probabilities
-    merged = context.transpose(1, 2).flatten(2)
-    matrix, bias = weights["o"]
-    out = merged @ matrix.T + (0 if bias is None else bias)
-    if s.around:
-        out = out + call.inputs[0]
-    if s.around == "norm":
-        out = nn.functional.layer_norm(out, out.shape[-1:])
-    return (out.transpose(0, 1) if s.sequence_first else out), probabilities
+    for b, h, i in itertools.product(range(batch), range(heads), range(queries)):
+        kv = b, h // group
+        scores = k.value[kv] @ q.value[b, h, i] / math.sqrt(width)
+        sizes = k.scale[kv] @ q.scale[b, h, i] / math.sqrt(width)
+        if call.added is not None:
+            scores, sizes = scores + call.added[i], sizes + call.added[i].abs()
+        if blocked is not None:
+            scores = scores.masked_fill(blocked[b, h, i], -math.inf)
+        seen = scores > -math.inf
+        largest = max(largest, float(sizes[seen].max()))
+        powers = torch.exp(scores - scores.max())
+        p = powers / powers.sum()
+        probabilities[b, h, i] = p
+        context.value[b, h, i] = p @ v.value[kv]
+        context.scale[b, h, i] = p @ v.scale[kv]
+    return context, probabilities, largest
 
 
 def weights_of(s: Spec, owner: object) -> dict[str, tuple[Tensor, Tensor | None]]:
@@ -212,6 +264,11 @@ def _sorted(s: Spec, result: object) -> Computed:
 
 @torch.no_grad()
 def _of_loops(s: Spec, call: Call, weights: dict) -> Computed:
-    out, probabilities = plain(s, call, weights)
+    out, probabilities, largest = plain(s, call, weights)
     shown = probabilities.mean(1) if s.returns == "mean" else probabilities
-    return Computed({"out": out, "weights": shown})
+    budget = BUDGETS[torch.float64]
+    allowed = {
+        "out": budget.allowed(out.scale, largest),
+        "weights": budget.allowed(shown, largest),
+    }
+    return Computed({"out": out.value, "weights": shown}, allowed)
