@@ -20,7 +20,7 @@ class Signs {
   explicit Signs(const ObservedCall& call) : call_(call) {}
 
   // Whether the trace shows the convention that leads from one to the other.
-  bool show(Sign sign, const Recipe& without, const Recipe& with) const {
+  bool show(Sign sign, const Recipe& without, const Recipe& with) const try {
     if (sign == Sign::kNorm || sign == Sign::kSum) return shows_end(with);
     if (sign == Sign::kContext) return shows_context_norm(with);
     const auto before = simulate(call_, without), after = simulate(call_, with);
@@ -45,6 +45,8 @@ class Signs {
                !(with.learned_scale == LearnedScale::kOne &&
                  shows(call_, *before, before->scores, call_.dtype));
     }
+  } catch (const Impossible&) {
+    return false;  // as of a norm over groups of features where there are none
   }
 
  private:

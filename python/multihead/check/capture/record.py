@@ -272,7 +272,7 @@ def fill_constant(tensor: Tensor) -> None:
         first = tensor.flatten()[:1]
         hides = tensor.numel() > 1 or bool((first == 0).all())
         if tensor.numel() > 0 and hides and bool((tensor == first).all()):
-            tensor.copy_(first + 0.3 * torch.randn_like(tensor))
+            tensor.copy_(first.reshape([]) + 0.3 * torch.randn_like(tensor))
 
 
 _GATES = re.compile(r"gamma|gate|alpha|lambda|scale|beta|weight|temperature")
