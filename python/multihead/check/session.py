@@ -3,13 +3,13 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
-from .calls import cases
+from .calls import cases, forms
 from .capture.runner import Run, Runner
 from .options import Options
 from .reading import first_call, guessing, observation, plans
@@ -79,6 +79,13 @@ class Way:
 
     runner: Runner
     base: Run
+    form: forms.Form | None = None
+
+    @property
+    def made_up(self) -> dict[str, str]:
+        """What the call has that nobody understood."""
+        kinds = guessing.kinds(self.call, self.runner.construction)
+        return kinds | dict.fromkeys(self.form.guess if self.form else (), "form")
 
     @property
     def call(self) -> Call:
@@ -189,9 +196,11 @@ class Examination:
             self.findings += self._complaints()
             return None
         way = reading.way
-        made_up = guessing.kinds(way.call, way.runner.construction)
+        made_up = way.made_up
         self.findings += guessing.of_calls(reading.findings, made_up)
-        self.understood = [*reading.understood, *self.understood]
+        # What a form makes of a parameter is said there.
+        kept = () if way.form and way.form.guess else self.understood
+        self.understood = [*reading.understood, *kept]
         if reading.verdict is not None and reading.verdict.get("doubtful"):
             faults = " and ".join(reading.faults)
             self.findings = [guessing.doubt(made_up, faults)]
@@ -240,7 +249,32 @@ class Examination:
         return best
 
     def _ways(self) -> Iterator[Way]:
-        """The ways to call it that it takes, likeliest first."""
+        """The ways to call it that it takes, likeliest first: in an unusual form where
+        its text or a name says so, or where it takes no other."""
+        subject, call, found = self.subject, self.call, False
+        if self.options.inputs is None:
+            said = (*forms.in_parts(subject, call), *forms.packed(subject, call))
+            for way in self._in_forms(said):
+                found = True
+                yield way
+        if found:
+            return
+        for way in self._plain_ways():
+            found = True
+            yield way
+        if not found and self.options.inputs is None:
+            yield from self._in_forms(forms.with_an_axis_more(subject, call))
+
+    def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:
+        for form in tried:
+            runner = self.runner.calling(form.call, form.subject)
+            finder = FirstCall(runner, self.options)
+            base = finder.find(form.layouts or self.layouts)
+            if base is not None:
+                yield Way(runner, base, form)
+
+    def _plain_ways(self) -> Iterator[Way]:
+        """Those with the tensors that are usual for its layouts."""
         for roles in plans.roles(self.call):
             call, runner, finder = self.call, self.runner, self.first_call
             if roles:
@@ -334,9 +368,9 @@ class Examination:
         if construction is not None:
             blind = " and ".join(f"`{name}`" for name in construction.blind)
             facts |= {"settings": blind} if blind else {}
-        if made_up := guessing.kinds(call, construction):
+        if made_up := reading.way.made_up:
             facts["made_up"] = ",".join(sorted(set(made_up.values())))
-        if case.relation == "equal":
+        if case.relation == "equal" and not call.is_packed:
             facts["takes_only"] = "equal_lengths"
         if case.relation == "self" and call.style == "qkv":
             facts["takes_only"] = "one_sequence"
@@ -393,6 +427,7 @@ class Examination:
     def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"
         said = [call for call in (way.runner.constructed, called) if call]
+        said += [way.form.said] if way.form else []
         parameters = kept[0].parameters
         if parameters.tensors:
             names = list(parameters.tensors)

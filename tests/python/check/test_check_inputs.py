@@ -53,3 +53,113 @@ class WithOneNumber(nn.Module):
 def test_a_parameter_of_no_axes():
     report = checked(WithOneNumber)
     assert report.cause is None, str(report)
+
+
+class OfOne(nn.Module):
+    """Attention by itself on one tensor (B, 3·H·D, L)."""
+
+    def __init__(self, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+
+    def parts(self, qkv):
+        return qkv.unflatten(1, (self.n_heads, 3, -1)).unbind(2)
+
+    def forward(self, qkv):
+        batch, width, length = qkv.shape
+        assert width % (3 * self.n_heads) == 0
+        q, k, v = self.parts(qkv)
+        weights = (q.transpose(2, 3) @ k * self.scale(q)).softmax(-1)
+        return (v @ weights.transpose(2, 3)).reshape(batch, -1, length)
+
+    def scale(self, q):
+        return q.shape[2] ** -0.5
+
+
+class OfOneInThree(OfOne):
+    """The same, cut in three first."""
+
+    def parts(self, qkv):
+        return (p.unflatten(1, (self.n_heads, -1)) for p in qkv.chunk(3, 1))
+
+
+class OfOneUnscaled(OfOne):
+    def scale(self, q):
+        return 1.0
+
+
+def of_an_axis(qkv):
+    """(B, L, 3, H, D)"""
+    q, k, v = qkv.transpose(1, 3).unbind(2)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("target", [OfOne, OfOneInThree, of_an_axis])
+def test_queries_keys_and_values_in_one_tensor(target):
+    report = checked(target)
+    assert report.judgement == "right", str(report)
+    assert any("qkv taken for" in said for said in report.understood)
+
+
+def test_a_fault_of_what_takes_one_tensor_has_its_name():
+    assert checked(OfOneUnscaled).cause == "scale_missing"
+
+
+class OfATuple(nn.Module):
+    """It takes keys and values together."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(dim, num_heads, batch_first=True)
+
+    def forward(self, query, memory):
+        keys, values = memory
+        return self.attn(query, keys, values)[0]
+
+
+class OfAList(OfATuple):
+    def forward(self, inputs):
+        q, k, v = inputs[0], inputs[1], inputs[2]
+        return self.attn(q, k, v)[0]
+
+
+@pytest.mark.parametrize("target", [OfATuple, OfAList])
+def test_sequences_in_a_tuple(target):
+    report = checked(target)
+    assert report.judgement == "right", str(report)
+    assert any("called with tuples" in said for said in report.understood)
+
+
+class OverAnAxis(nn.Module):
+    """It attends along the second of four axes."""
+
+    def __init__(self, embed_size, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (
+            nn.Linear(embed_size, embed_size) for _ in range(4)
+        )
+
+    def forward(self, x):
+        B, N, T, C = x.shape
+        q, k, v = (
+            p(x).view(B, N, T, self.heads, -1).permute(0, 2, 3, 1, 4)
+            for p in (self.q, self.k, self.v)
+        )
+        out = (q @ k.transpose(-1, -2) / self.divisor(q)).softmax(-1) @ v
+        return self.o(out.permute(0, 3, 1, 2, 4).reshape(B, N, T, C))
+
+    def divisor(self, q):
+        return math.sqrt(q.shape[-1])
+
+
+class OverAnAxisUnscaled(OverAnAxis):
+    def divisor(self, q):
+        return 1.0
+
+
+def test_tensors_of_four_axes():
+    report = checked(OverAnAxis)
+    assert report.judgement == "right", str(report)
+    assert "attended along L" in " ".join(report.understood)
+    assert checked(OverAnAxisUnscaled).cause == "scale_missing"

@@ -26,7 +26,7 @@ _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
-_LEFT += ("index", "temperature", "mlp_dim", "attention")
+_LEFT += ("index", "epsilon", "temperature", "mlp_dim", "attention")
 
 
 class Construction:
@@ -165,7 +165,10 @@ class Construction:
             return nn.Identity() if inner is None else inner
         if kind in _TYPES:
             return _TYPES[kind]
-        counts = {"n", "num", "size", "layers", "depth", "ratio"} & set(words(name))
+        said = set(words(name))
+        if said & {"layer", "layers", "depth", "blocks"}:
+            return 1  # several would be several attentions
+        counts = {"n", "num", "size", "ratio"} & said
         return 2 if counts or self._gives_all else None
 
     def _ways(self) -> list[tuple[bool, bool, bool]]:
@@ -235,7 +238,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         return None
     if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
         return None
-    return "index" if role is None and part_of(name) == "index" else role
+    part = part_of(name)
+    return part if role is None and part in ("index", "epsilon") else role
 
 
 def _may_be_size(parameter: inspect.Parameter) -> bool:

@@ -72,10 +72,11 @@ class Runner:
         self._instances: dict[tuple, object] = {}
         self._asks_for_gpu = devices.asks_for_gpu(subject)
 
-    def calling(self, call: Call) -> "Runner":
-        """One for another reading of the signature, with the same instances."""
+    def calling(self, call: Call, subject: Subject | None = None) -> "Runner":
+        """One for another reading of the signature, with the same instances. subject:
+        the same code as it is called in another form."""
         other = copy.copy(self)
-        other.call = call
+        other.call, other.subject = call, subject or self.subject
         return other
 
     def run(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What was made up for a call is never the code's fault: what follows from it."""
 
+import re
 from dataclasses import replace
 
 from ..calls.construct import Construction
@@ -13,6 +14,12 @@ _STATE = (
     "State it: check a function that calls it with them filled in, "
     "`lambda q, k, v: attend(q, k, v, ...)`, or give a call of yours by `inputs=` or "
     "`call=`."
+)
+# What Python or PyTorch says of a call that is written wrongly in the code itself.
+_MISCALLED = re.compile(
+    r"TypeError: .*(takes (from )?\d.* positional arguments? but|"
+    r"got an unexpected keyword argument|missing \d+ required positional|"
+    r"argument '\w+' \(position \d+\) must be int, not (tuple|list|str))"
 )
 _SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
 # What is wrong with code whatever it is called with.
@@ -70,6 +77,8 @@ def of_no_call(said: list[Finding], guessed: list[str], kind: str) -> list[Findi
         return of_calls(said, dict.fromkeys(guessed, ""))
     if not is_of_arguments(said) or _is_own(said[0], kind):
         return said
+    if not guessed and _MISCALLED.match(said[0].sentence) and _is_inside(said[0]):
+        return said
     if not guessed:
         return [replace(f, kind="unchecked", remedy=f.remedy or _SHOW) for f in said]
     sentence = (
@@ -91,6 +100,11 @@ def _is_own(finding: Finding, kind: str) -> bool:
     said = finding.sentence
     own = kind and said.startswith(f"{missing}'{kind}' object")
     return bool(own) or said.startswith(f"{missing}module ")
+
+
+def _is_inside(finding: Finding) -> bool:
+    """Whether a line of the code raised it, and not our call."""
+    return not finding.detail.startswith(("called as", "constructed as"))
 
 
 def _unknown(names: list[str] | dict[str, str]) -> str:

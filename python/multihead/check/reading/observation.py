@@ -181,7 +181,7 @@ def _put_sequences(seen: Observation, run: Run) -> None:
 
 def _cut_heads_from_inputs(seen: Observation, run: Run, heads: int) -> None:
     """The projections of code that cuts heads from its inputs as they are."""
-    layer = run.case.layout in (cases.LAYER, cases.UNBATCHED, cases.SEQUENCE_FIRST)
+    layer = run.case.layout not in (*cases.CORE, *cases.IMAGES)
     only_after = all(name.startswith("out.") for name in run.parameters.tensors)
     if not only_after or heads == 1 or not layer:
         return

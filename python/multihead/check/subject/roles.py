@@ -106,7 +106,9 @@ _CONSTRUCTOR = {
         "inputbias outputbias withbias"
     ),
     "batch_first": "batchfirst",
-    "is_causal": "iscausal causal usecausal masked autoregressive ismasked",
+    "is_causal": (
+        "iscausal causal usecausal masked autoregressive ismasked isdecoder decoder"
+    ),
     "device": "device",
     "dtype": "dtype",
     "temperature": "temperature temp tau",

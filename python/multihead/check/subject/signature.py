@@ -43,7 +43,7 @@ class Call:
     what was guessed, as phrases; guessed: the parameters. is_pytorchs_layer: it is that
     of PyTorch's function for a layer. fixed: what a user gives to parameters, by name,
     in all calls. says_causal: its name does; may_be_causal: it is built with a switch
-    for that.
+    for that. is_packed: one tensor holds queries, keys and values, which are as many.
     """
 
     parameters: list[inspect.Parameter]
@@ -57,6 +57,7 @@ class Call:
     fixed: dict[str, object] = field(default_factory=dict)
     says_causal: bool = False
     may_be_causal: bool = False
+    is_packed: bool = False
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -233,7 +234,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     role = tables.CALL.get(normal(name))
     if role is None and is_weight(name):  # W_q, but also w, b and out_proj
         role = "weight"  # yet q, k and v are never weights
-    if role is None and type_name(parameter) in ("int", "_empty"):
+    plural = parameter.annotation is _EMPTY and _FEATURES.search(name)
+    if role is None and type_name(parameter) in ("int", "_empty") and not plural:
         role = role_of_words(name)
         role = role if role in (*SIZES, "qkv_dim") else None
     is_required = default is parameter.empty
@@ -248,6 +250,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     return role
 
 
+# image_features are the features themselves, and no number of them, in a call.
+_FEATURES = re.compile(r"(?<!\bn)(?<!\bnum)(?<!\bin)(?<!\bout)_(features|feats)$")
 _PLAIN = ("int", "bool", "float", "str")
 _NUMBER = (int, float, type(None))
 _KINDS = {

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: MIT
+"""Other forms in which code takes its sequences: several in one tensor, or in one
+tuple, or with an axis more than a batch. Each is a way to call the same code with the
+usual tensors, so that all the rest of a check knows nothing of it.
+"""
+
+import ast
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..subject import signature
+from ..subject.roles import TENSORS
+from ..subject.signature import Call
+from ..subject.target import Subject
+from . import cases
+
+_QKV = re.compile(r"qkv|kqv|query_key_value|q_k_v", re.IGNORECASE)
+_BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+@dataclass
+class Form:
+    """A form: the subject as it is called in it, the call, which layouts it can have
+    (those of any layer if empty), and what is said of it. guess: the parameters whose
+    form is a guess."""
+
+    subject: Subject
+    call: Call
+    layouts: tuple[str, ...]
+    said: str
+    guess: tuple[str, ...] = ()
+
+
+def in_parts(subject: Subject, call: Call) -> Iterator[Form]:
+    """With parameters that the code unpacks at once, `keys, values = memory`, as
+    tuples of what their parts are called."""
+    parts = _unpacked(subject, call)
+    if not parts:
+        return
+
+    def how(target: object, **given: object) -> object:
+        for name, names in parts.items():
+            given[name] = tuple(given.pop(part, None) for part in names)
+        return _called(subject, target, given)
+
+    parameters = []
+    for parameter in call.parameters:
+        names = parts.get(parameter.name, [parameter.name])
+        default = parameter.empty if parameter.name in parts else parameter.default
+        parameters += [
+            inspect.Parameter(name, _BY_KEYWORD, default=default) for name in names
+        ]
+    told = "; ".join(f"{name} = ({', '.join(p)})" for name, p in parts.items())
+    yield _form(subject, parameters, how, (), f"called with tuples: {told}")
+
+
+def packed(subject: Subject, call: Call) -> Iterator[Form]:
+    """With queries, keys and values in one tensor: side by side, of all heads or of
+    each, or along an axis of their own."""
+    inputs = [n for n, role in call.roles.items() if role in (*TENSORS, "weight")]
+    named = [n for n in inputs if _QKV.search(n)]
+    if len(inputs) != 1 or not named:
+        return
+    name, others = named[0], [p for p in call.parameters if p.name != named[0]]
+    ways: list[tuple[tuple[str, ...], Callable, str]] = []
+    for layout, axis in ((cases.LAYER, -1), (cases.CHANNELS_FIRST, 1)):
+        for join, order in ((_of_all_heads, "(3, H, D)"), (_of_each_head, "(H, 3, D)")):
+            ways.append(((layout,), functools.partial(join, axis=axis), order))
+    for layout, axis in ((cases.HEADS_LATER, 2), (cases.HEADS, 2), (cases.HEADS, 0)):
+        ways.append(((layout,), functools.partial(_stacked, axis=axis), f"axis {axis}"))
+    for layouts, join, order in ways:
+
+        def how(target: object, join=join, **given: object) -> object:
+            three = [given.pop(role) for role in TENSORS[:3]]
+            given[name] = join(three, given.pop("num_heads"))
+            return _called(subject, target, given)
+
+        wanted = [*TENSORS[:3], "num_heads"]
+        parameters = [inspect.Parameter(n, _BY_KEYWORD) for n in wanted]
+        parameters += [p.replace(kind=_BY_KEYWORD) for p in others]
+        said = f"{name} taken for queries, keys and values in one, {order}"
+        form = _form(subject, parameters, how, layouts, said, (name,))
+        form.call.is_packed = True
+        yield form
+
+
+def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
+    """With tensors of four axes, (B, P, L, E), whose tokens stand along any of the
+    first three."""
+    inputs = [n for n, role in call.roles.items() if role in TENSORS]
+    if len(signature.axes(subject)) != 4 and "p n (h d)" not in subject.source:
+        return
+    # Which axis is attended along nothing says: what the numbers explain is believed.
+    for place, shown in ((2, "(B, P, L, E)"), (1, "(B, L, P, E)"), (0, "(L, P, B, E)")):
+
+        def how(target: object, place=place, **given: object) -> object:
+            wide = {n: _split(t, place) if n in inputs else t for n, t in given.items()}
+            returned = _called(subject, target, wide)
+            several = isinstance(returned, (tuple, list))
+            parts = list(returned) if several else [returned]
+            parts = [_merged(part, place) for part in parts]
+            return tuple(parts) if several else parts[0]
+
+        parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
+        said = f"tensors as {shown}, attended along L"
+        yield _form(subject, parameters, how, (cases.LAYER,), said, tuple(inputs))
+
+
+def _form(
+    subject: Subject,
+    parameters: list[inspect.Parameter],
+    how: Callable,
+    layouts: tuple[str, ...],
+    said: str,
+    guess: tuple[str, ...] = (),
+) -> Form:
+    def entry(**given: object) -> None:
+        """Only its signature counts."""
+
+    unique = {parameter.name: parameter for parameter in parameters}
+    required = [p for p in unique.values() if p.default is p.empty]
+    optional = [p for p in unique.values() if p.default is not p.empty]
+    entry.__wrapped__ = subject.entry  # type: ignore[attr-defined]
+    entry.__signature__ = inspect.Signature([*required, *optional])  # type: ignore[attr-defined]
+    formed = replace(subject, entry=entry, how=how, findings=[])
+    return Form(formed, signature.read(formed), layouts, said, guess)
+
+
+def _called(subject: Subject, target: object, given: dict[str, object]) -> object:
+    if subject.how is not None:
+        return subject.how(target, **given)
+    called = target if callable(target) else target.forward  # type: ignore[attr-defined]
+    kinds = inspect.signature(subject.entry).parameters
+    by_place = [n for n in given if kinds[n].kind is inspect.Parameter.POSITIONAL_ONLY]
+    return called(*(given.pop(n) for n in by_place), **given)
+
+
+def _of_all_heads(three: list[Tensor], heads: int, axis: int) -> Tensor:
+    return torch.cat(three, axis)
+
+
+def _of_each_head(three: list[Tensor], heads: int, axis: int) -> Tensor:
+    parts = [t.unflatten(axis, (heads, -1)) for t in three]
+    place = axis if axis < 0 else axis + 1
+    joined = torch.cat(parts, place)
+    return joined.flatten(-2) if axis < 0 else joined.flatten(axis, axis + 1)
+
+
+def _stacked(three: list[Tensor], heads: int, axis: int) -> Tensor:
+    return torch.stack(three, axis)
+
+
+def _split(value: object, place: int) -> object:
+    """(B, L, E) with the batch in two axes, and L at `place`."""
+    if not isinstance(value, Tensor) or value.dim() != 3:
+        return value
+    batch = len(value)
+    parts = value.unflatten(0, (batch // 2, 2) if batch % 2 == 0 else (1, batch))
+    return parts.movedim(2, place)
+
+
+def _merged(value: object, place: int) -> object:
+    if not isinstance(value, Tensor) or value.dim() != 4:
+        return value
+    return value.movedim(place, 2).flatten(0, 1)
+
+
+def _unpacked(subject: Subject, call: Call) -> dict[str, list[str]]:
+    """The parameters that the code unpacks as they came, and the names of the parts."""
+    roles = call.roles
+    wanted = {n for n, role in roles.items() if role in (*TENSORS, None, "mask")}
+    if len(roles) == 1:
+        wanted = set(roles)
+    found: dict[str, list[str]] = {}
+    for node in ast.walk(_tree(subject.entry)):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
+            continue
+        names = [n.id for n in node.targets[0].elts if isinstance(n, ast.Name)]
+        whole = len(names) == len(node.targets[0].elts) > 1
+        value = node.value
+        if isinstance(value, ast.Tuple):  # x[0], x[1]
+            owners = {
+                n.value.id
+                for n in value.elts
+                if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
+            }
+            parts = all(isinstance(n, ast.Subscript) for n in value.elts)
+            value = ast.Name(owners.pop()) if parts and len(owners) == 1 else value
+        if whole and isinstance(value, ast.Name) and value.id in wanted:
+            found.setdefault(value.id, names)
+    taken = set(roles) - set(found)
+    clash = [n for names in found.values() for n in names if n in taken]
+    return {} if clash else found
+
+
+def _tree(entry: Callable) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(entry))))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return ast.Module([], [])
