@@ -428,6 +428,7 @@ class Examination:
         called = f"{self.subject.name}({kept[0].arguments})"
         said = [call for call in (way.runner.constructed, called) if call]
         said += [way.form.said] if way.form else []
+        said += ["only the first position asks"] if kept[0].asks_first else []
         parameters = kept[0].parameters
         if parameters.tensors:
             names = list(parameters.tensors)

@@ -30,7 +30,9 @@ class OfAnImage(nn.Module):
         normed = self.norm(x)
         q, k, v = (p(normed).flatten(2) for p in (self.q, self.k, self.v))
         weights = (q.transpose(1, 2) @ k / math.sqrt(c)).softmax(-1)
-        return x + self.proj((weights @ v.transpose(1, 2)).transpose(1, 2).view(b, c, h, w))
+        return x + self.proj(
+            (weights @ v.transpose(1, 2)).transpose(1, 2).view(b, c, h, w)
+        )
 
 
 def test_a_norm_over_groups_of_channels():
@@ -163,3 +165,177 @@ def test_tensors_of_four_axes():
     assert report.judgement == "right", str(report)
     assert "attended along L" in " ".join(report.understood)
     assert checked(OverAnAxisUnscaled).cause == "scale_missing"
+
+
+class OfAClass(nn.Module):
+    """The first token, that of a class, asks all of them."""
+
+    scale = True
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (
+            p(t).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for p, t in ((self.q, x[:, :1]), (self.k, x), (self.v, x))
+        )
+        factor = None if self.scale else 1.0
+        out = F.scaled_dot_product_attention(q, k, v, scale=factor)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class OfAClassUnscaled(OfAClass):
+    scale = False
+
+
+def test_only_the_first_position_asks():
+    report = checked(OfAClass)
+    assert report.judgement == "right", str(report)
+    assert "only the first position asks" in report.understood
+    assert checked(OfAClassUnscaled).cause == "scale_missing"
+
+
+class Project(nn.Module):
+    """A layer that is all that this module holds."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.linear_layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear_layer(x)
+
+
+class OfWrappedLayers(OfAClass):
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.q, self.k, self.v, self.o = (Project(dim) for _ in range(4))
+
+
+class OfSharedLayers(OfAClass):
+    """Queries and keys are one."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.k = self.q
+
+
+class OfHeadsWithOneMatrix(nn.Module):
+    """Each head makes its queries, keys and values with one matrix."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.width = dim // num_heads
+        self.heads = nn.ParameterList(
+            torch.randn(dim, 3 * self.width) for _ in range(num_heads)
+        )
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        found = []
+        for weight in self.heads:
+            q, k, v = (x @ weight).split(self.width, dim=-1)
+            scores = q @ k.transpose(-2, -1) / math.sqrt(self.width)
+            found.append(scores.softmax(-1) @ v)
+        return self.out(torch.cat(found, -1))
+
+
+@pytest.mark.parametrize(
+    "target", [OfWrappedLayers, OfSharedLayers, OfHeadsWithOneMatrix]
+)
+def test_weights_that_are_kept_in_other_ways(target):
+    report = checked(target)
+    assert report.judgement == "right", str(report)
+
+
+class BehindAClassToken(nn.MultiheadAttention):
+    """It is told the height and width of the image that follows a token."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads, batch_first=True)
+
+    def forward(self, x, h, w):
+        first, image = torch.split(x, [1, h * w], 1)
+        image = image.unflatten(1, (h, w)).flatten(1, 2)
+        x = torch.cat([first, image], 1)
+        return super().forward(x, x, x)[0]
+
+
+class OfSides(nn.Module):
+    """It is built for images of one height and width."""
+
+    def __init__(self, d_model, h, H=7, W=7):
+        super().__init__()
+        self.H, self.W = H, W
+        self.attn = nn.MultiheadAttention(d_model, h, batch_first=True)
+
+    def forward(self, queries):
+        x = queries.unflatten(1, (self.H, self.W)).flatten(1, 2)
+        return self.attn(x, x, x)[0]
+
+
+@pytest.mark.parametrize("target", [BehindAClassToken, OfSides])
+def test_an_image_whose_sides_are_told(target):
+    report = checked(target)
+    assert report.cause is None, str(report)
+
+
+class OfALayer(nn.Module):
+    """It is built for several layers; one of them is attention as others are."""
+
+    def __init__(self, embed_size, num_heads, num_layers, layer_norm_eps):
+        super().__init__()
+        assert layer_norm_eps < 1e-3
+        self.norm = nn.LayerNorm(embed_size, layer_norm_eps)
+        self.layers = nn.ModuleList(
+            nn.MultiheadAttention(embed_size, num_heads, batch_first=True)
+            for _ in range(num_layers)
+        )
+
+    def forward(self, x):
+        return sum(layer(x, x, x)[0] for layer in self.layers)
+
+
+class OfFeatures(nn.Module):
+    """Its inputs are called by what they show."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, text_features, image_features):
+        return self.attn(text_features, image_features, image_features)[0]
+
+
+@pytest.mark.parametrize("target", [OfALayer, OfFeatures])
+def test_names_that_say_enough(target):
+    report = checked(target)
+    assert report.cause is None, str(report)
+
+
+class Miscalled(nn.Module):
+    """It calls its own method with too much."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.q = nn.Linear(dim, dim)
+
+    def split(self, x):
+        return x
+
+    def forward(self, x):
+        return self.split(self.q(x), len(x))
+
+
+class OfTheWrongType(Miscalled):
+    def forward(self, x):
+        return self.q(x).transpose((-2, -1))
+
+
+@pytest.mark.parametrize("target", [Miscalled, OfTheWrongType])
+def test_what_no_arguments_bring_about_is_the_codes_fault(target):
+    report = checked(target)
+    assert (report.exit_status, report.cause) == (1, "raises"), str(report)

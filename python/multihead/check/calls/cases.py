@@ -43,7 +43,8 @@ class Sizes:
     columns: of an image whose pixels are the sequence. window: what a window is given
     as, "length", or, to be all of the image, "pair" or "side". is_exact: what is told
     a length is told that of the queries. wide_keys: what is told the width of queries
-    and keys is told that of all heads.
+    and keys is told that of all heads. before: how many tokens, as that of a class,
+    stand before those of an image.
     """
 
     batch: int = 3
@@ -59,6 +60,7 @@ class Sizes:
     window: str = "length"
     is_exact: bool = False
     wide_keys: bool = False
+    before: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -67,8 +69,9 @@ class Sizes:
     @property
     def image(self) -> tuple[int, int]:
         """Rows and columns of the queries as an image."""
-        columns = self.columns if self.queries % self.columns == 0 else 1
-        return self.queries // columns, columns
+        pixels = self.queries - self.before
+        columns = self.columns if pixels % self.columns == 0 else 1
+        return pixels // columns, columns
 
     def value_of(self, role: str) -> int | float | tuple[int, int] | None:
         """What an argument of this role is given."""

@@ -26,7 +26,7 @@ _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
-_LEFT += ("index", "epsilon", "temperature", "mlp_dim", "attention")
+_LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "attention")
 
 
 class Construction:
@@ -50,6 +50,7 @@ class Construction:
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
         self._settle_widths()
+        self._settle_sides()
         self._settings = {
             p.name: class_for(p, self.roles[p.name], subject.target)
             for p in self.parameters
@@ -67,6 +68,14 @@ class Construction:
         no_other = not self.takes("embed_dim", "config", "head_dim")
         if len(kinds) == 3 or ("query" in kinds and no_other):
             self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
+
+    def _settle_sides(self) -> None:
+        """Height and width of an image, which come together, as capital letters, too:
+        h beside H counts the heads."""
+        for height, width in (("H", "W"), ("height", "width"), ("h", "w")):
+            if {height, width} <= self.roles.keys():
+                self.roles |= {height: "rows", width: "columns"}
+                return
 
     @property
     def guessed(self) -> list[str]:
@@ -165,10 +174,9 @@ class Construction:
             return nn.Identity() if inner is None else inner
         if kind in _TYPES:
             return _TYPES[kind]
-        said = set(words(name))
-        if said & {"layer", "layers", "depth", "blocks"}:
+        if role == "layers":
             return 1  # several would be several attentions
-        counts = {"n", "num", "size", "ratio"} & said
+        counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
         return 2 if counts or self._gives_all else None
 
     def _ways(self) -> list[tuple[bool, bool, bool]]:
@@ -238,6 +246,9 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         return None
     if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
         return None
+    if role is None and set(words(name)) & {"layer", "layers"}:
+        counted = set(words(name)) - {"layer", "layers"} <= {"num", "n", "kv", "q"}
+        return "layers" if counted else None
     part = part_of(name)
     return part if role is None and part in ("index", "epsilon") else role
 

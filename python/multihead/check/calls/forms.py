@@ -180,7 +180,9 @@ def _unpacked(subject: Subject, call: Call) -> dict[str, list[str]]:
         wanted = set(roles)
     found: dict[str, list[str]] = {}
     for node in ast.walk(_tree(subject.entry)):
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
+        if not isinstance(node, ast.Assign) or not isinstance(
+            node.targets[0], ast.Tuple
+        ):
             continue
         names = [n.id for n in node.targets[0].elts if isinstance(n, ast.Name)]
         whole = len(names) == len(node.targets[0].elts) > 1

@@ -45,6 +45,8 @@ class Run:
     parameters: weights.Weights = field(default_factory=weights.Weights)
     dout: Tensor | None = None
     gradients_off: bool = False
+    # Only the first position asks, as that of a class does.
+    asks_first: bool = False
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
@@ -124,16 +126,16 @@ class Runner:
                 raise Stop(self._located(outcome.findings[:1], made))
             run.findings = self._located(outcome.findings[:1], made)
             return
+        query = made.tensors["query"]
+        any_width = self.subject.kind == "instance"
         try:
-            out, run.attention = _split(
-                outcome.value,
-                case,
-                made.tensors["query"],
-                any_width=self.subject.kind == "instance",
-            )
+            out, run.attention = _split(outcome.value, case, query, any_width)
         except _Unfit as unfit:
-            run.findings = self._located([unfit.finding], made)
-            return
+            first = self._of_the_first(outcome.value, case, query)
+            if first is None:
+                run.findings = self._located([unfit.finding], made)
+                return
+            (out, run.attention), run.asks_first = first, True
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
@@ -141,8 +143,22 @@ class Runner:
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
-        if case.gradients and not case.style.numpy:
+        if case.gradients and not case.style.numpy and not run.asks_first:
             self._differentiate(run, weights.named(target, recorder))
+
+    def _of_the_first(
+        self, returned: object, case: Case, query: Tensor
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The same of code that is given one sequence and answers its first position."""
+        of_layer = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
+        if self.call.style != "x" or not of_layer or case.sizes.queries == 1:
+            return None
+        axis = cases.query_axis(case)
+        one = replace(case, sizes=replace(case.sizes, queries=1, keys=case.keys))
+        try:
+            return _split(returned, one, query.narrow(axis, 0, 1), False)
+        except _Unfit:
+            return None
 
     def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:
         call = f"called as {self.subject.name}({made})"

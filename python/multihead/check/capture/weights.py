@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from ..subject.holding import Held, walk
-from ..subject.roles import is_weight, speaks
-from .record import Frames, Recorder, Use
+from ..subject.holding import Held, walk, wrappers
+from ..subject.roles import is_weight, projection, speaks
+from .record import Frames, Recorder, Use, place
 
 
 @dataclass
@@ -101,8 +101,14 @@ def named(target: object, recorder: Recorder) -> dict[str, Tensor]:
     if not isinstance(target, nn.Module):
         return {}
     met = {recorder.root(use.weight) for use in recorder.uses.values()}
+    wrapped = wrappers(target)
+
+    def short(name: str) -> str:
+        owner, _, last = name.rpartition(".")
+        return f"{wrapped[owner]}.{last}" if owner in wrapped else name
+
     return {
-        name: parameter
+        short(name): parameter
         for name, parameter in target.named_parameters()
         if parameter.requires_grad and recorder.root(parameter) in met
     }
@@ -144,6 +150,7 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
     """One name for each tensor: the first that says something; and either a whole
     or its parts, whichever names say more."""
     best: dict[tuple, Held] = {}
+    shared: dict[tuple, Held] = {}
     for candidate in candidates:
         tensor = candidate.tensor
         offset = tensor.storage_offset() if tensor.numel() else 0
@@ -151,6 +158,11 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
         known = best.get(key)
         if known is None or (speaks(candidate.name) and not speaks(known.name)):
             best[key] = candidate
+        elif candidate.of_layer and known.of_layer and speaks(known.name):
+            # Two layers may share a matrix, the queries' and the keys' own.
+            letters = projection(known.name), projection(candidate.name)
+            if all(letters) and letters[0] != letters[1]:
+                shared.setdefault((key, letters[1]), candidate)
     wholes: dict[int, int] = {}
     for root, _, size in best:
         wholes[root] = max(size, wholes.get(root, 0))
@@ -163,11 +175,12 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
         }
 
     by_parts = speaking(True) - speaking(False)
-    return [
+    kept = [
         c
         for key, c in best.items()
         if (key[2] < wholes[key[0]]) == (key[0] in by_parts)
     ]
+    return [*kept, *shared.values()]
 
 
 def _named_by_flow(
@@ -191,6 +204,7 @@ def _named_by_flow(
             groups.setdefault(role, []).append(use)
     if "query" not in groups and groups.keys() != {"out"}:
         return None
+    _join_heads(groups, recorder)
     _name_fused(groups)
     layers = {root: Held("", linear.weight, "out_in") for root, linear in made.items()}
     layers |= {recorder.root(c.tensor): c for c in kept}
@@ -216,6 +230,26 @@ def _named_by_flow(
         "weights told apart by what each is multiplied with, as their names do not say"
     )
     return weights
+
+
+def _join_heads(groups: dict[str, list[Use]], recorder: Recorder) -> None:
+    """Matrices, one for each head, that make its queries, keys and values at once, are
+    one with the heads in the order of their use."""
+    uses = groups.get("query", [])
+    fused = [
+        (place(use.weight),) * 2 in [(*left, *right) for left, right in recorder.pairs]
+        for use in uses
+    ]
+    alone = "key" not in groups and "value" not in groups
+    if len(uses) < 2 or not all(fused) or not alone:
+        return
+    biases = [use.bias for use in uses if use.bias is not None]
+    joined = replace(
+        uses[0],
+        weight=torch.cat([use.weight for use in uses], -1),
+        bias=torch.cat(biases, -1) if len(biases) == len(uses) else None,
+    )
+    groups["query"] = [joined]
 
 
 def _name_fused(groups: dict[str, list[Use]]) -> None:

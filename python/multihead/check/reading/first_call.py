@@ -215,6 +215,9 @@ class FirstCall:
         if takes("window", "resolution", "image", "rows"):
             images = [cases.as_image(sizes, way) for way in ("pair", "side", "length")]
             found = [*images, sizes] if self.call.takes("rows") else [*found, *images]
+            whole = images[0]  # and with the token of a class before it
+            longer = dict(queries=whole.queries + 1, keys=whole.keys + 1, before=1)
+            found.append(replace(whole, **longer))
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
         heads = built.default_of("num_heads") if built is not None else None

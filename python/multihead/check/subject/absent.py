@@ -175,7 +175,32 @@ def _linear(rows: int, columns: int, bias: bool = True, **_: object) -> nn.Linea
     return nn.Linear(rows, columns, bias)
 
 
+def _einsum(*given: object) -> torch.Tensor:
+    """torch.einsum whose axes have names of any length: "batch head, head d -> d"."""
+    equation = next(value for value in given if isinstance(value, str))
+    letters: dict[str, str] = {}
+
+    def short(term: str) -> str:
+        names = term.split() if " " in term.strip() else list(term.strip())
+        dots = term.strip() == "..."
+        names = ["..."] if dots else names
+        free = (chr(ord("a") + n) for n in range(26))
+        return "".join(
+            name if name == "..." else letters.setdefault(name, _next(letters, free))
+            for name in names
+        )
+
+    sides = [",".join(map(short, side.split(","))) for side in equation.split("->")]
+    tensors = [value for value in given if value is not equation]
+    return torch.einsum("->".join(sides), *tensors)
+
+
+def _next(taken: dict[str, str], free: Iterator[str]) -> str:
+    return next(letter for letter in free if letter not in taken.values())
+
+
 _KNOWN: dict[str, object] = {
+    "einsum": _einsum,
     "DropPath": DropPath,
     "StochasticDepth": DropPath,
     "FusedLayerNorm": nn.LayerNorm,

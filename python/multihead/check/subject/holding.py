@@ -80,18 +80,36 @@ def _items(value: object) -> list[tuple[object, object]]:
 
 
 def _of_module(prefix: str, module: nn.Module) -> Iterator[Held]:
-    for path, part in module.named_modules():
+    wrapped = wrappers(module)
+    for path, part in module.named_modules(remove_duplicate=False):
         if re.search(r"(^|\.)parametrizations(\.|$)", path):
             continue  # what a weight is computed from
         inner = f"{prefix}{path}." if path else prefix
+        learned = f"{prefix}{wrapped[path]}." if path in wrapped else inner
         for name, tensor in _learned(part):
-            yield Held(inner + name, tensor, _layout(part, name), of_layer=True)
+            yield Held(learned + name, tensor, _layout(part, name), of_layer=True)
         plain = {**dict(part.named_buffers(recurse=False)), **vars(part)}
         for name, value in plain.items():
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
                 yield Held(inner + name, value)
             elif isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
                 yield from walk(inner + name, value, 1)
+
+
+def wrappers(module: nn.Module) -> dict[str, str]:
+    """The paths of layers that are all that another module holds, whose name says what
+    they are and theirs does not: query.linear_layer is the query."""
+    found = {}
+    for path, part in module.named_modules():
+        inner = dict(part.named_children())
+        own = any(True for _ in part.parameters(recurse=False))
+        if not path or own or len(inner) != 1 or isinstance(part, nn.Sequential):
+            continue
+        name, layer = next(iter(inner.items()))
+        is_layer = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d))
+        if is_layer and speaks(f"{path}.weight") and not speaks(f"{name}.weight"):
+            found[f"{path}.{name}"] = path
+    return found
 
 
 def _learned(part: nn.Module) -> Iterator[tuple[str, Tensor]]:

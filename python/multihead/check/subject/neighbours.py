@@ -34,7 +34,7 @@ class Neighbours(importlib.abc.MetaPathFinder):
     def __init__(self, path: pathlib.Path, trees: list[ast.Module]) -> None:
         self._folder = path.parent
         self._top, self.package = _package(path.parent, _levels(trees))
-        self._above = list(_folders_above(path.parent))
+        self._above = [*_added(path.parent, trees), *_folders_above(path.parent)]
         self._loaded: list[str] = []
         self._folders: set[str] = set()  # of packages
         self._hidden: dict[str, types.ModuleType] = {}
@@ -176,6 +176,18 @@ def _names(folder: pathlib.Path) -> Iterator[str]:
     for path in folder.iterdir():
         if path.suffix == ".py" or (path / "__init__.py").is_file():
             yield path.stem
+
+
+def _added(folder: pathlib.Path, trees: list[ast.Module]) -> Iterator[pathlib.Path]:
+    """The folders that a text puts on Python's path, sys.path.append("../common")."""
+    for node in (n for tree in trees for n in ast.walk(tree)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _ADDS:
+            given = node.args[-1] if node.args else None
+            if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                yield (folder / given.value).resolve()
+
+
+_ADDS = ("sys.path.append", "sys.path.insert")
 
 
 def _levels(trees: list[ast.Module]) -> int:

@@ -194,6 +194,14 @@ def is_weight(name: str) -> bool:
     return _WEIGHT.fullmatch(name.lower()) is not None
 
 
+def projection(name: str) -> str:
+    """ "q", "k" or "v", where a weight's name says that it is of that alone."""
+    found = _SPEAKING.search(name.lower())
+    of = found[3] if found else ""
+    known = ("q", "k", "v", "query", "key", "value", "queries", "keys", "values")
+    return of[0] if of in known else ""
+
+
 def speaks(name: str) -> bool:
     """Whether a weight's name says which projection it belongs to."""
     return _SPEAKING.search(name.lower()) is not None
