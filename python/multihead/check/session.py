@@ -3,13 +3,14 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from .calls import cases, forms
+from .capture import devices
 from .capture.runner import Run, Runner
 from .options import Options
 from .reading import first_call, guessing, observation, plans
@@ -18,7 +19,7 @@ from .reading.observation import Observation, Stated
 from .reading.plans import Meaning
 from .reading.suite import Cases, Progress, not_finite
 from .report import Finding, Report
-from .sandbox.guard import Guard, Stop
+from .sandbox.guard import Guard, Outcome, Stop
 from .subject import documented, signature, stated
 from .subject.documented import Said
 from .subject.signature import Call
@@ -69,8 +70,22 @@ def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Op
     """What is to be called, and the options, with the inputs that a call brings."""
     if options.call is None:
         return load(target, guard), options
-    written = stated.read(options.call, scope(target, guard), guard)
+    written = stated.read(options.call, scope(target, guard), _OnCpu(guard))
     return written.subject, replace(options, inputs=written.inputs, call=None)
+
+
+@dataclass
+class _OnCpu:
+    """A guard in which what asks for a GPU stays on the CPU, where there is none."""
+
+    guard: Guard
+
+    def attempt(self, code: Callable) -> Outcome:
+        def on_cpu() -> object:
+            with devices.cpu_instead(not torch.cuda.is_available()):
+                return code()
+
+        return self.guard.attempt(on_cpu)
 
 
 @dataclass
@@ -252,23 +267,25 @@ class Examination:
         """The ways to call it that it takes, likeliest first: in an unusual form where
         its text or a name says so, or where it takes no other."""
         subject, call, found = self.subject, self.call, False
-        if self.options.inputs is None:
-            said = (*forms.in_parts(subject, call), *forms.packed(subject, call))
-            for way in self._in_forms(said):
-                found = True
-                yield way
+        said = (*forms.in_parts(subject, call), *forms.packed(subject, call))
+        for way in self._in_forms(said):
+            found = True
+            yield way
         if found:
             return
         for way in self._plain_ways():
             found = True
             yield way
-        if not found and self.options.inputs is None:
+        if not found:
             yield from self._in_forms(forms.with_an_axis_more(subject, call))
 
     def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:
+        """Those in such a form; of a user's inputs they keep what is no sequence."""
+        options = replace(self.options, inputs=None)
         for form in tried:
+            form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
-            finder = FirstCall(runner, self.options)
+            finder = FirstCall(runner, options)
             base = finder.find(form.layouts or self.layouts)
             if base is not None:
                 yield Way(runner, base, form)
@@ -313,7 +330,7 @@ class Examination:
         base = replace(way.base, case=replace(way.base.case, style=style))
         runs = Cases(way.runner, base, self.progress)
         runs.run_all()
-        if self.options.inputs is not None:
+        if self.options.inputs is not None and way.form is None:
             runs.run_users(self.options.inputs)
         self.progress("verdict")
         return runs

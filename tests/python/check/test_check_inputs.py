@@ -339,3 +339,58 @@ class OfTheWrongType(Miscalled):
 def test_what_no_arguments_bring_about_is_the_codes_fault(target):
     report = checked(target)
     assert (report.exit_status, report.cause) == (1, "raises"), str(report)
+
+
+CALLS = {
+    "OfATuple(48, 8)(torch.randn(2, 6, 48), (torch.randn(2, 9, 48),) * 2)": OfATuple,
+    "OfOne(4)(torch.randn(2, 96, 10))": OfOne,
+    "OfAnImage(16)(torch.randn(2, 16, 4, 5))": OfAnImage,
+    "OfFeatures(E, H)(query, values)": OfFeatures,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_as_people_write_them(call):
+    report = checked(CALLS[call], call=call)
+    assert report.cause is None, str(report)
+
+
+class WithAMask(OfAClass):
+    """mask: True = blocked"""
+
+    def forward(self, x, mask):
+        q, k, v = (
+            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for p in (self.q, self.k, self.v)
+        )
+        keep = None if mask is None else ~mask
+        out = F.scaled_dot_product_attention(q, k, v, keep)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+def test_a_mask_beside_tensors_of_the_call():
+    call = "WithAMask(16, 4)(torch.randn(2, 7, 16), mask)"
+    report = checked(WithAMask, call=call)
+    assert report.cause is None, str(report)
+    assert any("mask" in case["name"] for case in report.cases)
+
+
+class NeverSet(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.q = nn.Linear(self.dim, dim)
+
+    def forward(self, x):
+        return self.q(x)
+
+
+def test_an_attribute_that_is_never_set_is_no_fault_of_the_call():
+    report = checked(NeverSet, call="NeverSet(16)(x)")
+    assert (report.exit_status, report.cause) == (1, "raises"), str(report)
+    report = checked(NeverSet, call="NeverSet(16, 3)(x)")
+    assert report.exit_status == 2, str(report)
+
+
+def test_a_folder_is_for_the_command(tmp_path):
+    with pytest.raises(ValueError, match="got the folder .* `multihead check FOLDER`"):
+        checked(tmp_path)

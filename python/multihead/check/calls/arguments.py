@@ -232,7 +232,8 @@ def of_user(call: Call, inputs: object, base: Case) -> tuple[Case, Arguments]:
         raise ValueError(f"check: inputs must give a tensor to {name!r}, got {given}")
     case = _case(call, made, named, base)
     for parameter in call.parameters:
-        if parameter.default is parameter.empty and parameter.name not in named:
+        given = parameter.name in named or call.roles[parameter.name] in _MASKS
+        if parameter.default is parameter.empty and not given:
             raise ValueError(
                 f"check: inputs must give a value to {parameter.name!r}, got none"
             )
@@ -334,7 +335,9 @@ def _layout(query: Tensor, base: Case) -> str:
     of_layers = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
     kind = cases.CORE if base.layout in cases.CORE else of_layers
     axes = query.dim()
-    fitting = [x for x in (base.layout, *kind) if len(x.split(",")) == axes]
+    images = cases.IMAGES if kind is of_layers else ()
+    known = (base.layout, *kind, *images)
+    fitting = [x for x in known if len(x.split(",")) == axes]
     if not fitting or not query.is_floating_point():
         raise ValueError(
             f"check: inputs must be floating-point tensors {' or '.join(kind)}, got "

@@ -246,11 +246,14 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         return None
     if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
         return None
-    if role is None and set(words(name)) & {"layer", "layers"}:
-        counted = set(words(name)) - {"layer", "layers"} <= {"num", "n", "kv", "q"}
-        return "layers" if counted else None
-    part = part_of(name)
-    return part if role is None and part in ("index", "epsilon") else role
+    if role is None and part_of(name) in ("index", "epsilon"):
+        return part_of(name)
+    said = set(words(name))
+    counted = said - _LAYERS <= {"num", "n", "kv", "q"}
+    return "layers" if role is None and said & _LAYERS and counted else role
+
+
+_LAYERS = {"layer", "layers"}
 
 
 def _may_be_size(parameter: inspect.Parameter) -> bool:

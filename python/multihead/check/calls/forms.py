@@ -37,6 +37,13 @@ class Form:
     said: str
     guess: tuple[str, ...] = ()
 
+    def keep(self, inputs: object) -> None:
+        """Has all calls take what these inputs hold beside tensors, by name."""
+        named = inputs.items() if isinstance(inputs, dict) else ()
+        kept = {n: v for n, v in named if n in self.call.roles}
+        plain = {n: v for n, v in kept.items() if not isinstance(v, (Tensor, tuple))}
+        self.call.fixed |= {n: v for n, v in plain.items() if v is not None}
+
 
 def in_parts(subject: Subject, call: Call) -> Iterator[Form]:
     """With parameters that the code unpacks at once, `keys, values = memory`, as

@@ -61,8 +61,8 @@ class FirstCall:
                 return run
             self.call.roles = told
             self.call.settle_style()
-        if self.given is not None and layouts:
-            run = self._as_given(layouts)
+        for layout in self._for_given(layouts) if self.given is not None else ():
+            run = self._as_given(layout)
             if not run.refused:
                 return run
             complaints = [(True, f) for f in run.findings[:1]]
@@ -99,12 +99,19 @@ class FirstCall:
         axes = getattr(self._query, "ndim", None)
         return tuple(x for x in layouts if len(x.split(",")) == axes)
 
-    def _as_given(self, layouts: tuple[str, ...]) -> Run:
+    def _for_given(self, layouts: tuple[str, ...]) -> tuple[str, ...]:
+        """The layouts that the user's query may have; of an image where it has four
+        axes, and nothing says what they are."""
+        fitting = self._as_deep_as_given(layouts)
+        deep = getattr(self._query, "ndim", None) == 4
+        other = (cases.IMAGE, cases.IMAGE_LAST) if deep else layouts[:1]
+        return fitting or other
+
+    def _as_given(self, layout: str) -> Run:
         """The call with the user's own inputs. All that is no sequence stays as it is
         in the calls that follow."""
         style, sizes = self.styles()[0], self.sizes[0]
-        fitting = self._as_deep_as_given(layouts) or layouts
-        base = Case("your inputs", sizes, fitting[0], style=style)
+        base = Case("your inputs", sizes, layout, style=style)
         case, made = of_user(self.call, self.given, base)
         run = self.runner.run(case, given=made)
         if not run.refused:

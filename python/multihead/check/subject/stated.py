@@ -5,22 +5,27 @@ is constructed and called.
 It is an expression in the code's own file, or statements and an expression, in which
 these names stand for what each run brings: x, or q, k and v; context, another sequence;
 mask and padding; B, L, S, E, H and D, the batch, the number of queries and of keys, the
-width, the heads and their width. What it gives without these names stays as it is.
+width, the heads and their width. Names of sequences and masks that nobody has defined,
+values or attn_mask, are among them. What it gives without these names stays as it is;
+masks alone are made for each run, beside sequences that it gives.
 """
 
 import ast
 import builtins
 import copy
 import inspect
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..sandbox.guard import Guard, Stop
+from ..sandbox.guard import Outcome, Stop
+from .roles import CALL, normal
 from .target import Subject, describe
 
 # As the tables of roles know them.
@@ -29,9 +34,18 @@ _TENSORS |= {"mask": "mask", "padding": "key_padding_mask"}
 _COUNTS = {"B": "batch_size", "L": "query_length", "S": "key_length"}
 _COUNTS |= {"E": "embed_dim", "H": "num_heads", "D": "head_dim"}
 _NAMES = _TENSORS | _COUNTS
+_MASKS = ("mask", "key_padding_mask")
 _USUAL = {"B": 3, "L": 5, "S": 7, "E": 48, "H": 8, "D": 6}
 _AT_HAND = {"torch": torch, "nn": nn, "F": F, "types": types}
 _CODE = "_the_code"
+_BROUGHT = object()  # what each run brings
+_LACKS = re.compile(r"AttributeError: '(\w+)' object has no attribute")
+
+
+class Attempts(Protocol):
+    """What runs code that may do anything, as a Guard does."""
+
+    def attempt(self, code: Callable) -> Outcome: ...
 
 
 @dataclass
@@ -43,23 +57,38 @@ class Stated:
     inputs: dict[str, object] | None = None
 
 
-def read(text: str, scope: dict[str, object], guard: Guard) -> Stated:
-    """The call that `text` writes, in the names of `scope`.
+def read(text: str, scope: dict[str, object], guard: Attempts) -> Stated:
+    """The call that `text` writes, in the names of `scope`. guard: what runs the code.
 
     Raises ValueError where it is none, and Stop where it raises.
     """
     before, expression = _parsed(text)
-    names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
+    bound = {n.id for n in ast.walk(before) if _is_bound(n)}
+    names = _by_our_names(expression, {*scope, *bound})
     scope = {**_AT_HAND, **scope}
     if before.body:
         code = compile(before, "<call>", "exec")
-        _value(guard, lambda: exec(code, scope))
-        bound = {n.id for n in ast.walk(before) if _is_bound(n)}
+        _value(guard, lambda: exec(code, scope), text)
         names -= bound
     names &= _NAMES.keys()
     call = _call_in(expression, names & _TENSORS.keys())
-    written = _Written(scope, expression, call, sorted(names, key=list(_NAMES).index))
+    ordered = sorted(names, key=list(_NAMES).index)
+    written = _Written(scope, expression, call, ordered, text)
     return written.stated(guard)
+
+
+def _by_our_names(expression: ast.Expression, defined: set[str]) -> set[str]:
+    """Gives sequences and masks that nobody has defined, as `values` and `attn_mask`,
+    our names; all names in the expression."""
+    ours = {long: short for short, long in _TENSORS.items()}
+    used = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Name) and node.id not in {*_NAMES, *defined}:
+            role = "" if hasattr(builtins, node.id) else CALL.get(normal(node.id), "")
+            name = ours.get({"padding": "key_padding_mask"}.get(role, role), "")
+            if name and name not in used:
+                node.id = name
+    return {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
 
 
 def _parsed(text: str) -> tuple[ast.Module, ast.Expression]:
@@ -109,10 +138,15 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
-def _value(guard: Guard, code: Callable[[], object]) -> object:
+def _value(guard: Attempts, code: Callable[[], object], text: str) -> object:
+    """What `code` gives. What raises there is the call's fault, but for an attribute
+    that a class of the call has not set itself."""
     outcome = guard.attempt(code)
     if outcome.error is not None:
-        finding = replace(outcome.findings[0], kind="unchecked")
+        finding = outcome.findings[0]
+        own = _LACKS.match(finding.sentence)
+        if not own or not re.search(rf"\b{own[1]}\(", text):
+            finding = replace(finding, kind="unchecked")
         raise Stop([finding])
     return outcome.value
 
@@ -125,19 +159,22 @@ class _Written:
     expression: ast.Expression
     call: ast.Call
     names: list[str]
+    text: str
     counts: list[str] = field(default_factory=list)
 
-    def stated(self, guard: Guard) -> Stated:
+    def stated(self, guard: Attempts) -> Stated:
         made = self.call.func
         used = {n.id for n in ast.walk(made) if isinstance(n, ast.Name)}
         self.counts = [name for name in self.names if name in used]
         usual = {name: _USUAL.get(name) for name in self.counts}
-        found = _value(guard, lambda: self._evaluated(made, usual))
+        found = _value(guard, lambda: self._evaluated(made, usual), self.text)
         owner = getattr(found, "__self__", None)
         code = owner if isinstance(owner, nn.Module) else found
         subject = describe(code)
-        if not set(self.names) & _TENSORS.keys():
-            return Stated(subject, _value(guard, lambda: self._given(subject)))
+        brought = {_TENSORS[n] for n in self.names if n in _TENSORS}
+        if not brought or (brought <= {*_MASKS} and self._gives_tensors(guard)):
+            given = _value(guard, lambda: self._given(subject), self.text)
+            return Stated(subject, given)
         subject.entry = _with_parameters(
             [n for n in self.names if self._is_called_with(n)]
         )
@@ -148,6 +185,20 @@ class _Written:
                 self.counts, self._construct(owner is code)
             )
         return Stated(subject)
+
+    def _gives_tensors(self, guard: Attempts) -> bool:
+        """Whether it has sequences of its own."""
+        parts = [p for p in _arguments(self.call) if not self._brought_in(p)]
+        usual = {name: _USUAL.get(name) for name in self.names}
+        values = _value(
+            guard, lambda: [self._evaluated(p, usual) for p in parts], self.text
+        )
+        return any(isinstance(value, torch.Tensor) for value in values)
+
+    def _brought_in(self, node: ast.expr) -> bool:
+        """Whether a run brings a part of this argument."""
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        return bool(names & set(self.names) & _TENSORS.keys())
 
     def _is_called_with(self, name: str) -> bool:
         outside = copy.deepcopy(self.expression)
@@ -163,17 +214,24 @@ class _Written:
         usual = {name: _USUAL.get(name) for name in self.names}
         positional: list[object] = []
         for argument in self.call.args:
+            if self._brought_in(argument):
+                positional.append(_BROUGHT)
+                continue
             several = isinstance(argument, ast.Starred)
             value = self._evaluated(argument.value if several else argument, usual)
             positional += list(value) if several else [value]
-        named = {k.arg: self._evaluated(k.value, usual) for k in self.call.keywords}
+        named = {
+            k.arg: self._evaluated(k.value, usual)
+            for k in self.call.keywords
+            if not self._brought_in(k.value)
+        }
         entry = subject.entry
         first = [None] if subject.kind == "class" else []
-        bound = inspect.signature(entry).bind(*first, *positional, **named)
+        bound = inspect.signature(entry).bind_partial(*first, *positional, **named)
         given = dict(bound.arguments)
         if first:
             given.pop(next(iter(given)))
-        return given
+        return {name: value for name, value in given.items() if value is not _BROUGHT}
 
     def _how(self, method: str) -> Callable:
         """Calls the code as the expression does, with what a run brings."""

@@ -90,6 +90,11 @@ def _named(target: str | pathlib.Path) -> tuple[pathlib.Path, str]:
     """The file and the name in it, if there is one."""
     named = re.fullmatch(r"(.*\.(?:py|ipynb)):(\w+)", str(target))
     path = pathlib.Path(named[1] if named else target)
+    if str(target) and path.is_dir():
+        raise ValueError(
+            f"check: target must name a file, got the folder {str(target)!r}; all of a "
+            "folder is checked by the command `multihead check FOLDER`"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"check: target must name a file, got {str(target)!r}")
     return path, named[2] if named else ""
