@@ -49,7 +49,9 @@ def examine(
         try:
             subject, options = _loaded(target, options, guard)
         except Stop as unreachable:
-            found = guessing.of_no_code(unreachable.findings)
+            found = unreachable.findings
+            if options.call is None:  # else whose fault it is has been said
+                found = guessing.of_no_code(found)
             return Report(str(target), None, found, allow=options.allowed)
         tell("first call")
         examination = Examination(subject, options, guard, tell)

@@ -32,6 +32,8 @@ class Arguments:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     masks: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, object] = field(default_factory=dict)
+    # A user's own, whose mask is made for other calls.
+    lacks_mask: bool = False
 
     def __str__(self) -> str:
         given = [_shown(value) for value in self.positional]
@@ -232,8 +234,12 @@ def of_user(call: Call, inputs: object, base: Case) -> tuple[Case, Arguments]:
         raise ValueError(f"check: inputs must give a tensor to {name!r}, got {given}")
     case = _case(call, made, named, base)
     for parameter in call.parameters:
-        given = parameter.name in named or call.roles[parameter.name] in _MASKS
-        if parameter.default is parameter.empty and not given:
+        if parameter.default is not parameter.empty or parameter.name in named:
+            continue
+        if call.roles[parameter.name] in _MASKS:
+            made.keywords[parameter.name] = None
+            made.lacks_mask = True
+        else:
             raise ValueError(
                 f"check: inputs must give a value to {parameter.name!r}, got none"
             )

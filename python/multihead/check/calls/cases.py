@@ -367,9 +367,9 @@ def of_instance(module: object, start: Sizes) -> Sizes:
     that counts no heads has one."""
     kept = attributes(module)
     embed = kept.get("embed_dim") or input_width(module)
-    if embed is None:
-        return start
     heads = kept.get("num_heads")
+    if embed is None:
+        return replace(start, heads=heads) if heads else start
     if heads is None and "head_dim" in kept and embed % kept["head_dim"] == 0:
         heads = embed // kept["head_dim"]
     kv_heads = kept.get("num_kv_heads")

@@ -46,12 +46,14 @@ class FirstCall:
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
         self._seconds = _SECONDS
+        self._tried_images = False
 
     def find(self, layouts: tuple[str, ...]) -> Run | None:
         """The first call that returns an output; None leaves the complaint that says
         most in `findings`, which keeps that of the likeliest layouts."""
         run, complaints = self._search(layouts)
         if run is not None:
+            self._tried_images = True
             return run
         told = dict(self.call.roles)
         if self.given is None and self.call.read_unknown_as_context():
@@ -104,8 +106,10 @@ class FirstCall:
         axes, and nothing says what they are."""
         fitting = self._as_deep_as_given(layouts)
         deep = getattr(self._query, "ndim", None) == 4
-        other = (cases.IMAGE, cases.IMAGE_LAST) if deep else layouts[:1]
-        return fitting or other
+        if not fitting and deep and not self._tried_images:
+            self._tried_images = True  # once, or others would never come to an end
+            return (cases.IMAGE, cases.IMAGE_LAST)
+        return fitting or (() if deep else layouts[:1])
 
     def _as_given(self, layout: str) -> Run:
         """The call with the user's own inputs. All that is no sequence stays as it is

@@ -131,7 +131,8 @@ class Cases:
     def run_users(self, inputs: object) -> None:
         """The user's own inputs; a refusal is a finding."""
         case, made = of_user(self.call, inputs, self.base)
-        self.findings += self._run(case, given=made).findings
+        findings = self._run(case, given=made).findings
+        self.findings += [] if made.lacks_mask else findings
 
     def _run(self, case: Case, **how: Any) -> Run:
         """Runs a case and keeps it if it is not refused."""
