@@ -126,6 +126,7 @@ class Signs {
   // What is added, and what a norm makes, show at the end whatever came before.
   bool shows_end(const Recipe& with) const {
     const Tensor& out = call_.out;
+    if (!out.isfinite().any().item<bool>()) return false;
     const Tensor added = with.residual == Residual::kNormedInput
                              ? inputs_of(call_, with)[0]
                              : call_.inputs[0];

@@ -530,10 +530,15 @@ SearchResult search(std::span<const ObservedCall> calls) {
     return call.dtype == at::kDouble &&
            (call.trace.empty() || shows_float32(call));
   });
-  // Of zeros, NaN and infinities no fault explains a bit.
+  // Of zeros no fault explains a bit, of NaN what is to be seen on the way.
   const bool telling = std::ranges::any_of(calls, [](const ObservedCall& call) {
     return largest_finite(call.out) > 0;
   });
+  const bool seen_on_the_way =
+      std::ranges::any_of(calls, [](const ObservedCall& call) {
+        return !call.trace.empty() && call.out.isnan().any().item<bool>();
+      });
+  const size_t most_faults = telling ? 2 : seen_on_the_way ? 1 : 0;
   double effort = 0;
   // Most of what is right has nothing beside it: only what no reading of plain
   // attention explains is looked at more closely.
@@ -553,7 +558,7 @@ SearchResult search(std::span<const ObservedCall> calls) {
        {Level{strict, 0}, Level{strict, 1}, Level{loose, 0},
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
-    if (faults > 0 && !telling) continue;
+    if (faults > most_faults) continue;
     std::vector<Explanation> found =
         faults == 0 ? precision.right() : precision.with_faults(faults);
     if (!found.empty())

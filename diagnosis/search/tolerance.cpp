@@ -287,8 +287,10 @@ Errors errors(const ObservedCall& call, const Recipe& recipe,
                  (stages->blocks &&
                   (recipe.normalise != softmax_over_keys || recipe.blockwise)));
   if (found.fit() || !may_differ) return found;
+  using enum FullyMasked;
   for (const FullyMasked fully_masked :
-       {FullyMasked::kNaN, FullyMasked::kUniform, FullyMasked::kAsSeen}) {
+       {kNaN, kUniform, kAsSeen, kMaskUniformFirst, kMaskUniformLast,
+        kCausalUniformFirst, kCausalUniformLast}) {
     Recipe other = recipe;
     other.fully_masked = fully_masked;
     stages = simulate(call, other);
@@ -339,6 +341,33 @@ bool only_moved(const ObservedCall& call, const Recipe& start,
          rounding_allowed(precision, *stages, largest_finite(call.out));
 }
 
+// Digits of what a recipe makes on its way to an output without numbers, where
+// the trace shows it and attention makes something else; of an infinity, its
+// sign.
+double bits_on_the_way(const ObservedCall& call, const Recipe& start,
+                       const Recipe& recipe, at::ScalarType precision) {
+  const std::optional<Stages> right = simulate(call, start);
+  const std::optional<Stages> stages = simulate(call, recipe);
+  if (call.trace.empty() || !right || !stages ||
+      shows(call, *right, right->weights, precision)) {
+    return 0;
+  }
+  const double allowed = rounding_allowed(precision, *stages, 1.0);
+  double most = 0;
+  for (const auto tensor :
+       {&Stages::weights, &Stages::normalised, &Stages::context}) {
+    const Tensor& x = (*stages).*tensor;
+    const auto is = [&](const Tensor& y) {
+      return largest_difference(x, y) <= allowed * largest_finite(x);
+    };
+    if (is((*right).*tensor) || is(right->normalised)) continue;
+    if (!shows(call, *stages, x, precision)) continue;
+    const double signs = x.isinf().sum().item<double>();
+    most = std::max(most, distinct(x) * -std::log2(allowed) + signs);
+  }
+  return most;
+}
+
 // The largest difference in the first tensor that `start` gets wrong, under it
 // and under a recipe.
 struct Gain {
@@ -385,6 +414,9 @@ Gain gain_of(const ObservedCall& call, const Recipe& start,
     // No number has more digits than its type.
     const double left = std::max(gain.left, without * unit_of(call.dtype));
     gain.bits = numbers * std::max(std::log2(without / left), 0.0);
+  }
+  if (in_out && numbers == 0) {
+    gain.bits = bits_on_the_way(call, start, recipe, precision);
   }
   if (in_out && only_moved(call, start, precision)) {
     gain.bits = std::min(gain.bits, bits_of_order(call.out));

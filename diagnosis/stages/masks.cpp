@@ -18,7 +18,8 @@ namespace {
 
 // What masks do to scores, collected; undefined = nothing.
 struct Effect {
-  Tensor blocked;  // bool
+  Tensor blocked;    // bool
+  Tensor by_causal;  // bool, and by a window
   Tensor added;
   Tensor factor;
   Tensor keep_after;  // bool
@@ -176,7 +177,7 @@ void meet_causal(const ObservedCall& call, const Recipe& recipe,
   } else if (recipe.causal == causal_after_softmax) {
     collect(all.keep_after, future.logical_not(), std::bit_and<>());
   } else if (future.defined()) {
-    collect(all.blocked, future, std::bit_or<>());
+    collect(all.by_causal, future, std::bit_or<>());
   }
 }
 
@@ -217,6 +218,22 @@ void window_as(Recipe& r) {
   r.window = window;
 }
 
+// What a finite number blocks, where -inf blocks the rest.
+Tensor filled_with_number(const Effect& effect, const Recipe& recipe) {
+  using enum FullyMasked;
+  const FullyMasked rows = recipe.fully_masked;
+  const bool is_mask = rows == kMaskUniformFirst || rows == kMaskUniformLast;
+  const bool is_causal =
+      rows == kCausalUniformFirst || rows == kCausalUniformLast;
+  if (!is_mask && !is_causal) return {};
+  require(effect.blocked.defined() && effect.by_causal.defined() &&
+          recipe.sentinel == -kInfinity);
+  const Tensor& own = is_mask ? effect.blocked : effect.by_causal;
+  const Tensor& other = is_mask ? effect.by_causal : effect.blocked;
+  const bool is_last = rows == kMaskUniformLast || rows == kCausalUniformLast;
+  return is_last ? own : own.logical_and(other.logical_not());
+}
+
 }  // namespace
 
 Tensor causal_top_left(const Tensor& distance, int64_t) {
@@ -240,8 +257,13 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   if (call.window) {
     const auto [left, right] = sides_of(*call.window, recipe.window_reading);
     const Tensor beyond = recipe.window(distances(scores), left, right);
-    if (beyond.defined()) collect(effect.blocked, beyond, std::bit_or<>());
+    if (beyond.defined()) collect(effect.by_causal, beyond, std::bit_or<>());
   }
+  const Tensor finite = filled_with_number(effect, recipe);
+  const Tensor by_causal = effect.by_causal;
+  require(!recipe.sentinel_of_mask || by_causal.defined());
+  if (effect.by_causal.defined())
+    collect(effect.blocked, effect.by_causal, std::bit_or<>());
 
   Masked result{.scores = scores, .blocks = effect.blocked.defined()};
   if (effect.factor.defined()) result.scores = result.scores * effect.factor;
@@ -256,6 +278,10 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
         added || recipe.sentinel_added
             ? result.scores + effect.blocked.to(at::kDouble) * sentinel
             : result.scores.masked_fill(effect.blocked, sentinel);
+    if (finite.defined())
+      result.scores = result.scores.masked_fill(finite, -1e9);
+    if (recipe.sentinel_of_mask)
+      result.scores = result.scores.masked_fill(by_causal, -kInfinity);
   }
   if (effect.unused.defined()) {
     result.unused = scores.masked_fill(effect.unused, -kInfinity);
@@ -274,11 +300,16 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
 
 namespace {
 
-template <double sentinel, bool added = false>
+template <double sentinel, bool added = false, bool of_mask = false>
 void with_sentinel(Recipe& r) {
   r.sentinel = sentinel;
   r.sentinel_added = added;
+  r.sentinel_of_mask = of_mask;
 }
+
+// Beside a causal triangle that is right.
+template <double sentinel>
+constexpr auto with_sentinel_of_mask = with_sentinel<sentinel, false, true>;
 
 constexpr std::string_view kFillRemedy =
     "Set the blocked scores to -inf before the softmax: "
@@ -365,7 +396,15 @@ const std::vector<Fault> kMaskFaults = {
       {with_sentinel<-2.0, true>, "-2 is added."},
       {with_sentinel<-5.0, true>, "-5 is added."},
       {with_sentinel<-10.0, true>, "-10 is added."},
-      {with_sentinel<-20.0, true>, "-20 is added."}}},
+      {with_sentinel<-20.0, true>, "-20 is added."},
+      {with_sentinel_of_mask<0.0>, "It is 0 where the mask blocks."},
+      {with_sentinel_of_mask<1e-9>, "It is 1e-9 where the mask blocks."},
+      {with_sentinel_of_mask<-1e-9>, "It is -1e-9 where the mask blocks."},
+      {with_sentinel_of_mask<1e9>, "It is +1e9 where the mask blocks."},
+      {with_sentinel_of_mask<-1.0>, "It is -1 where the mask blocks."},
+      {with_sentinel_of_mask<-5.0>, "It is -5 where the mask blocks."},
+      {with_sentinel_of_mask<-10.0>, "It is -10 where the mask blocks."},
+      {with_sentinel_of_mask<-20.0>, "It is -20 where the mask blocks."}}},
     {"mask_transposed",
      "The mask is transposed: its rows are taken for keys.",
      "Rows of the mask are queries, columns are keys: (Lq, Lk).",

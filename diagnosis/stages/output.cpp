@@ -93,7 +93,9 @@ Tensor returned_weights(const ObservedCall& call, const Recipe& recipe,
   const Tensor& like = call.returned;
   switch (recipe.returned) {
     case Returned::kWeights:
-      return in_shape_of(stages.dropped, like);
+      return in_shape_of(
+          recipe.returned_transposed ? stages.dropped.mT() : stages.dropped,
+          like);
     case Returned::kSum:
       return in_shape_of(stages.dropped, like, /*sum=*/true);
     case Returned::kFirstHead:

@@ -114,7 +114,13 @@ enum class FullyMasked {
   kZero,     ///< 0, 0, 0
   kNaN,      ///< softmax of −inf, −inf, −inf: NaN
   kUniform,  ///< each score replaced by −1e9: 1/3, 1/3, 1/3
-  kAsSeen    ///< −1e9 added to each score: softmax(1, 2, 0), as if unmasked
+  // The same for what one of mask and causal triangle blocks, the other with
+  // −inf, which comes first or last.
+  kMaskUniformFirst,
+  kMaskUniformLast,
+  kCausalUniformFirst,
+  kCausalUniformLast,
+  kAsSeen  ///< −1e9 added to each score: softmax(1, 2, 0), as if unmasked
 };
 
 /// Scores (B, H, Lq, Lk), masked → weights.
@@ -139,6 +145,9 @@ enum class Dropout {
   kOnMerged,
   kKeepsTheDropped
 };
+
+/// When the weights are averaged over the heads.
+enum class Averaged { kNever, kBeforeDropout, kAfterDropout };
 
 /// Where numbers are rounded to a narrower type on the way.
 enum class Narrow { kNever, kSoftmax, kEverywhere, kOutput };
@@ -255,13 +264,15 @@ struct Recipe : Habits {
   Causal causal = causal_top_left;
   Window window = window_as_given;
   double sentinel = -kInfinity;
-  bool sentinel_added = false;  ///< to the score, not in its place
+  bool sentinel_added = false;    ///< to the score, not in its place
+  bool sentinel_of_mask = false;  ///< what is causal is blocked as it should be
 
   // Weights.
   Normalise normalise = softmax_over_keys;
   Blockwise blockwise = nullptr;  ///< instead of `normalise`
-  bool weights_averaged = false;
+  Averaged averaged = Averaged::kNever;
   bool weights_transposed = false;
+  bool returned_transposed = false;  ///< where they are: so are those returned
   Dropout dropout = Dropout::kOnWeights;
   Narrow narrow = Narrow::kNever;
   at::ScalarType narrow_type = at::kFloat;

@@ -89,6 +89,7 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   scores = drop_at(Dropout::kBeforeSoftmax, call, recipe, masked.scores);
 
   scores = narrowed(scores, recipe, Narrow::kSoftmax);
+  stages.normalised = scores;
   Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block_of(call))
                                     : recipe.normalise(scores);
   if (masked.fully_masked.defined() &&
@@ -103,14 +104,16 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   } else if (recipe.scale == scale_weights_by_embed_dim) {
     weights = weights / std::sqrt(static_cast<double>(call.sizes.embed_dim));
   }
-  if (recipe.weights_averaged) {
-    weights = weights.mean(1, /*keepdim=*/true).expand_as(weights);
-  }
+  const auto average = [&](Tensor& x, Averaged when) {
+    if (recipe.averaged == when) x = x.mean(1, /*keepdim=*/true).expand_as(x);
+  };
+  average(weights, Averaged::kBeforeDropout);
   if (recipe.normalise == divide_by_sum) {
     stages.magnification += weights.abs().nan_to_num().max().item<double>();
   }
   stages.weights = detached(weights, recipe, Detached::kWeights);
   stages.dropped = drop_weights(call, recipe, stages.weights);
+  average(stages.dropped, Averaged::kAfterDropout);
 
   const Tensor used = recipe.weights_transposed
                           ? stages.dropped.transpose(-2, -1)

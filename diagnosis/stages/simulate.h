@@ -22,11 +22,12 @@ struct Stages {
   std::array<at::Tensor, 3> heads;      ///< (B, H or G, L, D)
   at::Tensor scores;                    ///< (B, H, Lq, Lk), scaled
   at::Tensor masked_scores;
-  at::Tensor weights;  ///< before dropout
-  at::Tensor dropped;  ///< weights after dropout; the same without any
-  at::Tensor context;  ///< (B, H, Lq, D)
-  at::Tensor merged;   ///< (B, Lq, H·D)
-  at::Tensor out;      ///< as ObservedCall::out
+  at::Tensor normalised;  ///< scores as they meet the softmax
+  at::Tensor weights;     ///< before dropout
+  at::Tensor dropped;     ///< weights after dropout; the same without any
+  at::Tensor context;     ///< (B, H, Lq, D)
+  at::Tensor merged;      ///< (B, Lq, H·D)
+  at::Tensor out;         ///< as ObservedCall::out
   /// bool (B, H, Lq): queries whose keys are all blocked; undefined: none.
   at::Tensor fully_masked;
   /// What a division by sums near 0 makes of earlier rounding.

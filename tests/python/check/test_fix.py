@@ -57,6 +57,7 @@ BROKEN = {
     "scale_not_root": (FUNCTION, "math.sqrt(q.size(-1))", "q.size(-1)"),
     "scale_by_embed_dim": (MODULE, "self.head_dim ** -0.5", "dim ** -0.5"),
     "softmax_over_queries": (FUNCTION, "dim=-1", "dim=-2"),
+    "softmax_over_heads": (MODULE, "F.softmax(scores, dim=-1)", "F.softmax(scores, 1)"),
     "mask_inverted": (FUNCTION, "mask == 0", "mask != 0"),
     "mask_ignored": (FUNCTION, MASK, MASK.replace("scores = ", "")),
     "mask_sentinel_leaks": (FUNCTION, 'float("-inf")', "1e-9"),

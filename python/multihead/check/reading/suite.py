@@ -67,15 +67,13 @@ class Cases:
         self.findings: list[Finding] = []
         self.taken: set[str] = set()
         self.refused: set[str] = set()
-        # Nothing that could be compared: noise, or no numbers at all.
+        # Nothing that could be compared: noise.
         self.hopeless = False
 
     def run_all(self) -> None:
         """Runs everything; the first run in `kept` is the base."""
         first = self._first()
         noise = self._randomness(first)
-        if not first.out.isfinite().any():
-            noise += not_finite([first])
         self.findings += noise
         if noise:
             self.hopeless = True

@@ -149,6 +149,8 @@ _WEIGHT = re.compile(
     r"(q|k|v|o|out|qkv|in|c|query|key|value|output)_(proj|projection)_?"
     r"(w|weight|bias|b)?|"
     r"(q|k|v|o|out|qkv|in|query|key|value|output)_(w|weight|weights|bias|matrix)|"
+    r"(to|fc|lin|linear|proj|dense)_(q|k|v|o|out|qkv|kv|query|key|value|output)|"
+    r"(q|k|v|o|out|qkv|query|key|value|output)_(fc|lin|linear|layer|dense)|"
     r"in_proj_(weight|bias)|out_proj_(weight|bias)|(weights?|bias)_\w+|w|wo|bo|b"
 )
 _SPEAKING = re.compile(

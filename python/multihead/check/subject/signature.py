@@ -240,7 +240,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         role = role if role in (*SIZES, "qkv_dim") else None
     is_required = default is parameter.empty
     if role is None and is_required and type_name(parameter) not in _PLAIN:
-        role = tensor_of_words(name)
+        projects = normal(name) in ("proj", "projection", "dense")
+        role = "weight" if projects else tensor_of_words(name)
     if default is parameter.empty:
         return role
     if role == "mask" and type(default) is bool:

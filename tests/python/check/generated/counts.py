@@ -7,6 +7,7 @@ import collections
 import multiprocessing
 import sys
 import time
+from itertools import islice
 
 import torch
 
@@ -51,17 +52,18 @@ def results(seeds: range, count: int, is_right: bool, processes: int, fault: str
     tasks = ((seed, is_right) for seed in seeds)
     if fault:
         tasks = (task for task in tasks if has_fault(task[0], fault))
+    found = 0
     with context.Pool(processes, maxtasksperchild=400) as pool:
-        found = 0
-        for result in pool.imap_unordered(work, tasks):
-            if isinstance(result, str):
-                lost[result[:60]] += 1
-                continue
-            yield result
-            found += 1
-            if found >= count:
-                pool.terminate()
-                break
+        # A few at a time: nothing is left to be done when there are enough.
+        while some := list(islice(tasks, min(16 * processes, count - found))):
+            for result in pool.imap_unordered(work, some):
+                if isinstance(result, str):
+                    lost[result[:60]] += 1
+                    continue
+                yield result
+                found += 1
+        pool.close()
+        pool.join()
     for reason, times in lost.most_common(8):
         print(f"  no program: {times:5}  {reason}", file=sys.stderr)
 
