@@ -135,6 +135,9 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
 Stages follow(const ObservedCall& call, const Recipe& recipe) {
   // Without projections, whose input it is and whose role it plays are one.
   require(call.has_weights || recipe.inputs == Recipe{}.inputs);
+  // Known before anything is computed: pairs of faults try it often.
+  require(!recipe.sentinel_of_mask || call.window ||
+          call.causal != CausalRequest::kNo);
   Stages stages;
   stages.inputs = inputs_of(call, recipe);
   stages.projected = project_inputs(call, recipe, stages.inputs);

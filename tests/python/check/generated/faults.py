@@ -118,7 +118,12 @@ def _sources(q: str, k: str, v: str) -> Callable[[Steps], None]:
 
 
 def _roles(q: str, k: str, v: str) -> Callable[[Steps], None]:
-    return _set(role={"q": q, "k": k, "v": v})
+    def plant(p: Steps) -> None:
+        # What plays two parts is scaled in none of them, or it is two faults.
+        p.place = "after" if p.place == "both" else p.place
+        p.role = {"q": q, "k": k, "v": v}
+
+    return plant
 
 
 def _no_bias(*roles: str) -> Callable[[Steps], None]:

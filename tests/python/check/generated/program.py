@@ -174,6 +174,8 @@ def call_lines(p: Steps) -> list[str]:
     if s.sequence_first:
         for name in dict.fromkeys(names.values()):
             lines.append(f"{name} = {name}.transpose(0, 1)")
+    if s.around:
+        lines.append(f"residual = {names['q']}")
     lines += [
         f"B, Lq = {names['q']}.shape[0], {names['q']}.shape[1]",
         f"Lk = {names['k']}.shape[1]",
@@ -182,7 +184,7 @@ def call_lines(p: Steps) -> list[str]:
     lines += loop_lines(p) if s.pieces == "loop" else head_lines(p)
     lines += p.out
     if s.around:
-        lines.append(f"out = out + {names['q']}")
+        lines.append("out = out + residual")
     if s.around == "norm":
         lines.append("out = self.norm(out)")
     if s.sequence_first:
