@@ -397,7 +397,6 @@ const std::vector<Fault> kMaskFaults = {
       {with_sentinel<-5.0, true>, "-5 is added."},
       {with_sentinel<-10.0, true>, "-10 is added."},
       {with_sentinel<-20.0, true>, "-20 is added."},
-      {with_sentinel_of_mask<0.0>, "It is 0 where the mask blocks."},
       {with_sentinel_of_mask<1e-9>, "It is 1e-9 where the mask blocks."},
       {with_sentinel_of_mask<-1e-9>, "It is -1e-9 where the mask blocks."},
       {with_sentinel_of_mask<1e9>, "It is +1e9 where the mask blocks."},

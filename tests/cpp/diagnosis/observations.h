@@ -146,7 +146,12 @@ inline std::vector<Observation> masked_calls(const Layer& layer,
                         random_mask({inputs.size(0), inputs.size(1)})),
                    kBlocked);
   };
+  Tensor first_seen = random_mask({kQueries, kKeys});
+  first_seen.select(-1, 0).fill_(false);
+  Facts causal = kBlocked;
+  causal["is_causal"] = "true";
   return {
+      observe(layer, "causal, masked", with(cross, "mask", first_seen), causal),
       masked("mask of rank 4", cross, {kBatch, 1, kQueries, kKeys}),
       masked("square", {{"x", x}}, {kQueries, kQueries}),
       masked("mask of rank 2", {{"x", x}}, {kBatch, kQueries}),
