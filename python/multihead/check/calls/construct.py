@@ -111,12 +111,29 @@ class Construction:
             if self.takes("out_dim") and "num_heads" not in fixed:
                 sizes = replace(sizes, out=sizes.embed * 5 // 6)
         groups = num_kv_heads or 2
-        if self.takes("num_kv_heads") and sizes.heads % groups == 0:
+        is_grouped = self.takes("num_kv_heads") or self._configures_groups()
+        if is_grouped and sizes.heads % groups == 0:
             sizes = replace(sizes, kv_heads=groups)
         has_width = self.takes("embed_dim", "config") or "embed_dim" in fixed
         if sizes.heads == 1 and has_width and self.takes("head_dim", "qkv_dim"):
             sizes = replace(sizes, out=max(sizes.embed // 6, 2))
         return sizes
+
+    def _configures_groups(self) -> bool:
+        """Whether it reads a number of key/value heads from its configuration."""
+        configs = [n for n, role in self.roles.items() if role == "config"]
+        if not configs:
+            return False
+        try:
+            text = inspect.getsource(self.subject.target.__init__)
+        except (OSError, TypeError):
+            return False
+        owner = "|".join(map(re.escape, configs))
+        read = re.findall(rf"\b(?:{owner})(?:\.|\[[\"'])(\w+)", text)
+        return any(
+            (CONSTRUCTOR.get(normal(name)) or role_of_words(name)) == "num_kv_heads"
+            for name in read
+        )
 
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
         """The arguments by name; if not `optional`, only the required ones."""

@@ -181,6 +181,7 @@ def settle(s: Spec, r: random.Random) -> Spec:
     if s.form == "numpy":
         s.inputs = r.choice(["self", "three"])
         s.pieces = "view"
-    if s.sequence_first:
+    # In the form of exercises a mask is yes or no, unless it says something else.
+    if s.sequence_first or (s.mask == "additive" and s.form == "made"):
         s.says = True
     return s
