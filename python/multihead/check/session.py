@@ -288,6 +288,8 @@ class Examination:
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
             finder = FirstCall(runner, options)
+            if form.batch:
+                finder.sizes = [replace(s, batch=form.batch) for s in finder.sizes]
             base = finder.find(form.layouts or self.layouts)
             if base is not None:
                 yield Way(runner, base, form)

@@ -52,8 +52,20 @@ class WithOneNumber(nn.Module):
         return self.attn(x, x, x)[0] + 0 * self.offset
 
 
-def test_a_parameter_of_no_axes():
-    report = checked(WithOneNumber)
+class WithNoise(WithOneNumber):
+    """What it would add of noise is nothing until it has learned otherwise."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.noise_strength = nn.Parameter(torch.zeros([1]))
+
+    def forward(self, x):
+        return super().forward(x) + self.noise_strength * torch.randn_like(x)
+
+
+@pytest.mark.parametrize("target", [WithOneNumber, WithNoise])
+def test_a_parameter_of_one_number(target):
+    report = checked(target)
     assert report.cause is None, str(report)
 
 
@@ -155,15 +167,32 @@ class OverAnAxis(nn.Module):
         return math.sqrt(q.shape[-1])
 
 
+class OverAnAxisWithWeights(OverAnAxis):
+    def forward(self, x):
+        return super().forward(x), torch.zeros(self.heads, 1, len(x), 5, 5)
+
+
 class OverAnAxisUnscaled(OverAnAxis):
     def divisor(self, q):
         return 1.0
 
 
+class TiedOverAnAxis(OverAnAxis):
+    """All of the third axis attends alike: no attention for each."""
+
+    def forward(self, x):
+        return super().forward(x.mean(2, keepdim=True).expand_as(x).contiguous())
+
+
+def test_what_passes_along_the_other_axis_is_seen():
+    assert not checked(TiedOverAnAxis).passed
+
+
 def test_tensors_of_four_axes():
-    report = checked(OverAnAxis)
-    assert report.judgement == "right", str(report)
-    assert "attended along L" in " ".join(report.understood)
+    for target in (OverAnAxis, OverAnAxisWithWeights):
+        report = checked(target)
+        assert report.judgement == "right", str(report)
+        assert "attended along L" in " ".join(report.understood)
     assert checked(OverAnAxisUnscaled).cause == "scale_missing"
 
 

@@ -29,13 +29,14 @@ _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 class Form:
     """A form: the subject as it is called in it, the call, which layouts it can have
     (those of any layer if empty), and what is said of it. guess: the parameters whose
-    form is a guess."""
+    form is a guess. batch: how many items it needs to show what it does, if it does."""
 
     subject: Subject
     call: Call
     layouts: tuple[str, ...]
     said: str
     guess: tuple[str, ...] = ()
+    batch: int | None = None
 
     def keep(self, inputs: object) -> None:
         """Has all calls take what these inputs hold beside tensors, by name."""
@@ -112,12 +113,15 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
             returned = _called(subject, target, wide)
             several = isinstance(returned, (tuple, list))
             parts = list(returned) if several else [returned]
-            parts = [_merged(part, place) for part in parts]
+            # Weights have another axis more, in an order that nothing says.
+            parts = [_merged(p, place) for p in parts if getattr(p, "ndim", 0) <= 4]
             return tuple(parts) if several else parts[0]
 
         parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
         said = f"tensors as {shown}, attended along L"
-        yield _form(subject, parameters, how, (cases.LAYER,), said, tuple(inputs))
+        form = _form(subject, parameters, how, (cases.LAYER,), said, tuple(inputs))
+        form.batch = 4  # two by two, so that what passes between them shows
+        yield form
 
 
 def _form(

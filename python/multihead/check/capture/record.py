@@ -268,11 +268,22 @@ def fill_constant(tensor: Tensor) -> None:
     single number only where it is 0, which would hide what it is multiplied with."""
     if nn.parameter.is_lazy(tensor) or not tensor.is_floating_point():
         return
+    if getattr(tensor, "scales_noise", False):
+        return
     with torch.no_grad():
         first = tensor.flatten()[:1]
         hides = tensor.numel() > 1 or bool((first == 0).all())
         if tensor.numel() > 0 and hides and bool((tensor == first).all()):
             tensor.copy_(first.reshape([]) + 0.3 * torch.randn_like(tensor))
+
+
+def leave_noise(target: object) -> None:
+    """Marks the parameters that say how much noise is added, none at first, which
+    stays so."""
+    named = target.named_parameters() if isinstance(target, nn.Module) else ()
+    for name, tensor in named:
+        if "noise" in name.lower() and not tensor.detach().any():
+            tensor.scales_noise = True  # type: ignore[attr-defined]
 
 
 _GATES = re.compile(r"gamma|gate|alpha|lambda|scale|beta|weight|temperature")

@@ -28,6 +28,7 @@ from .record import (
     Recorder,
     fill_constant,
     fill_unset,
+    leave_noise,
     open_gates,
     unset_is_nan,
 )
@@ -235,6 +236,7 @@ class Runner:
                 return None, outcome.findings
             made = outcome.value
         convert(made, case.dtype)
+        leave_noise(made)
         for weight in held(made):
             fill_constant(weight)
         open_gates(made)
