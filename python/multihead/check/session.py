@@ -246,7 +246,11 @@ class Examination:
             others.append((faults, way))
         if best is None:
             others.sort(key=lambda one: one[0])
-            for _, way in others[:_READ]:
+            for faults, way in others[:_READ]:
+                # What one call needs, all need: it could not explain them better.
+                explained = best and not best.refused and best.faults
+                if explained and len(best.faults) <= faults:
+                    continue
                 best = self._better(best, way)
         return best
 
