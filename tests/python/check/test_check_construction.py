@@ -195,6 +195,17 @@ class OfAnImage(nn.Module):
         return self.gamma * self.o(out.view(b, c, h, w))
 
 
+class OfANormedImage(OfAnImage):
+    """A group's norm takes in all positions, which one token does not have."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.norm = nn.GroupNorm(4, channels)
+
+    def forward(self, x):
+        return x + super().forward(self.norm(x))
+
+
 class OfEmptyMemory(Base):
     def __init__(self, dim, heads):
         super().__init__()
@@ -251,7 +262,13 @@ class InsistsOnItsMask(Base):
 MASKED = {InsistsOnItsMask: dict(mask="keep"), Scores: dict(mask="keep")}
 PASSING = [OfWords, OfWholeKeys, OfLayers, OfItsSettings, OfAnyNames, Scores]
 PASSING += [HandedItsAttention, OfOneLength, OfAWindow, WithSides, OfAnImage]
-PASSING += [OfEmptyMemory, InsistsOnItsMask, OneHeadOfRows, OfAnotherSequence]
+PASSING += [
+    OfANormedImage,
+    OfEmptyMemory,
+    InsistsOnItsMask,
+    OneHeadOfRows,
+    OfAnotherSequence,
+]
 
 
 @pytest.mark.parametrize("kind", PASSING, ids=lambda kind: kind.__name__)
