@@ -67,6 +67,10 @@ constexpr Assumption kNoOutput = {
     "There is no output projection; it is judged as attention without one.",
     "In multi-head attention one more matrix follows: `out = W_o(merged)`.",
     "it is meant to have no output projection"};
+constexpr Assumption kScaleArgument = {
+    "scale_argument", "It is called with `{}`, which asks it to scale.",
+    "Make it the default: attention scales by 1 / sqrt(d).",
+    "every call asks it to scale"};
 constexpr std::string_view kCausalByText =
     "It is causal by itself, as its text says: \"{}\".";
 
@@ -82,7 +86,7 @@ constexpr Assumption kOneSequence = {
 
 constexpr const Assumption* kWithCondition[] = {
     &kMaskBlocks, &kPaddingBlocks, &kAddedByGuess, &kSequenceFirst,
-    &kNoOutput,   &kEqualLengths,  &kOneSequence};
+    &kNoOutput,   &kScaleArgument, &kEqualLengths, &kOneSequence};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -229,6 +233,8 @@ class Assuming {
     if (fact(calls_, "order_inside") == "true") add(kBatchFirst);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);
+    if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())
+      add(kScaleArgument, always, Stage::kScores, name);
     add_heads();
     if (std::ranges::any_of(calls_, lacks_output)) add(kNoOutput, lacks_output);
     const std::string only = fact(calls_, "takes_only");
@@ -254,6 +260,9 @@ class Assuming {
     const bool fits = errors(call, recipe, call.dtype).fit();
     const std::optional<Stages> stages = simulate(call, recipe);
     if (!stages) return {fits, 0};
+    // Where no query sees a key, anything fits.
+    const at::Tensor& unseeing = stages->fully_masked;
+    if (unseeing.defined() && unseeing.all().item<bool>()) return {false, 0};
     const auto shown = shown_in_trace(call, *stages, call.dtype);
     return {fits, std::ranges::count_if(shown, [&](const Shown& one) {
               return one.stage >= from;

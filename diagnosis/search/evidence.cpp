@@ -35,7 +35,13 @@ class Signs {
             !call_.out.ge(0).all().item<bool>()) {
           return false;
         }
+        // Heads may be cut as no attention does.
+        if (with.activated != without.activated &&
+            shows_all(*before, *after, &Stages::projected)) {
+          return true;
+        }
         return shows_heads_of(*before, *after) &&
+               (with.merge == without.merge || !shows_merge(with, without)) &&
                (with.fused == without.fused || shows_products(with, *after));
       default:
         return after->scores.isfinite().all().item<bool>() &&
@@ -87,6 +93,13 @@ class Signs {
       any = true;
     }
     return any;
+  }
+
+  // Heads cut in one order and merged in another are no convention.
+  bool shows_merge(Recipe cut, const Recipe& merged) const {
+    cut.merge = merged.merge;
+    const auto stages = simulate(call_, cut);
+    return stages && shows_merged(call_, *stages, call_.dtype);
   }
 
   // Cut in another order, the same heads stand in other places: queries have to

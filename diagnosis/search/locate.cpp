@@ -82,9 +82,12 @@ class Evidence {
     return has_matrix(heads.select(0, 0)) && has_matrix(heads.select(0, -1));
   }
 
-  // Item 0 as a matrix (L, H·D): its numbers are those of the heads, so that
-  // only their places tell.
-  bool has_merged() const { return has_matrix(reference_.merged.select(0, 0)); }
+  // Item 0 as a matrix (L, H·D) or (H·D, L): its numbers are those of the
+  // heads, so that only their places tell.
+  bool has_merged() const {
+    const Tensor merged = reference_.merged.select(0, 0);
+    return has_matrix(merged) || has_matrix(merged.t());
+  }
 
   // Whether the first two blocks of keys have their scores, which then never
   // stand whole.
@@ -256,6 +259,11 @@ std::vector<Shown> shown_in_trace(const ObservedCall& call,
 bool shows_heads(const ObservedCall& call, const Stages& reference, int role,
                  at::ScalarType precision) {
   return Evidence(call, reference, precision).has_heads(role);
+}
+
+bool shows_merged(const ObservedCall& call, const Stages& reference,
+                  at::ScalarType precision) {
+  return Evidence(call, reference, precision).has_merged();
 }
 
 bool shows(const ObservedCall& call, const Stages& reference,

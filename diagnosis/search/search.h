@@ -102,6 +102,10 @@ std::vector<Shown> shown_in_trace(const ObservedCall& call,
 bool shows_heads(const ObservedCall& call, const Stages& reference, int role,
                  at::ScalarType precision);
 
+/// Whether the merged heads do.
+bool shows_merged(const ObservedCall& call, const Stages& reference,
+                  at::ScalarType precision);
+
 /// Whether the numbers of a stage do, whole or head by head.
 bool shows(const ObservedCall& call, const Stages& reference,
            const at::Tensor& wanted, at::ScalarType precision);

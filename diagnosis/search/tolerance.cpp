@@ -538,8 +538,10 @@ std::vector<Tensor> attention_results(const ObservedCall& call,
 
 }  // namespace
 
-// Whether something stands beside attention, for which PyTorch has no call.
+// Whether something stands beside attention, or features in another order, for
+// which PyTorch has no call.
 bool has_structure(const Recipe& recipe) {
+  if (recipe.merge == merge_by_feature) return true;
   Habits habits = recipe;
   const Habits none;
   habits.weights_in_out = none.weights_in_out;

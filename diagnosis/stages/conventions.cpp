@@ -21,6 +21,8 @@ constexpr Concern maybe(bool is_possible) {
   return is_possible ? Concern::kMaybe : Concern::kNo;
 }
 
+bool shows_its_way(const ObservedCall& call) { return !call.trace.empty(); }
+
 // ---- How what is given is read ---------------------------------------------
 
 template <FusedOrder order>
@@ -35,6 +37,13 @@ void fused_as(Recipe& r) {
   r.fused = order;
 }
 
+Concern heads_by_feature(const ObservedCall& call) {
+  const bool is_possible = call.has_weights && call.sizes.heads > 1;
+  return !is_possible          ? Concern::kNo
+         : shows_its_way(call) ? Concern::kMaybe
+                               : Concern::kAlone;
+}
+
 Concern window_size(const ObservedCall& call) {
   return maybe(call.window && call.window->is_open);
 }
@@ -45,8 +54,6 @@ void window_means(Recipe& r) {
 }
 
 // ---- Norms -----------------------------------------------------------------
-
-bool shows_its_way(const ObservedCall& call) { return !call.trace.empty(); }
 
 // Norms with a shift are no RMS norms; those without parameters, only a trace
 // shows.
@@ -326,6 +333,17 @@ const std::vector<Convention> kStructure = {
        return call.weights.shared ? Concern::kShown : Concern::kNo;
      },
      [](Recipe& r) { r.shared_matrices = true; }},
+    {"heads_by_feature",
+     "Heads are cut and merged feature by feature: head h takes the features "
+     "h, h + H, h + 2H, …, an order that its matrices have learned.",
+     "With weights of nn.MultiheadAttention, whose heads are blocks of "
+     "features, it is wrong.",
+     heads_by_feature,
+     [](Recipe& r) {
+       r.split.fill(split_by_feature);
+       r.merge = merge_by_feature;
+     },
+     Sign::kHeads, "its weights were learned in this order of features"},
     {"norm_first", kNormFirst, "", norm_of_input<kLayer>, norm_first<kLayer>,
      Sign::kInputs},
     {"norm_first", kNormFirst, "", norm_of_input<kRms>, norm_first<kRms>,

@@ -35,6 +35,15 @@ Tensor merge_by_head(const Tensor& context) {
   return context.transpose(1, 2).flatten(2);
 }
 
+// Read as (B, L, D, H): head h has features h, h + H, …
+Tensor split_by_feature(const Tensor& x, int64_t heads) {
+  return x.unflatten(2, {-1, heads}).permute({0, 3, 1, 2});
+}
+
+Tensor merge_by_feature(const Tensor& context) {
+  return context.permute({0, 2, 3, 1}).flatten(2);
+}
+
 // ---- Faults ----------------------------------------------------------------
 
 namespace {
@@ -47,11 +56,6 @@ Tensor heads_as_positions(const Tensor& x, int64_t heads) {
 // Read as (B, H, L, D) at once.
 Tensor heads_not_transposed(const Tensor& x, int64_t heads) {
   return x.reshape({x.size(0), heads, x.size(1), -1});
-}
-
-// Read as (B, L, D, H): head h has features h, h + H, …
-Tensor heads_interleaved(const Tensor& x, int64_t heads) {
-  return x.unflatten(2, {-1, heads}).permute({0, 3, 1, 2});
 }
 
 Tensor one_head(const Tensor& x, int64_t) { return x.unsqueeze(1); }
@@ -232,7 +236,7 @@ const std::vector<Fault> kHeadFaults = {
     {"heads_interleaved",
      "Heads are interleaved: head h takes the features h, h + H, h + 2H, …",
      kSplitRemedy,
-     {{split_as<heads_interleaved, 0, 1, 2>}}},
+     {{split_as<split_by_feature, 0, 1, 2>}}},
     {"groups_tiled",
      "Key/value heads are tiled (0 1 0 1), not repeated (0 0 1 1).",
      kGroupRemedy, grouped_ways<tiled>()},
@@ -322,9 +326,7 @@ const std::vector<Fault> kHeadFaults = {
     {"merge_interleaved",
      "Heads are merged feature by feature: 0 of all heads, 1 of all heads, …",
      kMergeRemedy,
-     {{merge_by<[](const Tensor& c) {
-       return c.permute({0, 2, 3, 1}).flatten(2);
-     }>}},
+     {{merge_by<merge_by_feature>}},
      Stage::kMerge},
     {"heads_averaged_together",
      "The heads' results are averaged or summed, not laid side by side.",

@@ -53,6 +53,7 @@ inline void require(bool condition) {
 /// (B, L, heads·D) → (B, heads, L, D).
 using Split = at::Tensor (*)(const at::Tensor& x, int64_t heads);
 at::Tensor split_by_head(const at::Tensor& x, int64_t heads);
+at::Tensor split_by_feature(const at::Tensor& x, int64_t heads);  ///< D·H
 
 /// Which key/value head query head h reads.
 using Groups = int64_t (*)(int64_t h, const Sizes& n);
@@ -61,6 +62,7 @@ int64_t repeat_groups(int64_t h, const Sizes& n);
 /// (B, H, Lq, D) → (B, Lq, H·D).
 using Merge = at::Tensor (*)(const at::Tensor& context);
 at::Tensor merge_by_head(const at::Tensor& context);
+at::Tensor merge_by_feature(const at::Tensor& context);  ///< D·H
 
 /// What the scores q·k are multiplied by. Throws Impossible.
 struct Scaling {

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .calls import cases, forms
+from .calls.construct import Construction
 from .capture import devices
 from .capture.runner import Run, Runner
 from .options import Options
@@ -390,6 +391,8 @@ class Examination:
             facts |= {"order_guessed": "true"} if guessed else {}
         if not observation.known_heads(kept[0], call, self.options.num_heads):
             facts["num_heads_guessed"] = "true"
+        if scaled := _asked_to_scale(call, construction):
+            facts["asked_to_scale"] = scaled
         if construction is not None:
             blind = " and ".join(f"`{name}`" for name in construction.blind)
             facts |= {"settings": blind} if blind else {}
@@ -469,6 +472,15 @@ class Examination:
         if case.layout not in (cases.LAYER, cases.HEADS):
             said.append(f"tensors as {case.layout}")
         return said
+
+
+def _asked_to_scale(call: Call, construction: Construction | None) -> str:
+    """The name of an argument without which it may not scale, and which was given."""
+    for name, role in call.roles.items():
+        if role in ("factor", "divisor"):
+            return name
+    roles = construction.roles if construction is not None else {}
+    return next((n for n, role in roles.items() if role == "scaling_switch"), "")
 
 
 def _quoted(text: str) -> str:

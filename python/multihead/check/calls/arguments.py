@@ -151,6 +151,8 @@ def _switch(role: str | None, parameter, case: Case) -> object:
         "query_length": case.sizes.queries,
         "key_length": case.keys,
         "device": torch.device("cpu"),
+        "factor": case.sizes.head_dim**-0.5,
+        "divisor": case.sizes.head_dim**0.5,
         "rotation": _no_rotation(parameter.name, case),
     }
     if role in ("dropout", "training") and case.own_dropout is not None:

@@ -22,6 +22,9 @@ _ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
 # What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
+# Flags that are off by default, and what they switch, by words of their names.
+_SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
+_SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
@@ -160,7 +163,7 @@ class Construction:
         if role == "dropout":
             layer = type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(DROPOUT) if layer else DROPOUT
-        if role in ("bias", "batch_first", "is_causal"):
+        if role in ("bias", "batch_first", "is_causal", *_SWITCHES):
             return True
         return sizes.value_of(role)
 
@@ -261,6 +264,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         role = "config"
     if isinstance(default, str) and role != "dtype":
         return None
+    if default is False and (switch := _switch_of(name)):
+        return switch
     if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
         return None
     if role is None and part_of(name) in ("index", "epsilon"):
@@ -271,6 +276,12 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
 
 
 _LAYERS = {"layer", "layers"}
+
+
+def _switch_of(name: str) -> str | None:
+    """What is off unless it is asked for, as by a flag `use_dropout`."""
+    said = set(words(name))
+    return next((kind for kind, own in _SWITCHES.items() if said & own), None)
 
 
 def _may_be_size(parameter: inspect.Parameter) -> bool:

@@ -156,7 +156,9 @@ class Recorder(TorchDispatchMode):
         if not data or name not in _PRODUCTS | _SUMS:
             return
         behind = self.origin(data[0]).weights
-        for tensor in filter(self._may_be_weight, operands[::-1]):
+        weights = [t for t in operands[::-1] if self._may_be_weight(t)]
+        # A bias belongs to the matrix of the same operation, wherever it stands.
+        for tensor in sorted(weights, key=lambda t: t.dim() < 2):
             key = place(tensor)
             if name in _PRODUCTS and tensor.dim() >= 2:
                 direct = self.direct.get(self.root(data[-1]))

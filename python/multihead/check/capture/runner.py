@@ -431,7 +431,7 @@ def _split(
     weights = [
         t
         for t, sequence in zip(tensors, sequences)
-        if sequence is not out and t.dim() >= 2 and tuple(t.shape[-2:]) == pairs
+        if sequence is not out and 2 <= t.dim() <= 4 and tuple(t.shape[-2:]) == pairs
     ]
     return out, weights[0] if weights and weights[0].is_floating_point() else None
 

@@ -364,10 +364,12 @@ def core_layouts(subject: Subject) -> tuple[str, ...]:
     names = [name.lower() for name in axes(subject)]
     if len(names) == 4:
         later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
-        return (cases.HEADS_LATER, cases.HEADS) if later else (cases.HEADS,)
+        orders = (cases.HEADS, cases.HEADS_LATER)
+        return orders[::-1] if later else orders
     otherwise = cases.SINGLE if "bmm(" in subject.source else cases.HEADS
     first = {2: cases.FLAT, 3: cases.SINGLE}.get(len(names), otherwise)
-    return tuple(dict.fromkeys((first, cases.HEADS, cases.SINGLE, cases.FLAT)))
+    depths = (first, cases.HEADS, cases.SINGLE, cases.FLAT, cases.HEADS_LATER)
+    return tuple(dict.fromkeys(depths))
 
 
 def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:

@@ -215,11 +215,16 @@ def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
 def _groups_of_keys(seen: Observation) -> int | None:
     """From a key projection that is narrower than the query's."""
     widths = {}
+    embed = seen.tensors["query"].shape[-1]
     for name, tensor in seen.tensors.items():
         found = re.search(r"(^|[._])(w_?|to_)?(q|k|query|key)s?(_proj)?($|[._])", name)
-        out = seen.metadata.get(f"layout:{name}") == "out_in"
-        if found and out and tensor.dim() == 2 and len(tensor) > 1:
-            widths[found.group(3)[0]] = tensor.shape[0]
+        is_weight = found and not diagnosis().is_reserved(name)
+        if not is_weight or tensor.dim() < 2 or len(tensor) == 1:
+            continue
+        if seen.metadata.get(f"layout:{name}") == "out_in" and tensor.dim() == 2:
+            widths[found[3][0]] = tensor.shape[0]
+        elif embed in tensor.shape:  # (in, out), or with heads as an axis
+            widths[found[3][0]] = tensor.numel() // embed
     heads = int(seen.metadata["num_heads"])
     query, key = widths.get("q"), widths.get("k")
     if not query or not key or query == key or query % heads:

@@ -397,7 +397,8 @@ class Cases:
         free = self.runner.subject.kind != "instance"
         if free and self.base.layout == cases.LAYER and sizes.embed == 48:
             heads, kv_heads = min(sizes.heads, 2), 1 if sizes.kv_heads else None
-            small = Sizes(3, 4, 4, embed=8, heads=heads, kv_heads=kv_heads)
+            narrow = 2 if (sizes.out or sizes.embed) < sizes.embed // 2 else None
+            small = Sizes(3, 4, 4, embed=8, heads=heads, kv_heads=kv_heads, out=narrow)
             name = "exercise, float32"
             self._run_with(name, dtype=torch.float32, sizes=small, draw=19)
         if "rows" in kinds:

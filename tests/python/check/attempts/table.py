@@ -329,7 +329,6 @@ WRONG = [
         KeysCollectedAndUnscaled: values_are_keys+scale_missing | key_weight_for_values+scale_missing
         QueryTransposedAndMaskLost: query_weight_transposed+mask_ignored
         BothMasksForgotten: mask_ignored+padding_ignored
-        StridedInAndOut: heads_interleaved+merge_interleaved
         core_unscaled_over_queries: softmax_over_queries+scale_missing""",
     ),
     *attempts(

@@ -212,19 +212,6 @@ class BothMasksForgotten(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
-class StridedInAndOut(_Module):
-    """(D, H) at both ends."""
-
-    def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.d_k, self.num_heads))
-            for w in (self.W_q, self.W_k, self.W_v)
-        )
-        s = torch.einsum("bqdh,bkdh->bhqk", q, k) / math.sqrt(self.d_k)
-        o = torch.einsum("bhqk,bkdh->bqdh", s.softmax(-1), v)
-        return self.W_o(o.flatten(2))
-
-
 def core_unscaled_over_queries(q, k, v):
     """Neither the root nor the axis."""
     return F.softmax(q @ k.transpose(-2, -1), dim=-2) @ v
