@@ -85,7 +85,12 @@ def beside(draw, dump: Dump, numbers, sizes: tuple[int, int, int, int]) -> None:
     """Masks, weights, gradients, draws of dropout, steps on the way and facts."""
     batch, heads, queries, keys = sizes
     if draw(st.booleans()):
-        shapes = [(queries, keys), (batch, 1, queries, keys), sizes, (batch, 1, 1, keys)]
+        shapes = [
+            (queries, keys),
+            (batch, 1, queries, keys),
+            sizes,
+            (batch, 1, 1, keys),
+        ]
         mask = numbers(*draw(st.sampled_from(shapes))) > -0.5
         mask[..., 0] = True
         dump.tensors["mask"] = mask if draw(st.booleans()) else mask.long()

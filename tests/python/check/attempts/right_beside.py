@@ -356,3 +356,34 @@ class OfPixelsNormedByGroup(nn.Module):
         scores = torch.einsum("bhdi,bhdj->bhij", q, k) * q.size(2) ** -0.5
         out = torch.einsum("bhij,bhdj->bhdi", scores.softmax(-1), v)
         return x + self.proj_out(out.reshape(b, c, n))
+
+
+class StridedInAndOut(Attention):
+    """(D, H) at both ends: another order of features, which the matrices learn."""
+
+    def forward(self, x):
+        q, k, v = (
+            w(x).unflatten(-1, (self.d_k, self.num_heads))
+            for w in (self.W_q, self.W_k, self.W_v)
+        )
+        s = torch.einsum("bqdh,bkdh->bhqk", q, k) / math.sqrt(self.d_k)
+        o = torch.einsum("bhqk,bkdh->bqdh", s.softmax(-1), v)
+        return self.W_o(o.flatten(2))
+
+
+def scaled_where_asked(q, k, v, scale=None):
+    scores = q @ k.mT
+    return (scores * scale if scale else scores).softmax(-1) @ v
+
+
+class ScaledWhereAsked(Attention):
+    def __init__(self, d_model, num_heads, scale=False):
+        super().__init__(d_model, num_heads)
+        self.scale = scale
+
+    def scores(self, q, k):
+        scores = super().scores(q, k)
+        return scores if self.scale else scores * math.sqrt(self.d_k)
+
+    def forward(self, x):
+        return self.attend(x, x, x)

@@ -255,16 +255,3 @@ class KeyBiasLeftOut(nn.Module):
         v = self.v_proj(x).reshape(B, N, self.num_heads, -1).transpose(1, 2)
         a = (q @ k.transpose(-2, -1) / q.size(-1) ** 0.5).softmax(dim=-1)
         return self.out_proj((a @ v).transpose(1, 2).reshape(B, N, C))
-
-
-class StridedInAndOut(SplitAndCombine):
-    """(D, H) at both ends: another order of features, which the matrices learn."""
-
-    def forward(self, x):
-        q, k, v = (
-            w(x).unflatten(-1, (self.d_k, self.num_heads))
-            for w in (self.W_q, self.W_k, self.W_v)
-        )
-        s = torch.einsum("bqdh,bkdh->bhqk", q, k) / math.sqrt(self.d_k)
-        o = torch.einsum("bhqk,bkdh->bqdh", s.softmax(-1), v)
-        return self.W_o(o.flatten(2))

@@ -34,7 +34,10 @@ RIGHT = [
         GatedOutput
         ResidualInside
         ResidualInPlace
-        OfPixelsNormedByGroup""",
+        OfPixelsNormedByGroup
+        StridedInAndOut
+        scaled_where_asked
+        ScaledWhereAsked""",
     ),
 ]
 
