@@ -66,10 +66,19 @@ cross() {
   has "$arm" g++-aarch64-linux-gnu googletest || { lacks "$arm" && return; }
   kernels aarch64 "${arm_options[@]}" || die "the kernels do not build with $arm"
   has qemu-aarch64 qemu-user || { lacks qemu-aarch64 && return; }
-  qemu-aarch64 -L /usr/aarch64-linux-gnu \
-    "$root/build/aarch64/tests/cpp/kernels/kernels_test" --gtest_brief=1 \
-    "--gtest_filter=$filter" || die "the emulated tests failed"
+  emulated "$filter" || die "the emulated tests failed"
   say "cross: the kernels' tests pass on an emulated aarch64"
+}
+
+# emulated FILTER: the kernels' tests on every core, a share of them in each process: qemu
+# keeps a table of all pages that were ever mapped, and tests that map gigabytes without
+# touching them make one for all of them outgrow the machine.
+emulated() {
+  local shares=16
+  seq 0 $((shares - 1)) | GTEST_TOTAL_SHARDS=$shares GTEST_BRIEF=1 GTEST_FILTER=$1 \
+    xargs -P "$jobs" -I SHARE env GTEST_SHARD_INDEX=SHARE \
+    qemu-aarch64 -L /usr/aarch64-linux-gnu \
+    "$root/build/aarch64/tests/cpp/kernels/kernels_test"
 }
 
 # arm_torch FOLDER: unpacks PyTorch's wheel for a 64-bit ARM there, once. The one that pip
