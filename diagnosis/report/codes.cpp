@@ -392,6 +392,12 @@ constexpr FaultCode kCodes[] = {
      "guess it is not attention.",
      "State it: a call of yours by `inputs=`, or a function that fills the "
      "argument in."},
+    {"MH918", "other_layers",
+     "Nothing is said of the code, as what those layers should do is not "
+     "known.",
+     "The data pass matrices that attention has no use for, and the output is "
+     "not attention's alone.",
+     "Check the part that is attention by itself, or split it off."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

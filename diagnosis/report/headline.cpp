@@ -33,6 +33,7 @@ std::string predicate(const std::string& finding) {
       {"no_weights_found", "has weights that were not found"},
       {"not_called", "could not be called"},
       {"argument_guessed", "takes what is not known"},
+      {"other_layers", "has layers of which nothing is known"},
   };
   for (const auto& [name, words] : kKnown)
     if (finding == name) return words;
@@ -184,7 +185,7 @@ Block headline(const Json& report) {
       label = {"?", Emphasis::kOpen};
       words = "is not judged";
       if (is_true(report, "doubtful"))
-        words += ": what it was called with is a guess";
+        words += ": too much of it is a guess";
       else if (verdict == "unknown")
         words += ": its numbers cannot tell";
       else if (!flaws.empty())

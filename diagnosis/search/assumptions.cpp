@@ -194,8 +194,19 @@ bool may_come_of(const std::string& made_up, const Pick& pick) {
   return exchanges(faulty.inputs) || exchanges(faulty.roles);
 }
 
+// Whether the data meet a matrix that attention has no use for, as those of a
+// layer beside it, of which nothing is known.
+bool has_other_layers(const ObservedCall& call) {
+  return std::ranges::any_of(
+      call.weights.unused, [&](const std::string& weight) {
+        return fact(call, "meets_data:" + weight) == "true";
+      });
+}
+
 // Of calls with arguments of that kind: where nothing explains them, anything.
 bool is_doubtful(std::span<const ObservedCall> calls, const Explanation* best) {
+  if (best == nullptr && std::ranges::any_of(calls, has_other_layers))
+    return true;
   std::istringstream kinds(fact(calls, "made_up"));
   for (std::string kind; std::getline(kinds, kind, ',');) {
     if (best == nullptr) return true;

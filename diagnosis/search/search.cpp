@@ -30,7 +30,7 @@ double cost(const ObservedCall& call) {
 
 // What a search may do. That is counted, not timed: a verdict is the same on
 // every machine, however busy that is.
-constexpr double kMostEffort = 24e9;
+constexpr double kMostEffort = 10e9;
 
 // How many conventions are tried together, beside those that leave no doubt:
 // for one call of code that is right, for all calls of code with a fault.

@@ -221,7 +221,11 @@ class Examination:
         self.understood = [*reading.understood, *kept]
         if reading.verdict is not None and reading.verdict.get("doubtful"):
             faults = " and ".join(reading.faults)
-            self.findings = [guessing.doubt(made_up, faults)]
+            weights = way.base.parameters.tensors
+            unread = [n for n in reading.verdict["unused"] if n in weights]
+            matrices = [n for n in unread if weights[n].dim() >= 2]
+            doubt = guessing.doubt(made_up, faults) if made_up else None
+            self.findings = [doubt or guessing.other_layers(matrices)]
             return None
         return reading.verdict
 

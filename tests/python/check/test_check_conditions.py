@@ -399,3 +399,19 @@ def test_exit_statuses_of_explain(tmp_path):
         assert done.returncode == 0 and done.stdout.startswith("✓ "), done.stderr
     assert run("--mask", "keep").returncode == 1
     assert "mask_keeps" in run("--allow", "nonsense").stderr
+
+
+class WithItsFeedForward(Self):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__(embed_dim, num_heads)
+        self.up = nn.Linear(embed_dim, 2 * embed_dim)
+        self.down = nn.Linear(2 * embed_dim, embed_dim)
+
+    def forward(self, x):
+        return self.down(self.up(super().forward(x)).relu())
+
+
+def test_what_other_layers_do_is_not_judged():
+    report = multihead.check(WithItsFeedForward)
+    assert report.cause == "other_layers" and report.unchecked, str(report)
+    assert "`down.weight` and `up.weight`" in report.findings[0].sentence

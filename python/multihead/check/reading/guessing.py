@@ -59,6 +59,18 @@ def doubt(made_up: dict[str, str], faults: str) -> Finding:
     )
 
 
+def other_layers(unread: list[str]) -> Finding:
+    """What is said where more than attention is in the way of the data."""
+    names = " and ".join(f"`{name}`" for name in unread)
+    return Finding(
+        "other_layers",
+        f"It has {names}, too, which attention has no use for: what these do is not "
+        "known, and without them it is not attention.",
+        "Check the part that is attention by itself, or split it off.",
+        kind="unchecked",
+    )
+
+
 def of_calls(found: list[Finding], made_up: dict[str, str]) -> list[Finding]:
     """Findings of calls: what may come of what was made up is none of the code's."""
     return [
