@@ -69,6 +69,29 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
   return scores;
 }
 
+// Masked scores to weights, before any is dropped. width: of a head.
+Tensor weigh(const ObservedCall& call, const Recipe& recipe,
+             const Masked& masked, Tensor scores, int64_t width,
+             Stages& stages) {
+  scores = narrowed(scores, recipe, Narrow::kSoftmax);
+  stages.normalised = scores;
+  Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block_of(call))
+                                    : recipe.normalise(scores);
+  if (masked.fully_masked.defined() &&
+      recipe.fully_masked == FullyMasked::kZero &&
+      recipe.normalise == softmax_over_keys && !recipe.blockwise) {
+    weights = weights.masked_fill(masked.fully_masked.unsqueeze(-1), 0.0);
+  }
+  weights = narrowed(weights, recipe, Narrow::kSoftmax);
+  if (masked.keep_after.defined()) weights = weights * masked.keep_after;
+  if (recipe.scale == scale_weights) {
+    weights = weights / std::sqrt(static_cast<double>(width));
+  } else if (recipe.scale == scale_weights_by_embed_dim) {
+    weights = weights / std::sqrt(static_cast<double>(call.sizes.embed_dim));
+  }
+  return weights;
+}
+
 void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   const Tensor& query = stages.heads[recipe.roles[0]];
   const Tensor key = expand_groups(stages.heads[recipe.roles[1]], call.sizes,
@@ -88,22 +111,7 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   stages.masked_scores = masked.scores;
   scores = drop_at(Dropout::kBeforeSoftmax, call, recipe, masked.scores);
 
-  scores = narrowed(scores, recipe, Narrow::kSoftmax);
-  stages.normalised = scores;
-  Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block_of(call))
-                                    : recipe.normalise(scores);
-  if (masked.fully_masked.defined() &&
-      recipe.fully_masked == FullyMasked::kZero &&
-      recipe.normalise == softmax_over_keys && !recipe.blockwise) {
-    weights = weights.masked_fill(masked.fully_masked.unsqueeze(-1), 0.0);
-  }
-  weights = narrowed(weights, recipe, Narrow::kSoftmax);
-  if (masked.keep_after.defined()) weights = weights * masked.keep_after;
-  if (recipe.scale == scale_weights) {
-    weights = weights / std::sqrt(static_cast<double>(query.size(-1)));
-  } else if (recipe.scale == scale_weights_by_embed_dim) {
-    weights = weights / std::sqrt(static_cast<double>(call.sizes.embed_dim));
-  }
+  Tensor weights = weigh(call, recipe, masked, scores, query.size(-1), stages);
   const auto average = [&](Tensor& x, Averaged when) {
     if (recipe.averaged == when) x = x.mean(1, /*keepdim=*/true).expand_as(x);
   };

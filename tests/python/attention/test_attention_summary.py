@@ -8,8 +8,8 @@ are within the budget is tested with all options mixed in test_fused.py.
 import calls
 import pytest
 import torch
-from budget import BUDGETS
 from equal import assert_equal
+from error_budget import BUDGETS
 from paths import fused_calls
 from torch.testing import assert_close
 

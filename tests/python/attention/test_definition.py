@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from budget import BUDGETS
 from equal import assert_equal
+from error_budget import BUDGETS
 
 import multihead
 

@@ -8,7 +8,7 @@ import differential
 import pytest
 import torch
 import torch.nn.functional as F
-from budget import BUDGETS
+from error_budget import BUDGETS
 
 import multihead
 

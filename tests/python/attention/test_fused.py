@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from budget import BUDGETS, Budget
+from error_budget import BUDGETS, Budget
 from paths import fused_calls
 from test_definition import SMALL, draw
 from torch.nn import functional as F

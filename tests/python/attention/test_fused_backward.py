@@ -8,8 +8,8 @@ slopes of the forward kernels. The error budget is for the tests of the kernels.
 import calls
 import pytest
 import torch
-from budget import BUDGETS
 from equal import assert_equal
+from error_budget import BUDGETS
 from paths import fused_calls
 from torch.autograd import forward_ad
 from torch.testing import assert_close

@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 import torch
-from budget import BUDGETS
+from error_budget import BUDGETS
 
 import multihead
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import reference
 import torch
-from budget import BUDGETS
+from error_budget import BUDGETS
 from paths import fused_calls
 from test_fused import limit_of, within
 from torch.nn import functional as F

@@ -14,7 +14,7 @@ import sys
 import pytest
 import reference
 import torch
-from budget import BUDGETS
+from error_budget import BUDGETS
 from paths import fused_calls
 from test_definition import draw
 from test_fused import check_forward, check_weights

@@ -6,7 +6,7 @@ Its numbers are tested with all options mixed in test_definition.py and test_fus
 
 import pytest
 import torch
-from budget import BUDGETS
+from error_budget import BUDGETS
 from paths import fused_calls
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -9,8 +9,8 @@ import pytest
 import reference
 import sequences
 import torch
-from budget import BUDGETS
 from equal import assert_equal
+from error_budget import BUDGETS
 from paths import fused_calls
 from sequences import make, one_by_one, padded, paged, ragged
 from torch.testing import assert_close

@@ -12,7 +12,7 @@ import os
 import parity
 import pytest
 import torch
-from budget import BUDGETS
+from error_budget import BUDGETS
 from paths import fused_calls
 from torch import nn
 from torch.nn import functional as F

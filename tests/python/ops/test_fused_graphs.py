@@ -10,8 +10,8 @@ import io
 import calls
 import pytest
 import torch
-from budget import BUDGETS
 from equal import assert_equal
+from error_budget import BUDGETS
 from paths import fused_calls
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd

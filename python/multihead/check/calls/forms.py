@@ -22,6 +22,8 @@ from ..subject.target import Subject
 from . import cases
 
 _QKV = re.compile(r"qkv|kqv|query_key_value|q_k_v", re.IGNORECASE)
+# A pattern of einops, as of "b p n (h d)".
+_FOUR_AXES = re.compile(r"\b(\w+ ){3}\(h\w* d\w*\)")
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -103,7 +105,7 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
     """With tensors of four axes, (B, P, L, E), whose tokens stand along any of the
     first three."""
     inputs = [n for n, role in call.roles.items() if role in TENSORS]
-    if len(signature.axes(subject)) != 4 and "p n (h d)" not in subject.source:
+    if len(signature.axes(subject)) != 4 and not _FOUR_AXES.search(subject.source):
         return
     # Which axis is attended along nothing says: what the numbers explain is believed.
     for place, shown in ((2, "(B, P, L, E)"), (1, "(B, L, P, E)"), (0, "(L, P, B, E)")):

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from budget import BUDGETS
+from error_budget import BUDGETS
 from torch import Tensor, nn
 
 from .program import input_names, mask_name
