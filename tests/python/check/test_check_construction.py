@@ -206,6 +206,15 @@ class OfANormedImage(OfAnImage):
         return x + super().forward(self.norm(x))
 
 
+class OfLazyLayers(Base):
+    """Its widths are those of the first call."""
+
+    def __init__(self, num_hiddens, num_heads):
+        super().__init__()
+        self.build(num_hiddens, num_heads)
+        self.q, self.k, self.v, self.o = (nn.LazyLinear(num_hiddens) for _ in range(4))
+
+
 class OfEmptyMemory(Base):
     def __init__(self, dim, heads):
         super().__init__()
@@ -265,6 +274,7 @@ PASSING += [HandedItsAttention, OfOneLength, OfAWindow, WithSides, OfAnImage]
 PASSING += [
     OfANormedImage,
     OfEmptyMemory,
+    OfLazyLayers,
     InsistsOnItsMask,
     OneHeadOfRows,
     OfAnotherSequence,

@@ -297,7 +297,8 @@ def open_gates(target: object) -> None:
     if not isinstance(target, nn.Module):
         return
     for name, tensor in target.named_parameters():
-        closed = tensor.numel() == 1 and not tensor.detach().any()
+        is_lazy = nn.parameter.is_lazy(tensor)
+        closed = not is_lazy and tensor.numel() == 1 and not tensor.detach().any()
         if closed and _GATES.search(name.rpartition(".")[2].lower()):
             with torch.no_grad():
                 tensor.fill_(1.0)
