@@ -359,51 +359,105 @@ Tensor draws_of_output(const ObservedCall& call, const Observation& from,
              : as_given;
 }
 
-// Draws of dropout, told apart by their number: weights, of all heads or head
-// by head, or the output.
+// Draws of dropout, told apart by their number: weights or the context, of all
+// heads or head by head, and the output.
+class DropoutReader {
+ public:
+  DropoutReader(const Observation& from, ObservedCall& call)
+      : from_(from), call_(call), n_(call.sizes) {}
+
+  void read() {
+    for (const auto& [name, tensor] : from_.tensors) {
+      if (!name.starts_with("dropout_keep")) continue;
+      const double p = find_number(from_, "dropout_p" + name.substr(12))
+                           .value_or(call_.dropout_p);
+      take(numbers(tensor, name.c_str()), p, name.c_str());
+    }
+    join_heads(weights_of_heads_, call_.kept_weights);
+    join_heads(context_of_heads_, call_.kept_context);
+    // One head may attend with all features.
+    if (!call_.kept_weights.defined() && weights_of_heads_.size() == 1) {
+      call_.kept_weights = {weights_of_heads_[0].unsqueeze(1), head_p_};
+    }
+    // Without a matrix after them, what the heads return is the output.
+    if (!call_.kept_output.defined() && call_.kept_context.defined() &&
+        call_.has_weights && !call_.weights.output.weight.defined()) {
+      const Tensor merged = call_.kept_context.kept.transpose(1, 2).flatten(2);
+      if (merged.sizes() == call_.out.sizes())
+        call_.kept_output = {merged, call_.kept_context.p};
+    }
+  }
+
+ private:
+  void take(const Tensor& kept, double p, const char* name) {
+    const int64_t count = kept.numel();
+    const int64_t of_a_head = n_.batch * n_.queries * n_.keys;
+    const int64_t of_results = n_.batch * n_.queries * n_.value_width;
+    // Code that takes keys from the queries has as many.
+    const bool of_queries =
+        n_.queries != n_.value_width &&
+        count * n_.keys == of_a_head * n_.heads * n_.queries;
+    // Where D = Lk, both have as many: then three dimensions are the output's.
+    const Tensor drawn = draws_of_output(call_, from_, kept, name);
+    const bool like_output = n_.heads > 1 && kept.dim() == 3 &&
+                             drawn.defined() &&
+                             drawn.sizes() == call_.out.sizes();
+    const bool of_weights =
+        !like_output && (count == of_a_head * n_.heads || of_queries);
+    const bool is_folded = kept.dim() == 3 && n_.heads > 1 && n_.batch > 1 &&
+                           kept.size(0) == n_.batch * n_.heads;
+    if (of_weights && !call_.kept_weights.defined()) {
+      call_.kept_weights = {kept.reshape({n_.batch, n_.heads, n_.queries, -1}),
+                            p, is_folded};
+    } else if ((kept.dim() == 4 || is_folded) && call_.has_weights &&
+               count == of_results * n_.heads) {
+      call_.kept_context = {as_context(kept), p, is_folded};
+    } else if (drawn.defined() && !call_.kept_output.defined()) {
+      call_.kept_output = {drawn, p};
+    } else if (drawn.defined() && call_.has_weights &&
+               !call_.kept_weights.defined() && !call_.kept_context.defined() &&
+               call_.kept_output.kept.numel() == of_results * n_.heads) {
+      // The first of two were drawn for the heads' results, as they are merged.
+      call_.kept_context = {
+          call_.kept_output.kept.unflatten(2, {n_.heads, -1}).transpose(1, 2),
+          call_.kept_output.p};
+      call_.kept_output = {drawn, p};
+    } else if (count == of_a_head) {
+      weights_of_heads_.push_back(
+          kept.reshape({n_.batch, n_.queries, n_.keys}));
+      head_p_ = p;
+    } else if (count == of_results && kept.dim() == 3) {
+      context_of_heads_.push_back(
+          kept.reshape({n_.batch, n_.queries, n_.value_width}));
+      head_p_ = p;
+    }
+  }
+
+  Tensor as_context(const Tensor& kept) const {
+    return kept.reshape({n_.batch, n_.heads, n_.queries, n_.value_width});
+  }
+
+  // Draws that were made one head after the other.
+  void join_heads(const std::vector<Tensor>& heads, Draws& draws) const {
+    if (!draws.defined() && static_cast<int64_t>(heads.size()) == n_.heads) {
+      draws = {at::stack(heads, 1), head_p_};
+    }
+  }
+
+  const Observation& from_;
+  ObservedCall& call_;
+  const Sizes& n_;
+  std::vector<Tensor> weights_of_heads_, context_of_heads_;
+  double head_p_ = 0.0;
+};
+
 void read_dropout(const Observation& from, ObservedCall& call) {
   call.training = find_flag(from, "training", false);
   call.dropout_p = find_number(from, "dropout_p").value_or(0.0);
   TORCH_CHECK_VALUE(call.dropout_p >= 0.0 && call.dropout_p < 1.0,
                     "explain: dropout_p must be from 0 to below 1, got ",
                     call.dropout_p);
-  const Sizes& n = call.sizes;
-  const int64_t of_a_head = n.batch * n.queries * n.keys;
-  std::vector<Tensor> heads;
-  double head_p = call.dropout_p;
-  for (const auto& [name, tensor] : from.tensors) {
-    if (!name.starts_with("dropout_keep")) continue;
-    const Tensor kept = numbers(tensor, name.c_str());
-    const double p = find_number(from, "dropout_p" + name.substr(12))
-                         .value_or(call.dropout_p);
-    const int64_t count = kept.numel();
-    // Code that takes keys from the queries has as many.
-    const bool of_queries = n.queries != n.value_width &&
-                            count * n.keys == of_a_head * n.heads * n.queries;
-    // Where D = Lk, both have as many: then three dimensions are the output's.
-    const Tensor drawn = draws_of_output(call, from, kept, name.c_str());
-    const bool like_output = n.heads > 1 && kept.dim() == 3 &&
-                             drawn.defined() &&
-                             drawn.sizes() == call.out.sizes();
-    const bool of_weights =
-        !like_output && (count == of_a_head * n.heads || of_queries);
-    if (of_weights && !call.kept_weights.defined()) {
-      call.kept_weights = {kept.reshape({n.batch, n.heads, n.queries, -1}), p};
-    } else if (kept.dim() == 4 && call.has_weights &&
-               count == of_a_head / n.keys * n.heads * n.value_width) {
-      call.kept_context = {
-          kept.reshape({n.batch, n.heads, n.queries, n.value_width}), p};
-    } else if (drawn.defined() && !call.kept_output.defined()) {
-      call.kept_output = {drawn, p};
-    } else if (count == of_a_head) {
-      heads.push_back(kept.reshape({n.batch, n.queries, n.keys}));
-      head_p = p;
-    }
-  }
-  if (!call.kept_weights.defined() &&
-      static_cast<int64_t>(heads.size()) == n.heads) {
-    call.kept_weights = {at::stack(heads, 1), head_p};
-  }
+  DropoutReader(from, call).read();
 }
 
 void read_results(const Observation& from, const Tensor& out,
@@ -495,6 +549,7 @@ ObservedCall read_dump(const Observation& from) {
                                   {"false", CausalRequest::kNo},
                                   {"infer", CausalRequest::kUnknown},
                                   {"expected", CausalRequest::kExpected}});
+  call.queries_are_last = find_flag(from, "queries_are_last", false);
   call.roles_by_order = find_choice<bool>(from, "roles", /*otherwise=*/false,
                                           {{"by_order", true}});
   call.scale = find_number(from, "scale");

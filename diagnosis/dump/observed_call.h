@@ -48,10 +48,12 @@ struct Norm {
       0;  ///< of features, where statistics are taken over positions
 };
 
-/// Draws of dropout: 1 = kept, and how likely it is to drop.
+/// Draws of dropout: 1 = kept, and how likely it is to drop. is_folded: items
+/// and heads were one dimension, read here as (B·H, …).
 struct Draws {
   at::Tensor kept;
   double p = 0.0;
+  bool is_folded = false;
 
   bool defined() const { return kept.defined(); }
 };
@@ -87,10 +89,12 @@ struct ObservedCall {
   bool roles_by_order = false;
   GivenMask mask, padding;
   CausalRequest causal = CausalRequest::kNo;
+  /// Queries are said to be the last of the keys: the last one sees all.
+  bool queries_are_last = false;
   std::optional<double> scale;
   bool training = false;
   double dropout_p = 0.0;
-  Draws kept_weights;  ///< (B, H, Lq, Lk)
+  Draws kept_weights;  ///< (B, H, Lq, Lk), or (B, 1, Lq, Lk) of one head
   Draws kept_context;  ///< (B, H, Lq, D)
   Draws kept_output;   ///< shaped like out
   std::optional<GivenWindow> window;

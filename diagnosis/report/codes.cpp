@@ -154,6 +154,9 @@ constexpr FaultCode kCodes[] = {
      "is in the batch, and with one item all is right."},
     {"MH221", "head_left_out",
      "One head is computed for nothing, and its parameters learn nothing."},
+    {"MH222", "one_head_for_all",
+     "Several heads cost what several heads cost, and one of them does all the "
+     "work; the parameters of the others learn nothing."},
     // Scale of the scores.
     {"MH301", "scale_missing", kTooLarge},
     {"MH302", "scale_not_root", kTooSmall},
@@ -227,6 +230,13 @@ constexpr FaultCode kCodes[] = {
     {"MH424", "window_off_by_one",
      "Short texts hide it. Weights trained with the right window, and caches "
      "that keep so many keys, give other results."},
+    {"MH425", "mask_taken_for_causal",
+     "Padding is attended to, and tokens that may be seen are hidden. With a "
+     "causal mask all is right, which hides it."},
+    {"MH426", "causal_top_left",
+     "With a cache, a new token sees the oldest keys and not the latest: what "
+     "is generated goes wrong from the first step on. Without a cache all is "
+     "right."},
     // Weights.
     {"MH501", "softmax_over_queries", kAxis},
     {"MH502", "softmax_over_heads", kAxis},

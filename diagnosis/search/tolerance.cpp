@@ -66,7 +66,11 @@ Error returned_error(const ObservedCall& call, const Recipe& recipe,
   Tensor fully_masked_rows;
   if (stages.fully_masked.defined() && is_attention(recipe)) {
     Tensor seen = stages.fully_masked.logical_not();
-    if (call.returned.numel() != stages.weights.numel()) seen = seen.all(1);
+    if (call.returned.numel() != stages.weights.numel()) {
+      seen = seen.all(1);
+    } else if (recipe.heads_before_items && expected.dim() == 3) {
+      seen = seen.transpose(0, 1);
+    }
     fully_masked_rows =
         seen.reshape(expected.sizes().slice(0, expected.dim() - 1));
   }
@@ -76,9 +80,9 @@ Error returned_error(const ObservedCall& call, const Recipe& recipe,
   // In training both are usual: the weights before dropout, and after.
   if (difference > allowed && call.training &&
       recipe.returned == Returned::kWeights) {
-    difference = largest_difference(call.returned,
-                                    in_shape_of(stages.weights, call.returned),
-                                    fully_masked_rows);
+    difference = largest_difference(
+        call.returned, in_shape_of(stages.weights, call.returned, recipe),
+        fully_masked_rows);
   }
   return error(difference, allowed);
 }
@@ -549,6 +553,7 @@ bool has_structure(const Recipe& recipe) {
   habits.mask_keeps = none.mask_keeps;
   habits.padding_keeps = none.padding_keeps;
   habits.causal_by_itself = none.causal_by_itself;
+  habits.heads_before_items = none.heads_before_items;
   habits.fully_masked = none.fully_masked;
   habits.window_reading = none.window_reading;
   return habits != none;

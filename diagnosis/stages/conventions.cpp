@@ -48,6 +48,16 @@ Concern window_size(const ObservedCall& call) {
   return maybe(call.window && call.window->is_open);
 }
 
+// Items and heads in one dimension: which of them comes first is not said.
+Concern folds_heads(const ObservedCall& call) {
+  const Sizes& n = call.sizes;
+  const bool returned = call.returned.defined() && call.returned.dim() == 3 &&
+                        call.returned.size(0) == n.batch * n.heads;
+  return maybe(
+      n.batch > 1 && n.heads > 1 &&
+      (returned || call.kept_weights.is_folded || call.kept_context.is_folded));
+}
+
 template <WindowReading reading>
 void window_means(Recipe& r) {
   r.window_reading = reading;
@@ -306,6 +316,20 @@ const std::vector<Convention> kReadings = {
      "A window of w is read as half as many keys on each side of the query's "
      "own.",
      "", window_size, window_means<WindowReading::kHalves>},
+    {"heads_before_items",
+     "Where heads and items share a dimension, as in weights that are "
+     "returned, it is read as (H·B, …): all items of the first head come "
+     "first.",
+     "", folds_heads, [](Recipe& r) { r.heads_before_items = true; }},
+    {"dot_product_attention",
+     "The scores are not scaled: it calls itself dot-product attention, and "
+     "not scaled.",
+     "nn.MultiheadAttention divides them by the square root of the head width.",
+     [](const ObservedCall& call) {
+       return maybe(call.facts.contains("says_dot_product"));
+     },
+     scale_learned<LearnedScale::kOne>, Sign::kNone,
+     "dot-product attention without a scale is meant"},
     {"drops_output_too",
      "In training it drops elements of the output too, not only weights.", "",
      [](const ObservedCall& call) {
@@ -322,6 +346,18 @@ const std::vector<Convention> kReadings = {
                     !call.kept_weights.defined());
      },
      [](Recipe& r) { r.output_dropout = OutputDropout::kInstead; }},
+    {"drops_context_and_output",
+     "In training it drops elements of what the heads return and of the "
+     "output, and no weights.",
+     "nn.MultiheadAttention drops weights, after the softmax.",
+     [](const ObservedCall& call) {
+       return maybe(call.training && call.kept_output.defined() &&
+                    call.kept_context.defined() &&
+                    call.weights.output.weight.defined() &&
+                    !call.kept_weights.defined());
+     },
+     [](Recipe& r) { r.output_dropout = OutputDropout::kWithContext; },
+     Sign::kNone, "its dropout is meant for results, not for weights"},
 };
 
 // In the order in which they meet the data.

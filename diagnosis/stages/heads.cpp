@@ -132,6 +132,11 @@ void fused_viewed(Recipe& r) {
   r.fused_view = view;
 }
 
+// (B, H, L, D) viewed as (B, L, H·D).
+Tensor merge_as_viewed(const Tensor& c) {
+  return c.reshape({c.size(0), c.size(2), -1});
+}
+
 // ---- Heads left out --------------------------------------------------------
 
 Tensor without_head(const Tensor& c, int64_t head) {
@@ -144,6 +149,12 @@ Tensor without_head(const Tensor& c, int64_t head) {
 Tensor without_last(const Tensor& c) { return without_head(c, -1); }
 
 Tensor without_first(const Tensor& c) { return without_head(c, 0); }
+
+template <int64_t head>
+Tensor one_for_all(const Tensor& c) {
+  require(c.size(1) > 1);
+  return merge_by_head(c.select(1, head).unsqueeze(1).expand_as(c));
+}
 
 // ---- Heads and items -------------------------------------------------------
 
@@ -206,6 +217,12 @@ const std::vector<Fault> kHeadFaults = {
      kSplitRemedy,
      {{split_as<heads_not_transposed, 0, 1, 2>,
        "The features are viewed as (B, H, L, d) at once."},
+      {[](Recipe& r) {
+         split_as<heads_not_transposed, 0, 1, 2>(r);
+         r.merge = merge_as_viewed;
+       },
+       "The features are viewed as (B, H, L, d) at once, and back likewise: "
+       "heads attend within pieces of the sequence."},
       {split_as<heads_as_positions, 0, 1, 2>,
        "The heads stay (B, L, H, d): each position attends among its own "
        "heads, and nothing passes between positions."},
@@ -291,9 +308,7 @@ const std::vector<Fault> kHeadFaults = {
     {"merge_not_transposed",
      "Heads are merged without exchanging heads and positions back.",
      kMergeRemedy,
-     {{merge_by<[](const Tensor& c) {
-        return c.reshape({c.size(0), c.size(2), -1});
-      }>},
+     {{merge_by<merge_as_viewed>},
       {merge_by<[](const Tensor& c) {
          return c.transpose(2, 3).reshape({c.size(0), c.size(2), -1});
        }>,
@@ -311,6 +326,12 @@ const std::vector<Fault> kHeadFaults = {
      "Merge all heads: W_o takes H·d features.",
      {{merge_by<without_last>, "It is the last one."},
       {merge_by<without_first>, "It is the first one."}},
+     Stage::kMerge},
+    {"one_head_for_all",
+     "One head stands in the place of all heads.",
+     "Each head has a place of its own: W_o takes H·d features.",
+     {{merge_by<one_for_all<0>>, "It is the first one."},
+      {merge_by<one_for_all<-1>>, "It is the last one."}},
      Stage::kMerge},
     {"merge_of_batch_and_heads",
      "Batch and heads are exchanged as the heads are merged: numbers of one "

@@ -92,6 +92,12 @@ void lay_out(Recipe& r) {
   r.*mask = {layout};
 }
 
+// j − i of query i and key j.
+Tensor distances(const Tensor& scores) {
+  return at::arange(scores.size(3), at::kLong) -
+         at::arange(scores.size(2), at::kLong).unsqueeze(-1);
+}
+
 // ---- What it does to them --------------------------------------------------
 
 void meet(const GivenMask& given, const MaskUse& use, bool keeps,
@@ -121,6 +127,8 @@ void meet(const GivenMask& given, const MaskUse& use, bool keeps,
       return collect(all.added, keep.to(at::kDouble), std::plus<>());
     case MaskEffect::kMultiplied:
       return collect(all.factor, keep.to(at::kDouble), std::multiplies<>());
+    case MaskEffect::kTakenForCausal:
+      return collect(all.by_causal, distances(scores).gt(0), std::bit_or<>());
     case MaskEffect::kGivenMultiplied:
       return collect(all.factor, numbers, std::multiplies<>());
     case MaskEffect::kAfterSoftmax:
@@ -147,6 +155,11 @@ Tensor causal_thrown_away(const Tensor& distance, int64_t) {
   return distance.gt(0);
 }
 
+// Of queries that are said to be the last of the keys.
+Tensor causal_from_the_first(const Tensor& distance, int64_t) {
+  return distance.gt(0);
+}
+
 template <auto causal>
 void causal_as(Recipe& r) {
   r.causal = causal;
@@ -158,20 +171,19 @@ bool is_asked_for(const ObservedCall& call, const Recipe& recipe) {
          (call.causal == CausalRequest::kUnknown && recipe.causal_by_itself);
 }
 
-// j − i of query i and key j.
-Tensor distances(const Tensor& scores) {
-  return at::arange(scores.size(3), at::kLong) -
-         at::arange(scores.size(2), at::kLong).unsqueeze(-1);
-}
-
 void meet_causal(const ObservedCall& call, const Recipe& recipe,
                  const Tensor& scores, Effect& all) {
   const bool expected = call.causal == CausalRequest::kExpected;
   require(expected || (recipe.causal != causal_without_effect &&
                        recipe.causal != causal_thrown_away));
   require(!expected || recipe.causal != causal_ignored);
-  const Tensor future =
-      recipe.causal(distances(scores), scores.size(3) - scores.size(2));
+  require(call.queries_are_last || recipe.causal != causal_from_the_first);
+  // Where queries are the last ones, the last sees itself among the keys.
+  const int64_t ahead = scores.size(3) - scores.size(2);
+  const bool is_shifted =
+      call.queries_are_last && recipe.causal != causal_from_the_first;
+  const Tensor future = is_shifted ? recipe.causal(distances(scores) - ahead, 0)
+                                   : recipe.causal(distances(scores), ahead);
   if (recipe.causal == causal_thrown_away) {
     collect(all.unused, future, std::bit_or<>());
   } else if (recipe.causal == causal_after_softmax) {
@@ -467,6 +479,10 @@ const std::vector<Fault> kMaskFaults = {
                [](const GivenMask& mask, const Sizes&) {
                  return mask.numbers.slice(1, 0, 1);
                }>}}},
+    {"mask_taken_for_causal",
+     "What the mask holds is ignored: any mask only makes it causal.",
+     "Block what the mask blocks; be causal where that is asked for.",
+     {{[](Recipe& r) { r.mask = {.effect = MaskEffect::kTakenForCausal}; }}}},
     {"padding_ignored",
      "The padding mask is ignored.",
      "Block the padded keys for every query: scores.masked_fill(padding[:, "
@@ -505,6 +521,12 @@ const std::vector<Fault> kMaskFaults = {
      "PyTorch's is_causal aligns at the top left: query i sees keys up to i. "
      "Bottom right is for caches, where the last query is the newest key.",
      {{causal_as<[](const Tensor& d, int64_t ahead) { return d.gt(ahead); }>}}},
+    {"causal_top_left",
+     "The causal mask is aligned at the top left: query i sees keys up to i, "
+     "though the queries are said to be the last of the keys.",
+     "Count from the end: block j > i + Lk - Lq, torch.ones(Lq, Lk, "
+     "dtype=torch.bool).triu(1 + Lk - Lq).",
+     {{causal_as<causal_from_the_first>}}},
     {"causal_misses_diagonal",
      "The causal mask blocks the diagonal: no query sees itself, and the "
      "first sees nothing.",

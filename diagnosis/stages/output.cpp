@@ -81,9 +81,14 @@ Tensor with_infinity(const Tensor& scores, const Stages& stages) {
   return scores.masked_fill(scores.lt(least), -kInfinity);
 }
 
-Tensor in_shape_of(const Tensor& weights, const Tensor& like, bool sum) {
+Tensor in_shape_of(const Tensor& weights, const Tensor& like,
+                   const Recipe& recipe, bool sum) {
   const int64_t whole = weights.numel(), heads = weights.size(1);
-  if (like.numel() == whole) return weights.reshape(like.sizes());
+  if (like.numel() == whole) {
+    const bool heads_first = recipe.heads_before_items && like.dim() == 3;
+    return (heads_first ? weights.transpose(0, 1) : weights)
+        .reshape(like.sizes());
+  }
   if (like.numel() * heads != whole) return {};
   return (sum ? weights.sum(1) : weights.mean(1)).reshape(like.sizes());
 }
@@ -95,28 +100,29 @@ Tensor returned_weights(const ObservedCall& call, const Recipe& recipe,
     case Returned::kWeights:
       return in_shape_of(
           recipe.returned_transposed ? stages.dropped.mT() : stages.dropped,
-          like);
+          like, recipe);
     case Returned::kSum:
-      return in_shape_of(stages.dropped, like, /*sum=*/true);
+      return in_shape_of(stages.dropped, like, recipe, /*sum=*/true);
     case Returned::kFirstHead:
     case Returned::kLastHead: {
       const Tensor head = stages.dropped.select(
           1, recipe.returned == Returned::kFirstHead ? 0 : -1);
       // Asked for all of them, it may well return them.
-      return head.numel() == like.numel() ? head.reshape(like.sizes())
-                                          : in_shape_of(stages.dropped, like);
+      return head.numel() == like.numel()
+                 ? head.reshape(like.sizes())
+                 : in_shape_of(stages.dropped, like, recipe);
     }
     case Returned::kScores: {
-      const Tensor masked =
-          in_shape_of(with_infinity(stages.masked_scores, stages), like);
+      const Tensor masked = in_shape_of(
+          with_infinity(stages.masked_scores, stages), like, recipe);
       if (!masked.defined()) return {};
       return largest_difference(with_infinity(like, stages), masked) <
                      1e-3 * largest_finite(stages.scores)
                  ? masked
-                 : in_shape_of(stages.scores, like);
+                 : in_shape_of(stages.scores, like, recipe);
     }
     case Returned::kUnmasked:
-      return in_shape_of(stages.scores.softmax(-1), like);
+      return in_shape_of(stages.scores.softmax(-1), like, recipe);
   }
   return {};
 }

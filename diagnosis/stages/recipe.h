@@ -87,7 +87,8 @@ enum class MaskEffect {
   kKeepAdded,   ///< 1 where a key may be seen
   kMultiplied,  ///< scores · keep
   kGivenMultiplied,
-  kAfterSoftmax  ///< weights · keep, no new sum
+  kTakenForCausal,  ///< whatever it holds, no query sees a later key
+  kAfterSoftmax     ///< weights · keep, no new sum
 };
 
 /// How a mask is laid out, and what it then does to the scores.
@@ -176,7 +177,9 @@ using FusedView = std::array<at::Tensor, 3> (*)(const at::Tensor& fused,
 // ---- Conventions -----------------------------------------------------------
 
 /// What becomes of dropout beside that of the weights.
-enum class OutputDropout { kNone, kToo, kInstead };
+/// kInstead: of no weights. kWithContext: neither, but of what the heads
+/// return.
+enum class OutputDropout { kNone, kToo, kInstead, kWithContext };
 
 /// kByHand: (x − mean) / (std + eps) with the std of a sample, as a well-known
 /// tutorial has it.
@@ -219,6 +222,7 @@ struct Habits {
   bool mask_keeps = false;
   bool padding_keeps = false;
   bool causal_by_itself = false;
+  bool heads_before_items = false;  ///< folded weights are (H·B, Lq, Lk)
   WindowReading window_reading = WindowReading::kOwnLast;
   FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all
 

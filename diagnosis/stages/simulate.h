@@ -153,7 +153,7 @@ at::Tensor with_infinity(const at::Tensor& scores, const Stages& stages);
 /// Weights (B, H, Lq, Lk) in the shape of `like`: as they are, or their mean or
 /// sum over the heads; undefined: they do not have that shape.
 at::Tensor in_shape_of(const at::Tensor& weights, const at::Tensor& like,
-                       bool sum = false);
+                       const Recipe& recipe, bool sum = false);
 
 /// The weights that code with this recipe returns, in the shape of
 /// call.returned; undefined: they do not have that shape.

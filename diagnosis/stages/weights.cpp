@@ -24,9 +24,15 @@ Tensor divide_by_sum(const Tensor& scores) {
 namespace {
 
 // x, dropped as torch.dropout would.
-Tensor drop(const Tensor& x, const Draws& draws, double p) {
+Tensor drop(const Tensor& x, const Draws& draws, double p,
+            const Recipe& recipe) {
   require(draws.defined() && draws.kept.sizes() == x.sizes());
-  return x * (draws.kept / (1.0 - p));
+  Tensor kept = draws.kept;
+  if (draws.is_folded && recipe.heads_before_items) {
+    kept = kept.reshape({x.size(1), x.size(0), x.size(2), x.size(3)})
+               .transpose(0, 1);
+  }
+  return x * (kept / (1.0 - p));
 }
 
 bool is_left_on(Dropout dropout) {
@@ -43,6 +49,12 @@ bool drops_in_training(const ObservedCall& call) {
          call.kept_context.p > 0.0 || call.kept_output.p > 0.0;
 }
 
+// In training, by convention.
+bool drops_context(const ObservedCall& call, const Recipe& recipe) {
+  return call.training && drops_in_training(call) &&
+         recipe.output_dropout == OutputDropout::kWithContext;
+}
+
 }  // namespace
 
 bool drops(const ObservedCall& call, const Recipe& recipe) {
@@ -57,6 +69,7 @@ Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,
                     const Tensor& weights) {
   if (!drops(call, recipe)) return weights;
   if (!call.training && !is_left_on(recipe.dropout)) return weights;
+  if (drops_context(call, recipe)) return weights;
   const Draws& draws = call.kept_weights;
   // Where nothing else is dropped, the output alone may be, always.
   if (recipe.dropout == Dropout::kLeftOnOutput && !draws.defined()) {
@@ -68,12 +81,13 @@ Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,
     case Dropout::kLeftOnBoth:
     case Dropout::kLeftOnOutput:
     case Dropout::kExchanged:
-      return drop(weights, draws, draws.p);
+      return drop(weights, draws, draws.p, recipe);
     case Dropout::kNotRescaled:
-      return drop(weights, draws, 0.0);
+      return drop(weights, draws, 0.0, recipe);
     case Dropout::kKeepsTheDropped:
       require(draws.defined());
-      return drop(weights, {1.0 - draws.kept, draws.p}, draws.p);
+      return drop(weights, {1.0 - draws.kept, draws.p, draws.is_folded},
+                  draws.p, recipe);
     default:
       return weights;
   }
@@ -81,13 +95,16 @@ Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,
 
 Tensor drop_at(Dropout where, const ObservedCall& call, const Recipe& recipe,
                const Tensor& x) {
-  if (recipe.dropout != where || !drops(call, recipe)) return x;
+  const bool by_convention =
+      where == Dropout::kOnContext && drops_context(call, recipe);
+  const bool by_fault = recipe.dropout == where && drops(call, recipe);
+  if (!by_convention && !by_fault) return x;
   const bool scores =
       where == Dropout::kBeforeMask || where == Dropout::kBeforeSoftmax;
   const Draws& draws = scores                         ? call.kept_weights
                        : where == Dropout::kOnContext ? call.kept_context
                                                       : call.kept_output;
-  return drop(x, draws, draws.p);
+  return drop(x, draws, draws.p, recipe);
 }
 
 Tensor drop_output(const ObservedCall& call, const Recipe& recipe,
@@ -95,8 +112,8 @@ Tensor drop_output(const ObservedCall& call, const Recipe& recipe,
   const bool wanted = call.training && drops_in_training(call) &&
                       recipe.output_dropout != OutputDropout::kNone;
   const bool left_on = is_left_on_output(recipe.dropout);
-  return wanted || left_on ? drop(out, call.kept_output, call.kept_output.p)
-                           : out;
+  const Draws& draws = call.kept_output;
+  return wanted || left_on ? drop(out, draws, draws.p, recipe) : out;
 }
 
 // ---- In blocks of keys ------------------------------------------------------

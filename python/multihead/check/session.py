@@ -21,7 +21,7 @@ from .reading.plans import Meaning
 from .reading.suite import Cases, Progress, not_finite
 from .report import Finding, Report
 from .sandbox.guard import Guard, Outcome, Stop
-from .subject import documented, signature, stated
+from .subject import documented, promised, signature, stated
 from .subject.documented import Said
 from .subject.signature import Call
 from .subject.target import Subject, load, scope
@@ -449,12 +449,25 @@ class Examination:
         call, stated = reading.way.call, reading.meaning.stated
         seen = [observation.observe(run, call, stated) for run in kept]
         seen[0].metadata |= self._facts(reading, kept)
+        for one in seen:
+            self._put_promises(one.metadata)
         reading.observations = seen
         try:
             reading.verdict = observation.explain(seen)
         except ValueError as error:
             return observation.complaint(error)
         return None
+
+    def _put_promises(self, metadata: dict[str, str]) -> None:
+        """What the code says that it does, where attention leaves a choice."""
+        if promised.is_dot_product(self.subject):
+            metadata["says_dot_product"] = "true"
+        if promised.queries_are_last(self.subject):
+            metadata["queries_are_last"] = "true"
+        size = metadata.get("window_size")
+        if size and promised.window_counts_own_key(self.subject):
+            del metadata["window_size"]
+            metadata["window"] = f"{int(size) - 1},0"
 
     def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"

@@ -61,6 +61,8 @@ class Sizes:
     is_exact: bool = False
     wide_keys: bool = False
     before: int = 0
+    # Fewer keys than there are, so that it shows.
+    sliding_window: int = 3
 
     @property
     def head_dim(self) -> int:
@@ -90,8 +92,7 @@ class Sizes:
             "max_length": longest,
             "window": windows[self.window],
             "resolution": windows[self.window],
-            # Fewer keys than there are, so that it shows.
-            "sliding_window": 3,
+            "sliding_window": self.sliding_window,
             "image": self.image,
             "rows": self.image[0],
             "columns": self.image[1],

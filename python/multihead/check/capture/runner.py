@@ -140,7 +140,9 @@ class Runner:
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
-        run.window = _window(target, frames)
+        given = self.call.takes("sliding_window")
+        own = case.sizes.sliding_window if given else None
+        run.window = own or _window(target, frames)
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )

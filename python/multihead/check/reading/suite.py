@@ -136,6 +136,9 @@ class Cases:
         """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
         run = self.runner.run(case, **how)
+        if self._taken.attention is None and not case.returns_weights:
+            # Where lengths and widths are equal, keys look like weights.
+            run.attention = None
         if not run.refused:
             self.kept.append(run)
         return run

@@ -152,7 +152,7 @@ def batch_first(subject: Subject) -> bool | None:
 def _of_shapes(subject: Subject) -> Iterator[tuple[str, bool]]:
     """The docstrings and comments, and whether they go with the signature. One that
     follows a statement is about its result."""
-    for sentence in _docstrings(subject):
+    for sentence in docstrings(subject):
         yield sentence, True
     for line in subject.source.splitlines():
         code, _, comment = line.partition("#")
@@ -187,7 +187,7 @@ def _sentences(subject: Subject, names: tuple[str, ...]) -> Iterator[tuple[str, 
     """The sentences of docstrings and comments that name a mask, and those of its
     entry among the arguments; and whether they are about what comes in, as all are
     but comments further down."""
-    for text in _docstrings(subject):
+    for text in docstrings(subject):
         yield from ((sentence, True) for sentence in _about(text, names))
     for text, of_signature in _comments(subject.source, names):
         yield from ((sentence, of_signature) for sentence in _about(text, names))
@@ -228,7 +228,8 @@ def _comments(source: str, names: tuple[str, ...]) -> Iterator[tuple[str, bool]]
         in_signature = in_signature and not code.endswith(":")
 
 
-def _docstrings(subject: Subject) -> list[str]:
+def docstrings(subject: Subject) -> list[str]:
+    """Of what is called, and of its class."""
     if not subject.source:
         return []
     own = type(subject.target) if subject.kind == "instance" else subject.target

@@ -8,6 +8,7 @@ A role is what a call or a constructor needs to be given: "query", "num_heads",
 import re
 
 _CALL = {
+    "sliding_window": "window",
     "query": "q query queries xq qx inputq queryinput hiddenq qs qin target tgt",
     "key": "k key keys xk kx inputk keyinput ks kin",
     "value": "v value values val vals xv vx inputv valueinput vs vin",

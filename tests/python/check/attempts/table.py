@@ -318,7 +318,7 @@ WRONG = [
         "wrong_two",
         """no_scale_no_mask: scale_missing+mask_ignored
         ViewInAndTransposeOut: heads_not_transposed+scale_by_embed_dim
-        ViewInAndOut: heads_not_transposed+merge_not_transposed
+        ViewInAndOut: heads_not_transposed
         InvertedAndUnscaled: mask_inverted+scale_missing
         QueriesNormalisedAndNoOutput: softmax_over_queries+output_forgotten
         TiledAndScaledByWidth: groups_tiled+scale_by_embed_dim

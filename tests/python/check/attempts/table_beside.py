@@ -39,6 +39,16 @@ RIGHT = [
         scaled_where_asked
         ScaledWhereAsked""",
     ),
+    *attempts(
+        "places",
+        """FoldedHeadsFirst
+        EachHeadDropsItsResult
+        DropsResultsAndOutput
+        ReturnsKeysAndValues
+        dot_attention
+        cached
+        windowed""",
+    ),
 ]
 
 WRONG = [
@@ -65,5 +75,17 @@ WRONG = [
         WindowForgotten: window_ignored
         UnscaledAndNormed: scale_missing
         ScaledByEmbeddingBehindANorm: scale_by_embed_dim""",
+    ),
+    *attempts(
+        "places",
+        """DropsResultsAndSeesTheNext: causal_one_too_far
+        DropsResultsAndAlwaysTheOutput: dropout_left_on
+        dot_product_attention: scale_missing
+        cached_from_the_first: causal_top_left
+        windowed_by_one_more: window_off_by_one
+        AnyMaskMakesItCausal: mask_taken_for_causal
+        FirstHeadEverywhere: one_head_for_all
+        ViewedInAndOutUnscaled: heads_not_transposed+scale_missing
+        OneHeadOfFullWidth: heads_not_split""",
     ),
 ]

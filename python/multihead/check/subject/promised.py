@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""What code says that it does, where attention leaves a choice: then that is right, and
+what it does otherwise is wrong."""
+
+import re
+from collections.abc import Iterator
+
+from .documented import docstrings
+from .target import Subject
+
+_DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att", re.I)
+_SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
+_LAST = re.compile(
+    r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
+    r"(?:the )?(?:last|latest|newest|most recent)\b|"
+    r"\b(?:bottom[- ]right|right[- ]aligned|aligned (?:to|at|with) the end)\b",
+    re.I,
+)
+_NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
+_OWN_KEY_COUNTS = re.compile(
+    r"\bwindow\w*\s*-\s*1\b[^.;\n]{0,30}\b(?:before|previous|earlier|preceding|past)"
+    r"|(?:before|previous|earlier|preceding|past)\b[^.;\n]{0,20}\bwindow\w*\s*-\s*1\b",
+    re.I,
+)
+
+
+def is_dot_product(subject: Subject) -> bool:
+    """Whether it calls itself dot-product attention, and speaks of no scale."""
+    said = [subject.name, *docstrings(subject)]
+    named = any(_DOT_PRODUCT.search(text) for text in said)
+    return named and not any(_SCALES.search(text) for text in (*said, subject.source))
+
+
+def queries_are_last(subject: Subject) -> bool:
+    """Whether it says that queries are the last of the keys, as with a cache."""
+    for sentence in _sentences(subject):
+        if _LAST.search(sentence) and not _NOT.search(sentence):
+            return True
+    return False
+
+
+def window_counts_own_key(subject: Subject) -> bool:
+    """Whether it says that a window of w is w - 1 keys beside the query's own."""
+    return any(_OWN_KEY_COUNTS.search(sentence) for sentence in _sentences(subject))
+
+
+def _sentences(subject: Subject) -> Iterator[str]:
+    for text in docstrings(subject):
+        yield from re.split(r"(?<=[.;])\s|\n\s*\n", text)
+    for line in subject.source.splitlines():
+        yield line.partition("#")[2]
