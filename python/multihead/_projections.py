@@ -2,6 +2,7 @@
 """The projections of a module: which are to be called, which may be read instead,
 and what multi-head attention and grouped-query attention make of each other's."""
 
+import sys
 from typing import Any
 
 import torch
@@ -38,6 +39,14 @@ def is_plain(linear: nn.Module) -> bool:
         or nn_module._global_backward_pre_hooks
         or has_own_rules(linear._parameters["weight"])
     )
+
+
+def is_gathered_on_call(linear: nn.Module) -> bool:
+    """Whether the weight of linear lies on several processes until it is called: it is
+    a DTensor, or fully_shard was called with linear itself."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = fsdp is not None and isinstance(linear, fsdp.FSDPModule)
+    return sharded or has_own_rules(linear._parameters.get("weight"))
 
 
 def check_readable(function: str, **linears: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch.overrides import has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._call import call, check_int, check_type, no_torchscript
-from ._projections import is_plain, pooled_state, repeated_state
+from ._projections import is_gathered_on_call, is_plain, pooled_state, repeated_state
 from ._subclasses import are_plain, forward_takes_subclasses, own_rules_of, refuse_fused
 from .cache import Inputs, KVCache, Masks, attend
 from .functional import current_backend
@@ -135,7 +135,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             with _NestedOnKernels():  # type: ignore[no-untyped-call]
                 return super().forward(*given)
         # PyTorch reads the weight of out_proj, whatever was put there.
-        reads = backend == "exact" or is_plain(out_proj)
+        reads = is_plain(out_proj) or (
+            backend == "exact" and not is_gathered_on_call(out_proj)
+        )
         output = (out_proj.weight, out_proj.bias) if reads else (None, None)
         inputs = (query, key, value, self.embed_dim, self.num_heads)
         packed = (weight, bias, self.bias_k, self.bias_v, self.add_zero_attn)

@@ -16,6 +16,8 @@ from .modules import MultiheadAttention
 # inference path on.
 _ORIGINAL, _KEPT = "_multihead_original", "_multihead_activation_relu_or_gelu"
 _PARAMETRIZED = "is parametrized: replace it first, parametrize it then"
+# By fully_shard or parallelize_module, which add to a module's class for good.
+_WRAPPED = "has become {} since: restore it before it is wrapped"
 
 
 class Replacement(NamedTuple):
@@ -74,7 +76,9 @@ def replace_attention(model: nn.Module) -> Replacements:
 
     Not replaced are modules whose class or instance has a forward of its own,
     torch.ao's quantizable ones among them, parametrized and scripted ones. Calling it
-    again changes nothing. A replaced model is pickled with this package's class, so
+    again changes nothing. Call it before or after fully_shard; before it and before
+    parallelize_module, if restore_attention() is to follow: what was wrapped since is
+    not restored. A replaced model is pickled with this package's class, so
     restore it before it is saved as a whole; its state_dict needs nothing.
 
     Args:
@@ -126,8 +130,11 @@ def _restore(model: nn.Module) -> Iterator[Replacement]:
     for name, module in model.named_modules():
         if _ORIGINAL not in vars(module):
             continue
-        kind = type(module)
-        reason = _PARAMETRIZED if parametrize.is_parametrized(module) else ""
+        kind, reason = type(module), ""
+        if parametrize.is_parametrized(module):
+            reason = _PARAMETRIZED
+        elif kind is not _ours(vars(module)[_ORIGINAL]):
+            reason = _WRAPPED.format(kind.__name__)
         if not reason:
             module.__class__ = vars(module).pop(_ORIGINAL)
         yield Replacement(name, kind.__name__, not reason, reason)

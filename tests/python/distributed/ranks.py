@@ -22,6 +22,7 @@ import importlib
 import inspect
 import os
 import pathlib
+import pickle
 import queue
 import signal
 import socket
@@ -40,7 +41,7 @@ START = 180.0  # seconds until all processes have PyTorch, on a busy machine
 GRACE = 3.0  # seconds for the other ranks to report, once one has failed
 
 
-def on_ranks(*worlds, timeout=60.0, dies=()):
+def on_ranks(*worlds, timeout=120.0, dies=()):
     """Decorates a test whose body runs on each of `world` processes.
 
     Its arguments `rank` and `world` are given; others are pytest's, pickled. Every rank
@@ -66,7 +67,7 @@ def on_ranks(*worlds, timeout=60.0, dies=()):
     return decorate
 
 
-def run(function, world, *, timeout=60.0, dies=(), **arguments):
+def run(function, world, *, timeout=120.0, dies=(), **arguments):
     """function(**arguments) on `world` processes; returns what it returned on each.
 
     function: of a module's top level; arguments and results are pickled. rank and world
@@ -127,7 +128,7 @@ class _Pool:
                 pytest.fail(f"torchrun started no processes\n{printed}", pytrace=False)
             with contextlib.suppress(TimeoutError):
                 connection = Connection(listener.accept()[0].detach())
-                rank, pid = connection.recv()
+                rank, pid = _receive(connection)
                 self.connections[rank], self.pids[rank] = connection, pid
 
     def run(self, function, world, timeout, dies, arguments):
@@ -136,7 +137,7 @@ class _Pool:
         names = (function.__module__, function.__qualname__, sys.path)
         order = (self.cases, names, world, timeout / 2, bool(dies), arguments)
         for rank in range(world):
-            self.connections[rank].send(order)
+            _send(self.connections[rank], order)
         reports = self._reports(world, timeout, dies)
         failed = [
             f"rank {rank} of {world}: {words}"
@@ -172,7 +173,7 @@ class _Pool:
 
     def _report(self, connection, dies):
         try:
-            words, returned = connection.recv()
+            words, returned = _receive(connection)
         except (EOFError, OSError):
             return (None if dies else "its process died"), None
         return (
@@ -209,6 +210,15 @@ class _Pool:
         self.folder.cleanup()
 
 
+def _send(connection, value):
+    """By plain pickle: the connection's own would share the memory of tensors."""
+    connection.send_bytes(pickle.dumps(value))
+
+
+def _receive(connection):
+    return pickle.loads(connection.recv_bytes())
+
+
 def _serve():
     """A process of the pool: cases, one after the other, until the pool is closed."""
     faulthandler.register(signal.SIGUSR1, all_threads=False)
@@ -220,13 +230,13 @@ def _serve():
     torch.set_num_threads(1)
     place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = dist.TCPStore(*place, is_master=False)
-    connection.send((rank, os.getpid()))
+    _send(connection, (rank, os.getpid()))
     orders = queue.SimpleQueue()
 
     def listen():
         while True:
             try:
-                orders.put(connection.recv())
+                orders.put(_receive(connection))
             except (EOFError, OSError):
                 os._exit(0)
 
@@ -251,7 +261,7 @@ def _serve():
             report = None, returned
         except BaseException:
             report = traceback.format_exc(), None
-        connection.send(report)
+        _send(connection, report)
 
 
 def _call(names, given, arguments):
