@@ -26,6 +26,7 @@ install(TARGETS multihead EXPORT multihead-targets
         LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(FILES multihead/backend.h
               multihead/cache.h
+              multihead/distributed.h
               multihead/errors.h
               multihead/functional.h
               multihead/install.h

@@ -5,6 +5,7 @@
 
 #include "multihead/backend.h"
 #include "multihead/cache.h"
+#include "multihead/distributed.h"
 #include "multihead/errors.h"
 #include "multihead/functional.h"
 #include "multihead/install.h"

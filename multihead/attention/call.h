@@ -28,7 +28,10 @@ using Gradients =
     decltype(tensors(std::make_index_sequence<std::tuple_size_v<Needs>>{}));
 
 /// The operators by their names and signatures. dropout_state: int64 (2), seed
-/// and offset of the counter-based generator; needed when dropout_p > 0.
+/// and offset of the counter-based generator; needed when dropout_p > 0. int64
+/// (7) for a part of a larger call: then the batch row, the head, the number of
+/// heads in all, the query and the key at which the part begins there, and it
+/// drops what the whole would drop.
 /// query, key, value → out (B, H, Lq, Dv) and logsumexp (B, H, Lq).
 struct FusedAttention {
   static constexpr auto* kName = "multihead::fused_attention";
@@ -45,7 +48,8 @@ struct FusedAttentionBackward {
                               const at::Tensor& value, const at::Tensor& out,
                               const at::Tensor& logsumexp, Needs,
                               const AttentionOptions&,
-                              const std::optional<at::Tensor>& dropout_state);
+                              const std::optional<at::Tensor>& dropout_state,
+                              bool is_part);
 };
 
 /// The weights of that attention, after dropout: (B, Lq, Lk) averaged over
@@ -109,6 +113,8 @@ inline bool is_recorded(const std::optional<at::Tensor>& x) {
   return x && is_recorded(*x);
 }
 inline bool is_recorded(int64_t /*number*/) { return false; }
+inline bool is_recorded(bool /*flag*/) { return false; }
+inline bool is_recorded(std::string_view /*name*/) { return false; }
 inline bool is_recorded(const Needs& /*needs*/) { return false; }
 
 /// Calls the operator, whose signature `arguments` follow.

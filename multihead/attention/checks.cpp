@@ -266,11 +266,11 @@ void check_dropout_state(double dropout_p,
                          const std::optional<at::Tensor>& state) {
   if (dropout_p == 0.0) return;
   constexpr auto* expected =
-      "fused_attention: dropout_state must be int64 of shape (2,) when "
-      "dropout_p > 0, got ";
+      "fused_attention: dropout_state must be int64 of shape (2,), or (7,) for "
+      "a part of a call, when dropout_p > 0, got ";
   TORCH_CHECK_VALUE(state && state->defined(), expected, "None");
   TORCH_CHECK_VALUE(state->scalar_type() == at::kLong && state->dim() == 1 &&
-                        state->sym_size(0) == 2,
+                        (state->sym_size(0) == 2 || state->sym_size(0) == 7),
                     expected, state->scalar_type(), " ", shape_text(*state));
   TORCH_CHECK_VALUE(state->device().is_cpu() || state->is_meta(), expected,
                     "one on ", state->device());

@@ -98,10 +98,15 @@ struct Visibility {
 /// as 1, 2, 3", 2011): whether a weight is kept depends on nothing but
 /// (seed, offset, b, h, i, j). One call gives the 16-bit numbers of eight keys;
 /// a weight is kept if its number is not below probability·2^16, so the
-/// probability counts in steps of 2^-16.
+/// probability counts in steps of 2^-16. A call that is a part of another one
+/// says where: (b, h, i, j) are then those of the whole call, so that its parts,
+/// wherever they are computed, drop what it would drop.
 struct Dropout {
   double probability = 0;
   uint64_t seed = 0, offset = 0;
+  int64_t first_batch = 0, first_head = 0;  ///< of b and h
+  int64_t heads = 0;                        ///< of the whole call; 0: as many
+  int64_t first_query = 0, first_key = 0;   ///< of i and j
 };
 
 /// One call of attention:
@@ -156,6 +161,9 @@ struct BackwardArgs {
   StridedRows out, dout;  ///< (B, H, Lq, Dv); out as forward returned it
   const void* logsumexp = nullptr;      ///< (B, H, Lq), dense, compute type
   const void* dlogsumexp = nullptr;     ///< the same, or null: 0
+  /// Keys and values are some of those that out and logsumexp are of: nothing
+  /// can be made again from them that is of all keys.
+  bool is_part = false;
   StridedOutRows dquery, dkey, dvalue;  ///< like query, key, value
   ScoreGradients dbias;                 ///< of a mask that is a bias
   double* dalibi_slopes = nullptr;      ///< (B, H), dense

@@ -28,6 +28,8 @@ void register_all(torch::Library& m) {
   using torch::CppFunction;
   m.impl("fused_attention",
          CppFunction::makeFromBoxedFunction<&autocast<kDevice, 3>>());
+  m.impl("fused_ring_attention",
+         CppFunction::makeFromBoxedFunction<&autocast<kDevice, 3>>());
   m.impl("fused_varlen_attention",
          CppFunction::makeFromBoxedFunction<&autocast<kDevice, 3>>());
   m.impl("attention_weights",

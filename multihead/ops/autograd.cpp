@@ -22,6 +22,7 @@
 #include "multihead/attention/call.h"
 #include "multihead/attention/definition.h"
 #include "multihead/attention/varlen.h"
+#include "multihead/distributed/ring.h"
 #include "multihead/ops/results.h"
 
 namespace multihead::ops {
@@ -289,7 +290,8 @@ class FusedAttention : public torch::autograd::Function<FusedAttention> {
         gradients[0].defined() ? gradients[0] : at::zeros_like(out);
     return by_argument(list_of(call::run<call::FusedAttentionBackward>(
         dout, optional(gradients[1]), c.inputs[0], c.inputs[1], c.inputs[2],
-        out, logsumexp, c.needs, c.options, c.dropout_state)));
+        out, logsumexp, c.needs, c.options, c.dropout_state,
+        /*is_part=*/false)));
   }
 };
 
@@ -360,6 +362,44 @@ class FusedVarlen : public torch::autograd::Function<FusedVarlen> {
   }
 };
 
+class FusedRing : public torch::autograd::Function<FusedRing> {
+ public:
+  template <class... Options>
+  static variable_list forward(AutogradContext* context, const Tensor& query,
+                               const Tensor& key, const Tensor& value,
+                               const std::optional<Tensor>& dropout_state,
+                               const std::string& group,
+                               const std::string& order,
+                               const Options&... options) {
+    const auto [out, logsumexp, places] = hand_on<call::FusedRingAttention>(
+        query, key, value, options..., std::string_view(group),
+        std::string_view(order), dropout_state);
+    save(context, query, key, value, dropout_state, options_of(options...),
+         {out, logsumexp, places});
+    context->saved_data["group"] = group;
+    context->saved_data["order"] = order;
+    context->mark_non_differentiable({places});
+    return {out, logsumexp, places};
+  }
+
+  static variable_list backward(AutogradContext* context,
+                                const variable_list& gradients) {
+    const SavedCall c(context);
+    const std::string group = context->saved_data["group"].toStringRef();
+    const std::string order = context->saved_data["order"].toStringRef();
+    const Tensor &out = c.results[0], &logsumexp = c.results[1];
+    const Tensor dout =
+        gradients[0].defined() ? gradients[0] : at::zeros_like(out);
+    variable_list results =
+        by_argument(list_of(call::run<call::FusedRingAttentionBackward>(
+            dout, optional(gradients[1]), c.inputs[0], c.inputs[1], c.inputs[2],
+            out, logsumexp, c.results[2], c.needs, c.options,
+            std::string_view(group), std::string_view(order))));
+    results.insert(results.begin() + 4, {Tensor(), Tensor()});  // the strings
+    return results;
+  }
+};
+
 // Options: the fields of AttentionOptions, as the dispatcher has them.
 template <class Options>
 struct Operators;
@@ -395,6 +435,16 @@ struct Operators<fields::Types<Options...>> {
     return {results[0], results[1]};
   }
 
+  static std::tuple<Tensor, Tensor, Tensor> fused_ring_attention(
+      const Tensor& query, const Tensor& key, const Tensor& value,
+      Options... options, std::string_view group, std::string_view order,
+      const std::optional<Tensor>& dropout_state) {
+    const variable_list results =
+        FusedRing::apply(query, key, value, dropout_state, std::string(group),
+                         std::string(order), options...);
+    return {results[0], results[1], results[2]};
+  }
+
   static Tensor attention_weights(const Tensor& query, const Tensor& key,
                                   const Tensor& logsumexp, bool average,
                                   Options... options,
@@ -407,18 +457,23 @@ struct Operators<fields::Types<Options...>> {
       const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
       const Tensor& query, const Tensor& key, const Tensor& value,
       const Tensor& out, const Tensor& logsumexp, Needs needs,
-      Options... options, const std::optional<Tensor>& dropout_state) {
+      Options... options, const std::optional<Tensor>& dropout_state,
+      bool is_part) {
     const Tensor dlse = or_undefined(dlogsumexp);
     const AttentionOptions given = options_of(options...);
     if (!is_recorded({&dout, &dlse, &query, &key, &value}, given)) {
-      return hand_on<call::FusedAttentionBackward>(dout, dlogsumexp, query, key,
-                                                   value, out, logsumexp, needs,
-                                                   options..., dropout_state);
+      return hand_on<call::FusedAttentionBackward>(
+          dout, dlogsumexp, query, key, value, out, logsumexp, needs,
+          options..., dropout_state, is_part);
     }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !is_part,
+        "fused_attention_backward: the backward of a part of a call cannot be "
+        "differentiated");
     // For its checks, and for which gradients there are.
     const auto shapes = fused_attention_backward_results(
         dout, dlogsumexp, query, key, value, out, logsumexp, needs, given,
-        dropout_state);
+        dropout_state, is_part);
     const Tensor factors =
         call::dropout_factors(query, key, given, dropout_state);
     return backward_by_definition(
@@ -465,6 +520,9 @@ TORCH_LIBRARY_IMPL(multihead, Autograd, m) {
   m.impl("fused_varlen_attention", &All::fused_varlen_attention);
   m.impl("fused_varlen_attention_backward",
          &All::fused_varlen_attention_backward);
+  m.impl("fused_ring_attention", &All::fused_ring_attention);
+  m.impl("fused_ring_attention_backward",
+         torch::autograd::autogradNotImplementedFallback());
   m.impl("attention_weights", &All::attention_weights);
   m.impl("fused_attention_summary",
          torch::autograd::autogradNotImplementedFallback());

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "multihead/attention/fields.h"
+#include "multihead/distributed.h"
 #include "multihead/errors.h"
 #include "multihead/functional.h"
 #include "multihead/install.h"
@@ -103,6 +104,17 @@ std::tuple<Tensor, Tensor, Tensor> attention_summary_op(
   auto [weights, keys, entropy] =
       multihead::attention_summary(query, key, k, options);
   return {weights, keys, entropy};
+}
+
+Result ring_attention_op(const Tensor& query, const Tensor& key,
+                         const Tensor& value, const AttentionOptions& options,
+                         std::string_view group, std::string_view order,
+                         bool return_lse) {
+  auto [out, logsumexp] =
+      ring_attention_with_lse(query, key, value, std::string(group), options,
+                              token_order_from_name(order));
+  if (!return_lse) return {out, std::nullopt};
+  return {out, logsumexp};
 }
 
 ForwardOptions forward_options(OptionalTensor key_padding_mask,
@@ -258,6 +270,8 @@ void implement(Library& m) {
          implementation<&scaled_dot_product_attention_op>);
   m.impl("scaled_dot_product_attention.plain", &plain_attention_op);
   m.impl("varlen_attention", &varlen_attention_op);
+  m.impl("ring_attention", implementation<&ring_attention_op>);
+  m.impl("merge_attention", &merge_attention);
   m.impl("attention_summary", implementation<&attention_summary_op>);
   m.impl("route", implementation<&route_op>);
   m.impl("multi_head_attention_forward", &multi_head_attention_forward_op);

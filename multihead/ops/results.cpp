@@ -84,8 +84,8 @@ call::Gradients fused_attention_backward_results(
     const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
     const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& out, const Tensor& logsumexp, call::Needs needs,
-    const AttentionOptions& options,
-    const std::optional<Tensor>& dropout_state) {
+    const AttentionOptions& options, const std::optional<Tensor>& dropout_state,
+    bool /*is_part*/) {
   constexpr auto* name = "fused_attention_backward";
   check_fused_attention(query, key, value, options);
   check_not_stored(name, query, key, value);

@@ -18,6 +18,17 @@ void define(torch::Library& m, const Tags& tags, const std::string& leading,
   m.def((leading + ", " + fields::schema() + ", " + trailing).c_str(), tags);
 }
 
+// "(Tensor dquery, …, Tensor dsinks": what can have a gradient.
+std::string gradients() {
+  std::string all = "(Tensor dquery, Tensor dkey, Tensor dvalue";
+  fields::for_each([&](const auto& field) {
+    if (!field.is_differentiable) return;
+    all += ", Tensor d";
+    all += field.name;
+  });
+  return all;
+}
+
 // Attention as a function, and what can be asked about it.
 void define_functions(torch::Library& m, const Tags& tags) {
   // PyTorch's arguments alone: each argument costs a call from Python time.
@@ -57,18 +68,15 @@ void define_fused(torch::Library& m, const Tags& tags) {
   // Gradients of Σ out·dout + Σ logsumexp·dlogsumexp; `needs` says of which
   // arguments, in the order of the results. What is not needed is undefined.
   // A derivative of this takes out and logsumexp as functions of the rest.
-  std::string gradients = "(Tensor dquery, Tensor dkey, Tensor dvalue";
-  fields::for_each([&](const auto& field) {
-    if (!field.is_differentiable) return;
-    gradients += ", Tensor d";
-    gradients += field.name;
-  });
+  // is_part: key and value are some of the keys and values that out and
+  // logsumexp are of; dquery is then a summand.
   define(m, tags,
          "fused_attention_backward(Tensor dout, Tensor? dlogsumexp, "
          "Tensor query, Tensor key, Tensor value, Tensor out, "
          "Tensor logsumexp, bool[" +
              std::to_string(std::tuple_size_v<call::Needs>) + "] needs",
-         state + gradients + ")");
+         "Tensor? dropout_state=None, bool is_part=False) -> " + gradients() +
+             ")");
   define(m, tags,
          "fused_varlen_attention(Tensor query, Tensor key, Tensor value, "
          "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? block_table",
@@ -78,7 +86,7 @@ void define_fused(torch::Library& m, const Tags& tags) {
          "Tensor query, Tensor key, Tensor value, Tensor out, "
          "Tensor logsumexp, Tensor cu_seqlens_q, Tensor cu_seqlens_k, bool[" +
              std::to_string(std::tuple_size_v<call::Needs>) + "] needs",
-         state + gradients + ")");
+         state + gradients() + ")");
   define(m, tags,
          "attention_weights(Tensor query, Tensor key, Tensor logsumexp, "
          "bool average_attn_weights",
@@ -87,6 +95,28 @@ void define_fused(torch::Library& m, const Tags& tags) {
          "fused_attention_summary(Tensor query, Tensor key, "
          "Tensor logsumexp, int k",
          state + "(Tensor weights, Tensor keys, Tensor entropy)");
+}
+
+// The same over tokens of several processes (distributed.h). places: what the
+// processes have told each other.
+void define_distributed(torch::Library& m, const Tags& tags) {
+  const std::string three = "(Tensor query, Tensor key, Tensor value";
+  define(m, tags, "ring_attention" + three,
+         "str group, str order=\"contiguous\", bool return_lse=False) "
+         "-> (Tensor out, Tensor? logsumexp)");
+  define(m, tags, "fused_ring_attention" + three,
+         "str group, str order=\"contiguous\", Tensor? dropout_state=None) "
+         "-> (Tensor out, Tensor logsumexp, Tensor places)");
+  define(m, tags,
+         "fused_ring_attention_backward(Tensor dout, Tensor? dlogsumexp, "
+         "Tensor query, Tensor key, Tensor value, Tensor out, "
+         "Tensor logsumexp, Tensor places, bool[" +
+             std::to_string(std::tuple_size_v<call::Needs>) + "] needs",
+         "str group, str order=\"contiguous\") -> " + gradients() + ")");
+  m.def(
+      "merge_attention(Tensor out, Tensor lse, Tensor other_out, "
+      "Tensor other_lse) -> (Tensor out, Tensor lse)",
+      tags);
 }
 
 // What Python calls of install.h and stats.h.
@@ -171,6 +201,7 @@ TORCH_LIBRARY(multihead, m) {
   define_functions(m, tags);
   define_layers(m, tags);
   define_fused(m, tags);
+  define_distributed(m, tags);
   define_process(m);
 }
 

@@ -177,9 +177,17 @@ void AttentionArguments::set_rules(const AttentionOptions& options,
   set_offsets(alignment, query_offset);
   if (dropout_p > 0.0) {
     const Tensor words = state->contiguous();
-    const auto* seed = words.const_data_ptr<int64_t>();
-    a.dropout = {dropout_p, static_cast<uint64_t>(seed[0]),
-                 static_cast<uint64_t>(seed[1])};
+    const auto* word = words.const_data_ptr<int64_t>();
+    a.dropout.probability = dropout_p;
+    a.dropout.seed = static_cast<uint64_t>(word[0]);
+    a.dropout.offset = static_cast<uint64_t>(word[1]);
+    if (words.numel() > 2) {
+      a.dropout.first_batch = word[2];
+      a.dropout.first_head = word[3];
+      a.dropout.heads = word[4];
+      a.dropout.first_query = word[5];
+      a.dropout.first_key = word[6];
+    }
   }
 }
 

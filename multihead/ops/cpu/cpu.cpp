@@ -27,7 +27,7 @@ class BackwardCall {
                const Tensor& query, const Tensor& key, const Tensor& value,
                const Tensor& out, const Tensor& logsumexp,
                const AttentionOptions& options,
-               const std::optional<Tensor>& dropout_state)
+               const std::optional<Tensor>& dropout_state, bool is_part)
       : call_(query, key, options, dropout_state),
         value_(four_dimensional(value)),
         out_(four_dimensional(out)),
@@ -39,6 +39,7 @@ class BackwardCall {
     backward_.out = rows_of(out_);
     backward_.dout = rows_of(dout_);
     backward_.logsumexp = logsumexp_.const_data_ptr();
+    backward_.is_part = is_part;
     if (!dlogsumexp) return;
     dlogsumexp_ = dlogsumexp->contiguous();
     backward_.dlogsumexp = dlogsumexp_.const_data_ptr();
@@ -112,13 +113,13 @@ call::Gradients fused_attention_backward(
     const Tensor& dout, const std::optional<Tensor>& dlogsumexp,
     const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& out, const Tensor& logsumexp, call::Needs needs,
-    const AttentionOptions& options,
-    const std::optional<Tensor>& dropout_state) {
+    const AttentionOptions& options, const std::optional<Tensor>& dropout_state,
+    bool is_part) {
   call::Gradients gradients = fused_attention_backward_results(
       dout, dlogsumexp, query, key, value, out, logsumexp, needs, options,
-      dropout_state);
+      dropout_state, is_part);
   BackwardCall call(dout, dlogsumexp, query, key, value, out, logsumexp,
-                    options, dropout_state);
+                    options, dropout_state, is_part);
   call.run(gradients);
   return gradients;
 }

@@ -149,8 +149,7 @@ inline reference::Attention golden_arguments_of(const Call& c) {
   a.sinks = c.sinks.values();
   if (c.dropout.probability > 0) {
     for_each_index({s.B, s.H, s.Lq, s.Lk}, [&](const Index& i) {
-      a.dropout.push_back(
-          dropout_factor(c.dropout, i[0] * s.H + i[1], i[2], i[3]));
+      a.dropout.push_back(dropout_factor(c.dropout, s.H, i));
     });
   }
   return a;

@@ -25,7 +25,18 @@ const kernels::Dropout kDropouts[] = {
     {0.999, 0xFFFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF},
     {0.25, uint64_t{1} << 32, 0},
     {0.25, 0, uint64_t{1} << 32},
-    {1e-4, 0x0123456789ABCDEF, 0xFEDCBA9876543210}};
+    {1e-4, 0x0123456789ABCDEF, 0xFEDCBA9876543210},
+    // Parts of a larger call, which begin within a draw of eight keys.
+    {.probability = 0.5, .seed = 7, .first_query = 3, .first_key = 1021},
+    {.probability = 0.5, .seed = 7, .first_key = 5},
+    {.probability = 0.3,
+     .seed = 9,
+     .offset = 4,
+     .first_batch = 2,
+     .first_head = 5,
+     .heads = 11,
+     .first_query = 100000,
+     .first_key = 64}};
 
 class Dropout : public EachIsa {};
 
@@ -39,8 +50,7 @@ TEST_P(Dropout, DropsWhatPhiloxSays) {
       const Variant kernels = variant(dtype);
       const Tensor w = weights(kernels, c, forward(kernels, c).logsumexp);
       for_each_index(w.sizes(), [&](const Index& i) {
-        const double factor =
-            dropout_factor(dropout, i[0] * c.shape.H + i[1], i[2], i[3]);
+        const double factor = dropout_factor(dropout, c.shape.H, i);
         ASSERT_EQ(w.get(i) != 0, factor != 0)
             << i[0] << ' ' << i[1] << ' ' << i[2] << ' ' << i[3];
       });
@@ -58,8 +68,7 @@ TEST_P(Dropout, DropsTheSameInTheOutput) {
       SCOPED_TRACE(description(c));
       const Tensor out = forward(variant(dtype), c).out;
       for_each_index(out.sizes(), [&](const Index& i) {
-        const double factor =
-            dropout_factor(dropout, i[0] * c.shape.H + i[1], i[2], i[3]);
+        const double factor = dropout_factor(dropout, c.shape.H, i);
         ASSERT_EQ(out.get(i) != 0, factor != 0);
       });
     }

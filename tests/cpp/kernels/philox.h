@@ -29,21 +29,25 @@ inline Counter philox(Counter counter, std::array<uint32_t, 2> key) {
   return counter;
 }
 
-/// The 16-bit number of query i, key j of head `head` = b·H + h.
+/// The 16-bit number of the weight at (b, h, i, j) of a call of H heads.
 inline uint32_t dropout_number(const multihead::kernels::Dropout& dropout,
-                               int64_t head, int64_t i, int64_t j) {
+                               int64_t H, const std::array<int64_t, 4>& at) {
   const auto low = [](uint64_t x) { return static_cast<uint32_t>(x); };
+  const int64_t heads = dropout.heads > 0 ? dropout.heads : H;
+  const int64_t head = (at[0] + dropout.first_batch) * heads + at[1] +
+                       dropout.first_head,
+                i = at[2] + dropout.first_query, j = at[3] + dropout.first_key;
   const Counter words = philox(
       {low(i), low(j / 8), low(head), low(dropout.offset)},
       {low(dropout.seed), low(dropout.seed >> 32) ^ low(dropout.offset >> 32)});
   return words[j % 8 / 2] >> (j % 2 * 16) & 0xFFFF;
 }
 
-/// What dropout multiplies a weight by: 0 or 1 / (1 − p).
+/// What dropout multiplies that weight by: 0 or 1 / (1 − p).
 inline double dropout_factor(const multihead::kernels::Dropout& dropout,
-                             int64_t head, int64_t i, int64_t j) {
+                             int64_t H, const std::array<int64_t, 4>& at) {
   const double threshold = std::floor(dropout.probability * 65536 + 0.5);
-  return dropout_number(dropout, head, i, j) < threshold
+  return dropout_number(dropout, H, at) < threshold
              ? 0
              : 1 / (1 - dropout.probability);
 }

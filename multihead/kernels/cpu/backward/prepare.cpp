@@ -70,7 +70,7 @@ struct PrepareKernel {
     const AttentionArgs& a = b.attention;
     const auto tile = tile_of<F>(a, rows, rows.first_head);
     const auto stats = s.weights.stats;
-    if (read_stats<F>(a, tile, b.logsumexp, stats)) {
+    if (read_stats<F>(a, tile, b.logsumexp, stats) && !b.is_part) {
       s.weights.score.query = s.weights.queries;
       load_queries<M, S>(a, tile, s.weights.queries);
       recompute_stats<M, S>(a, tile, s.weights, stats);

@@ -56,7 +56,7 @@ struct ScoreGradient {
       stats.inv_sum[r] = w.stats.inv_sum[row];
       delta[r] = w.delta[row];
       exact_delta[r] = 0;
-      if (!wants_exact_delta(tile.sees[r])) continue;
+      if (b.is_part || !wants_exact_delta(tile.sees[r])) continue;
       exact_delta[r] = 1;
       delta[r] = dlse ? -dlse[row] : 0;
       exact_delta_keys = {min(exact_delta_keys.begin, tile.sees[r].begin),

@@ -60,18 +60,23 @@ SIMD_INLINE typename F::Mask kept(const Draw<F>& draw, int number,
 template <class F>
 inline void drop(const AttentionArgs& a, const QueryTile<F>& tile,
                  const VectorSpan& span, ScalarOf<F>* weights) {
+  const Dropout& dropout = a.dropout;
   const int64_t from = span.c * F::kLanes;
-  int64_t heads[F::kLanes];
+  const int64_t heads_in_all = dropout.heads > 0 ? dropout.heads : a.H;
+  int64_t heads[F::kLanes], queries[F::kLanes];
   for (int i = 0; i < F::kLanes; ++i) {
-    heads[i] = tile.b * a.H + tile.head[from + i];
+    heads[i] = (tile.b + dropout.first_batch) * heads_in_all +
+               tile.head[from + i] + dropout.first_head;
+    queries[i] = tile.query[from + i] + dropout.first_query;
   }
   const auto head = F::integers(heads);
-  const auto query = F::integers(tile.query + from);
-  const uint32_t threshold = dropout_threshold(a.dropout);
-  const Interval keys = span.keys;
+  const auto query = F::integers(queries);
+  const uint32_t threshold = dropout_threshold(dropout);
+  const Interval keys{span.keys.begin + dropout.first_key,
+                      span.keys.end + dropout.first_key};
   for (int64_t at = round_down(keys.begin, kKeysPerDraw); at < keys.end;
        at += kKeysPerDraw) {
-    const Draw<F> bits = draw<F>(a.dropout, query, head, at);
+    const Draw<F> bits = draw<F>(dropout, query, head, at);
 #pragma GCC unroll 8
     for (int n = 0; n < kKeysPerDraw; ++n) {
       if (at + n < keys.begin || at + n >= keys.end) continue;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+//
+// Attention over a sequence whose tokens lie on several processes, and the rule
+// by which the results of parts become that of the whole.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "multihead/functional.h"
+
+namespace [[gnu::visibility("default")]] multihead {
+
+/// Which tokens of a sequence of L lie on process r of W, row by row.
+///   kContiguous  those after the tokens of process r − 1, as many as it has
+///   kHeadTail    the sequence is cut into 2·W pieces, of which the first
+///                L % (2·W) are one token longer; r has piece r, then piece
+///                2·W − 1 − r. Under a causal mask all have the same work.
+///                Source: the load balancing of PyTorch's context_parallel.
+enum class TokenOrder { kContiguous, kHeadTail };
+
+/// "contiguous" or "head_tail"; throws c10::ValueError for any other name.
+TokenOrder token_order_from_name(std::string_view name);
+
+/// scaled_dot_product_attention over a sequence of which this process holds
+/// some tokens: query (B, H, Lq, D), key (B, G, Lk, D), value (B, G, Lk, Dv)
+/// are its rows → its rows of the output, (B, H, Lq, Dv). Every process of the
+/// group calls this, with the same options. Keys and values go round, so no
+/// process ever holds more than its own and one other's.
+/// Source: "Ring Attention with Blockwise Transformers for Near-Infinite
+/// Context".
+///
+/// Of the options, positions (is_causal, window, query_offset, key_lengths,
+/// alibi_slopes, causal_alignment) are those in the whole sequence; attn_mask
+/// has this process's queries and all keys, in the order of the sequence;
+/// key_mask (B, Lk) goes with the process's keys; alibi_slopes and sinks are
+/// the same everywhere, and their gradients are this process's share of a sum.
+/// A weight is dropped where one process would drop it, by the seed that the
+/// first process draws.
+///
+/// `group`: the name of a registered c10d::ProcessGroup. Lengths may differ
+/// from process to process as `order` allows. Results equal those of one
+/// process within rounding; where every score of a row is beyond 1e6 in
+/// magnitude, its logsumexp has no room for the number of keys, and shares of
+/// processes are wrong. Throws, on every process, what one of them refuses
+/// (c10::Error) and where the processes do not agree; and where a process is
+/// gone, what the group throws, within its timeout.
+at::Tensor ring_attention(const at::Tensor& query, const at::Tensor& key,
+                          const at::Tensor& value, const std::string& group,
+                          const AttentionOptions& options = {},
+                          TokenOrder order = TokenOrder::kContiguous);
+
+/// The same, with logsumexp (B, H, Lq).
+std::tuple<at::Tensor, at::Tensor> ring_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::string& group, const AttentionOptions& options = {},
+    TokenOrder order = TokenOrder::kContiguous);
+
+/// Attention to some keys and to some others → attention to both.
+///   w = sigmoid(other_lse − lse)   out + w·(other_out − out)   ln(eˡˢᵉ +
+///   eᵒᵗʰᵉʳ)
+/// out and other_out (…, L, Dv), lse and other_lse (…, L) as attention returns
+/// them: −inf says that a row has seen no key. Differentiable. Keys must not be
+/// in both; a sink must be in one of them alone.
+std::tuple<at::Tensor, at::Tensor> merge_attention(const at::Tensor& out,
+                                                   const at::Tensor& lse,
+                                                   const at::Tensor& other_out,
+                                                   const at::Tensor& other_lse);
+
+}  // namespace multihead

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+//
+// Before anything is computed, the processes compare their calls. So a shape or
+// a rule that differs on one of them is an error on all, at once, instead of
+// numbers that nobody asked for or a wait for tokens that never come.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <optional>
+
+#include "multihead/distributed/exchange.h"
+#include "multihead/distributed/tokens.h"
+
+namespace multihead::distributed {
+
+/// What all processes know of a call.
+struct Places {
+  Lengths query_lengths, key_lengths;  ///< by process
+  int64_t seed = 0, offset = 0;        ///< of dropout: the first process's
+
+  /// int64 (2·W + 2), as an operator returns it, and back.
+  at::Tensor as_tensor() const;
+  static Places from_tensor(const at::Tensor& words);
+};
+
+/// Throws on every process where they do not agree, or where one of them has
+/// `refused` its arguments: that one throws what it refused with.
+Places agree(const Group& group, TokenOrder order, const at::Tensor& query,
+             const at::Tensor& key, const at::Tensor& value,
+             const AttentionOptions& options,
+             const std::optional<at::Tensor>& dropout_state,
+             std::exception_ptr refused);
+
+}  // namespace multihead::distributed
