@@ -59,6 +59,16 @@ std::tuple<at::Tensor, at::Tensor> ring_attention_with_lse(
     const std::string& group, const AttentionOptions& options = {},
     TokenOrder order = TokenOrder::kContiguous);
 
+/// varlen_attention over documents that lie one after the other on the
+/// processes, cut where that may be: query (Tq, H, D), key (Tk, G, D), value
+/// (Tk, G, Dv) are this process's rows, cu_seqlens those of all →
+/// (Tq, H, Dv) and logsumexp (H, Tq). block_table is refused.
+std::tuple<at::Tensor, at::Tensor> ring_varlen_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+    const std::string& group, const VarlenOptions& options = {},
+    TokenOrder order = TokenOrder::kContiguous);
+
 /// Attention to some keys and to some others → attention to both.
 ///   w = sigmoid(other_lse − lse)   out + w·(other_out − out)   ln(eˡˢᵉ +
 ///   eᵒᵗʰᵉʳ)

@@ -77,10 +77,9 @@ struct Own {
   size_t query_length, key_length, seed, mask;
 };
 
-Own state(Statement& all, TokenOrder order, const at::Tensor& query,
-          const at::Tensor& key, const at::Tensor& value,
-          const AttentionOptions& options,
-          const std::optional<at::Tensor>& dropout_state) {
+Own state(Statement& all, TokenOrder order, const OwnRows& rows,
+          const AttentionOptions& options, const Bounds& bounds) {
+  const auto& [query, key, value] = rows;
   const auto& [attn_mask, dropout_p, is_causal, scale, enable_gqa, alignment,
                query_offset, window, key_lengths, key_mask, softcap,
                alibi_slopes, sinks] = options;
@@ -102,6 +101,8 @@ Own state(Statement& all, TokenOrder order, const at::Tensor& query,
   all.same("the right side of window", window ? (*window)[1] : -1);
   all.same("whether there is an attn_mask", attn_mask.defined());
   all.same("whether there is a key_mask", key_mask.defined());
+  all.same("the values of cu_seqlens_q", digest(bounds.cu_seqlens_q));
+  all.same("the values of cu_seqlens_k", digest(bounds.cu_seqlens_k));
   all.same("the values of query_offset", digest(query_offset));
   all.same("the values of key_lengths", digest(key_lengths));
   all.same("the values of alibi_slopes", digest(alibi_slopes));
@@ -172,11 +173,10 @@ Places Places::from_tensor(const at::Tensor& words) {
   return places;
 }
 
-Places agree(const Group& group, TokenOrder order, const at::Tensor& query,
-             const at::Tensor& key, const at::Tensor& value,
-             const AttentionOptions& options,
+Places agree(const Group& group, TokenOrder order, const OwnRows& rows,
+             const AttentionOptions& options, const Bounds& bounds,
              const std::optional<at::Tensor>& dropout_state,
-             std::exception_ptr refused) {
+             const std::exception_ptr& refused) {
   const auto refusals =
       group.all_gather(std::vector<int64_t>{refused != nullptr});
   if (refused) std::rethrow_exception(refused);
@@ -185,7 +185,7 @@ Places agree(const Group& group, TokenOrder order, const at::Tensor& query,
                 " has refused its arguments, and says why");
   }
   Statement mine;
-  const Own own = state(mine, order, query, key, value, options, dropout_state);
+  const Own own = state(mine, order, rows, options, bounds);
   std::vector<int64_t> words = mine.words();
   if (dropout_state) {
     const at::Tensor seed = dropout_state->contiguous();
@@ -203,7 +203,7 @@ Places agree(const Group& group, TokenOrder order, const at::Tensor& query,
   places.offset = all[0][own.seed + 1];
   check_lengths(order, "queries", places.query_lengths);
   check_lengths(order, "keys", places.key_lengths);
-  check_masks(all, own, places, query);
+  check_masks(all, own, places, rows.query);
   return places;
 }
 

@@ -25,12 +25,20 @@ struct Places {
   static Places from_tensor(const at::Tensor& words);
 };
 
+/// Tensors of this process's tokens.
+struct OwnRows {
+  const at::Tensor &query, &key, &value;
+};
+/// Where documents begin, as all processes have it; undefined: a batch.
+struct Bounds {
+  at::Tensor cu_seqlens_q, cu_seqlens_k;
+};
+
 /// Throws on every process where they do not agree, or where one of them has
 /// `refused` its arguments: that one throws what it refused with.
-Places agree(const Group& group, TokenOrder order, const at::Tensor& query,
-             const at::Tensor& key, const at::Tensor& value,
-             const AttentionOptions& options,
+Places agree(const Group& group, TokenOrder order, const OwnRows& rows,
+             const AttentionOptions& options, const Bounds& bounds,
              const std::optional<at::Tensor>& dropout_state,
-             std::exception_ptr refused);
+             const std::exception_ptr& refused);
 
 }  // namespace multihead::distributed

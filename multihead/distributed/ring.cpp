@@ -34,10 +34,12 @@
 #include "multihead/attention/layout.h"
 #include "multihead/attention/route.h"
 #include "multihead/attention/storage.h"
+#include "multihead/attention/varlen.h"
 #include "multihead/distributed/agreement.h"
 #include "multihead/distributed/exchange.h"
 #include "multihead/distributed/merge.h"
 #include "multihead/distributed/parts.h"
+#include "multihead/optional_tensor.h"
 
 namespace multihead::distributed {
 namespace {
@@ -121,11 +123,12 @@ Tensor rows(const Tensor& x, const Span& span) {
 
 // f(queries, keys) for each part of a step that is seen.
 template <class F>
-void for_each_part(const Whole& whole, const std::vector<Span>& queries,
-                   const std::vector<Span>& keys, const F& f) {
-  for (const Span& q : queries) {
-    for (const Span& k : keys) {
-      if (!whole.hides(q, k)) f(q, k);
+void for_each_part(const Whole& whole, int rank, int owner_of_keys,
+                   const F& f) {
+  const auto all_keys = whole.keys_of(owner_of_keys);
+  for (const Span& queries : whole.queries_of(rank)) {
+    for (const Span& keys : all_keys) {
+      if (!whole.hides(queries, keys)) f(queries, keys);
     }
   }
 }
@@ -156,68 +159,115 @@ AttentionOptions sinks_alone(const AttentionOptions& options) {
 
 Tensor no_rows(const Tensor& x) { return x.narrow(2, 0, 0); }
 
+// Where documents begin; neither: a batch.
+struct Documents {
+  const std::optional<Tensor>& cu_seqlens_q;
+  const std::optional<Tensor>& cu_seqlens_k;
+};
+
+void check_documents(const char* fn, const Tensor& query,
+                     const AttentionOptions& options,
+                     const Documents& documents) {
+  TORCH_CHECK(query.size(0) == 1, fn,
+              ": query must be (1, H, T, D) with cu_seqlens_q, got ",
+              query.sizes());
+  TORCH_CHECK(documents.cu_seqlens_k, fn,
+              ": cu_seqlens_k must be given with cu_seqlens_q, got None");
+  TORCH_CHECK(!options.attn_mask.defined() && !options.key_mask.defined() &&
+                  !options.query_offset.defined(),
+              fn,
+              ": attn_mask, key_mask and query_offset must be None with "
+              "cu_seqlens_q");
+}
+
 // What a process can say by itself about its arguments.
 void check(const Tensor& query, const Tensor& key, const Tensor& value,
-           const AttentionOptions& options) {
+           const AttentionOptions& options, const Documents& documents) {
   constexpr auto* fn = "ring_attention";
   check_defined(fn, query, key, value);
   TORCH_CHECK(query.dim() == 4, fn, ": query must be (B, H, Lq, D), got ",
               query.sizes());
-  AttentionOptions own = options;  // the others are of all processes' keys
+  AttentionOptions own = options;  // the others are of all processes' tokens
   own.attn_mask = own.key_mask = own.key_lengths = Tensor();
+  if (documents.cu_seqlens_q) {
+    check_documents(fn, query, options, documents);
+    own.alibi_slopes = Tensor();
+  }
   check_fused_attention(query, key, value, own);
   check_not_stored(fn, query, key, value);
-  TORCH_CHECK(!options.attn_mask.defined() ||
-                  options.attn_mask.scalar_type() == at::kBool ||
-                  options.attn_mask.is_floating_point(),
+  const Tensor& mask = options.attn_mask;
+  TORCH_CHECK(!mask.defined() || mask.scalar_type() == at::kBool ||
+                  mask.is_floating_point(),
               fn, ": attn_mask must be bool or floating point, got ",
-              options.attn_mask.scalar_type());
-  const Tensor& mask = options.key_mask;
+              mask.scalar_type());
+  const Tensor& keep = options.key_mask;
   TORCH_CHECK(
-      !mask.defined() ||
-          (mask.scalar_type() == at::kBool && mask.dim() == 2 &&
-           mask.size(0) == query.size(0) && mask.size(1) == key.size(2)),
+      !keep.defined() ||
+          (keep.scalar_type() == at::kBool && keep.dim() == 2 &&
+           keep.size(0) == query.size(0) && keep.size(1) == key.size(2)),
       fn, ": key_mask must be bool (B, Lk) of this process's keys, (",
-      query.size(0), ", ", key.size(2), "), got ", mask.scalar_type(), " ",
-      mask.sizes());
-  check_route(fn, route_unless(
-                      kernel_refusal({&query, &key, &value, &options.attn_mask},
-                                     query.scalar_type()),
-                      Way::kRefused));
+      query.size(0), ", ", key.size(2), "), got ", keep.scalar_type(), " ",
+      keep.sizes());
+  check_route(fn, route_unless(kernel_refusal({&query, &key, &value, &mask},
+                                              query.scalar_type()),
+                               Way::kRefused));
 }
 
-// What is the same everywhere, as agree() has found, and of all keys.
-void check_of_all(const Tensor& query, const Tensor& key, const Tensor& value,
-                  const AttentionOptions& options, const Places& places) {
+// What is the same everywhere, as agree() has found, and of all tokens. Where
+// documents begin, as numbers.
+VarlenPlaces check_of_all(const Tensor& query, const Tensor& key,
+                          const Tensor& value, const AttentionOptions& options,
+                          const Documents& documents, const Places& places) {
+  if (documents.cu_seqlens_q) {
+    const auto as_rows = [](const Tensor& x, const Lengths& lengths) {
+      return x.new_empty({}).expand({total(lengths), x.size(1), x.size(3)});
+    };
+    const VarlenRows sequences{
+        *documents.cu_seqlens_q, *documents.cu_seqlens_k, {}};
+    const Tensor q = as_rows(query, places.query_lengths);
+    const Tensor k = as_rows(key, places.key_lengths);
+    check_varlen(q, k, as_rows(value, places.key_lengths), sequences, options);
+    return places_of(q, k, sequences, options);
+  }
   const auto as_long = [&](const Tensor& x) {
     auto sizes = x.sizes().vec();
     sizes[2] = total(places.key_lengths);
     return x.new_empty({}).expand(sizes);
   };
-  check_fused_attention(no_rows(query), as_long(key), as_long(value),
-                        {.enable_gqa = options.enable_gqa,
-                         .key_lengths = options.key_lengths});
+  check_fused_attention(
+      no_rows(query), as_long(key), as_long(value),
+      {.enable_gqa = options.enable_gqa, .key_lengths = options.key_lengths});
+  return {};
+}
+
+Whole whole_of(const Group& group, TokenOrder order, const Places& places,
+               AttentionOptions options, const VarlenPlaces& documents) {
+  options.key_mask = mask_of_all_keys(group, order, places, options.key_mask);
+  return {options, order, places, documents.query_starts, documents.key_starts};
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const AttentionOptions& options, std::string_view group_name,
-    std::string_view order_name, const std::optional<Tensor>& state) {
+    std::string_view order_name, const std::optional<Tensor>& cu_seqlens_q,
+    const std::optional<Tensor>& cu_seqlens_k,
+    const std::optional<Tensor>& state) {
   const Group group{std::string(group_name)};
   const TokenOrder order = token_order_from_name(order_name);
+  const Documents documents{cu_seqlens_q, cu_seqlens_k};
   std::exception_ptr refused;
   try {
-    check(query, key, value, options);
+    check(query, key, value, options, documents);
     check_dropout_state(options.dropout_p, state);
   } catch (...) {
     refused = std::current_exception();
   }
+  const Bounds bounds{or_undefined(cu_seqlens_q), or_undefined(cu_seqlens_k)};
   const Places places =
-      agree(group, order, query, key, value, options, state, refused);
-  check_of_all(query, key, value, options, places);
-  AttentionOptions known = options;
-  known.key_mask = mask_of_all_keys(group, order, places, options.key_mask);
-  const Whole whole(known, places);
+      agree(group, order, {query, key, value}, options, bounds, state, refused);
+  const Whole whole =
+      whole_of(group, order, places, options,
+               check_of_all(query, key, value, options, documents, places));
 
   const auto [nothing, sink] = call::run<call::FusedAttention>(
       query, no_rows(key), no_rows(value), sinks_alone(options),
@@ -225,18 +275,19 @@ std::tuple<Tensor, Tensor, Tensor> forward(
   const Tensor out =
       at::zeros(nothing.sizes(), query.options().dtype(compute_type(query)));
   const Tensor logsumexp = sink.clone();
-  const auto queries = spans_of(order, places.query_lengths, group.rank());
   Ring ring(group, places.key_lengths, KeysAndValues(key, value));
   for (int step = 0; step < group.size(); ++step) {
     const bool is_last = step + 1 == group.size();
     if (!is_last) ring.start(step);
-    const auto keys = spans_of(order, places.key_lengths, ring.owner(step));
-    for_each_part(whole, queries, keys, [&](const Span& q, const Span& k) {
-      const auto [part, lse] = call::run<call::FusedAttention>(
-          rows(query, q), rows(ring.here().key, k), rows(ring.here().value, k),
-          whole.of_part(q, k), whole.dropout_state(q, k, query.size(1)));
-      merge_into(rows(out, q), rows(logsumexp, q), part, lse);
-    });
+    const KeysAndValues& here = ring.here();
+    for_each_part(whole, group.rank(), ring.owner(step),
+                  [&](const Span& q, const Span& k) {
+                    const auto [part, lse] = call::run<call::FusedAttention>(
+                        rows(query, q), rows(here.key, k), rows(here.value, k),
+                        whole.of_part(q, k),
+                        whole.dropout_state(q, k, query.size(1)));
+                    merge_into(rows(out, q), rows(logsumexp, q), part, lse);
+                  });
     if (!is_last) ring.finish();
   }
   return {out, logsumexp, places.as_tensor()};
@@ -329,13 +380,16 @@ call::Gradients backward(const Tensor& dout,
                          const Tensor& logsumexp, const Tensor& places_words,
                          call::Needs needs, const AttentionOptions& options,
                          std::string_view group_name,
-                         std::string_view order_name) {
+                         std::string_view order_name,
+                         const std::optional<Tensor>& cu_seqlens_q,
+                         const std::optional<Tensor>& cu_seqlens_k) {
   const Group group{std::string(group_name)};
   const TokenOrder order = token_order_from_name(order_name);
   const Places places = Places::from_tensor(places_words);
-  AttentionOptions known = options;
-  known.key_mask = mask_of_all_keys(group, order, places, options.key_mask);
-  const Whole whole(known, places);
+  const Whole whole =
+      whole_of(group, order, places, options,
+               check_of_all(query, key, value, options,
+                            {cu_seqlens_q, cu_seqlens_k}, places));
   const BackwardRows own =
       backward_rows(query, dout, out, logsumexp, dlogsumexp);
   const OwnGradients sums(query, options, needs);
@@ -348,7 +402,6 @@ call::Gradients backward(const Tensor& dout,
                                          of_sinks, sinks_alone(options), {})));
   }
   call::Needs of_part{true, true, true, dmask.defined(), dslopes.defined()};
-  const auto queries = spans_of(order, places.query_lengths, group.rank());
   Ring ring(group, places.key_lengths, KeysAndValues(key, value));
   Ring gradients(group, places.key_lengths,
                  ring.here().zeros(compute_type(query)));
@@ -357,19 +410,20 @@ call::Gradients backward(const Tensor& dout,
     const bool is_last = step + 1 == group.size();
     if (!is_last) ring.start(step);
     const KeysAndValues& here = ring.here();
-    const auto keys = spans_of(order, places.key_lengths, ring.owner(step));
     KeysAndValues shares = here.zeros(compute_type(query));
-    for_each_part(whole, queries, keys, [&](const Span& q, const Span& k) {
-      const AttentionOptions rules = whole.of_part(q, k);
-      const auto [dq, dk, dv, dm, ds, unused] =
-          backward_of(own.of(q), rows(here.key, k), rows(here.value, k),
-                      of_part, rules, whole.dropout_state(q, k, query.size(1)));
-      sums.query(q).add_(dq);
-      rows(shares.key, k).add_(dk);
-      rows(shares.value, k).add_(dv);
-      if (dm.defined()) whole.mask_of_part(dmask, q, k).add_(dm);
-      if (ds.defined()) dslopes.add_(ds);
-    });
+    for_each_part(whole, group.rank(), ring.owner(step),
+                  [&](const Span& q, const Span& k) {
+                    const AttentionOptions rules = whole.of_part(q, k);
+                    const auto [dq, dk, dv, dm, ds, unused] =
+                        backward_of(own.of(q), rows(here.key, k),
+                                    rows(here.value, k), of_part, rules,
+                                    whole.dropout_state(q, k, query.size(1)));
+                    sums.query(q).add_(dq);
+                    rows(shares.key, k).add_(dk);
+                    rows(shares.value, k).add_(dv);
+                    if (dm.defined()) whole.mask_of_part(dmask, q, k).add_(dm);
+                    if (ds.defined()) whole.slopes_of_part(dslopes, q).add_(ds);
+                  });
     // Those of the process before have come while this one computed.
     if (step > 0) gradients.finish();
     gradients.here().key.add_(shares.key);
@@ -384,7 +438,9 @@ call::Gradients backward(const Tensor& dout,
 std::tuple<Tensor, Tensor, Tensor> forward_meta(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const AttentionOptions& /*options*/, std::string_view group_name,
-    std::string_view /*order*/, const std::optional<Tensor>& /*state*/) {
+    std::string_view /*order*/, const std::optional<Tensor>& /*cu_seqlens_q*/,
+    const std::optional<Tensor>& /*cu_seqlens_k*/,
+    const std::optional<Tensor>& /*state*/) {
   const Group group{std::string(group_name)};
   auto sizes = query.sym_sizes().vec();
   sizes.back() = value.sym_size(-1);
@@ -394,15 +450,14 @@ std::tuple<Tensor, Tensor, Tensor> forward_meta(
           at::empty({2 * group.size() + 2}, query.options().dtype(at::kLong))};
 }
 
-call::Gradients backward_meta(const Tensor& /*dout*/,
-                              const std::optional<Tensor>& /*dlogsumexp*/,
-                              const Tensor& query, const Tensor& key,
-                              const Tensor& value, const Tensor& /*out*/,
-                              const Tensor& /*logsumexp*/,
-                              const Tensor& /*places*/, call::Needs needs,
-                              const AttentionOptions& options,
-                              std::string_view /*group*/,
-                              std::string_view /*order*/) {
+call::Gradients backward_meta(
+    const Tensor& /*dout*/, const std::optional<Tensor>& /*dlogsumexp*/,
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& /*out*/, const Tensor& /*logsumexp*/,
+    const Tensor& /*places*/, call::Needs needs,
+    const AttentionOptions& options, std::string_view /*group*/,
+    std::string_view /*order*/, const std::optional<Tensor>& /*cu_seqlens_q*/,
+    const std::optional<Tensor>& /*cu_seqlens_k*/) {
   std::array<Tensor, std::tuple_size_v<call::Needs>> all;
   if (needs[0]) all[0] = at::empty_like(query);
   if (needs[1]) all[1] = at::empty_like(key);
@@ -434,24 +489,33 @@ TORCH_LIBRARY_IMPL(multihead, Meta, m) {
 
 namespace multihead {
 
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> ring(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const AttentionOptions& options, const std::string& group, TokenOrder order,
+    const at::Tensor& cu_seqlens_q = {}, const at::Tensor& cu_seqlens_k = {}) {
+  const std::string_view name =
+      order == TokenOrder::kContiguous ? "contiguous" : "head_tail";
+  auto [out, logsumexp, places] = call::run<call::FusedRingAttention>(
+      query, key, value, options, std::string_view(group), name,
+      optional(cu_seqlens_q), optional(cu_seqlens_k),
+      call::draw_dropout_state(options.dropout_p));
+  return {out.to(query.scalar_type()), logsumexp};
+}
+
+}  // namespace
+
 std::tuple<at::Tensor, at::Tensor> ring_attention_with_lse(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::string& group, const AttentionOptions& options,
     TokenOrder order) {
-  constexpr auto* fn = "ring_attention";
-  check_defined(fn, query, key, value);
-  const at::Tensor q = call::autocast(query), k = call::autocast(key),
-                   v = call::autocast(value);
+  check_defined("ring_attention", query, key, value);
   const auto batched = [](const at::Tensor& x) {
-    return x.dim() == 3 ? x.unsqueeze(0) : x;
+    return call::autocast(x.dim() == 3 ? x.unsqueeze(0) : x);
   };
-  const auto state = call::draw_dropout_state(options.dropout_p);
-  const std::string_view name =
-      order == TokenOrder::kContiguous ? "contiguous" : "head_tail";
-  auto [out, logsumexp, places] = call::run<call::FusedRingAttention>(
-      batched(q), batched(k), batched(v), options, std::string_view(group),
-      name, state);
-  out = out.to(q.scalar_type());
+  auto [out, logsumexp] =
+      ring(batched(query), batched(key), batched(value), options, group, order);
   if (query.dim() == 3) return {out.squeeze(0), logsumexp.squeeze(0)};
   return {out, logsumexp};
 }
@@ -461,6 +525,37 @@ at::Tensor ring_attention(const at::Tensor& query, const at::Tensor& key,
                           const AttentionOptions& options, TokenOrder order) {
   return std::get<0>(
       ring_attention_with_lse(query, key, value, group, options, order));
+}
+
+std::tuple<at::Tensor, at::Tensor> ring_varlen_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+    const std::string& group, const VarlenOptions& options, TokenOrder order) {
+  static constexpr auto* fn = "ring_attention";
+  check_defined(fn, query, key, value);
+  TORCH_CHECK(!options.block_table.defined(), fn,
+              ": block_table must be None, got one");
+  const auto heads_first = [](const at::Tensor& x) {
+    TORCH_CHECK(x.dim() == 3, fn,
+                ": query, key and value must be (T, heads, width) with "
+                "cu_seqlens, got ",
+                x.sizes());
+    return call::autocast(x.transpose(0, 1).unsqueeze(0));
+  };
+  const AttentionOptions rules{.dropout_p = options.dropout_p,
+                               .is_causal = options.is_causal,
+                               .scale = options.scale,
+                               .enable_gqa = true,
+                               .causal_alignment = options.causal_alignment,
+                               .window = options.window,
+                               .key_lengths = options.key_lengths,
+                               .softcap = options.softcap,
+                               .alibi_slopes = options.alibi_slopes,
+                               .sinks = options.sinks};
+  const auto [out, logsumexp] =
+      ring(heads_first(query), heads_first(key), heads_first(value), rules,
+           group, order, cu_seqlens_q, cu_seqlens_k);
+  return {out.squeeze(0).transpose(0, 1), logsumexp.squeeze(0)};
 }
 
 }  // namespace multihead

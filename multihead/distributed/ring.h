@@ -8,15 +8,18 @@
 
 namespace multihead::call {
 
-/// query, key, value (B, heads, L, D): this process's tokens → out
-/// (B, H, Lq, Dv) and logsumexp (B, H, Lq), both of the compute type, and
-/// places, int64 (2·W + 2), which the backward asks for: the numbers of queries
-/// and of keys by process, and the seed and offset of dropout.
+/// query, key, value (B, heads, L, D): this process's tokens, with cu_seqlens
+/// those of documents one after the other and B = 1 → out (B, H, Lq, Dv) and
+/// logsumexp (B, H, Lq), both of the compute type, and places, int64 (2·W + 2),
+/// which the backward asks for: the numbers of queries and of keys by process,
+/// and the seed and offset of dropout.
 struct FusedRingAttention {
   static constexpr auto* kName = "multihead::fused_ring_attention";
   using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
       const AttentionOptions&, std::string_view group, std::string_view order,
+      const std::optional<at::Tensor>& cu_seqlens_q,
+      const std::optional<at::Tensor>& cu_seqlens_k,
       const std::optional<at::Tensor>& dropout_state);
 };
 
@@ -31,7 +34,9 @@ struct FusedRingAttentionBackward {
                               const at::Tensor& logsumexp,
                               const at::Tensor& places, Needs,
                               const AttentionOptions&, std::string_view group,
-                              std::string_view order);
+                              std::string_view order,
+                              const std::optional<at::Tensor>& cu_seqlens_q,
+                              const std::optional<at::Tensor>& cu_seqlens_k);
 };
 
 }  // namespace multihead::call

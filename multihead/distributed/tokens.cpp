@@ -55,6 +55,24 @@ std::vector<Span> spans_of(TokenOrder order, const Lengths& lengths, int rank) {
   return spans;
 }
 
+std::vector<Span> cut(const std::vector<Span>& spans,
+                      const std::vector<int64_t>& starts) {
+  std::vector<Span> parts;
+  for (const Span& span : spans) {
+    const int64_t end = span.position + span.length;
+    for (size_t n = 0; n + 1 < starts.size(); ++n) {
+      const int64_t from = std::max(span.position, starts[n]);
+      const int64_t to = std::min(end, starts[n + 1]);
+      if (from >= to) continue;
+      parts.push_back({.row = span.row + from - span.position,
+                       .position = from - starts[n],
+                       .length = to - from,
+                       .document = n});
+    }
+  }
+  return parts;
+}
+
 Lengths lengths_of(TokenOrder order, int64_t length, int processes) {
   Lengths lengths(processes);
   for (int64_t r = 0; r < processes; ++r) {

@@ -370,12 +370,15 @@ class FusedRing : public torch::autograd::Function<FusedRing> {
                                const std::optional<Tensor>& dropout_state,
                                const std::string& group,
                                const std::string& order,
+                               const VarlenBounds& bounds,
                                const Options&... options) {
+    const auto& [cu_seqlens_q, cu_seqlens_k] = bounds;
     const auto [out, logsumexp, places] = hand_on<call::FusedRingAttention>(
         query, key, value, options..., std::string_view(group),
-        std::string_view(order), dropout_state);
+        std::string_view(order), optional(cu_seqlens_q), optional(cu_seqlens_k),
+        dropout_state);
     save(context, query, key, value, dropout_state, options_of(options...),
-         {out, logsumexp, places});
+         {out, logsumexp, places, cu_seqlens_q, cu_seqlens_k});
     context->saved_data["group"] = group;
     context->saved_data["order"] = order;
     context->mark_non_differentiable({places});
@@ -394,8 +397,9 @@ class FusedRing : public torch::autograd::Function<FusedRing> {
         by_argument(list_of(call::run<call::FusedRingAttentionBackward>(
             dout, optional(gradients[1]), c.inputs[0], c.inputs[1], c.inputs[2],
             out, logsumexp, c.results[2], c.needs, c.options,
-            std::string_view(group), std::string_view(order))));
-    results.insert(results.begin() + 4, {Tensor(), Tensor()});  // the strings
+            std::string_view(group), std::string_view(order),
+            optional(c.results[3]), optional(c.results[4]))));
+    results.insert(results.begin() + 4, 3, Tensor());  // names and bounds
     return results;
   }
 };
@@ -438,10 +442,14 @@ struct Operators<fields::Types<Options...>> {
   static std::tuple<Tensor, Tensor, Tensor> fused_ring_attention(
       const Tensor& query, const Tensor& key, const Tensor& value,
       Options... options, std::string_view group, std::string_view order,
+      const std::optional<Tensor>& cu_seqlens_q,
+      const std::optional<Tensor>& cu_seqlens_k,
       const std::optional<Tensor>& dropout_state) {
-    const variable_list results =
-        FusedRing::apply(query, key, value, dropout_state, std::string(group),
-                         std::string(order), options...);
+    const variable_list results = FusedRing::apply(
+        query, key, value, dropout_state, std::string(group),
+        std::string(order),
+        VarlenBounds{or_undefined(cu_seqlens_q), or_undefined(cu_seqlens_k)},
+        options...);
     return {results[0], results[1], results[2]};
   }
 

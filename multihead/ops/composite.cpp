@@ -35,6 +35,32 @@ Result scaled_dot_product_attention_op(const Tensor& query, const Tensor& key,
   return scaled_dot_product_attention_with_lse(query, key, value, options);
 }
 
+// The options that a varlen operator has; `fn` begins an error.
+VarlenOptions varlen_options(const char* fn, double dropout_p, bool is_causal,
+                             std::optional<double> scale,
+                             std::string_view causal_alignment,
+                             at::OptionalIntArrayRef window,
+                             OptionalTensor key_lengths,
+                             std::optional<double> softcap,
+                             OptionalTensor alibi_slopes,
+                             OptionalTensor sinks) {
+  TORCH_CHECK_VALUE(
+      causal_alignment == "top_left" || causal_alignment == "bottom_right", fn,
+      ": causal_alignment must be \"top_left\" or \"bottom_right\", got \"",
+      causal_alignment, "\"");
+  TORCH_CHECK_VALUE(!window || window->size() == 2, fn,
+                    ": window must be two sizes, got ", *window);
+  return {.dropout_p = dropout_p,
+          .is_causal = is_causal,
+          .scale = scale,
+          .causal_alignment = causal_alignment_from_name(causal_alignment),
+          .window = fields::Kind<fields::Window>::unpack(window),
+          .key_lengths = or_undefined(key_lengths),
+          .softcap = softcap,
+          .alibi_slopes = or_undefined(alibi_slopes),
+          .sinks = or_undefined(sinks)};
+}
+
 Result varlen_attention_op(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& cu_seqlens_q, OptionalTensor cu_seqlens_k, double dropout_p,
@@ -44,25 +70,10 @@ Result varlen_attention_op(
     OptionalTensor alibi_slopes, OptionalTensor sinks,
     OptionalTensor block_table, bool return_lse, std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
-  TORCH_CHECK_VALUE(
-      causal_alignment == "top_left" || causal_alignment == "bottom_right",
-      "varlen_attention: causal_alignment must be \"top_left\" or "
-      "\"bottom_right\", got \"",
-      causal_alignment, "\"");
-  TORCH_CHECK_VALUE(!window || window->size() == 2,
-                    "varlen_attention: window must be two sizes, got ",
-                    *window);
-  const VarlenOptions options{
-      .dropout_p = dropout_p,
-      .is_causal = is_causal,
-      .scale = scale,
-      .causal_alignment = causal_alignment_from_name(causal_alignment),
-      .window = fields::Kind<fields::Window>::unpack(window),
-      .key_lengths = or_undefined(key_lengths),
-      .softcap = softcap,
-      .alibi_slopes = or_undefined(alibi_slopes),
-      .sinks = or_undefined(sinks),
-      .block_table = or_undefined(block_table)};
+  VarlenOptions options = varlen_options(
+      "varlen_attention", dropout_p, is_causal, scale, causal_alignment, window,
+      key_lengths, softcap, alibi_slopes, sinks);
+  options.block_table = or_undefined(block_table);
   const Tensor cu_k = or_undefined(cu_seqlens_k);
   if (!return_lse) {
     return {multihead::varlen_attention(query, key, value, cu_seqlens_q, cu_k,
@@ -113,6 +124,24 @@ Result ring_attention_op(const Tensor& query, const Tensor& key,
   auto [out, logsumexp] =
       ring_attention_with_lse(query, key, value, std::string(group), options,
                               token_order_from_name(order));
+  if (!return_lse) return {out, std::nullopt};
+  return {out, logsumexp};
+}
+
+Result ring_varlen_attention_op(
+    const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, double dropout_p,
+    bool is_causal, std::optional<double> scale,
+    std::string_view causal_alignment, at::OptionalIntArrayRef window,
+    OptionalTensor key_lengths, std::optional<double> softcap,
+    OptionalTensor alibi_slopes, OptionalTensor sinks, std::string_view group,
+    std::string_view order, bool return_lse) {
+  auto [out, logsumexp] = ring_varlen_attention_with_lse(
+      query, key, value, cu_seqlens_q, cu_seqlens_k, std::string(group),
+      varlen_options("ring_attention", dropout_p, is_causal, scale,
+                     causal_alignment, window, key_lengths, softcap,
+                     alibi_slopes, sinks),
+      token_order_from_name(order));
   if (!return_lse) return {out, std::nullopt};
   return {out, logsumexp};
 }
@@ -271,6 +300,7 @@ void implement(Library& m) {
   m.impl("scaled_dot_product_attention.plain", &plain_attention_op);
   m.impl("varlen_attention", &varlen_attention_op);
   m.impl("ring_attention", implementation<&ring_attention_op>);
+  m.impl("ring_varlen_attention", &ring_varlen_attention_op);
   m.impl("merge_attention", &merge_attention);
   m.impl("attention_summary", implementation<&attention_summary_op>);
   m.impl("route", implementation<&route_op>);

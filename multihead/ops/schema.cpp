@@ -105,14 +105,27 @@ void define_distributed(torch::Library& m, const Tags& tags) {
          "str group, str order=\"contiguous\", bool return_lse=False) "
          "-> (Tensor out, Tensor? logsumexp)");
   define(m, tags, "fused_ring_attention" + three,
-         "str group, str order=\"contiguous\", Tensor? dropout_state=None) "
+         "str group, str order=\"contiguous\", Tensor? cu_seqlens_q=None, "
+         "Tensor? cu_seqlens_k=None, Tensor? dropout_state=None) "
          "-> (Tensor out, Tensor logsumexp, Tensor places)");
   define(m, tags,
          "fused_ring_attention_backward(Tensor dout, Tensor? dlogsumexp, "
          "Tensor query, Tensor key, Tensor value, Tensor out, "
          "Tensor logsumexp, Tensor places, bool[" +
              std::to_string(std::tuple_size_v<call::Needs>) + "] needs",
-         "str group, str order=\"contiguous\") -> " + gradients() + ")");
+         "str group, str order=\"contiguous\", Tensor? cu_seqlens_q=None, "
+         "Tensor? cu_seqlens_k=None) -> " +
+             gradients() + ")");
+  m.def(
+      "ring_varlen_attention(Tensor query, Tensor key, Tensor value, "
+      "Tensor cu_seqlens_q, Tensor cu_seqlens_k, float dropout_p=0.0, "
+      "bool is_causal=False, float? scale=None, *, "
+      "str causal_alignment=\"bottom_right\", int[]? window=None, "
+      "Tensor? key_lengths=None, float? softcap=None, "
+      "Tensor? alibi_slopes=None, Tensor? sinks=None, str group, "
+      "str order=\"contiguous\", bool return_lse=False) "
+      "-> (Tensor out, Tensor? logsumexp)",
+      tags);
   m.def(
       "merge_attention(Tensor out, Tensor lse, Tensor other_out, "
       "Tensor other_lse) -> (Tensor out, Tensor lse)",
