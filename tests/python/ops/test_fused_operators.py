@@ -144,7 +144,10 @@ def summary(query=Q, key=K, lse=LSE, k=2, **options):
     )
 
 
-DROPOUT_STATE = r"dropout_state must be int64 of shape \(2,\) when dropout_p > 0, got "
+DROPOUT_STATE = (
+    r"dropout_state must be int64 of shape \(2,\), or \(7,\) for a part of a call, "
+    "when dropout_p > 0, got "
+)
 # Of every operator. name: (changed arguments, exception, fragment of the message)
 REFUSED = {
     "rank": (
