@@ -373,6 +373,15 @@ call::Gradients backward_of(const BackwardRows& x, const Tensor& key,
       x.logsumexp, needs, options, state, /*is_part=*/true);
 }
 
+Tensor gradient_of_sinks(const BackwardRows& own, const Tensor& no_key,
+                         const Tensor& no_value,
+                         const AttentionOptions& options) {
+  call::Needs needs{};
+  needs.back() = true;
+  return std::get<std::tuple_size_v<call::Needs> - 1>(
+      backward_of(own, no_key, no_value, needs, sinks_alone(options), {}));
+}
+
 call::Gradients backward(const Tensor& dout,
                          const std::optional<Tensor>& dlogsumexp,
                          const Tensor& query, const Tensor& key,
@@ -396,10 +405,7 @@ call::Gradients backward(const Tensor& dout,
   const Tensor &dmask = sums.option(0), &dslopes = sums.option(1),
                &dsinks = sums.option(2);
   if (dsinks.defined()) {
-    call::Needs of_sinks{};
-    of_sinks.back() = true;
-    dsinks.copy_(std::get<5>(backward_of(own, no_rows(key), no_rows(value),
-                                         of_sinks, sinks_alone(options), {})));
+    dsinks.copy_(gradient_of_sinks(own, no_rows(key), no_rows(value), options));
   }
   call::Needs of_part{true, true, true, dmask.defined(), dslopes.defined()};
   Ring ring(group, places.key_lengths, KeysAndValues(key, value));

@@ -99,8 +99,8 @@ struct Visibility {
 /// (seed, offset, b, h, i, j). One call gives the 16-bit numbers of eight keys;
 /// a weight is kept if its number is not below probability·2^16, so the
 /// probability counts in steps of 2^-16. A call that is a part of another one
-/// says where: (b, h, i, j) are then those of the whole call, so that its parts,
-/// wherever they are computed, drop what it would drop.
+/// says where: (b, h, i, j) are then those of the whole call, so that its
+/// parts, wherever they are computed, drop what it would drop.
 struct Dropout {
   double probability = 0;
   uint64_t seed = 0, offset = 0;
@@ -159,8 +159,8 @@ struct ScoreGradients {
 struct BackwardArgs {
   AttentionArgs attention;
   StridedRows out, dout;  ///< (B, H, Lq, Dv); out as forward returned it
-  const void* logsumexp = nullptr;      ///< (B, H, Lq), dense, compute type
-  const void* dlogsumexp = nullptr;     ///< the same, or null: 0
+  const void* logsumexp = nullptr;   ///< (B, H, Lq), dense, compute type
+  const void* dlogsumexp = nullptr;  ///< the same, or null: 0
   /// Keys and values are some of those that out and logsumexp are of: nothing
   /// can be made again from them that is of all keys.
   bool is_part = false;

@@ -223,7 +223,7 @@ TRACED = [
     *cache_calls(),
     *stored_calls(),
     (ops.attention_summary.default, (randn(2, 4, 3, 8), randn(2, 4, 5, 8), 2), {}),
-    *CHECKED[-2:],
+    *CHECKED[-3:],
 ]
 # They return a size, text or nothing, no tensor: opcheck has nothing to trace.
 WITHOUT_TENSORS = {
