@@ -209,6 +209,10 @@ struct AttentionLayer {
   double dropout_p = 0.0;  ///< on the weights, in training only
   bool training = false;
   bool batch_first = false;
+  /// Where these are heads first_head, first_head + 1, … of so many in all,
+  /// they drop on the kernels what those would drop together.
+  std::optional<int64_t> heads_in_all = {};
+  int64_t first_head = 0;
 };
 
 /// The arguments of a layer's forward beside query, key and value: those of

@@ -16,6 +16,19 @@ double dropout_of(const AttentionLayer& layer, const ForwardOptions& options) {
                                 : layer.dropout_p;
 }
 
+// int64 (2), or (7) for a part of a layer's heads.
+std::optional<at::Tensor> draw_state(double dropout_p,
+                                     const AttentionLayer& layer) {
+  auto state = call::draw_dropout_state(dropout_p);
+  if (!state || !layer.heads_in_all) return state;
+  const auto number = [](int64_t value) {
+    return at::full({1}, value, at::kLong);
+  };
+  const at::Tensor zero = number(0);
+  return at::cat({*state, zero, number(layer.first_head),
+                  number(*layer.heads_in_all), zero, zero});
+}
+
 }  // namespace
 
 std::array<const at::Tensor*, 19> tensors_of(const at::Tensor& query,
@@ -76,7 +89,7 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
                                    .is_causal = mask.is_causal,
                                    .enable_gqa = true,
                                    .key_mask = mask.key_mask};
-  const auto state = call::draw_dropout_state(attention.dropout_p);
+  const auto state = draw_state(attention.dropout_p, layer);
   const auto [rows, logsumexp] = call::run<call::FusedAttention>(
       heads.query, heads.key, heads.value, attention, state);
 

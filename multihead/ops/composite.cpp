@@ -248,13 +248,20 @@ Result projected_attention_forward_op(
     int64_t head_dim, double dropout_p, bool training,
     OptionalTensor key_padding_mask, bool need_weights,
     OptionalTensor attn_mask, bool average_attn_weights, bool is_causal,
-    bool batch_first, std::string_view backend) {
+    bool batch_first, std::optional<int64_t> heads_in_all, int64_t first_head,
+    std::string_view backend) {
   const BackendGuard guard(backend_from_name(backend));
   TORCH_CHECK_VALUE(head_dim > 0,
                     "projected_attention_forward: head_dim must be greater "
                     "than 0, got ",
                     head_dim);
   const int64_t num_heads = query.size(-1) / head_dim;
+  TORCH_CHECK_VALUE(
+      !heads_in_all ||
+          (first_head >= 0 && first_head <= *heads_in_all - num_heads),
+      "projected_attention_forward: first_head must be between 0 and "
+      "heads_in_all less the heads of query, ",
+      heads_in_all.value_or(0) - num_heads, ", got ", first_head);
   const AttentionLayer layer{.embed_dim = num_heads * head_dim,
                              .num_heads = num_heads,
                              .num_kv_heads = key.size(-1) / head_dim,
@@ -262,7 +269,9 @@ Result projected_attention_forward_op(
                              .is_projected = true,
                              .dropout_p = dropout_p,
                              .training = training,
-                             .batch_first = batch_first};
+                             .batch_first = batch_first,
+                             .heads_in_all = heads_in_all,
+                             .first_head = first_head};
   return forward(query, key, value, layer,
                  forward_options(key_padding_mask, need_weights, attn_mask,
                                  average_attn_weights, is_causal));

@@ -174,13 +174,15 @@ void define_layers(torch::Library& m, const Tags& tags) {
       "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
       tags);
   // Between the projections: query (Lq, B, H·D), key and value (Lk, B, G·D),
-  // H and G as many as there are → (Lq, B, H·D).
+  // H and G as many as there are → (Lq, B, H·D). heads_in_all: they are heads
+  // first_head, first_head + 1, … of so many, as dropout counts.
   m.def(
       "projected_attention_forward(Tensor query, Tensor key, Tensor value, "
       "int head_dim, float dropout_p=0.0, bool training=True, "
       "Tensor? key_padding_mask=None, bool need_weights=True, "
       "Tensor? attn_mask=None, bool average_attn_weights=True, "
       "bool is_causal=False, *, bool batch_first=False, "
+      "int? heads_in_all=None, int first_head=0, "
       "str backend=\"auto\") -> (Tensor out, Tensor? weights)",
       tags);
   // aten::_native_multi_head_attention of nested tensors, for modules.

@@ -43,7 +43,10 @@ class AttentionParallel(ParallelStyle):
     heads that they read; one all-reduce makes the output whole, one the gradient of the
     inputs. Arguments, results and errors stay those of the module: masks per head,
     (B·H, Lq, Lk), are given whole, and weights come back of all heads, each process
-    gathering those of the others; averaged, they are averaged over all.
+    gathering those of the others; averaged, they are averaged over all. With dropout the
+    fused kernels drop what one process would, if torch's generators of all processes
+    are in one state, as after ``torch.manual_seed(n)``; backend "exact" draws on each
+    process by itself, and so alike for its first heads, its second, ...
 
     Parameters keep their names and become DTensors: weights of q, k and v, and their
     biases, Shard(0); out_proj's weight Shard(1), its bias Replicate(), added once. A
@@ -213,6 +216,8 @@ class _Parallel(nn.Module):
             average_attn_weights,
             is_causal,
             batch_first=module.batch_first,
+            heads_in_all=self.num_heads,
+            first_head=self._first_head,
             backend=current_backend(),
         )
         if weights is not None:
@@ -245,15 +250,20 @@ class _Parallel(nn.Module):
 
     def _of_own_heads(self, mask: Tensor, batch: int) -> Tensor:
         """(B·H, Lq, Lk) → (B·H / n, Lq, Lk), head index innermost in both."""
-        heads, count = self.num_heads, self.num_heads // self._mesh.size()
+        heads = self.num_heads
         if mask.size(0) != batch * heads:
             raise ValueError(
                 f"{_NAME}: attn_mask must be (B·H, Lq, Lk) where it is 3-D, with B·H = "
                 f"{batch * heads}, got {tuple(mask.shape)}"
             )
-        first = self._mesh.get_local_rank() * count
         by_head = mask.reshape(batch, heads, *mask.shape[1:])
-        return by_head.narrow(1, first, count).flatten(0, 1)
+        own = by_head.narrow(1, self._first_head, heads // self._mesh.size())
+        return own.flatten(0, 1)
+
+    @property
+    def _first_head(self) -> int:
+        """The first of this process' query heads, which are neighbours."""
+        return self._mesh.get_local_rank() * (self.num_heads // self._mesh.size())
 
     def _of_all_heads(self, weights: Tensor, average: bool) -> Tensor:
         """(B, H / n, Lq, Lk) → (B, H, Lq, Lk), or the averages (B, Lq, Lk)."""

@@ -68,6 +68,23 @@ def test_masks_and_weights(world, kind, name):
     check(kind, world, inputs(module), **options_of(module.num_heads)[name])
 
 
+@on_ranks(2, 4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_is_what_one_process_would_drop(world, kind):
+    """Forward, backward and in the weights, from the same state of the generator."""
+    alone, shared = (layer(kind, dropout=0.4) for _ in range(2))
+    parallel(shared, world)
+    results = []
+    for module in (alone, shared):
+        torch.manual_seed(11)
+        with multihead.backend("fused"):
+            options = dict(average_attn_weights=False)
+            results.append(trained_on(module, inputs(alone), **options))
+        results[-1] += (torch.rand(()),)
+    torch.testing.assert_close(results[1], results[0], **CLOSE)
+    assert 0.3 < (results[0][1] == 0).double().mean() < 0.5
+
+
 @on_ranks(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_of_batches(world, kind):

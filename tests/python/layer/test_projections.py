@@ -281,6 +281,24 @@ def test_the_operator_is_attention_with_identities(masking, mode):
     assert_close(got, expected)
 
 
+def test_some_heads_of_a_layer_drop_what_they_would_drop_together():
+    operator = torch.ops.multihead.projected_attention_forward
+
+    def attend(of_heads, function=operator):
+        torch.manual_seed(0)
+        given = [x[..., of_heads] for x in inputs()]
+        place = dict(heads_in_all=H, first_head=of_heads.start * H // E)
+        options = dict(average_attn_weights=False, batch_first=True)
+        return function(*given, E // H, 0.5, **options, **place)
+
+    whole, weights = attend(slice(0, E))
+    compiled = torch.compile(operator, backend="aot_eager", fullgraph=True)
+    for function in (operator, compiled):
+        some, some_weights = attend(slice(E // 2, E), function)
+        assert torch.equal(some, whole[..., E // 2 :])
+        assert torch.equal(some_weights, weights[:, H // 2 :])
+
+
 def test_errors_of_the_operator():
     operator = torch.ops.multihead.projected_attention_forward
     q = torch.randn(3, 2, 8)
@@ -301,6 +319,11 @@ def test_errors_of_the_operator():
             lambda: operator(q, q, q[..., :4], 4),
             RuntimeError,
             "value must have 2 heads of width 4, got 4 columns",
+        ),
+        (
+            lambda: operator(q, q, q, 4, heads_in_all=4, first_head=3),
+            ValueError,
+            "first_head must be between 0 and .* less the heads of query, 2, got 3",
         ),
     ):
         with pytest.raises(error, match=text):
