@@ -273,8 +273,10 @@ int64_t block_of(const ObservedCall& call) {
     if (size > 1 && !is_other) ++counts[size];
   }
   if (counts.empty()) return n.keys;
-  const auto most = std::ranges::max_element(
-      counts, {}, [](const auto& entry) { return entry.second; });
+  // The last block may be shorter.
+  const auto most = std::ranges::max_element(counts, {}, [](const auto& entry) {
+    return std::pair(entry.second, entry.first);
+  });
   return most->second > 1 ? most->first : n.keys;
 }
 

@@ -77,6 +77,12 @@ Tensor repeated_item_by_item(const GivenMask& mask, const Sizes& n) {
                            : x;
 }
 
+// Where there is one of three dimensions for each item, and no other.
+template <auto layout>
+Tensor of_items_only(const GivenMask& mask, const Sizes& n) {
+  return is_per_item(mask) ? layout(mask, n) : mask.numbers;
+}
+
 Tensor first_item(const GivenMask& given, const Sizes& n) {
   const Tensor first = given.numbers.slice(0, 0, 1);
   return is_per_head(given, n) ? first.slice(1, 0, 1) : first;
@@ -459,6 +465,8 @@ const std::vector<Fault> kMaskFaults = {
                }>},
       {lay_out<&Recipe::mask, repeated_as_a_whole>,
        "The mask of each item is repeated as a whole, item after item."},
+      {lay_out<&Recipe::mask, of_items_only<repeated_as_a_whole>>,
+       "The mask (B, Lq, Lk) is repeated as a whole, item after item."},
       {lay_out<&Recipe::mask, repeated_item_by_item>,
        "The mask of each item is repeated item by item where heads come "
        "first."},

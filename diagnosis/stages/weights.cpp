@@ -5,6 +5,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 
+#include <cmath>
+
 #include "diagnosis/stages/simulate.h"
 
 namespace multihead::diagnosis {
@@ -44,6 +46,13 @@ bool is_left_on_output(Dropout dropout) {
   return dropout == Dropout::kLeftOnOutput || dropout == Dropout::kLeftOnBoth;
 }
 
+// Whether the draws keep as many as should be dropped.
+bool keeps_the_dropped(const ObservedCall& call, const Draws& draws) {
+  const double given = call.dropout_p;
+  return draws.defined() && std::abs(draws.p - (1.0 - given)) < 1e-9 &&
+         std::abs(given - 0.5) > 0.01;
+}
+
 bool drops_in_training(const ObservedCall& call) {
   return call.dropout_p > 0.0 || call.kept_weights.p > 0.0 ||
          call.kept_context.p > 0.0 || call.kept_output.p > 0.0;
@@ -81,11 +90,14 @@ Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,
     case Dropout::kLeftOnBoth:
     case Dropout::kLeftOnOutput:
     case Dropout::kExchanged:
+      require(!keeps_the_dropped(call, draws));
       return drop(weights, draws, draws.p, recipe);
     case Dropout::kNotRescaled:
       return drop(weights, draws, 0.0, recipe);
     case Dropout::kKeepsTheDropped:
       require(draws.defined());
+      if (keeps_the_dropped(call, draws))
+        return drop(weights, draws, draws.p, recipe);
       return drop(weights, {1.0 - draws.kept, draws.p, draws.is_folded},
                   draws.p, recipe);
     default:

@@ -7,8 +7,13 @@ import itertools
 import warnings
 
 import pytest
+import torch
+from generated.catalogue import FAULTS, OTHER_SIZES, RAISING
 from generated.judge import Judged, NoProgram, judged, right_program, wrong_program
-from generated.truth import run
+from generated.spec import draw
+from generated.truth import EMBED, HEADS, call_of, run
+
+from multihead._library import diagnosis
 
 RIGHT, WRONG = 20, 40
 
@@ -44,6 +49,29 @@ def test_the_truth_is_the_generators_own():
             found, expected = run(program.spec, program.text)
         if program.fault.seen == "output":
             assert any(found.differs(expected, n) for n in ("out", "weights"))
+
+
+def test_every_fault_of_the_engine_is_planted_or_cannot_be():
+    names, _, _ = diagnosis().faults()
+    planted = {name for fault in FAULTS for name in fault.names}
+    others = {fault.name for fault in RAISING} | set(OTHER_SIZES)
+    assert set(names) - planted == others
+
+
+@pytest.mark.parametrize("fault", RAISING, ids=lambda fault: fault.name)
+def test_faults_that_are_not_planted_raise_at_these_sizes(fault):
+    for seed in range(4):
+        with pytest.raises(NoProgram, match="it does not run"):
+            wrong_program(seed, fault)
+
+
+def test_no_program_has_the_sizes_of_the_others():
+    generator = torch.Generator()
+    for seed in range(60):
+        spec = draw(seed)
+        query, _, value = call_of(spec, generator).inputs
+        assert query.shape[-1] == value.shape[-1]
+    assert (EMBED // HEADS) * HEADS == EMBED
 
 
 @functools.cache

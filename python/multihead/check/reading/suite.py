@@ -102,8 +102,10 @@ class Cases:
         if kinds[:1] == ["rows"]:
             row = "blocked row"
             self._run_with(_mask_name(row), mask=row, draw=22)
-        other_keys = self.taken if base.relation == "cross" else self.refused
-        other_keys.add("other keys")
+        if base.relation == "cross":
+            self.taken.add("other keys")
+        elif call.style != "x":  # else there is no argument for them
+            self.refused.add("other keys")
 
     def overflows(self) -> list[Finding]:
         """A remark on a softmax that large scores break; PyTorch's chooses one key."""

@@ -120,7 +120,8 @@ def _sources(q: str, k: str, v: str) -> Callable[[Steps], None]:
 def _roles(q: str, k: str, v: str) -> Callable[[Steps], None]:
     def plant(p: Steps) -> None:
         # What plays two parts is scaled in none of them, or it is two faults.
-        p.place = "after" if p.place == "both" else p.place
+        alone = p.place == "both" or (p.place == "query" and q + k + v != "qkv")
+        p.place = "after" if alone else p.place
         p.role = {"q": q, "k": k, "v": v}
 
     return plant

@@ -11,7 +11,8 @@ import torch
 
 from multihead.check import Options, examine
 
-from .faults import FAULTS, Fault
+from .catalogue import FAULTS
+from .faults import Fault
 from .program import steps_of, text_of
 from .spec import Spec, draw
 from .truth import run
@@ -61,10 +62,10 @@ def right_program(seed: int) -> Program:
     return program
 
 
-def wrong_program(seed: int) -> Program:
+def wrong_program(seed: int, fault: Fault | None = None) -> Program:
     """A right one with one fault that shows on the generator's own inputs. Faults take
     turns, so that those that few styles can have are not crowded out."""
-    fault = FAULTS[seed % len(FAULTS)]
+    fault = fault or FAULTS[seed % len(FAULTS)]
     styles = (draw(seed + n * _STRIDE) for n in range(_STYLES))
     spec = next((s for s in styles if fault.fits(s)), None)
     if spec is None:

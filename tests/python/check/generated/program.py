@@ -27,6 +27,11 @@ class Steps:
         default_factory=lambda: dict.fromkeys((*ROLES, "o"), True)
     )
     transposed: set[str] = field(default_factory=set)  # matrices of x @ W
+    unprojected: set[str] = field(default_factory=set)
+    frozen: set[str] = field(default_factory=set)  # matrices without gradient
+    fused: str = ""  # what makes heads of the fused projection, {x}, at once
+    exchanged: bool = False  # batch and sequence, on the way in and out
+    blocks: list[str] = field(default_factory=list)  # from scores to context
     keys_t: str = "{x}.transpose(-2, -1)"
     divide: str = ""  # by what scores are divided; "" nothing
     place: str = "after"
@@ -145,6 +150,11 @@ def apply(p: Steps, role: str, x: str) -> str:
     s = p.spec
     name = matrix_name(s, role)
     own = "self." if s.form == "module" else ""
+    if role in p.unprojected:
+        return x
+    if role in p.frozen:
+        bias = f", {own}{name}.bias" if s.bias else ""
+        return f"F.linear({x}, {own}{name}.weight.detach(){bias})"
     if s.projections == "matrices":
         turned = (".T" if s.is_numpy else ".t()") if role in p.transposed else ""
         return f"{x} @ {own}{name}{turned}"
@@ -171,7 +181,7 @@ def call_lines(p: Steps) -> list[str]:
     s = p.spec
     names = input_names(s)
     lines: list[str] = []
-    if s.sequence_first:
+    if s.sequence_first or p.exchanged:
         for name in dict.fromkeys(names.values()):
             lines.append(f"{name} = {name}.transpose(0, 1)")
     if s.around:
@@ -187,7 +197,7 @@ def call_lines(p: Steps) -> list[str]:
         lines.append("out = out + residual")
     if s.around == "norm":
         lines.append("out = self.norm(out)")
-    if s.sequence_first:
+    if s.sequence_first or p.exchanged:
         lines.append("out = out.transpose(0, 1)")
     return lines + return_lines(p)
 
@@ -200,6 +210,9 @@ def project_lines(p: Steps, names: dict[str, str]) -> list[str]:
     if s.projections == "fused":
         first = ["q", "k", "v"]
         targets = ", ".join(first[ROLES.index(p.matrix[r])] + "_" for r in ROLES)
+        if p.fused:
+            whole = f"self.qkv({source['q']})"
+            return ["q, k, v = " + p.fused.format(x=whole, H=p.head, d=p.width)]
         cut = f"self.qkv({source['q']}).chunk(3, dim=-1)"
         if p.matrix == dict(zip(ROLES, ROLES)):
             return [f"q, k, v = {cut}"]
@@ -266,6 +279,8 @@ def attend_lines(p: Steps) -> list[str]:
     if s.pieces == "bmm":
         lines.append(f"scores = scores.view(B, {p.head}, Lq, Lk)")
     lines += [*p.mask, *p.causal, *p.before_softmax]
+    if p.blocks:
+        return lines + [line.replace("{v}", v) for line in p.blocks]
     lines.append("weights = " + p.normalise.format(x="scores"))
     lines += [*p.drop, *p.after]
     if s.pieces == "einsum":
@@ -337,7 +352,7 @@ def softmax(x):
 
 
 def docstring(s: Spec) -> list[str]:
-    said = []
+    said = list(s.notes)
     if s.sequence_first:
         said.append("Inputs are (seq_len, batch, embed_dim).")
     if s.mask and s.says:
@@ -364,6 +379,8 @@ def arguments(s: Spec) -> str:
         names += [*s.matrices, s.sizes[1]]
     if s.mask:
         names.append(f"{mask_name(s)}=None")
+    if s.flag:
+        names.append("is_causal=False")
     if s.returns == "asked":
         names.append("need_weights=False")
     return ", ".join(names)
@@ -375,7 +392,7 @@ def text_of(p: Steps) -> str:
         return IMPORTS + module_text(p)
     if s.is_core:
         body = [*docstring(s)]
-        if p.causal:
+        if p.causal or p.blocks:
             size = "shape[-2]"
             body.append(f"Lq, Lk = {s.names[0]}.{size}, {s.names[1]}.{size}")
         body += [*attend_lines(p), *return_lines(p)]

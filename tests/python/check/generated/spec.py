@@ -80,7 +80,15 @@ class Spec:
     around: str | None = None
     annotated: bool = False
     fault: str | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # sentences of its docstring
+    # What faults need of a call: as many keys as queries; masks of each item or head,
+    # "items" or "heads"; a flag that asks for causal; queries that are the last of the
+    # keys; a window of that many keys.
+    equal: bool = False
+    masks_of: str | None = None
+    flag: bool = False
+    last: bool = False
+    window: int | None = None
 
     @property
     def is_numpy(self) -> bool:

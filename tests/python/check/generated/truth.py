@@ -79,7 +79,7 @@ def call_of(s: Spec, generator: torch.Generator) -> Call:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    queries = KEYS if s.inputs == "self" else QUERIES
+    queries = KEYS if s.inputs == "self" or s.equal else QUERIES
     if s.is_core:
         inputs = tuple(draw(BATCH, HEADS, n, 8) for n in (queries, KEYS, KEYS))
     elif s.inputs == "self":
@@ -105,15 +105,32 @@ def call_of(s: Spec, generator: torch.Generator) -> Call:
         call.added = draw(queries, KEYS).masked_fill(~keep, -math.inf)
         call.options[mask_name(s)] = call.added
     elif s.mask:
-        call.blocked = ~keep
+        if s.masks_of:
+            each = (BATCH, HEADS) if s.masks_of == "heads" else (BATCH,)
+            shape = (*each, queries, KEYS)
+            keep = torch.rand(shape, generator=generator) > 0.4
+            keep[..., 0] = True
+        call.blocked = ~keep[:, None] if s.masks_of == "items" else ~keep
         given = keep.long() if s.mask == "keep" else ~keep
         call.options[mask_name(s)] = given.numpy() if s.is_numpy else given
-    if s.causal:
-        later = torch.ones(queries, KEYS, dtype=torch.bool).triu(1)
-        call.blocked = later if call.blocked is None else call.blocked | later
+    if s.flag:
+        call.options["is_causal"] = True
+    hidden = hidden_by_place(s, queries)
+    if hidden is not None:
+        call.blocked = hidden if call.blocked is None else call.blocked | hidden
     if s.returns == "asked":
         call.options["need_weights"] = True
     return call
+
+
+def hidden_by_place(s: Spec, queries: int) -> Tensor | None:
+    """(Lq, Lk), True where a key is too late or too early for a query."""
+    if not (s.causal or s.flag or s.window):
+        return None
+    ahead = KEYS - queries if s.last else 0
+    distance = torch.arange(KEYS) - torch.arange(queries)[:, None] - ahead
+    hidden = distance > 0
+    return hidden | (distance <= -s.window) if s.window else hidden
 
 
 def projected(x: Sized, layer: tuple[Tensor, Tensor | None]) -> Sized:
