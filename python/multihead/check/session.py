@@ -11,7 +11,7 @@ from torch import nn
 
 from .calls import cases, forms
 from .calls.construct import Construction
-from .capture import devices
+from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
 from .reading import first_call, guessing, observation, plans
@@ -432,6 +432,8 @@ class Examination:
         """The verdict; where names of weights mislead, once more without them."""
         complaint = self._explain(reading, kept)
         if complaint is None:
+            if reading.verdict and reading.verdict["verdict"] == "unknown":
+                self._judge_by_flow(reading, kept)
             return
         if self.options.num_heads and complaint.detail.startswith("num_heads must"):
             raise ValueError(f"check: {complaint.detail}")
@@ -443,6 +445,28 @@ class Examination:
         if self.options.inputs is not None and complaint.name != "no_weights_found":
             raise ValueError(f"check: inputs: {complaint.detail}")
         reading.findings.append(complaint)
+
+    def _judge_by_flow(self, reading: Reading, kept: list[Run]) -> None:
+        """The same with weights named by the way of the data, if that explains the
+        first run: a name such as `ff` says nothing of the output. Those whose names
+        speak keep them, unless all is right without."""
+        named, first = [run.parameters for run in kept], reading.verdict
+        if not all(parameters.by_flow for parameters in named):
+            return
+        seen = reading.observations
+        for partly in (True, False):
+            for run, parameters in zip(kept, named):
+                run.parameters = weights.by_flow(parameters, partly)
+            call, stated = reading.way.call, reading.meaning.stated
+            faults = observation.fewest_faults(
+                observation.observe(kept[0], call, stated)
+            )
+            if faults <= int(partly) and self._explain(reading, kept) is None:
+                if reading.is_right or (partly and reading.faults):
+                    return
+        for run, parameters in zip(kept, named):
+            run.parameters = parameters
+        reading.verdict, reading.observations = first, seen
 
     def _explain(self, reading: Reading, kept: list[Run]) -> Finding | None:
         """Has the engine judge the runs; what it complains of where it cannot."""

@@ -272,8 +272,36 @@ class OfHeadsWithOneMatrix(nn.Module):
         return self.out(torch.cat(found, -1))
 
 
+class Affine(nn.Module):
+    """A layer of its own, whose type says nothing."""
+
+    def __init__(self, width, out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(out, width) / width**0.5)
+        self.bias = nn.Parameter(torch.randn(out))
+
+    def forward(self, x):
+        return torch.einsum("...i,oi->...o", x, self.weight) + self.bias
+
+
+class OfOwnLayers(nn.Module):
+    def __init__(self, hidden_size, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.qkv = Affine(hidden_size, 3 * hidden_size)
+        self.ff = Affine(hidden_size, hidden_size)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.ff(out.transpose(1, 2).flatten(2))
+
+
 @pytest.mark.parametrize(
-    "target", [OfWrappedLayers, OfSharedLayers, OfHeadsWithOneMatrix]
+    "target", [OfOwnLayers, OfWrappedLayers, OfSharedLayers, OfHeadsWithOneMatrix]
 )
 def test_weights_that_are_kept_in_other_ways(target):
     report = checked(target)

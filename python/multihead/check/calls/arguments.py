@@ -127,6 +127,12 @@ def _value(
         return masks.get("mask", _LEFT if padded is None or case.padding else padded)
     if role == "padding":
         return made.masks.get("key_padding_mask", _LEFT)
+    if role in ("query_mask", "query_blocked"):
+        # Every query counts; it is given where keys have a mask, too.
+        if "key_padding_mask" not in made.masks and parameter.default is None:
+            return _LEFT
+        shape = (case.sizes.batch, case.sizes.queries)
+        return torch.full(shape, role == "query_mask").to(case.mask_dtype)
     if role == "lengths":
         return cases.lengths(case) if case.padding == "lengths" else _LEFT
     if role in ("weight", "weights"):

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..report import Finding
 from ..sandbox.guard import Guard
-from ..subject.roles import CONSTRUCTOR, SIZES, normal, part_of
+from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
 from ..subject.signature import type_name
 from ..subject.target import Subject, describe
 from ..subject.words import role_of_words, words
@@ -41,6 +41,7 @@ class Construction:
         parameters = inspect.signature(self.make).parameters.values()
         self.parameters = [p for p in parameters if p.kind not in _VARIADIC]
         self.roles = {p.name: _role_of(p) for p in self.parameters}
+        self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
         free = [role for role in sizes if not self.takes(role)]
@@ -53,6 +54,7 @@ class Construction:
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
         self._settle_widths()
+        self._settle_heads()
         self._settle_sides()
         self._settings = {
             p.name: class_for(p, self.roles[p.name], subject.target)
@@ -71,6 +73,45 @@ class Construction:
         no_other = not self.takes("embed_dim", "config", "head_dim")
         if len(kinds) == 3 or ("query" in kinds and no_other):
             self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
+
+    def _read_for_settings(self) -> list[str]:
+        """Required arguments of which the constructor reads sizes, `c.hidden_size`:
+        configurations, whatever their names."""
+        asked = [
+            p.name
+            for p in self.parameters
+            if p.default is p.empty and self.roles[p.name] in (None, *SIZES)
+        ]
+        if not asked:
+            return []
+        try:
+            text = inspect.getsource(self.subject.target.__init__)
+        except (OSError, TypeError):
+            return []
+        plain = {name: as_written(name) for name in asked}
+        return [
+            name
+            for name, written in plain.items()
+            if any(map(_is_size, re.findall(rf"(?<![.\w]){written}\.(\w+)", text)))
+        ]
+
+    def _settle_heads(self) -> None:
+        """One letter beside a width of heads is the whole width; what the width is
+        divided by to get that of a head counts the heads, whatever its name."""
+        narrow = [n for n, role in self.roles.items() if role == "head_dim"]
+        letters = [n for n in narrow if len(n) == 1]
+        if len(narrow) > len(letters) == 1 and not self.takes("embed_dim"):
+            self.roles[letters[0]] = "embed_dim"
+        if self.takes("num_heads", "config") or not self.takes("embed_dim"):
+            return
+        for name in narrow:
+            divided = rf"([\w.]+)\s*=\s*[\w.]+\s*//\s*(?:self\.)?{re.escape(name)}\b"
+            found = re.search(divided, self.subject.source) or re.search(
+                divided, _source(self.subject.target)
+            )
+            made = found[1].rpartition(".")[2] if found else "heads"
+            if _size_of(made) not in ("num_heads", "num_kv_heads", None):
+                self.roles[name] = "num_heads"
 
     def _settle_sides(self) -> None:
         """Height and width of an image, which come together, as capital letters, too:
@@ -276,6 +317,21 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
 
 
 _LAYERS = {"layer", "layers"}
+
+
+def _source(target: object) -> str:
+    try:
+        return inspect.getsource(target)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+
+
+def _size_of(name: str) -> str | None:
+    return CONSTRUCTOR.get(normal(name)) or role_of_words(name)
+
+
+def _is_size(name: str) -> bool:
+    return _size_of(name) in ("embed_dim", "num_heads", "head_dim")
 
 
 def _switch_of(name: str) -> str | None:

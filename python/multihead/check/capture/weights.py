@@ -77,6 +77,23 @@ def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Wei
     return weights
 
 
+def by_flow(named: Weights, partly: bool) -> Weights:
+    """The same weights, named by the way of the data; `partly`: only those whose names
+    say nothing."""
+    flow = named.by_flow
+    assert flow is not None
+    if not partly:
+        return flow
+    found = replace(flow, tensors={}, layouts={})
+    names = {(t.data_ptr(), t.numel()): n for n, t in flow.tensors.items()}
+    for name, tensor in named.tensors.items():
+        told = name if speaks(name) else names.get((tensor.data_ptr(), tensor.numel()))
+        found.tensors[told or name] = tensor
+        if name in named.layouts:
+            found.layouts[told or name] = named.layouts[name]
+    return found
+
+
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "_eps")
 
 

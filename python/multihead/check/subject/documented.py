@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .roles import ADDITIVE, normal
+from .roles import is_added as is_bias_name
+from .roles import normal
 from .signature import BATCH, LENGTH, Call
 from .target import Subject
 
@@ -258,7 +259,7 @@ def _helpers_docstrings(call: Call, subject: Subject) -> Iterator[str]:
 
 def is_bias(call: Call) -> bool:
     """Whether the mask goes by a name under which any number is added."""
-    return normal(call.parameter("mask") or "") in ADDITIVE
+    return is_bias_name(call.parameter("mask") or "")
 
 
 def additive(call: Call, subject: Subject) -> str | None:

@@ -7,6 +7,8 @@ A role is what a call or a constructor needs to be given: "query", "num_heads",
 
 import re
 
+from .words import says_added
+
 _CALL = {
     "sliding_window": "window",
     "query": "q query queries xq qx inputq queryinput hiddenq qs qin target tgt",
@@ -140,6 +142,7 @@ VAGUE = {"x", "y", "x2", "source", "input", "inputs"}
 TENSORS = ("query", "key", "value", "x", "context")
 SIZES = tuple(_SIZES)
 
+_OF_CLASS = re.compile(r"^_\w+?__(?=\w)")
 _PARTS = re.compile(
     r"(?P<dropout>drop|pdrop)|(?P<epsilon>eps)|(?P<bias>(^|_)bias($|_))|"
     r"(?P<max_length>max_(pos|seq|len)|block_size)|(?P<index>layer_(idx|id)$)"
@@ -181,9 +184,20 @@ PYTORCHS_ROLES = {
 }
 
 
+def is_added(name: str) -> bool:
+    """Whether a mask of this name is added to the scores."""
+    return normal(name) in ADDITIVE or says_added(name)
+
+
 def normal(name: str) -> str:
-    """`name` as the tables have it: lower case, without underscores."""
-    return name.lower().replace("_", "")
+    """`name` as the tables have it: lower case, without underscores, and without the
+    class that Python puts before names with two."""
+    return _OF_CLASS.sub("", name).lower().replace("_", "")
+
+
+def as_written(name: str) -> str:
+    """`name` as a class has it in its text, where Python put the class before it."""
+    return _OF_CLASS.sub("__", name)
 
 
 def part_of(name: str) -> str | None:

@@ -14,7 +14,7 @@ from torch import nn
 from . import roles as tables
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
-from .words import role_of_words, tensor_of_words
+from .words import mask_of_words, role_of_words, tensor_of_words
 
 _EMPTY = inspect.Parameter.empty
 # Of a signature that does not say.
@@ -143,6 +143,7 @@ def read(subject: Subject) -> Call:
         defaults = {p.name: p.default for p in call.parameters}
         if defaults.get("bias", 0) is None:
             call.roles["bias"] = "mask"
+    _settle_named_masks(call)
     if not call.takes("mask"):
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
@@ -327,10 +328,20 @@ def _settle_image(call: Call) -> None:
         call.roles |= {name: role for role, name in sides.items()}
 
 
+def _settle_named_masks(call: Call) -> None:
+    """What only the words of its name say to be a mask, if no other is one of that
+    kind."""
+    for parameter in call.parameters:
+        name, default = parameter.name, parameter.default
+        if call.roles[name] is None and default in (None, _EMPTY):
+            role = mask_of_words(name)
+            call.roles[name] = None if role and call.takes(role) else role
+
+
 def _settle_masks(call: Call) -> None:
     """A mask beside a bias that is added to the scores is one for the keys."""
     masks = [n for n, role in call.roles.items() if role == "mask"]
-    biases = [n for n in masks if normal(n) in tables.ADDITIVE]
+    biases = [n for n in masks if tables.is_added(n)]
     if not biases or len(biases) == len(masks):
         return
     for name in masks:

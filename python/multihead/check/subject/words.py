@@ -137,3 +137,29 @@ def tensor_of_words(name: str) -> str | None:
     if said & _BESIDE and said <= _BESIDE | _FROM_ELSEWHERE:
         return "context" if said & _FROM_ELSEWHERE else "x"
     return None
+
+
+_PADS = {"key", "keys", "kv", "pad", "padding", "padded", "valid"}
+_ELSEWHERE = {"encoder", "enc", "memory", "context", "cross", "cond"}
+_ADDED = {"additive", "added", "add"}
+# Masks of whole heads, of layers, and what is said about a mask.
+_NO_MASK = {"head", "heads", "layer", "layers", "token", "tokens", "out", "output"}
+
+
+def mask_of_words(name: str) -> str | None:
+    """What a parameter masks whose name ends in the word: attention_masks, kv_mask;
+    "query_mask" is of queries that count for nothing."""
+    said = words(name)
+    have = set(said)
+    if said[-1:] not in (["mask"], ["masks"]) or have & _NO_MASK:
+        return None
+    if have & _ASKING and not have & {"key", "keys", "kv"}:
+        return "query_mask"
+    if have & _PADS:
+        return "padding"
+    return "context_mask" if have & _ELSEWHERE else "mask"
+
+
+def says_added(name: str) -> bool:
+    """Whether a mask is added, as its name says."""
+    return mask_of_words(name) == "mask" and bool(set(words(name)) & _ADDED)

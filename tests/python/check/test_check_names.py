@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""What `check` reads from unusual names: of masks, sizes, configurations, layers."""
+
+import pytest
+import torch.nn.functional as F
+from torch import nn
+
+import multihead
+
+
+def split(x, heads):
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class Layers(nn.Module):
+    """Four layers, and attention as it should be."""
+
+    def __init__(self, hidden_size, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        for name in ("query", "key", "value", "out"):
+            setattr(self, name, nn.Linear(hidden_size, hidden_size))
+
+    def attend(self, q, k, v, keep=None):
+        q, k, v = self.query(q), self.key(k), self.value(v)
+        q, k, v = (split(x, self.heads) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, keep)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class WithMasks(Layers):
+    def forward(self, x, attention_masks=None):
+        return self.attend(x, x, x, attention_masks)
+
+
+class WithMasksUnused(Layers):
+    def forward(self, x, attention_masks=None):
+        return self.attend(x, x, x)
+
+
+class WithMaskOfSourceTokens(Layers):
+    def forward(self, x, additive_self_attention_mask):
+        return self.attend(x, x, x, additive_self_attention_mask)
+
+
+class WithMasksOfBoth(Layers):
+    """The mask of queries says which count, and comes with that of keys."""
+
+    def forward(self, query, key, value, q_mask=None, kv_mask=None):
+        keep = None
+        if kv_mask is not None:
+            keep = (q_mask[:, :, None] * kv_mask[:, None]).unsqueeze(1)
+        return self.attend(query, key, value, keep)
+
+
+class WithBlockedOfBoth(Layers):
+    def forward(self, query, key, value, q_mask=None, kv_mask=None):
+        keep = None
+        if kv_mask is not None:
+            keep = ~(q_mask[:, :, None] | kv_mask[:, None]).unsqueeze(1)
+        return self.attend(query, key, value, keep)
+
+
+@pytest.mark.parametrize(
+    "target", [WithMasks, WithMaskOfSourceTokens, WithMasksOfBoth, WithBlockedOfBoth]
+)
+def test_masks_by_the_words_of_their_names(target):
+    report = multihead.check(target)
+    assert report.judgement in ("right", "right_if"), str(report)
+    assert any(
+        "mask" in case["name"] or "padding" in case["name"] for case in report.cases
+    )
+
+
+def test_a_mask_in_the_plural_that_is_not_used():
+    assert multihead.check(WithMasksUnused).cause == "mask_ignored"
+
+
+class OfHiddenSettings(nn.Module):
+    """Python puts the name of the class before that of the parameter."""
+
+    def __init__(self, __C):
+        super().__init__()
+        self.heads = __C.MULTI_HEAD
+        self.linear_q = nn.Linear(__C.HIDDEN_SIZE, __C.HIDDEN_SIZE)
+        self.linear_k = nn.Linear(__C.HIDDEN_SIZE, __C.HIDDEN_SIZE)
+        self.linear_v = nn.Linear(__C.HIDDEN_SIZE, __C.HIDDEN_SIZE)
+        self.linear_merge = nn.Linear(__C.HIDDEN_SIZE, __C.HIDDEN_SIZE)
+
+    def forward(self, v, k, q):
+        q, k, v = self.linear_q(q), self.linear_k(k), self.linear_v(v)
+        q, k, v = (split(x, self.heads) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.linear_merge(out.transpose(1, 2).flatten(2))
+
+
+class OfSettingsExchanged(OfHiddenSettings):
+    def forward(self, v, k, q):
+        return super().forward(k, v, q)
+
+
+class OfOneLetter(Layers):
+    def __init__(self, D, head_dim):
+        super().__init__(D, D // head_dim)
+
+    def forward(self, x):
+        return self.attend(x, x, x)
+
+
+class OfASizeThatCounts(Layers):
+    def __init__(self, hidden_size, head_size=8):
+        self_size = hidden_size // head_size
+        super().__init__(hidden_size, hidden_size // self_size)
+
+    def forward(self, x):
+        return self.attend(x, x, x)
+
+
+@pytest.mark.parametrize("target", [OfHiddenSettings, OfOneLetter, OfASizeThatCounts])
+def test_sizes_by_unusual_names(target):
+    report = multihead.check(target)
+    assert report.judgement == "right", str(report)
+    assert len({case["name"] for case in report.cases}) > 1
+
+
+def test_an_output_of_a_silent_name_beside_names_that_speak():
+    assert multihead.check(OfSettingsExchanged).cause == "inputs_swapped"
