@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A check from target to report: how the code is called, which runs, what they say."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,8 @@ from .subject.signature import Call
 from .subject.target import Subject, load, scope
 
 _RIGHT = ("bits", "rounding")
+# Complaints that other shapes may settle.
+_OF_SHAPES = re.compile(r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange", re.I)
 _QUOTED = 120  # characters of a sentence
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
@@ -285,10 +288,14 @@ class Examination:
         if found:
             return
         for way in self._plain_ways():
-            found = True
+            found = found or not cases.unbatched(way.base.case)
             yield way
-        if not found:
-            yield from self._in_forms(forms.with_an_axis_more(subject, call))
+        of_shapes = [
+            f for f in self.first_call.findings if _OF_SHAPES.search(f.sentence)
+        ]
+        if not found and of_shapes:
+            others = forms.with_an_axis_more, forms.with_one_query
+            yield from self._in_forms(f for form in others for f in form(subject, call))
 
     def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:
         """Those in such a form; of a user's inputs they keep what is no sequence."""
@@ -297,8 +304,9 @@ class Examination:
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
             finder = FirstCall(runner, options)
-            if form.batch:
-                finder.sizes = [replace(s, batch=form.batch) for s in finder.sizes]
+            needed = {"batch": form.batch, "queries": form.queries}
+            known = {name: size for name, size in needed.items() if size}
+            finder.sizes = [replace(s, **known) for s in finder.sizes]
             base = finder.find(form.layouts or self.layouts)
             if base is not None:
                 yield Way(runner, base, form)

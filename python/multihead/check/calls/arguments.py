@@ -178,10 +178,11 @@ def _switch(role: str | None, parameter, case: Case) -> object:
 
 def _no_rotation(name: str, case: Case) -> object:
     """Tables of rotary positions under which every position is the first."""
-    shape = (case.sizes.queries, case.sizes.head_dim)
+    width = case.sizes.head_dim // (2 if case.style.half_tables else 1)
+    shape = (case.sizes.queries, width)
     cos, sin = torch.ones(shape, dtype=case.dtype), torch.zeros(shape, dtype=case.dtype)
     if "cis" in name or "complex" in name:
-        half = shape[1] // 2
+        half = case.sizes.head_dim // 2
         return torch.complex(cos[:, :half], sin[:, :half])
     return cos if "cos" in name else sin if "sin" in name else (cos, sin)
 
@@ -323,7 +324,7 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
     base = replace(base, layout=_layout(query, base))
     key = cases.as_sequence(made.tensors.get("key", query), base)
     query = cases.as_sequence(query, base)
-    axis, later = cases.query_axis(base), base.layout == cases.HEADS_LATER
+    axis, later = cases.query_axis(base), base.layout in cases.WITH_HEADS[1:]
     unbatched, second = cases.unbatched(base), base.layout == cases.SEQUENCE_FIRST
     heads = named.get(call.parameter("num_heads"), base.sizes.heads)
     embed = query.shape[-1]

@@ -27,10 +27,12 @@ IMAGE = "(B, E, Y, X)"
 IMAGE_LAST = "(B, Y, X, E)"
 HEADS = "(B, H, L, D)"
 HEADS_LATER = "(B, L, H, D)"
+HEADS_LAST = "(B, D, H, L)"
 SINGLE = "(B, L, D)"
 FLAT = "(L, D)"
 IMAGES = (IMAGE, IMAGE_LAST)
-CORE = (HEADS, SINGLE, FLAT, HEADS_LATER)
+WITH_HEADS = (HEADS, HEADS_LATER, HEADS_LAST)
+CORE = (*WITH_HEADS, SINGLE, FLAT)
 
 
 @dataclass(frozen=True)
@@ -139,14 +141,15 @@ def apart(sizes: Sizes) -> Sizes:
 @dataclass(frozen=True)
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
-    matrices, masks that are added, of any numbers if biased, and matrices as (out,
-    in)."""
+    matrices, masks that are added, of any numbers if biased, matrices as (out, in), and
+    tables of positions with a number for two features each."""
 
     numpy: bool = False
     layers: bool = False
     additive: bool = False
     biased: bool = False
     out_in: bool = False
+    half_tables: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,7 +215,10 @@ def sequences(case: Case) -> dict[str, Tensor]:
 
 
 def as_sequence(tensor: Tensor, case: Case) -> Tensor:
-    """(B, L, E) of an image, or where channels come first; others as they are."""
+    """(B, L, E) of an image, or where channels come first, (B, L, H, D) where features
+    do; others as they are."""
+    if case.layout == HEADS_LAST and tensor.dim() == 4:
+        return tensor.permute(0, 3, 2, 1)
     if case.layout == IMAGE and tensor.dim() == 4:
         return tensor.flatten(2).transpose(1, 2)
     if case.layout == IMAGE_LAST and tensor.dim() == 4:
@@ -307,7 +313,7 @@ def may_be_blind(mask: Tensor) -> Tensor:
 
 
 def query_axis(case: Case) -> int:
-    return {SEQUENCE_FIRST: 0, HEADS_LATER: 1}.get(case.layout, -2)
+    return {SEQUENCE_FIRST: 0, HEADS_LATER: 1, HEADS_LAST: 1}.get(case.layout, -2)
 
 
 def unbatched(case: Case) -> bool:

@@ -15,7 +15,7 @@ from ..subject.signature import type_name
 from ..subject.target import Subject, describe
 from ..subject.words import role_of_words, words
 from .cases import Sizes, of_globals
-from .settings import DROPOUT, Config, class_for, settings_of
+from .settings import DROPOUT, Choices, Config, choices_of, class_for, settings_of
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
@@ -51,6 +51,7 @@ class Construction:
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False
+        self._choices: Choices = {}
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
         self._settle_widths()
@@ -199,8 +200,8 @@ class Construction:
         if role == "config":
             kind = self._settings[parameter.name]
             if kind is not None and self._in_its_settings:
-                return settings_of(kind, sizes)
-            return Config(sizes)
+                return settings_of(kind, sizes, self._choices)
+            return Config(sizes, self._choices)
         if role == "dropout":
             layer = type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(DROPOUT) if layer else DROPOUT
@@ -233,6 +234,8 @@ class Construction:
         if role == "attention" or kind in ("Module", "Callable"):
             inner = self._inner(sizes) if _ATTENTION.search(name) else None
             return nn.Identity() if inner is None else inner
+        if name in self._choices:
+            return self._choices[name]
         if kind in _TYPES:
             return _TYPES[kind]
         if role == "layers":
@@ -266,29 +269,42 @@ class Construction:
 
     def build(self, sizes: Sizes, guard: Guard) -> tuple[object, str, list[Finding]]:
         """An instance, or None, the call that made it as text, and what was found."""
-        findings = []
-        for optional, in_its_settings, all_of_them in self._ways():
-            self._in_its_settings, self._gives_all = in_its_settings, all_of_them
-            made = guard.call(self.arguments, sizes, optional)  # may run the code
-            if made.error is not None:
-                findings = findings or made.findings
-                continue
-            arguments = made.value
-            keywords = dict(arguments)
-            by_place = [p.name for p in self.parameters if p.kind is p.POSITIONAL_ONLY]
-            positional = [keywords.pop(name) for name in by_place]
-            outcome = guard.call(self.make, *positional, **keywords)
-            call = f"{self.subject.name}({_shown(arguments)})"
-            for value in arguments.values():
-                if isinstance(value, Config):
-                    self.blind |= dict.fromkeys(value.guessed)
-            if outcome.error is None:
-                return outcome.value, call, outcome.findings
-            findings = findings or [
-                replace(f, detail=f"{f.detail}\nconstructed as {call}".strip())
-                for f in outcome.findings
-            ]
+        findings: list[Finding] = []
+        for choices in ({}, choices_of(_source(self.subject.target))):
+            if findings and not choices:
+                break
+            self._choices = choices
+            for way in self._ways():
+                made, call, found = self._build_in(way, sizes, guard)
+                if made is not None:
+                    return made, call, found
+                findings = findings or found
         return None, "", findings
+
+    def _build_in(
+        self, way: tuple[bool, bool, bool], sizes: Sizes, guard: Guard
+    ) -> tuple[object, str, list[Finding]]:
+        """The same in one of its ways."""
+        optional, self._in_its_settings, self._gives_all = way
+        made = guard.call(self.arguments, sizes, optional)  # may run the code
+        if made.error is not None:
+            return None, "", made.findings
+        arguments = made.value
+        keywords = dict(arguments)
+        by_place = [p.name for p in self.parameters if p.kind is p.POSITIONAL_ONLY]
+        positional = [keywords.pop(name) for name in by_place]
+        outcome = guard.call(self.make, *positional, **keywords)
+        call = f"{self.subject.name}({_shown(arguments)})"
+        for value in arguments.values():
+            if isinstance(value, Config):
+                self.blind |= dict.fromkeys(value.guessed)
+        if outcome.error is None:
+            return outcome.value, call, outcome.findings
+        found = [
+            replace(f, detail=f"{f.detail}\nconstructed as {call}".strip())
+            for f in outcome.findings
+        ]
+        return None, "", found
 
 
 def _is_attention(kind: object) -> bool:

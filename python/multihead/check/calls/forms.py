@@ -22,8 +22,6 @@ from ..subject.target import Subject
 from . import cases
 
 _QKV = re.compile(r"qkv|kqv|query_key_value|q_k_v", re.IGNORECASE)
-# A pattern of einops, as of "b p n (h d)".
-_FOUR_AXES = re.compile(r"\b(\w+ ){3}\(h\w* d\w*\)")
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -31,7 +29,8 @@ _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 class Form:
     """A form: the subject as it is called in it, the call, which layouts it can have
     (those of any layer if empty), and what is said of it. guess: the parameters whose
-    form is a guess. batch: how many items it needs to show what it does, if it does."""
+    form is a guess. batch: how many items it needs to show what it does, if it does;
+    queries: how many it can have."""
 
     subject: Subject
     call: Call
@@ -39,6 +38,7 @@ class Form:
     said: str
     guess: tuple[str, ...] = ()
     batch: int | None = None
+    queries: int | None = None
 
     def keep(self, inputs: object) -> None:
         """Has all calls take what these inputs hold beside tensors, by name."""
@@ -105,8 +105,6 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
     """With tensors of four axes, (B, P, L, E), whose tokens stand along any of the
     first three."""
     inputs = [n for n, role in call.roles.items() if role in TENSORS]
-    if len(signature.axes(subject)) != 4 and not _FOUR_AXES.search(subject.source):
-        return
     # Which axis is attended along nothing says: what the numbers explain is believed.
     for place, shown in ((2, "(B, P, L, E)"), (1, "(B, L, P, E)"), (0, "(L, P, B, E)")):
 
@@ -119,11 +117,36 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
             parts = [_merged(p, place) for p in parts if getattr(p, "ndim", 0) <= 4]
             return tuple(parts) if several else parts[0]
 
+        how.merge = functools.partial(_merged, place=place)  # type: ignore[attr-defined]
         parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
         said = f"tensors as {shown}, attended along L"
         form = _form(subject, parameters, how, (cases.LAYER,), said, tuple(inputs))
         form.batch = 4  # two by two, so that what passes between them shows
         yield form
+
+
+def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
+    """With one query for each item, (B, E), beside sequences (B, L, E)."""
+    asking = call.parameter("query") or call.parameter("x")
+    if asking is None or not any(map(call.takes, ("key", "context"))):
+        return
+
+    def how(target: object, **given: object) -> object:
+        query = given[asking]
+        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[1] != 1:
+            raise ValueError("it takes one query")
+        given[asking] = query.squeeze(1)
+        returned = _called(subject, target, given)
+        several = isinstance(returned, (tuple, list))
+        parts = list(returned) if several else [returned]
+        parts = [p.unsqueeze(1) if getattr(p, "ndim", 0) == 2 else p for p in parts]
+        return tuple(parts) if several else parts[0]
+
+    parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
+    said = f"{asking} as one query for each item, (B, E)"
+    form = _form(subject, parameters, how, (cases.LAYER,), said, (asking,))
+    form.queries = 1
+    yield form
 
 
 def _form(
@@ -183,6 +206,15 @@ def _merged(value: object, place: int) -> object:
     if not isinstance(value, Tensor) or value.dim() != 4:
         return value
     return value.movedim(place, 2).flatten(0, 1)
+
+
+def merged_draw(kept: Tensor, how: Callable | None) -> Tensor:
+    """What was drawn in such a form, as the tensors are that a check knows: weights,
+    of an axis more, have the batch in their first two."""
+    merge = getattr(how, "merge", None)
+    if merge is None or kept.dim() < 4:
+        return kept
+    return merge(kept) if kept.dim() == 4 else kept.flatten(0, 1)
 
 
 def _unpacked(subject: Subject, call: Call) -> dict[str, list[str]]:

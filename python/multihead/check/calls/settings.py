@@ -28,6 +28,28 @@ _NAMED = re.compile(
 )
 
 
+Choices = dict[str, str]  # texts by the names of settings
+
+
+def choices_of(text: str) -> Choices:
+    """The texts that code compares its settings with: the first one of each, or that of
+    attention as usual."""
+    found: Choices = {}
+    for name, first, others in _COMPARED.findall(text):
+        said = [first, *re.findall(r"[\"']([\w-]+)[\"']", others)]
+        usual = [one for one in said if _USUAL.search(one)]
+        known = found.get(name, "")
+        if not known or (usual and not _USUAL.search(known)):
+            found[name] = (usual or said)[0]
+    return found
+
+
+_COMPARED = re.compile(
+    r"(\w+)[\"'\]]*\s*(?:==|(?:not\s+)?in)\s*[(\[{]?\s*[\"']([\w-]+)[\"']([^)\]}\n]*)"
+)
+_USUAL = re.compile(r"scaled|softmax|^(dot|full|normal|standard|vanilla|default)", re.I)
+
+
 class Config(dict):
     """A configuration that answers every usual name, as an attribute or a key.
 
@@ -36,12 +58,13 @@ class Config(dict):
     `guessed` collects these.
     """
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, sizes: Sizes, choices: Choices | None = None):
         super().__init__()
-        self.__dict__ |= {"sizes": sizes, "guessed": []}
+        self.__dict__ |= {"sizes": sizes, "guessed": [], "choices": choices or {}}
 
     def __missing__(self, name):
         value = value_for(str(name), self.sizes)
+        value = self.choices.get(str(name)) if value is None else value
         if value is None and str(name).lower() in _PARTS:
             value = self
         if value is None:
@@ -120,11 +143,12 @@ def _is_settings(kind: object, target: type) -> bool:
     return bool(plain or takes or getattr(kind, "__annotations__", ()))
 
 
-def settings_of(kind: type, sizes: Sizes) -> object:
+def settings_of(kind: type, sizes: Sizes, choices: Choices | None = None) -> object:
     """Settings of a class of the code's own: its defaults, but our sizes."""
     given = {}
     for parameter in _parameters(kind):
         value = _of_parameter(parameter, sizes)
+        value = (choices or {}).get(parameter.name) if value in (None, "") else value
         if value is not None or parameter.default is parameter.empty:
             given[parameter.name] = value
     made = kind(**given)

@@ -17,6 +17,7 @@ from ..calls import arguments, cases
 from ..calls.arguments import Arguments
 from ..calls.cases import Case, as_sequence, attributes
 from ..calls.construct import Construction
+from ..calls.forms import merged_draw
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject.holding import has_storage, held, of_closure
@@ -119,6 +120,8 @@ class Runner:
                 return called(*made.positional, **made.keywords)
 
         outcome = self.guard.attempt(watched, seconds)
+        for draw in recorder.draws:
+            draw.keep = merged_draw(draw.keep, self.subject.how)
         run.recorder = recorder
         run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)
@@ -351,6 +354,11 @@ def convert(target: object, dtype: torch.dtype) -> None:
         for name, value in getattr(part, "__dict__", {}).items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 setattr(part, name, value.to("cpu", dtype))
+            elif isinstance(value, (list, tuple, dict)):  # which hide their layers
+                kept = value.values() if isinstance(value, dict) else value
+                for layer in kept:
+                    if isinstance(layer, nn.Module):
+                        convert(layer, dtype)
 
 
 @contextlib.contextmanager

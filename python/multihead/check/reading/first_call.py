@@ -28,6 +28,7 @@ from ..subject.target import Subject
 _MOST_TRIED = 400
 _SECONDS, _MORE_SECONDS = 4.0, 1.0
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
+_OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
 
@@ -188,6 +189,8 @@ class FirstCall:
         styles = [first]
         if self.call.weights and not self.call.is_pytorchs_layer:
             styles += [replace(first, layers=True), replace(first, out_in=True)]
+        if self.call.takes("rotation"):
+            styles.append(replace(first, half_tables=True))
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
             styles.append(replace(first, numpy=not first.numpy))
         return styles
@@ -290,12 +293,14 @@ def _width_outside(subject: Subject) -> int | None:
 def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
     """The complaint that is made most often of the likeliest kind of call, of
     different sizes; what ran to its end says more than what raised."""
+    # Of types, code complains that computes in float32 whatever it is given.
+    plain = [one for one in complaints if not _OF_TYPES.search(one[1].sentence)]
+    complaints = plain or complaints
     if not complaints:
         return []
     likely = [finding for is_likely, finding in complaints if is_likely]
     said = [f for _, f in complaints if f.name != "raises"] or likely
-    if not said:
-        return []
+    said = said or [finding for _, finding in complaints]
     places = [(f.name, f.detail.partition("\n")[0]) for f in said]
     common = Counter(places).most_common(1)[0][0]
     return [said[places.index(common)]]
@@ -365,10 +370,10 @@ def core_layouts(subject: Subject) -> tuple[str, ...]:
     if len(names) == 4:
         later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
         orders = (cases.HEADS, cases.HEADS_LATER)
-        return orders[::-1] if later else orders
+        return (*(orders[::-1] if later else orders), cases.HEADS_LAST)
     otherwise = cases.SINGLE if "bmm(" in subject.source else cases.HEADS
     first = {2: cases.FLAT, 3: cases.SINGLE}.get(len(names), otherwise)
-    depths = (first, cases.HEADS, cases.SINGLE, cases.FLAT, cases.HEADS_LATER)
+    depths = (first, cases.HEADS, cases.SINGLE, cases.FLAT, *cases.WITH_HEADS)
     return tuple(dict.fromkeys(depths))
 
 
@@ -378,12 +383,13 @@ def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:
     constructed = runner.construction is not None and runner.construction.counts_heads
     if not asks_three or call.weights or constructed:
         return ()
-    return (cases.HEADS, cases.HEADS_LATER)
+    return cases.WITH_HEADS
 
 
 def may_be_core(call: Call, runner: Runner) -> bool:
-    """Whether it may be attention by itself: nothing speaks of heads or widths."""
-    counts = {"num_heads", "embed_dim", "num_kv_heads", "head_dim"}
+    """Whether it may be attention by itself: nothing speaks of heads or of the width
+    of all of them."""
+    counts = {"num_heads", "embed_dim", "num_kv_heads"}
     named = any(call.takes(role) or role in call.bound for role in counts)
     return not named and bool(heads_layouts(call, runner))
 

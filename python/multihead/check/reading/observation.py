@@ -125,7 +125,7 @@ def known_heads(run: Run, call: Call, stated: int | None) -> int | None:
     if stated:
         return stated
     layout = run.case.layout
-    if layout in (cases.HEADS, cases.HEADS_LATER) or call.takes("num_heads"):
+    if layout in cases.WITH_HEADS or call.takes("num_heads"):
         return run.case.sizes.heads
     counted = call.bound.get("num_heads") or run.counted.get("num_heads")
     sizes = run.case.sizes
@@ -165,7 +165,7 @@ def guessed_heads(run: Run) -> list[int]:
 
 def _heads_first(run: Run, tensor: Tensor) -> Tensor:
     """(B, H, L, D), however the code orders them."""
-    later = run.case.layout == cases.HEADS_LATER and tensor.dim() == 4
+    later = run.case.layout in cases.WITH_HEADS[1:] and tensor.dim() == 4
     return tensor.transpose(1, 2) if later else tensor
 
 
@@ -200,7 +200,7 @@ def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
     """The number of key and value heads where it is not that of the queries."""
     if stated.num_kv_heads:
         return stated.num_kv_heads
-    by_itself = run.case.layout in (cases.HEADS, cases.HEADS_LATER)
+    by_itself = run.case.layout in cases.WITH_HEADS
     if call.takes("num_kv_heads") or by_itself:
         return run.case.sizes.kv_heads
     # What the code calls groups may be the heads of each.

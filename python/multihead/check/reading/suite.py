@@ -335,7 +335,7 @@ class Cases:
         divides = sizes.heads > 4 and sizes.heads % 4 == 0
         if chosen and divides and sizes.kv_heads not in (None, 4):
             yield replace(base, name="4 groups", sizes=grouped(sizes, 4), draw=18)
-        if base.layout in (cases.HEADS, cases.HEADS_LATER) and sizes.heads % 2 == 0:
+        if base.layout in cases.WITH_HEADS and sizes.heads % 2 == 0:
             yield replace(base, name="2 groups", sizes=grouped(sizes, 2), draw=18)
 
     def _crowd(self, kinds: list[str]) -> None:

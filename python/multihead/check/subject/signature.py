@@ -14,7 +14,7 @@ from torch import nn
 from . import roles as tables
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
-from .words import mask_of_words, role_of_words, tensor_of_words
+from .words import mask_of_words, role_of_words, tensor_of_words, words
 
 _EMPTY = inspect.Parameter.empty
 # Of a signature that does not say.
@@ -138,6 +138,8 @@ def read(subject: Subject) -> Call:
     for parameter in call.parameters:
         call.roles[parameter.name] = _role_of(parameter)
     _settle_image(call)
+    if subject.kind != "function":
+        _settle_layers(call)
     if not call.takes("mask") and not call.takes("weight"):
         # Beside weights it would be one of them.
         defaults = {p.name: p.default for p in call.parameters}
@@ -237,8 +239,7 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         role = "weight"  # yet q, k and v are never weights
     plural = parameter.annotation is _EMPTY and _FEATURES.search(name)
     if role is None and type_name(parameter) in ("int", "_empty") and not plural:
-        role = role_of_words(name)
-        role = role if role in (*SIZES, "qkv_dim") else None
+        role = _number_of_words(parameter)
     is_required = default is parameter.empty
     if role is None and is_required and type_name(parameter) not in _PLAIN:
         projects = normal(name) in ("proj", "projection", "dense")
@@ -252,6 +253,19 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     return role
 
 
+def _number_of_words(parameter: inspect.Parameter) -> str | None:
+    """The lengths of keys, or the size, that the words of a name say. A sequence is no
+    length of one."""
+    name, said = parameter.name, words(parameter.name)
+    if said[-1:] in (["lengths"], ["lens"]) and not set(said) & {"q", "query"}:
+        return "lengths"
+    role = role_of_words(name)
+    if role == "max_length" and not set(said) & _COUNTED:
+        return None
+    return role if role in (*SIZES, "qkv_dim") else None
+
+
+_COUNTED = {"len", "length", "max", "maxlen", "seqlen", "size", "num", "n", "window"}
 # image_features are the features themselves, and no number of them, in a call.
 _FEATURES = re.compile(r"(?<!\bn)(?<!\bnum)(?<!\bin)(?<!\bout)_(features|feats)$")
 _PLAIN = ("int", "bool", "float", "str")
@@ -297,6 +311,19 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     if not set(roles.values()) & {"query", "x"}:
         # forward(hidden, key, value): what comes first asks.
         roles[first] = "query" if "key" in roles.values() else "x"
+
+
+def _settle_layers(call: Call) -> None:
+    """A layer was told its sizes when it was made: features are the sequence, and a
+    size that may be left out is."""
+    for parameter in call.parameters:
+        name, role = parameter.name, call.roles[parameter.name]
+        if role not in SIZES or type_name(parameter) == "int":
+            continue
+        if parameter.default is _EMPTY and normal(name) in ("features", "embedding"):
+            call.roles[name] = "x"
+        elif parameter.default is None and normal(name) not in tables.CALL:
+            call.roles[name] = None
 
 
 def _settle_letters(call: Call) -> None:

@@ -110,6 +110,7 @@ _BESIDE = {
     "states",
     "layer",
 }
+_BESIDE |= {"sequences", "vectors"}
 _BESIDE |= {"seq", "sequence", "embed", "emb", "embedding", "embeddings", "features"}
 _BESIDE |= {"feature", "feat", "feats", "hidden", "src", "source", "data", "proj"}
 _BESIDE |= {"decoder", "dec", "target", "tgt", "text", "visual", "textual", "image"}
@@ -131,6 +132,9 @@ def tensor_of_words(name: str) -> str | None:
     said = set(words(name))
     if said & _ASKING and said <= _BESIDE | _ASKING:
         return "query"
+    pair = said & {"key", "keys"} and said & {"value", "values"}
+    if pair and said <= _BESIDE | {"key", "keys", "value", "values"}:
+        return "context"
     for role, kinds in (("key", {"key", "keys", "k"}), ("value", {"value", "values"})):
         if said & kinds and said <= _BESIDE | kinds:
             return role
