@@ -293,7 +293,7 @@ class Examination:
         of_shapes = [
             f for f in self.first_call.findings if _OF_SHAPES.search(f.sentence)
         ]
-        if not found and of_shapes:
+        if not found and of_shapes and not first_call.may_be_core(call, self.runner):
             others = forms.with_an_axis_more, forms.with_one_query
             yield from self._in_forms(f for form in others for f in form(subject, call))
 

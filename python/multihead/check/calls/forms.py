@@ -55,7 +55,7 @@ def in_parts(subject: Subject, call: Call) -> Iterator[Form]:
     if not parts:
         return
 
-    def how(target: object, **given: object) -> object:
+    def how(target: object, /, **given: object) -> object:
         for name, names in parts.items():
             given[name] = tuple(given.pop(part, None) for part in names)
         return _called(subject, target, given)
@@ -87,7 +87,7 @@ def packed(subject: Subject, call: Call) -> Iterator[Form]:
         ways.append(((layout,), functools.partial(_stacked, axis=axis), f"axis {axis}"))
     for layouts, join, order in ways:
 
-        def how(target: object, join=join, **given: object) -> object:
+        def how(target: object, /, join=join, **given: object) -> object:
             three = [given.pop(role) for role in TENSORS[:3]]
             given[name] = join(three, given.pop("num_heads"))
             return _called(subject, target, given)
@@ -108,7 +108,7 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
     # Which axis is attended along nothing says: what the numbers explain is believed.
     for place, shown in ((2, "(B, P, L, E)"), (1, "(B, L, P, E)"), (0, "(L, P, B, E)")):
 
-        def how(target: object, place=place, **given: object) -> object:
+        def how(target: object, /, place=place, **given: object) -> object:
             wide = {n: _split(t, place) if n in inputs else t for n, t in given.items()}
             returned = _called(subject, target, wide)
             several = isinstance(returned, (tuple, list))
@@ -128,10 +128,17 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
 def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
     """With one query for each item, (B, E), beside sequences (B, L, E)."""
     asking = call.parameter("query") or call.parameter("x")
-    if asking is None or not any(map(call.takes, ("key", "context"))):
+    if asking is None:
         return
+    beside, known = "", replace(call, roles=dict(call.roles))
+    if not any(map(call.takes, ("key", "context"))):
+        if "context" in call.roles or not known.read_unknown_as_context():
+            return
+        beside = known.parameter("context") or ""
 
-    def how(target: object, **given: object) -> object:
+    def how(target: object, /, **given: object) -> object:
+        if beside:
+            given[beside] = given.pop("context")
         query = given[asking]
         if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[1] != 1:
             raise ValueError("it takes one query")
@@ -142,7 +149,10 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
         parts = [p.unsqueeze(1) if getattr(p, "ndim", 0) == 2 else p for p in parts]
         return tuple(parts) if several else parts[0]
 
-    parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
+    parameters = [
+        p.replace(kind=_BY_KEYWORD, name="context" if p.name == beside else p.name)
+        for p in call.parameters
+    ]
     said = f"{asking} as one query for each item, (B, E)"
     form = _form(subject, parameters, how, (cases.LAYER,), said, (asking,))
     form.queries = 1

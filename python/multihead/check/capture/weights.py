@@ -86,11 +86,20 @@ def by_flow(named: Weights, partly: bool) -> Weights:
         return flow
     found = replace(flow, tensors={}, layouts={})
     names = {(t.data_ptr(), t.numel()): n for n, t in flow.tensors.items()}
+    told = {n: names.get((t.data_ptr(), t.numel())) for n, t in named.tensors.items()}
+    # What stands beside a matrix in the same layer belongs to it.
+    owners = {
+        n.rpartition(".")[0]: new.rpartition(".")[0]
+        for n, new in told.items()
+        if new and "." in n and "." in new
+    }
     for name, tensor in named.tensors.items():
-        told = name if speaks(name) else names.get((tensor.data_ptr(), tensor.numel()))
-        found.tensors[told or name] = tensor
+        owner, _, last = name.rpartition(".")
+        of_layer = f"{owners[owner]}.{last}" if owner in owners else ""
+        new = name if speaks(name) else told[name] or of_layer or name
+        found.tensors[new] = tensor
         if name in named.layouts:
-            found.layouts[told or name] = named.layouts[name]
+            found.layouts[new] = named.layouts[name]
     return found
 
 
