@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._call import check_type, shown
+from ._tracing import is_known
 from .cache import KVCache
 
 if TYPE_CHECKING:
@@ -55,6 +56,16 @@ def has_own_rules(value: object) -> bool:
     return is_traceable_wrapper_subclass(value) or (
         override is not torch._C._disabled_torch_function_impl
         and getattr(override, "__func__", None) is not default.__func__
+    )
+
+
+def _is_dtensor(value: object) -> bool:
+    """Whether value is a DTensor, of which the operators know the shares."""
+    return (
+        has_own_rules(value)
+        and type(value).__module__ == "torch.distributed.tensor"
+        and isinstance(value, Tensor)
+        and is_known(value)
     )
 
 
@@ -127,7 +138,12 @@ def takes_subclasses(
                     # PyTorch's function by a name under which ours may stand.
                     return arguments["attn_mask"]._dispatch(**arguments)
                 arguments = without_causal_bias(name, arguments, in_layer)
-            reason = own_rules_of(arguments)
+            # The operators take DTensors; layers of this package are sharded as modules.
+            taken = (
+                () if in_layer else [x for x in arguments if _is_dtensor(arguments[x])]
+            )
+            others = {x: y for x, y in arguments.items() if x not in taken}
+            reason = own_rules_of(others)
             if reason is None:
                 return function(**arguments)
             if theirs is None:

@@ -25,8 +25,17 @@ installed = False
 _unguarded: list[object] = []
 
 
-# With these PyTorch traces; others may know its own operators alone.
-_TRACED = (FakeTensor, FunctionalTensor)
+# With these PyTorch traces; others may know its own operators alone. Those that know
+# this library's are added.
+known_tensors: tuple[type, ...] = (FakeTensor, FunctionalTensor)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that Python handles takes this library's operators."""
+    kind = type(tensor)
+    if kind.__module__ == "torch.distributed.tensor" and kind not in known_tensors:
+        from . import distributed  # noqa: F401  (adds DTensor)
+    return isinstance(tensor, known_tensors)
 
 
 def _refusal(tensors: list[torch.Tensor]) -> str:
@@ -34,7 +43,7 @@ def _refusal(tensors: list[torch.Tensor]) -> str:
     if torch.compiler.is_exporting():
         return "torch.export is at work"
     for tensor in tensors:
-        if not isinstance(tensor, _TRACED):
+        if not is_known(tensor):
             return f"{type(tensor).__name__} may know PyTorch's operators alone"
     return ""
 

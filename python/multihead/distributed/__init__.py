@@ -3,5 +3,9 @@
 does not, because torch.distributed.tensor takes a second."""
 
 from ._parallel import AttentionParallel
+from ._ring import ring_attention, ring_varlen_attention
+from ._sharding import register
 
-__all__ = ["AttentionParallel"]
+__all__ = ["AttentionParallel", "register", "ring_attention", "ring_varlen_attention"]
+
+register()

@@ -14,8 +14,10 @@ import torch.distributed as dist
 from error_budget import BUDGETS
 from ranks import on_ranks
 from rows import ORDERS, leaf, loss, rows_of
+from torch.distributed.device_mesh import init_device_mesh
 
-import multihead  # noqa: F401  (registers the operators)
+import multihead
+from multihead.distributed import ring_attention, ring_varlen_attention
 
 ops = torch.ops.multihead
 B, H, G, D, DV = 2, 4, 2, 8, 5
@@ -278,6 +280,43 @@ def test_compiled(rank, world):
     ops.ring_attention(*theirs, is_causal=True, group=group)[0].sin().sum().backward()
     for x, y in zip(ours, theirs, strict=True):
         assert torch.equal(x.grad, y.grad)
+
+
+@on_ranks(2)
+def test_python_functions(rank, world):
+    """One operator call each, with a group, a mesh of one dimension, or all processes."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 4, 8)
+    name = dist.group.WORLD.group_name
+    options = dict(is_causal=True, query_offset=torch.tensor(1), window=(2, 1))
+    expected = ops.ring_attention(
+        x, x, x, **options, group=name, order="head_tail", return_lse=True
+    )
+    mesh = init_device_mesh("cpu", (world,))
+    options |= dict(query_offset=1, order="head_tail")
+    for group in (None, dist.group.WORLD, mesh):
+        got = ring_attention(x, x, x, **options, group=group, return_lse=True)
+        for ours, theirs in zip(got, expected, strict=True):
+            assert torch.equal(ours, theirs)
+        assert torch.equal(ring_attention(x, x, x, **options, group=group), expected[0])
+    rows, starts = x[0].transpose(0, 1), torch.tensor([0, 5, 8])
+    out, lse = ring_varlen_attention(rows, rows, rows, starts, return_lse=True)
+    theirs = ops.ring_varlen_attention(rows, rows, rows, starts, starts, group=name)[0]
+    assert torch.equal(out, theirs) and lse.shape == (2, 4)
+    with pytest.raises(
+        ValueError, match="group must be a mesh of one dimension, got 2"
+    ):
+        ring_attention(x, x, x, group=init_device_mesh("cpu", (2, 1)))
+    with pytest.raises(
+        TypeError, match="group must be a process group or a mesh, got s"
+    ):
+        ring_attention(x, x, x, group="0")
+    with pytest.raises(
+        TypeError, match="ring_attention: arguments must be .* got windo"
+    ):
+        ring_attention(x, x, x, windows=(1, 1))
+    with multihead.backend("exact"), pytest.raises(RuntimeError, match='be "exact"'):
+        ring_attention(x, x, x)
 
 
 # --- Documents -----------------------------------------------------------------------
