@@ -24,12 +24,14 @@ from .report import Finding, Report
 from .sandbox.guard import Guard, Outcome, Stop
 from .subject import documented, promised, signature, stated
 from .subject.documented import Said
+from .subject.roles import speaks
 from .subject.signature import Call
 from .subject.target import Subject, load, scope
 
 _RIGHT = ("bits", "rounding")
 # Complaints that other shapes may settle.
 _OF_SHAPES = re.compile(r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange", re.I)
+_UNEXPLAINED = 2  # as many faults as are not counted
 _QUOTED = 120  # characters of a sentence
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
@@ -260,6 +262,8 @@ class Examination:
                 if explained and len(best.faults) <= faults:
                     continue
                 best = self._better(best, way)
+                if best.is_right and not best.refused:
+                    break
         return best
 
     def _better(self, best: Reading | None, way: Way) -> Reading:
@@ -438,10 +442,10 @@ class Examination:
 
     def _judge(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; where names of weights mislead, once more without them."""
+        if self._judge_by_flow(reading, kept):
+            return
         complaint = self._explain(reading, kept)
         if complaint is None:
-            if reading.verdict and reading.verdict["verdict"] == "unknown":
-                self._judge_by_flow(reading, kept)
             return
         if self.options.num_heads and complaint.detail.startswith("num_heads must"):
             raise ValueError(f"check: {complaint.detail}")
@@ -454,27 +458,32 @@ class Examination:
             raise ValueError(f"check: inputs: {complaint.detail}")
         reading.findings.append(complaint)
 
-    def _judge_by_flow(self, reading: Reading, kept: list[Run]) -> None:
-        """The same with weights named by the way of the data, if that explains the
-        first run: a name such as `ff` says nothing of the output. Those whose names
-        speak keep them, unless all is right without."""
-        named, first = [run.parameters for run in kept], reading.verdict
-        if not all(parameters.by_flow for parameters in named):
-            return
-        seen = reading.observations
+    def _judge_by_flow(self, reading: Reading, kept: list[Run]) -> bool:
+        """The same with weights named by the way of the data, if only that explains the
+        first run, and the rest: a name such as `ff` says nothing of the output. Those
+        whose names speak keep them, unless all is right without."""
+        named = [run.parameters for run in kept]
+        silent = not all(map(speaks, named[0].tensors))
+        if not silent or not all(parameters.by_flow for parameters in named):
+            return False
+        if self._faults_of(reading, kept[0]) != _UNEXPLAINED:
+            return False
         for partly in (True, False):
             for run, parameters in zip(kept, named):
                 run.parameters = weights.by_flow(parameters, partly)
-            call, stated = reading.way.call, reading.meaning.stated
-            faults = observation.fewest_faults(
-                observation.observe(kept[0], call, stated)
-            )
-            if faults <= int(partly) and self._explain(reading, kept) is None:
-                if reading.is_right or (partly and reading.faults):
-                    return
+            if self._faults_of(reading, kept[0]) <= int(partly):
+                if self._explain(reading, kept) is None and (
+                    reading.is_right or (partly and reading.faults)
+                ):
+                    return True
         for run, parameters in zip(kept, named):
             run.parameters = parameters
-        reading.verdict, reading.observations = first, seen
+        reading.verdict = None
+        return False
+
+    def _faults_of(self, reading: Reading, run: Run) -> int:
+        call, stated = reading.way.call, reading.meaning.stated
+        return observation.fewest_faults(observation.observe(run, call, stated))
 
     def _explain(self, reading: Reading, kept: list[Run]) -> Finding | None:
         """Has the engine judge the runs; what it complains of where it cannot."""
