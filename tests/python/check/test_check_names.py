@@ -61,6 +61,36 @@ class WithBlockedOfBoth(Layers):
         return self.attend(query, key, value, keep)
 
 
+class WithMaskOfX2(Layers):
+    """A mask that says by its name of which sequence it is, beside one of the scores."""
+
+    def forward(self, x1, x2, x2_mask=None, attn_mask=None):
+        q, k, v = (
+            split(layer(x), self.heads)
+            for layer, x in ((self.query, x1), (self.key, x2), (self.value, x2))
+        )
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if x2_mask is not None:
+            scores = self.blocked(scores, x2_mask[:, None, None])
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask, -float("inf"))
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    def blocked(self, scores, mask):
+        return scores.masked_fill(mask, -float("inf"))
+
+
+class WithMaskOfX2Multiplied(WithMaskOfX2):
+    def blocked(self, scores, mask):
+        return scores * ~mask
+
+
+def test_a_mask_with_the_name_of_a_sequence():
+    assert multihead.check(WithMaskOfX2).judgement in ("right", "right_if")
+    report = multihead.check(WithMaskOfX2Multiplied)
+    assert report.judgement == "wrong" and "mask_multiplied" in str(report), str(report)
+
+
 @pytest.mark.parametrize(
     "target", [WithMasks, WithMaskOfSourceTokens, WithMasksOfBoth, WithBlockedOfBoth]
 )

@@ -359,11 +359,13 @@ def _settle_image(call: Call) -> None:
 
 def _settle_named_masks(call: Call) -> None:
     """What only the words of its name say to be a mask, if no other is one of that
-    kind."""
+    kind; with the name of a sequence of keys before it, it is one of those keys."""
+    keys = {n for n, role in call.roles.items() if role in ("key", "value", "context")}
     for parameter in call.parameters:
         name, default = parameter.name, parameter.default
         if call.roles[name] is None and default in (None, _EMPTY):
-            role = mask_of_words(name)
+            of_keys = name.lower().removesuffix("mask").rstrip("_") in keys
+            role = "padding" if of_keys else mask_of_words(name)
             call.roles[name] = None if role and call.takes(role) else role
 
 
