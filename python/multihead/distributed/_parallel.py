@@ -307,21 +307,32 @@ def _projected(module: Any, inputs: list[DTensor]) -> list[Tensor]:
 def _own_rows(packed: Any, module: Any) -> Tensor:
     """The rows of this process' heads of q, of k and of v: (3·E, …) → (3·E / n, …).
 
-    packed: a DTensor, Shard(0), so that each process has contiguous rows, which it sends to those
-    whose heads they belong to.
+    packed: a DTensor, Shard(0), so that each process has contiguous rows, which it
+    sends to those whose heads they belong to.
     """
     mesh: DeviceMesh = module._mesh
     own = packed.to_local()
-    ranks, rows, width = mesh.size(), own.size(0), module.embed_dim
-    # Of every row, the process that it is for; what arrives is in the order of rows.
-    target = torch.arange(3 * width) % width // (width // ranks)
-    target = target.unflatten(0, (ranks, rows))
-    rank = mesh.get_local_rank()
-    order = target[rank].argsort(stable=True).to(own.device)
-    sent = target[rank].bincount(minlength=ranks).tolist()
-    received = (target == rank).sum(1).tolist()
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    place = (module.embed_dim, ranks)
+    sent = [_held_for(*place, rank, other) for other in range(ranks)]
+    received = [_count(_held_for(*place, other, rank)) for other in range(ranks)]
+    pieces = [own[start:stop] for each in sent for start, stop in each]
     group = mesh.get_group()
     got: Tensor = collectives.all_to_all_single_autograd(
-        own.index_select(0, order), received, sent, group
+        torch.cat(pieces), received, list(map(_count, sent)), group
     )
     return got
+
+
+def _held_for(width: int, ranks: int, holder: int, owner: int) -> list[tuple[int, int]]:
+    """The rows that holder has for the heads of owner, of q, k and v, (start, stop)
+    counted from holder's first: each holds as many neighbours of the 3 · width rows."""
+    first, last = (3 * width // ranks * end for end in (holder, holder + 1))
+    own = width // ranks
+    starts = (part * width + owner * own for part in range(3))
+    held = [(max(x, first) - first, min(x + own, last) - first) for x in starts]
+    return [(start, stop) for start, stop in held if start < stop]
+
+
+def _count(pieces: list[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in pieces)
