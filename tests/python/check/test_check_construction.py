@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import multihead
+from multihead.check.subject import promised
+from multihead.check.subject.target import Subject
 from multihead.check.subject.words import role_of_words
 
 WORDS = {
@@ -291,6 +293,66 @@ def test_lengths_beyond_tiles_are_run_for_self_attention_too():
     report = multihead.check(OfWords)
     shapes = [case["shape"] for case in report.cases if case["name"] == "130 queries"]
     assert shapes and shapes[0][1] == 130
+
+
+def in_blocks(corrects):
+    class InBlocks(nn.Module):
+        """An online softmax over blocks of keys; its length has a name that elsewhere
+        is the longest sequence."""
+
+        def __init__(self, dim, heads=4, block_size=64):
+            super().__init__()
+            self.heads, self.block = heads, block_size
+            self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+        def forward(self, x):
+            batch, length, dim = x.shape
+            q, k, v = (
+                self.qkv(x)
+                .view(batch, length, 3, self.heads, -1)
+                .permute(2, 0, 3, 1, 4)
+            )
+            out, total = torch.zeros_like(q), q.new_zeros(*q.shape[:3], 1)
+            largest = torch.full_like(total, -torch.inf)
+            for start in range(0, length, self.block):
+                keys = slice(start, start + self.block)
+                scores = q @ k[:, :, keys].mT / math.sqrt(q.shape[-1])
+                larger = torch.maximum(largest, scores.amax(-1, keepdim=True))
+                shrink, weights = (
+                    torch.exp(largest - larger),
+                    torch.exp(scores - larger),
+                )
+                total = total * shrink + weights.sum(-1, keepdim=True)
+                out = out * (shrink if corrects else 1) + weights @ v[:, :, keys]
+                largest = larger
+            return self.out((out / total).transpose(1, 2).reshape(x.shape))
+
+    return InBlocks
+
+
+def test_a_long_sequence_has_several_blocks_of_an_online_softmax():
+    assert multihead.check(in_blocks(corrects=True)).passed
+    report = multihead.check(in_blocks(corrects=False))
+    assert report.cause == "online_softmax_not_corrected"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "says_so"),
+    {
+        "Queries are the last of the keys, as with a cache.": True,
+        "The queries are the latest tokens.": True,
+        "The query is the last argument.": False,
+        "Queries are last in the batch dimension.": False,
+        "Queries are not the last keys.": False,
+    }.items(),
+)
+def test_only_positions_of_queries_are_the_last_of_the_keys(sentence, says_so):
+    def attention(q, k, v):
+        return q
+
+    attention.__doc__ = sentence
+    subject = Subject("function", attention, attention, "attention", source="-")
+    assert promised.queries_are_last(subject) is says_so
 
 
 CALLS = {

@@ -92,6 +92,7 @@ class Sizes:
             "mlp_dim": 2 * self.embed,
             "temperature": self.head_dim**0.5,
             "max_length": longest,
+            "block": 16,
             "window": windows[self.window],
             "resolution": windows[self.window],
             "sliding_window": self.sliding_window,

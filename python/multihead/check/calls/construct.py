@@ -18,6 +18,7 @@ from .cases import Sizes, of_globals
 from .settings import DROPOUT, Choices, Config, choices_of, class_for, settings_of
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
 _ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
 # What follows a Parameter's own name in the text of a class where it divides.
@@ -56,6 +57,7 @@ class Construction:
         self.blind: dict[str, None] = {}
         self._settle_widths()
         self._settle_heads()
+        self._settle_blocks()
         self._settle_sides()
         self._settings = {
             p.name: class_for(p, self.roles[p.name], subject.target)
@@ -113,6 +115,21 @@ class Construction:
             made = found[1].rpartition(".")[2] if found else "heads"
             if _size_of(made) not in ("num_heads", "num_kv_heads", None):
                 self.roles[name] = "num_heads"
+
+    def _settle_blocks(self) -> None:
+        """Where an online softmax goes in steps of a length, that is the length of its
+        blocks, of which a long sequence has several. Without one, what is right in
+        blocks may be meant to stay in them."""
+        text = self.subject.source or _source(self.subject.target)
+        if not re.search(r"\bexp2?\(", text):
+            return
+        stepped = set(_STEP.findall(text))
+        of_block = any("block" in words(step) for step in stepped)
+        for name, role in self.roles.items():
+            kept = re.findall(rf"(\w+)\s*=\s*{re.escape(name)}\b", text)
+            steps = stepped & {name, *kept} or (of_block and "block" in words(name))
+            if role == "max_length" and steps:
+                self.roles[name] = "block"
 
     def _settle_sides(self) -> None:
         """Height and width of an image, which come together, as capital letters, too:

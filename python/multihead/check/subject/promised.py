@@ -12,7 +12,8 @@ _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
 _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
-    r"(?:the )?(?:last|latest|newest|most recent)\b|"
+    r"(?:the )?(?:last|latest|newest|most recent)\b"
+    r"(?! (?:in the )?(?:\w+ )?(?:arg|param|dim|axis|axes))|"
     r"\b(?:bottom[- ]right|right[- ]aligned|aligned (?:to|at|with) the end)\b",
     re.I,
 )
