@@ -289,6 +289,15 @@ def test_what_a_person_would_call_is_called(kind):
     assert report.cause is None, str(report)
 
 
+def test_a_module_may_hold_itself_in_a_list():
+    class Held(OfWords):
+        def __init__(self, n_heads, text_dim, layer_idx):
+            super().__init__(n_heads, text_dim, layer_idx)
+            self.owner = [self]
+
+    assert multihead.check(Held).cause is None
+
+
 def test_lengths_beyond_tiles_are_run_for_self_attention_too():
     report = multihead.check(OfWords)
     shapes = [case["shape"] for case in report.cases if case["name"] == "130 queries"]
@@ -427,3 +436,34 @@ def test_the_answers_of_an_argument_parser():
     parsed = argparse.Namespace(n_embd=48, n_head=8)
     model = OfItsSettings(ModelSettings(**vars(parsed)))
     assert multihead.check(model).cause is None
+
+
+class OfTwoLetters(nn.Module):
+    """d beside h: the whole width, and a number of heads."""
+
+    def __init__(self, d=64, h=4):
+        super().__init__()
+        self.h = h
+        self.q, self.k, self.v, self.out = (nn.Linear(d, d) for _ in range(4))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def merged(self, x):
+        return x.transpose(1, 2).flatten(2)
+
+    def forward(self, x):
+        q, k, v = (self.split(layer(x)) for layer in (self.q, self.k, self.v))
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+        return self.out(self.merged(weights @ v))
+
+
+class OfTwoLettersViewed(OfTwoLetters):
+    def merged(self, x):
+        return x.reshape(x.size(0), x.size(2), -1)
+
+
+def test_a_width_of_one_letter_beside_heads():
+    """With one head a merge without transpose would be right."""
+    assert multihead.check(OfTwoLetters).passed
+    assert multihead.check(OfTwoLettersViewed).cause == "merge_not_transposed"

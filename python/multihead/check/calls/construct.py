@@ -99,11 +99,13 @@ class Construction:
         ]
 
     def _settle_heads(self) -> None:
-        """One letter beside a width of heads is the whole width; what the width is
-        divided by to get that of a head counts the heads, whatever its name."""
+        """One letter beside a width of heads, or as the only width beside a number of
+        heads, is the whole width; what the width is divided by to get that of a head
+        counts the heads, whatever its name."""
         narrow = [n for n, role in self.roles.items() if role == "head_dim"]
         letters = [n for n in narrow if len(n) == 1]
-        if len(narrow) > len(letters) == 1 and not self.takes("embed_dim"):
+        beside = len(narrow) > 1 or self.takes("num_heads")
+        if len(letters) == 1 and beside and not self.takes("embed_dim", "qkv_dim"):
             self.roles[letters[0]] = "embed_dim"
         if self.takes("num_heads", "config") or not self.takes("embed_dim"):
             return

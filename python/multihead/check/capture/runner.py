@@ -344,12 +344,16 @@ def _detached(module: object) -> dict[int, object]:
     }
 
 
-def convert(target: object, dtype: torch.dtype) -> None:
+def convert(
+    target: object, dtype: torch.dtype, seen: frozenset[int] = frozenset()
+) -> None:
     """Puts all floating tensors of a module, or of any other object, on the CPU in
-    `dtype`, also those that are neither parameters nor buffers."""
+    `dtype`, also those that are neither parameters nor buffers. `seen`: modules that
+    hold this one in a list, which may be held by it in one."""
     parts = [target]
     if isinstance(target, nn.Module):
         parts = list(target.to("cpu", dtype).modules())
+    seen |= {id(part) for part in parts}
     for part in parts:
         for name, value in getattr(part, "__dict__", {}).items():
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -357,8 +361,8 @@ def convert(target: object, dtype: torch.dtype) -> None:
             elif isinstance(value, (list, tuple, dict)):  # which hide their layers
                 kept = value.values() if isinstance(value, dict) else value
                 for layer in kept:
-                    if isinstance(layer, nn.Module):
-                        convert(layer, dtype)
+                    if isinstance(layer, nn.Module) and id(layer) not in seen:
+                        convert(layer, dtype, seen)
 
 
 @contextlib.contextmanager

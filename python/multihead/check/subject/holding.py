@@ -53,7 +53,9 @@ def walk(name: str, value: object, depth: int = 0) -> Iterator[Held]:
     """The tensors that `value` holds, named as the code would reach them."""
     prefix = f"{name}." if name and name != "self" else ""
     if isinstance(value, nn.Module):
-        yield from _of_module(prefix, value)
+        # In a list, a module may hold itself.
+        if depth <= _DEPTH:
+            yield from _of_module(prefix, value, depth)
     elif isinstance(value, Tensor):
         if value.is_floating_point() and 0 < value.dim() <= 4 and has_storage(value):
             yield Held(name, value)
@@ -79,7 +81,7 @@ def _items(value: object) -> list[tuple[object, object]]:
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _of_module(prefix: str, module: nn.Module) -> Iterator[Held]:
+def _of_module(prefix: str, module: nn.Module, depth: int = 0) -> Iterator[Held]:
     wrapped = wrappers(module)
     for path, part in module.named_modules(remove_duplicate=False):
         if re.search(r"(^|\.)parametrizations(\.|$)", path):
@@ -93,7 +95,7 @@ def _of_module(prefix: str, module: nn.Module) -> Iterator[Held]:
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
                 yield Held(inner + name, value)
             elif isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
-                yield from walk(inner + name, value, 1)
+                yield from walk(inner + name, value, depth + 1)
 
 
 def wrappers(module: nn.Module) -> dict[str, str]:
