@@ -14,6 +14,7 @@ import io
 import os
 import sys
 import time
+import traceback
 
 from . import Options, Report, examine
 from .reading.suite import Progress
@@ -149,6 +150,13 @@ def main() -> int:
         print_all(report, arguments.json)
     except (ValueError, OSError) as error:
         print(f"multihead: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # its own fault, which Python would make exit status 1: wrong
+        traceback.print_exc()
+        print(
+            "multihead: check itself failed: nothing is said of the code",
+            file=sys.stderr,
+        )
         return 2
     return report.exit_status
 

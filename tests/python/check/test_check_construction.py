@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import multihead
+from multihead.check import __main__ as command
 from multihead.check.subject import promised
 from multihead.check.subject.target import Subject
 from multihead.check.subject.words import role_of_words
@@ -467,3 +468,13 @@ def test_a_width_of_one_letter_beside_heads():
     """With one head a merge without transpose would be right."""
     assert multihead.check(OfTwoLetters).passed
     assert multihead.check(OfTwoLettersViewed).cause == "merge_not_transposed"
+
+
+def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
+    def fails(*arguments):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(command, "report_for", fails)
+    monkeypatch.setattr("sys.argv", ["check", "attention.py"])
+    assert command.main() == 2
+    assert "check itself failed: nothing is said of the code" in capsys.readouterr().err
