@@ -86,6 +86,12 @@ def test_sources_name_their_licence():
     assert missing == []
 
 
+def test_no_two_tests_have_one_name():
+    """pytest imports files of tests by their names alone: of two, one would not run."""
+    tests = [path.name for path in files(".py") if path.name.startswith("test_")]
+    assert sorted(set(tests)) == sorted(tests)
+
+
 def test_nothing_that_was_built_is_tracked():
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
