@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -13,6 +14,8 @@
 #include "multihead/functional.h"
 
 namespace [[gnu::visibility("default")]] multihead {
+
+class Provider;
 
 /// Which tokens of a sequence of L lie on process r of W, row by row.
 ///   kContiguous  those after the tokens of process r − 1, as many as it has
@@ -68,6 +71,66 @@ std::tuple<at::Tensor, at::Tensor> ring_varlen_attention_with_lse(
     const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
     const std::string& group, const VarlenOptions& options = {},
     TokenOrder order = TokenOrder::kContiguous);
+
+/// The same three by an exchange instead of a ring: every process gets all
+/// tokens of a share of the heads, computes those, and gives the rows back.
+/// Results and gradients have the bits of one process. Heads of query and of
+/// key must be multiples of the number of processes, and attn_mask is refused.
+/// Held: as many elements as the process's own query, key, value and output.
+/// Source: "DeepSpeed Ulysses: System Optimizations for Enabling Training of
+/// Extreme Long Sequence Transformer Models".
+at::Tensor ulysses_attention(const at::Tensor& query, const at::Tensor& key,
+                             const at::Tensor& value, const std::string& group,
+                             const AttentionOptions& options = {},
+                             TokenOrder order = TokenOrder::kContiguous);
+std::tuple<at::Tensor, at::Tensor> ulysses_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::string& group, const AttentionOptions& options = {},
+    TokenOrder order = TokenOrder::kContiguous);
+std::tuple<at::Tensor, at::Tensor> ulysses_varlen_attention_with_lse(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
+    const std::string& group, const VarlenOptions& options = {},
+    TokenOrder order = TokenOrder::kContiguous);
+
+/// How the processes share the work of a sequence that lies on them.
+///   kRing     ring_attention
+///   kUlysses  ulysses_attention
+///   kAuto     kUlysses where it can be and sends no more than the ring, if
+///             there are as many queries as keys: W processes, H heads of
+///             query and G of key that W divides, H + G ≤ W·G, no attn_mask;
+///             kRing elsewhere, and in graphs of torch.compile, which do not
+///             know how many tokens the other processes have.
+enum class ContextMethod { kAuto, kRing, kUlysses };
+
+/// "auto", "ring" or "ulysses"; throws c10::ValueError for any other name.
+ContextMethod context_method_from_name(std::string_view name);
+
+/// For its own lifetime, all attention of this thread is over tokens of all
+/// processes of the group, of which each holds its own, as `order` says:
+/// scaled_dot_product_attention, varlen_attention, the modules, and PyTorch's
+/// own while the library is installed (install.h). Arguments are those of
+/// ring_attention. What it cannot do is refused: weights of a module, its
+/// attn_mask, bias_k, add_zero_attn and caches, backend kExact, other devices.
+/// Source: torch.distributed.tensor.experimental.context_parallel.
+class ContextParallelGuard {
+ public:
+  explicit ContextParallelGuard(const std::string& group,
+                                TokenOrder order = TokenOrder::kHeadTail,
+                                ContextMethod method = ContextMethod::kAuto);
+  ~ContextParallelGuard();
+  ContextParallelGuard(const ContextParallelGuard&) = delete;
+  ContextParallelGuard& operator=(const ContextParallelGuard&) = delete;
+
+ private:
+  std::unique_ptr<const Provider> provider_;
+  const Provider* previous_;
+};
+
+/// The positions in a sequence of `length` tokens of those of process `rank`
+/// of `processes`, row by row: int64.
+at::Tensor token_positions(int64_t length, int rank, int processes,
+                           TokenOrder order = TokenOrder::kHeadTail);
 
 /// Attention to some keys and to some others → attention to both.
 ///   w = sigmoid(other_lse − lse)   out + w·(other_out − out)   ln(eˡˢᵉ +

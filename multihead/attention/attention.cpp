@@ -8,6 +8,7 @@
 #include "multihead/attention/checks.h"
 #include "multihead/attention/count.h"
 #include "multihead/attention/definition.h"
+#include "multihead/attention/provider.h"
 #include "multihead/attention/route.h"
 #include "multihead/attention/storage.h"
 #include "multihead/functional.h"
@@ -49,6 +50,9 @@ std::tuple<at::Tensor, at::Tensor> attend(const at::Tensor& query,
   check_route(fn, way);
   if (way.way == Way::kFused) {
     const auto state = call::draw_dropout_state(options.dropout_p);
+    if (const Provider* provider = current_provider()) {
+      return provider->attention(query, key, value, options, state);
+    }
     if (reads_as_stored(query, key, value, options)) {
       return call::run<call::FusedAttention>(query, key, value, options, state);
     }
@@ -105,6 +109,7 @@ AttentionSummary attention_summary(const at::Tensor& query,
   TORCH_CHECK_VALUE(options.dropout_p == 0.0,
                     "attention_summary: dropout_p must be 0, got ",
                     options.dropout_p);
+  check_no_provider(fn, "attention_summary");
   const at::NoGradGuard no_grad;
   const at::Tensor q = autocast(query), rows = restored(q, autocast(key));
   const Route way = route(q, rows, rows, options);

@@ -11,6 +11,7 @@
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
 #include "multihead/attention/count.h"
+#include "multihead/attention/provider.h"
 #include "multihead/text/shapes.h"
 
 namespace multihead {
@@ -146,7 +147,7 @@ Route route(const at::Tensor& query, const at::Tensor& key,
                                                       : Way::kDefinition;
   };
   if (current_backend() == Backend::kExact) {
-    return {pytorch_or_definition(), kAskedForExact};
+    return route_unless(kAskedForExact, pytorch_or_definition());
   }
   c10::SmallVector<const at::Tensor*, 3 + fields::kCount> tensors{&query, &key,
                                                                   &value};
@@ -172,13 +173,17 @@ Route route(const at::Tensor& query, const at::Tensor& key,
 
 Route route_unless(std::string reason, Way otherwise) {
   if (reason.empty()) return {};
-  const bool must = current_backend() == Backend::kFused;
+  const bool must =
+      current_backend() == Backend::kFused || current_provider() != nullptr;
   return {must ? Way::kRefused : otherwise, std::move(reason)};
 }
 
 void check_route(const char* function, const Route& route) {
-  TORCH_CHECK(route.way != Way::kRefused, function,
-              ": backend \"fused\" cannot run this call: ", route.reason);
+  if (route.way != Way::kRefused) return;
+  const Provider* provider = current_provider();
+  TORCH_CHECK(false, function, ": ",
+              provider != nullptr ? provider->name() : "backend \"fused\"",
+              " cannot run this call: ", route.reason);
 }
 
 void warn_of_all_weights(const char* function, const at::Tensor& query,

@@ -14,6 +14,7 @@
 #include "multihead/attention/count.h"
 #include "multihead/attention/definition.h"
 #include "multihead/attention/nonfinite.h"
+#include "multihead/attention/provider.h"
 #include "multihead/attention/route.h"
 #include "multihead/attention/storage.h"
 #include "multihead/optional_tensor.h"
@@ -196,7 +197,7 @@ UnpagedRows without_pages(const Tensor& query, const Tensor& key,
 Route varlen_route(const Tensor& query, const Tensor& key, const Tensor& value,
                    const AttentionOptions& options) {
   if (current_backend() == Backend::kExact) {
-    return {Way::kDefinition, kAskedForExact};
+    return route_unless(kAskedForExact, Way::kDefinition);
   }
   std::string reason = kernel_refusal(
       {&query, &key, &value, &options.alibi_slopes, &options.sinks},
@@ -236,6 +237,14 @@ std::tuple<Tensor, Tensor> attend_varlen(const Tensor& query, const Tensor& key,
         optional(s.block_table), options,
         call::draw_dropout_state(options.dropout_p));
   };
+  if (const Provider* provider = current_provider();
+      provider != nullptr && way.way == Way::kFused) {
+    if (o.block_table.defined()) check_no_provider(kVarlen, "block_table");
+    return provider->varlen_attention(
+        query, key, value, cu_seqlens_q,
+        cu_seqlens_k.defined() ? cu_seqlens_k : cu_seqlens_q, options,
+        call::draw_dropout_state(options.dropout_p));
+  }
   if (way.way == Way::kFused) {
     const bool recorded = call::is_recorded(query) || call::is_recorded(key) ||
                           call::is_recorded(value) ||

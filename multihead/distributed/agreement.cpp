@@ -29,11 +29,12 @@ class Statement {
 
   const std::vector<int64_t>& words() const { return words_; }
 
-  void check(const std::vector<std::vector<int64_t>>& all) const {
+  void check(const char* fn,
+             const std::vector<std::vector<int64_t>>& all) const {
     for (size_t i = 0; i < names_.size(); ++i) {
       if (names_[i].empty()) continue;
       for (size_t r = 1; r < all.size(); ++r) {
-        TORCH_CHECK(all[r][i] == all[0][i], "ring_attention: ", names_[i],
+        TORCH_CHECK(all[r][i] == all[0][i], fn, ": ", names_[i],
                     " must be the same on all processes, got ",
                     in_words(i, all[0][i]), " on process 0 and ",
                     in_words(i, all[r][i]), " on process ", r);
@@ -70,6 +71,15 @@ int64_t bits_of(const std::optional<double>& x) {
   return x ? std::bit_cast<int64_t>(*x) : -1;
 }
 
+Drawn drawn_by(const std::optional<at::Tensor>& dropout_state,
+               int64_t num_heads) {
+  if (!dropout_state) return {.heads_in_all = num_heads};
+  const at::Tensor words = dropout_state->contiguous();
+  const auto* p = words.const_data_ptr<int64_t>();
+  if (words.numel() == 2) return {p[0], p[1], 0, 0, num_heads};
+  return {p[0], p[1], p[2], p[3], p[4]};
+}
+
 constexpr int kMaskDims = 4;
 
 // Where the parts of a statement stand that may differ.
@@ -77,12 +87,14 @@ struct Own {
   size_t query_length, key_length, seed, mask;
 };
 
-Own state(Statement& all, TokenOrder order, const OwnRows& rows,
-          const AttentionOptions& options, const Bounds& bounds) {
+Own state(Statement& all, TokenOrder order, Method method, const OwnRows& rows,
+          const AttentionOptions& options, const Bounds& bounds,
+          const std::optional<at::Tensor>& dropout_state) {
   const auto& [query, key, value] = rows;
   const auto& [attn_mask, dropout_p, is_causal, scale, enable_gqa, alignment,
                query_offset, window, key_lengths, key_mask, softcap,
                alibi_slopes, sinks] = options;
+  all.same("the method", static_cast<int64_t>(method));
   all.same("order", static_cast<int64_t>(order));
   all.same("the dtype of query", static_cast<int64_t>(query.scalar_type()));
   all.same("the number of batch rows", query.size(0));
@@ -110,8 +122,12 @@ Own state(Statement& all, TokenOrder order, const OwnRows& rows,
   Own own{};
   own.query_length = all.own(query.size(2));
   own.key_length = all.own(key.size(2));
-  own.seed = all.own(0);
-  all.own(0);
+  const Drawn drawn = drawn_by(dropout_state, query.size(1));
+  all.same("the batch row at which dropout begins", drawn.first_batch);
+  all.same("the head at which dropout begins", drawn.first_head);
+  all.same("the number of heads of dropout", drawn.heads_in_all);
+  own.seed = all.own(drawn.seed);
+  all.own(drawn.offset);
   own.mask = all.own(attn_mask.defined() ? attn_mask.dim() : 0);
   for (int d = 0; d < kMaskDims; ++d) {
     const int64_t at =
@@ -123,8 +139,9 @@ Own state(Statement& all, TokenOrder order, const OwnRows& rows,
 
 // On every process those of all: one that lacks keys must not leave the others
 // waiting.
-void check_masks(const std::vector<std::vector<int64_t>>& all, const Own& own,
-                 const Places& places, const at::Tensor& query) {
+void check_masks(const char* fn, const std::vector<std::vector<int64_t>>& all,
+                 const Own& own, const Places& places,
+                 const at::Tensor& query) {
   const int64_t keys = total(places.key_lengths);
   for (size_t r = 0; r < all.size(); ++r) {
     const int64_t* sizes = &all[r][own.mask + 1];
@@ -134,7 +151,7 @@ void check_masks(const std::vector<std::vector<int64_t>>& all, const Own& own,
     for (int d = 0; d < kMaskDims; ++d) {
       fits = fits && (sizes[d] == 1 || sizes[d] == whole[d]);
     }
-    TORCH_CHECK(fits, "ring_attention: attn_mask of process ", r,
+    TORCH_CHECK(fits, fn, ": attn_mask of process ", r,
                 " must be broadcastable to (B, H, its queries, all keys), (",
                 whole[0], ", ", whole[1], ", ", whole[2], ", ", whole[3],
                 "), got sizes ", sizes[0], ", ", sizes[1], ", ", sizes[2], ", ",
@@ -142,13 +159,14 @@ void check_masks(const std::vector<std::vector<int64_t>>& all, const Own& own,
   }
 }
 
-void check_lengths(TokenOrder order, const char* of, const Lengths& lengths) {
+void check_lengths(const char* fn, TokenOrder order, const char* of,
+                   const Lengths& lengths) {
   if (order == TokenOrder::kContiguous) return;
   const auto processes = static_cast<int>(lengths.size());
   const Lengths expected = lengths_of(order, total(lengths), processes);
   for (int r = 0; r < processes; ++r) {
-    TORCH_CHECK(lengths[r] == expected[r], "ring_attention: process ", r,
-                " must have ", expected[r], " of the ", total(lengths), " ", of,
+    TORCH_CHECK(lengths[r] == expected[r], fn, ": process ", r, " must have ",
+                expected[r], " of the ", total(lengths), " ", of,
                 " of a sequence in the order \"head_tail\", got ", lengths[r]);
   }
 }
@@ -158,52 +176,51 @@ void check_lengths(TokenOrder order, const char* of, const Lengths& lengths) {
 at::Tensor Places::as_tensor() const {
   std::vector<int64_t> words = query_lengths;
   words.insert(words.end(), key_lengths.begin(), key_lengths.end());
-  words.insert(words.end(), {seed, offset});
+  words.insert(words.end(), {drawn.seed, drawn.offset, drawn.first_batch,
+                             drawn.first_head, drawn.heads_in_all});
   return at::tensor(words, at::kLong);
 }
 
 Places Places::from_tensor(const at::Tensor& words) {
   const auto* p = words.const_data_ptr<int64_t>();
-  const int64_t processes = (words.numel() - 2) / 2;
+  const int64_t processes = (words.numel() - Places::words(0)) / 2;
   Places places;
   places.query_lengths.assign(p, p + processes);
-  places.key_lengths.assign(p + processes, p + 2 * processes);
-  places.seed = p[2 * processes];
-  places.offset = p[2 * processes + 1];
+  p += processes;
+  places.key_lengths.assign(p, p + processes);
+  p += processes;
+  places.drawn = {p[0], p[1], p[2], p[3], p[4]};
   return places;
 }
 
-Places agree(const Group& group, TokenOrder order, const OwnRows& rows,
-             const AttentionOptions& options, const Bounds& bounds,
+Places agree(const Group& group, TokenOrder order, Method method,
+             const OwnRows& rows, const AttentionOptions& options,
+             const Bounds& bounds,
              const std::optional<at::Tensor>& dropout_state,
              const std::exception_ptr& refused) {
   const auto refusals =
       group.all_gather(std::vector<int64_t>{refused != nullptr});
   if (refused) std::rethrow_exception(refused);
   for (size_t r = 0; r < refusals.size(); ++r) {
-    TORCH_CHECK(refusals[r][0] == 0, "ring_attention: process ", r,
+    TORCH_CHECK(refusals[r][0] == 0, group.function(), ": process ", r,
                 " has refused its arguments, and says why");
   }
   Statement mine;
-  const Own own = state(mine, order, rows, options, bounds);
-  std::vector<int64_t> words = mine.words();
-  if (dropout_state) {
-    const at::Tensor seed = dropout_state->contiguous();
-    words[own.seed] = seed.const_data_ptr<int64_t>()[0];
-    words[own.seed + 1] = seed.const_data_ptr<int64_t>()[1];
-  }
-  const auto all = group.all_gather(words);
-  mine.check(all);
+  const Own own =
+      state(mine, order, method, rows, options, bounds, dropout_state);
+  const auto all = group.all_gather(mine.words());
+  mine.check(group.function(), all);
   Places places;
   for (const auto& theirs : all) {
     places.query_lengths.push_back(theirs[own.query_length]);
     places.key_lengths.push_back(theirs[own.key_length]);
   }
-  places.seed = all[0][own.seed];
-  places.offset = all[0][own.seed + 1];
-  check_lengths(order, "queries", places.query_lengths);
-  check_lengths(order, "keys", places.key_lengths);
-  check_masks(all, own, places, rows.query);
+  places.drawn = drawn_by(dropout_state, rows.query.size(1));
+  places.drawn.seed = all[0][own.seed];
+  places.drawn.offset = all[0][own.seed + 1];
+  check_lengths(group.function(), order, "queries", places.query_lengths);
+  check_lengths(group.function(), order, "keys", places.key_lengths);
+  check_masks(group.function(), all, own, places, rows.query);
   return places;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/distributed/exchange.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
@@ -12,18 +13,19 @@ namespace {
 
 // What the group throws names sockets; who waits wants to know for whom.
 template <class F>
-auto named(const std::string& what, const F& f) {
+auto named(const char* function, const std::string& what, const F& f) {
   try {
     return f();
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, "ring_attention: ", what, ": ", error.what());
+    TORCH_CHECK(false, function, ": ", what, ": ", error.what());
   }
 }
 
 }  // namespace
 
-Group::Group(const std::string& name)
-    : group_(c10d::resolve_process_group(name)),
+Group::Group(const char* function, std::string_view name)
+    : function_(function),
+      group_(c10d::resolve_process_group(std::string(name))),
       rank_(group_->getRank()),
       size_(group_->getSize()) {}
 
@@ -32,10 +34,47 @@ std::vector<at::Tensor> Group::all_gather(const at::Tensor& x) const {
   std::vector<at::Tensor> input{x.contiguous()};
   std::vector<std::vector<at::Tensor>> output(1);
   for (int r = 0; r < size_; ++r) output[0].push_back(at::empty_like(input[0]));
-  named("the processes of the group did not all answer process " +
+  named(function_,
+        "the processes of the group did not all answer process " +
             std::to_string(rank_),
         [&] { group_->allgather(output, input)->wait(); });
   return output[0];
+}
+
+std::vector<at::Tensor> Group::all_to_all(
+    const std::vector<at::Tensor>& parts,
+    const std::vector<std::vector<int64_t>>& sizes) const {
+  // As bytes in one piece of memory, which every backend takes.
+  std::vector<at::Tensor> bytes;
+  std::vector<int64_t> sent_bytes, received_bytes;
+  for (const at::Tensor& part : parts) {
+    bytes.push_back(part.contiguous().view({-1}).view(at::kByte));
+    sent_bytes.push_back(bytes.back().numel());
+  }
+  const auto dtype = parts[0].scalar_type();
+  const auto item_size = static_cast<int64_t>(c10::elementSize(dtype));
+  for (const auto& each : sizes) {
+    received_bytes.push_back(c10::multiply_integers(each) * item_size);
+  }
+  at::Tensor sent = at::cat(bytes);
+  at::Tensor received =
+      at::empty({c10::sum_integers(received_bytes)}, sent.options());
+  const auto exchange = [&] {
+// The name that replaces it came with PyTorch 2.13.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    group_->alltoall_base(received, sent, received_bytes, sent_bytes)->wait();
+#pragma GCC diagnostic pop
+  };
+  named(function_,
+        "the processes of the group did not all exchange with process " +
+            std::to_string(rank_),
+        exchange);
+  std::vector<at::Tensor> results = received.split_with_sizes(received_bytes);
+  for (size_t r = 0; r < results.size(); ++r) {
+    results[r] = results[r].view(dtype).view(sizes[r]);
+  }
+  return results;
 }
 
 std::vector<std::vector<int64_t>> Group::all_gather(
@@ -50,20 +89,22 @@ std::vector<std::vector<int64_t>> Group::all_gather(
 
 Shift::Shift(const Group& group, const at::Tensor& sent, at::Tensor received,
              int step)
-    : from_((group.rank_ + group.size_ - 1) % group.size_),
+    : function_(group.function_),
+      from_((group.rank_ + group.size_ - 1) % group.size_),
       to_((group.rank_ + 1) % group.size_),
       received_(std::move(received)) {
   std::vector<at::Tensor> out{sent}, in{received_};
-  named("process " + std::to_string(to_) + " cannot be reached", [&] {
-    receiving_ = group.group_->recv(in, from_, step);
-    sending_ = group.group_->send(out, to_, step);
-  });
+  named(function_, "process " + std::to_string(to_) + " cannot be reached",
+        [&] {
+          receiving_ = group.group_->recv(in, from_, step);
+          sending_ = group.group_->send(out, to_, step);
+        });
 }
 
 at::Tensor Shift::wait() {
-  named("nothing came from process " + std::to_string(from_),
+  named(function_, "nothing came from process " + std::to_string(from_),
         [&] { receiving_->wait(); });
-  named("process " + std::to_string(to_) + " took nothing",
+  named(function_, "process " + std::to_string(to_) + " took nothing",
         [&] { sending_->wait(); });
   return received_;
 }

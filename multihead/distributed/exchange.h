@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
@@ -15,9 +16,11 @@ namespace multihead::distributed {
 
 class Group {
  public:
-  /// A registered process group. Throws c10::Error for an unknown name.
-  explicit Group(const std::string& name);
+  /// A registered process group, for calls of `function`, with whose name
+  /// errors begin. Throws c10::Error for an unknown group.
+  Group(const char* function, std::string_view name);
 
+  const char* function() const { return function_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
 
@@ -28,8 +31,15 @@ class Group {
   /// Those of every process, which all have the same shape.
   std::vector<at::Tensor> all_gather(const at::Tensor& x) const;
 
+  /// Gives parts[r] to process r. Returns what each process gives to this one:
+  /// of the dtype of parts, dense, of sizes[r].
+  std::vector<at::Tensor> all_to_all(
+      const std::vector<at::Tensor>& parts,
+      const std::vector<std::vector<int64_t>>& sizes) const;
+
  private:
   friend class Shift;
+  const char* function_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   int rank_, size_;
 };
@@ -44,6 +54,7 @@ class Shift {
   at::Tensor wait();
 
  private:
+  const char* function_;
   int from_, to_;
   at::Tensor received_;
   c10::intrusive_ptr<c10d::Work> sending_, receiving_;

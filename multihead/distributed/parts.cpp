@@ -112,13 +112,14 @@ AttentionOptions Whole::of_part(const Span& queries, const Span& keys) const {
 }
 
 std::optional<at::Tensor> Whole::dropout_state(const Span& queries,
-                                               const Span& keys,
-                                               int64_t num_heads) const {
+                                               const Span& keys) const {
   if (options_.dropout_p == 0.0) return std::nullopt;
   const auto document = static_cast<int64_t>(queries.document);
-  return at::tensor({places_.seed, places_.offset, document, int64_t{0},
-                     num_heads, queries.position, keys.position},
-                    at::kLong);
+  const Drawn& drawn = places_.drawn;
+  return at::tensor(
+      {drawn.seed, drawn.offset, drawn.first_batch + document, drawn.first_head,
+       drawn.heads_in_all, queries.position, keys.position},
+      at::kLong);
 }
 
 at::Tensor Whole::mask_of_part(const at::Tensor& attn_mask, const Span& queries,

@@ -35,8 +35,8 @@ class Whole {
   AttentionOptions of_part(const Span& queries, const Span& keys) const;
 
   /// Where the part draws its dropout, if any.
-  std::optional<at::Tensor> dropout_state(const Span& queries, const Span& keys,
-                                          int64_t num_heads) const;
+  std::optional<at::Tensor> dropout_state(const Span& queries,
+                                          const Span& keys) const;
 
   /// attn_mask of the part, a view of the one of the call; undefined: none.
   at::Tensor mask_of_part(const at::Tensor& attn_mask, const Span& queries,

@@ -32,10 +32,8 @@
 
 #include "multihead/attention/checks.h"
 #include "multihead/attention/layout.h"
-#include "multihead/attention/route.h"
-#include "multihead/attention/storage.h"
-#include "multihead/attention/varlen.h"
-#include "multihead/distributed/agreement.h"
+#include "multihead/distributed/attend.h"
+#include "multihead/distributed/checks.h"
 #include "multihead/distributed/exchange.h"
 #include "multihead/distributed/merge.h"
 #include "multihead/distributed/parts.h"
@@ -45,6 +43,8 @@ namespace multihead::distributed {
 namespace {
 
 using at::Tensor;
+
+constexpr auto* kRing = "ring_attention";
 
 at::ScalarType compute_type(const Tensor& query) {
   return at::toOpMathType(query.scalar_type());
@@ -133,115 +133,16 @@ void for_each_part(const Whole& whole, int rank, int owner_of_keys,
   }
 }
 
-// key_mask (B, Lk) of all keys, in the order of the sequence.
-Tensor mask_of_all_keys(const Group& group, TokenOrder order,
-                        const Places& places, const Tensor& key_mask) {
-  if (!key_mask.defined()) return {};
-  const Lengths& lengths = places.key_lengths;
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  Tensor padded = at::zeros({key_mask.size(0), longest}, key_mask.options());
-  padded.narrow(1, 0, key_mask.size(1)).copy_(key_mask);
-  const auto gathered = group.all_gather(padded);
-  Tensor all =
-      at::empty({key_mask.size(0), total(lengths)}, key_mask.options());
-  for (int r = 0; r < group.size(); ++r) {
-    for (const Span& span : spans_of(order, lengths, r)) {
-      all.narrow(1, span.position, span.length)
-          .copy_(gathered[r].narrow(1, span.row, span.length));
-    }
-  }
-  return all;
-}
-
 AttentionOptions sinks_alone(const AttentionOptions& options) {
   return {.enable_gqa = options.enable_gqa, .sinks = options.sinks};
 }
 
 Tensor no_rows(const Tensor& x) { return x.narrow(2, 0, 0); }
 
-// Where documents begin; neither: a batch.
-struct Documents {
-  const std::optional<Tensor>& cu_seqlens_q;
-  const std::optional<Tensor>& cu_seqlens_k;
-};
-
-void check_documents(const char* fn, const Tensor& query,
-                     const AttentionOptions& options,
-                     const Documents& documents) {
-  TORCH_CHECK(query.size(0) == 1, fn,
-              ": query must be (1, H, T, D) with cu_seqlens_q, got ",
-              query.sizes());
-  TORCH_CHECK(documents.cu_seqlens_k, fn,
-              ": cu_seqlens_k must be given with cu_seqlens_q, got None");
-  TORCH_CHECK(!options.attn_mask.defined() && !options.key_mask.defined() &&
-                  !options.query_offset.defined(),
-              fn,
-              ": attn_mask, key_mask and query_offset must be None with "
-              "cu_seqlens_q");
-}
-
-// What a process can say by itself about its arguments.
-void check(const Tensor& query, const Tensor& key, const Tensor& value,
-           const AttentionOptions& options, const Documents& documents) {
-  constexpr auto* fn = "ring_attention";
-  check_defined(fn, query, key, value);
-  TORCH_CHECK(query.dim() == 4, fn, ": query must be (B, H, Lq, D), got ",
-              query.sizes());
-  AttentionOptions own = options;  // the others are of all processes' tokens
-  own.attn_mask = own.key_mask = own.key_lengths = Tensor();
-  if (documents.cu_seqlens_q) {
-    check_documents(fn, query, options, documents);
-    own.alibi_slopes = Tensor();
-  }
-  check_fused_attention(query, key, value, own);
-  check_not_stored(fn, query, key, value);
-  const Tensor& mask = options.attn_mask;
-  TORCH_CHECK(!mask.defined() || mask.scalar_type() == at::kBool ||
-                  mask.is_floating_point(),
-              fn, ": attn_mask must be bool or floating point, got ",
-              mask.scalar_type());
-  const Tensor& keep = options.key_mask;
-  TORCH_CHECK(
-      !keep.defined() ||
-          (keep.scalar_type() == at::kBool && keep.dim() == 2 &&
-           keep.size(0) == query.size(0) && keep.size(1) == key.size(2)),
-      fn, ": key_mask must be bool (B, Lk) of this process's keys, (",
-      query.size(0), ", ", key.size(2), "), got ", keep.scalar_type(), " ",
-      keep.sizes());
-  check_route(fn, route_unless(kernel_refusal({&query, &key, &value, &mask},
-                                              query.scalar_type()),
-                               Way::kRefused));
-}
-
-// What is the same everywhere, as agree() has found, and of all tokens. Where
-// documents begin, as numbers.
-VarlenPlaces check_of_all(const Tensor& query, const Tensor& key,
-                          const Tensor& value, const AttentionOptions& options,
-                          const Documents& documents, const Places& places) {
-  if (documents.cu_seqlens_q) {
-    const auto as_rows = [](const Tensor& x, const Lengths& lengths) {
-      return x.new_empty({}).expand({total(lengths), x.size(1), x.size(3)});
-    };
-    const VarlenRows sequences{
-        *documents.cu_seqlens_q, *documents.cu_seqlens_k, {}};
-    const Tensor q = as_rows(query, places.query_lengths);
-    const Tensor k = as_rows(key, places.key_lengths);
-    check_varlen(q, k, as_rows(value, places.key_lengths), sequences, options);
-    return places_of(q, k, sequences, options);
-  }
-  const auto as_long = [&](const Tensor& x) {
-    auto sizes = x.sizes().vec();
-    sizes[2] = total(places.key_lengths);
-    return x.new_empty({}).expand(sizes);
-  };
-  check_fused_attention(
-      no_rows(query), as_long(key), as_long(value),
-      {.enable_gqa = options.enable_gqa, .key_lengths = options.key_lengths});
-  return {};
-}
-
 Whole whole_of(const Group& group, TokenOrder order, const Places& places,
-               AttentionOptions options, const VarlenPlaces& documents) {
+               const OwnCall& call) {
+  const VarlenPlaces documents = check_of_all(call, places);
+  AttentionOptions options = call.options;
   options.key_mask = mask_of_all_keys(group, order, places, options.key_mask);
   return {options, order, places, documents.query_starts, documents.key_starts};
 }
@@ -252,22 +153,12 @@ std::tuple<Tensor, Tensor, Tensor> forward(
     std::string_view order_name, const std::optional<Tensor>& cu_seqlens_q,
     const std::optional<Tensor>& cu_seqlens_k,
     const std::optional<Tensor>& state) {
-  const Group group{std::string(group_name)};
+  const Group group(kRing, group_name);
   const TokenOrder order = token_order_from_name(order_name);
-  const Documents documents{cu_seqlens_q, cu_seqlens_k};
-  std::exception_ptr refused;
-  try {
-    check(query, key, value, options, documents);
-    check_dropout_state(options.dropout_p, state);
-  } catch (...) {
-    refused = std::current_exception();
-  }
-  const Bounds bounds{or_undefined(cu_seqlens_q), or_undefined(cu_seqlens_k)};
-  const Places places =
-      agree(group, order, {query, key, value}, options, bounds, state, refused);
-  const Whole whole =
-      whole_of(group, order, places, options,
-               check_of_all(query, key, value, options, documents, places));
+  const OwnCall call{query, key, value, options, {cu_seqlens_q, cu_seqlens_k},
+                     state};
+  const Places places = agree_on(group, order, Method::kRing, call);
+  const Whole whole = whole_of(group, order, places, call);
 
   const auto [nothing, sink] = call::run<call::FusedAttention>(
       query, no_rows(key), no_rows(value), sinks_alone(options),
@@ -284,8 +175,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(
                   [&](const Span& q, const Span& k) {
                     const auto [part, lse] = call::run<call::FusedAttention>(
                         rows(query, q), rows(here.key, k), rows(here.value, k),
-                        whole.of_part(q, k),
-                        whole.dropout_state(q, k, query.size(1)));
+                        whole.of_part(q, k), whole.dropout_state(q, k));
                     merge_into(rows(out, q), rows(logsumexp, q), part, lse);
                   });
     if (!is_last) ring.finish();
@@ -392,13 +282,13 @@ call::Gradients backward(const Tensor& dout,
                          std::string_view order_name,
                          const std::optional<Tensor>& cu_seqlens_q,
                          const std::optional<Tensor>& cu_seqlens_k) {
-  const Group group{std::string(group_name)};
+  const Group group(kRing, group_name);
   const TokenOrder order = token_order_from_name(order_name);
   const Places places = Places::from_tensor(places_words);
-  const Whole whole =
-      whole_of(group, order, places, options,
-               check_of_all(query, key, value, options,
-                            {cu_seqlens_q, cu_seqlens_k}, places));
+  const std::optional<Tensor> no_state;
+  const Whole whole = whole_of(
+      group, order, places,
+      {query, key, value, options, {cu_seqlens_q, cu_seqlens_k}, no_state});
   const BackwardRows own =
       backward_rows(query, dout, out, logsumexp, dlogsumexp);
   const OwnGradients sums(query, options, needs);
@@ -420,10 +310,9 @@ call::Gradients backward(const Tensor& dout,
     for_each_part(whole, group.rank(), ring.owner(step),
                   [&](const Span& q, const Span& k) {
                     const AttentionOptions rules = whole.of_part(q, k);
-                    const auto [dq, dk, dv, dm, ds, unused] =
-                        backward_of(own.of(q), rows(here.key, k),
-                                    rows(here.value, k), of_part, rules,
-                                    whole.dropout_state(q, k, query.size(1)));
+                    const auto [dq, dk, dv, dm, ds, unused] = backward_of(
+                        own.of(q), rows(here.key, k), rows(here.value, k),
+                        of_part, rules, whole.dropout_state(q, k));
                     sums.query(q).add_(dq);
                     rows(shares.key, k).add_(dk);
                     rows(shares.value, k).add_(dv);
@@ -447,13 +336,14 @@ std::tuple<Tensor, Tensor, Tensor> forward_meta(
     std::string_view /*order*/, const std::optional<Tensor>& /*cu_seqlens_q*/,
     const std::optional<Tensor>& /*cu_seqlens_k*/,
     const std::optional<Tensor>& /*state*/) {
-  const Group group{std::string(group_name)};
+  const Group group(kRing, group_name);
   auto sizes = query.sym_sizes().vec();
   sizes.back() = value.sym_size(-1);
   const auto dtype = compute_type(query);
   return {at::empty_symint(sizes, query.options().dtype(dtype)),
           empty_logsumexp(query),
-          at::empty({2 * group.size() + 2}, query.options().dtype(at::kLong))};
+          at::empty({Places::words(group.size())},
+                    query.options().dtype(at::kLong))};
 }
 
 call::Gradients backward_meta(
@@ -480,6 +370,19 @@ call::Gradients backward_meta(
 
 }  // namespace
 
+std::string_view Location::order_name() const {
+  return order == TokenOrder::kContiguous ? "contiguous" : "head_tail";
+}
+
+std::tuple<Tensor, Tensor> ring(const OwnCall& call, const Location& location) {
+  const auto [out, logsumexp, places] = call::run<call::FusedRingAttention>(
+      call.query, call.key, call.value, call.options,
+      std::string_view(location.group), location.order_name(),
+      call.documents.cu_seqlens_q, call.documents.cu_seqlens_k,
+      call.dropout_state);
+  return {out.to(call.query.scalar_type()), logsumexp};
+}
+
 TORCH_LIBRARY_IMPL(multihead, CPU, m) {
   using fields::implementation;
   m.impl("fused_ring_attention", implementation<&forward>);
@@ -492,76 +395,3 @@ TORCH_LIBRARY_IMPL(multihead, Meta, m) {
 }
 
 }  // namespace multihead::distributed
-
-namespace multihead {
-
-namespace {
-
-std::tuple<at::Tensor, at::Tensor> ring(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const AttentionOptions& options, const std::string& group, TokenOrder order,
-    const at::Tensor& cu_seqlens_q = {}, const at::Tensor& cu_seqlens_k = {}) {
-  const std::string_view name =
-      order == TokenOrder::kContiguous ? "contiguous" : "head_tail";
-  auto [out, logsumexp, places] = call::run<call::FusedRingAttention>(
-      query, key, value, options, std::string_view(group), name,
-      optional(cu_seqlens_q), optional(cu_seqlens_k),
-      call::draw_dropout_state(options.dropout_p));
-  return {out.to(query.scalar_type()), logsumexp};
-}
-
-}  // namespace
-
-std::tuple<at::Tensor, at::Tensor> ring_attention_with_lse(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::string& group, const AttentionOptions& options,
-    TokenOrder order) {
-  check_defined("ring_attention", query, key, value);
-  const auto batched = [](const at::Tensor& x) {
-    return call::autocast(x.dim() == 3 ? x.unsqueeze(0) : x);
-  };
-  auto [out, logsumexp] =
-      ring(batched(query), batched(key), batched(value), options, group, order);
-  if (query.dim() == 3) return {out.squeeze(0), logsumexp.squeeze(0)};
-  return {out, logsumexp};
-}
-
-at::Tensor ring_attention(const at::Tensor& query, const at::Tensor& key,
-                          const at::Tensor& value, const std::string& group,
-                          const AttentionOptions& options, TokenOrder order) {
-  return std::get<0>(
-      ring_attention_with_lse(query, key, value, group, options, order));
-}
-
-std::tuple<at::Tensor, at::Tensor> ring_varlen_attention_with_lse(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const at::Tensor& cu_seqlens_q, const at::Tensor& cu_seqlens_k,
-    const std::string& group, const VarlenOptions& options, TokenOrder order) {
-  static constexpr auto* fn = "ring_attention";
-  check_defined(fn, query, key, value);
-  TORCH_CHECK(!options.block_table.defined(), fn,
-              ": block_table must be None, got one");
-  const auto heads_first = [](const at::Tensor& x) {
-    TORCH_CHECK(x.dim() == 3, fn,
-                ": query, key and value must be (T, heads, width) with "
-                "cu_seqlens, got ",
-                x.sizes());
-    return call::autocast(x.transpose(0, 1).unsqueeze(0));
-  };
-  const AttentionOptions rules{.dropout_p = options.dropout_p,
-                               .is_causal = options.is_causal,
-                               .scale = options.scale,
-                               .enable_gqa = true,
-                               .causal_alignment = options.causal_alignment,
-                               .window = options.window,
-                               .key_lengths = options.key_lengths,
-                               .softcap = options.softcap,
-                               .alibi_slopes = options.alibi_slopes,
-                               .sinks = options.sinks};
-  const auto [out, logsumexp] =
-      ring(heads_first(query), heads_first(key), heads_first(value), rules,
-           group, order, cu_seqlens_q, cu_seqlens_k);
-  return {out.squeeze(0).transpose(0, 1), logsumexp.squeeze(0)};
-}
-
-}  // namespace multihead

@@ -10,9 +10,8 @@ namespace multihead::call {
 
 /// query, key, value (B, heads, L, D): this process's tokens, with cu_seqlens
 /// those of documents one after the other and B = 1 → out (B, H, Lq, Dv) and
-/// logsumexp (B, H, Lq), both of the compute type, and places, int64 (2·W + 2),
-/// which the backward asks for: the numbers of queries and of keys by process,
-/// and the seed and offset of dropout.
+/// logsumexp (B, H, Lq), both of the compute type, and places, which
+/// the backward asks for: int64, see Places.
 struct FusedRingAttention {
   static constexpr auto* kName = "multihead::fused_ring_attention";
   using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(

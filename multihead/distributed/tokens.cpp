@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/distributed/tokens.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -12,9 +15,31 @@ TokenOrder token_order_from_name(std::string_view name) {
   if (name == "contiguous") return TokenOrder::kContiguous;
   if (name == "head_tail") return TokenOrder::kHeadTail;
   TORCH_CHECK_VALUE(false,
-                    "ring_attention: order must be \"contiguous\" or "
+                    "order must be \"contiguous\" or "
                     "\"head_tail\", got \"",
                     name, "\"");
+}
+
+at::Tensor token_positions(int64_t length, int rank, int processes,
+                           TokenOrder order) {
+  TORCH_CHECK_VALUE(length >= 0,
+                    "token_positions: length must be at least 0, "
+                    "got ",
+                    length);
+  TORCH_CHECK_VALUE(processes > 0,
+                    "token_positions: processes must be at "
+                    "least 1, got ",
+                    processes);
+  TORCH_CHECK_VALUE(rank >= 0 && rank < processes,
+                    "token_positions: rank must be between 0 and ",
+                    processes - 1, ", got ", rank);
+  const auto lengths = distributed::lengths_of(order, length, processes);
+  std::vector<at::Tensor> pieces{at::empty({0}, at::kLong)};
+  for (const auto& span : distributed::spans_of(order, lengths, rank)) {
+    pieces.push_back(
+        at::arange(span.position, span.position + span.length, at::kLong));
+  }
+  return at::cat(pieces);
 }
 
 namespace distributed {

@@ -12,6 +12,7 @@
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
+#include "multihead/attention/provider.h"
 #include "multihead/attention/route.h"
 #include "multihead/attention/storage.h"
 #include "multihead/install/overrides.h"
@@ -92,6 +93,9 @@ Tensor run_attention(const Tensor& query, const Tensor& key,
                                  .is_causal = is_causal,
                                  .scale = scale,
                                  .enable_gqa = enable_gqa};
+  if (current_provider() != nullptr) {
+    return multihead::scaled_dot_product_attention(query, key, value, options);
+  }
   return run(
       [&] { return refusal(query, key, value, options); },
       [&] {

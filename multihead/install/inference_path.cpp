@@ -11,6 +11,7 @@
 #include <ATen/ops/linear.h>
 
 #include "multihead/attention/call.h"
+#include "multihead/attention/provider.h"
 #include "multihead/attention/route.h"
 #include "multihead/functional.h"
 #include "multihead/install/overrides.h"
@@ -172,6 +173,7 @@ OutAndWeights run_inference_path(
                num_head,  qkv_weight, qkv_bias,     proj_weight,
                proj_bias, mask,       need_weights, average_attn_weights,
                mask_type};
+  check_no_provider("_native_multi_head_attention", "inference path");
   const bool is_nested =
       query.is_nested() || key.is_nested() || value.is_nested();
   ForwardOptions options;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "multihead/attention/call.h"
+#include "multihead/attention/provider.h"
 #include "multihead/layer/ways.h"
 
 namespace multihead {
@@ -90,8 +91,13 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
                                    .enable_gqa = true,
                                    .key_mask = mask.key_mask};
   const auto state = draw_state(attention.dropout_p, layer);
-  const auto [rows, logsumexp] = call::run<call::FusedAttention>(
-      heads.query, heads.key, heads.value, attention, state);
+  const Provider* provider = current_provider();
+  const auto [rows, logsumexp] =
+      provider != nullptr
+          ? provider->attention(heads.query, heads.key, heads.value, attention,
+                                state)
+          : call::run<call::FusedAttention>(heads.query, heads.key, heads.value,
+                                            attention, state);
 
   at::Tensor out = project_out_of_kernels(rows, layer);
   if (!is_batched) out = out.squeeze(batch_dim);

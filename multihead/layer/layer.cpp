@@ -4,6 +4,7 @@
 #include "multihead/attention/checks.h"
 #include "multihead/attention/count.h"
 #include "multihead/attention/definition.h"
+#include "multihead/attention/provider.h"
 #include "multihead/attention/route.h"
 #include "multihead/functional.h"
 #include "multihead/layer/cached_layer.h"
@@ -37,6 +38,20 @@ Sequences sequence_first(const at::Tensor& query, const at::Tensor& key,
                     [](const at::Tensor& x) { return x.transpose(1, 0); });
 }
 
+// What a provider, whose keys are not those of this call alone, cannot give.
+void check_without_provider(const AttentionLayer& layer,
+                            const ForwardOptions& options) {
+  constexpr auto* fn = "multi_head_attention_forward";
+  if (options.need_weights()) check_no_provider(fn, "weights (need_weights)");
+  if (options.attn_mask().defined()) {
+    check_no_provider(fn, "attn_mask of a layer (is_causal, key_padding_mask)");
+  }
+  if (layer.bias_k.defined() || layer.bias_v.defined()) {
+    check_no_provider(fn, "bias_k and bias_v");
+  }
+  if (layer.add_zero_attn) check_no_provider(fn, "add_zero_attn");
+}
+
 // Lk, before the layer appends anything.
 c10::SymInt given_keys(const Sequences& inputs, const ForwardOptions& options) {
   return options.static_k().defined() ? options.static_k().sym_size(1)
@@ -50,6 +65,7 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
     const AttentionLayer& layer, const ForwardOptions& options) {
   constexpr auto* fn = "multi_head_attention_forward";
   if (options.cache() != nullptr) {
+    check_no_provider(fn, "caches");
     TORCH_CHECK_TYPE(query.defined(), fn,
                      ": query must be a tensor, got None, an undefined one");
     check_mask_dtypes(options);
@@ -57,6 +73,7 @@ std::tuple<at::Tensor, at::Tensor> multi_head_attention_forward(
   }
   check_defined(fn, query, key, value);
   check_mask_dtypes(options);
+  check_without_provider(layer, options);
   const Route way = route(query, key, value, layer, options);
   const SourceGuard source(Source::kModule);
   count(way);
@@ -96,7 +113,8 @@ Route route(const at::Tensor& query, const at::Tensor& key,
       exact ? kAskedForExact
             : kernel_refusal(tensors_of(query, key, value, layer, options),
                              query.scalar_type());
-  if (takes_fast_path(query, key, value, layer, options)) {
+  if (current_provider() == nullptr &&
+      takes_fast_path(query, key, value, layer, options)) {
     return {Way::kPyTorch, std::move(reason)};
   }
   return route_unless(std::move(reason),

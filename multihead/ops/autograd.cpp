@@ -23,6 +23,7 @@
 #include "multihead/attention/definition.h"
 #include "multihead/attention/varlen.h"
 #include "multihead/distributed/ring.h"
+#include "multihead/distributed/ulysses.h"
 #include "multihead/ops/results.h"
 
 namespace multihead::ops {
@@ -404,6 +405,37 @@ class FusedRing : public torch::autograd::Function<FusedRing> {
   }
 };
 
+// Numbers that change their places: the derivative is the way back.
+template <class There, class Back>
+class Exchange : public torch::autograd::Function<Exchange<There, Back>> {
+ public:
+  static Tensor forward(AutogradContext* context, const Tensor& x,
+                        const std::string& group, const std::string& order,
+                        const std::vector<int64_t>& lengths) {
+    context->saved_data["group"] = group;
+    context->saved_data["order"] = order;
+    context->saved_data["lengths"] = lengths;
+    const at::AutoDispatchBelowADInplaceOrView past_autograd;
+    return distributed::exchange<There>(x, group, order, lengths);
+  }
+
+  static variable_list backward(AutogradContext* context,
+                                const variable_list& gradients) {
+    auto& saved = context->saved_data;
+    return {distributed::exchange<Back>(
+                gradients[0], saved["group"].toStringRef(),
+                saved["order"].toStringRef(), saved["lengths"].toIntVector()),
+            Tensor(), Tensor(), Tensor()};
+  }
+};
+
+template <class There, class Back>
+Tensor exchange(const Tensor& x, std::string_view group, std::string_view order,
+                at::IntArrayRef lengths) {
+  return Exchange<There, Back>::apply(x, std::string(group), std::string(order),
+                                      lengths.vec());
+}
+
 // Options: the fields of AttentionOptions, as the dispatcher has them.
 template <class Options>
 struct Operators;
@@ -531,6 +563,10 @@ TORCH_LIBRARY_IMPL(multihead, Autograd, m) {
   m.impl("fused_ring_attention", &All::fused_ring_attention);
   m.impl("fused_ring_attention_backward",
          torch::autograd::autogradNotImplementedFallback());
+  using distributed::HeadsToTokens;
+  using distributed::TokensToHeads;
+  m.impl("tokens_to_heads", &exchange<TokensToHeads, HeadsToTokens>);
+  m.impl("heads_to_tokens", &exchange<HeadsToTokens, TokensToHeads>);
   m.impl("attention_weights", &All::attention_weights);
   m.impl("fused_attention_summary",
          torch::autograd::autogradNotImplementedFallback());

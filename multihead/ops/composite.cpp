@@ -4,6 +4,9 @@
 // operators: autograd, autocast, meta and torch.compile see through them.
 #include <torch/library.h>
 
+#include <memory>
+#include <vector>
+
 #include "multihead/attention/fields.h"
 #include "multihead/distributed.h"
 #include "multihead/errors.h"
@@ -117,18 +120,22 @@ std::tuple<Tensor, Tensor, Tensor> attention_summary_op(
   return {weights, keys, entropy};
 }
 
-Result ring_attention_op(const Tensor& query, const Tensor& key,
-                         const Tensor& value, const AttentionOptions& options,
-                         std::string_view group, std::string_view order,
-                         bool return_lse) {
-  auto [out, logsumexp] =
-      ring_attention_with_lse(query, key, value, std::string(group), options,
-                              token_order_from_name(order));
+using InParallel = decltype(&ring_attention_with_lse);
+template <InParallel attend>
+Result parallel_attention_op(const Tensor& query, const Tensor& key,
+                             const Tensor& value,
+                             const AttentionOptions& options,
+                             std::string_view group, std::string_view order,
+                             bool return_lse) {
+  auto [out, logsumexp] = attend(query, key, value, std::string(group), options,
+                                 token_order_from_name(order));
   if (!return_lse) return {out, std::nullopt};
   return {out, logsumexp};
 }
 
-Result ring_varlen_attention_op(
+using VarlenInParallel = decltype(&ring_varlen_attention_with_lse);
+template <VarlenInParallel attend>
+Result parallel_varlen_attention_op(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& cu_seqlens_q, const Tensor& cu_seqlens_k, double dropout_p,
     bool is_causal, std::optional<double> scale,
@@ -136,14 +143,31 @@ Result ring_varlen_attention_op(
     OptionalTensor key_lengths, std::optional<double> softcap,
     OptionalTensor alibi_slopes, OptionalTensor sinks, std::string_view group,
     std::string_view order, bool return_lse) {
-  auto [out, logsumexp] = ring_varlen_attention_with_lse(
-      query, key, value, cu_seqlens_q, cu_seqlens_k, std::string(group),
-      varlen_options("ring_attention", dropout_p, is_causal, scale,
-                     causal_alignment, window, key_lengths, softcap,
-                     alibi_slopes, sinks),
-      token_order_from_name(order));
+  auto [out, logsumexp] =
+      attend(query, key, value, cu_seqlens_q, cu_seqlens_k, std::string(group),
+             varlen_options("varlen_attention", dropout_p, is_causal, scale,
+                            causal_alignment, window, key_lengths, softcap,
+                            alibi_slopes, sinks),
+             token_order_from_name(order));
   if (!return_lse) return {out, std::nullopt};
   return {out, logsumexp};
+}
+
+// Those that Python has entered in this thread.
+thread_local std::vector<std::unique_ptr<ContextParallelGuard>> contexts;
+
+void enter_context_parallel(std::string_view group, std::string_view order,
+                            std::string_view method) {
+  contexts.push_back(std::make_unique<ContextParallelGuard>(
+      std::string(group), token_order_from_name(order),
+      context_method_from_name(method)));
+}
+
+void leave_context_parallel() {
+  TORCH_CHECK(!contexts.empty(),
+              "leave_context_parallel: calls must follow as many of "
+              "enter_context_parallel in one thread, got one more");
+  contexts.pop_back();
 }
 
 ForwardOptions forward_options(OptionalTensor key_padding_mask,
@@ -308,8 +332,14 @@ void implement(Library& m) {
          implementation<&scaled_dot_product_attention_op>);
   m.impl("scaled_dot_product_attention.plain", &plain_attention_op);
   m.impl("varlen_attention", &varlen_attention_op);
-  m.impl("ring_attention", implementation<&ring_attention_op>);
-  m.impl("ring_varlen_attention", &ring_varlen_attention_op);
+  m.impl("ring_attention",
+         implementation<&parallel_attention_op<&ring_attention_with_lse>>);
+  m.impl("ring_varlen_attention",
+         &parallel_varlen_attention_op<&ring_varlen_attention_with_lse>);
+  m.impl("ulysses_attention",
+         implementation<&parallel_attention_op<&ulysses_attention_with_lse>>);
+  m.impl("ulysses_varlen_attention",
+         &parallel_varlen_attention_op<&ulysses_varlen_attention_with_lse>);
   m.impl("merge_attention", &merge_attention);
   m.impl("attention_summary", implementation<&attention_summary_op>);
   m.impl("route", implementation<&route_op>);
@@ -340,6 +370,14 @@ TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   m.impl("enter_varlen", &enter_varlen);
   m.impl("leave_varlen", &leave_varlen);
   m.impl("why_not_linear", &why_not_linear);
+  m.impl("token_positions", [](int64_t length, int64_t rank, int64_t processes,
+                               std::string_view order) {
+    return token_positions(length, static_cast<int>(rank),
+                           static_cast<int>(processes),
+                           token_order_from_name(order));
+  });
+  m.impl("enter_context_parallel", &enter_context_parallel);
+  m.impl("leave_context_parallel", &leave_context_parallel);
   m.impl("stats", &stats_op);
   m.impl("reset_stats", &reset_stats);
 }

@@ -101,9 +101,11 @@ void define_fused(torch::Library& m, const Tags& tags) {
 // processes have told each other.
 void define_distributed(torch::Library& m, const Tags& tags) {
   const std::string three = "(Tensor query, Tensor key, Tensor value";
-  define(m, tags, "ring_attention" + three,
-         "str group, str order=\"contiguous\", bool return_lse=False) "
-         "-> (Tensor out, Tensor? logsumexp)");
+  for (const char* name : {"ring_attention", "ulysses_attention"}) {
+    define(m, tags, name + three,
+           "str group, str order=\"contiguous\", bool return_lse=False) "
+           "-> (Tensor out, Tensor? logsumexp)");
+  }
   define(m, tags, "fused_ring_attention" + three,
          "str group, str order=\"contiguous\", Tensor? cu_seqlens_q=None, "
          "Tensor? cu_seqlens_k=None, Tensor? dropout_state=None) "
@@ -116,16 +118,30 @@ void define_distributed(torch::Library& m, const Tags& tags) {
          "str group, str order=\"contiguous\", Tensor? cu_seqlens_q=None, "
          "Tensor? cu_seqlens_k=None) -> " +
              gradients() + ")");
+  for (const std::string name :
+       {"ring_varlen_attention", "ulysses_varlen_attention"}) {
+    const std::string schema =
+        name +
+        "(Tensor query, Tensor key, Tensor value, Tensor cu_seqlens_q, "
+        "Tensor cu_seqlens_k, float dropout_p=0.0, bool is_causal=False, "
+        "float? scale=None, *, str causal_alignment=\"bottom_right\", "
+        "int[]? window=None, Tensor? key_lengths=None, float? softcap=None, "
+        "Tensor? alibi_slopes=None, Tensor? sinks=None, str group, "
+        "str order=\"contiguous\", bool return_lse=False) "
+        "-> (Tensor out, Tensor? logsumexp)";
+    m.def(schema.c_str(), tags);
+  }
+  // lengths: how many tokens each process has (distributed/ulysses.h).
+  for (const std::string name : {"tokens_to_heads", "heads_to_tokens"}) {
+    const std::string schema =
+        name + "(Tensor x, str group, str order, int[] lengths) -> Tensor";
+    m.def(schema.c_str(), tags);
+  }
   m.def(
-      "ring_varlen_attention(Tensor query, Tensor key, Tensor value, "
-      "Tensor cu_seqlens_q, Tensor cu_seqlens_k, float dropout_p=0.0, "
-      "bool is_causal=False, float? scale=None, *, "
-      "str causal_alignment=\"bottom_right\", int[]? window=None, "
-      "Tensor? key_lengths=None, float? softcap=None, "
-      "Tensor? alibi_slopes=None, Tensor? sinks=None, str group, "
-      "str order=\"contiguous\", bool return_lse=False) "
-      "-> (Tensor out, Tensor? logsumexp)",
-      tags);
+      "token_positions(int length, int rank, int processes, str order) -> "
+      "Tensor");
+  m.def("enter_context_parallel(str group, str order, str method) -> ()");
+  m.def("leave_context_parallel() -> ()");
   m.def(
       "merge_attention(Tensor out, Tensor lse, Tensor other_out, "
       "Tensor other_lse) -> (Tensor out, Tensor lse)",

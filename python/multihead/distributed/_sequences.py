@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Sequences too long for one process: ring attention, one operator call each."""
+"""Sequences too long for one process: one operator call each."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -19,13 +20,14 @@ _ops = torch.ops.multihead
 Order = Literal["contiguous", "head_tail"]
 
 
-def name_of_group(function: str, group: ProcessGroup | DeviceMesh | None) -> str:
-    """The registered name of a group, of the group of a 1-D mesh, or of the default.
+def group_of(function: str, group: ProcessGroup | DeviceMesh | None) -> ProcessGroup:
+    """A group, that of a mesh of one dimension, or the default one.
 
     ValueError for a mesh of more dimensions, TypeError for anything else.
     """
     if group is None:
-        group = dist.distributed_c10d._get_default_group()
+        default: ProcessGroup = dist.distributed_c10d._get_default_group()
+        return default
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             raise ValueError(
@@ -38,7 +40,12 @@ def name_of_group(function: str, group: ProcessGroup | DeviceMesh | None) -> str
             f"{function}: group must be a process group or a mesh, got "
             f"{type(group).__name__}"
         )
-    return group.group_name
+    return group
+
+
+def name_of_group(function: str, group: ProcessGroup | DeviceMesh | None) -> str:
+    """The name by which C++ finds it."""
+    return group_of(function, group).group_name
 
 
 @_names_rules
@@ -96,28 +103,71 @@ def ring_attention(
             shapes and options that are not the same everywhere, and where a process is
             gone, within the timeout of the group.
     """
-    keywords = _keywords("ring_attention", rules, query)
+    return _attend(
+        _ops.ring_attention.default,
+        (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
+        dict(group=group, order=order, return_lse=return_lse),
+        rules,
+    )
+
+
+@_names_rules
+def ulysses_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    group: ProcessGroup | DeviceMesh | None = None,
+    order: Order = "contiguous",
+    return_lse: bool = False,
+    **rules: "Unpack[Rules]",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """ring_attention by an exchange instead of a ring: every process gets all tokens of a
+    share of the heads, computes those, and gives the rows back.
+
+    Results and gradients have the bits of one process. A process holds as many elements
+    as its own query, key, value and output have. Source: "DeepSpeed Ulysses: System
+    Optimizations for Enabling Training of Extreme Long Sequence Transformer Models".
+
+    Args:
+        as of ring_attention; H and G must be multiples of the number of processes, and
+        attn_mask must be None.
+
+    Returns:
+        (B, H, Lq, Dv); with return_lse also logsumexp (B, H, Lq).
+
+    Raises:
+        RuntimeError, ValueError: as ring_attention.
+    """
+    return _attend(
+        _ops.ulysses_attention.default,
+        (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa),
+        dict(group=group, order=order, return_lse=return_lse),
+        rules,
+    )
+
+
+def _attend(
+    operator: OpOverload,
+    arguments: tuple[Any, ...],
+    where: dict[str, Any],
+    rules: Rules,
+) -> Tensor | tuple[Tensor, Tensor]:
+    name = operator.overloadpacket.__name__
+    keywords = _keywords(name, rules, arguments[0])
     if keywords.pop("backend") == "exact":
         raise RuntimeError(
-            'ring_attention: the backend must not be "exact": PyTorch has no order of '
+            f'{name}: the backend must not be "exact": PyTorch has no order of '
             "operations for parts of a sequence"
         )
-    out, logsumexp = call(
-        _ops.ring_attention.default,
-        query,
-        key,
-        value,
-        attn_mask,
-        dropout_p,
-        is_causal,
-        scale,
-        enable_gqa,
-        **keywords,
-        group=name_of_group("ring_attention", group),
-        order=order,
-        return_lse=return_lse,
-    )
-    return (out, logsumexp) if return_lse else out
+    where["group"] = name_of_group(name, where["group"])
+    out, logsumexp = call(operator, *arguments, **keywords, **where)
+    return (out, logsumexp) if where["return_lse"] else out
 
 
 def ring_varlen_attention(
@@ -154,24 +204,40 @@ def ring_varlen_attention(
     Returns:
         (Tq, H, Dv); with return_lse also logsumexp (H, Tq).
     """
-    out, logsumexp = call(
-        _ops.ring_varlen_attention.default,
-        query,
-        key,
-        value,
-        cu_seqlens_q,
-        cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k,
-        dropout_p,
-        is_causal,
-        scale,
-        causal_alignment=causal_alignment,
-        window=window,
-        key_lengths=key_lengths,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        group=name_of_group("ring_varlen_attention", group),
-        order=order,
-        return_lse=return_lse,
-    )
-    return (out, logsumexp) if return_lse else out
+    return _attend_varlen(_ops.ring_varlen_attention.default, locals())
+
+
+def ulysses_varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    causal_alignment: Literal["top_left", "bottom_right"] = "bottom_right",
+    window: tuple[int, int] | None = None,
+    key_lengths: Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    group: ProcessGroup | DeviceMesh | None = None,
+    order: Order = "contiguous",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """ring_varlen_attention as ulysses_attention does it: the arguments of the one, the
+    bits and the limits of the other."""
+    return _attend_varlen(_ops.ulysses_varlen_attention.default, locals())
+
+
+def _attend_varlen(
+    operator: OpOverload, arguments: dict[str, Any]
+) -> Tensor | tuple[Tensor, Tensor]:
+    name = operator.overloadpacket.__name__
+    if arguments["cu_seqlens_k"] is None:
+        arguments["cu_seqlens_k"] = arguments["cu_seqlens_q"]
+    arguments["group"] = name_of_group(name, arguments["group"])
+    out, logsumexp = call(operator, **arguments)
+    return (out, logsumexp) if arguments["return_lse"] else out
