@@ -109,10 +109,11 @@ ContextMethod context_method_from_name(std::string_view name);
 /// For its own lifetime, all attention of this thread is over tokens of all
 /// processes of the group, of which each holds its own, as `order` says:
 /// scaled_dot_product_attention, varlen_attention, the modules, and PyTorch's
-/// own while the library is installed (install.h). Arguments are those of
-/// ring_attention. What it cannot do is refused: weights of a module, its
-/// attn_mask, bias_k, add_zero_attn and caches, backend kExact, other devices.
-/// Source: torch.distributed.tensor.experimental.context_parallel.
+/// own, as install.h says. Arguments are those of ring_attention, and
+/// key_padding_mask of a module goes with this process's keys. What it cannot
+/// do is refused: weights of a module, its attn_mask, bias_k, add_zero_attn and
+/// caches, backend kExact, other devices. Source:
+/// torch.distributed.tensor.experimental.context_parallel.
 class ContextParallelGuard {
  public:
   explicit ContextParallelGuard(const std::string& group,
@@ -126,6 +127,9 @@ class ContextParallelGuard {
   std::unique_ptr<const Provider> provider_;
   const Provider* previous_;
 };
+
+/// Whether a ContextParallelGuard of this thread is alive.
+bool is_context_parallel();
 
 /// The positions in a sequence of `length` tokens of those of process `rank`
 /// of `processes`, row by row: int64.

@@ -21,6 +21,10 @@ class Provider {
   /// With what the errors of calls that it has no way for begin.
   virtual std::string name() const = 0;
 
+  /// A mask (…, Lk) of this call's keys, made one of all keys that the
+  /// provider's attention has. Not differentiable.
+  virtual at::Tensor mask_of_all_keys(const at::Tensor& mask) const = 0;
+
   /// As call::FusedAttention, and call::FusedVarlenAttention without pages.
   virtual std::tuple<at::Tensor, at::Tensor> attention(
       const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -8,6 +8,7 @@
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
 #include "multihead/attention/provider.h"
+#include "multihead/install/overrides.h"
 #include "multihead/optional_tensor.h"
 
 namespace multihead {
@@ -98,6 +99,18 @@ class ContextParallel : public Provider {
 
   std::string name() const override { return "context_parallel"; }
 
+  Tensor mask_of_all_keys(const Tensor& mask) const override {
+    TORCH_CHECK(!call::is_recorded(mask), name(),
+                ": a mask of a layer must not require a gradient, got one that "
+                "does");
+    const distributed::Group group("context_parallel", location_.group);
+    distributed::Lengths lengths;
+    for (const auto& words : group.all_gather({mask.size(-1)})) {
+      lengths.push_back(words[0]);
+    }
+    return distributed::mask_of_all_keys(group, location_.order, lengths, mask);
+  }
+
   Results attention(const Tensor& query, const Tensor& key, const Tensor& value,
                     const AttentionOptions& options,
                     const std::optional<Tensor>& dropout_state) const override {
@@ -155,13 +168,20 @@ ContextMethod context_method_from_name(std::string_view name) {
       name, "\"");
 }
 
+bool is_context_parallel() { return current_provider() != nullptr; }
+
 ContextParallelGuard::ContextParallelGuard(const std::string& group,
                                            TokenOrder order,
                                            ContextMethod method)
     : provider_(std::make_unique<ContextParallel>(group, order, method)),
-      previous_(set_provider(provider_.get())) {}
+      previous_(set_provider(provider_.get())) {
+  overrides::enter_redirection();
+}
 
-ContextParallelGuard::~ContextParallelGuard() { set_provider(previous_); }
+ContextParallelGuard::~ContextParallelGuard() {
+  overrides::leave_redirection();
+  set_provider(previous_);
+}
 
 Results ring_attention_with_lse(const Tensor& query, const Tensor& key,
                                 const Tensor& value, const std::string& group,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "multihead/distributed/checks.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -118,19 +117,22 @@ VarlenPlaces check_of_all(const OwnCall& call, const Places& places) {
 }
 
 Tensor mask_of_all_keys(const Group& group, TokenOrder order,
-                        const Places& places, const Tensor& key_mask) {
-  if (!key_mask.defined()) return {};
-  const Lengths& lengths = places.key_lengths;
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  Tensor padded = at::zeros({key_mask.size(0), longest}, key_mask.options());
-  padded.narrow(1, 0, key_mask.size(1)).copy_(key_mask);
+                        const Lengths& lengths, const Tensor& mask) {
+  if (!mask.defined()) return {};
+  const auto with_keys = [&](int64_t keys) {
+    auto sizes = mask.sizes().vec();
+    sizes.back() = keys;
+    return at::zeros(sizes, mask.options());
+  };
+  const Tensor padded =
+      with_keys(*std::max_element(lengths.begin(), lengths.end()));
+  padded.narrow(-1, 0, mask.size(-1)).copy_(mask);
   const auto gathered = group.all_gather(padded);
-  Tensor all =
-      at::empty({key_mask.size(0), total(lengths)}, key_mask.options());
+  Tensor all = with_keys(total(lengths));
   for (int r = 0; r < group.size(); ++r) {
     for (const Span& span : spans_of(order, lengths, r)) {
-      all.narrow(1, span.position, span.length)
-          .copy_(gathered[r].narrow(1, span.row, span.length));
+      all.narrow(-1, span.position, span.length)
+          .copy_(gathered[r].narrow(-1, span.row, span.length));
     }
   }
   return all;

@@ -37,9 +37,9 @@ Places agree_on(const Group& group, TokenOrder order, Method method,
 /// as numbers; nothing for a batch.
 VarlenPlaces check_of_all(const OwnCall& call, const Places& places);
 
-/// key_mask (B, Lk) of all keys, in the order of the sequence, from those of
-/// the processes; undefined if they have none.
+/// A mask (…, Lk) of all keys, in the order of the sequence, from those that
+/// the processes have of theirs; undefined if they have none.
 at::Tensor mask_of_all_keys(const Group& group, TokenOrder order,
-                            const Places& places, const at::Tensor& key_mask);
+                            const Lengths& key_lengths, const at::Tensor& mask);
 
 }  // namespace multihead::distributed

@@ -143,7 +143,8 @@ Whole whole_of(const Group& group, TokenOrder order, const Places& places,
                const OwnCall& call) {
   const VarlenPlaces documents = check_of_all(call, places);
   AttentionOptions options = call.options;
-  options.key_mask = mask_of_all_keys(group, order, places, options.key_mask);
+  options.key_mask =
+      mask_of_all_keys(group, order, places.key_lengths, options.key_mask);
   return {options, order, places, documents.query_starts, documents.key_starts};
 }
 

@@ -122,8 +122,8 @@ std::tuple<Tensor, Tensor> ulysses(const OwnCall& call,
                v = to_heads(value, places.key_lengths);
   const int64_t heads = q.size(1), first = group.rank() * heads;
   AttentionOptions own = of_heads(options, first, heads);
-  own.key_mask =
-      mask_of_all_keys(group, location.order, places, options.key_mask);
+  own.key_mask = mask_of_all_keys(group, location.order, places.key_lengths,
+                                  options.key_mask);
   std::optional<Tensor> own_state;
   if (const Drawn& drawn = places.drawn; state) {
     own_state = at::tensor(

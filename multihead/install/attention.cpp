@@ -96,18 +96,18 @@ Tensor run_attention(const Tensor& query, const Tensor& key,
   if (current_provider() != nullptr) {
     return multihead::scaled_dot_product_attention(query, key, value, options);
   }
+  const auto pytorchs = [&] {
+    return at::native::scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+  };
+  if (!is_wanted) return pytorchs();
   return run(
       [&] { return refusal(query, key, value, options); },
       [&] {
         return std::get<0>(call::run<call::FusedAttention>(
             query, key, value, options, call::draw_dropout_state(dropout_p)));
       },
-      [&] { check_fused_attention(query, key, value, options); },
-      [&] {
-        return at::native::scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale,
-            enable_gqa);
-      });
+      [&] { check_fused_attention(query, key, value, options); }, pytorchs);
 }
 
 }  // namespace

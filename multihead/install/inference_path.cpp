@@ -163,6 +163,8 @@ std::string refusal_of_nested(const Call& c) {
   return kernel_refusal({&c.in_proj_weight}, c.query.scalar_type());
 }
 
+// kRegistered: as PyTorch's operator, in its place.
+template <bool kRegistered>
 OutAndWeights run_inference_path(
     const Tensor& query, const Tensor& key, const Tensor& value,
     int64_t embed_dim, int64_t num_head, const Tensor& qkv_weight,
@@ -177,6 +179,13 @@ OutAndWeights run_inference_path(
   const bool is_nested =
       query.is_nested() || key.is_nested() || value.is_nested();
   ForwardOptions options;
+  const auto pytorchs = [&] {
+    return at::native::native_multi_head_attention_cpu(
+        query, key, value, embed_dim, num_head, qkv_weight, qkv_bias,
+        proj_weight, proj_bias, mask, need_weights, average_attn_weights,
+        mask_type);
+  };
+  if (kRegistered && !is_wanted) return pytorchs();
   return run(
       [&] {
         return is_nested ? refusal_of_nested(c) : refusal_of_dense(c, options);
@@ -189,12 +198,7 @@ OutAndWeights run_inference_path(
       [&] {
         if (!is_nested) check_forward(query, key, value, layer_of(c), options);
       },
-      [&] {
-        return at::native::native_multi_head_attention_cpu(
-            query, key, value, embed_dim, num_head, qkv_weight, qkv_bias,
-            proj_weight, proj_bias, mask, need_weights, average_attn_weights,
-            mask_type);
-      });
+      pytorchs);
 }
 
 OutAndWeights nested_multi_head_attention(
@@ -204,9 +208,9 @@ OutAndWeights nested_multi_head_attention(
     const std::optional<Tensor>& mask, bool need_weights,
     bool average_attn_weights, std::optional<int64_t> mask_type) {
   const SourceGuard source(Source::kModule);
-  return run_inference_path(query, key, value, embed_dim, num_head, qkv_weight,
-                            qkv_bias, proj_weight, proj_bias, mask,
-                            need_weights, average_attn_weights, mask_type);
+  return run_inference_path<false>(
+      query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight,
+      proj_bias, mask, need_weights, average_attn_weights, mask_type);
 }
 
 }  // namespace
@@ -215,7 +219,7 @@ void native_multi_head_attention(Registrations& all) {
   for (const auto key :
        {c10::DispatchKey::CPU, c10::DispatchKey::NestedTensorCPU}) {
     library_for(all, key).impl("_native_multi_head_attention",
-                               TORCH_FN(run_inference_path));
+                               TORCH_FN(run_inference_path<true>));
   }
 }
 

@@ -68,9 +68,15 @@ class Installation {
     update();
   }
 
+  void add_redirections(int count) {
+    const std::lock_guard lock(mutex_);
+    redirections_ += count;
+    update();
+  }
+
   bool is_active() {
     const std::lock_guard lock(mutex_);
-    return !attention_.registrations.empty();
+    return attention_.is_active();
   }
 
  private:
@@ -79,9 +85,10 @@ class Installation {
     int scopes = 0;
     overrides::Registrations registrations = {};
 
+    bool is_active() const { return wanted || scopes > 0; }
     // Is it to be registered now? Is it to be taken back, it is.
-    bool begins() {
-      const bool active = wanted || scopes > 0;
+    bool begins(bool for_others = false) {
+      const bool active = is_active() || for_others;
       if (!active) registrations.clear();
       return active && registrations.empty();
     }
@@ -90,7 +97,8 @@ class Installation {
   void update() {
     NoWarnings handler;
     const c10::WarningUtils::WarningHandlerGuard silent(&handler);
-    if (attention_.begins()) {
+    overrides::is_wanted = attention_.is_active();
+    if (attention_.begins(redirections_ > 0)) {
       overrides::scaled_dot_product_attention(attention_.registrations);
       overrides::native_multi_head_attention(attention_.registrations);
     }
@@ -104,6 +112,7 @@ class Installation {
 
   std::mutex mutex_;
   Part attention_, linear_, varlen_;
+  int redirections_ = 0;
 };
 
 }  // namespace
@@ -119,5 +128,9 @@ void leave_installed(InstallOptions options) {
 }
 void enter_varlen() { Installation::get().add_varlen_scopes(1); }
 void leave_varlen() { Installation::get().add_varlen_scopes(-1); }
+void overrides::enter_redirection() { Installation::get().add_redirections(1); }
+void overrides::leave_redirection() {
+  Installation::get().add_redirections(-1);
+}
 
 }  // namespace multihead

@@ -7,6 +7,7 @@
 #include <c10/util/StringUtil.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,15 @@ inline torch::Library& library_for(Registrations& all, c10::DispatchKey key) {
   return all.emplace_back(torch::Library::IMPL, "aten", key, __FILE__,
                           __LINE__);
 }
+
+/// Whether somebody has asked for the kernels. Else what is registered serves
+/// the threads that have a provider alone, and others see PyTorch's.
+inline std::atomic<bool> is_wanted = false;
+
+/// Keeps attention registered for the threads that have a provider; each
+/// enter_redirection() wants its leave_redirection().
+void enter_redirection();
+void leave_redirection();
 
 /// One call of PyTorch's operator. `refusal` says why it stays PyTorch's, or
 /// nothing; `ours` computes it here. Arguments that `checks`, those of `ours`,

@@ -85,13 +85,17 @@ std::tuple<at::Tensor, at::Tensor> fused_forward(
                             : inputs.key.sym_size(1 - batch_dim),
                         is_batched, query.device()};
   const Mask mask = merge(layer_masks(sizes, layer, options), sizes, layer);
-  const AttentionOptions attention{.attn_mask = attention_mask(mask),
-                                   .dropout_p = dropout_of(layer, options),
-                                   .is_causal = mask.is_causal,
-                                   .enable_gqa = true,
-                                   .key_mask = mask.key_mask};
+  AttentionOptions attention{.attn_mask = attention_mask(mask),
+                             .dropout_p = dropout_of(layer, options),
+                             .is_causal = mask.is_causal,
+                             .enable_gqa = true,
+                             .key_mask = mask.key_mask};
   const auto state = draw_state(attention.dropout_p, layer);
   const Provider* provider = current_provider();
+  if (provider != nullptr && attention.attn_mask.defined()) {
+    // What key_padding_mask adds.
+    attention.attn_mask = provider->mask_of_all_keys(attention.attn_mask);
+  }
   const auto [rows, logsumexp] =
       provider != nullptr
           ? provider->attention(heads.query, heads.key, heads.value, attention,

@@ -378,6 +378,7 @@ TORCH_LIBRARY_IMPL(multihead, CompositeImplicitAutograd, m) {
   });
   m.impl("enter_context_parallel", &enter_context_parallel);
   m.impl("leave_context_parallel", &leave_context_parallel);
+  m.impl("is_context_parallel", &is_context_parallel);
   m.impl("stats", &stats_op);
   m.impl("reset_stats", &reset_stats);
 }

@@ -142,6 +142,7 @@ void define_distributed(torch::Library& m, const Tags& tags) {
       "Tensor");
   m.def("enter_context_parallel(str group, str order, str method) -> ()");
   m.def("leave_context_parallel() -> ()");
+  m.def("is_context_parallel() -> bool");
   m.def(
       "merge_attention(Tensor out, Tensor lse, Tensor other_out, "
       "Tensor other_lse) -> (Tensor out, Tensor lse)",

@@ -88,14 +88,15 @@ def _trace(*args: Any, **kwargs: Any) -> Any:
     if "torch._dynamo.symbolic_convert" in sys.modules:
         _guard()
     composite = DispatchKey.CompositeImplicitAutograd
+    ours = installed or torch.ops.multihead.is_context_parallel.default()
     if formula := _ATTENTION.py_kernels.get(composite):
         # torch.export decomposes, and says by NotImplemented what it keeps. PyTorch
         # asks that below autograd, but not of operators with a kernel for autograd.
-        out = formula(*args, **kwargs) if installed else NotImplemented
+        out = formula(*args, **kwargs) if ours else NotImplemented
         if out is NotImplemented:
             out = autograd_not_implemented_inner(_ATTENTION, True, *args, **kwargs)
         return out
-    key = DispatchKey.AutogradCPU if installed else composite
+    key = DispatchKey.AutogradCPU if ours else composite
     return _ATTENTION._op_dk(key, *args, **kwargs)
 
 

@@ -3,6 +3,7 @@
 it is redirected."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal
@@ -10,12 +11,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import config as _compiler
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .. import functional
+from .. import functional as _functional
 from .._call import call
 from ._sequences import Order, group_of, name_of_group
 
@@ -74,7 +76,8 @@ def context_parallel(
     try:
         for x, dim, _ in whole:
             _become(x, x.index_select(dim, positions[x.shape[dim]].to(x.device)))
-        with _Redirected():
+        tag = f"{_compiler.cache_key_tag} multihead {name} {order} {method}"
+        with _compiler.patch(cache_key_tag=tag), _redirected(name, order, method)():
             yield
     finally:
         _ops.leave_context_parallel.default()
@@ -157,8 +160,16 @@ def _whole(x: Tensor, dim: int, group: ProcessGroup, order: Order) -> Tensor:
     return whole.movedim(0, dim)
 
 
+@functools.cache
+def _redirected(*_context: str) -> type[TorchFunctionMode]:
+    """A class for each kind of context: it is by them that torch.compile tells modes
+    apart."""
+    return type("Redirected", (_Redirected,), {})
+
+
 class _Redirected(TorchFunctionMode):
-    """PyTorch's functions are this package's, which ask for the open context."""
+    """PyTorch's functions are this package's, which ask for the open context. Where
+    there is no mode, as in backward, PyTorch's operator asks for it too."""
 
     def __torch_function__(
         self,
@@ -172,8 +183,8 @@ class _Redirected(TorchFunctionMode):
 
 
 _OURS: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.scaled_dot_product_attention: functional.scaled_dot_product_attention,
-    F.multi_head_attention_forward: functional.multi_head_attention_forward,
+    F.scaled_dot_product_attention: _functional.scaled_dot_product_attention,
+    F.multi_head_attention_forward: _functional.multi_head_attention_forward,
 }
 
 

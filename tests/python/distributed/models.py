@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A model of four layers on several processes: how it is laid out, trained, compared."""
 
+import contextlib
+
 import torch
 from layers import values, whole
 from torch import nn
@@ -13,19 +15,24 @@ from torch.distributed.tensor.parallel import (
 )
 
 import multihead
-from multihead.distributed import AttentionParallel
+from multihead.distributed import AttentionParallel, context_parallel
 
-WIDTH, HEADS, LENGTH, BATCH = 32, 4, 24, 4
+WIDTH, HEADS, LENGTH, BATCH = 32, 4, 26, 4  # 26 tokens divide by nothing
 
-# Names of layouts → sizes (data parallel, tensor parallel); None: as it is made.
+# Names of layouts → sizes (data parallel, tensor parallel, context parallel); None: as
+# it is made. Parameters are sharded over data and tokens.
 LAYOUTS = {
     "whole": None,
-    "fsdp 2": (2, 0),
-    "fsdp 4": (4, 0),
-    "tp 2": (0, 2),
-    "tp 4": (0, 4),
-    "fsdp 2 x tp 2": (2, 2),
-    "fsdp 1 x tp 2": (1, 2),
+    "fsdp 2": (2, 0, 0),
+    "fsdp 4": (4, 0, 0),
+    "tp 2": (0, 2, 0),
+    "tp 4": (0, 4, 0),
+    "fsdp 2 x tp 2": (2, 2, 0),
+    "fsdp 1 x tp 2": (1, 2, 0),
+    "cp 2": (0, 0, 2),
+    "cp 4": (0, 0, 4),
+    "fsdp 2 x cp 2": (2, 0, 2),
+    "tp 2 x cp 2": (0, 2, 2),
 }
 
 
@@ -60,23 +67,32 @@ class Run:
     """A model in a layout, its optimizer, and the part of a batch that it reads."""
 
     def __init__(self, layout="whole", dtype=torch.float64, seed=0):
-        self.model, self.data = model(dtype, seed), None
+        self.model = model(dtype, seed)
+        self.data = self.tokens = None
+        self.shards = 1
         sizes = LAYOUTS[layout]
         if sizes:
-            names = {"data": sizes[0], "heads": sizes[1]}
+            names = dict(zip(("data", "heads", "tokens"), sizes, strict=True))
             names = {name: size for name, size in names.items() if size}
             mesh = init_device_mesh(
                 "cpu", tuple(names.values()), mesh_dim_names=tuple(names)
             )
             if "heads" in names:
                 self._share_out(mesh["heads"])
-            if "data" in names:
-                self.data = mesh["data"]
-                for block in self.model:
-                    fully_shard(block, mesh=self.data)
-                fully_shard(self.model, mesh=self.data)
+            self.data = mesh["data"] if "data" in names else None
+            self.tokens = mesh["tokens"] if "tokens" in names else None
+            self._shard_over(mesh, [name for name in names if name != "heads"])
         # A large eps: of the keys' bias the gradient is 0 but for rounding.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, eps=1e-3)
+
+    def _shard_over(self, mesh, names):
+        if not names:
+            return
+        mesh = mesh[names[0]] if len(names) == 1 else mesh[tuple(names)]._flatten()
+        self.shards = mesh.size()
+        for block in self.model:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
 
     def _share_out(self, mesh):
         plan = {
@@ -95,14 +111,23 @@ class Run:
         if self.data:
             rank, size = self.data.get_local_rank(), self.data.size()
             x, target = x.chunk(size)[rank], target.chunk(size)[rank]
+        with contextlib.ExitStack() as stack:
+            if self.tokens:
+                buffers = dict(buffers=[x, target], buffer_seq_dims=[1, 1])
+                stack.enter_context(context_parallel(self.tokens, **buffers))
+            return self._step(x, target)
+
+    def _step(self, x, target):
         self.optimizer.zero_grad()
-        loss = (self.model(x) - target).square().mean()
+        # FSDP averages gradients over the processes.
+        share = self.shards / (BATCH * LENGTH * WIDTH)
+        loss = (self.model(x) - target).square().sum() * share
         loss.backward()
         self.optimizer.step()
-        loss = loss.detach()
-        if self.data:
-            torch.distributed.all_reduce(loss, group=self.data.get_group())
-            loss /= self.data.size()
+        loss = loss.detach() / self.shards
+        for mesh in (self.data, self.tokens):
+            if mesh:
+                torch.distributed.all_reduce(loss, group=mesh.get_group())
         return loss
 
     def values(self):

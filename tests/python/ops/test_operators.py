@@ -227,6 +227,7 @@ TRACED = [
 ]
 # They return a size, text or nothing, no tensor: opcheck has nothing to trace.
 WITHOUT_TENSORS = {
+    "multihead::enter_context_parallel",
     "multihead::enter_installed",
     "multihead::enter_varlen",
     "multihead::conditions",
@@ -238,8 +239,10 @@ WITHOUT_TENSORS = {
     "multihead::install",
     "multihead::refusal_in_python",
     "multihead::is_better_reading",
+    "multihead::is_context_parallel",
     "multihead::is_installed",
     "multihead::is_reserved",
+    "multihead::leave_context_parallel",
     "multihead::leave_installed",
     "multihead::leave_varlen",
     "multihead::outcome",
@@ -247,6 +250,7 @@ WITHOUT_TENSORS = {
     "multihead::reset_stats",
     "multihead::route",
     "multihead::stats",
+    "multihead::token_positions",
     "multihead::uninstall",
     "multihead::warn",
     "multihead::why_not_linear",
@@ -258,7 +262,7 @@ NOT_TRACED |= {
     f"multihead::kv_cache_{name}"
     for name in "make empty extend room reserve clone save load text".split()
 }
-# They need a group of processes: tests/python/distributed/test_ring.py.
+# They need a group of processes: tests/python/distributed.
 DISTRIBUTED = {
     f"multihead::{name}"
     for name in (
@@ -266,6 +270,10 @@ DISTRIBUTED = {
         "ring_varlen_attention",
         "fused_ring_attention",
         "fused_ring_attention_backward",
+        "ulysses_attention",
+        "ulysses_varlen_attention",
+        "tokens_to_heads",
+        "heads_to_tokens",
     )
 }
 
