@@ -77,7 +77,8 @@ def context_parallel(
         for x, dim, _ in whole:
             _become(x, x.index_select(dim, positions[x.shape[dim]].to(x.device)))
         tag = f"{_compiler.cache_key_tag} multihead {name} {order} {method}"
-        with _compiler.patch(cache_key_tag=tag), _redirected(name, order, method)():
+        graphs = _compiler.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+        with graphs, _redirected(name, order, method)():
             yield
     finally:
         _ops.leave_context_parallel.default()

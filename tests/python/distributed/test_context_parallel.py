@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """context_parallel: programs over a sequence in pieces, as they are."""
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -296,81 +300,63 @@ def test_calls_from_torchscript_where_the_library_is_installed(rank, world):
     torch.testing.assert_close(got, golden[:, :, mine], **CLOSE)
 
 
+def refused(words, function, *args, error=RuntimeError, **options):
+    with pytest.raises(error, match=words):
+        function(*args, **options)
+
+
 @on_ranks(2)
-def test_what_is_refused(rank, world):
+def test_calls_that_are_refused(rank, world):
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    heads = tokens(4)
-    module = layer("packed")
-
-    def refused(words, function, *args, error=RuntimeError, **options):
-        with pytest.raises(error, match=words):
-            function(*args, **options)
-
+    x, heads = (x, x, x), tokens(4)
+    module, quiet = layer("packed"), dict(need_weights=False)
+    mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    has_no = "context_parallel has no "
     with context_parallel():
-        refused("context_parallel has no weights", module, x, x, x)
-        quiet = dict(need_weights=False)
-        mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
-        words = "context_parallel has no attn_mask of a layer"
-        refused(words, module, x, x, x, attn_mask=mask, **quiet)
-        refused(
-            "context_parallel has no bias_k",
-            layer("packed", add_bias_kv=True),
-            *(x, x, x),
-            **quiet,
-        )
-        refused(
-            "context_parallel has no add_zero_attn",
-            layer("packed", add_zero_attn=True),
-            *(x, x, x),
-            **quiet,
-        )
-        refused(
-            "context_parallel has no weights",
-            nn.MultiheadAttention(16, 4, dtype=torch.float64),
-            *(x, x, x),
-        )
+        refused(has_no + "weights", module, *x)
+        refused(has_no + "attn_mask of a lay", module, *x, attn_mask=mask, **quiet)
+        refused(has_no + "bias_k", layer("packed", add_bias_kv=True), *x, **quiet)
+        zeros = layer("packed", add_zero_attn=True)
+        refused(has_no + "add_zero_attn", zeros, *x, **quiet)
+        pytorchs = nn.MultiheadAttention(16, 4, dtype=torch.float64)
+        refused(has_no + "weights", pytorchs, *x)
+        summary = multihead.attention_summary
+        refused(has_no + "attention_summary", summary, heads, heads, 2)
+        cannot = "context_parallel cannot run this call: "
+        attend = multihead.scaled_dot_product_attention
         with multihead.backend("exact"):
-            refused(
-                "context_parallel cannot run this call: backend .exact. asks",
-                multihead.scaled_dot_product_attention,
-                *(heads, heads, heads),
-            )
-        refused(
-            "context_parallel has no attention_summary",
-            multihead.attention_summary,
-            *(heads, heads, 2),
-        )
-        refused(
-            "context_parallel cannot run this call: .* 5-D",
-            F.scaled_dot_product_attention,
-            *[heads.unsqueeze(0)] * 3,
-        )
+            refused(cannot + "backend .exact. asks", attend, heads, heads, heads)
+        five = heads.unsqueeze(0)
+        refused(cannot + ".* 5-D", F.scaled_dot_product_attention, five, five, five)
+        padding = torch.zeros(2, 6, dtype=torch.float64, requires_grad=True)
+        refused("must not require a", module, *x, key_padding_mask=padding, **quiet)
     refused("leave_context_parallel: calls must follow", ops.leave_context_parallel)
+
+
+@on_ranks(2)
+def test_arguments_that_are_refused(rank, world):
+    x = torch.randn(2, 6, 16)
 
     def entered(**options):
         with context_parallel(**options):
             pass
 
-    value = dict(error=ValueError)
-    refused(
-        'order must be "contiguous" or "head_tail"', entered, order="zigzag", **value
-    )
-    refused('method must be "auto", "ring" or "uly', entered, method="rings", **value)
+    value, dims = dict(error=ValueError), dict(buffers=[x], buffer_seq_dims=[1])
+    refused('order must be "contiguous" or "head_t', entered, order="zigzag", **value)
+    refused('method must be "auto", "ring" or "u', entered, method="rings", **value)
     refused("as many as buffers, 1, got 0", entered, buffers=[x], **value)
-    dims = dict(buffers=[x], buffer_seq_dims=[3], **value)
-    refused("dimensions of buffers, got 3 for shape", entered, **dims)
-    dims["buffer_seq_dims"] = [1]
-    refused("be some of buffers", entered, **dims, no_restore_buffers={heads})
-    parameter = [nn.Parameter(x)]
-    refused("not be differentiated", entered, **dims | dict(buffers=parameter))
-    refused("be as many as buffers, 1, got 2", context_parallel_unshard, None, [x], [1, 1],
-            **value)  # fmt: skip
+    wrong = dims | dict(buffer_seq_dims=[3])
+    refused("dimensions of buffers, got 3 for shape", entered, **wrong, **value)
+    others = {torch.zeros(1)}
+    refused("some of buffers", entered, **dims, no_restore_buffers=others, **value)
+    wrong = dims | dict(buffers=[nn.Parameter(x)])
+    refused("not be differentiated", entered, **wrong, **value)
+    unshard = context_parallel_unshard
+    refused("be as many as buffers, 1, got 2", unshard, None, [x], [1, 1], **value)
     given = (None, [x[:, : 4 - rank]], [1])
-    refused("process 0 must have 3 of the 7 tokens", context_parallel_unshard, *given,
-            **value)  # fmt: skip
-    for name, bad in (("length", -1), ("length", "x")):
-        kind = TypeError if bad == "x" else ValueError
-        refused(f"token_positions: {name} must be", token_positions, bad, error=kind)
+    refused("process 0 must have 3 of the 7 tokens", unshard, *given, **value)
+    refused("length must be at least 0, got -1", token_positions, -1, **value)
+    refused("length must be an int, got 'x'", token_positions, "x", error=TypeError)
 
 
 def test_positions_of_other_processes():
@@ -384,3 +370,53 @@ def test_positions_of_other_processes():
         ops.token_positions(4, 2, 2, "contiguous")
     with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
         ops.token_positions(4, 0, 0, "contiguous")
+
+
+# One process: calls within and without, and whether their graphs came from the disk.
+PROCESS = """
+import sys
+import torch, multihead
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+from multihead.distributed import context_parallel
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.randn(1, 2, 5, 8)
+attention = torch.compile(multihead.scaled_dot_product_attention)
+for when in sys.argv[1:]:
+    counters.clear()
+    if when == "within":
+        with context_parallel():
+            attention(x, x, x)
+    else:
+        attention(x, x, x)
+    print(when, counters["aot_autograd"]["autograd_cache_hit"])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", os.environ.get("CXX", "c++")))),
+    reason="inductor needs a C++ compiler",
+)
+def test_graphs_on_disk_know_their_context(tmp_path):
+    """What torch.compile has kept of a call from without is not taken within."""
+
+    def run(*states):
+        environment = os.environ | {
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", PROCESS, *states],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split("\n")[:-1]
+
+    assert run("without", "within") == ["without 0", "within 0"]
+    assert run("within", "without") == ["within 1", "without 1"]
