@@ -2,6 +2,7 @@
 """A model of four layers on several processes: how it is laid out, trained, compared."""
 
 import contextlib
+import math
 
 import torch
 from layers import values, whole
@@ -34,6 +35,11 @@ LAYOUTS = {
     "fsdp 2 x cp 2": (2, 0, 2),
     "tp 2 x cp 2": (0, 2, 2),
 }
+
+
+def world_of(layout):
+    """How many processes a layout has."""
+    return math.prod(max(size, 1) for size in LAYOUTS[layout] or ())
 
 
 class Block(nn.Module):

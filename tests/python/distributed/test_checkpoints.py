@@ -4,7 +4,7 @@
 import pytest
 import torch
 import torch.distributed.checkpoint as checkpoint
-from models import LAYOUTS, Run
+from models import Run, world_of
 from ranks import run
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -38,11 +38,6 @@ def load(layout, folder):
     return *read, training.step(2), training.values()
 
 
-def world_of(layout):
-    data, heads = LAYOUTS[layout] or (1, 1)
-    return max(data, 1) * max(heads, 1)
-
-
 @pytest.mark.parametrize(
     ("writer", "readers"),
     [
@@ -52,6 +47,7 @@ def world_of(layout):
         ("fsdp 2 x tp 2", ["whole", "fsdp 2", "fsdp 1 x tp 2"]),
         ("tp 4", ["tp 2"]),
         ("whole", ["tp 2", "fsdp 2 x tp 2"]),
+        ("cp 2", ["whole", "tp 2 x cp 2"]),
     ],
 )
 def test_layouts_read_what_another_wrote(writer, readers, tmp_path):

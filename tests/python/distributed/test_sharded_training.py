@@ -2,11 +2,10 @@
 """Ten steps of training on several processes, beside the same on one."""
 
 import functools
-import math
 
 import pytest
 import torch
-from models import LAYOUTS, Run
+from models import LAYOUTS, Run, world_of
 from ranks import on_ranks, run
 
 STEPS = 10
@@ -27,10 +26,6 @@ def error(got, golden):
     differences = [(got[0] - golden[0]).abs().max()]
     differences += [(got[1][x] - golden[1][x]).abs().max() for x in golden[1]]
     return max(x.item() for x in differences)
-
-
-def world_of(layout):
-    return math.prod(max(size, 1) for size in LAYOUTS[layout])
 
 
 @pytest.mark.parametrize(
