@@ -106,6 +106,36 @@ def test_a_causal_bias_and_the_exact_path(world, kind):
 
 @on_ranks(2)
 @pytest.mark.parametrize("kind", KINDS)
+def test_compiled(world, kind):
+    """In one graph, forward and backward, with the bits of the module as it is."""
+    module = parallel(layer(kind, dropout=0.3), world)
+    options = dict(is_causal=True, need_weights=False)
+    given = inputs(module, queries=6)
+
+    def results(attention):
+        torch.manual_seed(12)
+        return trained_on(attention, given, **options)
+
+    class Compiled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = module
+
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def forward(self, *tensors, **options):
+            return self.attention(*tensors, **options)
+
+    expected = results(module)
+    out, _, leaves, parameters = results(Compiled())
+    torch.testing.assert_close(
+        (out, leaves), (expected[0], expected[2]), rtol=0, atol=0
+    )
+    for name, gradient in expected[3].items():
+        assert torch.equal(parameters["attention." + name], gradient)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("kind", KINDS)
 def test_layouts_of_inputs_and_outputs(rank, world, kind):
     """Sequences in shards around the layer, as between norms of a sequence parallel."""
     alone, shared = layer(kind), layer(kind)
