@@ -108,8 +108,8 @@ ContextMethod context_method_from_name(std::string_view name);
 
 /// For its own lifetime, all attention of this thread is over tokens of all
 /// processes of the group, of which each holds its own, as `order` says:
-/// scaled_dot_product_attention, varlen_attention, the modules, and PyTorch's
-/// own, as install.h says. Arguments are those of ring_attention, and
+/// multihead::scaled_dot_product_attention, varlen_attention and the modules,
+/// and at::scaled_dot_product_attention. Arguments are those of ring_attention;
 /// key_padding_mask of a module goes with this process's keys. What it cannot
 /// do is refused: weights of a module, its attn_mask, bias_k, add_zero_attn and
 /// caches, backend kExact, other devices. Source:

@@ -129,6 +129,21 @@ class LocalBackend : public c10d::Backend {
     }
     return work([] {});
   }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+      std::vector<int64_t>& input_sizes,
+      const c10d::AllToAllOptions&) override {
+    const int tag = ++collectives_ - Network::kMany;
+    const auto parts = input.clone().split_with_sizes(input_sizes);
+    for (int r = 0; r < getSize(); ++r) {
+      network_.post({getRank(), r, tag}, parts[r]);
+    }
+    const auto places = output.split_with_sizes(output_sizes);
+    for (int r = 0; r < getSize(); ++r) {
+      network_.take({r, getRank(), tag}, places[r]);
+    }
+    return work([] {});
+  }
 
  private:
   struct Wait : c10d::Work {
