@@ -24,9 +24,16 @@ const char* name_of(Method method) {
   return method == Method::kRing ? "ring_attention" : "ulysses_attention";
 }
 
+bool is_traced(const Tensor& x) {
+  return x.is_meta() || x.key_set().has(c10::DispatchKey::Python);
+}
+
 Results run(Method method, const OwnCall& call, const Location& location) {
-  return method == Method::kRing ? distributed::ring(call, location)
-                                 : distributed::ulysses(call, location);
+  if (method == Method::kRing) return distributed::ring(call, location);
+  TORCH_CHECK(!is_traced(call.query), name_of(method),
+              ": it cannot be part of a graph, because how many tokens other "
+              "processes have is known only while it runs; ring_attention can");
+  return distributed::ulysses(call, location);
 }
 
 Results attend(Method method, const Tensor& query, const Tensor& key,
@@ -84,11 +91,6 @@ AttentionOptions rules_of(Method method, const VarlenOptions& options) {
           .sinks = options.sinks};
 }
 
-// What the other processes have is known only while they run.
-bool is_traced(const Tensor& x) {
-  return x.is_meta() || x.key_set().has(c10::DispatchKey::Python);
-}
-
 class ContextParallel : public Provider {
  public:
   ContextParallel(std::string group, TokenOrder order, ContextMethod method)
@@ -132,14 +134,9 @@ class ContextParallel : public Provider {
   // See ContextMethod. By what is the same on all processes.
   Method method_for(const Tensor& query, const Tensor& key, int64_t heads_dim,
                     const AttentionOptions& options) const {
-    if (is_traced(query)) {
-      TORCH_CHECK(method_ != ContextMethod::kUlysses, name(),
-                  ": method must not be \"ulysses\" where a graph is traced: "
-                  "how many tokens the others have is not known then");
-      return Method::kRing;
-    }
     if (method_ == ContextMethod::kRing) return Method::kRing;
     if (method_ == ContextMethod::kUlysses) return Method::kUlysses;
+    if (is_traced(query)) return Method::kRing;
     if (query.dim() < -heads_dim || key.dim() < -heads_dim) {
       return Method::kRing;  // refuses them
     }

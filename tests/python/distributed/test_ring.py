@@ -410,17 +410,19 @@ def test_other_errors(rank, world):
 
 
 @on_ranks(4, timeout=40, dies=(2,))
-def test_a_process_that_dies_is_named(rank, world):
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_a_process_that_dies_is_named(rank, world, name):
     """The others get an error when they wait for it, and nobody hangs."""
-    x = torch.randn(1, 2, 64, 8)
+    x = torch.randn(1, 4, 64, 8)
     group = dist.group.WORLD.group_name
-    ops.ring_attention(x, x, x, group=group)
+    attend = getattr(ops, name)
+    attend(x, x, x, group=group)
     if rank == 2:
         os._exit(1)
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match="ring_attention: .*process"):
+    with pytest.raises(RuntimeError, match=f"{name}: .*process"):
         for _ in range(100):
-            ops.ring_attention(x, x, x, group=group)
+            attend(x, x, x, group=group)
     assert time.monotonic() - start < 30
 
 
@@ -443,6 +445,8 @@ def test_opcheck(rank, world):
         (ops.fused_ring_attention.default, learned, rules),
         (ops.fused_ring_attention_backward.default, given, rules),
         (ops.ring_varlen_attention.default, documents, rules),
+        (ops.tokens_to_heads.default, (learned[0], group, "contiguous", [5]), {}),
+        (ops.heads_to_tokens.default, (learned[0], group, "contiguous", [5]), {}),
     ):
         checks = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(*call, test_utils=checks)
