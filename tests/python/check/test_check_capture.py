@@ -259,3 +259,47 @@ def test_who_never_checks_does_not_load_its_library():
     loaded = "print('libmultihead_diagnosis' in open('/proc/self/maps').read());"
     check = "import check_samples; multihead.check(check_samples.Fused);"
     assert printed(f"import multihead; {loaded} {check} {loaded}") == "False\nTrue"
+
+
+class DropsHalf(nn.Module):
+    """p = 0.5, which is PyTorch's default, whatever it is built with."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.drop = nn.Dropout()
+
+    def forward(self, x):
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        weights = self.drop((q @ k.mT / q.size(-1) ** 0.5).softmax(-1))
+        return self.drop(self.out((weights @ v).transpose(1, 2).flatten(2)))
+
+
+def test_dropout_of_half_is_read_though_pytorch_leaves_its_default_out():
+    report = multihead.check(DropsHalf)
+    assert report.passed, str(report)
+    assert "training" in [case["name"] for case in report.verdict["cases"]]
+
+
+class KeysAndValuesOfOneConvolution(nn.Module):
+    """Names that say nothing; one convolution is twice as wide as its input."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.heads, self.width = num_heads, d_model
+        self.memory = nn.Conv1d(d_model, 2 * d_model, 1)
+        self.asking = nn.Conv1d(d_model, d_model, 1)
+
+    def forward(self, x):
+        k, v = self.memory(x).split(self.width, dim=1)
+        q, k, v = (t.unflatten(1, (self.heads, -1)).mT for t in (self.asking(x), k, v))
+        out = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v
+        return out.mT.flatten(1, 2)
+
+
+def test_one_convolution_of_keys_and_values_is_found_by_its_way():
+    report = multihead.check(KeysAndValuesOfOneConvolution)
+    assert report.cause is None and report.verdict is not None, str(report)
+    assert [c["name"] for c in report.conditions] == ["no_output_projection"]

@@ -10,6 +10,7 @@ import warnings
 import check_samples as samples
 import pytest
 import torch
+import torch.nn.functional as F
 from attempts.right_fused import LikePyTorchs
 from torch import nn
 
@@ -285,3 +286,49 @@ def test_padding_may_be_all_of_a_name():
 
     assert multihead.check(attend).cause == "padding_inverted"
     assert multihead.check(attend, mask="keep").passed
+
+
+class CausalBeyondPadding(nn.Module):
+    """(B, 1, 1, Lk) meets the triangle; (B, Lk) would only where B = Lq, as rows."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.W_q, self.W_k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.W_v, self.W_o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, q, k, v, pad_mask=None):
+        """Causal attention."""
+        layers = self.W_q(q), self.W_k(k), self.W_v(v)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in layers)
+        seen = torch.ones(q.size(2), k.size(2)).tril()[None, None].bool()
+        if pad_mask is not None:
+            seen = self.keep(pad_mask.bool()) & seen
+        out = F.scaled_dot_product_attention(q, k, v, seen)
+        return self.W_o(out.transpose(1, 2).flatten(2))
+
+    def keep(self, mask):
+        return mask
+
+
+class CausalBeyondKeyPadding(CausalBeyondPadding):
+    def forward(self, q, k, v, key_padding_mask=None):
+        """Causal attention."""
+        return super().forward(q, k, v, key_padding_mask)
+
+
+class CausalAndBlocked(CausalBeyondPadding):
+    def keep(self, mask):
+        return ~mask
+
+
+def test_padding_is_tried_in_the_shape_that_is_taken():
+    assert multihead.check(CausalAndBlocked).passed
+
+
+def test_what_a_pad_mask_holds_is_open_but_not_what_a_key_padding_mask_does():
+    report = multihead.check(CausalBeyondPadding)
+    assert report.cause is None, str(report)
+    assert [c["name"] for c in report.conditions] == ["padding_keeps"]
+    assert multihead.check(CausalBeyondPadding, mask="blocked").cause
+    assert multihead.check(CausalBeyondKeyPadding).cause == "padding_inverted"

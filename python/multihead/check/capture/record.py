@@ -219,6 +219,8 @@ class Recorder(TorchDispatchMode):
             self.draws.append(Draw(results[1].bool().clone(), float(args[1])))
         elif name in ("bernoulli", "bernoulli_"):
             p = next((a for a in args[1:] if isinstance(a, float)), None)
+            if name == "bernoulli_" and len(args) == 1:
+                p = 0.5  # its default, which PyTorch leaves out
             self.draws.append(Draw(results[0] != 0, None if p is None else 1 - p))
         elif name in _COMPARE and self.origin(operands[0]).drawn:
             if not self.origin(operands[0]).inputs:

@@ -286,9 +286,17 @@ def _name_fused(groups: dict[str, list[Use]]) -> None:
     ):
         uses = groups.get(role, [])
         if len(uses) == 1 and not any(other in groups for other in others):
-            rows, columns = uses[0].weight.shape[-2:]
-            if columns > rows:  # a product has it as (in, out)
+            into, out = _sides(uses[0].weight)
+            if out > into:
                 groups[fused] = groups.pop(role)
+
+
+def _sides(weight: Tensor) -> tuple[int, int]:
+    """How many features go into a matrix and come out: a product has it as (in, out), a
+    convolution that looks at one position as (out, in, 1)."""
+    if weight.dim() > 2 and all(size == 1 for size in weight.shape[2:]):
+        return weight.shape[1], weight.shape[0]
+    return weight.shape[-2], weight.shape[-1]
 
 
 def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:

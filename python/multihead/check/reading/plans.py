@@ -51,14 +51,17 @@ def roles(call: Call) -> Iterator[dict[str, str]]:
 def meanings(
     call: Call, subject: Subject, options: Options, said: dict[str, Said], first: Stated
 ) -> Iterator[Meaning]:
-    """What is stated or written; then without what is only written in passing; then
-    with masks that are added, or that are not."""
+    """What is stated or written; then without what is only written in passing, or is
+    in a name that leaves it open; then with masks that are added, or that are not."""
     additive = first.mask == "additive"
     yield Meaning(first, additive)
     doubtful = frozenset(fact for fact, one in said.items() if not one.is_plain)
     if doubtful:
         without = replace(first, **dict.fromkeys(doubtful))
         yield Meaning(without, additive, against=doubtful)
+    unsaid = first.padding == "blocked" and "padding" not in said
+    if options.mask is None and unsaid and documented.may_be_of_tokens(call):
+        yield Meaning(replace(first, padding=None), additive)
     if options.mask is not None or not call.takes("mask"):
         return
     if additive and not documented.is_bias(call):

@@ -131,6 +131,14 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
     return Said("blocked") if re.search("pad|kpm", name.lower()) else None
 
 
+def may_be_of_tokens(call: Call) -> bool:
+    """Whether only the name of a padding mask says that True is padding, and leaves it
+    open: a pad_mask often holds True for tokens; PyTorch's key_padding_mask does not,
+    and what is called padding is that."""
+    name = (call.parameter("padding") or "").lower()
+    return "mask" in name and "pad" in name and "key_pad" not in name
+
+
 def batch_first(subject: Subject) -> bool | None:
     """What the written shapes of inputs say: that of a parameter before others; None
     where nothing is written, or both."""
