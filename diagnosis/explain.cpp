@@ -391,6 +391,7 @@ Verdict explain(std::span<const Observation> observations) {
   const Explanation* best = found.empty() ? nullptr : &found.front();
 
   Verdict verdict;
+  verdict.effort = result.effort;
   const auto& conventions = best ? best->conventions : result.nearest;
   const Recipe attention = with(conventions);
   if (best == nullptr) {

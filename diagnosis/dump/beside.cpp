@@ -60,11 +60,17 @@ std::optional<double> number_at(const Observation& from,
 }
 
 // "4,0": four keys to the left and none to the right. A size alone counts the
-// query's own key and those before it, or something else.
+// query's own key and those before it where somebody says so, or something
+// else.
 std::optional<GivenWindow> window_of(const Observation& from) {
   const auto size = number_at(from, "window_size");
   if (size && *size >= 1 && *size < 1e9) {
-    return GivenWindow{static_cast<int64_t>(*size) - 1, 0, true};
+    const auto counts = from.metadata.find("window_counts");
+    const bool is_said = counts != from.metadata.end();
+    TORCH_CHECK_VALUE(!is_said || counts->second == "own_key",
+                      "explain: window_counts must be own_key, got \"",
+                      is_said ? counts->second : "", "\"");
+    return GivenWindow{static_cast<int64_t>(*size) - 1, 0, !is_said};
   }
   const auto entry = from.metadata.find("window");
   if (entry == from.metadata.end()) return {};

@@ -553,6 +553,11 @@ ObservedCall read_dump(const Observation& from) {
   call.roles_by_order = find_choice<bool>(from, "roles", /*otherwise=*/false,
                                           {{"by_order", true}});
   call.scale = find_number(from, "scale");
+  call.search_effort =
+      find_any<double>(
+          from, "search_effort", [](double x) { return x > 0 && x <= 1; },
+          "a number above 0, 1 at most")
+          .value_or(1);
   read_dropout(from, call);
   read_beside(from, call);
   return call;

@@ -102,6 +102,8 @@ struct ObservedCall {
   std::array<bool, 4> without_gradient = {};
   int64_t block = 0;  ///< keys at a time, where the code says so
   int digits = 0;     ///< to which out is rounded; 0: it is not
+  /// The share of what a search for faults may do, where less is left.
+  double search_effort = 1;
 
   at::Tensor out;       ///< (B, Lq, E), without weights (B, H, Lq, D)
   at::Tensor returned;  ///< weights that it returned, any shape

@@ -429,7 +429,8 @@ std::string to_json(const Verdict& verdict) {
       {"where", or_null(verdict.where)},
       {"cases", verdict.cases},
       {"weights", verdict.weights},
-      {"unused", verdict.unused}};
+      {"unused", verdict.unused},
+      {"effort", verdict.effort}};
   return all.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 

@@ -28,9 +28,18 @@ double cost(const ObservedCall& call) {
   return 2e5 + 20 * scores + products / 2;
 }
 
-// What a search may do. That is counted, not timed: a verdict is the same on
-// every machine, however busy that is.
-constexpr double kMostEffort = 10e9;
+// What a search may do, and one that only counts faults. That is counted, not
+// timed: a verdict is the same on every machine, however busy that is.
+constexpr double kMostEffort = 8e9, kMostForCounting = 1e9;
+
+// Of what a search may do, the share that its caller allows.
+double share_allowed(std::span<const ObservedCall> calls) {
+  double share = 1;
+  for (const ObservedCall& call : calls) {
+    share = std::min(share, call.search_effort);
+  }
+  return share;
+}
 
 // How many conventions are tried together, beside those that leave no doubt:
 // for one call of code that is right, for all calls of code with a fault.
@@ -59,8 +68,8 @@ std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
 
 class Search {
  public:
-  /// settled: conventions of every explanation. effort: what is spent already,
-  /// also by others.
+  /// settled: conventions of every explanation. effort: what is left to be
+  /// spent, also by others.
   Search(std::span<const ObservedCall> calls, const Conventions& settled,
          bool in_float, double& effort)
       : calls_(calls), settled_(settled), in_float_(in_float), effort_(effort) {
@@ -101,6 +110,7 @@ class Search {
       for (const Conventions& conventions : sets) {
         // Two faults beside what only might be there are too many guesses.
         if (count == 2 && guesses_structure(conventions)) continue;
+        if (is_spent()) return found;
         const Recipe start = with(conventions);
         const size_t failing = first_failure(start);
         if (failing == calls_.size()) continue;
@@ -307,9 +317,11 @@ class Search {
 
   // Index of the first call that the recipe does not explain.
   size_t first_failure(const Recipe& recipe) const {
-    size_t i = 0;
-    while (i < calls_.size() && fits(calls_[i], recipe)) ++i;
-    return i;
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      effort_ -= cost(calls_[i]);
+      if (!fits(calls_[i], recipe)) return i;
+    }
+    return calls_.size();
   }
 
   // Sets of `count` changes that explain one call, which attention does not.
@@ -390,9 +402,10 @@ class Search {
     return found;
   }
 
+  bool is_spent() { return cut_short_ = cut_short_ || effort_ <= 0; }
+
   bool is_late(const ObservedCall& call) {
-    cut_short_ = cut_short_ || effort_ >= kMostEffort;
-    if (!cut_short_) effort_ += cost(call);
+    if (!is_spent()) effort_ -= cost(call);
     return cut_short_;
   }
 
@@ -508,7 +521,7 @@ bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
 }
 
 size_t fewest_faults(std::span<const ObservedCall> calls) {
-  double effort = 0;
+  double effort = kMostForCounting * share_allowed(calls);
   Search plain(calls, certain(calls), /*in_float=*/false, effort);
   if (!plain.right().empty()) return 0;
   const Conventions settled = evident(calls);
@@ -539,12 +552,14 @@ SearchResult search(std::span<const ObservedCall> calls) {
         return !call.trace.empty() && call.out.isnan().any().item<bool>();
       });
   const size_t most_faults = telling ? 2 : seen_on_the_way ? 1 : 0;
-  double effort = 0;
+  const double allowed = kMostEffort * share_allowed(calls);
+  double effort = allowed;
+  const auto spent = [&] { return (allowed - effort) / kMostEffort; };
   // Most of what is right has nothing beside it: only what no reading of plain
   // attention explains is looked at more closely.
   Search plain(calls, certain(calls), /*in_float=*/false, effort);
   if (std::vector<Explanation> found = plain.right(); !found.empty()) {
-    return {.explanations = ranked(calls, std::move(found))};
+    return {.explanations = ranked(calls, std::move(found)), .effort = spent()};
   }
   const Conventions settled = evident(calls);
   Search strict(calls, settled, /*in_float=*/false, effort);
@@ -559,14 +574,18 @@ SearchResult search(std::span<const ObservedCall> calls) {
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
     if (faults > most_faults) continue;
+    // What explains fewer digits, only where all that explains more was tried.
+    if (&precision == &loose && strict.cut_short()) continue;
     std::vector<Explanation> found =
         faults == 0 ? precision.right() : precision.with_faults(faults);
     if (!found.empty())
-      return {.explanations = ranked(calls, std::move(found))};
+      return {.explanations = ranked(calls, std::move(found)),
+              .effort = spent()};
   }
   return {.nearest = strict.nearest(),
           .cut_short = strict.cut_short() || loose.cut_short(),
-          .by_chance = strict.by_chance() || loose.by_chance()};
+          .by_chance = strict.by_chance() || loose.by_chance(),
+          .effort = spent()};
 }
 
 }  // namespace multihead::diagnosis

@@ -167,6 +167,7 @@ struct SearchResult {
   bool cut_short = false;  ///< not all candidates were tried
   /// Some fit, but to so small an output that many would.
   bool by_chance = false;
+  double effort = 0;  ///< the share spent of what a search may do
 };
 
 /// The faults of an explanation, sorted by name.

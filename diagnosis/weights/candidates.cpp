@@ -445,6 +445,11 @@ Candidates candidates_of(
     while (candidate.is_matrix() && kept.dim() > 2 && kept.size(-1) == 1) {
       kept = kept.squeeze(-1);
     }
+    // Of each head, broadcast over the batch: (H, 1, E, D) or (1, H, E, D).
+    for (const int64_t dim : {1, 0}) {
+      const bool broadcasts = kept.dim() == 4 && kept.size(dim) == 1;
+      if (candidate.is_matrix() && broadcasts) kept = kept.squeeze(dim);
+    }
     const auto known = orientations.find(name);
     if (known != orientations.end()) candidate.declared = known->second;
     std::ranges::move(parts_of(candidate), std::back_inserter(candidates));

@@ -87,6 +87,9 @@ struct Verdict {
   std::vector<ComparedCase> cases;
   std::vector<std::string> weights;  ///< "query: q_proj.weight (out, in)"
   std::vector<std::string> unused;   ///< tensors that were not understood
+  /// What was spent of the effort that a search for faults may take, 0 to 1:
+  /// what is left is a later call's, as its observation's "search_effort".
+  double effort = 0;
 };
 
 /// The verdict that fits every observation; all are of one implementation.
@@ -98,7 +101,8 @@ Verdict explain(std::span<const Observation> observations);
 
 /// With how many faults attention explains the observations: none, 1, or 2,
 /// which stands for more or for something else. What explain() tells first, a
-/// hundred times cheaper than pairs of faults. Throws as explain() does.
+/// hundred times cheaper than pairs of faults; of large tensors it may miss the
+/// one. Throws as explain() does.
 int fewest_faults(std::span<const Observation> observations);
 
 /// The verdict as one JSON object.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A check from target to report: how the code is called, which runs, what they say."""
 
+import itertools
 import re
 import threading
 import time
@@ -31,13 +32,17 @@ from .subject.target import Subject, load, scope
 _RIGHT = ("bits", "rounding")
 # Complaints that other shapes may settle.
 _OF_SHAPES = re.compile(r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange", re.I)
-_UNEXPLAINED = 2  # as many faults as are not counted
+_UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
 _QUOTED = 120  # characters of a sentence
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _READ = 2  # ways to call it that are judged where attention explains none
-_QUICK = 2.0  # seconds of a verdict that is quick: only then others are tried
+# What a check may spend on searches for faults, of the effort that the engine allows
+# for one: the share of a verdict that is quick, after which other numbers of heads are
+# tried, and what each search has when others have spent the rest.
+_QUICK, _LEAST_EFFORT = 0.4, 0.1
+_FORMS_SECONDS = 1.5  # to find a call in all unusual forms
 
 
 def examine(
@@ -174,6 +179,7 @@ class Examination:
         self.stated = self._stated()
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
+        self._effort = 0.0  # spent on searches for faults
 
     @property
     def made_up(self) -> dict[str, str]:
@@ -297,23 +303,36 @@ class Examination:
         of_shapes = [
             f for f in self.first_call.findings if _OF_SHAPES.search(f.sentence)
         ]
-        if not found and of_shapes and not first_call.may_be_core(call, self.runner):
-            others = forms.with_an_axis_more, forms.with_one_query
+        if not found and of_shapes:
+            others = [forms.with_transposed_keys]
+            if not first_call.may_be_core(call, self.runner):
+                others += [forms.with_an_axis_more, forms.with_one_query]
             yield from self._in_forms(f for form in others for f in form(subject, call))
 
     def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:
         """Those in such a form; of a user's inputs they keep what is no sequence."""
-        options = replace(self.options, inputs=None)
+        options, seconds = replace(self.options, inputs=None), _FORMS_SECONDS
         for form in tried:
+            if seconds <= 0:
+                self._say_forms_left()
+                return
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
-            finder = FirstCall(runner, options)
+            finder = FirstCall(runner, options, seconds)
             needed = {"batch": form.batch, "queries": form.queries}
             known = {name: size for name, size in needed.items() if size}
             finder.sizes = [replace(s, **known) for s in finder.sizes]
             base = finder.find(form.layouts or self.layouts)
+            seconds -= finder.spent
             if base is not None:
                 yield Way(runner, base, form)
+
+    def _say_forms_left(self) -> None:
+        sentence = (
+            "Its tensors were not tried in all forms: the time for that was over."
+        )
+        remedy = "Give a call of yours, which it takes, by `inputs=` or `call=`."
+        self.findings.append(Finding("forms_left", sentence, remedy, kind="remark"))
 
     def _plain_ways(self) -> Iterator[Way]:
         """Those with the tensors that are usual for its layouts."""
@@ -337,17 +356,25 @@ class Examination:
             while base is not None:
                 yield Way(runner, base)
                 layouts = cases.others(base.case, layouts)
-                base = finder.find(layouts) if layouts else None
+                base = finder.find_like(base, layouts) if layouts else None
 
     def _fewest_faults(self, way: Way) -> int:
         """With how many attention explains its first call, which takes a hundredth of
         the time of a verdict."""
         known = observation.known_heads(way.base, way.call, self.options.num_heads)
         guesses = [known] if known else observation.guessed_heads(way.base)[:_GUESSES]
-        return min(
-            observation.fewest_faults(observation.observe(way.base, way.call, stated))
-            for stated in (replace(self.stated, num_heads=heads) for heads in guesses)
-        )
+        flow, fewest = way.base.parameters.by_flow, _UNREADABLE
+        unnamed = replace(way.base, parameters=flow) if flow is not None else None
+        for base, heads in itertools.product((way.base, unnamed), guesses):
+            if base is None or (base is unnamed and fewest < _UNREADABLE):
+                break  # names of weights are understood
+            stated = replace(self.stated, num_heads=heads)
+            seen = observation.observe(base, way.call, stated)
+            seen.metadata["search_effort"] = repr(1 / len(guesses))
+            fewest = min(fewest, observation.fewest_faults(seen))
+            if fewest == 0:
+                break
+        return fewest
 
     def _run_all(self, way: Way, additive: bool) -> Cases:
         """All runs that follow from its first call."""
@@ -422,9 +449,9 @@ class Examination:
 
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
-        start = time.process_time()
+        spent = self._effort
         self._judge(reading, kept)
-        is_quick = time.process_time() < start + _QUICK
+        is_quick = self._effort < spent + _QUICK
         call, stated = reading.way.call, reading.meaning.stated
         known = observation.known_heads(kept[0], call, self.options.num_heads)
         if known or reading.verdict is None or reading.is_right:
@@ -492,11 +519,14 @@ class Examination:
         seen[0].metadata |= self._facts(reading, kept)
         for one in seen:
             self._put_promises(one.metadata)
+        left = max(1 - self._effort, _LEAST_EFFORT)
+        seen[0].metadata["search_effort"] = repr(left)
         reading.observations = seen
         try:
             reading.verdict = observation.explain(seen)
         except ValueError as error:
             return observation.complaint(error)
+        self._effort += reading.verdict["effort"]
         return None
 
     def _put_promises(self, metadata: dict[str, str]) -> None:
@@ -505,14 +535,13 @@ class Examination:
             metadata["says_dot_product"] = "true"
         if promised.queries_are_last(self.subject):
             metadata["queries_are_last"] = "true"
-        size = metadata.get("window_size")
-        if size and promised.window_counts_own_key(self.subject):
-            del metadata["window_size"]
-            metadata["window"] = f"{int(size) - 1},0"
+        if promised.window_counts_own_key(self.subject):
+            metadata["window_counts"] = "own_key"
 
     def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"
-        said = [call for call in (way.runner.constructed, called) if call]
+        made = way.runner.constructed(kept[0].case)
+        said = [call for call in (made, called) if call]
         said += [way.form.said] if way.form else []
         said += ["only the first position asks"] if kept[0].asks_first else []
         parameters = kept[0].parameters

@@ -26,7 +26,8 @@ def observed(monkeypatch):
 
         def explain(observations):
             kept.extend(observations)
-            return {"verdict": "bits", "faults": [], "assumptions": [], "cases": []}
+            lists = {"faults": [], "assumptions": [], "cases": []}
+            return {"verdict": "bits", "effort": 0.0, **lists}
 
         monkeypatch.setattr(engine, "explain", explain)
         report = multihead.check(target, **stated)

@@ -46,6 +46,7 @@ FAULT = {
     "assumptions": [{"name": "a", "sentence": "True = keep.", "remedy": "Or say so."}],
     "remarks": [],
     "first_stage": "masked scores",
+    "effort": 0.01,
     "where": {
         "case": "causal",
         "tensor": "out",

@@ -324,7 +324,7 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
     base = replace(base, layout=_layout(query, base))
     key = cases.as_sequence(made.tensors.get("key", query), base)
     query = cases.as_sequence(query, base)
-    axis, later = cases.query_axis(base), base.layout in cases.WITH_HEADS[1:]
+    axis, later = cases.query_axis(base), base.layout in cases.HEADS_BEHIND
     unbatched, second = cases.unbatched(base), base.layout == cases.SEQUENCE_FIRST
     heads = named.get(call.parameter("num_heads"), base.sizes.heads)
     embed = query.shape[-1]

@@ -31,7 +31,8 @@ HEADS_LAST = "(B, D, H, L)"
 SINGLE = "(B, L, D)"
 FLAT = "(L, D)"
 IMAGES = (IMAGE, IMAGE_LAST)
-WITH_HEADS = (HEADS, HEADS_LATER, HEADS_LAST)
+HEADS_BEHIND = (HEADS_LATER, HEADS_LAST)  # the length
+WITH_HEADS = (HEADS, *HEADS_BEHIND)
 CORE = (*WITH_HEADS, SINGLE, FLAT)
 
 
@@ -43,7 +44,7 @@ class Sizes:
     out: the width of the output where it is not that of the input. key_width,
     value_width: those of keys and values where they are not that of the queries.
     columns: of an image whose pixels are the sequence. window: what a window is given
-    as, "length", or, to be all of the image, "pair" or "side". is_exact: what is told
+    as, "length", or, to be all of the image, "pair", "square" or "side". is_exact: what is told
     a length is told that of the queries. wide_keys: what is told the width of queries
     and keys is told that of all heads. before: how many tokens, as that of a class,
     stand before those of an image.
@@ -81,7 +82,7 @@ class Sizes:
         """What an argument of this role is given."""
         # Longer than any sequence here, and no other size.
         longest = self.queries if self.is_exact else max(16, self.keys + 1)
-        windows = {"length": longest, "pair": self.image, "side": self.columns}
+        windows = {"length": longest, "side": self.columns}
         return {
             "num_heads": self.heads,
             "num_kv_heads": self.kv_heads or self.heads,
@@ -93,8 +94,8 @@ class Sizes:
             "temperature": self.head_dim**0.5,
             "max_length": longest,
             "block": 16,
-            "window": windows[self.window],
-            "resolution": windows[self.window],
+            "window": windows.get(self.window, self.image),
+            "resolution": windows.get(self.window, self.image),
             "sliding_window": self.sliding_window,
             "image": self.image,
             "rows": self.image[0],
@@ -120,9 +121,8 @@ def grouped(sizes: Sizes, groups: int) -> Sizes:
 
 def as_image(sizes: Sizes, window: str = "length") -> Sizes:
     """`sizes` with as many queries and keys as an image has pixels: two rows, or as
-    many as columns, where it is to be cut by one number."""
-    columns = 3 if window == "side" else 5
-    length = 9 if window == "side" else 10
+    many as columns, where it is to be cut by one number, or is a square."""
+    columns, length = (3, 9) if window in ("side", "square") else (5, 10)
     lengths = dict(queries=length, keys=length, columns=columns)
     return replace(sizes, **lengths, window=window, is_exact=True)
 

@@ -3,6 +3,7 @@
 
 import inspect
 import re
+import sys
 from dataclasses import replace
 
 import torch
@@ -21,6 +22,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
 _ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
+# What is between 0 and 1, and no size: the decay of averages, as of batch norms.
+_SHARES = {"decay", "momentum", "slope"}
 # What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # Flags that are off by default, and what they switch, by words of their names.
@@ -87,10 +90,7 @@ class Construction:
         ]
         if not asked:
             return []
-        try:
-            text = inspect.getsource(self.subject.target.__init__)
-        except (OSError, TypeError):
-            return []
+        text = _source(self.subject.target.__init__)
         plain = {name: as_written(name) for name in asked}
         return [
             name
@@ -188,16 +188,10 @@ class Construction:
         configs = [n for n, role in self.roles.items() if role == "config"]
         if not configs:
             return False
-        try:
-            text = inspect.getsource(self.subject.target.__init__)
-        except (OSError, TypeError):
-            return False
+        text = _source(self.subject.target.__init__)
         owner = "|".join(map(re.escape, configs))
         read = re.findall(rf"\b(?:{owner})(?:\.|\[[\"'])(\w+)", text)
-        return any(
-            (CONSTRUCTOR.get(normal(name)) or role_of_words(name)) == "num_kv_heads"
-            for name in read
-        )
+        return any(_size_of(name) == "num_kv_heads" for name in read)
 
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
         """The arguments by name; if not `optional`, only the required ones."""
@@ -220,7 +214,8 @@ class Construction:
             kind = self._settings[parameter.name]
             if kind is not None and self._in_its_settings:
                 return settings_of(kind, sizes, self._choices)
-            return Config(sizes, self._choices)
+            scale = self._scale(sizes, "scale")
+            return Config(sizes, {"scale": scale, **self._choices})
         if role == "dropout":
             layer = type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(DROPOUT) if layer else DROPOUT
@@ -247,9 +242,7 @@ class Construction:
             is_class = re.search("layer|class|cls|_fn", name) or "type" in kind.lower()
             return nn.Identity if is_class else nn.Identity()
         if normal(name) in ("scale", "scaling") and kind != "bool":
-            divides = _DIVIDES.format(re.escape(name))
-            root = sizes.head_dim**0.5
-            return root if re.search(divides, self.subject.source) else 1 / root
+            return self._scale(sizes, name)
         if role == "attention" or kind in ("Module", "Callable"):
             inner = self._inner(sizes) if _ATTENTION.search(name) else None
             return nn.Identity() if inner is None else inner
@@ -257,10 +250,20 @@ class Construction:
             return self._choices[name]
         if kind in _TYPES:
             return _TYPES[kind]
+        if set(words(name)) & _SHARES:
+            return 0.1
         if role == "layers":
             return 1  # several would be several attentions
         counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
         return 2 if counts or self._gives_all else None
+
+    def _scale(self, sizes: Sizes, name: str) -> float:
+        """The number by which scores are multiplied, or divided, as the text says of
+        this class or, where that is not it, of its file."""
+        file = _source(sys.modules.get(self.subject.type.__module__))
+        divides, root = _DIVIDES.format(re.escape(name)), sizes.head_dim**0.5
+        found = re.search(divides, f"{self.subject.source}\n{file}")
+        return root if found else 1 / root
 
     def _ways(self) -> list[tuple[bool, bool, bool]]:
         """Whether arguments are given that may be left out; whether settings are of the
@@ -376,8 +379,9 @@ def _switch_of(name: str) -> str | None:
 
 
 def _may_be_size(parameter: inspect.Parameter) -> bool:
-    kind = type_name(parameter)
-    return kind in ("int", "_empty") and not part_of(parameter.name)
+    kind, said = type_name(parameter), set(words(parameter.name))
+    is_share = part_of(parameter.name) or said & _SHARES
+    return kind in ("int", "_empty") and not is_share
 
 
 def _like(default: object, value: object) -> object:

@@ -159,6 +159,23 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
     yield form
 
 
+def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
+    """With keys of heads as they meet the queries, (B, H, D, L)."""
+    name = call.parameter("key")
+    if name is None or not call.takes("value"):
+        return
+
+    def how(target: object, /, **given: object) -> object:
+        keys = given[name]
+        if isinstance(keys, Tensor):
+            given[name] = keys.transpose(-2, -1)
+        return _called(subject, target, given)
+
+    parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
+    layouts = (cases.HEADS, cases.SINGLE)
+    yield _form(subject, parameters, how, layouts, f"{name} transposed", (name,))
+
+
 def _form(
     subject: Subject,
     parameters: list[inspect.Parameter],

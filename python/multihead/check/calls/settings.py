@@ -28,13 +28,14 @@ _NAMED = re.compile(
 )
 
 
-Choices = dict[str, str]  # texts by the names of settings
+# By the names of settings: the texts that they are compared with, and others.
+Choices = dict[str, str | float]
 
 
-def choices_of(text: str) -> Choices:
+def choices_of(text: str) -> dict[str, str]:
     """The texts that code compares its settings with: the first one of each, or that of
     attention as usual."""
-    found: Choices = {}
+    found: dict[str, str] = {}
     for name, first, others in _COMPARED.findall(text):
         said = [first, *re.findall(r"[\"']([\w-]+)[\"']", others)]
         usual = [one for one in said if _USUAL.search(one)]

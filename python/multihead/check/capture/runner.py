@@ -71,9 +71,10 @@ class Runner:
         # What the user names, where it cannot be seen.
         self.weights = weights if isinstance(weights, dict) else {"self": weights}
         self.construction = Construction(subject) if subject.kind == "class" else None
-        self.constructed = ""
         self.remarks: dict[str, Finding] = {}
+        # Instances by what they are for, and the calls that made them.
         self._instances: dict[tuple, object] = {}
+        self._constructed: dict[tuple, str] = {}
         self._asks_for_gpu = devices.asks_for_gpu(subject)
 
     def calling(self, call: Call, subject: Subject | None = None) -> "Runner":
@@ -93,21 +94,21 @@ class Runner:
         """One run with all random generators seeded by `seed`, and with arguments
         that the case implies if none are given. Raises Stop when the time is
         over; not for one with so few `seconds` of its own."""
-        with _settings(case, seed):
+        with _settings(case, seed), self.guard.each_at_most(seconds):
             made = given or arguments.make(self.call, case)
             run = Run(case, made)
-            target, findings = self._target(case)
+            target, findings = self._target(case, may_hang=seconds is not None)
             if target is None:
                 run.findings = findings
                 return run
             kept = {n: t.clone() for n, t in {**made.tensors, **made.masks}.items()}
             if case.gradients:
                 self._require_gradients(run)
-            self._execute(target, run, seconds)
+            self._execute(target, run, may_hang=seconds is not None)
             self._compare_inputs(made, kept, run)
         return run
 
-    def _execute(self, target: object, run: Run, seconds: float | None) -> None:
+    def _execute(self, target: object, run: Run, may_hang: bool) -> None:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
         frames = Frames()
@@ -119,14 +120,14 @@ class Runner:
             with devices.cpu_instead(self._asks_for_gpu), recorder, frames:
                 return called(*made.positional, **made.keywords)
 
-        outcome = self.guard.attempt(watched, seconds)
+        outcome = self.guard.attempt(watched)
         for draw in recorder.draws:
             draw.keep = merged_draw(draw.keep, self.subject.how)
         run.recorder = recorder
         run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)
         if outcome.error is not None:
-            if outcome.findings[0].name == "hangs" and seconds is None:
+            if outcome.findings[0].name == "hangs" and not may_hang:
                 raise Stop(self._located(outcome.findings[:1], made))
             run.findings = self._located(outcome.findings[:1], made)
             return
@@ -206,14 +207,14 @@ class Runner:
             run.arguments.tensors |= {r: kept[r] for r in changed if r in made.tensors}
             run.arguments.masks |= {r: kept[r] for r in changed if r in made.masks}
 
-    def _target(self, case: Case) -> tuple[object, list[Finding]]:
-        """What is called: the function, or a module in the dtype and mode."""
+    def _target(self, case: Case, may_hang: bool) -> tuple[object, list[Finding]]:
+        """What is called: the function, or a module in the dtype and mode. may_hang:
+        that it takes too long to be made only ends this run."""
         if self.subject.kind == "function":
             return self.subject.target, []
-        of_class = self.subject.kind == "class"
-        key = (case.sizes if of_class else None, case.dtype)
+        key = self._key(case)
         if key not in self._instances:
-            made, findings = self._instance(case)
+            made, findings = self._instance(case, may_hang)
             if made is None:
                 return None, findings
             self._instances[key] = made
@@ -222,15 +223,23 @@ class Runner:
             target.train(case.training)
         return target, []
 
-    def _instance(self, case: Case) -> tuple[object, list[Finding]]:
+    def _key(self, case: Case) -> tuple:
+        of_class = self.subject.kind == "class"
+        return (case.sizes if of_class else None, case.dtype)
+
+    def constructed(self, case: Case) -> str:
+        """The call that made the instance of a case, as text; "" where none did."""
+        return self._constructed.get(self._key(case), "")
+
+    def _instance(self, case: Case, may_hang: bool) -> tuple[object, list[Finding]]:
         """A new instance, or a copy of the one that is checked."""
         if self.construction is not None:
             with unset_is_nan(), devices.cpu_instead(self._asks_for_gpu):
                 made, call, findings = self.construction.build(case.sizes, self.guard)
-            if made is None and findings[0].name == "hangs":
+            if made is None and findings[0].name == "hangs" and not may_hang:
                 raise Stop(findings)
             self._note(findings, "")
-            self.constructed = self.constructed or call
+            self._constructed[self._key(case)] = call
             if made is None:
                 return None, findings
             fill_unset(made)

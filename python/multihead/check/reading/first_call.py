@@ -19,6 +19,7 @@ from ..calls.cases import Case, Sizes, Style, grouped, input_width
 from ..capture.runner import Run, Runner
 from ..options import Options
 from ..report import Finding
+from ..sandbox.guard import Guard
 from ..subject.documented import additive, batch_first, is_bias
 from ..subject.holding import of_closure
 from ..subject.roles import TENSORS
@@ -26,16 +27,30 @@ from ..subject.signature import Call, axes, states_batch_first, unpacks_input
 from ..subject.target import Subject
 
 _MOST_TRIED = 400
-_SECONDS, _MORE_SECONDS = 4.0, 1.0
+_SECONDS, _MORE_SECONDS = 3.0, 1.0
+_LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
 
-class FirstCall:
-    """The choices along each axis, best first."""
+class _Watch:
+    """Seconds since it was made, in which the code under test ran, or slept, or in
+    which this process computed: others on a busy machine do not count."""
 
-    def __init__(self, runner: Runner, options: Options):
+    def __init__(self, guard: Guard):
+        self._guard, self._used, self._start = guard, guard.used, time.process_time()
+
+    def passed(self) -> float:
+        computed = time.process_time() - self._start
+        return max(computed, self._guard.used - self._used)
+
+
+class FirstCall:
+    """The choices along each axis, best first. seconds: what a search may take; spent:
+    what searches took."""
+
+    def __init__(self, runner: Runner, options: Options, seconds: float = _SECONDS):
         self.runner, self.options = runner, options
         self.subject, self.call = runner.subject, runner.call
         self.given = options.inputs
@@ -46,7 +61,7 @@ class FirstCall:
         self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
-        self._seconds = _SECONDS
+        self._seconds, self.spent = seconds, 0.0
         self._tried_images = False
 
     def find(self, layouts: tuple[str, ...]) -> Run | None:
@@ -72,29 +87,49 @@ class FirstCall:
         self.findings = self.findings or _most_telling(complaints)
         return None
 
+    def find_like(self, found: Run, layouts: tuple[str, ...]) -> Run | None:
+        """A call in one of these layouts that is else like one that it takes."""
+        if self.given is not None:
+            return self.find(layouts)
+        return self._search(layouts, found.case)[0]
+
     def _search(
-        self, layouts: tuple[str, ...]
+        self, layouts: tuple[str, ...], like: Case | None = None
+    ) -> tuple[Run | None, list[tuple[bool, Finding]]]:
+        watch = _Watch(self.runner.guard)
+        try:
+            return self._first_of(layouts, like, watch)
+        finally:
+            self._seconds -= watch.passed()
+            self.spent += watch.passed()
+
+    def _first_of(
+        self, layouts: tuple[str, ...], like: Case | None, watch: "_Watch"
     ) -> tuple[Run | None, list[tuple[bool, Finding]]]:
         """The first call that returns an output, if one does, and what others said."""
         complaints: list[tuple[bool, Finding]] = []
         first: tuple | None = None
-        start, half = time.process_time(), self.options.time_limit / 2
+        half = self.options.time_limit / 2
         if self.given is not None and self.call.guessed:
             layouts = self._as_deep_as_given(layouts)
-        for case in self._choices(layouts):
-            run = self.runner.run(case)
+        before = 0.0
+        for case in self._choices(layouts, like):
+            left = max(self._seconds - before, _LEAST_SECONDS)
+            limit = None if first is None else left
+            run = self.runner.run(case, seconds=limit)
             if not run.refused:
                 return run, complaints
             kind = (case.layout, case.mask, case.dtype, case.style)
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
             endless = any("RecursionError" in f.sentence for f in run.findings)
-            # Half of the time is for the runs that follow. Others on a busy machine do
-            # not count against the code.
-            late = time.process_time() > start + self._seconds
+            # Half of the time is for the runs that follow. The next is seldom quicker
+            # than this one.
+            now = watch.passed()
+            late = now + (now - before) > self._seconds
             if endless or late or self.runner.guard.remaining < half:
                 break
-        self._seconds -= time.process_time() - start
+            before = now
         return None, complaints
 
     def _as_deep_as_given(self, layouts: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,20 +162,18 @@ class FirstCall:
             }
         return run
 
-    def _choices(self, layouts: tuple[str, ...]) -> Iterator[Case]:
-        """Combinations with the fewest departures from the first of each axis."""
+    def _choices(
+        self, layouts: tuple[str, ...], like: Case | None = None
+    ) -> Iterator[Case]:
+        """Combinations with the fewest departures from the first of each axis; only in
+        sizes, layout and relation from one that they are to be like."""
         relations = ("self",) if self.call.style == "x" else ("cross", "equal", "self")
         dtypes = (torch.float64, torch.float32)
-        masks, styles = self._masks(), self.styles()
-        lists = (
-            dtypes,
-            masks,
-            self._paddings(),
-            styles,
-            self.sizes,
-            layouts,
-            relations,
-        )
+        how = [dtypes, self._masks(), self._paddings(), self.styles()]
+        if like is not None:
+            mask = like.mask, like.mask_dtype
+            how = [[like.dtype], [mask], [like.padding], [like.style]]
+        lists = [*how, self.sizes, layouts, relations]
         numbered = itertools.product(*(range(len(choices)) for choices in lists))
         ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
         for indices in ordered[:_MOST_TRIED]:
@@ -227,7 +260,8 @@ class FirstCall:
             place = 0 if self.call.takes("max_length") else 1
             found.insert(place, exact)
         if takes("window", "resolution", "image", "rows"):
-            images = [cases.as_image(sizes, way) for way in ("pair", "side", "length")]
+            shapes = ("pair", "side", "length", "square")
+            images = [cases.as_image(sizes, shape) for shape in shapes]
             found = [*images, sizes] if self.call.takes("rows") else [*found, *images]
             whole = images[0]  # and with the token of a class before it
             longer = dict(queries=whole.queries + 1, keys=whole.keys + 1, before=1)
@@ -293,8 +327,13 @@ def _width_outside(subject: Subject) -> int | None:
 def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
     """The complaint that is made most often of the likeliest kind of call, of
     different sizes; what ran to its end says more than what raised."""
-    # Of types, code complains that computes in float32 whatever it is given.
-    plain = [one for one in complaints if not _OF_TYPES.search(one[1].sentence)]
+    # Of types, code complains that computes in float32 whatever it is given; a call
+    # that took too long for a search would mostly come to an end.
+    plain = [
+        one
+        for one in complaints
+        if one[1].name != "hangs" and not _OF_TYPES.search(one[1].sentence)
+    ]
     complaints = plain or complaints
     if not complaints:
         return []

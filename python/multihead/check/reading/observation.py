@@ -165,7 +165,7 @@ def guessed_heads(run: Run) -> list[int]:
 
 def _heads_first(run: Run, tensor: Tensor) -> Tensor:
     """(B, H, L, D), however the code orders them."""
-    later = run.case.layout in cases.WITH_HEADS[1:] and tensor.dim() == 4
+    later = run.case.layout in cases.HEADS_BEHIND and tensor.dim() == 4
     return tensor.transpose(1, 2) if later else tensor
 
 

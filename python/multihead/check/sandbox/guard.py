@@ -108,7 +108,7 @@ class Guard:
 
     def __init__(self, time_limit: float) -> None:
         self.time_limit = time_limit
-        self._used = 0.0
+        self._used, self._most = 0.0, _LONGEST
         self._changed: dict[str, None] = {}  # by any call, in their order
         self._until_exit = contextlib.ExitStack()
 
@@ -142,6 +142,21 @@ class Guard:
         finally:
             self.time_limit, self._used = kept
 
+    @contextlib.contextmanager
+    def each_at_most(self, seconds: float | None) -> Iterator[None]:
+        """No call within takes longer than so many seconds, if that is given."""
+        kept = self._most
+        self._most = kept if seconds is None else min(kept, seconds)
+        try:
+            yield
+        finally:
+            self._most = kept
+
+    @property
+    def used(self) -> float:
+        """Seconds that foreign code has used."""
+        return self._used
+
     @property
     def remaining(self) -> float:
         """Seconds that foreign code may still use."""
@@ -173,7 +188,8 @@ class Guard:
 
     def run(self, code: Callable[[], Any], seconds: float | None = None) -> Outcome:
         """The same without putting settings back. seconds: a limit of its own."""
-        limit = self.remaining if seconds is None else min(seconds, self.remaining)
+        most = self._most if seconds is None else min(seconds, self._most)
+        limit = min(most, self.remaining)
         clock, process = _Clock(), os.getpid()
         outcome = Outcome()
         try:
@@ -182,7 +198,7 @@ class Guard:
         except _Interrupted:
             raise KeyboardInterrupt from None
         except BaseException as error:
-            whole = self.time_limit if seconds is None else seconds
+            whole = min(most, self.time_limit)
             outcome.error = error
             outcome.findings.append(finding_of(error, whole))
         if os.getpid() != process:  # a fork of the code's, and it came back

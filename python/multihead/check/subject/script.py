@@ -32,7 +32,7 @@ from .absent import Absent
 
 # What the top level may take, imports and definitions aside, half of all time at
 # most; what an assignment gets when that is used up.
-_SECONDS, _MOMENT = 5.0, 0.2
+_SECONDS, _MOMENT = 2.5, 0.2
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
