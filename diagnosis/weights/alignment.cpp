@@ -135,6 +135,7 @@ class Aligner {
                                                               : kUnknown;
     const Hint hint =
         c.declared != kUnknown ? Hint{c.declared, true} : Hint{custom};
+    if (const auto matrix = of_slices(role, c, hint)) return matrix;
     for (const Extents& expected : readings(role, c.tensor)) {
       auto matrix = orient(c.tensor, expected, hint);
       if (!matrix) continue;
@@ -146,6 +147,26 @@ class Aligner {
       return matrix;
     }
     return std::nullopt;
+  }
+
+  // (H, D, D): each head has a matrix of its own, for its slice of the input.
+  std::optional<OrientedMatrix> of_slices(Role role, const Candidate& c,
+                                          const Hint& hint) const {
+    const int64_t heads = heads_of(role, sizes_);
+    if (role == kOutput || c.tensor.dim() != 3 || c.tensor.size(0) != heads) {
+      return std::nullopt;
+    }
+    const int64_t width = shared_width(role, c.tensor.select(0, 0));
+    if (width == 0) return std::nullopt;
+    std::vector<at::Tensor> blocks;
+    std::optional<OrientedMatrix> first;
+    for (const at::Tensor& block : c.tensor.unbind(0)) {
+      const auto matrix = orient(block, {1, width, width}, hint);
+      if (!matrix) return std::nullopt;
+      if (!first) first = matrix;
+      blocks.push_back(matrix->weight);
+    }
+    return OrientedMatrix{at::block_diag(blocks), first->orientation};
   }
 
   Candidates named(Role role, bool biases) const {

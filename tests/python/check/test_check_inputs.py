@@ -300,6 +300,33 @@ class OfOwnLayers(nn.Module):
         return self.ff(out.transpose(1, 2).flatten(2))
 
 
+class OfSlices(nn.Module):
+    """Each head has small matrices of its own, for its slice of the input."""
+
+    def __init__(self, d, n_heads):
+        super().__init__()
+        self.n_heads, self.d_head = n_heads, d // n_heads
+        self.q_mappings, self.k_mappings, self.v_mappings = (
+            nn.ModuleList(nn.Linear(self.d_head, self.d_head) for _ in range(n_heads))
+            for _ in range(3)
+        )
+
+    def forward(self, sequences):
+        heads = []
+        for head in range(self.n_heads):
+            part = sequences[..., head * self.d_head : (head + 1) * self.d_head]
+            q, k = self.q_mappings[head](part), self.k_mappings[head](part)
+            weights = (q @ k.mT / self.d_head**0.5).softmax(-1)
+            heads.append(weights @ self.v_mappings[head](part))
+        return torch.cat(heads, -1)
+
+
+def test_each_head_projects_its_slice_of_the_input():
+    report = checked(OfSlices)
+    assert report.cause is None, str(report)
+    assert report.judgement in ("right", "right_if"), str(report)
+
+
 @pytest.mark.parametrize(
     "target", [OfOwnLayers, OfWrappedLayers, OfSharedLayers, OfHeadsWithOneMatrix]
 )

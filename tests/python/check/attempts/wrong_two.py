@@ -6,6 +6,7 @@ import math
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from attempts.steps import Attention
 
 
 def no_scale_no_mask(q, k, v, num_heads, d_model, mask=None):
@@ -19,26 +20,14 @@ def no_scale_no_mask(q, k, v, num_heads, d_model, mask=None):
     return wo(out.transpose(1, 2).flatten(2))
 
 
-class _Module(nn.Module):
+class _Module(Attention):
     """mask: 0 = blocked."""
-
-    def __init__(self, d_model, num_heads):
-        super().__init__()
-        self.d_model, self.num_heads = d_model, num_heads
-        self.d_k = d_model // num_heads
-        self.W_q = nn.Linear(d_model, d_model)
-        self.W_k = nn.Linear(d_model, d_model)
-        self.W_v = nn.Linear(d_model, d_model)
-        self.W_o = nn.Linear(d_model, d_model)
-
-    def split(self, x):
-        return x.view(x.size(0), -1, self.num_heads, self.d_k).transpose(1, 2)
 
     def split_by_view(self, x):
         return x.view(x.size(0), self.num_heads, -1, self.d_k)
 
-    def join(self, x):
-        return x.transpose(1, 2).contiguous().view(x.size(0), -1, self.d_model)
+    def merge(self, x):
+        return x.transpose(1, 2).flatten(2)
 
 
 class ViewInAndTransposeOut(_Module):
@@ -48,10 +37,10 @@ class ViewInAndTransposeOut(_Module):
         q = self.split_by_view(self.W_q(Q))
         k = self.split_by_view(self.W_k(K))
         v = self.split_by_view(self.W_v(V))
-        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_model)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(Q.size(-1))
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -1e9)
-        return self.W_o(self.join(scores.softmax(-1) @ v))
+        return self.join(scores.softmax(-1) @ v)
 
 
 class ViewInAndOut(_Module):
@@ -75,14 +64,14 @@ class InvertedAndUnscaled(_Module):
         scores = q @ k.transpose(-2, -1)
         if attn_mask is not None:
             scores = scores.masked_fill(attn_mask == 0, float("-inf"))
-        return self.W_o(self.join(scores.softmax(-1) @ v))
+        return self.join(scores.softmax(-1) @ v)
 
 
 class QueriesNormalisedAndNoOutput(_Module):
     def forward(self, Q, K, V):
         q, k, v = self.split(self.W_q(Q)), self.split(self.W_k(K)), self.W_v(V)
         p = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(self.d_k), dim=-2)
-        return self.join(p @ self.split(v))
+        return self.merge(p @ self.split(v))
 
 
 class TiledAndScaledByWidth(nn.Module):
@@ -129,7 +118,7 @@ class MaskAfterSoftmaxAndNoRoot(_Module):
         attn = torch.softmax(q @ k.transpose(-2, -1) / self.d_k, dim=-1)
         if mask is not None:
             attn = attn * mask
-        return self.W_o(self.join(attn @ self.split(self.W_v(V))))
+        return self.join(attn @ self.split(self.W_v(V)))
 
 
 class NoInputBiasAndSoftmaxOverHeads(nn.Module):
@@ -172,7 +161,7 @@ class KeysCollectedAndUnscaled(_Module):
     def forward(self, x):
         q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
         w = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k), dim=-1)
-        return self.W_o(self.join(torch.einsum("bhij,bhjd->bhid", w, k)))
+        return self.join(torch.einsum("bhij,bhjd->bhid", w, k))
 
 
 class QueryTransposedAndMaskLost(_Module):
@@ -182,7 +171,7 @@ class QueryTransposedAndMaskLost(_Module):
         scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.d_k)
         if mask is not None:
             scores.masked_fill(mask == 0, -1e9)
-        return self.W_o(self.join(torch.softmax(scores, dim=-1) @ v))
+        return self.join(torch.softmax(scores, dim=-1) @ v)
 
 
 class MaskAddedAndNoOutput(_Module):
@@ -191,7 +180,7 @@ class MaskAddedAndNoOutput(_Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
         if mask is not None:
             scores = scores + mask
-        return self.join(torch.softmax(scores, dim=-1) @ self.split(v))
+        return self.merge(torch.softmax(scores, dim=-1) @ self.split(v))
 
 
 class BothMasksForgotten(nn.Module):
