@@ -306,7 +306,7 @@ class Examination:
         if not found and of_shapes:
             others = [forms.with_transposed_keys]
             if not first_call.may_be_core(call, self.runner):
-                others += [forms.with_an_axis_more, forms.with_one_query]
+                others += [forms.with_one_query, forms.with_an_axis_more]
             yield from self._in_forms(f for form in others for f in form(subject, call))
 
     def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:

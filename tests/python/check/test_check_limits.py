@@ -191,3 +191,31 @@ class OfSquares(nn.Module):
 def test_an_image_that_has_to_be_a_square():
     report = multihead.check(OfSquares)
     assert report.judgement == "right", str(report)
+
+
+class OfOneItem(nn.Module):
+    """One query for each item, (B, E), beside (B, L, E): without a batch another call
+    runs, in which all queries see all keys."""
+
+    def __init__(self, input_dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (
+            nn.Linear(input_dim, input_dim) for _ in range(4)
+        )
+
+    def forward(self, target_item, history_sequence):
+        q, k = self.W_q(target_item), self.W_k(history_sequence)
+        v = self.W_v(history_sequence)
+        items = len(q)
+        q, k, v = (
+            t.view(items, -1, self.h, t.size(-1) // self.h).transpose(1, 2)
+            for t in (q, k, v)
+        )
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.W_o(out.transpose(1, 2).reshape(items, -1))
+
+
+def test_other_forms_are_tried_where_only_a_call_without_a_batch_runs():
+    report = multihead.check(OfOneItem)
+    assert report.judgement == "right", str(report)

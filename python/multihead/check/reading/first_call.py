@@ -91,7 +91,10 @@ class FirstCall:
         """A call in one of these layouts that is else like one that it takes."""
         if self.given is not None:
             return self.find(layouts)
-        return self._search(layouts, found.case)[0]
+        run, complaints = self._search(layouts, found.case)
+        if run is None:
+            self.findings = self.findings or _most_telling(complaints)
+        return run
 
     def _search(
         self, layouts: tuple[str, ...], like: Case | None = None
