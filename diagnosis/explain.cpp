@@ -348,6 +348,15 @@ std::vector<ObservedCall> read(std::span<const Observation> observations) {
     calls.push_back(read_dump(observation));
     check_size(calls.back());
   }
+  // Calls that show nothing of their way have the blocks of those that do.
+  int64_t block = 0;
+  for (const ObservedCall& call : calls)
+    block = block > 0 ? block : shown_blocks(call);
+  for (ObservedCall& call : calls) {
+    const bool is_longer =
+        call.sizes.queries == call.sizes.keys && call.sizes.keys > block;
+    call.own_block = is_longer ? block : 0;
+  }
   return calls;
 }
 

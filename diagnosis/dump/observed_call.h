@@ -101,7 +101,10 @@ struct ObservedCall {
   /// Matrices, as AlignedWeights has them, that took part and got no gradient.
   std::array<bool, 4> without_gradient = {};
   int64_t block = 0;  ///< keys at a time, where the code says so
-  int digits = 0;     ///< to which out is rounded; 0: it is not
+  /// Positions that attend among themselves alone, where a trace shows scores
+  /// of such blocks; 0: none does.
+  int64_t own_block = 0;
+  int digits = 0;  ///< to which out is rounded; 0: it is not
   /// The share of what a search for faults may do, where less is left.
   double search_effort = 1;
 

@@ -280,6 +280,21 @@ int64_t block_of(const ObservedCall& call) {
   return most->second > 1 ? most->first : n.keys;
 }
 
+int64_t shown_blocks(const ObservedCall& call) {
+  const Sizes& n = call.sizes;
+  if (n.queries != n.keys) return 0;
+  for (const Tensor& x : call.trace) {
+    if (x.dim() < 3 || x.size(-1) != x.size(-2)) continue;
+    const int64_t size = x.size(-1), blocks = (n.keys + size - 1) / size;
+    const bool is_other = size < 2 || blocks < 2 || size == n.batch ||
+                          size == n.width || size == n.value_width ||
+                          size == n.heads;
+    if (!is_other && x.numel() == n.batch * n.heads * blocks * size * size)
+      return size;
+  }
+  return 0;
+}
+
 // ---- Around the output -----------------------------------------------------
 
 Tensor output_gain(const ObservedCall& call) {

@@ -316,6 +316,13 @@ const std::vector<Convention> kReadings = {
      "A window of w is read as half as many keys on each side of the query's "
      "own.",
      "", window_size, window_means<WindowReading::kHalves>},
+    {"within_blocks",
+     "The sequence is cut into blocks, and a query sees the keys of its own "
+     "block alone.",
+     "nn.MultiheadAttention sees the whole sequence.",
+     [](const ObservedCall& call) { return maybe(call.own_block > 0); },
+     [](Recipe& r) { r.within_blocks = true; }, Sign::kNone,
+     "attention is meant to stay within blocks of the sequence"},
     {"heads_before_items",
      "Where heads and items share a dimension, as in weights that are "
      "returned, it is read as (H·B, …): all items of the first head come "

@@ -236,6 +236,17 @@ void window_as(Recipe& r) {
   r.window = window;
 }
 
+// Keys of other blocks of the sequence than the query's own.
+void meet_blocks(const ObservedCall& call, const Tensor& scores, Effect& all) {
+  if (call.own_block == 0) return;
+  const auto blocks = [&](int64_t length) {
+    return at::arange(length, at::kLong).floor_divide(call.own_block);
+  };
+  const Tensor others =
+      blocks(scores.size(2)).unsqueeze(-1).ne(blocks(scores.size(3)));
+  collect(all.by_causal, others, std::bit_or<>());
+}
+
 // What a finite number blocks, where -inf blocks the rest.
 Tensor filled_with_number(const Effect& effect, const Recipe& recipe) {
   using enum FullyMasked;
@@ -277,6 +288,7 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
     const Tensor beyond = recipe.window(distances(scores), left, right);
     if (beyond.defined()) collect(effect.by_causal, beyond, std::bit_or<>());
   }
+  if (recipe.within_blocks) meet_blocks(call, scores, effect);
   const Tensor finite = filled_with_number(effect, recipe);
   const Tensor by_causal = effect.by_causal;
   require(!recipe.sentinel_of_mask || by_causal.defined());

@@ -224,6 +224,7 @@ struct Habits {
   bool causal_by_itself = false;
   bool heads_before_items = false;  ///< folded weights are (H·B, Lq, Lk)
   WindowReading window_reading = WindowReading::kOwnLast;
+  bool within_blocks = false;  ///< of positions, as many as own_block
   FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all
 
   // What stands beside attention in the same module.

@@ -93,6 +93,10 @@ at::Tensor with_position_bias(const ObservedCall& call,
 /// How many keys the code takes at a time: all of them, where nothing tells.
 int64_t block_of(const ObservedCall& call);
 
+/// The size of blocks of positions whose scores the trace shows, block by block
+/// and all of them; 0: there are none.
+int64_t shown_blocks(const ObservedCall& call);
+
 /// The learned factor of the output, (1,) or (E,); undefined: there is none.
 at::Tensor output_gain(const ObservedCall& call);
 

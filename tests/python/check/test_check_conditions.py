@@ -415,3 +415,55 @@ def test_what_other_layers_do_is_not_judged():
     report = multihead.check(WithItsFeedForward)
     assert report.cause == "other_layers" and report.unchecked, str(report)
     assert "`down.weight` and `up.weight`" in report.findings[0].sentence
+
+
+class WithinBlocks(nn.Module):
+    """Cuts the sequence into blocks, the last of which is filled up."""
+
+    def __init__(self, dim, num_heads, chunk_size=4):
+        super().__init__()
+        self.heads, self.size = num_heads, chunk_size
+        self.q, self.k = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.v, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        length = x.size(1)
+        filled = nn.functional.pad(x, (0, 0, 0, -length % self.size))
+        real = (torch.arange(filled.size(1)) < length).unflatten(0, (-1, self.size))
+        layers = self.q(filled), self.k(filled), self.v(filled)
+        q, k, v = (
+            t.unflatten(1, (-1, self.size)).unflatten(-1, (self.heads, -1))
+            for t in layers
+        )
+        q, k, v = (t.transpose(2, 3) for t in (q, k, v))
+        scores = self.scale(q @ k.mT).masked_fill(~real[:, None, None], -torch.inf)
+        context = (self.block(scores).softmax(-1) @ v).transpose(2, 3)
+        return self.out(context.flatten(3).flatten(1, 2)[:, :length])
+
+    def scale(self, scores):
+        return scores / (self.q.in_features // self.heads) ** 0.5
+
+    def block(self, scores):
+        return scores
+
+
+class CausalWithinBlocks(WithinBlocks):
+    def block(self, scores):
+        later = torch.ones(self.size, self.size, dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, -torch.inf)
+
+
+class UnscaledWithinBlocks(WithinBlocks):
+    def scale(self, scores):
+        return scores
+
+
+@pytest.mark.parametrize("target", [WithinBlocks, CausalWithinBlocks])
+def test_attention_within_blocks_is_right_if_that_is_meant(target):
+    report = multihead.check(target)
+    assert report.cause is None and report.verdict is not None, str(report)
+    assert [c["name"] for c in report.conditions] == ["within_blocks"]
+
+
+def test_a_fault_within_blocks_is_named():
+    assert multihead.check(UnscaledWithinBlocks).cause == "scale_missing"
