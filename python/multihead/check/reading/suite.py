@@ -15,6 +15,7 @@ from ..calls.cases import Case, Sizes, grouped
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
+from ..subject.documented import is_pytorchs_padding
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -354,8 +355,10 @@ class Cases:
         kinds_of_padding = [r.case.padding for r in self.kept if r.case.padding]
         padded = "mask" in kinds_of_padding
         if self.call.takes("padding"):
-            # In another shape than the one that is taken, it fits here by chance.
+            # In another shape than the one that is taken, it fits here by chance;
+            # PyTorch's name promises PyTorch's shape.
             wide = "wide mask" in kinds_of_padding and not padded
+            wide = wide and not is_pytorchs_padding(self.call)
             crowd("padding", padding="wide mask" if wide else "mask")
         reads = _READS_RANK_3.search(self.runner.subject.source) is not None
         taken = "rows of each item" in kinds

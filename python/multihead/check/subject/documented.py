@@ -131,12 +131,17 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
     return Said("blocked") if re.search("pad|kpm", name.lower()) else None
 
 
+def is_pytorchs_padding(call: Call) -> bool:
+    """Whether a padding mask has the name of PyTorch's, which is (B, Lk) and True for
+    padding."""
+    return "key_pad" in (call.parameter("padding") or "").lower()
+
+
 def may_be_of_tokens(call: Call) -> bool:
     """Whether only the name of a padding mask says that True is padding, and leaves it
-    open: a pad_mask often holds True for tokens; PyTorch's key_padding_mask does not,
-    and what is called padding is that."""
+    open: a pad_mask often holds True for tokens, and what is called padding does not."""
     name = (call.parameter("padding") or "").lower()
-    return "mask" in name and "pad" in name and "key_pad" not in name
+    return "mask" in name and "pad" in name and not is_pytorchs_padding(call)
 
 
 def batch_first(subject: Subject) -> bool | None:
