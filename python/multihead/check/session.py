@@ -72,11 +72,18 @@ def examine(
             verdict = None
             examination.findings = guessing.of_calls(stop.findings, examination.made_up)
         name = f"{subject.name} ({subject.where})" if subject.where else subject.name
-        remarks = examination.runner.remarks.values()
+        remarks = list(examination.runner.remarks.values())
+        if verdict is None:  # what it leaves behind is beside the point
+            remarks = [_by_the_way(finding) for finding in remarks]
         findings = [*examination.findings, *remarks, *subject.findings]
         seconds = time.monotonic() - start
         understood = examination.understood
         return Report(name, verdict, findings, understood, seconds, options.allowed)
+
+
+def _by_the_way(finding: Finding) -> Finding:
+    kept = finding.name == "changes_global_state" and finding.kind == "failure"
+    return replace(finding, kind="remark") if kept else finding
 
 
 def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Options]:
@@ -130,6 +137,8 @@ class Reading:
     verdict: dict | None = None
     findings: list[Finding] = field(default_factory=list)
     understood: list[str] = field(default_factory=list)
+    # Said instead of the verdict that a mask is ignored.
+    mask_doubt: Finding | None = None
     # Kinds of calls by name.
     taken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
@@ -237,6 +246,9 @@ class Examination:
             matrices = [n for n in unread if weights[n].dim() >= 2]
             doubt = guessing.doubt(made_up, faults) if made_up else None
             self.findings = [doubt or guessing.other_layers(matrices)]
+            return None
+        if reading.mask_doubt and reading.faults == ["mask_ignored"]:
+            self.findings = [reading.mask_doubt]
             return None
         return reading.verdict
 
@@ -391,6 +403,7 @@ class Examination:
         """Has all runs judged that follow from a first call."""
         reading = Reading(way, meaning)
         reading.findings += runs.findings
+        reading.mask_doubt = runs.masks_passed_over()
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)
         reading.understood = self._how_called(way, runs.kept)
         if runs.hopeless:
@@ -404,10 +417,21 @@ class Examination:
         if reading.is_right:
             reading.findings += runs.overflows()
         if reading.verdict and reading.verdict["verdict"] == "unknown":
-            reading.findings += not_finite(runs.kept)
-            if not_finite(runs.kept[:1]):
-                reading.verdict = None  # that is what is wrong, mask or no mask
+            self._set_apart_not_finite(reading, runs)
         return reading
+
+    def _set_apart_not_finite(self, reading: Reading, runs: Cases) -> None:
+        """NaN in some runs is wrong by itself, and hides what is to be said of others:
+        these are judged alone, where that explains them."""
+        found = not_finite(runs.kept)
+        reading.findings += found
+        if not_finite(runs.kept[:1]):
+            reading.verdict = None  # that is what is wrong, mask or no mask
+        elif found:
+            whole = reading.verdict
+            self._judge(reading, [run for run in runs.kept if run.out.isfinite().all()])
+            if not reading.faults and not reading.is_right:
+                reading.verdict = whole
 
     def _facts(self, reading: Reading, kept: list[Run]) -> dict[str, str]:
         """Where facts come from: texts that are believed, and what is guessed. The

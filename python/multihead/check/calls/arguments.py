@@ -178,12 +178,16 @@ def _switch(role: str | None, parameter, case: Case) -> object:
 
 def _no_rotation(name: str, case: Case) -> object:
     """Tables of rotary positions under which every position is the first."""
-    width = case.sizes.head_dim // (2 if case.style.half_tables else 1)
+    kind, half = case.style.tables, case.sizes.head_dim // 2
+    width = half if kind in ("two features", "pairs") else case.sizes.head_dim
     shape = (case.sizes.queries, width)
     cos, sin = torch.ones(shape, dtype=case.dtype), torch.zeros(shape, dtype=case.dtype)
+    if kind in ("stacked", "pairs"):
+        return torch.stack((cos, sin), 0 if kind == "stacked" else -1)
     if "cis" in name or "complex" in name:
-        half = case.sizes.head_dim // 2
         return torch.complex(cos[:, :half], sin[:, :half])
+    if "cos" in name and "sin" in name:
+        return cos, sin
     return cos if "cos" in name else sin if "sin" in name else (cos, sin)
 
 

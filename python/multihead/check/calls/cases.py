@@ -139,18 +139,23 @@ def apart(sizes: Sizes) -> Sizes:
     return replace(sizes, batch=batch, queries=queries, keys=keys)
 
 
+# How code takes cosines and sines of positions: as two tables, (L, D) or, with a number
+# for two features, (L, D/2); as one of both, (2, L, D) or (L, D/2, 2).
+TABLES = ("each feature", "two features", "stacked", "pairs")
+
+
 @dataclass(frozen=True)
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
     matrices, masks that are added, of any numbers if biased, matrices as (out, in), and
-    tables of positions with a number for two features each."""
+    tables of positions as one of TABLES."""
 
     numpy: bool = False
     layers: bool = False
     additive: bool = False
     biased: bool = False
     out_in: bool = False
-    half_tables: bool = False
+    tables: str = "each feature"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ _TYPES = {"bool": False, "float": 0.0, "int": 2}
 _SHARES = {"decay", "momentum", "slope"}
 # What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
+# What is dropped as a whole, where a rate is not of single numbers.
+_DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
 # Flags that are off by default, and what they switch, by words of their names.
 _SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
 _SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
@@ -217,6 +219,8 @@ class Construction:
             scale = self._scale(sizes, "scale")
             return Config(sizes, {"scale": scale, **self._choices})
         if role == "dropout":
+            if set(words(parameter.name)) & _DROPS_WHOLES and parameter.default == 0:
+                return None  # off unless asked for, and no dropout of weights
             layer = type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(DROPOUT) if layer else DROPOUT
         if role in ("bias", "batch_first", "is_causal", *_SWITCHES):

@@ -49,13 +49,15 @@ def place(tensor: Tensor) -> tuple[int, int]:
 class Origin:
     """Where the values of a storage come from: sequences and masks of the call, and
     weights, by their places; whether they were drawn; whether a triangle has a part in
-    them; what they are a copy of."""
+    them; what they are a copy of; of what is computed without inputs, the storages
+    that it is computed from."""
 
     inputs: frozenset[str] = frozenset()
     weights: tuple[tuple[int, int], ...] = ()
     drawn: bool = False
     triangle: bool = False
     copy_of: int | None = None
+    made_of: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -88,6 +90,8 @@ class Recorder(TorchDispatchMode):
         self.direct: dict[int, str] = {}
         self.alive: list[Tensor] = []
         self.uses: dict[tuple[int, int], Use] = {}
+        # Storages whose numbers, or what was made of them, met inputs in any operation.
+        self.met: set[int] = set()
         self.biases: dict[int, Tensor] = {}
         # The weights behind both sides of each product of computed tensors.
         self.pairs: list[tuple[tuple, tuple]] = []
@@ -201,7 +205,13 @@ class Recorder(TorchDispatchMode):
         made = name in _TRIANGLES and not inputs
         self.has_triangle = self.has_triangle or made
         triangle = made or any(o.triangle for o in origins)
-        new = Origin(inputs, tuple(weights) if inputs else (), drawn, triangle)
+        made_of = self._made_of(operands, origins)
+        if inputs:
+            self.met |= made_of
+            made_of = frozenset()
+        new = Origin(
+            inputs, tuple(weights) if inputs else (), drawn, triangle, made_of=made_of
+        )
         for result in results:
             key = storage(result)
             if any(storage(t) == key for t in operands):  # a view, or in place
@@ -211,6 +221,15 @@ class Recorder(TorchDispatchMode):
             else:
                 copy_of = storage(operands[0]) if name in _COPIES and operands else None
             self.origins[key] = replace(new, copy_of=copy_of)
+
+    def _made_of(self, operands: list[Tensor], origins: list[Origin]) -> frozenset[int]:
+        """The storages behind the operands that no input has a part in: weights, also
+        by way of a lookup, a part or a sum."""
+        found: set[int] = set()
+        for tensor, origin in zip(operands, origins):
+            if not origin.inputs and tensor.is_floating_point():
+                found |= origin.made_of or {self.root(tensor)}
+        return frozenset(found)
 
     def _note_draws(self, name, args, operands, results) -> None:
         if not results or results[0].dim() < 2:

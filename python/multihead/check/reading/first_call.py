@@ -15,7 +15,7 @@ from torch import nn
 
 from ..calls import cases
 from ..calls.arguments import by_name, of_user, settle
-from ..calls.cases import Case, Sizes, Style, grouped, input_width
+from ..calls.cases import TABLES, Case, Sizes, Style, grouped, input_width
 from ..capture.runner import Run, Runner
 from ..options import Options
 from ..report import Finding
@@ -226,7 +226,7 @@ class FirstCall:
         if self.call.weights and not self.call.is_pytorchs_layer:
             styles += [replace(first, layers=True), replace(first, out_in=True)]
         if self.call.takes("rotation"):
-            styles.append(replace(first, half_tables=True))
+            styles += [replace(first, tables=kind) for kind in TABLES[1:]]
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
             styles.append(replace(first, numpy=not first.numpy))
         return styles

@@ -311,9 +311,8 @@ def _put_beside(seen: Observation, run: Run) -> None:
     if run.recorder.norm_eps is not None:
         seen.metadata["norm_eps"] = repr(run.recorder.norm_eps)
     seen.tensors |= run.tables
-    met = {run.recorder.root(use.weight) for use in run.recorder.uses.values()}
     for name, tensor in run.parameters.tensors.items():
-        if tensor.dim() >= 2 and run.recorder.root(tensor) in met:
+        if tensor.dim() >= 2 and run.recorder.root(tensor) in run.recorder.met:
             seen.metadata[f"meets_data:{name}"] = "true"
     if run.window is not None:
         seen.metadata["window_size"] = str(run.window)

@@ -24,9 +24,9 @@ _LARGE = 1000.0  # the spread of scores at which exp has long overflowed
 _BATCHED = ("rows of the batch", "rows of each item", "keys", "keys of each item")
 _PER_HEAD = ("heads", "heads in the batch")
 _MASK_DTYPES = (torch.bool, torch.int64, torch.float32)
-_READS_RANK_3 = re.compile(
-    r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*3"
-)
+_READS_RANK = r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*{}"
+_READS_RANK_3 = re.compile(_READS_RANK.format(3))
+_READS_RANK_ANY = re.compile(_READS_RANK.format(r"\d"))
 # What is raised on purpose.
 _REFUSALS = ("AssertionError", "NotImplementedError", "ValueError")
 _MISTAKES = ("AttributeError", "KeyError", "NameError", "TypeError")
@@ -68,6 +68,8 @@ class Cases:
         self.findings: list[Finding] = []
         self.taken: set[str] = set()
         self.refused: set[str] = set()
+        # Why masks were refused of a shape that others were not.
+        self.refused_masks: list[Finding] = []
         # Nothing that could be compared: noise.
         self.hopeless = False
 
@@ -107,6 +109,22 @@ class Cases:
             self.taken.add("other keys")
         elif call.style != "x":  # else there is no argument for them
             self.refused.add("other keys")
+
+    def masks_passed_over(self) -> Finding | None:
+        """Where the code asks how many axes a mask has, and refuses masks of the
+        numbers that it knows: that it passes over the others says nothing."""
+        asks = _READS_RANK_ANY.search(self.runner.subject.source)
+        if not self.refused_masks or asks is None:
+            return None
+        first = self.refused_masks[0]
+        sentence = (
+            "It asks how many axes its mask has, and passes over masks that it does "
+            f"not know. Which shape it means is not known; of others it says: "
+            f"{first.sentence}"
+        )
+        remedy = "Give a call of yours with a mask, by `inputs=` or `call=`."
+        kind = "unchecked"
+        return Finding("argument_guessed", sentence, remedy, first.detail, kind)
 
     def overflows(self) -> list[Finding]:
         """A remark on a softmax that large scores break; PyTorch's chooses one key."""
@@ -203,6 +221,7 @@ class Cases:
         for dtype in _MASK_DTYPES:
             taken = self._masks_of(masked, dtype, refusals)
             if taken:
+                self.refused_masks = refusals
                 self.base = replace(self.base, mask_dtype=dtype)
                 self.taken |= {"mask", "square mask"}
                 return taken

@@ -417,7 +417,10 @@ def _shown(file: str) -> str:
     """A file as its author would name it."""
     if "ipykernel" in file or file.startswith("<ipython-input"):
         return "this notebook"
-    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    try:
+        relative = os.path.relpath(file) if os.path.isabs(file) else file
+    except FileNotFoundError:  # the folder that Python was started in is gone
+        relative = file
     return os.path.basename(file) if relative.startswith("..") else relative
 
 

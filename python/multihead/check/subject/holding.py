@@ -59,7 +59,7 @@ def walk(name: str, value: object, depth: int = 0) -> Iterator[Held]:
     elif isinstance(value, Tensor):
         if value.is_floating_point() and 0 < value.dim() <= 4 and has_storage(value):
             yield Held(name, value)
-    elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+    elif type(value).__module__ == "numpy" and hasattr(value, "strides"):
         if value.dtype.kind == "f" and 0 < value.ndim <= 4:
             # In the same memory, if that can be.
             shared = value.flags.writeable and min(value.strides) >= 0

@@ -58,7 +58,8 @@ _CALL = {
     "zero": "startpos offset layeridx layerid step startposition curpos",
     "rotation": (
         "freqscis freqs cos sin rotaryemb rotaryposemb positionembeddings rope ropecos "
-        "ropesin freqscos freqssin posemb"
+        "ropesin freqscos freqssin posemb posembed posembeds encoding rotary freqscomplex "
+        "rotaryembedding rotaryembeddings rotarypos cossin sincos ropeemb ropeembed"
     ),
     "device": "device",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue",
@@ -79,10 +80,10 @@ _SIZES = {
         "dmodel embeddim dim hiddensize nembd embdim emb e embedsize modeldim "
         "hiddendim din dimin embeddingdim embedding features infeatures inputdim dmod "
         "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
-        "querydim keysize querysize valuesize querysdim dinput querydimension "
+        "qdim adim querydim keysize querysize valuesize querysdim dinput querydimension "
         "contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp"
     ),
-    "out_dim": "dout dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
+    "out_dim": "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
         "dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"

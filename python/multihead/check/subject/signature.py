@@ -248,6 +248,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         return role
     if role == "mask" and type(default) is bool:
         return "is_causal"
+    if role == "zero" and default is None:
+        return None  # without it, nothing is kept of calls before
     if role == "sliding_window" and "tuple" in str(parameter.annotation).lower():
         return None  # of both sides
     if name.startswith("_") or not isinstance(default, _KINDS.get(role, object)):

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: MIT
+"""What published code does beside attention: tables of positions, masks that it passes
+over, NaN under a mask, settings of the process, dropout of whole heads."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import multihead
+
+
+class _Projections(nn.Module):
+    """Queries, keys and values (B, L, H, D) of x, and the output."""
+
+    def __init__(self, dim, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(dim, dim) for _ in range(4))
+
+    def heads(self, x):
+        return [
+            w(x).unflatten(-1, (self.n_heads, -1)) for w in (self.wq, self.wk, self.wv)
+        ]
+
+    def merged(self, q, k, v, mask=None):
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+def _turned(x):
+    one, other = x.chunk(2, -1)
+    return torch.cat((-other, one), -1)
+
+
+class RotaryPairs(_Projections):
+    """A table (L, D/2, 2) of a cosine and a sine for two features."""
+
+    def forward(self, x, freqs_cis):
+        q, k, v = self.heads(x)
+
+        def rotated(t):
+            pairs = t.reshape(*t.shape[:-1], -1, 2)
+            table = freqs_cis.view(1, pairs.size(1), 1, pairs.size(3), 2)
+            cos, sin = table.unbind(-1)
+            one, other = pairs.unbind(-1)
+            both = (one * cos - other * sin, other * cos + one * sin)
+            return torch.stack(both, -1).flatten(3)
+
+        return self.merged(rotated(q), rotated(k), v)
+
+
+class RotaryStacked(_Projections):
+    """Tables by their places, of whatever holds both."""
+
+    def forward(self, x, encoding):
+        q, k, v = self.heads(x)
+        cos, sin = (encoding[i][:, None] for i in (0, 1))
+        return self.merged(q * cos + _turned(q) * sin, k * cos + _turned(k) * sin, v)
+
+
+class RotaryWithCache(_Projections):
+    """Without start_pos there is no cache, and no buffer for one."""
+
+    def forward(self, x, pos_embed, start_pos=None):
+        q, k, v = self.heads(x)
+        cos, sin = (table.unsqueeze(1) for table in pos_embed)
+        q, k = q * cos + _turned(q) * sin, k * cos + _turned(k) * sin
+        if start_pos is not None:
+            self.cache_k[:, start_pos : start_pos + len(x)] = k
+        return self.merged(q, k, v)
+
+
+@pytest.mark.parametrize("target", [RotaryPairs, RotaryStacked, RotaryWithCache])
+def test_tables_of_positions(target):
+    report = multihead.check(target)
+    assert report.judgement == "right", str(report)
+
+
+class ByRank(_Projections):
+    """Masks (Lk, B) and (Lq, Lk, B), as the text does not say; others it passes over."""
+
+    def forward(self, x, attn_mask=None):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if attn_mask is not None:
+            if attn_mask.dim() == 2:
+                hidden = attn_mask.T[:, None, None, :]
+                scores = scores.masked_fill(hidden, -torch.inf)
+            elif attn_mask.dim() == 3:
+                hidden = attn_mask.permute(2, 0, 1)[:, None]
+                scores = scores.masked_fill(hidden, -torch.inf)
+        return self.wo((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class AnyRankIgnored(_Projections):
+    """The same, but what is made of a mask is thrown away."""
+
+    def forward(self, x, attn_mask=None):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if attn_mask is not None and attn_mask.dim() == 2:
+            scores.masked_fill(attn_mask, -torch.inf)
+        return self.wo((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_masks_that_are_passed_over_are_not_ignored():
+    report = multihead.check(ByRank)
+    assert report.judgement == "not_judged", str(report)
+    assert "how many axes its mask has" in str(report)
+
+
+def test_a_mask_that_is_taken_and_ignored_still_is():
+    assert multihead.check(AnyRankIgnored).cause == "mask_ignored"
+
+
+class NaNUnderAMask(_Projections):
+    """0 times infinity is no number."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.heads(x)
+        added = None if mask is None else (1.0 - mask.to(x.dtype)) * -torch.inf
+        return self.merged(q, k, v, added)
+
+
+def test_nan_under_a_mask_leaves_the_rest_to_be_judged():
+    report = multihead.check(NaNUnderAMask)
+    assert report.judgement == "wrong"
+    assert report.cause == "not_finite", str(report)
+    assert all(case["agrees"] for case in report.cases)
+
+
+class NaNBesideAFault(NaNUnderAMask):
+    def heads(self, x):
+        q, k, v = super().heads(x)
+        return [q * q.size(-1) ** 0.5, k, v]
+
+
+def test_nan_beside_a_fault():
+    report = multihead.check(NaNBesideAFault)
+    assert report.causes == ["scale_missing", "not_finite"], str(report)
+
+
+class OtherKernels(nn.Module):
+    """Changes a setting, and cannot be called with what can be guessed."""
+
+    def __init__(self, dim, n_heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, n_heads, batch_first=True)
+
+    def forward(self, x, plan):
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        return self.attention(x, x, x)[0][plan.order]
+
+
+def test_settings_of_the_process_are_no_verdict_on_what_could_not_be_called():
+    report = multihead.check(OtherKernels)
+    assert report.judgement == "not_judged", str(report)
+    assert any(r["name"] == "changes_global_state" for r in report.remarks)
+
+
+class DropsHeads(_Projections):
+    """Names of sizes, whole heads dropped, and a local number of NumPy's."""
+
+    def __init__(self, qdim, adim, odim, n_heads, dropout, dropout_head=0.0):
+        super().__init__(adim, n_heads)
+        assert qdim == adim == odim
+        self.dropout, self.dropout_head = nn.Dropout(dropout), dropout_head
+
+    def forward(self, x):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        limits = np.finfo(np.float64)
+        scores = (q @ k.mT / q.size(-1) ** 0.5).clamp(min=float(limits.min))
+        weights = self.dropout(scores.softmax(-1))
+        if self.dropout_head > 0 and self.training:
+            kept = torch.rand(self.n_heads) > self.dropout_head
+            weights = weights * kept[:, None, None]
+        return self.wo((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_dropout_of_whole_heads_is_left_off():
+    report = multihead.check(DropsHeads)
+    assert report.judgement == "right", str(report)
+
+
+class TimeWeights(_Projections):
+    """Weights are multiplied by learned numbers of positions."""
+
+    def __init__(self, dim, n_heads, block_size):
+        super().__init__(dim, n_heads)
+        self.time_weighting = nn.Parameter(torch.ones(n_heads, block_size, block_size))
+
+    def forward(self, x):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+        weights = weights * self.time_weighting[:, : x.size(1), : x.size(1)]
+        return self.wo((weights @ v).transpose(1, 2).flatten(2))
+
+
+class ScoresOfPlaces(_Projections):
+    """Queries also meet a table of places, looked up, whose scores are in the sum."""
+
+    def __init__(self, dim, n_heads, max_len):
+        super().__init__(dim, n_heads)
+        self.places = nn.Embedding(max_len, dim // n_heads)
+
+    def forward(self, x):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        table = self.places(torch.arange(x.size(1)))
+        scores = q @ k.mT + torch.einsum("bhld,sd->bhls", q, table)
+        weights = (scores / q.size(-1) ** 0.5).softmax(-1)
+        return self.wo((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("target", [TimeWeights, ScoresOfPlaces])
+def test_learned_tables_that_no_matrix_product_has_are_other_layers(target):
+    report = multihead.check(target)
+    assert report.cause == "other_layers", str(report)
