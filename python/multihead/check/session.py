@@ -42,6 +42,7 @@ _READ = 2  # ways to call it that are judged where attention explains none
 # for one: the share of a verdict that is quick, after which other numbers of heads are
 # tried, and what each search has when others have spent the rest.
 _QUICK, _LEAST_EFFORT = 0.4, 0.1
+_ROLES_SECONDS = 3.0  # to find one with the sequences in another order
 _FORMS_SECONDS = 1.5  # to find a call in all unusual forms
 
 
@@ -348,12 +349,15 @@ class Examination:
 
     def _plain_ways(self) -> Iterator[Way]:
         """Those with the tensors that are usual for its layouts."""
+        seconds = _ROLES_SECONDS
         for roles in plans.roles(self.call):
             call, runner, finder = self.call, self.runner, self.first_call
+            if roles and seconds <= 0:
+                return
             if roles:
                 call = replace(call, roles={**call.roles, **roles})
                 runner = runner.calling(call)
-                finder = FirstCall(runner, self.options)
+                finder = FirstCall(runner, self.options, seconds)
             layouts = self.layouts
             base = finder.find(layouts)
             if first_call.may_be_core(call, runner):
@@ -369,6 +373,7 @@ class Examination:
                 yield Way(runner, base)
                 layouts = cases.others(base.case, layouts)
                 base = finder.find_like(base, layouts) if layouts else None
+            seconds -= finder.spent if roles else 0.0
 
     def _fewest_faults(self, way: Way) -> int:
         """With how many attention explains its first call, which takes a hundredth of

@@ -19,7 +19,8 @@ _STATE = (
 _MISCALLED = re.compile(
     r"TypeError: .*(takes (from )?\d.* positional arguments? but|"
     r"got an unexpected keyword argument|missing \d+ required positional|"
-    r"argument '\w+' \(position \d+\) must be int, not (tuple|list|str))"
+    r"argument '\w+' \(position \d+\) must be (int, not (tuple|list|str)|"
+    r"Tensor, not (int|float)))"
 )
 _SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
 # What is wrong with code whatever it is called with.
