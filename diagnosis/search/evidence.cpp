@@ -140,9 +140,8 @@ class Signs {
   bool shows_end(const Recipe& with) const {
     const Tensor& out = call_.out;
     if (!out.isfinite().any().item<bool>()) return false;
-    const Tensor added = with.residual == Residual::kNormedInput
-                             ? inputs_of(call_, with)[0]
-                             : call_.inputs[0];
+    if (with.residual == Residual::kSetBlock) return shows_set_block(with);
+    const Tensor added = what_is_added(with);
     const bool adds = with.residual != Residual::kNone;
     if (adds && added.sizes() != out.sizes()) return false;
     if (with.output_norm == NormKind::kNone) {
@@ -153,6 +152,25 @@ class Signs {
       return is_shown(out - added) && is_normed(out - added, with, {});
     }
     return is_normed(out, with, adds ? added : Tensor());
+  }
+
+  Tensor what_is_added(const Recipe& with) const {
+    if (with.residual == Residual::kValues)
+      return project_inputs(call_, with, inputs_of(call_, with))[2];
+    return with.residual == Residual::kNormedInput ? inputs_of(call_, with)[0]
+                                                   : call_.inputs[0];
+  }
+
+  // Some tensor O of the trace from which O + relu(O·W_o) follows.
+  bool shows_set_block(const Recipe& with) const {
+    return std::ranges::any_of(call_.trace, [&](const Tensor& tensor) {
+      if (tensor.sizes() != call_.out.sizes()) return false;
+      const Tensor x = tensor.to(at::kDouble);
+      const Tensor projected = project(call_, with, x, 3);
+      return projected.sizes() == x.sizes() &&
+             projected.gt(0).any().item<bool>() &&
+             is_same(call_.out, x + projected.relu());
+    });
   }
 
   // Whether `wanted` is some tensor of the trace behind the norm, which is

@@ -328,10 +328,12 @@ Tensor finished_beside(const ObservedCall& call, const Recipe& recipe,
     out = normalised(call, recipe.output_norm, NormPlace::kOutput, 2, out);
   };
   if (recipe.residual == Residual::kAfterNorm) norm();
-  if (recipe.residual != Residual::kNone) {
-    const Tensor& input = recipe.residual == Residual::kNormedInput
-                              ? stages.inputs[0]
-                              : call.inputs[0];
+  if (recipe.residual != Residual::kNone &&
+      recipe.residual != Residual::kSetBlock) {
+    const Tensor& input =
+        recipe.residual == Residual::kNormedInput ? stages.inputs[0]
+        : recipe.residual == Residual::kValues    ? stages.projected[2]
+                                                  : call.inputs[0];
     require(out.sizes() == input.sizes());
     out = out + input;
   }

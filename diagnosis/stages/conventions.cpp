@@ -144,6 +144,17 @@ Concern residual_alone(const ObservedCall& call) {
   return maybe(adds_up(call) && !has_norm(call, call.out.size(-1)));
 }
 
+Concern values_added(const ObservedCall& call) {
+  return maybe(call.has_weights && shows_its_way(call) &&
+               call.sizes.queries == call.sizes.keys);
+}
+
+Concern set_block(const ObservedCall& call) {
+  const Tensor& matrix = call.weights.output.weight;
+  return maybe(call.has_weights && shows_its_way(call) && matrix.defined() &&
+               matrix.dim() == 2 && matrix.size(0) == matrix.size(1));
+}
+
 Concern gain(const ObservedCall& call) {
   return maybe(call.has_weights && output_gain(call).defined());
 }
@@ -479,6 +490,16 @@ const std::vector<Convention> kStructure = {
      Sign::kNorm},
     {"norm_last", kNormLast, "", norm_of_output<kRms>, norm_last<kRms>,
      Sign::kNorm},
+    {"values_added",
+     "The projected values are added to the output, as a residual connection "
+     "that may change the width.",
+     "nn.MultiheadAttention returns the output projection alone.", values_added,
+     [](Recipe& r) { r.residual = Residual::kValues; }, Sign::kSum},
+    {"set_attention_block",
+     "The projected queries are added to what the heads return, and to this "
+     "sum the ReLU of its output projection: a block of the Set Transformer.",
+     "nn.MultiheadAttention returns the output projection alone.", set_block,
+     [](Recipe& r) { r.residual = Residual::kSetBlock; }, Sign::kSum},
     {"gain_and_residual",
      "The output is multiplied by a learned number, or by one for each "
      "feature, and the query input is added.",

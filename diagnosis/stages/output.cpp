@@ -50,6 +50,17 @@ Tensor project_out(const ObservedCall& call, const Recipe& recipe,
   throw Impossible();
 }
 
+// O + relu(O·W_o) of O = merged heads + projected queries, (B, Lq, H·D).
+Tensor finish_set_block(const ObservedCall& call, const Recipe& recipe,
+                        const Stages& stages) {
+  const Tensor& queries = stages.projected[0];
+  require(call.has_weights && queries.sizes() == stages.merged.sizes());
+  const Tensor sum = queries + stages.merged;
+  const Tensor out = project(call, recipe, sum, 3);
+  require(out.sizes() == sum.sizes());
+  return sum + out.relu();
+}
+
 }  // namespace
 
 Tensor detached(const Tensor& x, const Recipe& recipe, Detached what) {
@@ -58,7 +69,9 @@ Tensor detached(const Tensor& x, const Recipe& recipe, Detached what) {
 
 Tensor finish(const ObservedCall& call, const Recipe& recipe,
               const Stages& stages) {
-  Tensor out = project_out(call, recipe, stages);
+  Tensor out = recipe.residual == Residual::kSetBlock
+                   ? finish_set_block(call, recipe, stages)
+                   : project_out(call, recipe, stages);
   if (recipe.activated == Activated::kInputsAndOutput) {
     out = recipe.activation(out);
   }

@@ -188,8 +188,18 @@ enum class NormKind { kNone, kLayer, kByHand, kRms, kUnit, kGroup };
 enum class NormPlace { kInput, kHeads, kContext, kOutput };
 
 /// The input, beside what comes out. kAfterNorm: the norm of the output is
-/// taken before it is added.
-enum class Residual { kNone, kInput, kNormedInput, kAfterNorm };
+/// taken before it is added. kValues: the projected values are added.
+/// kSetBlock: the projected queries Q, to what the heads return, and O = Q +
+/// context becomes O + relu(O·W_o), as in the Set Transformer (Lee et al.
+/// 2019).
+enum class Residual {
+  kNone,
+  kInput,
+  kNormedInput,
+  kAfterNorm,
+  kValues,
+  kSetBlock
+};
 
 /// On what an activation follows its projection.
 enum class Activated { kNone, kInputs, kInputsAndOutput, kQueryAndKey };

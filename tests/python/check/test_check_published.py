@@ -185,6 +185,61 @@ def test_dropout_of_whole_heads_is_left_off():
     assert report.judgement == "right", str(report)
 
 
+class SetBlock(nn.Module):
+    """A block of the Set Transformer, over Q and K of its own widths."""
+
+    def __init__(self, dim_Q, dim_K, dim_V, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.fc_q, self.fc_k = nn.Linear(dim_Q, dim_V), nn.Linear(dim_K, dim_V)
+        self.fc_v, self.fc_o = nn.Linear(dim_K, dim_V), nn.Linear(dim_V, dim_V)
+
+    def root(self, width):
+        return (width // self.num_heads) ** 0.5
+
+    def forward(self, Q, K):
+        width = self.fc_q.out_features
+        Q, K, V = self.fc_q(Q), self.fc_k(K), self.fc_v(K)
+        part = width // self.num_heads
+        Q, K, V = (torch.cat(x.split(part, 2), 0) for x in (Q, K, V))
+        A = torch.softmax(Q @ K.mT / self.root(width), 2)
+        out = torch.cat((Q + A @ V).split(len(Q) // self.num_heads, 0), 2)
+        return out + F.relu(self.fc_o(out))
+
+
+class SetBlockOfTheWholeRoot(SetBlock):
+    def root(self, width):
+        return width**0.5
+
+
+def test_a_block_of_the_set_transformer():
+    report = multihead.check(SetBlock)
+    assert report.judgement == "right", str(report)
+    assert any(a["name"] == "set_attention_block" for a in report.assumptions)
+    assert multihead.check(SetBlockOfTheWholeRoot).cause == "scale_by_embed_dim"
+
+
+class ValuesAdded(_Projections):
+    """The projected values take the place of a residual connection."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        return self.merged(q, k, v) + v.flatten(2)
+
+
+class ValuesAddedWithoutScale(ValuesAdded):
+    def heads(self, x):
+        q, k, v = super().heads(x)
+        return [q * q.size(-1) ** 0.5, k, v]
+
+
+def test_projected_values_as_a_residual_connection():
+    report = multihead.check(ValuesAdded)
+    assert report.judgement == "right", str(report)
+    assert any(a["name"] == "values_added" for a in report.assumptions)
+    assert multihead.check(ValuesAddedWithoutScale).cause == "scale_missing"
+
+
 class TimeWeights(_Projections):
     """Weights are multiplied by learned numbers of positions."""
 
