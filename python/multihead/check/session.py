@@ -427,12 +427,13 @@ class Examination:
 
     def _set_apart_not_finite(self, reading: Reading, runs: Cases) -> None:
         """NaN in some runs is wrong by itself, and hides what is to be said of others:
-        these are judged alone, where that explains them."""
+        these are judged alone, where that explains them. What only a guess has made
+        infinite is none."""
         found = not_finite(runs.kept)
         reading.findings += found
         if not_finite(runs.kept[:1]):
             reading.verdict = None  # that is what is wrong, mask or no mask
-        elif found:
+        elif found and not reading.meaning.why:
             whole = reading.verdict
             self._judge(reading, [run for run in runs.kept if run.out.isfinite().all()])
             if not reading.faults and not reading.is_right:
