@@ -32,6 +32,7 @@ from .subject.target import Subject, load, scope
 _RIGHT = ("bits", "rounding")
 # Complaints that other shapes may settle.
 _OF_SHAPES = re.compile(r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange", re.I)
+_OF_POSITIONS = {"rotary_positions", "position_bias"}
 _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
 _QUOTED = 120  # characters of a sentence
 # A check sets what is one for the whole process: streams, seeds, types, signals.
@@ -421,9 +422,20 @@ class Examination:
             self._judge(reading, judged)
         if reading.is_right:
             reading.findings += runs.overflows()
+            self._judge_on_cache(reading, runs)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             self._set_apart_not_finite(reading, runs)
         return reading
+
+    def _judge_on_cache(self, reading: Reading, runs: Cases) -> None:
+        """Whether the same holds of a token on the keys and values of calls before;
+        not with positions, which the engine counts from the first query."""
+        assumed = {fact["name"] for fact in reading.verdict["assumptions"]}
+        if assumed & _OF_POSITIONS:
+            return
+        run = reading.way.runner.run_on_cache(runs.kept[0])
+        if run is not None:
+            self._judge(reading, [*runs.kept, run])
 
     def _set_apart_not_finite(self, reading: Reading, runs: Cases) -> None:
         """NaN in some runs is wrong by itself, and hides what is to be said of others:

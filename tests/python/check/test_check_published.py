@@ -273,3 +273,51 @@ class ScoresOfPlaces(_Projections):
 def test_learned_tables_that_no_matrix_product_has_are_other_layers(target):
     report = multihead.check(target)
     assert report.cause == "other_layers", str(report)
+
+
+class OnACache(_Projections):
+    """Keys and values of earlier tokens are handed from call to call."""
+
+    def forward(self, x, layer_past=None, use_cache=False):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        if layer_past is not None:
+            k, v = self.joined(layer_past[0], k), self.joined(layer_past[1], v)
+        present = (k, v) if use_cache else None
+        ahead = k.size(2) - q.size(2)
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + ahead)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return self.wo((weights @ v).transpose(1, 2).flatten(2)), present
+
+    def joined(self, past, new):
+        return torch.cat((past, new), 2)
+
+
+class OnACacheOfStacks(OnACache):
+    """Of all layers, keys and values are one tensor."""
+
+    def forward(self, x, past=None):
+        out, present = super().forward(x, past, use_cache=True)
+        return out, torch.stack(present)
+
+
+class OnACacheTheWrongWay(OnACache):
+    """What was kept of a head goes to the next one."""
+
+    def joined(self, past, new):
+        return torch.cat((past.roll(1, 1), new), 2)
+
+
+@pytest.mark.parametrize("target", [OnACache, OnACacheOfStacks])
+def test_the_way_of_a_cache_is_judged_with_the_rest(target):
+    report = multihead.check(target)
+    assert report.cause is None, str(report)
+    (case,) = [c for c in report.cases if c["name"] == "the last token, on a cache"]
+    assert case["agrees"]
+
+
+def test_a_cache_that_exchanges_heads():
+    report = multihead.check(OnACacheTheWrongWay)
+    assert report.judgement == "wrong", str(report)
+    failing = [case["name"] for case in report.cases if not case["agrees"]]
+    assert failing == ["the last token, on a cache"], str(report)

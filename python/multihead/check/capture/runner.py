@@ -7,7 +7,7 @@ import functools
 import random
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,7 +23,7 @@ from ..sandbox.guard import Guard, Stop
 from ..subject.holding import has_storage, held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
-from . import devices, weights
+from . import cached, devices, weights
 from .record import (
     Frames,
     Recorder,
@@ -49,6 +49,8 @@ class Run:
     gradients_off: bool = False
     # Only the first position asks, as that of a class does.
     asks_first: bool = False
+    # A query is behind all keys, as the last token on a cache is.
+    is_last: bool = False
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
@@ -108,13 +110,44 @@ class Runner:
             self._compare_inputs(made, kept, run)
         return run
 
+    def _callable(self, target: object) -> Callable:
+        if self.subject.how is not None:
+            return functools.partial(self.subject.how, target)
+        return target if callable(target) else target.forward  # type: ignore[attr-defined]
+
+    def run_on_cache(self, base: Run) -> Run | None:
+        """The last token by itself, on what the code returned of those before it; None
+        where it takes or returns nothing of the kind, or refuses its own."""
+        case = base.case
+        both = cached.steps(self.call, case)
+        if both is None:
+            return None
+        with _settings(case, 0), self.guard.each_at_most(None):
+            called = self._callable(self._target(case, may_hang=True)[0])
+            first = self.guard.call(called, **both.before.keywords)
+            past = cached.kept(first.value, both.count)
+            if first.error is not None or past is None:
+                return None
+            given = {**both.last.keywords, both.past: past}
+            second = self.guard.call(called, **given)
+        query = both.sequence.narrow(cases.query_axis(case), both.count, 1)
+        sizes = replace(case.sizes, queries=1, keys=both.count + 1)
+        name = "the last token, on a cache"
+        case = replace(case, name=name, sizes=sizes, relation="cross", gradients=False)
+        tensors = {"query": query, "key": both.sequence, "value": both.sequence}
+        run = Run(case, Arguments(tensors=tensors), parameters=base.parameters)
+        run.recorder, run.counted, run.is_last = Recorder({}), base.counted, True
+        try:
+            run.out, _ = _split(second.value, case, query, any_width=False)
+        except _Unfit:
+            return None
+        return run
+
     def _execute(self, target: object, run: Run, may_hang: bool) -> None:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
         frames = Frames()
-        called = target if callable(target) else target.forward
-        if self.subject.how is not None:
-            called = functools.partial(self.subject.how, target)
+        called = self._callable(target)
 
         def watched():
             with devices.cpu_instead(self._asks_for_gpu), recorder, frames:

@@ -62,7 +62,7 @@ _CALL = {
         "rotaryembedding rotaryembeddings rotarypos cossin sincos ropeemb ropeembed"
     ),
     "device": "device",
-    "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue",
+    "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue pastkeyvalues",
 }
 _SIZES = {
     "num_heads": (

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Two calls instead of one: all tokens but the last, then the last, on the keys and
+values that the first call returned."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..calls import arguments, cases
+from ..calls.arguments import Arguments
+from ..calls.cases import Case
+from ..subject.roles import TENSORS
+from ..subject.signature import Call
+
+_LAYOUTS = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
+# What also counts tokens, in a way that a part of them would change.
+_COUNTS = ("lengths", "query_length", "key_length", "image", "rows", "columns")
+_COUNTS += ("max_length", "sliding_window", "window", "resolution")
+
+
+@dataclass
+class Steps:
+    """The arguments of both calls; `sequence` holds all tokens, the name `past` takes
+    what was kept; count: the tokens of the first call."""
+
+    before: Arguments
+    last: Arguments
+    sequence: Tensor
+    past: str
+    count: int
+
+
+def steps(call: Call, case: Case) -> Steps | None:
+    """None where the code takes nothing that a call before has kept."""
+    taken = [p for p in call.parameters if call.roles[p.name] == "past"]
+    keeps = [p.name for p in taken if p.default is None]
+    if len(keeps) != 1 or case.layout not in _LAYOUTS or any(map(call.takes, _COUNTS)):
+        return None
+    plain = replace(case, relation="self", mask=None, padding=None, gradients=False)
+    whole = arguments.make(call, plain)
+    length, axis = case.sizes.queries, cases.query_axis(case)
+
+    def part(start: int, count: int) -> Arguments:
+        given = dict(whole.keywords)
+        for name, value in given.items():
+            role = call.roles[name]
+            if role in TENSORS and isinstance(value, Tensor):
+                given[name] = value.narrow(axis, start, count)
+            elif role == "rotation":
+                given[name] = _rows(value, length, start, count)
+            elif role == "zero":
+                given[name] = start
+        given |= {p.name: True for p in taken if p.default is False}
+        return Arguments(keywords=given)
+
+    count = length - 1
+    sequence = whole.tensors["query"]
+    return Steps(part(0, count), part(count, 1), sequence, keeps[0], count)
+
+
+def kept(returned: object, count: int) -> object | None:
+    """What a call returns for the next: keys and values of so many tokens, in a tuple
+    or stacked; None where nothing looks like that."""
+    parts = returned if isinstance(returned, (tuple, list)) else ()
+    for value in parts:
+        tensors = list(_tensors(value))
+        stacked = isinstance(value, Tensor) and value.dim() >= 4 and len(value) == 2
+        paired = isinstance(value, (tuple, list, dict)) and len(tensors) == 2
+        if (stacked or paired) and all(count in t.shape for t in tensors):
+            return value
+    return None
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _rows(tables: object, length: int, start: int, count: int) -> object:
+    """The rows of tables of positions that belong to some tokens."""
+    if isinstance(tables, tuple):
+        return tuple(_rows(table, length, start, count) for table in tables)
+    axis = 0 if isinstance(tables, Tensor) and len(tables) == length else 1
+    known = isinstance(tables, Tensor) and tables.shape[axis] == length
+    return tables.narrow(axis, start, count) if known else tables
