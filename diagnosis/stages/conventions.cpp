@@ -58,6 +58,11 @@ Concern folds_heads(const ObservedCall& call) {
       (returned || call.kept_weights.is_folded || call.kept_context.is_folded));
 }
 
+// It has a layer for dropout of weights, and leaves it out.
+bool forgets_weights(const ObservedCall& call) {
+  return call.facts.contains("idle_dropout");
+}
+
 template <WindowReading reading>
 void window_means(Recipe& r) {
   r.window_reading = reading;
@@ -352,7 +357,7 @@ const std::vector<Convention> kReadings = {
      "In training it drops elements of the output too, not only weights.", "",
      [](const ObservedCall& call) {
        return maybe(call.training && call.kept_output.defined() &&
-                    call.kept_weights.defined());
+                    (call.kept_weights.defined() || forgets_weights(call)));
      },
      [](Recipe& r) { r.output_dropout = OutputDropout::kToo; }},
     {"drops_output_instead",
@@ -361,7 +366,7 @@ const std::vector<Convention> kReadings = {
      "nn.MultiheadAttention drops weights.",
      [](const ObservedCall& call) {
        return maybe(call.training && call.kept_output.defined() &&
-                    !call.kept_weights.defined());
+                    !call.kept_weights.defined() && !forgets_weights(call));
      },
      [](Recipe& r) { r.output_dropout = OutputDropout::kInstead; }},
     {"drops_context_and_output",

@@ -388,7 +388,7 @@ const std::vector<Fault> kWeightFaults = {
       {[](Recipe& r) { r.dropout = Dropout::kExchanged; },
        "And it is off in training."}}},
     {"dropout_missing",
-     "Nothing is dropped in training.",
+     "No weights are dropped in training.",
      kDropoutRemedy,
      {{[](Recipe& r) { r.dropout = Dropout::kMissing; }}}},
     {"dropout_before_softmax",

@@ -240,6 +240,33 @@ def test_projected_values_as_a_residual_connection():
     assert multihead.check(ValuesAddedWithoutScale).cause == "scale_missing"
 
 
+class OutputDropped(_Projections):
+    """Weights have a layer of dropout, too, which a line called that is gone."""
+
+    def __init__(self, dim, n_heads, dropout):
+        super().__init__(dim, n_heads)
+        self.attn_drop, self.proj_drop = nn.Dropout(dropout), nn.Dropout(dropout)
+
+    def forward(self, x):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        weights = self.dropped((q @ k.mT / q.size(-1) ** 0.5).softmax(-1))
+        return self.proj_drop(self.wo((weights @ v).transpose(1, 2).flatten(2)))
+
+    def dropped(self, weights):
+        return weights
+
+
+class BothDropped(OutputDropped):
+    def dropped(self, weights):
+        return self.attn_drop(weights)
+
+
+def test_a_layer_of_dropout_that_is_never_called():
+    assert multihead.check(BothDropped).judgement == "right"
+    report = multihead.check(OutputDropped)
+    assert report.cause == "dropout_missing", str(report)
+
+
 class TimeWeights(_Projections):
     """Weights are multiplied by learned numbers of positions."""
 

@@ -376,6 +376,8 @@ class Frames:
         self.found: deque[dict[str, object]] = deque(maxlen=200)
         # Layers made during the run, whose names may be gone by its end.
         self.linears: list[nn.Linear] = []
+        # Layers of dropout that were called, by identity.
+        self.dropouts: set[int] = set()
 
     def __enter__(self) -> "Frames":
         self._previous = sys.getprofile()
@@ -391,6 +393,8 @@ class Frames:
             return
         if code is nn.Linear.__init__.__code__:
             self.linears.append(frame.f_locals["self"])
+        elif code is nn.Dropout.forward.__code__:
+            self.dropouts.add(id(frame.f_locals["self"]))
         generated = code.co_filename == "<string>" and code.co_name.startswith("__")
         if not generated and not code.co_filename.startswith(_FOREIGN):
             self.found.append(dict(frame.f_locals))

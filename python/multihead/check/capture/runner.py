@@ -51,6 +51,8 @@ class Run:
     asks_first: bool = False
     # A query is behind all keys, as the last token on a cache is.
     is_last: bool = False
+    # The name of a layer for dropout of weights that was never called, if any.
+    idle_dropout: str = ""
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
@@ -177,6 +179,7 @@ class Runner:
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
+        run.idle_dropout = _idle_dropout(target, frames)
         given = self.call.takes("sliding_window")
         own = case.sizes.sliding_window if given else None
         run.window = own or _window(target, frames)
@@ -359,6 +362,25 @@ def _kept(target: object) -> tuple[Tensor, ...]:
     plain = [vars(part).values() for part in target.modules()]
     kept = [*target.buffers(), *(v for values in plain for v in values)]
     return tuple(t for t in kept if isinstance(t, Tensor) and has_storage(t))
+
+
+_OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
+
+
+def _idle_dropout(target: object, frames: Frames) -> str:
+    """A layer of dropout that is named after weights, and that the run left out."""
+    parts = target.named_modules() if isinstance(target, nn.Module) else ()
+    return next(
+        (
+            path
+            for path, part in parts
+            if isinstance(part, nn.Dropout)
+            and part.p > 0
+            and id(part) not in frames.dropouts
+            and _OF_WEIGHTS.search(path.rpartition(".")[2].lower())
+        ),
+        "",
+    )
 
 
 _WINDOW = re.compile(r"(sliding|local|attention|attn)_?window(_?size)?")

@@ -328,6 +328,8 @@ def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
     if run.case.training:
         seen.metadata["training"] = "true"
         seen.metadata["dropout_p"] = str(run.case.own_dropout or DROPOUT)
+        if run.idle_dropout:
+            seen.metadata["idle_dropout"] = run.idle_dropout
     for index, draw in enumerate(run.recorder.draws):
         kept = _kept(draw, run.case.own_dropout or DROPOUT)
         seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads)
