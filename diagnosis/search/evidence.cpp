@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <array>
 
 #include "diagnosis/search/search.h"
 
@@ -95,11 +96,15 @@ class Signs {
     return any;
   }
 
-  // Heads cut in one order and merged in another are no convention.
+  // Heads cut in one order and merged in another are no convention. Whether it
+  // is causal by itself is not known yet.
   bool shows_merge(Recipe cut, const Recipe& merged) const {
     cut.merge = merged.merge;
-    const auto stages = simulate(call_, cut);
-    return stages && shows_merged(call_, *stages, call_.dtype);
+    return std::ranges::any_of(std::array{false, true}, [&](bool causal) {
+      cut.causal_by_itself = causal;
+      const auto stages = simulate(call_, cut);
+      return stages && shows_merged(call_, *stages, call_.dtype);
+    });
   }
 
   // Cut in another order, the same heads stand in other places: queries have to

@@ -267,6 +267,27 @@ def test_a_layer_of_dropout_that_is_never_called():
     assert report.cause == "dropout_missing", str(report)
 
 
+class HeadsInterleaved(_Projections):
+    """Cut feature by feature, merged head by head, and causal without being asked."""
+
+    def heads(self, x):
+        return [
+            w(x).unflatten(-1, (-1, self.n_heads)).mT
+            for w in (self.wq, self.wk, self.wv)
+        ]
+
+    def forward(self, x):
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return self.wo((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_heads_cut_in_one_order_and_merged_in_another_under_a_triangle():
+    assert multihead.check(HeadsInterleaved).cause == "heads_interleaved"
+
+
 class TimeWeights(_Projections):
     """Weights are multiplied by learned numbers of positions."""
 
