@@ -288,6 +288,27 @@ def test_heads_cut_in_one_order_and_merged_in_another_under_a_triangle():
     assert multihead.check(HeadsInterleaved).cause == "heads_interleaved"
 
 
+class WindowOfSteps(_Projections):
+    """A window is for steps of decoding, of which there are none here."""
+
+    def forward(self, x, sliding_window=0, step=0):
+        if step:
+            x = x[:, -sliding_window:]
+        q, k, v = self.heads(x)
+        return self.merged(q, k, v)
+
+
+class WindowForgotten(_Projections):
+    def forward(self, x, sliding_window=0):
+        return self.merged(*self.heads(x))
+
+
+def test_a_window_of_steps_is_not_ignored():
+    report = multihead.check(WindowOfSteps)
+    assert report.judgement == "right", str(report)
+    assert multihead.check(WindowForgotten).cause == "window_ignored"
+
+
 class TimeWeights(_Projections):
     """Weights are multiplied by learned numbers of positions."""
 

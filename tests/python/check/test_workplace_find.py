@@ -70,6 +70,17 @@ FOUND = {
         def attention(q, k, v):
             return F.scaled_dot_product_attention(q, k, v)
         """,
+    "by_another_class": """
+        from torch import nn
+        from layers import ScaledDotProductAttention
+        class MultiHeadAttention(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+                self.attend = ScaledDotProductAttention()
+            def forward(self, x):
+                return self.attend(self.q(x), self.k(x), self.v(x))
+        """,
     "no_softmax": """
         def attention(q, k, v):
             return (q @ k.transpose(-2, -1)) @ v
@@ -90,6 +101,16 @@ LEFT = {
     "tests__attention": PLAIN,
     "third_party__attention": PLAIN,
     "no_python": "def attention(:\n",
+    "attention_block": """
+        from torch import nn
+        from layers import MultiHeadAttention
+        class AttentionBlock(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.attend, self.last = MultiHeadAttention(d), nn.Linear(d, d)
+            def forward(self, x):
+                return self.last(self.attend(x))
+        """,
     "block": """
         from torch import nn
         class Block(nn.Module):

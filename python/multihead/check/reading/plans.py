@@ -29,18 +29,21 @@ class Meaning:
     why: str = ""
 
 
-def roles(call: Call) -> Iterator[dict[str, str]]:
+def roles(call: Call) -> Iterator[dict[str, str | None]]:
     """Roles of parameters: as they seem; then with a scale that may be left out, and
     without which some code does not scale; with a mask of queries in which True
-    blocks; then with those exchanged that names do not settle, as of forward(x, y),
-    which may ask with y."""
+    blocks; without a window that may be for steps of decoding alone; then with those
+    exchanged that names do not settle, as of forward(x, y), which may ask with y."""
     yield {}
+    in_steps = call.takes("past") or call.takes("zero")
     for parameter in call.parameters:
         if call.roles[parameter.name] == "scale" and parameter.default in (None, 1):
             for role in ("factor", "divisor"):
                 yield {parameter.name: role}
         if call.roles[parameter.name] == "query_mask":
             yield {parameter.name: "query_blocked"}
+        if call.roles[parameter.name] == "sliding_window" and in_steps:
+            yield {parameter.name: None}
     names = [name for name in call.roles if call.is_open(name)]
     seeming = tuple(call.roles[name] for name in names)
     for order in itertools.permutations(seeming):

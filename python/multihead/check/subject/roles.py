@@ -74,7 +74,7 @@ _SIZES = {
     "num_kv_heads": (
         "numkvheads kvheads nkvheads numgroups groups numquerygroups ngroups "
         "numkeyvalueheads hkv nkv nkvhead g numkvgroups querygroups kvgroups "
-        "nkvhead nheadkv headskv headkv"
+        "nkvhead nheadkv headskv headkv numkv"
     ),
     "embed_dim": (
         "dmodel embeddim dim hiddensize nembd embdim emb e embedsize modeldim "

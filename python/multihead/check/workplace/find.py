@@ -33,6 +33,7 @@ _CALLED = ("forward", "__call__", "call")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Arguments of what trains, evaluates or draws with attention, and is none.
 _OF_PROGRAMS = {"args", "model", "models", "net", "loader", "dataloader", "optimizer"}
+_PROJECTIONS = 3  # of queries, keys and values
 _NO_TARGET = {"Function", "Protocol", "TypedDict", "Enum", "Exception"}
 
 
@@ -204,9 +205,12 @@ class _Evidences:
         evidence = Evidence(softmax=bool(layers))
         for method in methods:
             evidence = evidence | of_function(method, layers)
-        calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
+        calls = [called(n) for n in ast.walk(node) if isinstance(n, ast.Call)]
         if NAME.search(getattr(node, "name", "")):
-            evidence.whole |= any(called(c) == "MultiheadAttention" for c in calls)
+            evidence.whole |= "MultiheadAttention" in calls
+            # It projects, and has attention by itself from another class.
+            inner = any(NAME.search(name) and name[:1].isupper() for name in calls)
+            evidence.whole |= inner and calls.count("Linear") >= _PROJECTIONS
         return evidence
 
     @staticmethod
