@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -18,9 +18,10 @@ from .capture.runner import Run, Runner
 from .options import Options
 from .reading import first_call, guessing, observation, plans
 from .reading.first_call import FirstCall
-from .reading.observation import Observation, Stated
+from .reading.observation import Stated
 from .reading.plans import Meaning
 from .reading.suite import Cases, Progress, not_finite
+from .reading.ways import Reading, Way
 from .report import Finding, Report
 from .sandbox.guard import Guard, Outcome, Stop
 from .subject import documented, promised, signature, stated
@@ -29,7 +30,6 @@ from .subject.roles import speaks
 from .subject.signature import Call
 from .subject.target import Subject, load, scope
 
-_RIGHT = ("bits", "rounding")
 # Complaints that other shapes may settle.
 _OF_SHAPES = re.compile(r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange", re.I)
 _OF_POSITIONS = {"rotary_positions", "position_bias"}
@@ -108,67 +108,6 @@ class _OnCpu:
                 return code()
 
         return self.guard.attempt(on_cpu)
-
-
-@dataclass
-class Way:
-    """A way to call the code, which it takes: its first call."""
-
-    runner: Runner
-    base: Run
-    form: forms.Form | None = None
-
-    @property
-    def made_up(self) -> dict[str, str]:
-        """What the call has that nobody understood."""
-        kinds = guessing.kinds(self.call, self.runner.construction)
-        return kinds | dict.fromkeys(self.form.guess if self.form else (), "form")
-
-    @property
-    def call(self) -> Call:
-        return self.runner.call
-
-
-@dataclass
-class Reading:
-    """What a way to call the code gave, its masks read in one way."""
-
-    way: Way
-    meaning: Meaning
-    observations: list[Observation] = field(default_factory=list)
-    verdict: dict | None = None
-    findings: list[Finding] = field(default_factory=list)
-    understood: list[str] = field(default_factory=list)
-    # Said instead of the verdict that a mask is ignored.
-    mask_doubt: Finding | None = None
-    # Kinds of calls by name.
-    taken: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)
-
-    @property
-    def is_right(self) -> bool:
-        return self.verdict is not None and self.verdict["verdict"] in _RIGHT
-
-    @property
-    def faults(self) -> list[str]:
-        return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
-
-    @property
-    def blames_masks(self) -> bool:
-        """Whether its masks may be what is wrong: others meanings may then do."""
-        verdict = self.verdict or {}
-        stages = {fault["stage"] for fault in verdict.get("faults", [])}
-        return "masked scores" in stages | {verdict.get("first_stage")}
-
-    def beats(self, likelier: "Reading") -> bool:
-        """Whether it is to be believed instead of a likelier one: it takes all calls
-        that the other takes and more, or explains them better."""
-        if self.verdict is None or not likelier.taken <= self.taken:
-            return False
-        if likelier.verdict is None:
-            return self.is_right
-        takes_more = bool(self.taken & likelier.refused)
-        return takes_more or observation.is_better(self.verdict, likelier.verdict)
 
 
 class Examination:

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""Ways to call the code under test, and what each of them gave."""
+
+from dataclasses import dataclass, field
+
+from ..calls import forms
+from ..capture.runner import Run, Runner
+from ..report import Finding
+from ..subject.signature import Call
+from . import guessing, observation
+from .observation import Observation
+from .plans import Meaning
+
+_RIGHT = ("bits", "rounding")
+
+
+@dataclass
+class Way:
+    """A way to call the code, which it takes: its first call."""
+
+    runner: Runner
+    base: Run
+    form: forms.Form | None = None
+
+    @property
+    def made_up(self) -> dict[str, str]:
+        """What the call has that nobody understood."""
+        kinds = guessing.kinds(self.call, self.runner.construction)
+        return kinds | dict.fromkeys(self.form.guess if self.form else (), "form")
+
+    @property
+    def call(self) -> Call:
+        return self.runner.call
+
+
+@dataclass
+class Reading:
+    """What a way to call the code gave, its masks read in one way."""
+
+    way: Way
+    meaning: Meaning
+    observations: list[Observation] = field(default_factory=list)
+    verdict: dict | None = None
+    findings: list[Finding] = field(default_factory=list)
+    understood: list[str] = field(default_factory=list)
+    # Said instead of the verdict that a mask is ignored.
+    mask_doubt: Finding | None = None
+    # Kinds of calls by name.
+    taken: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+
+    @property
+    def is_right(self) -> bool:
+        return self.verdict is not None and self.verdict["verdict"] in _RIGHT
+
+    @property
+    def faults(self) -> list[str]:
+        return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
+
+    @property
+    def blames_masks(self) -> bool:
+        """Whether its masks may be what is wrong: others meanings may then do."""
+        verdict = self.verdict or {}
+        stages = {fault["stage"] for fault in verdict.get("faults", [])}
+        return "masked scores" in stages | {verdict.get("first_stage")}
+
+    def beats(self, likelier: "Reading") -> bool:
+        """Whether it is to be believed instead of a likelier one: it takes all calls
+        that the other takes and more, or explains them better."""
+        if self.verdict is None or not likelier.taken <= self.taken:
+            return False
+        if likelier.verdict is None:
+            return self.is_right
+        takes_more = bool(self.taken & likelier.refused)
+        return takes_more or observation.is_better(self.verdict, likelier.verdict)
