@@ -84,14 +84,14 @@ def groups() -> str:
             "k.repeat_interleave(4, dim=1)",
             "repeat_interleave",
             "good",
-            "neighbours share, as in published models",
+            "neighbours share, as models expect",
         ),
         (
             246,
             "k.repeat(1, 4, 1, 1)",
             "repeat",
             "bad",
-            "the same shape, other neighbours",
+            "the same shape, other partners",
         ),
     ):
         mark = "✓" if kind == "good" else "✗"

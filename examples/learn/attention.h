@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 //
 // Attention in its plain form: as few lines as it takes, and no trick. It is
-// attention.py in C++: docs/learn.md has the pictures and an example to compute
-// by hand. These forms equal PyTorch's attention to rounding;
-// multihead/textbook.h has the same forms with PyTorch's bits and with checks
-// of their arguments.
+// attention.py in C++, but here functions are handed their matrices:
+// docs/learn.md has the pictures and an example to compute by hand. These forms
+// equal PyTorch's attention to rounding; multihead/textbook.h has the same
+// forms with PyTorch's bits and with checks of their arguments.
 //
 // Letters: N batch items, H heads, G key/value heads (groups), Lq queries, Lk
 // keys, d_model the width of a token, d = d_model / H the width of a head.

@@ -43,14 +43,9 @@ def per_head(mask):
     return mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
 
 
-def multi_head_attention(q, k, v, num_heads, d_model, mask=None, layers=None):
-    """q (N, Lq, d_model), k and v (N, Lk, d_model); mask: True = blocked.
-
-    layers: the linear layers of query, key, value and output; None: new ones.
-    """
-    if layers is None:
-        layers = [nn.Linear(d_model, d_model, bias=False) for _ in range(4)]
-    W_q, W_k, W_v, W_o = layers
+def multi_head_attention(q, k, v, num_heads, d_model, mask=None):
+    """q (N, Lq, d_model), k and v (N, Lk, d_model); mask: True = blocked."""
+    W_q, W_k, W_v, W_o = [nn.Linear(d_model, d_model, bias=False) for _ in range(4)]
     q = split_heads(W_q(q), num_heads)
     k = split_heads(W_k(k), num_heads)
     v = split_heads(W_v(v), num_heads)
@@ -59,15 +54,13 @@ def multi_head_attention(q, k, v, num_heads, d_model, mask=None, layers=None):
 
 
 def grouped_query_attention(
-    q, k, v, num_query_groups, d_model, mask=None, num_heads=None, layers=None
+    q, k, v, num_query_groups, d_model, mask=None, num_heads=None
 ):
     """The same with G = num_query_groups heads of keys and values for H of queries."""
     num_heads = num_heads or num_query_groups
     copies = num_heads // num_query_groups
-    if layers is None:
-        widths = (d_model, d_model // copies, d_model // copies, d_model)
-        layers = [nn.Linear(d_model, width, bias=False) for width in widths]
-    W_q, W_k, W_v, W_o = layers
+    widths = (d_model, d_model // copies, d_model // copies, d_model)
+    W_q, W_k, W_v, W_o = [nn.Linear(d_model, width, bias=False) for width in widths]
     q = split_heads(W_q(q), num_heads)
     k = split_heads(W_k(k), num_query_groups).repeat_interleave(copies, dim=1)
     v = split_heads(W_v(v), num_query_groups).repeat_interleave(copies, dim=1)
