@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The site of `./run docs`: this repository's Markdown as pages, with a navigation and a
-search that need no network. The pages stay where they are and are read as GitHub reads
-them; what only a site has, this file adds.
+"""The site of `./run docs`: this repository's Markdown and notebooks as pages, with a
+navigation and a search that need no network. The pages stay where they are and are read
+as GitHub reads them; what only a site has, this file adds.
 """
 
+import json
 import os
 
+from docutils import nodes
+from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.builders.html import StandaloneHTMLBuilder
 
@@ -20,6 +23,7 @@ include_patterns = [
     "docs/faults/*.md",
     "docs/site/*.md",
     "benchmarks/**.md",
+    "examples/learn/*.ipynb",
 ]
 exclude_patterns = [".*", "build", "tests"]
 myst_heading_anchors = 4
@@ -51,6 +55,7 @@ NAVIGATION = {
 }
 # Pages with a list of pages below them.
 BELOW = {
+    "docs/learn": "/examples/learn/*",
     "docs/faults/README": "*",
     "benchmarks/README": "results/*\ncall_cost",
 }
@@ -70,6 +75,31 @@ def add_navigation(_: Sphinx, page: str, source: list[str]) -> None:
         source[0] += toctree("", [BELOW[page]])
 
 
+def fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+class Notebook(MystParser):
+    """Cells in order, those of code with what they show."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        parts = []
+        for cell in json.loads(inputstring)["cells"]:
+            text = "".join(cell["source"])
+            parts.append(
+                text if cell["cell_type"] == "markdown" else fenced("python", text)
+            )
+            for output in cell.get("outputs", ()):
+                data = output.get("data", {})
+                page = "".join(data.get("text/html", ()))
+                shown = "".join(output.get("text", data.get("text/plain", ())))
+                # A blank line would end a block of HTML.
+                parts.append(page.replace("\n\n", "\n") or fenced("", shown))
+        super().parse("\n\n".join(parts), document)
+
+
 class Site(StandaloneHTMLBuilder):
     """The README is the front page."""
 
@@ -84,4 +114,6 @@ class Site(StandaloneHTMLBuilder):
 
 def setup(app: Sphinx) -> None:
     app.add_builder(Site, override=True)
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(Notebook)
     app.connect("source-read", add_navigation)
