@@ -4,6 +4,8 @@ every page. That the site builds, ./run docs says."""
 
 import ast
 import pathlib
+import re
+import runpy
 import subprocess
 import sys
 
@@ -80,3 +82,31 @@ def test_the_command_fails_on_warnings_and_links():
     assert "--fail-on-warning" in shell and "check_links.py" in shell
     assert "FAIL_ON_WARNINGS" in (ROOT / "docs/Doxyfile").read_text()
     assert "warnings-as-errors = true" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_badges_say_what_the_sources_say():
+    path = ROOT / "docs/badges/write.py"
+    files = runpy.run_path(str(path))["files"]()
+    assert len(files) == 4
+    for path, text in files.items():
+        assert path.read_text() == text, "python docs/badges/write.py"
+        assert f"(docs/badges/{path.name})" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_says_early_what_a_stranger_asks():
+    """A number in the promise, then code, installation, platform and limits; and each
+    entry of the contents is a heading."""
+    text = (ROOT / "README.md").read_text()
+    promise = re.search(r"^\*\*(.+?)\*\*$", text, re.MULTILINE | re.DOTALL)[1]
+    assert re.search(r"\d", promise)
+    lines = text.splitlines()[:60]
+    first = {
+        word: next(i for i, line in enumerate(lines) if word in line)
+        for word in ("```python", "pip install", "Runs on", "When not to", "Contents")
+    }
+    assert list(first.values()) == sorted(first.values())
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    places = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+    contents = text[text.index("**Contents**") : text.index("![Before")]
+    linked = re.findall(r"\(#([^)]+)\)", contents)
+    assert len(linked) == 10 and set(linked) <= places
