@@ -6,6 +6,7 @@ as GitHub reads them; what only a site has, this file adds.
 
 import json
 import os
+import re
 
 from docutils import nodes
 from myst_parser.parsers.sphinx_ import MystParser
@@ -96,7 +97,7 @@ class Notebook(MystParser):
                 page = "".join(data.get("text/html", ()))
                 shown = "".join(output.get("text", data.get("text/plain", ())))
                 # A blank line would end a block of HTML.
-                parts.append(page.replace("\n\n", "\n") or fenced("", shown))
+                parts.append(re.sub(r"\n\s*\n", "\n", page) or fenced("", shown))
         super().parse("\n\n".join(parts), document)
 
 
