@@ -68,15 +68,20 @@ lint() {
   say "lint: nothing to say"
 }
 
-# The reference of C++ and Python as pages. A warning is an error.
+# The site: the Markdown and the notebooks as pages, and the reference of C++ and Python.
+# A warning is an error, and so is a link that leads nowhere.
 docs() {
   local pages=$root/build/docs version
-  install docs || { lacks pydoctor && return; }
+  install docs || { lacks "$(paste -sd ' ' "$root/requirements/docs.txt")" && return; }
   has doxygen doxygen || { lacks doxygen && return; }
   cd -- "$root"
   version=$(sed -n 's/^project(multihead VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)
+  rm -rf -- "$pages"
   mkdir -p -- "$pages"
+  PROJECT_NUMBER=$version "$venv/bin/sphinx-build" --quiet --fail-on-warning --keep-going \
+    -c docs/site -d build/docs-read . "$pages"
   PROJECT_NUMBER=$version OUTPUT_DIRECTORY=$pages doxygen docs/Doxyfile
   "$venv/bin/pydoctor" --quiet --project-version "$version" --html-output "$pages/python"
-  say "C++: $pages/cpp/index.html, Python: $pages/python/index.html"
+  "$venv/bin/python" docs/site/check_links.py "$pages" || die "docs: see above"
+  say "the site: $pages/index.html"
 }

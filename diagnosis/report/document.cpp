@@ -257,6 +257,32 @@ void add_alternatives(Document& document, const Json& report) {
 
 // ---- What was understood ---------------------------------------------------
 
+// What a docstring would say, of conditions that it can state.
+std::string docstring_of(const std::string& condition) {
+  if (condition == "mask_blocks") return "mask: True = blocked";
+  if (condition == "mask_keeps") return "mask: True = may attend";
+  return "";
+}
+
+// How "right if" becomes "right".
+void add_way_to_pass(Document& document, const Json& report) {
+  if (outcome_of(report) != Outcome::kRightIf) return;
+  std::vector<std::string> allowed, stated;
+  for (const Json& condition : list_at(report, "conditions")) {
+    const std::string name = text_at(condition, "name");
+    append_new(allowed, name);
+    if (const std::string said = docstring_of(name); !said.empty())
+      append_new(stated, "\"" + said + "\"");
+  }
+  std::string text = "If that is so, say `--allow ";
+  for (const std::string& name : allowed)
+    text += (name == allowed.front() ? "" : ",") + name;
+  text += "`, `allow=\"all\"` in Python";
+  if (!stated.empty())
+    text += ", or " + listed(stated) + " in the docstring of the code";
+  note(document, "to pass", marked_up(text + "."));
+}
+
 // Each once: the engine and what ran the code may have found the same.
 void add_remarks(Document& document, const Json& remarks, const char* label) {
   std::set<std::string> said;
@@ -292,6 +318,7 @@ Document document_of(const std::string& json) {
   if (verdict == "unknown") add_way_on(document, report);
   add_alternatives(document, report);
   if (!is_news) add_findings(document, list_at(report, "findings"));
+  add_way_to_pass(document, report);
   if (right) add_exercise(document, cases);
   add_cases(document, cases, right);
   add_remarks(document, list_at(report, "assumptions"), "assumed");

@@ -2,6 +2,9 @@
 //
 // Attention as textbooks and exercises write it, to be read from top to bottom.
 //
+// If this is the first attention that you read, begin with its plain form,
+// which is shorter: examples/learn/attention.h, explained in docs/learn.md.
+//
 // Everything here is made of PyTorch operations. The first half are the steps,
 // each a few lines; the second half are the forms, which put the steps
 // together. What is said about bad arguments is in arguments.h.

@@ -98,7 +98,7 @@ def _from_names(name: str, tensors: Mapping[str, Tensor]) -> AttentionWeights:
 
 
 def draw(width: int, rows: tuple[int, ...], like: Tensor) -> AttentionWeights:
-    """The output matrix as nn.Linear draws it, then one by Xavier for each of `rows`:
+    """The output matrix as nn.Linear draws it, then one by Xavier for each of rows:
     for query, key and value, which may be narrower, or for the three together, as
     nn.MultiheadAttention(bias=False) draws them.
 
@@ -133,7 +133,7 @@ def _check_tensor(name: str, argument: str, x: Tensor, words: str = "a tensor") 
 
 
 def check_heads(name: str, whole: str, size: int, part: str, count: int) -> None:
-    """`size` features or heads must fall into `count` equal parts."""
+    """So many features or heads (size) must fall into count equal parts."""
     check_int(name, whole, size)
     check_int(name, part, count)
     _require(count > 0, name, f"{part} must be positive", count)

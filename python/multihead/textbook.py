@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Attention as textbooks and exercises write it, to be read from top to bottom.
 
+If this is the first attention that you read, begin with its plain form, which is shorter:
+examples/learn/attention.py, explained in docs/learn.md.
+
 Everything here is made of PyTorch operations. The first half are the steps, each a few
 lines; the second half are the forms, which put the steps together. Where weights come
 from and what is said about bad arguments is in _textbook_arguments.py. textbook.cpp is

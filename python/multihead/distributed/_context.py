@@ -92,7 +92,7 @@ def token_positions(
     *,
     order: Order = "head_tail",
 ) -> Tensor:
-    """The positions of this process's tokens in a sequence of `length`: int64.
+    """The positions of this process's tokens in a sequence of that length: int64.
 
     What context_parallel gives a process of its buffers; for position embeddings, rotary
     tables and masks.

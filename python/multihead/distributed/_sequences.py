@@ -90,10 +90,10 @@ def ring_attention(
             2·n - 1 - r; under a causal mask all have the same work.
         return_lse: also return the logsumexp of the scores.
 
-    Keyword Arguments:
-        as of scaled_dot_product_attention. key_mask, (B, Lk), goes with the process's
-        keys. alibi_slopes and sinks are the same everywhere; their gradients, and that
-        of an attn_mask that all have alike, are this process's summands.
+    The rules are those of scaled_dot_product_attention. key_mask, one row of keys for each
+    batch item, goes with the process's keys. alibi_slopes and sinks are the same
+    everywhere; their gradients, and that of an attn_mask that all have alike, are this
+    process's summands.
 
     Returns:
         (B, H, Lq, Dv); with return_lse also logsumexp (B, H, Lq).
@@ -134,9 +134,8 @@ def ulysses_attention(
     as its own query, key, value and output have. Source: "DeepSpeed Ulysses: System
     Optimizations for Enabling Training of Extreme Long Sequence Transformer Models".
 
-    Args:
-        as of ring_attention; H and G must be multiples of the number of processes, and
-        attn_mask must be None.
+    The arguments are those of ring_attention; H and G must be multiples of the number of
+    processes, and attn_mask must be None.
 
     Returns:
         (B, H, Lq, Dv); with return_lse also logsumexp (B, H, Lq).

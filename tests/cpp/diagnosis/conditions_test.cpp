@@ -49,6 +49,11 @@ TEST(Conditions, APolarityThatNothingStatesDecides) {
       "the padding mask means padding: within rounding of PyTorch in both "
       "cases."))
       << text;
+  EXPECT_NE(text.find("If that is so, say --allow mask_blocks,padding_blocks, "
+                      "allow=\"all\" in Python, or \"mask: True = blocked\" in "
+                      "the docstring of the code."),
+            std::string::npos)
+      << text;
 
   verdict = explain(results(masked(layer), changed([](Recipe& r) {
                               r.mask_keeps = r.padding_keeps = true;

@@ -222,7 +222,10 @@ def test_every_form_of_a_report_has_the_condition():
         "sequence_first",
     ]
     assert not Report("attend", verdict, allow=["mask_keeps"])
+    to_pass = "say --allow mask_keeps,sequence_first"
+    assert to_pass in " ".join(str(report).split())
     allowed = Report("attend", verdict, allow=["mask_keeps", "sequence_first"])
+    assert "--allow" not in str(allowed)
     assert allowed and json.loads(allowed.to_json())["passed"] is True
 
 

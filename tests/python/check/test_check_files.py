@@ -2,8 +2,10 @@
 """Files and notebooks: what they define is found, whatever else they do."""
 
 import json
+import linecache
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -141,6 +143,39 @@ def test_notebooks(load):
     assert module.attend() == np.pi
     (remark,) = outcome.findings
     assert "exercise.ipynb[2], line 2" in remark.sentence
+
+
+IN_A_CELL = '''
+import math
+from torch import nn
+
+def attend(q, k, v, mask=None):
+    """mask: True = blocked"""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    if mask is not None:
+        scores = scores.masked_fill(mask, -math.inf)
+    return scores.softmax(-1) @ v
+
+class Attention(nn.Module):
+    """mask: 0 = blocked"""
+
+    def forward(self, q, k, v, mask=None):
+        return attend(q, k, v, None if mask is None else mask == 0)
+'''
+
+
+@pytest.mark.parametrize("name", ["attend", "Attention"])
+def test_what_a_running_notebook_defines(monkeypatch, name):
+    """Its classes have no file to be read from, and what they say is believed."""
+    file = "/tmp/ipykernel_7/1234.py"
+    lines = IN_A_CELL.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, file, (len(lines), None, lines, file))
+    notebook = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    exec(compile(IN_A_CELL, file, "exec"), vars(notebook))
+    report = multihead.check(getattr(notebook, name))
+    assert report.judgement == "right"
+    assert report.target == f"{name} (this notebook)"
 
 
 @pytest.mark.parametrize(

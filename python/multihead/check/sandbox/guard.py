@@ -413,9 +413,14 @@ def _where(error: BaseException) -> str:
     return f"{_shown(file)}, line {line}{inside}" + (quoted if source else "")
 
 
+def is_cell(file: str) -> bool:
+    """Whether Jupyter gave this name to the code of a cell."""
+    return "ipykernel" in file or file.startswith("<ipython-input")
+
+
 def _shown(file: str) -> str:
     """A file as its author would name it."""
-    if "ipykernel" in file or file.startswith("<ipython-input"):
+    if is_cell(file):
         return "this notebook"
     try:
         relative = os.path.relpath(file) if os.path.isabs(file) else file

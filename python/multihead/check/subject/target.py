@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Finds the code that is to be checked, and says what it is."""
 
+import ast
 import contextlib
 import functools
 import inspect
+import linecache
 import pathlib
 import re
 import sys
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 from ..report import Finding
-from ..sandbox.guard import Guard, Outcome, Stop, finding_of, is_library
+from ..sandbox.guard import Guard, Outcome, Stop, finding_of, is_cell, is_library
 from .absent import Absent, missing
 from .script import run_file
 
@@ -168,9 +170,11 @@ def _attribute(target: object, name: str) -> object:
 def _where(code: object) -> str:
     try:
         file = inspect.getsourcefile(code)
+        if is_cell(file or ""):
+            return "this notebook"
         return f"{pathlib.Path(file).name}:{inspect.getsourcelines(code)[1]}"
     except (OSError, TypeError):
-        return ""
+        return "this notebook" if _text_in_cell(code) else ""
 
 
 def _source(code: object) -> str:
@@ -179,9 +183,25 @@ def _source(code: object) -> str:
     for part in inspect.getmro(code) if inspect.isclass(code) else (code,):
         package = str(part.__module__).partition(".")[0]
         if part is code or package not in ("torch", "builtins"):
-            with contextlib.suppress(OSError, TypeError):
+            try:
                 texts.append(inspect.getsource(part))
+            except (OSError, TypeError):
+                texts.append(_text_in_cell(part))
     return "\n".join(texts)
+
+
+def _text_in_cell(code: object) -> str:
+    """The text of a class that a notebook defines, else "". Python finds such texts of
+    functions alone; those of the class know their cell."""
+    members = vars(code).values() if inspect.isclass(code) else ()
+    files = {m.__code__.co_filename for m in members if inspect.isfunction(m)}
+    for file in filter(is_cell, files):
+        text = "".join(linecache.getlines(file))
+        with contextlib.suppress(SyntaxError):
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ClassDef) and node.name == code.__name__:
+                    return ast.get_source_segment(text, node) or ""
+    return ""
 
 
 def _defined(module: types.ModuleType) -> dict[str, object]:
