@@ -445,8 +445,16 @@ def test_opcheck(rank, world):
         (ops.fused_ring_attention.default, learned, rules),
         (ops.fused_ring_attention_backward.default, given, rules),
         (ops.ring_varlen_attention.default, documents, rules),
-        (ops.tokens_to_heads.default, (learned[0], group, "contiguous", [5]), {}),
-        (ops.heads_to_tokens.default, (learned[0], group, "contiguous", [5]), {}),
+        (
+            ops.tokens_to_heads.default,
+            ([learned[0], q.double()], group, "contiguous", [5, 5]),
+            {},
+        ),
+        (
+            ops.heads_to_tokens.default,
+            ([learned[0], q.double()], group, "contiguous", [5, 5]),
+            {},
+        ),
     ):
         checks = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(*call, test_utils=checks)
