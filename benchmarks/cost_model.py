@@ -147,13 +147,13 @@ def replay(traces: list[list[Event]], link: Link) -> float:
 
     traces: of each process; what it sends, the next one receives.
     """
-    clocks, free = [0.0] * len(traces), [0.0] * len(traces)
     pending = [collections.deque(trace) for trace in traces]
-    arrival: dict[tuple[int, int], float] = {}
+    clocks = [0.0] * len(traces)
+    gone: dict[tuple[int, int], float] = {}  # when a process's message has left it
     while any(pending):
         before = sum(map(len, pending))
         for rank, events in enumerate(pending):
-            while events and _step(rank, events[0], clocks, free, arrival, link):
+            while events and _step(rank, events[0], clocks, gone, link):
                 events.popleft()
         _collective(pending, clocks, link)
         if sum(map(len, pending)) == before:
@@ -165,22 +165,21 @@ def _step(
     rank: int,
     event: Event,
     clocks: list[float],
-    free: list[float],
-    arrival: dict[tuple[int, int], float],
+    gone: dict[tuple[int, int], float],
     link: Link,
 ) -> bool:
     """Whether the process gets past an event that is not a collective."""
     computed, what, size, tag = event
     now, sender = clocks[rank] + computed, (rank - 1) % len(clocks)
     if what == "send":
-        free[rank] = max(now, free[rank]) + link.time(size) - link.latency
-        arrival[rank, tag] = free[rank] + link.latency
+        before = [end for (process, _), end in gone.items() if process == rank]
+        gone[rank, tag] = max([now, *before]) + size / link.bytes_per_second
     elif what == "receive":
-        if (sender, tag) not in arrival:
+        if (sender, tag) not in gone:
             return False
-        now = max(now, arrival.pop((sender, tag)))
+        now = max(now, gone[sender, tag] + link.latency)
     elif what == "sent":
-        now = max(now, free[rank])
+        now = max(now, gone[rank, tag])
     elif what != "end":
         return False
     clocks[rank] = now

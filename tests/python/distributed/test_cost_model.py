@@ -102,6 +102,12 @@ def test_a_replay_hides_what_can_be_hidden():
         assert model.replay(traces, model.Link(rate, 0.0)) == expected
     # Words go round twice, by two messages after each other, and latency does not hide.
     assert model.replay(traces, model.Link(math.inf, 0.25)) == 3.0 + 4 * 0.25
+    # Who waits for one message does not wait for the next one, which leaves after it.
+    events = [(0.0, "send", 2, 0), (0.0, "send", 2, 1), (0.0, "receive", 0, 0)]
+    events += [(0.0, "sent", 0, 0), (1.0, "end", 0, 0)]
+    assert model.replay([events] * 2, model.Link(1.0, 0.0)) == 3.0
+    events.insert(4, (0.0, "receive", 0, 1))
+    assert model.replay([events] * 2, model.Link(1.0, 0.0)) == 5.0
     slow = [ring_trace(3, 1.0, 2), ring_trace(3, 2.0, 2), ring_trace(3, 1.0, 2)]
     assert model.replay(slow, model.NO_LINK) == 6.0
     exchange = [[(1.0, "exchange", 6, 0), (2.0, "end", 0, 0)]] * 2

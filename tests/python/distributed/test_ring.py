@@ -409,6 +409,39 @@ def test_other_errors(rank, world):
         ops.ring_attention(x, x, x, key_mask=torch.ones(1, 4), group="0")
 
 
+@on_ranks(2)
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_transforms_are_refused(rank, world, name):
+    """They would find a tangent of 0, or memory that is not there."""
+    x = torch.randn(1, 2, 4, 8)
+    attend, group = getattr(ops, name), dist.group.WORLD.group_name
+
+    def out(query, **options):
+        return attend(query, x, x, group=group, **options)[0]
+
+    def of_sinks(sinks):
+        return out(x, sinks=sinks).sum()
+
+    text = f"{name}: tensors must be ordinary ones, one is in a transform of torch.func"
+    for call in (
+        lambda: torch.func.jvp(out, (x,), (x,)),
+        lambda: torch.func.grad(lambda query: out(query).sum())(x),
+        lambda: torch.vmap(out)(torch.stack((x, x))),
+        lambda: torch.func.grad(of_sinks)(torch.zeros(2)),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            call()
+
+
+@on_ranks(2)
+def test_second_derivatives_are_refused(rank, world):
+    x = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out, _ = ops.ring_attention(x, x, x, group=dist.group.WORLD.group_name)
+    (slope,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="fused_ring_attention_backward is not impl"):
+        slope.sum().backward()
+
+
 @on_ranks(4, timeout=40, dies=(2,))
 @pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
 def test_a_process_that_dies_is_named(rank, world, name):
@@ -424,6 +457,31 @@ def test_a_process_that_dies_is_named(rank, world, name):
         for _ in range(100):
             attend(x, x, x, group=group)
     assert time.monotonic() - start < 30
+
+
+@on_ranks(4, timeout=40, dies=(1,))
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_a_process_that_dies_before_backward_is_named(rank, world, name):
+    x = torch.randn(1, 4, 64, 8, requires_grad=True)
+    out, _ = getattr(ops, name)(x, x, x, group=dist.group.WORLD.group_name)
+    if rank == 1:
+        os._exit(1)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"{name}: .*process"):
+        out.sum().backward()
+    assert time.monotonic() - start < 30
+
+
+@on_ranks(2, timeout=40)
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_a_process_without_backward_is_named(rank, world, name):
+    """Who waits for it gives up after the timeout of the group."""
+    x = torch.randn(1, 4, 64, 8, requires_grad=True)
+    out, _ = getattr(ops, name)(x, x, x, group=dist.group.WORLD.group_name)
+    if rank == 1:
+        return
+    with pytest.raises(RuntimeError, match=f"{name}: .*process"):
+        out.sum().backward()
 
 
 # --- Operators -----------------------------------------------------------------------

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The operators on DTensors: results and gradients of one process, to the bit."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -138,6 +140,67 @@ def test_heads_that_do_not_divide_are_gathered(rank, world):
     out = multihead.scaled_dot_product_attention(shared, shared, shared)
     assert out.placements == (Replicate(),)
     assert torch.equal(out.to_local(), multihead.scaled_dot_product_attention(x, x, x))
+
+
+@on_ranks(2, 4)
+def test_one_row_is_gathered(rank, world):
+    """Of which all processes but one would have nothing."""
+    mesh = init_device_mesh("cpu", (world,))
+    given = [x[:1] for x in tensors()]
+    plain = run(given, CASES["causal"])
+    places = [Shard(0)], [Replicate()], [Shard(2)]
+    shared = [distributed(*x) for x in zip(given, [mesh] * 3, places, strict=True)]
+    got = run(shared, CASES["causal"])
+    assert_as_one(got, plain)
+    assert got[0].placements == (Replicate(),)
+    places = [Shard(0)], [Shard(1)], [Shard(0)]
+    shared = [distributed(*x) for x in zip(given, [mesh] * 3, places, strict=True)]
+    got = run(shared, CASES["causal"])
+    assert_as_one(got, plain)
+    assert got[0].placements == (Shard(1),)
+
+
+@on_ranks(2)
+def test_shares_that_are_to_be_summed(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    q, k, v = tensors(torch.float64)
+    part = DTensor.from_local(q * (rank + 0.25) / 1.5, mesh, [Partial()])
+    shared = [part, *(distribute_tensor(x, mesh, [Shard(1)]) for x in (k, v))]
+    out = multihead.scaled_dot_product_attention(*shared, enable_gqa=True)
+    plain = multihead.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert out.placements == (Shard(1),)
+    torch.testing.assert_close(out.full_tensor(), plain, rtol=1e-13, atol=1e-14)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("installed", [True, False])
+def test_inference_mode(rank, world, installed):
+    """Where PyTorch hands on whole functions, they are shared out as elsewhere."""
+    mesh = init_device_mesh("cpu", (world,))
+    q, k, v = tensors()
+    shared = [distribute_tensor(x, mesh, [Shard(1)]) for x in (q, k, v)]
+    rows = [x[0, :, :LQ].transpose(0, 1) for x in (q, k, k)]
+    own = [distribute_tensor(x, mesh, [Shard(1)]) for x in rows]
+    starts = torch.tensor([0, 5, LQ])
+    where = multihead.installed() if installed else contextlib.nullcontext()
+
+    def results(tensors, documents):
+        yield multihead.scaled_dot_product_attention(*tensors, enable_gqa=True)
+        rules = dict(enable_gqa=True, softcap=3.0, return_lse=True)
+        yield from multihead.scaled_dot_product_attention(*tensors, **rules)
+        yield multihead.varlen_attention(*documents, starts, starts)
+        yield from multihead.attention_summary(*tensors[:2], 3, enable_gqa=True)
+        if installed:
+            yield F.scaled_dot_product_attention(*tensors, enable_gqa=True)
+
+    with torch.inference_mode(), where:
+        plain = list(results((q, k, v), rows))
+        multihead.reset_stats()
+        got = list(results(shared, own))
+        assert multihead.stats().calls("fused") == 4 + installed
+    for x, y in zip(got, plain, strict=True):
+        assert not isinstance(x.placements[0], Replicate)
+        assert torch.equal(x.full_tensor(), y)
 
 
 @on_ranks(2)
