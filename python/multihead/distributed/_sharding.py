@@ -89,7 +89,8 @@ def register() -> None:
     use context_parallel() for sequences too long for one process. Registering twice is
     registering once.
 
-    Importing multihead.distributed does this, and so does the first call with a DTensor.
+    Importing multihead.distributed does this; so do multihead.install() where PyTorch's
+    DTensors are in use, and the first call with one.
     """
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     for operator in _RULES:

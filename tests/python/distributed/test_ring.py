@@ -358,29 +358,39 @@ def test_what_one_process_refuses_ends_the_call_of_all(rank, world):
     )
 
 
+# What differs: on process 0, on process 1; how the error goes on.
 DIFFERENT = {
-    "is_causal": "is_causal must be the same on all processes, got 1 on process 0 and 0",
-    "scale": "the bits of scale must be the same",
-    "order": "order must be the same",
-    "sinks": "the values of sinks must be the same",
-    "key_lengths": "the values of key_lengths must be the same",
-    "window": "the left side of window must be the same .* got 1 .* and 2",
+    "is_causal": (True, False, "got true on process 0 and false"),
+    "dropout_p": (0.5, 0.25, "got 0.5 on process 0 and 0.25"),
+    "scale": (None, 2.0, "got none on process 0 and 2"),
+    "softcap": (3.5, None, "got 3.5 on process 0 and none"),
+    "order": (*ORDERS, 'got "contiguous" on process 0 and "head_tail"'),
+    "causal_alignment": ("top_left", "bottom_right", 'got "top_left" .* and "bot'),
+    "sinks": (torch.zeros(2), torch.ones(2), "got others"),
+    "key_lengths": (torch.tensor([3]), torch.tensor([4]), "got others"),
+    "window": ([1, 1], [2, 1], "got 1 on process 0 and 2"),
+    "attn_mask": (None, torch.ones(4, 8), "got false on process 0 and true"),
+    "key_mask": (None, torch.ones(1, 4).bool(), "got false on process 0 and true"),
+}
+NAMES = {
+    "sinks": "the values of sinks",
+    "key_lengths": "the values of key_lengths",
+    "window": "the left side of window",
+    "attn_mask": "whether there is an attn_mask",
+    "key_mask": "whether there is a key_mask",
 }
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_rules_that_differ_are_refused_everywhere(rank, world, name):
+def test_rules_that_differ_are_refused_everywhere(rank, world):
     x = torch.randn(1, 2, 4, 8)
-    options = {
-        "is_causal": (True, False),
-        "scale": (1.0, 2.0),
-        "order": ORDERS,
-        "sinks": (torch.zeros(2), torch.ones(2)),
-        "key_lengths": (torch.tensor([3]), torch.tensor([4])),
-        "window": ([1, 1], [2, 1]),
-    }[name]
-    refused(rank, RuntimeError, DIFFERENT[name], x, x, x, **{name: options[rank]})
+    for name, (*options, words) in DIFFERENT.items():
+        words = f": {NAMES.get(name, name)} must be the same on all processes, {words}"
+        refused(rank, RuntimeError, words, x, x, x, **{name: options[rank]})
+    group = dist.group.WORLD.group_name
+    attend = (ops.ring_attention, ops.ulysses_attention)[rank]
+    with pytest.raises(RuntimeError, match="the method .* got the ring .* and Ulysses"):
+        attend(x, x, x, group=group)
 
 
 @on_ranks(2)

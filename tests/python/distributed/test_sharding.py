@@ -2,6 +2,8 @@
 """The operators on DTensors: results and gradients of one process, to the bit."""
 
 import contextlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -281,3 +283,41 @@ def test_compiled(rank, world):
         results.append([x.grad.full_tensor() for x in leaves])
     for x, y in zip(*results, strict=True):
         assert torch.equal(x, y)
+
+
+# One process, which has never imported multihead.distributed.
+PROGRAM = """
+import sys
+import torch, multihead
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.randn(2, 4, 5, 8)
+shared = distribute_tensor(x, init_device_mesh("cpu", (1,)), [Shard(1)])
+if sys.argv[1] == "install":
+    multihead.install()
+    attention = torch.nn.functional.scaled_dot_product_attention
+else:
+    attention = multihead.scaled_dot_product_attention
+with torch.inference_mode(sys.argv[2] == "inference"):
+    out = attention(shared, shared, shared)
+    print(out.placements, torch.equal(out.to_local(), attention(x, x, x)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "mode"),
+    [("install", "inference"), ("install", "training"), ("function", "inference")],
+)
+def test_nobody_has_to_register(who, mode):
+    """install() does, where PyTorch's DTensors are in use, and so does a call with one."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, who, mode],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(Shard(dim=1),) True\n"
