@@ -358,7 +358,7 @@ def link_rows(found: dict[int, list[dict]], tokens: int):
                 )
             shown = sum(replay(traces, TO_HIDE) for traces in both) - bare
             sending = sum(BYTES[CASES[name][0]](call, 0)) / TO_HIDE.bytes_per_second
-            cells.append(f"{1 - shown / sending:.0%}")
+            cells.append(f"{round(1 - shown / sending, 2) + 0:.0%}")  # no -0 %
             yield f"| {name} | {world} | {' | '.join(cells)} |"
 
 
@@ -424,7 +424,7 @@ def cpu() -> str:
 
 
 def page(found: dict[int, list[dict]], options: argparse.Namespace) -> str:
-    tokens = options.tokens
+    tokens, load = options.tokens, os.getloadavg()[2]
     commit = subprocess.run(
         ["git", "-C", pathlib.Path(__file__).parent, "describe", "--always", "--dirty"],
         capture_output=True,
@@ -446,7 +446,7 @@ def page(found: dict[int, list[dict]], options: argparse.Namespace) -> str:
         compute_rows(found),
         PROSE["links"],
         link_rows(found, tokens),
-        PROSE["here"],
+        PROSE["here"] + f" Its load, others' work included, was {load:.1f}.",
         here_rows(found),
         PROSE["extrapolated"],
         extrapolated_rows(found, tokens),

@@ -295,8 +295,8 @@ def _projected(module: Any, inputs: list[DTensor]) -> list[Tensor]:
     elif bias is None:
         weights = _own_rows(packed.to_local(), module).chunk(3)
     else:
-        both = torch.cat((packed.to_local(), bias.to_local().unsqueeze(1)), 1)
-        both = _own_rows(both, module).chunk(3)
+        held = torch.cat((packed.to_local(), bias.to_local().unsqueeze(1)), 1)
+        both = _own_rows(held, module).chunk(3)
         weights = [rows[:, :-1] for rows in both]
         biases = [rows[:, -1] for rows in both]
     of = {id(x): _local(x) for x in inputs}
