@@ -89,10 +89,7 @@ bool has_kernels(c10::Device device) {
 }
 
 std::string tensor_refusal(const at::Tensor& x) {
-  constexpr c10::DispatchKeySet kTransforms(
-      {c10::DispatchKey::FuncTorchBatched,
-       c10::DispatchKey::FuncTorchGradWrapper});
-  if (x.key_set().has_any(kTransforms)) {
+  if (is_transformed(x)) {
     return "a transform of torch.func (vmap, grad) is at work";
   }
   if (!has_kernels(x.device())) {
@@ -110,6 +107,13 @@ std::string tensor_refusal(const at::Tensor& x) {
 }
 
 }  // namespace
+
+bool is_transformed(const at::Tensor& x) {
+  constexpr c10::DispatchKeySet kTransforms(
+      {c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::FuncTorchGradWrapper});
+  return x.key_set().has_any(kTransforms);
+}
 
 std::string kernel_refusal(c10::ArrayRef<const at::Tensor*> tensors,
                            at::ScalarType query_dtype) {

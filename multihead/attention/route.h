@@ -23,6 +23,9 @@ inline constexpr auto* kAskedForExact =
 std::string kernel_refusal(c10::ArrayRef<const at::Tensor*> tensors,
                            at::ScalarType query_dtype);
 
+/// Whether a transform of torch.func (vmap, grad, jvp, ...) looks at x.
+bool is_transformed(const at::Tensor& x);
+
 /// The route of a call that the kernels refuse for `reason`, if there is one:
 /// then it goes `otherwise`.
 Route route_unless(std::string reason, Way otherwise);

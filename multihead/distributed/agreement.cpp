@@ -12,18 +12,45 @@
 namespace multihead::distributed {
 namespace {
 
+// How a word reads in an error.
+using InWords = std::string (*)(int64_t);
+
+std::string number(int64_t word) { return std::to_string(word); }
+std::string yes_or_no(int64_t word) { return word != 0 ? "true" : "false"; }
+std::string other_values(int64_t /*word*/) { return "others"; }
+std::string real(int64_t word) {
+  return word == -1 ? "none" : c10::str(std::bit_cast<double>(word));
+}
+std::string dtype(int64_t word) {
+  return c10::toString(static_cast<at::ScalarType>(word));
+}
+std::string method(int64_t word) {
+  return static_cast<Method>(word) == Method::kRing ? "the ring" : "Ulysses";
+}
+std::string order_of_tokens(int64_t word) {
+  return static_cast<TokenOrder>(word) == TokenOrder::kContiguous
+             ? "\"contiguous\""
+             : "\"head_tail\"";
+}
+std::string alignment_of_masks(int64_t word) {
+  return static_cast<CausalAlignment>(word) == CausalAlignment::kTopLeft
+             ? "\"top_left\""
+             : "\"bottom_right\"";
+}
+
 // What one process says, in the order in which it is sent. All give as many
 // words, whatever their arguments.
 class Statement {
  public:
   /// `name` must be the same everywhere.
-  void same(std::string name, int64_t word) {
-    names_.push_back(std::move(name));
+  void same(const char* name, int64_t word, InWords in_words = &number) {
+    names_.push_back(name);
     words_.push_back(word);
+    in_words_.push_back(in_words);
   }
   /// This may differ. Returns where it stands.
   size_t own(int64_t word) {
-    same({}, word);
+    same("", word);
     return words_.size() - 1;
   }
 
@@ -36,23 +63,16 @@ class Statement {
       for (size_t r = 1; r < all.size(); ++r) {
         TORCH_CHECK(all[r][i] == all[0][i], fn, ": ", names_[i],
                     " must be the same on all processes, got ",
-                    in_words(i, all[0][i]), " on process 0 and ",
-                    in_words(i, all[r][i]), " on process ", r);
+                    in_words_[i](all[0][i]), " on process 0 and ",
+                    in_words_[i](all[r][i]), " on process ", r);
       }
     }
   }
 
  private:
-  std::string in_words(size_t i, int64_t word) const {
-    if (names_[i].find("the values") == 0) return "others";
-    if (names_[i].find("dtype") != std::string::npos) {
-      return c10::toString(static_cast<at::ScalarType>(word));
-    }
-    return std::to_string(word);
-  }
-
   std::vector<std::string> names_;
   std::vector<int64_t> words_;
+  std::vector<InWords> in_words_;
 };
 
 // FNV-1a of the bytes; 0 where there is no tensor.
@@ -87,38 +107,43 @@ struct Own {
   size_t query_length, key_length, seed, mask;
 };
 
-Own state(Statement& all, TokenOrder order, Method method, const OwnRows& rows,
+Own state(Statement& all, TokenOrder order, Method used, const OwnRows& rows,
           const AttentionOptions& options, const Bounds& bounds,
           const std::optional<at::Tensor>& dropout_state) {
   const auto& [query, key, value] = rows;
   const auto& [attn_mask, dropout_p, is_causal, scale, enable_gqa, alignment,
                query_offset, window, key_lengths, key_mask, softcap,
                alibi_slopes, sinks] = options;
-  all.same("the method", static_cast<int64_t>(method));
-  all.same("order", static_cast<int64_t>(order));
-  all.same("the dtype of query", static_cast<int64_t>(query.scalar_type()));
+  all.same("the method", static_cast<int64_t>(used), &method);
+  all.same("order", static_cast<int64_t>(order), &order_of_tokens);
+  all.same("the dtype of query", static_cast<int64_t>(query.scalar_type()),
+           &dtype);
   all.same("the number of batch rows", query.size(0));
   all.same("the number of query heads", query.size(1));
   all.same("the width of query", query.size(3));
   all.same("the number of key heads", key.size(1));
   all.same("the width of value", value.size(3));
-  all.same("is_causal", is_causal);
-  all.same("the bits of dropout_p", bits_of(dropout_p));
-  all.same("the bits of scale", bits_of(scale));
-  all.same("the bits of softcap", bits_of(softcap));
-  all.same("causal_alignment", static_cast<int64_t>(alignment));
-  all.same("enable_gqa", enable_gqa);
-  all.same("whether there is a window", window.has_value());
+  all.same("is_causal", is_causal, &yes_or_no);
+  all.same("dropout_p", bits_of(dropout_p), &real);
+  all.same("scale", bits_of(scale), &real);
+  all.same("softcap", bits_of(softcap), &real);
+  all.same("causal_alignment", static_cast<int64_t>(alignment),
+           &alignment_of_masks);
+  all.same("enable_gqa", enable_gqa, &yes_or_no);
+  all.same("whether there is a window", window.has_value(), &yes_or_no);
   all.same("the left side of window", window ? (*window)[0] : -1);
   all.same("the right side of window", window ? (*window)[1] : -1);
-  all.same("whether there is an attn_mask", attn_mask.defined());
-  all.same("whether there is a key_mask", key_mask.defined());
-  all.same("the values of cu_seqlens_q", digest(bounds.cu_seqlens_q));
-  all.same("the values of cu_seqlens_k", digest(bounds.cu_seqlens_k));
-  all.same("the values of query_offset", digest(query_offset));
-  all.same("the values of key_lengths", digest(key_lengths));
-  all.same("the values of alibi_slopes", digest(alibi_slopes));
-  all.same("the values of sinks", digest(sinks));
+  all.same("whether there is an attn_mask", attn_mask.defined(), &yes_or_no);
+  all.same("whether there is a key_mask", key_mask.defined(), &yes_or_no);
+  const auto same_values = [&](const char* name, const at::Tensor& x) {
+    all.same(name, digest(x), &other_values);
+  };
+  same_values("the values of cu_seqlens_q", bounds.cu_seqlens_q);
+  same_values("the values of cu_seqlens_k", bounds.cu_seqlens_k);
+  same_values("the values of query_offset", query_offset);
+  same_values("the values of key_lengths", key_lengths);
+  same_values("the values of alibi_slopes", alibi_slopes);
+  same_values("the values of sinks", sinks);
   Own own{};
   own.query_length = all.own(query.size(2));
   own.key_length = all.own(key.size(2));

@@ -7,7 +7,9 @@
 
 #include "multihead/attention/call.h"
 #include "multihead/attention/checks.h"
+#include "multihead/attention/fields.h"
 #include "multihead/attention/provider.h"
+#include "multihead/attention/route.h"
 #include "multihead/install/overrides.h"
 #include "multihead/optional_tensor.h"
 
@@ -28,7 +30,20 @@ bool is_traced(const Tensor& x) {
   return x.is_meta() || x.key_set().has(c10::DispatchKey::Python);
 }
 
+// Their derivatives would be of this process alone, or none at all.
+void check_not_transformed(Method method, const OwnCall& call) {
+  const auto check = [&](const Tensor& x) {
+    TORCH_CHECK(!x.defined() || !is_transformed(x), name_of(method),
+                ": tensors must be ordinary ones, one is in a transform of "
+                "torch.func (vmap, grad, jvp)");
+  };
+  for (const Tensor* x : {&call.query, &call.key, &call.value}) check(*x);
+  fields::for_each_tensor(call.options,
+                          [&](const auto&, const Tensor& x) { check(x); });
+}
+
 Results run(Method method, const OwnCall& call, const Location& location) {
+  check_not_transformed(method, call);
   if (method == Method::kRing) return distributed::ring(call, location);
   TORCH_CHECK(!is_traced(call.query), name_of(method),
               ": it cannot be part of a graph, because how many tokens other "

@@ -21,6 +21,11 @@ auto named(const char* function, const std::string& what, const F& f) {
   }
 }
 
+// A view of dense memory.
+at::Tensor as_bytes(const at::Tensor& x) {
+  return x.view({-1}).view(at::kByte);
+}
+
 }  // namespace
 
 Group::Group(const char* function, std::string_view name)
@@ -41,20 +46,22 @@ std::vector<at::Tensor> Group::all_gather(const at::Tensor& x) const {
   return output[0];
 }
 
-std::vector<at::Tensor> Group::all_to_all(
-    const std::vector<at::Tensor>& parts,
-    const std::vector<std::vector<int64_t>>& sizes) const {
+std::vector<std::vector<at::Tensor>> Group::all_to_all(
+    const std::vector<std::vector<at::Tensor>>& parts,
+    const std::vector<std::vector<std::vector<int64_t>>>& sizes) const {
   // As bytes in one piece of memory, which every backend takes.
   std::vector<at::Tensor> bytes;
   std::vector<int64_t> sent_bytes, received_bytes;
-  for (const at::Tensor& part : parts) {
-    bytes.push_back(part.contiguous().view({-1}).view(at::kByte));
-    sent_bytes.push_back(bytes.back().numel());
-  }
-  const auto dtype = parts[0].scalar_type();
-  const auto item_size = static_cast<int64_t>(c10::elementSize(dtype));
-  for (const auto& each : sizes) {
-    received_bytes.push_back(c10::multiply_integers(each) * item_size);
+  std::vector<std::vector<at::Tensor>> results(parts.size());
+  for (size_t r = 0; r < parts.size(); ++r) {
+    sent_bytes.push_back(0);
+    received_bytes.push_back(0);
+    for (size_t i = 0; i < parts[r].size(); ++i) {
+      bytes.push_back(as_bytes(parts[r][i].contiguous()));
+      sent_bytes[r] += bytes.back().numel();
+      results[r].push_back(at::empty(sizes[r][i], parts[r][i].options()));
+      received_bytes[r] += static_cast<int64_t>(results[r][i].nbytes());
+    }
   }
   at::Tensor sent = at::cat(bytes);
   at::Tensor received =
@@ -70,9 +77,14 @@ std::vector<at::Tensor> Group::all_to_all(
         "the processes of the group did not all exchange with process " +
             std::to_string(rank_),
         exchange);
-  std::vector<at::Tensor> results = received.split_with_sizes(received_bytes);
-  for (size_t r = 0; r < results.size(); ++r) {
-    results[r] = results[r].view(dtype).view(sizes[r]);
+  // Copied: in their midst tensors of several dtypes are not aligned.
+  int64_t first = 0;
+  for (const auto& of_process : results) {
+    for (const at::Tensor& result : of_process) {
+      const auto size = static_cast<int64_t>(result.nbytes());
+      as_bytes(result).copy_(received.narrow(0, first, size));
+      first += size;
+    }
   }
   return results;
 }

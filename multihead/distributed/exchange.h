@@ -31,11 +31,12 @@ class Group {
   /// Those of every process, which all have the same shape.
   std::vector<at::Tensor> all_gather(const at::Tensor& x) const;
 
-  /// Gives parts[r] to process r. Returns what each process gives to this one:
-  /// of the dtype of parts, dense, of sizes[r].
-  std::vector<at::Tensor> all_to_all(
-      const std::vector<at::Tensor>& parts,
-      const std::vector<std::vector<int64_t>>& sizes) const;
+  /// Gives the tensors parts[r] to process r, all in one exchange. Returns what
+  /// each process gives to this one: dense, of sizes[r], of the dtypes of
+  /// parts, which are the same for every process.
+  std::vector<std::vector<at::Tensor>> all_to_all(
+      const std::vector<std::vector<at::Tensor>>& parts,
+      const std::vector<std::vector<std::vector<int64_t>>>& sizes) const;
 
  private:
   friend class Shift;

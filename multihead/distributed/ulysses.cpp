@@ -2,14 +2,14 @@
 //
 // Attention by heads over a sequence that lies on W processes by tokens. One
 // exchange gives each process all tokens of H/W heads, the kernels compute
-// those as one process would, to the bit, and another exchange brings the
-// output back to its tokens.
+// those as one process would, to the bit, and another exchange brings output
+// and logsumexp back to their tokens.
 // Source: "DeepSpeed Ulysses: System Optimizations for Enabling Training of
 // Extreme Long Sequence Transformer Models".
 //
-// Sent per process, in elements: (W − 1)/W · (|Q| + |K| + |V| + |O|) forward,
-// and as much again for their gradients. Whatever the rules hide, all processes
-// have the same work.
+// Sent per process, in elements: (W − 1)/W · (|Q| + |K| + |V| + |O| + |lse|)
+// forward, and as much again for their gradients. Whatever the rules hide, all
+// processes have the same work.
 #include "multihead/distributed/ulysses.h"
 
 #include <ATen/ops/cat.h>
@@ -45,55 +45,108 @@ Tensor own_tokens(const Tensor& all, const std::vector<Span>& spans) {
   return at::cat(pieces, 2);
 }
 
-Tensor tokens_to_heads(const Tensor& x, std::string_view group_name,
-                       std::string_view order_name, at::IntArrayRef tokens) {
+// Those of one of several tensors.
+Lengths of_tensor(at::IntArrayRef lengths, size_t tensor, const Group& group) {
+  const auto processes = static_cast<size_t>(group.size());
+  return lengths.slice(tensor * processes, processes).vec();
+}
+
+std::vector<Tensor> tokens_to_heads(at::TensorList tensors,
+                                    std::string_view group_name,
+                                    std::string_view order_name,
+                                    at::IntArrayRef tokens) {
   const Group group(kUlysses, group_name);
   const TokenOrder order = token_order_from_name(order_name);
-  const Lengths lengths = tokens.vec();
-  const int64_t heads = x.size(1) / group.size();
-  std::vector<Tensor> parts;
-  std::vector<std::vector<int64_t>> sizes;
-  for (int r = 0; r < group.size(); ++r) {
-    parts.push_back(x.narrow(1, r * heads, heads));
-    sizes.push_back(with(x, heads, lengths[r]));
-  }
-  const auto received = group.all_to_all(parts, sizes);
-  Tensor all = at::empty(with(x, heads, total(lengths)), x.options());
-  for (int r = 0; r < group.size(); ++r) {
-    for (const Span& span : spans_of(order, lengths, r)) {
-      all.narrow(2, span.position, span.length)
-          .copy_(received[r].narrow(2, span.row, span.length));
+  std::vector<std::vector<Tensor>> parts(group.size());
+  std::vector<std::vector<std::vector<int64_t>>> sizes(group.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& x = tensors[i];
+    const int64_t heads = x.size(1) / group.size();
+    const Lengths lengths = of_tensor(tokens, i, group);
+    for (int r = 0; r < group.size(); ++r) {
+      parts[r].push_back(x.narrow(1, r * heads, heads));
+      sizes[r].push_back(with(x, heads, lengths[r]));
     }
   }
-  return all;
+  const auto received = group.all_to_all(parts, sizes);
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Lengths lengths = of_tensor(tokens, i, group);
+    const Tensor all =
+        at::empty(with(received[0][i], received[0][i].size(1), total(lengths)),
+                  tensors[i].options());
+    for (int r = 0; r < group.size(); ++r) {
+      for (const Span& span : spans_of(order, lengths, r)) {
+        all.narrow(2, span.position, span.length)
+            .copy_(received[r][i].narrow(2, span.row, span.length));
+      }
+    }
+    results.push_back(all);
+  }
+  return results;
 }
 
-Tensor heads_to_tokens(const Tensor& x, std::string_view group_name,
-                       std::string_view order_name, at::IntArrayRef tokens) {
+std::vector<Tensor> heads_to_tokens(at::TensorList tensors,
+                                    std::string_view group_name,
+                                    std::string_view order_name,
+                                    at::IntArrayRef tokens) {
   const Group group(kUlysses, group_name);
   const TokenOrder order = token_order_from_name(order_name);
-  const Lengths lengths = tokens.vec();
-  std::vector<Tensor> parts;
-  for (int r = 0; r < group.size(); ++r) {
-    parts.push_back(own_tokens(x, spans_of(order, lengths, r)));
+  std::vector<std::vector<Tensor>> parts(group.size());
+  std::vector<std::vector<std::vector<int64_t>>> sizes(group.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& x = tensors[i];
+    const Lengths lengths = of_tensor(tokens, i, group);
+    for (int r = 0; r < group.size(); ++r) {
+      parts[r].push_back(own_tokens(x, spans_of(order, lengths, r)));
+      sizes[r].push_back(with(x, x.size(1), lengths[group.rank()]));
+    }
   }
-  const std::vector sizes(parts.size(),
-                          with(x, x.size(1), lengths[group.rank()]));
-  return at::cat(group.all_to_all(parts, sizes), 1);
+  const auto received = group.all_to_all(parts, sizes);
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::vector<Tensor> heads;
+    for (const auto& of_process : received) heads.push_back(of_process[i]);
+    results.push_back(at::cat(heads, 1));
+  }
+  return results;
 }
 
-Tensor tokens_to_heads_meta(const Tensor& x, std::string_view group_name,
-                            std::string_view /*order*/,
-                            at::IntArrayRef tokens) {
+std::vector<Tensor> tokens_to_heads_meta(at::TensorList tensors,
+                                         std::string_view group_name,
+                                         std::string_view /*order*/,
+                                         at::IntArrayRef tokens) {
   const Group group(kUlysses, group_name);
-  return x.new_empty(with(x, x.size(1) / group.size(), total(tokens.vec())));
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& x = tensors[i];
+    results.push_back(x.new_empty(
+        with(x, x.size(1) / group.size(), total(of_tensor(tokens, i, group)))));
+  }
+  return results;
 }
 
-Tensor heads_to_tokens_meta(const Tensor& x, std::string_view group_name,
-                            std::string_view /*order*/,
-                            at::IntArrayRef tokens) {
+std::vector<Tensor> heads_to_tokens_meta(at::TensorList tensors,
+                                         std::string_view group_name,
+                                         std::string_view /*order*/,
+                                         at::IntArrayRef tokens) {
   const Group group(kUlysses, group_name);
-  return x.new_empty(with(x, x.size(1) * group.size(), tokens[group.rank()]));
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& x = tensors[i];
+    results.push_back(
+        x.new_empty(with(x, x.size(1) * group.size(),
+                         of_tensor(tokens, i, group)[group.rank()])));
+  }
+  return results;
+}
+
+Lengths joined(std::initializer_list<const Lengths*> parts) {
+  Lengths all;
+  for (const Lengths* each : parts) {
+    all.insert(all.end(), each->begin(), each->end());
+  }
+  return all;
 }
 
 // The options of a call with heads `first` and following, `count` of them.
@@ -113,13 +166,11 @@ std::tuple<Tensor, Tensor> ulysses(const OwnCall& call,
   const Group group(kUlysses, location.group);
   const Places places = agree_on(group, location.order, Method::kUlysses, call);
   check_of_all(call, places);
-  const auto to_heads = [&](const Tensor& x, const Lengths& lengths) {
-    return exchange<TokensToHeads>(x, location.group, location.order_name(),
-                                   lengths);
-  };
-  const Tensor q = to_heads(query, places.query_lengths),
-               k = to_heads(key, places.key_lengths),
-               v = to_heads(value, places.key_lengths);
+  const Lengths &queries = places.query_lengths, &keys = places.key_lengths;
+  const auto inputs = exchange<TokensToHeads>(
+      {query, key, value}, location.group, location.order_name(),
+      joined({&queries, &keys, &keys}));
+  const Tensor &q = inputs[0], &k = inputs[1], &v = inputs[2];
   const int64_t heads = q.size(1), first = group.rank() * heads;
   AttentionOptions own = of_heads(options, first, heads);
   own.key_mask = mask_of_all_keys(group, location.order, places.key_lengths,
@@ -145,11 +196,10 @@ std::tuple<Tensor, Tensor> ulysses(const OwnCall& call,
     std::tie(out, logsumexp) =
         call::run<call::FusedAttention>(q, k, v, own, own_state);
   }
-  const auto to_tokens = [&](const Tensor& x) {
-    return exchange<HeadsToTokens>(x, location.group, location.order_name(),
-                                   places.query_lengths);
-  };
-  return {to_tokens(out), to_tokens(logsumexp.unsqueeze(-1)).squeeze(-1)};
+  const auto results = exchange<HeadsToTokens>(
+      {out, logsumexp.unsqueeze(-1)}, location.group, location.order_name(),
+      joined({&queries, &queries}));
+  return {results[0], results[1].squeeze(-1)};
 }
 
 TORCH_LIBRARY_IMPL(multihead, CPU, m) {

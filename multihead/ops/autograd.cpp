@@ -405,35 +405,39 @@ class FusedRing : public torch::autograd::Function<FusedRing> {
   }
 };
 
-// Numbers that change their places: the derivative is the way back.
+// Numbers that change their places: the derivative is the way back, of all
+// tensors together, whichever of them have one.
 template <class There, class Back>
 class Exchange : public torch::autograd::Function<Exchange<There, Back>> {
  public:
-  static Tensor forward(AutogradContext* context, const Tensor& x,
-                        const std::string& group, const std::string& order,
-                        const std::vector<int64_t>& lengths) {
+  static variable_list forward(AutogradContext* context,
+                               const at::TensorList& tensors,
+                               const std::string& group,
+                               const std::string& order,
+                               const std::vector<int64_t>& lengths) {
     context->saved_data["group"] = group;
     context->saved_data["order"] = order;
     context->saved_data["lengths"] = lengths;
     const at::AutoDispatchBelowADInplaceOrView past_autograd;
-    return distributed::exchange<There>(x, group, order, lengths);
+    return distributed::exchange<There>(tensors, group, order, lengths);
   }
 
   static variable_list backward(AutogradContext* context,
                                 const variable_list& gradients) {
     auto& saved = context->saved_data;
-    return {distributed::exchange<Back>(
-                gradients[0], saved["group"].toStringRef(),
-                saved["order"].toStringRef(), saved["lengths"].toIntVector()),
-            Tensor(), Tensor(), Tensor()};
+    variable_list results = distributed::exchange<Back>(
+        gradients, saved["group"].toStringRef(), saved["order"].toStringRef(),
+        saved["lengths"].toIntVector());
+    results.resize(gradients.size() + 3);  // names and lengths have none
+    return results;
   }
 };
 
 template <class There, class Back>
-Tensor exchange(const Tensor& x, std::string_view group, std::string_view order,
-                at::IntArrayRef lengths) {
-  return Exchange<There, Back>::apply(x, std::string(group), std::string(order),
-                                      lengths.vec());
+std::vector<Tensor> exchange(at::TensorList tensors, std::string_view group,
+                             std::string_view order, at::IntArrayRef lengths) {
+  return Exchange<There, Back>::apply(tensors, std::string(group),
+                                      std::string(order), lengths.vec());
 }
 
 // Options: the fields of AttentionOptions, as the dispatcher has them.

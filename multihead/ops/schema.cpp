@@ -131,10 +131,12 @@ void define_distributed(torch::Library& m, const Tags& tags) {
         "-> (Tensor out, Tensor? logsumexp)";
     m.def(schema.c_str(), tags);
   }
-  // lengths: how many tokens each process has (distributed/ulysses.h).
+  // lengths: how many tokens each process has, for each tensor
+  // (distributed/ulysses.h).
   for (const std::string name : {"tokens_to_heads", "heads_to_tokens"}) {
     const std::string schema =
-        name + "(Tensor x, str group, str order, int[] lengths) -> Tensor";
+        name +
+        "(Tensor[] tensors, str group, str order, int[] lengths) -> Tensor[]";
     m.def(schema.c_str(), tags);
   }
   m.def(

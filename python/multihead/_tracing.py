@@ -63,7 +63,7 @@ def change(to: bool) -> None:
     """
     global installed
     if DispatchKey.AutogradCPU not in _ATTENTION.py_kernels:
-        _ATTENTION.py_impl(DispatchKey.AutogradCPU)(_trace)
+        _ATTENTION.py_impl(DispatchKey.AutogradCPU)(attention)
         _forget_what_has_no_guard()
     # Python keeps for each key the kernel that it has once found, for tracing.
     _ATTENTION._dispatch_cache.clear()
@@ -83,7 +83,7 @@ def compile_lock() -> contextlib.AbstractContextManager[Any]:
     return getattr(converter, "compile_lock", contextlib.nullcontext())
 
 
-def _trace(*args: Any, **kwargs: Any) -> Any:
+def attention(*args: Any, **kwargs: Any) -> Any:
     """PyTorch's function where Python dispatches, which is where graphs are traced."""
     if "torch._dynamo.symbolic_convert" in sys.modules:
         _guard()

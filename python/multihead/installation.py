@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -75,6 +76,8 @@ def is_installed() -> bool:
 
 
 def _change(operator: Callable[[], None]) -> None:
+    if "torch.distributed.tensor" in sys.modules:
+        from . import distributed  # noqa: F401  (registers the operators for DTensors)
     with _changing, _tracing.compile_lock():
         operator()
         if is_installed() != _tracing.installed:

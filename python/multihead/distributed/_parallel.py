@@ -290,11 +290,13 @@ def _projected(module: Any, inputs: list[DTensor]) -> list[Tensor]:
     if packed is None:
         weights = [weight.to_local() for weight in separate]
         if bias is not None:
-            biases = _own_rows(bias.unsqueeze(1), module).squeeze(1).chunk(3)
+            column = bias.to_local().unsqueeze(1)
+            biases = _own_rows(column, module).squeeze(1).chunk(3)
     elif bias is None:
-        weights = _own_rows(packed, module).chunk(3)
+        weights = _own_rows(packed.to_local(), module).chunk(3)
     else:
-        both = _own_rows(torch.cat((packed, bias.unsqueeze(1)), 1), module).chunk(3)
+        held = torch.cat((packed.to_local(), bias.to_local().unsqueeze(1)), 1)
+        both = _own_rows(held, module).chunk(3)
         weights = [rows[:, :-1] for rows in both]
         biases = [rows[:, -1] for rows in both]
     of = {id(x): _local(x) for x in inputs}
@@ -304,14 +306,13 @@ def _projected(module: Any, inputs: list[DTensor]) -> list[Tensor]:
     ]
 
 
-def _own_rows(packed: Any, module: Any) -> Tensor:
-    """The rows of this process' heads of q, of k and of v: (3·E, …) → (3·E / n, …).
+def _own_rows(own: Tensor, module: Any) -> Tensor:
+    """The rows of this process' heads of q, of k and of v, (3·E / n, …).
 
-    packed: a DTensor, Shard(0), so that each process has contiguous rows, which it
-    sends to those whose heads they belong to.
+    own: this process' share of the 3·E rows, contiguous ones, which it sends to those
+    whose heads they belong to.
     """
     mesh: DeviceMesh = module._mesh
-    own = packed.to_local()
     ranks, rank = mesh.size(), mesh.get_local_rank()
     place = (module.embed_dim, ranks)
     sent = [_held_for(*place, rank, other) for other in range(ranks)]

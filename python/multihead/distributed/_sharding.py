@@ -64,6 +64,20 @@ _RULES: dict[OpOverload, tuple[dict[str, str], tuple[str, ...]]] = {
     _ops.fused_varlen_attention_backward.default: (_VARLEN_ARGUMENTS, _GRADIENTS),
 }
 
+# They consist of others. PyTorch sees through them itself, but not in inference mode.
+_COMPOSITES: tuple[OpOverload, ...] = (
+    _ops.scaled_dot_product_attention.default,
+    _ops.scaled_dot_product_attention.plain,
+    _ops.varlen_attention.default,
+    _ops.attention_summary.default,
+    _ops.merge_attention.default,
+    _ops.multi_head_attention_forward.default,
+    _ops.grouped_query_attention_forward.default,
+    _ops.projected_attention_forward.default,
+    _ops.pool_heads.default,
+    _ops.repeat_heads.default,
+)
+
 
 def register() -> None:
     """From here on the operators take DTensors, sharded over batch rows or heads.
@@ -75,11 +89,15 @@ def register() -> None:
     use context_parallel() for sequences too long for one process. Registering twice is
     registering once.
 
-    Importing multihead.distributed does this, and so does the first call with a DTensor.
+    Importing multihead.distributed does this; so do multihead.install() where PyTorch's
+    DTensors are in use, and the first call with one.
     """
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     for operator in _RULES:
         handlers[operator] = _on_shares
+    for operator in _COMPOSITES:
+        handlers[operator] = _by_its_parts
+    handlers[torch.ops.aten.scaled_dot_product_attention.default] = _pytorchs
     if DTensor not in _tracing.known_tensors:
         _tracing.known_tensors = (*_tracing.known_tensors, DTensor)
 
@@ -119,7 +137,10 @@ class _Call:
             if not isinstance(placement, Shard):
                 continue
             axis = self.axes(name, x.dim())[placement.dim]
-            if axis == "B" or (axis == "H" and self._heads_divide(mesh_dim)):
+            # One row, of which all but one process have nothing, is everybody's.
+            if axis == "B" and x.shape[placement.dim] > 1:
+                return axis
+            if axis == "H" and self._heads_divide(mesh_dim):
                 return axis
         return "."
 
@@ -253,3 +274,14 @@ def _on_shares(
     return tuple(
         call.result(rule, x) for rule, x in zip(call.results, results, strict=True)
     )
+
+
+def _by_its_parts(
+    operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    return operator.decompose(*args, **kwargs)
+
+
+def _pytorchs(_: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """PyTorch's function by its parts, or on the kernels where that is installed."""
+    return _tracing.attention(*args, **kwargs)

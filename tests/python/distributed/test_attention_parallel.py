@@ -106,6 +106,19 @@ def test_a_causal_bias_and_the_exact_path(world, kind):
 
 @on_ranks(2)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_inference_mode(world, kind, bias):
+    alone, shared = (layer(kind, bias=bias).eval() for _ in range(2))
+    parallel(shared, world)
+    given = inputs(alone)
+    with torch.inference_mode():
+        for options in ({}, dict(need_weights=False)):
+            expected = alone(*given, **options)
+            torch.testing.assert_close(shared(*given, **options), expected, **CLOSE)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("kind", KINDS)
 def test_compiled(world, kind):
     """In one graph, forward and backward, with the bits of the module as it is."""
     module = parallel(layer(kind, dropout=0.3), world)

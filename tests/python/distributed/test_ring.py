@@ -358,29 +358,39 @@ def test_what_one_process_refuses_ends_the_call_of_all(rank, world):
     )
 
 
+# What differs: on process 0, on process 1; how the error goes on.
 DIFFERENT = {
-    "is_causal": "is_causal must be the same on all processes, got 1 on process 0 and 0",
-    "scale": "the bits of scale must be the same",
-    "order": "order must be the same",
-    "sinks": "the values of sinks must be the same",
-    "key_lengths": "the values of key_lengths must be the same",
-    "window": "the left side of window must be the same .* got 1 .* and 2",
+    "is_causal": (True, False, "got true on process 0 and false"),
+    "dropout_p": (0.5, 0.25, "got 0.5 on process 0 and 0.25"),
+    "scale": (None, 2.0, "got none on process 0 and 2"),
+    "softcap": (3.5, None, "got 3.5 on process 0 and none"),
+    "order": (*ORDERS, 'got "contiguous" on process 0 and "head_tail"'),
+    "causal_alignment": ("top_left", "bottom_right", 'got "top_left" .* and "bot'),
+    "sinks": (torch.zeros(2), torch.ones(2), "got others"),
+    "key_lengths": (torch.tensor([3]), torch.tensor([4]), "got others"),
+    "window": ([1, 1], [2, 1], "got 1 on process 0 and 2"),
+    "attn_mask": (None, torch.ones(4, 8), "got false on process 0 and true"),
+    "key_mask": (None, torch.ones(1, 4).bool(), "got false on process 0 and true"),
+}
+NAMES = {
+    "sinks": "the values of sinks",
+    "key_lengths": "the values of key_lengths",
+    "window": "the left side of window",
+    "attn_mask": "whether there is an attn_mask",
+    "key_mask": "whether there is a key_mask",
 }
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_rules_that_differ_are_refused_everywhere(rank, world, name):
+def test_rules_that_differ_are_refused_everywhere(rank, world):
     x = torch.randn(1, 2, 4, 8)
-    options = {
-        "is_causal": (True, False),
-        "scale": (1.0, 2.0),
-        "order": ORDERS,
-        "sinks": (torch.zeros(2), torch.ones(2)),
-        "key_lengths": (torch.tensor([3]), torch.tensor([4])),
-        "window": ([1, 1], [2, 1]),
-    }[name]
-    refused(rank, RuntimeError, DIFFERENT[name], x, x, x, **{name: options[rank]})
+    for name, (*options, words) in DIFFERENT.items():
+        words = f": {NAMES.get(name, name)} must be the same on all processes, {words}"
+        refused(rank, RuntimeError, words, x, x, x, **{name: options[rank]})
+    group = dist.group.WORLD.group_name
+    attend = (ops.ring_attention, ops.ulysses_attention)[rank]
+    with pytest.raises(RuntimeError, match="the method .* got the ring .* and Ulysses"):
+        attend(x, x, x, group=group)
 
 
 @on_ranks(2)
@@ -409,6 +419,39 @@ def test_other_errors(rank, world):
         ops.ring_attention(x, x, x, key_mask=torch.ones(1, 4), group="0")
 
 
+@on_ranks(2)
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_transforms_are_refused(rank, world, name):
+    """They would find a tangent of 0, or memory that is not there."""
+    x = torch.randn(1, 2, 4, 8)
+    attend, group = getattr(ops, name), dist.group.WORLD.group_name
+
+    def out(query, **options):
+        return attend(query, x, x, group=group, **options)[0]
+
+    def of_sinks(sinks):
+        return out(x, sinks=sinks).sum()
+
+    text = f"{name}: tensors must be ordinary ones, one is in a transform of torch.func"
+    for call in (
+        lambda: torch.func.jvp(out, (x,), (x,)),
+        lambda: torch.func.grad(lambda query: out(query).sum())(x),
+        lambda: torch.vmap(out)(torch.stack((x, x))),
+        lambda: torch.func.grad(of_sinks)(torch.zeros(2)),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            call()
+
+
+@on_ranks(2)
+def test_second_derivatives_are_refused(rank, world):
+    x = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out, _ = ops.ring_attention(x, x, x, group=dist.group.WORLD.group_name)
+    (slope,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="fused_ring_attention_backward is not impl"):
+        slope.sum().backward()
+
+
 @on_ranks(4, timeout=40, dies=(2,))
 @pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
 def test_a_process_that_dies_is_named(rank, world, name):
@@ -424,6 +467,31 @@ def test_a_process_that_dies_is_named(rank, world, name):
         for _ in range(100):
             attend(x, x, x, group=group)
     assert time.monotonic() - start < 30
+
+
+@on_ranks(4, timeout=40, dies=(1,))
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_a_process_that_dies_before_backward_is_named(rank, world, name):
+    x = torch.randn(1, 4, 64, 8, requires_grad=True)
+    out, _ = getattr(ops, name)(x, x, x, group=dist.group.WORLD.group_name)
+    if rank == 1:
+        os._exit(1)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"{name}: .*process"):
+        out.sum().backward()
+    assert time.monotonic() - start < 30
+
+
+@on_ranks(2, timeout=40)
+@pytest.mark.parametrize("name", ["ring_attention", "ulysses_attention"])
+def test_a_process_without_backward_is_named(rank, world, name):
+    """Who waits for it gives up after the timeout of the group."""
+    x = torch.randn(1, 4, 64, 8, requires_grad=True)
+    out, _ = getattr(ops, name)(x, x, x, group=dist.group.WORLD.group_name)
+    if rank == 1:
+        return
+    with pytest.raises(RuntimeError, match=f"{name}: .*process"):
+        out.sum().backward()
 
 
 # --- Operators -----------------------------------------------------------------------
@@ -445,8 +513,16 @@ def test_opcheck(rank, world):
         (ops.fused_ring_attention.default, learned, rules),
         (ops.fused_ring_attention_backward.default, given, rules),
         (ops.ring_varlen_attention.default, documents, rules),
-        (ops.tokens_to_heads.default, (learned[0], group, "contiguous", [5]), {}),
-        (ops.heads_to_tokens.default, (learned[0], group, "contiguous", [5]), {}),
+        (
+            ops.tokens_to_heads.default,
+            ([learned[0], q.double()], group, "contiguous", [5, 5]),
+            {},
+        ),
+        (
+            ops.heads_to_tokens.default,
+            ([learned[0], q.double()], group, "contiguous", [5, 5]),
+            {},
+        ),
     ):
         checks = ("test_schema", "test_autograd_registration", "test_faketensor")
         torch.library.opcheck(*call, test_utils=checks)

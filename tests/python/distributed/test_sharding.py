@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The operators on DTensors: results and gradients of one process, to the bit."""
 
+import contextlib
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -140,6 +144,67 @@ def test_heads_that_do_not_divide_are_gathered(rank, world):
     assert torch.equal(out.to_local(), multihead.scaled_dot_product_attention(x, x, x))
 
 
+@on_ranks(2, 4)
+def test_one_row_is_gathered(rank, world):
+    """Of which all processes but one would have nothing."""
+    mesh = init_device_mesh("cpu", (world,))
+    given = [x[:1] for x in tensors()]
+    plain = run(given, CASES["causal"])
+    places = [Shard(0)], [Replicate()], [Shard(2)]
+    shared = [distributed(*x) for x in zip(given, [mesh] * 3, places, strict=True)]
+    got = run(shared, CASES["causal"])
+    assert_as_one(got, plain)
+    assert got[0].placements == (Replicate(),)
+    places = [Shard(0)], [Shard(1)], [Shard(0)]
+    shared = [distributed(*x) for x in zip(given, [mesh] * 3, places, strict=True)]
+    got = run(shared, CASES["causal"])
+    assert_as_one(got, plain)
+    assert got[0].placements == (Shard(1),)
+
+
+@on_ranks(2)
+def test_shares_that_are_to_be_summed(rank, world):
+    mesh = init_device_mesh("cpu", (world,))
+    q, k, v = tensors(torch.float64)
+    part = DTensor.from_local(q * (rank + 0.25) / 1.5, mesh, [Partial()])
+    shared = [part, *(distribute_tensor(x, mesh, [Shard(1)]) for x in (k, v))]
+    out = multihead.scaled_dot_product_attention(*shared, enable_gqa=True)
+    plain = multihead.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert out.placements == (Shard(1),)
+    torch.testing.assert_close(out.full_tensor(), plain, rtol=1e-13, atol=1e-14)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("installed", [True, False])
+def test_inference_mode(rank, world, installed):
+    """Where PyTorch hands on whole functions, they are shared out as elsewhere."""
+    mesh = init_device_mesh("cpu", (world,))
+    q, k, v = tensors()
+    shared = [distribute_tensor(x, mesh, [Shard(1)]) for x in (q, k, v)]
+    rows = [x[0, :, :LQ].transpose(0, 1) for x in (q, k, k)]
+    own = [distribute_tensor(x, mesh, [Shard(1)]) for x in rows]
+    starts = torch.tensor([0, 5, LQ])
+    where = multihead.installed() if installed else contextlib.nullcontext()
+
+    def results(tensors, documents):
+        yield multihead.scaled_dot_product_attention(*tensors, enable_gqa=True)
+        rules = dict(enable_gqa=True, softcap=3.0, return_lse=True)
+        yield from multihead.scaled_dot_product_attention(*tensors, **rules)
+        yield multihead.varlen_attention(*documents, starts, starts)
+        yield from multihead.attention_summary(*tensors[:2], 3, enable_gqa=True)
+        if installed:
+            yield F.scaled_dot_product_attention(*tensors, enable_gqa=True)
+
+    with torch.inference_mode(), where:
+        plain = list(results((q, k, v), rows))
+        multihead.reset_stats()
+        got = list(results(shared, own))
+        assert multihead.stats().calls("fused") == 4 + installed
+    for x, y in zip(got, plain, strict=True):
+        assert not isinstance(x.placements[0], Replicate)
+        assert torch.equal(x.full_tensor(), y)
+
+
 @on_ranks(2)
 def test_pytorchs_function(rank, world):
     """F.scaled_dot_product_attention, which has no rule on the CPU, with install()."""
@@ -218,3 +283,41 @@ def test_compiled(rank, world):
         results.append([x.grad.full_tensor() for x in leaves])
     for x, y in zip(*results, strict=True):
         assert torch.equal(x, y)
+
+
+# One process, which has never imported multihead.distributed.
+PROGRAM = """
+import sys
+import torch, multihead
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.randn(2, 4, 5, 8)
+shared = distribute_tensor(x, init_device_mesh("cpu", (1,)), [Shard(1)])
+if sys.argv[1] == "install":
+    multihead.install()
+    attention = torch.nn.functional.scaled_dot_product_attention
+else:
+    attention = multihead.scaled_dot_product_attention
+with torch.inference_mode(sys.argv[2] == "inference"):
+    out = attention(shared, shared, shared)
+    print(out.placements, torch.equal(out.to_local(), attention(x, x, x)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "mode"),
+    [("install", "inference"), ("install", "training"), ("function", "inference")],
+)
+def test_nobody_has_to_register(who, mode):
+    """install() does, where PyTorch's DTensors are in use, and so does a call with one."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, who, mode],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(Shard(dim=1),) True\n"

@@ -9,6 +9,7 @@ from rows import ORDERS, leaf, loss, rows_of
 from torch.distributed.device_mesh import init_device_mesh
 from whole_calls import CASES, SUMMED, cut, expected_here, run, whole_call
 
+import multihead
 from multihead.distributed import ulysses_attention, ulysses_varlen_attention
 
 ops = torch.ops.multihead
@@ -110,6 +111,35 @@ def test_second_derivatives(rank, world):
     got = second([x[:, :, rows] for x in whole], ulysses_attention)
     for x, y in zip(got, golden, strict=True):
         torch.testing.assert_close(x, y[:, :, rows], rtol=1e-12, atol=1e-13)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("learned", ["other inputs", "logsumexp of one"])
+def test_processes_that_need_other_gradients(rank, world, learned):
+    """Backward exchanges the same on all of them: nothing is taken for something else."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 6, 8, dtype=torch.double)
+    rows = slice(3 * rank, 3 * rank + 3)
+
+    def results(tensors, operator, used):
+        given = [leaf(x) for x in tensors]
+        if learned == "other inputs" and operator is ulysses_attention:
+            given = [x.requires_grad_(n == rank) for n, x in enumerate(given)]
+        out, lse = operator(*given, return_lse=True)
+        loss = out.sin().sum()
+        if learned == "logsumexp of one":
+            loss = loss + lse[..., used].sin().sum()
+        loss.backward()
+        return [x.grad for x in given if x.requires_grad]
+
+    golden = results((q, k, v), multihead.scaled_dot_product_attention, slice(3, 6))
+    golden = [x[:, :, rows] for x in golden]
+    if learned == "other inputs":
+        golden = [golden[rank]]
+    part = [x[:, :, rows] for x in (q, k, v)]
+    got = results(part, ulysses_attention, slice(0, 3 * rank))
+    for x, y in zip(got, golden, strict=True):
+        assert torch.equal(x, y)
 
 
 @on_ranks(2)
