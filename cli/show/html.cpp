@@ -94,6 +94,7 @@ Json to_json(const Item& item, const Picture& picture, Masks& masks) {
           {"keys", labels(item.keys)},
           {"signed", scale.is_signed()},
           {"high", scale.high()},
+          {"open", scale.is_open()},
           {"pooling", pooling(item.queries, item.keys)},
           {"remarks", item.remarks},
           {"panels", std::move(panels)}};

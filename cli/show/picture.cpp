@@ -85,6 +85,29 @@ Rgb xterm_colour(int number) {
 // The smallest difference that is coloured: smaller ones are rounding.
 constexpr double kVisible = 1e-3;
 
+// Of two weights that differ by less, neither is the greater.
+constexpr double kRounding = 1e-5;
+
+void widen(Extremes& extremes, const HeatMap& map, int row) {
+  for (int column = 0; column < map.columns; ++column) {
+    const double value = map.at(row, column);
+    if (!std::isfinite(value)) continue;
+    extremes.low = std::min(extremes.low, value);
+    extremes.high = std::max(extremes.high, value);
+  }
+}
+
+// Whether a row has one cell that the mask leaves to it, or, where no mask is
+// known, one with weight.
+bool has_one_cell(const HeatMap& map, int row) {
+  int open = 0, weighty = 0;
+  for (int column = 0; column < map.columns; ++column) {
+    open += !map.is_blocked(row, column);
+    weighty += map.at(row, column) != 0;
+  }
+  return open == 1 || weighty == 1;
+}
+
 // Which cell of the coarser axis each cell goes to.
 std::vector<int> destinations(const Coarsening& axis) {
   std::vector<int> to(axis.from.cells());
@@ -180,15 +203,13 @@ HeatMap pool(const HeatMap& map, const Coarsening& queries,
 }
 
 void widen(Extremes& extremes, const HeatMap& map) {
-  for (const float value : map.values) {
-    if (!std::isfinite(value)) continue;
-    extremes.low = std::min<double>(extremes.low, value);
-    extremes.high = std::max<double>(extremes.high, value);
-  }
+  for (int row = 0; row < map.rows; ++row) widen(extremes, map, row);
 }
 
-ColourScale::ColourScale(const Extremes& extremes, bool difference)
+ColourScale::ColourScale(const Extremes& extremes, bool difference,
+                         bool is_open)
     : signed_(difference || extremes.low < 0),
+      open_(is_open),
       high_(std::max(extremes.high, -extremes.low)) {
   if (high_ == 0) high_ = 1;
   if (difference) high_ = std::max(high_, kVisible);
@@ -259,9 +280,16 @@ bool has_blocked_cells(const Item& item) {
 }
 
 ColourScale scale_of(const Picture& picture, const Item& item) {
-  Extremes extremes;
-  for (const Panel& panel : item.panels) widen(extremes, panel.map);
-  return ColourScale(extremes, picture.difference);
+  Extremes all, free;
+  for (const Panel& panel : item.panels) {
+    widen(all, panel.map);
+    for (int row = 0; row < panel.map.rows; ++row)
+      if (!has_one_cell(panel.map, row)) widen(free, panel.map, row);
+  }
+  const bool bound = picture.difference || all.low < 0 || free.high == 0;
+  const Extremes& extremes = bound ? all : free;
+  return ColourScale(extremes, picture.difference,
+                     all.high > extremes.high * (1 + kRounding));
 }
 
 }  // namespace cli

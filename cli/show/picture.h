@@ -98,7 +98,8 @@ class ColourScale {
  public:
   /// Signed values, and every difference, are coloured away from 0 both ways;
   /// differences as small as rounding hardly at all.
-  explicit ColourScale(const Extremes& extremes, bool difference = false);
+  explicit ColourScale(const Extremes& extremes, bool difference = false,
+                       bool is_open = false);
 
   Rgb operator()(double value) const;
   /// How far along the map, 0 to 1, or -1 to 1 for signed values.
@@ -107,9 +108,11 @@ class ColourScale {
   double value(double share) const;
   bool is_signed() const { return signed_; }
   double high() const { return high_; }
+  /// Whether there are values above the greatest, which have its colour.
+  bool is_open() const { return open_; }
 
  private:
-  bool signed_;
+  bool signed_, open_;
   double high_;
 };
 
@@ -170,7 +173,10 @@ std::string shape_text(const std::vector<int64_t>& shape);
 
 bool has_blocked_cells(const Item& item);
 
-/// The colours of all panels of an item.
+/// The colours of all panels of an item. A query that sees one key gives it all
+/// it has, whatever the heads have learned: the first of a causal head, say.
+/// Such rows do not stretch the colours, or every causal picture would go up
+/// to 1.
 ColourScale scale_of(const Picture& picture, const Item& item);
 
 /// For the terminal, in lines of at most `width` columns.

@@ -278,8 +278,9 @@ class Drawing {
     draw_map(canvas, box, bar_of(scale_, kSteps), scale_);
     for (int i = 0; i <= 4; ++i) {
       const double share = from + (1 - from) * i / 4;
+      const bool open = i == 4 && scale_.is_open();
       canvas.write({box.x + kWidth * i / 4, legend_ + 24},
-                   percent(scale_.value(share)) + " %",
+                   (open ? "≥ " : "") + percent(scale_.value(share)) + " %",
                    {.size = 10, .tone = "dim", .anchor = Anchor::kMiddle});
     }
     double x = box.x + kWidth + 20;

@@ -389,7 +389,7 @@ class Page {
       return format("%.2g", scale_.value(share));
     };
     const std::string low = value(least), middle = value((least + 1) / 2),
-                      high = value(1);
+                      high = (scale_.is_open() ? "≥" : "") + value(1);
     const int half = (width - columns(middle)) / 2 - columns(low);
     std::string line = low;
     if (half > 0) line += std::string(half, ' ') + middle;

@@ -15,7 +15,8 @@ namespace {
 
 constexpr const char* kStyle = R"(<style>
   .page { fill: #ffffff } .surface { fill: #f6f8fa; stroke: #8c959f }
-  text { fill: #1f2328; font-family: system-ui, sans-serif; font-size: 12px }
+  text { fill: #1f2328; font-family: system-ui, sans-serif; font-size: 12px;
+    direction: ltr }
   .dim { fill: #656d76 } .warning { fill: #9a6700 } .bold { font-weight: 600 }
   .line { stroke: #8c959f } .grid { stroke: #d0d7de } .one { stroke: #656d76 }
   .ours { fill: #1f6feb } .slower { fill: #cf222e } .theirs { fill: #afb8c1 }

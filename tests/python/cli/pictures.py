@@ -152,7 +152,7 @@ def screenshot(page: pathlib.Path, *options: str, fragment: str = "") -> np.ndar
     return decode_png(picture.read_bytes())
 
 
-def after(page: pathlib.Path, script: str) -> dict[str, str]:
+def after(page: pathlib.Path, script: str, *options: str) -> dict[str, str]:
     """What a script, run at the end of a copy of the page, hands to report(name,
     value)."""
     copy = page.with_suffix(".copy.html")
@@ -162,7 +162,7 @@ def after(page: pathlib.Path, script: str) -> dict[str, str]:
     )
     end = f"<script>{{ {report} {script} }}</script></body>"
     copy.write_text(page.read_text().replace("</body>", end))
-    dom = browse(copy, "--dump-dom")
+    dom = browse(copy, "--dump-dom", *options)
     body = re.search(r"<body[^>]*>", dom)
     assert body, dom[:500]
     return dict(re.findall(r'data-([\w-]+)="([^"]*)"', body[0]))

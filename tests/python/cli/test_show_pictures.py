@@ -87,7 +87,7 @@ def test_svg_has_every_cell(tmp_path):
     hatched = [p for p in drawn.root.iter(f"{SVG}path") if "url(" in p.get("fill", "")]
     assert hatched[0].get("d").count("M") == 5
     texts = drawn.texts()
-    assert {"zero", "five", "blocked", "100", "0 %", "100 %"} <= set(texts)
+    assert {"zero", "five", "blocked", "100", "0 %", "≥ 67 %"} <= set(texts)
     assert "http" not in svg.read_text().replace("http://www.w3.org/2000/svg", "")
 
 
