@@ -3,9 +3,10 @@
 # torch, and a prefix with headers, library, command and CMake package.
 
 if(SKBUILD)
-  set_target_properties(multihead multihead_diagnosis PROPERTIES
+  set_target_properties(multihead multihead_diagnosis multihead_pictures PROPERTIES
                         INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib")
-  install(TARGETS multihead multihead_diagnosis LIBRARY DESTINATION multihead)
+  install(TARGETS multihead multihead_diagnosis multihead_pictures
+          LIBRARY DESTINATION multihead)
   install(FILES "${PROJECT_BINARY_DIR}/python/multihead/_built.py"
           DESTINATION multihead)
   if(MULTIHEAD_BUILD_CLI)

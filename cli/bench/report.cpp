@@ -9,10 +9,13 @@
 #include <sstream>
 
 #include "cli/bench/targets.h"
-#include "cli/terminal/svg.h"
 #include "cli/terminal/text.h"
+#include "pictures/canvas.h"
 
 namespace cli {
+
+using namespace multihead::pictures;
+
 namespace {
 
 using Json = nlohmann::ordered_json;

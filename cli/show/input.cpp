@@ -143,39 +143,11 @@ std::string title_of(const Safetensors& dump, const ShowOptions& options) {
   return printable(title ? *title : options.dump);
 }
 
-// Printable tokens of an option or of metadata: a JSON array of strings, of
-// arrays of strings (one for each item of the batch), or words.
-std::vector<std::vector<std::string>> parse_tokens(std::string_view given,
-                                                   const std::string& name) {
-  std::vector<std::vector<std::string>> lists;
-  if (!given.starts_with('[')) {
-    std::istringstream words{std::string(given)};
-    lists.emplace_back();
-    for (std::string word; words >> word;) lists[0].push_back(label(word));
-    return lists;
-  }
-  auto json = nlohmann::json::parse(given, nullptr, false);
-  const auto is_list = [](const nlohmann::json& list) {
-    return list.is_array() && std::ranges::all_of(list, [](const auto& x) {
-             return x.is_string();
-           });
-  };
-  if (is_list(json)) json = nlohmann::json::array({json});
-  if (!json.is_array() || !std::ranges::all_of(json, is_list))
-    refuse(name, "be words between spaces or a JSON array of strings",
-           std::string(given.substr(0, 40)));
-  for (const nlohmann::json& list : json) {
-    lists.emplace_back();
-    for (const std::string token : list) lists.back().push_back(label(token));
-  }
-  return lists;
-}
-
 void set_tokens(AttentionSource& source, const Safetensors& dump,
                 const ShowOptions& options) {
   const auto read = [&](const std::string& option, const char* option_name,
                         const char* fact, int64_t length) {
-    std::vector<std::vector<std::string>> lists;
+    TokenLists lists;
     std::string name = option_name;
     if (!option.empty()) {
       lists = parse_tokens(option, name);
@@ -183,19 +155,7 @@ void set_tokens(AttentionSource& source, const Safetensors& dump,
       name = std::string("the dump's ") + fact;
       lists = parse_tokens(*found, name);
     }
-    const auto items = static_cast<int64_t>(lists.size());
-    if (items > 1 && items != source.batch_size())
-      refuse(name,
-             "be one list, or one for each of the " +
-                 std::to_string(source.batch_size()) + " items",
-             std::to_string(items) + " lists");
-    for (const std::vector<std::string>& list : lists)
-      if (static_cast<int64_t>(list.size()) != length)
-        refuse(name,
-               "have one entry for each of the " + std::to_string(length) +
-                   " positions",
-               std::to_string(list.size()) +
-                   (list.size() == 1 ? " entry" : " entries"));
+    check_tokens(lists, name, source.batch_size(), length);
     return lists;
   };
   source.keys = read(options.tokens, "--tokens", "tokens", source.key_length());
@@ -339,12 +299,6 @@ AttentionSource demonstration() {
 }
 
 }  // namespace
-
-void refuse(const std::string& argument, const std::string& condition,
-            const std::string& got) {
-  throw std::invalid_argument("show: " + argument + " must " + condition +
-                              ", got " + got);
-}
 
 AttentionSource find_attention(const ShowOptions& options) {
   if (options.dump.empty()) return demonstration();

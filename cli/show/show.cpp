@@ -15,10 +15,11 @@
 
 #include "cli/commands.h"
 #include "cli/show/source.h"
+#include "cli/show/text.h"
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/output.h"
-#include "cli/terminal/svg.h"
 #include "cli/terminal/text.h"
+#include "pictures/canvas.h"
 
 namespace cli {
 namespace {
@@ -154,11 +155,12 @@ int show(const ShowOptions& options) {
   const Picture picture = make_picture(options);
   if (!svg.wanted() && !png.wanted() && !html.wanted())
     write_output(to_text(picture, detect_screen(options)));
-  each_of({[&] { svg.write(to_svg, picture); },
+  const Album album{.title = picture.title, .layers = {picture}};
+  each_of({[&] { svg.write(to_svg, album); },
            [&] {
-             if (png.wanted()) png.write(png_of(to_svg(picture)));
+             if (png.wanted()) png.write(png_of(to_svg(album)));
            },
-           [&] { html.write(to_html, picture); }});
+           [&] { html.write(to_html, album); }});
   return 0;
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
 // A picture in lines of a terminal, none longer than the screen.
-#include "cli/terminal/text.h"
+#include "cli/show/text.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "cli/show/picture.h"
+#include "cli/terminal/text.h"
 
 namespace cli {
 namespace {

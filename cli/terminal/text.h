@@ -11,45 +11,26 @@
 #include "multihead/text/escaped.h"
 #include "multihead/text/printable.h"
 #include "multihead/text/width.h"
+#include "multihead/text/words.h"
 
 namespace cli {
 
+using multihead::beginning;
 using multihead::clusters;
 using multihead::columns;
 using multihead::escaped;
+using multihead::format;
+using multihead::in_ascii;
+using multihead::is_right_to_left;
+using multihead::joined;
+using multihead::label;
+using multihead::padded;
+using multihead::plural;
 using multihead::printable;
-
-/// What printf would print.
-[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
-
-/// "1 thread", "2 threads"
-std::string plural(int64_t count, const std::string& noun);
-
-/// The words with `between` between them.
-std::string joined(const std::vector<std::string>& words,
-                   const std::string& between = " ");
+using multihead::shortened;
 
 /// The value of a variable of the environment, "" without one.
 std::string environment(const char* variable);
-
-/// The printable form of a token, "" in quotes where it has no letters.
-std::string label(std::string_view text);
-
-/// The longest beginning that takes at most `width` columns, with "…" as its
-/// last where something was left out.
-std::string shortened(std::string_view text, int width);
-
-/// The same without the sign.
-std::string beginning(std::string_view text, int width);
-
-/// shortened() with spaces up to `width` columns.
-std::string padded(std::string_view text, int width, bool right = false);
-
-/// Known signs become ASCII ones, "×" an "x", other letters question marks.
-std::string in_ascii(std::string_view text);
-
-/// Whether it has letters that are written from right to left.
-bool is_right_to_left(std::string_view text);
 
 /// What the place we print to can show.
 struct Terminal {

@@ -87,7 +87,8 @@ struct Kind<Window> {
     return x ? at::OptionalIntArrayRef(*x) : at::OptionalIntArrayRef();
   }
   /// Throws c10::ValueError unless there are two sizes.
-  static Window unpack(at::OptionalIntArrayRef sizes);
+  [[gnu::visibility("default")]] static Window unpack(
+      at::OptionalIntArrayRef sizes);
 };
 
 // ---- The list -------------------------------------------------------------
@@ -174,7 +175,7 @@ inline constexpr size_t kDifferentiableCount = [] {
 }();
 
 /// "Tensor? attn_mask=None, …, *, …, Tensor? sinks=None"
-std::string schema();
+[[gnu::visibility("default")]] std::string schema();
 
 template <class... T>
 struct Types {};

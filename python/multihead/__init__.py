@@ -34,6 +34,7 @@ from .installation import (  # noqa: E402
     uninstall,
 )
 from .modules import GroupedQueryAttention, MultiheadAttention  # noqa: E402
+from .pictures import Pictures, show  # noqa: E402
 from .replacement import (  # noqa: E402
     Replacement,
     Replacements,
@@ -47,6 +48,7 @@ __all__ = [
     "GroupedQueryAttention",
     "KVCache",
     "MultiheadAttention",
+    "Pictures",
     "Replacement",
     "Replacements",
     "Report",
@@ -67,6 +69,7 @@ __all__ = [
     "restore_attention",
     "route",
     "scaled_dot_product_attention",
+    "show",
     "stats",
     "textbook",
     "to_mxint8",

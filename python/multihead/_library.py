@@ -40,6 +40,13 @@ def diagnosis() -> Any:
     return torch.ops.multihead
 
 
+@functools.cache
+def pictures() -> Any:
+    """The operators, those of pictures among them."""
+    load("libmultihead_pictures.so")
+    return torch.ops.multihead
+
+
 def _warn(message: str) -> None:
     """A UserWarning at the line that called this package or PyTorch."""
     level, frame = 1, sys._getframe()

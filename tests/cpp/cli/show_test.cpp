@@ -9,7 +9,7 @@
 #include <limits>
 #include <sstream>
 
-#include "cli/show/picture.h"
+#include "cli/show/text.h"
 #include "cli/terminal/arguments.h"
 #include "cli/terminal/text.h"
 

@@ -169,7 +169,7 @@ def test_links_lead_somewhere(page):
 
 ROOMS = sorted(
     path.relative_to(ROOT).as_posix()
-    for top in ("multihead", "diagnosis", "cli", "python/multihead/check")
+    for top in ("multihead", "diagnosis", "pictures", "cli", "python/multihead/check")
     for path in (ROOT / top).rglob("*")
     if path.is_dir() and path.name not in ("__pycache__", "include", "multihead")
 )

@@ -110,7 +110,11 @@ def test_wheel_holds_package_and_library_and_the_command_on_demand(command, requ
     name = f"multihead-{_built.VERSION}-py3-none-linux_"
     assert wheel.name.startswith(name)
     held = set(zipfile.ZipFile(wheel).namelist())
-    libraries = ("libmultihead.so", "libmultihead_diagnosis.so")
+    libraries = (
+        "libmultihead.so",
+        "libmultihead_diagnosis.so",
+        "libmultihead_pictures.so",
+    )
     for path in ("__init__.py", "_built.py", *libraries):
         assert f"multihead/{path}" in held
     assert ("multihead/bin/multihead" in held) == command

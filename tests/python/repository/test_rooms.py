@@ -12,7 +12,10 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TREES = ("multihead", "diagnosis", "reference", "cli", "python/multihead", "examples")
+TREES = (
+    *("multihead", "diagnosis", "pictures", "reference", "cli", "python/multihead"),
+    "examples",
+)
 
 # Public headers that are included by a name other than their path.
 PUBLIC = {"multihead/": "diagnosis/include/multihead/"}
@@ -23,6 +26,7 @@ OPEN = {
     "multihead/text": "library, diagnosis and command print alike",
     "diagnosis/include/multihead": "diagnosis' face, as it is installed",
     "multihead/safetensors/file.h": "the command's files are whole or as they were, too",
+    "multihead/attention/fields.h": "pictures take a call's options by the one list",
     "diagnosis/dump": "`show` reads the dumps that `explain` reads",
 }
 
@@ -30,7 +34,7 @@ OPEN = {
 BELOW = [
     (
         "multihead",
-        ("diagnosis", "reference", "cli", "python"),
+        ("diagnosis", "pictures", "reference", "cli", "python"),
         "others look down on it",
     ),
     ("multihead/kernels", ("multihead/",), "pointers, sizes, strides: no torch"),
@@ -49,8 +53,21 @@ BELOW = [
         "layers and install call it",
     ),
     ("multihead/install", ("multihead/ops", "multihead/kernels"), "operators call it"),
-    ("diagnosis", ("reference", "cli", "python"), "commands and Python call it"),
-    ("reference", ("multihead", "diagnosis", "cli", "python"), "shares no code"),
+    (
+        "diagnosis",
+        ("pictures", "reference", "cli", "python"),
+        "commands and Python call it",
+    ),
+    (
+        "pictures",
+        ("diagnosis", "reference", "cli", "python"),
+        "commands and Python call it",
+    ),
+    (
+        "reference",
+        ("multihead", "diagnosis", "pictures", "cli", "python"),
+        "shares no code",
+    ),
     ("cli/terminal", ("cli/",), "any command writes with it"),
     (
         "python/multihead/check/sandbox",

@@ -3,16 +3,16 @@
 // Both maps of colours are lines in Oklab, in which distances are those that
 // people see (Björn Ottosson, "A perceptual color space for image processing",
 // 2020).
-#include "cli/show/picture.h"
+#include "pictures/picture.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
 
-#include "cli/terminal/text.h"
+#include "multihead/text/words.h"
 
-namespace cli {
+namespace multihead::pictures {
 namespace {
 
 using Channels = std::array<double, 3>;
@@ -88,7 +88,7 @@ constexpr double kVisible = 1e-3;
 // Of two weights that differ by less, neither is the greater.
 constexpr double kRounding = 1e-5;
 
-void widen(Extremes& extremes, const HeatMap& map, int row) {
+void widen_by_row(Extremes& extremes, const HeatMap& map, int row) {
   for (int column = 0; column < map.columns; ++column) {
     const double value = map.at(row, column);
     if (!std::isfinite(value)) continue;
@@ -107,6 +107,27 @@ bool has_one_cell(const HeatMap& map, int row) {
   }
   return open == 1 || weighty == 1;
 }
+
+// The values that colours are to tell apart.
+struct Range {
+  bool difference;
+  Extremes all = {}, free = {};  // free: of rows with a choice
+
+  void widen(const Item& item) {
+    for (const Panel& panel : item.panels)
+      for (int row = 0; row < panel.map.rows; ++row) {
+        widen_by_row(all, panel.map, row);
+        if (!has_one_cell(panel.map, row)) widen_by_row(free, panel.map, row);
+      }
+  }
+
+  ColourScale scale() const {
+    const bool bound = difference || all.low < 0 || free.high == 0;
+    const Extremes& extremes = bound ? all : free;
+    return ColourScale(extremes, difference,
+                       all.high > extremes.high * (1 + kRounding));
+  }
+};
 
 // Which cell of the coarser axis each cell goes to.
 std::vector<int> destinations(const Coarsening& axis) {
@@ -203,7 +224,7 @@ HeatMap pool(const HeatMap& map, const Coarsening& queries,
 }
 
 void widen(Extremes& extremes, const HeatMap& map) {
-  for (int row = 0; row < map.rows; ++row) widen(extremes, map, row);
+  for (int row = 0; row < map.rows; ++row) widen_by_row(extremes, map, row);
 }
 
 ColourScale::ColourScale(const Extremes& extremes, bool difference,
@@ -280,16 +301,15 @@ bool has_blocked_cells(const Item& item) {
 }
 
 ColourScale scale_of(const Picture& picture, const Item& item) {
-  Extremes all, free;
-  for (const Panel& panel : item.panels) {
-    widen(all, panel.map);
-    for (int row = 0; row < panel.map.rows; ++row)
-      if (!has_one_cell(panel.map, row)) widen(free, panel.map, row);
-  }
-  const bool bound = picture.difference || all.low < 0 || free.high == 0;
-  const Extremes& extremes = bound ? all : free;
-  return ColourScale(extremes, picture.difference,
-                     all.high > extremes.high * (1 + kRounding));
+  Range range{.difference = picture.difference};
+  range.widen(item);
+  return range.scale();
 }
 
-}  // namespace cli
+ColourScale scale_of(const Album& album) {
+  Range range{.difference = album.layers[0].difference};
+  for (const Picture& layer : album.layers) range.widen(layer.items[0]);
+  return range.scale();
+}
+
+}  // namespace multihead::pictures

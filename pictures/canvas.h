@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace cli {
+namespace multihead::pictures {
 
 struct Point {
   double x = 0, y = 0;
@@ -74,4 +74,4 @@ void require_png(const std::string& option);
 /// The bytes of a PNG file, twice as many pixels each way as the SVG has units.
 std::string png_of(const std::string& svg);
 
-}  // namespace cli
+}  // namespace multihead::pictures

@@ -2,17 +2,18 @@
 // A picture as SVG: one large map with its labels, the heads beside it, what
 // colours mean, the stages with their shapes, the groups.
 
-#include "cli/terminal/svg.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
 
-#include "cli/show/picture.h"
-#include "cli/terminal/text.h"
+#include "multihead/text/width.h"
+#include "multihead/text/words.h"
+#include "pictures/canvas.h"
+#include "pictures/drawing.h"
+#include "pictures/picture.h"
 
-namespace cli {
+namespace multihead::pictures {
 namespace {
 
 constexpr double kMargin = 28, kGap = 18;
@@ -25,31 +26,6 @@ constexpr double kTitle = 76;             // where the maps' labels begin
 constexpr double kStage = 96;             // height of the strip of stages
 constexpr size_t kMostNotes = 6;
 
-// Two digits.
-std::string percent(double value) {
-  return format(std::abs(value) < 0.095 ? "%.2g" : "%.0f", 100 * value);
-}
-
-int most_cells(double side, double smallest) {
-  return static_cast<int>(side / smallest);
-}
-
-// Cells of queries that are as large as those of the keys.
-Axis matching(const Axis& queries, const Axis& keys, int most) {
-  const int64_t each = keys.count(0);
-  const int64_t cells = (queries.length() + each - 1) / each;
-  return coarser(queries,
-                 static_cast<int>(std::clamp<int64_t>(cells, 1, most)));
-}
-
-std::string fitted(const std::string& text, int most, double width,
-                   double size = 12) {
-  std::string part = shortened(text, most);
-  while (most > 1 && text_width(part, size) > width)
-    part = shortened(text, --most);
-  return part;
-}
-
 std::string label_of(const Axis& axis, int cell) {
   return fitted(axis.label(cell), kLongestLabel, kWidestLabel);
 }
@@ -61,86 +37,10 @@ double label_width(const Axis& axis) {
   return widest;
 }
 
-// "4.2 keys", "" where the entropy is not known.
-std::string keys_of(const Panel& panel) {
-  const double keys = std::exp(panel.entropy);
-  return std::isnan(keys)
-             ? ""
-             : format(keys < 99.5 ? "%.1f keys" : "%.0f keys", keys);
-}
-
 // Every how many cells a label has room; slanted ones need more.
 int label_step(const Axis& axis, double cell, double room) {
   const double wanted = axis.pooled() ? 2 * room : room;
   return std::max(1, static_cast<int>(std::ceil(wanted / cell)));
-}
-
-// Colours of a map are rounded to these: cells of one are one path.
-constexpr int kLevels = 96;
-
-// Which of the colours; the last is that of numbers that are not finite, -1
-// that of the page: a blocked cell without weight.
-int level_of(const HeatMap& map, const ColourScale& scale, int row,
-             int column) {
-  const double value = map.at(row, column);
-  if (map.is_blocked(row, column) && value == 0) return -1;
-  if (!std::isfinite(value)) return kLevels;
-  const double share = std::clamp(scale.share(value), -1.0, 1.0);
-  const double t = scale.is_signed() ? (share + 1) / 2 : std::max(share, 0.0);
-  return static_cast<int>(std::lround(t * (kLevels - 1)));
-}
-
-Rgb colour_of(int level, const ColourScale& scale) {
-  if (level == kLevels) return kNotFinite;
-  const double t = static_cast<double>(level) / (kLevels - 1);
-  return scale.is_signed() ? diverging(2 * t - 1) : sequential(t);
-}
-
-// Calls run(row, begin, end) for the longest stretches of cells in a row for
-// which key(row, column) is one and the same.
-void for_each_run(const HeatMap& map, auto key, auto run) {
-  for (int row = 0; row < map.rows; ++row)
-    for (int begin = 0, end; begin < map.columns; begin = end) {
-      const int first = key(row, begin);
-      for (end = begin + 1; end < map.columns && key(row, end) == first;) ++end;
-      run(row, begin, end, first);
-    }
-}
-
-// Runs of one colour are strokes as thick as a row of cells.
-void draw_map(Svg& canvas, const Box& box, const HeatMap& map,
-              const ColourScale& scale) {
-  std::array<std::string, kLevels + 1> paths;
-  const double cell_width = box.width / map.columns,
-               cell_height = box.height / map.rows;
-  for_each_run(
-      map,
-      [&](int row, int column) { return level_of(map, scale, row, column); },
-      [&](int row, int begin, int end, int level) {
-        if (level >= 0)
-          paths[level] += format("M%d %dh%d", begin, row, end - begin);
-      });
-  canvas.begin_group(
-      {{"transform", "translate(" + svg_number(box.x) + " " +
-                         svg_number(box.y + cell_height / 2) + ") " +
-                         format("scale(%.6g %.6g)", cell_width, cell_height)},
-       {"fill", "none"},
-       {"shape-rendering", "crispEdges"}});
-  for (int level = 0; level <= kLevels; ++level)
-    if (!paths[level].empty())
-      canvas.path(
-          {{"stroke", hex(colour_of(level, scale))}, {"d", paths[level]}});
-  canvas.end_group();
-  std::vector<Box> blocked;
-  for_each_run(
-      map, [&](int row, int column) { return map.is_blocked(row, column); },
-      [&](int row, int begin, int end, bool is_blocked) {
-        if (is_blocked)
-          blocked.push_back({box.x + begin * cell_width,
-                             box.y + row * cell_height,
-                             (end - begin) * cell_width, cell_height});
-      });
-  canvas.hatch(blocked);
 }
 
 class Drawing {
@@ -216,7 +116,7 @@ class Drawing {
     for (size_t i = 1; i < item_.panels.size(); ++i)
       captions =
           std::max(captions, text_width(item_.panels[i].name, kName) + 10 +
-                                 text_width(keys_of(item_.panels[i]), kKeys));
+                                 text_width(keys_text(item_.panels[i]), kKeys));
     small_step_ = std::max(small_, captions) + kGap;
   }
 
@@ -225,7 +125,7 @@ class Drawing {
     const HeatMap map =
         pool(panel.map, {item_.queries, queries_}, {item_.keys, keys_});
     canvas.write({large_.x, heads_.y + 12}, panel.name, {.size = kName});
-    if (const std::string keys = keys_of(panel); !keys.empty())
+    if (const std::string keys = keys_text(panel); !keys.empty())
       canvas.write(
           {large_.x + text_width(panel.name, kName) + 10, heads_.y + 12}, keys,
           {.size = kKeys, .tone = "dim"});
@@ -259,7 +159,7 @@ class Drawing {
       const double x = heads_.x + (place % per_row_) * small_step_,
                    y = heads_.y + (place / per_row_) * (height + 34);
       canvas.write({x, y + 12}, panel.name, {.size = kName});
-      const std::string keys = keys_of(panel);
+      const std::string keys = keys_text(panel);
       if (!keys.empty())
         canvas.write({x + small_step_ - kGap, y + 12}, keys,
                      {.size = kKeys, .tone = "dim", .anchor = Anchor::kEnd});
@@ -271,26 +171,8 @@ class Drawing {
   }
 
   void draw_legend(Svg& canvas) const {
-    constexpr int kSteps = 64;
-    constexpr double kWidth = 220;
-    const double from = scale_.is_signed() ? -1 : 0;
-    const Box box{large_.x, legend_, kWidth, 10};
-    draw_map(canvas, box, bar_of(scale_, kSteps), scale_);
-    for (int i = 0; i <= 4; ++i) {
-      const double share = from + (1 - from) * i / 4;
-      const bool open = i == 4 && scale_.is_open();
-      canvas.write({box.x + kWidth * i / 4, legend_ + 24},
-                   (open ? "≥ " : "") + percent(scale_.value(share)) + " %",
-                   {.size = 10, .tone = "dim", .anchor = Anchor::kMiddle});
-    }
-    double x = box.x + kWidth + 20;
-    const std::string name = scale_name(picture_);
-    canvas.write({x, legend_ + 9}, name, {.tone = "dim"});
-    x += 6.6 * columns(name) + 24;
-    if (!has_blocked_cells(item_)) return;
-    const Box sample{x, legend_ - 3, 16, 16};
-    canvas.hatch({&sample, 1});
-    canvas.write({x + 22, legend_ + 9}, "blocked", {.tone = "dim"});
+    draw_scale(canvas, {large_.x, legend_}, scale_, scale_name(picture_),
+               has_blocked_cells(item_));
   }
 
   // A film: what each stage yields, its heads as pages behind each other.
@@ -392,6 +274,9 @@ class Drawing {
 
 }  // namespace
 
-std::string to_svg(const Picture& picture) { return Drawing(picture).page(); }
+std::string to_svg(const Album& album) {
+  return album.layers.size() == 1 ? Drawing(album.layers[0]).page()
+                                  : model_svg(album);
+}
 
-}  // namespace cli
+}  // namespace multihead::pictures

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "cli/terminal/svg.h"
+#include "pictures/canvas.h"
 
 #include <dlfcn.h>
 
@@ -8,9 +8,11 @@
 #include <memory>
 #include <stdexcept>
 
-#include "cli/terminal/text.h"
+#include "multihead/text/escaped.h"
+#include "multihead/text/width.h"
+#include "multihead/text/words.h"
 
-namespace cli {
+namespace multihead::pictures {
 namespace {
 
 constexpr const char* kStyle = R"(<style>
@@ -249,4 +251,4 @@ std::string png_of(const std::string& svg) {
   return bytes;
 }
 
-}  // namespace cli
+}  // namespace multihead::pictures

@@ -10,10 +10,10 @@
 #include <cmath>
 #include <limits>
 
-#include "cli/show/source.h"
-#include "cli/terminal/text.h"
+#include "multihead/text/words.h"
+#include "pictures/attention.h"
 
-namespace cli {
+namespace multihead::pictures {
 namespace {
 
 constexpr int kLinks = 3;  // of each head
@@ -34,12 +34,21 @@ at::Tensor four_dimensional(at::Tensor mask) {
   return mask;
 }
 
+// The options of one item and head, which is the only one of its call.
 AttentionOptions of_head(AttentionOptions options, int64_t item, int64_t head) {
   if (options.attn_mask.defined()) {
     options.attn_mask = four_dimensional(options.attn_mask);
     options.attn_mask = narrowed(options.attn_mask, 0, item);
     options.attn_mask = narrowed(options.attn_mask, 1, head);
   }
+  for (at::Tensor* rows :
+       {&options.key_lengths, &options.key_mask, &options.query_offset})
+    if (rows->defined() && rows->dim() > 0) *rows = narrowed(*rows, 0, item);
+  if (options.sinks.defined()) options.sinks = options.sinks.narrow(0, head, 1);
+  at::Tensor& slopes = options.alibi_slopes;
+  if (slopes.defined() && slopes.dim() == 2) slopes = narrowed(slopes, 0, item);
+  if (slopes.defined()) slopes = slopes.narrow(-1, head, 1);
+  options.dropout_p = 0;
   return options;
 }
 
@@ -120,14 +129,17 @@ std::string mean_name(int64_t heads) {
 // What one item's heads look like.
 class ItemMeasurement {
  public:
-  ItemMeasurement(const AttentionSource& source, int64_t item, int cells)
-      : source_(source), item_(item) {
+  ItemMeasurement(const AttentionSource& source, int64_t item,
+                  const MapRequest& request)
+      : source_(source), item_(item), features_(request.features) {
+    const int cells = request.cells;
     const auto tokens = [&](const auto& lists) {
       return lists.empty()       ? std::vector<std::string>()
              : lists.size() == 1 ? lists[0]
                                  : lists[item];
     };
     result_.index = item;
+    result_.remarks = source.remarks;
     result_.queries =
         make_axis(source.query_length(), cells, tokens(source.queries));
     result_.keys = make_axis(source.key_length(), cells, tokens(source.keys));
@@ -197,6 +209,22 @@ class ItemMeasurement {
               keys.select(-1, 0).ge(0).logical_or(broken));
     broken_rows_ += broken.sum().item<int64_t>();
     panel.links = strongest(weights, keys);
+    if (features_ && !result_.queries.pooled() && !result_.keys.pooled())
+      panel.features = features_of(query[0][0], key[0][0]);
+  }
+
+  // query (Lq, D) and key (Lk, D)
+  Features features_of(const at::Tensor& query, const at::Tensor& key) const {
+    const double width = static_cast<double>(query.size(1));
+    const double scale = source_.options.scale.value_or(1 / std::sqrt(width));
+    const auto numbers = [](const at::Tensor& rows) {
+      const at::Tensor all = rows.to(at::kFloat).contiguous();
+      const float* data = all.const_data_ptr<float>();
+      return std::vector<float>(data, data + all.numel());
+    };
+    return {.width = static_cast<int>(query.size(1)),
+            .queries = numbers(query * scale),
+            .keys = numbers(key)};
   }
 
   // entropy (Lq), not finite where it is unknown, and which queries see a key.
@@ -221,12 +249,10 @@ class ItemMeasurement {
     const size_t cells =
         static_cast<size_t>(result_.queries.cells()) * result_.keys.cells();
     blocked_.assign(cells, 0);
-    if (!options.is_causal && !options.attn_mask.defined()) return blocked_;
-    AttentionOptions visible{
-        .attn_mask = of_head(options, item_, head).attn_mask,
-        .is_causal = options.is_causal};
-    if (visible.attn_mask.defined() && visible.attn_mask.is_floating_point())
-      visible.attn_mask = visible.attn_mask.ne(-INFINITY);
+    const AttentionOptions visible = visibility(options, item_, head);
+    if (!visible.is_causal && !visible.attn_mask.defined() && !visible.window &&
+        !visible.key_lengths.defined() && !visible.key_mask.defined())
+      return blocked_;
     const at::Tensor query = at::zeros({1, 1, result_.queries.length(), 8});
     const at::Tensor key = at::zeros({1, 1, result_.keys.length(), 8});
     const HeatMap seen = pool_rows(
@@ -291,6 +317,7 @@ class ItemMeasurement {
 
   const AttentionSource& source_;
   int64_t item_;
+  bool features_;
   Item result_;
   std::vector<uint8_t> blocked_;
   double lowest_ = INFINITY, highest_ = -INFINITY;  // sums of rows
@@ -299,6 +326,23 @@ class ItemMeasurement {
 
 }  // namespace
 
+AttentionOptions visibility(const AttentionOptions& options, int64_t item,
+                            int64_t head) {
+  AttentionOptions own = options;
+  own.sinks = own.alibi_slopes = at::Tensor();
+  own = of_head(own, item, head);
+  AttentionOptions visible{.attn_mask = own.attn_mask,
+                           .is_causal = own.is_causal,
+                           .causal_alignment = own.causal_alignment,
+                           .query_offset = own.query_offset,
+                           .window = own.window,
+                           .key_lengths = own.key_lengths,
+                           .key_mask = own.key_mask};
+  if (visible.attn_mask.defined() && visible.attn_mask.is_floating_point())
+    visible.attn_mask = visible.attn_mask.ne(-INFINITY);
+  return visible;
+}
+
 Picture measure(const AttentionSource& source, const MapRequest& request) {
   Picture picture{.title = source.title,
                   .num_heads = source.num_heads(),
@@ -306,7 +350,7 @@ Picture measure(const AttentionSource& source, const MapRequest& request) {
                   .batch_size = source.batch_size(),
                   .stages = source.stages};
   for (const int64_t index : request.items) {
-    Item item = ItemMeasurement(source, index, request.cells).run();
+    Item item = ItemMeasurement(source, index, request).run();
     std::vector<Panel>& panels = item.panels;
     const int64_t first = panels.size() > 1 ? 1 : 0;
     if (request.head) panels = {panels[first + *request.head]};
@@ -337,4 +381,4 @@ Picture difference(Picture yours, const Picture& reference) {
   return yours;
 }
 
-}  // namespace cli
+}  // namespace multihead::pictures

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// What `multihead show` has to say, as data: measured once, then drawn in
-// characters, as SVG (and PNG from it) or HTML. No torch.
+// What there is to say of attention, as data: measured once, then drawn as SVG
+// (and PNG from it), as HTML, or by the command in characters. No torch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace cli {
+namespace multihead::pictures {
 
 // --- Numbers as colours: equal steps of the number look equally large --------
 
@@ -126,6 +126,14 @@ struct Link {
   double weight = 0;
 };
 
+/// What a head's queries and keys are made of: their products, feature by
+/// feature, sum to the scores before masks and softcap.
+struct Features {
+  int width = 0;                    ///< 0: not known, or too many to show
+  std::vector<float> queries = {};  ///< rows × width, times the scale
+  std::vector<float> keys = {};     ///< columns × width
+};
+
 /// One head, or the mean of all.
 struct Panel {
   std::string name;  ///< "head 3", "mean of 12 heads"
@@ -134,6 +142,7 @@ struct Panel {
   /// see a key and have no weight that is negative or not finite; NaN: none.
   double entropy = std::numeric_limits<double>::quiet_NaN();
   std::vector<Link> links = {};  ///< the strongest, the first most so
+  Features features = {};
 };
 
 /// One item of the batch.
@@ -152,10 +161,20 @@ struct Stage {
 
 struct Picture {
   std::string title;
+  /// Of a layer among others: "layer 3", and with which others it belongs:
+  /// "encoder".
+  std::string name = {}, group = {};
   bool difference = false;  ///< values are yours − reference
   int64_t num_heads = 1, num_kv_heads = 1, batch_size = 1;
   std::vector<Stage> stages = {};
   std::vector<Item> items = {};  ///< the chosen one first
+};
+
+/// The layers of a model, in their order; or one call alone.
+struct Album {
+  std::string title;
+  std::vector<Picture> layers;
+  std::vector<Picture> paths = {};  ///< through the layers of a group: paths.h
 };
 
 /// "12 heads · 13 queries × 13 keys", and the items of a batch, from the first
@@ -179,16 +198,11 @@ bool has_blocked_cells(const Item& item);
 /// to 1.
 ColourScale scale_of(const Picture& picture, const Item& item);
 
-/// For the terminal, in lines of at most `width` columns.
-enum class Colours { kNone, k256, kTrue };
-struct Screen {
-  int width = 80;
-  Colours colours = Colours::kNone;
-  bool utf8 = true;
-};
-std::string to_text(const Picture& picture, const Screen& screen);
+/// The colours of the first items of all layers.
+ColourScale scale_of(const Album& album);
 
-std::string to_svg(const Picture& picture);
-std::string to_html(const Picture& picture);
+/// One layer in full; of several, all heads of all of them.
+std::string to_svg(const Album& album);
+std::string to_html(const Album& album);
 
-}  // namespace cli
+}  // namespace multihead::pictures
