@@ -163,7 +163,8 @@ int most_cells_of(const Album& album) {
   size_t maps = 0;
   for (const Picture& layer : album.layers)
     for (const Item& item : layer.items) maps += item.panels.size();
-  const double side = std::sqrt(static_cast<double>(kMostCells / maps));
+  const double side =
+      std::sqrt(static_cast<double>(kMostCells) / static_cast<double>(maps));
   return std::clamp(static_cast<int>(side), 16, 256);
 }
 

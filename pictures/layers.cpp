@@ -79,9 +79,14 @@ class ModelDrawing {
   }
 
   std::string sizes() const {
-    const auto layers = static_cast<int64_t>(album_.layers.size());
-    return plural(layers, "layer") + " · " +
-           subtitle(album_.layers[0], album_.layers[0].items[0]);
+    const auto size_of = [](const Picture& layer) {
+      return subtitle(layer, layer.items[0]);
+    };
+    const std::string first = size_of(album_.layers[0]);
+    const std::string count = plural(std::ssize(album_.layers), "layer");
+    const bool alike = std::ranges::all_of(
+        album_.layers, [&](const auto& x) { return size_of(x) == first; });
+    return alike ? count + " · " + first : count;
   }
 
   // Each once, with the layers that it is of, unless it is of all.
@@ -111,8 +116,13 @@ class ModelDrawing {
   }
 
   double title_of_group(const Picture& layer, double y) {
-    canvas_.write({kEdge, y + 4}, shortened(layer.group, 60),
-                  {.size = 12, .bold = true});
+    const std::string sizes = subtitle(layer, layer.items[0]);
+    std::string title = shortened(layer.group, 60);
+    if (title.empty() || this->sizes().ends_with(sizes))
+      canvas_.write({kEdge, y + 4}, title, {.size = 12, .bold = true});
+    else
+      canvas_.write({kEdge, y + 4}, title + ": " + sizes,
+                    {.size = 12, .bold = true});
     if (layer.group.empty()) y -= 20;
     if (!numbered_) return y + 14;
     for (size_t i = 0; i < layer.items[0].panels.size(); ++i)

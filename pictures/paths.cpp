@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -150,6 +151,8 @@ Picture paths_of(const std::vector<at::Tensor>& means, const Picture& layer) {
   item.queries =
       make_axis(length, static_cast<int>(length), like.queries.tokens);
   item.keys = make_axis(length, static_cast<int>(length), like.keys.tokens);
+  item.panels.push_back({.name = "mean of " + std::to_string(layers) + " layers",
+                         .map = map_of(at::stack(means).mean(0))});
   item.panels.push_back({.name = "rollout", .map = map_of(rollout(means))});
   item.remarks = {kCaveats};
   if (is_flow_short(layers, length))

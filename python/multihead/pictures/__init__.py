@@ -48,8 +48,8 @@ class Pictures:
 
     @property
     def paths(self) -> "Pictures | None":
-        """Rollout and flow through the layers of each group that has several, as
-        pictures: how much of each token can have reached each, as far as weights tell
+        """The mean of the layers of each group that has several, and rollout and flow
+        through them, as pictures: how much of each token can have reached each, as far as weights tell
         (Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).
 
         Both take the mean of heads, and half of each layer to pass by; values and the

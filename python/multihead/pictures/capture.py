@@ -193,7 +193,7 @@ def _drawn(calls: list[_Call], facts: Facts) -> dict[str, Any]:
             text = named.of(each).text(name, words if len(calls) > 1 else "")
             query, key, *_ = each.arguments.values()
             rules = dict(list(each.arguments.items())[2:])
-            unique = name if name not in found else f"{words} {name}"
+            unique = name if len(groups) == 1 else f"{words} {name}".strip()
             while unique in found:
                 unique += "'"
             found[unique] = call(operator, query, key, **rules, facts=text)

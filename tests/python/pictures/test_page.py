@@ -54,7 +54,7 @@ def test_nothing_is_cut_at_any_width(tmp_path, width, layers, heads):
         page, script.replace("VIEWS", str(views)), f"--window-size={width},900"
     )
     assert int(found["excess"]) <= 0
-    paths = 2 if layers > 1 else 0  # rollout; flow, of so few tokens
+    paths = 3 if layers > 1 else 0  # the mean, rollout, flow
     panels = heads + (heads > 1)
     assert int(found["thumbnails"]) == (
         0 if layers * heads == 1 else layers * panels + paths
@@ -123,7 +123,7 @@ def test_thumbnails_are_enlarged_and_lines_follow_the_pointer(tmp_path):
         element("entropies").querySelectorAll("td")[1].click();
         report("clicked", element("name").textContent);
         const path = data.layers.findIndex(x => x.path);
-        choose(path, 0);
+        choose(path, 1);
         report("path", element("name").textContent);
         report("caveat", element("remarks").textContent.slice(0, 16));
         """,

