@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kEdge = 28, kBetween = 6;
 constexpr double kRoom = 1120;      // for a row of heads
+constexpr size_t kMostInLine = 50;  // heads; a layer of more takes several
 constexpr double kCaption = 10;     // size of letters of a head
 constexpr double kFirstGroup = 92;  // where the first group begins
 constexpr size_t kMostRemarks = 12;
@@ -47,10 +48,13 @@ class ModelDrawing {
                          text_width(short_name(panel), kCaption)});
     }
     left_ = kEdge + name + 12;
-    step_ = std::clamp(kRoom / static_cast<double>(most), 14.0, 72.0);
+    const size_t lines = (most + kMostInLine - 1) / kMostInLine;
+    in_line_ = (most + lines - 1) / lines;
+    const auto across = static_cast<double>(in_line_);
+    step_ = std::min(kRoom / across, 72.0);
     captioned_ = step_ >= keys + 4;
-    numbered_ = step_ >= 22;
-    width_ = std::max(left_ + step_ * static_cast<double>(most) + kEdge, 720.0);
+    numbered_ = step_ >= 26 && lines == 1;
+    width_ = std::max(left_ + step_ * across + kEdge, 720.0);
   }
 
   std::string page() {
@@ -133,7 +137,8 @@ class ModelDrawing {
   }
 
   double middle(size_t panel) const {
-    return left_ + step_ * (static_cast<double>(panel) + 0.5) - kBetween / 2;
+    const auto place = static_cast<double>(panel % in_line_);
+    return left_ + step_ * (place + 0.5) - kBetween / 2;
   }
 
   double row(const Picture& layer, double y) {
@@ -145,17 +150,20 @@ class ModelDrawing {
         std::clamp(side * queries.cells() / keys.cells(), 6.0, 2 * side);
     canvas_.write({left_ - 10, y + height / 2 + 4}, name_of(layer),
                   {.size = 11, .anchor = Anchor::kEnd});
+    const double line = height + (captioned_ ? 20 : kBetween);
     for (size_t i = 0; i < item.panels.size(); ++i) {
       const Panel& panel = item.panels[i];
-      draw_map(
-          canvas_, {left_ + step_ * static_cast<double>(i), y, side, height},
-          pool(panel.map, {item.queries, queries}, {item.keys, keys}), scale_);
+      if (i > 0 && i % in_line_ == 0) y += line;
+      draw_map(canvas_, {middle(i) - side / 2, y, side, height},
+               pool(panel.map, {item.queries, queries}, {item.keys, keys}),
+               scale_);
       if (captioned_ && !std::isnan(panel.entropy))
         canvas_.write(
             {middle(i), y + height + 11}, keys_text(panel),
             {.size = kCaption, .tone = "dim", .anchor = Anchor::kMiddle});
     }
-    return y + height + (captioned_ ? 20 : kBetween);
+    // A layer of several lines keeps some distance from the next.
+    return y + line + (item.panels.size() > in_line_ ? 2 * kBetween : 0);
   }
 
   double note(const std::string& remark, double y) {
@@ -187,6 +195,7 @@ class ModelDrawing {
   ColourScale scale_;
   Svg canvas_;
   double left_ = 0, step_ = 0, width_ = 0;
+  size_t in_line_ = 1;  // heads
   bool captioned_ = false, numbered_ = false;
 };
 

@@ -275,6 +275,8 @@ function drawFeatures() {
 
 // ---- Entropies of all layers ------------------------------------------------
 
+const hasEntropies = at => at.items[0].panels.some(p => p.entropy !== null);
+
 function drawEntropies() {
   const layers = data.layers.map((at, i) => [at, i]).filter(([at]) => !at.path);
   const rows = layers.map(([at, i]) => {
@@ -309,7 +311,8 @@ function drawEntropies() {
 const kViews = ["map", "lines", "features", "entropies"];
 
 function showView() {
-  const possible = {map: true, lines: true, features: hasFeatures(), entropies: several};
+  const possible = {map: true, lines: true, features: hasFeatures(),
+                    entropies: several && data.layers.some(hasEntropies)};
   if (!possible[state.view]) state.view = "map";
   for (const view of kViews) {
     element(`view-${view}`).hidden = view !== state.view;
