@@ -18,7 +18,7 @@
 namespace multihead::pictures {
 
 struct AttentionSource {
-  std::string title;
+  std::string title = {};
   at::Tensor weights = {};          ///< (B, H, Lq, Lk); or undefined, and then
   at::Tensor query = {}, key = {};  ///< (B, H, Lq, D), (B, G, Lk, D)
   int64_t mean_of = 0;  ///< heads, if weights are their mean, (B, 1, Lq, Lk)

@@ -100,7 +100,6 @@ Handle measured(AttentionSource source, const Facts& facts) {
 Handle picture_of_weights(const Tensor& weights,
                           const std::optional<Tensor>& blocked,
                           const std::string& text) {
-  const Facts facts(text);
   const int64_t dims = weights.dim();
   if (!weights.is_floating_point() || dims < 2 || dims > 4 ||
       weights.numel() == 0)
@@ -112,12 +111,7 @@ Handle picture_of_weights(const Tensor& weights,
   AttentionSource source;
   source.weights = weights.detach().cpu();
   while (source.weights.dim() < 4) source.weights = source.weights.unsqueeze(0);
-  source.num_kv_heads = facts.number("num_kv_heads", source.weights.size(1));
-  if (source.num_kv_heads < 1 ||
-      source.weights.size(1) % source.num_kv_heads != 0)
-    refuse("num_kv_heads",
-           "divide the " + std::to_string(source.weights.size(1)) + " heads",
-           std::to_string(source.num_kv_heads));
+  source.num_kv_heads = source.weights.size(1);
   if (blocked.has_value()) {
     const bool fits =
         blocked->scalar_type() == at::kBool && blocked->dim() <= 4 &&
@@ -129,7 +123,7 @@ Handle picture_of_weights(const Tensor& weights,
     source.options.attn_mask =
         blocked->cpu().logical_not().expand_as(source.weights);
   }
-  return measured(std::move(source), facts);
+  return measured(std::move(source), Facts(text));
 }
 
 Handle picture_of_heads(const Tensor& query, const Tensor& key,

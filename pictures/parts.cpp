@@ -42,8 +42,8 @@ const std::vector<std::string>& tokens_of(const TokenLists& lists) {
 
 // The positions whose tokens are not among `names`, and these tokens.
 struct Kept {
-  at::Tensor positions;
-  TokenLists tokens;
+  at::Tensor positions = {};
+  TokenLists tokens = {};
   int64_t left_out = 0;
 };
 Kept kept_of(const TokenLists& lists, int64_t length,

@@ -135,7 +135,7 @@ at::Tensor flow(const std::vector<at::Tensor>& means) {
 }
 
 bool is_flow_short(int64_t layers, int64_t length) {
-  constexpr int64_t kMostSteps = 4'000'000;
+  constexpr int64_t kMostSteps = 40'000'000;
   return length <= 64 &&
          length * length * length * length * layers <= kMostSteps;
 }

@@ -173,7 +173,7 @@ struct Picture {
 /// The layers of a model, in their order; or one call alone.
 struct Album {
   std::string title;
-  std::vector<Picture> layers;
+  std::vector<Picture> layers = {};
   std::vector<Picture> paths = {};  ///< through the layers of a group: paths.h
 };
 

@@ -23,13 +23,13 @@ _FORMS = (".html", ".svg", ".png")
 class Pictures:
     """Attention that was measured, a picture for each layer. See show.
 
-    A notebook shows it as a page to explore. save() writes files. `pictures[3]` is one
+    A notebook shows it as a page to explore. save() writes files. ``pictures[3]`` is one
     layer alone, drawn larger; len() counts them, names names them.
     """
 
     def __init__(self, title: str, layers: Sequence[Any], names: Sequence[str]) -> None:
         """title; layers: of torch.ops.multihead.picture_of_weights and its like."""
-        self.title = title
+        self.title = title.encode(errors="replace").decode()  # no half characters
         self.names = list(names)
         self._layers = list(layers)
 

@@ -44,7 +44,7 @@ class Facts:
         """As the operators take it, for the layer of that name."""
         facts = vars(self) | {"name": name, "group": group}
         facts = {key: value for key, value in facts.items() if value is not None}
-        return json.dumps(facts, ensure_ascii=False)
+        return json.dumps(facts, ensure_ascii=False).encode(errors="replace").decode()
 
 
 @dataclass

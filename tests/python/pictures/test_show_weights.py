@@ -266,6 +266,36 @@ def test_errors(arguments, kind, message):
         multihead.show(**arguments)
 
 
+def test_half_characters_are_shown_as_question_marks():
+    shown = multihead.show(W[:1], tokens=["a\ud83d", "b", "c"], title="\udc00")
+    assert "a?</text>" in shown.svg() and "<title>?</title>" in shown.svg()
+
+
+def test_long_sequences_are_not_formed_to_leave_tokens_out():
+    layer = torch.nn.MultiheadAttention(8, 1, batch_first=True)
+    x = torch.randn(1, 2049, 8)
+    with pytest.raises(
+        ValueError, match="show: without must be empty for sequences of"
+    ):
+        multihead.show(layer, x, x, x, without=["0"], need_weights=False)
+
+
+def test_operators_judge_what_they_get():
+    shown = multihead.show(W)
+    ops, q = torch.ops.multihead, torch.randn(1, 4, 3, 8)
+    with pytest.raises(ValueError, match="show: facts must be a JSON object"):
+        ops.picture_of_weights(W, None, "[]")
+    for key in (q[..., :4], q[:, :3], q[0], q[:, :, :0]):
+        with pytest.raises(
+            ValueError, match="show: query and key must have the shapes"
+        ):
+            ops.picture_of_heads(q, key, facts="{}")
+    with pytest.raises(ValueError, match="show: form must be svg or html, got gif"):
+        ops.draw_pictures("", shown._layers, [], "gif")
+    with pytest.raises(ValueError, match="show: layers must have at least one entry"):
+        ops.draw_pictures("", [], [], "svg")
+
+
 def test_inputs_go_with_a_module():
     with pytest.raises(TypeError, match="show: inputs must come with a module"):
         multihead.show(W, W)
