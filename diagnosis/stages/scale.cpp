@@ -93,16 +93,16 @@ const std::vector<Fault> kScaleFaults = {
      "The scores are not scaled.",
      kRemedy,
      {{scale_by<[](const Scaling&) { return 1.0; }>}}},
+    {"scale_by_embed_dim",
+     "The scores are divided by sqrt(d_model) = sqrt({E}).",
+     kRemedy,
+     {{scale_by<[](const Scaling& s) { return root(s.n.embed_dim); }>}}},
     {"scale_not_root",
      "The scores are divided by the head width {D}, not by its square root.",
      kRemedy,
      {{scale_by<[](const Scaling& s) {
        return std::pow(root_of_width(s), 2);
      }>}}},
-    {"scale_by_embed_dim",
-     "The scores are divided by sqrt(d_model) = sqrt({E}).",
-     kRemedy,
-     {{scale_by<[](const Scaling& s) { return root(s.n.embed_dim); }>}}},
     {"scale_by_all_heads",
      "The scores are divided by sqrt({H} · {D}), the root of the width of "
      "all heads together.",

@@ -20,7 +20,7 @@ from .reading import first_call, guessing, observation, plans
 from .reading.first_call import FirstCall
 from .reading.observation import Stated
 from .reading.plans import Meaning
-from .reading.suite import Cases, Progress, not_finite
+from .reading.suite import WIDE_MASKS, Cases, Progress, not_finite
 from .reading.ways import Reading, Way
 from .report import Finding, Report
 from .sandbox.guard import Guard, Outcome, Stop
@@ -198,7 +198,8 @@ class Examination:
         said = self.first_call.findings
         built = self.runner.construction
         guessed = [*self.call.guessed, *(built.guessed if built else ())]
-        return guessing.of_no_call(said, guessed, self.subject.type.__name__)
+        kind = self.subject.type.__name__
+        return guessing.of_no_call(said, guessed, kind, self.subject.source)
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the one that explains most. A way to
@@ -363,6 +364,8 @@ class Examination:
             reading.findings += runs.overflows()
             self._judge_on_cache(reading, runs)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
+            self._set_apart_wide_masks(reading, runs)
+        if reading.verdict and reading.verdict["verdict"] == "unknown":
             self._set_apart_not_finite(reading, runs)
         return reading
 
@@ -375,6 +378,29 @@ class Examination:
         run = reading.way.runner.run_on_cache(runs.kept[0])
         if run is not None:
             self._judge(reading, [*runs.kept, run])
+
+    def _set_apart_wide_masks(self, reading: Reading, runs: Cases) -> None:
+        """Where masks (Lq, Lk) are right, and nothing explains what becomes of others,
+        those may only be taken by chance, as text often says."""
+        assert reading.verdict is not None
+        failing = {c["name"] for c in reading.verdict["cases"] if not c["agrees"]}
+        wrong = [run for run in runs.kept if run.case.name in failing]
+        kinds = {run.case.mask for run in wrong}
+        taken = {run.case.mask for run in runs.kept} - kinds
+        if not kinds or not kinds <= set(WIDE_MASKS) or "rows" not in taken:
+            return
+        whole = reading.verdict
+        self._judge(reading, [run for run in runs.kept if run not in wrong])
+        if reading.is_right:
+            shape = cases.MASKS[wrong[0].case.mask]
+            sentence = (
+                f"Masks {shape} are taken, and do something else than block keys."
+            )
+            remedy = "If they are meant to be given, too: broadcast them to the scores."
+            limit = Finding("limit", sentence, remedy, kind="limit")
+            reading.findings.append(limit)
+        else:
+            reading.verdict = whole
 
     def _set_apart_not_finite(self, reading: Reading, runs: Cases) -> None:
         """NaN in some runs is wrong by itself, and hides what is to be said of others:

@@ -309,6 +309,84 @@ def test_a_window_of_steps_is_not_ignored():
     assert multihead.check(WindowForgotten).cause == "window_ignored"
 
 
+class KeysBefore(_Projections):
+    """Keys are set by a call of its own, before."""
+
+    def init_keys(self, x):
+        self.proj_key = self.wk(x)
+
+    def forward(self, x):
+        q, _, v = self.heads(x)
+        k = self.proj_key.unflatten(-1, (self.n_heads, -1))
+        return self.merged(q, k, v)
+
+
+def test_what_another_method_sets_is_no_missing_attribute():
+    report = multihead.check(KeysBefore)
+    assert report.judgement == "not_judged", str(report)
+
+
+class MasksOfTwoAxes(_Projections):
+    """attn_mask: (S, T), 0 where a key does not count; others lose their axes."""
+
+    def forward(self, x, attn_mask=None):
+        n, length, width = x.shape
+        q, k, v = (t.transpose(1, 2) for t in self.heads(x))
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if attn_mask is not None:
+            hidden = ~attn_mask.bool()[None, None]
+            scores = scores.masked_fill(hidden, -torch.inf)
+        out = (scores.softmax(-1) @ v).transpose(1, 2)
+        return self.wo(out.contiguous().view(n, length, width))
+
+
+def test_masks_of_more_axes_than_are_meant():
+    report = multihead.check(MasksOfTwoAxes)
+    assert report.judgement in ("right", "right_if"), str(report)
+    assert "(B, 1, Lq, Lk)" in str(report.remarks)
+
+
+class KeepsKeys(_Projections):
+    """Keys are kept for later calls, with the graph that made them."""
+
+    def __init__(self, dim, n_heads):
+        super().__init__(dim, n_heads)
+        self.cache = torch.zeros(32, 160, dim)
+
+    def forward(self, x):
+        q, _, v = self.heads(x)
+        self.cache[: len(x), : x.size(1)] = self.wk(x)
+        k = self.cache[: len(x), : x.size(1)].unflatten(-1, (self.n_heads, -1))
+        return self.merged(q, k, v)
+
+
+def test_graphs_that_are_kept_are_no_error():
+    report = multihead.check(KeepsKeys)
+    assert report.judgement == "right", str(report)
+
+
+class MaskObject(_Projections):
+    """The mask is an object that holds one."""
+
+    def forward(self, x, attn_mask=None):
+        q, k, v = self.heads(x)
+        mask = None if attn_mask is None else attn_mask.mask
+        return self.merged(q, k, v, mask)
+
+
+class MisspeltMask(_Projections):
+    def forward(self, x, attn_mask=None):
+        q, k, v = self.heads(x)
+        mask = None if attn_mask is None else attn_mask.logical_nott()
+        return self.merged(q, k, v, mask)
+
+
+def test_a_mask_that_is_an_object():
+    report = multihead.check(MaskObject)
+    assert report.judgement == "right", str(report)
+    assert multihead.check(MisspeltMask).cause == "raises"
+
+
 class TimeWeights(_Projections):
     """Weights are multiplied by learned numbers of positions."""
 

@@ -323,7 +323,10 @@ class Runner:
                 finding = outcome.findings[0]
                 sentence = f"Its gradients cannot be computed: {finding.sentence}"
                 # Autograd raises it, in no line of the code itself.
-                finding = replace(finding, sentence=sentence, detail="")
+                # Of keys that it keeps from call to call, as for decoding.
+                kept = "backward through the graph a second time" in sentence
+                kind = "limit" if kept else finding.kind
+                finding = replace(finding, sentence=sentence, detail="", kind=kind)
                 located = self._located([finding], run.arguments)
                 self.remarks.setdefault("gradients", located[0])
                 return

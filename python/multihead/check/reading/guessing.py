@@ -82,13 +82,15 @@ def of_calls(found: list[Finding], made_up: dict[str, str]) -> list[Finding]:
     ]
 
 
-def of_no_call(said: list[Finding], guessed: list[str], kind: str) -> list[Finding]:
+def of_no_call(
+    said: list[Finding], guessed: list[str], kind: str, source: str
+) -> list[Finding]:
     """Why no call returned an output. That is the code's fault only where no argument
     can bring it about, or where it returns something else and nothing was guessed.
-    kind: the name of the code's type."""
+    kind: the name of the code's type; source: its text."""
     if not said or said[0].name != "raises":
         return of_calls(said, dict.fromkeys(guessed, ""))
-    if not is_of_arguments(said) or _is_own(said[0], kind):
+    if not is_of_arguments(said) or _is_own(said[0], kind, source):
         return said
     if not guessed and _MISCALLED.match(said[0].sentence) and _is_inside(said[0]):
         return said
@@ -107,12 +109,16 @@ def of_no_code(said: list[Finding]) -> list[Finding]:
     return said if clear else [replace(f, kind="unchecked") for f in said]
 
 
-def _is_own(finding: Finding, kind: str) -> bool:
-    """Whether it misses an attribute of its own class or of a package."""
+def _is_own(finding: Finding, kind: str, source: str) -> bool:
+    """Whether it misses an attribute of its own class, which no method of it sets, or
+    of a package."""
     missing = "AttributeError: "
     said = finding.sentence
-    own = kind and said.startswith(f"{missing}'{kind}' object")
-    return bool(own) or said.startswith(f"{missing}module ")
+    own = re.match(
+        f"{missing}'{re.escape(kind)}' object has no attribute '(\\w+)'", said
+    )
+    is_set = own is not None and re.search(rf"\bself\.{own[1]}\s*=[^=]", source)
+    return bool(own and not is_set) or said.startswith(f"{missing}module ")
 
 
 def _is_inside(finding: Finding) -> bool:

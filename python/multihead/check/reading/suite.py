@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """All runs that follow from a first call: masks, flags, modes, sizes."""
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +24,8 @@ _LONG_SECONDS = 1.0  # loops over each query and key would take minutes
 _LARGE = 1000.0  # the spread of scores at which exp has long overflowed
 _BATCHED = ("rows of the batch", "rows of each item", "keys", "keys of each item")
 _PER_HEAD = ("heads", "heads in the batch")
+# Those with an axis more than queries and keys.
+WIDE_MASKS = ("rows of the batch", "rows of each item", "keys", *_PER_HEAD)
 _MASK_DTYPES = (torch.bool, torch.int64, torch.float32)
 _READS_RANK = r"(dim\(\)|ndim|len\(\w*mask\w*\.(shape|size\(\))\))\s*==\s*{}"
 _READS_RANK_3 = re.compile(_READS_RANK.format(3))
@@ -244,11 +247,22 @@ class Cases:
         sentence = f"No mask that was tried is taken: {first.sentence}"
         # A shape that nobody tried may be meant; a mistake in Python is one, unless
         # nobody said that this argument is a mask.
-        mistake = first.sentence.startswith(_MISTAKES)
+        mistake = first.sentence.startswith(_MISTAKES) and not self._asks(first)
         guessed = self.call.is_guessed("mask")
         kind = "failure" if mistake and not guessed else "limit"
         self.findings.append(replace(first, sentence=sentence, kind=kind))
         return []
+
+    def _asks(self, refusal: Finding) -> bool:
+        """Whether it wants a mask that is an object of its own, with tensors in it."""
+        said = re.search(r"'Tensor' object has no attribute '(\w+)'", refusal.sentence)
+        name = self.call.parameter("mask")
+        if said is None or difflib.get_close_matches(
+            said[1], dir(torch.Tensor), 1, 0.8
+        ):
+            return False  # as of a misspelt method
+        source = self.runner.subject.source
+        return re.search(rf"\b{name}\.{said[1]}\b", source) is not None
 
     def _masked(self) -> list[Case]:
         """The base with each mask that its layout can have."""
