@@ -120,8 +120,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def captured(
     module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], facts: Facts
 ) -> dict[str, Any]:
-    """Pictures of the attention that module(*inputs, **keywords) calls, by name, those
-    of a group beside each other. RuntimeError where none is seen."""
+    """Pictures of the attention that the module calls with these arguments, by name,
+    those of a group beside each other. RuntimeError where none is seen."""
     watch = _Watch()
     with (
         torch.no_grad(),
