@@ -151,8 +151,9 @@ Picture paths_of(const std::vector<at::Tensor>& means, const Picture& layer) {
   item.queries =
       make_axis(length, static_cast<int>(length), like.queries.tokens);
   item.keys = make_axis(length, static_cast<int>(length), like.keys.tokens);
-  item.panels.push_back({.name = "mean of " + std::to_string(layers) + " layers",
-                         .map = map_of(at::stack(means).mean(0))});
+  item.panels.push_back(
+      {.name = "mean of " + std::to_string(layers) + " layers",
+       .map = map_of(at::stack(means).mean(0))});
   item.panels.push_back({.name = "rollout", .map = map_of(rollout(means))});
   item.remarks = {kCaveats};
   if (is_flow_short(layers, length))

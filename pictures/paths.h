@@ -26,7 +26,8 @@ at::Tensor flow(const std::vector<at::Tensor>& means);
 bool is_flow_short(int64_t layers, int64_t length);
 
 /// The mean of the layers, rollout and flow as panels of a picture beside the
-/// layers', with what they do not tell as remarks. `layer` is one of the layers, whose tokens and sizes it takes.
+/// layers', with what they do not tell as remarks. `layer` is one of the
+/// layers, whose tokens and sizes it takes.
 Picture paths_of(const std::vector<at::Tensor>& means, const Picture& layer);
 
 }  // namespace multihead::pictures

@@ -96,6 +96,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name in _NOT_OF_WEIGHTS:
                 arguments.pop(name, None)
             self.calls.append(_Call(self.open[-1] if self.open else "", arguments))
+        elif func.namespace == "multihead":
+            # Tensors of inference mode bring operators here that are made of others.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return func(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -219,7 +225,7 @@ class _NamesOf:
         """ValueError where tokens were given that fit no call."""
         self._facts = facts
         lengths = {
-            each.arguments[name].shape[2] for each in calls for name in ("query", "key")
+            each.arguments[name].size(-2) for each in calls for name in ("query", "key")
         }
         for name in ("tokens", "query_tokens"):
             tokens = getattr(facts, name)
@@ -232,7 +238,7 @@ class _NamesOf:
 
     def of(self, each: _Call) -> Facts:
         given = self._facts
-        queries, keys = (each.arguments[x].shape[2] for x in ("query", "key"))
+        queries, keys = (each.arguments[x].size(-2) for x in ("query", "key"))
         decodes = given.query_tokens is not None and (
             "decoder" in each.path.split(".") or each.is_cross
         )

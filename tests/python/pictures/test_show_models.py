@@ -136,6 +136,27 @@ def test_any_model_that_calls_the_function():
     assert_close(shown.map(2), scores.softmax(-1)[0, 1])
 
 
+@pytest.mark.parametrize("made_in", [False, True])
+def test_tensors_of_inference_mode(made_in):
+    with torch.inference_mode(made_in):
+        layer = nn.MultiheadAttention(32, 4, batch_first=True)
+        x = torch.randn(1, 5, 32)
+    with torch.inference_mode(not made_in):
+        shown = multihead.show(layer, x, x, x)
+    assert_close(shown.map(1), weights_of(layer, x, x, x)[0, 0])
+
+
+def test_heads_of_one_item():
+    class Attention(nn.Module):
+        def forward(self, q, mask):
+            function = nn.functional.scaled_dot_product_attention
+            return function(q, q, q, attn_mask=mask)
+
+    q, mask = torch.randn(2, 5, 8), torch.rand(2, 5, 5)
+    shown = multihead.show(Attention(), q, mask, tokens="a b c d e")
+    assert_close(shown.map(2), (q @ q.mT / 8**0.5 + mask).softmax(-1)[1])
+
+
 def test_two_models_and_the_difference():
     x = torch.randn(1, 5, 32)
     one, two = (nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(2))
