@@ -171,6 +171,12 @@ Handle picture_difference(const Handle& yours, const Handle& reference) {
   return handle;
 }
 
+// Paths follow shares: no number below 0, and none that is not finite, of
+// which what can flow would grow for ever.
+bool are_shares(const Tensor& mean) {
+  return mean.ge(0).logical_and(mean.isfinite()).all().item<bool>();
+}
+
 // Through the layers from `first` on that have one group and one length.
 Handle path_from(const std::vector<Handle>& layers, size_t first) {
   std::vector<Tensor> means;
@@ -181,7 +187,8 @@ Handle path_from(const std::vector<Handle>& layers, size_t first) {
        ++i)
     means.push_back(layers[i]->mean);
   Handle handle = c10::make_intrusive<Measured>();
-  if (means.size() > 1) handle->picture = paths_of(means, begin.picture);
+  if (means.size() > 1 && std::ranges::all_of(means, are_shares))
+    handle->picture = paths_of(means, begin.picture);
   return handle;
 }
 

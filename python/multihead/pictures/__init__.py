@@ -50,12 +50,13 @@ class Pictures:
     @property
     def paths(self) -> "Pictures | None":
         """The mean of the layers of each group that has several, and rollout and flow
-        through them, as pictures: how much of each token can have reached each, as far as weights tell
-        (Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).
+        through them, as pictures: how much of each token can have reached each, as far
+        as weights tell (Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).
 
         Both take the mean of heads, and half of each layer to pass by; values and the
         other parts of a model are left out. Flow needs short sequences. None: there are
-        no two layers, or sequences have more than 256 tokens.
+        no two layers, or sequences have more than 256 tokens, or weights are below 0 or
+        not finite.
         """
         found = pictures().paths_through(self._layers)
         if not found:
@@ -190,8 +191,8 @@ def show(
         inputs: what a module is called with. None for weights.
         tokens: the names of the keys, and of the queries where there are as many: a
             list, or words between spaces. In a model, of what has that length.
-        query_tokens: the names of the queries, where they differ: those of a decoder,
-            whose self-attention has them for keys too.
+        query_tokens: the names of the queries, where they differ: in a model that has
+            a decoder its tokens, which are keys, too, of its self-attention.
         reference: weights of the same shape, or a module for the same inputs: what is
             drawn is then the difference, of layers of the same names, or where names
             differ of one after the other; those of mappings must be the same.

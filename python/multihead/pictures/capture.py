@@ -224,11 +224,14 @@ class _NamesOf:
     def __init__(self, facts: Facts, calls: list[_Call]) -> None:
         """ValueError where tokens were given that fit no call."""
         self._facts = facts
-        lengths = {
-            each.arguments[name].size(-2) for each in calls for name in ("query", "key")
-        }
+        self._has_decoder = any(map(_decodes, calls))
+        of_queries, of_keys = (
+            {each.arguments[name].size(-2) for each in calls}
+            for name in ("query", "key")
+        )
         for name in ("tokens", "query_tokens"):
             tokens = getattr(facts, name)
+            lengths = of_queries | of_keys if name == "tokens" else of_queries
             if tokens is not None and len(tokens) not in lengths:
                 some = " or ".join(map(str, sorted(lengths)))
                 raise ValueError(
@@ -239,14 +242,20 @@ class _NamesOf:
     def of(self, each: _Call) -> Facts:
         given = self._facts
         queries, keys = (each.arguments[x].size(-2) for x in ("query", "key"))
+        # Where nothing is named a decoder, one layer or more have queries and keys.
         decodes = given.query_tokens is not None and (
-            "decoder" in each.path.split(".") or each.is_cross
+            _decodes(each) or not self._has_decoder
         )
         own = given.query_tokens if decodes or given.tokens is None else given.tokens
-        others = given.tokens if each.is_cross or not decodes else given.query_tokens
+        crosses = each.is_cross or not self._has_decoder
+        others = given.tokens if crosses or not decodes else given.query_tokens
         return replace(
             given, tokens=_fitting(others, keys), query_tokens=_fitting(own, queries)
         )
+
+
+def _decodes(each: _Call) -> bool:
+    return "decoder" in each.path.split(".") or each.is_cross
 
 
 def _fitting(tokens: list[str] | None, length: int) -> list[str] | None:

@@ -136,6 +136,21 @@ def test_any_model_that_calls_the_function():
     assert_close(shown.map(2), scores.softmax(-1)[0, 1])
 
 
+def test_a_layer_by_itself_has_names_of_queries_and_of_keys():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(1, 3, 32)
+    for queries in ("w x y", "w x"):
+        q = x[:, : len(queries.split())]
+        shown = multihead.show(layer, q, x, x, tokens="a b c", query_tokens=queries)
+        item = data_of(shown)["layers"][0]["items"][0]
+        assert item["keys"]["labels"] == ["a", "b", "c"]
+        assert item["queries"]["labels"] == queries.split()
+    with pytest.raises(
+        ValueError, match="query_tokens must have one entry for each of the 2 positions"
+    ):
+        multihead.show(layer, x[:, :2], x, x, query_tokens="a b c")
+
+
 @pytest.mark.parametrize("made_in", [False, True])
 def test_tensors_of_inference_mode(made_in):
     with torch.inference_mode(made_in):

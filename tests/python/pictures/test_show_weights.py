@@ -174,6 +174,14 @@ def test_flow_is_what_the_narrowest_cut_lets_pass():
     torch.testing.assert_close(shown.map(2), expected)
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -1.0])
+def test_there_are_no_paths_of_what_are_no_shares(number):
+    layers = [random_weights(1, 3, 3)] * 3
+    layers[1] = torch.full((1, 3, 3), number)
+    shown = multihead.show(layers)
+    assert shown.paths is None and len(data_of(shown)["layers"]) == 3
+
+
 def test_paths_say_what_they_leave_out():
     layers = [random_weights(1, 2, 80, 80)] * 2
     shown = multihead.show(layers)
