@@ -249,9 +249,10 @@ class _NamesOf:
         own = given.query_tokens if decodes or given.tokens is None else given.tokens
         crosses = each.is_cross or not self._has_decoder
         others = given.tokens if crosses or not decodes else given.query_tokens
-        return replace(
-            given, tokens=_fitting(others, keys), query_tokens=_fitting(own, queries)
-        )
+        names_of_queries, names = _fitting(own, queries), _fitting(others, keys)
+        if names is None and queries == keys and not each.is_cross:
+            names = names_of_queries  # self-attention of another length than tokens
+        return replace(given, tokens=names, query_tokens=names_of_queries)
 
 
 def _decodes(each: _Call) -> bool:

@@ -151,6 +151,25 @@ def test_a_layer_by_itself_has_names_of_queries_and_of_keys():
         multihead.show(layer, x[:, :2], x, x, query_tokens="a b c")
 
 
+def test_parts_whose_names_say_nothing_have_the_tokens_that_fit():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enc, self.dec, self.src = (
+                nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(3)
+            )
+
+        def forward(self, x, y):
+            x, y = self.enc(x, x, x)[0], self.dec(y, y, y)[0]
+            return self.src(y, x, x)[0]
+
+    x, many, few = torch.randn(1, 3, 32), ["a", "b", "c"], ["w", "x"]
+    shown = multihead.show(Parts(), x, x[:, :2], tokens=many, query_tokens=few)
+    items = [layer["items"][0] for layer in data_of(shown)["layers"]]
+    found = [(item["queries"]["labels"], item["keys"]["labels"]) for item in items]
+    assert found == [(many, many), (few, few), (few, many)]
+
+
 @pytest.mark.parametrize("made_in", [False, True])
 def test_tensors_of_inference_mode(made_in):
     with torch.inference_mode(made_in):
