@@ -101,6 +101,10 @@ Handle picture_of_weights(const Tensor& weights,
                           const std::optional<Tensor>& blocked,
                           const std::string& text) {
   const int64_t dims = weights.dim();
+  if (weights.layout() != at::kStrided || weights.is_meta())
+    refuse("weights", "be a dense tensor that holds numbers",
+           weights.is_meta() ? "one on the meta device"
+                             : c10::str("layout ", weights.layout()));
   if (!weights.is_floating_point() || dims < 2 || dims > 4 ||
       weights.numel() == 0)
     refuse("weights",
@@ -110,6 +114,8 @@ Handle picture_of_weights(const Tensor& weights,
                shape_text(weights.sizes().vec()));
   AttentionSource source;
   source.weights = weights.detach().cpu();
+  if (c10::isFloat8Type(weights.scalar_type()))  // which PyTorch cannot add
+    source.weights = source.weights.to(at::kFloat);
   while (source.weights.dim() < 4) source.weights = source.weights.unsqueeze(0);
   source.num_kv_heads = source.weights.size(1);
   if (blocked.has_value()) {
@@ -129,11 +135,15 @@ Handle picture_of_weights(const Tensor& weights,
 Handle picture_of_heads(const Tensor& query, const Tensor& key,
                         const AttentionOptions& options,
                         const std::string& text) {
+  if (query.dim() == 3 && key.dim() == 3)  // heads of one item
+    return picture_of_heads(query.unsqueeze(0), key.unsqueeze(0), options,
+                            text);
   if (query.dim() != 4 || key.dim() != 4 || query.size(0) != key.size(0) ||
       query.size(3) != key.size(3) || key.size(1) == 0 || query.numel() == 0 ||
       key.numel() == 0 || query.size(1) % key.size(1) != 0)
     refuse("query and key",
-           "have the shapes (B, H, Lq, D) and (B, G, Lk, D), where G divides H",
+           "have the shapes (B, H, Lq, D) and (B, G, Lk, D), or those of one "
+           "item, where G divides H",
            shape_text(query.sizes().vec()) + " and " +
                shape_text(key.sizes().vec()));
   AttentionSource source{.query = query.detach(),
@@ -161,6 +171,12 @@ Handle picture_difference(const Handle& yours, const Handle& reference) {
   return handle;
 }
 
+// Paths follow shares: no number below 0, and none that is not finite, of
+// which what can flow would grow for ever.
+bool are_shares(const Tensor& mean) {
+  return mean.ge(0).logical_and(mean.isfinite()).all().item<bool>();
+}
+
 // Through the layers from `first` on that have one group and one length.
 Handle path_from(const std::vector<Handle>& layers, size_t first) {
   std::vector<Tensor> means;
@@ -171,7 +187,8 @@ Handle path_from(const std::vector<Handle>& layers, size_t first) {
        ++i)
     means.push_back(layers[i]->mean);
   Handle handle = c10::make_intrusive<Measured>();
-  if (means.size() > 1) handle->picture = paths_of(means, begin.picture);
+  if (means.size() > 1 && std::ranges::all_of(means, are_shares))
+    handle->picture = paths_of(means, begin.picture);
   return handle;
 }
 

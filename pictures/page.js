@@ -72,6 +72,9 @@ function hatch(context) {
 }
 
 const short = text => [...text].length > 16 ? [...text].slice(0, 15).join("") + "…" : text;
+// A word of any script in a sentence whose words stand from left to right.
+const kFromRight = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+const inLine = text => kFromRight.test(text) ? `\u2066${text}\u2069` : text;
 const keysOf = entropy => {
   const keys = Math.exp(entropy);
   return keys.toFixed(keys < 99.5 ? 1 : 0);
@@ -330,7 +333,7 @@ function showView() {
 }
 
 function show() {
-  element("name").textContent = (layer().name ? `${layer().name}, ` : "") + panel().name +
+  element("name").textContent = (layer().name ? `${inLine(layer().name)}, ` : "") + panel().name +
     (panel().entropy === null ? "" : `: entropy ${panel().entropy.toFixed(2)}, ` +
                                      `as of ${Math.exp(panel().entropy).toFixed(1)} keys`);
   showView();
@@ -468,7 +471,8 @@ function say(row, column) {
   if (inside) {
     const i = row * shown.columns + column, {values, blocked} = numbers(shown);
     const value = Number.isFinite(values[i]) ? +values[i].toPrecision(4) : String(values[i]);
-    text = `${item().queries.labels[row]} → ${item().keys.labels[column]}: ${value}` +
+    const [query, key] = [item().queries.labels[row], item().keys.labels[column]].map(inLine);
+    text = `${query} → ${key}: ${value}` +
            (blocked[i] ? " (blocked)" : "");
   }
   element("said").textContent = text;

@@ -5,13 +5,14 @@ itself: the library of pictures does."""
 import html
 import os
 import pathlib
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from .._call import call, check_type, shown
+from .._call import call, check_int, check_type, shown
 from .._library import pictures
 from .capture import Facts, captured
 
@@ -37,7 +38,7 @@ class Pictures:
         return len(self._layers)
 
     def __getitem__(self, layer: int) -> "Pictures":
-        check_type("show", "layer", layer, int, "an int")
+        check_int("show", "layer", layer)
         if not -len(self) <= layer < len(self):
             raise IndexError(
                 f"show: layer must be from {-len(self)} to {len(self) - 1}, got {layer}"
@@ -49,12 +50,13 @@ class Pictures:
     @property
     def paths(self) -> "Pictures | None":
         """The mean of the layers of each group that has several, and rollout and flow
-        through them, as pictures: how much of each token can have reached each, as far as weights tell
-        (Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).
+        through them, as pictures: how much of each token can have reached each, as far
+        as weights tell (Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).
 
         Both take the mean of heads, and half of each layer to pass by; values and the
         other parts of a model are left out. Flow needs short sequences. None: there are
-        no two layers, or sequences have more than 256 tokens.
+        no two layers, or sequences have more than 256 tokens, or weights are below 0 or
+        not finite.
         """
         found = pictures().paths_through(self._layers)
         if not found:
@@ -71,7 +73,9 @@ class Pictures:
         """The cells of a panel of the first layer, float32 (rows, columns): of short
         sequences the weights (Lq, Lk), of longer ones sums over keys and means over
         queries. panel 0 is the mean where there are several heads, head 0 is then 1."""
-        cells: Tensor = call(pictures().picture_map.default, self._layers[0], panel)
+        check_int("show", "panel", panel)
+        operator = pictures().picture_map.default
+        cells: Tensor = call(operator, self._layers[0], int(panel))
         return cells
 
     def html(self) -> str:
@@ -91,32 +95,30 @@ class Pictures:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes path, by its ending an .html page, an .svg or a .png.
 
+        A file that is there keeps its permissions, and a link leads where it did.
         PNG is drawn by librsvg, which the system brings (Debian: librsvg2-2).
         Raises ValueError for another ending, RuntimeError where PNG cannot be drawn,
         OSError where the file cannot be written; it is then as it was before.
         """
+        words = "a str or os.PathLike of one"
+        check_type("show", "path", path, (str, os.PathLike), words)
+        check_type("show", "path", os.fspath(path), str, words)
         target = pathlib.Path(path)
-        if target.suffix not in _FORMS:
+        form = target.suffix.lower()
+        if form not in _FORMS:
             raise ValueError(
                 f"show: path must end in {', '.join(_FORMS)}, got {shown(str(path))}"
             )
-        if target.suffix == ".png":
+        if form == ".png":
             image = call(pictures().draw_png.default, self.svg())
             content = bytes(image.tolist())
         else:
-            text = self.html() if target.suffix == ".html" else self.svg()
+            text = self.html() if form == ".html" else self.svg()
             content = text.encode()
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+            _write(os.path.realpath(target), content)
+        except OSError as error:  # which names the file that was asked for
+            raise OSError(error.errno, error.strerror, str(target)) from None
 
     def __repr__(self) -> str:
         (heads, queries, keys), _ = pictures().picture_facts(self._layers[0])
@@ -133,6 +135,23 @@ class Pictures:
             f'<iframe data-multihead title="{html.escape(self.title, quote=True)}" '
             f'srcdoc="{page}" style="width: 100%; height: 760px; border: 0"></iframe>'
         )
+
+
+def _write(target: str, content: bytes) -> None:
+    """The whole content, or nothing, with the permissions of the file before."""
+    mask = os.umask(0)
+    os.umask(mask)
+    is_there = os.path.exists(target)
+    mode = stat.S_IMODE(os.stat(target).st_mode) if is_there else 0o666 & ~mask
+    handle, name = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".show")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(name, mode)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def show(
@@ -172,10 +191,11 @@ def show(
         inputs: what a module is called with. None for weights.
         tokens: the names of the keys, and of the queries where there are as many: a
             list, or words between spaces. In a model, of what has that length.
-        query_tokens: the names of the queries, where they differ: those of a decoder,
-            whose self-attention has them for keys too.
+        query_tokens: the names of the queries, where they differ: in a model that has
+            a decoder its tokens, which are keys, too, of its self-attention.
         reference: weights of the same shape, or a module for the same inputs: what is
-            drawn is then the difference.
+            drawn is then the difference, of layers of the same names, or where names
+            differ of one after the other; those of mappings must be the same.
         blocked: beside weights, bool, broadcast to them, True = may not attend.
         without: tokens to leave out, such as ("[CLS]", "[SEP]"); without names,
             positions ("0"). For sequences of up to 2048 tokens.
@@ -189,14 +209,16 @@ def show(
         ValueError: shapes or names that do not fit together.
         RuntimeError: a module that calls no attention that can be seen.
     """
+    check_int("show", "item", item)
+    check_type("show", "title", title, str, "a str")
+    check_type("show", "blocked", blocked, (Tensor, type(None)), "a tensor or None")
     facts = Facts(
         tokens=_words("tokens", tokens),
         query_tokens=_words("query_tokens", query_tokens),
         without=_words("without", without) or [],
         scaled=bool(scaled),
-        item=item,
+        item=int(item),
     )
-    check_type("show", "item", item, int, "an int")
     if isinstance(subject, nn.Module):
         if blocked is not None:
             raise TypeError(
@@ -219,6 +241,8 @@ def show(
     found = _of_weights(subject, "subject", blocked, facts.titled(title))
     if reference is not None:
         other = _of_weights(reference, "reference", blocked, facts.titled(title))
+        if isinstance(subject, Mapping) and isinstance(reference, Mapping):
+            _check_names(found, other)
         found = _less(found, other)
     return Pictures(title, list(found.values()), list(found))
 
@@ -241,6 +265,10 @@ def _of_weights(
         layers: Mapping[str, Any] = {"": weights}
     elif isinstance(weights, Mapping):
         layers = {str(name): layer for name, layer in weights.items()}
+        if len(layers) < len(weights):
+            raise ValueError(
+                f"show: {argument} must have a name for each layer, got some names twice"
+            )
     else:
         words = "weights, a sequence or mapping of weights, or a module"
         check_type("show", argument, weights, (list, tuple), words)
@@ -255,13 +283,22 @@ def _of_weights(
     return found
 
 
+def _check_names(yours: dict[str, Any], reference: dict[str, Any]) -> None:
+    if differing := sorted(yours.keys() ^ reference.keys()):
+        raise ValueError(
+            "show: reference must have the names of subject, got "
+            f"{', '.join(map(repr, differing))} in one of them"
+        )
+
+
 def _less(yours: dict[str, Any], reference: dict[str, Any]) -> dict[str, Any]:
-    """The differences, layer by layer."""
+    """The differences of layers of one name, or else of one place."""
     if len(yours) != len(reference):
         raise ValueError(
             f"show: reference must have as many layers, {len(yours)}, got "
             f"{len(reference)}"
         )
     operator = pictures().picture_difference.default
-    pairs = zip(yours.items(), reference.values(), strict=True)
+    names = yours if yours.keys() == reference.keys() else reference
+    pairs = zip(yours.items(), (reference[name] for name in names), strict=True)
     return {name: call(operator, own, other) for (name, own), other in pairs}

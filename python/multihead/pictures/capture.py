@@ -96,6 +96,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name in _NOT_OF_WEIGHTS:
                 arguments.pop(name, None)
             self.calls.append(_Call(self.open[-1] if self.open else "", arguments))
+        elif func.namespace == "multihead":
+            # Tensors of inference mode bring operators here that are made of others.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return func(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -218,11 +224,14 @@ class _NamesOf:
     def __init__(self, facts: Facts, calls: list[_Call]) -> None:
         """ValueError where tokens were given that fit no call."""
         self._facts = facts
-        lengths = {
-            each.arguments[name].shape[2] for each in calls for name in ("query", "key")
-        }
+        self._has_decoder = any(map(_decodes, calls))
+        of_queries, of_keys = (
+            {each.arguments[name].size(-2) for each in calls}
+            for name in ("query", "key")
+        )
         for name in ("tokens", "query_tokens"):
             tokens = getattr(facts, name)
+            lengths = of_queries | of_keys if name == "tokens" else of_queries
             if tokens is not None and len(tokens) not in lengths:
                 some = " or ".join(map(str, sorted(lengths)))
                 raise ValueError(
@@ -232,15 +241,22 @@ class _NamesOf:
 
     def of(self, each: _Call) -> Facts:
         given = self._facts
-        queries, keys = (each.arguments[x].shape[2] for x in ("query", "key"))
+        queries, keys = (each.arguments[x].size(-2) for x in ("query", "key"))
+        # Where nothing is named a decoder, one layer or more have queries and keys.
         decodes = given.query_tokens is not None and (
-            "decoder" in each.path.split(".") or each.is_cross
+            _decodes(each) or not self._has_decoder
         )
         own = given.query_tokens if decodes or given.tokens is None else given.tokens
-        others = given.tokens if each.is_cross or not decodes else given.query_tokens
-        return replace(
-            given, tokens=_fitting(others, keys), query_tokens=_fitting(own, queries)
-        )
+        crosses = each.is_cross or not self._has_decoder
+        others = given.tokens if crosses or not decodes else given.query_tokens
+        names_of_queries, names = _fitting(own, queries), _fitting(others, keys)
+        if names is None and queries == keys and not each.is_cross:
+            names = names_of_queries  # self-attention of another length than tokens
+        return replace(given, tokens=names, query_tokens=names_of_queries)
+
+
+def _decodes(each: _Call) -> bool:
+    return "decoder" in each.path.split(".") or each.is_cross
 
 
 def _fitting(tokens: list[str] | None, length: int) -> list[str] | None:

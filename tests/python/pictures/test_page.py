@@ -189,3 +189,30 @@ def test_two_frames_of_a_notebook_do_not_meet(tmp_path):
     assert found["names"].startswith("head 0: entropy ")
     assert found["names"].endswith("| layer 0, mean of 12 heads")
     assert int(found["excess"]) <= 0 and int(found["outer"]) <= 0
+
+
+def test_every_line_begins_on_the_left(tmp_path):
+    """As in SVG and PNG: its first word, of whatever script, stands left of the next."""
+    weights = torch.full((1, 2, 2), 0.5)
+    words, title = ["שלום", "مرحبا"], "שלום layer 12"
+    shown = multihead.show({"עולם 3": weights, "b": weights}, tokens=words, title=title)
+    found = after(
+        saved(shown, tmp_path),
+        """
+        const begins = (node, word) => {
+          const range = document.createRange(), at = node.textContent.indexOf(word);
+          range.setStart(node.firstChild, at);
+          range.setEnd(node.firstChild, at + word.length);
+          return range.getBoundingClientRect().left;
+        };
+        const goesRight = (id, words) => {
+          const places = words.map(word => begins(element(id), word));
+          report(id, places.every((x, i) => i === 0 || places[i - 1] < x));
+        };
+        goesRight("title", ["שלום", "layer", "12"]);
+        say(0, 1);
+        goesRight("said", ["שלום", "→", "مرحبا", "0.5"]);
+        goesRight("name", ["עולם", "head"]);
+        """,
+    )
+    assert found == {"title": "true", "said": "true", "name": "true"}

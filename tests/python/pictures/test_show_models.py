@@ -136,6 +136,61 @@ def test_any_model_that_calls_the_function():
     assert_close(shown.map(2), scores.softmax(-1)[0, 1])
 
 
+def test_a_layer_by_itself_has_names_of_queries_and_of_keys():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(1, 3, 32)
+    for queries in ("w x y", "w x"):
+        q = x[:, : len(queries.split())]
+        shown = multihead.show(layer, q, x, x, tokens="a b c", query_tokens=queries)
+        item = data_of(shown)["layers"][0]["items"][0]
+        assert item["keys"]["labels"] == ["a", "b", "c"]
+        assert item["queries"]["labels"] == queries.split()
+    with pytest.raises(
+        ValueError, match="query_tokens must have one entry for each of the 2 positions"
+    ):
+        multihead.show(layer, x[:, :2], x, x, query_tokens="a b c")
+
+
+def test_parts_whose_names_say_nothing_have_the_tokens_that_fit():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enc, self.dec, self.src = (
+                nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(3)
+            )
+
+        def forward(self, x, y):
+            x, y = self.enc(x, x, x)[0], self.dec(y, y, y)[0]
+            return self.src(y, x, x)[0]
+
+    x, many, few = torch.randn(1, 3, 32), ["a", "b", "c"], ["w", "x"]
+    shown = multihead.show(Parts(), x, x[:, :2], tokens=many, query_tokens=few)
+    items = [layer["items"][0] for layer in data_of(shown)["layers"]]
+    found = [(item["queries"]["labels"], item["keys"]["labels"]) for item in items]
+    assert found == [(many, many), (few, few), (few, many)]
+
+
+@pytest.mark.parametrize("made_in", [False, True])
+def test_tensors_of_inference_mode(made_in):
+    with torch.inference_mode(made_in):
+        layer = nn.MultiheadAttention(32, 4, batch_first=True)
+        x = torch.randn(1, 5, 32)
+    with torch.inference_mode(not made_in):
+        shown = multihead.show(layer, x, x, x)
+    assert_close(shown.map(1), weights_of(layer, x, x, x)[0, 0])
+
+
+def test_heads_of_one_item():
+    class Attention(nn.Module):
+        def forward(self, q, mask):
+            function = nn.functional.scaled_dot_product_attention
+            return function(q, q, q, attn_mask=mask)
+
+    q, mask = torch.randn(2, 5, 8), torch.rand(2, 5, 5)
+    shown = multihead.show(Attention(), q, mask, tokens="a b c d e")
+    assert_close(shown.map(2), (q @ q.mT / 8**0.5 + mask).softmax(-1)[1])
+
+
 def test_two_models_and_the_difference():
     x = torch.randn(1, 5, 32)
     one, two = (nn.MultiheadAttention(32, 4, batch_first=True) for _ in range(2))

@@ -7,8 +7,10 @@ import html.parser
 import itertools
 import json
 import re
+import stat
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 import torch
 from layout import collisions, outside
@@ -98,6 +100,13 @@ def test_a_mask_goes_along_with_what_is_left_out():
     assert runs[0].count("M") == 3
 
 
+def test_differences_are_of_layers_of_one_name():
+    one, two = random_weights(1, 3, 3), random_weights(2, 3, 3)[:1]
+    shown = multihead.show({"a": one, "b": two}, reference={"b": two, "a": one})
+    assert shown.names == ["a", "b"]
+    assert all(torch.equal(layer.map(), torch.zeros(3, 3)) for layer in shown)
+
+
 def test_differences():
     ours, theirs = random_weights(2, 5, 5), random_weights(2, 5, 5).flip(0)
     shown = multihead.show(ours, reference=theirs)
@@ -165,6 +174,14 @@ def test_flow_is_what_the_narrowest_cut_lets_pass():
     torch.testing.assert_close(shown.map(2), expected)
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -1.0])
+def test_there_are_no_paths_of_what_are_no_shares(number):
+    layers = [random_weights(1, 3, 3)] * 3
+    layers[1] = torch.full((1, 3, 3), number)
+    shown = multihead.show(layers)
+    assert shown.paths is None and len(data_of(shown)["layers"]) == 3
+
+
 def test_paths_say_what_they_leave_out():
     layers = [random_weights(1, 2, 80, 80)] * 2
     shown = multihead.show(layers)
@@ -200,8 +217,34 @@ def test_a_failure_leaves_the_file_as_it_was(tmp_path):
         ValueError, match=r"path must end in .html, .svg, .png, got 'a.x'"
     ):
         shown.save("a.x")
-    with pytest.raises(OSError):
-        shown.save(tmp_path / "none" / "a.svg")
+    missing = tmp_path / "none" / "a.svg"
+    with pytest.raises(FileNotFoundError) as error:
+        shown.save(missing)
+    assert error.value.filename == str(missing) and error.value.filename2 is None
+    for path in (3, b"a.svg"):
+        with pytest.raises(TypeError, match="show: path must be a str or os.PathLike"):
+            shown.save(path)
+    folder = tmp_path / "folder.svg"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError):
+        shown.save(folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_files_keep_their_permissions_and_links_lead_on(tmp_path):
+    shown = multihead.show(random_weights(1, 5, 5))
+    file, link = tmp_path / "file.svg", tmp_path / "link.SVG"
+    file.write_text("old")
+    file.chmod(0o600)
+    link.symlink_to("file.svg")
+    shown.save(link)
+    assert link.is_symlink() and file.read_text() == shown.svg()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    longest = tmp_path / ("x" * 251 + ".svg")
+    shown.save(longest)
+    usual = tmp_path / "usual"
+    usual.touch()
+    assert longest.stat().st_mode == usual.stat().st_mode
 
 
 def test_a_notebook_gets_a_frame_that_needs_nothing_else():
@@ -252,7 +295,29 @@ ERRORS = [
     (dict(subject=W, query_tokens="a"), ValueError, "query_tokens must have one entry"),
     (dict(subject=W, item=1), ValueError, "item must be from 0 to 0, got 1"),
     (dict(subject=W, item="x"), TypeError, "item must be an int, got 'x'"),
+    (dict(subject=W, title=3), TypeError, "title must be a str, got 3"),
     (dict(subject=W, blocked=W), ValueError, "blocked must be bool and broadcast to"),
+    (dict(subject=W, blocked=[1]), TypeError, "blocked must be a tensor or None, got"),
+    (
+        dict(subject=W.to_sparse()),
+        ValueError,
+        "weights must be a dense tensor that holds numbers, got layout Sparse",
+    ),
+    (
+        dict(subject=W.to("meta")),
+        ValueError,
+        "weights must be a dense tensor that holds numbers, got one on the meta device",
+    ),
+    (
+        dict(subject={"a": W, "b": W}, reference={"b": W, "c": W}),
+        ValueError,
+        "reference must have the names of subject, got 'a', 'c' in one of them",
+    ),
+    (
+        dict(subject={3: W, "3": W}),
+        ValueError,
+        "subject must have a name for each layer, got some names twice",
+    ),
     (dict(subject=W, without="0 1 2"), ValueError, "without must leave a query and a"),
     (dict(subject=W, mask=1), TypeError, "mask must come with a module, got 1"),
 ]
@@ -264,6 +329,18 @@ ERRORS = [
 def test_errors(arguments, kind, message):
     with pytest.raises(kind, match="show: " + re.escape(message)):
         multihead.show(**arguments)
+
+
+def test_numbers_may_be_of_other_kinds():
+    number = np.int64(1)
+    weights = random_weights(2, 3, 4, 4)
+    shown = multihead.show(weights, item=number)
+    assert torch.equal(shown.map(number), weights[1, 0])
+    assert shown[np.int64(0)].map(1).equal(shown.map(1))
+    with pytest.raises(TypeError, match="show: panel must be an int, got 'a'"):
+        shown.map("a")
+    small = weights.to(torch.float8_e4m3fn)
+    assert torch.equal(multihead.show(small).map(1), small[0, 0].float())
 
 
 def test_half_characters_are_shown_as_question_marks():
