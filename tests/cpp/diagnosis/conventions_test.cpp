@@ -34,6 +34,10 @@ Layer layer_beside(std::string_view name) {
 // One call as code with this recipe would leave it.
 Observation observed(const Layer& layer, const Recipe& recipe) {
   Observation o = observe(layer, "beside", inputs(at::kDouble, 1.0));
+  if (recipe.residual == Residual::kValues) {  // as many as queries
+    o.tensors.erase("key");
+    o.tensors.erase("value");
+  }
   o.tensors["out"] = o.tensors["query"];
   const ObservedCall call = read_dump(o);
   const std::optional<Stages> stages = simulate(call, recipe);
@@ -55,6 +59,9 @@ Observation observed(const Layer& layer, const Recipe& recipe) {
                {stages->scores, stages->weights, simulate(call, plain)->merged,
                 stages->merged, simulate(call, alone)->out,
                 simulate(call, ungained)->out, simulate(call, before)->out});
+  if (recipe.residual == Residual::kSetBlock) {
+    trace.push_back(stages->merged + stages->projected[0]);
+  }
   if (recipe.residual == Residual::kAfterNorm) {
     trace.push_back(stages->out - call.inputs[0]);
   }
