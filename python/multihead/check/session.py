@@ -364,6 +364,8 @@ class Examination:
             reading.findings += runs.overflows()
             self._judge_on_cache(reading, runs)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
+            self._set_apart_chance(reading, runs)
+        if reading.verdict and reading.verdict["verdict"] == "unknown":
             self._set_apart_wide_masks(reading, runs)
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             self._set_apart_not_finite(reading, runs)
@@ -378,6 +380,14 @@ class Examination:
         run = reading.way.runner.run_on_cache(runs.kept[0])
         if run is not None:
             self._judge(reading, [*runs.kept, run])
+
+    def _set_apart_chance(self, reading: Reading, runs: Cases) -> None:
+        """What a mask does that fits by chance may hide the fault of all others."""
+        kept = [run for run in runs.kept if run not in runs.by_chance]
+        if len(kept) < len(runs.kept):
+            whole = reading.verdict
+            self._judge(reading, kept)
+            reading.verdict = reading.verdict if reading.faults else whole
 
     def _set_apart_wide_masks(self, reading: Reading, runs: Cases) -> None:
         """Where masks (Lq, Lk) are right, and nothing explains what becomes of others,

@@ -83,7 +83,7 @@ def test_weights_are_those_of_the_model(tmp_path, layer):
     text = "A kitten is taking a nap on the warm sofa."
     data = page_data(tmp_path, "--model", MODEL, "--text", text, "--layer", layer)
     weights = expected(text, layer)
-    mean, *heads = data["items"][0]["panels"]
+    mean, *heads = data["layers"][0]["items"][0]["panels"]
     assert [panel["name"] for panel in heads] == [f"head {i}" for i in range(12)]
     for panel, truth in zip(heads, weights):
         torch.testing.assert_close(values(panel), truth)
@@ -107,7 +107,7 @@ def test_tokens_are_those_of_its_tokenizer(tmp_path, text):
     tokenizer.no_padding()
     wanted = tokenizer.encode(text).tokens
     data = page_data(tmp_path, "--model", MODEL, "--text", text)
-    assert data["items"][0]["keys"]["labels"] == wanted
+    assert data["layers"][0]["items"][0]["keys"]["labels"] == wanted
 
 
 def test_python_makes_the_same_dump(tmp_path):

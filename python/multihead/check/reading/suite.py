@@ -73,6 +73,8 @@ class Cases:
         self.refused: set[str] = set()
         # Why masks were refused of a shape that others were not.
         self.refused_masks: list[Finding] = []
+        # Runs whose mask only fits by chance.
+        self.by_chance: list[Run] = []
         # Nothing that could be compared: noise.
         self.hopeless = False
 
@@ -379,11 +381,12 @@ class Cases:
         if cases.unbatched(self.base) or self.base.layout in cases.CORE:
             return
 
-        def crowd(what: str, **masks: str) -> None:
+        def crowd(what: str, **masks: str) -> Run:
             count = self.base.sizes.heads if self.base.sizes.heads > 1 else 4
             equal = dict(batch=count, queries=count, keys=count + 3)
             sizes = replace(self.base.sizes, **equal)
-            self._run_with(f"B = H = Lq, {what}", sizes=sizes, draw=23, **masks)
+            name = f"B = H = Lq, {what}"
+            return self._run_with(name, sizes=sizes, draw=23, **masks)
 
         kinds_of_padding = [r.case.padding for r in self.kept if r.case.padding]
         padded = "mask" in kinds_of_padding
@@ -391,8 +394,10 @@ class Cases:
             # In another shape than the one that is taken, it fits here by chance;
             # PyTorch's name promises PyTorch's shape.
             wide = "wide mask" in kinds_of_padding and not padded
-            wide = wide and not is_pytorchs_padding(self.call)
-            crowd("padding", padding="wide mask" if wide else "mask")
+            promised = wide and is_pytorchs_padding(self.call)
+            kind = "wide mask" if wide and not promised else "mask"
+            run = crowd("padding", padding=kind)
+            self.by_chance = [run] if promised else []
         reads = _READS_RANK_3.search(self.runner.subject.source) is not None
         taken = "rows of each item" in kinds
         if self.call.takes("mask") and (taken or reads or not kinds):
