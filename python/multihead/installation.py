@@ -76,7 +76,8 @@ def is_installed() -> bool:
 
 
 def _change(operator: Callable[[], None]) -> None:
-    if "torch.distributed.tensor" in sys.modules:
+    # torch.compile has that module, too, and no processes that would need a second here.
+    if "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized():
         from . import distributed  # noqa: F401  (registers the operators for DTensors)
     with _changing, _tracing.compile_lock():
         operator()
