@@ -256,7 +256,8 @@ class Cases:
         return []
 
     def _asks(self, refusal: Finding) -> bool:
-        """Whether it wants a mask that is an object of its own, with tensors in it."""
+        """Whether it wants a mask that is an object of its own, with tensors in it; a
+        method that tensors lack is a mistake."""
         said = re.search(r"'Tensor' object has no attribute '(\w+)'", refusal.sentence)
         name = self.call.parameter("mask")
         if said is None or difflib.get_close_matches(
@@ -264,7 +265,7 @@ class Cases:
         ):
             return False  # as of a misspelt method
         source = self.runner.subject.source
-        return re.search(rf"\b{name}\.{said[1]}\b", source) is not None
+        return re.search(rf"\b{name}\.{said[1]}\b(?!\s*\()", source) is not None
 
     def _masked(self) -> list[Case]:
         """The base with each mask that its layout can have."""
