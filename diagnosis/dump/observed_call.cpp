@@ -5,6 +5,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
@@ -327,7 +328,7 @@ void read_inputs(const Observation& from, ObservedCall& call) {
     n.kv_heads = call.inputs[1].size(1);
     n.width = query.size(-1);
     n.value_width = call.inputs[2].size(-1);
-    n.embed_dim = n.heads * n.width;
+    n.embed_dim = find_count(from, "embed_dim").value_or(n.heads * n.width);
     TORCH_CHECK_VALUE(n.heads % n.kv_heads == 0,
                       "explain: key must have a number of heads that divides "
                       "that of query, ",
@@ -367,8 +368,8 @@ class DropoutReader {
       : from_(from), call_(call), n_(call.sizes) {}
 
   void read() {
-    for (const auto& [name, tensor] : from_.tensors) {
-      if (!name.starts_with("dropout_keep")) continue;
+    for (const std::string& name : draws_in_order()) {
+      const Tensor& tensor = from_.tensors.at(name);
       const double p = find_number(from_, "dropout_p" + name.substr(12))
                            .value_or(call_.dropout_p);
       take(numbers(tensor, name.c_str()), p, name.c_str());
@@ -389,6 +390,15 @@ class DropoutReader {
   }
 
  private:
+  // dropout_keep.2 before dropout_keep.10: those of heads come one by one.
+  std::vector<std::string> draws_in_order() const {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : from_.tensors)
+      if (name.starts_with("dropout_keep")) names.push_back(name);
+    std::ranges::stable_sort(names, {}, &std::string::size);
+    return names;
+  }
+
   void take(const Tensor& kept, double p, const char* name) {
     const int64_t count = kept.numel();
     const int64_t of_a_head = n_.batch * n_.queries * n_.keys;
@@ -406,7 +416,12 @@ class DropoutReader {
         !like_output && (count == of_a_head * n_.heads || of_queries);
     const bool is_folded = kept.dim() == 3 && n_.heads > 1 && n_.batch > 1 &&
                            kept.size(0) == n_.batch * n_.heads;
-    if (of_weights && !call_.kept_weights.defined()) {
+    // Of heads that were left (B, L, H, d), and attend to each other.
+    const bool of_heads = kept.sizes() == at::IntArrayRef{n_.batch, n_.queries,
+                                                          n_.heads, n_.heads};
+    if (of_heads && !of_weights && !call_.kept_weights.defined()) {
+      call_.kept_weights = {kept, p};
+    } else if (of_weights && !call_.kept_weights.defined()) {
       call_.kept_weights = {kept.reshape({n_.batch, n_.heads, n_.queries, -1}),
                             p, is_folded};
     } else if ((kept.dim() == 4 || is_folded) && call_.has_weights &&
@@ -489,6 +504,13 @@ void read_results(const Observation& from, const Tensor& out,
 }
 
 }  // namespace
+
+bool ObservedCall::has_other_layers() const {
+  return std::ranges::any_of(weights.unused, [&](const std::string& weight) {
+    const auto meets = facts.find("meets_data:" + weight);
+    return meets != facts.end() && meets->second == "true";
+  });
+}
 
 bool is_reserved(std::string_view name) {
   static const std::set<std::string_view> kNames = {

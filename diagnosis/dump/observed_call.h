@@ -118,6 +118,10 @@ struct ObservedCall {
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
   mutable std::map<std::array<int, 8>, at::Tensor> projections;
+
+  /// Whether the data meet a matrix that attention has no use for, as those of
+  /// a layer beside it, of which nothing is known.
+  bool has_other_layers() const;
 };
 
 /// Whether explain takes a tensor of this name for something else than a

@@ -67,6 +67,18 @@ constexpr Assumption kNoOutput = {
     "There is no output projection; it is judged as attention without one.",
     "In multi-head attention one more matrix follows: `out = W_o(merged)`.",
     "it is meant to have no output projection"};
+constexpr Assumption kLayersBeside = {
+    "layers_beside",
+    "Only what its heads do is judged, from the queries, keys and values that "
+    "meet to what comes of them: {} stand beside attention, and what these do "
+    "is not known.",
+    "Check the part that is attention by itself to have all of it judged.",
+    "what stands beside attention in it is meant"};
+constexpr Assumption kHeadsOnly = {
+    "heads_only",
+    "Only what its heads do is judged, from the queries, keys and values that "
+    "meet to what comes of them: nothing explains the rest.",
+    "Repair this first, then check it again."};
 constexpr Assumption kScaleArgument = {
     "scale_argument", "It is called with `{}`, which asks it to scale.",
     "Make it the default: attention scales by 1 / sqrt(d).",
@@ -85,8 +97,9 @@ constexpr Assumption kOneSequence = {
     "query, key and value are always one tensor"};
 
 constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks, &kPaddingBlocks, &kAddedByGuess, &kSequenceFirst,
-    &kNoOutput,   &kScaleArgument, &kEqualLengths, &kOneSequence};
+    &kMaskBlocks,    &kPaddingBlocks, &kAddedByGuess,
+    &kSequenceFirst, &kNoOutput,      &kLayersBeside,
+    &kScaleArgument, &kEqualLengths,  &kOneSequence};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -194,18 +207,10 @@ bool may_come_of(const std::string& made_up, const Pick& pick) {
   return exchanges(faulty.inputs) || exchanges(faulty.roles);
 }
 
-// Whether the data meet a matrix that attention has no use for, as those of a
-// layer beside it, of which nothing is known.
-bool has_other_layers(const ObservedCall& call) {
-  return std::ranges::any_of(
-      call.weights.unused, [&](const std::string& weight) {
-        return fact(call, "meets_data:" + weight) == "true";
-      });
-}
-
 // Of calls with arguments of that kind: where nothing explains them, anything.
 bool is_doubtful(std::span<const ObservedCall> calls, const Explanation* best) {
-  if (best == nullptr && std::ranges::any_of(calls, has_other_layers))
+  if (best == nullptr &&
+      std::ranges::any_of(calls, &ObservedCall::has_other_layers))
     return true;
   std::istringstream kinds(fact(calls, "made_up"));
   for (std::string kind; std::getline(kinds, kind, ',');) {
@@ -246,6 +251,7 @@ class Assuming {
       add(kSettings, always, Stage::kProjections, names);
     if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())
       add(kScaleArgument, always, Stage::kScores, name);
+    add_core();
     add_heads();
     if (std::ranges::any_of(calls_, lacks_output)) add(kNoOutput, lacks_output);
     const std::string only = fact(calls_, "takes_only");
@@ -376,6 +382,14 @@ class Assuming {
       if (fault.name == mask.name + "_inverted" ||
           (only && fault.name == "padding_inverted"))
         fault.detail = "Its text says: \"" + text + "\".";
+  }
+
+  // Where the calls are only a part of what the code does.
+  void add_core() {
+    const auto part = calls_.front().facts.find("core_beside");
+    if (part == calls_.front().facts.end()) return;
+    if (part->second.empty()) return put(finding(kHeadsOnly, ""), "");
+    put(finding(kLayersBeside, part->second), kLayersBeside.condition);
   }
 
   // Where it is right, the number of heads is, too.

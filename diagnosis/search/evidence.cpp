@@ -24,9 +24,13 @@ class Signs {
   bool show(Sign sign, const Recipe& without, const Recipe& with) const try {
     if (sign == Sign::kNorm || sign == Sign::kSum) return shows_end(with);
     if (sign == Sign::kContext) return shows_context_norm(with);
+    if (sign == Sign::kBias) return shows_bias(with);
     const auto before = simulate(call_, without), after = simulate(call_, with);
     if (!after) return false;
-    if (!before || sign == Sign::kBias) return true;
+    if (!before) return true;
+    if (with.learned_scale == LearnedScale::kOne && is_biased(without)) {
+      return false;
+    }
     switch (sign) {
       case Sign::kInputs:
         return shows_all(*before, *after, &Stages::inputs);
@@ -104,6 +108,24 @@ class Signs {
       cut.causal_by_itself = causal;
       const auto stages = simulate(call_, cut);
       return stages && shows_merged(call_, *stages, call_.dtype);
+    });
+  }
+
+  // With a bias that is added first, the scores are never scaled alone.
+  bool is_biased(Recipe recipe) const {
+    recipe.position_bias = true;
+    return call_.sizes.batch > 1 && simulate(call_, recipe).has_value();
+  }
+
+  // Beside scores that are scaled as they should be, or wrongly.
+  bool shows_bias(const Recipe& with) const {
+    if (simulate(call_, with)) return true;
+    return std::ranges::any_of(kScaleFaults, [&](const Fault& fault) {
+      return std::ranges::any_of(fault.ways, [&](const Way& way) {
+        Recipe scaled = with;
+        way.apply(scaled);
+        return simulate(call_, scaled).has_value();
+      });
     });
   }
 

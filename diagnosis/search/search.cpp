@@ -32,11 +32,15 @@ double cost(const ObservedCall& call) {
 // timed: a verdict is the same on every machine, however busy that is.
 constexpr double kMostEffort = 8e9, kMostForCounting = 1e9;
 
+// Beside layers of which nothing is known, faults are hardly the reason.
+constexpr double kShareBesideLayers = 0.3;
+
 // Of what a search may do, the share that its caller allows.
 double share_allowed(std::span<const ObservedCall> calls) {
   double share = 1;
   for (const ObservedCall& call : calls) {
-    share = std::min(share, call.search_effort);
+    const double most = call.has_other_layers() ? kShareBesideLayers : 1;
+    share = std::min({share, most, call.search_effort});
   }
   return share;
 }
@@ -318,7 +322,7 @@ class Search {
   // Index of the first call that the recipe does not explain.
   size_t first_failure(const Recipe& recipe) const {
     for (size_t i = 0; i < calls_.size(); ++i) {
-      effort_ -= cost(calls_[i]);
+      spend_on(calls_[i]);
       if (!fits(calls_[i], recipe)) return i;
     }
     return calls_.size();
@@ -402,10 +406,16 @@ class Search {
     return found;
   }
 
+  // A bias of positions is looked for among all that the call computed.
+  void spend_on(const ObservedCall& call) const {
+    const bool looks_around = with(settled_).position_bias;
+    effort_ -= (looks_around ? 4 : 1) * cost(call);
+  }
+
   bool is_spent() { return cut_short_ = cut_short_ || effort_ <= 0; }
 
   bool is_late(const ObservedCall& call) {
-    if (!is_spent()) effort_ -= cost(call);
+    if (!is_spent()) spend_on(call);
     return cut_short_;
   }
 

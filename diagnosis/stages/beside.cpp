@@ -232,30 +232,73 @@ Tensor learned_factor(const ObservedCall& call, LearnedScale scale) {
   throw Impossible();
 }
 
-Tensor with_position_bias(const ObservedCall& call, const Tensor& scores) {
-  const bool wide = call.dtype == at::kDouble;
-  const double largest = largest_finite(scores);
+namespace {
+
+// What the trace has in the shape of the scores, contiguous float64.
+std::vector<Tensor> like_scores(const ObservedCall& call,
+                                const Tensor& scores) {
+  std::vector<Tensor> found;
   for (const Tensor& tensor : call.trace) {
-    if (tensor.numel() != scores.numel() || tensor.dim() < 3 ||
-        tensor.size(-1) != scores.size(-1) ||
-        tensor.size(-2) != scores.size(-2)) {
-      continue;
+    if (tensor.numel() == scores.numel() && tensor.dim() >= 3 &&
+        tensor.size(-1) == scores.size(-1) &&
+        tensor.size(-2) == scores.size(-2)) {
+      found.push_back(tensor.to(at::kDouble).contiguous().view(scores.sizes()));
     }
-    const Tensor x = tensor.to(at::kDouble).reshape(scores.sizes());
+  }
+  return found;
+}
+
+// Whether one of these holds the numbers of `wanted`, or them over `scale`, as
+// what is scaled later. One number of each tells most of them apart.
+bool computes(const std::vector<Tensor>& tensors, const Tensor& wanted,
+              double scale, double allowed) {
+  const int64_t last = wanted.numel() - 1;
+  const Tensor contiguous = wanted.contiguous();
+  const double number = contiguous.const_data_ptr<double>()[last];
+  return std::ranges::any_of(tensors, [&](const Tensor& tensor) {
+    const double other = tensor.const_data_ptr<double>()[last];
+    return (std::abs(other - number) <= allowed &&
+            largest_difference(tensor, wanted) <= allowed) ||
+           (std::abs(other * scale - number) <= allowed &&
+            largest_difference(tensor * scale, wanted) <= allowed);
+  });
+}
+
+}  // namespace
+
+// A bias of places alone is the same for all items; what depends on the query,
+// too, is computed by itself, and scaled before it is added or after. Of one
+// item alone, it may be anything but another multiple of the scores.
+Tensor with_position_bias(const ObservedCall& call, const Tensor& scores,
+                          double scale) {
+  // The code may scale by a number in float32.
+  const double unit = call.dtype == at::kDouble ? 1e-7 : 1e-5;
+  const double largest = largest_finite(scores);
+  Tensor of_one;
+  const std::vector<Tensor> tensors = like_scores(call, scores);
+  for (const Tensor& x : tensors) {
     const Tensor bias = (x - scores).detach();
     const double size = largest_finite(bias);
-    const double allowed = (wide ? 1e-12 : 1e-5) * (size + largest);
-    if (!bias.isfinite().all().item<bool>() || size <= 10 * allowed) continue;
-    // Of one item, what is no other multiple of the scores.
-    const bool same =
-        scores.size(0) > 1
-            ? largest_difference(bias, bias.slice(0, 0, 1).expand_as(bias)) <=
-                  allowed
-            : largest_difference(x * (largest / largest_finite(x)), scores) >
-                  allowed;
-    if (same) return scores + bias;
+    const double allowed = unit * (size + largest);
+    const bool is_masked = size > 1e6 * largest;
+    if (is_masked || !bias.isfinite().all().item<bool>() ||
+        size <= 10 * allowed) {
+      continue;
+    }
+    const bool is_multiple =
+        largest_difference(x * (largest / largest_finite(x)), scores) <=
+        allowed;
+    const bool is_same =
+        scores.size(0) > 1 &&
+        largest_difference(bias, bias.slice(0, 0, 1).expand_as(bias)) <=
+            allowed;
+    if (is_same || (!is_multiple && computes(tensors, bias, scale, allowed))) {
+      return scores + bias;
+    }
+    if (scores.size(0) == 1 && !is_multiple && !of_one.defined()) of_one = bias;
   }
-  throw Impossible();
+  require(of_one.defined());
+  return scores + of_one;
 }
 
 // ---- Blocks of keys --------------------------------------------------------

@@ -231,7 +231,8 @@ Concern unscaled(const ObservedCall& call) {
 }
 
 Concern position_bias(const ObservedCall& call) {
-  return maybe(call.has_tables && shows_its_way(call));
+  const bool is_core = call.facts.contains("core_beside");
+  return maybe((call.has_tables || is_core) && shows_its_way(call));
 }
 
 // ---- Words -----------------------------------------------------------------

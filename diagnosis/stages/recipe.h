@@ -75,6 +75,7 @@ double scale_by_width(const Scaling&);
 double scale_twice(const Scaling&);
 double scale_weights(const Scaling&);  ///< after the softmax, scores not at all
 double scale_weights_by_embed_dim(const Scaling&);  ///< likewise, by sqrt(E)
+double scale_weights_by_all_heads(const Scaling&);  ///< by sqrt(H·D), if not E
 /// Heads are not split, but scores are divided by the root of a head's width.
 double scale_by_split_width(const Scaling&);
 

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 
 #include <cmath>
+#include <optional>
 
 #include "diagnosis/stages/simulate.h"
 
@@ -39,10 +40,10 @@ bool has_a_name(double scale, const Scaling& s) {
   return named;
 }
 
-// The number by which a tensor of the trace differs from q·k, where it is none
-// that has a name.
-double other_scale(const Scaling& s) {
-  const Tensor products = s.query.matmul(s.key.transpose(-2, -1));
+// The number by which a tensor of the trace differs from these products, where
+// it is none that has a name.
+std::optional<double> factor_in_trace(const Scaling& s,
+                                      const Tensor& products) {
   const double norm = products.norm().item<double>();
   const double sum = products.sum().item<double>();
   for (const Tensor& tensor : s.call.trace) {
@@ -56,7 +57,16 @@ double other_scale(const Scaling& s) {
         std::isfinite(scale) && scale != 0 && rest <= 1e-5 * size * norm;
     if (proportional && !has_a_name(scale, s)) return scale;
   }
-  throw Impossible();
+  return std::nullopt;
+}
+
+// Of q·k, or of that of the first head, as in a loop over heads.
+double other_scale(const Scaling& s) {
+  const Tensor products = s.query.matmul(s.key.transpose(-2, -1));
+  auto factor = factor_in_trace(s, products);
+  if (!factor) factor = factor_in_trace(s, products.select(1, 0));
+  require(factor.has_value());
+  return *factor;
 }
 
 template <auto scale>
@@ -83,6 +93,11 @@ double scale_weights(const Scaling&) { return 1.0; }
 
 double scale_weights_by_embed_dim(const Scaling& s) {
   require(s.n.embed_dim != s.query.size(-1));
+  return 1.0;
+}
+
+double scale_weights_by_all_heads(const Scaling& s) {
+  require(s.n.heads * s.n.width != s.n.embed_dim);  // else it has another name
   return 1.0;
 }
 
@@ -182,7 +197,9 @@ const std::vector<Fault> kScaleFaults = {
      kRemedy,
      {{scale_by<scale_weights>},
       {scale_by<scale_weights_by_embed_dim>,
-       "It is sqrt(d_model) = sqrt({E}) by which they are divided."}}},
+       "It is sqrt(d_model) = sqrt({E}) by which they are divided."},
+      {scale_by<scale_weights_by_all_heads>,
+       "It is sqrt({H} · {D}) by which they are divided."}}},
     {"scale_of_another_number",
      "The scores are scaled by another number than 1/sqrt({D}): a constant, "
      "perhaps, that fits other sizes.",

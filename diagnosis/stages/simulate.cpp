@@ -64,7 +64,7 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
     scores = scores * learned_factor(call, recipe.learned_scale);
   }
   if (recipe.position_bias) {
-    scores = with_position_bias(call, scores);
+    scores = with_position_bias(call, scores, scale);
   }
   return scores;
 }
@@ -88,6 +88,8 @@ Tensor weigh(const ObservedCall& call, const Recipe& recipe,
     weights = weights / std::sqrt(static_cast<double>(width));
   } else if (recipe.scale == scale_weights_by_embed_dim) {
     weights = weights / std::sqrt(static_cast<double>(call.sizes.embed_dim));
+  } else if (recipe.scale == scale_weights_by_all_heads) {
+    weights = weights / std::sqrt(static_cast<double>(width * weights.size(1)));
   }
   return weights;
 }

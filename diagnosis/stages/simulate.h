@@ -85,10 +85,10 @@ at::Tensor rotated(const ObservedCall& call, Rotary rotary,
 /// The learned number by which the scores are multiplied, (1 or H, 1, 1).
 at::Tensor learned_factor(const ObservedCall& call, LearnedScale scale);
 
-/// scores (B, H, Lq, Lk) and what the trace shows to be added to them, the same
-/// for all batch items.
+/// scores (B, H, Lq, Lk), scaled, and what the trace shows to be added to them:
+/// the same for all batch items, or computed from queries and positions.
 at::Tensor with_position_bias(const ObservedCall& call,
-                              const at::Tensor& scores);
+                              const at::Tensor& scores, double scale);
 
 /// How many keys the code takes at a time: all of them, where nothing tells.
 int64_t block_of(const ObservedCall& call);

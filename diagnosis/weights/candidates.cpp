@@ -31,7 +31,7 @@ struct Word {
 const Word kWords[] = {
     {kQuery, {"q", "qs", "query", "queries"}},
     {kKey, {"k", "ks", "key", "keys"}},
-    {kValue, {"v", "vs", "value", "values"}},
+    {kValue, {"v", "vs", "val", "vals", "value", "values"}},
     {kOutput,
      {"o", "out", "output", "attentionoutput", "attnoutput", "cproj", "concat",
       "unifyheads", "combineheads"}},

@@ -16,11 +16,11 @@ from .calls.construct import Construction
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
-from .reading import first_call, guessing, observation, plans
+from .reading import apart, core, first_call, guessing, observation, plans
 from .reading.first_call import FirstCall
-from .reading.observation import Stated
+from .reading.observation import NO_WEIGHTS, Stated
 from .reading.plans import Meaning
-from .reading.suite import WIDE_MASKS, Cases, Progress, not_finite
+from .reading.suite import Cases, Progress
 from .reading.ways import Reading, Way
 from .report import Finding, Report
 from .sandbox.guard import Guard, Outcome, Stop
@@ -174,24 +174,33 @@ class Examination:
         if reading is None:
             self.findings += self._complaints()
             return None
+        self._judge_core(reading)
         way = reading.way
         made_up = way.made_up
         self.findings += guessing.of_calls(reading.findings, made_up)
         # What a form makes of a parameter is said there.
         kept = () if way.form and way.form.guess else self.understood
         self.understood = [*reading.understood, *kept]
-        if reading.verdict is not None and reading.verdict.get("doubtful"):
+        doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
+        if doubtful or (reading.verdict is not None and reading.beside):
             faults = " and ".join(reading.faults)
-            weights = way.base.parameters.tensors
-            unread = [n for n in reading.verdict["unused"] if n in weights]
-            matrices = [n for n in unread if weights[n].dim() >= 2]
             doubt = guessing.doubt(made_up, faults) if made_up else None
-            self.findings = [doubt or guessing.other_layers(matrices)]
+            self.findings = [doubt or guessing.other_layers(reading.beside)]
             return None
         if reading.mask_doubt and reading.faults == ["mask_ignored"]:
             self.findings = [reading.mask_doubt]
             return None
         return reading.verdict
+
+    def _judge_core(self, reading: Reading) -> None:
+        """Where nothing explains all of it: the verdict on what its heads do, if that
+        is wrong, or if what stands beside it may be why the rest is not explained."""
+        if reading.is_right or reading.faults or not reading.kept:
+            return
+        verdict = core.judge(reading)
+        if verdict is not None and (reading.beside or verdict["faults"]):
+            reading.verdict = verdict
+            reading.findings = [f for f in reading.findings if f.name != NO_WEIGHTS]
 
     def _complaints(self) -> list[Finding]:
         """Why nothing ran, which is the code's fault only where that is clear."""
@@ -258,7 +267,7 @@ class Examination:
             f for f in self.first_call.findings if _OF_SHAPES.search(f.sentence)
         ]
         if not found and of_shapes:
-            others = [forms.with_transposed_keys]
+            others = [forms.with_transposed_keys, forms.with_cut_heads]
             if not first_call.may_be_core(call, self.runner):
                 others += [forms.with_one_query, forms.with_an_axis_more]
             yield from self._in_forms(f for form in others for f in form(subject, call))
@@ -350,6 +359,7 @@ class Examination:
         reading = Reading(way, meaning)
         reading.findings += runs.findings
         reading.mask_doubt = runs.masks_passed_over()
+        reading.kept = [run for run in runs.kept if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)
         reading.understood = self._how_called(way, runs.kept)
         if runs.hopeless:
@@ -363,12 +373,7 @@ class Examination:
         if reading.is_right:
             reading.findings += runs.overflows()
             self._judge_on_cache(reading, runs)
-        if reading.verdict and reading.verdict["verdict"] == "unknown":
-            self._set_apart_chance(reading, runs)
-        if reading.verdict and reading.verdict["verdict"] == "unknown":
-            self._set_apart_wide_masks(reading, runs)
-        if reading.verdict and reading.verdict["verdict"] == "unknown":
-            self._set_apart_not_finite(reading, runs)
+        apart.judge(reading, runs, self._judge)
         return reading
 
     def _judge_on_cache(self, reading: Reading, runs: Cases) -> None:
@@ -380,51 +385,6 @@ class Examination:
         run = reading.way.runner.run_on_cache(runs.kept[0])
         if run is not None:
             self._judge(reading, [*runs.kept, run])
-
-    def _set_apart_chance(self, reading: Reading, runs: Cases) -> None:
-        """What a mask does that fits by chance may hide the fault of all others."""
-        kept = [run for run in runs.kept if run not in runs.by_chance]
-        if len(kept) < len(runs.kept):
-            whole = reading.verdict
-            self._judge(reading, kept)
-            reading.verdict = reading.verdict if reading.faults else whole
-
-    def _set_apart_wide_masks(self, reading: Reading, runs: Cases) -> None:
-        """Where masks (Lq, Lk) are right, and nothing explains what becomes of others,
-        those may only be taken by chance, as text often says."""
-        assert reading.verdict is not None
-        failing = {c["name"] for c in reading.verdict["cases"] if not c["agrees"]}
-        wrong = [run for run in runs.kept if run.case.name in failing]
-        kinds = {run.case.mask for run in wrong}
-        taken = {run.case.mask for run in runs.kept} - kinds
-        if not kinds or not kinds <= set(WIDE_MASKS) or "rows" not in taken:
-            return
-        whole = reading.verdict
-        self._judge(reading, [run for run in runs.kept if run not in wrong])
-        if reading.is_right:
-            shape = cases.MASKS[wrong[0].case.mask]
-            sentence = (
-                f"Masks {shape} are taken, and do something else than block keys."
-            )
-            remedy = "If they are meant to be given, too: broadcast them to the scores."
-            limit = Finding("limit", sentence, remedy, kind="limit")
-            reading.findings.append(limit)
-        else:
-            reading.verdict = whole
-
-    def _set_apart_not_finite(self, reading: Reading, runs: Cases) -> None:
-        """NaN in some runs is wrong by itself, and hides what is to be said of others:
-        these are judged alone, where that explains them. What only a guess has made
-        infinite is none."""
-        found = not_finite(runs.kept)
-        reading.findings += found
-        if not_finite(runs.kept[:1]):
-            reading.verdict = None  # that is what is wrong, mask or no mask
-        elif found and not reading.meaning.why:
-            whole = reading.verdict
-            self._judge(reading, [run for run in runs.kept if run.out.isfinite().all()])
-            if not reading.faults and not reading.is_right:
-                reading.verdict = whole
 
     def _facts(self, reading: Reading, kept: list[Run]) -> dict[str, str]:
         """Where facts come from: texts that are believed, and what is guessed. The
@@ -498,7 +458,7 @@ class Examination:
                 run.parameters = run.parameters.by_flow
             if self._explain(reading, kept) is None:
                 return
-        if self.options.inputs is not None and complaint.name != "no_weights_found":
+        if self.options.inputs is not None and complaint.name != NO_WEIGHTS:
             raise ValueError(f"check: inputs: {complaint.detail}")
         reading.findings.append(complaint)
 

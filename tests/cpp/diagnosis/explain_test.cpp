@@ -51,8 +51,9 @@ TEST_P(EveryFault, IsNamed) {
   const int64_t width = kEmbed / kHeads;
   const bool per_head = name == "output_per_head";
   const bool one_head = name == "heads_averaged_together";
-  const bool uneven =
-      name == "scale_by_all_heads" || name == "scale_by_value_width";
+  const bool uneven = name == "scale_by_all_heads" ||
+                      name == "scale_by_value_width" ||
+                      (name == "scale_after_softmax" && index == 2);
   const bool blockwise =
       name.starts_with("online_") || name.starts_with("last_block_");
   Layer layer = uneven ? make_uneven_layer()

@@ -414,10 +414,35 @@ class WithItsFeedForward(Self):
         return self.down(self.up(super().forward(x)).relu())
 
 
-def test_what_other_layers_do_is_not_judged():
+def test_what_other_layers_do_is_a_condition():
     report = multihead.check(WithItsFeedForward)
+    assert report.judgement == "right_if", str(report)
+    assert [c["name"] for c in report.conditions] == ["layers_beside"]
+    sentences = [fact["sentence"] for fact in report.assumptions]
+    assert any("`down.weight` and `up.weight`" in said for said in sentences)
+
+
+class WeighsByPosition(Self):
+    """Weights are multiplied by learned numbers, after the softmax."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__(embed_dim, num_heads)
+        self.by_time = nn.Parameter(torch.rand(300, 300))
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1)
+        weights = weights * self.by_time[: x.size(1), : x.size(1)]
+        return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_what_other_layers_do_among_the_heads_is_not_judged():
+    report = multihead.check(WeighsByPosition)
     assert report.cause == "other_layers" and report.unchecked, str(report)
-    assert "`down.weight` and `up.weight`" in report.findings[0].sentence
+    assert "`by_time`" in report.findings[0].sentence
 
 
 class WithinBlocks(nn.Module):

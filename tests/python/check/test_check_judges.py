@@ -98,15 +98,38 @@ def test_a_fault_behind_a_known_signature_is_named():
 # ---- What was guessed -------------------------------------------------------
 
 GUESSED = """
+import torch
+
 def attend(q, k, v, spline):
     return (q @ k.mT * spline.at(0)).softmax(-1) @ v
 
 def misspelt(q, k, v, spline):
     return (q @ k.mT * spilne).softmax(-1) @ v
 
+def called_shape(q, k, v, spline):
+    batch, length, width = q.shape()
+    return q
+
 class Attend:
     def __init__(self, kernel):
         self.weight = kernel.weight
+
+    def forward(self, x):
+        return x
+
+class Misnamed(torch.nn.Module):
+    def __init__(self, kernel):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8, rank=3)
+
+    def forward(self, x):
+        return x
+
+class OfABias(torch.nn.Module):
+    def __init__(self, kernel):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        torch.nn.init.xavier_normal_(self.layer.bias)
 
     def forward(self, x):
         return x
@@ -127,10 +150,11 @@ def test_what_was_guessed_is_not_the_codes_fault(tmp_path, name, argument):
     assert "inputs=" in report.findings[0].remedy
 
 
-def test_what_no_argument_brings_about_is_the_codes_fault(tmp_path):
+@pytest.mark.parametrize("name", ["misspelt", "called_shape", "Misnamed", "OfABias"])
+def test_what_no_argument_brings_about_is_the_codes_fault(tmp_path, name):
     file = tmp_path / "attention.py"
     file.write_text(GUESSED)
-    report = multihead.check(f"{file}:misspelt")
+    report = multihead.check(f"{file}:{name}")
     assert report.cause == "raises" and not report.unchecked
     assert str(report).startswith("✗ ")
 

@@ -161,6 +161,8 @@ def _switch(role: str | None, parameter, case: Case) -> object:
         "divisor": case.sizes.head_dim**0.5,
         "rotation": _no_rotation(parameter.name, case),
     }
+    if role == "positions" and parameter.default is parameter.empty:
+        return cases.positions(case)
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT
     if role == "dropout":

@@ -142,13 +142,15 @@ def apart(sizes: Sizes) -> Sizes:
 # How code takes cosines and sines of positions: as two tables, (L, D) or, with a number
 # for two features, (L, D/2); as one of both, (2, L, D) or (L, D/2, 2).
 TABLES = ("each feature", "two features", "stacked", "pairs")
+# Embeddings of positions: one for each key, or for each distance, 2·L − 1.
+DISTANCES = "distances"
 
 
 @dataclass(frozen=True)
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
     matrices, masks that are added, of any numbers if biased, matrices as (out, in), and
-    tables of positions as one of TABLES."""
+    tables of positions as one of TABLES, or embeddings of DISTANCES."""
 
     numpy: bool = False
     layers: bool = False
@@ -218,6 +220,18 @@ def sequences(case: Case) -> dict[str, Tensor]:
     widths = (sizes.key_width or sizes.embed, sizes.value_width or sizes.embed)
     key, value = (normal(case.keys, kv_heads, width) for width in widths)
     return {"query": query, "key": key, "value": value}
+
+
+def positions(case: Case) -> Tensor:
+    """Embeddings of the positions of the keys, in their shape, or of all distances."""
+    sizes = case.sizes
+    if case.style.tables == DISTANCES:
+        longest = max(sizes.queries, case.keys)
+        sizes = replace(sizes, queries=2 * longest - 1, keys=2 * longest - 1)
+    keys = sequences(replace(case, sizes=sizes))["key"]
+    generator = torch.Generator().manual_seed(99)
+    drawn = torch.randn(keys.shape, generator=generator, dtype=torch.float64)
+    return drawn.to(case.dtype)
 
 
 def as_sequence(tensor: Tensor, case: Case) -> Tensor:

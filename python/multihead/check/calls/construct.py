@@ -34,6 +34,7 @@ _SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
+_LINEAR = {"fc", "linear", "lin"}
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "attention")
 
@@ -71,7 +72,8 @@ class Construction:
 
     def _settle_widths(self) -> None:
         """The widths of queries, keys and values are those of the inputs where there
-        is one of each, or no other width."""
+        is one of each, or no other width. Beside the model's, d_feature is that of a
+        head."""
         kinds = {
             kind: name
             for name in self.roles
@@ -79,6 +81,9 @@ class Construction:
             if {kind, kind[0]} & set(words(name)) and role_of_words(name) == "qkv_dim"
         }
         no_other = not self.takes("embed_dim", "config", "head_dim")
+        narrow = [n for n in self.roles if normal(n) == "dfeature"]
+        if list(self.roles.values()).count("embed_dim") > 1:
+            self.roles |= dict.fromkeys(narrow, "head_dim")
         if len(kinds) == 3 or ("query" in kinds and no_other):
             self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
 
@@ -247,6 +252,8 @@ class Construction:
             return nn.Identity if is_class else nn.Identity()
         if normal(name) in ("scale", "scaling") and kind != "bool":
             return self._scale(sizes, name)
+        if set(words(name)) & _LINEAR and kind not in _TYPES:
+            return nn.Linear(sizes.embed, sizes.embed)
         if role == "attention" or kind in ("Module", "Callable"):
             inner = self._inner(sizes) if _ATTENTION.search(name) else None
             return nn.Identity() if inner is None else inner

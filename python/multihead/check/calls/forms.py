@@ -23,6 +23,7 @@ from . import cases
 
 _QKV = re.compile(r"qkv|kqv|query_key_value|q_k_v", re.IGNORECASE)
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_CUT = 4  # heads, which divide the widths of all cases
 
 
 @dataclass
@@ -174,6 +175,26 @@ def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
     parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
     layouts = (cases.HEADS, cases.SINGLE)
     yield _form(subject, parameters, how, layouts, f"{name} transposed", (name,))
+
+
+def with_cut_heads(subject: Subject, call: Call) -> Iterator[Form]:
+    """With heads (B, H, L, D), which it returns as (B, L, H·D)."""
+    inputs = [call.parameter(role) for role in ("query", "key", "value")]
+    if not all(inputs) or call.takes("num_heads"):
+        return
+
+    def how(target: object, /, **given: object) -> object:
+        for name in inputs:
+            value = given[name]
+            if isinstance(value, Tensor) and value.dim() == 3:
+                given[name] = value.unflatten(-1, (_CUT, -1)).transpose(1, 2)
+        return _called(subject, target, given)
+
+    parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
+    said = f"{_CUT} heads taken as (B, H, L, D) and returned as (B, L, H·D)"
+    form = _form(subject, parameters, how, (cases.LAYER,), said)
+    form.call.bound["num_heads"] = _CUT
+    yield form
 
 
 def _form(

@@ -11,6 +11,7 @@ import sys
 import types
 import typing
 
+import torch
 from torch import nn
 
 from ..subject.roles import CONSTRUCTOR, normal, part_of
@@ -19,7 +20,7 @@ from .cases import Sizes
 
 DROPOUT = 0.25
 _KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
-_KNOWN |= {"epsilon": 1e-5, "index": 0}
+_KNOWN |= {"epsilon": 1e-5, "index": 0, "device": torch.device("cpu")}
 # Parts of a configuration that are one themselves.
 _PARTS = {"model", "transformer", "attention", "attn", "network", "net", "encoder"}
 _PARTS |= {"decoder", "text", "vision", "vit", "params", "hparams", "config", "cfg"}

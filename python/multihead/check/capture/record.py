@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..subject.holding import has_storage
+from .core import Cores
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul"}
 _PRODUCTS |= {"linear", "_native_multi_head_attention", "dot", "einsum"}
@@ -93,6 +94,8 @@ class Recorder(TorchDispatchMode):
         # Storages whose numbers, or what was made of them, met inputs in any operation.
         self.met: set[int] = set()
         self.biases: dict[int, Tensor] = {}
+        self.parameters: set[int] = set()  # storages of those that were met
+        self.cores = Cores()
         # The weights behind both sides of each product of computed tensors.
         self.pairs: list[tuple[tuple, tuple]] = []
         self.draws: list[Draw] = []
@@ -134,6 +137,7 @@ class Recorder(TorchDispatchMode):
             self._note_weights(name, operands)
             self._note_origins(name, operands, results)
             self._note_draws(name, args, operands, results)
+            self.cores.note(name, args, results, self)
             self._note_trace(name, results)
             self._note_scores(name, args)
             if name == "native_layer_norm":
@@ -143,12 +147,19 @@ class Recorder(TorchDispatchMode):
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), Origin())
 
+    def is_learned(self, tensor: Tensor) -> bool:
+        """Whether a parameter has a part in it, and no input."""
+        origin = self.origin(tensor)
+        behind = origin.made_of | {self.root(tensor)}
+        return not origin.inputs and bool(behind & self.parameters)
+
     def _fill_constants(self, operands: list[Tensor]) -> None:
         """Zero biases and unit gains of layers that the code makes for itself would
         hide what is done with them: they are drawn before their first use."""
         for tensor in operands:
             if isinstance(tensor, nn.Parameter) and id(tensor) not in self._seen:
                 self._seen.add(id(tensor))
+                self.parameters.add(storage(tensor))
                 self.alive.append(tensor)
                 fill_constant(tensor)
 

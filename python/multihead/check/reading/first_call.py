@@ -227,6 +227,8 @@ class FirstCall:
             styles += [replace(first, layers=True), replace(first, out_in=True)]
         if self.call.takes("rotation"):
             styles += [replace(first, tables=kind) for kind in TABLES[1:]]
+        if self.call.takes("positions"):
+            styles.append(replace(first, tables=cases.DISTANCES))
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
             styles.append(replace(first, numpy=not first.numpy))
         return styles

@@ -9,6 +9,7 @@ from ..report import Finding
 from ..sandbox.guard import is_of_arguments
 from ..subject.roles import SIZES, TENSORS
 from ..subject.signature import Call
+from ..subject.words import words
 
 _STATE = (
     "State it: check a function that calls it with them filled in, "
@@ -22,6 +23,12 @@ _MISCALLED = re.compile(
     r"argument '\w+' \(position \d+\) must be (int, not (tuple|list|str)|"
     r"Tensor, not (int|float)))"
 )
+# The same, whatever it is called with.
+_IMPOSSIBLE = re.compile(
+    r"TypeError: 'torch.Size' object is not callable|"
+    r"ValueError: Fan in and fan out can not be computed"
+)
+_UNEXPECTED = re.compile(r"TypeError: .*got an unexpected keyword argument '(\w+)'")
 _SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
 # What is wrong with code whatever it is called with.
 _OF_THE_PROGRAM = ("changes_global_state", "changes_inputs", "random", "prints")
@@ -43,7 +50,8 @@ def kinds(call: Call, construction: Construction | None) -> dict[str, str]:
     for name in construction.guessed if construction else ():
         role = construction.roles[name]
         if role != "config":  # it answers the usual names alone
-            found[name] = "number" if role in SIZES else "nothing"
+            other = "mask" if "mask" in words(name) else "nothing"
+            found[name] = "number" if role in SIZES else other
     if construction:  # what it reads of its configuration
         found |= dict.fromkeys(construction.blind, "nothing")
     return found
@@ -92,7 +100,7 @@ def of_no_call(
         return of_calls(said, dict.fromkeys(guessed, ""))
     if not is_of_arguments(said) or _is_own(said[0], kind, source):
         return said
-    if not guessed and _MISCALLED.match(said[0].sentence) and _is_inside(said[0]):
+    if _is_inside(said[0]) and _is_mistaken(said[0], bool(guessed), source):
         return said
     if not guessed:
         return [replace(f, kind="unchecked", remedy=f.remedy or _SHOW) for f in said]
@@ -119,6 +127,16 @@ def _is_own(finding: Finding, kind: str, source: str) -> bool:
     )
     is_set = own is not None and re.search(rf"\bself\.{own[1]}\s*=[^=]", source)
     return bool(own and not is_set) or said.startswith(f"{missing}module ")
+
+
+def _is_mistaken(finding: Finding, guessed: bool, source: str) -> bool:
+    """Whether a call that the code makes itself is written wrongly, which no argument
+    of ours can bring about."""
+    said = finding.sentence
+    unexpected = _UNEXPECTED.match(said)
+    own = unexpected is not None and re.search(rf"\b{unexpected[1]}\s*=", source)
+    wrong = not guessed and _MISCALLED.match(said)
+    return bool(_IMPOSSIBLE.match(said) or own or wrong)
 
 
 def _is_inside(finding: Finding) -> bool:

@@ -15,11 +15,14 @@ from torch import Tensor
 from ..._library import diagnosis
 from ..calls import cases
 from ..calls.construct import DROPOUT
+from ..capture.core import Core
 from ..capture.record import Draw
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.signature import Call
 
+# The finding that says that no weights were understood.
+NO_WEIGHTS = "no_weights_found"
 # What complaints about weights, and counts of heads, begin with.
 _OF_WEIGHTS = ("weights", "num_heads", "num_kv_heads", "embed_dim")
 
@@ -72,7 +75,7 @@ def complaint(error: ValueError) -> Finding:
     reason = str(error).removeprefix("explain: ")
     if reason.startswith(_OF_WEIGHTS):
         return Finding(
-            "no_weights_found",
+            NO_WEIGHTS,
             "Its weights could not be matched with those of attention.",
             "Name them W_q, W_k, W_v and W_o, or like those of "
             "nn.MultiheadAttention; or state num_heads and num_kv_heads.",
@@ -113,10 +116,24 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
         shape = (batch, heads, run.case.sizes.queries, run.case.keys)
         seen.tensors["dropout_keep.0"] = torch.ones(shape, dtype=torch.bool)
-    for index, tensor in enumerate([*run.recorder.trace, *run.recorder.end]):
-        seen.tensors[f"trace.{index}"] = tensor
     _put_beside(seen, run)
-    seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
+    _put_trace(seen, run)
+    return seen
+
+
+def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observation:
+    """The observation of what a run did from its heads on, (B, H, L, D), up to what
+    these returned, whatever stands before and after."""
+    heads = core.query.shape[1]
+    width = run.case.sizes.embed
+    names = {"name": run.case.name, "num_heads": str(heads), "embed_dim": str(width)}
+    tensors = {"query": core.query, "key": core.key, "value": core.value}
+    seen = Observation({**tensors, "out": core.context}, names)
+    _put_masks(seen, run, call, stated)
+    if run.window is not None:
+        seen.metadata["window_size"] = str(run.window)
+    _put_dropout(seen, run, heads, core.draws)
+    _put_trace(seen, run)
     return seen
 
 
@@ -323,14 +340,23 @@ def _put_beside(seen: Observation, run: Run) -> None:
             seen.metadata[f"gradient:{name}"] = "none"
 
 
-def _put_dropout(seen: Observation, run: Run, heads: int) -> None:
-    """The draws of dropout, those on a context as its heads are merged."""
+def _put_trace(seen: Observation, run: Run) -> None:
+    for index, tensor in enumerate([*run.recorder.trace, *run.recorder.end]):
+        seen.tensors[f"trace.{index}"] = tensor
+    seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
+
+
+def _put_dropout(
+    seen: Observation, run: Run, heads: int, count: int | None = None
+) -> None:
+    """The draws of dropout, the first `count` of them or all; those on a context as its
+    heads are merged."""
     if run.case.training:
         seen.metadata["training"] = "true"
         seen.metadata["dropout_p"] = str(run.case.own_dropout or DROPOUT)
         if run.idle_dropout:
             seen.metadata["idle_dropout"] = run.idle_dropout
-    for index, draw in enumerate(run.recorder.draws):
+    for index, draw in enumerate(run.recorder.draws[:count]):
         kept = _kept(draw, run.case.own_dropout or DROPOUT)
         seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads)
         if draw.p is not None:

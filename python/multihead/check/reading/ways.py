@@ -45,6 +45,8 @@ class Reading:
     understood: list[str] = field(default_factory=list)
     # Said instead of the verdict that a mask is ignored.
     mask_doubt: Finding | None = None
+    # Its runs, without those of masks that are taken by chance.
+    kept: list[Run] = field(default_factory=list)
     # Kinds of calls by name.
     taken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
@@ -56,6 +58,28 @@ class Reading:
     @property
     def faults(self) -> list[str]:
         return [fault["name"] for fault in (self.verdict or {}).get("faults", [])]
+
+    @property
+    def beside(self) -> list[str]:
+        """Matrices that the data met and attention has no use for, or all where none
+        was understood; none where all is explained."""
+        run = self.way.base
+        matrices = {n: t for n, t in run.parameters.tensors.items() if t.dim() >= 2}
+        if self.verdict is None:
+            said = any(f.name == observation.NO_WEIGHTS for f in self.findings)
+            return list(matrices) if said else []
+        if self.verdict["verdict"] != "unknown" or run.recorder is None:
+            return []
+        seen = self.observations[0].tensors if self.observations else {}
+        unused = set(self.verdict["unused"])
+        read = {t.data_ptr() for n, t in seen.items() if n not in unused}
+        return [
+            name
+            for name, tensor in matrices.items()
+            if run.recorder.root(tensor) in run.recorder.met
+            and (name not in seen or name in unused)
+            and tensor.data_ptr() not in read
+        ]
 
     @property
     def blames_masks(self) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..report import Finding
-from .state import Snapshot, in_main_thread, random_streams_restored
+from .state import OF_SPEED, Snapshot, in_main_thread, random_streams_restored
 
 # Code may swallow what is raised in it; it is raised again after so long.
 _AGAIN = 0.25
@@ -176,12 +176,14 @@ class Guard:
             self._changed |= dict.fromkeys(changed)
             *most, last = self._changed
             names = f"{', '.join(most)} and {last}" if most else last
+            of_speed = self._changed.keys() <= OF_SPEED
             finding = Finding(
                 "changes_global_state",
                 f"It changes {names} for the whole process and leaves it so.",
                 "Whoever starts the program sets that. A function that needs it "
                 "otherwise puts it back, as `with torch.random.fork_rng():` and "
                 "`with torch.no_grad():` do. (Here it was put back.)",
+                kind="remark" if of_speed else "failure",
             )
             outcome.findings.append(finding)
         return outcome

@@ -111,6 +111,10 @@ _HOOKS = [
     for hooks in ("hooks", "pre_hooks")
 ]
 
+_KERNELS = "the choice of attention kernels"
+# What changes how fast things are computed, and nothing of what they are.
+OF_SPEED = {_KERNELS}
+
 # Dtype and device first: what is written after them may make tensors.
 _SETTINGS = (
     Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -139,14 +143,14 @@ _SETTINGS = (
     ),
     *(
         Setting(
-            "the choice of attention kernels",
+            _KERNELS,
             getattr(cuda, f"{kernel}_sdp_enabled"),
             getattr(cuda, f"enable_{kernel}_sdp"),
         )
         for kernel in ("flash", "mem_efficient", "math", "cudnn")
     ),
     Setting(
-        "the choice of attention kernels",
+        _KERNELS,
         mha.get_fastpath_enabled,
         mha.set_fastpath_enabled,
     ),

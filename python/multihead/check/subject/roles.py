@@ -59,7 +59,13 @@ _CALL = {
     "rotation": (
         "freqscis freqs cos sin rotaryemb rotaryposemb positionembeddings rope ropecos "
         "ropesin freqscos freqssin posemb posembed posembeds encoding rotary freqscomplex "
-        "rotaryembedding rotaryembeddings rotarypos cossin sincos ropeemb ropeembed"
+        "rotaryembedding rotaryembeddings rotarypos cossin sincos ropeemb ropeembed "
+        "cosbuffer sinbuffer coscached sincached coscache sincache cosbuf sinbuf "
+        "rotarycos rotarysin cosines sines cosine sine costable sintable"
+    ),
+    "positions": (
+        "posembedding posembeddings posencoding posencodings positionalencoding "
+        "positionalencodings relposemb relposembedding relativepositionembedding"
     ),
     "device": "device",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue pastkeyvalues",
@@ -160,7 +166,8 @@ _WEIGHT = re.compile(
 )
 _SPEAKING = re.compile(
     r"(^|[._])(w|b|to|c|fc|lin|linear|proj|project|projection|in|conv)?_?"
-    r"(q|k|v|o|qkv|kv|query|queries|key|keys|value|values|in_proj|attn|out|output)"
+    r"(q|k|v|o|qkv|kv|query|queries|key|keys|val|vals|value|values|in_proj|attn|out|"
+    r"output)"
     r"(_?(w|b|proj|lin|linear|layer|projection|weight|bias|net|fc|transform|map|conv))?s?"
     r"\d?($|[._])"
 )
@@ -217,6 +224,7 @@ def projection(name: str) -> str:
     found = _SPEAKING.search(name.lower())
     of = found[3] if found else ""
     known = ("q", "k", "v", "query", "key", "value", "queries", "keys", "values")
+    known += ("val", "vals")
     return of[0] if of in known else ""
 
 

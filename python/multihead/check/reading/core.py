@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""The verdict on the core alone: what attention does from its heads on, where the whole
+is not explained, as beside layers that attention has no use for."""
+
+from typing import Any
+
+from ..calls import cases
+from ..capture import core
+from ..capture.core import Core
+from ..capture.runner import Run
+from . import observation
+from .ways import Reading
+
+# What a search for faults of the core may do, of what one of the whole may.
+_EFFORT = 0.2
+
+
+def judge(reading: Reading) -> dict[str, Any] | None:
+    """The engine's verdict on what the heads do in all runs, or in those without masks,
+    where only these are explained; None where nothing explains them, or where some run
+    does not show it."""
+    found: list[tuple[Run, Core]] = []
+    for run in reading.kept:
+        one = _core_of(run)
+        if run.is_last or _drops_elsewhere(run, one):
+            continue
+        if one is None:
+            return None
+        found.append((run, one))
+    masked = [run for run, _ in found if run.arguments.masks]
+    if not masked:
+        return _judged(reading, found) if found else None
+    turned = [(run, _turned(one)) for run, one in found]
+    best = _judged(reading, found)
+    if best is None or best["faults"]:
+        other = _judged(reading, turned)
+        better = other and (best is None or observation.is_better(other, best))
+        best = other if better else best
+    if best is None and len(masked) < len(found):
+        plain = [(run, one) for run, one in found if run not in masked]
+        best = _judged(reading, plain)
+        best = best if best and best["faults"] else None
+    return best
+
+
+def _judged(reading: Reading, found: list[tuple[Run, Core]]) -> dict[str, Any] | None:
+    """None where nothing explains it."""
+    call, stated = reading.way.call, reading.meaning.stated
+    seen = [observation.observe_core(run, one, call, stated) for run, one in found]
+    facts = _facts(reading)
+    for one in seen:
+        one.metadata |= facts
+    try:
+        verdict = observation.explain(seen)
+    except ValueError:
+        return None
+    return verdict if verdict["verdict"] != "unknown" else None
+
+
+def _core_of(run: Run) -> Core | None:
+    unbatched = cases.unbatched(run.case)
+    batch = 1 if unbatched else run.case.sizes.batch
+    return core.joined(run.recorder.cores.found, batch, run.case.sizes.queries)
+
+
+def _drops_elsewhere(run: Run, one: Core | None) -> bool:
+    """Dropout behind the core says nothing of what the core does in training."""
+    return run.case.training and (one is None or one.draws == 0)
+
+
+def _turned(one: Core) -> Core:
+    """The same of code that has the heads before the items."""
+    batch, heads = one.query.shape[:2]
+    parts = (one.query, one.key, one.value, one.context)
+    turned = [
+        t.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1) for t in parts
+    ]
+    return Core(*turned, draws=one.draws)
+
+
+def _facts(reading: Reading) -> dict[str, str]:
+    first = reading.observations[0].metadata if reading.observations else {}
+    kept = ("mask_says", "mask_text", "padding_says", "padding_text", "made_up")
+    kept += ("additive_name", "additive_text", "additive_guessed", "causal_text")
+    kept += ("queries_are_last", "window_counts", "says_dot_product")
+    facts = {name: first[name] for name in kept if name in first}
+    beside = " and ".join(f"`{name}`" for name in reading.beside)
+    return facts | {"core_beside": beside, "search_effort": repr(_EFFORT)}
