@@ -405,8 +405,8 @@ constexpr FaultCode kCodes[] = {
     {"MH918", "other_layers",
      "Nothing is said of the code, as what those layers should do is not "
      "known.",
-     "The data pass matrices that attention has no use for, and the output is "
-     "not attention's alone.",
+     "The data pass matrices that attention has no use for, and neither the "
+     "output nor what the heads return is attention's alone.",
      "Check the part that is attention by itself, or split it off."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "

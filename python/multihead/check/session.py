@@ -198,9 +198,13 @@ class Examination:
         if reading.is_right or reading.faults or not reading.kept:
             return
         verdict = core.judge(reading)
-        if verdict is not None and (reading.beside or verdict["faults"]):
+        if verdict is None:
+            return
+        if reading.beside or verdict["faults"]:
             reading.verdict = verdict
             reading.findings = [f for f in reading.findings if f.name != NO_WEIGHTS]
+        else:
+            reading.findings.append(core.HEADS_RIGHT)
 
     def _complaints(self) -> list[Finding]:
         """Why nothing ran, which is the code's fault only where that is clear."""

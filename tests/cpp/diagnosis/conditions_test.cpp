@@ -121,6 +121,28 @@ TEST(Conditions, NoOutputProjectionDecidesWhereHeadsAreProjected) {
   EXPECT_TRUE(verdict_of(layer, "8").conditions.empty());
 }
 
+// Calls that are a part of what the code does: its heads.
+TEST(Conditions, WhatStandsBesideItsHeadsDecides) {
+  at::manual_seed(9);
+  const auto verdict_of = [](const char* beside, const Recipe& recipe) {
+    const Tensors heads = {
+        {"query", random({kBatch, kHeads, kQueries, kEmbed / kHeads})},
+        {"key", random({kBatch, kHeads, kKeys, kEmbed / kHeads})},
+        {"value", random({kBatch, kHeads, kKeys, kEmbed / kHeads})}};
+    return explain(results(
+        {observe({}, "heads", heads, {{"core_beside", beside}})}, recipe));
+  };
+  const Verdict right = verdict_of("`conv.weight`", Recipe{});
+  EXPECT_EQ(names_of(right.conditions), Names{"layers_beside"});
+  ASSERT_EQ(names_of(right.assumptions), Names{"layers_beside"});
+  EXPECT_NE(right.assumptions[0].sentence.find("`conv.weight`"),
+            std::string::npos);
+  const Verdict wrong = verdict_of("", faulty("scale_by_embed_dim"));
+  EXPECT_EQ(names(wrong), "scale_by_embed_dim");
+  EXPECT_EQ(names_of(wrong.assumptions), Names{"heads_only"});
+  EXPECT_TRUE(wrong.conditions.empty());
+}
+
 TEST(Conditions, WhatItRefusesOrWasGuessedMayDecide) {
   at::manual_seed(5);
   const std::vector<Observation> calls = results(

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <string>
 
 #include "tests/cpp/diagnosis/observations.h"
 
@@ -160,6 +162,83 @@ TEST(Conventions, TwoDropoutsHaveTwoRates) {
   // The fault and the convention in one.
   recipe.dropout = Dropout::kNotRescaled;
   EXPECT_EQ(names(explain(results({o}, recipe))), "dropout_not_rescaled");
+}
+
+// Of twelve heads, one after the other: the third comes before the eleventh.
+TEST(Conventions, DrawsOfHeadsComeInTheirOrder) {
+  at::manual_seed(25);
+  constexpr int64_t kMany = 12;
+  Layer layer = make_layer(kHeads);
+  layer.facts["num_heads"] = layer.facts["num_kv_heads"] =
+      std::to_string(kMany);
+  const Tensor x = random({kBatch, kQueries, kEmbed});
+  const Tensor kept = at::rand({kBatch, kMany, kQueries, kQueries}).gt(0.25);
+  const Facts facts = {{"training", "true"}, {"dropout_p", "0.25"}};
+  const std::vector<Observation> whole = results(
+      {observe(layer, "training", {{"x", x}, {"dropout_keep", kept}}, facts)},
+      Recipe{});
+  Observation o = whole[0];
+  o.tensors.erase("dropout_keep");
+  for (int64_t h = 0; h < kMany; ++h) {
+    o.tensors["dropout_keep." + std::to_string(h)] =
+        kept.select(1, h).contiguous();
+  }
+  EXPECT_EQ(explain(std::array{o}).judgement, Judgement::kRounding);
+}
+
+// Heads that were left (B, L, H, d) draw for their own scores.
+TEST(Conventions, HeadsThatAttendToHeadsDropTheirOwnWeights) {
+  at::manual_seed(26);
+  const Tensor x = random({kBatch, kQueries, kEmbed});
+  Observation o = observe(
+      make_layer(kHeads), "training",
+      {{"x", x},
+       {"dropout_keep", at::rand({kBatch, kQueries, kHeads, kHeads}).gt(0.25)}},
+      {{"training", "true"}, {"dropout_p", "0.25"}});
+  const Fault& fault =
+      *std::ranges::find(all_faults(), "heads_not_transposed", &Fault::name);
+  const Verdict verdict = explain(results({o}, changed(fault.ways[2].apply)));
+  EXPECT_EQ(names(verdict), "heads_not_transposed");
+}
+
+// ---- Biases that depend on the query -------------------------------------
+
+// Heads, and what the code computes on its way: q·k, the bias, their sum and
+// the weights.
+Observation with_bias(double scale, bool scaled_together) {
+  at::manual_seed(27);
+  const Tensor q = random({kBatch, kHeads, kQueries, kEmbed / kHeads}),
+               k = random({kBatch, kHeads, kKeys, kEmbed / kHeads}),
+               v = random(k.sizes()),
+               bias = random({kBatch, kHeads, kQueries, kKeys});
+  const Tensor products = q.matmul(k.transpose(-2, -1));
+  const Tensor scores =
+      scaled_together ? (products + bias) * scale : products * scale + bias;
+  const Tensor weights = scores.softmax(-1);
+  return observe({}, "heads",
+                 {{"query", q},
+                  {"key", k},
+                  {"value", v},
+                  {"out", weights.matmul(v)},
+                  {"trace.0", products},
+                  {"trace.1", bias},
+                  {"trace.2", scores},
+                  {"trace.3", weights}},
+                 {{"core_beside", "`table`"}});
+}
+
+TEST(Conventions, ABiasOfQueriesIsToldFromTheScores) {
+  const double right = 1 / std::sqrt(kEmbed / kHeads);
+  const double wrong = 1 / std::sqrt(kEmbed);
+  for (const bool together : {true, false}) {
+    const Verdict verdict = explain(std::array{with_bias(right, together)});
+    EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
+    EXPECT_TRUE(assumes(verdict, "position_bias")) << together;
+    EXPECT_FALSE(assumes(verdict, "unscaled")) << together;
+    EXPECT_EQ(names(explain(std::array{with_bias(wrong, together)})),
+              "scale_by_embed_dim")
+        << together;
+  }
 }
 
 TEST(Conventions, ARoundedOutputIsRight) {

@@ -56,6 +56,33 @@ def test_a_fault_beside_a_convolution_has_its_name():
     assert report.cause == "scale_by_embed_dim", str(report)
 
 
+class _Grouped(_Convolved):
+    """Two key/value heads, which PyTorch's attention repeats by itself."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        width = 2 * dim // num_heads
+        self.proj_k, self.proj_v = nn.Linear(dim, width), nn.Linear(dim, width)
+
+    def forward(self, x):
+        y = self.conv(x.mT).mT
+        q, k, v = (
+            layer(y).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for layer, heads in (
+                (self.proj_q, self.num_heads),
+                (self.proj_k, 2),
+                (self.proj_v, 2),
+            )
+        )
+        out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+def test_grouped_heads_beside_a_convolution():
+    report = multihead.check(_Grouped)
+    assert _conditions(report) == ["layers_beside"], str(report)
+
+
 class _InOne(nn.Module):
     """One matrix for attention and feed-forward, keys that all heads share, as in PaLM."""
 
@@ -283,6 +310,7 @@ class RightHeadsInAWrongPlace(WrongInManyPlaces):
 def test_right_heads_excuse_nothing():
     report = multihead.check(RightHeadsInAWrongPlace)
     assert report.judgement == "wrong" and report.cause == "unknown", str(report)
+    assert any(remark["name"] == "heads_right" for remark in report.remarks)
 
 
 class MasksLikeNothing(nn.Module):

@@ -45,8 +45,7 @@ class Construction:
     def __init__(self, subject: Subject):
         self.subject = subject
         self.make = subject.factory or subject.target
-        parameters = inspect.signature(self.make).parameters.values()
-        self.parameters = [p for p in parameters if p.kind not in _VARIADIC]
+        self.parameters = _parameters(self.make)
         self.roles = {p.name: _role_of(p) for p in self.parameters}
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         # Required arguments of unknown names are sizes, in the usual order.
@@ -338,6 +337,22 @@ class Construction:
             for f in outcome.findings
         ]
         return None, "", found
+
+
+def _parameters(make: object) -> list[inspect.Parameter]:
+    """Those of a constructor; where it takes any and hands them on, of the class that it
+    hands them to."""
+    classes = make.__mro__[1:] if inspect.isclass(make) else ()
+    handed_on = [k.__init__ for k in classes if "__init__" in vars(k)]
+    for constructor in (make, *handed_on):
+        if constructor in (nn.Module.__init__, object.__init__):
+            break
+        parameters = list(inspect.signature(constructor).parameters.values())
+        parameters = parameters[0 if constructor is make else 1 :]
+        named = [p for p in parameters if p.kind not in _VARIADIC]
+        if named or not parameters:
+            return named
+    return []
 
 
 def _is_attention(kind: object) -> bool:

@@ -53,19 +53,21 @@ class Cores:
     # The product of which a storage holds the scores or weights.
     _scores: dict[int, _Product] = field(default_factory=dict)
 
-    def note(self, name: str, args: tuple, results: list[Tensor], run) -> None:
-        """One operation. run: the recorder, which knows of what tensors are made."""
+    def note(self, name: str, args: tuple, results: list[Tensor], recorder) -> None:
+        """One operation. recorder: it knows of what tensors are made."""
         tensors = [a for a in args if isinstance(a, Tensor) and has_storage(a)]
         if not results or not tensors:
             return
         if name.startswith("_scaled_dot_product") and len(tensors) >= 3:
-            heads = [self._plain(t).detach() for t in tensors[:3]]
+            heads = [_repeated(self._plain(t), tensors[0]) for t in tensors[:3]]
             if not any(self._is_learned(t) for t in tensors[:2]):
-                self._add(*map(_folded, (*heads, results[0])), draws=len(run.draws))
+                self._add(
+                    *map(_folded, (*heads, results[0])), draws=len(recorder.draws)
+                )
             return
-        self._note_factor(name, args, tensors, results[0], run)
+        self._note_factor(name, args, tensors, results[0], recorder)
         if name in _PRODUCTS and len(tensors) >= 2:
-            self._note_product(*tensors[-2:], results[0], run)
+            self._note_product(*tensors[-2:], results[0], recorder)
             return
         for tensor in tensors:
             product = self._scores.get(_key(tensor))
@@ -75,8 +77,10 @@ class Cores:
                 if result.numel() == product.size and result.is_floating_point():
                     self._scores[_key(result)] = product
 
-    def _note_product(self, left: Tensor, right: Tensor, result: Tensor, run) -> None:
-        if not (run.origin(left).inputs and run.origin(right).inputs):
+    def _note_product(
+        self, left: Tensor, right: Tensor, result: Tensor, recorder
+    ) -> None:
+        if not (recorder.origin(left).inputs and recorder.origin(right).inputs):
             return
         left, right, result = map(_batched, (left, right, result))
         for weights, value, turned in ((left, right, False), (right, left, True)):
@@ -85,12 +89,19 @@ class Cores:
                 continue
             if turned:
                 value, result = value.mT, result.mT
-            self._close(product, weights.mT if turned else weights, value, result, run)
+            self._close(
+                product, weights.mT if turned else weights, value, result, recorder
+            )
             return
         self._scores[_key(result)] = _Product(left, right, result.numel())
 
     def _close(
-        self, product: _Product, weights: Tensor, value: Tensor, result: Tensor, run
+        self,
+        product: _Product,
+        weights: Tensor,
+        value: Tensor,
+        result: Tensor,
+        recorder,
     ) -> None:
         query, key = product.left, product.right.mT
         if query.shape[1] != weights.shape[1]:  # the keys were multiplied with queries
@@ -98,24 +109,24 @@ class Cores:
         if self._is_learned(query) or self._is_learned(key):
             return
         query, key = self._plain(query), self._plain(key)
-        self._add(query, key, value, result, draws=len(run.draws))
+        self._add(query, key, value, result, draws=len(recorder.draws))
 
     def _add(self, query, key, value, context, draws: int) -> None:
         kept = [t.detach() for t in (query, key, value)]
         self.found.append(Core(*kept, context.detach().clone(), draws))
 
-    def _note_factor(self, name, args, tensors, result, run) -> None:
+    def _note_factor(self, name, args, tensors, result, recorder) -> None:
         """Scaling before the product is part of the scores' scale."""
         data, factor, learned = tensors[0], 1.0, False
         by = args[1] if name in _SCALES and len(args) > 1 else None
-        if isinstance(by, Tensor) and not run.origin(data).inputs:
+        if isinstance(by, Tensor) and not recorder.origin(data).inputs:
             data, by = by, data
         if by is not None or name in _SAME:
             factor = self._factors.get(_key(data), 1.0)
             learned = self._is_learned(data)
         if isinstance(by, Tensor):
-            known = by.dim() == 0 and not run.origin(by).inputs
-            if known and not run.is_learned(by):
+            known = by.dim() == 0 and not recorder.origin(by).inputs
+            if known and not recorder.is_learned(by):
                 by = float(by)
             else:
                 factor = 1.0
@@ -143,6 +154,12 @@ def _batched(x: Tensor) -> Tensor:
 
 def _folded(x: Tensor) -> Tensor:
     return x.reshape(-1, *x.shape[-2:])
+
+
+def _repeated(heads: Tensor, like: Tensor) -> Tensor:
+    """A key/value head for each query head that reads it, (B, H, L, D)."""
+    shared = like.shape[1] // heads.shape[1] if like.dim() == 4 else 1
+    return heads.repeat_interleave(shared, 1) if shared > 1 else heads
 
 
 def joined(found: list[Core], batch: int, queries: int) -> Core | None:

@@ -8,11 +8,21 @@ from ..calls import cases
 from ..capture import core
 from ..capture.core import Core
 from ..capture.runner import Run
+from ..report import Finding
 from . import observation
 from .ways import Reading
 
 # What a search for faults of the core may do, of what one of the whole may.
 _EFFORT = 0.2
+
+# Where the whole is not explained, and nothing stands beside attention.
+HEADS_RIGHT = Finding(
+    "heads_right",
+    "What its heads do is attention, from the queries, keys and values that meet to "
+    "what comes of them: what is wrong lies before that or behind.",
+    "Look at the projections, at how heads are split, and at how they are merged.",
+    kind="remark",
+)
 
 
 def judge(reading: Reading) -> dict[str, Any] | None:
@@ -27,8 +37,8 @@ def judge(reading: Reading) -> dict[str, Any] | None:
         if one is None:
             return None
         found.append((run, one))
-    masked = [run for run, _ in found if run.arguments.masks]
-    if not masked:
+    plain = [(run, one) for run, one in found if not run.arguments.masks]
+    if len(plain) == len(found):
         return _judged(reading, found) if found else None
     turned = [(run, _turned(one)) for run, one in found]
     best = _judged(reading, found)
@@ -36,8 +46,7 @@ def judge(reading: Reading) -> dict[str, Any] | None:
         other = _judged(reading, turned)
         better = other and (best is None or observation.is_better(other, best))
         best = other if better else best
-    if best is None and len(masked) < len(found):
-        plain = [(run, one) for run, one in found if run not in masked]
+    if best is None and plain:
         best = _judged(reading, plain)
         best = best if best and best["faults"] else None
     return best

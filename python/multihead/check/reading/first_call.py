@@ -399,9 +399,10 @@ def _of_convolutions(subject: Subject) -> list[str]:
     ]
     named = [name.lower() for name in axes(subject)]
     if len(named) == 4:
-        if [name[:1] for name in named[2:]] == ["h", "w"]:
+        sides = [name.removeprefix("n_")[:1] for name in named]
+        if sides[2:] == ["h", "w"]:
             found = [cases.IMAGE, *found]
-        elif [name[:1] for name in named[1:3]] == ["h", "w"]:
+        elif sides[1:3] == ["h", "w"]:
             found = [cases.IMAGE_LAST, *found]
     if len(named) == 3 and named[1] in ("c", "channels", "ch", "dim"):
         found = [cases.CHANNELS_FIRST, *found]

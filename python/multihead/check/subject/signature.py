@@ -21,8 +21,10 @@ _EMPTY = inspect.Parameter.empty
 _UNKNOWN = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in "qkv"]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # B, L, E = x.shape: what the code calls the axes of its input, in their order.
+# b, n, d = x.shape; or b, n, d, heads = *x.shape, self.heads.
 _UNPACKED = re.compile(
-    r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*(?P<of>\w+)\.(?:shape|size\(\s*\))\s*(?:#.*)?$",
+    r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*\*?(?P<of>\w+)\."
+    r"(?:shape|size\(\s*\))(?P<more>(?:\s*,\s*[\w.]+)*)\s*(?:#.*)?$",
     re.MULTILINE,
 )
 # The names of axes, also in prose.
@@ -413,7 +415,10 @@ def _guess_required(call: Call) -> None:
 def axes(subject: Subject) -> list[str]:
     """The names that the code gives to an input's axes, where it unpacks a shape."""
     found = _UNPACKED.search(subject.source)
-    return [n.strip() for n in found.group(1).split(",")] if found else []
+    if found is None:
+        return []
+    names = [name.strip() for name in found[1].split(",")]
+    return names[: len(names) - found["more"].count(",")]
 
 
 def unpacks_input(subject: Subject, call: Call) -> bool:
