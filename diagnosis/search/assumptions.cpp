@@ -70,8 +70,7 @@ constexpr Assumption kNoOutput = {
 constexpr Assumption kLayersBeside = {
     "layers_beside",
     "Only what its heads do is judged, from the queries, keys and values that "
-    "meet to what comes of them: {} stand beside attention, and what these do "
-    "is not known.",
+    "meet to what comes of them. What {} is for is not known.",
     "Check the part that is attention by itself to have all of it judged.",
     "what stands beside attention in it is meant"};
 constexpr Assumption kHeadsOnly = {

@@ -475,8 +475,8 @@ const std::vector<Convention> kStructure = {
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
     {"position_bias",
-     "A bias of its own is added to the scores, the same for all items: of "
-     "relative positions, perhaps. The bias is not judged, all else is.",
+     "A bias of its own is added to the scores, of relative positions, "
+     "perhaps. The bias is not judged, all else is.",
      "", position_bias, [](Recipe& r) { r.position_bias = true; }, Sign::kBias},
     {"norm_of_context", kNormOfContext, "", norm_of_context<kLayer>,
      norm_context<kLayer>, Sign::kContext},

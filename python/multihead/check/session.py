@@ -174,7 +174,7 @@ class Examination:
         if reading is None:
             self.findings += self._complaints()
             return None
-        self._judge_core(reading)
+        self._judge_parts(reading)
         way = reading.way
         made_up = way.made_up
         self.findings += guessing.of_calls(reading.findings, made_up)
@@ -192,11 +192,16 @@ class Examination:
             return None
         return reading.verdict
 
-    def _judge_core(self, reading: Reading) -> None:
-        """Where nothing explains all of it: the verdict on what its heads do, if that
-        is wrong, or if what stands beside it may be why the rest is not explained."""
+    def _judge_parts(self, reading: Reading) -> None:
+        """Where nothing explains all of it: the verdict on calls without masks, if
+        these are wrong; or on what its heads do, if that is, or if what stands beside
+        it may be why the rest is not explained."""
         if reading.is_right or reading.faults or not reading.kept:
             return
+        if reading.verdict is not None and not reading.beside:
+            apart.without_masks(reading, self._judge)
+            if reading.faults:
+                return
         verdict = core.judge(reading)
         if verdict is None:
             return

@@ -326,10 +326,19 @@ def test_right_code_is_right_whatever_was_made_up():
 
 
 class Unknown(Layer):
-    """Cubes what comes out, masked or not: no run says what its mask means."""
+    """Cubes weights, masked or not: no run says what its mask means."""
 
     def forward(self, query, key, value, mask=None):
-        return self.out_proj(self.merged(query, key, value)) ** 3
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, x in (
+                (self.q_proj, query),
+                (self.k_proj, key),
+                (self.v_proj, value),
+            )
+        )
+        weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(-1) ** 3
+        return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
 def test_an_unknown_fault_has_no_assumption_without_support():
@@ -419,7 +428,7 @@ def test_what_other_layers_do_is_a_condition():
     assert report.judgement == "right_if", str(report)
     assert [c["name"] for c in report.conditions] == ["layers_beside"]
     sentences = [fact["sentence"] for fact in report.assumptions]
-    assert any("`down.weight` and `up.weight`" in said for said in sentences)
+    assert any("`up.weight` and `down.weight`" in said for said in sentences)
 
 
 class WeighsByPosition(Self):

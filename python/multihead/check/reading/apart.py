@@ -16,7 +16,7 @@ Judge = Callable[[Reading, list[Run]], None]
 
 def judge(reading: Reading, runs: Cases, judged: Judge) -> None:
     """The verdict on a part of the runs, if it says more than that on all of them."""
-    for attempt in (_without_chance, _without_wide_masks, _finite, _without_masks):
+    for attempt in (_without_chance, _without_wide_masks, _finite):
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             attempt(reading, runs, judged)
 
@@ -66,10 +66,11 @@ def _finite(reading: Reading, runs: Cases, judged: Judge) -> None:
             reading.verdict = whole
 
 
-def _without_masks(reading: Reading, runs: Cases, judged: Judge) -> None:
-    """A fault of calls without masks is one, whatever becomes of masks."""
-    plain = [run for run in runs.kept if not run.arguments.masks]
-    if not plain or len(plain) == len(runs.kept):
+def without_masks(reading: Reading, judged: Judge) -> None:
+    """A fault of calls without masks is one, whatever becomes of masks. That is for the
+    best reading alone: another may explain what masks do."""
+    plain = [run for run in reading.kept if not run.arguments.masks]
+    if not plain or len(plain) == len(reading.kept):
         return
     whole = reading.verdict
     judged(reading, plain)
