@@ -30,7 +30,7 @@ double cost(const ObservedCall& call) {
 
 // What a search may do, and one that only counts faults. That is counted, not
 // timed: a verdict is the same on every machine, however busy that is.
-constexpr double kMostEffort = 8e9, kMostForCounting = 1e9;
+constexpr double kMostEffort = 9e9, kMostForCounting = 1e9;
 
 // Beside layers of which nothing is known, faults are hardly the reason.
 constexpr double kShareBesideLayers = 0.3;
@@ -39,8 +39,8 @@ constexpr double kShareBesideLayers = 0.3;
 double share_allowed(std::span<const ObservedCall> calls) {
   double share = 1;
   for (const ObservedCall& call : calls) {
-    const double most = call.has_other_layers() ? kShareBesideLayers : 1;
-    share = std::min({share, most, call.search_effort});
+    if (call.has_other_layers()) share = std::min(share, kShareBesideLayers);
+    share = std::min(share, call.search_effort);
   }
   return share;
 }
@@ -408,8 +408,7 @@ class Search {
 
   // A bias of positions is looked for among all that the call computed.
   void spend_on(const ObservedCall& call) const {
-    const bool looks_around = with(settled_).position_bias;
-    effort_ -= (looks_around ? 4 : 1) * cost(call);
+    effort_ -= (with(settled_).position_bias ? 4 : 1) * cost(call);
   }
 
   bool is_spent() { return cut_short_ = cut_short_ || effort_ <= 0; }

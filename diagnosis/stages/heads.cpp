@@ -182,13 +182,10 @@ Tensor positions_before_items(const Tensor& c) {
   return c.permute({2, 0, 1, 3}).reshape({c.size(0), c.size(2), -1});
 }
 
-// The head itself, as often as there are heads.
-template <int64_t head>
-Tensor split_as_one(const Tensor& x, int64_t heads) {
+// The first head, as often as there are heads.
+Tensor split_as_first(const Tensor& x, int64_t heads) {
   require(heads > 1);
-  return split_by_head(x, heads)
-      .narrow(1, head == 0 ? 0 : heads - 1, 1)
-      .expand({-1, heads, -1, -1});
+  return split_by_head(x, heads).narrow(1, 0, 1).expand({-1, heads, -1, -1});
 }
 
 template <auto merge>
@@ -341,10 +338,8 @@ const std::vector<Fault> kHeadFaults = {
      "Each head has a place of its own: W_o takes H·d features.",
      {{merge_by<one_for_all<0>>, "It is the first one."},
       {merge_by<one_for_all<-1>>, "It is the last one."},
-      {split_as<split_as_one<0>, 0, 1, 2>,
-       "It is the first one, computed once for each."},
-      {split_as<split_as_one<-1>, 0, 1, 2>,
-       "It is the last one, computed once for each."}},
+      {split_as<split_as_first, 0, 1, 2>,
+       "It is the first one, computed once for each."}},
      Stage::kMerge},
     {"merge_of_batch_and_heads",
      "Batch and heads are exchanged as the heads are merged: numbers of one "
