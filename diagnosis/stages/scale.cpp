@@ -157,7 +157,9 @@ const std::vector<Fault> kScaleFaults = {
       {scale_by<[](const Scaling& s) {
          return std::pow(root(s.key.size(2)), 2);
        }>,
-       "It is Lk = {Lk}."}}},
+       "It is Lk = {Lk}."},
+      {scale_by<[](const Scaling& s) { return root(s.query.size(0)); }>,
+       "It is sqrt(B) = sqrt({B}), of the batch."}}},
     {"scale_by_heads",
      "The scores are divided by the square root of the number of heads, "
      "sqrt({H}).",

@@ -21,6 +21,8 @@ from .cases import Sizes
 DROPOUT = 0.25
 _KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
 _KNOWN |= {"epsilon": 1e-5, "index": 0, "device": torch.device("cpu")}
+# How many blocks a model has, of which attention is a part of one.
+_LAYERS = re.compile(r"(n|num|numhidden|numencoder|numdecoder)?(layers?|blocks?)|depth")
 # Parts of a configuration that are one themselves.
 _PARTS = {"model", "transformer", "attention", "attn", "network", "net", "encoder"}
 _PARTS |= {"decoder", "text", "vision", "vit", "params", "hparams", "config", "cfg"}
@@ -110,6 +112,8 @@ def _reads_plainly(frame: types.FrameType) -> bool:
 def value_for(name: str, sizes: Sizes) -> object:
     """What a setting of this name is; None where the name says nothing."""
     role = CONSTRUCTOR.get(normal(name)) or part_of(name) or role_of_words(name)
+    if role is None and _LAYERS.fullmatch(normal(name)):
+        return 2
     return _KNOWN.get(role, sizes.value_of(role))
 
 

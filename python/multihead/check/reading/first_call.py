@@ -386,6 +386,10 @@ def written_batch_first(subject: Subject) -> bool | None:
     return states_batch_first(subject) if said is None else said
 
 
+# Any number of axes behind the channels: b, c, *spatial = x.shape.
+_SPATIAL = re.compile(r"\bc\w*\s*,\s*\*\w+\s*=\s*\w+\.(?:shape|size\(\))")
+
+
 def _of_convolutions(subject: Subject) -> list[str]:
     """The layouts of code that projects by convolutions, or that unpacks the axes of
     an image."""
@@ -397,6 +401,8 @@ def _of_convolutions(subject: Subject) -> list[str]:
         for layout, kind in kinds.items()
         if kind.__name__ in subject.source or any(isinstance(p, kind) for p in parts)
     ]
+    if _SPATIAL.search(subject.source):
+        found = [cases.CHANNELS_FIRST, cases.IMAGE, *found]
     named = [name.lower() for name in axes(subject)]
     if len(named) == 4:
         sides = [name.removeprefix("n_")[:1] for name in named]

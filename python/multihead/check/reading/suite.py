@@ -16,7 +16,7 @@ from ..calls.cases import Case, Sizes, grouped
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
-from ..subject.documented import is_pytorchs_padding
+from ..subject.documented import is_padding_of_keys
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -395,7 +395,7 @@ class Cases:
             # In another shape than the one that is taken, it fits here by chance;
             # PyTorch's name promises PyTorch's shape.
             wide = "wide mask" in kinds_of_padding and not padded
-            promised = wide and is_pytorchs_padding(self.call)
+            promised = wide and is_padding_of_keys(self.call)
             kind = "wide mask" if wide and not promised else "mask"
             run = crowd("padding", padding=kind)
             self.by_chance = [run] if promised else []

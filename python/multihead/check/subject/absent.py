@@ -9,6 +9,7 @@ who needs what a call of it would give, fails as the import would have.
 import contextlib
 import dataclasses
 import dis
+import importlib
 import re
 import sys
 import types
@@ -17,6 +18,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+# As files that import all for others hand them on.
+_PACKAGES = {name: name for name in ("torch", "math", "einops", "numpy", "copy")}
+_PACKAGES |= {"nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
 _SETTINGS = re.compile(r"config|settings|basemodel$", re.I)
 _ASKS = re.compile(r"(is|has)_\w+_(available|installed|enabled)")
 
@@ -94,7 +98,11 @@ def missing(absent: Absent) -> ImportError:
 
 
 def of(reason: ImportError, name: str) -> object:
-    """What stands for `name` of an absent package: the same where torch has it."""
+    """What stands for `name` of an absent package: the same where torch has it, or
+    where it is what everybody calls a package that is there."""
+    if name in _PACKAGES:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(_PACKAGES[name])
     if name in _KNOWN:
         return _KNOWN[name]
     if name.endswith("_") and hasattr(nn.init, name):

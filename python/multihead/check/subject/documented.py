@@ -131,10 +131,15 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
     return Said("blocked") if re.search("pad|kpm", name.lower()) else None
 
 
-def is_pytorchs_padding(call: Call) -> bool:
-    """Whether a padding mask has the name of PyTorch's, which is (B, Lk) and True for
-    padding."""
+def is_padding_of_keys(call: Call) -> bool:
+    """Whether a padding mask is of keys, (B, Lk), as its name says."""
     return "key_pad" in (call.parameter("padding") or "").lower()
+
+
+def is_pytorchs_padding(call: Call) -> bool:
+    """Whether it has the very name of PyTorch's, where True is padding."""
+    name = (call.parameter("padding") or "").lower()
+    return re.fullmatch(r"(\w+_)?key_padding_mask", name) is not None
 
 
 def may_be_of_tokens(call: Call) -> bool:

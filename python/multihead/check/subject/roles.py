@@ -11,9 +11,9 @@ from .words import says_added
 
 _CALL = {
     "sliding_window": "window",
-    "query": "q query queries xq qx inputq queryinput hiddenq qs qin target tgt",
-    "key": "k key keys xk kx inputk keyinput ks kin",
-    "value": "v value values val vals xv vx inputv valueinput vs vin",
+    "query": "q query queries xq qx inputq queryinput hiddenq qs qin target tgt qvec queryvec",
+    "key": "k key keys xk kx inputk keyinput ks kin kvec keyvec",
+    "value": "v value values val vals xv vx inputv valueinput vs vin vvec valuevec",
     "x": (
         "x inputs input inp hiddenstates hiddenstate hidden states xs embeddings tokens src seq "
         "sequence emb embs"
