@@ -212,9 +212,6 @@ void read_beside(const Observation& from, ObservedCall& call) {
   if (const auto given = number_at(from, "scale_argument")) {
     call.numbers["its argument"] = at::full({1, 1, 1}, *given, at::kDouble);
   }
-  // Of heads alone, those of the layers around them.
-  const auto beside = from.metadata.find("core_beside");
-  call.has_tables = beside != from.metadata.end() && !beside->second.empty();
   if (!call.has_weights) return;
   read_parameters(from, call);
   read_gradients(from, call);

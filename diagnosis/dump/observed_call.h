@@ -122,6 +122,10 @@ struct ObservedCall {
   /// Whether the data meet a matrix that attention has no use for, as those of
   /// a layer beside it, of which nothing is known.
   bool has_other_layers() const;
+
+  /// Whether this is only a part of what the code does: from its heads, which
+  /// are the inputs, to what comes of them.
+  bool is_core() const { return facts.contains("core_beside"); }
 };
 
 /// Whether explain takes a tensor of this name for something else than a

@@ -70,9 +70,9 @@ constexpr Assumption kNoOutput = {
 constexpr Assumption kLayersBeside = {
     "layers_beside",
     "Only what its heads do is judged, from the queries, keys and values that "
-    "meet to what comes of them. What {} is for is not known.",
+    "meet to what comes of them. Nothing is known of {}.",
     "Check the part that is attention by itself to have all of it judged.",
-    "what stands beside attention in it is meant"};
+    "what comes before its heads and after them is right, which is not judged"};
 constexpr Assumption kHeadsOnly = {
     "heads_only",
     "Only what its heads do is judged, from the queries, keys and values that "

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "diagnosis/search/search.h"
 
@@ -28,7 +29,8 @@ class Signs {
     const auto before = simulate(call_, without), after = simulate(call_, with);
     if (!after) return false;
     if (!before) return true;
-    if (with.learned_scale == LearnedScale::kOne && is_biased(without)) {
+    if (with.learned_scale == LearnedScale::kOne &&
+        (is_biased(without) || (call_.is_core() && !is_biased(with)))) {
       return false;
     }
     switch (sign) {
@@ -86,6 +88,13 @@ class Signs {
     return any;
   }
 
+  // Queries that were scaled before something else was done to them.
+  bool shows_scaled_queries(Stages stages) const {
+    const auto width = static_cast<double>(stages.heads[0].size(-1));
+    stages.heads[0] = stages.heads[0] / std::sqrt(width);
+    return shows_heads(call_, stages, 0, call_.dtype);
+  }
+
   // Keys may have been transposed as they were cut.
   bool shows_heads_of(const Stages& before, const Stages& after) const {
     bool any = false;
@@ -93,7 +102,8 @@ class Signs {
       const Tensor& x = after.heads[role];
       if (is_same(before.heads[role], x)) continue;
       const bool shown = shows_heads(call_, after, role, call_.dtype) ||
-                         (any && shows(call_, after, x, call_.dtype));
+                         (any && shows(call_, after, x, call_.dtype)) ||
+                         (role == 0 && shows_scaled_queries(after));
       if (!shown) return false;
       any = true;
     }

@@ -15,7 +15,6 @@ namespace multihead::diagnosis {
 namespace {
 
 // ---- How much a search may do ----------------------------------------------
-
 // What one candidate costs beside one call, in nanoseconds or so: so much for
 // any, and more for each score and for the products of large tensors.
 double cost(const ObservedCall& call) {
@@ -86,6 +85,7 @@ class Search {
     }
     sets_ = sets_by_size(open_);
     for (const Fault& fault : all_faults()) {
+      if (calls.front().is_core() && !is_of_core(fault)) continue;
       for (const Way& way : fault.ways) picks_.push_back({&fault, &way});
     }
   }
@@ -406,7 +406,7 @@ class Search {
     return found;
   }
 
-  // A bias of positions is looked for among all that the call computed.
+  // A bias is looked for among all that the call computed.
   void spend_on(const ObservedCall& call) const {
     effort_ -= (with(settled_).position_bias ? 4 : 1) * cost(call);
   }

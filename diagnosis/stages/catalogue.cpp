@@ -12,6 +12,11 @@ std::string_view name_of(Stage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
+bool is_of_core(const Fault& fault) {
+  return *fault.stage >= Stage::kScores && *fault.stage <= Stage::kContext &&
+         fault.name != "softmax_not_normalised";
+}
+
 std::span<const Fault> all_faults() {
   static const std::vector<Fault> faults = [] {
     std::vector<Fault> all;

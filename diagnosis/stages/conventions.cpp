@@ -227,12 +227,11 @@ void scale_learned(Recipe& r) {
 // By design, where there are learned biases or factors.
 Concern unscaled(const ObservedCall& call) {
   return maybe(shows_its_way(call) &&
-               (call.has_tables || !call.numbers.empty()));
+               (call.has_tables || call.is_core() || !call.numbers.empty()));
 }
 
 Concern position_bias(const ObservedCall& call) {
-  const bool is_core = call.facts.contains("core_beside");
-  return maybe((call.has_tables || is_core) && shows_its_way(call));
+  return maybe((call.has_tables || call.is_core()) && shows_its_way(call));
 }
 
 // ---- Words -----------------------------------------------------------------

@@ -322,6 +322,10 @@ struct Fault {
   std::optional<Stage> stage = {};  ///< in a list of a stage's own: that stage
 };
 
+/// Whether heads that met can have it. What divides by the sum of the weights
+/// may come after them.
+bool is_of_core(const Fault& fault);
+
 /// Ordered by stage, the likelier first: where observations cannot tell two
 /// faults apart, the earlier one is named.
 std::span<const Fault> all_faults();

@@ -130,6 +130,7 @@ class Examination:
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
         self._effort = 0.0  # spent on searches for faults
+        self._readings: list[Reading] = []  # all that were judged
 
     @property
     def made_up(self) -> dict[str, str]:
@@ -202,7 +203,11 @@ class Examination:
             apart.without_masks(reading, self._judge)
             if reading.faults:
                 return
-        verdict = core.judge(reading)
+        # Masks may have another meaning, which only the heads show.
+        others = [
+            r for r in self._readings if r.way is reading.way and r is not reading
+        ]
+        verdict = core.judge([reading, *others])
         if verdict is None:
             return
         if reading.beside or verdict["faults"]:
@@ -253,9 +258,10 @@ class Examination:
             if meaning.additive not in runs:
                 runs[meaning.additive] = self._run_all(way, meaning.additive)
             reading = self._read(way, meaning, runs[meaning.additive])
+            self._readings.append(reading)
             if best is None or reading.beats(best):
                 best = reading
-            if best.is_right or not reading.blames_masks:
+            if best.is_right or not (reading.blames_masks or reading.beside):
                 break
         return best
 

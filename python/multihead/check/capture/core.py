@@ -12,15 +12,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..subject.holding import has_storage
-
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm", "addbmm")
 _SCALES = {"mul": 1, "mul_": 1, "div": -1, "div_": -1}
 # What shows the same numbers, in another order perhaps.
 _SAME = {"view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "permute"}
 _SAME |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy", "contiguous"}
 _SAME |= {"detach", "alias", "copy", "slice", "select", "split", "unbind", "index"}
-_SAME |= {"split_with_sizes", "chunk", "as_strided", "repeat", "cat", "stack"}
+_SAME |= {"split_with_sizes", "chunk", "as_strided", "repeat"}
+_JOINS = {"cat", "stack"}
+# What makes queries and keys of inputs, whose scale is not theirs.
+_LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
+
+
+_Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class _Product:
     left: Tensor
     right: Tensor
     size: int
+    # A learned number scales the scores.
+    is_open: bool = False
 
 
 @dataclass
@@ -47,32 +53,42 @@ class Cores:
     """Finds them, operation by operation."""
 
     found: list[Core] = field(default_factory=list)
-    # What storages were multiplied by, and those that a learned number has scaled.
-    _factors: dict[int, float] = field(default_factory=dict)
-    _learned: set[int] = field(default_factory=set)
-    # The product of which a storage holds the scores or weights.
-    _scores: dict[int, _Product] = field(default_factory=dict)
+    # What tensors were multiplied by, and those whose scale nobody can tell: a learned
+    # number has scaled them, or something was done to them after they were scaled.
+    _factors: dict[_Place, float] = field(default_factory=dict)
+    _open: set[_Place] = field(default_factory=set)
+    # The product of which a tensor holds the scores or weights.
+    _scores: dict[_Place, _Product] = field(default_factory=dict)
+    # Storages of which a part was scaled in place.
+    _mixed: set[int] = field(default_factory=set)
+    # Storages of what comes of the contexts.
+    _behind: set[int] = field(default_factory=set)
 
-    def note(self, name: str, args: tuple, results: list[Tensor], recorder) -> None:
-        """One operation. recorder: it knows of what tensors are made."""
-        tensors = [a for a in args if isinstance(a, Tensor) and has_storage(a)]
-        if not results or not tensors:
+    def note(
+        self, name: str, args: tuple, operands: list[Tensor], results, recorder
+    ) -> None:
+        """One operation. operands: all tensors among its arguments; recorder: it knows
+        of what tensors are made."""
+        if not results or not operands:
             return
-        if name.startswith("_scaled_dot_product") and len(tensors) >= 3:
-            heads = [_repeated(self._plain(t), tensors[0]) for t in tensors[:3]]
-            if not any(self._is_learned(t) for t in tensors[:2]):
-                self._add(
-                    *map(_folded, (*heads, results[0])), draws=len(recorder.draws)
-                )
+        if any(_storage(t) in self._behind for t in operands):
+            self._behind |= {_storage(result) for result in results}
+        if name.startswith("_scaled_dot_product") and len(operands) >= 3:
+            three = operands[:3]
+            heads = [_folded(_repeated(self._plain(t), three[0])) for t in three]
+            if not self._is_cosine(*three[:2]):
+                self._add(*heads, results[0], len(recorder.draws))
             return
-        self._note_factor(name, args, tensors, results[0], recorder)
-        if name in _PRODUCTS and len(tensors) >= 2:
-            self._note_product(*tensors[-2:], results[0], recorder)
+        self._note_scale(name, args, operands, results, recorder)
+        if name in _PRODUCTS and len(operands) >= 2:
+            self._note_product(*operands[-2:], results[0], recorder)
             return
-        for tensor in tensors:
+        for tensor in operands:
             product = self._scores.get(_key(tensor))
             if product is None:
                 continue
+            if name in _SCALES and any(map(recorder.is_learned, operands)):
+                product.is_open = True
             for result in results:
                 if result.numel() == product.size and result.is_floating_point():
                     self._scores[_key(result)] = product
@@ -106,46 +122,74 @@ class Cores:
         query, key = product.left, product.right.mT
         if query.shape[1] != weights.shape[1]:  # the keys were multiplied with queries
             query, key = key, query
-        if self._is_learned(query) or self._is_learned(key):
-            return
-        query, key = self._plain(query), self._plain(key)
-        self._add(query, key, value, result, draws=len(recorder.draws))
+        if not product.is_open and not self._is_cosine(query, key):
+            query, key = self._plain(query), self._plain(key)
+            self._add(query, key, value, result, len(recorder.draws))
 
-    def _add(self, query, key, value, context, draws: int) -> None:
+    def _add(self, query, key, value, context: Tensor, draws: int) -> None:
         kept = [t.detach() for t in (query, key, value)]
-        self.found.append(Core(*kept, context.detach().clone(), draws))
+        self._behind.add(_storage(context))
+        context = _folded(context.detach()).clone()
+        self.found.append(Core(*kept, context, draws))
 
-    def _note_factor(self, name, args, tensors, result, recorder) -> None:
+    def reaches(self, out: Tensor) -> bool:
+        """Whether what the heads returned has a part in it."""
+        return _storage(out) in self._behind
+
+    def _note_scale(self, name, args, operands, results, recorder) -> None:
         """Scaling before the product is part of the scores' scale."""
-        data, factor, learned = tensors[0], 1.0, False
-        by = args[1] if name in _SCALES and len(args) > 1 else None
-        if isinstance(by, Tensor) and not recorder.origin(data).inputs:
-            data, by = by, data
-        if by is not None or name in _SAME:
-            factor = self._factors.get(_key(data), 1.0)
-            learned = self._is_learned(data)
+        data = next((t for t in operands if recorder.origin(t).inputs), operands[0])
+        scales = {(self._factors.get(_key(t), 1.0), self._is_open(t)) for t in operands}
+        factor, is_open = self._factors.get(_key(data), 1.0), self._is_open(data)
+        if name in _SCALES and len(args) > 1:
+            by = args[1] if args[0] is data else args[0]
+            number = self._number(by, recorder)
+            if number is not None:
+                factor *= number ** _SCALES[name]
+            else:
+                few = by.numel() < data.shape[-1] or bool(recorder.origin(by).inputs)
+                factor, is_open = 1.0, is_open or few or factor != 1.0
+            if name.endswith("_") and data.nbytes < data.untyped_storage().nbytes():
+                self._mixed.add(_storage(data))
+        elif name in _LAYERS:
+            factor, is_open = 1.0, False
+        elif name not in _SAME and len(scales) > 1 or name not in _SAME | _JOINS:
+            factor, is_open = 1.0, scales != {(1.0, False)}
+        for result in results:
+            self._factors[_key(result)] = factor
+            (self._open.add if is_open else self._open.discard)(_key(result))
+
+    @staticmethod
+    def _number(by: object, recorder) -> float | None:
+        """What it is multiplied by, if that is one number, and no learned one."""
         if isinstance(by, Tensor):
             known = by.dim() == 0 and not recorder.origin(by).inputs
-            if known and not recorder.is_learned(by):
-                by = float(by)
-            else:
-                factor = 1.0
-                learned = learned or by.numel() < data.shape[-1]
-        if isinstance(by, (int, float)):
-            factor *= float(by) ** _SCALES[name] if by else 1.0
-        self._factors[_key(result)] = factor
-        (self._learned.add if learned else self._learned.discard)(_key(result))
+            return float(by) or None if known and not recorder.is_learned(by) else None
+        return float(by) or None if isinstance(by, (int, float)) else None
 
-    def _is_learned(self, tensor: Tensor) -> bool:
-        return _key(tensor) in self._learned
+    def _is_open(self, tensor: Tensor) -> bool:
+        return _key(tensor) in self._open or _storage(tensor) in self._mixed
+
+    def _is_cosine(self, query: Tensor, key: Tensor) -> bool:
+        """Whether their scale is not that of attention: it is learned or lost, or both
+        are of length 1."""
+        if self._is_open(query) or self._is_open(key):
+            return True
+        lengths = (t.detach().norm(dim=-1) for t in (self._plain(query), key))
+        return all(bool((norm - 1).abs().max() < 1e-4) for norm in lengths)
 
     def _plain(self, tensor: Tensor) -> Tensor:
         factor = self._factors.get(_key(tensor), 1.0)
         return tensor if factor in (0.0, 1.0) else tensor / factor
 
 
-def _key(tensor: Tensor) -> int:
+def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _key(tensor: Tensor) -> tuple[int, int]:
+    """Where it begins: queries, keys and values may be parts of one tensor."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset()
 
 
 def _batched(x: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
             self._note_weights(name, operands)
             self._note_origins(name, operands, results)
             self._note_draws(name, args, operands, results)
-            self.cores.note(name, args, results, self)
+            self.cores.note(name, args, operands, results, self)
             self._note_trace(name, results)
             self._note_scores(name, args)
             if name == "native_layer_norm":

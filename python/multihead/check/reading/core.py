@@ -2,6 +2,7 @@
 """The verdict on the core alone: what attention does from its heads on, where the whole
 is not explained, as beside layers that attention has no use for."""
 
+from dataclasses import replace
 from typing import Any
 
 from ..calls import cases
@@ -19,13 +20,22 @@ _EFFORT = 0.2
 HEADS_RIGHT = Finding(
     "heads_right",
     "What its heads do is attention, from the queries, keys and values that meet to "
-    "what comes of them: what is wrong lies before that or behind.",
+    "what comes of them: what is not lies before that or behind.",
     "Look at the projections, at how heads are split, and at how they are merged.",
     kind="remark",
 )
 
 
-def judge(reading: Reading) -> dict[str, Any] | None:
+def judge(readings: list[Reading]) -> dict[str, Any] | None:
+    """The best verdict of several readings of the same calls, likelier first."""
+    best = None
+    for reading in readings:
+        if best is None or best["faults"]:
+            best = _better(best, _of_one(reading))
+    return best
+
+
+def _of_one(reading: Reading) -> dict[str, Any] | None:
     """The engine's verdict on what the heads do in all runs, or in those without masks,
     where only these are explained; None where nothing explains them, or where some run
     does not show it."""
@@ -34,21 +44,40 @@ def judge(reading: Reading) -> dict[str, Any] | None:
         one = _core_of(run)
         if run.is_last or _drops_elsewhere(run, one):
             continue
-        if one is None:
+        if one is None or not run.recorder.cores.reaches(run.out):
             return None
         found.append((run, one))
+    if not found or _are_one(found[0][1]):
+        return None
     plain = [(run, one) for run, one in found if not run.arguments.masks]
     if len(plain) == len(found):
-        return _judged(reading, found) if found else None
+        return _judged_either_way(reading, found)
     turned = [(run, _turned(one)) for run, one in found]
-    best = _judged(reading, found)
+    best = _judged_either_way(reading, found)
     if best is None or best["faults"]:
-        other = _judged(reading, turned)
-        better = other and (best is None or observation.is_better(other, best))
-        best = other if better else best
+        best = _better(best, _judged(reading, turned))
     if best is None and plain:
         best = _judged(reading, plain)
         best = best if best and best["faults"] else None
+    return best
+
+
+def _better(first: dict | None, later: dict | None) -> dict | None:
+    if first is None or later is None:
+        return first or later
+    return later if observation.is_better(later, first) else first
+
+
+def _judged_either_way(
+    reading: Reading, found: list[tuple[Run, Core]]
+) -> dict[str, Any] | None:
+    """Where queries are as many as keys, their product does not tell which is which."""
+    best = _judged(reading, found)
+    square = all(one.query.shape == one.key.shape for _, one in found)
+    if square and (best is None or best["faults"]):
+        exchanged = [(r, replace(c, query=c.key, key=c.query)) for r, c in found]
+        other = _judged(reading, exchanged)
+        best = other if other is not None and not other["faults"] else best
     return best
 
 
@@ -64,6 +93,12 @@ def _judged(reading: Reading, found: list[tuple[Run, Core]]) -> dict[str, Any] |
     except ValueError:
         return None
     return verdict if verdict["verdict"] != "unknown" else None
+
+
+def _are_one(core: Core) -> bool:
+    """Two of queries, keys and values are the same, which may be what is wrong."""
+    query, key, value = core.query, core.key, core.value
+    return query.equal(key) or key.equal(value) or query.equal(value)
 
 
 def _core_of(run: Run) -> Core | None:

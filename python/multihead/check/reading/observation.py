@@ -358,16 +358,17 @@ def _put_dropout(
             seen.metadata["idle_dropout"] = run.idle_dropout
     for index, draw in enumerate(run.recorder.draws[:count]):
         kept = _kept(draw, run.case.own_dropout or DROPOUT)
-        seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads)
+        keys = seen.tensors["key"].shape[-2] if count is not None else run.case.keys
+        seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads, keys)
         if draw.p is not None:
             seen.metadata[f"dropout_p.{index}"] = str(draw.p)
 
 
-def _in_order(kept: Tensor, run: Run, heads: int) -> Tensor:
+def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
     """Draws on weights as (B, H, Lq, Lk) or (B, Lq, Lk), on a context with its heads
     merged. All sizes differ, but those of queries and keys may not, which then come
     in this order."""
-    sizes, keys = run.case.sizes, run.case.keys
+    sizes = run.case.sizes
     if run.case.layout in cases.IMAGES:
         of_image = kept.dim() == 4 and sizes.image in (kept.shape[2:], kept.shape[1:3])
         kept = cases.as_sequence(kept, run.case) if of_image else kept
