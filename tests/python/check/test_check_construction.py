@@ -478,3 +478,19 @@ def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["check", "attention.py"])
     assert command.main() == 2
     assert "check itself failed: nothing is said of the code" in capsys.readouterr().err
+
+
+class NeverAModule(nn.Module):
+    """Its constructor does not call that of nn.Module."""
+
+    def __init__(self, dim):
+        self.dim = dim
+
+    def forward(self, q, k, v):
+        return (q @ k.mT / self.dim**0.5).softmax(-1) @ v
+
+
+def test_a_constructor_without_that_of_modules_raises():
+    report = multihead.check(NeverAModule)
+    assert report.cause == "raises" and not report.unchecked, str(report)
+    assert "super().__init__()" in str(report)

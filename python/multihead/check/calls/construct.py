@@ -330,13 +330,25 @@ class Construction:
         for value in arguments.values():
             if isinstance(value, Config):
                 self.blind |= dict.fromkeys(value.guessed)
-        if outcome.error is None:
+        if outcome.error is None and _is_whole(outcome.value):
             return outcome.value, call, outcome.findings
+        if outcome.error is None:
+            name = type(outcome.value).__name__
+            sentence = (
+                f"AttributeError: '{name}' object has no attribute '_modules': its "
+                "constructor does not call that of nn.Module."
+            )
+            remedy = "Write super().__init__() first in the constructor."
+            return None, "", [Finding("raises", sentence, remedy)]
         found = [
             replace(f, detail=f"{f.detail}\nconstructed as {call}".strip())
             for f in outcome.findings
         ]
         return None, "", found
+
+
+def _is_whole(made: object) -> bool:
+    return not isinstance(made, nn.Module) or "_modules" in vars(made)
 
 
 def _parameters(make: object) -> list[inspect.Parameter]:
