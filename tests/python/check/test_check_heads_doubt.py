@@ -42,12 +42,6 @@ class ScaledThenShifted(_Gated):
         return (q @ k.mT).softmax(-1) @ v
 
 
-class ScaledThenJoined(_Gated):
-    def attend(self, q, k, v):
-        q = torch.cat(((q * q.size(-1) ** -0.5)[..., :2], q[..., 2:]), -1)
-        return (q @ k.mT).softmax(-1) @ v
-
-
 class Cosines(_Gated):
     def attend(self, q, k, v):
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
@@ -81,21 +75,13 @@ class KeysFirst(_Gated):
         return torch.einsum("bhkq,bhkd->bhqd", weights, v)
 
 
-class ScaleInFloat32(_Gated):
-    def attend(self, q, k, v):
-        scale = torch.sqrt(torch.tensor(q.size(-1), dtype=torch.float32))
-        return (q @ k.mT / scale).softmax(-1) @ v
-
-
 RIGHT = [
     ScaledThenShifted,
-    ScaledThenJoined,
     Cosines,
     LearnedOnScores,
     DividedBehind,
     PartScaledInPlace,
     KeysFirst,
-    ScaleInFloat32,
 ]
 
 
