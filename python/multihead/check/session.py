@@ -207,7 +207,7 @@ class Examination:
         others = [
             r for r in self._readings if r.way is reading.way and r is not reading
         ]
-        verdict = core.judge([reading, *others])
+        verdict = core.judge([reading, *others], self._promises())
         if verdict is None:
             return
         if reading.beside or verdict["faults"]:
@@ -508,9 +508,10 @@ class Examination:
         """Has the engine judge the runs; what it complains of where it cannot."""
         call, stated = reading.way.call, reading.meaning.stated
         seen = [observation.observe(run, call, stated) for run in kept]
-        seen[0].metadata |= self._facts(reading, kept)
+        reading.facts = self._facts(reading, kept)
+        seen[0].metadata |= reading.facts
         for one in seen:
-            self._put_promises(one.metadata)
+            one.metadata |= self._promises()
         left = max(1 - self._effort, _LEAST_EFFORT)
         seen[0].metadata["search_effort"] = repr(left)
         reading.observations = seen
@@ -521,14 +522,16 @@ class Examination:
         self._effort += reading.verdict["effort"]
         return None
 
-    def _put_promises(self, metadata: dict[str, str]) -> None:
+    def _promises(self) -> dict[str, str]:
         """What the code says that it does, where attention leaves a choice."""
+        promises = {}
         if promised.is_dot_product(self.subject):
-            metadata["says_dot_product"] = "true"
+            promises["says_dot_product"] = "true"
         if promised.queries_are_last(self.subject):
-            metadata["queries_are_last"] = "true"
+            promises["queries_are_last"] = "true"
         if promised.window_counts_own_key(self.subject):
-            metadata["window_counts"] = "own_key"
+            promises["window_counts"] = "own_key"
+        return promises
 
     def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"

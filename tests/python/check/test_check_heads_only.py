@@ -56,6 +56,17 @@ def test_a_fault_beside_a_convolution_has_its_name():
     assert report.cause == "scale_by_embed_dim", str(report)
 
 
+class _OfOneSequence(_Convolved):
+    def forward(self, query, key, value):
+        assert query is key or torch.equal(query, key), "one sequence"
+        return super().forward(query)
+
+
+def test_what_calls_refuse_is_a_condition_beside_layers_too():
+    report = multihead.check(_OfOneSequence)
+    assert _conditions(report) == ["layers_beside", "self_attention_only"], str(report)
+
+
 class _Grouped(_Convolved):
     """Two key/value heads, which PyTorch's attention repeats by itself."""
 

@@ -26,16 +26,17 @@ HEADS_RIGHT = Finding(
 )
 
 
-def judge(readings: list[Reading]) -> dict[str, Any] | None:
-    """The best verdict of several readings of the same calls, likelier first."""
+def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] | None:
+    """The best verdict of several readings of the same calls, likelier first. promises:
+    what the code says that it does, as every observation has it."""
     best = None
     for reading in readings:
         if best is None or best["faults"]:
-            best = _better(best, _of_one(reading))
+            best = _better(best, _of_one(reading, promises))
     return best
 
 
-def _of_one(reading: Reading) -> dict[str, Any] | None:
+def _of_one(reading: Reading, promises: dict[str, str]) -> dict[str, Any] | None:
     """The engine's verdict on what the heads do in all runs, or in those without masks,
     where only these are explained; None where nothing explains them, or where some run
     does not show it."""
@@ -51,13 +52,13 @@ def _of_one(reading: Reading) -> dict[str, Any] | None:
         return None
     plain = [(run, one) for run, one in found if not run.arguments.masks]
     if len(plain) == len(found):
-        return _judged_either_way(reading, found)
+        return _judged_either_way(reading, found, promises)
     turned = [(run, _turned(one)) for run, one in found]
-    best = _judged_either_way(reading, found)
+    best = _judged_either_way(reading, found, promises)
     if best is None or best["faults"]:
-        best = _better(best, _judged(reading, turned))
+        best = _better(best, _judged(reading, turned, promises))
     if best is None and plain:
-        best = _judged(reading, plain)
+        best = _judged(reading, plain, promises)
         best = best if best and best["faults"] else None
     return best
 
@@ -69,25 +70,31 @@ def _better(first: dict | None, later: dict | None) -> dict | None:
 
 
 def _judged_either_way(
-    reading: Reading, found: list[tuple[Run, Core]]
+    reading: Reading, found: list[tuple[Run, Core]], promises: dict[str, str]
 ) -> dict[str, Any] | None:
     """Where queries are as many as keys, their product does not tell which is which."""
-    best = _judged(reading, found)
+    best = _judged(reading, found, promises)
     square = all(one.query.shape == one.key.shape for _, one in found)
     if square and (best is None or best["faults"]):
         exchanged = [(r, replace(c, query=c.key, key=c.query)) for r, c in found]
-        other = _judged(reading, exchanged)
+        other = _judged(reading, exchanged, promises)
         best = other if other is not None and not other["faults"] else best
     return best
 
 
-def _judged(reading: Reading, found: list[tuple[Run, Core]]) -> dict[str, Any] | None:
+def _judged(
+    reading: Reading, found: list[tuple[Run, Core]], promises: dict[str, str]
+) -> dict[str, Any] | None:
     """None where nothing explains it."""
     call, stated = reading.way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
-    facts = _facts(reading)
+    beside = " and ".join(f"`{name}`" for name in reading.beside)
+    facts = {"core_beside": beside, "search_effort": repr(_EFFORT)}
     for one in seen:
-        one.metadata |= facts
+        one.metadata |= promises | facts
+    # The products tell how many heads there are.
+    first = {n: v for n, v in reading.facts.items() if n != "num_heads_guessed"}
+    seen[0].metadata |= first
     try:
         verdict = observation.explain(seen)
     except ValueError:
@@ -120,13 +127,3 @@ def _turned(one: Core) -> Core:
         t.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1) for t in parts
     ]
     return Core(*turned, draws=one.draws)
-
-
-def _facts(reading: Reading) -> dict[str, str]:
-    first = reading.observations[0].metadata if reading.observations else {}
-    kept = ("mask_says", "mask_text", "padding_says", "padding_text", "made_up")
-    kept += ("additive_name", "additive_text", "additive_guessed", "causal_text")
-    kept += ("queries_are_last", "window_counts", "says_dot_product")
-    facts = {name: first[name] for name in kept if name in first}
-    beside = " and ".join(f"`{name}`" for name in reading.beside)
-    return facts | {"core_beside": beside, "search_effort": repr(_EFFORT)}

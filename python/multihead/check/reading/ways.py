@@ -45,6 +45,8 @@ class Reading:
     understood: list[str] = field(default_factory=list)
     # Said instead of the verdict that a mask is ignored.
     mask_doubt: Finding | None = None
+    # What the engine is told of where facts come from, with its words for them.
+    facts: dict[str, str] = field(default_factory=dict)
     # Its runs, without those of masks that are taken by chance.
     kept: list[Run] = field(default_factory=list)
     # Kinds of calls by name.
