@@ -15,6 +15,7 @@ namespace multihead::diagnosis {
 namespace {
 
 // ---- How much a search may do ----------------------------------------------
+
 // What one candidate costs beside one call, in nanoseconds or so: so much for
 // any, and more for each score and for the products of large tensors.
 double cost(const ObservedCall& call) {
@@ -75,7 +76,11 @@ class Search {
   /// spent, also by others.
   Search(std::span<const ObservedCall> calls, const Conventions& settled,
          bool in_float, double& effort)
-      : calls_(calls), settled_(settled), in_float_(in_float), effort_(effort) {
+      : calls_(calls),
+        settled_(settled),
+        is_biased_(with(settled).position_bias),
+        in_float_(in_float),
+        effort_(effort) {
     for (const Convention& convention : all_conventions()) {
       const bool known =
           std::ranges::find(settled_, &convention) != settled_.end();
@@ -406,9 +411,8 @@ class Search {
     return found;
   }
 
-  // A bias is looked for among all that the call computed.
   void spend_on(const ObservedCall& call) const {
-    effort_ -= (with(settled_).position_bias ? 4 : 1) * cost(call);
+    effort_ -= (is_biased_ ? 4 : 1) * cost(call);
   }
 
   bool is_spent() { return cut_short_ = cut_short_ || effort_ <= 0; }
@@ -429,6 +433,7 @@ class Search {
 
   std::span<const ObservedCall> calls_;
   Conventions settled_, open_;
+  bool is_biased_;  // by what is looked for among all that a call computed
   bool in_float_;
   double& effort_;
   bool cut_short_ = false, by_chance_ = false;
@@ -447,81 +452,7 @@ bool shows_float32(const ObservedCall& call) {
          });
 }
 
-// ---- Of explanations that fit equally, which is believed -------------------
-
-// Some faults give equal results and differ on the way there; nullopt where no
-// call shows its way.
-std::optional<bool> shows_distinguishing(std::span<const ObservedCall> calls,
-                                         const Explanation& explanation) {
-  for (const ObservedCall& call : calls) {
-    if (call.trace.empty()) continue;
-    const std::optional<Stages> stages = simulate(call, explanation.recipe);
-    if (!stages) return std::nullopt;
-    if (stages->distinguishing.empty()) continue;  // as without a mask
-    for (const at::Tensor& tensor : stages->distinguishing) {
-      const double allowed =
-          rounding_allowed(call.dtype, *stages, largest_finite(tensor));
-      if (in_trace(call, tensor, allowed)) return true;
-    }
-    return false;
-  }
-  return std::nullopt;
-}
-
-// What an explanation leaves of the largest result, rounding included.
-double left_by(const Explanation& explanation,
-               std::span<const ObservedCall> calls) {
-  double left = 0;
-  for (const ObservedCall& call : calls) {
-    const Error out = errors(call, explanation.recipe, call.dtype).out;
-    left = std::max(left, out.difference / largest_finite(call.out));
-  }
-  return left;
-}
-
-// Where digits are few, several may fit: those that leave far more than another
-// come later.
-void put_closest_first(std::span<const ObservedCall> calls,
-                       std::vector<Explanation>& found) {
-  if (found.size() < 2) return;
-  for (Explanation& one : found) one.left = left_by(one, calls);
-  const double least =
-      std::ranges::min_element(found, {}, &Explanation::left)->left;
-  std::ranges::stable_partition(found, [&](const Explanation& one) {
-    return one.left <= 4 * std::max(least, 1e-12);
-  });
-}
-
-std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
-                                std::vector<Explanation> found) {
-  std::vector<Explanation> first, rest;
-  for (Explanation& explanation : found) {
-    const std::optional<bool> shown = shows_distinguishing(calls, explanation);
-    if (shown.has_value() && !*shown) continue;
-    (shown.has_value() ? first : rest).push_back(std::move(explanation));
-  }
-  if (first.empty()) first = std::move(rest);
-  put_closest_first(calls, first);
-  std::vector<Explanation> unique;
-  for (Explanation& explanation : first) {
-    const bool known =
-        std::ranges::any_of(unique, [&](const Explanation& other) {
-          return names_of(other) == names_of(explanation);
-        });
-    if (!known) unique.push_back(std::move(explanation));
-  }
-  return unique;
-}
-
 }  // namespace
-
-std::vector<std::string> names_of(const Explanation& explanation) {
-  std::vector<std::string> names;
-  for (const Pick& pick : explanation.faults)
-    names.emplace_back(pick.fault->name);
-  std::ranges::sort(names);
-  return names;
-}
 
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
   return std::ranges::any_of(among, [&](const ObservedCall& other) {

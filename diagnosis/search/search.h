@@ -173,6 +173,11 @@ struct SearchResult {
 /// The faults of an explanation, sorted by name.
 std::vector<std::string> names_of(const Explanation& explanation);
 
+/// Explanations that fit every call, the likelier first, one for each set of
+/// names, without those whose way the trace of a call contradicts.
+std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
+                                std::vector<Explanation> found);
+
 /// Whether a call costs many times what the cheapest does. Such calls come
 /// last: what smaller ones show is looked for there.
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among);
