@@ -7,30 +7,22 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from heads import Heads
 from torch import nn
 
 import multihead
 
 
-class _Gated(nn.Module):
-    """Queries, keys and values (B, H, L, D), and an output behind a gate."""
+class _Gated(Heads):
+    """An output behind a gate."""
 
     def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        super().__init__(dim, num_heads)
         self.gate = nn.Linear(dim, dim)
         self.tau = nn.Parameter(torch.tensor(0.7))
 
-    def heads(self, x):
-        return [
-            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        ]
-
     def finished(self, x, heads):
-        out = self.o(heads.transpose(1, 2).flatten(2))
-        return out * torch.sigmoid(self.gate(x))
+        return self.merged(heads) * torch.sigmoid(self.gate(x))
 
     def forward(self, x):
         return self.finished(x, self.attend(*self.heads(x)))
@@ -138,26 +130,18 @@ def _turned(x):
     return torch.cat((-other, one), -1)
 
 
-class RotatedAfterScaling(nn.Module):
+class RotatedAfterScaling(Heads):
     """Queries are scaled before they are turned, as in ESM-2."""
 
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
-
     def forward(self, x):
-        q, k, v = (
-            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = self.heads(x)
         width = q.size(-1)
         speed = 10000.0 ** (-torch.arange(0, width, 2).to(x) / width)
         angle = torch.arange(x.size(1)).to(x)[:, None] * speed
         cos, sin = (torch.cat((t, t), -1) for t in (angle.cos(), angle.sin()))
         q = q * width**-0.5
         q, k = (t * cos + _turned(t) * sin for t in (q, k))
-        return self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.merged((q @ k.mT).softmax(-1) @ v)
 
 
 def test_positions_after_the_scale():
@@ -165,56 +149,34 @@ def test_positions_after_the_scale():
     assert report.judgement == "right", str(report)
 
 
-class AnyAxes(nn.Module):
+class AnyAxes(Heads):
     """Takes (B, C, ...) with any number of axes behind the channels."""
-
-    def __init__(self, channels, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv, self.out = (
-            nn.Linear(channels, 3 * channels),
-            nn.Linear(channels, channels),
-        )
 
     def forward(self, x):
         b, c, *spatial = x.shape
-        tokens = x.reshape(b, c, -1).mT
-        q, k, v = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        return self.out(out).mT.reshape(b, c, *spatial)
+        q, k, v = self.heads(x.reshape(b, c, -1).mT)
+        out = self.merged(F.scaled_dot_product_attention(q, k, v))
+        return out.mT.reshape(b, c, *spatial)
 
 
-class _Base(nn.Module):
-    def __init__(self, n_head, d_model):
-        super().__init__()
-        self.n_head = n_head
-        self.qkv, self.out = (
-            nn.Linear(d_model, 3 * d_model),
-            nn.Linear(d_model, d_model),
-        )
-
-
-class HandsItsArgumentsOn(_Base):
+class HandsItsArgumentsOn(Heads):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
 
     def forward(self, x):
-        b, n, _, heads = *x.shape, self.n_head
-        q, k, v = self.qkv(x).view(b, n, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(q, k, v)
-        return self.out(out.transpose(1, 2).flatten(2))
+        b, n, _, heads = *x.shape, self.num_heads
+        layers = (self.q, self.k, self.v)
+        q, k, v = (layer(x).view(b, n, heads, -1).transpose(1, 2) for layer in layers)
+        return self.merged(F.scaled_dot_product_attention(q, k, v))
 
 
-class PaddingOfAnotherName(_Base):
+class PaddingOfAnotherName(Heads):
     """Not the very name of PyTorch's mask, and True is a token."""
 
     def forward(self, x, key_padding_masks=None):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_head, -1)).unbind(2)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         mask = None if key_padding_masks is None else key_padding_masks[:, None, None]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.out(out.transpose(1, 2).flatten(2))
+        heads = self.heads(x)
+        return self.merged(F.scaled_dot_product_attention(*heads, attn_mask=mask))
 
 
 @pytest.mark.parametrize("target", [AnyAxes, HandsItsArgumentsOn, PaddingOfAnotherName])

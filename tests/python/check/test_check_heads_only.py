@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from heads import Heads
 from torch import nn
 
 import multihead
@@ -141,13 +142,11 @@ def test_heads_one_after_the_other():
     assert report.cause == "scale_of_another_number", str(report)
 
 
-class _HeadsFirst(nn.Module):
+class _HeadsFirst(Heads):
     """Heads before items in one axis, with a layer beside; masks are repeated so, too."""
 
     def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        super().__init__(dim, num_heads)
         self.last = nn.Linear(2 * dim, dim)
 
     def forward(self, query, key, value, mask=None):
@@ -168,45 +167,40 @@ def test_heads_before_items_are_not_accused():
     assert "layers_beside" in _conditions(report)
 
 
-class _Relative(nn.Module):
+class _Relative(Heads):
     """A bias that depends on the query and the distance (Shaw et al. 2018)."""
 
     def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        super().__init__(dim, num_heads)
         self.table = nn.Parameter(torch.randn(9, dim // num_heads))
 
     def products(self, query, key, value):
-        q, k, v = (
-            layer(t).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer, t in ((self.q, query), (self.k, key), (self.v, value))
-        )
+        q, k, v = self.heads(query, key, value)
         rows, columns = torch.arange(q.size(2)), torch.arange(k.size(2))
         distance = (columns - rows[:, None]).clamp(-4, 4) + 4
         relative = torch.einsum("bhid,ijd->bhij", q, self.table[distance])
         return q @ k.mT, relative, v
 
-    def merged(self, scores, v):
-        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    def weighed(self, scores, v):
+        return self.merged(scores.softmax(-1) @ v)
 
 
 class ScaledTogether(_Relative):
     def forward(self, query, key, value):
         scores, relative, v = self.products(query, key, value)
-        return self.merged((scores + relative) / math.sqrt(v.size(-1)), v)
+        return self.weighed((scores + relative) / math.sqrt(v.size(-1)), v)
 
 
 class ScaledBefore(_Relative):
     def forward(self, query, key, value):
         scores, relative, v = self.products(query, key, value)
-        return self.merged(scores / math.sqrt(v.size(-1)) + relative, v)
+        return self.weighed(scores / math.sqrt(v.size(-1)) + relative, v)
 
 
 class ScaledByAll(_Relative):
     def forward(self, query, key, value):
         scores, relative, v = self.products(query, key, value)
-        return self.merged((scores + relative) / math.sqrt(query.size(-1)), v)
+        return self.weighed((scores + relative) / math.sqrt(query.size(-1)), v)
 
 
 class NotScaled(_Relative):
@@ -214,7 +208,7 @@ class NotScaled(_Relative):
 
     def forward(self, query, key, value):
         scores, relative, v = self.products(query, key, value)
-        return self.merged(scores + relative, v)
+        return self.weighed(scores + relative, v)
 
 
 @pytest.mark.parametrize("target", [ScaledTogether, ScaledBefore, NotScaled])
@@ -238,14 +232,13 @@ class Transposed(_Relative):
 
     def forward(self, query, key, value, pos_embedding):
         scores, _, v = self.products(query, key, value)
-        r = self.positions(pos_embedding).unflatten(-1, (self.num_heads, -1))
-        q = self.q(query).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        relative = q @ r.permute(0, 2, 3, 1)
+        r = self.cut(self.positions(pos_embedding))
+        relative = self.cut(self.q(query)) @ r.mT
         batch, heads, length, count = relative.shape
         padded = F.pad(relative, (1, 0)).view(batch, heads, count + 1, length)
         shifted = padded[:, :, 1:].reshape(batch, heads, length, count)
         scores = scores + shifted[..., : scores.size(-1)]
-        return self.merged(scores / math.sqrt(v.size(-1)), v)
+        return self.weighed(scores / math.sqrt(v.size(-1)), v)
 
 
 def test_positions_of_all_distances():
@@ -254,25 +247,20 @@ def test_positions_of_all_distances():
     assert _conditions(report) == ["layers_beside"]
 
 
-class _Temperature(nn.Module):
+class _Temperature(Heads):
     """Queries of length 1, multiplied by a learned number for each head: no scale is
     missing."""
 
     def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        super().__init__(dim, num_heads)
         self.temperature = nn.Parameter(torch.rand(num_heads, 1, 1) + 0.5)
         self.gate = nn.Linear(dim, dim)
 
     def forward(self, x):
-        q, k, v = (
-            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = self.heads(x)
         q, k = F.normalize(q, dim=-1) * self.temperature, F.normalize(k, dim=-1)
-        out = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
-        return self.o(out) * torch.sigmoid(self.gate(x))
+        out = self.merged((q @ k.mT).softmax(-1) @ v)
+        return out * torch.sigmoid(self.gate(x))
 
 
 def test_a_learned_scale_is_not_a_missing_one():
@@ -285,19 +273,11 @@ def _plain(q, k, v, embed):
     return weights @ v
 
 
-class WrongInManyPlaces(nn.Module):
+class WrongInManyPlaces(Heads):
     """What comes before and after the heads is no attention, and the scale is wrong."""
 
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
-
     def forward(self, x):
-        q, k, v = (
-            layer(x.flip(-1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = self.heads(x.flip(-1))
         out = _plain(q, k, v, x.size(-1)).mT.flatten(1).view_as(x)
         return self.o(out.roll(1, -1) - x)
 
@@ -310,10 +290,7 @@ def test_one_of_many_faults_has_its_name():
 
 class RightHeadsInAWrongPlace(WrongInManyPlaces):
     def forward(self, x):
-        q, k, v = (
-            layer(x.flip(-1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = self.heads(x.flip(-1))
         out = _plain(q, k, v, q.size(-1)).mT.flatten(1).view_as(x)
         return self.o(out.roll(1, -1) - x)
 
@@ -324,23 +301,15 @@ def test_right_heads_excuse_nothing():
     assert any(remark["name"] == "heads_right" for remark in report.remarks)
 
 
-class MasksLikeNothing(nn.Module):
+class MasksLikeNothing(Heads):
     """Scaled wrongly, and its mask does what no attention does."""
 
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
-
     def forward(self, x, mask=None):
-        q, k, v = (
-            layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = self.heads(x)
         scores = q @ k.mT / math.sqrt(x.size(-1))
         if mask is not None:
             scores = scores * (1.5 + mask.cumsum(-1)) - mask.roll(2, -1) * 3
-        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.merged(scores.softmax(-1) @ v)
 
 
 def test_what_becomes_of_masks_hides_no_other_fault():

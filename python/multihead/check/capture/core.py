@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .places import Place, place, storage
+
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm", "addbmm")
 _SCALES = {"mul": 1, "mul_": 1, "div": -1, "div_": -1}
 # What shows the same numbers, in another order perhaps.
@@ -22,9 +24,6 @@ _SAME |= {"split_with_sizes", "chunk", "as_strided", "repeat"}
 _JOINS = {"cat", "stack"}
 # What makes queries and keys of inputs, whose scale is not theirs.
 _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
-
-
-_Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class Cores:
     found: list[Core] = field(default_factory=list)
     # What tensors were multiplied by, and those whose scale nobody can tell: a learned
     # number has scaled them, or something was done to them after they were scaled.
-    _factors: dict[_Place, float] = field(default_factory=dict)
-    _open: set[_Place] = field(default_factory=set)
+    _factors: dict[Place, float] = field(default_factory=dict)
+    _open: set[Place] = field(default_factory=set)
     # The product of which a tensor holds the scores or weights.
-    _scores: dict[_Place, _Product] = field(default_factory=dict)
+    _scores: dict[Place, _Product] = field(default_factory=dict)
     # Storages of which a part was scaled in place.
     _mixed: set[int] = field(default_factory=set)
     # Storages of what comes of the contexts.
@@ -71,12 +70,12 @@ class Cores:
         of what tensors are made."""
         if not results or not operands:
             return
-        if any(_storage(t) in self._behind for t in operands):
-            self._behind |= {_storage(result) for result in results}
+        if any(storage(t) in self._behind for t in operands):
+            self._behind |= {storage(result) for result in results}
         if name.startswith("_scaled_dot_product") and len(operands) >= 3:
             three = operands[:3]
             heads = [_folded(_repeated(self._plain(t), three[0])) for t in three]
-            if not self._is_cosine(*three[:2]):
+            if not self._is_scaled_otherwise(*three[:2]):
                 self._add(*heads, results[0], len(recorder.draws))
             return
         self._note_scale(name, args, operands, results, recorder)
@@ -84,14 +83,14 @@ class Cores:
             self._note_product(*operands[-2:], results[0], recorder)
             return
         for tensor in operands:
-            product = self._scores.get(_key(tensor))
+            product = self._scores.get(place(tensor))
             if product is None:
                 continue
             if name in _SCALES and any(map(recorder.is_learned, operands)):
                 product.is_open = True
             for result in results:
                 if result.numel() == product.size and result.is_floating_point():
-                    self._scores[_key(result)] = product
+                    self._scores[place(result)] = product
 
     def _note_product(
         self, left: Tensor, right: Tensor, result: Tensor, recorder
@@ -100,7 +99,7 @@ class Cores:
             return
         left, right, result = map(_batched, (left, right, result))
         for weights, value, turned in ((left, right, False), (right, left, True)):
-            product = self._scores.get(_key(weights))
+            product = self._scores.get(place(weights))
             if product is None or weights.numel() != product.size:
                 continue
             if turned:
@@ -109,7 +108,7 @@ class Cores:
                 product, weights.mT if turned else weights, value, result, recorder
             )
             return
-        self._scores[_key(result)] = _Product(left, right, result.numel())
+        self._scores[place(result)] = _Product(left, right, result.numel())
 
     def _close(
         self,
@@ -122,25 +121,27 @@ class Cores:
         query, key = product.left, product.right.mT
         if query.shape[1] != weights.shape[1]:  # the keys were multiplied with queries
             query, key = key, query
-        if not product.is_open and not self._is_cosine(query, key):
+        if not product.is_open and not self._is_scaled_otherwise(query, key):
             query, key = self._plain(query), self._plain(key)
             self._add(query, key, value, result, len(recorder.draws))
 
     def _add(self, query, key, value, context: Tensor, draws: int) -> None:
         kept = [t.detach() for t in (query, key, value)]
-        self._behind.add(_storage(context))
+        self._behind.add(storage(context))
         context = _folded(context.detach()).clone()
         self.found.append(Core(*kept, context, draws))
 
     def reaches(self, out: Tensor) -> bool:
         """Whether what the heads returned has a part in it."""
-        return _storage(out) in self._behind
+        return storage(out) in self._behind
 
     def _note_scale(self, name, args, operands, results, recorder) -> None:
         """Scaling before the product is part of the scores' scale."""
         data = next((t for t in operands if recorder.origin(t).inputs), operands[0])
-        scales = {(self._factors.get(_key(t), 1.0), self._is_open(t)) for t in operands}
-        factor, is_open = self._factors.get(_key(data), 1.0), self._is_open(data)
+        scales = {
+            (self._factors.get(place(t), 1.0), self._is_open(t)) for t in operands
+        }
+        factor, is_open = self._factors.get(place(data), 1.0), self._is_open(data)
         if name in _SCALES and len(args) > 1:
             by = args[1] if args[0] is data else args[0]
             number = self._number(by, recorder)
@@ -150,14 +151,14 @@ class Cores:
                 few = by.numel() < data.shape[-1] or bool(recorder.origin(by).inputs)
                 factor, is_open = 1.0, is_open or few or factor != 1.0
             if name.endswith("_") and data.nbytes < data.untyped_storage().nbytes():
-                self._mixed.add(_storage(data))
+                self._mixed.add(storage(data))
         elif name in _LAYERS:
             factor, is_open = 1.0, False
         elif name not in _SAME and len(scales) > 1 or name not in _SAME | _JOINS:
             factor, is_open = 1.0, scales != {(1.0, False)}
         for result in results:
-            self._factors[_key(result)] = factor
-            (self._open.add if is_open else self._open.discard)(_key(result))
+            self._factors[place(result)] = factor
+            (self._open.add if is_open else self._open.discard)(place(result))
 
     @staticmethod
     def _number(by: object, recorder) -> float | None:
@@ -168,28 +169,19 @@ class Cores:
         return float(by) or None if isinstance(by, (int, float)) else None
 
     def _is_open(self, tensor: Tensor) -> bool:
-        return _key(tensor) in self._open or _storage(tensor) in self._mixed
+        return place(tensor) in self._open or storage(tensor) in self._mixed
 
-    def _is_cosine(self, query: Tensor, key: Tensor) -> bool:
-        """Whether their scale is not that of attention: it is learned or lost, or both
-        are of length 1."""
+    def _is_scaled_otherwise(self, query: Tensor, key: Tensor) -> bool:
+        """Whether it is not for the scores to scale them: their scale is learned or
+        lost, or both are of length 1, so that they meet in a cosine."""
         if self._is_open(query) or self._is_open(key):
             return True
         lengths = (t.detach().norm(dim=-1) for t in (self._plain(query), key))
         return all(bool((norm - 1).abs().max() < 1e-4) for norm in lengths)
 
     def _plain(self, tensor: Tensor) -> Tensor:
-        factor = self._factors.get(_key(tensor), 1.0)
+        factor = self._factors.get(place(tensor), 1.0)
         return tensor if factor in (0.0, 1.0) else tensor / factor
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _key(tensor: Tensor) -> tuple[int, int]:
-    """Where it begins: queries, keys and values may be parts of one tensor."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset()
 
 
 def _batched(x: Tensor) -> Tensor:

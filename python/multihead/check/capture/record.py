@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..subject.holding import has_storage
 from .core import Cores
+from .places import place, storage
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul"}
 _PRODUCTS |= {"linear", "_native_multi_head_attention", "dot", "einsum"}
@@ -34,16 +35,6 @@ _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_f
 _UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
 MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 8, 1 << 19
 _TRIANGLES = {"tril", "triu", "tril_", "triu_"}
-
-
-def storage(tensor: Tensor) -> int:
-    """What tensors that show the same memory have in common."""
-    return tensor.untyped_storage()._cdata
-
-
-def place(tensor: Tensor) -> tuple[int, int]:
-    """Where a weight begins: parts of a fused one are told apart by it."""
-    return storage(tensor), tensor.storage_offset()
 
 
 @dataclass

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..subject.holding import Held, walk, wrappers
 from ..subject.roles import is_weight, projection, speaks
-from .record import Frames, Recorder, Use, place
+from .places import place
+from .record import Frames, Recorder, Use
 
 
 @dataclass

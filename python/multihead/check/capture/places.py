@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: MIT
+"""Where tensors keep their numbers: a view is a tensor of its own, but shows the same."""
+
+from torch import Tensor
+
+Place = tuple[int, int]
+
+
+def storage(tensor: Tensor) -> int:
+    """What tensors that show the same memory have in common."""
+    return tensor.untyped_storage()._cdata
+
+
+def place(tensor: Tensor) -> Place:
+    """Where it begins: parts of a fused tensor are told apart by it."""
+    return storage(tensor), tensor.storage_offset()
