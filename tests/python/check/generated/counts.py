@@ -19,6 +19,7 @@ from .judge import (
     wrong_program,
 )
 
+_TOLD = 100  # programs after which the counts are told again
 BAD = ("accused", "wrongly named", "called right", "unnamed", "not judged")
 
 
@@ -75,6 +76,12 @@ def has_fault(seed: int, fault: str) -> bool:
         return False
 
 
+def told(is_right: bool, kinds: collections.Counter, start: float) -> str:
+    title = "right" if is_right else "wrong"
+    spent = time.monotonic() - start
+    return f"{title}: {kinds.total()} programs, {dict(kinds)}, {spent:.0f} s"
+
+
 def main() -> int:
     options = parser().parse_args()
     if options.show is not None:
@@ -100,9 +107,9 @@ def main() -> int:
                     f"{one.kind}\tseed {one.seed}\t{one.truth}\t{one.said}\t{one.style}"
                 )
                 sys.stdout.flush()
-        title = "right" if is_right else "wrong"
-        spent = time.monotonic() - start
-        print(f"{title}: {sum(kinds.values())} programs, {dict(kinds)}, {spent:.0f} s")
+            if kinds.total() % _TOLD == 0:
+                print(told(is_right, kinds, start), file=sys.stderr)
+        print(told(is_right, kinds, start))
         for fault, counts in sorted(by_fault.items()):
             if not is_right and set(counts) - {"named"}:
                 print(f"  {fault}: {dict(counts)}")
