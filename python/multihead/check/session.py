@@ -31,7 +31,9 @@ from .subject.signature import Call
 from .subject.target import Subject, load, scope
 
 # Complaints that other shapes may settle.
-_OF_SHAPES = re.compile(r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange", re.I)
+_OF_SHAPES = re.compile(
+    r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token", re.I
+)
 _OF_POSITIONS = {"rotary_positions", "position_bias"}
 _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
 _QUOTED = 120  # characters of a sentence

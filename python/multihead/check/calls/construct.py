@@ -142,7 +142,9 @@ class Construction:
     def _settle_sides(self) -> None:
         """Height and width of an image, which come together, as capital letters, too:
         h beside H counts the heads."""
-        for height, width in (("H", "W"), ("height", "width"), ("h", "w")):
+        named = [name for name in self.roles if "height" in words(name)]
+        pairs = [(name, name.replace("height", "width")) for name in named]
+        for height, width in (("H", "W"), ("h", "w"), *pairs):
             if {height, width} <= self.roles.keys():
                 self.roles |= {height: "rows", width: "columns"}
                 return
@@ -180,6 +182,8 @@ class Construction:
             sizes = replace(sizes, heads=fixed.get("num_heads", 1))
             if self.takes("out_dim") and "num_heads" not in fixed:
                 sizes = replace(sizes, out=sizes.embed * 5 // 6)
+            elif sizes.heads == 1 and "head_dim" in fixed:
+                sizes = replace(sizes, out=fixed["head_dim"])
         groups = num_kv_heads or 2
         is_grouped = self.takes("num_kv_heads") or self._configures_groups()
         if is_grouped and sizes.heads % groups == 0:
@@ -275,7 +279,7 @@ class Construction:
         found = re.search(divides, f"{self.subject.source}\n{file}")
         return root if found else 1 / root
 
-    def _ways(self) -> list[tuple[bool, bool, bool]]:
+    def _ways(self, sizes: Sizes) -> list[tuple[bool, bool, bool]]:
         """Whether arguments are given that may be left out; whether settings are of the
         code's own kind, which may be another's; whether also what may be None, or is
         unknown, has a size."""
@@ -284,7 +288,10 @@ class Construction:
         ways = [
             (optional, kind, False) for optional in (True, False) for kind in settings
         ]
-        return [*ways, (True, own, True)]
+        # Groups may need the width of a head, too.
+        place = 1 if sizes.kv_heads and self.takes("head_dim") else len(ways)
+        ways.insert(place, (True, own, True))
+        return ways
 
     def _inner(self, sizes: Sizes) -> object:
         """The attention inside of a layer that is handed it: one of the file's own
@@ -306,7 +313,7 @@ class Construction:
             if findings and not choices:
                 break
             self._choices = choices
-            for way in self._ways():
+            for way in self._ways(sizes):
                 made, call, found = self._build_in(way, sizes, guard)
                 if made is not None:
                     return made, call, found
@@ -377,7 +384,7 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     name, default = parameter.name, parameter.default
     role = CONSTRUCTOR.get(normal(name)) or _ONE_OF_THREE.get(name.lower())
     role = role or role_of_words(name)
-    if role is None and words(name)[-1:] and words(name)[-1] in _SETTINGS:
+    if role is None and set(_last_words(name)) & set(_SETTINGS):
         role = "config"
     if isinstance(default, str) and role != "dtype":
         return None
@@ -390,6 +397,12 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     said = set(words(name))
     counted = said - _LAYERS <= {"num", "n", "kv", "q"}
     return "layers" if role is None and said & _LAYERS and counted else role
+
+
+def _last_words(name: str) -> list[str]:
+    """The last word that says what it is: `config` of model_config_dict."""
+    said = [word for word in words(name) if word not in ("dict", "dictionary")]
+    return said[-1:]
 
 
 _LAYERS = {"layer", "layers"}

@@ -29,6 +29,10 @@ from ..subject.target import Subject
 _MOST_TRIED = 400
 _SECONDS, _MORE_SECONDS = 3.0, 1.0
 _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
+# Lengths that code holds fast: between which they are tried, and how many; below the
+# first, those that no head has.
+_SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
+_COMPARED = re.compile(r"size of tensor a \((\d+)\) must match .* b \((\d+)\)")
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
@@ -79,12 +83,39 @@ class FirstCall:
                 return run
             self.call.roles = told
             self.call.settle_style()
+        run = self._of_length_inside(layouts, complaints)
+        if run is not None:
+            return run
         for layout in self._for_given(layouts) if self.given is not None else ():
             run = self._as_given(layout)
             if not run.refused:
                 return run
             complaints = [(True, f) for f in run.findings[:1]]
         self.findings = self.findings or _most_telling(complaints)
+        return None
+
+    def _of_length_inside(
+        self, layouts: tuple[str, ...], complaints: list[tuple[bool, Finding]]
+    ) -> Run | None:
+        """A call of the length that the code holds fast, as a buffer or a table of its
+        own does: complaints tell it beside that of the tensors."""
+        if self.given is not None:
+            return None
+        told = [n for _, f in complaints for n in _COMPARED.findall(f.sentence)]
+        numbers = Counter(int(n) for pair in told for n in pair)
+        first, tried = self.sizes[0], self.sizes
+        known = {first.batch, first.queries, first.keys, first.embed, 1}
+        # Of heads, code may speak that mistakes their axis for another.
+        known |= {n for n in (first.heads, first.head_dim) if n < _SHORTEST}
+        lengths = [n for n, _ in numbers.most_common() if n not in known]
+        for length in [n for n in lengths if n <= _LONGEST][:_MOST_LENGTHS]:
+            exact = dict(queries=length, keys=length, is_exact=True)
+            self.sizes = [replace(first, batch=2, **exact)]
+            self._seconds = max(self._seconds, _MORE_SECONDS)
+            run, _ = self._search(layouts)
+            self.sizes = tried
+            if run is not None:
+                return run
         return None
 
     def find_like(self, found: Run, layouts: tuple[str, ...]) -> Run | None:

@@ -85,8 +85,12 @@ class Reading:
 
     @property
     def blames_masks(self) -> bool:
-        """Whether its masks may be what is wrong: others meanings may then do."""
+        """Whether its masks may be what is wrong: others meanings may then do. They may
+        hide what else is, where nothing explains it and no call goes without."""
         verdict = self.verdict or {}
+        is_unknown = verdict.get("verdict") == "unknown"
+        if is_unknown and all(run.arguments.masks for run in self.kept):
+            return True
         stages = {fault["stage"] for fault in verdict.get("faults", [])}
         return "masked scores" in stages | {verdict.get("first_stage")}
 

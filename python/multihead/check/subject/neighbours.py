@@ -134,8 +134,10 @@ class _Package(types.ModuleType):
         for node in imports:
             for alias in node.names:
                 if name == (alias.asname or alias.name):
-                    single = ast.ImportFrom(node.module, [alias], node.level)
-                    _run(self, [ast.copy_location(single, node)])
+                    self._import(node, alias)
+                    for other in node.names:  # named as the file that it is from
+                        if other.name == (node.module or "").rpartition(".")[2]:
+                            self._import(node, other)
                     return
         folders = [pathlib.Path(folder) for folder in self.__path__]
         if any((f / f"{name}.py").is_file() or (f / name).is_dir() for f in folders):
@@ -143,6 +145,10 @@ class _Package(types.ModuleType):
         if not self.__dict__.get("_is_run"):
             self.__dict__["_is_run"] = True
             _run(self, statements)
+
+    def _import(self, node: ast.ImportFrom, alias: ast.alias) -> None:
+        single = ast.ImportFrom(node.module, [alias], node.level)
+        _run(self, [ast.copy_location(single, node)])
 
 
 def _parsed(module: types.ModuleType) -> ast.Module:
