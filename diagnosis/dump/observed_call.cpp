@@ -574,6 +574,8 @@ ObservedCall read_dump(const Observation& from) {
   call.queries_are_last = find_flag(from, "queries_are_last", false);
   call.roles_by_order = find_choice<bool>(from, "roles", /*otherwise=*/false,
                                           {{"by_order", true}});
+  call.rounds_to_float = find_choice<bool>(
+      from, "rounds_to", /*otherwise=*/false, {{"float32", true}});
   call.scale = find_number(from, "scale");
   call.search_effort =
       find_any<double>(

@@ -105,6 +105,8 @@ struct ObservedCall {
   /// of such blocks; 0: none does.
   int64_t own_block = 0;
   int digits = 0;  ///< to which out is rounded; 0: it is not
+  /// Whether numbers of float32, as a scale, met what is computed in float64.
+  bool rounds_to_float = false;
   /// The share of what a search for faults may do, where less is left.
   double search_effort = 1;
 

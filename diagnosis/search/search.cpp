@@ -506,7 +506,9 @@ SearchResult search(std::span<const ObservedCall> calls) {
   Search loose(calls, settled, /*in_float=*/true, effort);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first, two of them too unless float32 is seen.
-  const bool seen = std::ranges::any_of(calls, shows_float32);
+  const bool seen = std::ranges::any_of(calls, [](const ObservedCall& call) {
+    return call.rounds_to_float || shows_float32(call);
+  });
   using Level = std::pair<Search&, size_t>;
   const Level pairs{strict, 2}, single{loose, 1};
   for (const auto& [precision, faults] :

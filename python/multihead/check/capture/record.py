@@ -96,6 +96,8 @@ class Recorder(TorchDispatchMode):
         self.spread: float | None = None
         # What norms without parameters of their own add to the variance.
         self.norm_eps: float | None = None
+        # Whether what is computed in float64 met a tensor of float32, as of a scale.
+        self.rounds = False
         # Whether a triangle of zeros was made, or is kept, as for a causal mask.
         self.has_triangle = False
         self._seen: set[int] = set()
@@ -131,6 +133,7 @@ class Recorder(TorchDispatchMode):
             self.cores.note(name, args, operands, results, self)
             self._note_trace(name, results)
             self._note_scores(name, args)
+            self._note_rounding(operands, results)
             if name == "native_layer_norm":
                 self.norm_eps = float(args[4])
         return result
@@ -261,6 +264,10 @@ class Recorder(TorchDispatchMode):
         if scores is not None:
             finite = scores[scores.isfinite() & (scores.abs() < 1e6)]
             self.spread = float(finite.std()) if finite.numel() > 1 else None
+
+    def _note_rounding(self, operands: list[Tensor], results: list[Tensor]) -> None:
+        wide = any(r.dtype is torch.float64 and self.origin(r).inputs for r in results)
+        self.rounds |= wide and any(t.dtype is torch.float32 for t in operands)
 
     def _note_trace(self, name, results) -> None:
         for result in results:

@@ -78,6 +78,7 @@ class Runner:
         self.remarks: dict[str, Finding] = {}
         # Instances by what they are for, and the calls that made them.
         self._instances: dict[tuple, object] = {}
+        self._rounding: set[tuple] = set()  # instances with numbers of float32
         self._constructed: dict[tuple, str] = {}
         self._asks_for_gpu = devices.asks_for_gpu(subject)
 
@@ -148,6 +149,8 @@ class Runner:
     def _execute(self, target: object, run: Run, may_hang: bool) -> None:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
+        wide = case.dtype is torch.float64
+        recorder.rounds = wide and self._key(case) in self._rounding
         frames = Frames()
         called = self._callable(target)
 
@@ -285,6 +288,8 @@ class Runner:
             if outcome.error is not None:
                 return None, outcome.findings
             made = outcome.value
+        if _holds_rounded_number(made):
+            self._rounding.add(self._key(case))
         convert(made, case.dtype)
         leave_noise(made)
         for weight in held(made):
@@ -409,6 +414,19 @@ def _detached(module: object) -> dict[int, object]:
         for value in values
         if isinstance(value, Tensor) and not value.is_leaf
     }
+
+
+def _holds_rounded_number(target: object) -> bool:
+    """Whether it keeps a number of float32, as of a scale, that it does not learn."""
+    parts = list(target.modules()) if isinstance(target, nn.Module) else [target]
+    kept = [v for p in parts for v in getattr(p, "__dict__", {}).values()]
+    kept += target.buffers() if isinstance(target, nn.Module) else []
+    return any(
+        isinstance(value, Tensor)
+        and value.dtype is torch.float32
+        and value.numel() == 1
+        for value in kept
+    )
 
 
 def convert(

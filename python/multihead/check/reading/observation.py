@@ -343,6 +343,8 @@ def _put_beside(seen: Observation, run: Run) -> None:
 def _put_trace(seen: Observation, run: Run) -> None:
     for index, tensor in enumerate([*run.recorder.trace, *run.recorder.end]):
         seen.tensors[f"trace.{index}"] = tensor
+    if run.recorder.rounds:
+        seen.metadata["rounds_to"] = "float32"
     seen.tensors = {n: t.detach().contiguous() for n, t in seen.tensors.items()}
 
 
