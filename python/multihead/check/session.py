@@ -45,6 +45,8 @@ _READ = 2  # ways to call it that are judged where attention explains none
 # for one: the share of a verdict that is quick, after which other numbers of heads are
 # tried, and what each search has when others have spent the rest.
 _QUICK, _LEAST_EFFORT = 0.4, 0.1
+# And what others have once a reading is explained by faults: they need fewer.
+_FEWER_EFFORT = 0.1
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
 _FORMS_SECONDS = 1.5  # to find a call in all unusual forms
 
@@ -515,6 +517,8 @@ class Examination:
         for one in seen:
             one.metadata |= self._promises()
         left = max(1 - self._effort, _LEAST_EFFORT)
+        if any(one.faults for one in self._readings):
+            left = _FEWER_EFFORT
         seen[0].metadata["search_effort"] = repr(left)
         reading.observations = seen
         try:

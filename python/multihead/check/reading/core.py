@@ -13,8 +13,9 @@ from ..report import Finding
 from . import observation
 from .ways import Reading
 
-# What a search for faults of the core may do, of what one of the whole may.
-_EFFORT = 0.2
+# What a search for faults of the core may do, of what one of the whole may; and one
+# for another reading that has none, or fewer.
+_EFFORT, _LITTLE_EFFORT = 0.2, 0.03
 
 # Where the whole is not explained, and nothing stands beside attention.
 HEADS_RIGHT = Finding(
@@ -32,11 +33,14 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
     best = None
     for reading in readings:
         if best is None or best["faults"]:
-            best = _better(best, _of_one(reading, promises))
+            effort = _EFFORT if best is None else _LITTLE_EFFORT
+            best = _better(best, _of_one(reading, promises, effort))
     return best
 
 
-def _of_one(reading: Reading, promises: dict[str, str]) -> dict[str, Any] | None:
+def _of_one(
+    reading: Reading, promises: dict[str, str], effort: float
+) -> dict[str, Any] | None:
     """The engine's verdict on what the heads do in all runs, or in those without masks,
     where only these are explained; None where nothing explains them, or where some run
     does not show it."""
@@ -52,13 +56,14 @@ def _of_one(reading: Reading, promises: dict[str, str]) -> dict[str, Any] | None
         return None
     plain = [(run, one) for run, one in found if not run.arguments.masks]
     if len(plain) == len(found):
-        return _judged_either_way(reading, found, promises)
+        return _judged_either_way(reading, found, promises, effort)
     turned = [(run, _turned(one)) for run, one in found]
-    best = _judged_either_way(reading, found, promises)
+    best = _judged_either_way(reading, found, promises, effort)
     if best is None or best["faults"]:
-        best = _better(best, _judged(reading, turned, promises))
+        effort = effort if best is None else _LITTLE_EFFORT
+        best = _better(best, _judged(reading, turned, promises, effort))
     if best is None and plain:
-        best = _judged(reading, plain, promises)
+        best = _judged(reading, plain, promises, effort)
         best = best if best and best["faults"] else None
     return best
 
@@ -70,26 +75,33 @@ def _better(first: dict | None, later: dict | None) -> dict | None:
 
 
 def _judged_either_way(
-    reading: Reading, found: list[tuple[Run, Core]], promises: dict[str, str]
+    reading: Reading,
+    found: list[tuple[Run, Core]],
+    promises: dict[str, str],
+    effort: float,
 ) -> dict[str, Any] | None:
     """Where queries are as many as keys, their product does not tell which is which."""
-    best = _judged(reading, found, promises)
+    best = _judged(reading, found, promises, effort)
     square = all(one.query.shape == one.key.shape for _, one in found)
     if square and (best is None or best["faults"]):
         exchanged = [(r, replace(c, query=c.key, key=c.query)) for r, c in found]
-        other = _judged(reading, exchanged, promises)
+        effort = effort if best is None else _LITTLE_EFFORT
+        other = _judged(reading, exchanged, promises, effort)
         best = other if other is not None and not other["faults"] else best
     return best
 
 
 def _judged(
-    reading: Reading, found: list[tuple[Run, Core]], promises: dict[str, str]
+    reading: Reading,
+    found: list[tuple[Run, Core]],
+    promises: dict[str, str],
+    effort: float,
 ) -> dict[str, Any] | None:
     """None where nothing explains it."""
     call, stated = reading.way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
     beside = " and ".join(f"`{name}`" for name in reading.beside)
-    facts = {"core_beside": beside, "search_effort": repr(_EFFORT)}
+    facts = {"core_beside": beside, "search_effort": repr(effort)}
     for one in seen:
         one.metadata |= promises | facts
     # The products tell how many heads there are.

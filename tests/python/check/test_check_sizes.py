@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT
+"""How `check` finds sizes, settings and meanings that only a call shows."""
+
+import math
+
+import pytest
+import torch
+from heads import Heads
+from torch import nn
+
+import multihead
+
+WIDTH_OF_FILE, HEAD_SIZE, LENGTH_OF_FILE = 96, 24, 32
+
+
+class HoldsALength(nn.Module):
+    """One head, whose triangle is as long as a constant says, all of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (
+            nn.Linear(WIDTH_OF_FILE, HEAD_SIZE) for _ in range(3)
+        )
+        self.register_buffer("tril", torch.ones(LENGTH_OF_FILE, LENGTH_OF_FILE).tril())
+
+    def scores(self, x):
+        return self.query(x) @ self.key(x).mT / math.sqrt(HEAD_SIZE)
+
+    def forward(self, x):
+        scores = self.scores(x).masked_fill(self.tril == 0, -torch.inf)
+        return scores.softmax(-1) @ self.value(x)
+
+
+class HoldsALengthUnscaled(HoldsALength):
+    def scores(self, x):
+        return self.query(x) @ self.key(x).mT
+
+
+def test_a_length_that_code_holds_is_that_of_its_calls():
+    report = multihead.check(HoldsALength, allow="all")
+    assert report, str(report)
+    assert f"x (2, {LENGTH_OF_FILE}, " in report.understood[1]
+    assert multihead.check(HoldsALengthUnscaled).cause == "scale_missing"
+
+
+class Table(Heads):
+    """A bias for each pair of patches of an image, and of a token before them."""
+
+    def __init__(self, dim, nb_heads, nb_patches_height, nb_patches_width):
+        super().__init__(dim, nb_heads)
+        count = nb_patches_height * nb_patches_width + 1
+        distances = (torch.arange(count)[:, None] - torch.arange(count)).abs()
+        self.register_buffer("bias", -0.1 * distances.double(), persistent=False)
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1]) + self.bias
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_sides_that_are_counted_in_patches():
+    report = multihead.check(Table, allow="all")
+    assert report, str(report)
+    assert "nb_patches_height=2, nb_patches_width=5" in report.understood[0]
+
+
+class Grouped(nn.Module):
+    """Groups only with the width of a head, which may be left out without them."""
+
+    def __init__(self, dim, n_head, n_kv_head=None, head_dim=None):
+        super().__init__()
+        if n_kv_head is not None:
+            assert head_dim is not None
+        self.n_head, self.head_dim = n_head, head_dim or dim // n_head
+        self.groups = n_head // (n_kv_head or n_head)
+        self.q = nn.Linear(dim, dim)
+        self.k, self.v = (nn.Linear(dim, dim // self.groups) for _ in range(2))
+        self.o = nn.Linear(dim, dim)
+
+    def repeated(self, x):
+        return x.repeat_interleave(self.groups, dim=1)
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        k, v = self.repeated(k), self.repeated(v)
+        weights = (q @ k.mT / math.sqrt(self.head_dim)).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Tiled(Grouped):
+    def repeated(self, x):
+        return torch.cat([x] * self.groups, dim=1)
+
+
+def test_groups_that_need_the_width_of_a_head():
+    assert multihead.check(Grouped)
+    assert multihead.check(Tiled).cause == "groups_tiled"
+
+
+class OfADictionary(Heads):
+    def __init__(self, config_dict):
+        super().__init__(config_dict["hidden_size"], config_dict["n_heads"])
+        self.dropout = nn.Dropout(config_dict["attention_dropout_rate"])
+
+    divisor = property(lambda self: math.sqrt(self.q.out_features // self.num_heads))
+
+    def forward(self, x, mask):
+        q, k, v = self.heads(x)
+        weights = (q @ k.mT / self.divisor + mask).softmax(-1)
+        return self.merged(self.dropout(weights) @ v)
+
+
+class OfADictionaryByHeads(OfADictionary):
+    divisor = property(lambda self: math.sqrt(self.num_heads))
+
+
+def test_a_mask_that_every_call_has_may_be_added():
+    report = multihead.check(OfADictionary, allow="all")
+    assert report and "mask_additive" in [c["name"] for c in report.conditions]
+    assert multihead.check(OfADictionaryByHeads).cause == "scale_by_heads"
+
+
+class ScaledInFloat32(Heads):
+    """A number of float32 leaves float32's digits, in which a pair of faults would
+    take long to be told from one."""
+
+    kept = staticmethod(lambda dim, heads: dim // heads)
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.scale = torch.FloatTensor([self.kept(dim, num_heads)]).sqrt()
+
+    def forward(self, query, key, value, mask=None):
+        q, k, v = self.heads(query, key, value)
+        scores = q @ k.mT / self.scale
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class ScaledByEmbedDim(ScaledInFloat32):
+    kept = staticmethod(lambda dim, heads: dim)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [(ScaledInFloat32, None), (ScaledByEmbedDim, "scale_by_embed_dim")],
+)
+def test_a_scale_that_is_kept_in_float32(kind, fault):
+    report = multihead.check(kind, allow="all")
+    assert report.cause == fault, str(report)
+    assert report.verdict["effort"] < 0.1
+
+
+def test_layers_that_a_course_has_written_anew(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from days.week_two import Linear, Dropout, Sequential\n"
+        "from torch import nn\n"
+        "class Attention(nn.Module):\n"
+        "    def __init__(self, dim, heads):\n"
+        "        super().__init__()\n"
+        "        self.heads, self.dropout = heads, Dropout(0.1)\n"
+        "        self.qkv = Linear(dim, 3 * dim)\n"
+        "        self.o = Sequential(Linear(dim, dim))\n"
+        "    def forward(self, x):\n"
+        "        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))\n"
+        "        q, k, v = qkv.permute(2, 0, 3, 1, 4)\n"
+        "        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)\n"
+        "        out = self.dropout(weights) @ v\n"
+        "        return self.o(out.transpose(1, 2).flatten(2))\n"
+    )
+    report = multihead.check(f"{file}:Attention")
+    assert report, str(report)
+    assert "It imports days" in str(report)
+
+
+def test_a_name_of_a_package_that_is_also_that_of_a_file_in_it(tmp_path):
+    package = tmp_path / "tagger"
+    for name, text in {
+        "__init__": "",
+        "utils/__init__": "from tagger.utils.scope import scope, where\n",
+        "utils/scope": (
+            "import contextlib\n"
+            "@contextlib.contextmanager\n"
+            "def scope(name):\n"
+            "    yield name\n"
+            "def where():\n"
+            "    return ''\n"
+        ),
+        "attention": (
+            "import tagger.utils as utils\n"
+            "def attention(q, k, v):\n"
+            "    utils.where()\n"
+            "    with utils.scope('attention'):\n"
+            "        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v\n"
+        ),
+    }.items():
+        path = package / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    report = multihead.check(f"{package / 'attention.py'}:attention")
+    assert report, str(report)
