@@ -553,6 +553,7 @@ bool has_structure(const Recipe& recipe) {
   habits.mask_keeps = none.mask_keeps;
   habits.padding_keeps = none.padding_keeps;
   habits.causal_by_itself = none.causal_by_itself;
+  habits.causal_unless_masked = none.causal_unless_masked;
   habits.heads_before_items = none.heads_before_items;
   habits.fully_masked = none.fully_masked;
   habits.window_reading = none.window_reading;

@@ -322,6 +322,17 @@ const std::vector<Convention> kReadings = {
      },
      [](Recipe& r) { r.causal_by_itself = true; }, Sign::kNone,
      "it is meant to be causal"},
+    {"causal_unless_masked",
+     "It is causal where no mask is given: then no query sees a later key, "
+     "without being asked.",
+     "",
+     // Not beside faults, for time.
+     [](const ObservedCall& call) {
+       return call.causal == CausalRequest::kUnknown ? Concern::kAlone
+                                                     : Concern::kNo;
+     },
+     [](Recipe& r) { r.causal_unless_masked = true; }, Sign::kNone,
+     "it is meant to be causal where no mask is given"},
     {"window_of_earlier_keys",
      "A window of w is read as the query's own key and w keys before it.", "",
      window_size, window_means<WindowReading::kOwnToo>},

@@ -77,6 +77,14 @@ Tensor repeated_item_by_item(const GivenMask& mask, const Sizes& n) {
                            : x;
 }
 
+// Folded as (H·B, …), whatever its rank, for heads that are (B·H, …).
+Tensor folded_heads_first(const GivenMask& mask, const Sizes& n) {
+  const Tensor& x = mask.numbers;
+  return x.expand({n.batch, n.heads, -1, -1})
+      .transpose(0, 1)
+      .reshape({n.batch, n.heads, x.size(2), x.size(3)});
+}
+
 // Where there is one of three dimensions for each item, and no other.
 template <auto layout>
 Tensor of_items_only(const GivenMask& mask, const Sizes& n) {
@@ -172,9 +180,13 @@ void causal_as(Recipe& r) {
 }
 
 bool is_asked_for(const ObservedCall& call, const Recipe& recipe) {
+  const bool by_itself =
+      recipe.causal_by_itself ||
+      (recipe.causal_unless_masked && !call.mask.numbers.defined() &&
+       !call.padding.numbers.defined());
   return call.causal == CausalRequest::kYes ||
          call.causal == CausalRequest::kExpected ||
-         (call.causal == CausalRequest::kUnknown && recipe.causal_by_itself);
+         (call.causal == CausalRequest::kUnknown && by_itself);
 }
 
 void meet_causal(const ObservedCall& call, const Recipe& recipe,
@@ -479,6 +491,8 @@ const std::vector<Fault> kMaskFaults = {
        "The mask of each item is repeated as a whole, item after item."},
       {lay_out<&Recipe::mask, of_items_only<repeated_as_a_whole>>,
        "The mask (B, Lq, Lk) is repeated as a whole, item after item."},
+      {[](Recipe& r) { r.mask = r.padding = {folded_heads_first}; },
+       "Masks of heads are folded with the heads before the items."},
       {lay_out<&Recipe::mask, repeated_item_by_item>,
        "The mask of each item is repeated item by item where heads come "
        "first."},

@@ -101,6 +101,22 @@ TEST(Conditions, CausalByItselfUnlessItsTextSaysSo) {
             std::string::npos);
 }
 
+TEST(Conditions, CausalUnlessMaskedUnlessItsTextSaysSo) {
+  at::manual_seed(3);
+  const Layer layer = make_layer(kHeads);
+  const Tensors cross = inputs(at::kDouble, 1.0);
+  std::vector<Observation> calls = {
+      observe(layer, "x", cross, {{"is_causal", "infer"}}),
+      observe(layer, "mask",
+              with(cross, "mask", random_mask({kQueries, kKeys})),
+              {{"is_causal", "infer"}, {"mask", "blocked"}})};
+  calls =
+      results(calls, changed([](Recipe& r) { r.causal_unless_masked = true; }));
+  EXPECT_EQ(names_of(explain(calls).conditions), Names{"causal_unless_masked"});
+  calls[0].metadata["causal_text"] = "class CausalSelfAttention";
+  EXPECT_EQ(outcome_of(explain(calls)), Outcome::kRight);
+}
+
 TEST(Conditions, NoOutputProjectionDecidesWhereHeadsAreProjected) {
   at::manual_seed(4);
   const auto verdict_of = [](Layer layer, const char* heads) {
@@ -164,7 +180,7 @@ TEST(Conditions, WhatItRefusesOrWasGuessedMayDecide) {
 
 TEST(Conditions, AllHaveNamesOfTheirOwn) {
   Names names = names_of(all_conditions());
-  EXPECT_EQ(names.size(), 17);
+  EXPECT_EQ(names.size(), 18);
   std::ranges::sort(names);
   EXPECT_TRUE(std::ranges::adjacent_find(names) == names.end());
   for (const Condition& condition : all_conditions())

@@ -14,7 +14,7 @@ from ..sandbox.guard import Guard
 from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
 from ..subject.signature import type_name
 from ..subject.target import Subject, describe
-from ..subject.words import role_of_words, words
+from ..subject.words import OF_VOCABULARIES, role_of_words, words
 from .cases import Sizes, of_globals
 from .settings import DROPOUT, Choices, Config, choices_of, class_for, settings_of
 
@@ -431,8 +431,8 @@ def _switch_of(name: str) -> str | None:
 
 def _may_be_size(parameter: inspect.Parameter) -> bool:
     kind, said = type_name(parameter), set(words(parameter.name))
-    is_share = part_of(parameter.name) or said & _SHARES
-    return kind in ("int", "_empty") and not is_share
+    is_other = part_of(parameter.name) or said & (_SHARES | OF_VOCABULARIES)
+    return kind in ("int", "_empty") and not is_other
 
 
 def _like(default: object, value: object) -> object:

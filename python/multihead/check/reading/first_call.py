@@ -66,7 +66,7 @@ class FirstCall:
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
         self._seconds, self.spent = seconds, 0.0
-        self._tried_images = False
+        self._tried_images = self._tried_lengths = False
 
     def find(self, layouts: tuple[str, ...]) -> Run | None:
         """The first call that returns an output; None leaves the complaint that says
@@ -99,12 +99,13 @@ class FirstCall:
     ) -> Run | None:
         """A call of the length that the code holds fast, as a buffer or a table of its
         own does: complaints tell it beside that of the tensors."""
-        if self.given is not None:
+        if self.given is not None or self._tried_lengths:
             return None
+        self._tried_lengths = True
         told = [n for _, f in complaints for n in _COMPARED.findall(f.sentence)]
         numbers = Counter(int(n) for pair in told for n in pair)
         first, tried = self.sizes[0], self.sizes
-        known = {first.batch, first.queries, first.keys, first.embed, 1}
+        known = {n for s in tried for n in (s.batch, s.queries, s.keys, s.embed, 1)}
         # Of heads, code may speak that mistakes their axis for another.
         known |= {n for n in (first.heads, first.head_dim) if n < _SHORTEST}
         lengths = [n for n, _ in numbers.most_common() if n not in known]

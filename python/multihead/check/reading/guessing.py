@@ -26,6 +26,8 @@ _MISCALLED = re.compile(
 # The same, whatever it is called with.
 _IMPOSSIBLE = re.compile(
     r"TypeError: 'torch.Size' object is not callable|"
+    r"TypeError: cannot assign '.*' object to buffer '\w+'|"
+    r"TypeError: Module.__init__\(\) takes 1 positional argument but 4 were given|"
     r"ValueError: Fan in and fan out can not be computed"
 )
 _UNEXPECTED = re.compile(r"TypeError: .*got an unexpected keyword argument '(\w+)'")
@@ -113,7 +115,7 @@ def of_no_call(
 
 def of_no_code(said: list[Finding]) -> list[Finding]:
     """Why the code is not there to be called: its file raises before it defines it."""
-    clear = not is_of_arguments(said)
+    clear = not is_of_arguments(said) or _IMPOSSIBLE.match(said[0].sentence)
     return said if clear else [replace(f, kind="unchecked") for f in said]
 
 

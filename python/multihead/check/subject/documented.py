@@ -293,9 +293,11 @@ def additive(call: Call, subject: Subject) -> str | None:
 def may_be_additive(call: Call, subject: Subject) -> bool:
     """Whether a mask that is added may be meant to. attention_mask and attn_bias are
     often made of 0 and -inf. What is called no more than mask is yes or no in the
-    form that exercises ask for, and where it is made a number first."""
+    form that exercises ask for, and where it is made a number first; so is what is
+    taken from 1."""
     name = call.parameter("mask")
-    if name is None:
+    turned = rf"\b1(\.0?)?\s*-\s*\(?\s*{name}\b"
+    if name is None or re.search(turned, subject.source):
         return False
     if normal(name) not in ("mask", "msk", "m"):
         return True

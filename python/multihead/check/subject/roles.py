@@ -92,12 +92,12 @@ _SIZES = {
     "out_dim": "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
-        "dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"
+        "hsize dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"
     ),
     "max_length": (
         "maxlen blocksize contextlength maxseqlen maxlength contextsize seqlen "
         "maxpositionembeddings seqlength maxseqlength ctxlen contextlen "
-        "numtokens maxt nctx maxsequencelength length"
+        "numtokens npatch numpatch maxt nctx maxsequencelength length"
     ),
     "window": "windowsize winsize ws",
     "sliding_window": (

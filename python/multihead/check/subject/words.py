@@ -28,6 +28,8 @@ _OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "stride", "ratio"}
 # No size, whatever stands beside it.
 _NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id", "idx"}
 _NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
+# What code has many of, none of which is a size of attention.
+OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes"}
 _DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
 _JOINS = {"per", "of", "the", "for", "each", "self", "cross", "multi", "encoder"}
 _JOINS |= {"decoder", "memory", "local", "global", "target", "tgt", "proj"}
@@ -88,7 +90,7 @@ def role_of_words(name: str) -> str | None:
         return None
     if have & _LENGTH and not wide:
         return "max_length"
-    sized = wide or have & _SIZE or counts
+    sized = wide or have & _SIZE or counts or "embd" in have
     if not sized:
         return None
     if have & _OUT and not have & {"in", "input"}:
@@ -114,6 +116,7 @@ _BESIDE |= {"sequences", "vectors"}
 _BESIDE |= {"seq", "sequence", "embed", "emb", "embedding", "embeddings", "features"}
 _BESIDE |= {"feature", "feat", "feats", "hidden", "src", "source", "data", "proj"}
 _BESIDE |= {"decoder", "dec", "target", "tgt", "text", "visual", "textual", "image"}
+_VALUES = {"value", "values", "v", "val", "vals"}
 _ASKING = {"query", "queries", "q"}
 _FROM_ELSEWHERE = {
     "encoder",
@@ -135,7 +138,7 @@ def tensor_of_words(name: str) -> str | None:
     pair = said & {"key", "keys"} and said & {"value", "values"}
     if pair and said <= _BESIDE | {"key", "keys", "value", "values"}:
         return "context"
-    for role, kinds in (("key", {"key", "keys", "k"}), ("value", {"value", "values"})):
+    for role, kinds in (("key", {"key", "keys", "k"}), ("value", _VALUES)):
         if said & kinds and said <= _BESIDE | kinds:
             return role
     if said & _BESIDE and said <= _BESIDE | _FROM_ELSEWHERE:
