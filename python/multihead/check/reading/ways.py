@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Ways to call the code under test, and what each of them gave."""
 
+import re
 from dataclasses import dataclass, field
 
 from ..calls import forms
@@ -33,6 +34,10 @@ class Way:
         return self.runner.call
 
 
+# Biases, and what norms are made of.
+_OF_NORMS = re.compile(r"norm|bias|gamma|beta|(^|[._])(ln|bn|gn)", re.I)
+
+
 @dataclass
 class Reading:
     """What a way to call the code gave, its masks read in one way."""
@@ -63,10 +68,14 @@ class Reading:
 
     @property
     def beside(self) -> list[str]:
-        """Matrices that the data met and attention has no use for, or all where none
-        was understood; none where all is explained."""
+        """Matrices, and gains of features, that the data met and attention has no use
+        for, or all where none was understood; none where all is explained."""
         run = self.way.base
-        matrices = {n: t for n, t in run.parameters.tensors.items() if t.dim() >= 2}
+        matrices = {
+            name: tensor
+            for name, tensor in run.parameters.tensors.items()
+            if tensor.dim() >= 2 or (tensor.dim() == 1 and not _OF_NORMS.search(name))
+        }
         if self.verdict is None:
             said = any(f.name == observation.NO_WEIGHTS for f in self.findings)
             return list(matrices) if said else []
