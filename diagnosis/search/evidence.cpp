@@ -19,7 +19,8 @@ using at::Tensor;
 
 class Signs {
  public:
-  explicit Signs(const ObservedCall& call) : call_(call) {}
+  explicit Signs(const ObservedCall& call)
+      : call_(call), precision_(precision_of(call, shows_float32(call))) {}
 
   // Whether the trace shows the convention that leads from one to the other.
   bool show(Sign sign, const Recipe& without, const Recipe& with) const try {
@@ -34,6 +35,8 @@ class Signs {
       return false;
     }
     switch (sign) {
+      case Sign::kProjected:
+        return shows_projected(*after) && !shows_projected(*before);
       case Sign::kInputs:
         return shows_all(*before, *after, &Stages::inputs);
       case Sign::kHeads:
@@ -53,10 +56,10 @@ class Signs {
       default:
         return after->scores.isfinite().all().item<bool>() &&
                !is_same(before->scores, after->scores) &&
-               shows(call_, *after, after->scores, call_.dtype) &&
+               shows(call_, *after, after->scores, precision_) &&
                // They are computed, too, before they are scaled.
                !(with.learned_scale == LearnedScale::kOne &&
-                 shows(call_, *before, before->scores, call_.dtype));
+                 shows(call_, *before, before->scores, precision_));
     }
   } catch (const Impossible&) {
     return false;  // as of a norm over groups of features where there are none
@@ -64,7 +67,7 @@ class Signs {
 
  private:
   double allowed(const Tensor& x) const {
-    return (call_.dtype == at::kDouble ? 1e-10 : 1e-4) * largest_finite(x);
+    return (precision_ == at::kDouble ? 1e-10 : 1e-4) * largest_finite(x);
   }
 
   bool is_same(const Tensor& x, const Tensor& y) const {
@@ -88,11 +91,17 @@ class Signs {
     return any;
   }
 
+  // Any of the three: the others may be wrong.
+  bool shows_projected(const Stages& stages) const {
+    return std::ranges::any_of(stages.projected,
+                               [&](const Tensor& x) { return is_shown(x); });
+  }
+
   // Queries that were scaled before something else was done to them.
   bool shows_scaled_queries(Stages stages) const {
     const auto width = static_cast<double>(stages.heads[0].size(-1));
     stages.heads[0] = stages.heads[0] / std::sqrt(width);
-    return shows_heads(call_, stages, 0, call_.dtype);
+    return shows_heads(call_, stages, 0, precision_);
   }
 
   // Keys may have been transposed as they were cut.
@@ -101,8 +110,8 @@ class Signs {
     for (int role = 0; role < 3; ++role) {
       const Tensor& x = after.heads[role];
       if (is_same(before.heads[role], x)) continue;
-      const bool shown = shows_heads(call_, after, role, call_.dtype) ||
-                         (any && shows(call_, after, x, call_.dtype)) ||
+      const bool shown = shows_heads(call_, after, role, precision_) ||
+                         (any && shows(call_, after, x, precision_)) ||
                          (role == 0 && shows_scaled_queries(after));
       if (!shown) return false;
       any = true;
@@ -117,7 +126,7 @@ class Signs {
     return std::ranges::any_of(std::array{false, true}, [&](bool causal) {
       cut.causal_by_itself = causal;
       const auto stages = simulate(call_, cut);
-      return stages && shows_merged(call_, *stages, call_.dtype);
+      return stages && shows_merged(call_, *stages, precision_);
     });
   }
 
@@ -144,9 +153,9 @@ class Signs {
   bool shows_products(const Recipe& recipe, const Stages& stages) const {
     const Tensor products =
         stages.heads[0].matmul(stages.heads[1].transpose(-2, -1));
-    return shows(call_, stages, products, call_.dtype) ||
-           shows(call_, stages, stages.scores, call_.dtype) ||
-           errors(call_, recipe, call_.dtype).fit();
+    return shows(call_, stages, products, precision_) ||
+           shows(call_, stages, stages.scores, precision_) ||
+           errors(call_, recipe, precision_).fit();
   }
 
   // Some tensor of the trace and the same behind the norm.
@@ -246,6 +255,7 @@ class Signs {
   }
 
   const ObservedCall& call_;
+  const at::ScalarType precision_;
 };
 
 bool is_of_end(const Convention& convention) {
@@ -283,7 +293,7 @@ Conventions evident(std::span<const ObservedCall> calls) {
   const auto shown = std::ranges::find_if(
       calls, [](const ObservedCall& call) { return !call.trace.empty(); });
   for (const Convention& convention : all_conventions()) {
-    if (!convention.is_structure() || shown == calls.end() ||
+    if (convention.sign == Sign::kNone || shown == calls.end() ||
         !convention.concerns(*shown)) {
       continue;
     }

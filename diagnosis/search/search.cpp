@@ -445,14 +445,18 @@ class Search {
   std::map<std::tuple<const ObservedCall*, Conventions>, Effects> effects_;
 };
 
-bool shows_float32(const ObservedCall& call) {
-  return call.dtype == at::kDouble &&
-         std::ranges::any_of(call.trace, [](const at::Tensor& tensor) {
-           return tensor.scalar_type() == at::kFloat;
-         });
+bool traces_float32(const ObservedCall& call) {
+  return std::ranges::any_of(call.trace, [](const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kFloat;
+  });
 }
 
 }  // namespace
+
+bool shows_float32(const ObservedCall& call) {
+  return call.dtype == at::kDouble &&
+         (call.rounds_to_float || traces_float32(call));
+}
 
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
   return std::ranges::any_of(among, [&](const ObservedCall& other) {
@@ -481,7 +485,7 @@ SearchResult search(std::span<const ObservedCall> calls) {
   // trace.
   const bool narrow = std::ranges::any_of(calls, [](const ObservedCall& call) {
     return call.dtype == at::kDouble &&
-           (call.trace.empty() || shows_float32(call));
+           (call.trace.empty() || traces_float32(call));
   });
   // Of zeros no fault explains a bit, of NaN what is to be seen on the way.
   const bool telling = std::ranges::any_of(calls, [](const ObservedCall& call) {
@@ -506,9 +510,7 @@ SearchResult search(std::span<const ObservedCall> calls) {
   Search loose(calls, settled, /*in_float=*/true, effort);
   // A small leak in float64 looks like rounding to float32: faults that explain
   // every digit are believed first, two of them too unless float32 is seen.
-  const bool seen = std::ranges::any_of(calls, [](const ObservedCall& call) {
-    return call.rounds_to_float || shows_float32(call);
-  });
+  const bool seen = std::ranges::any_of(calls, shows_float32);
   using Level = std::pair<Search&, size_t>;
   const Level pairs{strict, 2}, single{loose, 1};
   for (const auto& [precision, faults] :

@@ -54,6 +54,9 @@ struct Errors {
 Errors errors(const ObservedCall& call, const Recipe& recipe,
               at::ScalarType precision);
 
+/// Whether a call in float64 was rounded to float32 on its way.
+bool shows_float32(const ObservedCall& call);
+
 /// The dtype to whose rounding a call is held; in_float: float32 for float64.
 at::ScalarType precision_of(const ObservedCall& call, bool in_float);
 

@@ -290,7 +290,7 @@ const std::vector<Convention> kReadings = {
                     m->orientation == Orientation::kUnknown;
            }));
      },
-     [](Recipe& r) { r.weights_in_out = true; }},
+     [](Recipe& r) { r.weights_in_out = true; }, Sign::kProjected},
     {"fused_head_by_head",
      "The fused projection is cut head by head (q, k, v of head 0, then of "
      "head 1, …), not into all queries, all keys, all values.",
@@ -468,6 +468,10 @@ const std::vector<Convention> kStructure = {
      Sign::kHeads},
     {"rotary_positions", kRotary, "", rotary, rotate<Rotary::kPairs>,
      Sign::kHeads},
+    {"rotary_positions",
+     "Queries and keys are turned by their positions (rotary positions) before "
+     "their heads are cut, each head by angles of its own.",
+     "", rotary, rotate<Rotary::kPairsOfAll>, Sign::kHeads},
     {"learned_scale", kLearnedScale, "", learned_scale,
      scale_learned<LearnedScale::kTimes>, Sign::kScores},
     {"learned_scale", kLearnedScale, "", learned_scale,

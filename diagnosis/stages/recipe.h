@@ -207,7 +207,8 @@ enum class Activated { kNone, kInputs, kInputsAndOutput, kQueryAndKey };
 using Activation = at::Tensor (*)(const at::Tensor& x);
 
 /// Rotary positions: pairs of features (i, i + D/2), or (2i, 2i + 1).
-enum class Rotary { kNone, kHalves, kPairs };
+/// kPairsOfAll: of all heads, before they are cut.
+enum class Rotary { kNone, kHalves, kPairs, kPairsOfAll };
 
 /// What a window of size w means: the w keys up to the query's own, the w
 /// before it as well, w on both sides of it, or half of them on each.
@@ -339,6 +340,7 @@ enum class Concern { kNo, kAlone, kMaybe, kShown };
 enum class Sign {
   kNone,
   kInputs,
+  kProjected,
   kHeads,
   kScores,
   kBias,
@@ -362,7 +364,9 @@ struct Convention {
     return concern(call) != Concern::kNo;
   }
   /// A part of what the code does, not only of how it is read.
-  bool is_structure() const { return sign != Sign::kNone; }
+  bool is_structure() const {
+    return sign != Sign::kNone && sign != Sign::kProjected;
+  }
 };
 std::span<const Convention> all_conventions();
 

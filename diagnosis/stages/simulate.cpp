@@ -161,9 +161,17 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
     }
   };
   norm_heads(stages.projected, /*split=*/false);
+  const bool turns_all = recipe.rotary == Rotary::kPairsOfAll;
+  for (int role = 0; role < 2 && turns_all; ++role) {
+    require(call.has_weights);
+    stages.projected[role] =
+        rotated(call, Rotary::kPairs, stages.projected[role].unsqueeze(1))
+            .squeeze(1);
+  }
   stages.heads = split_heads(call, recipe, stages.projected);
   norm_heads(stages.heads, /*split=*/true);
-  for (int role = 0; role < 2 && recipe.rotary != Rotary::kNone; ++role) {
+  const bool turns_heads = recipe.rotary != Rotary::kNone && !turns_all;
+  for (int role = 0; role < 2 && turns_heads; ++role) {
     stages.heads[role] = rotated(call, recipe.rotary, stages.heads[role]);
   }
   attend(call, recipe, stages);

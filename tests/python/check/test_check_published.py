@@ -470,3 +470,45 @@ def test_a_cache_that_exchanges_heads():
     assert report.judgement == "wrong", str(report)
     failing = [case["name"] for case in report.cases if not case["agrees"]]
     assert failing == ["the last token, on a cache"], str(report)
+
+
+class TurnedBeforeHeads(nn.Module):
+    """Matrices (in, out); queries and keys turned by positions before heads are cut, by
+    angles that a buffer keeps in float32."""
+
+    pair = staticmethod(lambda a, b: torch.stack([a, b], -1).flatten(-2))
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (
+            nn.Parameter(torch.randn(dim, dim) * 0.2) for _ in range(4)
+        )
+        speeds = 10000 ** (-torch.arange(0, dim, 2).float() / dim)
+        self.register_buffer("speeds", speeds.float())
+
+    def turned(self, x):
+        angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * self.speeds
+        a, b = x[..., 0::2], x[..., 1::2]
+        cos, sin = angles.cos(), angles.sin()
+        return self.pair(a * cos - b * sin, a * sin + b * cos)
+
+    def forward(self, x):
+        q, k, v = self.turned(x @ self.q), self.turned(x @ self.k), x @ self.v
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ self.o
+
+
+class TurnedBeforeHeadsOfHalves(TurnedBeforeHeads):
+    """Pairs lie in two heads: their products no longer depend on distances."""
+
+    pair = staticmethod(lambda a, b: torch.cat([a, b], -1))
+
+
+def test_positions_that_turn_features_before_heads_are_cut():
+    report = multihead.check(TurnedBeforeHeads)
+    assert report, str(report)
+    assumed = [a["name"] for a in report.assumptions]
+    assert assumed == ["weights_in_out", "rotary_positions"]
+    assert multihead.check(TurnedBeforeHeadsOfHalves).judgement == "wrong"

@@ -288,7 +288,7 @@ class Runner:
             if outcome.error is not None:
                 return None, outcome.findings
             made = outcome.value
-        if _holds_rounded_number(made):
+        if _holds_rounded_numbers(made):
             self._rounding.add(self._key(case))
         convert(made, case.dtype)
         leave_noise(made)
@@ -416,15 +416,16 @@ def _detached(module: object) -> dict[int, object]:
     }
 
 
-def _holds_rounded_number(target: object) -> bool:
-    """Whether it keeps a number of float32, as of a scale, that it does not learn."""
+def _holds_rounded_numbers(target: object) -> bool:
+    """Whether it keeps numbers of float32 that it does not learn, as a scale or angles,
+    with so many digits that they were rounded."""
     parts = list(target.modules()) if isinstance(target, nn.Module) else [target]
     kept = [v for p in parts for v in getattr(p, "__dict__", {}).values()]
     kept += target.buffers() if isinstance(target, nn.Module) else []
     return any(
         isinstance(value, Tensor)
         and value.dtype is torch.float32
-        and value.numel() == 1
+        and not torch.equal(value, value.bfloat16().float())
         for value in kept
     )
 
