@@ -325,9 +325,8 @@ class Assuming {
                        std::string(convention.remedy)};
     std::string_view condition = convention.condition;
     const std::string text = fact(calls_, "causal_text");
-    if (convention.name.starts_with("causal_") && !text.empty()) {
-      if (convention.name == "causal_by_itself")
-        assumption.sentence = finding({"", kCausalByText}, text).sentence;
+    if (convention.name == "causal_by_itself" && !text.empty()) {
+      assumption.sentence = finding({"", kCausalByText}, text).sentence;
       condition = "";
     }
     put(std::move(assumption), condition);

@@ -45,8 +45,6 @@ _READ = 2  # ways to call it that are judged where attention explains none
 # for one: the share of a verdict that is quick, after which other numbers of heads are
 # tried, and what each search has when others have spent the rest.
 _QUICK, _LEAST_EFFORT = 0.4, 0.1
-# And what others have once a reading is explained by faults: they need fewer.
-_FEWER_EFFORT = 0.1
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
 _FORMS_SECONDS = 1.5  # to find a call in all unusual forms
 
@@ -187,10 +185,11 @@ class Examination:
         kept = () if way.form and way.form.guess else self.understood
         self.understood = [*reading.understood, *kept]
         doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
-        if doubtful or (reading.verdict is not None and reading.beside):
+        unread = reading.beside or reading.gains
+        if doubtful or (reading.verdict is not None and unread):
             faults = " and ".join(reading.faults)
             doubt = guessing.doubt(made_up, faults) if made_up else None
-            self.findings = [doubt or guessing.other_layers(reading.beside)]
+            self.findings = [doubt or guessing.other_layers(unread)]
             return None
         if reading.mask_doubt and reading.faults == ["mask_ignored"]:
             self.findings = [reading.mask_doubt]
@@ -216,7 +215,8 @@ class Examination:
             return
         if reading.beside or verdict["faults"]:
             reading.verdict = verdict
-            reading.findings = [f for f in reading.findings if f.name != NO_WEIGHTS]
+            answered = {NO_WEIGHTS} | core.answered(reading.kept)
+            reading.findings = [f for f in reading.findings if f.name not in answered]
         else:
             reading.findings.append(core.HEADS_RIGHT)
 
@@ -518,7 +518,7 @@ class Examination:
             one.metadata |= self._promises()
         left = max(1 - self._effort, _LEAST_EFFORT)
         if any(one.faults for one in self._readings):
-            left = _FEWER_EFFORT
+            left = _LEAST_EFFORT  # only what has fewer faults would be believed
         seen[0].metadata["search_effort"] = repr(left)
         reading.observations = seen
         try:

@@ -101,7 +101,7 @@ TEST(Conditions, CausalByItselfUnlessItsTextSaysSo) {
             std::string::npos);
 }
 
-TEST(Conditions, CausalUnlessMaskedUnlessItsTextSaysSo) {
+TEST(Conditions, CausalUnlessMaskedWhateverItsTextSays) {
   at::manual_seed(3);
   const Layer layer = make_layer(kHeads);
   const Tensors cross = inputs(at::kDouble, 1.0);
@@ -113,8 +113,24 @@ TEST(Conditions, CausalUnlessMaskedUnlessItsTextSaysSo) {
   calls =
       results(calls, changed([](Recipe& r) { r.causal_unless_masked = true; }));
   EXPECT_EQ(names_of(explain(calls).conditions), Names{"causal_unless_masked"});
+  // That it is causal does not say that a mask may change it.
   calls[0].metadata["causal_text"] = "class CausalSelfAttention";
-  EXPECT_EQ(outcome_of(explain(calls)), Outcome::kRight);
+  EXPECT_EQ(names_of(explain(calls).conditions), Names{"causal_unless_masked"});
+}
+
+TEST(Conditions, CausalUnlessPaddedIsNoConvention) {
+  at::manual_seed(3);
+  const Layer layer = make_layer(kHeads);
+  const Tensors cross = inputs(at::kDouble, 1.0);
+  std::vector<Observation> calls = {
+      observe(layer, "x", cross, {{"is_causal", "infer"}}),
+      observe(layer, "padding",
+              with(cross, "key_padding_mask", random_mask({kBatch, kKeys})),
+              {{"is_causal", "infer"}, {"padding", "blocked"}})};
+  const Recipe causal = changed([](Recipe& r) { r.causal_by_itself = true; });
+  calls[0] = results({calls[0]}, causal)[0];
+  calls[1] = results({calls[1]}, Recipe{})[0];
+  EXPECT_EQ(outcome_of(explain(calls)), Outcome::kWrong);
 }
 
 TEST(Conditions, NoOutputProjectionDecidesWhereHeadsAreProjected) {

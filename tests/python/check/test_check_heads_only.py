@@ -391,3 +391,39 @@ def test_to_choose_kernels_is_no_fault():
     report = multihead.check(ChoosesKernels)
     assert report.judgement == "right_if", str(report)
     assert any(r["name"] == "changes_global_state" for r in report.remarks)
+
+
+class AroundPyTorchs(nn.Module):
+    """A block around PyTorch's layer, whose short way would hide its products."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.norm, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attn = nn.MultiheadAttention(dim, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU())
+        self.down = nn.Linear(2 * dim, dim)
+
+    def read(self, mask):
+        return mask
+
+    def forward(self, x, mask=None):
+        """mask: True = blocked."""
+        mask = None if mask is None else self.read(mask)
+        y = self.norm(x)
+        x = x + self.attn(y, y, y, attn_mask=mask, need_weights=False)[0]
+        return x + self.down(self.mlp(self.norm_2(x)))
+
+
+class AroundPyTorchsInverted(AroundPyTorchs):
+    def read(self, mask):
+        return ~mask
+
+
+def test_a_block_around_pytorchs_layer():
+    before = torch.backends.mha.get_fastpath_enabled()
+    report = multihead.check(AroundPyTorchs)
+    assert report.judgement == "right_if", str(report)
+    assert _conditions(report) == ["layers_beside"]
+    inverted = multihead.check(AroundPyTorchsInverted)
+    assert inverted.cause == "mask_inverted", str(inverted)
+    assert torch.backends.mha.get_fastpath_enabled() == before

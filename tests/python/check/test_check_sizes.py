@@ -155,29 +155,6 @@ def test_a_scale_that_is_kept_in_float32(kind, fault):
     assert report.verdict["effort"] < 0.1
 
 
-def test_layers_that_a_course_has_written_anew(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from days.week_two import Linear, Dropout, Sequential\n"
-        "from torch import nn\n"
-        "class Attention(nn.Module):\n"
-        "    def __init__(self, dim, heads):\n"
-        "        super().__init__()\n"
-        "        self.heads, self.dropout = heads, Dropout(0.1)\n"
-        "        self.qkv = Linear(dim, 3 * dim)\n"
-        "        self.o = Sequential(Linear(dim, dim))\n"
-        "    def forward(self, x):\n"
-        "        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))\n"
-        "        q, k, v = qkv.permute(2, 0, 3, 1, 4)\n"
-        "        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)\n"
-        "        out = self.dropout(weights) @ v\n"
-        "        return self.o(out.transpose(1, 2).flatten(2))\n"
-    )
-    report = multihead.check(f"{file}:Attention")
-    assert report, str(report)
-    assert "It imports days" in str(report)
-
-
 def test_a_name_of_a_package_that_is_also_that_of_a_file_in_it(tmp_path):
     package = tmp_path / "tagger"
     for name, text in {
@@ -204,3 +181,162 @@ def test_a_name_of_a_package_that_is_also_that_of_a_file_in_it(tmp_path):
         path.write_text(text)
     report = multihead.check(f"{package / 'attention.py'}:attention")
     assert report, str(report)
+
+
+class CausalUnlessMasked(Heads):
+    """A mask (Lq, Lk) is all that there is to be blocked, where it is given."""
+
+    def forward(self, x, attn_mask=None):
+        q, k, v = self.heads(x)
+        context = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask, is_causal=attn_mask is None
+        )
+        return self.merged(context)
+
+
+class CausalUnlessPadded(Heads):
+    """Causal self-attention. mask: (B, L), 1 = a real token, 0 = padding."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.heads(x)
+        wide = None if mask is None else mask[:, None, None, :].bool()
+        context = nn.functional.scaled_dot_product_attention(
+            q, k, v, wide, is_causal=wide is None
+        )
+        return self.merged(context)
+
+
+def test_code_that_is_causal_unless_a_mask_is_given():
+    report = multihead.check(CausalUnlessMasked)
+    assert "causal_unless_masked" in [c["name"] for c in report.conditions]
+    assert multihead.check(CausalUnlessPadded).judgement == "wrong"
+
+
+class AddsWhatItsEncoderMade(Heads):
+    def forward(self, x, attention_mask):
+        # attention_mask is (1.0 - attention_mask) * -10000.0, made in the encoder
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1]) + attention_mask
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class TakesTooLittle(Heads):
+    """1e-12 of what is taken from 1 blocks nothing."""
+
+    def forward(self, x, attention_mask=None):
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if attention_mask is not None:
+            scores = scores - 1e-12 * (1.0 - attention_mask[:, None, None].double())
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_only_code_says_that_a_mask_is_taken_from_1():
+    report = multihead.check(AddsWhatItsEncoderMade)
+    assert [c["name"] for c in report.conditions] == ["mask_additive"], str(report)
+    assert multihead.check(TakesTooLittle).judgement == "wrong"
+
+
+class WithGains(Heads):
+    """Learned factors of features before queries and keys meet."""
+
+    axis = -1
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.sqk = nn.Parameter(torch.ones(dim // num_heads))
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        q, k = self.sqk * q, self.sqk * k
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(self.axis)
+        return self.merged(weights @ v)
+
+
+class WithGainsOverQueries(WithGains):
+    axis = -2
+
+
+def test_learned_gains_are_layers_of_which_nothing_is_known():
+    report = multihead.check(WithGains)
+    assert report.cause == "other_layers" and "`sqk`" in report.findings[0].sentence
+    assert multihead.check(WithGainsOverQueries).cause == "softmax_over_queries"
+
+
+class KeepsAnArgument(Heads):
+    def __init__(self, dim, num_heads, scale):
+        super().__init__(dim, num_heads)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        return self.merged((q @ k.mT * self.scale).softmax(-1) @ v)
+
+
+class KeepsALayer(Heads):
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.register_buffer("inner", nn.Identity())
+
+    forward = KeepsAnArgument.forward
+
+
+def test_a_buffer_of_an_argument_is_not_the_fault_of_the_code():
+    assert multihead.check(KeepsAnArgument).judgement == "not_judged"
+    assert multihead.check(KeepsALayer).cause == "raises"
+
+
+def test_a_class_that_inherits_from_an_instance(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from torch import nn\nclass Attention(nn.Module()):\n    pass\n")
+    report = multihead.check(f"{file}:Attention")
+    assert report.cause == "raises" and report.judgement == "wrong", str(report)
+
+
+class Named(Heads):
+    def __init__(self, n_embd, n_head, condition_embd, vocab_size):
+        super().__init__(n_embd, n_head)
+        self.k = nn.Linear(condition_embd, n_embd)
+
+    def forward(self, inputs_Q, inputs_K, inputs_V):
+        q, k, v = self.heads(inputs_Q, inputs_K, inputs_V)
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        return self.merged(weights @ v)
+
+
+def test_names_that_are_understood_by_their_words():
+    report = multihead.check(Named)
+    assert report, str(report)
+
+
+class DropsNothing(Heads):
+    """A layer for dropout that no call meets, of a configuration."""
+
+    def __init__(self, config):
+        super().__init__(config.hidden_size, config.num_heads)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        return self.merged((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
+
+
+def test_dropout_that_a_configuration_asks_for_and_nothing_does():
+    assert multihead.check(DropsNothing).cause == "dropout_missing"
+
+
+class FoldsHeadsFirst(Heads):
+    """Masks (B, 1, Lq, Lk), folded with heads before items, for heads that are not."""
+
+    def forward(self, x, mask=None):
+        q, k, v = (t.flatten(0, 1) for t in self.heads(x))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if mask is not None:
+            mask = mask.expand(len(x), self.num_heads, -1, -1).transpose(0, 1)
+            scores = scores.masked_fill(mask.flatten(0, 1) == 0, -1e9)
+        context = scores.softmax(-1) @ v
+        return self.merged(context.unflatten(0, (len(x), self.num_heads)))
+
+
+def test_masks_that_are_folded_with_heads_first():
+    assert multihead.check(FoldsHeadsFirst).cause == "mask_head_order"

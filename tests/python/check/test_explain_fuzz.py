@@ -205,7 +205,7 @@ def damaged(draw) -> Dump:
 @given(dump=dumps())
 def test_noise_has_no_fault(dump):
     if "MULTIHEAD_FUZZ_EXAMPLES" not in os.environ:
-        dump.metadata["search_effort"] = "0.3"  # each is searched to the end of that
+        dump.metadata["search_effort"] = "0.3"  # noise is searched to the end
     verdict = dump.explained()
     assert verdict["verdict"] == "unknown", verdict["faults"]
     assert verdict["assumptions"] == []

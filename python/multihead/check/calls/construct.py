@@ -384,7 +384,7 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     name, default = parameter.name, parameter.default
     role = CONSTRUCTOR.get(normal(name)) or _ONE_OF_THREE.get(name.lower())
     role = role or role_of_words(name)
-    if role is None and set(_last_words(name)) & set(_SETTINGS):
+    if role is None and _last_word(name) in _SETTINGS:
         role = "config"
     if isinstance(default, str) and role != "dtype":
         return None
@@ -399,10 +399,10 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     return "layers" if role is None and said & _LAYERS and counted else role
 
 
-def _last_words(name: str) -> list[str]:
-    """The last word that says what it is: `config` of model_config_dict."""
+def _last_word(name: str) -> str:
+    """The last of its words but "dict": `config` of model_config_dict."""
     said = [word for word in words(name) if word not in ("dict", "dictionary")]
-    return said[-1:]
+    return said[-1] if said else ""
 
 
 _LAYERS = {"layer", "layers"}

@@ -53,6 +53,7 @@ class Run:
     is_last: bool = False
     # The name of a layer for dropout of weights that was never called, if any.
     idle_dropout: str = ""
+    holds_dropout: bool = False
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
@@ -155,7 +156,8 @@ class Runner:
         called = self._callable(target)
 
         def watched():
-            with devices.cpu_instead(self._asks_for_gpu), recorder, frames:
+            on_cpu = devices.cpu_instead(self._asks_for_gpu)
+            with on_cpu, _step_by_step(), recorder, frames:
                 return called(*made.positional, **made.keywords)
 
         outcome = self.guard.attempt(watched)
@@ -183,6 +185,7 @@ class Runner:
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
         run.idle_dropout = _idle_dropout(target, frames)
+        run.holds_dropout = any(part.p > 0 for _, part in _dropouts(target))
         given = self.call.takes("sliding_window")
         own = case.sizes.sliding_window if given else None
         run.window = own or _window(target, frames)
@@ -375,15 +378,18 @@ def _kept(target: object) -> tuple[Tensor, ...]:
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 
 
+def _dropouts(target: object) -> list[tuple[str, nn.Dropout]]:
+    parts = target.named_modules() if isinstance(target, nn.Module) else ()
+    return [(path, part) for path, part in parts if isinstance(part, nn.Dropout)]
+
+
 def _idle_dropout(target: object, frames: Frames) -> str:
     """A layer of dropout that is named after weights, and that the run left out."""
-    parts = target.named_modules() if isinstance(target, nn.Module) else ()
     return next(
         (
             path
-            for path, part in parts
-            if isinstance(part, nn.Dropout)
-            and part.p > 0
+            for path, part in _dropouts(target)
+            if part.p > 0
             and id(part) not in frames.dropouts
             and _OF_WEIGHTS.search(path.rpartition(".")[2].lower())
         ),
@@ -414,6 +420,17 @@ def _detached(module: object) -> dict[int, object]:
         for value in values
         if isinstance(value, Tensor) and not value.is_leaf
     }
+
+
+@contextlib.contextmanager
+def _step_by_step() -> Iterator[None]:
+    """Without the short way of PyTorch's own layer, which hides what its heads do."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _holds_rounded_numbers(target: object) -> bool:

@@ -13,8 +13,8 @@ from ..report import Finding
 from . import observation
 from .ways import Reading
 
-# What a search for faults of the core may do, of what one of the whole may; and one
-# for another reading that has none, or fewer.
+# What a search for faults of the core may do, of what one of the whole may; and one of
+# another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, _LITTLE_EFFORT = 0.2, 0.03
 
 # Where the whole is not explained, and nothing stands beside attention.
@@ -36,6 +36,18 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
             effort = _EFFORT if best is None else _LITTLE_EFFORT
             best = _better(best, _of_one(reading, promises, effort))
     return best
+
+
+def answered(runs: list[Run]) -> set[str]:
+    """The findings of the whole that a verdict on its heads answers: numbers that are
+    not finite, where they come of the heads, as of a row that a mask blinds."""
+    for run in runs:
+        if run.out.isfinite().all():
+            continue
+        one = _core_of(run)
+        if one is None or one.context.isfinite().all():
+            return set()
+    return {"not_finite"}
 
 
 def _of_one(

@@ -29,8 +29,8 @@ from ..subject.target import Subject
 _MOST_TRIED = 400
 _SECONDS, _MORE_SECONDS = 3.0, 1.0
 _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
-# Lengths that code holds fast: between which they are tried, and how many; below the
-# first, those that no head has.
+# The longest length that is tried because code holds it, and how many of them. Below
+# _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
 _COMPARED = re.compile(r"size of tensor a \((\d+)\) must match .* b \((\d+)\)")
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")

@@ -26,8 +26,10 @@ _MISCALLED = re.compile(
 # The same, whatever it is called with.
 _IMPOSSIBLE = re.compile(
     r"TypeError: 'torch.Size' object is not callable|"
-    r"TypeError: cannot assign '.*' object to buffer '\w+'|"
-    r"TypeError: Module.__init__\(\) takes 1 positional argument but 4 were given|"
+    # A module, and not what was given for an argument, is made a buffer.
+    r"TypeError: cannot assign '[\w.]*\.\w+' object to buffer '\w+'|"
+    # A class inherits from nn.Module(), an instance.
+    r"TypeError: Module\.__init__\(\) takes 1 positional argument but 4 were given|"
     r"ValueError: Fan in and fan out can not be computed"
 )
 _UNEXPECTED = re.compile(r"TypeError: .*got an unexpected keyword argument '(\w+)'")

@@ -4,6 +4,8 @@
 import re
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from ..calls import forms
 from ..capture.runner import Run, Runner
 from ..report import Finding
@@ -35,7 +37,7 @@ class Way:
 
 
 # Biases, and what norms are made of.
-_OF_NORMS = re.compile(r"norm|bias|gamma|beta|(^|[._])(ln|bn|gn)", re.I)
+_OF_NORMS = re.compile(r"norm|bias|(^|[._])(ln|bn|gn|b)(\d|[._]|$)", re.I)
 
 
 @dataclass
@@ -68,37 +70,43 @@ class Reading:
 
     @property
     def beside(self) -> list[str]:
-        """Matrices, and gains of features, that the data met and attention has no use
-        for, or all where none was understood; none where all is explained."""
+        """Matrices that the data met and attention has no use for, or all where none
+        was understood; none where all is explained."""
+        return [n for n, t in self._unread.items() if t.dim() >= 2]
+
+    @property
+    def gains(self) -> list[str]:
+        """Learned factors of features, of which the same holds."""
+        unread = self._unread.items()
+        return [n for n, t in unread if t.dim() == 1 and not _OF_NORMS.search(n)]
+
+    @property
+    def _unread(self) -> dict[str, Tensor]:
         run = self.way.base
-        matrices = {
-            name: tensor
-            for name, tensor in run.parameters.tensors.items()
-            if tensor.dim() >= 2 or (tensor.dim() == 1 and not _OF_NORMS.search(name))
-        }
+        parameters = run.parameters.tensors
         if self.verdict is None:
             said = any(f.name == observation.NO_WEIGHTS for f in self.findings)
-            return list(matrices) if said else []
+            return parameters if said else {}
         if self.verdict["verdict"] != "unknown" or run.recorder is None:
-            return []
+            return {}
         seen = self.observations[0].tensors if self.observations else {}
         unused = set(self.verdict["unused"])
         read = {t.data_ptr() for n, t in seen.items() if n not in unused}
-        return [
-            name
-            for name, tensor in matrices.items()
+        return {
+            name: tensor
+            for name, tensor in parameters.items()
             if run.recorder.root(tensor) in run.recorder.met
             and (name not in seen or name in unused)
             and tensor.data_ptr() not in read
-        ]
+        }
 
     @property
     def blames_masks(self) -> bool:
-        """Whether its masks may be what is wrong: others meanings may then do. They may
-        hide what else is, where nothing explains it and no call goes without."""
+        """Whether its masks may be what is wrong, so that other meanings are tried: that
+        is where it seems to go wrong, or all calls have masks and none is explained."""
         verdict = self.verdict or {}
         is_unknown = verdict.get("verdict") == "unknown"
-        if is_unknown and all(run.arguments.masks for run in self.kept):
+        if is_unknown and self.kept and all(run.arguments.masks for run in self.kept):
             return True
         stages = {fault["stage"] for fault in verdict.get("faults", [])}
         return "masked scores" in stages | {verdict.get("first_stage")}

@@ -18,9 +18,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-# What courses have written anew, by the names that PyTorch gave them.
-_LAYERS = {"Linear", "Embedding", "Dropout", "LayerNorm", "Softmax", "ReLU", "GELU"}
-_LAYERS |= {"Conv1d", "Conv2d", "Sequential", "ModuleList", "Parameter"}
 # As files that import all for others hand them on.
 _PACKAGES = {name: name for name in ("torch", "math", "einops", "numpy", "copy")}
 _PACKAGES |= {"nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
@@ -108,8 +105,6 @@ def of(reason: ImportError, name: str) -> object:
             return importlib.import_module(_PACKAGES[name])
     if name in _KNOWN:
         return _KNOWN[name]
-    if name in _LAYERS:
-        return getattr(nn, name)
     if name.endswith("_") and hasattr(nn.init, name):
         return getattr(nn.init, name)
     return Absent(reason, name)

@@ -2,8 +2,10 @@
 """What the names and the sentences of code say about its mask: which value blocks, or
 that it is added."""
 
+import ast
 import inspect
 import re
+import textwrap
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -296,13 +298,22 @@ def may_be_additive(call: Call, subject: Subject) -> bool:
     form that exercises ask for, and where it is made a number first; so is what is
     taken from 1."""
     name = call.parameter("mask")
-    turned = rf"\b1(\.0?)?\s*-\s*\(?\s*{name}\b"
-    if name is None or re.search(turned, subject.source):
+    if name is None or _is_turned(name, subject):
         return False
     if normal(name) not in ("mask", "msk", "m"):
         return True
     exercise = call.takes("num_heads") and call.takes("embed_dim")
     return not exercise and not _MADE_A_NUMBER.search(subject.source)
+
+
+def _is_turned(name: str, subject: Subject) -> bool:
+    """Whether what is called takes the mask from 1, as of ones and zeros."""
+    try:
+        text = textwrap.dedent(inspect.getsource(inspect.unwrap(subject.entry)))
+        code = ast.unparse(ast.parse(text))  # without comments
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return False
+    return re.search(rf"\b1(\.0)? - {re.escape(name)}\b", code) is not None
 
 
 def polarity(sentence: str) -> tuple[str | None, bool]:

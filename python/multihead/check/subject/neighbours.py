@@ -135,7 +135,8 @@ class _Package(types.ModuleType):
             for alias in node.names:
                 if name == (alias.asname or alias.name):
                     self._import(node, alias)
-                    for other in node.names:  # named as the file that it is from
+                    # A file that is imported takes the place of what has its name.
+                    for other in node.names:
                         if other.name == (node.module or "").rpartition(".")[2]:
                             self._import(node, other)
                     return

@@ -92,7 +92,7 @@ _SIZES = {
     "out_dim": "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
-        "hsize dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"
+        "dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"
     ),
     "max_length": (
         "maxlen blocksize contextlength maxseqlen maxlength contextsize seqlen "

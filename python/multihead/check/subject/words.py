@@ -10,7 +10,7 @@ import re
 _COUNT = {"n", "num", "nb", "nr", "no", "number", "count", "total"}
 _WIDTH = {"d", "dim", "dims", "dimension", "dimensions", "width", "depth", "ndim"}
 _WIDTH |= {"feature", "features", "feat", "feats", "channel", "channels", "chan", "ch"}
-_SIZE = {"size", "sz", "units", "nodes", "neurons"}
+_SIZE = {"size", "sz", "units", "nodes", "neurons", "embd"}
 _HEADS = {"head", "heads"}
 _GROUPS = {"group", "groups"}
 _QUERY = {"q", "query", "queries", "querys", "qk", "qkv"}
@@ -28,7 +28,7 @@ _OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "stride", "ratio"}
 # No size, whatever stands beside it.
 _NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id", "idx"}
 _NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
-# What code has many of, none of which is a size of attention.
+# Counts of words and of classes, which are no sizes of attention.
 OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes"}
 _DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
 _JOINS = {"per", "of", "the", "for", "each", "self", "cross", "multi", "encoder"}
@@ -90,7 +90,7 @@ def role_of_words(name: str) -> str | None:
         return None
     if have & _LENGTH and not wide:
         return "max_length"
-    sized = wide or have & _SIZE or counts or "embd" in have
+    sized = wide or have & _SIZE or counts
     if not sized:
         return None
     if have & _OUT and not have & {"in", "input"}:
