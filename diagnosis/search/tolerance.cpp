@@ -225,28 +225,25 @@ Errors errors_of(const ObservedCall& call, const Recipe& recipe,
   return found;
 }
 
-// Whether rows that see a key differ by far more than rounding: then nothing
-// that becomes of the others explains it. Not known where rows are mixed.
+// Whether rows that see a key differ by far more than rounding, whatever
+// becomes of the others. Not known where rows are mixed.
 bool differs_where_seen(const ObservedCall& call, const Recipe& recipe,
                         const Stages& stages) {
-  const bool merges_rows =
-      recipe.merge != merge_by_head && recipe.merge != merge_by_feature;
-  if (!stages.fully_masked.defined() || merges_rows ||
-      recipe.normalise != softmax_over_keys || recipe.blockwise ||
+  const bool mixes_rows =
+      (recipe.merge != merge_by_head && recipe.merge != merge_by_feature) ||
       recipe.weights_transposed || recipe.batch_exchanged ||
       recipe.context_norm == NormKind::kGroup ||
-      recipe.output_norm == NormKind::kGroup ||
-      stages.out.sizes() != call.out.sizes()) {
-    return false;
-  }
+      recipe.output_norm == NormKind::kGroup;
   const Tensor rows = seeing_rows(call, stages);
-  if (rows.sizes() != call.out.sizes().slice(0, call.out.dim() - 1)) {
+  if (!rows.defined() || mixes_rows || recipe.blockwise ||
+      recipe.normalise != softmax_over_keys ||
+      rows.sizes() != call.out.sizes().slice(0, call.out.dim() - 1)) {
     return false;
   }
   const double size = largest_finite(call.out, rows);
-  const double allowed =
+  const double least =
       std::max(1e-3 * size, 2 * rounding_allowed(call.dtype, stages, size));
-  return !(largest_difference(call.out, stages.out, rows) <= allowed);
+  return !(largest_difference(call.out, stages.out, rows) <= least);
 }
 
 }  // namespace
@@ -307,9 +304,8 @@ Errors errors(const ObservedCall& call, const Recipe& recipe,
   const at::NoGradGuard no_grad;
   std::optional<Stages> stages = simulate(call, recipe);
   const Errors found = errors_of(call, recipe, stages, precision);
-  // What becomes of rows, or of other lines of a softmax, in which everything
-  // is blocked, is up to the code: 0, NaN or, of a finite sentinel, equal
-  // weights, or those of the scores where it is added.
+  // Rows, or other lines of a softmax, in which all is blocked, are up to the
+  // code: 0, NaN or, of a finite sentinel, equal weights, or as it is added.
   const bool may_differ =
       stages && (stages->fully_masked.defined() ||
                  (stages->blocks &&

@@ -77,8 +77,7 @@ Tensor repeated_item_by_item(const GivenMask& mask, const Sizes& n) {
                            : x;
 }
 
-// Folded as (H·B, …), as one mask for each head of each item, for heads that
-// are (B·H, …).
+// Masks of heads folded as (H·B, …), for heads that are (B·H, …).
 Tensor folded_heads_first(const GivenMask& mask, const Sizes& n) {
   const Tensor& x = mask.numbers;
   return x.expand({n.batch, n.heads, -1, -1})
@@ -181,10 +180,9 @@ void causal_as(Recipe& r) {
 }
 
 bool is_asked_for(const ObservedCall& call, const Recipe& recipe) {
-  // A mask of keys alone is no reason to see later ones.
+  const bool unmasked = !call.mask.numbers.defined();
   const bool by_itself =
-      recipe.causal_by_itself ||
-      (recipe.causal_unless_masked && !call.mask.numbers.defined());
+      recipe.causal_by_itself || (recipe.causal_unless_masked && unmasked);
   return call.causal == CausalRequest::kYes ||
          call.causal == CausalRequest::kExpected ||
          (call.causal == CausalRequest::kUnknown && by_itself);

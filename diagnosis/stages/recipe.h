@@ -234,7 +234,7 @@ struct Habits {
   bool mask_keeps = false;
   bool padding_keeps = false;
   bool causal_by_itself = false;
-  bool causal_unless_masked = false;  ///< by itself where no mask is given
+  bool causal_unless_masked = false;  ///< with no mask but of keys
   bool heads_before_items = false;    ///< folded weights are (H·B, Lq, Lk)
   WindowReading window_reading = WindowReading::kOwnLast;
   bool within_blocks = false;  ///< of positions, as many as own_block

@@ -309,22 +309,6 @@ def test_names_that_are_understood_by_their_words():
     assert report, str(report)
 
 
-class DropsNothing(Heads):
-    """A layer for dropout that no call meets, of a configuration."""
-
-    def __init__(self, config):
-        super().__init__(config.hidden_size, config.num_heads)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x):
-        q, k, v = self.heads(x)
-        return self.merged((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
-
-
-def test_dropout_that_a_configuration_asks_for_and_nothing_does():
-    assert multihead.check(DropsNothing).cause == "dropout_missing"
-
-
 class FoldsHeadsFirst(Heads):
     """Masks (B, 1, Lq, Lk), folded with heads before items, for heads that are not."""
 

@@ -53,7 +53,6 @@ class Run:
     is_last: bool = False
     # The name of a layer for dropout of weights that was never called, if any.
     idle_dropout: str = ""
-    holds_dropout: bool = False
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
@@ -185,7 +184,6 @@ class Runner:
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
         run.idle_dropout = _idle_dropout(target, frames)
-        run.holds_dropout = any(part.p > 0 for _, part in _dropouts(target))
         given = self.call.takes("sliding_window")
         own = case.sizes.sliding_window if given else None
         run.window = own or _window(target, frames)
@@ -378,18 +376,15 @@ def _kept(target: object) -> tuple[Tensor, ...]:
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 
 
-def _dropouts(target: object) -> list[tuple[str, nn.Dropout]]:
-    parts = target.named_modules() if isinstance(target, nn.Module) else ()
-    return [(path, part) for path, part in parts if isinstance(part, nn.Dropout)]
-
-
 def _idle_dropout(target: object, frames: Frames) -> str:
     """A layer of dropout that is named after weights, and that the run left out."""
+    parts = target.named_modules() if isinstance(target, nn.Module) else ()
     return next(
         (
             path
-            for path, part in _dropouts(target)
-            if part.p > 0
+            for path, part in parts
+            if isinstance(part, nn.Dropout)
+            and part.p > 0
             and id(part) not in frames.dropouts
             and _OF_WEIGHTS.search(path.rpartition(".")[2].lower())
         ),

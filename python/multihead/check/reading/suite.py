@@ -415,7 +415,6 @@ class Cases:
             return
         case = replace(self.base, name="training", training=True, draw=20)
         run = self.runner.run(case)
-        asked = asked or run.holds_dropout
         if run.refused or not (asked or run.recorder.draws):
             return
         if not run.recorder.draws:
