@@ -101,17 +101,21 @@ TEST(Conditions, CausalByItselfUnlessItsTextSaysSo) {
             std::string::npos);
 }
 
-TEST(Conditions, CausalUnlessMaskedWhateverItsTextSays) {
-  at::manual_seed(3);
+// A call without a mask and one with it, of code that may be causal.
+std::vector<Observation> with_and_without(const char* name, const Tensor& mask,
+                                          const char* stated) {
   const Layer layer = make_layer(kHeads);
   const Tensors cross = inputs(at::kDouble, 1.0);
-  std::vector<Observation> calls = {
-      observe(layer, "x", cross, {{"is_causal", "infer"}}),
-      observe(layer, "mask",
-              with(cross, "mask", random_mask({kQueries, kKeys})),
-              {{"is_causal", "infer"}, {"mask", "blocked"}})};
-  calls =
-      results(calls, changed([](Recipe& r) { r.causal_unless_masked = true; }));
+  return {observe(layer, "x", cross, {{"is_causal", "infer"}}),
+          observe(layer, "masked", with(cross, name, mask),
+                  {{"is_causal", "infer"}, {stated, "blocked"}})};
+}
+
+TEST(Conditions, CausalUnlessMaskedWhateverItsTextSays) {
+  at::manual_seed(3);
+  std::vector<Observation> calls =
+      results(with_and_without("mask", random_mask({kQueries, kKeys}), "mask"),
+              changed([](Recipe& r) { r.causal_unless_masked = true; }));
   EXPECT_EQ(names_of(explain(calls).conditions), Names{"causal_unless_masked"});
   // That it is causal does not say that a mask may change it.
   calls[0].metadata["causal_text"] = "class CausalSelfAttention";
@@ -120,13 +124,8 @@ TEST(Conditions, CausalUnlessMaskedWhateverItsTextSays) {
 
 TEST(Conditions, CausalUnlessPaddedIsNoConvention) {
   at::manual_seed(3);
-  const Layer layer = make_layer(kHeads);
-  const Tensors cross = inputs(at::kDouble, 1.0);
-  std::vector<Observation> calls = {
-      observe(layer, "x", cross, {{"is_causal", "infer"}}),
-      observe(layer, "padding",
-              with(cross, "key_padding_mask", random_mask({kBatch, kKeys})),
-              {{"is_causal", "infer"}, {"padding", "blocked"}})};
+  std::vector<Observation> calls = with_and_without(
+      "key_padding_mask", random_mask({kBatch, kKeys}), "padding");
   const Recipe causal = changed([](Recipe& r) { r.causal_by_itself = true; });
   calls[0] = results({calls[0]}, causal)[0];
   calls[1] = results({calls[1]}, Recipe{})[0];
