@@ -119,6 +119,30 @@ def test_matrices_that_cannot_be_told_apart():
     assert _conditions(report) == ["layers_beside"]
 
 
+class _Paired(nn.Module):
+    """One matrix for queries and keys, feature by feature, which has no name here; the
+    weights are divided by the root of all heads' width, which may be that of the input."""
+
+    def __init__(self, embed_dim, dim_keys, dim_values, num_heads):
+        super().__init__()
+        self.num_heads, self.scale = num_heads, dim_keys**0.5
+        self.Wq_Wk = nn.Linear(embed_dim, 2 * dim_keys)
+        self.Wv = nn.Linear(embed_dim, dim_values)
+        self.W_o = nn.Linear(dim_values, embed_dim)
+
+    def forward(self, x):
+        pairs = self.Wq_Wk(x).unflatten(-1, (self.num_heads, -1, 2))
+        q, k = pairs.permute(4, 0, 2, 1, 3)
+        v = self.Wv(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        weights = (q @ k.mT).softmax(-1) / self.scale
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_divisor_of_weights_that_is_the_width_of_the_input_in_some_calls():
+    report = multihead.check(_Paired)
+    assert report.cause == "scale_after_softmax", str(report)
+
+
 class _Loop(nn.Module):
     """A module for each head, whose scores are scaled for another size."""
 
