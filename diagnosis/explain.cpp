@@ -143,6 +143,14 @@ const Finding kComputedInFloat = {
     "rounded to float32 on the way, or a small number is added.",
     "That is right for float32 and narrower inputs."};
 
+const Finding kTurnedByHead = {
+    "rotary_by_head", "heads",
+    "Queries and keys are turned by which head they are, not by their "
+    "positions: both by the same angle, which no score shows, so that it has "
+    "no effect.",
+    "Rotary tables (L, d) belong beside the positions: (1, 1, L, d) for heads "
+    "(B, H, L, d), (1, L, 1, d) for (B, L, H, d)."};
+
 const Finding kInputsNotFinite = {
     "inputs_not_finite", "",
     "Inputs hold NaN or infinite numbers: what these reach is not judged.",
@@ -214,6 +222,13 @@ const Finding* on_fully_masked_rows(const ObservedCall& call,
              : nullptr;
 }
 
+// Whether rotary positions were taken along the heads.
+bool turns_by_head(const ObservedCall& call, const Recipe& attention) {
+  if (call.trace.empty() || attention.rotary != Rotary::kNone) return false;
+  const std::optional<Stages> stages = simulate(call, attention);
+  return stages && shown_turn(call, stages->heads[0], /*by_head=*/true);
+}
+
 std::vector<Finding> flaws_of_out(std::span<const ObservedCall> calls,
                                   const Recipe& attention);
 
@@ -245,6 +260,11 @@ std::vector<Finding> remarks(std::span<const ObservedCall> calls,
     if (masks && concerns) all.push_back(*remark);
   }
   if (explanation.in_float) all.push_back(kComputedInFloat);
+  if (std::ranges::any_of(calls, [&](const auto& call) {
+        return turns_by_head(call, attention);
+      })) {
+    all.push_back(kTurnedByHead);
+  }
   const bool finite = std::ranges::all_of(calls, [](const ObservedCall& call) {
     return std::ranges::all_of(call.inputs, [](const auto& x) {
       return x.isfinite().all().template item<bool>();

@@ -63,6 +63,13 @@ struct Sizes {
           value_width = 0, embed_dim = 0;  ///< of a head; of queries
 };
 
+/// How heads are turned by where they stand: pairs of features, (i, i + n) or
+/// (2i, 2i + 1), times c + i·s.
+struct Turn {
+  bool halves = true;
+  at::Tensor cosines, sines;  ///< (L, n)
+};
+
 struct ObservedCall {
   std::string name;
   /// All that was said of it, by name: also where a fact comes from.
@@ -120,6 +127,8 @@ struct ObservedCall {
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
   mutable std::map<std::array<int, 8>, at::Tensor> projections;
+  /// Turns of queries, keys and values that the trace shows, likewise.
+  mutable std::array<std::optional<Turn>, 3> turns;
 
   /// Whether the data meet a matrix that attention has no use for, as those of
   /// a layer beside it, of which nothing is known.

@@ -158,6 +158,10 @@ constexpr FaultCode kCodes[] = {
      "Several heads cost what several heads cost, and one of them does all the "
      "work; the parameters of the others learn nothing."},
     // Scale of the scores.
+    {"MH223", "rotary_misapplied",
+     "Scores depend on where a pair stands, not only on its distance, or "
+     "values on where they stand: what was learned in one place is not known "
+     "in another."},
     {"MH301", "scale_missing", kTooLarge},
     {"MH302", "scale_not_root", kTooSmall},
     {"MH303", "scale_by_embed_dim", kTooSmall},
@@ -178,6 +182,12 @@ constexpr FaultCode kCodes[] = {
     {"MH314", "scale_of_another_number",
      "It fits one size. With another number of heads or another width the "
      "scores are too large or too small, and no error tells."},
+    {"MH315", "scores_summed_apart",
+     "A score no longer tells whether a query and a key are alike: all queries "
+     "see the keys in one order, or in its reverse."},
+    {"MH316", "scores_floored",
+     "Queries and keys get no gradient and never learn; weights move in steps "
+     "of a factor e."},
     // Masks.
     {"MH401", "mask_ignored", kLeak},
     {"MH402", "mask_inverted",
@@ -285,6 +295,12 @@ constexpr FaultCode kCodes[] = {
     {"MH522", "online_softmax_not_corrected", kBlocks},
     {"MH523", "last_block_left_out", kBlocks},
     {"MH524", "last_block_filled_up", kBlocks},
+    {"MH525", "values_summed_apart",
+     "No query chooses between values: all positions come out alike, whatever "
+     "the scores are, and queries and keys learn nothing."},
+    {"MH526", "own_value_only",
+     "No position reads another: the layer mixes nothing, and what looks like "
+     "attention is a gate of each position's own value."},
     // Output.
     {"MH601", "output_weight_transposed", kTransposed},
     {"MH602", "output_bias_forgotten", kBiases},

@@ -25,9 +25,16 @@ class Signs {
   // Whether the trace shows the convention that leads from one to the other.
   bool show(Sign sign, const Recipe& without, const Recipe& with) const try {
     if (sign == Sign::kNorm || sign == Sign::kSum) return shows_end(with);
-    if (sign == Sign::kContext) return shows_context_norm(with);
+    if (sign == Sign::kContext) return shows_context_norm(without, with);
     if (sign == Sign::kBias) return shows_bias(with);
-    const auto before = simulate(call_, without), after = simulate(call_, with);
+    const auto before = simulate(call_, without);
+    if (with.rotary == Rotary::kShown && without.rotary != with.rotary) {
+      return before && shows_turn(*before);
+    }
+    if (with.turned != without.turned) {
+      return with.rotary != Rotary::kNone && shows_turn_of_values(without);
+    }
+    const auto after = simulate(call_, with);
     if (!after) return false;
     if (!before) return true;
     if (with.learned_scale == LearnedScale::kOne &&
@@ -104,6 +111,18 @@ class Signs {
     return shows_heads(call_, stages, 0, precision_);
   }
 
+  // Queries or keys: the others may be left as they were, by fault.
+  bool shows_turn(const Stages& before) const {
+    return shown_turn(call_, before.heads[0]).has_value() ||
+           shown_turn(call_, before.heads[1]).has_value();
+  }
+
+  bool shows_turn_of_values(Recipe without) const {
+    without.rotary = Rotary::kNone;
+    const auto before = simulate(call_, without);
+    return before && shown_turn(call_, before->heads[2]).has_value();
+  }
+
   // Keys may have been transposed as they were cut.
   bool shows_heads_of(const Stages& before, const Stages& after) const {
     bool any = false;
@@ -159,8 +178,9 @@ class Signs {
   }
 
   // Some tensor of the trace and the same behind the norm.
-  bool shows_context_norm(const Recipe& with) const {
+  bool shows_context_norm(const Recipe& without, const Recipe& with) const {
     const Sizes& n = call_.sizes;
+    const std::vector<Tensor> heads = normed_heads(without);
     for (const int64_t width : {n.value_width, n.value_width * n.heads}) {
       for (const Tensor& tensor : call_.trace) {
         if (tensor.size(-1) != width ||
@@ -170,16 +190,34 @@ class Signs {
         const Tensor x = tensor.to(at::kDouble);
         const Tensor y =
             normalised(call_, with.context_norm, NormPlace::kContext, 2, x);
+        if (is_same(x, y)) continue;  // as of zeros
         // That of the output, or of the input, is another.
         const bool of_end = is_numbers_of(y, call_.out) ||
                             (call_.out.sizes() == call_.inputs[0].sizes() &&
                              is_numbers_of(y, call_.out - call_.inputs[0]));
-        if (is_shown(y) && !of_end && !is_numbers_of(x, call_.inputs[0])) {
+        const bool of_heads = std::ranges::any_of(
+            heads, [&](const Tensor& h) { return is_numbers_of(y, h); });
+        if (is_shown(y) && !of_end && !of_heads &&
+            !is_numbers_of(x, call_.inputs[0])) {
           return true;
         }
       }
     }
     return false;
+  }
+
+  // Queries and keys behind a norm of their own, turned or not.
+  std::vector<Tensor> normed_heads(Recipe recipe) const {
+    std::vector<Tensor> found;
+    for (int turns = 0; turns < 2; ++turns) {
+      const auto stages = simulate(call_, recipe);
+      if (stages && recipe.head_norm != NormKind::kNone) {
+        found.push_back(stages->heads[0]);
+        found.push_back(stages->heads[1]);
+      }
+      recipe.rotary = Rotary::kNone;
+    }
+    return found;
   }
 
   // What is added, and what a norm makes, show at the end whatever came before.

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // What stands beside attention in the same module, and is no fault: norms,
-// residual connections, rotary positions, learned numbers.
+// residual connections, learned numbers.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <array>
@@ -146,52 +143,6 @@ Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
   if (norm && norm->weight.defined()) y = y * norm->weight;
   if (norm && norm->bias.defined()) y = y + norm->bias;
   return y;
-}
-
-// ---- Rotary positions ------------------------------------------------------
-
-namespace {
-
-// Cosines and sines (L, n) of so many pairs of features.
-std::array<Tensor, 2> tables(const ObservedCall& call, Rotary rotary,
-                             int64_t length, int64_t width) {
-  if (!call.cosines.defined()) {
-    require(width % 2 == 0);
-    const Tensor index = at::arange(width / 2, at::kDouble);
-    const Tensor speed =
-        (index * (-2.0 * std::log(1e4) / static_cast<double>(width))).exp();
-    const Tensor angle = at::arange(length, at::kDouble).unsqueeze(-1) * speed;
-    return {angle.cos(), angle.sin()};
-  }
-  std::array<Tensor, 2> found = {call.cosines, call.sines};
-  for (Tensor& table : found) {
-    table = table.slice(0, 0, length);
-    // Written for each feature, a pair has its angle twice.
-    if (table.size(1) * 2 <= width) continue;
-    require(table.size(1) % 2 == 0);
-    table = rotary == Rotary::kHalves ? table.slice(1, 0, table.size(1) / 2)
-                                      : table.slice(1, 0, table.size(1), 2);
-  }
-  return found;
-}
-
-}  // namespace
-
-Tensor rotated(const ObservedCall& call, Rotary rotary, const Tensor& heads) {
-  const auto [cosines, sines] =
-      tables(call, rotary, heads.size(2), heads.size(3));
-  const int64_t pairs = cosines.size(1);
-  require(2 * pairs <= heads.size(3));
-  const Tensor turned = heads.slice(-1, 0, 2 * pairs);
-  const bool halves = rotary == Rotary::kHalves;
-  const Tensor a =
-      halves ? turned.slice(-1, 0, pairs) : turned.slice(-1, 0, 2 * pairs, 2);
-  const Tensor b = halves ? turned.slice(-1, pairs, 2 * pairs)
-                          : turned.slice(-1, 1, 2 * pairs, 2);
-  const Tensor x = a * cosines - b * sines, y = a * sines + b * cosines;
-  const Tensor whole =
-      halves ? at::cat({x, y}, -1) : at::stack({x, y}, -1).flatten(-2);
-  return at::cat({whole, heads.slice(-1, 2 * pairs)}, -1);
 }
 
 // ---- Learned numbers, and biases of positions ------------------------------

@@ -208,6 +208,10 @@ Concern rotary(const ObservedCall& call) {
                (shows_its_way(call) && call.sizes.width % 2 == 0));
 }
 
+Concern rotary_of_its_own(const ObservedCall& call) {
+  return maybe(shows_its_way(call) && !call.is_core());
+}
+
 template <Rotary kind>
 void rotate(Recipe& r) {
   r.rotary = kind;
@@ -472,6 +476,16 @@ const std::vector<Convention> kStructure = {
      "Queries and keys are turned by their positions (rotary positions) before "
      "their heads are cut, each head by angles of its own.",
      "", rotary, rotate<Rotary::kPairsOfAll>, Sign::kHeads},
+    {"rotary_positions",
+     "Queries and keys are turned by their positions (rotary positions), by "
+     "angles of its own, which are not judged.",
+     "", rotary_of_its_own, rotate<Rotary::kShown>, Sign::kHeads},
+    {"values_turned",
+     "The values are turned by their positions, too, as few models mean it.",
+     "Turn queries and keys alone: what is read should not depend on where it "
+     "stands.",
+     rotary_of_its_own, [](Recipe& r) { r.turned[2] = true; }, Sign::kHeads,
+     "its values are meant to be turned by their positions"},
     {"learned_scale", kLearnedScale, "", learned_scale,
      scale_learned<LearnedScale::kTimes>, Sign::kScores},
     {"learned_scale", kLearnedScale, "", learned_scale,

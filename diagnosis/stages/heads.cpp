@@ -188,6 +188,12 @@ Tensor split_as_first(const Tensor& x, int64_t heads) {
   return split_by_head(x, heads).narrow(1, 0, 1).expand({-1, heads, -1, -1});
 }
 
+// Whether rotary positions turn queries, keys and values.
+template <bool... roles>
+void turn(Recipe& r) {
+  r.turned = {roles...};
+}
+
 template <auto merge>
 void merge_by(Recipe& r) {
   r.merge = merge;
@@ -303,6 +309,18 @@ const std::vector<Fault> kHeadFaults = {
      "`k.transpose(-2, -1)` moves each number; a view or reshape only reads "
      "the same numbers in rows of another length.",
      {{[](Recipe& r) { r.keys_reshaped = true; }}}},
+    {"rotary_misapplied",
+     "Rotary positions do not turn queries and keys as they should.",
+     "Turn queries and keys, both by their own positions, and leave the values "
+     "as they are: only then do scores depend on the distance of a query from "
+     "a key.",
+     {{turn<true, false, true>, "The values are turned, and the keys are not."},
+      {turn<false, true, true>,
+       "The values are turned, and the queries are not."},
+      {turn<true, false, false>, "The keys are not turned."},
+      {turn<false, true, false>, "The queries are not turned."},
+      {[](Recipe& r) { r.turned_apart = true; },
+       "Queries are turned by other angles than keys of the same positions."}}},
     {"queries_and_keys_exchanged",
      "The scores are keys times queries: their rows are keys.",
      kRoleRemedy,

@@ -64,6 +64,10 @@ using Merge = at::Tensor (*)(const at::Tensor& context);
 at::Tensor merge_by_head(const at::Tensor& context);
 at::Tensor merge_by_feature(const at::Tensor& context);  ///< D·H
 
+/// Heads (B, H, Lq, D), (B, H, D, Lk) → (B, H, Lq, Lk), not scaled.
+using Product = at::Tensor (*)(const at::Tensor& query, const at::Tensor& keys);
+at::Tensor queries_times_keys(const at::Tensor& query, const at::Tensor& keys);
+
 /// What the scores q·k are multiplied by. Throws Impossible.
 struct Scaling {
   const ObservedCall& call;
@@ -150,6 +154,11 @@ enum class Dropout {
   kKeepsTheDropped
 };
 
+/// Weights (B, H, Lq, Lk), values (B, H, Lk, D) → what the heads return,
+/// (B, H, Lq, D). Throws Impossible.
+using Mix = at::Tensor (*)(const at::Tensor& weights, const at::Tensor& value);
+at::Tensor weighted_sum(const at::Tensor& weights, const at::Tensor& value);
+
 /// When the weights are averaged over the heads.
 enum class Averaged { kNever, kBeforeDropout, kAfterDropout };
 
@@ -207,8 +216,8 @@ enum class Activated { kNone, kInputs, kInputsAndOutput, kQueryAndKey };
 using Activation = at::Tensor (*)(const at::Tensor& x);
 
 /// Rotary positions: pairs of features (i, i + D/2), or (2i, 2i + 1).
-/// kPairsOfAll: of all heads, before they are cut.
-enum class Rotary { kNone, kHalves, kPairs, kPairsOfAll };
+/// kPairsOfAll: of all heads, before they are cut. kShown: as the trace has it.
+enum class Rotary { kNone, kHalves, kPairs, kPairsOfAll, kShown };
 
 /// What a window of size w means: the w keys up to the query's own, the w
 /// before it as well, w on both sides of it, or half of them on each.
@@ -275,9 +284,15 @@ struct Recipe : Habits {
   std::array<Groups, 2> groups = {repeat_groups, repeat_groups};  ///< k and v
   std::array<int, 3> roles = {0, 1, 2};  ///< which projected tensor is each
   bool keys_reshaped = false;  ///< (L, D) read as (D, L), not transposed
+  // Where rotary: which of queries, keys and values; by angles that do not
+  // belong together.
+  std::array<bool, 3> turned = {true, true, false};
+  bool turned_apart = false;
   Merge merge = merge_by_head;
 
   // Scores. `mask` is of scores, `padding` of keys.
+  Product product = queries_times_keys;
+  bool floored = false;  ///< the scaled scores, to whole numbers
   Scale scale = scale_by_width;
   MaskUse mask = {};
   MaskUse padding = {};
@@ -292,6 +307,7 @@ struct Recipe : Habits {
   Blockwise blockwise = nullptr;  ///< instead of `normalise`
   Averaged averaged = Averaged::kNever;
   bool weights_transposed = false;
+  Mix mix = weighted_sum;
   bool returned_transposed = false;  ///< where they are: so are those returned
   Dropout dropout = Dropout::kOnWeights;
   Narrow narrow = Narrow::kNever;

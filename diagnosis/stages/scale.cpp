@@ -69,6 +69,11 @@ double other_scale(const Scaling& s) {
   return *factor;
 }
 
+// As einsum does where each has a letter of its own for the features.
+Tensor features_summed_apart(const Tensor& query, const Tensor& keys) {
+  return query.sum(-1, /*keepdim=*/true) * keys.sum(-2, /*keepdim=*/true);
+}
+
 template <auto scale>
 void scale_by(Recipe& r) {
   r.scale = scale;
@@ -80,6 +85,10 @@ constexpr std::string_view kRemedy =
     "and the division brings it back to 1.";
 
 }  // namespace
+
+Tensor queries_times_keys(const Tensor& query, const Tensor& keys) {
+  return query.matmul(keys);
+}
 
 double scale_by_width(const Scaling& s) {
   return s.call.scale.value_or(root_of_width(s));
@@ -202,6 +211,17 @@ const std::vector<Fault> kScaleFaults = {
        "It is sqrt(d_model) = sqrt({E}) by which they are divided."},
       {scale_by<scale_weights_by_all_heads>,
        "It is sqrt({H} · {D}) by which they are divided."}}},
+    {"scores_summed_apart",
+     "Queries and keys are summed over their features, each for itself, and "
+     "only the sums are multiplied.",
+     "One letter for the features of both: einsum(\"bhqd,bhkd->bhqk\", q, k), "
+     "or q @ k.transpose(-2, -1).",
+     {{[](Recipe& r) { r.product = features_summed_apart; }}}},
+    {"scores_floored",
+     "The scores are rounded down to whole numbers, as by `//`: no gradient "
+     "reaches queries and keys.",
+     "Divide with `/`: `//` drops what is behind the point.",
+     {{[](Recipe& r) { r.floored = true; }}}},
     {"scale_of_another_number",
      "The scores are scaled by another number than 1/sqrt({D}): a constant, "
      "perhaps, that fits other sizes.",

@@ -59,7 +59,8 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
       recipe.keys_reshaped
           ? key.reshape({key.size(0), key.size(1), key.size(3), key.size(2)})
           : key.transpose(-2, -1);
-  Tensor scores = narrowed(query.matmul(keys) * scale, recipe);
+  Tensor scores = narrowed(recipe.product(query, keys) * scale, recipe);
+  if (recipe.floored) scores = scores.floor();
   if (recipe.learned_scale != LearnedScale::kNone) {
     scores = scores * learned_factor(call, recipe.learned_scale);
   }
@@ -130,7 +131,7 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
                           : stages.dropped;
   require(used.size(-1) == value.size(2));
   stages.context = drop_at(Dropout::kOnContext, call, recipe,
-                           narrowed(used.matmul(value), recipe));
+                           narrowed(recipe.mix(used, value), recipe));
   if (is_context_norm_of_heads(call, recipe, stages.context)) {
     stages.context = normalised(call, recipe.context_norm, NormPlace::kContext,
                                 2, stages.context);
@@ -140,6 +141,23 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
     stages.distinguishing = {query * std::sqrt(scale),
                              stages.scores / std::sqrt(scale)};
   }
+}
+
+// Queries and keys by their positions, if that is what the recipe does.
+void turn(const ObservedCall& call, const Recipe& recipe,
+          std::array<Tensor, 3>& heads) {
+  const bool shown = recipe.rotary == Rotary::kShown;
+  require(shown || !recipe.turned_apart);
+  if (recipe.rotary == Rotary::kNone) {
+    return require(recipe.turned == Recipe{}.turned);
+  }
+  for (int role = 0; role < 3; ++role) {
+    if (recipe.turned[role])
+      heads[role] = rotated(call, recipe, role, heads[role]);
+  }
+  if (!shown || !recipe.turned[0] || !recipe.turned[1]) return;
+  require(belong_together(*call.turns[0], *call.turns[1]) !=
+          recipe.turned_apart);
 }
 
 Stages follow(const ObservedCall& call, const Recipe& recipe) {
@@ -161,19 +179,17 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
     }
   };
   norm_heads(stages.projected, /*split=*/false);
-  const bool turns_all = recipe.rotary == Rotary::kPairsOfAll;
-  for (int role = 0; role < 2 && turns_all; ++role) {
+  if (recipe.rotary == Rotary::kPairsOfAll) {
     require(call.has_weights);
-    stages.projected[role] =
-        rotated(call, Rotary::kPairs, stages.projected[role].unsqueeze(1))
-            .squeeze(1);
+    Recipe of_all = recipe;
+    of_all.rotary = Rotary::kPairs;
+    for (Tensor& x : stages.projected) x = x.unsqueeze(1);
+    turn(call, of_all, stages.projected);
+    for (Tensor& x : stages.projected) x = x.squeeze(1);
   }
   stages.heads = split_heads(call, recipe, stages.projected);
   norm_heads(stages.heads, /*split=*/true);
-  const bool turns_heads = recipe.rotary != Rotary::kNone && !turns_all;
-  for (int role = 0; role < 2 && turns_heads; ++role) {
-    stages.heads[role] = rotated(call, recipe.rotary, stages.heads[role]);
-  }
+  if (recipe.rotary != Rotary::kPairsOfAll) turn(call, recipe, stages.heads);
   attend(call, recipe, stages);
   stages.merged = drop_at(Dropout::kOnMerged, call, recipe,
                           call.has_weights ? merge_heads(stages.context, recipe)
@@ -194,6 +210,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
           call.sizes.queries == call.sizes.keys);
   ObservedCall exchanged = call;
   exchanged.projections.clear();
+  exchanged.turns = {};
   for (Tensor& input : exchanged.inputs) {
     input = input.transpose(0, 1).contiguous();
   }

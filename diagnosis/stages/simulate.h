@@ -78,9 +78,20 @@ at::Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
 /// Whether the call has a norm with parameters for this width.
 bool has_norm(const ObservedCall& call, int64_t width);
 
-/// Heads (B, H, L, D) turned by their positions.
-at::Tensor rotated(const ObservedCall& call, Rotary rotary,
+/// Heads (B, H, L, D) of a role turned by their positions. Impossible: the
+/// trace was to show how, and does not.
+at::Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
                    const at::Tensor& heads);
+
+/// How the trace shows these heads (B, H, L, D) to be turned, by their
+/// positions or, `by_head`, by which head they are: a table (H, n). nullopt:
+/// not at all.
+std::optional<Turn> shown_turn(const ObservedCall& call,
+                               const at::Tensor& heads, bool by_head = false);
+
+/// Whether a query and a key of one position differ by one angle, wherever that
+/// is.
+bool belong_together(const Turn& query, const Turn& key);
 
 /// The learned number by which the scores are multiplied, (1 or H, 1, 1).
 at::Tensor learned_factor(const ObservedCall& call, LearnedScale scale);

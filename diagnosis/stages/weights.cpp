@@ -21,6 +21,33 @@ Tensor divide_by_sum(const Tensor& scores) {
   return scores / scores.sum(-1, /*keepdim=*/true);
 }
 
+// ---- What the heads return -------------------------------------------------
+
+Tensor weighted_sum(const Tensor& weights, const Tensor& value) {
+  return weights.matmul(value);
+}
+
+namespace {
+
+// As einsum does where each has a letter of its own for the keys.
+Tensor keys_summed_apart(const Tensor& weights, const Tensor& value) {
+  return weights.sum(-1, /*keepdim=*/true) * value.sum(2, /*keepdim=*/true);
+}
+
+// Where queries and keys have one letter.
+Tensor own_value(const Tensor& weights, const Tensor& value) {
+  require(weights.size(2) == weights.size(3));
+  return weights.diagonal(0, 2, 3).unsqueeze(-1) * value;
+}
+
+// Where the weights are summed over the queries instead.
+Tensor own_value_by_all(const Tensor& weights, const Tensor& value) {
+  require(weights.size(2) == weights.size(3));
+  return weights.sum(2).unsqueeze(-1) * value;
+}
+
+}  // namespace
+
 // ---- Dropout ---------------------------------------------------------------
 
 namespace {
@@ -223,6 +250,11 @@ void normalise_by(Recipe& r) {
   r.normalise = normalise;
 }
 
+template <auto mix>
+void mix_by(Recipe& r) {
+  r.mix = mix;
+}
+
 // Over several dimensions that lie side by side.
 template <int64_t from, int64_t to = from>
 Tensor softmax_over(const Tensor& scores) {
@@ -263,6 +295,10 @@ constexpr std::string_view kBlockRemedy =
     "values so far by exp(m - m') before the next block is added; divide by "
     "the "
     "sum once, at the end.";
+constexpr std::string_view kMixRemedy =
+    "Each query gets the sum of all values, each times its weight: weights @ "
+    "v, or einsum(\"bhqk,bhkd->bhqd\", weights, v), where the letter of the "
+    "keys stands in both and is summed over.";
 constexpr std::string_view kDropoutRemedy =
     "Drop weights, after the softmax, in training only, and divide what is "
     "kept by 1 - p: F.dropout(weights, p, training=self.training), or an "
@@ -380,6 +416,20 @@ const std::vector<Fault> kWeightFaults = {
      {{[](Recipe& r) { r.weights_transposed = true; }},
       {[](Recipe& r) { r.weights_transposed = r.returned_transposed = true; },
        "Those that are returned, too."}},
+     Stage::kContext},
+    {"values_summed_apart",
+     "Weights and values are summed over the keys, each for itself, and only "
+     "the sums are multiplied: every query gets the same.",
+     kMixRemedy,
+     {{mix_by<keys_summed_apart>}},
+     Stage::kContext},
+    {"own_value_only",
+     "A query gets the value at its own position alone, times a weight; those "
+     "of the other keys are left out.",
+     kMixRemedy,
+     {{mix_by<own_value>, "It is the weight of its own key."},
+      {mix_by<own_value_by_all>,
+       "It is the sum of the weights that all queries give this key."}},
      Stage::kContext},
     {"dropout_left_on",
      "Dropout is on in evaluation: results are random.",

@@ -180,14 +180,17 @@ def _switch(role: str | None, parameter, case: Case) -> object:
 
 def _no_rotation(name: str, case: Case) -> object:
     """Tables of rotary positions under which every position is the first."""
-    kind, half = case.style.tables, case.sizes.head_dim // 2
-    width = half if kind in ("two features", "pairs") else case.sizes.head_dim
-    shape = (case.sizes.queries, width)
+    if case.style.tables == cases.DISTANCES:
+        return _LEFT
+    half = case.sizes.head_dim // 2
+    sizes = {"L": case.sizes.queries, "D": case.sizes.head_dim, "D/2": half}
+    axes = case.style.tables.split()
+    shape = [sizes.get(axis, 1) for axis in axes if axis != "2"]
     cos, sin = torch.ones(shape, dtype=case.dtype), torch.zeros(shape, dtype=case.dtype)
-    if kind in ("stacked", "pairs"):
-        return torch.stack((cos, sin), 0 if kind == "stacked" else -1)
+    if "2" in axes:
+        return torch.stack((cos, sin), axes.index("2"))
     if "cis" in name or "complex" in name:
-        return torch.complex(cos[:, :half], sin[:, :half])
+        return torch.complex(cos[..., :half], sin[..., :half])
     if "cos" in name and "sin" in name:
         return cos, sin
     return cos if "cos" in name else sin if "sin" in name else (cos, sin)

@@ -139,9 +139,11 @@ def apart(sizes: Sizes) -> Sizes:
     return replace(sizes, batch=batch, queries=queries, keys=keys)
 
 
-# How code takes cosines and sines of positions: as two tables, (L, D) or, with a number
-# for two features, (L, D/2); as one of both, (2, L, D) or (L, D/2, 2).
-TABLES = ("each feature", "two features", "stacked", "pairs")
+# The shapes in which code takes cosines and sines of positions: as two tables, with a
+# number for each feature or for two, for one sequence, for items of a batch, or beside
+# heads, (B, L, H, D) or (B, H, L, D); or as one of both.
+TABLES = ("L D", "L D/2", "2 L D", "L D/2 2", "1 L D", "1 L D/2")
+TABLES += ("1 L 1 D", "1 L 1 D/2", "1 1 L D", "1 1 L D/2")
 # Embeddings of positions: one for each key, or for each distance, 2·L − 1.
 DISTANCES = "distances"
 
@@ -157,7 +159,7 @@ class Style:
     additive: bool = False
     biased: bool = False
     out_in: bool = False
-    tables: str = "each feature"
+    tables: str = TABLES[0]
 
 
 @dataclass(frozen=True)

@@ -338,7 +338,6 @@ WRONG = [
         "wrong_unknown",
         """DistancePenalty: unknown at scores, masked scores, weights
         CubedScores: unknown at scores, masked scores, weights
-        RotatedQueriesOnly: unknown at projections, heads, scores
         KeysOfUnitLength: unknown at projections, heads, scores
         NoiseOnTheContext: unknown at context, merge
         last_key_dropped: unknown at heads, scores, masked scores, weights

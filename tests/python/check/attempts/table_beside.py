@@ -49,6 +49,17 @@ RIGHT = [
         cached
         windowed""",
     ),
+    *attempts(
+        "rotary",
+        """Turned
+        TurnedBackwards
+        TurnedInPart
+        ScaledAndTurned
+        TablesOfItems
+        TablesBesideHeads
+        TurnsByHead
+        ValuesTurnedToo""",
+    ),
 ]
 
 WRONG = [
@@ -87,5 +98,20 @@ WRONG = [
         FirstHeadEverywhere: one_head_for_all
         ViewedInAndOutUnscaled: heads_not_transposed+scale_missing
         OneHeadOfFullWidth: heads_not_split""",
+    ),
+    *attempts(
+        "rotary",
+        """RotatedQueriesOnly: rotary_misapplied
+        ValuesTurnedForKeys: rotary_misapplied
+        KeysTurnedBackwards: rotary_misapplied
+        TurnedAndUnscaled: scale_missing""",
+    ),
+    *attempts(
+        "wrong_sums",
+        """ScoresOfSums: scores_summed_apart
+        ValuesOfSums: values_summed_apart
+        OneLetterForBothLengths: own_value_only
+        SummedOverTheQueries: own_value_only
+        ScoresRoundedDown: scores_floored""",
     ),
 ]

@@ -27,25 +27,6 @@ class CubedScores(Attention):
         return self.join(attn @ self.split(self.W_v(x)))
 
 
-class RotatedQueriesOnly(Attention):
-    """Rotary positions, applied to the queries and not to the keys."""
-
-    def rotate(self, x):
-        half = x.size(-1) // 2
-        speed = 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
-        angle = torch.arange(x.size(-2), dtype=x.dtype)[:, None] * speed
-        a, b = x[..., :half], x[..., half:]
-        return torch.cat(
-            [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
-        )
-
-    def forward(self, x):
-        q = self.rotate(self.split(self.W_q(x)))
-        k = self.split(self.W_k(x))
-        attn = torch.softmax(self.scores(q, k), dim=-1)
-        return self.join(attn @ self.split(self.W_v(x)))
-
-
 class KeysOfUnitLength(Attention):
     def forward(self, query, key, value):
         q = self.split(self.W_q(query))

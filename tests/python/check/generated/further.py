@@ -216,6 +216,16 @@ SCALE = [
     Fault(("scale_wrong_power",), is_torch, _divide("({d} ** 0.25)")),
     Fault(("scale_wrong_power",), is_torch, _divide("({d} ** 2)")),
     Fault(("scale_of_another_number",), is_torch, _divide("3.7")),
+    Fault(
+        ("scores_summed_apart",),
+        _is(is_torch, has_heads),
+        _set(product="({q}.sum(-1, keepdim=True) * {k}.sum(-1).unsqueeze(-2))"),
+    ),
+    Fault(
+        ("scores_floored",),
+        is_torch,
+        lambda p: p.mask.insert(0, "scores = scores.floor()"),
+    ),
 ]
 
 
@@ -403,6 +413,16 @@ WEIGHTS = [
         ("scores_normalised_without_exp",),
         _is(is_torch, unmasked),
         _softmax("{x} / {x}.sum(-1, keepdim=True)"),
+    ),
+    Fault(
+        ("values_summed_apart",),
+        _is(is_torch, has_heads),
+        _set(mix='torch.einsum("bhqk,bhvd->bhqd", weights, {v})'),
+    ),
+    Fault(
+        ("own_value_only",),
+        _is(is_torch, has_heads, one_length),
+        _set(mix='torch.einsum("bhss,bhsd->bhsd", weights, {v})'),
     ),
     Fault(("online_softmax_not_corrected",), undropped, _online(corrects=False)),
     Fault(("last_block_left_out",), undropped, _online(True, "left out")),

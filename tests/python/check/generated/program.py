@@ -33,6 +33,7 @@ class Steps:
     exchanged: bool = False  # batch and sequence, on the way in and out
     blocks: list[str] = field(default_factory=list)  # from scores to context
     keys_t: str = "{x}.transpose(-2, -1)"
+    product: str = ""  # scores of heads {q} and {k}, not scaled; "" the usual
     divide: str = ""  # by what scores are divided; "" nothing
     place: str = "after"
     normalise: str = ""
@@ -41,6 +42,7 @@ class Steps:
     before_softmax: list[str] = field(default_factory=list)
     drop: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
+    mix: str = ""  # what weights make of heads {v}; "" the usual
     expand: str = "{x}.repeat_interleave({n}, dim=1)"
     merge: str = ""
     out: list[str] = field(default_factory=list)
@@ -261,7 +263,9 @@ def attend_lines(p: Steps) -> list[str]:
     if p.divide and p.place == "both":
         fourth = f"{root} ** 0.5"
         lines += [f"{q} = {q} / {fourth}", f"{k} = {k} / {fourth}"]
-    if s.pieces == "einsum":
+    if p.product:
+        product = p.product.format(q=q, k=k)
+    elif s.pieces == "einsum":
         product = f'torch.einsum("bqhd,bkhd->bhqk", {q}, {k})'
     elif s.pieces == "einsum_core":
         product = f'torch.einsum("...qd,...kd->...qk", {q}, {k})'
@@ -283,7 +287,9 @@ def attend_lines(p: Steps) -> list[str]:
         return lines + [line.replace("{v}", v) for line in p.blocks]
     lines.append("weights = " + p.normalise.format(x="scores"))
     lines += [*p.drop, *p.after]
-    if s.pieces == "einsum":
+    if p.mix:
+        lines.append("context = " + p.mix.format(v=v))
+    elif s.pieces == "einsum":
         lines.append(f'context = torch.einsum("bhqk,bkhd->bqhd", weights, {v})')
     elif s.pieces == "bmm":
         flat = f"weights.reshape(B * {p.head}, Lq, Lk)"

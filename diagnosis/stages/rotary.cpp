@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT
+//
+// Rotary positions (Su et al. 2021): each pair of features of a query or key is
+// a complex number, and is multiplied by exp(i·l·θ) where it stands at position
+// l; a score then depends on distances alone.
+//
+// Code differs in its pairs, in its θ, in the sign of the angle, in how much of
+// a head it turns, and keeps its tables in any dtype. Where a trace has heads
+// before and after, all of that can be read from them: the numbers c + i·s of a
+// position are the same for all items and heads, so that two unknowns of a pair
+// explain 2·B·H numbers, which nothing but a turn does by chance.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include <cmath>
+
+#include "diagnosis/stages/simulate.h"
+
+namespace multihead::diagnosis {
+
+using at::Tensor;
+
+namespace {
+
+// ---- Pairs of features -----------------------------------------------------
+
+// The first 2n features (…, 2n) as n pairs.
+std::array<Tensor, 2> pairs_of(const Tensor& x, int64_t n, bool halves) {
+  if (halves) return {x.slice(-1, 0, n), x.slice(-1, n, 2 * n)};
+  return {x.slice(-1, 0, 2 * n, 2), x.slice(-1, 1, 2 * n, 2)};
+}
+
+// heads (B, H, L, D) by tables (L, n); features behind the first 2n stay.
+Tensor turned(const Tensor& heads, const Tensor& cosines, const Tensor& sines,
+              bool halves) {
+  const int64_t n = cosines.size(1);
+  require(2 * n <= heads.size(3));
+  const auto [a, b] = pairs_of(heads, n, halves);
+  const Tensor x = a * cosines - b * sines, y = a * sines + b * cosines;
+  const Tensor whole =
+      halves ? at::cat({x, y}, -1) : at::stack({x, y}, -1).flatten(-2);
+  return at::cat({whole, heads.slice(-1, 2 * n)}, -1);
+}
+
+// ---- Tables that are given, or usual ---------------------------------------
+
+// Cosines and sines (L, n) of so many pairs of features.
+std::array<Tensor, 2> tables(const ObservedCall& call, bool halves,
+                             int64_t length, int64_t width) {
+  if (!call.cosines.defined()) {
+    require(width % 2 == 0);
+    const Tensor index = at::arange(width / 2, at::kDouble);
+    const Tensor speed =
+        (index * (-2.0 * std::log(1e4) / static_cast<double>(width))).exp();
+    const Tensor angle = at::arange(length, at::kDouble).unsqueeze(-1) * speed;
+    return {angle.cos(), angle.sin()};
+  }
+  std::array<Tensor, 2> found = {call.cosines, call.sines};
+  for (Tensor& table : found) {
+    table = table.slice(0, 0, length);
+    // Written for each feature, a pair has its angle twice.
+    if (table.size(1) * 2 <= width) continue;
+    require(table.size(1) % 2 == 0);
+    table = halves ? table.slice(1, 0, table.size(1) / 2)
+                   : table.slice(1, 0, table.size(1), 2);
+  }
+  return found;
+}
+
+// ---- Turns that a trace shows ----------------------------------------------
+
+// Also of what is computed in float32 on its way.
+constexpr double kSame = 2e-5;
+
+// How many features, from the first on, are not left as they were.
+int64_t changed_features(const Tensor& before, const Tensor& after) {
+  const Tensor changed =
+      (after - before).abs().amax({0, 1, 2}).gt(1e-6 * largest_finite(after));
+  const Tensor places = changed.nonzero();
+  return places.size(0) == 0 ? 0 : places[-1].item<int64_t>() + 1;
+}
+
+// What is scaled before it is turned is scaled in its own place.
+Tensor without_scale(const Tensor& table, double modulus, int64_t width) {
+  for (const double power : {-0.5, -0.25}) {
+    const double scale = std::pow(static_cast<double>(width), power);
+    if (std::abs(modulus - scale) < 1e-3 * scale) return table / scale;
+  }
+  return table;
+}
+
+// The turn (L, n) that leads from one (B, H, L, D) to the other, if one does.
+std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
+                                 bool halves) {
+  const int64_t width = changed_features(before, after), n = width / 2;
+  if (width < 2 || width % 2 != 0) return std::nullopt;
+  const auto [a, b] = pairs_of(before, n, halves);
+  const auto [x, y] = pairs_of(after, n, halves);
+  const auto sum = [](const Tensor& t) { return t.sum({0, 1}); };
+  const Tensor square = sum(a * a + b * b);
+  const Tensor cosines = sum(a * x + b * y) / square;
+  const Tensor sines = sum(a * y - b * x) / square;
+  const double modulus =
+      (cosines.square() + sines.square()).sqrt().mean().item<double>();
+  if (!std::isfinite(modulus) ||
+      largest_finite(sines - sines.slice(0, 0, 1)) <= 1e-4 * modulus ||
+      largest_difference(turned(before, cosines, sines, halves), after) >
+          kSame * largest_finite(after)) {
+    return std::nullopt;
+  }
+  return Turn{halves, without_scale(cosines, modulus, before.size(3)),
+              without_scale(sines, modulus, before.size(3))};
+}
+
+// What the trace has that may be heads like these, (B, H, L, D), in each order
+// of dimensions that code has.
+std::vector<Tensor> like_heads(const ObservedCall& call, const Tensor& heads) {
+  const int64_t width = heads.size(3);
+  const auto size = [&](int64_t dim) { return heads.size(dim); };
+  std::vector<Tensor> found;
+  for (const Tensor& tensor : call.trace) {
+    const bool is_pairs = tensor.dim() > 2 && tensor.size(-1) == 2 &&
+                          2 * tensor.size(-2) == width;
+    if (tensor.numel() != heads.numel() ||
+        !(is_pairs || tensor.size(-1) == width ||
+          tensor.size(-1) == width * heads.size(1))) {
+      continue;
+    }
+    const Tensor x = tensor.to(at::kDouble);
+    for (const std::array<int64_t, 3>& order :
+         {std::array<int64_t, 3>{0, 1, 2}, {0, 2, 1}, {2, 0, 1}, {1, 0, 2}}) {
+      const Tensor shaped =
+          x.reshape({size(order[0]), size(order[1]), size(order[2]), width});
+      std::array<int64_t, 4> back = {0, 0, 0, 3};
+      for (int64_t i = 0; i < 3; ++i) back[order[i]] = i;
+      found.push_back(shaped.permute(back));
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
+                               bool by_head) {
+  const auto in_place = [&](const Tensor& x) {
+    return by_head ? x.transpose(1, 2) : x;
+  };
+  const Tensor before = in_place(heads.detach());
+  // Of one alone, any two numbers of a pair make a turn; of one place, none is
+  // seen to differ.
+  if (before.size(0) * before.size(1) < 2 || before.size(2) < 2) return {};
+  for (const Tensor& after : like_heads(call, heads)) {
+    for (const bool halves : {true, false}) {
+      const auto turn = turn_between(before, in_place(after), halves);
+      if (turn) return turn;
+    }
+  }
+  return {};
+}
+
+bool belong_together(const Turn& query, const Turn& key) {
+  if (query.halves != key.halves ||
+      query.cosines.size(1) != key.cosines.size(1)) {
+    return false;
+  }
+  const int64_t queries = query.cosines.size(0), keys = key.cosines.size(0);
+  for (const int64_t ahead : {int64_t{0}, keys - queries}) {
+    const int64_t first = std::max<int64_t>(0, -ahead);
+    const int64_t last = std::min(queries, keys - ahead);
+    if (last - first < 2) continue;
+    const auto of = [](const Tensor& table, int64_t from, int64_t to) {
+      return table.slice(0, from, to);
+    };
+    const Tensor c = of(query.cosines, first, last);
+    const Tensor s = of(query.sines, first, last);
+    const Tensor d = of(key.cosines, first + ahead, last + ahead);
+    const Tensor t = of(key.sines, first + ahead, last + ahead);
+    // By the angle between a query and the key of its own position: it is the
+    // same everywhere. Tables may be rounded to bfloat16.
+    const Tensor real = c * d + s * t, imaginary = s * d - c * t;
+    const double allowed = 0.03 * largest_finite(real);
+    if (largest_finite(real - real.slice(0, 0, 1)) <= allowed &&
+        largest_finite(imaginary - imaginary.slice(0, 0, 1)) <= allowed) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
+               const Tensor& heads) {
+  if (recipe.rotary == Rotary::kShown) {
+    std::optional<Turn>& turn = call.turns[role];
+    if (!turn) turn = shown_turn(call, heads);
+    require(turn.has_value());
+    return turned(heads, turn->cosines, turn->sines, turn->halves);
+  }
+  const bool halves = recipe.rotary == Rotary::kHalves;
+  const auto [cosines, sines] =
+      tables(call, halves, heads.size(2), heads.size(3));
+  return turned(heads, cosines, sines, halves);
+}
+
+}  // namespace multihead::diagnosis
