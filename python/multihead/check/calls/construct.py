@@ -31,6 +31,8 @@ _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
 # Flags that are off by default, and what they switch, by words of their names.
 _SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
 _SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
+_OF_SCORES = set("use do is with apply enable by attn attention".split())
+_OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".split())
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
@@ -426,7 +428,10 @@ def _is_size(name: str) -> bool:
 def _switch_of(name: str) -> str | None:
     """What is off unless it is asked for, as by a flag `use_dropout`."""
     said = set(words(name))
-    return next((kind for kind, own in _SWITCHES.items() if said & own), None)
+    kind = next((kind for kind, own in _SWITCHES.items() if said & own), None)
+    # scale_heads or scaled_cosine is something else.
+    is_other = kind == "scaling_switch" and said - _SWITCHES[kind] - _OF_SCORES
+    return None if is_other else kind
 
 
 def _may_be_size(parameter: inspect.Parameter) -> bool:

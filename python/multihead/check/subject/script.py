@@ -135,6 +135,10 @@ def overlaid(path: str, text: str) -> Iterator[None]:
         linecache.checkcache(name)
 
 
+def overlays(path: pathlib.Path) -> bool:
+    return str(path.resolve()) in _overlaid
+
+
 def _texts(path: pathlib.Path) -> list[tuple[str, str | bytes]]:
     """Each with its name: a file is one text, a notebook has one in each code cell, as
     in "exercise.ipynb[2]", without the lines that are IPython's own."""

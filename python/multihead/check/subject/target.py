@@ -4,6 +4,7 @@
 import ast
 import contextlib
 import functools
+import importlib
 import inspect
 import linecache
 import pathlib
@@ -19,7 +20,7 @@ from torch import nn
 from ..report import Finding
 from ..sandbox.guard import Guard, Outcome, Stop, finding_of, is_cell, is_library
 from .absent import Absent, missing
-from .script import run_file
+from .script import overlays, run_file
 
 _ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa", re.IGNORECASE)
 _MULTI = re.compile(r"multi_?head|mha|grouped|gqa|mqa|multi_?query", re.IGNORECASE)
@@ -104,7 +105,24 @@ def _named(target: str | pathlib.Path) -> tuple[pathlib.Path, str]:
 
 def _run(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcome]:
     with guard.apart(max(_LOADING, guard.time_limit)):
+        if name := _name_of_installed(path):
+            outcome = guard.run(lambda: importlib.import_module(name))
+            if outcome.error is None:
+                return outcome.value, outcome
         return run_file(path, guard)
+
+
+def _name_of_installed(path: pathlib.Path) -> str:
+    """The name by which Python imports a file of an installed package; "" of others."""
+    file = path.resolve()
+    names, folder = [file.stem], file.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    found = [pathlib.Path(p).resolve() for p in sys.path if p]
+    is_package = len(names) > 1 and all(name.isidentifier() for name in names)
+    installed = folder in found and any(folder.glob(f"{names[0]}*.dist-info"))
+    return ".".join(names) if is_package and installed and not overlays(file) else ""
 
 
 def scope(target: object, guard: Guard) -> dict[str, object]:
