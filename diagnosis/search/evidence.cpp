@@ -180,7 +180,7 @@ class Signs {
   // Some tensor of the trace and the same behind the norm.
   bool shows_context_norm(const Recipe& without, const Recipe& with) const {
     const Sizes& n = call_.sizes;
-    const std::vector<Tensor> heads = normed_heads(without);
+    const std::vector<Tensor> heads = heads_to_norm(without);
     for (const int64_t width : {n.value_width, n.value_width * n.heads}) {
       for (const Tensor& tensor : call_.trace) {
         if (tensor.size(-1) != width ||
@@ -196,7 +196,7 @@ class Signs {
                             (call_.out.sizes() == call_.inputs[0].sizes() &&
                              is_numbers_of(y, call_.out - call_.inputs[0]));
         const bool of_heads = std::ranges::any_of(
-            heads, [&](const Tensor& h) { return is_numbers_of(y, h); });
+            heads, [&](const Tensor& h) { return is_numbers_of(x, h); });
         if (is_shown(y) && !of_end && !of_heads &&
             !is_numbers_of(x, call_.inputs[0])) {
           return true;
@@ -206,12 +206,14 @@ class Signs {
     return false;
   }
 
-  // Queries and keys behind a norm of their own, turned or not.
-  std::vector<Tensor> normed_heads(Recipe recipe) const {
+  // Queries and keys that meet a norm of their own, turned or not.
+  std::vector<Tensor> heads_to_norm(Recipe recipe) const {
     std::vector<Tensor> found;
+    if (recipe.head_norm == NormKind::kNone) return found;
+    recipe.head_norm = NormKind::kNone;
     for (int turns = 0; turns < 2; ++turns) {
       const auto stages = simulate(call_, recipe);
-      if (stages && recipe.head_norm != NormKind::kNone) {
+      if (stages) {
         found.push_back(stages->heads[0]);
         found.push_back(stages->heads[1]);
       }

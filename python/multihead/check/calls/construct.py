@@ -214,12 +214,18 @@ class Construction:
             if parameter.default is parameter.empty:
                 made = self._made_up(parameter, sizes) if value is None else value
                 given[name] = made
-            elif optional and value is not None and role not in _LEFT:
+            elif optional and value is not None and not self._is_left(name):
                 derived = role in ("embed_dim", "out_dim", "head_dim", "qkv_dim")
                 derived = derived or role in ("window", "resolution")
                 if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
+
+    def _is_left(self, name: str) -> bool:
+        """Whether an optional argument keeps its default. Settings of a known class
+        are read later, if not by the constructor."""
+        is_known = self.roles[name] == "config" and self._settings[name] is not None
+        return self.roles[name] in _LEFT and not is_known
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
         if role == "config":
