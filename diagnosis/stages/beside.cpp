@@ -103,6 +103,7 @@ Tensor standardised(const Tensor& x, NormKind kind, double eps) {
       return centred / (variance.sqrt() + eps);
     }
     case NormKind::kRms:
+    case NormKind::kRmsFromOne:
       return x / (x.square().mean(-1, true) + eps).sqrt();
     case NormKind::kUnit:
       return x / x.square().sum(-1, true).sqrt().clamp_min(1e-12);
@@ -140,7 +141,11 @@ Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
   Tensor y = kind == NormKind::kGroup
                  ? standardised_by_group(x, norm->groups, eps)
                  : standardised(x, kind, eps);
-  if (norm && norm->weight.defined()) y = y * norm->weight;
+  const bool from_one = kind == NormKind::kRmsFromOne;
+  require(!from_one || (norm && norm->weight.defined()));
+  if (norm && norm->weight.defined()) {
+    y = y * (from_one ? norm->weight + 1.0 : norm->weight);
+  }
   if (norm && norm->bias.defined()) y = y + norm->bias;
   return y;
 }

@@ -464,6 +464,8 @@ const std::vector<Convention> kStructure = {
      norm_heads<kLayer>, Sign::kHeads},
     {"norm_of_heads", kNormOfHeads, "", norm_of_heads<kRms>, norm_heads<kRms>,
      Sign::kHeads},
+    {"norm_of_heads", kNormOfHeads, "", norm_of_heads<kRmsFromOne>,
+     norm_heads<kRmsFromOne>, Sign::kHeads},
     {"norm_of_heads",
      "Queries and keys have unit length: their products are "
      "cosines.",

@@ -192,8 +192,16 @@ using FusedView = std::array<at::Tensor, 3> (*)(const at::Tensor& fused,
 enum class OutputDropout { kNone, kToo, kInstead, kWithContext };
 
 /// kByHand: (x − mean) / (std + eps) with the std of a sample, as a well-known
-/// tutorial has it.
-enum class NormKind { kNone, kLayer, kByHand, kRms, kUnit, kGroup };
+/// tutorial has it. kRmsFromOne: an RMS norm whose gain is 1 + weight.
+enum class NormKind {
+  kNone,
+  kLayer,
+  kByHand,
+  kRms,
+  kRmsFromOne,
+  kUnit,
+  kGroup
+};
 
 enum class NormPlace { kInput, kHeads, kContext, kOutput };
 

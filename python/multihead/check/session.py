@@ -213,12 +213,32 @@ class Examination:
         verdict = core.judge([reading, *others], self._promises())
         if verdict is None:
             return
+        if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
+            verdict = self._with_added_masks(reading, verdict)
         if reading.beside or verdict["faults"]:
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)
             reading.findings = [f for f in reading.findings if f.name not in answered]
         else:
             reading.findings.append(core.HEADS_RIGHT)
+
+    def _with_added_masks(self, reading: Reading, verdict: dict) -> dict:
+        """The better verdict on heads, whose masks may be meant to be added."""
+        way = reading.way
+        read = {r.meaning.additive for r in self._readings if r.way is way}
+        for meaning in plans.meanings(
+            way.call, self.subject, self.options, self.believed, self.stated
+        ):
+            if meaning.additive in read:
+                continue
+            kept = self._run_all(way, meaning.additive).kept
+            added = replace(reading, meaning=meaning, kept=kept)
+            added.facts = self._facts(added, kept)
+            later = core.judge([added], self._promises())
+            if later is not None and observation.is_better(later, verdict):
+                reading.meaning, reading.kept = meaning, kept
+                return later
+        return verdict
 
     def _complaints(self) -> list[Finding]:
         """Why nothing ran, which is the code's fault only where that is clear."""

@@ -380,6 +380,9 @@ def _given(value: object, case: Case) -> object:
 def _shown(value: object) -> str:
     if isinstance(value, Parameters):
         return "{" + ", ".join(value) + "}"
+    if type(value) in (tuple, list):
+        inside = ", ".join(map(_shown, value))
+        return f"({inside})" if type(value) is tuple else f"[{inside}]"
     shape = getattr(value, "shape", None)
     if shape is None:
         return type(value).__name__ if isinstance(value, nn.Module) else repr(value)

@@ -29,6 +29,7 @@ _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
 # Flags that are off by default, and what they switch, by words of their names.
+_LONG = 200  # characters of an argument that is shown
 _SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
 _SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
 _OF_SCORES = set("use do is with apply enable by attn attention".split())
@@ -214,18 +215,20 @@ class Construction:
             if parameter.default is parameter.empty:
                 made = self._made_up(parameter, sizes) if value is None else value
                 given[name] = made
-            elif optional and value is not None and not self._is_left(name):
+            elif optional and not self._is_left(parameter, value):
                 derived = role in ("embed_dim", "out_dim", "head_dim", "qkv_dim")
                 derived = derived or role in ("window", "resolution")
                 if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
 
-    def _is_left(self, name: str) -> bool:
-        """Whether an optional argument keeps its default. Settings of a known class
-        are read later, if not by the constructor."""
+    def _is_left(self, parameter: inspect.Parameter, value: object) -> bool:
+        """Whether an optional argument keeps its default, for lack of a value of its
+        type. Settings of a known class are read later, if not by the constructor."""
+        name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
         is_known = self.roles[name] == "config" and self._settings[name] is not None
-        return self.roles[name] in _LEFT and not is_known
+        is_other = value is None or (wants_layer and isinstance(value, (int, float)))
+        return is_other or (self.roles[name] in _LEFT and not is_known)
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
         if role == "config":
@@ -263,6 +266,8 @@ class Construction:
             return nn.Identity if is_class else nn.Identity()
         if normal(name) in ("scale", "scaling") and kind != "bool":
             return self._scale(sizes, name)
+        if kind in ("Module", "Linear") and (layer := _projection(name, sizes)):
+            return layer
         if set(words(name)) & _LINEAR and kind not in _TYPES:
             return nn.Linear(sizes.embed, sizes.embed)
         if role == "attention" or kind in ("Module", "Callable"):
@@ -440,6 +445,20 @@ def _switch_of(name: str) -> str | None:
     return None if is_other else kind
 
 
+def _projection(name: str, sizes: Sizes) -> nn.Linear | None:
+    """The layer that an argument of this name projects by, if its name says which."""
+    said = set(words(name))
+    if not said & {"proj", "projection", "linear", "w"}:
+        return None
+    heads = sizes.heads * sizes.head_dim
+    groups = (sizes.kv_heads or sizes.heads) * sizes.head_dim
+    if said & {"q", "query"}:
+        return nn.Linear(sizes.embed, heads)
+    if said & {"k", "v", "key", "value"}:
+        return nn.Linear(sizes.embed, groups)
+    return nn.Linear(heads, sizes.embed) if said & {"o", "out", "output"} else None
+
+
 def _may_be_size(parameter: inspect.Parameter) -> bool:
     kind, said = type_name(parameter), set(words(parameter.name))
     is_other = part_of(parameter.name) or said & (_SHARES | OF_VOCABULARIES)
@@ -454,7 +473,15 @@ def _like(default: object, value: object) -> object:
 
 
 def _shown(arguments: dict[str, object]) -> str:
-    return ", ".join(
-        f"{name}=…" if isinstance(value, Config) else f"{name}={value!r}"
-        for name, value in arguments.items()
-    )
+    return ", ".join(f"{name}={_written(value)}" for name, value in arguments.items())
+
+
+def _written(value: object) -> str:
+    if isinstance(value, Config):
+        return "…"
+    try:
+        text = repr(value)
+    except Exception:  # settings that write themselves, and cannot
+        text = ""
+    is_long = not text or "\n" in text or len(text) > _LONG
+    return f"{type(value).__name__}(…)" if is_long else text

@@ -19,6 +19,7 @@ from ..subject.words import role_of_words
 from .cases import Sizes
 
 DROPOUT = 0.25
+_LONGEST = 300
 _KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
 _KNOWN |= {"epsilon": 1e-5, "index": 0, "device": torch.device("cpu")}
 # How many blocks a model has, of which attention is a part of one.
@@ -111,6 +112,10 @@ def _reads_plainly(frame: types.FrameType) -> bool:
 
 def value_for(name: str, sizes: Sizes) -> object:
     """What a setting of this name is; None where the name says nothing."""
+    if normal(name) == "attentionmultiplier":  # Granite's scale of the scores
+        return sizes.head_dim**-0.5
+    if normal(name) == "querypreattnscalar":  # Gemma's, before its root divides
+        return sizes.head_dim
     role = CONSTRUCTOR.get(normal(name)) or part_of(name) or role_of_words(name)
     if role is None and _LAYERS.fullmatch(normal(name)):
         return 2
@@ -160,7 +165,7 @@ def settings_of(kind: type, sizes: Sizes, choices: Choices | None = None) -> obj
     made = kind(**given)
     for name in _fields(made):
         value, old = value_for(name, sizes), getattr(made, name, None)
-        if name not in given and value is not None and _may_replace(old, value):
+        if name not in given and _may_replace(name, old, value):
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 object.__setattr__(made, name, value)
     return made
@@ -177,10 +182,12 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
 
 def _of_parameter(parameter: inspect.Parameter, sizes: Sizes) -> object:
     value, default = value_for(parameter.name, sizes), parameter.default
+    if re.search(r"\b(list|tuple|dict|sequence)\b", str(parameter.annotation), re.I):
+        value = None
     if default is not parameter.empty:
         if isinstance(default, dataclasses.Field) or repr(default) == "<factory>":
             return None
-        return value if _may_replace(default, value) else None
+        return value if _may_replace(parameter.name, default, value) else None
     if value is not None:
         return value
     annotation = parameter.annotation
@@ -197,13 +204,20 @@ def _fields(made: object) -> list[str]:
     return [n for n in dict.fromkeys(names) if not n.startswith("_")]
 
 
-def _may_replace(old: object, value: object) -> bool:
+def _may_replace(name: str, old: object, value: object) -> bool:
     """Whether a default is a size, or a rate, that may be another: no string, no flag
-    that switches something on, no part that is a setting itself."""
+    that switches something on, no part that is a setting itself. Where a window is
+    wider than all sequences here, it may be for masks of the caller's to keep to it."""
     if type(old) is bool or type(value) is bool or value is None:
+        return False
+    if CONSTRUCTOR.get(normal(name)) == "sliding_window" and _is_wide(old):
         return False
     return isinstance(old, (int, float, type(None))) and type(old) in (
         type(value),
         type(None),
         float,
     )
+
+
+def _is_wide(window: object) -> bool:
+    return isinstance(window, int) and window > _LONGEST

@@ -21,6 +21,8 @@ from . import absent
 from .script import Script
 
 _MOST_ABOVE = 5
+# What packages write down of themselves; Python asks for other such names.
+_WRITTEN = ("__all__", "__version__")
 # What lies in the topmost folder of somebody's work.
 _TOPMOST = (".git", "setup.py", "pyproject.toml", "setup.cfg", "requirements.txt")
 _NEVER = {"torch", "numpy", "multihead", *sys.stdlib_module_names}
@@ -114,7 +116,7 @@ class _Package(types.ModuleType):
 
     def __getattr__(self, name: str) -> object:
         asked = self.__dict__.setdefault("_asked", set())
-        if name in asked or (name.startswith("__") and name != "__all__"):
+        if name in asked or (name.startswith("__") and name not in _WRITTEN):
             raise AttributeError(name)
         asked.add(name)
         file = pathlib.Path(self.__file__)

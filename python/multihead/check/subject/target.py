@@ -68,7 +68,9 @@ def load(target: object, guard: Guard) -> Subject:
     module, outcome = _run(path, guard)
     found = vars(module).get(name) if name else None
     if found is None and outcome.error and (name or not _candidates(module)):
-        raise Stop(outcome.findings)
+        # What an absent package would have had is missed later, too.
+        lacking = [f for f in outcome.findings if f.name == "missing_package"]
+        raise Stop(lacking or outcome.findings)
     absent = [v for v in (found, *vars(module).values()) if isinstance(v, Absent)]
     if absent and (found is absent[0] or found is None and not _defined(module)):
         raise Stop([finding_of(missing(absent[0]), guard.time_limit)])
