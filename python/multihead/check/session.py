@@ -324,6 +324,7 @@ class Examination:
             needed = {"batch": form.batch, "queries": form.queries}
             known = {name: size for name, size in needed.items() if size}
             finder.sizes = [replace(s, **known) for s in finder.sizes]
+            finder.extends = False
             base = finder.find(form.layouts or self.layouts)
             seconds -= finder.spent
             if base is not None:

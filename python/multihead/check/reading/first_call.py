@@ -67,6 +67,8 @@ class FirstCall:
         self.findings: list[Finding] = []
         self._seconds, self.spent = seconds, 0.0
         self._tried_images = self._tried_lengths = False
+        # Whether other roles and lengths have time of their own.
+        self.extends = True
 
     def find(self, layouts: tuple[str, ...]) -> Run | None:
         """The first call that returns an output; None leaves the complaint that says
@@ -77,7 +79,7 @@ class FirstCall:
             return run
         told = dict(self.call.roles)
         if self.given is None and self.call.read_unknown_as_context():
-            self._seconds = max(self._seconds, _MORE_SECONDS)
+            self._extend()
             run, _ = self._search(layouts)
             if run is not None:
                 return run
@@ -94,6 +96,10 @@ class FirstCall:
         self.findings = self.findings or _most_telling(complaints)
         return None
 
+    def _extend(self) -> None:
+        if self.extends:
+            self._seconds = max(self._seconds, _MORE_SECONDS)
+
     def _of_length_inside(
         self, layouts: tuple[str, ...], complaints: list[tuple[bool, Finding]]
     ) -> Run | None:
@@ -108,11 +114,12 @@ class FirstCall:
         known = {n for s in tried for n in (s.batch, s.queries, s.keys, s.embed, 1)}
         # Of heads, code may speak that mistakes their axis for another.
         known |= {n for n in (first.heads, first.head_dim) if n < _SHORTEST}
+        known |= {a * b for a in known for b in (*known, first.heads, first.head_dim)}
         lengths = [n for n, _ in numbers.most_common() if n not in known]
         for length in [n for n in lengths if n <= _LONGEST][:_MOST_LENGTHS]:
             exact = dict(queries=length, keys=length, is_exact=True)
             self.sizes = [replace(first, batch=2, **exact)]
-            self._seconds = max(self._seconds, _MORE_SECONDS)
+            self._extend()
             run, _ = self._search(layouts)
             self.sizes = tried
             if run is not None:
@@ -150,7 +157,8 @@ class FirstCall:
         before = 0.0
         for case in self._choices(layouts, like):
             left = max(self._seconds - before, _LEAST_SECONDS)
-            limit = None if first is None else left
+            is_first = first is None and not self._tried_lengths
+            limit = None if is_first else left
             run = self.runner.run(case, seconds=limit)
             if not run.refused:
                 return run, complaints
