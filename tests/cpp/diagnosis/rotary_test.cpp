@@ -39,6 +39,12 @@ Recipe turned() {
   return changed([](Recipe& r) { r.rotary = Rotary::kShown; });
 }
 
+Stages followed(const ObservedCall& call, const Recipe& recipe) {
+  const std::optional<Stages> stages = simulate(call, recipe);
+  TORCH_CHECK(stages.has_value());
+  return *stages;
+}
+
 // A call of code that turns heads by such tables, and shows what it computes.
 // keys: where these are others than those of queries and values.
 Observation observed(const Recipe& recipe, const Tables& tables,
@@ -57,8 +63,8 @@ Observation observed(const Recipe& recipe, const Tables& tables,
   plain.rotary = Rotary::kNone;
   plain.turned = Recipe{}.turned;
   plain.turned_apart = false;
-  const Stages before = simulate(call, plain).value();
-  const Stages after = simulate(call, recipe).value();
+  const Stages before = followed(call, plain);
+  const Stages after = followed(call, recipe);
   std::vector<Tensor> trace(before.heads.begin(), before.heads.end());
   // (B, L, H, D), as most code has them.
   for (const Tensor& x : after.heads) trace.push_back(x.transpose(1, 2));
@@ -133,7 +139,7 @@ TEST(Rotary, AnotherFaultBesideThemIsNamed) {
 TEST(Rotary, TurnsByHeadHaveNoEffect) {
   Observation o = observed(turned(), {}, {});
   const ObservedCall call = read_dump(o);
-  const Stages plain = simulate(call, Recipe{}).value();
+  const Stages plain = followed(call, Recipe{});
   o.tensors["out"] = plain.out;
   for (int role = 0; role < 3; ++role) {
     Tensor heads = plain.heads[role];
