@@ -8,7 +8,8 @@
 // a head it turns, and keeps its tables in any dtype. Where a trace has heads
 // before and after, all of that can be read from them: the numbers c + i·s of a
 // position are the same for all items and heads, so that two unknowns of a pair
-// explain 2·B·H numbers, which nothing but a turn does by chance.
+// explain 2·B·H numbers, and they have one length everywhere: nothing but a
+// turn does that by chance.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -102,9 +103,12 @@ std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
   const Tensor square = sum(a * a + b * b);
   const Tensor cosines = sum(a * x + b * y) / square;
   const Tensor sines = sum(a * y - b * x) / square;
-  const double modulus =
-      (cosines.square() + sines.square()).sqrt().mean().item<double>();
+  // A turn keeps lengths; tables may be rounded to bfloat16. Not so x·cos or
+  // x'·sin, of which a turn is the sum.
+  const Tensor lengths = (cosines.square() + sines.square()).sqrt();
+  const double modulus = lengths.mean().item<double>();
   if (!std::isfinite(modulus) ||
+      largest_finite(lengths - modulus) > 0.02 * modulus ||
       largest_finite(sines - sines.slice(0, 0, 1)) <= 1e-4 * modulus ||
       largest_difference(turned(before, cosines, sines, halves), after) >
           kSame * largest_finite(after)) {
@@ -149,9 +153,7 @@ std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
     return by_head ? x.transpose(1, 2) : x;
   };
   const Tensor before = in_place(heads.detach());
-  // Of one alone, any two numbers of a pair make a turn; of one place, none is
-  // seen to differ.
-  if (before.size(0) * before.size(1) < 2 || before.size(2) < 2) return {};
+  if (before.size(2) < 2) return {};  // of one place, none is seen to differ
   for (const Tensor& after : like_heads(call, heads)) {
     for (const bool halves : {true, false}) {
       const auto turn = turn_between(before, in_place(after), halves);

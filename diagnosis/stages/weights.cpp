@@ -43,7 +43,10 @@ Tensor own_value(const Tensor& weights, const Tensor& value) {
 // Where the weights are summed over the queries instead.
 Tensor own_value_by_all(const Tensor& weights, const Tensor& value) {
   require(weights.size(2) == weights.size(3));
-  return weights.sum(2).unsqueeze(-1) * value;
+  const Tensor sums = weights.sum(2);
+  require(largest_finite(sums - 1.0) >
+          1e-6);  // of that softmax nothing is left
+  return sums.unsqueeze(-1) * value;
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ _SHARES = {"decay", "momentum", "slope"}
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
-# Flags that are off by default, and what they switch, by words of their names.
 _LONG = 200  # characters of an argument that is shown
+# Flags that are off by default, and what they switch, by words of their names.
 _SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
 _SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
 _OF_SCORES = set("use do is with apply enable by attn attention".split())

@@ -236,11 +236,11 @@ def _written_to_nowhere() -> Iterator[None]:
                 raise
             return opened(os.devnull, mode.replace("x", "w"), *args, **kwargs)
 
-    builtins.open = open_it
+    builtins.open = io.open = open_it  # pathlib has the second
     try:
         yield
     finally:
-        builtins.open = opened
+        builtins.open = io.open = opened
 
 
 class _Interrupted(BaseException):

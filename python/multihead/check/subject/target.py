@@ -122,7 +122,8 @@ def _name_of_installed(path: pathlib.Path) -> str:
         names.insert(0, folder.name)
         folder = folder.parent
     found = [pathlib.Path(p).resolve() for p in sys.path if p]
-    is_package = len(names) > 1 and all(name.isidentifier() for name in names)
+    is_package = file.stem != "__init__" and len(names) > 1
+    is_package = is_package and all(name.isidentifier() for name in names)
     installed = folder in found and any(folder.glob(f"{names[0]}*.dist-info"))
     return ".".join(names) if is_package and installed and not overlays(file) else ""
 

@@ -60,6 +60,38 @@ class ScaledAndTurned(Turned):
         return super().turn(x * self.d_k**-0.25)
 
 
+def half_turned(x):
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((-b, a), dim=-1)
+
+
+class TurnedBySums(Turned):
+    """The usual text, x·cos + x'·sin: neither part is a turn."""
+
+    def turn(self, x):
+        first, second = (
+            torch.cat((t, t), -1) for t in self.tables(x.size(-2), self.d_k)
+        )
+        return x * first + half_turned(x) * second
+
+
+class TurnedForOneKey(Turned):
+    """Multi-query attention: one head of keys and values."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.W_k = torch.nn.Linear(d_model, self.d_k)
+        self.W_v = torch.nn.Linear(d_model, self.d_k)
+
+    def split(self, x):
+        return x.unflatten(-1, (-1, self.d_k)).transpose(1, 2)
+
+
+class OfOneHead(Turned):
+    def __init__(self, d_model):
+        super().__init__(d_model, 1)
+
+
 class TablesOfItems(Attention):
     """cos and sin (B, L, d), which stand before the heads."""
 
@@ -109,6 +141,15 @@ class RotatedQueriesOnly(Turned):
 class ValuesTurnedForKeys(Turned):
     def places(self, q, k, v):
         return self.turn(q), k, self.turn(v)
+
+
+class OneSumTurnedBackwards(TurnedBySums):
+    def places(self, q, k, v):
+        q = self.turn(q)
+        first, second = (
+            torch.cat((t, t), -1) for t in self.tables(k.size(-2), self.d_k)
+        )
+        return q, k * first - half_turned(k) * second, v
 
 
 class KeysTurnedBackwards(Turned):

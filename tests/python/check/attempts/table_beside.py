@@ -55,6 +55,9 @@ RIGHT = [
         TurnedBackwards
         TurnedInPart
         ScaledAndTurned
+        TurnedBySums
+        TurnedForOneKey
+        OfOneHead
         TablesOfItems
         TablesBesideHeads
         TurnsByHead
@@ -104,6 +107,7 @@ WRONG = [
         """RotatedQueriesOnly: rotary_misapplied
         ValuesTurnedForKeys: rotary_misapplied
         KeysTurnedBackwards: rotary_misapplied
+        OneSumTurnedBackwards: rotary_misapplied
         TurnedAndUnscaled: scale_missing""",
     ),
     *attempts(
