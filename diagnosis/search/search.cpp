@@ -30,7 +30,7 @@ double cost(const ObservedCall& call) {
 
 // What a search may do, and one that only counts faults. That is counted, not
 // timed: a verdict is the same on every machine, however busy that is.
-constexpr double kMostEffort = 9e9, kMostForCounting = 1e9;
+constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9;
 
 // Beside layers of which nothing is known, faults are hardly the reason.
 constexpr double kShareBesideLayers = 0.3;

@@ -55,7 +55,8 @@ def test_every_fault_of_the_engine_is_planted_or_cannot_be():
     names, _, _ = diagnosis().faults()
     planted = {name for fault in FAULTS for name in fault.names}
     others = {fault.name for fault in RAISING} | set(OTHER_SIZES)
-    assert set(names) - planted == others
+    of_attempts = {"rotary_misapplied"}  # generated programs have no positions
+    assert set(names) - planted == others | of_attempts
 
 
 @pytest.mark.parametrize("fault", RAISING, ids=lambda fault: fault.name)
