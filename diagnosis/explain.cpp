@@ -222,11 +222,15 @@ const Finding* on_fully_masked_rows(const ObservedCall& call,
              : nullptr;
 }
 
-// Whether rotary positions were taken along the heads.
-bool turns_by_head(const ObservedCall& call, const Recipe& attention) {
-  if (call.trace.empty() || attention.rotary != Rotary::kNone) return false;
-  const std::optional<Stages> stages = simulate(call, attention);
-  return stages && shown_turn(call, stages->heads[0], /*by_head=*/true);
+// Whether rotary positions were taken along the heads, as the first call that
+// shows its way tells.
+bool turns_by_head(std::span<const ObservedCall> calls,
+                   const Recipe& attention) {
+  const auto call = std::ranges::find_if(
+      calls, [](const ObservedCall& one) { return !one.trace.empty(); });
+  if (call == calls.end() || attention.rotary != Rotary::kNone) return false;
+  const std::optional<Stages> stages = simulate(*call, attention);
+  return stages && shown_turn(*call, stages->heads[0], /*by_head=*/true);
 }
 
 std::vector<Finding> flaws_of_out(std::span<const ObservedCall> calls,
@@ -260,11 +264,7 @@ std::vector<Finding> remarks(std::span<const ObservedCall> calls,
     if (masks && concerns) all.push_back(*remark);
   }
   if (explanation.in_float) all.push_back(kComputedInFloat);
-  if (std::ranges::any_of(calls, [&](const auto& call) {
-        return turns_by_head(call, attention);
-      })) {
-    all.push_back(kTurnedByHead);
-  }
+  if (turns_by_head(calls, attention)) all.push_back(kTurnedByHead);
   const bool finite = std::ranges::all_of(calls, [](const ObservedCall& call) {
     return std::ranges::all_of(call.inputs, [](const auto& x) {
       return x.isfinite().all().template item<bool>();

@@ -104,8 +104,7 @@ class OfSettings(Attention):
         return q @ k.mT * self.factor
 
     def forward(self, x):
-        q, k, v = self.qkv(x)
-        return self.join(self.scores(q, k).softmax(-1) @ v)
+        return self.attend(x, x, x)
 
 
 def test_settings_of_a_known_class_are_given_where_they_are_optional():
@@ -162,8 +161,7 @@ class OfSwitches(Attention):
         assert not (scale_norm or scaled_cosine or scale_heads)
 
     def forward(self, x):
-        q, k, v = self.qkv(x)
-        return self.join(self.scores(q, k).softmax(-1) @ v)
+        return self.attend(x, x, x)
 
 
 def test_flags_that_scale_something_else_are_left_alone():
@@ -202,8 +200,7 @@ class WritesALog(Attention):
             log.write("made\n")
 
     def forward(self, x):
-        q, k, v = self.qkv(x)
-        return self.join(self.scores(q, k).softmax(-1) @ v)
+        return self.attend(x, x, x)
 
 
 def test_a_log_in_a_folder_that_is_not_there_is_lost(tmp_path, monkeypatch):
