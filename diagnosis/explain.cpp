@@ -93,9 +93,10 @@ ComparedCase compare(const ObservedCall& call, const Recipe& attention,
   const bool in_float = explanation != nullptr && explanation->in_float;
   const auto precision =
       in_float && call.dtype == at::kDouble ? at::kFloat : call.dtype;
-  const Errors plain = errors(call, attention, precision);
+  // First: it shows what stands beside attention, which is then known.
   const Errors faulty =
       explanation ? errors(call, explanation->recipe, precision) : Errors{};
+  const Errors plain = errors(call, attention, precision);
   ComparedCase compared{
       .name = call.name,
       .dtype = dtype_name(call.dtype),

@@ -129,6 +129,8 @@ struct ObservedCall {
   mutable std::map<std::array<int, 8>, at::Tensor> projections;
   /// Turns of queries, keys and values that the trace shows, likewise.
   mutable std::array<std::optional<Turn>, 3> turns;
+  /// The c of scores c·tanh(s / c) that the trace shows, likewise.
+  mutable std::optional<double> cap;
 
   /// Whether the data meet a matrix that attention has no use for, as those of
   /// a layer beside it, of which nothing is known.

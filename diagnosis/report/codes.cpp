@@ -424,6 +424,14 @@ constexpr FaultCode kCodes[] = {
      "The data pass matrices that attention has no use for, and neither the "
      "output nor what the heads return is attention's alone.",
      "Check the part that is attention by itself, or split it off."},
+    {"MH919", "cache_differs",
+     "What a model writes token by token is not what it was trained to write: "
+     "all is right as long as nothing is kept from calls before.",
+     "A token on the keys and values of calls before gives something else than "
+     "in one pass over all tokens.",
+     "Keep what one pass computes: keys turned by the positions that they have "
+     "in the whole sequence, the new ones behind the old ones, and the query at "
+     "its own position, which is not 0."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

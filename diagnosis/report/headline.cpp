@@ -30,6 +30,7 @@ std::string predicate(const std::string& finding) {
       {"changes_inputs", "changes its inputs"},
       {"changes_global_state", "changes settings of the whole process"},
       {"random", "returns something else each time"},
+      {"cache_differs", "returns something else on its cache than in one pass"},
       {"no_weights_found", "has weights that were not found"},
       {"not_called", "could not be called"},
       {"argument_guessed", "takes what is not known"},

@@ -27,6 +27,7 @@ class Signs {
     if (sign == Sign::kNorm || sign == Sign::kSum) return shows_end(with);
     if (sign == Sign::kContext) return shows_context_norm(without, with);
     if (sign == Sign::kBias) return shows_bias(with);
+    if (sign == Sign::kWeights) return shows_weights(without, with);
     const auto before = simulate(call_, without);
     if (with.rotary == Rotary::kShown && without.rotary != with.rotary) {
       return before && shows_turn(*before);
@@ -157,12 +158,33 @@ class Signs {
 
   // Beside scores that are scaled as they should be, or wrongly.
   bool shows_bias(const Recipe& with) const {
-    if (simulate(call_, with)) return true;
+    return scaled_in_some_way(with, [&](const Recipe& recipe) {
+      return simulate(call_, recipe).has_value();
+    });
+  }
+
+  // Whether it is causal by itself is not known yet.
+  bool shows_weights(const Recipe& without, const Recipe& with) const {
+    return scaled_in_some_way(with, [&](Recipe after) {
+      Recipe before = after;
+      before.sink = without.sink;
+      return std::ranges::any_of(std::array{false, true}, [&](bool causal) {
+        before.causal_by_itself = after.causal_by_itself = causal;
+        const auto x = simulate(call_, before), y = simulate(call_, after);
+        return x && y && !is_same(x->weights, y->weights) &&
+               shows(call_, *y, y->context, precision_);
+      });
+    });
+  }
+
+  template <typename Condition>
+  static bool scaled_in_some_way(const Recipe& recipe, Condition holds) {
+    if (holds(recipe)) return true;
     return std::ranges::any_of(kScaleFaults, [&](const Fault& fault) {
       return std::ranges::any_of(fault.ways, [&](const Way& way) {
-        Recipe scaled = with;
+        Recipe scaled = recipe;
         way.apply(scaled);
-        return simulate(call_, scaled).has_value();
+        return holds(scaled);
       });
     });
   }
@@ -227,6 +249,7 @@ class Signs {
     const Tensor& out = call_.out;
     if (!out.isfinite().any().item<bool>()) return false;
     if (with.residual == Residual::kSetBlock) return shows_set_block(with);
+    if (with.residual == Residual::kThenRelu) return shows_relu_of_sum();
     const Tensor added = what_is_added(with);
     const bool adds = with.residual != Residual::kNone;
     if (adds && added.sizes() != out.sizes()) return false;
@@ -256,6 +279,16 @@ class Signs {
       return projected.sizes() == x.sizes() &&
              projected.gt(0).any().item<bool>() &&
              is_same(call_.out, x + projected.relu());
+    });
+  }
+
+  // Some tensor of the trace whose ReLU comes out, which is a sum.
+  bool shows_relu_of_sum() const {
+    return std::ranges::any_of(call_.trace, [&](const Tensor& tensor) {
+      if (tensor.sizes() != call_.out.sizes()) return false;
+      const Tensor x = tensor.to(at::kDouble);
+      return x.lt(0).any().item<bool>() && is_same(call_.out, x.relu()) &&
+             is_shown(x - call_.inputs[0]);
     });
   }
 

@@ -4,12 +4,14 @@
 // residual connections, learned numbers.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "diagnosis/stages/simulate.h"
 
@@ -222,6 +224,52 @@ bool computes(const std::vector<Tensor>& tensors, const Tensor& wanted,
 
 }  // namespace
 
+namespace {
+
+// The c of c·tanh(s / c) = t, where there is one: tanh(u) / u falls from 1 to 0.
+// Close to 1, rounding would decide.
+std::optional<double> cap_of(double s, double t, double rounding) {
+  const double share = t / s;
+  if (!(share > 0 && share < 1 - rounding)) return std::nullopt;
+  double low = 0, high = 1 / share;  // tanh(u) < 1
+  for (int halvings = 0; halvings < 100; ++halvings) {
+    const double middle = (low + high) / 2;
+    (std::tanh(middle) > share * middle ? low : high) = middle;
+  }
+  return s / low;
+}
+
+}  // namespace
+
+// One c explains all scores. In float32 those that are much smaller than c show
+// nothing of it, and are as they were.
+Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
+  if (call.cap) return *call.cap * (scores / *call.cap).tanh();
+  const bool is_double = call.dtype == at::kDouble;
+  const Tensor plain = scores.detach().contiguous();
+  const int64_t at = plain.abs().argmax().item<int64_t>();
+  const double largest = plain.const_data_ptr<double>()[at];
+  const double allowed = (is_double ? 1e-7 : 1e-5) * std::abs(largest);
+  for (const Tensor& x : like_scores(call, scores)) {
+    const std::optional<double> cap =
+        cap_of(largest, x.const_data_ptr<double>()[at],
+               /*rounding=*/is_double ? 1e-12 : 1e-5);
+    if (!cap) continue;
+    const Tensor capped = *cap * (scores / *cap).tanh();
+    if (largest_difference(capped.detach(), x.view(scores.sizes())) > allowed)
+      continue;
+    call.cap = cap;
+    return capped;
+  }
+  require(!is_double);
+  return scores;
+}
+
+Tensor sink_score(const ObservedCall& call, Sink sink) {
+  if (sink == Sink::kZero) return at::zeros({1, 1, 1}, at::kDouble);
+  return number_by(call, {"sink"});
+}
+
 // A bias of places alone is the same for all items; what depends on the query,
 // too, is computed by itself, and scaled before it is added or after. Of one
 // item alone, it may be anything but another multiple of the scores.
@@ -337,6 +385,7 @@ Tensor finished_beside(const ObservedCall& call, const Recipe& recipe,
     out = out + input;
   }
   if (recipe.residual != Residual::kAfterNorm) norm();
+  if (recipe.residual == Residual::kThenRelu) out = out.relu();
   return out;
 }
 

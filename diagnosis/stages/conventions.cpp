@@ -9,6 +9,7 @@
 #include <ATen/ops/silu.h>
 
 #include <algorithm>
+#include <string>
 
 #include "diagnosis/stages/simulate.h"
 
@@ -154,6 +155,11 @@ Concern values_added(const ObservedCall& call) {
                call.sizes.queries == call.sizes.keys);
 }
 
+Concern relu_of_sum(const ObservedCall& call) {
+  return maybe(adds_up(call) && shows_its_way(call) &&
+               call.out.ge(0).all().item<bool>());
+}
+
 Concern set_block(const ObservedCall& call) {
   const Tensor& matrix = call.weights.output.weight;
   return maybe(call.has_weights && shows_its_way(call) && matrix.defined() &&
@@ -230,8 +236,19 @@ void scale_learned(Recipe& r) {
 
 // By design, where there are learned biases or factors.
 Concern unscaled(const ObservedCall& call) {
+  const bool has_factor = std::ranges::any_of(call.numbers, [](const auto& one) {
+    return one.first.find("sink") == std::string::npos;
+  });
   return maybe(shows_its_way(call) &&
-               (call.has_tables || call.is_core() || !call.numbers.empty()));
+               (call.has_tables || call.is_core() || has_factor));
+}
+
+Concern softcap(const ObservedCall& call) {
+  return maybe(shows_its_way(call));
+}
+
+Concern learned_sink(const ObservedCall& call) {
+  return maybe(shows_its_way(call) && !call.numbers.empty());
 }
 
 Concern position_bias(const ObservedCall& call) {
@@ -504,10 +521,25 @@ const std::vector<Convention> kStructure = {
      "are.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
+    {"softcap",
+     "The scores s are capped: c·tanh(s / c), by a c of its own, as in Gemma 2.",
+     "nn.MultiheadAttention does not cap them.", softcap,
+     [](Recipe& r) { r.softcapped = true; }, Sign::kBias},
     {"position_bias",
      "A bias of its own is added to the scores, of relative positions, "
      "perhaps. The bias is not judged, all else is.",
      "", position_bias, [](Recipe& r) { r.position_bias = true; }, Sign::kBias},
+    {"sinks",
+     "One more score stands in each row, a learned number, and takes some of "
+     "the weight (an attention sink).",
+     "The weights of nn.MultiheadAttention add up to 1.", learned_sink,
+     [](Recipe& r) { r.sink = Sink::kLearned; }, Sign::kWeights},
+    {"sinks",
+     "One more score of 0 stands in each row, and takes some of the weight: "
+     "softmax plus one.",
+     "The weights of nn.MultiheadAttention add up to 1.", softcap,
+     [](Recipe& r) { r.sink = Sink::kZero; }, Sign::kWeights,
+     "its weights are meant to add up to less than 1"},
     {"norm_of_context", kNormOfContext, "", norm_of_context<kLayer>,
      norm_context<kLayer>, Sign::kContext},
     {"norm_of_context", kNormOfContext, "", norm_of_context<kRms>,
@@ -531,6 +563,11 @@ const std::vector<Convention> kStructure = {
      "that may change the width.",
      "nn.MultiheadAttention returns the output projection alone.", values_added,
      [](Recipe& r) { r.residual = Residual::kValues; }, Sign::kSum},
+    {"relu_of_sum",
+     "The query input is added to the output, and the ReLU of this sum is what "
+     "comes out, as of AutoInt.",
+     "nn.MultiheadAttention returns the output projection alone.", relu_of_sum,
+     [](Recipe& r) { r.residual = Residual::kThenRelu; }, Sign::kSum},
     {"set_attention_block",
      "The projected queries are added to what the heads return, and to this "
      "sum the ReLU of its output projection: a block of the Set Transformer.",

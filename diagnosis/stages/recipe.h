@@ -207,6 +207,7 @@ enum class NormPlace { kInput, kHeads, kContext, kOutput };
 
 /// The input, beside what comes out. kAfterNorm: the norm of the output is
 /// taken before it is added. kValues: the projected values are added.
+/// kThenRelu: the ReLU of the sum comes out, as of AutoInt (Song et al. 2019).
 /// kSetBlock: the projected queries Q, to what the heads return, and O = Q +
 /// context becomes O + relu(O·W_o), as in the Set Transformer (Lee et al.
 /// 2019).
@@ -216,6 +217,7 @@ enum class Residual {
   kNormedInput,
   kAfterNorm,
   kValues,
+  kThenRelu,
   kSetBlock
 };
 
@@ -242,6 +244,10 @@ enum class LearnedScale {
   kExp,
   kOne
 };
+
+/// One more score in each row, whose weight goes to no value: a learned number
+/// of each head (Xiao et al. 2023), or 0, as of softmax plus one.
+enum class Sink { kNone, kLearned, kZero };
 
 /// What implementations choose without being wrong.
 struct Habits {
@@ -270,7 +276,9 @@ struct Habits {
   Activation activation = nullptr;
   Rotary rotary = Rotary::kNone;
   LearnedScale learned_scale = LearnedScale::kNone;
+  bool softcapped = false;       ///< scores c·tanh(s / c), c as the trace has it
   bool position_bias = false;    ///< as the trace has it: not judged
+  Sink sink = Sink::kNone;
   bool rounded = false;          ///< the output, to some digits
   bool shared_matrices = false;  ///< of all heads; only said
 
@@ -368,6 +376,7 @@ enum class Sign {
   kHeads,
   kScores,
   kBias,
+  kWeights,
   kContext,
   kSum,
   kNorm

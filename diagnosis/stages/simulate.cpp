@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <vector>
 
 namespace multihead::diagnosis {
 namespace {
@@ -64,10 +65,21 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
   if (recipe.learned_scale != LearnedScale::kNone) {
     scores = scores * learned_factor(call, recipe.learned_scale);
   }
+  if (recipe.softcapped) scores = softcapped(call, scores);
   if (recipe.position_bias) {
     scores = with_position_bias(call, scores, scale);
   }
   return scores;
+}
+
+// With one more score in each row, whose weight is then left out.
+Tensor normalise_beside_sink(const ObservedCall& call, const Recipe& recipe,
+                             const Tensor& scores) {
+  std::vector<int64_t> column = scores.sizes().vec();
+  column.back() = 1;
+  const Tensor sink = sink_score(call, recipe.sink).expand(column);
+  const Tensor weights = recipe.normalise(at::cat({scores, sink}, -1));
+  return weights.slice(-1, 0, scores.size(-1));
 }
 
 // Masked scores to weights, before any is dropped. width: of a head.
@@ -77,7 +89,9 @@ Tensor weigh(const ObservedCall& call, const Recipe& recipe,
   scores = narrowed(scores, recipe, Narrow::kSoftmax);
   stages.normalised = scores;
   Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block_of(call))
-                                    : recipe.normalise(scores);
+                   : recipe.sink != Sink::kNone
+                       ? normalise_beside_sink(call, recipe, scores)
+                       : recipe.normalise(scores);
   if (masked.fully_masked.defined() &&
       recipe.fully_masked == FullyMasked::kZero &&
       recipe.normalise == softmax_over_keys && !recipe.blockwise) {
@@ -211,6 +225,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   ObservedCall exchanged = call;
   exchanged.projections.clear();
   exchanged.turns = {};
+  exchanged.cap.reset();
   for (Tensor& input : exchanged.inputs) {
     input = input.transpose(0, 1).contiguous();
   }

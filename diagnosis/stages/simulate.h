@@ -96,6 +96,13 @@ bool belong_together(const Turn& query, const Turn& key);
 /// The learned number by which the scores are multiplied, (1 or H, 1, 1).
 at::Tensor learned_factor(const ObservedCall& call, LearnedScale scale);
 
+/// scores s (B, H, Lq, Lk), scaled, as c·tanh(s / c) where the trace shows such
+/// numbers for some c. Impossible: it does not.
+at::Tensor softcapped(const ObservedCall& call, const at::Tensor& scores);
+
+/// The score (1 or H, 1, 1) of a key that has no value.
+at::Tensor sink_score(const ObservedCall& call, Sink sink);
+
 /// scores (B, H, Lq, Lk), scaled, and what the trace shows to be added to them:
 /// the same for all batch items, or computed from queries and positions.
 at::Tensor with_position_bias(const ObservedCall& call,

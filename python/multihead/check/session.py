@@ -16,7 +16,7 @@ from .calls.construct import Construction
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
-from .reading import apart, core, first_call, guessing, observation, plans
+from .reading import apart, core, first_call, guessing, observation, on_cache, plans
 from .reading.first_call import FirstCall
 from .reading.observation import NO_WEIGHTS, Stated
 from .reading.plans import Meaning
@@ -34,7 +34,6 @@ from .subject.target import Subject, load, scope
 _OF_SHAPES = re.compile(
     r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token", re.I
 )
-_OF_POSITIONS = {"rotary_positions", "position_bias"}
 _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
 _QUOTED = 120  # characters of a sentence
 # A check sets what is one for the whole process: streams, seeds, types, signals.
@@ -219,6 +218,8 @@ class Examination:
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)
             reading.findings = [f for f in reading.findings if f.name not in answered]
+            if not verdict["faults"]:
+                on_cache.compare(reading)
         else:
             reading.findings.append(core.HEADS_RIGHT)
 
@@ -354,11 +355,11 @@ class Examination:
                 if base is None or not base.parameters.tensors:
                     layouts = first_call.core_layouts(self.subject)
                     base = finder.find(layouts)
-            elif base is None:
-                layouts = first_call.heads_layouts(call, runner)
+            elif base is None or first_call.is_told_heads(call, base):
+                layouts = first_call.heads_layouts(call, runner, base is not None)
                 if layouts and len(signature.axes(self.subject)) == 4:
                     finder.findings = []  # of calls with too few axes
-                base = finder.find(layouts)
+                base = finder.find(layouts) if layouts else base
             while base is not None:
                 yield Way(runner, base)
                 layouts = cases.others(base.case, layouts)
@@ -412,19 +413,9 @@ class Examination:
             self._judge(reading, judged)
         if reading.is_right:
             reading.findings += runs.overflows()
-            self._judge_on_cache(reading, runs)
+            on_cache.judge(reading, self._judge)
         apart.judge(reading, runs, self._judge)
         return reading
-
-    def _judge_on_cache(self, reading: Reading, runs: Cases) -> None:
-        """Whether the same holds of a token on the keys and values of calls before;
-        not with positions, which the engine counts from the first query."""
-        assumed = {fact["name"] for fact in reading.verdict["assumptions"]}
-        if assumed & _OF_POSITIONS:
-            return
-        run = reading.way.runner.run_on_cache(runs.kept[0])
-        if run is not None:
-            self._judge(reading, [*runs.kept, run])
 
     def _facts(self, reading: Reading, kept: list[Run]) -> dict[str, str]:
         """Where facts come from: texts that are believed, and what is guessed. The

@@ -108,7 +108,7 @@ def _value(
 ) -> object:
     role = call.roles[parameter.name]
     if role in ("query", "x", "key", "value"):
-        return made.tensors[_SEQUENCES[role]]
+        return made.tensors.get(_SEQUENCES[role], _LEFT)
     if role == "context":
         if "key" in made.tensors or parameter.default is parameter.empty:
             return made.tensors.get("key", made.tensors["query"])

@@ -314,7 +314,8 @@ def lengths(case: Case) -> Tensor:
     """How many keys of each item are real: (B,), all different where they can be;
     beside a mask, two at least, and not the last two."""
     least = 2 if case.mask else 1
-    return torch.arange(case.sizes.batch) % (case.keys - 2 * least + 1) + least
+    different = max(case.keys - 2 * least + 1, 1)
+    return torch.arange(case.sizes.batch) % different + least
 
 
 def padding(case: Case) -> Tensor:

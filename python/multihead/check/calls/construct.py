@@ -13,7 +13,7 @@ from ..report import Finding
 from ..sandbox.guard import Guard
 from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
 from ..subject.signature import type_name
-from ..subject.target import Subject, describe
+from ..subject.target import Subject, describe, text_of_file
 from ..subject.words import OF_VOCABULARIES, role_of_words, words
 from .cases import Sizes, of_globals
 from .settings import DROPOUT, Choices, Config, choices_of, class_for, settings_of
@@ -172,6 +172,11 @@ class Construction:
         return next((d for d in defaults if type(d) is int and d > 0), None)
 
     @property
+    def has_layer_by_default(self) -> bool:
+        """Whether an argument that may be left out is a layer, of sizes of its own."""
+        return any(isinstance(p.default, nn.Module) for p in self.parameters)
+
+    @property
     def counts_heads(self) -> bool:
         return self.takes("num_heads", "config", "num_kv_heads")
 
@@ -270,6 +275,11 @@ class Construction:
             return layer
         if set(words(name)) & _LINEAR and kind not in _TYPES:
             return nn.Linear(sizes.embed, sizes.embed)
+        if set(words(name)) & _ROTARY and kind not in _TYPES:
+            return Unturned()
+        if _is_own_module(parameter.annotation):
+            layer = Construction(describe(parameter.annotation))
+            return layer.make(**layer.arguments(sizes, optional=False))
         if role == "attention" or kind in ("Module", "Callable"):
             inner = self._inner(sizes) if _ATTENTION.search(name) else None
             return nn.Identity() if inner is None else inner
@@ -287,7 +297,7 @@ class Construction:
     def _scale(self, sizes: Sizes, name: str) -> float:
         """The number by which scores are multiplied, or divided, as the text says of
         this class or, where that is not it, of its file."""
-        file = _source(sys.modules.get(self.subject.type.__module__))
+        file = text_of_file(self.subject)
         divides, root = _DIVIDES.format(re.escape(name)), sizes.head_dim**0.5
         found = re.search(divides, f"{self.subject.source}\n{file}")
         return root if found else 1 / root
@@ -387,6 +397,29 @@ def _parameters(make: object) -> list[inspect.Parameter]:
     return []
 
 
+class Unturned(nn.Module):
+    """Rotary positions that turn nothing, however they are called: each is the first.
+    What it is given comes back, without what only says where it stands."""
+
+    def forward(self, *given: object, **_: object) -> object:
+        heads = [x for x in given if isinstance(x, torch.Tensor) and x.dim() >= 3]
+        return tuple(heads[:2]) if len(heads) > 1 else heads[0] if heads else None
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if _TURNS.search(name):
+                return self.forward
+            raise
+
+
+def _is_own_module(kind: object) -> bool:
+    """Whether it is a class of modules that is none of PyTorch's."""
+    is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
+    return is_module and not kind.__module__.startswith("torch.")
+
+
 def _is_attention(kind: object) -> bool:
     is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
     return is_module and _ATTENTION.search(kind.__name__) is not None
@@ -419,6 +452,8 @@ def _last_word(name: str) -> str:
 
 
 _LAYERS = {"layer", "layers"}
+_ROTARY = {"rope", "rotary"}
+_TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
 
 
 def _source(target: object) -> str:

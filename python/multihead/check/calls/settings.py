@@ -84,9 +84,12 @@ class Config(dict):
         return self.get(name) is not None
 
     def __getattr__(self, name):
-        value = self.get(name)
+        value, frame = self.get(name), sys._getframe(1)
+        if value is None or type(value) in (int, float):
+            if _reads_on(frame):
+                return self  # a part, as config.position.max_len has it
         if value is None:
-            if name.startswith("__") or not _reads_plainly(sys._getframe(1)):
+            if name.startswith("__") or not _reads_plainly(frame):
                 raise AttributeError(name)
             self._guess(name)
         return value
@@ -107,6 +110,16 @@ def _reads_plainly(frame: types.FrameType) -> bool:
     for instruction in dis.get_instructions(frame.f_code):
         if instruction.offset == frame.f_lasti:
             return instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    return False
+
+
+def _reads_on(frame: types.FrameType) -> bool:
+    """Whether an attribute is read of what is read here: `config.name.other`."""
+    is_next = False
+    for instruction in dis.get_instructions(frame.f_code):
+        if is_next and instruction.opname != "CACHE":
+            return instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        is_next = is_next or instruction.offset == frame.f_lasti
     return False
 
 

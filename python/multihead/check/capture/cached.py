@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Two calls instead of one: all tokens but the last, then the last, on the keys and
-values that the first call returned."""
+values that the first call returned, or kept in the module."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..calls import arguments, cases
 from ..calls.arguments import Arguments
@@ -13,6 +14,8 @@ from ..calls.cases import Case
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
 
+_OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
+_CACHE = re.compile(r"cache|past|memory")
 _LAYOUTS = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
 # What also counts tokens, in a way that a part of them would change.
 _COUNTS = ("lengths", "query_length", "key_length", "image", "rows", "columns")
@@ -21,21 +24,25 @@ _COUNTS += ("max_length", "sliding_window", "window", "resolution")
 
 @dataclass
 class Steps:
-    """The arguments of both calls; `sequence` holds all tokens, the name `past` takes
-    what was kept; count: the tokens of the first call."""
+    """The arguments of one call with all tokens, `sequence`, and of both that come to
+    the same. The name `past` takes what was returned; None where the module keeps it.
+    count: the tokens of the first call."""
 
+    whole: Arguments
     before: Arguments
     last: Arguments
     sequence: Tensor
-    past: str
+    past: str | None
     count: int
 
 
 def steps(call: Call, case: Case) -> Steps | None:
-    """None where the code takes nothing that a call before has kept."""
+    """None where the code takes nothing that a call before has kept, and is not told
+    where a call begins either."""
     taken = [p for p in call.parameters if call.roles[p.name] == "past"]
     keeps = [p.name for p in taken if p.default is None]
-    if len(keeps) != 1 or case.layout not in _LAYOUTS or any(map(call.takes, _COUNTS)):
+    is_told = len(keeps) == 1 or (not taken and call.takes("zero"))
+    if not is_told or case.layout not in _LAYOUTS or any(map(call.takes, _COUNTS)):
         return None
     plain = replace(case, relation="self", mask=None, padding=None, gradients=False)
     whole = arguments.make(call, plain)
@@ -56,7 +63,33 @@ def steps(call: Call, case: Case) -> Steps | None:
 
     count = length - 1
     sequence = whole.tensors["query"]
-    return Steps(part(0, count), part(count, 1), sequence, keeps[0], count)
+    past = keeps[0] if keeps else None
+    return Steps(whole, part(0, count), part(count, 1), sequence, past, count)
+
+
+def is_told_positions(call: Call) -> bool:
+    """Whether nothing else than what a call is given may say where its tokens stand."""
+    unknown = [n for n, role in call.roles.items() if role is None]
+    return not any(_OF_POSITION.search(name.lower()) for name in unknown)
+
+
+def state_of(module: object) -> list[Tensor]:
+    """Copies of what a module keeps from call to call, as its names say."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    found = [v for part in parts for v in _kept_in(part)]
+    return [tensor.clone() for tensor in found]
+
+
+def has_changed(before: list[Tensor], after: list[Tensor]) -> bool:
+    """Whether a call has kept something, by what state_of() told before and after it."""
+    same = len(before) == len(after)
+    return not (same and all(x.equal(y) for x, y in zip(before, after)))
+
+
+def _kept_in(part: nn.Module) -> Iterator[Tensor]:
+    for name, value in (*vars(part).items(), *part.named_buffers(recurse=False)):
+        if _CACHE.search(name.lower()):
+            yield from _tensors(value)
 
 
 def kept(returned: object, count: int) -> object | None:

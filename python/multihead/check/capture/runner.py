@@ -51,6 +51,8 @@ class Run:
     asks_first: bool = False
     # A query is behind all keys, as the last token on a cache is.
     is_last: bool = False
+    # Of such a token: the output in one pass over all of them.
+    in_one_pass: Tensor | None = None
     # The name of a layer for dropout of weights that was never called, if any.
     idle_dropout: str = ""
     leaves: dict[str, Tensor] = field(default_factory=dict)
@@ -126,12 +128,21 @@ class Runner:
         if both is None:
             return None
         with _settings(case, 0), self.guard.each_at_most(None):
-            called = self._callable(self._target(case, may_hang=True)[0])
+            target = self._target(case, may_hang=True)[0]
+            called = self._callable(target)
+            apart = self._callable(_copied(target))  # it may keep what it is given
+            whole = self.guard.call(apart, **both.whole.keywords)
+            known = cached.state_of(target)
             first = self.guard.call(called, **both.before.keywords)
-            past = cached.kept(first.value, both.count)
-            if first.error is not None or past is None:
+            if whole.error is not None or first.error is not None:
                 return None
-            given = {**both.last.keywords, both.past: past}
+            given = dict(both.last.keywords)
+            if both.past is not None:
+                given[both.past] = cached.kept(first.value, both.count)
+                if given[both.past] is None:
+                    return None
+            elif not cached.has_changed(known, cached.state_of(target)):
+                return None
             second = self.guard.call(called, **given)
         query = both.sequence.narrow(cases.query_axis(case), both.count, 1)
         sizes = replace(case.sizes, queries=1, keys=both.count + 1)
@@ -142,6 +153,9 @@ class Runner:
         run.recorder, run.counted, run.is_last = Recorder({}), base.counted, True
         try:
             run.out, _ = _split(second.value, case, query, any_width=False)
+            passed, _ = _split(whole.value, base.case, both.sequence, any_width=False)
+            axis = cases.query_axis(case)
+            run.in_one_pass = passed.narrow(axis, both.count, 1).reshape(run.out.shape)
         except _Unfit:
             return None
         return run
@@ -491,6 +505,13 @@ class _Unfit(Exception):
     def __init__(self, name: str, sentence: str, remedy: str):
         super().__init__(sentence)
         self.finding = Finding(name, sentence, remedy)
+
+
+def _copied(target: object) -> object:
+    try:
+        return copy.deepcopy(target)
+    except Exception:  # a module that holds what cannot be copied
+        return target
 
 
 def _split(

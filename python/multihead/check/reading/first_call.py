@@ -317,6 +317,10 @@ class FirstCall:
         for count in (heads, 1 if heads else None):  # some run with one head only
             if count and count != sizes.heads and sizes.embed % count == 0:
                 found.append(replace(sizes, heads=count))
+        if built is not None and built.has_layer_by_default:
+            embed = built.default_of("embed_dim") or sizes.embed
+            if embed % sizes.heads == 0:  # for which that layer is made
+                found.append(replace(sizes, embed=embed))
         return list(dict.fromkeys(found))
 
     def _width_of_class(self) -> int | None:
@@ -468,11 +472,21 @@ def core_layouts(subject: Subject) -> tuple[str, ...]:
     return tuple(dict.fromkeys(depths))
 
 
-def heads_layouts(call: Call, runner: Runner) -> tuple[str, ...]:
-    """The layouts of attention that is told its heads; none for what projects."""
+def is_told_heads(call: Call, base: Run) -> bool:
+    """Whether code has no weights, so that it may be handed heads, and is told of them
+    as it is made."""
+    asks_three = sum(call.takes(role) for role in TENSORS) >= 3
+    return asks_three and not call.weights and not base.parameters.tensors
+
+
+def heads_layouts(
+    call: Call, runner: Runner, is_told: bool = False
+) -> tuple[str, ...]:
+    """The layouts of attention that is handed its heads; none for what projects, as
+    most of what is told of them as it is made does."""
     asks_three = sum(call.takes(role) for role in TENSORS) >= 3
     constructed = runner.construction is not None and runner.construction.counts_heads
-    if not asks_three or call.weights or constructed:
+    if not asks_three or call.weights or (constructed and not is_told):
         return ()
     return cases.WITH_HEADS
 

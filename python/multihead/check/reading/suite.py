@@ -16,7 +16,8 @@ from ..calls.cases import Case, Sizes, grouped
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
-from ..subject.documented import is_padding_of_keys
+from ..subject.documented import is_padding_of_keys, mask_is_of_keys
+from ..subject.target import text_of_file
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -38,7 +39,7 @@ _MISTAKES += ("UnboundLocalError", "ZeroDivisionError")
 
 def not_finite(kept: list[Run]) -> list[Finding]:
     for run in kept:
-        if run.case.mask != "blocked row" and not run.out.isfinite().all():
+        if not _may_be_blind(run) and not run.out.isfinite().all():
             share = float((~run.out.isfinite()).double().mean())
             finding = Finding(
                 "not_finite",
@@ -49,6 +50,13 @@ def not_finite(kept: list[Run]) -> list[Finding]:
             )
             return [finding]
     return []
+
+
+def _may_be_blind(run: Run) -> bool:
+    """Whether its mask leaves some query without a key, read in one of both ways."""
+    case, kind = run.case, run.case.mask
+    square = case.keys <= case.sizes.queries
+    return kind == "blocked row" or (kind in ("causal", "later keys") and square)
 
 
 def _mask_name(kind: str) -> str:
@@ -264,7 +272,8 @@ class Cases:
             said[1], dir(torch.Tensor), 1, 0.8
         ):
             return False  # as of a misspelt method
-        source = self.runner.subject.source
+        subject = self.runner.subject
+        source = f"{subject.source}\n{text_of_file(subject)}"  # parts may ask, too
         return re.search(rf"\b{name}\.{said[1]}\b(?!\s*\()", source) is not None
 
     def _masked(self) -> list[Case]:
@@ -377,8 +386,8 @@ class Cases:
 
     def _crowd(self, kinds: list[str]) -> None:
         """As many items as heads and as queries, where a mask spread over the wrong
-        axis still fits: for masks of each item that are taken, or, where none was
-        taken at other sizes, for those that only fit here."""
+        axis still fits: for masks of each item that are taken; for those that only fit
+        here, where none was taken at other sizes, or a text says that they should be."""
         if cases.unbatched(self.base) or self.base.layout in cases.CORE:
             return
 
@@ -403,8 +412,10 @@ class Cases:
         taken = "rows of each item" in kinds
         if self.call.takes("mask") and (taken or reads or not kinds):
             crowd(_mask_name("rows of each item"), mask="rows of each item")
-        if self.call.takes("mask") and not kinds and not padded:
-            crowd(_mask_name("keys of each item"), mask="keys of each item")
+        of_keys = "keys of each item"
+        said = mask_is_of_keys(self.call, self.runner.subject) and of_keys not in kinds
+        if self.call.takes("mask") and (said or not kinds) and not padded:
+            crowd(_mask_name(of_keys), mask=of_keys)
 
     def _train(self) -> None:
         """A run in training mode, if there is dropout to be seen or asked for."""

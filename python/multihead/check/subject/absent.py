@@ -21,6 +21,10 @@ from torch import nn
 # As files that import all for others hand them on.
 _PACKAGES = {name: name for name in ("torch", "math", "einops", "numpy", "copy")}
 _PACKAGES |= {"nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
+_LAYERS = set(
+    "Linear LayerNorm RMSNorm Dropout Embedding Conv1d Conv2d GELU ReLU SiLU Softmax "
+    "Identity Sequential ModuleList ModuleDict Parameter".split()
+)
 _SETTINGS = re.compile(r"config|settings|basemodel$", re.I)
 _ASKS = re.compile(r"(is|has)_\w+_(available|installed|enabled)")
 
@@ -105,6 +109,8 @@ def of(reason: ImportError, name: str) -> object:
             return importlib.import_module(_PACKAGES[name])
     if name in _KNOWN:
         return _KNOWN[name]
+    if name in _LAYERS:  # written again, as courses have it
+        return getattr(nn, name)
     if name.endswith("_") and hasattr(nn.init, name):
         return getattr(nn.init, name)
     return Absent(reason, name)

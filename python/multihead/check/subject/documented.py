@@ -27,6 +27,9 @@ _AXES = re.compile(
     rf"(?P<name>\w+)?[`*]*(?:\s*\([^()]*\))?\s*(?::|=|is|of shape|shape)?\s*"
     rf"[(\[](?P<axes>{_AXIS}(?:{_BY}){_AXIS}(?:{_BY}){_AXIS})[)\]]"
 )
+# The same of two: (batch, seq_len); as types, ["batch", "seq"] or "b n".
+_TWO_AXES = re.compile(rf"[(\[](?P<first>{_AXIS})(?:{_BY})(?P<second>{_AXIS})[)\]]")
+_TWO_TYPED = r"\b{}\s*:[^=\n]*[\"'](?P<first>\w+)(?:[\"']\s*,\s*[\"']|\s)(?P<second>\w+)[\"']"
 _BLANK = re.compile(r"\n\s*\n")
 _ENDS = re.compile(r"(?<=[.!?;])\s+|\n")
 # "mask (Tensor): ", "mask : bool", "- mask: " in a list of arguments.
@@ -131,6 +134,18 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
     if said or re.search("valid|attention", name.lower()):
         return said or Said("keep")
     return Said("blocked") if re.search("pad|kpm", name.lower()) else None
+
+
+def mask_is_of_keys(call: Call, subject: Subject) -> bool:
+    """Whether a text or a type says that the mask is of keys of each item, (B, Lk)."""
+    name = call.parameter("mask")
+    if name is None:
+        return False
+    typed = re.search(_TWO_TYPED.format(re.escape(name)), subject.source)
+    texts = (sentence for sentence, _ in _sentences(subject, (name,)))
+    shapes = [typed, *(_TWO_AXES.search(text) for text in texts)]
+    axes = [[s["first"].lower(), s["second"].lower()] for s in shapes if s]
+    return any(_is_batch_first(pair) for pair in axes)
 
 
 def is_padding_of_keys(call: Call) -> bool:

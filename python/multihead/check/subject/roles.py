@@ -55,7 +55,11 @@ _CALL = {
     "batch": "batchsize bs bsz",
     "query_length": "querylength",
     "key_length": "keylength",
-    "zero": "startpos offset layeridx layerid step startposition curpos",
+    "zero": (
+        "startpos offset layeridx layerid step startposition curpos positionoffset "
+        "posoffset seqoffset pastlen pastlength cachepos cacheposition startidx "
+        "currentpos ropeoffset startindex"
+    ),
     "rotation": (
         "freqscis freqs cos sin rotaryemb rotaryposemb positionembeddings rope ropecos "
         "ropesin freqscos freqssin posemb posembed posembeds encoding rotary freqscomplex "

@@ -248,7 +248,7 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         role = "weight" if projects else tensor_of_words(name)
     if default is parameter.empty:
         return role
-    if role == "mask" and type(default) is bool:
+    if type(default) is bool and (role == "mask" or _LOOKS_AHEAD.search(name.lower())):
         return "is_causal"
     if role == "zero" and default is None:
         return None  # without it, nothing is kept of calls before
@@ -271,6 +271,8 @@ def _number_of_words(parameter: inspect.Parameter) -> str | None:
     return role if role in (*SIZES, "qkv_dim") else None
 
 
+# A switch for a mask, by its name: look_ahead_mask, mask_future.
+_LOOKS_AHEAD = re.compile(r"look_?ahead|(mask|block|hide)_?future|future_?mask|no_?peek")
 _COUNTED = {"len", "length", "max", "maxlen", "seqlen", "size", "num", "n", "window"}
 # image_features are the features themselves, and no number of them, in a call.
 _FEATURES = re.compile(r"(?<!\bn)(?<!\bnum)(?<!\bin)(?<!\bout)_(features|feats)$")

@@ -198,6 +198,14 @@ def _where(code: object) -> str:
         return "this notebook" if _text_in_cell(code) else ""
 
 
+def text_of_file(subject: Subject) -> str:
+    """The text of the file that the code under test is of; "" where there is none."""
+    try:
+        return inspect.getsource(sys.modules[subject.type.__module__])
+    except (KeyError, OSError, TypeError):
+        return ""
+
+
 def _source(code: object) -> str:
     """The text of a function, or of a class and of what it inherits from."""
     texts = []

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: MIT
+"""The verdict on a token that is computed on the keys and values of calls before."""
+
+import torch
+from torch import Tensor
+
+from ..capture.cached import is_told_positions
+from ..capture.runner import Run
+from ..report import Finding
+from .apart import Judge
+from .ways import Reading
+
+# Of structures that depend on positions, which the engine counts from the first query.
+_OF_POSITIONS = {"rotary_positions", "position_bias"}
+_DIFFERS = Finding(
+    "cache_differs",
+    "A token on the keys and values of calls before gives something else than in one "
+    "pass over all tokens.",
+    "Keep what one pass computes: keys turned by the positions that they have in the "
+    "whole sequence, the new ones behind the old ones, and the query at its own "
+    "position, which is not 0.",
+)
+
+
+def judge(reading: Reading, judged: Judge) -> None:
+    """Of code that is right in one pass: whether it gives the same on a cache; and,
+    where the engine can tell, whether that is attention."""
+    assert reading.verdict is not None
+    run = compare(reading)
+    assumed = {fact["name"] for fact in reading.verdict["assumptions"]}
+    if run is not None and not assumed & _OF_POSITIONS:
+        judged(reading, [*reading.kept, run])
+
+
+def compare(reading: Reading) -> Run | None:
+    """The last token on the keys and values of calls before, if the code takes these or
+    keeps them, and gives the same in one pass; else that is a finding."""
+    run = reading.way.runner.run_on_cache(reading.kept[0])
+    if run is None or _is_close(run.out, run.in_one_pass):
+        return run
+    if is_told_positions(reading.way.call):
+        reading.findings.append(_DIFFERS)
+    return None
+
+
+def _is_close(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether they differ by rounding alone, of float32 perhaps, as tables have it."""
+    assert x is not None and y is not None
+    return torch.allclose(x, y, rtol=1e-4, atol=1e-5)
