@@ -101,6 +101,7 @@ bool has_structure(const Recipe& recipe) {
   habits.fused = none.fused;
   habits.mask_keeps = none.mask_keeps;
   habits.padding_keeps = none.padding_keeps;
+  habits.padding_of_pairs = none.padding_of_pairs;
   habits.causal_by_itself = none.causal_by_itself;
   habits.causal_unless_masked = none.causal_unless_masked;
   habits.heads_before_items = none.heads_before_items;

@@ -226,8 +226,8 @@ bool computes(const std::vector<Tensor>& tensors, const Tensor& wanted,
 
 namespace {
 
-// The c of c·tanh(s / c) = t, where there is one: tanh(u) / u falls from 1 to 0.
-// Close to 1, rounding would decide.
+// The c of c·tanh(s / c) = t, where there is one: tanh(u) / u falls from 1 to
+// 0. Close to 1, rounding would decide, of float32 perhaps.
 std::optional<double> cap_of(double s, double t, double rounding) {
   const double share = t / s;
   if (!(share > 0 && share < 1 - rounding)) return std::nullopt;
@@ -253,7 +253,7 @@ Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
   for (const Tensor& x : like_scores(call, scores)) {
     const std::optional<double> cap =
         cap_of(largest, x.const_data_ptr<double>()[at],
-               /*rounding=*/is_double ? 1e-12 : 1e-5);
+               /*rounding=*/is_double ? 1e-6 : 1e-5);
     if (!cap) continue;
     const Tensor capped = *cap * (scores / *cap).tanh();
     if (largest_difference(capped.detach(), x.view(scores.sizes())) > allowed)

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
 // What implementations choose without being wrong: how what they are given is
-// read, and what else stands in the same module.
+// read.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/elu.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/leaky_relu.h>
-#include <ATen/ops/silu.h>
 
 #include <algorithm>
 #include <string>
@@ -17,12 +13,6 @@ namespace multihead::diagnosis {
 namespace {
 
 using at::Tensor;
-
-constexpr Concern maybe(bool is_possible) {
-  return is_possible ? Concern::kMaybe : Concern::kNo;
-}
-
-bool shows_its_way(const ObservedCall& call) { return !call.trace.empty(); }
 
 // ---- How what is given is read ---------------------------------------------
 
@@ -36,13 +26,6 @@ Concern fused_otherwise(const ObservedCall& call) {
 template <FusedOrder order>
 void fused_as(Recipe& r) {
   r.fused = order;
-}
-
-Concern heads_by_feature(const ObservedCall& call) {
-  const bool is_possible = call.has_weights && call.sizes.heads > 1;
-  return !is_possible          ? Concern::kNo
-         : shows_its_way(call) ? Concern::kMaybe
-                               : Concern::kAlone;
 }
 
 Concern window_size(const ObservedCall& call) {
@@ -69,219 +52,13 @@ void window_means(Recipe& r) {
   r.window_reading = reading;
 }
 
-// ---- Norms -----------------------------------------------------------------
-
-// Norms with a shift are no RMS norms; those without parameters, only a trace
-// shows.
-Concern norm_of(const ObservedCall& call, NormKind kind,
-                std::initializer_list<int64_t> widths) {
-  if (!call.has_weights) return Concern::kNo;
-  const bool has_shift = std::ranges::any_of(
-      call.norms, [](const Norm& norm) { return norm.bias.defined(); });
-  const bool named = std::ranges::any_of(
-      widths, [&](int64_t width) { return has_norm(call, width); });
-  if (named && kind != NormKind::kUnit) {
-    return maybe(shows_its_way(call) || (kind == NormKind::kRms) != has_shift);
-  }
-  return maybe(shows_its_way(call) && kind != NormKind::kByHand);
-}
-
-template <NormKind kind>
-Concern norm_of_input(const ObservedCall& call) {
-  return norm_of(call, kind, {call.inputs[0].size(-1)});
-}
-
-Concern norm_by_group(const ObservedCall& call) {
-  return maybe(std::ranges::any_of(
-      call.norms, [](const Norm& norm) { return norm.groups > 0; }));
-}
-
-template <NormKind kind>
-Concern norm_of_heads(const ObservedCall& call) {
-  const Sizes& n = call.sizes;
-  return norm_of(call, kind, {n.width, n.width * n.heads});
-}
-
-template <NormKind kind>
-Concern norm_of_context(const ObservedCall& call) {
-  const Sizes& n = call.sizes;
-  return norm_of(call, kind, {n.value_width, n.value_width * n.heads});
-}
-
-template <NormKind kind>
-Concern norm_of_output(const ObservedCall& call) {
-  return norm_of(call, kind, {call.out.size(-1)});
-}
-
-template <NormKind kind, bool query_only = false>
-void norm_first(Recipe& r) {
-  r.input_norm = kind;
-  r.query_norm_only = query_only;
-}
-
-template <NormKind kind>
-void norm_heads(Recipe& r) {
-  r.head_norm = kind;
-}
-
-template <NormKind kind>
-void norm_context(Recipe& r) {
-  r.context_norm = kind;
-}
-
-template <NormKind kind, Residual residual = Residual::kNone>
-void norm_last(Recipe& r) {
-  r.output_norm = kind;
-  r.residual = residual;
-}
-
-// ---- Residual connections --------------------------------------------------
-
-bool adds_up(const ObservedCall& call) {
-  return call.has_weights && call.out.sizes() == call.inputs[0].sizes();
-}
-
-Concern residual(const ObservedCall& call) {
-  return maybe(adds_up(call) && has_norm(call, call.out.size(-1)));
-}
-
-// Where no norm says that this is a whole sublayer.
-Concern residual_alone(const ObservedCall& call) {
-  return maybe(adds_up(call) && !has_norm(call, call.out.size(-1)));
-}
-
-Concern values_added(const ObservedCall& call) {
-  return maybe(call.has_weights && shows_its_way(call) &&
-               call.sizes.queries == call.sizes.keys);
-}
-
-Concern relu_of_sum(const ObservedCall& call) {
-  return maybe(adds_up(call) && shows_its_way(call) &&
-               call.out.ge(0).all().item<bool>());
-}
-
-Concern set_block(const ObservedCall& call) {
-  const Tensor& matrix = call.weights.output.weight;
-  return maybe(call.has_weights && shows_its_way(call) && matrix.defined() &&
-               matrix.dim() == 2 && matrix.size(0) == matrix.size(1));
-}
-
-Concern gain(const ObservedCall& call) {
-  return maybe(call.has_weights && output_gain(call).defined());
-}
-
-Concern gain_and_residual(const ObservedCall& call) {
-  return adds_up(call) ? gain(call) : Concern::kNo;
-}
-
-template <NormKind kind>
-Concern residual_and_norm(const ObservedCall& call) {
-  return adds_up(call) ? norm_of_output<kind>(call) : Concern::kNo;
-}
-
-// ---- Activations -----------------------------------------------------------
-
-Tensor relu(const Tensor& x) { return x.relu(); }
-Tensor gelu(const Tensor& x) { return at::gelu(x); }
-Tensor gelu_by_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
-Tensor tanh(const Tensor& x) { return x.tanh(); }
-Tensor silu(const Tensor& x) { return at::silu(x); }
-Tensor elu(const Tensor& x) { return at::elu(x); }
-Tensor leaky_relu(const Tensor& x) { return at::leaky_relu(x); }
-Tensor sigmoid(const Tensor& x) { return x.sigmoid(); }
-
-template <auto activation, Activated where>
-void activate(Recipe& r) {
-  r.activation = activation;
-  r.activated = where;
-}
-
-// Without a trace only the usual one is tried, and for code that is right.
-Concern activated(const ObservedCall& call) {
-  return !call.has_weights     ? Concern::kNo
-         : shows_its_way(call) ? Concern::kMaybe
-                               : Concern::kAlone;
-}
-
-Concern activated_unusually(const ObservedCall& call) {
-  return maybe(call.has_weights && shows_its_way(call));
-}
-
-// ---- Positions and scales --------------------------------------------------
-
-Concern rotary(const ObservedCall& call) {
-  return maybe(call.cosines.defined() ||
-               (shows_its_way(call) && call.sizes.width % 2 == 0));
-}
-
-Concern rotary_of_its_own(const ObservedCall& call) {
-  return maybe(shows_its_way(call) && !call.is_core());
-}
-
-template <Rotary kind>
-void rotate(Recipe& r) {
-  r.rotary = kind;
-}
-
-Concern learned_scale(const ObservedCall& call) {
-  return call.numbers.empty()  ? Concern::kNo
-         : shows_its_way(call) ? Concern::kMaybe
-                               : Concern::kAlone;
-}
-
-template <LearnedScale scale>
-void scale_learned(Recipe& r) {
-  r.learned_scale = scale;
-}
-
-// By design, where there are learned biases or factors.
-Concern unscaled(const ObservedCall& call) {
-  const bool has_factor = std::ranges::any_of(call.numbers, [](const auto& one) {
-    return one.first.find("sink") == std::string::npos;
-  });
-  return maybe(shows_its_way(call) &&
-               (call.has_tables || call.is_core() || has_factor));
-}
-
-Concern softcap(const ObservedCall& call) {
-  return maybe(shows_its_way(call));
-}
-
-Concern learned_sink(const ObservedCall& call) {
-  return maybe(shows_its_way(call) && !call.numbers.empty());
-}
-
-Concern position_bias(const ObservedCall& call) {
-  return maybe((call.has_tables || call.is_core()) && shows_its_way(call));
-}
-
 // ---- Words -----------------------------------------------------------------
 
 constexpr std::string_view kFusedCut =
     "The fused projection is cut into queries, keys and values in another "
     "order "
     "of features than PyTorch's, which the matrix has learned.";
-constexpr std::string_view kNormFirst =
-    "The inputs pass a norm before they are projected.";
-constexpr std::string_view kQueryNormFirst =
-    "The query input passes a norm before it is projected, the others do not.";
-constexpr std::string_view kNormOfHeads =
-    "Queries and keys pass a norm before they meet.";
-constexpr std::string_view kNormOfContext =
-    "What the heads return passes a norm before the output projection.";
-constexpr std::string_view kNormLast = "The output passes a norm.";
-constexpr std::string_view kPostNorm =
-    "The query input is added to the output, and the sum passes a norm: the "
-    "residual connection of the block around attention.";
-constexpr std::string_view kNormThenSum =
-    "The output passes a norm, and the query input is added: the residual "
-    "connection of the block around attention.";
-constexpr std::string_view kRotary =
-    "Queries and keys are turned by their positions (rotary positions).";
-constexpr std::string_view kLearnedScale =
-    "The scores are scaled by a number that is learned or given.";
-
-using enum NormKind;
+}  // namespace
 
 const std::vector<Convention> kReadings = {
     {"mask_keeps", "The mask is read as True (or 1) = may attend.",
@@ -300,6 +77,14 @@ const std::vector<Convention> kReadings = {
      },
      [](Recipe& r) { r.padding_keeps = true; }, Sign::kNone,
      "True in the padding mask means a real token"},
+    {"padding_of_pairs",
+     "Padded positions see nothing themselves, and what they get is not "
+     "compared.",
+     "",
+     [](const ObservedCall& call) {
+       return maybe(call.padding.numbers.defined() && call.same_as[1] == 0);
+     },
+     [](Recipe& r) { r.padding_of_pairs = true; }},
     {"weights_in_out",
      "The matrices are read as (in, out): input @ W. nn.Linear stores "
      "(out, in).",
@@ -383,7 +168,7 @@ const std::vector<Convention> kReadings = {
      [](const ObservedCall& call) {
        return maybe(call.facts.contains("says_dot_product"));
      },
-     scale_learned<LearnedScale::kOne>, Sign::kNone,
+     [](Recipe& r) { r.learned_scale = LearnedScale::kOne; }, Sign::kNone,
      "dot-product attention without a scale is meant"},
     {"drops_output_too",
      "In training it drops elements of the output too, not only weights.", "",
@@ -414,205 +199,6 @@ const std::vector<Convention> kReadings = {
      [](Recipe& r) { r.output_dropout = OutputDropout::kWithContext; },
      Sign::kNone, "its dropout is meant for results, not for weights"},
 };
-
-// In the order in which they meet the data.
-const std::vector<Convention> kStructure = {
-    {"shared_matrices",
-     "One small matrix projects every head, (d, d) instead of (H·d, E).",
-     "nn.MultiheadAttention gives each head a projection of all features.",
-     [](const ObservedCall& call) {
-       return call.weights.shared ? Concern::kShown : Concern::kNo;
-     },
-     [](Recipe& r) { r.shared_matrices = true; }},
-    {"heads_by_feature",
-     "Heads are cut and merged feature by feature: head h takes the features "
-     "h, h + H, h + 2H, …, an order that its matrices have learned.",
-     "With weights of nn.MultiheadAttention, whose heads are blocks of "
-     "features, it is wrong.",
-     heads_by_feature,
-     [](Recipe& r) {
-       r.split.fill(split_by_feature);
-       r.merge = merge_by_feature;
-     },
-     Sign::kHeads, "its weights were learned in this order of features"},
-    {"norm_first", kNormFirst, "", norm_of_input<kLayer>, norm_first<kLayer>,
-     Sign::kInputs},
-    {"norm_first", kNormFirst, "", norm_of_input<kRms>, norm_first<kRms>,
-     Sign::kInputs},
-    {"norm_first", kNormFirst, "", norm_of_input<kByHand>, norm_first<kByHand>,
-     Sign::kInputs},
-    {"norm_first",
-     "The input passes a norm over groups of features and all positions before "
-     "it is projected.",
-     "", norm_by_group, norm_first<kGroup>, Sign::kInputs},
-    {"norm_of_query_first", kQueryNormFirst, "", norm_of_input<kLayer>,
-     norm_first<kLayer, true>, Sign::kInputs},
-    {"norm_of_query_first", kQueryNormFirst, "", norm_of_input<kRms>,
-     norm_first<kRms, true>, Sign::kInputs},
-    {"activated_projections",
-     "A ReLU follows the projections, that of the output among them.", "",
-     activated, activate<relu, Activated::kInputsAndOutput>, Sign::kHeads},
-    {"activated_projections", "A ReLU follows the projections.", "", activated,
-     activate<relu, Activated::kInputs>, Sign::kHeads},
-    {"activated_projections",
-     "A ReLU follows the projections of queries and keys.", "", activated,
-     activate<relu, Activated::kQueryAndKey>, Sign::kHeads},
-    {"activated_projections", "A GELU follows the projections.", "",
-     activated_unusually, activate<gelu, Activated::kInputs>, Sign::kHeads},
-    {"activated_projections", "A GELU (by tanh) follows the projections.", "",
-     activated_unusually, activate<gelu_by_tanh, Activated::kInputs>,
-     Sign::kHeads},
-    {"activated_projections", "A tanh follows the projections.", "",
-     activated_unusually, activate<tanh, Activated::kInputs>, Sign::kHeads},
-    {"activated_projections",
-     "A tanh follows the projections of queries and keys.", "",
-     activated_unusually, activate<tanh, Activated::kQueryAndKey>,
-     Sign::kHeads},
-    {"activated_projections", "A SiLU follows the projections.", "",
-     activated_unusually, activate<silu, Activated::kInputs>, Sign::kHeads},
-    {"activated_projections", "An ELU follows the projections.", "",
-     activated_unusually, activate<elu, Activated::kInputs>, Sign::kHeads},
-    {"activated_projections", "A leaky ReLU follows the projections.", "",
-     activated_unusually, activate<leaky_relu, Activated::kInputs>,
-     Sign::kHeads},
-    {"activated_projections", "A sigmoid follows the projections.", "",
-     activated_unusually, activate<sigmoid, Activated::kInputs>, Sign::kHeads},
-    {"norm_of_heads", kNormOfHeads, "", norm_of_heads<kLayer>,
-     norm_heads<kLayer>, Sign::kHeads},
-    {"norm_of_heads", kNormOfHeads, "", norm_of_heads<kRms>, norm_heads<kRms>,
-     Sign::kHeads},
-    {"norm_of_heads", kNormOfHeads, "", norm_of_heads<kRmsFromOne>,
-     norm_heads<kRmsFromOne>, Sign::kHeads},
-    {"norm_of_heads",
-     "Queries and keys have unit length: their products are "
-     "cosines.",
-     "", norm_of_heads<kUnit>, norm_heads<kUnit>, Sign::kHeads},
-    {"rotary_positions", kRotary, "", rotary, rotate<Rotary::kHalves>,
-     Sign::kHeads},
-    {"rotary_positions", kRotary, "", rotary, rotate<Rotary::kPairs>,
-     Sign::kHeads},
-    {"rotary_positions",
-     "Queries and keys are turned by their positions (rotary positions) before "
-     "their heads are cut, each head by angles of its own.",
-     "", rotary, rotate<Rotary::kPairsOfAll>, Sign::kHeads},
-    {"rotary_positions",
-     "Queries and keys are turned by their positions (rotary positions), by "
-     "angles of its own, which are not judged.",
-     "", rotary_of_its_own, rotate<Rotary::kShown>, Sign::kHeads},
-    {"values_turned",
-     "The values are turned by their positions, too, as few models mean it.",
-     "Turn queries and keys alone: what is read should not depend on where it "
-     "stands.",
-     rotary_of_its_own, [](Recipe& r) { r.turned[2] = true; }, Sign::kHeads,
-     "its values are meant to be turned by their positions"},
-    {"learned_scale", kLearnedScale, "", learned_scale,
-     scale_learned<LearnedScale::kTimes>, Sign::kScores},
-    {"learned_scale", kLearnedScale, "", learned_scale,
-     scale_learned<LearnedScale::kOver>, Sign::kScores},
-    {"learned_scale", kLearnedScale, "", learned_scale,
-     scale_learned<LearnedScale::kTimesRoot>, Sign::kScores},
-    {"learned_scale", kLearnedScale, "", learned_scale,
-     scale_learned<LearnedScale::kOverRoot>, Sign::kScores},
-    {"learned_scale", kLearnedScale, "", learned_scale,
-     scale_learned<LearnedScale::kExp>, Sign::kScores},
-    {"unscaled",
-     "The scores are not scaled; its matrices are made for that, as those of "
-     "T5 "
-     "are.",
-     "nn.MultiheadAttention divides them by the square root of the head width.",
-     unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
-    {"softcap",
-     "The scores s are capped: c·tanh(s / c), by a c of its own, as in Gemma 2.",
-     "nn.MultiheadAttention does not cap them.", softcap,
-     [](Recipe& r) { r.softcapped = true; }, Sign::kBias},
-    {"position_bias",
-     "A bias of its own is added to the scores, of relative positions, "
-     "perhaps. The bias is not judged, all else is.",
-     "", position_bias, [](Recipe& r) { r.position_bias = true; }, Sign::kBias},
-    {"sinks",
-     "One more score stands in each row, a learned number, and takes some of "
-     "the weight (an attention sink).",
-     "The weights of nn.MultiheadAttention add up to 1.", learned_sink,
-     [](Recipe& r) { r.sink = Sink::kLearned; }, Sign::kWeights},
-    {"sinks",
-     "One more score of 0 stands in each row, and takes some of the weight: "
-     "softmax plus one.",
-     "The weights of nn.MultiheadAttention add up to 1.", softcap,
-     [](Recipe& r) { r.sink = Sink::kZero; }, Sign::kWeights,
-     "its weights are meant to add up to less than 1"},
-    {"norm_of_context", kNormOfContext, "", norm_of_context<kLayer>,
-     norm_context<kLayer>, Sign::kContext},
-    {"norm_of_context", kNormOfContext, "", norm_of_context<kRms>,
-     norm_context<kRms>, Sign::kContext},
-    {"residual_and_norm", kPostNorm, "", residual_and_norm<kLayer>,
-     norm_last<kLayer, Residual::kInput>, Sign::kNorm},
-    {"residual_and_norm", kPostNorm, "", residual_and_norm<kRms>,
-     norm_last<kRms, Residual::kInput>, Sign::kNorm},
-    {"residual_and_norm", kPostNorm, "", residual_and_norm<kByHand>,
-     norm_last<kByHand, Residual::kInput>, Sign::kNorm},
-    {"norm_and_residual", kNormThenSum, "", residual_and_norm<kLayer>,
-     norm_last<kLayer, Residual::kAfterNorm>, Sign::kNorm},
-    {"norm_and_residual", kNormThenSum, "", residual_and_norm<kRms>,
-     norm_last<kRms, Residual::kAfterNorm>, Sign::kNorm},
-    {"norm_last", kNormLast, "", norm_of_output<kLayer>, norm_last<kLayer>,
-     Sign::kNorm},
-    {"norm_last", kNormLast, "", norm_of_output<kRms>, norm_last<kRms>,
-     Sign::kNorm},
-    {"values_added",
-     "The projected values are added to the output, as a residual connection "
-     "that may change the width.",
-     "nn.MultiheadAttention returns the output projection alone.", values_added,
-     [](Recipe& r) { r.residual = Residual::kValues; }, Sign::kSum},
-    {"relu_of_sum",
-     "The query input is added to the output, and the ReLU of this sum is what "
-     "comes out, as of AutoInt.",
-     "nn.MultiheadAttention returns the output projection alone.", relu_of_sum,
-     [](Recipe& r) { r.residual = Residual::kThenRelu; }, Sign::kSum},
-    {"set_attention_block",
-     "The projected queries are added to what the heads return, and to this "
-     "sum the ReLU of its output projection: a block of the Set Transformer.",
-     "nn.MultiheadAttention returns the output projection alone.", set_block,
-     [](Recipe& r) { r.residual = Residual::kSetBlock; }, Sign::kSum},
-    {"gain_and_residual",
-     "The output is multiplied by a learned number, or by one for each "
-     "feature, and the query input is added.",
-     "", gain_and_residual,
-     [](Recipe& r) {
-       r.output_gain = true;
-       r.residual = Residual::kInput;
-     },
-     Sign::kSum},
-    {"output_gain",
-     "The output is multiplied by a learned number, or by one for each "
-     "feature.",
-     "", gain, [](Recipe& r) { r.output_gain = true; }, Sign::kSum},
-    {"residual",
-     "The query input is added to the output: the residual connection of the "
-     "block around attention.",
-     "", residual, [](Recipe& r) { r.residual = Residual::kInput; },
-     Sign::kSum},
-    {"residual",
-     "The input behind its norm is added to the output, as a residual "
-     "connection.",
-     "", residual, [](Recipe& r) { r.residual = Residual::kNormedInput; },
-     Sign::kSum},
-    {"residual_inside",
-     "The query input is added to the output: the residual connection of the "
-     "block around attention, inside of it.",
-     "Where the block adds its input, too, it counts twice: add it in one "
-     "place.",
-     residual_alone, [](Recipe& r) { r.residual = Residual::kInput; },
-     Sign::kSum,
-     "its residual connection is meant to be inside, and not added again"},
-    {"rounded", "The output is rounded to some digits: no gradient passes it.",
-     "Round for printing only.",
-     [](const ObservedCall& call) {
-       return call.digits > 0 ? Concern::kShown : Concern::kNo;
-     },
-     [](Recipe& r) { r.rounded = true; }},
-};
-
-}  // namespace
 
 std::span<const Convention> all_conventions() {
   static const std::vector<Convention> all = [] {

@@ -8,6 +8,7 @@
 #include <array>
 #include <functional>
 
+#include "diagnosis/stages/mask_shapes.h"
 #include "diagnosis/stages/simulate.h"
 
 namespace multihead::diagnosis {
@@ -29,76 +30,6 @@ struct Effect {
 template <typename Join>
 void collect(Tensor& all, const Tensor& more, Join join) {
   all = all.defined() ? join(all, more) : more;
-}
-
-// ---- The shape in which a mask meets the scores ----------------------------
-//
-// A mistake about a shape leaves masks of other shapes as they are.
-
-// (B, Lq, Lk)
-bool is_per_item(const GivenMask& mask) {
-  return mask.rank == 3 && mask.numbers.size(1) == 1 &&
-         mask.numbers.size(0) > 1;
-}
-
-// (B·H, Lq, Lk)
-bool is_per_head(const GivenMask& mask, const Sizes& n) {
-  return mask.rank == 3 && mask.numbers.size(1) == n.heads && n.heads > 1;
-}
-
-// One for each item and none for each head, of any rank.
-bool is_of_items(const GivenMask& mask) {
-  return mask.numbers.size(1) == 1 && mask.numbers.size(0) > 1;
-}
-
-// (B, Lk)
-bool is_of_keys(const GivenMask& mask) {
-  return mask.rank == 2 && mask.numbers.size(2) == 1;
-}
-
-// (H·B, …) → (B, H, …).
-Tensor heads_first(const Tensor& mask, const Sizes& n) {
-  return mask.reshape({n.heads, n.batch, mask.size(-2), mask.size(-1)})
-      .transpose(0, 1);
-}
-
-// For (B·H, …), as if it were for (H·B, …).
-Tensor repeated_as_a_whole(const GivenMask& mask, const Sizes& n) {
-  const Tensor& x = mask.numbers;
-  if (!is_of_items(mask)) return x;
-  return x.repeat({n.heads, 1, 1, 1})
-      .view({n.batch, n.heads, x.size(2), x.size(3)});
-}
-
-// The other way round.
-Tensor repeated_item_by_item(const GivenMask& mask, const Sizes& n) {
-  const Tensor& x = mask.numbers;
-  return is_of_items(mask) ? heads_first(x.repeat_interleave(n.heads, 0), n)
-                           : x;
-}
-
-// Masks of heads folded as (H·B, …), for heads that are (B·H, …).
-Tensor folded_heads_first(const GivenMask& mask, const Sizes& n) {
-  const Tensor& x = mask.numbers;
-  return x.expand({n.batch, n.heads, -1, -1})
-      .transpose(0, 1)
-      .reshape({n.batch, n.heads, x.size(2), x.size(3)});
-}
-
-// Where there is one of three dimensions for each item, and no other.
-template <auto layout>
-Tensor of_items_only(const GivenMask& mask, const Sizes& n) {
-  return is_per_item(mask) ? layout(mask, n) : mask.numbers;
-}
-
-Tensor first_item(const GivenMask& given, const Sizes& n) {
-  const Tensor first = given.numbers.slice(0, 0, 1);
-  return is_per_head(given, n) ? first.slice(1, 0, 1) : first;
-}
-
-// A padding mask over the rows.
-Tensor on_queries(const GivenMask& given, const Sizes&) {
-  return is_of_keys(given) ? given.numbers.transpose(-2, -1) : given.numbers;
 }
 
 template <MaskUse Recipe::* mask, auto layout>
@@ -152,6 +83,19 @@ void meet(const GivenMask& given, const MaskUse& use, bool keeps,
                  ? collect(all.added, numbers, std::plus<>())
                  : collect(all.blocked, keep.logical_not(), std::bit_or<>());
   }
+}
+
+// Padding (B, 1, 1, Lk) of keys and, where these are as many, of queries.
+void meet_pairs(const ObservedCall& call, const Recipe& recipe,
+                const Tensor& scores, Effect& all) {
+  if (!call.padding.numbers.defined()) return;
+  Effect own;
+  meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores, own);
+  const Tensor& keys = own.blocked;
+  require(keys.defined() && keys.size(2) == 1 &&
+          call.sizes.queries == call.sizes.keys);
+  collect(all.blocked, keys.logical_or(keys.transpose(-2, -1)),
+          std::bit_or<>());
 }
 
 // ---- Causal attention ------------------------------------------------------
@@ -291,8 +235,12 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
                    const Tensor& scores) {
   Effect effect;
   meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, effect);
-  meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
-       effect);
+  if (recipe.padding_of_pairs) {
+    meet_pairs(call, recipe, scores, effect);
+  } else {
+    meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
+         effect);
+  }
   if (is_asked_for(call, recipe)) meet_causal(call, recipe, scores, effect);
   if (call.window) {
     const auto [left, right] = sides_of(*call.window, recipe.window_reading);

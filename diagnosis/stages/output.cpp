@@ -99,10 +99,10 @@ Tensor in_shape_of(const Tensor& weights, const Tensor& like,
   const int64_t whole = weights.numel(), heads = weights.size(1);
   if (like.numel() == whole) {
     // (H, B, Lq, Lk) is as a loop over heads stacks them.
-    const bool heads_first =
-        like.dim() == 3 ? recipe.heads_before_items
-                        : like.dim() == 4 && like.size(0) == heads &&
-                              heads != weights.size(0);
+    const bool heads_first = like.dim() == 3
+                                 ? recipe.heads_before_items
+                                 : like.dim() == 4 && like.size(0) == heads &&
+                                       heads != weights.size(0);
     return (heads_first ? weights.transpose(0, 1) : weights)
         .reshape(like.sizes());
   }

@@ -256,6 +256,7 @@ struct Habits {
   FusedOrder fused = FusedOrder::kPartByPart;
   bool mask_keeps = false;
   bool padding_keeps = false;
+  bool padding_of_pairs = false;  ///< of queries, too: what is padded sees none
   bool causal_by_itself = false;
   bool causal_unless_masked = false;  ///< with no mask but of keys
   bool heads_before_items = false;    ///< folded weights are (H·B, Lq, Lk)
@@ -276,8 +277,8 @@ struct Habits {
   Activation activation = nullptr;
   Rotary rotary = Rotary::kNone;
   LearnedScale learned_scale = LearnedScale::kNone;
-  bool softcapped = false;       ///< scores c·tanh(s / c), c as the trace has it
-  bool position_bias = false;    ///< as the trace has it: not judged
+  bool softcapped = false;     ///< scores c·tanh(s / c), c as the trace has it
+  bool position_bias = false;  ///< as the trace has it: not judged
   Sink sink = Sink::kNone;
   bool rounded = false;          ///< the output, to some digits
   bool shared_matrices = false;  ///< of all heads; only said

@@ -182,6 +182,20 @@ at::Tensor in_shape_of(const at::Tensor& weights, const at::Tensor& like,
 at::Tensor returned_weights(const ObservedCall& call, const Recipe& recipe,
                             const Stages& stages);
 
+// ---- The conventions of each file ------------------------------------------
+
+constexpr Concern maybe(bool is_possible) {
+  return is_possible ? Concern::kMaybe : Concern::kNo;
+}
+
+inline bool shows_its_way(const ObservedCall& call) {
+  return !call.trace.empty();
+}
+
+/// How what is given is read; and what else stands in the same module, in the
+/// order in which it meets the data.
+extern const std::vector<Convention> kReadings, kStructure;
+
 // ---- The faults of each file -----------------------------------------------
 
 extern const std::vector<Fault> kProjectionFaults, kHeadFaults, kScaleFaults,

@@ -26,7 +26,7 @@ from .report import Finding, Report
 from .sandbox.guard import Guard, Outcome, Stop
 from .subject import documented, promised, signature, stated
 from .subject.documented import Said
-from .subject.roles import speaks
+from .subject.roles import role_of_name, speaks
 from .subject.signature import Call
 from .subject.target import Subject, load, scope
 
@@ -341,12 +341,14 @@ class Examination:
     def _plain_ways(self) -> Iterator[Way]:
         """Those with the tensors that are usual for its layouts."""
         seconds = _ROLES_SECONDS
-        for roles in plans.roles(self.call):
+        for roles in plans.roles(self.call, self.subject):
             call, runner, finder = self.call, self.runner, self.first_call
             if roles and seconds <= 0:
                 return
             if roles:
-                call = replace(call, roles={**call.roles, **roles})
+                named = {n for n, r in roles.items() if role_of_name(n) == r}
+                guessed = call.guessed - named
+                call = replace(call, roles={**call.roles, **roles}, guessed=guessed)
                 runner = runner.calling(call)
                 finder = FirstCall(runner, self.options, seconds)
             layouts = self.layouts

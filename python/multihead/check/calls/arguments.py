@@ -160,6 +160,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
         "factor": case.sizes.head_dim**-0.5,
         "divisor": case.sizes.head_dim**0.5,
         "rotation": _no_rotation(parameter.name, case),
+        "position_ids": torch.arange(case.sizes.queries).repeat(case.sizes.batch, 1),
     }
     if role == "positions" and parameter.default is parameter.empty:
         return cases.positions(case)
@@ -180,7 +181,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
 
 def _no_rotation(name: str, case: Case) -> object:
     """Tables of rotary positions under which every position is the first."""
-    if case.style.tables == cases.DISTANCES:
+    if case.style.tables in (cases.DISTANCES, cases.ONCE):
         return _LEFT
     half = case.sizes.head_dim // 2
     sizes = {"L": case.sizes.queries, "D": case.sizes.head_dim, "D/2": half}

@@ -84,6 +84,7 @@ class Sizes:
         longest = self.queries if self.is_exact else max(16, self.keys + 1)
         windows = {"length": longest, "side": self.columns}
         return {
+            "batch": self.batch,
             "num_heads": self.heads,
             "num_kv_heads": self.kv_heads or self.heads,
             "embed_dim": self.embed,
@@ -146,13 +147,15 @@ TABLES = ("L D", "L D/2", "2 L D", "L D/2 2", "1 L D", "1 L D/2")
 TABLES += ("1 L 1 D", "1 L 1 D/2", "1 1 L D", "1 1 L D/2")
 # Embeddings of positions: one for each key, or for each distance, 2·L − 1.
 DISTANCES = "distances"
+ONCE = "distances, for all items"
 
 
 @dataclass(frozen=True)
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
     matrices, masks that are added, of any numbers if biased, matrices as (out, in), and
-    tables of positions as one of TABLES, or embeddings of DISTANCES."""
+    tables of positions as one of TABLES, or embeddings of DISTANCES, for each item or
+    ONCE."""
 
     numpy: bool = False
     layers: bool = False
@@ -227,13 +230,13 @@ def sequences(case: Case) -> dict[str, Tensor]:
 def positions(case: Case) -> Tensor:
     """Embeddings of the positions of the keys, in their shape, or of all distances."""
     sizes = case.sizes
-    if case.style.tables == DISTANCES:
+    if case.style.tables in (DISTANCES, ONCE):
         longest = max(sizes.queries, case.keys)
         sizes = replace(sizes, queries=2 * longest - 1, keys=2 * longest - 1)
     keys = sequences(replace(case, sizes=sizes))["key"]
     generator = torch.Generator().manual_seed(99)
     drawn = torch.randn(keys.shape, generator=generator, dtype=torch.float64)
-    return drawn.to(case.dtype)
+    return drawn.to(case.dtype)[: 1 if case.style.tables == ONCE else None]
 
 
 def as_sequence(tensor: Tensor, case: Case) -> Tensor:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Constructs a class of modules from what the names of its arguments mean."""
 
+import enum
 import inspect
 import re
-import sys
 from dataclasses import replace
 
 import torch
@@ -275,7 +275,8 @@ class Construction:
             return layer
         if set(words(name)) & _LINEAR and kind not in _TYPES:
             return nn.Linear(sizes.embed, sizes.embed)
-        if set(words(name)) & _ROTARY and kind not in _TYPES:
+        said = set(words(name))
+        if said & _ROTARY and said <= _ROTARY | _ENCODES and kind not in _TYPES:
             return Unturned()
         if _is_own_module(parameter.annotation):
             layer = Construction(describe(parameter.annotation))
@@ -285,6 +286,10 @@ class Construction:
             return nn.Identity() if inner is None else inner
         if name in self._choices:
             return self._choices[name]
+        if (member := self._member(name)) is not None:
+            return member
+        if set(words(name)) & {"base", "theta"}:
+            return 10000.0  # of rotary positions
         if kind in _TYPES:
             return _TYPES[kind]
         if set(words(name)) & _SHARES:
@@ -293,6 +298,16 @@ class Construction:
             return 1  # several would be several attentions
         counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
         return 2 if counts or self._gives_all else None
+
+    def _member(self, name: str) -> enum.Enum | None:
+        """The first member of an enumeration that the code compares this one with."""
+        known = getattr(self.subject.target.__init__, "__globals__", {})
+        compared = rf"\b{re.escape(name)}\s*(?:==|is|in)\s*[(\[]?(\w+)[.\[][\"']?(\w+)"
+        for kind, member in re.findall(compared, text_of_file(self.subject)):
+            members = getattr(known.get(kind), "__members__", {})
+            if member in members:
+                return members[member]
+        return None
 
     def _scale(self, sizes: Sizes, name: str) -> float:
         """The number by which scores are multiplied, or divided, as the text says of
@@ -453,6 +468,8 @@ def _last_word(name: str) -> str:
 
 _LAYERS = {"layer", "layers"}
 _ROTARY = {"rope", "rotary"}
+_ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}
+_ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}
 _TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..subject.roles import CONSTRUCTOR, normal, part_of
-from ..subject.words import role_of_words
+from ..subject.words import role_of_words, words
 from .cases import Sizes
 
 DROPOUT = 0.25
@@ -129,6 +129,9 @@ def value_for(name: str, sizes: Sizes) -> object:
         return sizes.head_dim**-0.5
     if normal(name) == "querypreattnscalar":  # Gemma's, before its root divides
         return sizes.head_dim
+    said = set(words(name))
+    if "theta" in said or ("base" in said and said & {"rope", "rotary"}):
+        return 10000.0
     role = CONSTRUCTOR.get(normal(name)) or part_of(name) or role_of_words(name)
     if role is None and _LAYERS.fullmatch(normal(name)):
         return 2

@@ -56,6 +56,8 @@ def steps(call: Call, case: Case) -> Steps | None:
                 given[name] = value.narrow(axis, start, count)
             elif role == "rotation":
                 given[name] = _rows(value, length, start, count)
+            elif role == "position_ids" and isinstance(value, Tensor):
+                given[name] = value.narrow(-1, start, count)
             elif role == "zero":
                 given[name] = start
         given |= {p.name: True for p in taken if p.default is False}

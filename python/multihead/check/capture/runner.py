@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..calls import arguments, cases
 from ..calls.arguments import Arguments
-from ..calls.cases import Case, as_sequence, attributes
+from ..calls.cases import Case, attributes
 from ..calls.construct import Construction
 from ..calls.forms import merged_draw
 from ..report import Finding
@@ -33,6 +33,7 @@ from .record import (
     open_gates,
     unset_is_nan,
 )
+from .returned import Unfit, split
 
 
 @dataclass
@@ -152,11 +153,11 @@ class Runner:
         run = Run(case, Arguments(tensors=tensors), parameters=base.parameters)
         run.recorder, run.counted, run.is_last = Recorder({}), base.counted, True
         try:
-            run.out, _ = _split(second.value, case, query, any_width=False)
-            passed, _ = _split(whole.value, base.case, both.sequence, any_width=False)
+            run.out, _ = split(second.value, case, query, any_width=False)
+            passed, _ = split(whole.value, base.case, both.sequence, any_width=False)
             axis = cases.query_axis(case)
             run.in_one_pass = passed.narrow(axis, both.count, 1).reshape(run.out.shape)
-        except _Unfit:
+        except Unfit:
             return None
         return run
 
@@ -187,8 +188,8 @@ class Runner:
         query = made.tensors["query"]
         any_width = self.subject.kind == "instance"
         try:
-            out, run.attention = _split(outcome.value, case, query, any_width)
-        except _Unfit as unfit:
+            out, run.attention = split(outcome.value, case, query, any_width)
+        except Unfit as unfit:
             first = self._of_the_first(outcome.value, case, query)
             if first is None:
                 run.findings = self._located([unfit.finding], made)
@@ -217,8 +218,8 @@ class Runner:
         axis = cases.query_axis(case)
         one = replace(case, sizes=replace(case.sizes, queries=1, keys=case.keys))
         try:
-            return _split(returned, one, query.narrow(axis, 0, 1), False)
-        except _Unfit:
+            return split(returned, one, query.narrow(axis, 0, 1), False)
+        except Unfit:
             return None
 
     def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:
@@ -499,118 +500,8 @@ def _settings(case: Case, seed: int) -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-class _Unfit(Exception):
-    """What came back cannot be an output of attention; holds the finding."""
-
-    def __init__(self, name: str, sentence: str, remedy: str):
-        super().__init__(sentence)
-        self.finding = Finding(name, sentence, remedy)
-
-
 def _copied(target: object) -> object:
     try:
         return copy.deepcopy(target)
     except Exception:  # a module that holds what cannot be copied
         return target
-
-
-def _split(
-    returned: object, case: Case, query: Tensor, any_width: bool
-) -> tuple[Tensor, Tensor | None]:
-    """The output, with its features last, and, if there are any, the attention
-    weights. any_width: the width of the output is not known. Raises _Unfit."""
-    if returned is None:
-        raise _Unfit(
-            "returns_nothing",
-            "It returns None.",
-            "Does the function end with a return statement, on every path?",
-        )
-    tensors = [t for t in map(_tensor, _parts(returned)) if t is not None]
-    if not tensors:
-        name = type(returned).__name__
-        article = "an" if name[:1].lower() in "aeiou" else "a"
-        raise _Unfit(
-            "wrong_type",
-            f"It returns {article} {name} where a tensor is expected.",
-            "Return the output as a tensor, alone or first in a tuple.",
-        )
-    for tensor in tensors:
-        if kind := _kind(tensor):
-            raise _Unfit(
-                "wrong_type",
-                f"It returns {kind} where a plain tensor of real numbers is expected.",
-                "Return the output as a dense tensor in the type of the query.",
-            )
-    rows = as_sequence(query, case).shape[:-1]
-    sequences = [as_sequence(t, case) for t in tensors]
-    fitting = [t for t in sequences if t.shape[:-1] == rows and t.dim() > 1]
-    widths = {case.sizes.embed, case.sizes.out, case.sizes.head_dim}
-    exact = [t for t in fitting if t.shape[-1] in widths]
-    if not exact:  # as wide as some heads together, if that is known
-        wide = 1 if any_width else case.sizes.head_dim
-        fitting = [t for t in fitting if t.shape[-1] % wide == 0]
-        fitting = [t for t in fitting if t.shape[-1] != case.keys]
-    if not fitting:
-        raise _wrong_shape(tensors[0], query, case.keys)
-    out = (exact or fitting)[0]
-    if not out.is_floating_point():
-        kind = str(out.dtype).removeprefix("torch.")
-        raise _Unfit(
-            "integer_output",
-            f"The output is of type {kind}; averages of values are not whole numbers.",
-            "Compute in floating point from the scores on.",
-        )
-    pairs = (case.sizes.queries, case.keys)
-    weights = [
-        t
-        for t, sequence in zip(tensors, sequences)
-        if sequence is not out and 2 <= t.dim() <= 4 and tuple(t.shape[-2:]) == pairs
-    ]
-    return out, weights[0] if weights and weights[0].is_floating_point() else None
-
-
-def _parts(returned: object) -> Iterator[object]:
-    if isinstance(returned, dict) and type(returned) is not dict:
-        yield from returned.values()  # as the models of Transformers return
-    elif isinstance(returned, (list, tuple)):
-        yield from returned
-    else:
-        yield returned
-
-
-def _tensor(value: object) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value
-    with contextlib.suppress(TypeError):  # a dtype that torch lacks
-        if type(value).__module__ == "numpy" and getattr(value, "ndim", 0):
-            return torch.from_numpy(value.copy())
-    return None
-
-
-def _kind(tensor: Tensor) -> str:
-    """What a tensor is that nothing can be compared with; empty for others."""
-    kinds = {
-        "a nested tensor": tensor.is_nested,
-        "a sparse tensor": tensor.layout is not torch.strided,
-        "a quantized tensor": tensor.is_quantized,
-        "complex numbers": tensor.is_complex(),
-        f"a tensor on the device {tensor.device.type!r}": tensor.device.type != "cpu",
-    }
-    return next((kind for kind, holds in kinds.items() if holds), "")
-
-
-def _wrong_shape(got: Tensor, query: Tensor, keys: int) -> _Unfit:
-    expected = tuple(query.shape)
-    shape = tuple(got.shape)
-    hint = "Each query gets one output: all sizes but the last are those of the query."
-    if got.dim() > 1 and shape[-2:] == (expected[-2], keys):
-        hint = "These may be the weights: what comes out is `weights @ v`."
-    elif got.dim() == len(expected) + 1:
-        hint += " Here the heads are still apart: they are merged into one axis last."
-    elif sorted(shape) == sorted(expected):
-        hint += " Here two axes are exchanged."
-    return _Unfit(
-        "wrong_shape",
-        f"It returns shape {shape} for a query of shape {expected}.",
-        hint,
-    )

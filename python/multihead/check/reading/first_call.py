@@ -268,7 +268,8 @@ class FirstCall:
         if self.call.takes("rotation"):
             styles += [replace(first, tables=kind) for kind in TABLES[1:]]
         if self.call.takes("positions"):
-            styles.append(replace(first, tables=cases.DISTANCES))
+            kinds = (cases.DISTANCES, cases.ONCE)
+            styles += [replace(first, tables=kind) for kind in kinds]
         if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
             styles.append(replace(first, numpy=not first.numpy))
         return styles
@@ -479,9 +480,7 @@ def is_told_heads(call: Call, base: Run) -> bool:
     return asks_three and not call.weights and not base.parameters.tensors
 
 
-def heads_layouts(
-    call: Call, runner: Runner, is_told: bool = False
-) -> tuple[str, ...]:
+def heads_layouts(call: Call, runner: Runner, is_told: bool = False) -> tuple[str, ...]:
     """The layouts of attention that is handed its heads; none for what projects, as
     most of what is told of them as it is made does."""
     asks_three = sum(call.takes(role) for role in TENSORS) >= 3

@@ -5,13 +5,16 @@ Names, docstrings and comments only order them: what the numbers explain is beli
 (session.py). What the user states, or the type of the code, leaves no other.
 """
 
+import inspect
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..options import Options
 from ..subject import documented
 from ..subject.documented import Said
+from ..subject.roles import normal, role_of_name
 from ..subject.signature import Call
 from ..subject.target import Subject
 from .observation import Stated
@@ -29,10 +32,21 @@ class Meaning:
     why: str = ""
 
 
-def roles(call: Call) -> Iterator[dict[str, str | None]]:
+# Embeddings of positions, which may also be their cosines and sines.
+_TABLES = {"posemb", "posembed", "posembeds", "positionembeddings", "encoding"}
+
+
+def _is_asked(subject: Subject, parameter: inspect.Parameter) -> bool:
+    """Whether the code asks whether what it takes for a mask is true, as of a flag."""
+    asked = rf"\bif\s+{re.escape(parameter.name)}\s*(:|==\s*True|is True)"
+    return parameter.default is None and re.search(asked, subject.source) is not None
+
+
+def roles(call: Call, subject: Subject) -> Iterator[dict[str, str | None]]:
     """Roles of parameters: as they seem; then with a scale that may be left out, and
-    without which some code does not scale; with a mask of queries in which True
-    blocks; without a window that may be for steps of decoding alone; then with those
+    without which some code does not scale; with a mask that is a flag; with a mask of
+    queries in which True blocks; with a mask that was taken for one of keys; with embeddings of positions instead of
+    rotary tables; with the numbers of positions, where they may be left out; without a window that may be for steps of decoding alone; then with those
     exchanged that names do not settle, as of forward(x, y), which may ask with y."""
     yield {}
     in_steps = call.takes("past") or call.takes("zero")
@@ -40,8 +54,19 @@ def roles(call: Call) -> Iterator[dict[str, str | None]]:
         if call.roles[parameter.name] == "scale" and parameter.default in (None, 1):
             for role in ("factor", "divisor"):
                 yield {parameter.name: role}
+        if call.roles[parameter.name] == "mask" and _is_asked(subject, parameter):
+            yield {parameter.name: "is_causal"}
         if call.roles[parameter.name] == "query_mask":
             yield {parameter.name: "query_blocked"}
+        tables = normal(parameter.name) in _TABLES
+        if call.roles[parameter.name] == "rotation" and tables:
+            yield {parameter.name: "positions"}
+        numbered = role_of_name(parameter.name) == "position_ids"
+        if numbered and call.roles[parameter.name] is None:
+            yield {parameter.name: "position_ids"}
+        if call.is_guessed("padding") and call.parameter("padding") == parameter.name:
+            biases = [name for name, role in call.roles.items() if role == "mask"]
+            yield {**dict.fromkeys(biases), parameter.name: "mask"}
         if call.roles[parameter.name] == "sliding_window" and in_steps:
             yield {parameter.name: None}
     names = [name for name in call.roles if call.is_open(name)]

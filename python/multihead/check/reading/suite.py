@@ -16,7 +16,8 @@ from ..calls.cases import Case, Sizes, grouped
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
-from ..subject.documented import is_padding_of_keys, mask_is_of_keys
+from ..subject.documented import is_padding_of_keys, written_masks
+from ..subject.roles import role_of_name
 from ..subject.target import text_of_file
 
 Progress = Callable[[str], None]
@@ -34,6 +35,7 @@ _READS_RANK_ANY = re.compile(_READS_RANK.format(r"\d"))
 # What is raised on purpose.
 _REFUSALS = ("AssertionError", "NotImplementedError", "ValueError")
 _MISTAKES = ("AttributeError", "KeyError", "NameError", "TypeError")
+_OF_TRUTH = "Boolean value of Tensor"  # `if mask:`
 _MISTAKES += ("UnboundLocalError", "ZeroDivisionError")
 
 
@@ -258,6 +260,7 @@ class Cases:
         # A shape that nobody tried may be meant; a mistake in Python is one, unless
         # nobody said that this argument is a mask.
         mistake = first.sentence.startswith(_MISTAKES) and not self._asks(first)
+        mistake = mistake or _OF_TRUTH in first.sentence
         guessed = self.call.is_guessed("mask")
         kind = "failure" if mistake and not guessed else "limit"
         self.findings.append(replace(first, sentence=sentence, kind=kind))
@@ -347,6 +350,9 @@ class Cases:
                 run = self._run(replace(variant, mask_dtype=dtype))
                 if not run.refused:
                     self.taken.add(case.name)
+                    flag = self.call.parameter("is_causal")
+                    if case.is_causal and role_of_name(flag or "") == "mask":
+                        self.taken |= {"mask", "square mask"}  # it is the flag
                     return
                 refusals += run.findings[:1]
         self._say_refused(case, refusals[0])
@@ -409,13 +415,14 @@ class Cases:
             run = crowd("padding", padding=kind)
             self.by_chance = [run] if promised else []
         reads = _READS_RANK_3.search(self.runner.subject.source) is not None
-        taken = "rows of each item" in kinds
-        if self.call.takes("mask") and (taken or reads or not kinds):
-            crowd(_mask_name("rows of each item"), mask="rows of each item")
-        of_keys = "keys of each item"
-        said = mask_is_of_keys(self.call, self.runner.subject) and of_keys not in kinds
-        if self.call.takes("mask") and (said or not kinds) and not padded:
-            crowd(_mask_name(of_keys), mask=of_keys)
+        rows, keys = "rows of each item", "keys of each item"
+        said = written_masks(self.call, self.runner.subject)
+        taken = rows in kinds
+        if self.call.takes("mask") and (taken or reads or not kinds or rows in said):
+            crowd(_mask_name(rows), mask=rows)
+        said -= set(kinds)
+        if self.call.takes("mask") and (keys in said or not kinds) and not padded:
+            crowd(_mask_name(keys), mask=keys)
 
     def _train(self) -> None:
         """A run in training mode, if there is dropout to be seen or asked for."""

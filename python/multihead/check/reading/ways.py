@@ -118,5 +118,8 @@ class Reading:
             return False
         if likelier.verdict is None:
             return self.is_right
-        takes_more = bool(self.taken & likelier.refused)
-        return takes_more or observation.is_better(self.verdict, likelier.verdict)
+        is_explained = self.is_right or bool(self.faults)
+        takes_more = self.taken & likelier.refused and (
+            is_explained or not likelier.faults
+        )
+        return bool(takes_more) or observation.is_better(self.verdict, likelier.verdict)

@@ -27,9 +27,9 @@ _AXES = re.compile(
     rf"(?P<name>\w+)?[`*]*(?:\s*\([^()]*\))?\s*(?::|=|is|of shape|shape)?\s*"
     rf"[(\[](?P<axes>{_AXIS}(?:{_BY}){_AXIS}(?:{_BY}){_AXIS})[)\]]"
 )
-# The same of two: (batch, seq_len); as types, ["batch", "seq"] or "b n".
-_TWO_AXES = re.compile(rf"[(\[](?P<first>{_AXIS})(?:{_BY})(?P<second>{_AXIS})[)\]]")
-_TWO_TYPED = r"\b{}\s*:[^=\n]*[\"'](?P<first>\w+)(?:[\"']\s*,\s*[\"']|\s)(?P<second>\w+)[\"']"
+# Those of a mask, of two or three; as types, ["batch", "seq"] or "b n".
+_AXES_OF_MASK = re.compile(rf"[(\[]({_AXIS}(?:(?:{_BY}){_AXIS}){{1,2}})[)\]]")
+_TWO_TYPED = r"\b{}\s*:[^=\n]*[\"'](\w+)(?:[\"']\s*,\s*[\"']|\s)(\w+)[\"']"
 _BLANK = re.compile(r"\n\s*\n")
 _ENDS = re.compile(r"(?<=[.!?;])\s+|\n")
 # "mask (Tensor): ", "mask : bool", "- mask: " in a list of arguments.
@@ -136,16 +136,22 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
     return Said("blocked") if re.search("pad|kpm", name.lower()) else None
 
 
-def mask_is_of_keys(call: Call, subject: Subject) -> bool:
-    """Whether a text or a type says that the mask is of keys of each item, (B, Lk)."""
+def written_masks(call: Call, subject: Subject) -> set[str]:
+    """The masks for each item whose shape a text or a type gives: "keys of each item",
+    (B, Lk), "rows of each item", (B, Lq, Lk)."""
     name = call.parameter("mask")
     if name is None:
-        return False
+        return set()
     typed = re.search(_TWO_TYPED.format(re.escape(name)), subject.source)
-    texts = (sentence for sentence, _ in _sentences(subject, (name,)))
-    shapes = [typed, *(_TWO_AXES.search(text) for text in texts)]
-    axes = [[s["first"].lower(), s["second"].lower()] for s in shapes if s]
-    return any(_is_batch_first(pair) for pair in axes)
+    shapes = [f"({typed[1]}, {typed[2]})"] if typed else []
+    shapes += [sentence for sentence, _ in _sentences(subject, (name,))]
+    found = set()
+    for text in shapes:
+        for written in _AXES_OF_MASK.finditer(text.lower()):
+            batch, *lengths = re.split(_BY, written[1])
+            if BATCH.fullmatch(batch) and all(map(LENGTH.fullmatch, lengths)):
+                found.add(("keys" if len(lengths) == 1 else "rows") + " of each item")
+    return found
 
 
 def is_padding_of_keys(call: Call) -> bool:

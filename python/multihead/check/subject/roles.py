@@ -20,7 +20,7 @@ _CALL = {
     ),
     "context": (
         "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
-        "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source "
+        "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source z "
         "encoderout mem"
     ),
     "mask": (
@@ -66,6 +66,9 @@ _CALL = {
         "rotaryembedding rotaryembeddings rotarypos cossin sincos ropeemb ropeembed "
         "cosbuffer sinbuffer coscached sincached coscache sincache cosbuf sinbuf "
         "rotarycos rotarysin cosines sines cosine sine costable sintable"
+    ),
+    "position_ids": (
+        "positionids posids tokenpositions inputpositions inputpos positionid qpos"
     ),
     "positions": (
         "posembedding posembeddings posencoding posencodings positionalencoding "
@@ -124,6 +127,7 @@ _CONSTRUCTOR = {
         "iscausal causal usecausal masked autoregressive ismasked isdecoder decoder"
     ),
     "device": "device",
+    "batch": _CALL["batch"] + " maxbatchsize maxbatch",
     "dtype": "dtype",
     "temperature": "temperature temp tau",
     "activation": "activation act activationfn actfn nonlinearity actlayer",
@@ -149,7 +153,7 @@ ATTRIBUTES = _table(_SIZES)
 ADDITIVE = {"attnbias", "attentionbias", "maskbias", "scorebias", "scoresbias"}
 ADDITIVE |= {"additivemask", "addmask", "bias"}
 # Sequences that may ask or be asked.
-VAGUE = {"x", "y", "x2", "source", "input", "inputs"}
+VAGUE = {"x", "y", "z", "x2", "source", "input", "inputs"}
 TENSORS = ("query", "key", "value", "x", "context")
 SIZES = tuple(_SIZES)
 
@@ -205,6 +209,11 @@ def normal(name: str) -> str:
     """`name` as the tables have it: lower case, without underscores, and without the
     class that Python puts before names with two."""
     return _OF_CLASS.sub("", name).lower().replace("_", "")
+
+
+def role_of_name(name: str) -> str | None:
+    """The role of a parameter of a call that the tables give to its name."""
+    return CALL.get(normal(name))
 
 
 def as_written(name: str) -> str:

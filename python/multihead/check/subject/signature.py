@@ -246,12 +246,16 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and is_required and type_name(parameter) not in _PLAIN:
         projects = normal(name) in ("proj", "projection", "dense")
         role = "weight" if projects else tensor_of_words(name)
+    if role is None and is_required and _OF_ROTATION.search(name.lower()):
+        return "rotation"
     if default is parameter.empty:
         return role
+    if role == "mask" and type_name(parameter) == "bool":
+        return "is_causal"
     if type(default) is bool and (role == "mask" or _LOOKS_AHEAD.search(name.lower())):
         return "is_causal"
-    if role == "zero" and default is None:
-        return None  # without it, nothing is kept of calls before
+    if role in ("zero", "position_ids") and default is None:
+        return None  # without it, nothing is kept of calls before, or it counts itself
     if role == "sliding_window" and "tuple" in str(parameter.annotation).lower():
         return None  # of both sides
     if name.startswith("_") or not isinstance(default, _KINDS.get(role, object)):
@@ -271,8 +275,12 @@ def _number_of_words(parameter: inspect.Parameter) -> str | None:
     return role if role in (*SIZES, "qkv_dim") else None
 
 
+# Tables of rotary positions: rope_cache, m_theta_complex.
+_OF_ROTATION = re.compile(r"rope|rotary|freqs|theta|_cis\b|complex")
 # A switch for a mask, by its name: look_ahead_mask, mask_future.
-_LOOKS_AHEAD = re.compile(r"look_?ahead|(mask|block|hide)_?future|future_?mask|no_?peek")
+_LOOKS_AHEAD = re.compile(
+    r"look_?ahead|(mask|block|hide)_?future|future_?mask|no_?peek"
+)
 _COUNTED = {"len", "length", "max", "maxlen", "seqlen", "size", "num", "n", "window"}
 # image_features are the features themselves, and no number of them, in a call.
 _FEATURES = re.compile(r"(?<!\bn)(?<!\bnum)(?<!\bin)(?<!\bout)_(features|feats)$")

@@ -27,7 +27,18 @@ _OTHER = {"layer", "layers", "vocab", "vocabulary", "class", "classes", "expert"
 _OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "stride", "ratio"}
 # No size, whatever stands beside it.
 _NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id", "idx"}
-_NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
+_NEVER |= {
+    "batch",
+    "index",
+    "weight",
+    "weights",
+    "lr",
+    "rank",
+    "use",
+    "with",
+    "return",
+    "fn",
+}
 # Counts of words and of classes, which are no sizes of attention.
 OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes"}
 _DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
@@ -71,6 +82,8 @@ def role_of_words(name: str) -> str | None:
     """The role of a size by the words of its name; "qkv_dim" is the width of queries,
     keys or values, of all heads or of one; "mlp_dim" that of a layer after them."""
     said = words(name)
+    if len(said) > 1 and said[-1] == "s":
+        said = [*said[:-1], "size"]  # embedding_s
     have = set(said)
     counts, wide = have & _COUNT, have & _WIDTH
     if have & _DROPOUT:
@@ -158,7 +171,8 @@ def mask_of_words(name: str) -> str | None:
     "query_mask" is of queries that count for nothing."""
     said = words(name)
     have = set(said)
-    if said[-1:] not in (["mask"], ["masks"]) or have & _NO_MASK:
+    is_other = have & _NO_MASK and not have & {"attention", "attn"}
+    if said[-1:] not in (["mask"], ["masks"]) or is_other:
         return None
     if have & _ASKING and not have & {"key", "keys", "kv"}:
         return "query_mask"

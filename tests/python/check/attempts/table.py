@@ -341,8 +341,7 @@ WRONG = [
         KeysOfUnitLength: unknown at projections, heads, scores
         NoiseOnTheContext: unknown at context, merge
         last_key_dropped: unknown at heads, scores, masked scores, weights
-        ValuesRectified: unknown at projections, heads
-        CappedScores: unknown at scores, masked scores, weights""",
+        ValuesRectified: unknown at projections, heads""",
     ),
 ]
 

@@ -50,6 +50,17 @@ RIGHT = [
         windowed""",
     ),
     *attempts(
+        "capped",
+        """SoftlyCapped
+        CappedTightly
+        ScoresInFloat
+        LearnedSinks
+        SoftmaxPlusOne
+        ReluOfTheSum
+        PaddedPairs
+        StackedWeights""",
+    ),
+    *attempts(
         "rotary",
         """Turned
         TurnedBackwards
@@ -101,6 +112,12 @@ WRONG = [
         FirstHeadEverywhere: one_head_for_all
         ViewedInAndOutUnscaled: heads_not_transposed+scale_missing
         OneHeadOfFullWidth: heads_not_split""",
+    ),
+    *attempts(
+        "capped",
+        """CappedUnscaled: scale_missing
+        SinksUnscaled: scale_missing
+        ReluOfTheSumUnsplit: heads_not_transposed""",
     ),
     *attempts(
         "rotary",

@@ -58,10 +58,3 @@ class ValuesRectified(Attention):
         q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
         v = self.split(F.relu(self.W_v(x)))
         return self.join(torch.softmax(self.scores(q, k), dim=-1) @ v)
-
-
-class CappedScores(Attention):
-    def forward(self, x):
-        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
-        scores = 2.0 * torch.tanh(self.scores(q, k) / 2.0)
-        return self.join(scores.softmax(-1) @ self.split(self.W_v(x)))

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#include "diagnosis/stages/mask_shapes.h"
+
+namespace multihead::diagnosis {
+
+using at::Tensor;
+
+bool is_per_item(const GivenMask& mask) {
+  return mask.rank == 3 && mask.numbers.size(1) == 1 &&
+         mask.numbers.size(0) > 1;
+}
+
+bool is_per_head(const GivenMask& mask, const Sizes& n) {
+  return mask.rank == 3 && mask.numbers.size(1) == n.heads && n.heads > 1;
+}
+
+bool is_of_items(const GivenMask& mask) {
+  return mask.numbers.size(1) == 1 && mask.numbers.size(0) > 1;
+}
+
+bool is_of_keys(const GivenMask& mask) {
+  return mask.rank == 2 && mask.numbers.size(2) == 1;
+}
+
+Tensor heads_first(const Tensor& mask, const Sizes& n) {
+  return mask.reshape({n.heads, n.batch, mask.size(-2), mask.size(-1)})
+      .transpose(0, 1);
+}
+
+Tensor repeated_as_a_whole(const GivenMask& mask, const Sizes& n) {
+  const Tensor& x = mask.numbers;
+  if (!is_of_items(mask)) return x;
+  return x.repeat({n.heads, 1, 1, 1})
+      .view({n.batch, n.heads, x.size(2), x.size(3)});
+}
+
+Tensor repeated_item_by_item(const GivenMask& mask, const Sizes& n) {
+  const Tensor& x = mask.numbers;
+  return is_of_items(mask) ? heads_first(x.repeat_interleave(n.heads, 0), n)
+                           : x;
+}
+
+Tensor folded_heads_first(const GivenMask& mask, const Sizes& n) {
+  const Tensor& x = mask.numbers;
+  return x.expand({n.batch, n.heads, -1, -1})
+      .transpose(0, 1)
+      .reshape({n.batch, n.heads, x.size(2), x.size(3)});
+}
+
+Tensor first_item(const GivenMask& given, const Sizes& n) {
+  const Tensor first = given.numbers.slice(0, 0, 1);
+  return is_per_head(given, n) ? first.slice(1, 0, 1) : first;
+}
+
+Tensor on_queries(const GivenMask& given, const Sizes&) {
+  return is_of_keys(given) ? given.numbers.transpose(-2, -1) : given.numbers;
+}
+
+}  // namespace multihead::diagnosis

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+//
+// The shape in which a mask meets the scores. A mistake about a shape leaves
+// masks of other shapes as they are.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "diagnosis/dump/observed_call.h"
+
+namespace multihead::diagnosis {
+
+/// (B, Lq, Lk)
+bool is_per_item(const GivenMask& mask);
+
+/// (B·H, Lq, Lk)
+bool is_per_head(const GivenMask& mask, const Sizes& n);
+
+/// One for each item and none for each head, of any rank.
+bool is_of_items(const GivenMask& mask);
+
+/// (B, Lk)
+bool is_of_keys(const GivenMask& mask);
+
+/// (H·B, …) → (B, H, …).
+at::Tensor heads_first(const at::Tensor& mask, const Sizes& n);
+
+/// For (B·H, …), as if it were for (H·B, …).
+at::Tensor repeated_as_a_whole(const GivenMask& mask, const Sizes& n);
+
+/// The other way round.
+at::Tensor repeated_item_by_item(const GivenMask& mask, const Sizes& n);
+
+/// Masks of heads folded as (H·B, …), for heads that are (B·H, …).
+at::Tensor folded_heads_first(const GivenMask& mask, const Sizes& n);
+
+at::Tensor first_item(const GivenMask& given, const Sizes& n);
+
+/// A padding mask over the rows.
+at::Tensor on_queries(const GivenMask& given, const Sizes&);
+
+/// Where there is one of three dimensions for each item, and no other.
+template <auto layout>
+at::Tensor of_items_only(const GivenMask& mask, const Sizes& n) {
+  return is_per_item(mask) ? layout(mask, n) : mask.numbers;
+}
+
+}  // namespace multihead::diagnosis

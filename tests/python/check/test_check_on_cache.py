@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""A token on the keys and values of calls before must give what one pass gives, also
+with positions, and where the module itself keeps them."""
+
+import pytest
+import torch
+from attempts.rotary import half_turned
+from attempts.steps import Attention
+from torch import nn
+
+import multihead
+
+
+def tables(start, length, width):
+    speed = 10000.0 ** (-torch.arange(0, width, 2) / width)
+    angle = torch.outer(torch.arange(start, start + length).double(), speed)
+    return angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+
+
+class Turned(Attention):
+    """Causal, with rotary positions that go on where the cache ends."""
+
+    def start(self, past):
+        return 0 if past is None else past[0].size(2)
+
+    def forward(self, x, past=None):
+        q, k, v = self.qkv(x)
+        cos, sin = tables(self.start(past), x.size(1), self.d_k)
+        q, k = (t * cos + half_turned(t) * sin for t in (q, k))
+        if past is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v)))
+        scores = self.scores(q, k)
+        ahead = k.size(2) - q.size(2)
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + ahead)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        return self.join(weights @ v), (k, v)
+
+
+class TurnedFromTheFirst(Turned):
+    """Each call counts its positions from 0."""
+
+    def start(self, past):
+        return 0
+
+
+class TurnedWhereTheCallerSays(Turned):
+    """Where a call begins is said by an argument of which nothing is known."""
+
+    def forward(self, x, past=None, index_of_first=0):
+        self.first = index_of_first
+        return super().forward(x, past)
+
+    def start(self, past):
+        return self.first
+
+
+class Kept(Attention):
+    """As in LLaMA: the module keeps keys and values, start_pos says where it is."""
+
+    def __init__(self, d_model, num_heads, max_batch_size=8, max_seq_len=300):
+        super().__init__(d_model, num_heads)
+        shape = max_batch_size, max_seq_len, num_heads, self.d_k
+        self.register_buffer("cache_k", torch.zeros(shape))
+        self.register_buffer("cache_v", torch.zeros(shape))
+
+    def places(self, start, length):
+        return slice(start, start + length)
+
+    def forward(self, x, start_pos=0):
+        q, *new = self.qkv(x)
+        batch, end = x.size(0), start_pos + x.size(1)
+        for cache, part in zip((self.cache_k, self.cache_v), new):
+            cache[:batch, self.places(start_pos, x.size(1))] = part.transpose(1, 2)
+        k, v = (c[:batch, :end].transpose(1, 2) for c in (self.cache_k, self.cache_v))
+        later = torch.ones(x.size(1), end, dtype=torch.bool).triu(1 + start_pos)
+        weights = self.scores(q, k).masked_fill(later, -torch.inf).softmax(-1)
+        return self.join(weights @ v)
+
+
+class KeptAtTheFront(Kept):
+    """New tokens take the place of the first ones."""
+
+    def places(self, start, length):
+        return slice(length)
+
+
+class BesideAnotherLayer(TurnedFromTheFirst):
+    """Only its heads are judged, beside a layer of which nothing is known."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.extra = nn.Linear(d_model, d_model)
+
+    def forward(self, x, past=None):
+        return super().forward(x + self.extra(x).tanh(), past)
+
+
+@pytest.mark.parametrize("target", [Turned, TurnedWhereTheCallerSays, Kept])
+def test_what_goes_on_where_a_cache_ends_is_right(target):
+    report = multihead.check(target)
+    assert report.cause is None and report.judgement != "not_judged", str(report)
+
+
+@pytest.mark.parametrize(
+    "target", [TurnedFromTheFirst, KeptAtTheFront, BesideAnotherLayer]
+)
+def test_what_differs_on_a_cache_is_a_fault(target):
+    report = multihead.check(target)
+    assert report.cause == "cache_differs", str(report)
+    assert "than in one pass" in str(report)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: MIT
+"""Arguments that published code asks for, and what a person would give it: settings of
+settings, rotary modules, numbers of positions, members of an enumeration, sizes of the
+batch, flags that look like masks, and masks in the shape that their text gives."""
+
+import enum
+import textwrap
+
+import pytest
+import torch
+from attempts.steps import Attention
+from torch import nn
+
+import multihead
+
+
+class OfParts(Attention):
+    """Settings have parts, whose names alone are those of sizes."""
+
+    def __init__(self, cfg, d_model):
+        super().__init__(d_model, cfg.attention.n_heads)
+        self.longest = cfg.position.max_seq_len
+
+    def forward(self, x):
+        assert x.size(1) <= self.longest or x.size(1) == 130
+        return self.attend(x, x, x)
+
+
+class HandedARotary(Attention):
+    def __init__(self, d_model, num_heads, rope):
+        super().__init__(d_model, num_heads)
+        self.rope = rope
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        q, k = self.rope(q), self.rope.rotate_queries_or_keys(k)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class AnyTable(nn.Module):
+    def __init__(self, dim, base=10000.0):
+        super().__init__()
+        self.speed = base ** (-torch.arange(0, dim, 2).double() / dim)
+
+    def forward(self, x, places):
+        angle = places[:, None, :, None] * self.speed
+        a, b = x.chunk(2, -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class AsksForPlaces(Attention):
+    """Numbers of positions, which it calls optional and needs."""
+
+    def __init__(self, d_model, num_heads, rope_theta):
+        super().__init__(d_model, num_heads)
+        self.turn = AnyTable(self.d_k, rope_theta)
+
+    def forward(self, x, position_ids=None):
+        q, k, v = self.qkv(x)
+        q, k = self.turn(q, position_ids), self.turn(k, position_ids)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class AsksForATable(Attention):
+    """The pos_emb of another family: a vector for each distance."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.linear_pos = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x, pos_emb):
+        q, k, v = self.qkv(x)
+        length = x.size(1)
+        places = self.split(self.linear_pos(pos_emb[:, :length]))
+        scores = self.scores(q, k) + self.scores(q, places.expand_as(k))
+        return self.join(scores.softmax(-1) @ v)
+
+
+Strategy = enum.Enum("Strategy", "PLAIN CAUSAL")
+
+
+class OfAStrategy(Attention):
+    def __init__(self, d_model, num_heads, strategy):
+        super().__init__(d_model, num_heads)
+        self.strategy = strategy
+
+    def forward(self, z, x):
+        if self.strategy == Strategy["PLAIN"]:
+            seen = x
+        elif self.strategy == Strategy["CAUSAL"]:
+            raise NotImplementedError
+        return self.attend(seen, z, z)
+
+
+class OfABatch(Attention):
+    """It is told all sizes, and an axis that is none."""
+
+    def __init__(self, embedding_s, num_heads, batch_size, seq_len, batch_dim=0):
+        super().__init__(embedding_s, num_heads)
+        self.sizes, self.batch_dim = (batch_size, seq_len), batch_dim
+
+    def forward(self, x):
+        assert x.shape[:2] == self.sizes and self.batch_dim == 0
+        return self.attend(x, x, x)
+
+
+class MaskIsAFlag(Attention):
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k)
+        if mask:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class LooksAhead(MaskIsAFlag):
+    def forward(self, x, look_ahead_mask=False):
+        return super().forward(x, look_ahead_mask)
+
+
+class HandedItsHeads(nn.Module):
+    """Told its heads, of which it is handed queries, keys and values."""
+
+    def __init__(self, num_heads, head_dim):
+        super().__init__()
+        self.num_heads, self.scale = num_heads, head_dim**-0.5
+
+    def forward(self, q, k, v):
+        return (q @ k.mT * self.scale).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        OfParts,
+        HandedARotary,
+        AsksForPlaces,
+        AsksForATable,
+        OfAStrategy,
+        OfABatch,
+        MaskIsAFlag,
+        LooksAhead,
+        HandedItsHeads,
+    ],
+)
+def test_it_is_called_as_a_person_would(target):
+    report = multihead.check(target)
+    assert report.cause is None and report.judgement in ("right", "right_if"), str(
+        report
+    )
+
+
+class AsksWhetherItsMaskIsTrue(Attention):
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k)
+        if mask:
+            scores = scores.masked_fill(mask == 0, -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+def test_no_tensor_is_true():
+    report = multihead.check(AsksWhetherItsMaskIsTrue)
+    assert report.judgement == "wrong", str(report)
+    assert "Boolean value of Tensor" in str(report)
+
+
+class PlainMask(Attention):
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(self.laid_out(mask), -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+    def laid_out(self, mask):
+        return mask
+
+
+class SaidToBeOfKeys(PlainMask):
+    """mask: (batch, seq_len), True = blocked."""
+
+
+class SaidToBeOfRows(PlainMask):
+    """mask: (batch, seq_len, seq_len), True = blocked."""
+
+
+class SaidAndLaidOut(SaidToBeOfKeys):
+    """mask: (batch, seq_len), True = blocked."""
+
+    def laid_out(self, mask):
+        return mask[:, None, None] if mask.dim() == 2 else mask
+
+
+@pytest.mark.parametrize(
+    "target, cause",
+    [
+        (PlainMask, None),
+        (SaidToBeOfKeys, "mask_batch_as_queries"),
+        (SaidToBeOfRows, "mask_batch_as_heads"),
+        (SaidAndLaidOut, None),
+    ],
+)
+def test_a_mask_is_tried_in_the_shape_that_its_text_gives(target, cause):
+    report = multihead.check(target)
+    assert report.cause == cause, str(report)
+
+
+def test_a_layer_of_an_absent_package_is_that_of_pytorch(tmp_path):
+    text = """
+        from days.w2 import Linear
+        from torch import nn
+
+        class Own(nn.Module):
+            def __init__(self, dim):
+                super().__init__()
+                self.q, self.k, self.v = (Linear(dim, dim) for _ in range(3))
+
+            def forward(self, x):
+                scores = self.q(x) @ self.k(x).mT / x.size(-1) ** 0.5
+                return scores.softmax(-1) @ self.v(x)
+        """
+    path = tmp_path / "own.py"
+    path.write_text(textwrap.dedent(text))
+    report = multihead.check(f"{path}:Own")
+    assert report.judgement == "right", str(report)
+    assert "days" in str(report)
+
+
+def test_what_nobody_stated_is_not_the_codes_fault():
+    class Unbound(Attention):
+        def __init__(self, d_model, num_heads, what):
+            super().__init__(d_model, num_heads)
+            self.what = what
+
+        def forward(self, x):
+            if self.what == 7:
+                seen = x
+            return self.attend(seen, seen, seen)
+
+    report = multihead.check(Unbound)
+    assert report.judgement == "not_judged", str(report)
+    assert "what" in str(report)
