@@ -108,14 +108,19 @@ class FirstCall:
         if self.given is not None or self._tried_lengths:
             return None
         self._tried_lengths = True
-        told = [n for _, f in complaints for n in _COMPARED.findall(f.sentence)]
-        numbers = Counter(int(n) for pair in told for n in pair)
+        told = [p for _, f in complaints for p in _COMPARED.findall(f.sentence)]
+        pairs = [(int(a), int(b)) for a, b in told]
+        numbers = Counter(n for pair in pairs for n in pair)
         first, tried = self.sizes[0], self.sizes
         known = {n for s in tried for n in (s.batch, s.queries, s.keys, s.embed, 1)}
         # Of heads, code may speak that mistakes their axis for another.
         known |= {n for n in (first.heads, first.head_dim) if n < _SHORTEST}
         known |= {a * b for a in known for b in (*known, first.heads, first.head_dim)}
         lengths = [n for n, _ in numbers.most_common() if n not in known]
+        # A length may be as a head is wide, where it is compared with a length.
+        ours = {first.queries, first.keys}
+        beside = {a for pair in pairs for a, b in (pair, pair[::-1]) if b in ours}
+        lengths = lengths or [first.head_dim] * (first.head_dim in beside - ours)
         for length in [n for n in lengths if n <= _LONGEST][:_MOST_LENGTHS]:
             exact = dict(queries=length, keys=length, is_exact=True)
             self.sizes = [replace(first, batch=2, **exact)]
