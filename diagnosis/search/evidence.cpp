@@ -26,7 +26,11 @@ class Signs {
   bool show(Sign sign, const Recipe& without, const Recipe& with) const try {
     if (sign == Sign::kNorm || sign == Sign::kSum) return shows_end(with);
     if (sign == Sign::kContext) return shows_context_norm(without, with);
-    if (sign == Sign::kBias) return shows_bias(with);
+    if (sign == Sign::kBias) {
+      // In float32 what shows no cap may have one.
+      const bool caps = with.softcapped && !without.softcapped;
+      return shows_bias(with) && (!caps || call_.cap);
+    }
     if (sign == Sign::kWeights) return shows_weights(without, with);
     const auto before = simulate(call_, without);
     if (with.rotary == Rotary::kShown && without.rotary != with.rotary) {
@@ -163,9 +167,11 @@ class Signs {
     });
   }
 
-  // Whether it is causal by itself is not known yet.
+  // Whether it is causal by itself is not known yet. Beside a number that is
+  // learned for it, scores may be scaled wrongly; else that were too many
+  // guesses.
   bool shows_weights(const Recipe& without, const Recipe& with) const {
-    return scaled_in_some_way(with, [&](Recipe after) {
+    const auto holds = [&](Recipe after) {
       Recipe before = after;
       before.sink = without.sink;
       return std::ranges::any_of(std::array{false, true}, [&](bool causal) {
@@ -174,7 +180,9 @@ class Signs {
         return x && y && !is_same(x->weights, y->weights) &&
                shows(call_, *y, y->context, precision_);
       });
-    });
+    };
+    return with.sink == Sink::kZero ? holds(with)
+                                    : scaled_in_some_way(with, holds);
   }
 
   template <typename Condition>

@@ -28,6 +28,11 @@ double cost(const ObservedCall& call) {
   return 2e5 + 20 * scores + products / 2;
 }
 
+// Where candidates look among all that a call computed, or turn heads.
+double slowness_of(const Recipe& settled) {
+  return settled.position_bias ? 4 : settled.rotary != Rotary::kNone ? 2 : 1;
+}
+
 // What a search may do, and one that only counts faults. That is counted, not
 // timed: a verdict is the same on every machine, however busy that is.
 constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9;
@@ -78,7 +83,7 @@ class Search {
          bool in_float, double& effort)
       : calls_(calls),
         settled_(settled),
-        is_biased_(with(settled).position_bias),
+        slowness_(slowness_of(with(settled))),
         in_float_(in_float),
         effort_(effort) {
     for (const Convention& convention : all_conventions()) {
@@ -412,7 +417,7 @@ class Search {
   }
 
   void spend_on(const ObservedCall& call) const {
-    effort_ -= (is_biased_ ? 4 : 1) * cost(call);
+    effort_ -= slowness_ * cost(call);
   }
 
   bool is_spent() { return cut_short_ = cut_short_ || effort_ <= 0; }
@@ -433,7 +438,7 @@ class Search {
 
   std::span<const ObservedCall> calls_;
   Conventions settled_, open_;
-  bool is_biased_;  // by what is looked for among all that a call computed
+  double slowness_;
   bool in_float_;
   double& effort_;
   bool cut_short_ = false, by_chance_ = false;

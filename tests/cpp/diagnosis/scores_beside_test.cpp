@@ -77,6 +77,15 @@ TEST(ScoresBeside, OtherTensorsAreNoCap) {
   EXPECT_NEAR(*call.cap, kCap, 1e-9);
 }
 
+// There, a cap that is far above all scores would show as little as none.
+TEST(ScoresBeside, PlainFloat32IsNotCapped) {
+  Observation o = observed(faulty("scale_by_embed_dim"));
+  for (auto& [name, tensor] : o.tensors) tensor = tensor.to(at::kFloat);
+  const Verdict verdict = explain(std::array{o});
+  EXPECT_EQ(names(verdict), "scale_by_embed_dim");
+  EXPECT_FALSE(assumes(verdict, "softcap"));
+}
+
 TEST(ScoresBeside, LearnedSinksTakeSomeOfTheWeight) {
   const Recipe sunk = changed([](Recipe& r) { r.sink = Sink::kLearned; });
   const Verdict verdict = explain(
