@@ -28,6 +28,31 @@ void fused_as(Recipe& r) {
   r.fused = order;
 }
 
+// Whether the outputs of an item's padded positions, whichever these are, are
+// all the same, or NaN. One alone says nothing.
+bool has_rows_that_see_nothing(const ObservedCall& call) {
+  const Tensor& numbers = call.padding.numbers;
+  const Tensor out =
+      call.out.dim() == 4 ? call.out.transpose(1, 2).flatten(2) : call.out;
+  if (numbers.size(0) != out.size(0) || numbers.size(2) != 1 ||
+      numbers.size(3) != out.size(1)) {
+    return false;
+  }
+  const auto are_same = [&](const Tensor& padded) {
+    bool any = false;
+    for (int64_t item = 0; item < out.size(0); ++item) {
+      const Tensor rows = out[item].index({padded[item][0][0]});
+      if (rows.size(0) < 2) continue;
+      const Tensor first = rows.slice(0, 0, 1).expand_as(rows);
+      const double allowed = 1e-5 * largest_finite(out);
+      if (!(largest_difference(rows, first) <= allowed)) return false;
+      any = true;
+    }
+    return any;
+  };
+  return are_same(numbers.ne(0)) || are_same(numbers.eq(0));
+}
+
 Concern window_size(const ObservedCall& call) {
   return maybe(call.window && call.window->is_open);
 }
@@ -82,7 +107,8 @@ const std::vector<Convention> kReadings = {
      "compared.",
      "",
      [](const ObservedCall& call) {
-       return maybe(call.padding.numbers.defined() && call.same_as[1] == 0);
+       return maybe(call.padding.numbers.defined() && call.same_as[1] == 0 &&
+                    has_rows_that_see_nothing(call));
      },
      [](Recipe& r) { r.padding_of_pairs = true; }},
     {"weights_in_out",

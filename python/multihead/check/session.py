@@ -358,10 +358,12 @@ class Examination:
                     layouts = first_call.core_layouts(self.subject)
                     base = finder.find(layouts)
             elif base is None or first_call.is_told_heads(call, base):
+                if base is not None:  # it may cut them itself
+                    yield Way(runner, base)
                 layouts = first_call.heads_layouts(call, runner, base is not None)
                 if layouts and len(signature.axes(self.subject)) == 4:
                     finder.findings = []  # of calls with too few axes
-                base = finder.find(layouts) if layouts else base
+                base = finder.find(layouts) if layouts else None
             while base is not None:
                 yield Way(runner, base)
                 layouts = cases.others(base.case, layouts)

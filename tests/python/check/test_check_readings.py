@@ -86,8 +86,9 @@ def test_an_order_that_is_written_of_a_step_is_not_that_of_the_inputs():
 
 
 def roles_of(function):
-    call = signature.read(describe(function))
-    return [{**call.roles, **roles} for roles in plans.roles(call)]
+    subject = describe(function)
+    call = signature.read(subject)
+    return [{**call.roles, **roles} for roles in plans.roles(call, subject)]
 
 
 def test_names_that_say_who_asks_leave_no_other_reading():
