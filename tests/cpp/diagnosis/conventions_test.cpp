@@ -76,12 +76,15 @@ Observation observed(const Layer& layer, const Recipe& recipe) {
 std::vector<const Convention*> structure() {
   std::vector<const Convention*> all;
   for (const Convention& convention : all_conventions()) {
-    // A bias of positions is what the trace says, and so are angles; the
-    // residual of an input behind its norm needs that norm.
+    // A bias of positions is what the trace says, and so are angles, caps and
+    // what a ReLU meets; sinks are numbers, and the residual of an input behind
+    // its norm needs that norm.
     Recipe recipe;
     convention.apply(recipe);
     if (convention.is_structure() && convention.name != "position_bias" &&
         recipe.rotary != Rotary::kShown && !recipe.turned[2] &&
+        !recipe.softcapped && recipe.sink == Sink::kNone &&
+        recipe.residual != Residual::kThenRelu &&
         recipe.residual != Residual::kNormedInput &&
         recipe.input_norm != NormKind::kGroup) {
       all.push_back(&convention);
