@@ -160,11 +160,14 @@ class Signs {
     return call_.sizes.batch > 1 && simulate(call_, recipe).has_value();
   }
 
-  // Beside scores that are scaled as they should be, or wrongly.
+  // Beside scores that are scaled as they should be, or wrongly; a cap also
+  // beside heads that are wrong, as all scores show it.
   bool shows_bias(const Recipe& with) const {
-    return scaled_in_some_way(with, [&](const Recipe& recipe) {
+    const auto holds = [&](const Recipe& recipe) {
       return simulate(call_, recipe).has_value();
-    });
+    };
+    return scaled_in_some_way(with, holds) ||
+           (with.softcapped && in_some_way(kHeadFaults, with, holds));
   }
 
   // Whether it is causal by itself is not known yet. Beside a number that is
@@ -187,12 +190,17 @@ class Signs {
 
   template <typename Condition>
   static bool scaled_in_some_way(const Recipe& recipe, Condition holds) {
-    if (holds(recipe)) return true;
-    return std::ranges::any_of(kScaleFaults, [&](const Fault& fault) {
+    return holds(recipe) || in_some_way(kScaleFaults, recipe, holds);
+  }
+
+  template <typename Condition>
+  static bool in_some_way(const std::vector<Fault>& faults,
+                          const Recipe& recipe, Condition holds) {
+    return std::ranges::any_of(faults, [&](const Fault& fault) {
       return std::ranges::any_of(fault.ways, [&](const Way& way) {
-        Recipe scaled = recipe;
-        way.apply(scaled);
-        return holds(scaled);
+        Recipe changed = recipe;
+        way.apply(changed);
+        return holds(changed);
       });
     });
   }

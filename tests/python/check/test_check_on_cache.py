@@ -95,7 +95,21 @@ class BesideAnotherLayer(TurnedFromTheFirst):
         return super().forward(x + self.extra(x).tanh(), past)
 
 
-@pytest.mark.parametrize("target", [Turned, TurnedWhereTheCallerSays, Kept])
+class OfTheContext(Attention):
+    """Keys and values of a context, which are computed once."""
+
+    def forward(self, x, context=None, cache=None):
+        if cache is None:
+            source = x if context is None else context
+            cache = self.split(self.W_k(source)), self.split(self.W_v(source))
+        k, v = cache
+        weights = self.scores(self.split(self.W_q(x)), k).softmax(-1)
+        return self.join(weights @ v), cache
+
+
+@pytest.mark.parametrize(
+    "target", [Turned, TurnedWhereTheCallerSays, Kept, OfTheContext]
+)
 def test_what_goes_on_where_a_cache_ends_is_right(target):
     report = multihead.check(target)
     assert report.cause is None and report.judgement != "not_judged", str(report)

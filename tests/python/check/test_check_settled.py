@@ -194,10 +194,21 @@ class SaidAndLaidOut(SaidToBeOfKeys):
         return mask[:, None, None] if mask.dim() == 2 else mask
 
 
+class SaidInPassing(PlainMask):
+    """mask: (seq_len, seq_len), True = blocked; a padding mask (batch, seq_len) belongs
+    to the loss."""
+
+
+class SaidNotToBe(PlainMask):
+    """The mask is never one of padding, (batch, seq_len). True = blocked."""
+
+
 @pytest.mark.parametrize(
     "target, cause",
     [
         (PlainMask, None),
+        (SaidInPassing, None),
+        (SaidNotToBe, None),
         (SaidToBeOfKeys, "mask_batch_as_queries"),
         (SaidToBeOfRows, "mask_batch_as_heads"),
         (SaidAndLaidOut, None),

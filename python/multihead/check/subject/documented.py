@@ -148,8 +148,12 @@ def written_masks(call: Call, subject: Subject) -> set[str]:
     found = set()
     for text in shapes:
         for written in _AXES_OF_MASK.finditer(text.lower()):
-            batch, *lengths = re.split(_BY, written[1])
-            if BATCH.fullmatch(batch) and all(map(LENGTH.fullmatch, lengths)):
+            first, *lengths = re.split(_BY, written[1])
+            if not all(map(LENGTH.fullmatch, lengths)):
+                continue
+            if LENGTH.fullmatch(first) and len(lengths) == 1:
+                return set()  # (L, L): what else is said may be of another
+            if BATCH.fullmatch(first) and not _NOT.search(text.lower()):
                 found.add(("keys" if len(lengths) == 1 else "rows") + " of each item")
     return found
 

@@ -30,6 +30,13 @@ class CappedUnscaled(SoftlyCapped):
         return 5 * torch.tanh(q @ k.mT / 5)
 
 
+class CappedUnsplit(SoftlyCapped):
+    cap = 5.0
+
+    def split(self, x):
+        return x.view(x.size(0), self.num_heads, -1, self.d_k)
+
+
 class ScoresInFloat(SoftlyCapped):
     """Not capped: float32 in float64 comes as near to that as a cap of millions."""
 

@@ -116,6 +116,7 @@ WRONG = [
     *attempts(
         "capped",
         """CappedUnscaled: scale_missing
+        CappedUnsplit: heads_not_transposed
         SinksUnscaled: scale_missing
         ReluOfTheSumUnsplit: heads_not_transposed""",
     ),
