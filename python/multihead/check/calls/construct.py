@@ -288,7 +288,7 @@ class Construction:
             return self._choices[name]
         if (member := self._member(name)) is not None:
             return member
-        if set(words(name)) & {"base", "theta"}:
+        if said & {"base", "theta"}:
             return 10000.0  # of rotary positions
         if kind in _TYPES:
             return _TYPES[kind]

@@ -43,11 +43,17 @@ def _is_asked(subject: Subject, parameter: inspect.Parameter) -> bool:
 
 
 def roles(call: Call, subject: Subject) -> Iterator[dict[str, str | None]]:
-    """Roles of parameters: as they seem; then with a scale that may be left out, and
-    without which some code does not scale; with a mask that is a flag; with a mask of
-    queries in which True blocks; with a mask that was taken for one of keys; with embeddings of positions instead of
-    rotary tables; with the numbers of positions, where they may be left out; without a window that may be for steps of decoding alone; then with those
-    exchanged that names do not settle, as of forward(x, y), which may ask with y."""
+    """Roles of parameters, as they seem, and then otherwise:
+
+    * a scale that may be left out, and without which some code does not scale;
+    * a mask that is a flag, one of queries in which True blocks, or one that was taken
+      for a mask of keys;
+    * embeddings of positions instead of rotary tables, and numbers of positions where
+      they may be left out;
+    * no window, where it may be for steps of decoding alone;
+    * sequences exchanged that names do not settle, as of forward(x, y), which may ask
+      with y.
+    """
     yield {}
     in_steps = call.takes("past") or call.takes("zero")
     for parameter in call.parameters:
