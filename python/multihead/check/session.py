@@ -35,6 +35,12 @@ _OF_SHAPES = re.compile(
     r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token", re.I
 )
 _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
+_UNTURNED = Finding(
+    "limit",
+    "A module that it is handed turns its heads by positions: a stand-in turned nothing, "
+    "so that this is not judged.",
+    kind="limit",
+)
 _QUOTED = 120  # characters of a sentence
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
@@ -407,6 +413,8 @@ class Examination:
         reading.kept = [run for run in runs.kept if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)
         reading.understood = self._how_called(way, runs.kept)
+        if (built := way.runner.construction) and built.is_unturned:
+            reading.findings.append(_UNTURNED)
         if runs.hopeless:
             return reading
         self._judge_heads(reading, runs.kept)

@@ -107,12 +107,49 @@ class OfTheContext(Attention):
         return self.join(weights @ v), cache
 
 
+class CappedOnACache(Turned):
+    """Only the trace of one pass shows the cap."""
+
+    def scores(self, q, k):
+        return 5 * torch.tanh(super().scores(q, k) / 5)
+
+
+class KeptInHalf(Turned):
+    """What is kept is rounded, and not the same."""
+
+    def forward(self, x, past=None):
+        past = past and tuple(t.double() for t in past)
+        out, kept = super().forward(x, past)
+        return out, tuple(t.bfloat16() for t in kept)
+
+
 @pytest.mark.parametrize(
-    "target", [Turned, TurnedWhereTheCallerSays, Kept, OfTheContext]
+    "target",
+    [
+        Turned,
+        TurnedWhereTheCallerSays,
+        Kept,
+        OfTheContext,
+        CappedOnACache,
+        KeptInHalf,
+    ],
 )
 def test_what_goes_on_where_a_cache_ends_is_right(target):
     report = multihead.check(target)
     assert report.cause is None and report.judgement != "not_judged", str(report)
+
+
+class JoinedAlongHeads(Turned):
+    def forward(self, x, past=None):
+        if past is not None:
+            torch.cat((past[0], past[0].transpose(1, 2)), 1)
+        return super().forward(x, past)
+
+
+def test_a_call_on_its_cache_that_raises_is_told():
+    report = multihead.check(JoinedAlongHeads)
+    assert report.cause is None, str(report)
+    assert "on its cache was not judged: RuntimeError" in str(report)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,47 @@ class AnyTable(nn.Module):
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
+class OwnTable(nn.Module):
+    def __init__(self, dim, base=10000):
+        super().__init__()
+        self.table = AnyTable(dim, base)
+
+    def forward(self, q, k):
+        places = torch.arange(q.size(2)).expand(len(q), -1)
+        return self.table(q, places), self.table(k, places)
+
+
+class HandedItsOwnRotary(Attention):
+    """The class of the module is known, so that it is made, and judged."""
+
+    def __init__(self, d_model, num_heads, rope: OwnTable):
+        super().__init__(d_model, num_heads)
+        self.rope = rope
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        q, k = self.turned(q, k)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+    def turned(self, q, k):
+        return self.rope(q, k)
+
+
+class TurnsQueriesAlone(HandedItsOwnRotary):
+    def turned(self, q, k):
+        return self.rope(q, k)[0], k
+
+
+def test_rotary_positions_of_a_class_that_is_known_are_judged():
+    report = multihead.check(TurnsQueriesAlone)
+    assert report.cause == "rotary_misapplied", str(report)
+
+
+def test_what_a_stand_in_does_not_turn_is_not_judged():
+    report = multihead.check(HandedARotary)
+    assert "a stand-in turned nothing" in " ".join(str(report).split())
+
+
 class AsksForPlaces(Attention):
     """Numbers of positions, which it calls optional and needs."""
 
@@ -136,6 +177,7 @@ class HandedItsHeads(nn.Module):
     [
         OfParts,
         HandedARotary,
+        HandedItsOwnRotary,
         AsksForPlaces,
         AsksForATable,
         OfAStrategy,
@@ -199,6 +241,10 @@ class SaidInPassing(PlainMask):
     to the loss."""
 
 
+class SaidOfLengths(PlainMask):
+    """mask: built from the lengths (batch, seq_len) by the caller. True = blocked."""
+
+
 class SaidNotToBe(PlainMask):
     """The mask is never one of padding, (batch, seq_len). True = blocked."""
 
@@ -208,6 +254,7 @@ class SaidNotToBe(PlainMask):
     [
         (PlainMask, None),
         (SaidInPassing, None),
+        (SaidOfLengths, None),
         (SaidNotToBe, None),
         (SaidToBeOfKeys, "mask_batch_as_queries"),
         (SaidToBeOfRows, "mask_batch_as_heads"),

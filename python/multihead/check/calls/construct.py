@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Constructs a class of modules from what the names of its arguments mean."""
 
+import contextlib
 import enum
 import inspect
 import re
@@ -61,6 +62,7 @@ class Construction:
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False
         self._choices: Choices = {}
+        self.is_unturned = False  # it was handed positions that turn nothing
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
         self._settle_widths()
@@ -276,11 +278,16 @@ class Construction:
         if set(words(name)) & _LINEAR and kind not in _TYPES:
             return nn.Linear(sizes.embed, sizes.embed)
         said = set(words(name))
-        if said & _ROTARY and said <= _ROTARY | _ENCODES and kind not in _TYPES:
-            return Unturned()
+        is_rotary = said & _ROTARY and said <= _ROTARY | _ENCODES and kind not in _TYPES
         if _is_own_module(parameter.annotation):
             layer = Construction(describe(parameter.annotation))
-            return layer.make(**layer.arguments(sizes, optional=False))
+            if is_rotary:  # for the features of one head
+                sizes = replace(sizes, embed=sizes.head_dim, heads=1, out=None)
+            with contextlib.suppress(Exception):  # it may need what nobody knows
+                return layer.make(**layer.arguments(sizes, optional=False))
+        if is_rotary:
+            self.is_unturned = True
+            return Unturned()
         if role == "attention" or kind in ("Module", "Callable"):
             inner = self._inner(sizes) if _ATTENTION.search(name) else None
             return nn.Identity() if inner is None else inner

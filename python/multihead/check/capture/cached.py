@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from ..calls import arguments, cases
@@ -105,6 +106,14 @@ def kept(returned: object, count: int) -> object | None:
         if (stacked or paired) and all(count in t.shape for t in tensors):
             return value
     return None
+
+
+def grows(past: object, returned: object, count: int) -> bool:
+    """Whether what was kept of so many tokens holds one more after the next, in full
+    precision: keys of a context stay as they are, and those in 16 bits are others."""
+    is_static = kept(returned, count) is not None and kept(returned, count + 1) is None
+    narrow = (torch.bfloat16, torch.float16)
+    return not is_static and all(t.dtype not in narrow for t in _tensors(past))
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

@@ -145,9 +145,15 @@ class Runner:
             elif not cached.has_changed(known, cached.state_of(target)):
                 return None
             second = self.guard.call(called, **given)
-            if self.call.takes("context") and both.past is not None:
-                if cached.kept(second.value, both.count + 1) is None:
-                    return None  # it keeps those of the context, which do not grow
+        if second.error is not None:
+            said = f"A token on its cache was not judged: {second.findings[0].sentence}"
+            finding = Finding("limit", said, detail=second.findings[0].detail)
+            self.remarks["cache"] = replace(finding, kind="limit")
+            return None
+        if both.past is not None and not cached.grows(
+            given[both.past], second.value, both.count
+        ):
+            return None
         query = both.sequence.narrow(cases.query_axis(case), both.count, 1)
         sizes = replace(case.sizes, queries=1, keys=both.count + 1)
         name = "the last token, on a cache"

@@ -10,8 +10,9 @@ from ..report import Finding
 from .apart import Judge
 from .ways import Reading
 
-# Of structures that depend on positions, which the engine counts from the first query.
-_OF_POSITIONS = {"rotary_positions", "position_bias"}
+# Structures that the engine reads from a trace, which this run has not, or in which it
+# counts positions from the first query.
+_OF_A_TRACE = {"rotary_positions", "position_bias", "softcap"}
 _DIFFERS = Finding(
     "cache_differs",
     "A token on the keys and values of calls before gives something else than in one "
@@ -28,7 +29,7 @@ def judge(reading: Reading, judged: Judge) -> None:
     assert reading.verdict is not None
     run = compare(reading)
     assumed = {fact["name"] for fact in reading.verdict["assumptions"]}
-    if run is not None and not assumed & _OF_POSITIONS:
+    if run is not None and not assumed & _OF_A_TRACE:
         judged(reading, [*reading.kept, run])
 
 

@@ -30,6 +30,15 @@ _AXES = re.compile(
 # Those of a mask, of two or three; as types, ["batch", "seq"] or "b n".
 _AXES_OF_MASK = re.compile(rf"[(\[]({_AXIS}(?:(?:{_BY}){_AXIS}){{1,2}})[)\]]")
 _TWO_TYPED = r"\b{}\s*:[^=\n]*[\"'](\w+)(?:[\"']\s*,\s*[\"']|\s)(\w+)[\"']"
+# What stands between a name and its shape: "mask (Tensor): of shape (B, L)".
+_BEFORE_SHAPES = (
+    r"\b(?:of|with|is|has|an?|the|its|bool|boolean|binary|float|int|long|optional|torch|"
+    r"tensor|shape|size|dimensions?)\b"
+)
+# A shape that a mask has not, or not yet.
+_OF_ANOTHER = re.compile(
+    r"\b(?:not?|never)\b|n't\b|expand|broadcast|reshape|unsqueeze|applied"
+)
 _BLANK = re.compile(r"\n\s*\n")
 _ENDS = re.compile(r"(?<=[.!?;])\s+|\n")
 # "mask (Tensor): ", "mask : bool", "- mask: " in a list of arguments.
@@ -143,17 +152,20 @@ def written_masks(call: Call, subject: Subject) -> set[str]:
     if name is None:
         return set()
     typed = re.search(_TWO_TYPED.format(re.escape(name)), subject.source)
-    shapes = [f"({typed[1]}, {typed[2]})"] if typed else []
+    shapes = [f"{name} ({typed[1]}, {typed[2]})"] if typed else []
     shapes += [sentence for sentence, _ in _sentences(subject, (name,))]
+    named = rf"(?<!\w){re.escape(name.lower())}(?!\w)[`*]*(?:\s*\([^()]*\))?"
+    of_mask = re.compile(rf"{named}\W*(?:{_BEFORE_SHAPES}\W+)*$")
     found = set()
-    for text in shapes:
-        for written in _AXES_OF_MASK.finditer(text.lower()):
+    for text in map(str.lower, shapes):
+        for written in _AXES_OF_MASK.finditer(text):
             first, *lengths = re.split(_BY, written[1])
             if not all(map(LENGTH.fullmatch, lengths)):
                 continue
             if LENGTH.fullmatch(first) and len(lengths) == 1:
                 return set()  # (L, L): what else is said may be of another
-            if BATCH.fullmatch(first) and not _NOT.search(text.lower()):
+            is_meant = of_mask.search(text, 0, written.start())
+            if BATCH.fullmatch(first) and is_meant and not _OF_ANOTHER.search(text):
                 found.add(("keys" if len(lengths) == 1 else "rows") + " of each item")
     return found
 

@@ -254,6 +254,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         return "is_causal"
     if type(default) is bool and (role == "mask" or _LOOKS_AHEAD.search(name.lower())):
         return "is_causal"
+    if role == "zero" and type(default) is int and default != 0:
+        return None  # it counts something else
     if role in ("zero", "position_ids") and default is None:
         return None  # without it, nothing is kept of calls before, or it counts itself
     if role == "sliding_window" and "tuple" in str(parameter.annotation).lower():
