@@ -350,12 +350,19 @@ class Cases:
                 run = self._run(replace(variant, mask_dtype=dtype))
                 if not run.refused:
                     self.taken.add(case.name)
-                    flag = self.call.parameter("is_causal")
-                    if case.is_causal and role_of_name(flag or "") == "mask":
-                        self.taken |= {"mask", "square mask"}  # it is the flag
+                    if case.is_causal and self._is_mask_a_flag(run):
+                        self.taken |= {"mask", "square mask"}
                     return
                 refusals += run.findings[:1]
         self._say_refused(case, refusals[0])
+
+    def _is_mask_a_flag(self, run: Run) -> bool:
+        """Whether a parameter whose name is that of a mask does something as a flag."""
+        flag = self.call.parameter("is_causal") or ""
+        if role_of_name(flag) != "mask":
+            return False
+        plain = self.runner.run(replace(run.case, is_causal=False))
+        return plain.refused or not torch.allclose(plain.out, run.out)
 
     def _variants(self, case: Case) -> Iterator[Case]:
         """The case, then with as many keys as queries, for code that mistakes the one
