@@ -28,8 +28,9 @@ class Signs {
     if (sign == Sign::kContext) return shows_context_norm(without, with);
     if (sign == Sign::kBias) {
       // In float32 what shows no cap may have one.
-      const bool caps = with.softcapped && !without.softcapped;
-      return shows_bias(with) && (!caps || call_.cap);
+      if (with.softcapped && !without.softcapped)
+        return shows_cap(with) && call_.cap.has_value();
+      return shows_bias(with);
     }
     if (sign == Sign::kWeights) return shows_weights(without, with);
     const auto before = simulate(call_, without);
@@ -160,14 +161,22 @@ class Signs {
     return call_.sizes.batch > 1 && simulate(call_, recipe).has_value();
   }
 
-  // Beside scores that are scaled as they should be, or wrongly; a cap also
-  // beside heads that are wrong, as all scores show it.
+  bool is_possible(const Recipe& recipe) const {
+    return simulate(call_, recipe).has_value();
+  }
+
+  // Beside scores that are scaled as they should be, or wrongly.
   bool shows_bias(const Recipe& with) const {
-    const auto holds = [&](const Recipe& recipe) {
-      return simulate(call_, recipe).has_value();
-    };
-    return scaled_in_some_way(with, holds) ||
-           (with.softcapped && in_some_way(kHeadFaults, with, holds));
+    return scaled_in_some_way(
+        with, [&](const Recipe& recipe) { return is_possible(recipe); });
+  }
+
+  // Beside heads that are wrong, too: all scores show it.
+  bool shows_cap(const Recipe& with) const {
+    return shows_bias(with) ||
+           in_some_way(kHeadFaults, with, [&](const Recipe& recipe) {
+             return is_possible(recipe);
+           });
   }
 
   // Whether it is causal by itself is not known yet. Beside a number that is

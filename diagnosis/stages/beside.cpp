@@ -222,10 +222,6 @@ bool computes(const std::vector<Tensor>& tensors, const Tensor& wanted,
   });
 }
 
-}  // namespace
-
-namespace {
-
 // The c of c·tanh(s / c) = t, where there is one: tanh(u) / u falls from 1 to
 // 0. Close to 1, rounding would decide, of float32 perhaps.
 std::optional<double> cap_of(double s, double t, double rounding) {

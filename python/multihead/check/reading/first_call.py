@@ -478,19 +478,21 @@ def core_layouts(subject: Subject) -> tuple[str, ...]:
     return tuple(dict.fromkeys(depths))
 
 
+def _asks_three(call: Call) -> bool:
+    return sum(call.takes(role) for role in TENSORS) >= 3
+
+
 def is_told_heads(call: Call, base: Run) -> bool:
     """Whether code has no weights, so that it may be handed heads, and is told of them
     as it is made."""
-    asks_three = sum(call.takes(role) for role in TENSORS) >= 3
-    return asks_three and not call.weights and not base.parameters.tensors
+    return _asks_three(call) and not call.weights and not base.parameters.tensors
 
 
 def heads_layouts(call: Call, runner: Runner, is_told: bool = False) -> tuple[str, ...]:
     """The layouts of attention that is handed its heads; none for what projects, as
     most of what is told of them as it is made does."""
-    asks_three = sum(call.takes(role) for role in TENSORS) >= 3
     constructed = runner.construction is not None and runner.construction.counts_heads
-    if not asks_three or call.weights or (constructed and not is_told):
+    if not _asks_three(call) or call.weights or (constructed and not is_told):
         return ()
     return cases.WITH_HEADS
 

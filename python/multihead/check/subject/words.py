@@ -27,18 +27,8 @@ _OTHER = {"layer", "layers", "vocab", "vocabulary", "class", "classes", "expert"
 _OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "stride", "ratio"}
 # No size, whatever stands beside it.
 _NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id", "idx"}
-_NEVER |= {
-    "batch",
-    "index",
-    "weight",
-    "weights",
-    "lr",
-    "rank",
-    "use",
-    "with",
-    "return",
-    "fn",
-}
+_NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
+_NEVER |= {"batch"}
 # Counts of words and of classes, which are no sizes of attention.
 OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes"}
 _DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
