@@ -70,6 +70,13 @@ struct Turn {
   at::Tensor cosines, sines;  ///< (L, n)
 };
 
+/// A bias of scores that is, in each row, a line of the position of the key or
+/// of its distance: (B, H, Lq, Lk).
+struct StraightBias {
+  at::Tensor numbers;
+  bool falls = true;  ///< with the distance, or towards the past
+};
+
 struct ObservedCall {
   std::string name;
   /// All that was said of it, by name: also where a fact comes from.
@@ -129,8 +136,10 @@ struct ObservedCall {
   mutable std::map<std::array<int, 8>, at::Tensor> projections;
   /// Turns of queries, keys and values that the trace shows, likewise.
   mutable std::array<std::optional<Turn>, 3> turns;
-  /// The c of scores c·tanh(s / c) that the trace shows, likewise.
+  /// The c of scores c·tanh(s / c) that the trace shows, likewise, and the bias
+  /// that is a straight line.
   mutable std::optional<double> cap;
+  mutable std::optional<StraightBias> line;
 
   /// Whether the data meet a matrix that attention has no use for, as those of
   /// a layer beside it, of which nothing is known.

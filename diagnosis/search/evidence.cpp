@@ -29,8 +29,10 @@ class Signs {
     if (sign == Sign::kBias) {
       // In float32 what shows no cap may have one.
       if (with.softcapped && !without.softcapped)
-        return shows_cap(with) && call_.cap.has_value();
-      return shows_bias(with);
+        return shows_bias(with) && call_.cap.has_value();
+      return with.position_bias == PositionBias::kShown
+                 ? shows_unknown_bias(with)
+                 : shows_bias(with);
     }
     if (sign == Sign::kWeights) return shows_weights(without, with);
     const auto before = simulate(call_, without);
@@ -44,7 +46,8 @@ class Signs {
     if (!after) return false;
     if (!before) return true;
     if (with.learned_scale == LearnedScale::kOne &&
-        (is_biased(without) || (call_.is_core() && !is_biased(with)))) {
+        (is_biased(without) || has_line(with) ||
+         (call_.is_core() && !is_biased(with)))) {
       return false;
     }
     switch (sign) {
@@ -157,8 +160,18 @@ class Signs {
 
   // With a bias that is added first, the scores are never scaled alone.
   bool is_biased(Recipe recipe) const {
-    recipe.position_bias = true;
-    return call_.sizes.batch > 1 && simulate(call_, recipe).has_value();
+    recipe.position_bias = PositionBias::kShown;
+    return call_.sizes.batch > 1 && is_possible(recipe);
+  }
+
+  // Models with ALiBi scale their scores.
+  bool has_line(Recipe recipe) const {
+    return std::ranges::any_of(
+        std::array{PositionBias::kFalling, PositionBias::kRising},
+        [&](PositionBias kind) {
+          recipe.position_bias = kind;
+          return is_possible(recipe);
+        });
   }
 
   bool is_possible(const Recipe& recipe) const {
@@ -166,14 +179,15 @@ class Signs {
   }
 
   // Beside scores that are scaled as they should be, or wrongly.
-  bool shows_bias(const Recipe& with) const {
+  bool shows_unknown_bias(const Recipe& with) const {
     return scaled_in_some_way(
         with, [&](const Recipe& recipe) { return is_possible(recipe); });
   }
 
-  // Beside heads that are wrong, too: all scores show it.
-  bool shows_cap(const Recipe& with) const {
-    return shows_bias(with) ||
+  // A cap, or a line: no other numbers look like one. So beside heads that are
+  // wrong, too.
+  bool shows_bias(const Recipe& with) const {
+    return shows_unknown_bias(with) ||
            in_some_way(kHeadFaults, with, [&](const Recipe& recipe) {
              return is_possible(recipe);
            });

@@ -249,6 +249,10 @@ enum class LearnedScale {
 /// of each head (Xiao et al. 2023), or 0, as of softmax plus one.
 enum class Sink { kNone, kLearned, kZero };
 
+/// What is added to the scores: a straight line of the distance, falling as
+/// that of ALiBi (Press et al. 2022) or rising, or what the trace shows.
+enum class PositionBias { kNone, kFalling, kRising, kShown };
+
 /// What implementations choose without being wrong.
 struct Habits {
   // How what was given is read.
@@ -277,8 +281,8 @@ struct Habits {
   Activation activation = nullptr;
   Rotary rotary = Rotary::kNone;
   LearnedScale learned_scale = LearnedScale::kNone;
-  bool softcapped = false;     ///< scores c·tanh(s / c), c as the trace has it
-  bool position_bias = false;  ///< as the trace has it: not judged
+  bool softcapped = false;  ///< scores c·tanh(s / c), c as the trace has it
+  PositionBias position_bias = PositionBias::kNone;
   Sink sink = Sink::kNone;
   bool rounded = false;          ///< the output, to some digits
   bool shared_matrices = false;  ///< of all heads; only said

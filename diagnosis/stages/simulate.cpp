@@ -66,8 +66,8 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
     scores = scores * learned_factor(call, recipe.learned_scale);
   }
   if (recipe.softcapped) scores = softcapped(call, scores);
-  if (recipe.position_bias) {
-    scores = with_position_bias(call, scores, scale);
+  if (recipe.position_bias != PositionBias::kNone) {
+    scores = with_position_bias(call, recipe.position_bias, scores, scale);
   }
   return scores;
 }
@@ -226,6 +226,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   exchanged.projections.clear();
   exchanged.turns = {};
   exchanged.cap.reset();
+  exchanged.line.reset();
   for (Tensor& input : exchanged.inputs) {
     input = input.transpose(0, 1).contiguous();
   }

@@ -103,9 +103,9 @@ at::Tensor softcapped(const ObservedCall& call, const at::Tensor& scores);
 /// The score (1 or H, 1, 1) of a key that has no value.
 at::Tensor sink_score(const ObservedCall& call, Sink sink);
 
-/// scores (B, H, Lq, Lk), scaled, and what the trace shows to be added to them:
-/// the same for all batch items, or computed from queries and positions.
-at::Tensor with_position_bias(const ObservedCall& call,
+/// scores (B, H, Lq, Lk), scaled, and the bias that the trace shows to be added
+/// to them. Impossible: it shows none of this kind.
+at::Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
                               const at::Tensor& scores, double scale);
 
 /// How many keys the code takes at a time: all of them, where nothing tells.

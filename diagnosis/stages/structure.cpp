@@ -177,6 +177,11 @@ Concern learned_scale(const ObservedCall& call) {
                                : Concern::kAlone;
 }
 
+template <PositionBias kind>
+void bias(Recipe& r) {
+  r.position_bias = kind;
+}
+
 template <LearnedScale scale>
 void scale_learned(Recipe& r) {
   r.learned_scale = scale;
@@ -196,6 +201,10 @@ Concern softcap(const ObservedCall& call) { return maybe(shows_its_way(call)); }
 
 Concern learned_sink(const ObservedCall& call) {
   return maybe(shows_its_way(call) && !call.numbers.empty());
+}
+
+Concern straight_bias(const ObservedCall& call) {
+  return maybe(shows_its_way(call));
 }
 
 Concern position_bias(const ObservedCall& call) {
@@ -347,9 +356,19 @@ const std::vector<Convention> kStructure = {
      [](Recipe& r) { r.softcapped = true; }, Sign::kBias,
      "its scores are meant to be capped"},
     {"position_bias",
+     "A bias is added to the scores that falls with the distance in a straight "
+     "line, as ALiBi. Its slopes are not judged, all else is.",
+     "", straight_bias, bias<PositionBias::kFalling>, Sign::kBias},
+    {"position_bias",
+     "A bias is added to the scores that rises with the distance in a straight "
+     "line: far keys get more weight than near ones.",
+     "ALiBi subtracts the distance times its slopes.", straight_bias,
+     bias<PositionBias::kRising>, Sign::kBias,
+     "far keys are meant to get more weight than near ones"},
+    {"position_bias",
      "A bias of its own is added to the scores, of relative positions, "
      "perhaps. The bias is not judged, all else is.",
-     "", position_bias, [](Recipe& r) { r.position_bias = true; }, Sign::kBias},
+     "", position_bias, bias<PositionBias::kShown>, Sign::kBias},
     {"sinks",
      "One more score stands in each row, a learned number, and takes some of "
      "the weight (an attention sink).",

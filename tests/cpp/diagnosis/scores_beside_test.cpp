@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // What is done to scores and weights beside attention, and only a trace shows:
-// soft caps and sinks.
+// soft caps, sinks and biases that are lines.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +15,16 @@ namespace {
 
 constexpr double kCap = 3;
 
+// (1, H, Lq, Lk): minus the distance, or the distance, times a slope of each
+// head.
+Tensor alibi(bool falls) {
+  const Tensor key = at::arange(kKeys, at::kDouble);
+  const Tensor query = at::arange(kQueries, at::kDouble).unsqueeze(-1);
+  const Tensor slopes = at::linspace(0.1, 0.7, kHeads, at::kDouble);
+  const Tensor line = slopes.view({1, kHeads, 1, 1}) * (key - query).abs();
+  return falls ? -line : line;
+}
+
 // A call of code with this recipe, which shows what it computes; `sink`: a
 // learned number for each head, or undefined.
 Observation observed(const Recipe& recipe, const Tensor& sink = {}) {
@@ -27,6 +37,8 @@ Observation observed(const Recipe& recipe, const Tensor& sink = {}) {
   if (sink.defined()) o.tensors["sinks"] = sink;
   const ObservedCall call = read_dump(o);
   call.cap = kCap;
+  const bool falls = recipe.position_bias != PositionBias::kRising;
+  call.line = {alibi(falls), falls};
   const std::optional<Stages> stages = simulate(call, recipe);
   TORCH_CHECK(stages.has_value());
   int64_t count = 0;
@@ -109,6 +121,68 @@ TEST(ScoresBeside, AFaultBesideSinksIsNamed) {
   const Tensor sink = at::linspace(-1, 2, kHeads, at::kDouble);
   EXPECT_EQ(names(explain(std::array{observed(recipe, sink)})),
             "scale_missing");
+}
+
+Recipe biased(PositionBias kind) {
+  Recipe recipe;
+  recipe.position_bias = kind;
+  return recipe;
+}
+
+TEST(ScoresBeside, ABiasThatFallsWithTheDistanceIsReadFromTheTrace) {
+  const Verdict verdict =
+      explain(std::array{observed(biased(PositionBias::kFalling))});
+  EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
+  EXPECT_TRUE(assumes(verdict, "position_bias"));
+  EXPECT_TRUE(verdict.conditions.empty());
+}
+
+TEST(ScoresBeside, OneThatRisesMustBeMeant) {
+  const Verdict verdict =
+      explain(std::array{observed(biased(PositionBias::kRising))});
+  EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
+  ASSERT_EQ(verdict.conditions.size(), 1);
+  EXPECT_EQ(verdict.conditions[0].name, "position_bias");
+}
+
+TEST(ScoresBeside, AFaultBesideABiasIsNamed) {
+  for (const char* fault : {"scale_missing", "merge_not_transposed"}) {
+    Recipe recipe = faulty(fault);
+    recipe.position_bias = PositionBias::kFalling;
+    EXPECT_EQ(names(explain(std::array{observed(recipe)})), fault);
+  }
+}
+
+// Alone, what is no line is no bias of positions that could be believed; behind
+// a mask, a line goes on.
+TEST(ScoresBeside, OnlyALineIsABias) {
+  at::manual_seed(42);
+  const Tensor scores = random({kBatch, kHeads, kQueries, kKeys});
+  const Tensor line = scores + alibi(true);
+  const auto found = [&](const Tensor& shown) {
+    ObservedCall call;
+    call.trace = {scores, shown};
+    try {
+      return with_position_bias(call, PositionBias::kFalling, scores, 1.0);
+    } catch (const Impossible&) {
+      return Tensor();
+    }
+  };
+  EXPECT_FALSE(found(scores).defined());
+  EXPECT_FALSE(found(scores + 1.0).defined());
+  EXPECT_FALSE(found(scores + alibi(true).square()).defined());
+  EXPECT_FALSE(found(scores + random({1, kHeads, kQueries, kKeys})).defined());
+  EXPECT_FALSE(found(scores + alibi(false)).defined());  // it rises
+  EXPECT_LT(largest_difference(found(line), line), 1e-12);
+  const Tensor later =
+      at::ones({kQueries, kKeys}, at::kBool).triu(kKeys - kQueries + 1);
+  for (const double blocked : {-kInfinity, -1e9}) {
+    const Tensor seen = found(line.masked_fill(later, blocked));
+    ASSERT_TRUE(seen.defined());
+    EXPECT_LT(largest_difference(seen.masked_fill(later, 0.0),
+                                 line.masked_fill(later, 0.0)),
+              1e-12);
+  }
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ class Recorder(TorchDispatchMode):
             self._note_draws(name, args, operands, results)
             self.cores.note(name, args, operands, results, self)
             self._note_trace(name, results)
-            self._note_scores(name, args)
+            self._note_scores(name, args, kwargs)
             self._note_rounding(operands, results)
             if name == "native_layer_norm":
                 self.norm_eps = float(args[4])
@@ -250,17 +250,21 @@ class Recorder(TorchDispatchMode):
             if not self.origin(operands[0]).inputs:
                 self.draws.append(Draw(results[0].bool().clone(), None))
 
-    def _note_scores(self, name, args) -> None:
-        if self.spread is not None or not args or not isinstance(args[0], Tensor):
+    def _note_scores(self, name, args, kwargs) -> None:
+        if not args or not isinstance(args[0], Tensor):
             return
-        scores = None
+        fused = None
+        if name.startswith("_scaled_dot_product"):
+            fused = _scores_of_fused(*args[:2], kwargs.get("scale"))
+            mask = kwargs.get("attn_mask")
+            # A bias of positions that PyTorch adds shows only here.
+            if mask is not None and fused.numel() <= LARGEST_TRACED:
+                self.trace += [fused, fused + mask]
+        if self.spread is not None:
+            return
+        scores = fused
         if name in ("_softmax", "_log_softmax", "exp") and args[0].dim() >= 2:
             scores = args[0] if self.origin(args[0]).inputs else None
-        elif name.startswith("_scaled_dot_product"):
-            query, key = args[:2]
-            shared = query.shape[1] // key.shape[1]  # queries to a head of keys
-            key = key.repeat_interleave(shared, dim=1)
-            scores = query @ key.mT / query.shape[-1] ** 0.5
         if scores is not None:
             finite = scores[scores.isfinite() & (scores.abs() < 1e6)]
             self.spread = float(finite.std()) if finite.numel() > 1 else None
@@ -280,6 +284,13 @@ class Recorder(TorchDispatchMode):
             ):
                 room = len(self.trace) < MOST_TRACED
                 (self.trace if room else self.end).append(result.detach().clone())
+
+
+def _scores_of_fused(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+    """What PyTorch's fused attention computes inside, before any mask."""
+    shared = query.shape[1] // key.shape[1]  # queries to a head of keys
+    products = query.detach() @ key.detach().repeat_interleave(shared, dim=1).mT
+    return products * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def is_triangle(tensor: Tensor) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What models of today do to scores and weights beside attention: soft caps, sinks; the
-ReLU of a sum, and padding of pairs; and what goes wrong beside that."""
+"""What models of today do to scores and weights beside attention: soft caps, sinks,
+biases that fall with the distance; the ReLU of a sum, and padding of pairs; and what goes
+wrong beside that."""
 
 import torch
 import torch.nn as nn
@@ -71,6 +72,74 @@ class SoftmaxPlusOne(Attention):
         most = scores.amax(-1, keepdim=True).clamp_min(0)
         exp = (scores - most).exp()
         return self.join(exp / (exp.sum(-1, keepdim=True) + (-most).exp()) @ v)
+
+
+class Alibi(Attention):
+    """Press et al. 2022: of all positions that may come, once."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        places = torch.arange(512)
+        distance = (places[:, None] - places).abs()
+        self.register_buffer("alibi", -self.slopes() * distance, persistent=False)
+
+    def slopes(self):
+        exponents = torch.arange(1, self.num_heads + 1) * (8 / self.num_heads)
+        return (2.0**-exponents).view(-1, 1, 1)
+
+    def bias(self, queries, keys):
+        return self.alibi[:, :queries, :keys]
+
+    def scores(self, q, k):
+        return super().scores(q, k) + self.bias(q.size(-2), k.size(-2))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class AlibiOfTheKeys(Alibi):
+    """As in BLOOM: of the key's place alone; causal."""
+
+    def bias(self, queries, keys):
+        later = torch.ones(queries, keys, dtype=torch.bool).triu(1)
+        bias = self.slopes() * torch.arange(keys).expand(queries, keys)
+        return bias.masked_fill(later, -torch.inf)
+
+
+class AlibiFused(AlibiOfTheKeys):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        bias = self.bias(x.size(1), x.size(1)).to(x.dtype)
+        return self.join(F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
+
+
+class AlibiOfTokens(Alibi):
+    """Padding has no place."""
+
+    def forward(self, x, padding_mask):
+        """padding_mask: (batch, length), True = token"""
+        q, k, v = self.qkv(x)
+        places = (padding_mask.cumsum(-1) - 1) * padding_mask
+        scores = Attention.scores(self, q, k)
+        scores = scores + self.slopes() * places[:, None, None]
+        scores = scores.masked_fill(~padding_mask[:, None, None], -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class AlibiRises(Alibi):
+    def bias(self, queries, keys):
+        return -super().bias(queries, keys)
+
+
+class AlibiUnscaled(Alibi):
+    def scores(self, q, k):
+        return q @ k.mT + self.bias(q.size(-2), k.size(-2))
+
+
+class AlibiUnsplit(Alibi):
+    def split(self, x):
+        return x.view(x.size(0), self.num_heads, -1, self.d_k)
 
 
 class ReluOfTheSum(Attention):

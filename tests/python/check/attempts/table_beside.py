@@ -56,6 +56,11 @@ RIGHT = [
         ScoresInFloat
         LearnedSinks
         SoftmaxPlusOne
+        Alibi
+        AlibiOfTheKeys
+        AlibiFused
+        AlibiOfTokens
+        AlibiRises
         ReluOfTheSum
         PaddedPairs
         StackedWeights""",
@@ -118,6 +123,8 @@ WRONG = [
         """CappedUnscaled: scale_missing
         CappedUnsplit: heads_not_transposed
         SinksUnscaled: scale_missing
+        AlibiUnscaled: scale_missing
+        AlibiUnsplit: heads_not_transposed
         ReluOfTheSumUnsplit: heads_not_transposed""",
     ),
     *attempts(

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT
+//
+// What is done to scores beside attention, and is no fault: learned numbers,
+// soft caps, sinks, biases of positions.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+
+#include "diagnosis/stages/simulate.h"
+
+namespace multihead::diagnosis {
+
+using at::Tensor;
+
+// ---- Learned numbers --------------------------------------------------------
+
+namespace {
+
+// The number whose name is among these, else the only one there is.
+const Tensor& number_by(const ObservedCall& call,
+                        std::initializer_list<std::string_view> texts) {
+  require(!call.numbers.empty());
+  for (const std::string_view text : texts) {
+    for (const auto& [name, number] : call.numbers) {
+      if (name.find(text) != std::string::npos) return number;
+    }
+  }
+  return call.numbers.begin()->second;
+}
+
+}  // namespace
+
+Tensor learned_factor(const ObservedCall& call, LearnedScale scale) {
+  if (scale == LearnedScale::kOne) return at::ones({1, 1, 1}, at::kDouble);
+  const Tensor& x =
+      number_by(call, {"scale", "temp", "tau", "beta", "argument"});
+  switch (scale) {
+    case LearnedScale::kTimes:
+    case LearnedScale::kTimesRoot:  // 1/sqrt(D) is the recipe's own scale
+      return x;
+    case LearnedScale::kOver:
+    case LearnedScale::kOverRoot:
+      return x.reciprocal();
+    case LearnedScale::kExp:
+      return x.exp();
+    case LearnedScale::kOne:
+    case LearnedScale::kNone:
+      break;
+  }
+  throw Impossible();
+}
+
+namespace {
+
+// What the trace has in the shape of the scores, contiguous float64.
+std::vector<Tensor> like_scores(const ObservedCall& call,
+                                const Tensor& scores) {
+  std::vector<Tensor> found;
+  for (const Tensor& tensor : call.trace) {
+    if (tensor.numel() == scores.numel() && tensor.dim() >= 3 &&
+        tensor.size(-1) == scores.size(-1) &&
+        tensor.size(-2) == scores.size(-2)) {
+      found.push_back(tensor.to(at::kDouble).contiguous().view(scores.sizes()));
+    }
+  }
+  return found;
+}
+
+// Whether one of these holds the numbers of `wanted`, or them over `scale`, as
+// what is scaled later. One number of each tells most of them apart.
+bool computes(const std::vector<Tensor>& tensors, const Tensor& wanted,
+              double scale, double allowed) {
+  const int64_t last = wanted.numel() - 1;
+  const Tensor contiguous = wanted.contiguous();
+  const double number = contiguous.const_data_ptr<double>()[last];
+  return std::ranges::any_of(tensors, [&](const Tensor& tensor) {
+    const double other = tensor.const_data_ptr<double>()[last];
+    return (std::abs(other - number) <= allowed &&
+            largest_difference(tensor, wanted) <= allowed) ||
+           (std::abs(other * scale - number) <= allowed &&
+            largest_difference(tensor * scale, wanted) <= allowed);
+  });
+}
+
+// The c of c·tanh(s / c) = t, where there is one: tanh(u) / u falls from 1 to
+// 0. Close to 1, rounding would decide, of float32 perhaps.
+std::optional<double> cap_of(double s, double t, double rounding) {
+  const double share = t / s;
+  if (!(share > 0 && share < 1 - rounding)) return std::nullopt;
+  double low = 0, high = 1 / share;  // tanh(u) < 1
+  for (int halvings = 0; halvings < 100; ++halvings) {
+    const double middle = (low + high) / 2;
+    (std::tanh(middle) > share * middle ? low : high) = middle;
+  }
+  return s / low;
+}
+
+}  // namespace
+
+// One c explains all scores. In float32 those that are much smaller than c show
+// nothing of it, and are as they were.
+Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
+  if (call.cap) return *call.cap * (scores / *call.cap).tanh();
+  const bool is_double = call.dtype == at::kDouble;
+  const Tensor plain = scores.detach().contiguous();
+  const int64_t at = plain.abs().argmax().item<int64_t>();
+  const double largest = plain.const_data_ptr<double>()[at];
+  const double allowed = (is_double ? 1e-7 : 1e-5) * std::abs(largest);
+  for (const Tensor& x : like_scores(call, scores)) {
+    const std::optional<double> cap =
+        cap_of(largest, x.const_data_ptr<double>()[at],
+               /*rounding=*/is_double ? 1e-6 : 1e-5);
+    if (!cap) continue;
+    const Tensor capped = *cap * (scores / *cap).tanh();
+    if (largest_difference(capped.detach(), x.view(scores.sizes())) > allowed)
+      continue;
+    call.cap = cap;
+    return capped;
+  }
+  require(!is_double);
+  return scores;
+}
+
+Tensor sink_score(const ObservedCall& call, Sink sink) {
+  if (sink == Sink::kZero) return at::zeros({1, 1, 1}, at::kDouble);
+  return number_by(call, {"sink"});
+}
+
+// ---- Biases of positions ---------------------------------------------------
+
+namespace {
+
+// bias (B, H, Lq, Lk), where it is `seen`, as slope · places (Lq, Lk) and a
+// number for each row, of which softmax takes no notice. nullopt: it is not.
+// Where it is not seen, as behind a mask, the line goes on.
+std::optional<StraightBias> line_of(const Tensor& bias, const Tensor& seen,
+                                    const Tensor& places, double allowed) {
+  const Tensor steps = bias.diff(1, -1) / places.diff(1, -1);
+  const Tensor both = seen.slice(-1, 1).logical_and(seen.slice(-1, 0, -1));
+  const auto of_head = [&](const Tensor& x) { return x.sum({0, 2, 3}, true); };
+  const Tensor count = of_head(both);
+  // One or two steps are straight whatever they are.
+  if (count.min().item<int64_t>() < 4) return std::nullopt;
+  const Tensor slope = of_head(steps.masked_fill(~both, 0.0)) / count;
+  const Tensor off = (steps - slope).abs().masked_fill(~both, 0.0);
+  const double least = slope.min().item<double>(),
+               most = slope.max().item<double>();
+  if (!(off.max().item<double>() <= allowed) || least * most < 0 ||
+      std::max(-least, most) <= 10 * allowed) {
+    return std::nullopt;
+  }
+  const Tensor line = slope * places;
+  const Tensor rest =
+      (bias - line).masked_fill(~seen, -kInfinity).amax(-1, /*keepdim=*/true);
+  return StraightBias{
+      at::where(seen, bias, line + rest.nan_to_num(0.0, 0.0, 0.0)), most > 0};
+}
+
+// The keys that may tell: all, or those that padding leaves, whatever its
+// numbers mean. Of padded ones, positions may not be counted.
+std::vector<Tensor> telling_keys(const ObservedCall& call) {
+  std::vector<Tensor> found = {at::ones({1, 1, 1, 1}, at::kBool)};
+  for (const GivenMask* mask : {&call.padding, &call.mask}) {
+    if (mask->numbers.defined() && mask->numbers.size(2) == 1) {
+      found.push_back(mask->numbers.ne(0));
+      found.push_back(mask->numbers.eq(0));
+    }
+  }
+  return found;
+}
+
+// The line by which a tensor of the trace differs from the scores.
+std::optional<StraightBias> straight_bias(const ObservedCall& call,
+                                          const Tensor& scores) {
+  const int64_t queries = scores.size(2), keys = scores.size(3);
+  const Tensor key = at::arange(keys, at::kDouble);
+  const Tensor query = at::arange(queries, at::kDouble).unsqueeze(-1);
+  const Tensor last = query + static_cast<double>(keys - queries);
+  const double largest = largest_finite(scores);
+  for (const Tensor& x : like_scores(call, scores)) {
+    const Tensor bias = (x - scores).detach();
+    // Behind a mask there is another number, or infinity.
+    const Tensor seen = bias.abs().lt(1e3 * (1 + largest));
+    const double size = largest_finite(bias.masked_fill(~seen, 0.0));
+    const double allowed =
+        (call.dtype == at::kDouble ? 1e-7 : 1e-5) * (size + largest);
+    if (size <= 10 * allowed) continue;
+    for (const Tensor& telling : telling_keys(call)) {
+      for (const Tensor& places :
+           {key.expand({queries, keys}), -(key - query).abs(),
+            -(key - last).abs()}) {
+        auto line =
+            line_of(bias, seen.logical_and(telling), places, allowed);
+        if (line) return line;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// One of places alone is the same for all items; what depends on the query,
+// too, is computed by itself, and scaled before it is added or after. Of one
+// item alone, it may be anything but another multiple of the scores.
+Tensor with_shown_bias(const ObservedCall& call, const Tensor& scores,
+                       double scale) {
+  // The code may scale by a number in float32.
+  const double unit = call.dtype == at::kDouble ? 1e-7 : 1e-5;
+  const double largest = largest_finite(scores);
+  Tensor of_one;
+  const std::vector<Tensor> tensors = like_scores(call, scores);
+  for (const Tensor& x : tensors) {
+    const Tensor bias = (x - scores).detach();
+    const double size = largest_finite(bias);
+    const double allowed = unit * (size + largest);
+    const bool is_masked = size > 1e6 * largest;
+    if (is_masked || !bias.isfinite().all().item<bool>() ||
+        size <= 10 * allowed) {
+      continue;
+    }
+    const bool is_multiple =
+        largest_difference(x * (largest / largest_finite(x)), scores) <=
+        allowed;
+    const bool is_same =
+        scores.size(0) > 1 &&
+        largest_difference(bias, bias.slice(0, 0, 1).expand_as(bias)) <=
+            allowed;
+    if (is_same || (!is_multiple && computes(tensors, bias, scale, allowed))) {
+      return scores + bias;
+    }
+    if (scores.size(0) == 1 && !is_multiple && !of_one.defined()) of_one = bias;
+  }
+  require(of_one.defined());
+  return scores + of_one;
+}
+
+}  // namespace
+
+Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
+                          const Tensor& scores, double scale) {
+  if (kind == PositionBias::kShown) return with_shown_bias(call, scores, scale);
+  // It is the same beside scores that a fault has changed.
+  if (!call.line) call.line = straight_bias(call, scores);
+  require(call.line && call.line->falls == (kind == PositionBias::kFalling));
+  return scores + call.line->numbers;
+}
+
+}  // namespace multihead::diagnosis
