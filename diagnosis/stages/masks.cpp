@@ -45,6 +45,12 @@ Tensor distances(const Tensor& scores) {
 
 // ---- What it does to them --------------------------------------------------
 
+// of_keys (B, 1, 1, L): (B, 1, L, L), true for both the query and the key.
+Tensor pairs_of(const Tensor& of_keys) {
+  require(of_keys.size(2) == 1);
+  return of_keys.logical_and(of_keys.transpose(-2, -1));
+}
+
 void meet(const GivenMask& given, const MaskUse& use, bool keeps,
           const ObservedCall& call, const Tensor& scores, Effect& all) {
   if (!given.numbers.defined() || use.effect == MaskEffect::kIgnored) return;
@@ -74,6 +80,10 @@ void meet(const GivenMask& given, const MaskUse& use, bool keeps,
       return collect(all.factor, keep.to(at::kDouble), std::multiplies<>());
     case MaskEffect::kTakenForCausal:
       return collect(all.by_causal, distances(scores).gt(0), std::bit_or<>());
+    case MaskEffect::kSeenPairs:
+      return collect(all.blocked, pairs_of(keep), std::bit_or<>());
+    case MaskEffect::kBlockedPairs:
+      return collect(all.blocked, pairs_of(~keep), std::bit_or<>());
     case MaskEffect::kGivenMultiplied:
       return collect(all.factor, numbers, std::multiplies<>());
     case MaskEffect::kAfterSoftmax:
@@ -91,11 +101,8 @@ void meet_pairs(const ObservedCall& call, const Recipe& recipe,
   if (!call.padding.numbers.defined()) return;
   Effect own;
   meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores, own);
-  const Tensor& keys = own.blocked;
-  require(keys.defined() && keys.size(2) == 1 &&
-          call.sizes.queries == call.sizes.keys);
-  collect(all.blocked, keys.logical_or(keys.transpose(-2, -1)),
-          std::bit_or<>());
+  require(own.blocked.defined() && call.sizes.queries == call.sizes.keys);
+  collect(all.blocked, ~pairs_of(~own.blocked), std::bit_or<>());
 }
 
 // ---- Causal attention ------------------------------------------------------
@@ -251,6 +258,7 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   const Tensor finite = filled_with_number(effect, recipe);
   const Tensor by_causal = effect.by_causal;
   require(!recipe.sentinel_of_mask || by_causal.defined());
+  require(!recipe.mask_capped || (recipe.softcapped && call.cap));
   if (effect.by_causal.defined())
     collect(effect.blocked, effect.by_causal, std::bit_or<>());
 
@@ -262,7 +270,9 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
     const bool added = usual && recipe.fully_masked == FullyMasked::kAsSeen;
     const bool filled = usual && recipe.fully_masked == FullyMasked::kUniform;
     // -1e9 is the usual number: it shows what rounding leaves.
-    const double sentinel = added || filled ? -1e9 : recipe.sentinel;
+    const double sentinel = added || filled      ? -1e9
+                            : recipe.mask_capped ? -*call.cap
+                                                 : recipe.sentinel;
     result.scores =
         added || recipe.sentinel_added
             ? result.scores + effect.blocked.to(at::kDouble) * sentinel
@@ -378,6 +388,8 @@ const std::vector<Fault> kMaskFaults = {
       {with_sentinel<-10.0>, "It is -10."},
       {with_sentinel<-20.0>, "It is -20."},
       {with_sentinel<1.0>, "It is 1."},
+      {[](Recipe& r) { r.mask_capped = true; },
+       "The scores are capped once they are masked: it is -c."},
       {with_sentinel<-1e-9, true>, "-1e-9 is added; -1e9 was meant."},
       {with_sentinel<1e-9, true>, "1e-9 is added; -1e9 was meant."},
       {with_sentinel<1e9, true>, "+1e9 is added: only blocked keys are seen."},
@@ -470,11 +482,16 @@ const std::vector<Fault> kMaskFaults = {
      "None, None, :], float(\"-inf\")).",
      {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kIgnored}; }},
       {[](Recipe& r) { r.padding = {.effect = MaskEffect::kThrownAway}; },
-       kThrownAway}}},
+       kThrownAway},
+      {[](Recipe& r) { r.padding = {.effect = MaskEffect::kBlockedPairs}; },
+       "It blocks only between two padded positions: tokens see what is "
+       "padded."}}},
     {"padding_inverted",
      "The padding mask is inverted: only padding is seen.",
      kPolarityRemedy,
-     {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kInverted}; }}}},
+     {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kInverted}; }},
+      {[](Recipe& r) { r.padding = {.effect = MaskEffect::kSeenPairs}; },
+       "Pairs of two tokens are blocked."}}},
     {"padding_on_queries",
      "The padding mask is applied to the queries, not to the keys.",
      kAxisRemedy,

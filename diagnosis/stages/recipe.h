@@ -93,6 +93,8 @@ enum class MaskEffect {
   kMultiplied,  ///< scores · keep
   kGivenMultiplied,
   kTakenForCausal,  ///< whatever it holds, no query sees a later key
+  kSeenPairs,       ///< of queries and keys, both of which may be seen
+  kBlockedPairs,    ///< of queries and keys, neither of which may be seen
   kAfterSoftmax     ///< weights · keep, no new sum
 };
 
@@ -322,6 +324,7 @@ struct Recipe : Habits {
   double sentinel = -kInfinity;
   bool sentinel_added = false;    ///< to the score, not in its place
   bool sentinel_of_mask = false;  ///< what is causal is blocked as it should be
+  bool mask_capped = false;       ///< blocked scores are -c of a soft cap c
 
   // Weights.
   Normalise normalise = softmax_over_keys;

@@ -102,30 +102,38 @@ std::optional<double> cap_of(double s, double t, double rounding) {
   return s / low;
 }
 
-}  // namespace
-
-// One c explains all scores. In float32 those that are much smaller than c show
-// nothing of it, and are as they were.
-Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
-  if (call.cap) return *call.cap * (scores / *call.cap).tanh();
-  const bool is_double = call.dtype == at::kDouble;
-  const Tensor plain = scores.detach().contiguous();
+// The c by which x is c·tanh(scores / c), but for scores that were blocked
+// before, -c, or after, -inf. One c explains all others.
+std::optional<double> cap_between(const Tensor& scores, const Tensor& x,
+                                  bool is_double) {
+  const double least = x.min().item<double>();
+  const Tensor plain = scores.masked_fill(x.eq(least), 0.0).contiguous();
   const int64_t at = plain.abs().argmax().item<int64_t>();
   const double largest = plain.const_data_ptr<double>()[at];
+  const std::optional<double> cap =
+      cap_of(largest, x.const_data_ptr<double>()[at],
+             /*rounding=*/is_double ? 1e-6 : 1e-5);
+  if (!cap) return std::nullopt;
   const double allowed = (is_double ? 1e-7 : 1e-5) * std::abs(largest);
-  for (const Tensor& x : like_scores(call, scores)) {
-    const std::optional<double> cap =
-        cap_of(largest, x.const_data_ptr<double>()[at],
-               /*rounding=*/is_double ? 1e-6 : 1e-5);
-    if (!cap) continue;
-    const Tensor capped = *cap * (scores / *cap).tanh();
-    if (largest_difference(capped.detach(), x.view(scores.sizes())) > allowed)
-      continue;
-    call.cap = cap;
-    return capped;
+  Tensor off = (*cap * (scores / *cap).tanh() - x).abs();
+  if (std::isinf(least) || std::abs(least + *cap) <= allowed)
+    off = off.masked_fill(x.eq(least), 0.0);
+  return off.max().item<double>() <= allowed ? cap : std::nullopt;
+}
+
+}  // namespace
+
+Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
+  const bool is_double = call.dtype == at::kDouble;
+  if (!call.cap) {
+    for (const Tensor& x : like_scores(call, scores)) {
+      call.cap = cap_between(scores.detach(), x, is_double);
+      if (call.cap) break;
+    }
   }
-  require(!is_double);
-  return scores;
+  // In float32 scores that are much smaller than c show nothing of it.
+  require(call.cap || !is_double);
+  return call.cap ? *call.cap * (scores / *call.cap).tanh() : scores;
 }
 
 Tensor sink_score(const ObservedCall& call, Sink sink) {

@@ -84,6 +84,14 @@ class KeptAtTheFront(Kept):
         return slice(length)
 
 
+class OnlyTheNewestReturned(Turned):
+    """The first step is right, the next one sees two keys."""
+
+    def forward(self, x, past=None):
+        out, kept = super().forward(x, past)
+        return out, tuple(t[:, :, -x.size(1) :] for t in kept)
+
+
 class BesideAnotherLayer(TurnedFromTheFirst):
     """Only its heads are judged, beside a layer of which nothing is known."""
 
@@ -153,7 +161,8 @@ def test_a_call_on_its_cache_that_raises_is_told():
 
 
 @pytest.mark.parametrize(
-    "target", [TurnedFromTheFirst, KeptAtTheFront, BesideAnotherLayer]
+    "target",
+    [TurnedFromTheFirst, KeptAtTheFront, OnlyTheNewestReturned, BesideAnotherLayer],
 )
 def test_what_differs_on_a_cache_is_a_fault(target):
     report = multihead.check(target)

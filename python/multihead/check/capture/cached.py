@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Two calls instead of one: all tokens but the last, then the last, on the keys and
-values that the first call returned, or kept in the module."""
+"""Calls instead of one: all tokens but the last two, then one at a time, on the keys and
+values that the calls before returned, or kept in the module."""
 
 import re
 from collections.abc import Iterator
@@ -25,16 +25,41 @@ _COUNTS += ("max_length", "sliding_window", "window", "resolution")
 
 @dataclass
 class Steps:
-    """The arguments of one call with all tokens, `sequence`, and of both that come to
+    """The arguments of one call with all tokens, `sequence`, and of those that come to
     the same. The name `past` takes what was returned; None where the module keeps it.
-    count: the tokens of the first call."""
+    count: the tokens of the first of `parts`, whose others have one each: two, as
+    what keeps only the newest key shows no earlier. batch: 0 without one."""
 
     whole: Arguments
-    before: Arguments
-    last: Arguments
+    parts: list[Arguments]
     sequence: Tensor
     past: str | None
     count: int
+    batch: int
+
+    def kept(self, returned: object, count: int) -> object | None:
+        """What a call returns for the next: keys and values of so many tokens, in a
+        tuple or stacked; None where nothing looks like that."""
+        parts = returned if isinstance(returned, (tuple, list)) else ()
+        for value in parts:
+            tensors = list(_tensors(value))
+            stacked = isinstance(value, Tensor) and value.dim() >= 4 and len(value) == 2
+            paired = isinstance(value, (tuple, list, dict)) and len(tensors) == 2
+            others = int(count == self.batch)
+            if (stacked or paired) and all(
+                list(t.shape).count(count) > others for t in tensors
+            ):
+                return value
+        return None
+
+    def grows(self, past: object, returned: object, count: int) -> bool:
+        """Whether what was kept of so many tokens holds one more after the next, in
+        full precision: keys of a context stay as they are, and those in 16 bits are
+        others."""
+        stays = self.kept(returned, count) is not None
+        is_static = stays and self.kept(returned, count + 1) is None
+        narrow = (torch.bfloat16, torch.float16)
+        return not is_static and all(t.dtype not in narrow for t in _tensors(past))
 
 
 def steps(call: Call, case: Case) -> Steps | None:
@@ -64,10 +89,11 @@ def steps(call: Call, case: Case) -> Steps | None:
         given |= {p.name: True for p in taken if p.default is False}
         return Arguments(keywords=given)
 
-    count = length - 1
-    sequence = whole.tensors["query"]
+    count = max(length - 2, 1)
+    parts = [part(0, count), *(part(at, 1) for at in range(count, length))]
     past = keeps[0] if keeps else None
-    return Steps(whole, part(0, count), part(count, 1), sequence, past, count)
+    batch = 0 if case.layout == cases.UNBATCHED else case.sizes.batch
+    return Steps(whole, parts, whole.tensors["query"], past, count, batch)
 
 
 def is_told_positions(call: Call) -> bool:
@@ -93,27 +119,6 @@ def _kept_in(part: nn.Module) -> Iterator[Tensor]:
     for name, value in (*vars(part).items(), *part.named_buffers(recurse=False)):
         if _CACHE.search(name.lower()):
             yield from _tensors(value)
-
-
-def kept(returned: object, count: int) -> object | None:
-    """What a call returns for the next: keys and values of so many tokens, in a tuple
-    or stacked; None where nothing looks like that."""
-    parts = returned if isinstance(returned, (tuple, list)) else ()
-    for value in parts:
-        tensors = list(_tensors(value))
-        stacked = isinstance(value, Tensor) and value.dim() >= 4 and len(value) == 2
-        paired = isinstance(value, (tuple, list, dict)) and len(tensors) == 2
-        if (stacked or paired) and all(count in t.shape for t in tensors):
-            return value
-    return None
-
-
-def grows(past: object, returned: object, count: int) -> bool:
-    """Whether what was kept of so many tokens holds one more after the next, in full
-    precision: keys of a context stay as they are, and those in 16 bits are others."""
-    is_static = kept(returned, count) is not None and kept(returned, count + 1) is None
-    narrow = (torch.bfloat16, torch.float16)
-    return not is_static and all(t.dtype not in narrow for t in _tensors(past))
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

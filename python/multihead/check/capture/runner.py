@@ -134,41 +134,52 @@ class Runner:
             apart = self._callable(_copied(target))  # it may keep what it is given
             whole = self.guard.call(apart, **both.whole.keywords)
             known = cached.state_of(target)
-            first = self.guard.call(called, **both.before.keywords)
-            if whole.error is not None or first.error is not None:
+            last = self.guard.call(called, **both.parts[0].keywords)
+            if whole.error is not None or last.error is not None:
                 return None
-            given = dict(both.last.keywords)
-            if both.past is not None:
-                given[both.past] = cached.kept(first.value, both.count)
-                if given[both.past] is None:
+            if both.past is None and not cached.has_changed(
+                known, cached.state_of(target)
+            ):
+                return None
+            for count, part in enumerate(both.parts[1:], both.count):
+                given = dict(part.keywords)
+                if both.past is not None:
+                    past = both.kept(last.value, count)
+                    if past is None and count > both.count:
+                        past = both.kept(last.value, 1)  # of the newest alone
+                    if past is None:
+                        return None
+                    given[both.past] = past
+                last = self.guard.call(called, **given)
+                if last.error is not None:
+                    self._remark_on_cache(last.findings[0])
                     return None
-            elif not cached.has_changed(known, cached.state_of(target)):
-                return None
-            second = self.guard.call(called, **given)
-        if second.error is not None:
-            said = f"A token on its cache was not judged: {second.findings[0].sentence}"
-            finding = Finding("limit", said, detail=second.findings[0].detail)
-            self.remarks["cache"] = replace(finding, kind="limit")
-            return None
-        if both.past is not None and not cached.grows(
-            given[both.past], second.value, both.count
-        ):
-            return None
-        query = both.sequence.narrow(cases.query_axis(case), both.count, 1)
-        sizes = replace(case.sizes, queries=1, keys=both.count + 1)
+                if both.past is not None and not both.grows(
+                    given[both.past], last.value, count
+                ):
+                    return None
+        length = case.sizes.queries
+        query = both.sequence.narrow(cases.query_axis(case), length - 1, 1)
+        sizes = replace(case.sizes, queries=1, keys=length)
         name = "the last token, on a cache"
         case = replace(case, name=name, sizes=sizes, relation="cross", gradients=False)
         tensors = {"query": query, "key": both.sequence, "value": both.sequence}
         run = Run(case, Arguments(tensors=tensors), parameters=base.parameters)
         run.recorder, run.counted, run.is_last = Recorder({}), base.counted, True
         try:
-            run.out, _ = split(second.value, case, query, any_width=False)
+            run.out, _ = split(last.value, case, query, any_width=False)
             passed, _ = split(whole.value, base.case, both.sequence, any_width=False)
             axis = cases.query_axis(case)
-            run.in_one_pass = passed.narrow(axis, both.count, 1).reshape(run.out.shape)
+            run.in_one_pass = passed.narrow(axis, length - 1, 1).reshape(run.out.shape)
         except Unfit:
             return None
         return run
+
+    def _remark_on_cache(self, finding: Finding) -> None:
+        said = f"A token on its cache was not judged: {finding.sentence}"
+        self.remarks["cache"] = Finding(
+            "limit", said, detail=finding.detail, kind="limit"
+        )
 
     def _execute(self, target: object, run: Run, may_hang: bool) -> None:
         case, made = run.case, run.arguments

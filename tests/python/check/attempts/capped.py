@@ -38,6 +38,17 @@ class CappedUnsplit(SoftlyCapped):
         return x.view(x.size(0), self.num_heads, -1, self.d_k)
 
 
+class CappedOnceMasked(SoftlyCapped):
+    cap = 5.0
+
+    def forward(self, x, padding_mask):
+        """padding_mask: (batch, length), True = token"""
+        q, k, v = self.qkv(x)
+        scores = Attention.scores(self, q, k)
+        scores = scores.masked_fill(~padding_mask[:, None, None], -torch.inf)
+        return self.join((5 * torch.tanh(scores / 5)).softmax(-1) @ v)
+
+
 class ScoresInFloat(SoftlyCapped):
     """Not capped: float32 in float64 comes as near to that as a cap of millions."""
 
@@ -162,6 +173,23 @@ class PaddedPairs(Attention):
         pairs = padding_mask.unsqueeze(1) & padding_mask.unsqueeze(2)
         scores = self.scores(q, k).masked_fill(~pairs.unsqueeze(1), -torch.inf)
         return self.join(scores.softmax(-1).nan_to_num() @ v)
+
+
+class PaddedPairsInverted(Attention):
+    def blocked(self, tokens):
+        return tokens.unsqueeze(1) & tokens.unsqueeze(2)
+
+    def forward(self, x, padding_mask):
+        """padding_mask: (batch, length), True = token"""
+        q, k, v = self.qkv(x)
+        blocked = self.blocked(padding_mask).unsqueeze(1)
+        scores = self.scores(q, k).masked_fill(blocked, -1e9)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class PaddedToPadded(PaddedPairsInverted):
+    def blocked(self, tokens):
+        return ~(tokens.unsqueeze(1) | tokens.unsqueeze(2))
 
 
 class StackedWeights(Attention):

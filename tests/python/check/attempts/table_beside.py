@@ -122,6 +122,9 @@ WRONG = [
         "capped",
         """CappedUnscaled: scale_missing
         CappedUnsplit: heads_not_transposed
+        CappedOnceMasked: mask_sentinel_leaks
+        PaddedPairsInverted: padding_inverted
+        PaddedToPadded: padding_ignored
         SinksUnscaled: scale_missing
         AlibiUnscaled: scale_missing
         AlibiUnsplit: heads_not_transposed
