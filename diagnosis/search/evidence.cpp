@@ -374,9 +374,16 @@ bool is_of_end(const Convention& convention) {
   return convention.sign == Sign::kNorm || convention.sign == Sign::kSum;
 }
 
+bool is_of_bias(const Convention& convention) {
+  Recipe recipe;
+  convention.apply(recipe);
+  return recipe.position_bias != PositionBias::kNone;
+}
+
 // Two of a kind: what one has decided, the other would decide again.
 bool excludes(const Convention& a, const Convention& b) {
   return a.name == b.name || (is_of_end(a) && is_of_end(b)) ||
+         (is_of_bias(a) && is_of_bias(b)) ||
          (a.sign == b.sign && a.sign == Sign::kInputs) ||
          (a.name.starts_with("fused_") && b.name.starts_with("fused_"));
 }

@@ -359,7 +359,7 @@ const std::vector<Convention> kStructure = {
      "A bias is added to the scores that falls with the distance in a straight "
      "line, as ALiBi. Its slopes are not judged, all else is.",
      "", straight_bias, bias<PositionBias::kFalling>, Sign::kBias},
-    {"position_bias",
+    {"rising_bias",
      "A bias is added to the scores that rises with the distance in a straight "
      "line: far keys get more weight than near ones.",
      "ALiBi subtracts the distance times its slopes.", straight_bias,

@@ -81,7 +81,8 @@ std::vector<const Convention*> structure() {
     // its norm needs that norm.
     Recipe recipe;
     convention.apply(recipe);
-    if (convention.is_structure() && convention.name != "position_bias" &&
+    if (convention.is_structure() &&
+        recipe.position_bias == PositionBias::kNone &&
         recipe.rotary != Rotary::kShown && !recipe.turned[2] &&
         !recipe.softcapped && recipe.sink == Sink::kNone &&
         recipe.residual != Residual::kThenRelu &&

@@ -33,7 +33,9 @@ std::vector<Named> all_ways() {
       continue;
     }
     for (size_t way = 0; way < fault.ways.size(); ++way) {
-      all.push_back({&fault, way});
+      // Only a trace shows a cap.
+      if (!changed(fault.ways[way].apply).mask_capped)
+        all.push_back({&fault, way});
     }
   }
   return all;

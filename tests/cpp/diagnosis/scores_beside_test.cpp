@@ -142,7 +142,7 @@ TEST(ScoresBeside, OneThatRisesMustBeMeant) {
       explain(std::array{observed(biased(PositionBias::kRising))});
   EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
   ASSERT_EQ(verdict.conditions.size(), 1);
-  EXPECT_EQ(verdict.conditions[0].name, "position_bias");
+  EXPECT_EQ(verdict.conditions[0].name, "rising_bias");
 }
 
 TEST(ScoresBeside, AFaultBesideABiasIsNamed) {
