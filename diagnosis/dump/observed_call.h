@@ -141,6 +141,10 @@ struct ObservedCall {
   mutable std::optional<double> cap;
   mutable std::optional<StraightBias> line;
 
+  bool is_masked() const {
+    return mask.numbers.defined() || padding.numbers.defined();
+  }
+
   /// Whether the data meet a matrix that attention has no use for, as those of
   /// a layer beside it, of which nothing is known.
   bool has_other_layers() const;

@@ -87,7 +87,10 @@ Error returned_error(const ObservedCall& call, const Recipe& recipe,
 // Whether the recipe lets gradients pass to the matrices that they reached, of
 // those that take part.
 bool reaches_matrices(const ObservedCall& call, const Recipe& recipe) {
-  if (recipe.detached != Detached::kNothing || recipe.rounded) {
+  const bool passes = recipe.detached == Detached::kNothing ||
+                      (recipe.detached == Detached::kMaskedWeights &&
+                       !call.is_masked());
+  if (!passes || recipe.rounded) {
     return recipe.frozen == Recipe{}.frozen;
   }
   const auto matrices = call.weights.matrices();

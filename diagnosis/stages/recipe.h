@@ -179,7 +179,15 @@ enum class Returned {
 };
 
 /// What no gradient passes through.
-enum class Detached { kNothing, kQuery, kKey, kValue, kWeights, kOutput };
+enum class Detached {
+  kNothing,
+  kQuery,
+  kKey,
+  kValue,
+  kWeights,
+  kMaskedWeights,  ///< of calls with a mask
+  kOutput
+};
 
 /// How one tensor (B, L, 3·H·D) of queries, keys and values is read as heads
 /// (B, H, L, D) of each.

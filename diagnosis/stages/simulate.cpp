@@ -137,6 +137,8 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
     stages.magnification += weights.abs().nan_to_num().max().item<double>();
   }
   stages.weights = detached(weights, recipe, Detached::kWeights);
+  if (call.is_masked())
+    stages.weights = detached(stages.weights, recipe, Detached::kMaskedWeights);
   stages.dropped = drop_weights(call, recipe, stages.weights);
   average(stages.dropped, Averaged::kAfterDropout);
 

@@ -267,6 +267,10 @@ MASKS = {
 }
 
 
+# Those of which each query has its own row.
+OF_ROWS = ("rows", "rows of the batch", "rows of each item")
+
+
 def mask(case: Case) -> Tensor | None:
     """The mask of a case, in the dtype that it asks for.
 
@@ -331,11 +335,11 @@ def padding(case: Case) -> Tensor:
 
 
 def may_be_blind(mask: Tensor) -> Tensor:
-    """The queries (Lq,) that a mask (Lq, Lk), read in one of both ways, leaves without
-    an earlier key, as code sees it that is causal by itself."""
-    later = torch.ones(mask.shape, dtype=torch.bool).triu(1)
-    marked = mask != 0
-    return (marked | later).all(-1) | (~marked | later).all(-1)
+    """The queries (Lq,) that a mask (..., Lq, Lk), read in one of both ways, leaves
+    without an earlier key in some item, as code sees it that is causal by itself."""
+    marked = (mask != 0).reshape(-1, *mask.shape[-2:])
+    later = torch.ones(marked.shape, dtype=torch.bool).triu(1)
+    return ((marked | later).all(-1) | (~marked | later).all(-1)).any(0)
 
 
 def query_axis(case: Case) -> int:

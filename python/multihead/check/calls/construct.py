@@ -38,6 +38,7 @@ _OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".sp
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
+_OF_ATTENTION = {"attn", "attention", "att"}
 _LINEAR = {"fc", "linear", "lin"}
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "attention")
@@ -77,7 +78,7 @@ class Construction:
     def _settle_widths(self) -> None:
         """The widths of queries, keys and values are those of the inputs where there
         is one of each, or no other width. Beside the model's, d_feature is that of a
-        head."""
+        head, and so is attention_dim where no heads are counted."""
         kinds = {
             kind: name
             for name in self.roles
@@ -86,7 +87,10 @@ class Construction:
         }
         no_other = not self.takes("embed_dim", "config", "head_dim")
         narrow = [n for n in self.roles if normal(n) == "dfeature"]
-        if list(self.roles.values()).count("embed_dim") > 1:
+        wide = [n for n, role in self.roles.items() if role == "embed_dim"]
+        if not self.counts_heads:
+            narrow += [n for n in wide if set(words(n)) & _OF_ATTENTION]
+        if set(wide) - set(narrow) and len(wide) > 1:
             self.roles |= dict.fromkeys(narrow, "head_dim")
         if len(kinds) == 3 or ("query" in kinds and no_other):
             self.roles |= dict.fromkeys(kinds.values(), "embed_dim")

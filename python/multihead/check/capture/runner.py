@@ -350,7 +350,7 @@ class Runner:
         generator = torch.Generator().manual_seed(77)
         drawn = torch.randn(run.out.shape, generator=generator, dtype=torch.float64)
         dout = drawn.to(run.out.dtype)
-        if run.case.mask == "rows":
+        if run.case.mask in cases.OF_ROWS:
             blind = cases.may_be_blind(run.arguments.masks["mask"])
             dout.movedim(cases.query_axis(run.case), 0)[blind] = 0
         leaves = list(run.leaves.values())

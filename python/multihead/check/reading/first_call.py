@@ -319,6 +319,8 @@ class FirstCall:
             found.append(replace(whole, **longer))
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
+        if sizes.heads == 1 and sizes.out and takes("head_dim"):
+            found.append(replace(sizes, out=None))  # as a residual connection needs
         heads = built.default_of("num_heads") if built is not None else None
         for count in (heads, 1 if heads else None):  # some run with one head only
             if count and count != sizes.heads and sizes.embed % count == 0:

@@ -299,7 +299,8 @@ class Cases:
         for case in masked:
             if case.mask == "keys of each item" and "rows" in taken:
                 continue  # of two axes, these were queries and keys
-            case = replace(case, mask_dtype=dtype, gradients=case.mask == "rows")
+            is_first = case.mask in cases.OF_ROWS and not set(taken) & {*cases.OF_ROWS}
+            case = replace(case, mask_dtype=dtype, gradients=is_first)
             run = self._run(case)
             if run.refused:
                 refusals += run.findings[:1]

@@ -237,6 +237,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     """The role of its name, unless its default is of another kind, which is kept."""
     name, default = parameter.name, parameter.default
     role = tables.CALL.get(normal(name))
+    if role in SIZES and "Tensor" in str(parameter.annotation):
+        role = None  # in_features: Float[Tensor, "..."] is no number of features
     if role is None and is_weight(name):  # W_q, but also w, b and out_proj
         role = "weight"  # yet q, k and v are never weights
     plural = parameter.annotation is _EMPTY and _FEATURES.search(name)

@@ -151,6 +151,7 @@ def tensor_of_words(name: str) -> str | None:
 
 _PADS = {"key", "keys", "kv", "pad", "padding", "padded", "valid"}
 _ELSEWHERE = {"encoder", "enc", "memory", "context", "cross", "cond"}
+_SHAPED = {"d", "tensor", "matrix", "bool"}
 _ADDED = {"additive", "added", "add"}
 # Masks of whole heads, of layers, and what is said about a mask.
 _NO_MASK = {"head", "heads", "layer", "layers", "token", "tokens", "out", "output"}
@@ -160,6 +161,8 @@ def mask_of_words(name: str) -> str | None:
     """What a parameter masks whose name ends in the word: attention_masks, kv_mask;
     "query_mask" is of queries that count for nothing."""
     said = words(name)
+    while said and (said[-1] in _SHAPED or said[-1].isdigit()):
+        said.pop()  # mask_3d
     have = set(said)
     is_other = have & _NO_MASK and not have & {"attention", "attn"}
     if said[-1:] not in (["mask"], ["masks"]) or is_other:
