@@ -67,7 +67,7 @@ struct Sizes {
 /// (2i, 2i + 1), times c + i·s.
 struct Turn {
   bool halves = true;
-  at::Tensor cosines, sines;  ///< (L, n)
+  at::Tensor cosines, sines;  ///< (L, n), of each feature (L, 2n)
 };
 
 /// A bias of scores that is, in each row, a line of the position of the key or
@@ -136,6 +136,9 @@ struct ObservedCall {
   mutable std::map<std::array<int, 8>, at::Tensor> projections;
   /// Turns of queries, keys and values that the trace shows, likewise.
   mutable std::array<std::optional<Turn>, 3> turns;
+  /// Of queries and keys, those that are turned by tables for other pairs;
+  /// looked for once.
+  mutable std::array<std::optional<std::optional<Turn>>, 2> mixed_turns;
   /// The c of scores c·tanh(s / c) that the trace shows, likewise, and the bias
   /// that is a straight line.
   mutable std::optional<double> cap;

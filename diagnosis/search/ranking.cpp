@@ -51,6 +51,16 @@ void put_closest_first(std::span<const ObservedCall> calls,
   });
 }
 
+// What fits by the name of a number needs no number without one.
+void forget_numbers(std::vector<Explanation>& found) {
+  const auto has_number = [](const Explanation& one) {
+    return std::ranges::any_of(one.faults, [](const Pick& pick) {
+      return pick.fault->name == "scale_of_another_number";
+    });
+  };
+  if (!std::ranges::all_of(found, has_number)) std::erase_if(found, has_number);
+}
+
 }  // namespace
 
 std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
@@ -62,6 +72,7 @@ std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
     (shown.has_value() ? first : rest).push_back(std::move(explanation));
   }
   if (first.empty()) first = std::move(rest);
+  forget_numbers(first);
   put_closest_first(calls, first);
   std::vector<Explanation> unique;
   for (Explanation& explanation : first) {

@@ -30,7 +30,9 @@ double cost(const ObservedCall& call) {
 
 // Where candidates look among all that a call computed, or turn heads.
 double slowness_of(const Recipe& settled) {
-  return settled.position_bias == PositionBias::kShown ? 4 : settled.rotary != Rotary::kNone ? 2 : 1;
+  return settled.position_bias == PositionBias::kShown ? 4
+         : settled.rotary != Rotary::kNone             ? 2
+                                                       : 1;
 }
 
 // What a search may do, and one that only counts faults. That is counted, not

@@ -87,9 +87,9 @@ Error returned_error(const ObservedCall& call, const Recipe& recipe,
 // Whether the recipe lets gradients pass to the matrices that they reached, of
 // those that take part.
 bool reaches_matrices(const ObservedCall& call, const Recipe& recipe) {
-  const bool passes = recipe.detached == Detached::kNothing ||
-                      (recipe.detached == Detached::kMaskedWeights &&
-                       !call.is_masked());
+  const bool passes =
+      recipe.detached == Detached::kNothing ||
+      (recipe.detached == Detached::kMaskedWeights && !call.is_masked());
   if (!passes || recipe.rounded) {
     return recipe.frozen == Recipe{}.frozen;
   }

@@ -203,6 +203,16 @@ const std::vector<Convention> kReadings = {
                     (call.kept_weights.defined() || forgets_weights(call)));
      },
      [](Recipe& r) { r.output_dropout = OutputDropout::kToo; }},
+    {"drops_merged_too",
+     "In training it drops elements of the merged heads too, before the output "
+     "projection, not only weights.",
+     "",
+     [](const ObservedCall& call) {
+       return maybe(call.training && call.kept_output.defined() &&
+                    call.kept_weights.defined() &&
+                    call.weights.output.weight.defined());
+     },
+     [](Recipe& r) { r.output_dropout = OutputDropout::kMergedToo; }},
     {"drops_output_instead",
      "In training it drops elements of the output and no weights, as vision "
      "transformers often do.",

@@ -207,7 +207,8 @@ const std::vector<Fault> kOutputFaults = {
       {[](Recipe& r) { r.detached = Detached::kWeights; },
        "It is the weights: queries and keys never learn."},
       {[](Recipe& r) { r.detached = Detached::kMaskedWeights; },
-       "It is the weights, where a mask is given: queries and keys do not learn "
+       "It is the weights, where a mask is given: queries and keys do not "
+       "learn "
        "there."},
       {[](Recipe& r) { r.detached = Detached::kQuery; }, "It is the query."},
       {[](Recipe& r) { r.detached = Detached::kKey; }, "It is the key."},

@@ -197,9 +197,9 @@ using FusedView = std::array<at::Tensor, 3> (*)(const at::Tensor& fused,
 // ---- Conventions -----------------------------------------------------------
 
 /// What becomes of dropout beside that of the weights.
-/// kInstead: of no weights. kWithContext: neither, but of what the heads
-/// return.
-enum class OutputDropout { kNone, kToo, kInstead, kWithContext };
+/// kInstead: of no weights. kMergedToo: not of the output, but of what is
+/// projected to it. kWithContext: of no weights, but of what the heads return.
+enum class OutputDropout { kNone, kToo, kMergedToo, kInstead, kWithContext };
 
 /// kByHand: (x − mean) / (std + eps) with the std of a sample, as a well-known
 /// tutorial has it. kRmsFromOne: an RMS norm whose gain is 1 + weight.
@@ -237,7 +237,8 @@ using Activation = at::Tensor (*)(const at::Tensor& x);
 
 /// Rotary positions: pairs of features (i, i + D/2), or (2i, 2i + 1).
 /// kPairsOfAll: of all heads, before they are cut. kShown: as the trace has it.
-enum class Rotary { kNone, kHalves, kPairs, kPairsOfAll, kShown };
+/// kMixed: likewise, each feature of a pair by an angle of its own.
+enum class Rotary { kNone, kHalves, kPairs, kPairsOfAll, kShown, kMixed };
 
 /// What a window of size w means: the w keys up to the query's own, the w
 /// before it as well, w on both sides of it, or half of them on each.

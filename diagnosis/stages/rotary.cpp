@@ -45,6 +45,21 @@ Tensor turned(const Tensor& heads, const Tensor& cosines, const Tensor& sines,
   return at::cat({whole, heads.slice(-1, 2 * n)}, -1);
 }
 
+// The partner of each feature (…, 2n): x·cos + partner·sin turns a pair.
+Tensor partners(const Tensor& x, bool halves) {
+  const auto [a, b] = pairs_of(x, x.size(-1) / 2, halves);
+  return halves ? at::cat({-b, a}, -1) : at::stack({-b, a}, -1).flatten(-2);
+}
+
+// heads (B, H, L, D) by tables of each feature, (L, 2n).
+Tensor turned_by_feature(const Tensor& heads, const Turn& turn) {
+  const int64_t width = turn.cosines.size(1);
+  require(width <= heads.size(3));
+  const Tensor x = heads.slice(-1, 0, width);
+  const Tensor y = x * turn.cosines + partners(x, turn.halves) * turn.sines;
+  return at::cat({y, heads.slice(-1, width)}, -1);
+}
+
 // ---- Tables that are given, or usual ---------------------------------------
 
 // Cosines and sines (L, n) of so many pairs of features.
@@ -118,6 +133,33 @@ std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
               without_scale(sines, modulus, before.size(3))};
 }
 
+// The same by tables of each feature, which differ within a pair: two unknowns
+// again, of B·H numbers.
+std::optional<Turn> mixed_turn_between(const Tensor& before,
+                                       const Tensor& after, bool halves) {
+  const int64_t width = changed_features(before, after);
+  if (width < 4 || width % 2 != 0 || before.size(0) * before.size(1) < 4)
+    return std::nullopt;
+  const Tensor x = before.slice(-1, 0, width), y = after.slice(-1, 0, width);
+  const Tensor p = partners(x, halves);
+  const auto sum = [](const Tensor& t) { return t.sum({0, 1}); };
+  const Tensor xx = sum(x * x), xp = sum(x * p), pp = sum(p * p);
+  const Tensor xy = sum(x * y), py = sum(p * y);
+  const Tensor determinant = xx * pp - xp * xp;
+  const Turn turn{halves, (xy * pp - py * xp) / determinant,
+                  (py * xx - xy * xp) / determinant};
+  const Tensor lengths = (turn.cosines.square() + turn.sines.square()).sqrt();
+  const auto [a, b] = pairs_of(turn.cosines, width / 2, halves);
+  const bool is_turn =
+      lengths.isfinite().all().item<bool>() &&
+      largest_finite(lengths - 1.0) <= 0.02 &&
+      largest_finite(turn.sines - turn.sines.slice(0, 0, 1)) > 1e-4 &&
+      largest_finite(a - b) > 1e-3 &&
+      largest_difference(turned_by_feature(before, turn), after) <=
+          kSame * largest_finite(after);
+  return is_turn ? std::optional(turn) : std::nullopt;
+}
+
 // What the trace has that may be heads like these, (B, H, L, D), in each order
 // of dimensions that code has.
 std::vector<Tensor> like_heads(const ObservedCall& call, const Tensor& heads) {
@@ -143,6 +185,19 @@ std::vector<Tensor> like_heads(const ObservedCall& call, const Tensor& heads) {
     }
   }
   return found;
+}
+
+std::optional<Turn> shown_mixed_turn(const ObservedCall& call,
+                                     const Tensor& heads) {
+  const Tensor before = heads.detach();
+  if (before.size(2) < 2) return {};
+  for (const Tensor& after : like_heads(call, heads)) {
+    for (const bool halves : {true, false}) {
+      const auto turn = mixed_turn_between(before, after, halves);
+      if (turn) return turn;
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -199,6 +254,15 @@ Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
     if (!turn) turn = shown_turn(call, heads);
     require(turn.has_value());
     return turned(heads, turn->cosines, turn->sines, turn->halves);
+  }
+  if (recipe.rotary == Rotary::kMixed) {
+    require(role < 2);
+    // Looked for in the heads of the first recipe, which no other fault
+    // changes.
+    auto& turn = call.mixed_turns[role];
+    if (!turn) turn = shown_mixed_turn(call, heads);
+    require(turn->has_value());
+    return turned_by_feature(heads, **turn);
   }
   const bool halves = recipe.rotary == Rotary::kHalves;
   const auto [cosines, sines] =

@@ -41,23 +41,34 @@ bool has_a_name(double scale, const Scaling& s) {
 }
 
 // The number by which a tensor of the trace differs from these products, where
-// it is none that has a name.
+// it is none that has a name; else one that may have its name by chance, as 1/5
+// where there are five keys. Some of them may be blocked already.
 std::optional<double> factor_in_trace(const Scaling& s,
-                                      const Tensor& products) {
-  const double norm = products.norm().item<double>();
-  const double sum = products.sum().item<double>();
+                                      const Tensor& all_products) {
+  std::optional<double> named;
+  const double limit = 1e4 * (1 + largest_finite(all_products));
   for (const Tensor& tensor : s.call.trace) {
-    if (tensor.numel() != products.numel()) continue;
-    const Tensor x = tensor.to(at::kDouble);
+    if (tensor.numel() != all_products.numel()) continue;
+    Tensor x = tensor.to(at::kDouble), products = all_products;
+    const Tensor blocked = ~x.abs().lt(limit);
+    if (blocked.any().item<bool>()) {
+      if (2 * blocked.sum().item<int64_t>() > x.numel()) continue;
+      x = x.masked_fill(blocked, 0.0);
+      products = products.masked_fill(blocked.view(products.sizes()), 0.0);
+    }
+    const double norm = products.norm().item<double>();
+    const double sum = products.sum().item<double>();
     const double size = x.norm().item<double>() / norm;
     const double scale = std::copysign(size, x.sum().item<double>() / sum);
     // Beside the size of its terms: a sum may be nearly 0.
     const double rest = std::abs(x.sum().item<double>() - scale * sum);
     const bool proportional =
         std::isfinite(scale) && scale != 0 && rest <= 1e-5 * size * norm;
-    if (proportional && !has_a_name(scale, s)) return scale;
+    if (!proportional) continue;
+    if (!has_a_name(scale, s)) return scale;
+    if (!close(scale, 1.0) && !is(scale_by_width, scale, s)) named = scale;
   }
-  return std::nullopt;
+  return named;
 }
 
 // Of q·k, or of that of the first head, as in a loop over heads.

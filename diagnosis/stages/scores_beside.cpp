@@ -201,11 +201,9 @@ std::optional<StraightBias> straight_bias(const ObservedCall& call,
         (call.dtype == at::kDouble ? 1e-7 : 1e-5) * (size + largest);
     if (size <= 10 * allowed) continue;
     for (const Tensor& telling : telling_keys(call)) {
-      for (const Tensor& places :
-           {key.expand({queries, keys}), -(key - query).abs(),
-            -(key - last).abs()}) {
-        auto line =
-            line_of(bias, seen.logical_and(telling), places, allowed);
+      for (const Tensor& places : {key.expand({queries, keys}),
+                                   -(key - query).abs(), -(key - last).abs()}) {
+        auto line = line_of(bias, seen.logical_and(telling), places, allowed);
         if (line) return line;
       }
     }

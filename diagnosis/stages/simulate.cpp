@@ -227,6 +227,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   ObservedCall exchanged = call;
   exchanged.projections.clear();
   exchanged.turns = {};
+  exchanged.mixed_turns = {};
   exchanged.cap.reset();
   exchanged.line.reset();
   for (Tensor& input : exchanged.inputs) {

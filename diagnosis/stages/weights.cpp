@@ -49,6 +49,18 @@ Tensor own_value_by_all(const Tensor& weights, const Tensor& value) {
   return sums.unsqueeze(-1) * value;
 }
 
+// Where neither letter of the weights is one of the values.
+Tensor own_value_by_sum(const Tensor& weights, const Tensor& value) {
+  require(weights.size(2) == weights.size(3));
+  return weights.sum({2, 3}, /*keepdim=*/true) * value;
+}
+
+// Where the values have the letter of the queries.
+Tensor own_value_by_row(const Tensor& weights, const Tensor& value) {
+  require(weights.size(2) == weights.size(3));
+  return weights.sum(-1, /*keepdim=*/true) * value;
+}
+
 }  // namespace
 
 // ---- Dropout ---------------------------------------------------------------
@@ -89,9 +101,18 @@ bool drops_in_training(const ObservedCall& call) {
 }
 
 // In training, by convention.
-bool drops_context(const ObservedCall& call, const Recipe& recipe) {
+bool drops_as(OutputDropout convention, const ObservedCall& call,
+              const Recipe& recipe) {
   return call.training && drops_in_training(call) &&
-         recipe.output_dropout == OutputDropout::kWithContext;
+         recipe.output_dropout == convention;
+}
+
+bool drops_context(const ObservedCall& call, const Recipe& recipe) {
+  return drops_as(OutputDropout::kWithContext, call, recipe);
+}
+
+bool drops_merged(const ObservedCall& call, const Recipe& recipe) {
+  return drops_as(OutputDropout::kMergedToo, call, recipe);
 }
 
 }  // namespace
@@ -138,7 +159,8 @@ Tensor drop_weights(const ObservedCall& call, const Recipe& recipe,
 Tensor drop_at(Dropout where, const ObservedCall& call, const Recipe& recipe,
                const Tensor& x) {
   const bool by_convention =
-      where == Dropout::kOnContext && drops_context(call, recipe);
+      (where == Dropout::kOnContext && drops_context(call, recipe)) ||
+      (where == Dropout::kOnMerged && drops_merged(call, recipe));
   const bool by_fault = recipe.dropout == where && drops(call, recipe);
   if (!by_convention && !by_fault) return x;
   const bool scores =
@@ -152,7 +174,8 @@ Tensor drop_at(Dropout where, const ObservedCall& call, const Recipe& recipe,
 Tensor drop_output(const ObservedCall& call, const Recipe& recipe,
                    const Tensor& out) {
   const bool wanted = call.training && drops_in_training(call) &&
-                      recipe.output_dropout != OutputDropout::kNone;
+                      recipe.output_dropout != OutputDropout::kNone &&
+                      !drops_merged(call, recipe);
   const bool left_on = is_left_on_output(recipe.dropout);
   const Draws& draws = call.kept_output;
   return wanted || left_on ? drop(out, draws, draws.p, recipe) : out;
@@ -432,7 +455,10 @@ const std::vector<Fault> kWeightFaults = {
      kMixRemedy,
      {{mix_by<own_value>, "It is the weight of its own key."},
       {mix_by<own_value_by_all>,
-       "It is the sum of the weights that all queries give this key."}},
+       "It is the sum of the weights that all queries give this key."},
+      {mix_by<own_value_by_sum>, "It is the sum of all weights of the head."},
+      {mix_by<own_value_by_row>,
+       "It is the sum of its own weights, which is 1."}},
      Stage::kContext},
     {"dropout_left_on",
      "Dropout is on in evaluation: results are random.",

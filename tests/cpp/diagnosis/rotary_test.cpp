@@ -35,6 +35,12 @@ Turn turn_by(const Tables& of, int64_t length) {
   return {of.halves, rounded(angle.cos()), rounded(angle.sin())};
 }
 
+// The same tables, written once for (i, i + D/2) and used for (2i, 2i + 1).
+Turn mixed_up(const Turn& turn) {
+  return {false, at::cat({turn.cosines, turn.cosines}, -1),
+          at::cat({turn.sines, turn.sines}, -1)};
+}
+
 Recipe turned() {
   return changed([](Recipe& r) { r.rotary = Rotary::kShown; });
 }
@@ -59,6 +65,7 @@ Observation observed(const Recipe& recipe, const Tables& tables,
   const ObservedCall call = read_dump(o);
   call.turns = {turn_by(tables, query_count), turn_by(keys, key_count),
                 turn_by(tables, key_count)};
+  call.mixed_turns = {mixed_up(*call.turns[0]), mixed_up(*call.turns[1])};
   Recipe plain = recipe;
   plain.rotary = Rotary::kNone;
   plain.turned = Recipe{}.turned;

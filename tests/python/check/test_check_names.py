@@ -2,6 +2,7 @@
 """What `check` reads from unusual names: of masks, sizes, configurations, layers."""
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -155,3 +156,70 @@ def test_sizes_by_unusual_names(target):
 
 def test_an_output_of_a_silent_name_beside_names_that_speak():
     assert multihead.check(OfSettingsExchanged).cause == "inputs_swapped"
+
+
+class WithMaskOfThreeAxes(Layers):
+    def forward(self, x, mask_3d):
+        return self.attend(x, x, x, ~mask_3d.unsqueeze(1))
+
+
+class OfMatricesOfWeights(nn.Module):
+    """Parameters whose layers are called weights; of a width of attention."""
+
+    def __init__(self, d_model, attention_dim):
+        super().__init__()
+        self.query_weight = nn.Linear(d_model, attention_dim)
+        self.key_weight = nn.Linear(d_model, attention_dim)
+        self.value_weight = nn.Linear(d_model, attention_dim)
+        self.width = attention_dim
+
+    def forward(self, x):
+        q, k, v = self.query_weight(x), self.key_weight(x), self.value_weight(x)
+        return (q @ k.mT / self.width**0.5).softmax(-1) @ v
+
+
+class OfTheWidthOfTheModel(OfMatricesOfWeights):
+    def __init__(self, d_model, attention_dim):
+        super().__init__(d_model, attention_dim)
+        self.width = d_model
+
+
+class AddsWhatItProjects(OfMatricesOfWeights):
+    """So both widths must be the same."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+def of_features(
+    d_model: int,
+    num_heads: int,
+    q_proj_weight: torch.Tensor,
+    k_proj_weight: torch.Tensor,
+    v_proj_weight: torch.Tensor,
+    o_proj_weight: torch.Tensor,
+    in_features: torch.Tensor,
+) -> torch.Tensor:
+    weights = q_proj_weight, k_proj_weight, v_proj_weight
+    q, k, v = (split(in_features @ w.T, num_heads) for w in weights)
+    out = F.scaled_dot_product_attention(q, k, v)
+    return out.transpose(1, 2).flatten(2) @ o_proj_weight.T
+
+
+@pytest.mark.parametrize(
+    "target", [WithMaskOfThreeAxes, OfMatricesOfWeights, of_features]
+)
+def test_what_names_with_more_words_take(target):
+    report = multihead.check(target)
+    assert report.judgement in ("right", "right_if"), str(report)
+    names = {condition["name"] for condition in report.conditions}
+    assert names <= {"mask_keeps", "mask_blocks"}, str(report)
+    has_mask = target is WithMaskOfThreeAxes
+    cases = [case["name"] for case in report.cases]
+    assert has_mask == any(name.startswith("mask") for name in cases)
+
+
+def test_the_width_of_attention_is_not_that_of_the_model():
+    assert multihead.check(OfTheWidthOfTheModel).cause == "scale_by_embed_dim"
+    report = multihead.check(AddsWhatItProjects)
+    assert report.judgement != "not_judged" and report.cause is None, str(report)

@@ -172,7 +172,8 @@ class Case:
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
     mask" or "lengths". is_causal: the flag is set. own_dropout: dropout as the call's
-    own default, which is this. draw: what the random inputs start from.
+    own default, which is this. draw: what the random inputs start from. pads_between:
+    padding is not at the end.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Case:
     mask: str | None = None
     mask_dtype: torch.dtype = torch.bool
     padding: str | None = None
+    pads_between: bool = False
     is_causal: bool = False
     training: bool = False
     gradients: bool = False
@@ -327,8 +329,12 @@ def lengths(case: Case) -> Tensor:
 
 def padding(case: Case) -> Tensor:
     """The padding mask of a case, (B, Lk), or (B, 1, 1, Lk) if wide: True from a
-    length on, or, for "lengths", True before it. Each row holds both."""
-    before = torch.arange(case.keys) < lengths(case)[:, None]
+    length on, or, for "lengths", True before it. Each row holds both. In between: as
+    many tokens as that are padding, from the second on."""
+    places = torch.arange(case.keys)
+    before = places < lengths(case)[:, None]
+    if case.pads_between:
+        before = (places == 0) | (places > lengths(case)[:, None])
     if case.padding == "wide mask":
         return ~before[:, None, None]
     return before if case.padding == "lengths" else ~before

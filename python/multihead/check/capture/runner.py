@@ -54,7 +54,8 @@ class Run:
     is_last: bool = False
     # Of such a token: the output in one pass over all of them.
     in_one_pass: Tensor | None = None
-    # The name of a layer for dropout of weights that was never called, if any.
+    # Whether some layer of dropout was never called; the name of one of weights.
+    leaves_dropout: bool = False
     idle_dropout: str = ""
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -218,7 +219,9 @@ class Runner:
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
-        run.idle_dropout = _idle_dropout(target, frames)
+        idle = _idle_dropouts(target, frames)
+        run.leaves_dropout = bool(idle)
+        run.idle_dropout = next(filter(_of_weights, idle), "")
         given = self.call.takes("sliding_window")
         own = case.sizes.sliding_window if given else None
         run.window = own or _window(target, frames)
@@ -411,20 +414,20 @@ def _kept(target: object) -> tuple[Tensor, ...]:
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 
 
-def _idle_dropout(target: object, frames: Frames) -> str:
-    """A layer of dropout that is named after weights, and that the run left out."""
+def _idle_dropouts(target: object, frames: Frames) -> list[str]:
+    """The layers of dropout that the run left out."""
     parts = target.named_modules() if isinstance(target, nn.Module) else ()
-    return next(
-        (
-            path
-            for path, part in parts
-            if isinstance(part, nn.Dropout)
-            and part.p > 0
-            and id(part) not in frames.dropouts
-            and _OF_WEIGHTS.search(path.rpartition(".")[2].lower())
-        ),
-        "",
-    )
+    return [
+        path
+        for path, part in parts
+        if isinstance(part, nn.Dropout)
+        and part.p > 0
+        and id(part) not in frames.dropouts
+    ]
+
+
+def _of_weights(path: str) -> bool:
+    return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))
 
 
 _WINDOW = re.compile(r"(sliding|local|attention|attn)_?window(_?size)?")

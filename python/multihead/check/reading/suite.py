@@ -104,6 +104,7 @@ class Cases:
             self._mask_self(kinds)
         for case in self._flags(kinds):
             self._try_flag(case)
+        self._pad_between()
         for case in self._groups():
             if not self._run(case).refused:
                 self.taken.add("groups")
@@ -357,6 +358,16 @@ class Cases:
                 refusals += run.findings[:1]
         self._say_refused(case, refusals[0])
 
+    def _pad_between(self) -> None:
+        """Padding before tokens, for code that makes a causal mask: behind them, no
+        earlier query sees it anyhow."""
+        padded = next(
+            (r for r in self.kept if r.case.padding and not r.case.mask), None
+        )
+        if padded is not None and padded.recorder.has_triangle:
+            case = replace(padded.case, name="padding in between", draw=31)
+            self._run(replace(case, pads_between=True))
+
     def _is_mask_a_flag(self, run: Run) -> bool:
         """Whether a parameter whose name is that of a mask does something as a flag."""
         flag = self.call.parameter("is_causal") or ""
@@ -441,6 +452,7 @@ class Cases:
             return
         case = replace(self.base, name="training", training=True, draw=20)
         run = self.runner.run(case)
+        asked = asked or run.leaves_dropout  # by a configuration, perhaps
         if run.refused or not (asked or run.recorder.draws):
             return
         if not run.recorder.draws:

@@ -70,6 +70,28 @@ class DropsResultsAndOutput(Attention):
         return self.resid_dropout(out)
 
 
+class DropsWeightsAndResults(Attention):
+    def __init__(self, d_model, num_heads, dropout=0.1):
+        super().__init__(d_model, num_heads)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        context = self.dropout(self.scores(q, k).softmax(-1)) @ v
+        return self.W_o(self.dropout(context.transpose(1, 2).flatten(2)))
+
+
+class NeverDropsAsConfigured(Attention):
+    """The layer is made, and never called."""
+
+    def __init__(self, config):
+        super().__init__(config.d_model, config.num_heads)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.attend(x, x, x)
+
+
 class DropsResultsAndSeesTheNext(DropsResultsAndOutput):
     ahead = 2
 

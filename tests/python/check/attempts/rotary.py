@@ -152,6 +152,25 @@ class OneSumTurnedBackwards(TurnedBySums):
         return q, k * first - half_turned(k) * second, v
 
 
+class TablesOfOtherPairs(TurnedBySums):
+    """Tables for (i, i + d/2), and (2i, 2i + 1) that are turned."""
+
+    def turn(self, x):
+        first, second = (
+            torch.cat((t, t), -1) for t in self.tables(x.size(-2), self.d_k)
+        )
+        a, b = x[..., ::2], x[..., 1::2]
+        return x * first + torch.stack((-b, a), -1).flatten(-2) * second
+
+
+class TablesOfOtherHalves(TurnedBySums):
+    def turn(self, x):
+        first, second = (
+            t.repeat_interleave(2, -1) for t in self.tables(x.size(-2), self.d_k)
+        )
+        return x * first + half_turned(x) * second
+
+
 class KeysTurnedBackwards(Turned):
     """A sign that one of the two lost."""
 

@@ -44,6 +44,7 @@ RIGHT = [
         """FoldedHeadsFirst
         EachHeadDropsItsResult
         DropsResultsAndOutput
+        DropsWeightsAndResults
         ReturnsKeysAndValues
         dot_attention
         cached
@@ -108,7 +109,8 @@ WRONG = [
     ),
     *attempts(
         "places",
-        """DropsResultsAndSeesTheNext: causal_one_too_far
+        """NeverDropsAsConfigured: dropout_missing
+        DropsResultsAndSeesTheNext: causal_one_too_far
         DropsResultsAndAlwaysTheOutput: dropout_left_on
         dot_product_attention: scale_missing
         cached_from_the_first: causal_top_left
@@ -135,6 +137,8 @@ WRONG = [
         """RotatedQueriesOnly: rotary_misapplied
         ValuesTurnedForKeys: rotary_misapplied
         KeysTurnedBackwards: rotary_misapplied
+        TablesOfOtherPairs: rotary_misapplied
+        TablesOfOtherHalves: rotary_misapplied
         OneSumTurnedBackwards: rotary_misapplied
         TurnedAndUnscaled: scale_missing""",
     ),
@@ -144,6 +148,11 @@ WRONG = [
         ValuesOfSums: values_summed_apart
         OneLetterForBothLengths: own_value_only
         SummedOverTheQueries: own_value_only
+        WeightsSummedApart: own_value_only
+        ValuesOfTheQueries: own_value_only
+        DividedOnceMasked: scale_of_another_number
+        PaddedQueries: padding_on_queries
+        DetachedWhereMasked: gradient_detached
         ScoresRoundedDown: scores_floored""",
     ),
 ]
