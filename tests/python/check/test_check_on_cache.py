@@ -84,6 +84,49 @@ class KeptAtTheFront(Kept):
         return slice(length)
 
 
+class Appended(Attention):
+    """Causal. The module keeps what it has seen, and nothing clears it."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.cache = None
+
+    def forward(self, x):
+        return self.joined(*self.qkv(x))
+
+    def joined(self, q, k, v):
+        if self.cache is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.cache, (k, v)))
+        self.cache = k, v
+        return self.seen(q, k, v, k.size(2) - q.size(2))
+
+    def seen(self, q, k, v, ahead):
+        later = torch.ones(q.size(2), k.size(2), dtype=torch.bool).triu(1 + ahead)
+        weights = self.scores(q, k).masked_fill(later, -torch.inf).softmax(-1)
+        return self.join(weights @ v)
+
+
+class AppendedWhereAsked(Appended):
+    def forward(self, x, use_cache=False):
+        q, k, v = self.qkv(x)
+        return self.joined(q, k, v) if use_cache else self.seen(q, k, v, 0)
+
+
+class AppendedAsTheFirst(AppendedWhereAsked):
+    """The newest query sees the first key alone."""
+
+    def seen(self, q, k, v, ahead):
+        return super().seen(q, k, v, 0)
+
+
+class AtItsPositions(Kept):
+    """As in gpt-fast: the positions (L,) say where."""
+
+    def forward(self, x, input_pos):
+        assert input_pos.dim() == 1
+        return super().forward(x, int(input_pos[0]))
+
+
 class OnlyTheNewestReturned(Turned):
     """The first step is right, the next one sees two keys."""
 
@@ -137,6 +180,9 @@ class KeptInHalf(Turned):
         Turned,
         TurnedWhereTheCallerSays,
         Kept,
+        Appended,
+        AppendedWhereAsked,
+        AtItsPositions,
         OfTheContext,
         CappedOnACache,
         KeptInHalf,
@@ -162,7 +208,13 @@ def test_a_call_on_its_cache_that_raises_is_told():
 
 @pytest.mark.parametrize(
     "target",
-    [TurnedFromTheFirst, KeptAtTheFront, OnlyTheNewestReturned, BesideAnotherLayer],
+    [
+        TurnedFromTheFirst,
+        KeptAtTheFront,
+        AppendedAsTheFirst,
+        OnlyTheNewestReturned,
+        BesideAnotherLayer,
+    ],
 )
 def test_what_differs_on_a_cache_is_a_fault(target):
     report = multihead.check(target)

@@ -160,7 +160,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
         "factor": case.sizes.head_dim**-0.5,
         "divisor": case.sizes.head_dim**0.5,
         "rotation": _no_rotation(parameter.name, case),
-        "position_ids": torch.arange(case.sizes.queries).repeat(case.sizes.batch, 1),
+        "position_ids": _numbers(case),
     }
     if role == "positions" and parameter.default is parameter.empty:
         return cases.positions(case)
@@ -177,6 +177,13 @@ def _switch(role: str | None, parameter, case: Case) -> object:
             return dropout if case.training else _LEFT
         return DROPOUT if case.training else 0.0
     return given.get(role, _LEFT)
+
+
+def _numbers(case: Case) -> Tensor:
+    """The positions of the queries, for each item or (L,)."""
+    numbers = torch.arange(case.sizes.queries)
+    once = case.style.tables == cases.ONCE
+    return numbers if once else numbers.repeat(case.sizes.batch, 1)
 
 
 def _no_rotation(name: str, case: Case) -> object:

@@ -154,8 +154,8 @@ ONCE = "distances, for all items"
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
     matrices, masks that are added, of any numbers if biased, matrices as (out, in), and
-    tables of positions as one of TABLES, or embeddings of DISTANCES, for each item or
-    ONCE."""
+    tables of positions as one of TABLES, or embeddings of DISTANCES, or numbers of
+    positions, for each item or ONCE."""
 
     numpy: bool = False
     layers: bool = False

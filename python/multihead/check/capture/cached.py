@@ -28,7 +28,8 @@ class Steps:
     """The arguments of one call with all tokens, `sequence`, and of those that come to
     the same. The name `past` takes what was returned; None where the module keeps it.
     count: the tokens of the first of `parts`, whose others have one each: two, as
-    what keeps only the newest key shows no earlier. batch: 0 without one."""
+    what keeps only the newest key shows no earlier. batch: 0 without one. is_told: it
+    is told where a call begins."""
 
     whole: Arguments
     parts: list[Arguments]
@@ -36,6 +37,7 @@ class Steps:
     past: str | None
     count: int
     batch: int
+    is_told: bool
 
     def kept(self, returned: object, count: int) -> object | None:
         """What a call returns for the next: keys and values of so many tokens, in a
@@ -45,12 +47,22 @@ class Steps:
             tensors = list(_tensors(value))
             stacked = isinstance(value, Tensor) and value.dim() >= 4 and len(value) == 2
             paired = isinstance(value, (tuple, list, dict)) and len(tensors) == 2
-            others = int(count == self.batch)
-            if (stacked or paired) and all(
-                list(t.shape).count(count) > others for t in tensors
-            ):
+            if (stacked or paired) and all(self._counts(t, count) for t in tensors):
                 return value
         return None
+
+    def _counts(self, tensor: Tensor, count: int) -> bool:
+        """Whether an axis has this size, beside that of the batch."""
+        return list(tensor.shape).count(count) > (count == self.batch)
+
+    def keeps(self, before: list[Tensor], after: list[Tensor], count: int) -> bool:
+        """Whether a module has kept so many tokens, by what state_of() told before and
+        after a call: in a place for more, if it is told where they go, or in tensors of
+        that length."""
+        same = len(before) == len(after)
+        if same and all(x.equal(y) for x, y in zip(before, after)):
+            return False
+        return self.is_told or sum(self._counts(t, count) for t in after) > 1
 
     def grows(self, past: object, returned: object, count: int) -> bool:
         """Whether what was kept of so many tokens holds one more after the next, in
@@ -63,12 +75,11 @@ class Steps:
 
 
 def steps(call: Call, case: Case) -> Steps | None:
-    """None where the code takes nothing that a call before has kept, and is not told
-    where a call begins either."""
+    """None where the code takes several things that a call before may have kept, or
+    counts what it is given."""
     taken = [p for p in call.parameters if call.roles[p.name] == "past"]
     keeps = [p.name for p in taken if p.default is None]
-    is_told = len(keeps) == 1 or (not taken and call.takes("zero"))
-    if not is_told or case.layout not in _LAYOUTS or any(map(call.takes, _COUNTS)):
+    if len(keeps) > 1 or any(map(call.takes, _COUNTS)) or case.layout not in _LAYOUTS:
         return None
     plain = replace(case, relation="self", mask=None, padding=None, gradients=False)
     whole = arguments.make(call, plain)
@@ -93,7 +104,8 @@ def steps(call: Call, case: Case) -> Steps | None:
     parts = [part(0, count), *(part(at, 1) for at in range(count, length))]
     past = keeps[0] if keeps else None
     batch = 0 if case.layout == cases.UNBATCHED else case.sizes.batch
-    return Steps(whole, parts, whole.tensors["query"], past, count, batch)
+    is_told = call.takes("zero") or call.takes("position_ids")
+    return Steps(whole, parts, whole.tensors["query"], past, count, batch, is_told)
 
 
 def is_told_positions(call: Call) -> bool:
@@ -109,10 +121,11 @@ def state_of(module: object) -> list[Tensor]:
     return [tensor.clone() for tensor in found]
 
 
-def has_changed(before: list[Tensor], after: list[Tensor]) -> bool:
-    """Whether a call has kept something, by what state_of() told before and after it."""
-    same = len(before) == len(after)
-    return not (same and all(x.equal(y) for x, y in zip(before, after)))
+def may_keep(module: object) -> bool:
+    """Whether a module has a place for what it keeps from call to call, by its name."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    names = (n for part in parts for n in (*vars(part), *part._buffers))
+    return any(_CACHE.search(name.lower()) for name in names)
 
 
 def _kept_in(part: nn.Module) -> Iterator[Tensor]:
@@ -121,12 +134,20 @@ def _kept_in(part: nn.Module) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def _tensors(value: object, depth: int = 4) -> Iterator[Tensor]:
+    """Those in it, also in objects of the code's own, which may hold one another."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
+    elif depth > 0:
+        if isinstance(value, (tuple, list)):
+            parts = list(value)
+        elif isinstance(value, dict):
+            parts = list(value.values())
+        else:
+            is_other = isinstance(value, (nn.Module, type))
+            parts = [] if is_other else list(getattr(value, "__dict__", {}).values())
+        for part in parts:
+            yield from _tensors(part, depth - 1)
 
 
 def _rows(tables: object, length: int, start: int, count: int) -> object:

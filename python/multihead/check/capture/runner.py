@@ -110,6 +110,8 @@ class Runner:
             if target is None:
                 run.findings = findings
                 return run
+            if cached.may_keep(target):
+                target = _copied(target)  # each call is the first
             kept = {n: t.clone() for n, t in {**made.tensors, **made.masks}.items()}
             if case.gradients:
                 self._require_gradients(run)
@@ -131,6 +133,9 @@ class Runner:
             return None
         with _settings(case, 0), self.guard.each_at_most(None):
             target = self._target(case, may_hang=True)[0]
+            if both.past is None and not cached.may_keep(target):
+                return None
+            target = _copied(target)
             called = self._callable(target)
             apart = self._callable(_copied(target))  # it may keep what it is given
             whole = self.guard.call(apart, **both.whole.keywords)
@@ -138,11 +143,11 @@ class Runner:
             last = self.guard.call(called, **both.parts[0].keywords)
             if whole.error is not None or last.error is not None:
                 return None
-            if both.past is None and not cached.has_changed(
-                known, cached.state_of(target)
-            ):
-                return None
             for count, part in enumerate(both.parts[1:], both.count):
+                kept = cached.state_of(target)
+                if both.past is None and not both.keeps(known, kept, count):
+                    return None
+                known = kept
                 given = dict(part.keywords)
                 if both.past is not None:
                     past = both.kept(last.value, count)

@@ -272,6 +272,8 @@ class FirstCall:
             styles += [replace(first, layers=True), replace(first, out_in=True)]
         if self.call.takes("rotation"):
             styles += [replace(first, tables=kind) for kind in TABLES[1:]]
+        if self.call.takes("position_ids"):
+            styles.append(replace(first, tables=cases.ONCE))
         if self.call.takes("positions"):
             kinds = (cases.DISTANCES, cases.ONCE)
             styles += [replace(first, tables=kind) for kind in kinds]
