@@ -193,6 +193,12 @@ def test_what_goes_on_where_a_cache_ends_is_right(target):
     assert report.cause is None and report.judgement != "not_judged", str(report)
 
 
+@pytest.mark.parametrize("target", [Kept, Appended, AppendedWhereAsked, AtItsPositions])
+def test_a_token_on_what_a_module_keeps_is_a_case(target):
+    names = [case["name"] for case in multihead.check(target).cases]
+    assert "the last token, on a cache" in names
+
+
 class JoinedAlongHeads(Turned):
     def forward(self, x, past=None):
         if past is not None:
