@@ -27,17 +27,16 @@ bool is(Scale known, double scale, const Scaling& s) try {
   return false;
 }
 
-// Whether some other fault, or attention, scales by this number.
-bool has_a_name(double scale, const Scaling& s) {
-  bool named = is(scale_by_width, scale, s);
+// The scale of a fault that is this number, in float32 perhaps.
+std::optional<double> named_as(double scale, const Scaling& s) {
   for (const Fault& fault : kScaleFaults) {
     for (const Way& way : fault.ways) {
       Recipe recipe;
       way.apply(recipe);
-      named = named || is(recipe.scale, scale, s);
+      if (is(recipe.scale, scale, s)) return recipe.scale(s);
     }
   }
-  return named;
+  return std::nullopt;
 }
 
 // The number by which a tensor of the trace differs from these products, where
@@ -64,9 +63,10 @@ std::optional<double> factor_in_trace(const Scaling& s,
     const double rest = std::abs(x.sum().item<double>() - scale * sum);
     const bool proportional =
         std::isfinite(scale) && scale != 0 && rest <= 1e-5 * size * norm;
-    if (!proportional) continue;
-    if (!has_a_name(scale, s)) return scale;
-    if (!close(scale, 1.0) && !is(scale_by_width, scale, s)) named = scale;
+    if (!proportional || is(scale_by_width, scale, s)) continue;
+    const std::optional<double> other = named_as(scale, s);
+    if (!other) return scale;
+    if (!close(scale, 1.0)) named = other;
   }
   return named;
 }

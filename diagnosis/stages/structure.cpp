@@ -207,6 +207,10 @@ Concern straight_bias(const ObservedCall& call) {
   return maybe(shows_its_way(call));
 }
 
+Concern stated_bias(const ObservedCall& call) {
+  return maybe(shows_its_way(call) && call.facts.contains("says_position_bias"));
+}
+
 Concern position_bias(const ObservedCall& call) {
   return maybe((call.has_tables || call.is_core()) && shows_its_way(call));
 }
@@ -237,6 +241,9 @@ constexpr std::string_view kNormThenSum =
     "connection of the block around attention.";
 constexpr std::string_view kRotary =
     "Queries and keys are turned by their positions (rotary positions).";
+constexpr std::string_view kStraight =
+    "A bias is added to the scores that falls with the distance in a straight "
+    "line, as ALiBi. Its slopes are not judged, all else is.";
 constexpr std::string_view kLearnedScale =
     "The scores are scaled by a number that is learned or given.";
 
@@ -355,10 +362,12 @@ const std::vector<Convention> kStructure = {
      "nn.MultiheadAttention does not cap them.", softcap,
      [](Recipe& r) { r.softcapped = true; }, Sign::kBias,
      "its scores are meant to be capped"},
-    {"position_bias",
-     "A bias is added to the scores that falls with the distance in a straight "
-     "line, as ALiBi. Its slopes are not judged, all else is.",
-     "", straight_bias, bias<PositionBias::kFalling>, Sign::kBias},
+    {"position_bias", kStraight, "", stated_bias,
+     bias<PositionBias::kFalling>, Sign::kBias},
+    {"falling_bias", kStraight,
+     "nn.MultiheadAttention adds none: a position counts as any other.",
+     straight_bias, bias<PositionBias::kFalling>, Sign::kBias,
+     "its scores are meant to fall with the distance"},
     {"rising_bias",
      "A bias is added to the scores that rises with the distance in a straight "
      "line: far keys get more weight than near ones.",

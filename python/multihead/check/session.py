@@ -215,7 +215,7 @@ class Examination:
         others = [
             r for r in self._readings if r.way is reading.way and r is not reading
         ]
-        verdict = core.judge([reading, *others], self._promises())
+        verdict = core.judge([reading, *others], promised.promises(self.subject))
         if verdict is None:
             return
         if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
@@ -241,7 +241,7 @@ class Examination:
             kept = self._run_all(way, meaning.additive).kept
             added = replace(reading, meaning=meaning, kept=kept)
             added.facts = self._facts(added, kept)
-            later = core.judge([added], self._promises())
+            later = core.judge([added], promised.promises(self.subject))
             if later is not None and observation.is_better(later, verdict):
                 reading.meaning, reading.kept = meaning, kept
                 return later
@@ -539,7 +539,7 @@ class Examination:
         reading.facts = self._facts(reading, kept)
         seen[0].metadata |= reading.facts
         for one in seen:
-            one.metadata |= self._promises()
+            one.metadata |= promised.promises(self.subject)
         left = max(1 - self._effort, _LEAST_EFFORT)
         if any(one.faults for one in self._readings):
             left = _LEAST_EFFORT  # only what has fewer faults would be believed
@@ -551,17 +551,6 @@ class Examination:
             return observation.complaint(error)
         self._effort += reading.verdict["effort"]
         return None
-
-    def _promises(self) -> dict[str, str]:
-        """What the code says that it does, where attention leaves a choice."""
-        promises = {}
-        if promised.is_dot_product(self.subject):
-            promises["says_dot_product"] = "true"
-        if promised.queries_are_last(self.subject):
-            promises["queries_are_last"] = "true"
-        if promised.window_counts_own_key(self.subject):
-            promises["window_counts"] = "own_key"
-        return promises
 
     def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"

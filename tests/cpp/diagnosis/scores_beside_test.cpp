@@ -133,6 +133,15 @@ TEST(ScoresBeside, ABiasThatFallsWithTheDistanceIsReadFromTheTrace) {
   const Verdict verdict =
       explain(std::array{observed(biased(PositionBias::kFalling))});
   EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
+  ASSERT_EQ(verdict.conditions.size(), 1);
+  EXPECT_EQ(verdict.conditions[0].name, "falling_bias");
+}
+
+TEST(ScoresBeside, ABiasThatTheTextSpeaksOfIsMeant) {
+  Observation o = observed(biased(PositionBias::kFalling));
+  o.metadata["says_position_bias"] = "true";
+  const Verdict verdict = explain(std::array{o});
+  EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
   EXPECT_TRUE(assumes(verdict, "position_bias"));
   EXPECT_TRUE(verdict.conditions.empty());
 }

@@ -452,7 +452,8 @@ class Cases:
             return
         case = replace(self.base, name="training", training=True, draw=20)
         run = self.runner.run(case)
-        asked = asked or run.leaves_dropout  # by a configuration, perhaps
+        configured = built is not None and built.takes("config")
+        asked = asked or (configured and run.leaves_dropout)
         if run.refused or not (asked or run.recorder.draws):
             return
         if not run.recorder.draws:

@@ -10,6 +10,10 @@ from .target import Subject
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
+_BIAS = re.compile(
+    r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
+    re.I,
+)
 _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
     r"(?:the )?(?:last|latest|newest|most recent)\b"
@@ -25,11 +29,29 @@ _OWN_KEY_COUNTS = re.compile(
 )
 
 
+def promises(subject: Subject) -> dict[str, str]:
+    """All of it, as the engine is told."""
+    said = {
+        "says_dot_product": is_dot_product(subject),
+        "says_position_bias": has_position_bias(subject),
+        "queries_are_last": queries_are_last(subject),
+    }
+    told = {name: "true" for name, is_said in said.items() if is_said}
+    own = {"window_counts": "own_key"} if window_counts_own_key(subject) else {}
+    return told | own
+
+
 def is_dot_product(subject: Subject) -> bool:
     """Whether it calls itself dot-product attention, and speaks of no scale."""
     said = [subject.name, *docstrings(subject)]
     named = any(_DOT_PRODUCT.search(text) for text in said)
     return named and not any(_SCALES.search(text) for text in (*said, subject.source))
+
+
+def has_position_bias(subject: Subject) -> bool:
+    """Whether its text speaks of a bias of positions, as that of ALiBi."""
+    said = [subject.name, *docstrings(subject), subject.source]
+    return any(_BIAS.search(text) for text in said)
 
 
 def queries_are_last(subject: Subject) -> bool:

@@ -138,6 +138,16 @@ class AlibiOfTokens(Alibi):
         return self.join(scores.softmax(-1) @ v)
 
 
+class DistancePenalty(Attention):
+    """By one number for all heads; nothing says that it is meant."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        place = torch.arange(x.size(1), dtype=x.dtype)
+        scores = self.scores(q, k) - 0.1 * (place[:, None] - place).abs()
+        return self.join(scores.softmax(-1) @ v)
+
+
 class AlibiRises(Alibi):
     def bias(self, queries, keys):
         return -super().bias(queries, keys)

@@ -336,8 +336,7 @@ WRONG = [
     ),
     *attempts(
         "wrong_unknown",
-        """DistancePenalty: unknown at scores, masked scores, weights
-        CubedScores: unknown at scores, masked scores, weights
+        """CubedScores: unknown at scores, masked scores, weights
         KeysOfUnitLength: unknown at projections, heads, scores
         NoiseOnTheContext: unknown at context, merge
         last_key_dropped: unknown at heads, scores, masked scores, weights

@@ -62,6 +62,7 @@ RIGHT = [
         AlibiFused
         AlibiOfTokens
         AlibiRises
+        DistancePenalty
         ReluOfTheSum
         PaddedPairs
         StackedWeights""",

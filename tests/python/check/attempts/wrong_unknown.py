@@ -9,17 +9,6 @@ import torch.nn.functional as F
 from attempts.steps import Attention
 
 
-class DistancePenalty(Attention):
-    """A bias by distance that nobody asked for."""
-
-    def forward(self, x):
-        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
-        place = torch.arange(x.size(1), dtype=x.dtype)
-        scores = self.scores(q, k) - 0.1 * (place[:, None] - place).abs()
-        context = torch.softmax(scores, dim=-1) @ self.split(self.W_v(x))
-        return self.join(context)
-
-
 class CubedScores(Attention):
     def forward(self, x):
         q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
