@@ -53,6 +53,7 @@ class Construction:
         self.parameters = _parameters(self.make)
         self.roles = {p.name: _role_of(p) for p in self.parameters}
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
+        self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
         free = [role for role in sizes if not self.takes(role)]
@@ -112,6 +113,14 @@ class Construction:
             for name, written in plain.items()
             if any(map(_is_size, re.findall(rf"(?<![.\w]){written}\.(\w+)", text)))
         ]
+
+    def _read_for_dropout(self) -> list[str]:
+        """Arguments of unknown names that the constructor hands to a dropout."""
+        handed = re.findall(
+            r"\bDropout\w*\(\s*(?:p\s*=\s*)?(\w+)\s*[,)]",
+            _source(self.subject.target.__init__),
+        )
+        return [name for name in handed if self.roles.get(name, "") is None]
 
     def _settle_heads(self) -> None:
         """One letter beside a width of heads, or as the only width beside a number of

@@ -71,7 +71,7 @@ _CALL = {
         "positionids posids tokenpositions inputpositions inputpos positionid qpos"
     ),
     "positions": (
-        "posembedding posembeddings posencoding posencodings positionalencoding "
+        "posembedding posembeddings posenc relposenc posencoding posencodings positionalencoding "
         "positionalencodings relposemb relposembedding relativepositionembedding"
     ),
     "device": "device",

@@ -119,6 +119,7 @@ _BESIDE |= {"sequences", "vectors"}
 _BESIDE |= {"seq", "sequence", "embed", "emb", "embedding", "embeddings", "features"}
 _BESIDE |= {"feature", "feat", "feats", "hidden", "src", "source", "data", "proj"}
 _BESIDE |= {"decoder", "dec", "target", "tgt", "text", "visual", "textual", "image"}
+_ATTENDS = {"attn", "attend", "attends", "attention"}
 _VALUES = {"value", "values", "v", "val", "vals"}
 _ASKING = {"query", "queries", "q"}
 _FROM_ELSEWHERE = {
@@ -136,6 +137,9 @@ _FROM_ELSEWHERE = {
 def tensor_of_words(name: str) -> str | None:
     """The sequence that a parameter of this name takes: input_query, key_states."""
     said = set(words(name))
+    ways = said & {"from", "to"}  # a query attends from its place to others
+    if len(ways) == 1 and said <= _BESIDE | _ATTENDS | ways:
+        return "query" if ways == {"from"} else "key"
     if said & _ASKING and said <= _BESIDE | _ASKING:
         return "query"
     pair = said & {"key", "keys"} and said & {"value", "values"}
