@@ -427,7 +427,8 @@ void assume(std::span<const ObservedCall> calls, const Conventions& conventions,
 std::vector<Condition> all_conditions() {
   std::vector<Condition> all;
   for (const Convention& convention : all_conventions()) {
-    if (convention.condition.empty()) continue;
+    const bool is_known = !all.empty() && all.back().name == convention.name;
+    if (convention.condition.empty() || is_known) continue;
     all.push_back({std::string(convention.name),
                    std::string(convention.condition),
                    std::string(convention.remedy)});

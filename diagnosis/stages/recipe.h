@@ -264,6 +264,9 @@ enum class Sink { kNone, kLearned, kZero };
 /// that of ALiBi (Press et al. 2022) or rising, or what the trace shows.
 enum class PositionBias { kNone, kFalling, kRising, kShown };
 
+/// Which projections are one matrix.
+enum class Shared { kNothing, kQueryKey, kKeyValue, kQueryValue, kAll };
+
 /// What implementations choose without being wrong.
 struct Habits {
   // How what was given is read.
@@ -295,8 +298,9 @@ struct Habits {
   bool softcapped = false;  ///< scores c·tanh(s / c), c as the trace has it
   PositionBias position_bias = PositionBias::kNone;
   Sink sink = Sink::kNone;
-  bool rounded = false;          ///< the output, to some digits
-  bool shared_matrices = false;  ///< of all heads; only said
+  bool rounded = false;              ///< the output, to some digits
+  bool shared_matrices = false;      ///< of all heads; only said
+  Shared shared = Shared::kNothing;  ///< of projections; likewise
 
   bool operator==(const Habits&) const = default;
 };

@@ -208,7 +208,8 @@ Concern straight_bias(const ObservedCall& call) {
 }
 
 Concern stated_bias(const ObservedCall& call) {
-  return maybe(shows_its_way(call) && call.facts.contains("says_position_bias"));
+  return maybe(shows_its_way(call) &&
+               call.facts.contains("says_position_bias"));
 }
 
 Concern position_bias(const ObservedCall& call) {
@@ -220,6 +221,38 @@ Concern heads_by_feature(const ObservedCall& call) {
   return !is_possible          ? Concern::kNo
          : shows_its_way(call) ? Concern::kMaybe
                                : Concern::kAlone;
+}
+
+// ---- Shared projections ----------------------------------------------------
+
+// Of queries, keys and values, by the names of one tensor.
+Shared shared(const ObservedCall& call) {
+  std::array<std::string, 3> first;
+  for (int role = 0; role < 3; ++role) {
+    first[role] = call.weights.matrices()[role]->name;
+    const auto other = call.facts.find("same_as:" + first[role]);
+    if (other != call.facts.end()) first[role] = other->second;
+  }
+  // A fused matrix has one name for its parts.
+  if (call.weights.fused != FusedOrder::kNotFused) return Shared::kNothing;
+  const auto [query, key, value] = first;
+  const bool meet = query == key, feed = key == value;
+  return query.empty() || key.empty() || value.empty() ? Shared::kNothing
+         : meet && feed                                ? Shared::kAll
+         : meet                                        ? Shared::kQueryKey
+         : feed                                        ? Shared::kKeyValue
+         : query == value                              ? Shared::kQueryValue
+                                                       : Shared::kNothing;
+}
+
+template <Shared which>
+Concern shares(const ObservedCall& call) {
+  return shared(call) == which ? Concern::kShown : Concern::kNo;
+}
+
+template <Shared which>
+void share(Recipe& r) {
+  r.shared = which;
 }
 
 // ---- Words -----------------------------------------------------------------
@@ -244,6 +277,13 @@ constexpr std::string_view kRotary =
 constexpr std::string_view kStraight =
     "A bias is added to the scores that falls with the distance in a straight "
     "line, as ALiBi. Its slopes are not judged, all else is.";
+constexpr std::string_view kSharedRemedy =
+    "nn.MultiheadAttention has a matrix for each. Where that was not meant, "
+    "look "
+    "for [layer] * 4, copy.copy, or one layer that is called for several: "
+    "copy.deepcopy makes another.";
+constexpr std::string_view kSharedMeant =
+    "its projections are meant to share a matrix";
 constexpr std::string_view kLearnedScale =
     "The scores are scaled by a number that is learned or given.";
 
@@ -259,6 +299,18 @@ const std::vector<Convention> kStructure = {
        return call.weights.shared ? Concern::kShown : Concern::kNo;
      },
      [](Recipe& r) { r.shared_matrices = true; }},
+    {"shared_projections", "One matrix projects queries, keys and values.",
+     kSharedRemedy, shares<Shared::kAll>, share<Shared::kAll>, Sign::kNone,
+     kSharedMeant},
+    {"shared_projections", "One matrix projects queries and keys.",
+     kSharedRemedy, shares<Shared::kQueryKey>, share<Shared::kQueryKey>,
+     Sign::kNone, kSharedMeant},
+    {"shared_projections", "One matrix projects keys and values.",
+     kSharedRemedy, shares<Shared::kKeyValue>, share<Shared::kKeyValue>,
+     Sign::kNone, kSharedMeant},
+    {"shared_projections", "One matrix projects queries and values.",
+     kSharedRemedy, shares<Shared::kQueryValue>, share<Shared::kQueryValue>,
+     Sign::kNone, kSharedMeant},
     {"heads_by_feature",
      "Heads are cut and merged feature by feature: head h takes the features "
      "h, h + H, h + 2H, …, an order that its matrices have learned.",
@@ -362,8 +414,8 @@ const std::vector<Convention> kStructure = {
      "nn.MultiheadAttention does not cap them.", softcap,
      [](Recipe& r) { r.softcapped = true; }, Sign::kBias,
      "its scores are meant to be capped"},
-    {"position_bias", kStraight, "", stated_bias,
-     bias<PositionBias::kFalling>, Sign::kBias},
+    {"position_bias", kStraight, "", stated_bias, bias<PositionBias::kFalling>,
+     Sign::kBias},
     {"falling_bias", kStraight,
      "nn.MultiheadAttention adds none: a position counts as any other.",
      straight_bias, bias<PositionBias::kFalling>, Sign::kBias,

@@ -56,12 +56,15 @@ class Origin:
 class Use:
     """A weight as a product first used it: the tensor, the input that it met
     (None if it met something computed), whether scores existed already, and the
-    bias that was added."""
+    bias that was added. products: how many used it; is_output_too: one of the later
+    ones met what came of other weights, after the scores."""
 
     weight: Tensor
     direct: str | None
     late: bool
     bias: Tensor | None = None
+    products: int = 0
+    is_output_too: bool = False
 
 
 @dataclass
@@ -171,7 +174,10 @@ class Recorder(TorchDispatchMode):
             key = place(tensor)
             if name in _PRODUCTS and tensor.dim() >= 2:
                 direct = self.direct.get(self.root(data[-1]))
-                self.uses.setdefault(key, Use(tensor, direct, bool(self.pairs)))
+                use = self.uses.setdefault(key, Use(tensor, direct, bool(self.pairs)))
+                use.products += 1
+                if use.products > 1 and self.pairs and behind:
+                    use.is_output_too = True
                 behind = (key,)
             elif name in _SUMS:
                 self.biases.setdefault(storage(tensor), tensor)

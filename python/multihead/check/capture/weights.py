@@ -86,8 +86,13 @@ def by_flow(named: Weights, partly: bool) -> Weights:
     if not partly:
         return flow
     found = replace(flow, tensors={}, layouts={})
-    names = {(t.data_ptr(), t.numel()): n for n, t in flow.tensors.items()}
-    told = {n: names.get((t.data_ptr(), t.numel())) for n, t in named.tensors.items()}
+    names: dict[tuple[int, int], list[str]] = {}
+    for name, tensor in flow.tensors.items():
+        names.setdefault((tensor.data_ptr(), tensor.numel()), []).append(name)
+    several = {
+        n: names.get((t.data_ptr(), t.numel())) for n, t in named.tensors.items()
+    }
+    told = {name: new[0] if new else None for name, new in several.items()}
     # What stands beside a matrix in the same layer belongs to it.
     owners = {
         n.rpartition(".")[0]: new.rpartition(".")[0]
@@ -97,10 +102,11 @@ def by_flow(named: Weights, partly: bool) -> Weights:
     for name, tensor in named.tensors.items():
         owner, _, last = name.rpartition(".")
         of_layer = f"{owners[owner]}.{last}" if owner in owners else ""
-        new = name if speaks(name) else told[name] or of_layer or name
-        found.tensors[new] = tensor
-        if name in named.layouts:
-            found.layouts[new] = named.layouts[name]
+        one = name if speaks(name) else told[name] or of_layer or name
+        for new in [one] if speaks(name) else several[name] or [one]:
+            found.tensors[new] = tensor
+            if name in named.layouts:
+                found.layouts[new] = named.layouts[name]
     return found
 
 
@@ -227,8 +233,8 @@ def _named_by_flow(
     for key, use in recorder.uses.items():
         role = use.direct if distinct else in_pairs[key]
         role = role or use.direct or ("out" if use.late else None)
-        if role is not None:
-            groups.setdefault(role, []).append(use)
+        for one in _shared_by(key, recorder) or ([role] if role else []):
+            groups.setdefault(one, []).append(use)
     if "query" not in groups and groups.keys() != {"out"}:
         return None
     _join_heads(groups, recorder)
@@ -300,8 +306,28 @@ def _sides(weight: Tensor) -> tuple[int, int]:
     return weight.shape[-2], weight.shape[-1]
 
 
+def _shared_by(key: tuple[int, int], recorder: Recorder) -> list[str]:
+    """The projections that are one matrix, each of which is a product of its own; none
+    where it is that of one, or a fused one, whose product makes several at once."""
+    use = recorder.uses[key]
+    roles = [
+        role
+        for role, of in (("query", 0), ("key", 1))
+        if any(pair[of] == (key,) for pair in recorder.pairs[:1])
+    ]
+    # The scores, which come first, may be of one matrix, too.
+    if any(right == (key,) for _, right in recorder.pairs[1:]):
+        roles.append("value")
+    if use.is_output_too:
+        roles.append("out")
+    return roles if len(roles) > 1 and use.products == len(roles) else []
+
+
 def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
+    of_one = {left for left, right in recorder.pairs if left == right}
     for index, (left, right) in enumerate(recorder.pairs):
+        if left in of_one and right == (key,) and left != right:
+            return "value"  # which meets scores of one matrix
         if left == (key,) and len(right) == 1:
             return "query"
         if right == (key,) and len(left) == 1:

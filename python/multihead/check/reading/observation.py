@@ -335,6 +335,11 @@ def _put_beside(seen: Observation, run: Run) -> None:
             seen.metadata[f"meets_data:{name}"] = "true"
     if run.window is not None:
         seen.metadata["window_size"] = str(run.window)
+    places: dict[tuple[int, int], str] = {}
+    for name, tensor in run.parameters.tensors.items():
+        first = places.setdefault((tensor.data_ptr(), tensor.numel()), name)
+        if first != name and tensor.dim() >= 2:
+            seen.metadata[f"same_as:{name}"] = first
     for name in run.without_gradient:
         if name in run.parameters.tensors:
             seen.metadata[f"gradient:{name}"] = "none"

@@ -12,7 +12,13 @@ from .ways import Reading
 
 # Structures that the engine reads from a trace, which this run has not, or in which it
 # counts positions from the first query.
-_OF_A_TRACE = {"rotary_positions", "position_bias", "falling_bias", "rising_bias", "softcap"}
+_OF_A_TRACE = {
+    "rotary_positions",
+    "position_bias",
+    "falling_bias",
+    "rising_bias",
+    "softcap",
+}
 _DIFFERS = Finding(
     "cache_differs",
     "A token on the keys and values of calls before gives something else than in one "
