@@ -323,9 +323,8 @@ const std::vector<Fault> kHeadFaults = {
        "Queries are turned by other angles than keys of the same positions."},
       {[](Recipe& r) { r.rotary = Rotary::kMixed; },
        "The tables are laid out for other pairs of features than those that "
-       "are "
-       "turned: (i, i + D/2) here, (2i, 2i + 1) there. Each feature of a pair "
-       "gets an angle of its own."}}},
+       "are turned: (i, i + D/2) here, (2i, 2i + 1) there. Each feature of a "
+       "pair gets an angle of its own."}}},
     {"queries_and_keys_exchanged",
      "The scores are keys times queries: their rows are keys.",
      kRoleRemedy,

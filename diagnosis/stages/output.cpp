@@ -208,8 +208,7 @@ const std::vector<Fault> kOutputFaults = {
        "It is the weights: queries and keys never learn."},
       {[](Recipe& r) { r.detached = Detached::kMaskedWeights; },
        "It is the weights, where a mask is given: queries and keys do not "
-       "learn "
-       "there."},
+       "learn there."},
       {[](Recipe& r) { r.detached = Detached::kQuery; }, "It is the query."},
       {[](Recipe& r) { r.detached = Detached::kKey; }, "It is the key."},
       {[](Recipe& r) { r.detached = Detached::kValue; }, "It is the value."}},

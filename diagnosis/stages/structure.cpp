@@ -278,9 +278,8 @@ constexpr std::string_view kStraight =
     "A bias is added to the scores that falls with the distance in a straight "
     "line, as ALiBi. Its slopes are not judged, all else is.";
 constexpr std::string_view kSharedRemedy =
-    "nn.MultiheadAttention has a matrix for each. Where that was not meant, "
-    "look "
-    "for [layer] * 4, copy.copy, or one layer that is called for several: "
+    "nn.MultiheadAttention has a matrix for each. Where sharing was not meant, "
+    "look for [layer] * 4, copy.copy, or one layer that is called for several: "
     "copy.deepcopy makes another.";
 constexpr std::string_view kSharedMeant =
     "its projections are meant to share a matrix";
