@@ -60,6 +60,17 @@ class SharedByKeysAndValues(Attention):
         return self.attend(query, context, context)
 
 
+class OneProductForBoth(Attention):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.first, self.second = self.W_q, self.W_k
+        del self.W_q, self.W_k, self.W_v
+
+    def forward(self, query, context):
+        q, kv = self.split(self.first(query)), self.split(self.second(context))
+        return self.join(self.scores(q, kv).softmax(-1) @ kv)
+
+
 class SharedAndUnscaled(SharedByKeysAndValues):
     def scores(self, q, k):
         return q @ k.mT
@@ -70,6 +81,7 @@ KINDS = {
     CopiedNotDeeply: "queries, keys and values",
     SharedByQueriesAndKeys: "queries and keys",
     SharedByKeysAndValues: "keys and values",
+    OneProductForBoth: "keys and values",
 }
 
 

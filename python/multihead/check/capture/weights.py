@@ -307,8 +307,9 @@ def _sides(weight: Tensor) -> tuple[int, int]:
 
 
 def _shared_by(key: tuple[int, int], recorder: Recorder) -> list[str]:
-    """The projections that are one matrix, each of which is a product of its own; none
-    where it is that of one, or a fused one, whose product makes several at once."""
+    """The projections that are one matrix, each of them a product of its own, or the
+    same numbers; none where it is that of one, or a fused one, whose product makes
+    several at once."""
     use = recorder.uses[key]
     roles = [
         role
@@ -318,9 +319,15 @@ def _shared_by(key: tuple[int, int], recorder: Recorder) -> list[str]:
     # The scores, which come first, may be of one matrix, too.
     if any(right == (key,) for _, right in recorder.pairs[1:]):
         roles.append("value")
+    core = next(iter(recorder.cores.found), None)
+    made: list[Tensor] = []
+    for heads in (getattr(core, role) for role in roles if core is not None):
+        if not any(heads.shape == x.shape and heads.equal(x) for x in made):
+            made.append(heads)
     if use.is_output_too:
         roles.append("out")
-    return roles if len(roles) > 1 and use.products == len(roles) else []
+    products = len(roles), len(made) + use.is_output_too
+    return roles if len(roles) > 1 and use.products in products else []
 
 
 def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
