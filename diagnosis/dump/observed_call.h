@@ -74,7 +74,8 @@ struct Turn {
 /// of its distance: (B, H, Lq, Lk).
 struct StraightBias {
   at::Tensor numbers;
-  bool falls = true;  ///< with the distance, or towards the past
+  bool falls = true;     ///< with the distance
+  bool of_keys = false;  ///< of their positions: of the distance if causal
 };
 
 struct ObservedCall {
@@ -142,6 +143,8 @@ struct ObservedCall {
   /// The c of scores c·tanh(s / c) that the trace shows, likewise, and the bias
   /// that is a straight line.
   mutable std::optional<double> cap;
+  /// That of another call of the code, whose scores are large enough to tell.
+  mutable std::optional<double> cap_elsewhere;
   mutable std::optional<StraightBias> line;
 
   bool is_masked() const {

@@ -174,8 +174,12 @@ class Signs {
         });
   }
 
-  bool is_possible(const Recipe& recipe) const {
-    return simulate(call_, recipe).has_value();
+  // Whether it is causal by itself is not known yet.
+  bool is_possible(Recipe recipe) const {
+    return std::ranges::any_of(std::array{false, true}, [&](bool causal) {
+      recipe.causal_by_itself = causal;
+      return simulate(call_, recipe).has_value();
+    });
   }
 
   // Beside scores that are scaled as they should be, or wrongly.
@@ -425,6 +429,7 @@ Conventions evident(std::span<const ObservedCall> calls) {
     if (taken) continue;
     if (Signs(*shown).show(convention.sign, without, recipe)) {
       found.push_back(&convention);
+      for (const ObservedCall& call : calls) call.cap_elsewhere = shown->cap;
     }
   }
   return found;

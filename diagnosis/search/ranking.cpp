@@ -51,7 +51,7 @@ void put_closest_first(std::span<const ObservedCall> calls,
   });
 }
 
-// What fits by the name of a number needs no number without one.
+// A scale that a fault has by name explains more than some number does.
 void forget_numbers(std::vector<Explanation>& found) {
   const auto has_number = [](const Explanation& one) {
     return std::ranges::any_of(one.faults, [](const Pick& pick) {

@@ -45,6 +45,7 @@ std::optional<double> named_as(double scale, const Scaling& s) {
 std::optional<double> factor_in_trace(const Scaling& s,
                                       const Tensor& all_products) {
   std::optional<double> named;
+  // What is blocked is -1e9 or so; of the rest, enough must be left to tell.
   const double limit = 1e4 * (1 + largest_finite(all_products));
   for (const Tensor& tensor : s.call.trace) {
     if (tensor.numel() != all_products.numel()) continue;
@@ -66,7 +67,8 @@ std::optional<double> factor_in_trace(const Scaling& s,
     if (!proportional || is(scale_by_width, scale, s)) continue;
     const std::optional<double> other = named_as(scale, s);
     if (!other) return scale;
-    if (!close(scale, 1.0)) named = other;
+    // The products themselves are always there, as if nothing scaled them.
+    if (!named && !close(scale, 1.0)) named = other;
   }
   return named;
 }

@@ -99,7 +99,7 @@ std::optional<double> cap_of(double s, double t, double rounding) {
     const double middle = (low + high) / 2;
     (std::tanh(middle) > share * middle ? low : high) = middle;
   }
-  return s / low;
+  return std::abs(s) / low;
 }
 
 // The c by which x is c·tanh(scores / c), but for scores that were blocked
@@ -116,13 +116,17 @@ std::optional<double> cap_between(const Tensor& scores, const Tensor& x,
   if (!cap) return std::nullopt;
   const double allowed = (is_double ? 1e-7 : 1e-5) * std::abs(largest);
   Tensor off = (*cap * (scores / *cap).tanh() - x).abs();
-  if (std::isinf(least) || std::abs(least + *cap) <= allowed)
+  // Where c is large, float32 tells little of it.
+  const double rounding = is_double ? 1e-6 : 1e-3;
+  if (std::isinf(least) || std::abs(least + *cap) <= rounding * *cap)
     off = off.masked_fill(x.eq(least), 0.0);
   return off.max().item<double>() <= allowed ? cap : std::nullopt;
 }
 
 }  // namespace
 
+// In float32 scores that are much smaller than c show nothing of it, and are as
+// they were.
 Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
   const bool is_double = call.dtype == at::kDouble;
   if (!call.cap) {
@@ -130,8 +134,8 @@ Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
       call.cap = cap_between(scores.detach(), x, is_double);
       if (call.cap) break;
     }
+    if (!call.cap) call.cap = call.cap_elsewhere;
   }
-  // In float32 scores that are much smaller than c show nothing of it.
   require(call.cap || !is_double);
   return call.cap ? *call.cap * (scores / *call.cap).tanh() : scores;
 }
@@ -160,15 +164,17 @@ std::optional<StraightBias> line_of(const Tensor& bias, const Tensor& seen,
   const Tensor off = (steps - slope).abs().masked_fill(~both, 0.0);
   const double least = slope.min().item<double>(),
                most = slope.max().item<double>();
-  if (!(off.max().item<double>() <= allowed) || least * most < 0 ||
+  const bool falls = least >= -allowed, rises = most <= allowed;
+  if (!(off.max().item<double>() <= allowed) || falls == rises ||
       std::max(-least, most) <= 10 * allowed) {
     return std::nullopt;
   }
   const Tensor line = slope * places;
   const Tensor rest =
       (bias - line).masked_fill(~seen, -kInfinity).amax(-1, /*keepdim=*/true);
+  // A row of which nothing is seen has no number to begin with.
   return StraightBias{
-      at::where(seen, bias, line + rest.nan_to_num(0.0, 0.0, 0.0)), most > 0};
+      at::where(seen, bias, line + rest.nan_to_num(0.0, 0.0, 0.0)), falls};
 }
 
 // The keys that may tell: all, or those that padding leaves, whatever its
@@ -191,6 +197,7 @@ std::optional<StraightBias> straight_bias(const ObservedCall& call,
   const Tensor key = at::arange(keys, at::kDouble);
   const Tensor query = at::arange(queries, at::kDouble).unsqueeze(-1);
   const Tensor last = query + static_cast<double>(keys - queries);
+  const Tensor of_keys = key.expand({queries, keys});
   const double largest = largest_finite(scores);
   for (const Tensor& x : like_scores(call, scores)) {
     const Tensor bias = (x - scores).detach();
@@ -201,10 +208,12 @@ std::optional<StraightBias> straight_bias(const ObservedCall& call,
         (call.dtype == at::kDouble ? 1e-7 : 1e-5) * (size + largest);
     if (size <= 10 * allowed) continue;
     for (const Tensor& telling : telling_keys(call)) {
-      for (const Tensor& places : {key.expand({queries, keys}),
-                                   -(key - query).abs(), -(key - last).abs()}) {
+      for (const Tensor& places :
+           {of_keys, -(key - query).abs(), -(key - last).abs()}) {
         auto line = line_of(bias, seen.logical_and(telling), places, allowed);
-        if (line) return line;
+        if (!line) continue;
+        line->of_keys = places.is_same(of_keys);
+        return line;
       }
     }
   }

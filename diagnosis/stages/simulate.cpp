@@ -3,8 +3,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -109,6 +111,14 @@ Tensor weigh(const ObservedCall& call, const Recipe& recipe,
   return weights;
 }
 
+// Whether no query sees a key behind its own position.
+bool blocks_later(const Tensor& scores) {
+  const int64_t ahead = scores.size(3) - scores.size(2);
+  const Tensor later = at::ones({scores.size(2), scores.size(3)}, at::kBool)
+                           .triu(std::max<int64_t>(ahead, 0) + 1);
+  return !scores.gt(-1e4).logical_and(later).any().item<bool>();
+}
+
 void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   const Tensor& query = stages.heads[recipe.roles[0]];
   const Tensor key = expand_groups(stages.heads[recipe.roles[1]], call.sizes,
@@ -123,6 +133,8 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   stages.scores = scores_of(call, recipe, query, key, scale);
   Tensor scores = drop_at(Dropout::kBeforeMask, call, recipe, stages.scores);
   const Masked masked = mask_scores(call, recipe, scores);
+  require(recipe.position_bias == PositionBias::kNone || !call.line ||
+          !call.line->of_keys || blocks_later(masked.scores));
   stages.fully_masked = masked.fully_masked;
   stages.blocks = masked.blocks;
   stages.masked_scores = masked.scores;
@@ -229,6 +241,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   exchanged.turns = {};
   exchanged.mixed_turns = {};
   exchanged.cap.reset();
+  exchanged.cap_elsewhere.reset();
   exchanged.line.reset();
   for (Tensor& input : exchanged.inputs) {
     input = input.transpose(0, 1).contiguous();

@@ -213,7 +213,9 @@ Concern stated_bias(const ObservedCall& call) {
 }
 
 Concern position_bias(const ObservedCall& call) {
-  return maybe((call.has_tables || call.is_core()) && shows_its_way(call));
+  const bool is_likely = call.has_tables || call.is_core() ||
+                         call.facts.contains("says_position_bias");
+  return maybe(is_likely && shows_its_way(call));
 }
 
 Concern heads_by_feature(const ObservedCall& call) {

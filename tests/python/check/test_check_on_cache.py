@@ -106,6 +106,36 @@ class Appended(Attention):
         return self.join(weights @ v)
 
 
+class AppendedElsewhere(Appended):
+    """Under a name that says nothing of a cache."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        del self.cache
+        self.seen_before = None
+
+    @property
+    def cache(self):
+        return self.seen_before
+
+    @cache.setter
+    def cache(self, value):
+        self.seen_before = value
+
+    @cache.deleter
+    def cache(self):
+        pass
+
+
+class AppendedInHalf(Appended):
+    def joined(self, q, k, v):
+        if self.cache is not None:
+            self.cache = tuple(x.to(q.dtype) for x in self.cache)
+        out = super().joined(q, k, v)
+        self.cache = tuple(x.bfloat16() for x in self.cache)
+        return out
+
+
 class AppendedWhereAsked(Appended):
     def forward(self, x, use_cache=False):
         q, k, v = self.qkv(x)
@@ -181,6 +211,8 @@ class KeptInHalf(Turned):
         TurnedWhereTheCallerSays,
         Kept,
         Appended,
+        AppendedElsewhere,
+        AppendedInHalf,
         AppendedWhereAsked,
         AtItsPositions,
         OfTheContext,
@@ -193,7 +225,9 @@ def test_what_goes_on_where_a_cache_ends_is_right(target):
     assert report.cause is None and report.judgement != "not_judged", str(report)
 
 
-@pytest.mark.parametrize("target", [Kept, Appended, AppendedWhereAsked, AtItsPositions])
+@pytest.mark.parametrize(
+    "target", [Kept, Appended, AppendedElsewhere, AppendedWhereAsked, AtItsPositions]
+)
 def test_a_token_on_what_a_module_keeps_is_a_case(target):
     names = [case["name"] for case in multihead.check(target).cases]
     assert "the last token, on a cache" in names

@@ -17,6 +17,7 @@ from ..subject.signature import Call
 
 _OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
 _CACHE = re.compile(r"cache|past|memory")
+_NARROW = (torch.bfloat16, torch.float16, torch.int8)
 _LAYOUTS = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
 # What also counts tokens, in a way that a part of them would change.
 _COUNTS = ("lengths", "query_length", "key_length", "image", "rows", "columns")
@@ -62,6 +63,8 @@ class Steps:
         same = len(before) == len(after)
         if same and all(x.equal(y) for x, y in zip(before, after)):
             return False
+        if any(t.dtype in _NARROW for t in after):
+            return False  # what is rounded is another
         return self.is_told or sum(self._counts(t, count) for t in after) > 1
 
     def grows(self, past: object, returned: object, count: int) -> bool:
@@ -70,8 +73,7 @@ class Steps:
         others."""
         stays = self.kept(returned, count) is not None
         is_static = stays and self.kept(returned, count + 1) is None
-        narrow = (torch.bfloat16, torch.float16)
-        return not is_static and all(t.dtype not in narrow for t in _tensors(past))
+        return not is_static and all(t.dtype not in _NARROW for t in _tensors(past))
 
 
 def steps(call: Call, case: Case) -> Steps | None:
@@ -115,22 +117,30 @@ def is_told_positions(call: Call) -> bool:
 
 
 def state_of(module: object) -> list[Tensor]:
-    """Copies of what a module keeps from call to call, as its names say."""
+    """Copies of what a module may keep from call to call."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
     found = [v for part in parts for v in _kept_in(part)]
     return [tensor.clone() for tensor in found]
 
 
 def may_keep(module: object) -> bool:
-    """Whether a module has a place for what it keeps from call to call, by its name."""
+    """Whether a module has a place for what it keeps from call to call: by its name,
+    or an empty one."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
-    names = (n for part in parts for n in (*vars(part), *part._buffers))
-    return any(_CACHE.search(name.lower()) for name in names)
+    return any(
+        _CACHE.search(name.lower()) or (name[0] != "_" and _is_empty(value))
+        for part in parts
+        for name, value in (*vars(part).items(), *part._buffers.items())
+    )
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, (list, tuple, dict)) and not value)
 
 
 def _kept_in(part: nn.Module) -> Iterator[Tensor]:
     for name, value in (*vars(part).items(), *part.named_buffers(recurse=False)):
-        if _CACHE.search(name.lower()):
+        if name[0] != "_" or _CACHE.search(name.lower()):
             yield from _tensors(value)
 
 

@@ -260,7 +260,7 @@ class Recorder(TorchDispatchMode):
         if not args or not isinstance(args[0], Tensor):
             return
         fused = None
-        if name.startswith("_scaled_dot_product"):
+        if name.startswith("_scaled_dot_product") and "backward" not in name:
             fused = _scores_of_fused(*args[:2], kwargs.get("scale"))
             mask = kwargs.get("attn_mask")
             # A bias of positions that PyTorch adds shows only here.

@@ -24,8 +24,8 @@ _DIFFERS = Finding(
     "A token on the keys and values of calls before gives something else than in one "
     "pass over all tokens.",
     "Keep what one pass computes: keys turned by the positions that they have in the "
-    "whole sequence, the new ones behind the old ones, and the query at its own "
-    "position, which is not 0.",
+    "whole sequence, the new ones behind the old ones, all that is seen, and each query "
+    "at its own position.",
 )
 
 

@@ -361,9 +361,9 @@ class Cases:
     def _pad_between(self) -> None:
         """Padding before tokens, for code that makes a causal mask: behind them, no
         earlier query sees it anyhow."""
-        padded = next(
-            (r for r in self.kept if r.case.padding and not r.case.mask), None
-        )
+        masked = ("mask", "wide mask")  # lengths have nothing in between
+        alone = (r for r in self.kept if r.case.padding in masked and not r.case.mask)
+        padded = next(alone, None)
         if padded is not None and padded.recorder.has_triangle:
             case = replace(padded.case, name="padding in between", draw=31)
             self._run(replace(case, pads_between=True))

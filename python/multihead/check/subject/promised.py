@@ -50,8 +50,10 @@ def is_dot_product(subject: Subject) -> bool:
 
 def has_position_bias(subject: Subject) -> bool:
     """Whether its text speaks of a bias of positions, as that of ALiBi."""
-    said = [subject.name, *docstrings(subject), subject.source]
-    return any(_BIAS.search(text) for text in said)
+    lines = subject.source.splitlines()
+    said = [subject.name, *_sentences(subject)]
+    said += [line.partition("#")[0] for line in lines if "import" not in line]
+    return any(_BIAS.search(text) and not _NOT.search(text) for text in said)
 
 
 def queries_are_last(subject: Subject) -> bool:

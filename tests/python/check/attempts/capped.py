@@ -49,6 +49,17 @@ class CappedOnceMasked(SoftlyCapped):
         return self.join((5 * torch.tanh(scores / 5)).softmax(-1) @ v)
 
 
+class CappedFarOff(SoftlyCapped):
+    """By so much that some calls show nothing of it; blocked scores are -50."""
+
+    def forward(self, x, padding_mask):
+        """padding_mask: (batch, length), True = token"""
+        q, k, v = self.qkv(x)
+        scores = Attention.scores(self, q, k)
+        scores = scores.masked_fill(~padding_mask[:, None, None], -torch.inf)
+        return self.join((50 * torch.tanh(scores / 50)).softmax(-1) @ v)
+
+
 class ScoresInFloat(SoftlyCapped):
     """Not capped: float32 in float64 comes as near to that as a cap of millions."""
 
@@ -126,7 +137,7 @@ class AlibiFused(AlibiOfTheKeys):
 
 
 class AlibiOfTokens(Alibi):
-    """Padding has no place."""
+    """Causal; padding has no place."""
 
     def forward(self, x, padding_mask):
         """padding_mask: (batch, length), True = token"""
@@ -134,8 +145,10 @@ class AlibiOfTokens(Alibi):
         places = (padding_mask.cumsum(-1) - 1) * padding_mask
         scores = Attention.scores(self, q, k)
         scores = scores + self.slopes() * places[:, None, None]
-        scores = scores.masked_fill(~padding_mask[:, None, None], -torch.inf)
-        return self.join(scores.softmax(-1) @ v)
+        seen = torch.ones(x.size(1), x.size(1), dtype=torch.bool).tril()
+        seen = seen & padding_mask[:, None, None]
+        scores = scores.masked_fill(~seen, -torch.inf)
+        return self.join(scores.softmax(-1).nan_to_num() @ v)
 
 
 class DistancePenalty(Attention):
@@ -145,6 +158,38 @@ class DistancePenalty(Attention):
         q, k, v = self.qkv(x)
         place = torch.arange(x.size(1), dtype=x.dtype)
         scores = self.scores(q, k) - 0.1 * (place[:, None] - place).abs()
+        return self.join(scores.softmax(-1) @ v)
+
+
+class AlibiOfSomeHeads(Alibi):
+    def slopes(self):
+        half = torch.arange(self.num_heads).view(-1, 1, 1) < self.num_heads // 2
+        return super().slopes() * half
+
+
+class AlibiClipped(Alibi):
+    """A relative position bias that is no line."""
+
+    def bias(self, queries, keys):
+        return super().bias(queries, keys).clamp(min=-0.5)
+
+
+class CausalWithLengths(Attention):
+    def forward(self, x, lengths):
+        q, k, v = self.qkv(x)
+        seen = torch.arange(x.size(1)) < lengths[:, None]
+        seen = torch.ones(x.size(1), x.size(1), dtype=torch.bool).tril() & seen[:, None]
+        scores = self.scores(q, k).masked_fill(~seen.unsqueeze(1), -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+class LaterKeysFavoured(Attention):
+    """A line of the key's place, with nothing that blocks later ones."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        places = torch.arange(x.size(1), dtype=x.dtype)
+        scores = self.scores(q, k) + 0.1 * (places - places[:, None])
         return self.join(scores.softmax(-1) @ v)
 
 

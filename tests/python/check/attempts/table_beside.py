@@ -63,6 +63,10 @@ RIGHT = [
         AlibiOfTokens
         AlibiRises
         DistancePenalty
+        AlibiOfSomeHeads
+        AlibiClipped
+        CausalWithLengths
+        CappedFarOff
         ReluOfTheSum
         PaddedPairs
         StackedWeights""",
