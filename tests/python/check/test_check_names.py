@@ -223,3 +223,31 @@ def test_the_width_of_attention_is_not_that_of_the_model():
     assert multihead.check(OfTheWidthOfTheModel).cause == "scale_by_embed_dim"
     report = multihead.check(AddsWhatItProjects)
     assert report.judgement != "not_judged" and report.cause is None, str(report)
+
+
+class NeverDrops(Layers):
+    """Nobody asks for dropout by name; its layer is made, and not called."""
+
+    def __init__(self, config):
+        super().__init__(config.hidden_size, config.num_heads)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.attend(x, x, x)
+
+
+class DropsInside(NeverDrops):
+    """By the layer's rate, inside of PyTorch's fused attention."""
+
+    def forward(self, x):
+        layers = self.query, self.key, self.value
+        q, k, v = (split(layer(x), self.heads) for layer in layers)
+        rate = self.dropout.p if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+def test_a_layer_of_dropout_that_is_never_called_is_remarked():
+    report = multihead.check(NeverDrops)
+    assert report.judgement == "right" and "never calls it" in str(report)
+    assert "never calls it" not in str(multihead.check(DropsInside))

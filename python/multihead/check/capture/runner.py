@@ -54,8 +54,8 @@ class Run:
     is_last: bool = False
     # Of such a token: the output in one pass over all of them.
     in_one_pass: Tensor | None = None
-    # Whether some layer of dropout was never called; the name of one of weights.
-    leaves_dropout: bool = False
+    # The names of layers of dropout that were never called; of one for weights.
+    idle: list[str] = field(default_factory=list)
     idle_dropout: str = ""
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -224,9 +224,8 @@ class Runner:
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
-        idle = _idle_dropouts(target, frames)
-        run.leaves_dropout = bool(idle)
-        run.idle_dropout = next(filter(_of_weights, idle), "")
+        run.idle = _idle_dropouts(target, frames)
+        run.idle_dropout = next(filter(_of_weights, run.idle), "")
         given = self.call.takes("sliding_window")
         own = case.sizes.sliding_window if given else None
         run.window = own or _window(target, frames)

@@ -66,6 +66,16 @@ def _mask_name(kind: str) -> str:
     return names.get(kind, f"mask {cases.MASKS[kind]}")
 
 
+def _never_drops(layer: str) -> Finding:
+    return Finding(
+        "dropout_unused",
+        f"It has a layer of dropout, {layer}, and never calls it: in training nothing "
+        "is dropped.",
+        "Drop weights, after the softmax: self.dropout(scores.softmax(-1)).",
+        kind="remark",
+    )
+
+
 class Cases:
     """The runs that follow from a first call. `kept` have an output; `findings` say
     what was refused; `taken` and `refused` are kinds of calls by name."""
@@ -452,15 +462,18 @@ class Cases:
             return
         case = replace(self.base, name="training", training=True, draw=20)
         run = self.runner.run(case)
-        configured = built is not None and built.takes("config")
-        asked = asked or (configured and run.leaves_dropout)
-        if run.refused or not (asked or run.recorder.draws):
+        if run.refused:
             return
         if not run.recorder.draws:
+            if not (asked or run.idle):
+                return
             again = self.runner.run(case, seed=1)
             if again.refused or not torch.equal(again.out, run.out):
                 return  # dropout whose draws cannot be seen, as in a fused kernel
-        self.kept.append(run)
+        if asked or run.recorder.draws:
+            self.kept.append(run)
+        else:  # a configuration may have asked
+            self.runner.remarks["dropout"] = _never_drops(run.idle[0])
 
     def _leave_dropout(self) -> None:
         """A run with the dropout that a call has by itself, where that is not 0."""

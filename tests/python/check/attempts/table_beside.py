@@ -45,6 +45,7 @@ RIGHT = [
         EachHeadDropsItsResult
         DropsResultsAndOutput
         DropsWeightsAndResults
+        NeverDropsAsConfigured
         ReturnsKeysAndValues
         dot_attention
         cached
@@ -114,8 +115,7 @@ WRONG = [
     ),
     *attempts(
         "places",
-        """NeverDropsAsConfigured: dropout_missing
-        DropsResultsAndSeesTheNext: causal_one_too_far
+        """DropsResultsAndSeesTheNext: causal_one_too_far
         DropsResultsAndAlwaysTheOutput: dropout_left_on
         dot_product_attention: scale_missing
         cached_from_the_first: causal_top_left
