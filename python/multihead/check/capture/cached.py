@@ -125,8 +125,9 @@ def state_of(module: object) -> list[Tensor]:
 
 def may_keep(module: object) -> bool:
     """Whether a module has a place for what it keeps from call to call: by its name,
-    or an empty one."""
+    or an empty one. PyTorch's own modules keep nothing."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
+    parts = [part for part in parts if not type(part).__module__.startswith("torch.")]
     return any(
         _CACHE.search(name.lower()) or (name[0] != "_" and _is_empty(value))
         for part in parts

@@ -335,6 +335,13 @@ def leave_noise(target: object) -> None:
             tensor.scales_noise = True  # type: ignore[attr-defined]
 
 
+def keep_marks(module: nn.Module, copied: nn.Module) -> None:
+    """Gives the parameters of a copy the marks of leave_noise(), which it lacks."""
+    for tensor, other in zip(module.parameters(), copied.parameters()):
+        if getattr(tensor, "scales_noise", False):
+            other.scales_noise = True  # type: ignore[attr-defined]
+
+
 _GATES = re.compile(r"gamma|gate|alpha|lambda|scale|beta|weight|temperature")
 
 

@@ -29,6 +29,7 @@ from .record import (
     Recorder,
     fill_constant,
     fill_unset,
+    keep_marks,
     leave_noise,
     open_gates,
     unset_is_nan,
@@ -529,6 +530,9 @@ def _settings(case: Case, seed: int) -> Iterator[None]:
 
 def _copied(target: object) -> object:
     try:
-        return copy.deepcopy(target)
+        copied = copy.deepcopy(target)
     except Exception:  # a module that holds what cannot be copied
         return target
+    if isinstance(target, nn.Module):
+        keep_marks(target, copied)
+    return copied
