@@ -430,9 +430,8 @@ constexpr FaultCode kCodes[] = {
      "A token on the keys and values of calls before gives something else than "
      "in one pass over all tokens.",
      "Keep what one pass computes: keys turned by the positions that they have "
-     "in the whole sequence, the new ones behind the old ones, and the query "
-     "at "
-     "its own position, which is not 0."},
+     "in the whole sequence, the new ones behind the old ones, all that is "
+     "seen, and each query at its own position."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

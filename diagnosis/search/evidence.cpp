@@ -429,8 +429,10 @@ Conventions evident(std::span<const ObservedCall> calls) {
     if (taken) continue;
     if (Signs(*shown).show(convention.sign, without, recipe)) {
       found.push_back(&convention);
-      for (const ObservedCall& call : calls) call.cap_elsewhere = shown->cap;
     }
+  }
+  if (shown != calls.end()) {
+    for (const ObservedCall& call : calls) call.cap_elsewhere = shown->cap;
   }
   return found;
 }

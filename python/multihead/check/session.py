@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A check from target to report: how the code is called, which runs, what they say."""
 
+import functools
 import itertools
 import re
 import threading
@@ -215,7 +216,7 @@ class Examination:
         others = [
             r for r in self._readings if r.way is reading.way and r is not reading
         ]
-        verdict = core.judge([reading, *others], promised.promises(self.subject))
+        verdict = core.judge([reading, *others], self._promises)
         if verdict is None:
             return
         if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
@@ -241,7 +242,7 @@ class Examination:
             kept = self._run_all(way, meaning.additive).kept
             added = replace(reading, meaning=meaning, kept=kept)
             added.facts = self._facts(added, kept)
-            later = core.judge([added], promised.promises(self.subject))
+            later = core.judge([added], self._promises)
             if later is not None and observation.is_better(later, verdict):
                 reading.meaning, reading.kept = meaning, kept
                 return later
@@ -539,7 +540,7 @@ class Examination:
         reading.facts = self._facts(reading, kept)
         seen[0].metadata |= reading.facts
         for one in seen:
-            one.metadata |= promised.promises(self.subject)
+            one.metadata |= self._promises
         left = max(1 - self._effort, _LEAST_EFFORT)
         if any(one.faults for one in self._readings):
             left = _LEAST_EFFORT  # only what has fewer faults would be believed
@@ -551,6 +552,11 @@ class Examination:
             return observation.complaint(error)
         self._effort += reading.verdict["effort"]
         return None
+
+    @functools.cached_property
+    def _promises(self) -> dict[str, str]:
+        """What the code says that it does, where attention leaves a choice."""
+        return promised.promises(self.subject)
 
     def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
         called = f"{self.subject.name}({kept[0].arguments})"

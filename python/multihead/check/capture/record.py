@@ -259,10 +259,10 @@ class Recorder(TorchDispatchMode):
     def _note_scores(self, name, args, kwargs) -> None:
         if not args or not isinstance(args[0], Tensor):
             return
-        fused = None
-        if name.startswith("_scaled_dot_product") and "backward" not in name:
+        fused, mask = None, kwargs.get("attn_mask")
+        is_fused = name.startswith("_scaled_dot_product") and "backward" not in name
+        if is_fused and (mask is not None or self.spread is None):
             fused = _scores_of_fused(*args[:2], kwargs.get("scale"))
-            mask = kwargs.get("attn_mask")
             # A bias of positions that PyTorch adds shows only here.
             if mask is not None and fused.numel() <= LARGEST_TRACED:
                 self.trace += [fused, fused + mask]

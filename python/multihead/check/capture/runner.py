@@ -145,12 +145,13 @@ class Runner:
             if whole.error is not None or last.error is not None:
                 return None
             for count, part in enumerate(both.parts[1:], both.count):
-                kept = cached.state_of(target)
-                if both.past is None and not both.keeps(known, kept, count):
-                    return None
-                known = kept
                 given = dict(part.keywords)
-                if both.past is not None:
+                if both.past is None:
+                    kept = cached.state_of(target)
+                    if not both.keeps(known, kept, count):
+                        return None
+                    known = kept
+                else:
                     past = both.kept(last.value, count)
                     if past is None and count > both.count:
                         past = both.kept(last.value, 1)  # of the newest alone
