@@ -226,8 +226,10 @@ NamedWeights find_weights(const Observation& from) {
 }
 
 // With as many key/value heads as query heads or, where that does not fit, the
-// most that do; num_kv_heads becomes their number.
-AlignedWeights align_any_groups(const NamedWeights& found, LayerSizes& sizes) {
+// most that do; num_kv_heads becomes their number. key_width: of what is
+// projected to keys.
+AlignedWeights align_any_groups(const NamedWeights& found, int64_t key_width,
+                                LayerSizes& sizes) {
   const int64_t heads = sizes.num_heads;
   for (int64_t groups = heads; groups > 0; --groups) {
     if (heads % groups != 0) continue;
@@ -235,10 +237,11 @@ AlignedWeights align_any_groups(const NamedWeights& found, LayerSizes& sizes) {
     try {
       auto aligned = align_weights(found.tensors, found.orientations, sizes);
       const Tensor &query = aligned.query.weight, &key = aligned.key.weight;
-      if (!query.defined() || !key.defined() ||
-          query.size(0) / heads == key.size(0) / groups) {
-        return aligned;
-      }
+      const bool both = query.defined() && key.defined();
+      const bool fits =
+          !both || (query.size(0) / heads == key.size(0) / groups &&
+                    key.size(1) == key_width);
+      if (fits) return aligned;
     } catch (const c10::ValueError&) {
       // What is wrong with all of them is said of the first.
     }
@@ -284,9 +287,11 @@ void read_layer(const Observation& from, const NamedWeights& found,
       .num_kv_heads = n.kv_heads,
       .vdim = features_of(find(from, {"value", "key", "query", "x"})),
       .out_dim = features_of(out)};
-  call.weights = find_count(from, "num_kv_heads")
-                     ? align_weights(found.tensors, found.orientations, sizes)
-                     : align_any_groups(found, sizes);
+  call.weights =
+      find_count(from, "num_kv_heads")
+          ? align_weights(found.tensors, found.orientations, sizes)
+          : align_any_groups(
+                found, features_of(find(from, {"key", "query", "x"})), sizes);
   n.kv_heads = sizes.num_kv_heads;
   read_other_orders(found, sizes, call);
   call.has_weights = true;

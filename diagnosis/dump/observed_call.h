@@ -10,6 +10,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -100,6 +101,8 @@ struct ObservedCall {
   std::map<std::string, at::Tensor> numbers;
   bool has_tables = false;    ///< other parameters, of positions perhaps
   at::Tensor cosines, sines;  ///< of rotary positions, (L, n), n pairs
+  /// The matrices are parameters of the code's own, which nobody hands to it.
+  bool owns_weights = false;
   /// Which matrix is whose follows from the order of its products alone.
   bool roles_by_order = false;
   GivenMask mask, padding;
@@ -137,9 +140,12 @@ struct ObservedCall {
   mutable std::map<std::array<int, 8>, at::Tensor> projections;
   /// Turns of queries, keys and values that the trace shows, likewise.
   mutable std::array<std::optional<Turn>, 3> turns;
-  /// Of queries and keys, those that are turned by tables for other pairs;
-  /// looked for once.
-  mutable std::array<std::optional<std::optional<Turn>>, 2> mixed_turns;
+  /// Sums of heads, and of their magnitudes, that the trace shows no turn of.
+  mutable std::set<std::array<double, 2>> unturned;
+  /// Of queries and keys, those that are turned by tables for other pairs, and
+  /// along the heads; looked for once.
+  mutable std::array<std::optional<std::optional<Turn>>, 2> mixed_turns,
+      head_turns;
   /// The c of scores c·tanh(s / c) that the trace shows, likewise, and the bias
   /// that is a straight line.
   mutable std::optional<double> cap;

@@ -162,6 +162,7 @@ constexpr FaultCode kCodes[] = {
      "Scores depend on where a pair stands, not only on its distance, or "
      "values on where they stand: what was learned in one place is not known "
      "in another."},
+    {"MH224", "queries_are_values", kRoles},
     {"MH301", "scale_missing", kTooLarge},
     {"MH302", "scale_not_root", kTooSmall},
     {"MH303", "scale_by_embed_dim", kTooSmall},
@@ -247,6 +248,9 @@ constexpr FaultCode kCodes[] = {
      "With a cache, a new token sees the oldest keys and not the latest: what "
      "is generated goes wrong from the first step on. Without a cache all is "
      "right."},
+    {"MH427", "causal_first_key_only",
+     "All positions get the same, the value of the first: nothing that comes "
+     "later has any effect."},
     // Weights.
     {"MH501", "softmax_over_queries", kAxis},
     {"MH502", "softmax_over_heads", kAxis},
@@ -432,6 +436,17 @@ constexpr FaultCode kCodes[] = {
      "Keep what one pass computes: keys turned by the positions that they have "
      "in the whole sequence, the new ones behind the old ones, all that is "
      "seen, and each query at its own position."},
+    {"MH920", "outside",
+     "Nothing is said of the code: what it should compute is another thing "
+     "than softmax(q k^T / sqrt(d)) v.",
+     "The run computes no softmax, or no product of queries and keys before "
+     "it, and no known fault explains the output.",
+     "Compare it with code of its own kind."},
+    {"MH921", "pools",
+     "Nothing is said of the code: what asks is its own, and no query comes "
+     "in.",
+     "A module that is given one sequence returns one vector for each item.",
+     "Check the attention inside, which is handed its queries."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -186,7 +186,8 @@ void add_evidence(Document& document, const Json& report) {
   }
   note(document, "evidence",
        {{std::string("Attention with ") +
-         (faults == 1 ? "this one change" : "these two changes") +
+         (faults == 1 ? "this one change"
+                      : "these " + number_word(faults) + " changes") +
          " reproduces your result in " + share + ", to " + number_text(left) +
          (has_float64 ? " in float64" : "") + ". " + plain}});
 }

@@ -33,8 +33,11 @@ std::string predicate(const std::string& finding) {
       {"cache_differs", "returns something else on its cache than in one pass"},
       {"no_weights_found", "has weights that were not found"},
       {"not_called", "could not be called"},
+      {"not_comparable", "cannot be compared with attention"},
       {"argument_guessed", "takes what is not known"},
       {"other_layers", "has layers of which nothing is known"},
+      {"outside", "is attention of another kind"},
+      {"pools", "pools all positions to one"},
   };
   for (const auto& [name, words] : kKnown)
     if (finding == name) return words;
@@ -70,11 +73,13 @@ std::string fault_words(const Json& faults) {
   for (const Json& fault : faults) {
     append_new(stages, "the " + text_at(fault, "stage"));
   }
-  const bool one = faults.size() == 1;
-  return std::string(one ? "it has one fault, in " : "it has two faults, ") +
-         (one                  ? ""
-          : stages.size() == 1 ? "both in "
-                               : "in ") +
+  const size_t count = faults.size();
+  const bool together = count > 1 && stages.size() == 1;
+  return "it has " + number_word(count) +
+         (count == 1 ? " fault, " : " faults, ") +
+         (!together    ? "in "
+          : count == 2 ? "both in "
+                       : "all in ") +
          listed(stages);
 }
 

@@ -113,6 +113,12 @@ std::string listed(const std::vector<std::string>& words,
   return text;
 }
 
+std::string number_word(size_t count) {
+  constexpr const char* kWords[] = {"one", "two", "three", "four"};
+  return count >= 1 && count <= std::size(kWords) ? kWords[count - 1]
+                                                  : std::to_string(count);
+}
+
 std::string counted(size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }

@@ -44,6 +44,9 @@ void append_new(std::vector<std::string>& words, const std::string& word);
 std::string listed(const std::vector<std::string>& words,
                    const char* conjunction = " and ");
 
+/// "one", "two", "three", "four"; digits for other numbers.
+std::string number_word(size_t count);
+
 /// "1 case", "7 cases".
 std::string counted(size_t count, const std::string& noun);
 

@@ -17,6 +17,33 @@ namespace {
 
 using at::Tensor;
 
+// A norm or a rotation of heads.
+bool is_done_to_heads(const Recipe& without, const Recipe& with) {
+  return with.head_norm != without.head_norm || with.rotary != without.rotary;
+}
+
+// Heads that are cut as they should not be, or from a fused projection in
+// another order.
+using Cut = void (*)(Recipe&);
+constexpr std::array<Cut, 3> kOtherCuts = {
+    [](Recipe& r) { r.split.fill(split_by_feature); },
+    [](Recipe& r) { r.split.fill(split_as_viewed); },
+    [](Recipe& r) { r.fused = FusedOrder::kHeadByHead; }};
+
+// The same, and the ways to view a fused projection without a permutation.
+const std::vector<Cut>& other_cuts(const ObservedCall& call) {
+  static const std::vector<Cut> separate(kOtherCuts.begin(), kOtherCuts.end());
+  static const std::vector<Cut> fused = [] {
+    std::vector<Cut> all = separate;
+    for (const Fault& fault : kHeadFaults) {
+      if (fault.name != "fused_view_without_permute") continue;
+      for (const Way& way : fault.ways) all.push_back(way.apply);
+    }
+    return all;
+  }();
+  return call.weights_by_order.empty() ? separate : fused;
+}
+
 class Signs {
  public:
   explicit Signs(const ObservedCall& call)
@@ -68,7 +95,8 @@ class Signs {
         }
         return shows_heads_of(*before, *after) &&
                (with.merge == without.merge || !shows_merge(with, without)) &&
-               (with.fused == without.fused || shows_products(with, *after));
+               (with.fused == without.fused || shows_products(with, *after) ||
+                shows_products_of_done(with));
       default:
         return after->scores.isfinite().all().item<bool>() &&
                !is_same(before->scores, after->scores) &&
@@ -132,7 +160,14 @@ class Signs {
     return before && shown_turn(call_, before->heads[2]).has_value();
   }
 
-  // Keys may have been transposed as they were cut.
+  bool shows_repeated(const Stages& stages, const Tensor& heads) const {
+    if (heads.size(1) == call_.sizes.heads) return false;
+    const Tensor all = expand_groups(heads, call_.sizes, repeat_groups);
+    return shows(call_, stages, all, precision_);
+  }
+
+  // Keys may have been transposed as they were cut, or stand there once for
+  // each query head.
   bool shows_heads_of(const Stages& before, const Stages& after) const {
     bool any = false;
     for (int role = 0; role < 3; ++role) {
@@ -140,6 +175,7 @@ class Signs {
       if (is_same(before.heads[role], x)) continue;
       const bool shown = shows_heads(call_, after, role, precision_) ||
                          (any && shows(call_, after, x, precision_)) ||
+                         (any && shows_repeated(after, x)) ||
                          (role == 0 && shows_scaled_queries(after));
       if (!shown) return false;
       any = true;
@@ -242,6 +278,26 @@ class Signs {
            errors(call_, recipe, precision_).fit();
   }
 
+  // The same of heads that are normed, turned, or both.
+  bool shows_products_of_done(const Recipe& with) const {
+    std::vector<Recipe> recipes = {with};
+    for (const Convention& convention : all_conventions()) {
+      if (convention.sign != Sign::kHeads || !convention.concerns(call_)) {
+        continue;
+      }
+      for (size_t i = 0, known = recipes.size(); i < known; ++i) {
+        Recipe recipe = recipes[i];
+        convention.apply(recipe);
+        if (!is_done_to_heads(recipes[i], recipe)) continue;
+        const auto stages = simulate(call_, recipe);
+        if (!stages) continue;
+        if (shows_products(recipe, *stages)) return true;
+        recipes.push_back(recipe);
+      }
+    }
+    return false;
+  }
+
   // Some tensor of the trace and the same behind the norm.
   bool shows_context_norm(const Recipe& without, const Recipe& with) const {
     const Sizes& n = call_.sizes;
@@ -276,13 +332,17 @@ class Signs {
     std::vector<Tensor> found;
     if (recipe.head_norm == NormKind::kNone) return found;
     recipe.head_norm = NormKind::kNone;
-    for (int turns = 0; turns < 2; ++turns) {
-      const auto stages = simulate(call_, recipe);
-      if (stages) {
-        found.push_back(stages->heads[0]);
-        found.push_back(stages->heads[1]);
+    const std::vector<Cut>& cuts = other_cuts(call_);
+    std::vector<Recipe> recipes(cuts.size() + 1, recipe);
+    for (size_t i = 0; i < cuts.size(); ++i) cuts[i](recipes[i]);
+    for (Recipe& one : recipes) {
+      for (int turns = 0; turns < 2; ++turns) {
+        if (const auto stages = simulate(call_, one)) {
+          found.push_back(stages->heads[0]);
+          found.push_back(stages->heads[1]);
+        }
+        one.rotary = Rotary::kNone;
       }
-      recipe.rotary = Rotary::kNone;
     }
     return found;
   }
@@ -392,6 +452,36 @@ bool excludes(const Convention& a, const Convention& b) {
          (a.name.starts_with("fused_") && b.name.starts_with("fused_"));
 }
 
+// The same done to heads that are cut otherwise.
+bool shows_of_other_heads(const ObservedCall& call, const Signs& signs,
+                          const Recipe& without, const Recipe& with) {
+  return std::ranges::any_of(other_cuts(call), [&](Cut cut) {
+    Recipe before = without, after = with;
+    cut(before);
+    cut(after);
+    return signs.show(Sign::kHeads, before, after);
+  });
+}
+
+// A norm with gains of its own is another one before heads are turned.
+void look_for_norm_after_turn(const ObservedCall& call, Conventions& found) {
+  const Recipe without = with(found);
+  if (without.head_norm != NormKind::kNone) return;
+  const auto last = std::ranges::find(all_conventions(), "norm_after_turn",
+                                      &Convention::name);
+  const Signs signs(call);
+  for (const Convention& convention : all_conventions()) {
+    Recipe recipe = without;
+    if (!convention.concerns(call)) continue;
+    convention.apply(recipe);
+    if (recipe.head_norm == NormKind::kNone) continue;
+    last->apply(recipe);
+    if (!signs.show(Sign::kHeads, without, recipe)) continue;
+    found.insert(found.end(), {&convention, &*last});
+    return;
+  }
+}
+
 }  // namespace
 
 Recipe with(const Conventions& conventions) {
@@ -415,10 +505,10 @@ Conventions evident(std::span<const ObservedCall> calls) {
   Conventions found = certain(calls);
   const auto shown = std::ranges::find_if(
       calls, [](const ObservedCall& call) { return !call.trace.empty(); });
-  for (const Convention& convention : all_conventions()) {
+  const auto look_for = [&](const Convention& convention) {
     if (convention.sign == Sign::kNone || shown == calls.end() ||
         !convention.concerns(*shown)) {
-      continue;
+      return;
     }
     const Recipe without = with(found);
     Recipe recipe = without;
@@ -426,11 +516,28 @@ Conventions evident(std::span<const ObservedCall> calls) {
     const bool taken = std::ranges::any_of(found, [&](const Convention* other) {
       return excludes(*other, convention);
     });
-    if (taken) continue;
-    if (Signs(*shown).show(convention.sign, without, recipe)) {
+    if (taken) return;
+    const Signs signs(*shown);
+    if (signs.show(convention.sign, without, recipe) ||
+        (is_done_to_heads(without, recipe) &&
+         shows_of_other_heads(*shown, signs, without, recipe))) {
       found.push_back(&convention);
     }
+  };
+  const auto look_for_all = [&](auto wanted) {
+    for (const Convention& convention : all_conventions()) {
+      const bool is_new = std::ranges::find(found, &convention) == found.end();
+      if (is_new && wanted(convention.sign)) look_for(convention);
+    }
+  };
+  look_for_all([](Sign sign) { return sign != Sign::kContext; });
+  // What is done to heads after they are turned shows once the turn is known.
+  if (with(found).rotary != Rotary::kNone) {
+    look_for_all([](Sign sign) { return sign == Sign::kHeads; });
+    if (shown != calls.end()) look_for_norm_after_turn(*shown, found);
   }
+  // A norm of anything but of heads.
+  look_for_all([](Sign sign) { return sign == Sign::kContext; });
   if (shown != calls.end()) {
     for (const ObservedCall& call : calls) call.cap_elsewhere = shown->cap;
   }

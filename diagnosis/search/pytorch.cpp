@@ -98,6 +98,7 @@ bool has_structure(const Recipe& recipe) {
   Habits habits = recipe;
   const Habits none;
   habits.weights_in_out = none.weights_in_out;
+  habits.output_weight_otherwise = none.output_weight_otherwise;
   habits.fused = none.fused;
   habits.mask_keeps = none.mask_keeps;
   habits.padding_keeps = none.padding_keeps;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
 // Tensors of a check are tiny, so a recipe costs some 100 µs and all single
-// faults some 20 ms. Most of the thousands of pairs are ruled out without being
-// run: what stands in the trace as it should rules out the faults before it;
-// and on a call that attention itself does not explain, a fault that changes
-// nothing cannot be part of the reason, so its partner must be all of it.
+// faults some 20 ms. Several faults are first looked for step by step, which
+// takes a few hundred recipes for each step. Most of the thousands of pairs
+// are ruled out without being run: what stands in the trace as it should rules
+// out the faults before it; and on a call that attention itself does not
+// explain, a fault that changes nothing cannot be part of the reason, so its
+// partner must be all of it.
 #include "diagnosis/search/search.h"
 
 #include <algorithm>
@@ -16,18 +18,6 @@ namespace {
 
 // ---- How much a search may do ----------------------------------------------
 
-// What one candidate costs beside one call, in nanoseconds or so: so much for
-// any, and more for each score and for the products of large tensors.
-double cost(const ObservedCall& call) {
-  const Sizes& n = call.sizes;
-  const double rows = static_cast<double>(n.batch) * n.queries;
-  const double scores = rows * n.heads * n.keys;
-  const double weights =
-      call.has_weights ? static_cast<double>(n.embed_dim) * n.embed_dim : 0.0;
-  const double products = scores * (n.width + n.value_width) + rows * weights;
-  return 2e5 + 20 * scores + products / 2;
-}
-
 // Where candidates look among all that a call computed, or turn heads.
 double slowness_of(const Recipe& settled) {
   return settled.position_bias == PositionBias::kShown ? 4
@@ -37,7 +27,8 @@ double slowness_of(const Recipe& settled) {
 
 // What a search may do, and one that only counts faults. That is counted, not
 // timed: a verdict is the same on every machine, however busy that is.
-constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9;
+constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9,
+                 kMostForSteps = 3e9;
 
 // Beside layers of which nothing is known, faults are hardly the reason.
 constexpr double kShareBesideLayers = 0.3;
@@ -58,25 +49,6 @@ constexpr size_t kMostConventions = 3;
 
 // ---- Explanations ----------------------------------------------------------
 
-using Changes = std::vector<Pick>;
-// nullopt where a change has no effect, or undoes another.
-std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
-  Recipe forth = start, back = start;
-  for (size_t i = 0; i < changes.size(); ++i) {
-    changes[i].way->apply(forth);
-    changes[changes.size() - 1 - i].way->apply(back);
-  }
-  if (!(forth == back)) return std::nullopt;
-  for (const Pick& left_out : changes) {
-    Recipe others = start;
-    for (const Pick& pick : changes) {
-      if (pick.way != left_out.way) pick.way->apply(others);
-    }
-    if (others == forth) return std::nullopt;
-  }
-  return forth;
-}
-
 class Search {
  public:
   /// settled: conventions of every explanation. effort: what is left to be
@@ -87,7 +59,8 @@ class Search {
         settled_(settled),
         slowness_(slowness_of(with(settled))),
         in_float_(in_float),
-        effort_(effort) {
+        effort_(effort),
+        picks_(picks_for(calls)) {
     for (const Convention& convention : all_conventions()) {
       const bool known =
           std::ranges::find(settled_, &convention) != settled_.end();
@@ -96,10 +69,6 @@ class Search {
       }
     }
     sets_ = sets_by_size(open_);
-    for (const Fault& fault : all_faults()) {
-      if (calls.front().is_core() && !is_of_core(fault)) continue;
-      for (const Way& way : fault.ways) picks_.push_back({&fault, &way});
-    }
   }
 
   // Attention as it should be, by the fewest conventions.
@@ -134,6 +103,7 @@ class Search {
              explaining(calls_[failing], conventions, count)) {
           const std::optional<Recipe> recipe = changed(start, changes);
           if (!recipe || first_failure(*recipe) < calls_.size() ||
+              undoes_some(conventions, changes) ||
               !improves(start, *recipe, count)) {
             continue;
           }
@@ -295,6 +265,19 @@ class Search {
     return std::ranges::any_of(conventions, [&](const Convention* convention) {
       return convention->is_structure() &&
              std::ranges::find(settled_, convention) == settled_.end();
+    });
+  }
+
+  // Whether faults only take back what a convention brought.
+  bool undoes_some(const Conventions& conventions,
+                   const Changes& changes) const {
+    return std::ranges::any_of(conventions, [&](const Convention* convention) {
+      if (std::ranges::find(settled_, convention) != settled_.end())
+        return false;
+      Conventions others = conventions;
+      std::erase(others, convention);
+      const auto recipe = changed(with(others), changes);
+      return recipe && first_failure(*recipe) == calls_.size();
     });
   }
 
@@ -465,6 +448,44 @@ bool shows_float32(const ObservedCall& call) {
          (call.rounds_to_float || traces_float32(call));
 }
 
+std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
+  Recipe forth = start, back = start;
+  for (size_t i = 0; i < changes.size(); ++i) {
+    changes[i].way->apply(forth);
+    changes[changes.size() - 1 - i].way->apply(back);
+  }
+  if (!(forth == back)) return std::nullopt;
+  for (const Pick& left_out : changes) {
+    Recipe others = start;
+    for (const Pick& pick : changes) {
+      if (pick.way != left_out.way) pick.way->apply(others);
+    }
+    if (others == forth) return std::nullopt;
+  }
+  return forth;
+}
+
+Changes picks_for(std::span<const ObservedCall> calls) {
+  Changes picks;
+  for (const Fault& fault : all_faults()) {
+    if (calls.front().is_core() && !is_of_core(fault)) continue;
+    for (const Way& way : fault.ways) picks.push_back({&fault, &way});
+  }
+  return picks;
+}
+
+// So much for any, and more for each score and for the products of large
+// tensors; projections of inputs are kept.
+double cost(const ObservedCall& call) {
+  const Sizes& n = call.sizes;
+  const double rows = static_cast<double>(n.batch) * n.queries;
+  const double scores = rows * n.heads * n.keys;
+  const double output =
+      call.has_weights ? rows * n.embed_dim * n.embed_dim : 0.0;
+  return 2e5 + 20 * scores + scores * (n.width + n.value_width) / 2 +
+         output / 8;
+}
+
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
   return std::ranges::any_of(among, [&](const ObservedCall& other) {
     return cost(call) > 8 * cost(other);
@@ -527,8 +548,13 @@ SearchResult search(std::span<const ObservedCall> calls) {
     if (faults > most_faults) continue;
     // What explains fewer digits, only where all that explains more was tried.
     if (&precision == &loose && strict.cut_short()) continue;
-    std::vector<Explanation> found =
-        faults == 0 ? precision.right() : precision.with_faults(faults);
+    std::vector<Explanation> found;
+    if (faults == 2) {
+      found = step_by_step(calls, settled, &precision == &loose,
+                           kMostForSteps * share_allowed(calls));
+    }
+    if (found.empty())
+      found = faults == 0 ? precision.right() : precision.with_faults(faults);
     if (!found.empty())
       return {.explanations = ranked(calls, std::move(found)),
               .effort = spent()};

@@ -69,7 +69,7 @@ enum class Improvement { kLittle, kMayBeChance, kEnough };
 /// `start`, attention, does not fit. It must explain most of what `start`
 /// leaves, and more digits of it than one of as many recipes would by chance.
 /// To fit is not enough where rounding may do much: of 16 bits, or in numbers
-/// that explode. faults: 1 or 2, that the recipe has.
+/// that explode. faults: how many the recipe has, 1 to 4.
 Improvement improvement(std::span<const ObservedCall> calls,
                         const Recipe& start, const Recipe& recipe,
                         size_t faults, bool in_float = false);
@@ -151,9 +151,14 @@ struct Pick {
   const Way* way;
 };
 
+using Changes = std::vector<Pick>;
+
+/// nullopt where a change has no effect, or undoes another.
+std::optional<Recipe> changed(const Recipe& start, const Changes& changes);
+
 struct Explanation {
   Conventions conventions;
-  std::vector<Pick> faults;  ///< none: it is attention
+  Changes faults;  ///< none: it is attention
   Recipe recipe;
   /// float32 for float64 calls that round to it on the way.
   bool in_float = false;
@@ -161,9 +166,10 @@ struct Explanation {
 };
 
 struct SearchResult {
-  /// All explanations with the fewest faults, at most two, and among them the
-  /// fewest conventions: the likeliest first, one for each set of names. Empty:
-  /// nothing in the catalogue gives what came out.
+  /// All explanations with the fewest faults, at most two, or kMostSteps where
+  /// the calls show them one by one; and among them the fewest conventions: the
+  /// likeliest first, one for each set of names. Empty: nothing in the
+  /// catalogue gives what came out.
   std::vector<Explanation> explanations = {};
   /// Where there is none: the conventions under which attention comes nearest.
   Conventions nearest = {};
@@ -180,6 +186,22 @@ std::vector<std::string> names_of(const Explanation& explanation);
 /// names, without those whose way the trace of a call contradicts.
 std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
                                 std::vector<Explanation> found);
+
+/// All faults that calls may have, each in every way.
+Changes picks_for(std::span<const ObservedCall> calls);
+
+/// What one candidate costs beside a call, in nanoseconds or so.
+double cost(const ObservedCall& call);
+
+/// How many faults are looked for where each shows by itself.
+constexpr size_t kMostSteps = 4;
+
+/// Explanations by up to kMostSteps faults beside `settled`, found one by one:
+/// each explains one more call, or gives a step that the trace of a call shows
+/// and that the faults before do not give. effort: what may be spent.
+std::vector<Explanation> step_by_step(std::span<const ObservedCall> calls,
+                                      const Conventions& settled, bool in_float,
+                                      double effort);
 
 /// Whether a call costs many times what the cheapest does. Such calls come
 /// last: what smaller ones show is looked for there.

@@ -338,9 +338,10 @@ Errors errors(const ObservedCall& call, const Recipe& recipe,
 
 namespace {
 
-// Bits that a recipe must explain by so many faults: of some 2^8 faults and
-// 2^15 pairs, one in 2^12 searches may find one that does by chance.
-constexpr double kBitsNeeded[] = {0, 20, 27};
+// Bits that a recipe must explain by so many faults: of some 2^8 faults, 2^15
+// pairs and 2^7 times as many of each more, one in 2^12 searches may find one
+// that does by chance.
+constexpr double kBitsNeeded[kMostSteps + 1] = {0, 20, 27, 34, 41};
 
 // How many different numbers.
 double distinct(const Tensor& x) {
@@ -434,6 +435,11 @@ Gain gain_of(const ObservedCall& call, const Recipe& start,
     if (!x.defined()) continue;
     numbers += in_gradients ? static_cast<double>(x.numel()) : distinct(x);
     largest = std::max(largest, largest_finite(x));
+  }
+  // Of none at all, those that should be there tell.
+  if (in_gradients && largest == 0) {
+    for (const Tensor& x : gradients(call, start))
+      largest = std::max(largest, largest_finite(x));
   }
   double without = gain.without;
   if (!in_gradients || !std::isfinite(without)) {

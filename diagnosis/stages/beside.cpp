@@ -65,7 +65,8 @@ int64_t width_of(const Norm& norm) {
 }
 
 // The norm that its name gives to the role; of those that name none, the first
-// for what goes in and the last for what comes out.
+// for what goes in and the last for what comes out. Of heads each role has its
+// own where there are several.
 const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
                     int64_t width) {
   std::vector<const Norm*> free;
@@ -78,6 +79,12 @@ const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
     if (!named) free.push_back(&norm);
   }
   if (free.empty()) return nullptr;
+  if (place == NormPlace::kHeads && free.size() > 1) {
+    for (const Norm* norm : free) {
+      if (words_of(norm->name).back().starts_with("qkv"[role])) return norm;
+    }
+    return free[std::min(static_cast<size_t>(role), free.size() - 1)];
+  }
   return of_role ? free.front() : free.back();
 }
 
@@ -176,11 +183,10 @@ int64_t shown_blocks(const ObservedCall& call) {
   const Sizes& n = call.sizes;
   if (n.queries != n.keys) return 0;
   for (const Tensor& x : call.trace) {
-    if (x.dim() < 3 || x.size(-1) != x.size(-2)) continue;
+    if (x.dim() < 3 || x.size(-1) != x.size(-2) || x.size(-1) < 2) continue;
     const int64_t size = x.size(-1), blocks = (n.keys + size - 1) / size;
-    const bool is_other = size < 2 || blocks < 2 || size == n.batch ||
-                          size == n.width || size == n.value_width ||
-                          size == n.heads;
+    const bool is_other = blocks < 2 || size == n.batch || size == n.width ||
+                          size == n.value_width || size == n.heads;
     if (!is_other && x.numel() == n.batch * n.heads * blocks * size * size)
       return size;
   }

@@ -123,6 +123,16 @@ const std::vector<Convention> kReadings = {
            }));
      },
      [](Recipe& r) { r.weights_in_out = true; }, Sign::kProjected},
+    {"output_weight_otherwise",
+     "The output matrix is stored the other way than the rest: as (out, in) "
+     "beside (in, out), or the reverse.",
+     "",
+     [](const ObservedCall& call) {
+       return maybe(
+           call.owns_weights && call.weights.matrices()[3]->weight.defined() &&
+           call.weights.matrices()[3]->orientation == Orientation::kUnknown);
+     },
+     [](Recipe& r) { r.output_weight_otherwise = true; }},
     {"fused_head_by_head",
      "The fused projection is cut head by head (q, k, v of head 0, then of "
      "head 1, …), not into all queries, all keys, all values.",
@@ -140,6 +150,20 @@ const std::vector<Convention> kReadings = {
     {"fused_part_feature_head", kFusedCut, "",
      fused_otherwise<FusedOrder::kPartFeatureHead>,
      fused_as<FusedOrder::kPartFeatureHead>, Sign::kHeads},
+    {"merged_by_feature",
+     "Heads are merged feature by feature, as they are cut from the fused "
+     "projection, an order that the output matrix has learned.",
+     "",
+     [](const ObservedCall& call) {
+       return maybe(
+           call.weights_by_order.contains(FusedOrder::kFeaturePartHead));
+     },
+     [](Recipe& r) {
+       const bool is_cut_so = r.fused == FusedOrder::kFeaturePartHead ||
+                              r.fused == FusedOrder::kFeatureHeadPart;
+       if (is_cut_so) r.merge = merge_by_feature;
+     },
+     Sign::kNone, "its weights were learned in this order of features"},
     {"keys_multiplied_first",
      "Nothing names its matrices: the one whose product comes first in the "
      "scores is read as that of the keys.",
@@ -171,6 +195,10 @@ const std::vector<Convention> kReadings = {
     {"window_on_both_sides",
      "A window of w is read as w keys on each side of the query's own.", "",
      window_size, window_means<WindowReading::kBothSides>},
+    {"window_of_nearer_keys",
+     "A window of w is read as the keys nearer than w, on both sides of the "
+     "query's own.",
+     "", window_size, window_means<WindowReading::kNearer>},
     {"window_of_halves",
      "A window of w is read as half as many keys on each side of the query's "
      "own.",

@@ -40,6 +40,10 @@ Tensor split_by_feature(const Tensor& x, int64_t heads) {
   return x.unflatten(2, {-1, heads}).permute({0, 3, 1, 2});
 }
 
+Tensor split_as_viewed(const Tensor& x, int64_t heads) {
+  return x.reshape({x.size(0), heads, x.size(1), -1});
+}
+
 Tensor merge_by_feature(const Tensor& context) {
   return context.permute({0, 2, 3, 1}).flatten(2);
 }
@@ -51,11 +55,6 @@ namespace {
 // Left as (B, L, H, D): heads attend to heads.
 Tensor heads_as_positions(const Tensor& x, int64_t heads) {
   return x.unflatten(2, {heads, -1});
-}
-
-// Read as (B, H, L, D) at once.
-Tensor heads_not_transposed(const Tensor& x, int64_t heads) {
-  return x.reshape({x.size(0), heads, x.size(1), -1});
 }
 
 Tensor one_head(const Tensor& x, int64_t) { return x.unsqueeze(1); }
@@ -227,10 +226,10 @@ const std::vector<Fault> kHeadFaults = {
     {"heads_not_transposed",
      "Heads are split without exchanging positions and heads.",
      kSplitRemedy,
-     {{split_as<heads_not_transposed, 0, 1, 2>,
+     {{split_as<split_as_viewed, 0, 1, 2>,
        "The features are viewed as (B, H, L, d) at once."},
       {[](Recipe& r) {
-         split_as<heads_not_transposed, 0, 1, 2>(r);
+         split_as<split_as_viewed, 0, 1, 2>(r);
          r.merge = merge_as_viewed;
        },
        "The features are viewed as (B, H, L, d) at once, and back likewise: "
@@ -238,9 +237,9 @@ const std::vector<Fault> kHeadFaults = {
       {split_as<heads_as_positions, 0, 1, 2>,
        "The heads stay (B, L, H, d): each position attends among its own "
        "heads, and nothing passes between positions."},
-      {split_as<heads_not_transposed, 0>, "It is the queries."},
-      {split_as<heads_not_transposed, 1>, "It is the keys."},
-      {split_as<heads_not_transposed, 2>, "It is the values."}}},
+      {split_as<split_as_viewed, 0>, "It is the queries."},
+      {split_as<split_as_viewed, 1>, "It is the keys."},
+      {split_as<split_as_viewed, 2>, "It is the values."}}},
     {"fused_view_without_permute",
      "Queries, keys and values are cut from one tensor (B, L, 3·H·d) by a view "
      "in another order of axes: positions are mixed with features.",
@@ -287,23 +286,27 @@ const std::vector<Fault> kHeadFaults = {
     {"values_are_keys",
      "The weights are multiplied with the keys, not with the values.",
      kRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 1, 1}; }}}},
+     {{[](Recipe& r) { r.roles[2] = 1; }}}},
     {"values_are_queries",
      "The weights are multiplied with the queries, not with the values.",
      kRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 1, 0}; }}}},
+     {{[](Recipe& r) { r.roles[2] = 0; }}}},
     {"keys_are_values",
      "The scores are queries times values, not queries times keys.",
      kRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 2, 2}; }}}},
+     {{[](Recipe& r) { r.roles[1] = 2; }}}},
     {"keys_are_queries",
      "The scores are queries times queries, not queries times keys.",
      kRoleRemedy,
-     {{[](Recipe& r) { r.roles = {0, 0, 2}; }}}},
+     {{[](Recipe& r) { r.roles[1] = 0; }}}},
     {"queries_are_keys",
      "The scores are keys times keys, not queries times keys.",
      kRoleRemedy,
-     {{[](Recipe& r) { r.roles = {1, 1, 2}; }}}},
+     {{[](Recipe& r) { r.roles[0] = 1; }}}},
+    {"queries_are_values",
+     "The scores are values times keys, not queries times keys.",
+     kRoleRemedy,
+     {{[](Recipe& r) { r.roles[0] = 2; }}}},
     {"keys_reshaped",
      "The keys are reshaped to (d, L), not transposed.",
      "`k.transpose(-2, -1)` moves each number; a view or reshape only reads "
@@ -321,6 +324,8 @@ const std::vector<Fault> kHeadFaults = {
       {turn<false, true, false>, "The queries are not turned."},
       {[](Recipe& r) { r.turned_apart = true; },
        "Queries are turned by other angles than keys of the same positions."},
+      {[](Recipe& r) { r.rotary = Rotary::kByHead; },
+       "They turn by the number of the head, not by the position."},
       {[](Recipe& r) { r.rotary = Rotary::kMixed; },
        "The tables are laid out for other pairs of features than those that "
        "are turned: (i, i + D/2) here, (2i, 2i + 1) there. Each feature of a "

@@ -54,6 +54,9 @@ Tensor pairs_of(const Tensor& of_keys) {
 void meet(const GivenMask& given, const MaskUse& use, bool keeps,
           const ObservedCall& call, const Tensor& scores, Effect& all) {
   if (!given.numbers.defined() || use.effect == MaskEffect::kIgnored) return;
+  const bool both =
+      call.mask.numbers.defined() && call.padding.numbers.defined();
+  if (use.effect == MaskEffect::kGivesWay && both) return;
   const Tensor numbers =
       use.layout ? use.layout(given, call.sizes) : given.numbers;
   require(at::is_expandable_to(numbers.sizes(), scores.sizes()));
@@ -120,6 +123,9 @@ Tensor causal_thrown_away(const Tensor& distance, int64_t) {
   return distance.gt(0);
 }
 
+// What masked_fill makes of a bool mask is True, which is added as 1.
+Tensor causal_added(const Tensor& distance, int64_t) { return distance.gt(0); }
+
 // Of queries that are said to be the last of the keys.
 Tensor causal_from_the_first(const Tensor& distance, int64_t) {
   return distance.gt(0);
@@ -154,6 +160,8 @@ void meet_causal(const ObservedCall& call, const Recipe& recipe,
                                    : recipe.causal(distances(scores), ahead);
   if (recipe.causal == causal_thrown_away) {
     collect(all.unused, future, std::bit_or<>());
+  } else if (recipe.causal == causal_added) {
+    collect(all.added, future.to(at::kDouble), std::plus<>());
   } else if (recipe.causal == causal_after_softmax) {
     collect(all.keep_after, future.logical_not(), std::bit_and<>());
   } else if (future.defined()) {
@@ -187,6 +195,8 @@ std::array<int64_t, 2> sides_of(const GivenWindow& window,
       return {size, 0};
     case WindowReading::kBothSides:
       return {size, size};
+    case WindowReading::kNearer:
+      return {size - 1, size - 1};
     case WindowReading::kHalves:
       return {size / 2, size / 2};
   }
@@ -251,7 +261,10 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   if (is_asked_for(call, recipe)) meet_causal(call, recipe, scores, effect);
   if (call.window) {
     const auto [left, right] = sides_of(*call.window, recipe.window_reading);
-    const Tensor beyond = recipe.window(distances(scores), left, right);
+    // Queries that are the last of the keys stand at their places.
+    const int64_t ahead =
+        call.queries_are_last ? scores.size(3) - scores.size(2) : 0;
+    const Tensor beyond = recipe.window(distances(scores) - ahead, left, right);
     if (beyond.defined()) collect(effect.by_causal, beyond, std::bit_or<>());
   }
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
@@ -340,12 +353,20 @@ const std::vector<Fault> kMaskFaults = {
      "Use it: block its scores before the softmax.",
      {{[](Recipe& r) { r.mask = {.effect = MaskEffect::kIgnored}; }},
       {[](Recipe& r) { r.mask = {.effect = MaskEffect::kThrownAway}; },
-       kThrownAway}}},
+       kThrownAway},
+      {[](Recipe& r) { r.mask = {.effect = MaskEffect::kGivesWay}; },
+       "That is so in calls with a padding mask."}}},
     {"mask_inverted",
      "The mask is inverted: what it blocks is seen, what it lets through is "
      "blocked.",
      kPolarityRemedy,
      {{[](Recipe& r) { r.mask = {.effect = MaskEffect::kInverted}; }}}},
+    {"padding_inverted",
+     "The padding mask is inverted: only padding is seen.",
+     kPolarityRemedy,
+     {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kInverted}; }},
+      {[](Recipe& r) { r.padding = {.effect = MaskEffect::kSeenPairs}; },
+       "Pairs of two tokens are blocked."}}},
     {"mask_added",
      "The mask is added to the scores as 0 and 1: that shifts them a little "
      "and blocks nothing.",
@@ -483,15 +504,11 @@ const std::vector<Fault> kMaskFaults = {
      {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kIgnored}; }},
       {[](Recipe& r) { r.padding = {.effect = MaskEffect::kThrownAway}; },
        kThrownAway},
+      {[](Recipe& r) { r.padding = {.effect = MaskEffect::kGivesWay}; },
+       "That is so in calls with another mask: both should block."},
       {[](Recipe& r) { r.padding = {.effect = MaskEffect::kBlockedPairs}; },
        "It blocks only between two padded positions: tokens see what is "
        "padded."}}},
-    {"padding_inverted",
-     "The padding mask is inverted: only padding is seen.",
-     kPolarityRemedy,
-     {{[](Recipe& r) { r.padding = {.effect = MaskEffect::kInverted}; }},
-      {[](Recipe& r) { r.padding = {.effect = MaskEffect::kSeenPairs}; },
-       "Pairs of two tokens are blocked."}}},
     {"padding_on_queries",
      "The padding mask is applied to the queries, not to the keys.",
      kAxisRemedy,
@@ -506,7 +523,10 @@ const std::vector<Fault> kMaskFaults = {
      "every query sees later keys.",
      kCausalRemedy,
      {{causal_as<causal_without_effect>},
-      {causal_as<causal_thrown_away>, kThrownAway}}},
+      {causal_as<causal_thrown_away>, kThrownAway},
+      {causal_as<causal_added>,
+       "1 is added to the scores of later keys, as where -inf is filled into a "
+       "bool mask, which makes it True."}}},
     {"causal_inverted",
      "The causal mask is inverted: queries see the future, not the past.",
      kCausalRemedy,
@@ -535,6 +555,13 @@ const std::vector<Fault> kMaskFaults = {
      "Block from the diagonal above on: triu(diagonal=1), not 2; "
      "tril(diagonal=0), not 1.",
      {{causal_as<[](const Tensor& d, int64_t) { return d.gt(1); }>}}},
+    {"causal_first_key_only",
+     "Every query sees the first key alone: the triangle of the causal mask "
+     "has one row, which is broadcast.",
+     "Make it of as many rows as there are queries: torch.ones(Lq, Lk).tril().",
+     {{causal_as<[](const Tensor& d, int64_t) {
+       return (d - d.slice(1, 0, 1)).gt(0);
+     }>}}},
     {"window_ignored",
      "A window was asked for and ignored.",
      kWindowRemedy,

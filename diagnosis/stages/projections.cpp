@@ -14,6 +14,12 @@ using at::Tensor;
 
 namespace {
 
+// Whether a matrix that nothing says how it is stored is read as (in, out).
+bool is_in_out(const Recipe& recipe, int index) {
+  const bool otherwise = index == 3 && recipe.output_weight_otherwise;
+  return recipe.weights_in_out != otherwise;
+}
+
 // project(), remembered where nothing is recorded or rounded. input: of a role.
 Tensor project_shared(const ObservedCall& call, const Recipe& recipe, int role,
                       const Tensor& input) {
@@ -24,7 +30,7 @@ Tensor project_shared(const ObservedCall& call, const Recipe& recipe, int role,
   const bool normed = recipe.input_norm != NormKind::kNone;
   Tensor& kept = call.projections[{
       recipe.inputs[role], index, recipe.transposed[index],
-      recipe.without_bias[index], recipe.weights_in_out,
+      recipe.without_bias[index], is_in_out(recipe, index),
       static_cast<int>(recipe.fused), static_cast<int>(recipe.input_norm),
       normed ? 1 + role + 3 * recipe.query_norm_only : 0}];
   if (!kept.defined()) kept = project(call, recipe, input, index);
@@ -45,7 +51,7 @@ AlignedWeights::Matrix matrix_by(const ObservedCall& call, const Recipe& recipe,
                                  int index) {
   AlignedWeights::Matrix used = *weights_by(call, recipe).matrices()[index];
   if (!used.weight.defined()) return used;
-  if (used.orientation == Orientation::kUnknown && recipe.weights_in_out) {
+  if (used.orientation == Orientation::kUnknown && is_in_out(recipe, index)) {
     used.weight = used.weight.t();
   }
   if (recipe.transposed[index]) {

@@ -54,6 +54,8 @@ inline void require(bool condition) {
 using Split = at::Tensor (*)(const at::Tensor& x, int64_t heads);
 at::Tensor split_by_head(const at::Tensor& x, int64_t heads);
 at::Tensor split_by_feature(const at::Tensor& x, int64_t heads);  ///< D·H
+/// As (B, heads, L, D) at once, which mixes positions with features.
+at::Tensor split_as_viewed(const at::Tensor& x, int64_t heads);
 
 /// Which key/value head query head h reads.
 using Groups = int64_t (*)(int64_t h, const Sizes& n);
@@ -87,6 +89,7 @@ enum class MaskEffect {
   kBlocks,
   kIgnored,
   kThrownAway,  ///< ignored, though the masked scores are computed
+  kGivesWay,    ///< ignored where the call has the other mask, too
   kInverted,
   kAdded,       ///< the numbers that were given, to the scores
   kKeepAdded,   ///< 1 where a key may be seen
@@ -237,12 +240,22 @@ using Activation = at::Tensor (*)(const at::Tensor& x);
 
 /// Rotary positions: pairs of features (i, i + D/2), or (2i, 2i + 1).
 /// kPairsOfAll: of all heads, before they are cut. kShown: as the trace has it.
-/// kMixed: likewise, each feature of a pair by an angle of its own.
-enum class Rotary { kNone, kHalves, kPairs, kPairsOfAll, kShown, kMixed };
+/// kMixed: likewise, each feature of a pair by an angle of its own. kByHead: by
+/// the number of the head, as the trace has it.
+enum class Rotary {
+  kNone,
+  kHalves,
+  kPairs,
+  kPairsOfAll,
+  kShown,
+  kMixed,
+  kByHead
+};
 
 /// What a window of size w means: the w keys up to the query's own, the w
-/// before it as well, w on both sides of it, or half of them on each.
-enum class WindowReading { kOwnLast, kOwnToo, kBothSides, kHalves };
+/// before it as well, w on both sides of it, those nearer than w on both, or
+/// half of them on each.
+enum class WindowReading { kOwnLast, kOwnToo, kBothSides, kNearer, kHalves };
 
 /// A learned number s by which scores are scaled; kRoot: by 1/sqrt(D), too.
 /// kOne: they are not scaled.
@@ -271,6 +284,7 @@ enum class Shared { kNothing, kQueryKey, kKeyValue, kQueryValue, kAll };
 struct Habits {
   // How what was given is read.
   bool weights_in_out = false;
+  bool output_weight_otherwise = false;  ///< W_o is stored the other way
   FusedOrder fused = FusedOrder::kPartByPart;
   bool mask_keeps = false;
   bool padding_keeps = false;
@@ -287,6 +301,7 @@ struct Habits {
   NormKind input_norm = NormKind::kNone;
   bool query_norm_only = false;  ///< of an input norm: not of keys and values
   NormKind head_norm = NormKind::kNone;  ///< of queries and keys
+  bool norm_after_turn = false;          ///< that norm, where heads are turned
   NormKind context_norm = NormKind::kNone;
   NormKind output_norm = NormKind::kNone;
   Residual residual = Residual::kNone;

@@ -107,11 +107,21 @@ Tensor without_scale(const Tensor& table, double modulus, int64_t width) {
   return table;
 }
 
-// The turn (L, n) that leads from one (B, H, L, D) to the other, if one does.
+// The turn (L, n) of the first 2n features that leads from one (B, H, L, D) to
+// the other, if one does.
 std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
-                                 bool halves) {
-  const int64_t width = changed_features(before, after), n = width / 2;
+                                 bool halves, int64_t width) {
+  const int64_t n = width / 2;
   if (width < 2 || width % 2 != 0) return std::nullopt;
+  // Most of a trace is ruled out by the lengths of whole vectors, which a turn
+  // keeps, but for one factor.
+  const auto length = [width](const Tensor& t) {
+    return t.slice(-1, 0, width).square().sum(-1).sqrt();
+  };
+  const Tensor ratio = length(after) / length(before);
+  const Tensor middle = ratio.mean();
+  if (largest_finite(ratio - middle) > 0.05 * middle.item<double>())
+    return std::nullopt;
   const auto [a, b] = pairs_of(before, n, halves);
   const auto [x, y] = pairs_of(after, n, halves);
   const auto sum = [](const Tensor& t) { return t.sum({0, 1}); };
@@ -131,6 +141,17 @@ std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
   }
   return Turn{halves, without_scale(cosines, modulus, before.size(3)),
               without_scale(sines, modulus, before.size(3))};
+}
+
+// The same of as many features as are changed, or, where the angles of the last
+// pairs are 0, of all.
+std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
+                                 bool halves) {
+  const int64_t changed = changed_features(before, after);
+  if (changed == 0) return std::nullopt;
+  const auto turn = turn_between(before, after, halves, changed);
+  if (turn || !halves || changed == before.size(3)) return turn;
+  return turn_between(before, after, halves, before.size(3));
 }
 
 // The same by tables of each feature, which differ within a pair: two unknowns
@@ -160,29 +181,47 @@ std::optional<Turn> mixed_turn_between(const Tensor& before,
   return is_turn ? std::optional(turn) : std::nullopt;
 }
 
-// What the trace has that may be heads like these, (B, H, L, D), in each order
-// of dimensions that code has.
-std::vector<Tensor> like_heads(const ObservedCall& call, const Tensor& heads) {
+// `tensor` as heads (B, count, L, D), in each order of dimensions that code
+// has.
+void append_as_heads(const Tensor& tensor, const Tensor& heads, int64_t count,
+                     std::vector<Tensor>& found) {
   const int64_t width = heads.size(3);
-  const auto size = [&](int64_t dim) { return heads.size(dim); };
+  const std::array<int64_t, 3> sizes = {heads.size(0), count, heads.size(2)};
+  const bool is_pairs =
+      tensor.dim() > 2 && tensor.size(-1) == 2 && 2 * tensor.size(-2) == width;
+  if (tensor.numel() != sizes[0] * sizes[1] * sizes[2] * width ||
+      !(is_pairs || tensor.size(-1) == width ||
+        tensor.size(-1) == width * count)) {
+    return;
+  }
+  const Tensor x = tensor.to(at::kDouble);
+  for (const std::array<int64_t, 3>& order :
+       {std::array<int64_t, 3>{0, 1, 2}, {0, 2, 1}, {2, 0, 1}, {1, 0, 2}}) {
+    const Tensor shaped =
+        x.reshape({sizes[order[0]], sizes[order[1]], sizes[order[2]], width});
+    std::array<int64_t, 4> back = {0, 0, 0, 3};
+    for (int64_t i = 0; i < 3; ++i) back[order[i]] = i;
+    found.push_back(shaped.permute(back));
+  }
+}
+
+// What the trace has that may be heads like these, (B, H, L, D): also where it
+// has them only as they meet the queries, (…, D, L), and once for each query
+// head that they serve.
+std::vector<Tensor> like_heads(const ObservedCall& call, const Tensor& heads) {
+  const int64_t width = heads.size(3), count = heads.size(1);
   std::vector<Tensor> found;
   for (const Tensor& tensor : call.trace) {
-    const bool is_pairs = tensor.dim() > 2 && tensor.size(-1) == 2 &&
-                          2 * tensor.size(-2) == width;
-    if (tensor.numel() != heads.numel() ||
-        !(is_pairs || tensor.size(-1) == width ||
-          tensor.size(-1) == width * heads.size(1))) {
-      continue;
-    }
-    const Tensor x = tensor.to(at::kDouble);
-    for (const std::array<int64_t, 3>& order :
-         {std::array<int64_t, 3>{0, 1, 2}, {0, 2, 1}, {2, 0, 1}, {1, 0, 2}}) {
-      const Tensor shaped =
-          x.reshape({size(order[0]), size(order[1]), size(order[2]), width});
-      std::array<int64_t, 4> back = {0, 0, 0, 3};
-      for (int64_t i = 0; i < 3; ++i) back[order[i]] = i;
-      found.push_back(shaped.permute(back));
-    }
+    const bool is_last = tensor.dim() < 3 || tensor.size(-2) != width ||
+                         tensor.size(-1) == width;
+    const Tensor x = is_last ? tensor : tensor.mT();
+    append_as_heads(x, heads, count, found);
+    const int64_t queries = call.sizes.heads;
+    if (queries == count || queries % count != 0) continue;
+    std::vector<Tensor> repeated;
+    append_as_heads(x, heads, queries, repeated);
+    for (const Tensor& one : repeated)
+      found.push_back(one.slice(1, 0, queries, queries / count));
   }
   return found;
 }
@@ -209,11 +248,20 @@ std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
   };
   const Tensor before = in_place(heads.detach());
   if (before.size(2) < 2) return {};  // of one place, none is seen to differ
-  for (const Tensor& after : like_heads(call, heads)) {
+  const std::vector<Tensor> found = like_heads(call, heads);
+  for (const Tensor& after : found) {
     for (const bool halves : {true, false}) {
       const auto turn = turn_between(before, in_place(after), halves);
       if (turn) return turn;
     }
+  }
+  // Pairs whose first features are laid before all second ones: the products of
+  // queries and keys are those of pairs in their places.
+  if (heads.size(3) % 2 != 0) return {};
+  for (const Tensor& after : found) {
+    const Tensor pairs = after.unflatten(3, {2, -1}).mT().flatten(3);
+    const auto turn = turn_between(before, in_place(pairs), /*halves=*/false);
+    if (turn) return turn;
   }
   return {};
 }
@@ -251,7 +299,13 @@ Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
                const Tensor& heads) {
   if (recipe.rotary == Rotary::kShown) {
     std::optional<Turn>& turn = call.turns[role];
-    if (!turn) turn = shown_turn(call, heads);
+    // Recipes share their heads: what a trace does not show is looked for once.
+    if (!turn) {
+      const std::array<double, 2> sums = {heads.sum().item<double>(),
+                                          heads.abs().sum().item<double>()};
+      if (!call.unturned.contains(sums)) turn = shown_turn(call, heads);
+      if (!turn) call.unturned.insert(sums);
+    }
     require(turn.has_value());
     return turned(heads, turn->cosines, turn->sines, turn->halves);
   }
@@ -263,6 +317,15 @@ Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
     if (!turn) turn = shown_mixed_turn(call, heads);
     require(turn->has_value());
     return turned_by_feature(heads, **turn);
+  }
+  if (recipe.rotary == Rotary::kByHead) {
+    require(role < 2);
+    if (heads.size(1) == 1) return heads;  // the first turns by nothing
+    auto& turn = call.head_turns[role];
+    if (!turn) turn = shown_turn(call, heads, /*by_head=*/true);
+    require(turn->has_value());
+    const auto& [pairs, cosines, sines] = **turn;
+    return turned(heads.transpose(1, 2), cosines, sines, pairs).transpose(1, 2);
   }
   const bool halves = recipe.rotary == Rotary::kHalves;
   const auto [cosines, sines] =

@@ -55,14 +55,20 @@ std::array<Tensor, 3> split_heads(const ObservedCall& call,
   return heads;
 }
 
-// Queries times keys, scaled, before any mask: (B, H, Lq, Lk).
-Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
-                 const Tensor& query, const Tensor& key, double scale) {
+// (B, H, Lq, Lk)
+Tensor products_of(const Recipe& recipe, const Tensor& query,
+                   const Tensor& key) {
   const Tensor keys =
       recipe.keys_reshaped
           ? key.reshape({key.size(0), key.size(1), key.size(3), key.size(2)})
           : key.transpose(-2, -1);
-  Tensor scores = narrowed(recipe.product(query, keys) * scale, recipe);
+  return recipe.product(query, keys);
+}
+
+// Before any mask.
+Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
+                 const Tensor& products, double scale) {
+  Tensor scores = narrowed(products * scale, recipe);
   if (recipe.floored) scores = scores.floor();
   if (recipe.learned_scale != LearnedScale::kNone) {
     scores = scores * learned_factor(call, recipe.learned_scale);
@@ -130,7 +136,8 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
           query.size(0) == key.size(0) && value.size(0) == key.size(0));
 
   const double scale = scale_of(recipe, {call, query, key});
-  stages.scores = scores_of(call, recipe, query, key, scale);
+  stages.products = products_of(recipe, query, key);
+  stages.scores = scores_of(call, recipe, stages.products, scale);
   Tensor scores = drop_at(Dropout::kBeforeMask, call, recipe, stages.scores);
   const Masked masked = mask_scores(call, recipe, scores);
   require(recipe.position_bias == PositionBias::kNone || !call.line ||
@@ -216,8 +223,9 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
     for (Tensor& x : stages.projected) x = x.squeeze(1);
   }
   stages.heads = split_heads(call, recipe, stages.projected);
-  norm_heads(stages.heads, /*split=*/true);
+  if (!recipe.norm_after_turn) norm_heads(stages.heads, /*split=*/true);
   if (recipe.rotary != Rotary::kPairsOfAll) turn(call, recipe, stages.heads);
+  if (recipe.norm_after_turn) norm_heads(stages.heads, /*split=*/true);
   attend(call, recipe, stages);
   stages.merged = drop_at(Dropout::kOnMerged, call, recipe,
                           call.has_weights ? merge_heads(stages.context, recipe)

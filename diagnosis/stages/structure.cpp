@@ -375,6 +375,10 @@ const std::vector<Convention> kStructure = {
      "Queries and keys have unit length: their products are "
      "cosines.",
      "", norm_of_heads<kUnit>, norm_heads<kUnit>, Sign::kHeads},
+    // Told by a trace alone.
+    {"norm_after_turn", "That norm follows the turn by positions.", "",
+     [](const ObservedCall&) { return Concern::kNo; },
+     [](Recipe& r) { r.norm_after_turn = true; }},
     {"rotary_positions", kRotary, "", rotary, rotate<Rotary::kHalves>,
      Sign::kHeads},
     {"rotary_positions", kRotary, "", rotary, rotate<Rotary::kPairs>,

@@ -33,8 +33,9 @@ const Word kWords[] = {
     {kKey, {"k", "ks", "key", "keys"}},
     {kValue, {"v", "vs", "val", "vals", "value", "values"}},
     {kOutput,
-     {"o", "out", "output", "attentionoutput", "attnoutput", "cproj", "concat",
-      "unifyheads", "combineheads"}},
+     {"o", "out", "output", "attentionoutput", "attnoutput", "outattention",
+      "outattn", "cproj", "concat", "unifyheads", "combineheads", "unifyhead",
+      "mergeheads"}},
     {kFused, {"qkv", "querykeyvalue", "cattn", "inproj"}},
     {kKeyValue, {"kv", "keyvalue"}},
     {kOutput, {"fc", "dense", "proj", "projection", "final", "linear"}, true},
@@ -233,8 +234,8 @@ bool comes_before(const std::string& a, const std::string& b) {
 // ---- Shapes ----------------------------------------------------------------
 
 // Axes: h heads, d head_dim, e width, H heads and head_dim as one. Where
-// several fit, the first is taken, but for matrices, whose orientation stays
-// open.
+// several fit, the first (in, out) is taken, but for matrices, whose
+// orientation stays open.
 constexpr string_view kLayouts[] = {"He", "eH", "hde", "hed", "ehd"};
 
 bool fits(const at::Tensor& weight, string_view axes, const Extents& x) {
@@ -285,6 +286,10 @@ std::optional<OrientedMatrix> orient(const at::Tensor& weight,
   if (readings.size() > 1 && weight.dim() == 2) {
     return OrientedMatrix{weight, kUnknown};
   }
+  // Of axes for heads, code makes parameters of its own: input @ W.
+  std::ranges::stable_partition(readings, [&](string_view axes) {
+    return orientation_of(axes, extents.is_output) == kInOut;
+  });
   return OrientedMatrix{out_in(weight, readings[0], extents),
                         orientation_of(readings[0], extents.is_output)};
 }

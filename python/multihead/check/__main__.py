@@ -66,7 +66,7 @@ def slowly() -> Progress:
         if time.monotonic() >= due:
             due = time.monotonic() + 1
             with contextlib.suppress(OSError):  # it may be closed
-                print(f"multihead: {name}", file=sys.stderr, flush=True)
+                print(f"multihead: still at work: {name}", file=sys.stderr, flush=True)
 
     return say
 

@@ -12,12 +12,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from .calls import cases, forms
+from .calls import cases, forms, undefined
 from .calls.construct import Construction
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
-from .reading import apart, core, first_call, guessing, observation, on_cache, plans
+from .reading import (
+    apart,
+    core,
+    first_call,
+    guessing,
+    observation,
+    on_cache,
+    plans,
+    refused,
+)
 from .reading.first_call import FirstCall
 from .reading.observation import NO_WEIGHTS, Stated
 from .reading.plans import Meaning
@@ -33,7 +42,7 @@ from .subject.target import Subject, load, scope
 
 # Complaints that other shapes may settle.
 _OF_SHAPES = re.compile(
-    r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token", re.I
+    r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token|\dD\b", re.I
 )
 _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
 _UNTURNED = Finding(
@@ -42,7 +51,6 @@ _UNTURNED = Finding(
     "so that this is not judged.",
     kind="limit",
 )
-_QUOTED = 120  # characters of a sentence
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
@@ -99,7 +107,7 @@ def _by_the_way(finding: Finding) -> Finding:
 def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Options]:
     """What is to be called, and the options, with the inputs that a call brings."""
     if options.call is None:
-        return load(target, guard), options
+        return undefined.define(load(target, guard), target), options
     written = stated.read(options.call, scope(target, guard), _OnCpu(guard))
     return written.subject, replace(options, inputs=written.inputs, call=None)
 
@@ -125,7 +133,7 @@ class Examination:
         self, subject: Subject, options: Options, guard: Guard, progress: Progress
     ):
         self.subject, self.options, self.progress = subject, options, progress
-        self.call = signature.read(subject)
+        self.call = documented.read_call(subject)
         self.runner = Runner(subject, self.call, guard, options.weights or {})
         self.first_call = FirstCall(self.runner, options)
         self.layouts = first_call.layer_layouts(subject, options, self.call)
@@ -181,7 +189,11 @@ class Examination:
         if what is wrong may come of what was made up for the call."""
         reading = self._best_reading()
         if reading is None:
-            self.findings += self._complaints()
+            self.findings += refused.complaints(
+                self.first_call,
+                self.layouts,
+                lambda way: self._fewest_faults(way) < _UNEXPLAINED,
+            )
             return None
         self._judge_parts(reading)
         way = reading.way
@@ -197,19 +209,22 @@ class Examination:
             doubt = guessing.doubt(made_up, faults) if made_up else None
             self.findings = [doubt or guessing.other_layers(unread)]
             return None
+        if reading.outside is not None:
+            self.findings = [reading.outside]
+            return None
         if reading.mask_doubt and reading.faults == ["mask_ignored"]:
             self.findings = [reading.mask_doubt]
             return None
         return reading.verdict
 
     def _judge_parts(self, reading: Reading) -> None:
-        """Where nothing explains all of it: the verdict on calls without masks, if
+        """Where nothing explains all of it: the verdict on a part of the calls, if
         these are wrong; or on what its heads do, if that is, or if what stands beside
         it may be why the rest is not explained."""
         if reading.is_right or reading.faults or not reading.kept:
             return
         if reading.verdict is not None and not reading.beside:
-            apart.without_masks(reading, self._judge)
+            apart.explained(reading, self._judge)
             if reading.faults:
                 return
         # Masks may have another meaning, which only the heads show.
@@ -247,14 +262,6 @@ class Examination:
                 reading.meaning, reading.kept = meaning, kept
                 return later
         return verdict
-
-    def _complaints(self) -> list[Finding]:
-        """Why nothing ran, which is the code's fault only where that is clear."""
-        said = self.first_call.findings
-        built = self.runner.construction
-        guessed = [*self.call.guessed, *(built.guessed if built else ())]
-        kind = self.subject.type.__name__
-        return guessing.of_no_call(said, guessed, kind, self.subject.source)
 
     def _best_reading(self) -> Reading | None:
         """The first reading that is right; else the one that explains most. A way to
@@ -301,7 +308,8 @@ class Examination:
         """The ways to call it that it takes, likeliest first: in an unusual form where
         its text or a name says so, or where it takes no other."""
         subject, call, found = self.subject, self.call, False
-        said = (*forms.in_parts(subject, call), *forms.packed(subject, call))
+        said = [*forms.in_parts(subject, call), *forms.packed(subject, call)]
+        said += forms.joined(subject, call)
         for way in self._in_forms(said):
             found = True
             yield way
@@ -362,7 +370,7 @@ class Examination:
             base = finder.find(layouts)
             if first_call.may_be_core(call, runner):
                 if base is None or not base.parameters.tensors:
-                    layouts = first_call.core_layouts(self.subject)
+                    layouts = first_call.core_layouts(self.subject, self.options)
                     base = finder.find(layouts)
             elif base is None or first_call.is_told_heads(call, base):
                 if base is not None:  # it may cut them itself
@@ -434,23 +442,21 @@ class Examination:
         """Where facts come from: texts that are believed, and what is guessed. The
         engine has the words for them, and knows which decide."""
         call, case = reading.way.call, reading.way.base.case
-        construction = reading.way.runner.construction
-        facts = {}
+        construction, facts = reading.way.runner.construction, {}
         for fact, said in self.believed.items():
-            quote = _quoted(said.quote)
-            facts |= {f"{fact}_says": said.meaning, f"{fact}_text": quote}
+            facts[f"{fact}_says"] = said.meaning
+            facts[f"{fact}_text"] = documented.quoted(said.quote)
         if reading.meaning.additive and not self.options.mask:
             said = documented.additive(call, self.subject)
-            by_name = documented.is_bias(call)
-            key = "additive_name" if by_name else "additive_text"
+            key = "additive_name" if documented.is_bias(call) else "additive_text"
             is_said = said and not reading.meaning.why
             facts |= {key: said} if is_said else {"additive_guessed": "true"}
         if said := documented.causal(self.subject):
-            facts["causal_text"] = _quoted(said)
-        layout = case.layout
+            facts["causal_text"] = documented.quoted(said)
+        layout, of_steps = case.layout, (cases.SEQUENCE_FIRST, *cases.OF_STEPS)
         if cases.LAYER in self.layouts:
             inside = self.order_is_written and layout == cases.LAYER
-            guessed = not self.order_is_written and layout == cases.SEQUENCE_FIRST
+            guessed = not self.order_is_written and layout in of_steps
             facts |= {"order_inside": "true"} if inside else {}
             facts |= {"order_guessed": "true"} if guessed else {}
         if not observation.known_heads(kept[0], call, self.options.num_heads):
@@ -470,11 +476,13 @@ class Examination:
 
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
-        spent = self._effort
+        spent, call, stated = self._effort, reading.way.call, reading.meaning.stated
+        known = observation.known_heads(kept[0], call, self.options.num_heads)
+        if not known and observation.has_one_head(kept):
+            stated = replace(stated, num_heads=1)
+            reading.meaning = replace(reading.meaning, stated=stated)
         self._judge(reading, kept)
         is_quick = self._effort < spent + _QUICK
-        call, stated = reading.way.call, reading.meaning.stated
-        known = observation.known_heads(kept[0], call, self.options.num_heads)
         if known or reading.verdict is None or reading.is_right:
             return
         likely, said = observation.guessed_heads(kept[0]), list(reading.findings)
@@ -542,7 +550,7 @@ class Examination:
         for one in seen:
             one.metadata |= self._promises
         left = max(1 - self._effort, _LEAST_EFFORT)
-        if any(one.faults for one in self._readings):
+        if any(len(one.faults) in (1, 2) for one in self._readings):
             left = _LEAST_EFFORT  # only what has fewer faults would be believed
         seen[0].metadata["search_effort"] = repr(left)
         reading.observations = seen
@@ -588,8 +596,3 @@ def _asked_to_scale(call: Call, construction: Construction | None) -> str:
             return name
     roles = construction.roles if construction is not None else {}
     return next((n for n, role in roles.items() if role == "scaling_switch"), "")
-
-
-def _quoted(text: str) -> str:
-    text = text.replace("`", "'")
-    return text if len(text) <= _QUOTED else text[:_QUOTED] + "…"

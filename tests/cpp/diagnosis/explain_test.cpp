@@ -68,8 +68,12 @@ TEST_P(EveryFault, IsNamed) {
                                  per_head ? width : kEmbed);
   if (blockwise) layer.facts["block_size"] = "3";
   if (name == "causal_top_left") layer.facts["queries_are_last"] = "true";
-  const auto observations = results(
-      recipe.input_added == 0 ? calls_of_heads() : calls(layer), recipe);
+  auto given = recipe.input_added == 0 ? calls_of_heads() : calls(layer);
+  if (recipe.mask.effect == MaskEffect::kGivesWay ||
+      recipe.padding.effect == MaskEffect::kGivesWay) {
+    given.push_back(call_with_both_masks(layer));
+  }
+  const auto observations = results(std::move(given), recipe);
   ASSERT_FALSE(observations.empty());
   const Verdict verdict = explain(observations);
   EXPECT_EQ(verdict.judgement, Judgement::kFault);

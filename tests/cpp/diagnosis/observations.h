@@ -169,6 +169,16 @@ inline std::vector<Observation> masked_calls(const Layer& layer,
   };
 }
 
+inline Observation call_with_both_masks(const Layer& layer) {
+  Tensor mask = random_mask({kQueries, kQueries});
+  Tensor padding = random_mask({kBatch, kQueries});
+  for (Tensor* one : {&mask, &padding}) one->select(-1, 0).fill_(false);
+  const Tensors masked =
+      with({{"x", random({kBatch, kQueries, kEmbed})}}, "mask", mask);
+  return observe(layer, "padding and mask",
+                 with(masked, "key_padding_mask", padding), kBlocked);
+}
+
 inline std::vector<Observation> dropout_calls(const Layer& layer,
                                               const Tensor& x) {
   const Tensors kept =

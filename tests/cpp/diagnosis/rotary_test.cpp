@@ -54,10 +54,11 @@ Stages followed(const ObservedCall& call, const Recipe& recipe) {
 // A call of code that turns heads by such tables, and shows what it computes.
 // keys: where these are others than those of queries and values.
 Observation observed(const Recipe& recipe, const Tables& tables,
-                     const Tables& keys, int64_t query_count = kQueries) {
+                     const Tables& keys, int64_t query_count = kQueries,
+                     int64_t kv_heads = kHeads) {
   at::manual_seed(30);
   const int64_t key_count = kQueries;
-  Observation o = observe(make_layer(kHeads), "turned",
+  Observation o = observe(make_layer(kv_heads), "turned",
                           {{"query", random({kBatch, query_count, kEmbed})},
                            {"key", random({kBatch, key_count, kEmbed})},
                            {"value", random({kBatch, key_count, kEmbed})}});
@@ -66,6 +67,7 @@ Observation observed(const Recipe& recipe, const Tables& tables,
   call.turns = {turn_by(tables, query_count), turn_by(keys, key_count),
                 turn_by(tables, key_count)};
   call.mixed_turns = {mixed_up(*call.turns[0]), mixed_up(*call.turns[1])};
+  call.head_turns = {turn_by(tables, kHeads), turn_by(tables, kv_heads)};
   Recipe plain = recipe;
   plain.rotary = Rotary::kNone;
   plain.turned = Recipe{}.turned;
@@ -127,7 +129,11 @@ TEST(Rotary, EachMistakeIsNamed) {
     Recipe recipe = turned();
     way.apply(recipe);
     const Tables keys{.sign = recipe.turned_apart ? -1.0 : 1.0};
-    const Verdict verdict = explain(std::array{observed(recipe, {}, keys)});
+    // Of as many keys as queries, turns by head have no effect.
+    const bool by_head = recipe.rotary == Rotary::kByHead;
+    const int64_t kv_heads = by_head ? kHeads / 2 : kHeads;
+    const Verdict verdict =
+        explain(std::array{observed(recipe, {}, keys, kQueries, kv_heads)});
     EXPECT_EQ(names(verdict), "rotary_misapplied") << way.detail;
     ASSERT_FALSE(verdict.faults.empty());
     EXPECT_EQ(verdict.faults[0].detail, way.detail);

@@ -25,6 +25,20 @@ TEST(Explain, AttentionIsRight) {
             Judgement::kRounding);
 }
 
+// As of a sequence without tokens among packed ones.
+TEST(Explain, ATraceMayHaveTensorsWithoutNumbers) {
+  at::manual_seed(1);
+  const Layer layer = make_layer(kHeads);
+  Observation o = observe(layer, "out", inputs(at::kDouble, 1.0));
+  o.tensors["key"] = o.tensors["query"];
+  o.tensors["value"] = o.tensors["query"];
+  o.tensors["out"] = o.tensors["query"];
+  o.tensors["out"] = simulate(read_dump(o), Recipe{})->out;
+  o.tensors["trace.0"] = at::zeros({1, 0, 0}, at::kDouble);
+  o.tensors["trace.1"] = at::zeros({2, 0, 3}, at::kDouble);
+  EXPECT_EQ(explain(std::array{o}).judgement, Judgement::kRounding);
+}
+
 // What render_report makes of it; multihead.h alone declares both.
 TEST(Explain, AVerdictIsText) {
   at::manual_seed(1);

@@ -29,14 +29,17 @@ AVX2 = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MULTIHEAD_ISA": "avx2",
 }
+# With ATen's code for lower CPUs PyTorch's flash attention of bfloat16 raises where oneDNN
+# finds AMX: it packs for instructions that this code does not have.
+NO_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 SETTINGS = {
     "as it is, one thread": {},
     "as it is, two threads": {"OMP_NUM_THREADS": "2"},
     "BLAS for any CPU": {"MKL_CBWR": "COMPATIBLE"},
     "BLAS for AVX2": {"MKL_CBWR": "AVX2"},
     "BLAS chooses freely": {"MKL_CBWR": "OFF"},
-    "ATen for any CPU": {"ATEN_CPU_CAPABILITY": "default"},
-    "ATen for AVX2": {"ATEN_CPU_CAPABILITY": "avx2"},
+    "ATen for any CPU": NO_AMX | {"ATEN_CPU_CAPABILITY": "default"},
+    "ATen for AVX2": NO_AMX | {"ATEN_CPU_CAPABILITY": "avx2"},
     "oneDNN for SSE4.1": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
     "oneDNN for AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "all for AVX2": AVX2 | {"OMP_NUM_THREADS": "2"},

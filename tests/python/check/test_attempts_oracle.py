@@ -36,6 +36,7 @@ EXCHANGED = {
     "keys_are_values": ("qvv", "qvv"),
     "keys_and_values_exchanged": ("qvk", "qvk"),
     "queries_are_keys": ("kkv", "kkv"),
+    "queries_are_values": ("vkv", "vkv"),
     "queries_and_keys_exchanged": ("kqv", "kqv"),
     "values_are_keys": ("qkk", "qkk"),
     "values_are_queries": ("qkq", "qkq"),

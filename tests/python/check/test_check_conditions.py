@@ -35,7 +35,7 @@ def keep_as_said(q, k, v, mask=None):
 
 
 def keep_against_its_text(q, k, v, mask=None):
-    """mask: True = may not be seen"""
+    """mask: 0 = not masked"""
     return attend(q, k, v, None if mask is None else mask == 0)
 
 

@@ -9,6 +9,7 @@ import types
 
 import numpy as np
 import pytest
+import torch
 from check_samples import call, only
 
 import multihead
@@ -218,6 +219,51 @@ ATTENTION = """
 def attention(q, k, v):
     return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 """
+
+
+def notebook(folder, *cells):
+    file = folder / "exercise.ipynb"
+    cells = [{"cell_type": "code", "source": cell} for cell in cells]
+    file.write_text(json.dumps({"cells": cells}))
+    return file
+
+
+OF_A_NOTEBOOK = """
+class Attention(nn.Module):
+    "mask: True = blocked"
+
+    def forward(self, q, k, v, mask=None):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        return scores.softmax(-1) @ v
+"""
+
+
+def test_the_text_of_a_class_in_a_notebook_is_read(tmp_path):
+    file = notebook(tmp_path, "from torch import nn", OF_A_NOTEBOOK)
+    report = multihead.check(f"{file}:Attention")
+    assert report.cause == "mask_inverted", str(report)
+    assert report.target == "Attention (exercise.ipynb[2]:2)"
+
+
+def test_an_import_that_is_missing_is_told_and_not_needed(tmp_path):
+    file = tmp_path / "exercise.py"
+    root = ATTENTION.replace("q.shape[-1] ** 0.5", "math.sqrt(q.shape[-1])")
+    file.write_text("import torch\n" + root)
+    report = multihead.check(str(file))
+    assert report.passed, str(report)
+    (remark,) = [r for r in report.remarks if r["name"] == "imports_missing"]
+    assert "uses math without an import" in remark["sentence"]
+
+
+def test_a_file_that_computes_on_a_gpu_by_default(tmp_path):
+    text = "import torch\ntorch.set_default_device('cuda')\n" + ATTENTION
+    file = tmp_path / "exercise.py"
+    file.write_text(text)
+    before = torch.get_default_device()
+    assert multihead.check(str(file)).passed
+    assert torch.get_default_device() == before
 
 
 def test_what_a_file_imports_from_its_neighbour_is_found(tmp_path):

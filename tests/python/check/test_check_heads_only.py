@@ -339,7 +339,7 @@ class MasksLikeNothing(Heads):
 def test_what_becomes_of_masks_hides_no_other_fault():
     report = multihead.check(MasksLikeNothing)
     assert report.cause == "scale_by_embed_dim", str(report)
-    assert any(remark["name"] == "masks_left" for remark in report.remarks)
+    assert any(remark["name"] == "others_left" for remark in report.remarks)
 
 
 def merges_by_itself(q, k, v, mask=None):

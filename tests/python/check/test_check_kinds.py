@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What `check` calls: functions in C, scripted and wrapped ones, odd modules."""
 
+import dataclasses
 import math
 
 import pytest
@@ -61,6 +62,150 @@ def test_functions_that_are_no_plain_ones(target):
     assert report.cause is None, str(report)
     is_causal = any(case["name"] == "is_causal" for case in report.cases)
     assert is_causal == (target is scripted)
+
+
+class Linear(nn.Module):
+    """Attention by a feature map instead of a softmax."""
+
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        sums = q @ k.sum(-2).unsqueeze(-1)
+        return self.out((q @ (k.mT @ v) / sums).transpose(1, 2).flatten(2))
+
+
+class ByDistance(nn.Module):
+    """Of Nadaraya and Watson."""
+
+    def forward(self, q, k, v):
+        squares = (q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
+        return (-squares / 2).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("target", "lacks"),
+    [(Linear, "no softmax"), (ByDistance, "no product of queries and keys")],
+)
+def test_attention_of_another_kind_is_not_judged(target, lacks):
+    report = multihead.check(target)
+    assert report.cause == "outside" and report.unchecked, str(report)
+    assert lacks in report.findings[0].sentence
+
+
+class Pool(nn.Module):
+    """One vector asks, which is learned."""
+
+    asks = 1
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, self.asks, dim))
+        self.inner = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(self.query.expand(len(x), -1, -1), x, x)[0].squeeze(1)
+
+
+class Latents(Pool):
+    asks = 13
+
+
+@pytest.mark.parametrize("target", [Pool, Latents])
+def test_what_asks_by_itself_is_not_judged(target):
+    report = multihead.check(target)
+    assert report.cause == "pools" and report.unchecked, str(report)
+
+
+def luong(decoder_state, encoder_outputs, src_mask=None):
+    """decoder_state (batch, hidden), encoder_outputs (batch, src_len, hidden).
+    src_mask: 1 for real tokens. Dot-product attention of Luong et al.: no scale."""
+    scores = torch.bmm(encoder_outputs, decoder_state.unsqueeze(2)).squeeze(2)
+    if src_mask is not None:
+        scores = scores.masked_fill(src_mask == 0, -1e9)
+    weights = scores.softmax(1)
+    return torch.bmm(weights.unsqueeze(1), encoder_outputs).squeeze(1), weights
+
+
+def test_one_query_beside_a_sequence():
+    report = multihead.check(luong)
+    assert [c["name"] for c in report.conditions] == ["dot_product_attention"]
+
+
+def test_a_call_of_one_query_comes_to_an_end():
+    with pytest.raises(ValueError, match="one batch size"):
+        multihead.check(luong, inputs=(torch.randn(2, 8), torch.randn(2, 5, 8)))
+
+
+class InADictionary(nn.Module):
+    """With the steps on the way, in their order."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, query, key, value):
+        out, weights = self.inner(query, key, value)
+        return {"q": query, "k": key, "weights": weights, "x": out}
+
+
+@dataclasses.dataclass
+class Output:
+    input: torch.Tensor
+    context: torch.Tensor
+    weights: torch.Tensor
+
+
+class InADataclass(InADictionary):
+    def forward(self, query, key, value):
+        found = super().forward(query, key, value)
+        return Output(query, found["x"], found["weights"])
+
+
+class Nested(InADictionary):
+    def forward(self, query, key, value):
+        found = super().forward(query, key, value)
+        return {"weights": found["weights"], "out": (found["x"], found["weights"])}
+
+
+@pytest.mark.parametrize("target", [InADictionary, InADataclass, Nested])
+def test_an_output_among_others_is_found(target):
+    report = multihead.check(target)
+    assert report.passed, str(report)
+
+
+class MasksIfAsked(nn.Module):
+    """use_mask: whether the mask is used. mask: True = blocked."""
+
+    def __init__(self, dim, heads, use_mask=False):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(dim, heads, batch_first=True)
+        self.use_mask = use_mask
+
+    def forward(self, x, mask=None):
+        mask = mask if self.use_mask else None
+        return self.inner(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+def masks_if_asked(q, k, v, mask=None, use_mask=False):
+    """mask: True = blocked."""
+    scores = q @ k.mT / q.size(-1) ** 0.5
+    if use_mask:
+        scores = scores.masked_fill(mask, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("target", [MasksIfAsked, masks_if_asked])
+def test_a_mask_that_a_flag_asks_for(target):
+    report = multihead.check(target)
+    assert report.judgement == "right", str(report)
 
 
 def test_a_file_leaves_time_for_what_it_defines(tmp_path):

@@ -26,21 +26,25 @@ PLAIN = [
     ),
     ("mask: True values are positions excluded from attention", "blocked"),
     ("mask : (B, L) bool tensor\n    True = visible", "keep"),
-]
-NEGATED = [
-    ("mask: 1 = not masked, 0 = masked", "keep"),
+    # A "not" right before what it turns round leaves no doubt.
     ("mask: True where a query may not look", "blocked"),
     ("mask: 1 if the key can't be seen", "blocked"),
-    ("mask: True means the position will not be masked", "keep"),
-    ("mask is 1 if the token isn't padding, 0 otherwise", "keep"),
-    ("mask: 1 is never ignored, 0 always", "keep"),
-    ("mask: True = unmasked", "keep"),
-    ("mask: 1 for tokens that are **not masked**, 0 for those **masked**", "keep"),
+    ("mask: 1 where attention is NOT allowed", "blocked"),
     (
         "mask: a ``True`` value indicates a key that is not allowed to be seen",
         "blocked",
     ),
     ("mask: True values are positions that should NOT be attended", "blocked"),
+    ("mask: nonzero entries hide a key", "blocked"),
+    ("mask: positions marked 1 must be ignored", "blocked"),
+]
+NEGATED = [
+    ("mask: 1 = not masked, 0 = masked", "keep"),
+    ("mask: True means the position will not be masked", "keep"),
+    ("mask is 1 if the token isn't padding, 0 otherwise", "keep"),
+    ("mask: 1 is never ignored, 0 always", "keep"),
+    ("mask: True = unmasked", "keep"),
+    ("mask: 1 for tokens that are **not masked**, 0 for those **masked**", "keep"),
 ]
 SILENT = [
     "a mask",
@@ -49,6 +53,9 @@ SILENT = [
     "q: 1 is masked\nmask: as usual",
     "mask: True = keep; 1 = blocked",
     "mask is True unless the token is padding",
+    "mask: entries that are not True are excluded",
+    "mask: anything not equal to 1 is masked",
+    "mask: positions without a 1 are ignored",
     "mask: True keeps the query from seeing the key",
     "mask: 0 where a key is seen and -inf where it is not",
 ]
@@ -115,7 +122,7 @@ def says_plainly(q, k, v, mask=None):
 
 
 def says_not(q, k, v, mask=None):
-    """mask: True = may not be seen"""
+    """mask: 0 = not masked"""
     return seen_where(mask, q, k, v)
 
 

@@ -47,7 +47,7 @@ def test_the_truth_is_the_generators_own():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found, expected = run(program.spec, program.text)
-        if program.fault.seen == "output":
+        if program.faults[0].seen == "output":
             assert any(found.differs(expected, n) for n in ("out", "weights"))
 
 
@@ -77,7 +77,7 @@ def test_no_program_has_the_sizes_of_the_others():
 
 @functools.cache
 def of_right(turn: int) -> Judged:
-    return judged(first(RIGHT, True)[turn], True)
+    return judged(first(RIGHT, True)[turn], faults=0)
 
 
 @pytest.mark.parametrize("turn", range(RIGHT))
@@ -92,5 +92,5 @@ def test_right_ones_are_judged():
 
 @pytest.mark.parametrize("turn", range(WRONG))
 def test_wrong_ones_have_no_wrong_name(turn):
-    result = judged(first(WRONG, False)[turn], False)
+    result = judged(first(WRONG, False)[turn], faults=1)
     assert result.kind not in ("wrongly named", "called right"), result

@@ -40,6 +40,7 @@ def ends_in_many_ways(rank):
         print("sleeps")
         time.sleep(600)
     if rank == 2:
+        time.sleep(1)  # until the others have connected with it
         os._exit(3)
 
 

@@ -21,7 +21,9 @@ pytestmark = [
 ]
 
 
-OPTIONS = dict(dim_feedforward=24, dropout=0.0)
+# Without kinks: where ReLU's input is almost 0, one rounding of 16 bits switches a whole
+# gradient on or off, in PyTorch's run as in ours, and nothing bounds either's error.
+OPTIONS = dict(dim_feedforward=24, dropout=0.0, activation="gelu")
 
 
 class Both(nn.Module):
@@ -125,15 +127,15 @@ def inferred(model, source, target, masks):
         return model(source, target, **masks)
 
 
-def compare(run, model, source, target, masks):
-    """Runs it without install(), with it, and in float64; what ran with it."""
+def compare(run, model, source, target, masks, roundings=32, computed_in=None):
+    """Runs it without install(), with it, and in float64; what ran with it. By default
+    32 roundings, because gradients of parameters are sums over batches and positions."""
     theirs = run(model, source, target, masks)
     with multihead.installed():
         ours = run(model, source, target, masks)
     counted = ways()
     exact = run(copy.deepcopy(model).double(), source.double(), target.double(), masks)
-    # Gradients of parameters are sums over batches and positions.
-    assert_as_good(ours, theirs, exact, roundings=32)
+    assert_as_good(ours, theirs, exact, roundings, computed_in)
     assert_equal(run(model, source, target, masks), theirs)
     return counted
 
@@ -160,12 +162,12 @@ def test_models(name, batch_first, norm_first, padded, causal, run):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_a_single_layer(kind, norm_first, training):
-    options = dict(batch_first=True, norm_first=norm_first, **OPTIONS)
-    if kind == "encoder":
-        layer = nn.TransformerEncoderLayer(E, H, activation="gelu", **options)
-    else:
-        layer = nn.TransformerDecoderLayer(E, H, **options)
-    layer.train(training)
+    make = {
+        "encoder": nn.TransformerEncoderLayer,
+        "decoder": nn.TransformerDecoderLayer,
+    }
+    options = {**OPTIONS, "activation": "relu", "norm_first": norm_first}
+    layer = make[kind](E, H, batch_first=True, **options).train(training)
     x, memory = torch.randn(B, L, E), torch.randn(B, S, E)
 
     def run(layer, memory, x, masks):
@@ -276,10 +278,11 @@ def test_dropout_in_training(name):
 @pytest.mark.parametrize("run", [trained, inferred])
 @EACH_MODEL
 def test_half_precision(name, run, dtype):
-    """Two layers of roundings in other places: PyTorch's error is the unit."""
+    """Two layers of roundings in other places: PyTorch's error is the unit. Over 60 seeds
+    ours was never more than 1.3 roundings beyond the double of it."""
     model = MODELS[name](batch_first=True).to(dtype).train(run is trained)
     source, target, masks = inputs(name, True, True, True, dtype)
-    assert set(compare(run, model, source, target, masks)) == {"fused"}
+    assert set(compare(run, model, source, target, masks, roundings=4)) == {"fused"}
 
 
 @pytest.mark.parametrize("run", [trained, inferred])
@@ -296,7 +299,10 @@ def test_autocast(name, run):
         with on():
             return run(*arguments)
 
-    assert set(compare(under_autocast, model, source, target, masks)) == {"fused"}
+    counted = compare(
+        under_autocast, model, source, target, masks, 4, computed_in=torch.bfloat16
+    )
+    assert set(counted) == {"fused"}
 
 
 def autocast():

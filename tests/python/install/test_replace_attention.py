@@ -274,7 +274,7 @@ def test_everything_else_stays():
     assert not first.in_proj_bias.requires_grad
     before = first.in_proj_weight.detach().clone()
     x = torch.randn(B, L, E, dtype=torch.bfloat16)
-    model(x, x).sum().backward()
+    (model(x, x) * x).sum().backward()  # the sum of normed features is constant
     optimizer.step()
     assert heard == [first] and not torch.equal(first.in_proj_weight, before)
 
@@ -308,7 +308,7 @@ def test_a_part_may_be_restored():
     replace_attention(layers[1])
     assert [layer.activation_relu_or_gelu for layer in layers] == [0, 0]
     restore_attention(model)
-    assert [layer.activation_relu_or_gelu for layer in layers] == [1, 1]
+    assert [layer.activation_relu_or_gelu for layer in layers] == [2, 2]
     assert not any("_multihead" in name for layer in layers for name in vars(layer))
 
 

@@ -4,7 +4,7 @@ under multihead.installed(). Every test sees in multihead.stats() which way its 
 went."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -53,13 +53,18 @@ def skip_refused(name: str, way: str) -> None:
         )
 
 
-def assert_as_close(ours: Tensor, eager: Tensor, exact: Tensor, scale: float) -> None:
-    """Attention in float64 in a model in float32 is the measure. Our error is that of
-    eager attention at most, times 2, because the largest error of some hundred numbers
-    is a matter of luck, and 2 ulp of the largest number of all, which is what the rest
-    of the model makes of one rounding."""
-    error, eagers = ((x - exact).abs().max().item() for x in (ours, eager))
-    assert error <= 2 * eagers + 2 * torch.finfo(ours.dtype).eps * scale
+def assert_as_close(
+    ours: Iterable[Tensor], eager: Iterable[Tensor], exact: Iterable[Tensor]
+) -> None:
+    """Attention in float64 in a model in float32 is the measure, the norm of all errors
+    together the error: the largest of them is a matter of luck. Ours is at most twice
+    that of eager attention, and one rounding; over 8 seeds it was up to 1.5 times it."""
+    ours, eager, exact = (
+        torch.cat([x.detach().double().flatten() for x in tensors])
+        for tensors in (ours, eager, exact)
+    )
+    limit = 2 * (eager - exact).norm() + torch.finfo(torch.float32).eps * exact.norm()
+    assert (ours - exact).norm() <= limit
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -73,7 +78,7 @@ def test_logits(name: str, way: str) -> None:
             ours = logits_of(model, inputs)
         model.set_attn_implementation("exact")
         exact = logits_of(model, inputs)
-    assert_as_close(ours, eager, exact, exact.abs().max().item())
+    assert_as_close([ours], [eager], [exact])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -87,10 +92,8 @@ def test_gradients(name: str, way: str) -> None:
         ours = gradients(model, inputs)
     model.set_attn_implementation("exact")
     exact = gradients(model, inputs)
-    assert exact.keys() == ours.keys()
-    scale = max(gradient.abs().max().item() for gradient in exact.values())
-    for parameter, gradient in exact.items():
-        assert_as_close(ours[parameter], eager[parameter], gradient, scale)
+    assert exact.keys() == ours.keys() == eager.keys()
+    assert_as_close(ours.values(), eager.values(), exact.values())
 
 
 def gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -292,4 +295,4 @@ def test_bfloat16() -> None:
             ours = logits_of(model, inputs)
         model.set_attn_implementation("exact")
         exact = logits_of(model, inputs)
-    assert_as_close(ours, eager, exact, exact.abs().max().item())
+    assert_as_close([ours], [eager], [exact])

@@ -12,12 +12,15 @@ from ..subject.roles import CONSTRUCTOR, SIZES, is_weight, normal, speaks
 from ..subject.signature import Call
 from . import cases
 from .cases import Case, Sizes
+from .construct import of_class
 from .settings import DROPOUT, Config
 
 _LEFT = object()  # the parameter's default stays
 _SEQUENCES = {"query": "query", "x": "query", "key": "key", "value": "value"}
 _SEQUENCES |= {"context": "key"}
 _MASKS = {"mask": "mask", "padding": "key_padding_mask"}
+_KNOWN = ("torch", "builtins", "typing", "numpy", "inspect")
+_ANGLE = 0.7  # from one position to the next
 # What a case's sizes say beside the usual sizes.
 _COUNTED = (*SIZES, "qkv_dim", "temperature", "image", "rows", "columns")
 
@@ -133,6 +136,8 @@ def _value(
             return _LEFT
         shape = (case.sizes.batch, case.sizes.queries)
         return torch.full(shape, role == "query_mask").to(case.mask_dtype)
+    if role == "masking":
+        return bool(made.masks)
     if role == "lengths":
         return cases.lengths(case) if case.padding == "lengths" else _LEFT
     if role in ("weight", "weights"):
@@ -159,7 +164,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
         "device": torch.device("cpu"),
         "factor": case.sizes.head_dim**-0.5,
         "divisor": case.sizes.head_dim**0.5,
-        "rotation": _no_rotation(parameter.name, case),
+        "rotation": _rotation(parameter, case),
         "position_ids": _numbers(case),
     }
     if role == "positions" and parameter.default is parameter.empty:
@@ -186,15 +191,28 @@ def _numbers(case: Case) -> Tensor:
     return numbers if once else numbers.repeat(case.sizes.batch, 1)
 
 
-def _no_rotation(name: str, case: Case) -> object:
-    """Tables of rotary positions under which every position is the first."""
+def _rotation(parameter: inspect.Parameter, case: Case) -> object:
+    """Tables of rotary positions with one angle for all pairs of a position, which is
+    so whatever pairs the code has; an object of the class that it asks for."""
     if case.style.tables in (cases.DISTANCES, cases.ONCE):
         return _LEFT
+    name, kind = parameter.name, parameter.annotation
+    if inspect.isclass(kind) and kind.__module__.partition(".")[0] not in _KNOWN:
+        made = of_class(kind, case.sizes, of_one_head=True)
+        if made is not None:
+            return made
     half = case.sizes.head_dim // 2
     sizes = {"L": case.sizes.queries, "D": case.sizes.head_dim, "D/2": half}
     axes = case.style.tables.split()
-    shape = [sizes.get(axis, 1) for axis in axes if axis != "2"]
-    cos, sin = torch.ones(shape, dtype=case.dtype), torch.zeros(shape, dtype=case.dtype)
+    is_angles = axes[0] == "angles"
+    axes = axes[1:] if is_angles else axes
+    kinds = [axis for axis in axes if axis != "2"]
+    turns = _ANGLE * torch.arange(case.sizes.queries, dtype=case.dtype)
+    placed = turns.view([-1 if axis == "L" else 1 for axis in kinds])
+    angles = placed.expand([sizes.get(axis, 1) for axis in kinds]).contiguous()
+    if is_angles:
+        return angles
+    cos, sin = angles.cos(), angles.sin()
     if "2" in axes:
         return torch.stack((cos, sin), axes.index("2"))
     if "cis" in name or "complex" in name:
@@ -222,6 +240,13 @@ def _weight(name: str, case: Case) -> object:
             layer.weight.copy_(normal(columns, rows) / rows**0.5)
         return layer
     shape = (columns, rows) if case.style.out_in else (rows, columns)
+    if case.style.by_heads:
+        width, is_out = sizes.head_dim, "o" in name.lower().strip("w_")
+        shape = (
+            (columns // width, width, rows)
+            if is_out
+            else (columns // width, rows, width)
+        )
     return normal(*shape) / rows**0.5
 
 

@@ -3,7 +3,9 @@
 sizes tell mistakes apart, masks say something whichever way they are read."""
 
 import inspect
+import itertools
 import re
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -28,12 +30,25 @@ IMAGE_LAST = "(B, Y, X, E)"
 HEADS = "(B, H, L, D)"
 HEADS_LATER = "(B, L, H, D)"
 HEADS_LAST = "(B, D, H, L)"
+HEADS_OF_STEPS = "(L, B, H, D)"
 SINGLE = "(B, L, D)"
+SINGLE_OF_STEPS = "(L, B, D)"
+SINGLE_LAST = "(B, D, L)"
 FLAT = "(L, D)"
 IMAGES = (IMAGE, IMAGE_LAST)
-HEADS_BEHIND = (HEADS_LATER, HEADS_LAST)  # the length
+BATCH_THEN_HEADS = (HEADS, HEADS_LATER, HEADS_LAST)
+HEADS_BEHIND = (HEADS_LATER, HEADS_LAST, HEADS_OF_STEPS)  # the length
 WITH_HEADS = (HEADS, *HEADS_BEHIND)
-CORE = (*WITH_HEADS, SINGLE, FLAT)
+OF_STEPS = (HEADS_OF_STEPS, SINGLE_OF_STEPS)
+CORE = (*WITH_HEADS, SINGLE, SINGLE_OF_STEPS, SINGLE_LAST, FLAT)
+# The order of axes in which as_sequence() has them, by layout.
+_ORDERS = {
+    HEADS_LAST: (0, 3, 2, 1),
+    HEADS_OF_STEPS: (1, 0, 2, 3),
+    SINGLE_OF_STEPS: (1, 0, 2),
+    SINGLE_LAST: (0, 2, 1),
+    CHANNELS_FIRST: (0, 2, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -142,9 +157,10 @@ def apart(sizes: Sizes) -> Sizes:
 
 # The shapes in which code takes cosines and sines of positions: as two tables, with a
 # number for each feature or for two, for one sequence, for items of a batch, or beside
-# heads, (B, L, H, D) or (B, H, L, D); or as one of both.
+# heads, (B, L, H, D) or (B, H, L, D); or as one of both; or the angles themselves.
 TABLES = ("L D", "L D/2", "2 L D", "L D/2 2", "1 L D", "1 L D/2")
 TABLES += ("1 L 1 D", "1 L 1 D/2", "1 1 L D", "1 1 L D/2")
+TABLES += ("angles L D", "angles 1 1 L D", "angles L D/2")
 # Embeddings of positions: one for each key, or for each distance, 2·L − 1.
 DISTANCES = "distances"
 ONCE = "distances, for all items"
@@ -153,7 +169,8 @@ ONCE = "distances, for all items"
 @dataclass(frozen=True)
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
-    matrices, masks that are added, of any numbers if biased, matrices as (out, in), and
+    matrices, masks that are added, of any numbers if biased, matrices as (out, in), or
+    one for each head, and
     tables of positions as one of TABLES, or embeddings of DISTANCES, or numbers of
     positions, for each item or ONCE."""
 
@@ -162,6 +179,7 @@ class Style:
     additive: bool = False
     biased: bool = False
     out_in: bool = False
+    by_heads: bool = False
     tables: str = TABLES[0]
 
 
@@ -242,16 +260,16 @@ def positions(case: Case) -> Tensor:
 
 
 def as_sequence(tensor: Tensor, case: Case) -> Tensor:
-    """(B, L, E) of an image, or where channels come first, (B, L, H, D) where features
-    do; others as they are."""
-    if case.layout == HEADS_LAST and tensor.dim() == 4:
-        return tensor.permute(0, 3, 2, 1)
+    """(B, L, E) of an image, or where channels come first, (B, L, D) or (B, L, H, D) of
+    a function's tensors in another order; (L, B, E) and others as they are."""
+    order = _ORDERS.get(case.layout)
+    if order and tensor.dim() == len(order):
+        return tensor.permute(order)
     if case.layout == IMAGE and tensor.dim() == 4:
         return tensor.flatten(2).transpose(1, 2)
     if case.layout == IMAGE_LAST and tensor.dim() == 4:
         return tensor.flatten(1, 2)
-    channels_first = case.layout == CHANNELS_FIRST and tensor.dim() == 3
-    return tensor.transpose(1, 2) if channels_first else tensor
+    return tensor
 
 
 # The shapes in which code may take a mask, by name.
@@ -349,7 +367,10 @@ def may_be_blind(mask: Tensor) -> Tensor:
 
 
 def query_axis(case: Case) -> int:
-    return {SEQUENCE_FIRST: 0, HEADS_LATER: 1, HEADS_LAST: 1}.get(case.layout, -2)
+    """That of the length in what as_sequence() has."""
+    return (
+        0 if case.layout == SEQUENCE_FIRST else 1 if case.layout in HEADS_BEHIND else -2
+    )
 
 
 def unbatched(case: Case) -> bool:
@@ -357,10 +378,11 @@ def unbatched(case: Case) -> bool:
 
 
 def others(case: Case, layouts: tuple[str, ...]) -> tuple[str, ...]:
-    """The layouts that may also be meant where code takes this case: what is right
-    without a batch only is not right."""
+    """The layouts that may also be meant where code takes this case, fewer than these:
+    what is right without a batch only is not right."""
     smaller = (UNBATCHED, FLAT)
-    return tuple(x for x in layouts if x != case.layout and x not in smaller)
+    found = tuple(x for x in layouts if x != case.layout and x not in smaller)
+    return found if len(found) < len(layouts) else found[1:]
 
 
 def attributes(module: object) -> dict[str, int]:
@@ -453,11 +475,20 @@ def of_globals(entry: object) -> dict[str, int]:
     constants = getattr(entry, "__globals__", {})
     code = getattr(entry, "__code__", None)
     whole = code is None or code.co_name == "__init__"
+    read = {name for one in with_inner(code) for name in one.co_names}
     return {
         ATTRIBUTES[normal(name)]: value
         for name, value in constants.items()
         if normal(name) in ATTRIBUTES
         and type(value) is int
         and value > 0
-        and (whole or name in code.co_names)
+        and (whole or name in read)
     }
+
+
+def with_inner(code: types.CodeType | None) -> Iterator[types.CodeType]:
+    """A function's code and that of what it has inside, as generators."""
+    if code is not None:
+        yield code
+        inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+        yield from itertools.chain.from_iterable(map(with_inner, inner))

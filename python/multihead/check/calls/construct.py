@@ -12,8 +12,9 @@ from torch import nn
 
 from ..report import Finding
 from ..sandbox.guard import Guard
+from ..subject import sliding
 from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
-from ..subject.signature import type_name
+from ..subject.signature import MASKING, type_name
 from ..subject.target import Subject, describe, text_of_file
 from ..subject.words import OF_VOCABULARIES, role_of_words, words
 from .cases import Sizes, of_globals
@@ -42,6 +43,7 @@ _OF_ATTENTION = {"attn", "attention", "att"}
 _LINEAR = {"fc", "linear", "lin"}
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "attention")
+_WIDTHS = ("embed_dim", "out_dim", "head_dim", "qkv_dim")
 
 
 class Construction:
@@ -54,9 +56,14 @@ class Construction:
         self.roles = {p.name: _role_of(p) for p in self.parameters}
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
+        self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
+        self.roles |= sliding.sizes(self.parameters, subject.source)
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
         free = [role for role in sizes if not self.takes(role)]
+        # The d of (d, n) is the width, beside which n counts the heads.
+        if [n for n, role in self.roles.items() if role == "head_dim"] == ["d"]:
+            free = [role for role in free if role != "embed_dim"]
         unnamed = [p for p in self.parameters if p.default is p.empty]
         self.unnamed = [p.name for p in unnamed if self.roles[p.name] is None]
         counted = [p.name for p in unnamed if _may_be_size(p)]
@@ -121,6 +128,17 @@ class Construction:
             _source(self.subject.target.__init__),
         )
         return [name for name in handed if self.roles.get(name, "") is None]
+
+    def _read_for_width(self) -> list[str]:
+        """Required arguments of unknown names that the heads divide: `out % heads`."""
+        text = _source(self.subject.target.__init__)
+        heads = [n for n, role in self.roles.items() if role == "num_heads"]
+        divided = [
+            name
+            for count in heads
+            for name in re.findall(rf"(\w+)\s*(?:%|//)\s*{re.escape(count)}\b", text)
+        ]
+        return [name for name in divided if self.roles.get(name, "") is None]
 
     def _settle_heads(self) -> None:
         """One letter beside a width of heads, or as the only width beside a number of
@@ -207,7 +225,7 @@ class Construction:
                 sizes = replace(sizes, out=sizes.embed * 5 // 6)
             elif sizes.heads == 1 and "head_dim" in fixed:
                 sizes = replace(sizes, out=fixed["head_dim"])
-        groups = num_kv_heads or 2
+        groups = num_kv_heads or (2 if sizes.heads > 2 else 1)  # fewer than heads
         is_grouped = self.takes("num_kv_heads") or self._configures_groups()
         if is_grouped and sizes.heads % groups == 0:
             sizes = replace(sizes, kv_heads=groups)
@@ -236,8 +254,7 @@ class Construction:
                 made = self._made_up(parameter, sizes) if value is None else value
                 given[name] = made
             elif optional and not self._is_left(parameter, value):
-                derived = role in ("embed_dim", "out_dim", "head_dim", "qkv_dim")
-                derived = derived or role in ("window", "resolution")
+                derived = role in (*_WIDTHS, "window", "resolution")
                 if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
@@ -248,6 +265,9 @@ class Construction:
         name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
         is_known = self.roles[name] == "config" and self._settings[name] is not None
         is_other = value is None or (wants_layer and isinstance(value, (int, float)))
+        # A width of 0 is that of what is not there unless it is asked for.
+        is_off = type(parameter.default) is int and parameter.default == 0
+        is_other = is_other or (is_off and self.roles[name] in _WIDTHS)
         return is_other or (self.roles[name] in _LEFT and not is_known)
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
@@ -264,6 +284,9 @@ class Construction:
             return nn.Dropout(DROPOUT) if layer else DROPOUT
         if role in ("bias", "batch_first", "is_causal", *_SWITCHES):
             return True
+        if role == "masking":
+            asked = inspect.signature(self.subject.entry).parameters
+            return True if any("mask" in name for name in asked) else None
         return sizes.value_of(role)
 
     def _made_up(self, parameter, sizes: Sizes) -> object:
@@ -293,11 +316,9 @@ class Construction:
         said = set(words(name))
         is_rotary = said & _ROTARY and said <= _ROTARY | _ENCODES and kind not in _TYPES
         if _is_own_module(parameter.annotation):
-            layer = Construction(describe(parameter.annotation))
-            if is_rotary:  # for the features of one head
-                sizes = replace(sizes, embed=sizes.head_dim, heads=1, out=None)
-            with contextlib.suppress(Exception):  # it may need what nobody knows
-                return layer.make(**layer.arguments(sizes, optional=False))
+            made = of_class(parameter.annotation, sizes, of_one_head=is_rotary)
+            if made is not None:
+                return made
         if is_rotary:
             self.is_unturned = True
             return Unturned()
@@ -449,6 +470,17 @@ class Unturned(nn.Module):
             raise
 
 
+def of_class(kind: type, sizes: Sizes, of_one_head: bool = False) -> object | None:
+    """An object of a class of the code's own, for the features of one head or of all;
+    None where it needs what nobody knows."""
+    if of_one_head:
+        sizes = replace(sizes, embed=sizes.head_dim, heads=1, out=None)
+    with contextlib.suppress(Exception):
+        made = Construction(Subject("class", kind, kind.__init__, kind.__name__))
+        return made.make(**made.arguments(sizes, optional=False))
+    return None
+
+
 def _is_own_module(kind: object) -> bool:
     """Whether it is a class of modules that is none of PyTorch's."""
     is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
@@ -469,6 +501,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         role = "config"
     if isinstance(default, str) and role != "dtype":
         return None
+    if default is False and MASKING.fullmatch(name):
+        return "masking"  # without it, a mask that is given has no use
     if default is False and (switch := _switch_of(name)):
         return switch
     if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):

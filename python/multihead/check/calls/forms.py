@@ -16,12 +16,17 @@ import torch
 from torch import Tensor
 
 from ..subject import signature
-from ..subject.roles import TENSORS
+from ..subject.roles import TENSORS, normal
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import cases
 
 _QKV = re.compile(r"qkv|kqv|query_key_value|q_k_v", re.IGNORECASE)
+# As FlashAttention has them: cu_seqlens_q, max_seqlen_k.
+_ENDS = re.compile(
+    r"cu_?seq_?len\w*|cu_?lens?(_\w+)?|cum\w*_(seq_?)?len\w*", re.IGNORECASE
+)
+_LONGEST = re.compile(r"max_?seq_?len\w*", re.IGNORECASE)
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CUT = 4  # heads, which divide the widths of all cases
 
@@ -102,6 +107,40 @@ def packed(subject: Subject, call: Call) -> Iterator[Form]:
         yield form
 
 
+def joined(subject: Subject, call: Call) -> Iterator[Form]:
+    """With all sequences of a batch behind one another, (B·L, H, D), and where each of
+    them ends."""
+    inputs = [call.parameter(role) for role in TENSORS[:3]]
+    ends = [n for n in call.roles if _ENDS.fullmatch(n)]
+    if not ends or not all(inputs):
+        return
+    longest = [n for n in call.roles if _LONGEST.fullmatch(n)]
+
+    def how(target: object, /, **given: object) -> object:
+        batch, length = given[inputs[0]].shape[:2]  # type: ignore[attr-defined]
+        keys = given[inputs[1]].shape[1]  # type: ignore[attr-defined]
+        if keys != length and len(ends) == 1:
+            raise ValueError("it takes one length for queries and keys")
+        for name in (*ends, *longest):
+            of_keys = normal(name)[-1] == "k" or normal(name).endswith("kv")
+            one = keys if of_keys else length
+            steps = torch.arange(batch + 1, dtype=torch.int32) * one
+            given[name] = steps if name in ends else one
+        joins = {n: given[n].flatten(0, 1) for n in inputs}  # type: ignore[attr-defined]
+        returned = _called(subject, target, {**given, **joins})
+        several = isinstance(returned, (tuple, list))
+        out = returned[0] if several else returned
+        return out.unflatten(0, (batch, length))
+
+    parameters = [
+        p.replace(kind=_BY_KEYWORD)
+        for p in call.parameters
+        if p.name not in (*ends, *longest)
+    ]
+    said = "items behind one another, (B·L, H, D)"
+    yield _form(subject, parameters, how, (cases.HEADS_LATER,), said)
+
+
 def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
     """With tensors of four axes, (B, P, L, E), whose tokens stand along any of the
     first three."""
@@ -127,7 +166,7 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
 
 
 def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
-    """With one query for each item, (B, E), beside sequences (B, L, E)."""
+    """With one query for each item, (B, E) or (B, 1, E), beside sequences (B, L, E)."""
     asking = call.parameter("query") or call.parameter("x")
     if asking is None:
         return
@@ -137,13 +176,13 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
             return
         beside = known.parameter("context") or ""
 
-    def how(target: object, /, **given: object) -> object:
+    def how(target: object, /, squeezes: bool, **given: object) -> object:
         if beside:
             given[beside] = given.pop("context")
         query = given[asking]
         if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[1] != 1:
             raise ValueError("it takes one query")
-        given[asking] = query.squeeze(1)
+        given[asking] = query.squeeze(1) if squeezes else query
         returned = _called(subject, target, given)
         several = isinstance(returned, (tuple, list))
         parts = list(returned) if several else [returned]
@@ -154,10 +193,12 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
         p.replace(kind=_BY_KEYWORD, name="context" if p.name == beside else p.name)
         for p in call.parameters
     ]
-    said = f"{asking} as one query for each item, (B, E)"
-    form = _form(subject, parameters, how, (cases.LAYER,), said, (asking,))
-    form.queries = 1
-    yield form
+    for squeezes, shape in ((True, "(B, E)"), (False, "(B, 1, E)")):
+        called = functools.partial(how, squeezes=squeezes)
+        said = f"{asking} as one query for each item, {shape}"
+        form = _form(subject, parameters, called, (cases.LAYER,), said, (asking,))
+        form.queries = 1
+        yield form
 
 
 def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:

@@ -91,6 +91,8 @@ class Config(dict):
         if value is None:
             if name.startswith("__") or not _reads_plainly(frame):
                 raise AttributeError(name)
+            if _calls(frame):
+                return self.get  # as config.provide("heads") and config.getint("heads")
             self._guess(name)
         return value
 
@@ -104,13 +106,22 @@ class Config(dict):
         return default if value is None else value
 
 
+def _instruction(frame: types.FrameType) -> dis.Instruction:
+    """What a frame is at."""
+    found = dis.get_instructions(frame.f_code)
+    return next(one for one in found if one.offset == frame.f_lasti)
+
+
 def _reads_plainly(frame: types.FrameType) -> bool:
     """Whether an attribute is read as `config.name`, and not asked for by hasattr or
     getattr, whose answer may be that it is not there."""
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.offset == frame.f_lasti:
-            return instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-    return False
+    return _instruction(frame).opname in ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def _calls(frame: types.FrameType) -> bool:
+    """Whether what is read is called as a method: `config.name(...)`."""
+    at = _instruction(frame)
+    return at.opname == "LOAD_METHOD" or "NULL|self" in at.argrepr
 
 
 def _reads_on(frame: types.FrameType) -> bool:
@@ -179,7 +190,10 @@ def settings_of(kind: type, sizes: Sizes, choices: Choices | None = None) -> obj
         if value is not None or parameter.default is parameter.empty:
             given[parameter.name] = value
     made = kind(**given)
+    own = dataclasses.is_dataclass(kind) and {f.name for f in dataclasses.fields(kind)}
     for name in _fields(made):
+        if own and name not in own:
+            continue  # it is computed from the others
         value, old = value_for(name, sizes), getattr(made, name, None)
         if name not in given and _may_replace(name, old, value):
             with contextlib.suppress(AttributeError, TypeError, ValueError):

@@ -2,6 +2,7 @@
 """Calls instead of one: all tokens but the last two, then one at a time, on the keys and
 values that the calls before returned, or kept in the module."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 from ..calls import arguments, cases
 from ..calls.arguments import Arguments
 from ..calls.cases import Case
+from ..calls.construct import of_class
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
+from ..subject.target import Subject
 
 _OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
 _CACHE = re.compile(r"cache|past|memory")
+_BEGINS = re.compile(r"(is_)?(pre_?fill|prefix|first(_step|_call)?|reset(_cache)?)")
 _NARROW = (torch.bfloat16, torch.float16, torch.int8)
 _LAYOUTS = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
 # What also counts tokens, in a way that a part of them would change.
@@ -39,6 +43,12 @@ class Steps:
     count: int
     batch: int
     is_told: bool
+    # What all of `parts` share, where the code's own class of caches is meant.
+    store: object | None = None
+
+    def state(self) -> list[Tensor]:
+        """Copies of what `store` holds."""
+        return [tensor.clone() for tensor in _tensors(self.store)]
 
     def kept(self, returned: object, count: int) -> object | None:
         """What a call returns for the next: keys and values of so many tokens, in a
@@ -76,7 +86,7 @@ class Steps:
         return not is_static and all(t.dtype not in _NARROW for t in _tensors(past))
 
 
-def steps(call: Call, case: Case) -> Steps | None:
+def steps(call: Call, case: Case, subject: Subject) -> Steps | None:
     """None where the code takes several things that a call before may have kept, or
     counts what it is given."""
     taken = [p for p in call.parameters if call.roles[p.name] == "past"]
@@ -100,20 +110,49 @@ def steps(call: Call, case: Case) -> Steps | None:
             elif role == "zero":
                 given[name] = start
         given |= {p.name: True for p in taken if p.default is False}
+        if start == 0:  # is_prefix: what is kept begins anew
+            flags = [p for p in call.parameters if p.default is False]
+            given |= {p.name: True for p in flags if _BEGINS.fullmatch(p.name)}
         return Arguments(keywords=given)
 
     count = max(length - 2, 1)
     parts = [part(0, count), *(part(at, 1) for at in range(count, length))]
     past = keeps[0] if keeps else None
+    store = _store(subject, case) if past else None
+    if store is not None:
+        for one in parts:
+            one.keywords[past] = store
     batch = 0 if case.layout == cases.UNBATCHED else case.sizes.batch
     is_told = call.takes("zero") or call.takes("position_ids")
-    return Steps(whole, parts, whole.tensors["query"], past, count, batch, is_told)
+    query = whole.tensors["query"]
+    return Steps(whole, parts, query, past, count, batch, is_told, store)
 
 
-def is_told_positions(call: Call) -> bool:
-    """Whether nothing else than what a call is given may say where its tokens stand."""
+def _store(subject: Subject, case: Case) -> object | None:
+    """A cache of the class that the file has for it, and whose method the code calls."""
+    names = getattr(inspect.unwrap(subject.entry), "__globals__", {})
+    for name, kind in list(names.items()):
+        if not inspect.isclass(kind) or issubclass(kind, nn.Module):
+            continue
+        if not _CACHE.search(name.lower()):
+            continue
+        methods = [n for n in vars(kind) if n[0] != "_"]
+        if not any(f".{method}(" in subject.source for method in methods):
+            continue
+        made = of_class(kind, case.sizes)
+        for at, value in vars(made).items() if hasattr(made, "__dict__") else ():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(made, at, value.to(case.dtype))
+        return made
+    return None
+
+
+def is_told_positions(call: Call, source: str) -> bool:
+    """Whether nothing else than what a call is given may say where its tokens stand.
+    source: the text of the code, which may have no use for an argument."""
     unknown = [n for n, role in call.roles.items() if role is None]
-    return not any(_OF_POSITION.search(name.lower()) for name in unknown)
+    read = [n for n in unknown if len(re.findall(rf"\b{re.escape(n)}\b", source)) != 1]
+    return not any(_OF_POSITION.search(name.lower()) for name in read)
 
 
 def state_of(module: object) -> list[Tensor]:
@@ -165,6 +204,6 @@ def _rows(tables: object, length: int, start: int, count: int) -> object:
     """The rows of tables of positions that belong to some tokens."""
     if isinstance(tables, tuple):
         return tuple(_rows(table, length, start, count) for table in tables)
-    axis = 0 if isinstance(tables, Tensor) and len(tables) == length else 1
-    known = isinstance(tables, Tensor) and tables.shape[axis] == length
-    return tables.narrow(axis, start, count) if known else tables
+    sizes = list(tables.shape) if isinstance(tables, Tensor) else []
+    known = length in sizes
+    return tables.narrow(sizes.index(length), start, count) if known else tables

@@ -26,6 +26,9 @@ from .places import place, storage
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul"}
 _PRODUCTS |= {"linear", "_native_multi_head_attention", "dot", "einsum"}
 _PRODUCTS |= {"convolution"}
+# Of a softmax, by whatever name.
+_EXPONENTIALS = {"_softmax", "_log_softmax", "_safe_softmax", "exp", "exp_", "exp2"}
+_EXPONENTIALS |= {"logsumexp"}
 _SUMS = {"add", "add_", "addmm", "addmv", "_native_multi_head_attention", "linear"}
 _SUMS |= {"baddbmm", "convolution"}
 _RANDOM = {"randn", "rand", "normal", "normal_", "uniform_", "rand_like", "randn_like"}
@@ -101,6 +104,8 @@ class Recorder(TorchDispatchMode):
         self.norm_eps: float | None = None
         # Whether what is computed in float64 met a tensor of float32, as of a scale.
         self.rounds = False
+        # Whether there was a softmax, and whether inputs met in a product before it.
+        self.has_softmax = self.has_scores = False
         # Whether a triangle of zeros was made, or is kept, as for a causal mask.
         self.has_triangle = False
         self._seen: set[int] = set()
@@ -136,6 +141,7 @@ class Recorder(TorchDispatchMode):
             self.cores.note(name, args, operands, results, self)
             self._note_trace(name, results)
             self._note_scores(name, args, kwargs)
+            self._note_kind(name, args, operands)
             self._note_rounding(operands, results)
             if name == "native_layer_norm":
                 self.norm_eps = float(args[4])
@@ -274,6 +280,18 @@ class Recorder(TorchDispatchMode):
         if scores is not None:
             finite = scores[scores.isfinite() & (scores.abs() < 1e6)]
             self.spread = float(finite.std()) if finite.numel() > 1 else None
+
+    def _note_kind(self, name: str, args: tuple, operands: list[Tensor]) -> None:
+        of_a_number = name == "pow" and not isinstance(args[0], Tensor)  # e ** x
+        data = [t for t in operands if self.origin(t).inputs]
+        fused = name.startswith("_scaled_dot_product")
+        met = len(data) >= 2 and name in _PRODUCTS | {"mul", "mul_"}
+        # A square of differences is no product of two.
+        apart = name in _PRODUCTS or (met and data[0] is not data[1])
+        self.has_scores |= fused or (met and apart and not self.has_softmax)
+        self.has_softmax |= fused or (
+            bool(data) and (of_a_number or name in _EXPONENTIALS)
+        )
 
     def _note_rounding(self, operands: list[Tensor], results: list[Tensor]) -> None:
         wide = any(r.dtype is torch.float64 and self.origin(r).inputs for r in results)

@@ -2,7 +2,10 @@
 """What a call returned, taken for the output and the weights of attention."""
 
 import contextlib
+import dataclasses
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -11,12 +14,33 @@ from ..calls.cases import Case, as_sequence
 from ..report import Finding
 
 
+_OUTPUT = re.compile(r"x|y|z|h|out(put)?s?|.*_out(put)?|context|hidden\w*|result")
+
+
 class Unfit(Exception):
     """What came back cannot be an output of attention; holds the finding."""
 
-    def __init__(self, name: str, sentence: str, remedy: str):
+    def __init__(self, name: str, sentence: str, remedy: str, shape: tuple = ()):
         super().__init__(sentence)
-        self.finding = Finding(name, sentence, remedy)
+        self.finding, self.shape = Finding(name, sentence, remedy), shape
+
+    def of_one_sequence(self, case: Case) -> Finding:
+        """The same of a module that is given one: it may pool what comes in."""
+        sizes, shape = case.sizes, self.shape
+        own = (sizes.heads, sizes.head_dim, sizes.queries * sizes.heads)
+        of_some = len(shape) == 3 and shape[1] not in own and shape[1] % sizes.queries
+        some = "one vector" if len(shape) == 2 else f"{shape[1]} vectors"
+        if (shape[0], shape[-1]) != (sizes.batch, sizes.embed):
+            return self.finding
+        if len(shape) != 2 and not of_some:
+            return self.finding
+        return Finding(
+            "pools",
+            f"It returns {some} for each item, however many come in, as pooling does: "
+            "what asks is its own, and not judged.",
+            "Check the attention inside, which is handed its queries.",
+            kind="unchecked",
+        )
 
 
 def split(
@@ -49,6 +73,9 @@ def split(
     rows = as_sequence(query, case).shape[:-1]
     sequences = [as_sequence(t, case) for t in tensors]
     fitting = [t for t in sequences if t.shape[:-1] == rows and t.dim() > 1]
+    if isinstance(returned, dict):  # which may hold what came in, too
+        given = as_sequence(query, case).data_ptr()
+        fitting = [t for t in fitting if t.data_ptr() != given] or fitting
     widths = {case.sizes.embed, case.sizes.out, case.sizes.head_dim}
     exact = [t for t in fitting if t.shape[-1] in widths]
     if not exact:  # as wide as some heads together, if that is known
@@ -71,12 +98,29 @@ def split(
         for t, sequence in zip(tensors, sequences)
         if sequence is not out and 2 <= t.dim() <= 4 and tuple(t.shape[-2:]) == pairs
     ]
-    return out, weights[0] if weights and weights[0].is_floating_point() else None
+    weights = [t for t in weights if t.is_floating_point()]
+    shares = [t for t in weights if _are_shares(t)]
+    return out, next(iter(shares or weights), None)
 
 
-def _parts(returned: object) -> Iterator[object]:
-    if isinstance(returned, dict) and type(returned) is not dict:
-        yield from returned.values()  # as the models of Transformers return
+def _are_shares(tensor: Tensor) -> bool:
+    """Whether all rows add up to 1."""
+    sums = tensor.detach().sum(-1)
+    return torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+
+
+def _parts(returned: object, depth: int = 3) -> Iterator[object]:
+    """The values in what came back, the likeliest output first."""
+    if depth == 0:
+        return
+    if dataclasses.is_dataclass(returned) or type(returned) is SimpleNamespace:
+        returned = dict(vars(returned))
+    if isinstance(returned, dict):
+        values, made_for_it = list(returned.values()), type(returned) is not dict
+        named = [v for n, v in returned.items() if _OUTPUT.fullmatch(str(n).lower())]
+        # Results of Transformers begin with the output; others keep steps in order.
+        for value in [*named, *(values if made_for_it else values[::-1])]:
+            yield from _parts(value, depth - 1)
     elif isinstance(returned, (list, tuple)):
         yield from returned
     else:
@@ -118,4 +162,5 @@ def _wrong_shape(got: Tensor, query: Tensor, keys: int) -> Unfit:
         "wrong_shape",
         f"It returns shape {shape} for a query of shape {expected}.",
         hint,
+        shape,
     )

@@ -20,6 +20,7 @@ from ..calls.construct import Construction
 from ..calls.forms import merged_draw
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
+from ..subject import sliding
 from ..subject.holding import has_storage, held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
@@ -129,7 +130,7 @@ class Runner:
         """The last token by itself, on what the code returned of those before it; None
         where it takes or returns nothing of the kind, or refuses its own."""
         case = base.case
-        both = cached.steps(self.call, case)
+        both = cached.steps(self.call, case, self.subject)
         if both is None:
             return None
         with _settings(case, 0), self.guard.each_at_most(None):
@@ -146,7 +147,10 @@ class Runner:
                 return None
             for count, part in enumerate(both.parts[1:], both.count):
                 given = dict(part.keywords)
-                if both.past is None:
+                if both.store is not None:
+                    if not both.state():
+                        return None
+                elif both.past is None:
                     kept = cached.state_of(target)
                     if not both.keeps(known, kept, count):
                         return None
@@ -162,9 +166,9 @@ class Runner:
                 if last.error is not None:
                     self._remark_on_cache(last.findings[0])
                     return None
-                if both.past is not None and not both.grows(
-                    given[both.past], last.value, count
-                ):
+                if both.past is None or both.store is not None:
+                    continue
+                if not both.grows(given[both.past], last.value, count):
                     return None
         length = case.sizes.queries
         query = both.sequence.narrow(cases.query_axis(case), length - 1, 1)
@@ -174,6 +178,7 @@ class Runner:
         tensors = {"query": query, "key": both.sequence, "value": both.sequence}
         run = Run(case, Arguments(tensors=tensors), parameters=base.parameters)
         run.recorder, run.counted, run.is_last = Recorder({}), base.counted, True
+        run.window = base.window
         try:
             run.out, _ = split(last.value, case, query, any_width=False)
             passed, _ = split(whole.value, base.case, both.sequence, any_width=False)
@@ -220,7 +225,10 @@ class Runner:
         except Unfit as unfit:
             first = self._of_the_first(outcome.value, case, query)
             if first is None:
-                run.findings = self._located([unfit.finding], made)
+                found = unfit.finding
+                if self.call.style == "x" and case.layout == cases.LAYER:
+                    found = unfit.of_one_sequence(case)
+                run.findings = self._located([found], made)
                 return
             (out, run.attention), run.asks_first = first, True
         run.out = out
@@ -228,14 +236,32 @@ class Runner:
         run.tables = weights.rotary_tables(frames)
         run.idle = _idle_dropouts(target, frames)
         run.idle_dropout = next(filter(_of_weights, run.idle), "")
-        given = self.call.takes("sliding_window")
-        own = case.sizes.sliding_window if given else None
-        run.window = own or _window(target, frames)
+        run.window = self._window(target, frames, case)
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
         if case.gradients and not case.style.numpy and not run.asks_first:
             self._differentiate(run, weights.named(target, recorder))
+
+    def _window(self, target: object, frames: Frames, case: Case) -> int | None:
+        """How many keys a query may see, where it was told, or an attribute or a
+        variable says so."""
+        built = self.construction
+        told = self.call.takes("sliding_window")
+        if told or (built is not None and built.takes("sliding_window")):
+            return case.sizes.sliding_window
+        slides = sliding.is_sliding(self.subject.source)
+        own = [vars(target)] if isinstance(target, nn.Module) else []
+        for variables in [*own, *frames.found]:
+            for name, value in variables.items():
+                if type(value) is not int or value <= 0:
+                    continue
+                named = _WINDOW.fullmatch(name.lower())
+                if named or (
+                    slides and own[:1] == [variables] and sliding.is_size(name)
+                ):
+                    return value
+        return None
 
     def _of_the_first(
         self, returned: object, case: Case, query: Tensor
@@ -359,8 +385,11 @@ class Runner:
         generator = torch.Generator().manual_seed(77)
         drawn = torch.randn(run.out.shape, generator=generator, dtype=torch.float64)
         dout = drawn.to(run.out.dtype)
-        if run.case.mask in cases.OF_ROWS:
-            blind = cases.may_be_blind(run.arguments.masks["mask"])
+        mask = run.arguments.masks.get("mask")
+        rows = run.case.sizes.queries
+        # What a user gives beside it may have another shape.
+        if run.case.mask in cases.OF_ROWS and mask is not None and mask.ndim >= 2:
+            blind = cases.may_be_blind(mask) if mask.shape[-2] == rows else []
             dout.movedim(cases.query_axis(run.case), 0)[blind] = 0
         leaves = list(run.leaves.values())
         found = [None] * len(leaves)
@@ -437,16 +466,6 @@ def _of_weights(path: str) -> bool:
 
 
 _WINDOW = re.compile(r"(sliding|local|attention|attn)_?window(_?size)?")
-
-
-def _window(target: object, frames: Frames) -> int | None:
-    """How many keys a query may see, where an attribute or a variable says so."""
-    own = [vars(target)] if isinstance(target, nn.Module) else []
-    for variables in [*own, *frames.found]:
-        for name, value in variables.items():
-            if type(value) is int and value > 0 and _WINDOW.fullmatch(name.lower()):
-                return value
-    return None
 
 
 def _detached(module: object) -> dict[int, object]:

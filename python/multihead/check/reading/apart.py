@@ -3,6 +3,7 @@
 others, are set apart."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..calls import cases
 from ..capture.runner import Run
@@ -16,7 +17,7 @@ Judge = Callable[[Reading, list[Run]], None]
 
 def judge(reading: Reading, runs: Cases, judged: Judge) -> None:
     """The verdict on a part of the runs, if it says more than that on all of them."""
-    for attempt in (_without_chance, _without_wide_masks, _finite):
+    for attempt in (_without_chance, _without_wide_masks, _finite, _output_alone):
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             attempt(reading, runs, judged)
 
@@ -66,18 +67,57 @@ def _finite(reading: Reading, runs: Cases, judged: Judge) -> None:
             reading.verdict = whole
 
 
-def without_masks(reading: Reading, judged: Judge) -> None:
-    """A fault of calls without masks is one, whatever becomes of masks. That is for the
-    best reading alone: another may explain what masks do."""
-    plain = [run for run in reading.kept if not run.arguments.masks]
-    if not plain or len(plain) == len(reading.kept):
+def _output_alone(reading: Reading, runs: Cases, judged: Judge) -> None:
+    """Beside its output code may return weights that are not those of all heads or their
+    mean, as the mean of some. Where these add up to 1, the output is judged alone."""
+    returned = [r.attention for r in runs.kept if not r.case.training]
+    shown = [x.sum(-1).nan_to_num(1.0) for x in returned if x is not None]
+    if not shown or any((total - 1).abs().max() > 1e-3 for total in shown):
         return
     whole = reading.verdict
-    judged(reading, plain)
-    if reading.faults:
-        sentence = "What it makes of masks, this does not explain."
-        remedy = "Repair this first, then check it again."
-        left = Finding("masks_left", sentence, remedy, kind="remark")
-        reading.findings.append(left)
+    judged(reading, [replace(run, attention=None) for run in runs.kept])
+    if reading.is_right or reading.faults:
+        sentence = (
+            "What it returns beside its output are weights, which add up to 1, but not "
+            "those of its heads or their mean; that is not judged."
+        )
+        remedy = "Return the weights, or say what it is."
+        reading.findings.append(
+            Finding("other_weights", sentence, remedy, kind="limit")
+        )
     else:
         reading.verdict = whole
+
+
+def explained(reading: Reading, judged: Judge) -> None:
+    """A fault of some calls is one, whatever becomes of the others: of those without
+    masks, of those with one sequence, or of what is both. That is for the best reading
+    alone: another may explain the others."""
+    plain = [run for run in reading.kept if not run.arguments.masks]
+    # Code may treat a context in a way of its own, but not what is always there.
+    has_context = reading.way.call.style == "x and context"
+    alone = [r for r in reading.kept if has_context and r.case.relation == "self"]
+    both = [run for run in plain if run in alone]
+    parts = {"masks": plain, "other keys": alone, "masks and of other keys": both}
+    whole = reading.verdict
+    for others, part in parts.items():
+        if not part or len(part) == len(reading.kept):
+            continue
+        if len(part) == 1:  # one call may fit by chance
+            part = [*part, *_longer(reading, part[0])]
+        judged(reading, part)
+        if reading.faults:
+            sentence = f"What it makes of {others}, this does not explain."
+            remedy = "Repair this first, then check it again."
+            left = Finding("others_left", sentence, remedy, kind="remark")
+            reading.findings.append(left)
+            return
+        reading.verdict = whole
+
+
+def _longer(reading: Reading, run: Run) -> list[Run]:
+    """The same call with other items of more positions, if it takes them."""
+    sizes = replace(run.case.sizes, batch=2, queries=11, keys=11)
+    name = f"{run.case.name}, longer"
+    longer = reading.way.runner.run(replace(run.case, name=name, sizes=sizes, draw=33))
+    return [] if longer.refused else [longer]

@@ -23,7 +23,13 @@ from ..sandbox.guard import Guard
 from ..subject.documented import additive, batch_first, is_bias
 from ..subject.holding import of_closure
 from ..subject.roles import TENSORS
-from ..subject.signature import Call, axes, states_batch_first, unpacks_input
+from ..subject.signature import (
+    LENGTH,
+    Call,
+    axes,
+    states_batch_first,
+    unpacks_input,
+)
 from ..subject.target import Subject
 
 _MOST_TRIED = 400
@@ -57,6 +63,9 @@ class FirstCall:
     def __init__(self, runner: Runner, options: Options, seconds: float = _SECONDS):
         self.runner, self.options = runner, options
         self.subject, self.call = runner.subject, runner.call
+        if self.subject.kind == "function" and not self.call.takes("num_heads"):
+            # What a function reads of its file is as good as an argument.
+            self.call.bound = {**_heads_of_file(self.subject), **self.call.bound}
         self.given = options.inputs
         named = {} if self.given is None else settle(self.call, self.given)
         self._query = named.get(
@@ -229,6 +238,10 @@ class FirstCall:
             dtype, (mask, kind), padding, style, sizes, layout, relation = chosen
             if layout in cases.IMAGES and sizes.columns == 1:
                 sizes = cases.as_image(sizes)
+            if layout in cases.WITH_HEADS and sizes.heads == 1:
+                # The tensors bring them: one alone would hide what several show.
+                heads = self.options.num_heads or Sizes().heads
+                sizes = replace(sizes, heads=heads if sizes.embed % heads == 0 else 1)
             name = "no mask" if mask is None else "mask"
             given = dict(mask_dtype=kind, padding=padding, dtype=dtype, style=style)
             yield Case(name, sizes, layout, relation, mask, **given)
@@ -270,6 +283,7 @@ class FirstCall:
         styles = [first]
         if self.call.weights and not self.call.is_pytorchs_layer:
             styles += [replace(first, layers=True), replace(first, out_in=True)]
+            styles += [replace(first, by_heads=True)]
         if self.call.takes("rotation"):
             styles += [replace(first, tables=kind) for kind in TABLES[1:]]
         if self.call.takes("position_ids"):
@@ -295,7 +309,12 @@ class FirstCall:
             found = [replace(s, kv_heads=options.num_kv_heads) for s in found]
         fitting = [s for s in found if s.embed % s.heads == 0]
         whole = list(dict.fromkeys(map(cases.apart, fitting or found)))
-        return [*self._variants(whole[0]), *whole[1:]]
+        several = [*self._variants(whole[0]), *whole[1:]]
+        built = self.runner.construction
+        counted = built is not None and built.default_of("num_heads")
+        # Some run with one head only, which hides what others would show.
+        single = [replace(whole[0], heads=1)] if counted else []
+        return list(dict.fromkeys([*several, *single]))
 
     def _variants(self, sizes: Sizes) -> list[Sizes]:
         """`sizes`, then with other answers to what names leave open: whether a length
@@ -324,9 +343,8 @@ class FirstCall:
         if sizes.heads == 1 and sizes.out and takes("head_dim"):
             found.append(replace(sizes, out=None))  # as a residual connection needs
         heads = built.default_of("num_heads") if built is not None else None
-        for count in (heads, 1 if heads else None):  # some run with one head only
-            if count and count != sizes.heads and sizes.embed % count == 0:
-                found.append(replace(sizes, heads=count))
+        if heads and heads != sizes.heads and sizes.embed % heads == 0:
+            found.append(replace(sizes, heads=heads))
         if built is not None and built.has_layer_by_default:
             embed = built.default_of("embed_dim") or sizes.embed
             if embed % sizes.heads == 0:  # for which that layer is made
@@ -368,6 +386,11 @@ class FirstCall:
         if takes("num_kv_heads") or bound.get("num_kv_heads"):
             sizes = grouped(sizes, bound.get("num_kv_heads") or 2)
         return sizes
+
+
+def _heads_of_file(subject: Subject) -> dict[str, int]:
+    fixed = cases.of_globals(subject.target)
+    return {role: size for role, size in fixed.items() if role == "num_heads"}
 
 
 def _width_outside(subject: Subject) -> int | None:
@@ -464,13 +487,29 @@ def _of_convolutions(subject: Subject) -> list[str]:
             found = [cases.IMAGE, *found]
         elif sides[1:3] == ["h", "w"]:
             found = [cases.IMAGE_LAST, *found]
-    if len(named) == 3 and named[1] in ("c", "channels", "ch", "dim"):
-        found = [cases.CHANNELS_FIRST, *found]
+    if len(named) == 3:
+        is_length = LENGTH.fullmatch(named[2]) is not None
+        if named[1] in ("c", "channels", "ch", "dim") or (
+            named[1] == "_" and is_length
+        ):
+            found = [cases.CHANNELS_FIRST, *found]
     return list(dict.fromkeys(found))
 
 
-def core_layouts(subject: Subject) -> tuple[str, ...]:
-    """The layouts to try for attention by itself, likeliest first."""
+def core_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
+    """The layouts to try for attention by itself, likeliest first: sequences before the
+    batch where that is stated, or written, or nothing else explains it."""
+    stated = options.batch_first
+    if stated is None:
+        stated = written_batch_first(subject)
+    others = _core_layouts(subject)
+    if stated is False:
+        return (*cases.OF_STEPS, *(() if options.batch_first is False else others))
+    single = cases.SINGLE_LAST, cases.SINGLE_OF_STEPS
+    return (*others, *(single if stated is None else single[:1]))
+
+
+def _core_layouts(subject: Subject) -> tuple[str, ...]:
     names = [name.lower() for name in axes(subject)]
     if len(names) == 4:
         later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
@@ -478,7 +517,7 @@ def core_layouts(subject: Subject) -> tuple[str, ...]:
         return (*(orders[::-1] if later else orders), cases.HEADS_LAST)
     otherwise = cases.SINGLE if "bmm(" in subject.source else cases.HEADS
     first = {2: cases.FLAT, 3: cases.SINGLE}.get(len(names), otherwise)
-    depths = (first, cases.HEADS, cases.SINGLE, cases.FLAT, *cases.WITH_HEADS)
+    depths = (first, cases.HEADS, cases.SINGLE, cases.FLAT, *cases.BATCH_THEN_HEADS)
     return tuple(dict.fromkeys(depths))
 
 
@@ -498,7 +537,7 @@ def heads_layouts(call: Call, runner: Runner, is_told: bool = False) -> tuple[st
     constructed = runner.construction is not None and runner.construction.counts_heads
     if not _asks_three(call) or call.weights or (constructed and not is_told):
         return ()
-    return cases.WITH_HEADS
+    return cases.BATCH_THEN_HEADS
 
 
 def may_be_core(call: Call, runner: Runner) -> bool:

@@ -28,6 +28,8 @@ _IMPOSSIBLE = re.compile(
     r"TypeError: 'torch.Size' object is not callable|"
     # A module, and not what was given for an argument, is made a buffer.
     r"TypeError: cannot assign '[\w.]*\.\w+' object to buffer '\w+'|"
+    # What has become an attribute is then made a buffer or a parameter of that name.
+    r"KeyError: \"attribute '\w+' already exists\"|"
     # A class inherits from nn.Module(), an instance.
     r"TypeError: Module\.__init__\(\) takes 1 positional argument but 4 were given|"
     r"ValueError: Fan in and fan out can not be computed"
@@ -80,6 +82,21 @@ def other_layers(unread: list[str]) -> Finding:
         f"It has {names}, too, which attention has no use for: what these do is not "
         "known, and without them it is not attention.",
         "Check the part that is attention by itself, or split it off.",
+        kind="unchecked",
+    )
+
+
+def outside(has_softmax: bool, has_scores: bool) -> Finding | None:
+    """What is said of attention of another kind, which nothing here can explain."""
+    if has_softmax and has_scores:
+        return None
+    lacks = "no softmax" if not has_softmax else "no product of queries and keys"
+    return Finding(
+        "outside",
+        f"It computes {lacks}, and no fault that is known here explains the rest: "
+        "attention of another kind, such as linear or additive attention, is not "
+        "judged.",
+        "Compare it with code of its own kind.",
         kind="unchecked",
     )
 

@@ -100,6 +100,8 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         seen.tensors[name] = tensor
     for name, layout in run.parameters.layouts.items():
         seen.metadata[f"layout:{name}"] = layout
+    if run.parameters.tensors and not call.weights:
+        seen.metadata["weights"] = "own"
     if run.parameters.by_order:
         seen.metadata["roles"] = "by_order"
     heads = known_heads(run, call, stated.num_heads) or guessed_heads(run)[0]
@@ -150,6 +152,8 @@ def known_heads(run: Run, call: Call, stated: int | None) -> int | None:
         return 1  # it was told the width of one head, and no number
     if not counted and layout in (cases.SINGLE, cases.FLAT):
         return 1
+    if counted and run.out is not None and run.out.size(-1) * counted == sizes.embed:
+        return 1  # one of them, which others are to be joined with
     return counted
 
 
@@ -160,7 +164,7 @@ def guessed_heads(run: Run) -> list[int]:
     embed, lengths = run.case.sizes.embed, (run.case.sizes.queries, run.case.keys)
     batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
     shapes = [tuple(tensor.shape) for tensor in run.recorder.trace]
-    deep = [shape for shape in shapes if len(shape) >= 3]
+    deep = [shape for shape in shapes if len(shape) >= 3 and 0 not in shape]
     scores = [math.prod(s[:-2]) // batch for s in deep if s[-2:] == lengths][:1]
     cut = [
         count
@@ -174,10 +178,17 @@ def guessed_heads(run: Run) -> list[int]:
     sliced = Counter(embed // s[-1] for s in narrow if s[-1] < embed)
     # Queries, keys, values and context of each head, in a loop.
     looped = [count for count, seen in sliced.items() if seen >= 4 * count]
-    several = [count for count in [*scores, *cut, *viewed, *looped] if count > 1]
+    several = [n for n in [*scores, *cut, *viewed, *looped] if 1 < n < embed]
     one = [1] if scores == [1] else []
     found = dict.fromkeys([*several, *one, *sliced, 1])
     return [count for count in found if embed % count == 0]
+
+
+def has_one_head(kept: list[Run]) -> bool:
+    """Whether the first run has one head, of which others' equal sizes make more: where
+    keys are as many as features of a head, its scores look like slices."""
+    first, *others = [guessed_heads(run)[0] for run in kept]
+    return first == 1 and any(count > 1 for count in others)
 
 
 def _heads_first(run: Run, tensor: Tensor) -> Tensor:
@@ -267,7 +278,7 @@ def _groups_of_fused(seen: Observation) -> int | None:
         if not found or tensor.dim() != 2 or embed not in tensor.shape:
             continue
         is_out_in = seen.metadata.get(f"layout:{name}") == "out_in"
-        wide = tensor.shape[0] if is_out_in else max(tensor.shape)
+        wide = tensor.shape[0] if is_out_in else tensor.numel() // embed
         shared = wide if found[1].lower() in ("kv", "key_value") else wide - embed
         groups, rest = divmod(shared * heads, 2 * embed)
         if not rest and 0 < groups < heads and heads % groups == 0:
@@ -290,6 +301,7 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
             seen.metadata["padding"] = padding
     if run.is_last:  # and so sees all keys, causal or not
         seen.metadata["is_causal"] = "false"
+        seen.metadata["queries_are_last"] = "true"
     elif run.case.is_causal or call.bound.get("is_causal"):
         seen.metadata["is_causal"] = "true"
     elif stated.causal is not None:

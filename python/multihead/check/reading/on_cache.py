@@ -45,7 +45,7 @@ def compare(reading: Reading) -> Run | None:
     run = reading.way.runner.run_on_cache(reading.kept[0])
     if run is None or _is_close(run.out, run.in_one_pass):
         return run
-    if is_told_positions(reading.way.call):
+    if is_told_positions(reading.way.call, reading.way.runner.subject.source):
         reading.findings.append(_DIFFERS)
     return None
 

@@ -17,8 +17,10 @@ from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
 from ..subject.documented import is_padding_of_keys, written_masks
+from ..subject.promised import leaves_dropout
 from ..subject.roles import role_of_name
 from ..subject.target import text_of_file
+from . import refused
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -118,6 +120,7 @@ class Cases:
         for case in self._groups():
             if not self._run(case).refused:
                 self.taken.add("groups")
+        self._regroup()
         if call.takes("need_weights") or call.takes("average_weights"):
             self._run_with("weights per head", returns_weights=True, draw=21)
         self._crowd(kinds)
@@ -128,7 +131,7 @@ class Cases:
         long = replace(self.base, name="130 queries", sizes=sizes, draw=30)
         self._run(long, seconds=_LONG_SECONDS)
         self._round(kinds)
-        if kinds[:1] == ["rows"]:
+        if kinds[:1] == ["rows"] and base.sizes.queries > 1:
             row = "blocked row"
             self._run_with(_mask_name(row), mask=row, draw=22)
         if base.relation == "cross":
@@ -419,6 +422,23 @@ class Cases:
         if base.layout in cases.WITH_HEADS and sizes.heads % 2 == 0:
             yield replace(base, name="2 groups", sizes=grouped(sizes, 2), draw=18)
 
+    def _regroup(self) -> None:
+        """Eight heads in two groups, as wide as these, where as many groups as heads in
+        each, or a single one, may hide that the code exchanges the two."""
+        sizes, built = self.base.sizes, self.runner.construction
+        groups = sizes.kv_heads or 0
+        if groups not in (1, sizes.heads / max(groups, 1)) or built is None:
+            return
+        if not built.takes("embed_dim", "config"):
+            return
+        if re.search(r"config\.\w*(group|rep)", self.runner.subject.source):
+            return  # a number of its own, which ours need not fit
+        wide = replace(sizes, heads=8, kv_heads=2, embed=8 * sizes.head_dim)
+        run = self._run_with("8 heads, 2 groups", sizes=wide, draw=31)
+        if run.refused and refused.OF_SHAPES.match(run.findings[0].sentence):
+            few = "it has as many groups as heads in each, or one"
+            self.findings.append(refused.unless(few, run.findings[0]))
+
     def _crowd(self, kinds: list[str]) -> None:
         """As many items as heads and as queries, where a mask spread over the wrong
         axis still fits: for masks of each item that are taken; for those that only fit
@@ -458,6 +478,7 @@ class Cases:
         asked = self.call.takes("dropout")
         built = self.runner.construction
         asked = asked or (built is not None and "dropout" in built.roles.values())
+        asked = asked and not leaves_dropout(self.runner.subject)
         if not asked and not issubclass(self.runner.subject.type, nn.Module):
             return
         case = replace(self.base, name="training", training=True, draw=20)

@@ -81,6 +81,16 @@ class Reading:
         return [n for n, t in unread if t.dim() == 1 and not _OF_NORMS.search(n)]
 
     @property
+    def outside(self) -> Finding | None:
+        """What is said where nothing explains it, and it is attention of another kind,
+        as what PyTorch computed on the way shows."""
+        seen, verdict = self.way.base.recorder, self.verdict or {}
+        numpy = self.way.base.case.style.numpy
+        if numpy or seen is None or verdict.get("verdict") != "unknown":
+            return None
+        return guessing.outside(seen.has_softmax, seen.has_scores)
+
+    @property
     def _unread(self) -> dict[str, Tensor]:
         run = self.way.base
         parameters = run.parameters.tensors

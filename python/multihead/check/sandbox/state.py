@@ -50,7 +50,10 @@ def _content(name: str, container: Any, imports: bool = False) -> Setting:
 
 
 def _default_device() -> torch.device | None:
-    device = torch.get_default_device()
+    try:
+        device = torch.get_default_device()
+    except (RuntimeError, AssertionError):  # of a kind that is not there
+        return torch.device("meta")
     return None if device == torch.device("cpu") else device
 
 

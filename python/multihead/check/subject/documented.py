@@ -14,9 +14,11 @@ import torch
 
 from .roles import is_added as is_bias_name
 from .roles import normal
+from . import signature
 from .signature import BATCH, LENGTH, Call
 from .target import Subject
 
+_QUOTED = 120  # characters of a sentence
 _MADE_A_NUMBER = re.compile(
     r"\bma?sk\w*\s*\.\s*(float|double|half|int|long|to|type|type_as)\b"
 )
@@ -25,7 +27,7 @@ _AXIS = r"[\w-]+(?: \w+)?"
 _BY = r"\s*[,*×]\s*|\s+x\s+"
 _AXES = re.compile(
     rf"(?P<name>\w+)?[`*]*(?:\s*\([^()]*\))?\s*(?::|=|is|of shape|shape)?\s*"
-    rf"[(\[](?P<axes>{_AXIS}(?:{_BY}){_AXIS}(?:{_BY}){_AXIS})[)\]]"
+    rf"[(\[](?P<axes>{_AXIS}(?:(?:{_BY}){_AXIS}){{2,3}})[)\]]"
 )
 # Those of a mask, of two or three; as types, ["batch", "seq"] or "b n".
 _AXES_OF_MASK = re.compile(rf"[(\[]({_AXIS}(?:(?:{_BY}){_AXIS}){{1,2}})[)\]]")
@@ -58,8 +60,9 @@ _VALUE = re.compile(
 _IS = re.compile(
     r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*(?:\s*values?\b)?\s*"
     r"(?:[=-]+>|=+|:|→|(?:means?|is|are|will|marks?|indicates?|stands for|for|to|iff?|"
-    r"where(?:ver)?|at|when|lets)\b)"
+    r"where(?:ver)?|at|when|lets|must|should|shall|may|can)\b)"
 )
+_ENTRIES = re.compile(r"\s+(?:entries|elements|values)\b")
 _BLOCKS = (
     r"pad(?:s|ded|ding)?\b|mask(?:s|ed|ing)?\b|block|ignor|hid(?:e|es|ing)\b|"
     r"hidden(?! (?:state|size|dim))|forbid|exclud|prevent|stop|suppress|"
@@ -75,6 +78,11 @@ _MEANING = re.compile(
     rf"(?:(?P<sees>{_SEES})|(?P<blocks>{_BLOCKS}))"
 )
 _NOT = re.compile(r"\b(?:not?|never|cannot|without|neither|nor)\b|n't\b")
+_NOT_A_VALUE = re.compile(
+    r"(?:\bnot|\bwithout|n't|\bother than|\bexcept)(?: (?:be|equal to|an?|the|=))* $"
+)
+# One that leaves no doubt what it turns round: "must not be seen".
+_NOT_THAT = re.compile(r"(?:\bnot|\bnever|\bcannot|n't)(?: (?:be|to|to be))? $")
 # Sentences that turn round what they say, or speak of another mask than comes in.
 _INTRICATE = re.compile(
     r"\b(?:unless|except|opposite|invert\w*|negat\w*|ke(?:eps?|pt)\b.*\bfrom)\b"
@@ -94,6 +102,12 @@ _CAUSAL = re.compile(
 )
 _NOT_CAUSAL = re.compile(r"\b(?:non|not|un|no|never)[-_ ]?(?:\w+ )?$", re.IGNORECASE)
 _SWITCHED_OFF = re.compile(r"\w*(?:\s*:\s*\w+)?\s*=\s*(?:False|None|0)\b")
+
+
+def quoted(text: str) -> str:
+    """A sentence as a report shows it."""
+    text = text.replace("`", "'")
+    return text if len(text) <= _QUOTED else text[:_QUOTED] + "…"
 
 
 @dataclass(frozen=True)
@@ -257,7 +271,7 @@ def _about(text: str, names: tuple[str, ...]) -> Iterator[str]:
     named = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)")
     for paragraph in _BLANK.split(text):
         in_entry = False
-        for sentence in _ENDS.split(_GOES_ON.sub(" ", paragraph)):
+        for sentence in _ENDS.split(one_line(paragraph)):
             if entry := _ENTRY.match(sentence):
                 in_entry = named.fullmatch(entry[1]) is not None
             if in_entry or named.search(sentence):
@@ -319,6 +333,18 @@ def is_bias(call: Call) -> bool:
     return is_bias_name(call.parameter("mask") or "")
 
 
+def read_call(subject: Subject) -> Call:
+    """The signature, and what a text says of a mask that is named for padding: one of 0
+    and -inf is a mask to be added."""
+    call = signature.read(subject)
+    name = call.parameter("padding")
+    if name is not None and not call.takes("mask"):
+        said = [s.lower() for s, _ in _sentences(subject, (name,))]
+        if any(is_added(s) or _INFINITE.search(s) for s in said):
+            call.roles[name] = "mask"
+    return call
+
+
 def additive(call: Call, subject: Subject) -> str | None:
     """Where the code says that its mask is added to the scores: the parameter's name,
     or the sentence; None if it does not."""
@@ -367,6 +393,11 @@ def polarity(sentence: str) -> tuple[str | None, bool]:
     return (found.pop() if len(found) == 1 else None), plain
 
 
+def one_line(text: str) -> str:
+    """A text whose sentences are each on one line, where they go on."""
+    return _GOES_ON.sub(" ", text)
+
+
 def is_added(sentence: str) -> bool:
     """Whether a sentence says that a mask is added to the scores."""
     text = sentence.lower()
@@ -380,8 +411,11 @@ def _clauses(text: str) -> Iterator[tuple[bool, int, int]]:
     for value in _VALUE.finditer(text):
         if value.start() < start:  # the 1 of "True (1) = "
             continue
+        if _NOT_A_VALUE.search(text[start : value.start()]):
+            continue  # of "what is not True", nobody says what True is
         joined = _IS.match(text, value.end())
-        start = joined.end() if joined else value.end()
+        noun = _ENTRIES.match(text, value.end())
+        start = (joined or noun or value).end()
         end = min(
             found.start() if found else len(text)
             for found in (_END.search(text, start), _VALUE.search(text, start))
@@ -400,6 +434,7 @@ def _meanings(text: str, start: int, end: int) -> tuple[set[bool], bool]:
         nots = len(_NOT.findall(text, start, word.start())) + bool(word["turned"])
         blocks = (word["blocks"] is not None) is (nots == 0)
         meanings |= {blocks} if nots < 2 else {True, False}
-        turned = turned or nots > 0
+        clear = nots == 1 and _NOT_THAT.search(text[start : word.start()])
+        turned = turned or (nots > 0 and not (clear and word["sees"]))
         start = word.end()
     return meanings, turned

@@ -5,11 +5,12 @@ what it does otherwise is wrong."""
 import re
 from collections.abc import Iterator
 
-from .documented import docstrings
+from .documented import docstrings, one_line
 from .target import Subject
 
-_DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att", re.I)
+_DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|\bluong\b", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
+_UNSCALED = re.compile(r"\b(?:no|not|without|un|omits? the) ?scal(?:ed|e|ing)\b", re.I)
 _BIAS = re.compile(
     r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
     re.I,
@@ -22,6 +23,7 @@ _LAST = re.compile(
     re.I,
 )
 _NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
+_UNUSED = re.compile(r"\bunused\b|\bnot (?:currently |yet )?(?:used|applied)\b", re.I)
 _OWN_KEY_COUNTS = re.compile(
     r"\bwindow\w*\s*-\s*1\b[^.;\n]{0,30}\b(?:before|previous|earlier|preceding|past)"
     r"|(?:before|previous|earlier|preceding|past)\b[^.;\n]{0,20}\bwindow\w*\s*-\s*1\b",
@@ -45,7 +47,8 @@ def is_dot_product(subject: Subject) -> bool:
     """Whether it calls itself dot-product attention, and speaks of no scale."""
     said = [subject.name, *docstrings(subject)]
     named = any(_DOT_PRODUCT.search(text) for text in said)
-    return named and not any(_SCALES.search(text) for text in (*said, subject.source))
+    texts = (_UNSCALED.sub("", text) for text in (*said, subject.source))
+    return named and not any(map(_SCALES.search, texts))
 
 
 def has_position_bias(subject: Subject) -> bool:
@@ -69,8 +72,14 @@ def window_counts_own_key(subject: Subject) -> bool:
     return any(_OWN_KEY_COUNTS.search(sentence) for sentence in _sentences(subject))
 
 
+def leaves_dropout(subject: Subject) -> bool:
+    """Whether it says that the dropout that it is given has no use."""
+    said = (text for text in _sentences(subject) if "dropout" in text.lower())
+    return any(map(_UNUSED.search, said))
+
+
 def _sentences(subject: Subject) -> Iterator[str]:
     for text in docstrings(subject):
-        yield from re.split(r"(?<=[.;])\s|\n\s*\n", text)
+        yield from re.split(r"(?<=[.;])\s|\n\s*\n", one_line(text))
     for line in subject.source.splitlines():
         yield line.partition("#")[2]

@@ -11,7 +11,10 @@ from .words import says_added
 
 _CALL = {
     "sliding_window": "window",
-    "query": "q query queries xq qx inputq queryinput hiddenq qs qin target tgt qvec queryvec",
+    "query": (
+        "q query queries xq qx inputq queryinput hiddenq qs qin target tgt qvec queryvec "
+        "decoderstate decoderhidden decoderhiddenstate dechidden decstate"
+    ),
     "key": "k key keys xk kx inputk keyinput ks kin kvec keyvec",
     "value": "v value values val vals xv vx inputv valueinput vs vin vvec valuevec",
     "x": (
@@ -21,7 +24,7 @@ _CALL = {
     "context": (
         "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
         "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source z "
-        "encoderout mem"
+        "encoderout mem encoderoutputs encoutputs encoderstates encoderhidden encstates"
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "
@@ -99,7 +102,8 @@ _SIZES = {
     "out_dim": "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
         "headdim dhead dk dimhead headsize dv d dh headdimension qkvdim sizeperhead "
-        "dkey dvalue kdimhead perheaddim keydim valuedim attentionheadsize"
+        "dkey dvalue kdimhead perheaddim keydim valuedim valdim attentionheadsize "
+        "rotarydim ropedim rotdim rotaryndims"
     ),
     "max_length": (
         "maxlen blocksize contextlength maxseqlen maxlength contextsize seqlen "

@@ -47,6 +47,9 @@ _USUAL = {
     "math": ("math", ""),
     "np": ("numpy", ""),
     "Optional": ("typing", "Optional"),
+    "partial": ("functools", "partial"),
+    "rearrange": ("einops", "rearrange"),
+    "repeat": ("einops", "repeat"),
 }
 # Cells whose text below the first line is Python.
 _CELL_MAGIC = re.compile(r"\s*%%(time|timeit|capture|writefile|prun|skip)\b.*")
@@ -80,8 +83,7 @@ def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcom
         neighbours = Neighbours(path.resolve(), [tree for _, tree in trees])
         guard.until_exit(neighbours.close)
         module.__package__ = neighbours.package
-        if not any(isinstance(n, _IMPORTS) for _, t in trees for n in ast.walk(t)):
-            _import_usual(module, trees)
+        _import_usual(module, trees, outcome)
         with absent.calls_go_on():
             for name, tree in trees:
                 script.all(tree.body, name)
@@ -95,14 +97,28 @@ def run_file(path: pathlib.Path, guard: Guard) -> tuple[types.ModuleType, Outcom
 
 
 def _import_usual(
-    module: types.ModuleType, trees: list[tuple[str, ast.Module]]
+    module: types.ModuleType, trees: list[tuple[str, ast.Module]], outcome: Outcome
 ) -> None:
-    """A part of a larger file, without an import, gets what it uses under usual names."""
-    used = set().union(*(_unbound(tree) for _, tree in trees))
-    for name, (path, member) in _USUAL.items():
-        if name in used:
+    """What a file uses under usual names and does not import: a part of a larger file
+    has no import at all; of others, `outcome` tells it."""
+    whole = ast.Module([node for _, tree in trees for node in tree.body], [])
+    imports = [node for node in ast.walk(whole) if isinstance(node, _IMPORTS)]
+    if any(alias.name == "*" for node in imports for alias in node.names):
+        return  # which may have them
+    used = _unbound(whole)
+    names = []
+    for name in filter(used.__contains__, _USUAL):
+        path, member = _USUAL[name]
+        try:
             found = importlib.import_module(path)
-            vars(module)[name] = getattr(found, member) if member else found
+        except ImportError:
+            continue
+        vars(module)[name] = getattr(found, member) if member else found
+        names.append(name)
+    if imports and names:
+        said = " and ".join(names)
+        sentence = f"The file uses {said} without an import: checked as if it had one."
+        outcome.findings.append(Finding("imports_missing", sentence, kind="remark"))
 
 
 def _trees(

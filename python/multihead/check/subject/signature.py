@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import roles as tables
+from . import sliding
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
 from .words import mask_of_words, role_of_words, tensor_of_words, words
@@ -30,7 +31,7 @@ _UNPACKED = re.compile(
 # The names of axes, also in prose.
 BATCH = re.compile(r"b|n|bs|bsz|nb|bb|_b|batch\w*|batch[ -]size|b_size|num_batch\w*")
 LENGTH = re.compile(
-    r"l|s|t|lq|lk|sq|tq|tk|nq|nk|l_q|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
+    r"l|s|t|lq|lk|sq|tq|tk|nq|nk|l_[qkx]|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
     r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens"
 )
 
@@ -139,6 +140,7 @@ def read(subject: Subject) -> Call:
     call = Call([p for p in _parameters(subject) if p.name not in fixed], {}, "x")
     for parameter in call.parameters:
         call.roles[parameter.name] = _role_of(parameter)
+    call.roles |= sliding.sizes(call.parameters, subject.source)
     _settle_image(call)
     if subject.kind != "function":
         _settle_layers(call)
@@ -148,6 +150,9 @@ def read(subject: Subject) -> Call:
         if defaults.get("bias", 0) is None:
             call.roles["bias"] = "mask"
     _settle_named_masks(call)
+    for parameter in call.parameters if call.takes("mask") else ():
+        if parameter.default is False and MASKING.fullmatch(parameter.name):
+            call.roles[parameter.name] = "masking"
     if not call.takes("mask"):
         roles = call.roles.items()
         call.roles.update({n: "mask" for n, r in roles if r == "context_mask"})
@@ -169,6 +174,8 @@ def read(subject: Subject) -> Call:
     return call
 
 
+# A flag without which a mask that is given has no use.
+MASKING = re.compile(r"(use|apply|with|has|enable|do)_?(attn_?|attention_?)?mask(ing)?")
 _CAUSAL = re.compile(r"causal|auto_?regressi|masked_?(self|multi|attention|mha|head)")
 
 
@@ -239,6 +246,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     role = tables.CALL.get(normal(name))
     if role in SIZES and "Tensor" in str(parameter.annotation):
         role = None  # in_features: Float[Tensor, "..."] is no number of features
+    if name.lower() == "embedding":
+        role = "x"  # its width is a setting of the constructor
     if role is None and is_weight(name):  # W_q, but also w, b and out_proj
         role = "weight"  # yet q, k and v are never weights
     plural = parameter.annotation is _EMPTY and _FEATURES.search(name)
@@ -254,6 +263,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         return role
     if role == "mask" and type_name(parameter) == "bool":
         return "is_causal"
+    if role == "mask" and _OF_TEXT.search(str(parameter.annotation)):
+        return "nothing"  # the name of a mask that it makes
     if type(default) is bool and (role == "mask" or _LOOKS_AHEAD.search(name.lower())):
         return "is_causal"
     if role == "zero" and type(default) is int and default != 0:
@@ -285,6 +296,7 @@ _OF_ROTATION = re.compile(r"rope|rotary|freqs|theta|_cis\b|complex")
 _LOOKS_AHEAD = re.compile(
     r"look_?ahead|(mask|block|hide)_?future|future_?mask|no_?peek"
 )
+_OF_TEXT = re.compile(r"\bstr\b|\bLiteral\b")
 _COUNTED = {"len", "length", "max", "maxlen", "seqlen", "size", "num", "n", "window"}
 # image_features are the features themselves, and no number of them, in a call.
 _FEATURES = re.compile(r"(?<!\bn)(?<!\bnum)(?<!\bin)(?<!\bout)_(features|feats)$")

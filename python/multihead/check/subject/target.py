@@ -195,14 +195,20 @@ def _where(code: object) -> str:
             return "this notebook"
         return f"{pathlib.Path(file).name}:{inspect.getsourcelines(code)[1]}"
     except (OSError, TypeError):
-        return "this notebook" if _text_in_cell(code) else ""
+        file, line, _ = _in_cell(code)
+        return "this notebook" if is_cell(file) else f"{file}:{line}" if file else ""
 
 
 def text_of_file(subject: Subject) -> str:
     """The text of the file that the code under test is of; "" where there is none."""
+    module = sys.modules.get(subject.type.__module__)
+    path = pathlib.Path(getattr(module, "__file__", None) or "")
+    if path.suffix == ".ipynb":
+        cells = [n for n in linecache.cache if n.startswith(f"{path.name}[")]
+        return "".join(line for cell in cells for line in linecache.getlines(cell))
     try:
-        return inspect.getsource(sys.modules[subject.type.__module__])
-    except (KeyError, OSError, TypeError):
+        return inspect.getsource(module)  # type: ignore[arg-type]
+    except (OSError, TypeError):
         return ""
 
 
@@ -215,22 +221,28 @@ def _source(code: object) -> str:
             try:
                 texts.append(inspect.getsource(part))
             except (OSError, TypeError):
-                texts.append(_text_in_cell(part))
+                texts.append(_in_cell(part)[2])
     return "\n".join(texts)
 
 
-def _text_in_cell(code: object) -> str:
-    """The text of a class that a notebook defines, else "". Python finds such texts of
-    functions alone; those of the class know their cell."""
+_CELL = re.compile(r".*\.ipynb\[\d+\]")
+
+
+def _in_cell(code: object) -> tuple[str, int, str]:
+    """The cell, line and text of a class that a notebook defines, else nothing. Python
+    finds such texts of functions alone; those of the class know their cell."""
     members = vars(code).values() if inspect.isclass(code) else ()
     files = {m.__code__.co_filename for m in members if inspect.isfunction(m)}
-    for file in filter(is_cell, files):
+    for file in files:
+        if not is_cell(file) and not _CELL.fullmatch(file):
+            continue
         text = "".join(linecache.getlines(file))
         with contextlib.suppress(SyntaxError):
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.ClassDef) and node.name == code.__name__:
-                    return ast.get_source_segment(text, node) or ""
-    return ""
+                    segment = ast.get_source_segment(text, node) or ""
+                    return file, node.lineno, segment
+    return "", 0, ""
 
 
 def _defined(module: types.ModuleType) -> dict[str, object]:

@@ -322,9 +322,10 @@ def _transposed_heads(t: Text) -> Iterator[Edit]:
 
     views = _viewed(t)
     for make in (cut, exchange):
-        for view in views:
-            yield (make(*view),)
+        # Mostly all are cut alike, and one that is right is no more so if exchanged.
         yield tuple(make(*view) for view in views)
+        for view in views if len(views) > 1 else ():
+            yield (make(*view),)
         for merge in _merges(t):
             for merged in merge:
                 yield (*(make(*view) for view in views), merged)

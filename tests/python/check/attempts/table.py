@@ -258,7 +258,8 @@ WRONG = [
     *attempts(
         "wrong_causal",
         """BufferNeverRead: causal_ignored
-        OneTokenAheadAlways: causal_one_too_far""",
+        OneTokenAheadAlways: causal_one_too_far
+        TriangleOfOneRow: causal_first_key_only""",
         causal=True,
     ),
     *attempts(
@@ -333,6 +334,13 @@ WRONG = [
     ),
     *attempts(
         "wrong_two", "MaskAddedAndNoOutput: mask_added+output_forgotten", mask="keep"
+    ),
+    *attempts(
+        "wrong_several",
+        """UnscaledOverQueriesJoinedByView: scale_missing+softmax_over_queries+merge_not_transposed
+        ViewInWidthAndInverted: heads_not_transposed+scale_by_embed_dim+mask_inverted
+        NothingRight: key_value_swapped+scale_multiplied+softmax_over_heads+merge_not_transposed
+        core_with_three: scale_not_root+softmax_over_queries+mask_ignored""",
     ),
     *attempts(
         "wrong_unknown",

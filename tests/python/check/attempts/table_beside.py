@@ -86,6 +86,16 @@ RIGHT = [
         TurnsByHead
         ValuesTurnedToo""",
     ),
+    *attempts(
+        "cuts",
+        """HeadByHead
+        HeadByHeadNormedAndTurned
+        HeadByHeadNormed
+        HeadsLast
+        NormsNamedInShort
+        NormsThatAreNumbered
+        PairsLaidInHalves""",
+    ),
 ]
 
 WRONG = [
@@ -146,6 +156,12 @@ WRONG = [
         TablesOfOtherHalves: rotary_misapplied
         OneSumTurnedBackwards: rotary_misapplied
         TurnedAndUnscaled: scale_missing""",
+    ),
+    *attempts(
+        "cuts",
+        """ViewedAndNormed: heads_not_transposed
+        HeadByHeadUnscaled: scale_missing
+        HeadByHeadJoinedStraight: merge_not_transposed""",
     ),
     *attempts(
         "wrong_sums",

@@ -12,6 +12,8 @@ WRONG = [
         ValuesFromTheKey: value_from_key
         WeightsTimesKeys: values_are_keys
         QueriesAgainstValues: keys_are_values
+        ValuesAgainstKeys: queries_are_values
+        ValuesAgainstKeysForKeys: queries_are_values+values_are_keys
         QueriesAgainstQueries: keys_are_queries | query_weight_for_keys
         ProjectionsNeverCalled: input_projection_forgotten
         ValuesNeverProjected: input_projection_forgotten

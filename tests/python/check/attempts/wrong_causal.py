@@ -127,6 +127,16 @@ class OneTokenAhead(_SelfAttention):
         return self.finish(att, v)
 
 
+class TriangleOfOneRow(_SelfAttention):
+    """The triangle is made before the lengths are known, of one row."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        past = torch.tril(torch.ones(1, 1, 1, x.size(1)))
+        att = self.scores(q, k).masked_fill(past == 0, float("-inf"))
+        return self.finish(att, v)
+
+
 class OneTokenAheadAlways(_SelfAttention):
     """A causal layer whose triangle has one diagonal too many."""
 

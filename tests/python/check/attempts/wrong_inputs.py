@@ -94,6 +94,25 @@ class QueriesAgainstValues(_Layers):
         return self.out(self.concat(self.attend(q, v, v, mask)))
 
 
+class ValuesAgainstKeys(_Layers):
+    def forward(self, query, key, value, mask=None):
+        k, v = self.split(self.k_linear(key)), self.split(self.v_linear(value))
+        return self.out(self.concat(self.attend(v, k, v, mask)))
+
+
+class ValuesAgainstKeysForKeys(_Layers):
+    """Its helper is handed the three in another order."""
+
+    def forward(self, query, key, value):
+        q, k = self.split(self.q_linear(query)), self.split(self.k_linear(key))
+        return self.out(
+            self.concat(self.in_order(self.split(self.v_linear(value)), q, k))
+        )
+
+    def in_order(self, value, query, key):
+        return self.attend(value, key, key, None)
+
+
 class QueriesAgainstQueries(_Layers):
     def forward(self, x):
         q = self.split(self.q_linear(x))

@@ -108,8 +108,10 @@ class PairSwappedAndJoinedByView(nn.Module):
         B, N, C = x.shape
         qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads)
         q, v, k = qkv.permute(2, 0, 3, 1, 4)
-        attn = (q @ k.transpose(-2, -1) * q.size(-1) ** -0.5).softmax(dim=-1)
-        return self.proj((attn @ v).reshape(B, N, C))
+        return self.proj((self.weights(q, k) @ v).reshape(B, N, C))
+
+    def weights(self, q, k):
+        return (q @ k.transpose(-2, -1) * q.size(-1) ** -0.5).softmax(dim=-1)
 
 
 class MaskAfterSoftmaxAndNoRoot(_Module):

@@ -23,7 +23,7 @@ _TOLD = 100  # programs after which the counts are told again
 BAD = ("accused", "wrongly named", "called right", "unnamed", "not judged")
 
 
-def work(task: tuple[int, bool]) -> Judged | str:
+def work(task: tuple[int, int]) -> Judged | str:
     torch.set_num_threads(1)
     try:
         return judged(*task)
@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="generated", description=__doc__)
     parser.add_argument("--right", type=int, default=200, help="right programs")
     parser.add_argument("--wrong", type=int, default=500, help="wrong programs")
+    parser.add_argument("--together", type=int, default=1, help="faults of a wrong one")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--fault", default="", help="only programs with this fault")
@@ -46,13 +47,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def results(seeds: range, count: int, is_right: bool, processes: int, fault: str):
-    """Judged programs until there are `count`, and seeds that gave none by reason."""
+def results(seeds: range, count: int, faults: int, processes: int, fault: str):
+    """Judged programs of so many faults until there are `count`, and seeds that gave
+    none by reason."""
     lost = collections.Counter()
     context = multiprocessing.get_context("spawn")
-    tasks = ((seed, is_right) for seed in seeds)
+    tasks = ((seed, faults) for seed in seeds)
     if fault:
-        tasks = (task for task in tasks if has_fault(task[0], fault))
+        tasks = (task for task in tasks if has_fault(*task, fault))
     found = 0
     with context.Pool(processes, maxtasksperchild=400) as pool:
         # A few at a time: nothing is left to be done when there are enough.
@@ -69,9 +71,10 @@ def results(seeds: range, count: int, is_right: bool, processes: int, fault: str
         print(f"  no program: {times:5}  {reason}", file=sys.stderr)
 
 
-def has_fault(seed: int, fault: str) -> bool:
+def has_fault(seed: int, faults: int, name: str) -> bool:
     try:
-        return wrong_program(seed).spec.fault == fault
+        planted = wrong_program(seed, together=faults).faults
+        return any(fault.name == name for fault in planted)
     except NoProgram:
         return False
 
@@ -85,12 +88,15 @@ def told(is_right: bool, kinds: collections.Counter, start: float) -> str:
 def main() -> int:
     options = parser().parse_args()
     if options.show is not None:
-        make = right_program if options.of == "right" else wrong_program
-        program = make(options.show)
+        program = (
+            right_program(options.show)
+            if options.of == "right"
+            else wrong_program(options.show, together=options.together)
+        )
         print(f"# {program.spec.fault or 'right'}: {program.spec}\n{program.text}")
         return 0
     status = 0
-    for is_right, count in ((True, options.right), (False, options.wrong)):
+    for faults, count in ((0, options.right), (options.together, options.wrong)):
         if not count:
             continue
         start = time.monotonic()
@@ -99,7 +105,7 @@ def main() -> int:
             collections.Counter
         )
         seeds = range(options.seed, options.seed + 20 * count + 1000)
-        for one in results(seeds, count, is_right, options.processes, options.fault):
+        for one in results(seeds, count, faults, options.processes, options.fault):
             kinds[one.kind] += 1
             by_fault[one.truth][one.kind] += 1
             if one.kind in options.list.split(",") or one.kind == "crashed":
@@ -108,10 +114,10 @@ def main() -> int:
                 )
                 sys.stdout.flush()
             if kinds.total() % _TOLD == 0:
-                print(told(is_right, kinds, start), file=sys.stderr)
-        print(told(is_right, kinds, start))
+                print(told(faults == 0, kinds, start), file=sys.stderr)
+        print(told(faults == 0, kinds, start))
         for fault, counts in sorted(by_fault.items()):
-            if not is_right and set(counts) - {"named"}:
+            if faults and set(counts) - {"named"}:
                 print(f"  {fault}: {dict(counts)}")
         status |= bool(kinds["accused"] or kinds["wrongly named"] or kinds["crashed"])
     return status

@@ -350,6 +350,11 @@ CAUSAL = [
         lambda s: is_torch(s) and s.causal is not None,
         _causal(".tril(diagonal=-1)"),
     ),
+    Fault(
+        ("causal_first_key_only",),
+        lambda s: is_torch(s) and s.causal is not None,
+        _causal("[:1].triu(diagonal=1)"),
+    ),
 ]
 HEADS = [
     Fault(
@@ -385,6 +390,7 @@ HEADS = [
     ),
     Fault(("values_are_keys",), lambda s: s.pieces != "loop", _roles("q", "k", "k")),
     Fault(("keys_are_values",), lambda s: s.pieces != "loop", _roles("q", "v", "v")),
+    Fault(("queries_are_values",), lambda s: s.pieces != "loop", _roles("v", "k", "v")),
     Fault(
         ("keys_and_values_exchanged", "key_value_swapped"),
         lambda s: s.pieces != "loop",

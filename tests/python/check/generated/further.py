@@ -59,6 +59,10 @@ def as_wide(s: Spec) -> bool:
     return separate(s) and not s.groups
 
 
+def owns_matrices(s: Spec) -> bool:
+    return s.form == "module" and s.projections == "matrices"
+
+
 def layers(s: Spec) -> bool:
     return has_layers(s) and s.form == "module"
 
@@ -108,9 +112,10 @@ PROJECTIONS = [
     Fault(("all_weights_transposed",), bare_layers, _transposed(*"qkvo")),
     Fault(("all_weights_transposed",), bare_layers, _transposed(*"qkv")),
     Fault(
-        # Of bare matrices, which may be (in, out): that one, or all the others.
+        # Of bare matrices, which may be (in, out): that one, or all the others. A
+        # module's own may be stored in any way.
         ("output_weight_transposed", "all_weights_transposed"),
-        lambda s: not s.is_core and not s.bias and s.form != "made",
+        lambda s: not (s.is_core or s.bias or s.form == "made" or owns_matrices(s)),
         _transposed("o"),
     ),
     Fault(("projections_rotated",), as_wide, _matrices("k", "v", "q")),

@@ -3,9 +3,11 @@
 
 import contextlib
 import pathlib
+import random
 import tempfile
 import warnings
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import torch
 
@@ -17,15 +19,17 @@ from .program import steps_of, text_of
 from .spec import Spec, draw
 from .truth import run
 
-# Styles that are tried for a fault that few have.
+# Styles that are tried for faults that few have.
 _STYLES, _STRIDE = 300, 1_000_003
 
 
 @dataclass
 class Program:
+    """faults: those that were planted; none: it is right."""
+
     spec: Spec
     text: str
-    fault: Fault | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def name(self) -> str:
@@ -39,7 +43,8 @@ class Program:
 @dataclass
 class Judged:
     """kind: of a right program "passed", "right if", "not judged" or "accused"; of a
-    wrong one "named", "unnamed", "wrongly named", "called right" or "not judged"."""
+    wrong one "named", "named in part" if only some of its faults are, "unnamed",
+    "wrongly named", "called right" or "not judged"."""
 
     seed: int
     kind: str
@@ -62,29 +67,42 @@ def right_program(seed: int) -> Program:
     return program
 
 
-def wrong_program(seed: int, fault: Fault | None = None) -> Program:
-    """A right one with one fault that shows on the generator's own inputs. Faults take
-    turns, so that those that few styles can have are not crowded out."""
-    fault = fault or FAULTS[seed % len(FAULTS)]
+def wrong_program(seed: int, *faults: Fault, together: int = 1) -> Program:
+    """A right one with so many faults, each of which shows on the generator's own
+    inputs. Faults take turns, so that those that few styles can have are not crowded
+    out."""
+    if not faults:
+        others = random.Random(seed).sample(FAULTS, together - 1)
+        faults = (FAULTS[seed % len(FAULTS)], *others)
     styles = (draw(seed + n * _STRIDE) for n in range(_STYLES))
-    spec = next((s for s in styles if fault.fits(s)), None)
-    if spec is None:
-        raise NoProgram(f"no style has {fault.name}")
-    twin = Program(replace(spec), text_of(steps_of(spec)))
-    right, expected = _run(twin)
+    spec = next((s for s in styles if all(f.fits(s) for f in faults)), None)
+    names = " + ".join(fault.name for fault in faults)
+    if spec is None or len(set(faults)) < len(faults):
+        raise NoProgram(f"no style has {names}")
+    right, expected = _run(_with(spec, ()))
     if right.differs(expected, "out") or right.differs(expected, "weights"):
         raise NoProgram("the generator's own text is wrong")
-    steps = steps_of(spec)
-    fault.plant(steps)
-    spec.fault = fault.name
-    program = Program(spec, text_of(steps), fault)
-    found, expected = _run(program)
-    shows = [found.differs(expected, "out"), found.differs(expected, "weights")]
-    if fault.seen in ("gradients", "training"):
-        shows.append(found.differs(right, fault.seen))
-    if not any(shows):
-        raise NoProgram("the fault does not show")
+    program = _with(spec, faults)
+    program.spec.fault = names
+    found, _ = _run(program)
+    for fault in faults:
+        rest = tuple(other for other in faults if other is not fault)
+        without, expected = _run(_with(spec, rest))
+        beside = without if rest else expected
+        shows = [found.differs(beside, "out"), found.differs(beside, "weights")]
+        if fault.seen in ("gradients", "training"):
+            shows.append(found.differs(without, fault.seen))
+        if not any(shows):
+            raise NoProgram("the fault does not show")
     return program
+
+
+def _with(spec: Spec, faults: tuple[Fault, ...]) -> Program:
+    spec = replace(spec)
+    steps = steps_of(spec)
+    for fault in faults:
+        fault.plant(steps)
+    return Program(spec, text_of(steps), faults)
 
 
 def _run(program: Program):
@@ -96,16 +114,16 @@ def _run(program: Program):
         raise NoProgram(f"it does not run: {e}") from None
 
 
-def judged(seed: int, is_right: bool) -> Judged:
-    """Raises NoProgram."""
-    program = (right_program if is_right else wrong_program)(seed)
+def judged(seed: int, faults: int) -> Judged:
+    """Of a program with so many faults. Raises NoProgram."""
+    program = wrong_program(seed, together=faults) if faults else right_program(seed)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = pathlib.Path(folder, "program.py")
         path.write_text(program.text)
         report = examine(f"{path}:{program.name}", Options(time_limit=60.0))
     kind = kind_of(program, report)
-    truth = "right" if is_right else program.spec.fault or ""
+    truth = program.spec.fault or "right"
     said = _said(report)
     return Judged(seed, kind, truth, said, str(program.spec))
 
@@ -121,7 +139,7 @@ def kind_of(program: Program, report) -> str:
     conditions = getattr(report, "conditions", None) or []
     causes = report.causes
     is_right = (report.verdict or {}).get("verdict") in ("bits", "rounding")
-    if program.fault is None:
+    if not program.faults:
         if report.passed and not conditions:
             return "passed"
         if is_right and not report.findings:
@@ -133,11 +151,20 @@ def kind_of(program: Program, report) -> str:
         return "called right"
     if set(causes) & {"unknown", "raises", "not_finite"} or not report.cause:
         return "unnamed"
-    names = set(program.fault.names)
     others = (report.verdict or {}).get("alternatives", [])
-    if report.cause in names or any(set(o) <= names for o in others if o):
+    if any(_are(program.faults, names) for names in [causes, *others]):
         return "named"
-    return "wrongly named"
+    planted = {name for fault in program.faults for name in fault.names}
+    is_part = len(program.faults) > 1 and set(causes) <= planted
+    return "named in part" if is_part else "wrongly named"
+
+
+def _are(faults: tuple[Fault, ...], names: list[str]) -> bool:
+    """Each of the faults by one of its names, and nothing else."""
+    return len(names) == len(faults) and any(
+        all(name in fault.names for name, fault in zip(names, order))
+        for order in permutations(faults)
+    )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""Why nothing ran. Code whose steps do not fit together may still run where sizes are
+equal or 1, as with one head. If it is attention there, it is not our call that is
+wrong."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ..calls.cases import Sizes
+from ..report import Finding
+from . import guessing
+from .first_call import FirstCall
+from .ways import Way
+
+# What PyTorch says of tensors whose shapes do not fit together.
+OF_SHAPES = re.compile(
+    r"RuntimeError: (?:mat1 and mat2 shapes|shape '.*' is invalid|Expected size|"
+    r"The (?:expanded )?size of|einsum\(\)|size mismatch|batch1 and batch2|"
+    r"Sizes of tensors must match|Given normalized_shape)"
+)
+# Widths beside that of the inputs, which may have to go together with it.
+_WIDTHS = ("head_dim", "qkv_dim", "out_dim", "config", "attention", "norm")
+_SECONDS = 3.0  # for all of the sizes
+
+
+def complaints(
+    first: FirstCall, layouts: tuple[str, ...], is_attention: Callable[[Way], bool]
+) -> list[Finding]:
+    """Why nothing ran, which is the code's fault only where that is clear.
+    is_attention: whether the first call of a way to call it is."""
+    built, subject = first.runner.construction, first.subject
+    guessed = [*first.call.guessed, *(built.guessed if built else ())]
+    kind = subject.type.__name__
+    found = guessing.of_no_call(first.findings, guessed, kind, subject.source)
+    is_sure = not guessed and not (built and built.takes(*_WIDTHS))
+    if not is_sure or not found or not OF_SHAPES.match(found[0].sentence):
+        return found
+    finder = FirstCall(first.runner, first.options, _SECONDS)
+    finder.extends = False
+    for words, sizes in _hiding(first.sizes[0]):
+        finder.sizes = [sizes]
+        base = finder.find(layouts)
+        if base is not None and is_attention(Way(first.runner, base)):
+            return [unless(words, found[0])]
+    return found
+
+
+def unless(words: str, refusal: Finding) -> Finding:
+    """That a call is refused but where sizes hide a fault."""
+    sentence = f"It raises unless {words}. {refusal.sentence}"
+    return replace(refusal, sentence=sentence, kind="failure", remedy="")
+
+
+def _hiding(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
+    heads = sizes.heads
+    if heads > 1:
+        yield "it has one head", replace(sizes, heads=1, kv_heads=None)
+    yield "the batch is one item", replace(sizes, batch=1)
+    yield "there are as many items as heads", replace(sizes, batch=heads)
+    equal = dict(batch=heads, queries=heads, keys=heads)
+    yield "items, heads and positions are equally many", replace(sizes, **equal)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Which number says how many keys a query may see, where names leave it open: a
+`window_size` is that of a sliding window, or of the windows that an image is cut into."""
+
+import inspect
+import re
+from collections.abc import Iterable
+
+from .roles import normal
+
+_EMPTY = inspect.Parameter.empty
+_NAMES = set(
+    "window windowsize winsize ws w radius windowradius halfwindow halfwindowsize "
+    "localsize localradius localcontext bandwidth lookback attnspan attentionspan".split()
+)
+# Of images, in the code of Swin and its kind.
+_OF_IMAGES = re.compile(
+    r"relative_position|window_(partition|reverse)|\bim(age|g)|patch|win_?size\s*\["
+    r"|\bh\w*\s*,\s*w\w*(\s*,\s*\w+)*\s*=\s*\w+\.(shape|size)|\bws\s*\*\s*ws\b",
+    re.I,
+)
+_OF_SEQUENCES = re.compile(
+    r"sliding|\blocal|\bband(ed)?\b|look_?back|neighbou?r|\barange\(|\btri[lu]\(|"
+    r"\brange\([^()\n]*\b(window|radius)|\bcausal",
+    re.I,
+)
+
+
+def is_sliding(text: str) -> bool:
+    """Whether the code of this text has windows that move along a sequence."""
+    return bool(_OF_SEQUENCES.search(text)) and not _OF_IMAGES.search(text)
+
+
+def is_size(name: str) -> bool:
+    """Whether it may be the name of the size of such a window."""
+    return normal(name) in _NAMES
+
+
+def sizes(parameters: Iterable[inspect.Parameter], text: str) -> dict[str, str]:
+    """The role of those that are that size in code of this text."""
+    found = [p.name for p in parameters if _is_size(p, text)]
+    return dict.fromkeys(found if is_sliding(text) else [], "sliding_window")
+
+
+def _is_size(parameter: inspect.Parameter, text: str) -> bool:
+    """Whether code compares something with it, takes it from a position, or has a
+    triangle of it."""
+    name, default = parameter.name, parameter.default
+    if not is_size(name) or "tuple" in str(parameter.annotation).lower():
+        return False
+    if type(default) is not int and (len(name) == 1 or default not in (None, _EMPTY)):
+        return False
+    kept = re.findall(rf"(\w+)\s*=\s*{re.escape(name)}\b", text)
+    kept += filter(is_size, re.findall(r"\bself\.(\w+)", text))
+    size = rf"(?:\w+\.)?(?:{'|'.join(map(re.escape, {name, *kept}))})\b"
+    used = rf"[<>]=?\s*\(?-?\s*{size}|{size}\s*[<>]|[-+]\s*{size}|=\s*\(?-\s*\(?{size}"
+    return re.search(used, text) is not None

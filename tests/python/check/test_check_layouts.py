@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: MIT
+"""Orders of axes in functions without weights: batch or sequence first, channels first,
+all sequences of a batch behind one another."""
+
+import pytest
+import torch
+
+import multihead
+
+
+def attend(q, k, v):
+    return (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v
+
+
+def of_steps(query, key, value, key_lengths=None):
+    """query (T, B, C), key and value (S, B, C); key_lengths (B,)."""
+    q, k, v = (t.transpose(0, 1) for t in (query, key, value))
+    scores = q @ k.mT / q.size(-1) ** 0.5
+    if key_lengths is not None:
+        padded = torch.arange(k.size(1))[None] >= key_lengths[:, None]
+        scores = scores.masked_fill(padded[:, None], float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(0, 1)
+
+
+def of_steps_blocks_tokens(query, key, value, key_lengths=None):
+    """query (T, B, C), key and value (S, B, C); key_lengths (B,)."""
+    q, k, v = (t.transpose(0, 1) for t in (query, key, value))
+    scores = q @ k.mT / q.size(-1) ** 0.5
+    if key_lengths is not None:
+        padded = torch.arange(k.size(1))[None] < key_lengths[:, None]
+        scores = scores.masked_fill(padded[:, None], float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(0, 1)
+
+
+def heads_of_steps(q, k, v):
+    """q: (L, B, H, D); k, v: (S, B, H, D)."""
+    scores = torch.einsum("lbhd,sbhd->bhls", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("bhls,sbhd->lbhd", scores.softmax(-1), v)
+
+
+def channels_first(q, k, v):
+    """q, k, v: (batch, channels, length), as after a Conv1d."""
+    scores = torch.einsum("bct,bcs->bts", q, k) / q.shape[1] ** 0.5
+    return torch.einsum("bts,bcs->bct", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize(
+    ("function", "layout"),
+    [
+        (of_steps, "(L, B, D)"),
+        (heads_of_steps, "(L, B, H, D)"),
+        (channels_first, "(B, D, L)"),
+    ],
+)
+def test_functions_whose_batch_or_features_stand_elsewhere(function, layout):
+    report = multihead.check(function)
+    assert report.judgement == "right", str(report)
+    assert f"tensors as {layout}" in report.understood
+
+
+def test_faults_in_another_order_have_their_names():
+    report = multihead.check(of_steps_blocks_tokens)
+    assert report.cause == "padding_inverted", str(report)
+
+
+def unsaid(query, key, value):
+    q, k, v = (t.transpose(0, 1) for t in (query, key, value))
+    scores = torch.bmm(q, k.mT) / q.size(-1) ** 0.5
+    return torch.bmm(scores.softmax(-1), v).transpose(0, 1)
+
+
+def test_an_order_that_nothing_states_is_a_condition():
+    report = multihead.check(unsaid)
+    assert [c["name"] for c in report.conditions] == ["sequence_first"]
+    assert multihead.check(unsaid, batch_first=False).judgement == "right"
+
+
+def varlen(q, k, v, cu_seqlens):
+    """q, k, v: (total, heads, dim); cu_seqlens: (batch + 1,)."""
+    out = torch.empty_like(q)
+    for start, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist()):
+        parts = (t[start:end].transpose(0, 1) for t in (q, k, v))
+        out[start:end] = attend(*parts).transpose(0, 1)
+    return out
+
+
+def varlen_across_items(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q):
+    """q, k, v: (total, heads, dim)."""
+    return attend(*(t.transpose(0, 1) for t in (q, k, v))).transpose(0, 1)
+
+
+def test_items_behind_one_another():
+    report = multihead.check(varlen)
+    assert [c["name"] for c in report.conditions] == ["equal_lengths_only"]
+    assert "items behind one another, (B·L, H, D)" in report.understood
+
+
+def test_items_behind_one_another_that_see_each_other_are_wrong():
+    report = multihead.check(varlen_across_items)
+    assert report.judgement == "wrong", str(report)
+
+
+def test_a_call_with_the_ends_of_items_comes_to_an_end():
+    packed, ends = torch.randn(9, 2, 4), torch.tensor([0, 3, 9])
+    report = multihead.check(varlen, inputs=(packed, packed, packed, ends))
+    assert report.seconds < 30 and "hangs" not in report.causes

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Sliding windows, whatever their size is called: a window is given that binds."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import multihead
+
+
+def slide(q, k, v, hidden):
+    place = torch.arange(q.shape[-2])
+    blocked = hidden(place[:, None] - place)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(blocked, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def causal(q, k, v, window_size=64):
+    """Causal: each token sees itself and the window_size - 1 tokens before it."""
+    return slide(q, k, v, lambda d: (d < 0) | (d >= window_size))
+
+
+def one_too_many(q, k, v, window_size=64):
+    """Causal: each token sees itself and the window_size - 1 tokens before it."""
+    return slide(q, k, v, lambda d: (d < 0) | (d > window_size))
+
+
+def on_both_sides(q, k, v, radius=64):
+    """Local attention: position i sees j with |i - j| <= radius."""
+    return slide(q, k, v, lambda d: d.abs() > radius)
+
+
+def nearer(q, k, v, local_size=4):
+    """Local attention: position i sees j with |i - j| < local_size."""
+    return slide(q, k, v, lambda d: d.abs() >= local_size)
+
+
+def required(q, k, v, window_size):
+    """Causal sliding window."""
+    return slide(q, k, v, lambda d: (d < 0) | (d >= window_size))
+
+
+@pytest.mark.parametrize("function", [causal, on_both_sides, nearer, required])
+def test_a_window_of_any_name_is_given_a_size_that_binds(function):
+    report = multihead.check(function)
+    assert [c["name"] for c in report.conditions] == ["equal_lengths_only"]
+    assert re.search(r"(window_size|radius|local_size) 3\b", report.understood[0])
+
+
+def test_a_window_with_a_key_too_many_is_named():
+    assert multihead.check(one_too_many).cause == "window_off_by_one"
+
+
+def of_the_last(q, k, v, window_size=64):
+    """Causal sliding window; the queries are the last of the keys."""
+    ahead = k.shape[-2] - q.shape[-2]
+    places = torch.arange(q.shape[-2])[:, None] + ahead
+    distance = places - torch.arange(k.shape[-2])
+    blocked = (distance < 0) | (distance >= window_size)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(blocked, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def test_a_window_of_queries_that_are_the_last():
+    assert multihead.check(of_the_last).judgement == "right"
+
+
+class NoWindow(nn.Module):
+    """Causal, of at most so many tokens."""
+
+    def __init__(self, dim, heads, context_window=512):
+        super().__init__()
+        self.inner, self.window = (
+            nn.MultiheadAttention(dim, heads, batch_first=True),
+            context_window,
+        )
+        self.register_buffer(
+            "later", torch.ones(context_window, context_window).triu(1).bool()
+        )
+
+    def forward(self, x):
+        x = x[:, -self.window :]
+        later = self.later[: x.size(1), : x.size(1)]
+        return self.inner(x, x, x, attn_mask=later)[0]
+
+
+def test_a_longest_context_is_no_window():
+    assert multihead.check(NoWindow).judgement == "right"
+
+
+class LocalAttention(nn.Module):
+    """Causal sliding window: each token sees itself and the window_size - 1 tokens
+    before it."""
+
+    hides = staticmethod(lambda d, w: (d < 0) | (d >= w))
+
+    def __init__(self, dim, heads, window_size=64):
+        super().__init__()
+        self.heads, self.w = heads, window_size
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        mixed = slide(q, k, v, lambda d: self.hides(d, self.w))
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class OneKeyTooMany(LocalAttention):
+    __doc__ = LocalAttention.__doc__
+    hides = staticmethod(lambda d, w: (d < 0) | (d > w))
+
+
+def test_windows_that_a_constructor_is_told():
+    report = multihead.check(LocalAttention)
+    assert report.judgement == "right" and "window_size=3" in str(report)
+    assert multihead.check(OneKeyTooMany).cause == "window_off_by_one"
