@@ -13,7 +13,6 @@ from torch import Tensor
 from ..calls.cases import Case, as_sequence
 from ..report import Finding
 
-
 _OUTPUT = re.compile(r"x|y|z|h|out(put)?s?|.*_out(put)?|context|hidden\w*|result")
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from . import signature
 from .roles import is_added as is_bias_name
 from .roles import normal
-from . import signature
 from .signature import BATCH, LENGTH, Call
 from .target import Subject
 
