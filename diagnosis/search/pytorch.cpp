@@ -107,6 +107,7 @@ bool has_structure(const Recipe& recipe) {
   habits.causal_unless_masked = none.causal_unless_masked;
   habits.heads_before_items = none.heads_before_items;
   habits.fully_masked = none.fully_masked;
+  habits.sentinels = none.sentinels;
   habits.window_reading = none.window_reading;
   return habits != none;
 }

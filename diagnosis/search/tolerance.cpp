@@ -254,6 +254,35 @@ bool differs_where_seen(const ObservedCall& call, const Recipe& recipe,
   return !(largest_difference(call.out, stages.out, rows) <= least);
 }
 
+constexpr size_t kFewSentinels = 6;
+
+// The usual numbers block keys in every usual way, the commonest first. What is
+// added to −1e4 keeps some digits of the scores, to −1e9 few, to the rest none.
+const std::vector<Sentinels>& all_sentinels() {
+  static const std::vector<Sentinels> all = [] {
+    using enum Sentinels::How;
+    std::vector<Sentinels> result = {{.united = true},
+                                     {kAdded, kAdded, /*united=*/true}};
+    for (const bool last : {false, true}) {
+      result.push_back({kFilled, kInfinity, false, last});
+      result.push_back({kInfinity, kFilled, false, last});
+    }
+    for (const double number : {-1e9, -1e4, -3.4e38}) {
+      if (number != -1e9)
+        result.push_back({kAdded, kAdded, true, false, number});
+      result.push_back({kAdded, kAdded, false, false, number});
+      result.push_back({kAdded, kInfinity, false, false, number});
+      result.push_back({kInfinity, kAdded, false, false, number});
+      for (const bool last : {false, true}) {
+        result.push_back({kAdded, kFilled, false, last, number});
+        result.push_back({kFilled, kAdded, false, last, number});
+      }
+    }
+    return result;
+  }();
+  return all;
+}
+
 }  // namespace
 
 double rounding_allowed(at::ScalarType precision, const Stages& stages,
@@ -321,15 +350,21 @@ Errors errors(const ObservedCall& call, const Recipe& recipe,
   if (found.fit() || !may_differ || differs_where_seen(call, recipe, *stages)) {
     return found;
   }
-  using enum FullyMasked;
-  for (const FullyMasked fully_masked :
-       {kNaN, kUniform, kAsSeen, kMaskUniformFirst, kMaskUniformLast,
-        kCausalUniformFirst, kCausalUniformLast}) {
-    Recipe other = recipe;
+  Recipe other = recipe;
+  std::optional<Errors> others;
+  const auto explained = [&](FullyMasked fully_masked) {
     other.fully_masked = fully_masked;
     stages = simulate(call, other);
-    const Errors others = errors_of(call, other, stages, precision);
-    if (others.fit()) return others;
+    others = errors_of(call, other, stages, precision);
+    return others->fit();
+  };
+  if (explained(FullyMasked::kNaN)) return *others;
+  // Of faults few ways: the more, the more of them explain the same numbers.
+  const std::span all(all_sentinels());
+  const bool is_fault = !is_attention(recipe);
+  for (const Sentinels& way : is_fault ? all.first(kFewSentinels) : all) {
+    other.sentinels = way;
+    if (explained(FullyMasked::kFinite)) return *others;
   }
   return found;
 }

@@ -219,20 +219,29 @@ void meet_blocks(const ObservedCall& call, const Tensor& scores, Effect& all) {
   collect(all.by_causal, others, std::bit_or<>());
 }
 
-// What a finite number blocks, where -inf blocks the rest.
-Tensor filled_with_number(const Effect& effect, const Recipe& recipe) {
-  using enum FullyMasked;
-  const FullyMasked rows = recipe.fully_masked;
-  const bool is_mask = rows == kMaskUniformFirst || rows == kMaskUniformLast;
-  const bool is_causal =
-      rows == kCausalUniformFirst || rows == kCausalUniformLast;
-  if (!is_mask && !is_causal) return {};
-  require(effect.blocked.defined() && effect.by_causal.defined() &&
-          recipe.sentinel == -kInfinity);
-  const Tensor& own = is_mask ? effect.blocked : effect.by_causal;
-  const Tensor& other = is_mask ? effect.by_causal : effect.blocked;
-  const bool is_last = rows == kMaskUniformLast || rows == kCausalUniformLast;
-  return is_last ? own : own.logical_and(other.logical_not());
+// Scores that are blocked by finite numbers, in float32 as that rounds them.
+Tensor with_sentinels(const ObservedCall& call, const Sentinels& how,
+                      const Effect& effect, const Tensor& all, Tensor scores) {
+  const auto block = [&](const Tensor& blocked, Sentinels::How way) {
+    if (way == Sentinels::kAdded) {
+      scores = scores + blocked.to(at::kDouble) * how.number;
+      if (call.dtype == at::kFloat) {
+        scores = scores.to(at::kFloat).to(at::kDouble);
+      }
+    } else {
+      const bool filled = way == Sentinels::kFilled;
+      scores = scores.masked_fill(blocked, filled ? how.number : -kInfinity);
+    }
+  };
+  if (how.united) {
+    block(all, how.mask);
+    return scores;
+  }
+  require(effect.blocked.defined() && effect.by_causal.defined());
+  if (!how.causal_last) block(effect.by_causal, how.causal);
+  block(effect.blocked, how.mask);
+  if (how.causal_last) block(effect.by_causal, how.causal);
+  return scores;
 }
 
 }  // namespace
@@ -268,30 +277,27 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
     if (beyond.defined()) collect(effect.by_causal, beyond, std::bit_or<>());
   }
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
-  const Tensor finite = filled_with_number(effect, recipe);
   const Tensor by_causal = effect.by_causal;
   require(!recipe.sentinel_of_mask || by_causal.defined());
   require(!recipe.mask_capped || (recipe.softcapped && call.cap));
-  if (effect.by_causal.defined())
-    collect(effect.blocked, effect.by_causal, std::bit_or<>());
+  Tensor blocked = effect.blocked;
+  if (by_causal.defined()) collect(blocked, by_causal, std::bit_or<>());
 
-  Masked result{.scores = scores, .blocks = effect.blocked.defined()};
+  Masked result{.scores = scores, .blocks = blocked.defined()};
   if (effect.factor.defined()) result.scores = result.scores * effect.factor;
   if (effect.added.defined()) result.scores = result.scores + effect.added;
-  if (effect.blocked.defined()) {
-    const bool usual = recipe.sentinel == -kInfinity;
-    const bool added = usual && recipe.fully_masked == FullyMasked::kAsSeen;
-    const bool filled = usual && recipe.fully_masked == FullyMasked::kUniform;
-    // -1e9 is the usual number: it shows what rounding leaves.
-    const double sentinel = added || filled      ? -1e9
-                            : recipe.mask_capped ? -*call.cap
-                                                 : recipe.sentinel;
+  const bool is_finite = recipe.fully_masked == FullyMasked::kFinite &&
+                         recipe.sentinel == -kInfinity;
+  if (blocked.defined() && is_finite) {
+    result.scores = with_sentinels(call, recipe.sentinels, effect, blocked,
+                                   result.scores);
+  } else if (blocked.defined()) {
+    const double sentinel =
+        recipe.mask_capped ? -*call.cap : recipe.sentinel;
     result.scores =
-        added || recipe.sentinel_added
-            ? result.scores + effect.blocked.to(at::kDouble) * sentinel
-            : result.scores.masked_fill(effect.blocked, sentinel);
-    if (finite.defined())
-      result.scores = result.scores.masked_fill(finite, -1e9);
+        recipe.sentinel_added
+            ? result.scores + blocked.to(at::kDouble) * sentinel
+            : result.scores.masked_fill(blocked, sentinel);
     if (recipe.sentinel_of_mask)
       result.scores = result.scores.masked_fill(by_causal, -kInfinity);
   }
@@ -301,7 +307,7 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   if (effect.keep_after.defined()) {
     result.keep_after = effect.keep_after.to(at::kDouble);
   }
-  if (effect.blocked.defined() || effect.added.defined()) {
+  if (blocked.defined() || effect.added.defined()) {
     const Tensor fully_masked = result.scores.eq(-kInfinity).all(-1);
     if (fully_masked.any().item<bool>()) result.fully_masked = fully_masked;
   }

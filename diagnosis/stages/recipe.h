@@ -124,16 +124,25 @@ at::Tensor window_as_given(const at::Tensor& distance, int64_t left,
 /// The weights of a query whose keys are all blocked. Example: the scores of
 /// its three keys are 1, 2 and 0.
 enum class FullyMasked {
-  kZero,     ///< 0, 0, 0
-  kNaN,      ///< softmax of −inf, −inf, −inf: NaN
-  kUniform,  ///< each score replaced by −1e9: 1/3, 1/3, 1/3
-  // The same for what one of mask and causal triangle blocks, the other with
-  // −inf, which comes first or last.
-  kMaskUniformFirst,
-  kMaskUniformLast,
-  kCausalUniformFirst,
-  kCausalUniformLast,
-  kAsSeen  ///< −1e9 added to each score: softmax(1, 2, 0), as if unmasked
+  kZero,   ///< 0, 0, 0
+  kNaN,    ///< softmax of −inf, −inf, −inf: NaN
+  kFinite  ///< as Sentinels say
+};
+
+/// How a number as −1e9 blocks keys, which shows where all keys are blocked.
+struct Sentinels {
+  enum How {
+    kInfinity,  ///< scores become −inf
+    kFilled,    ///< and the number: three of it are 1/3, 1/3, 1/3
+    kAdded      ///< it is added: softmax(1, 2, 0), as if unmasked
+  };
+  How mask = kFilled;
+  How causal = kFilled;
+  bool united = false;       ///< what either blocks is blocked once, as by mask
+  bool causal_last = false;  ///< else the mask is
+  double number = -1e9;
+
+  bool operator==(const Sentinels&) const = default;
 };
 
 /// Scores (B, H, Lq, Lk), masked → weights.
@@ -295,6 +304,7 @@ struct Habits {
   WindowReading window_reading = WindowReading::kOwnLast;
   bool within_blocks = false;  ///< of positions, as many as own_block
   FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all
+  Sentinels sentinels;                            ///< of kFinite
 
   // What stands beside attention in the same module.
   OutputDropout output_dropout = OutputDropout::kNone;

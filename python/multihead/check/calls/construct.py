@@ -18,7 +18,15 @@ from ..subject.signature import MASKING, type_name
 from ..subject.target import Subject, describe, text_of_file
 from ..subject.words import OF_VOCABULARIES, role_of_words, words
 from .cases import Sizes, of_globals
-from .settings import DROPOUT, Choices, Config, choices_of, class_for, settings_of
+from .settings import (
+    DROPOUT,
+    Choices,
+    Config,
+    choices_of,
+    class_for,
+    settings_of,
+    shown,
+)
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
@@ -30,7 +38,6 @@ _SHARES = {"decay", "momentum", "slope"}
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
-_LONG = 200  # characters of an argument that is shown
 # Flags that are off by default, and what they switch, by words of their names.
 _SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
 _SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
@@ -70,6 +77,7 @@ class Construction:
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False
+        self._is_causal = False
         self._choices: Choices = {}
         self.is_unturned = False  # it was handed positions that turn nothing
         # What made-up configurations were asked for and did not know.
@@ -205,6 +213,12 @@ class Construction:
         return next((d for d in defaults if type(d) is int and d > 0), None)
 
     @property
+    def causal_switch(self) -> str | None:
+        """The flag that makes it causal, and is off by default."""
+        off = (p.name for p in self.parameters if p.default is False)
+        return next((name for name in off if "causal" in words(name)), None)
+
+    @property
     def has_layer_by_default(self) -> bool:
         """Whether an argument that may be left out is a layer, of sizes of its own."""
         return any(isinstance(p.default, nn.Module) for p in self.parameters)
@@ -263,6 +277,8 @@ class Construction:
         """Whether an optional argument keeps its default, for lack of a value of its
         type. Settings of a known class are read later, if not by the constructor."""
         name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
+        if self._is_causal and name == self.causal_switch:
+            return False
         is_known = self.roles[name] == "config" and self._settings[name] is not None
         is_other = value is None or (wants_layer and isinstance(value, (int, float)))
         # A width of 0 is that of what is not there unless it is asked for.
@@ -385,8 +401,11 @@ class Construction:
                 return kind(**construction.arguments(sizes, optional=False))
         return None
 
-    def build(self, sizes: Sizes, guard: Guard) -> tuple[object, str, list[Finding]]:
+    def build(
+        self, sizes: Sizes, guard: Guard, causal: bool = False
+    ) -> tuple[object, str, list[Finding]]:
         """An instance, or None, the call that made it as text, and what was found."""
+        self._is_causal = causal
         findings: list[Finding] = []
         for choices in ({}, choices_of(_source(self.subject.target))):
             if findings and not choices:
@@ -412,7 +431,7 @@ class Construction:
         by_place = [p.name for p in self.parameters if p.kind is p.POSITIONAL_ONLY]
         positional = [keywords.pop(name) for name in by_place]
         outcome = guard.call(self.make, *positional, **keywords)
-        call = f"{self.subject.name}({_shown(arguments)})"
+        call = f"{self.subject.name}({shown(arguments)})"
         for value in arguments.values():
             if isinstance(value, Config):
                 self.blind |= dict.fromkeys(value.guessed)
@@ -576,18 +595,3 @@ def _like(default: object, value: object) -> object:
     if isinstance(default, (tuple, list)) and not isinstance(value, tuple):
         return type(default)([value] * len(default))
     return value
-
-
-def _shown(arguments: dict[str, object]) -> str:
-    return ", ".join(f"{name}={_written(value)}" for name, value in arguments.items())
-
-
-def _written(value: object) -> str:
-    if isinstance(value, Config):
-        return "…"
-    try:
-        text = repr(value)
-    except Exception:  # settings that write themselves, and cannot
-        text = ""
-    is_long = not text or "\n" in text or len(text) > _LONG
-    return f"{type(value).__name__}(…)" if is_long else text

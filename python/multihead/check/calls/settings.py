@@ -20,6 +20,7 @@ from .cases import Sizes
 
 DROPOUT = 0.25
 _LONGEST = 300
+_LONG = 200  # characters of an argument that is shown
 _KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
 _KNOWN |= {"epsilon": 1e-5, "index": 0, "device": torch.device("cpu")}
 # How many blocks a model has, of which attention is a part of one.
@@ -251,3 +252,19 @@ def _may_replace(name: str, old: object, value: object) -> bool:
 
 def _is_wide(window: object) -> bool:
     return isinstance(window, int) and window > _LONGEST
+
+
+def shown(arguments: dict[str, object]) -> str:
+    """Arguments as they are written in a call."""
+    return ", ".join(f"{name}={_written(value)}" for name, value in arguments.items())
+
+
+def _written(value: object) -> str:
+    if isinstance(value, Config):
+        return "…"
+    try:
+        text = repr(value)
+    except Exception:  # settings that write themselves, and cannot
+        text = ""
+    is_long = not text or "\n" in text or len(text) > _LONG
+    return f"{type(value).__name__}(…)" if is_long else text

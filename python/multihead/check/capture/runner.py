@@ -335,7 +335,7 @@ class Runner:
 
     def _key(self, case: Case) -> tuple:
         of_class = self.subject.kind == "class"
-        return (case.sizes if of_class else None, case.dtype)
+        return (case.sizes if of_class else None, case.dtype, case.built_causal)
 
     def constructed(self, case: Case) -> str:
         """The call that made the instance of a case, as text; "" where none did."""
@@ -345,7 +345,9 @@ class Runner:
         """A new instance, or a copy of the one that is checked."""
         if self.construction is not None:
             with unset_is_nan(), devices.cpu_instead(self._asks_for_gpu):
-                made, call, findings = self.construction.build(case.sizes, self.guard)
+                made, call, findings = self.construction.build(
+                    case.sizes, self.guard, case.built_causal
+                )
             if made is None and findings[0].name == "hangs" and not may_hang:
                 raise Stop(findings)
             self._note(findings, "")

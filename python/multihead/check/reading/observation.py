@@ -302,7 +302,7 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
     if run.is_last:  # and so sees all keys, causal or not
         seen.metadata["is_causal"] = "false"
         seen.metadata["queries_are_last"] = "true"
-    elif run.case.is_causal or call.bound.get("is_causal"):
+    elif run.case.is_causal or run.case.built_causal or call.bound.get("is_causal"):
         seen.metadata["is_causal"] = "true"
     elif stated.causal is not None:
         seen.metadata["is_causal"] = str(stated.causal).lower()

@@ -114,6 +114,7 @@ class Cases:
         kinds = self._masks()
         if "changes_inputs" not in self.runner.remarks:
             self._mask_self(kinds)
+        self._switch_causal()
         for case in self._flags(kinds):
             self._try_flag(case)
         self._pad_between()
@@ -370,6 +371,23 @@ class Cases:
                     return
                 refusals += run.findings[:1]
         self._say_refused(case, refusals[0])
+
+    def _switch_causal(self) -> None:
+        """The same class, constructed to be causal. One that takes a mask may leave
+        that to it."""
+        built = self.runner.construction
+        if built is None or built.causal_switch is None:
+            return
+        name = f"{built.causal_switch}=True in the constructor"
+        case = replace(
+            self.base, name=name, built_causal=True, relation="self", draw=33
+        )
+        run = self.runner.run(case)
+        if self.call.takes("mask"):
+            plain = self.runner.run(replace(case, built_causal=False))
+            if run.refused or plain.refused or torch.allclose(plain.out, run.out):
+                return
+        self._try_flag(case)
 
     def _pad_between(self) -> None:
         """Padding before tokens, for code that makes a causal mask: behind them, no
