@@ -374,6 +374,12 @@ const std::vector<Fault> kHeadFaults = {
      "Unfold in the order in which they were folded: (B·H, L, d) as "
      "context.view(B, H, L, d).transpose(1, 2).reshape(B, L, H * d).",
      {{merge_by<items_as_heads>, "(B·H, L, d) is read as (H, B, L, d)."},
+      {merge_by<[](const Tensor& c) {
+         return c.reshape({c.size(1), c.size(0), c.size(2), c.size(3)})
+             .transpose(1, 2)
+             .reshape({c.size(0), c.size(2), -1});
+       }>,
+       "(B·H, L, d) is read as (H, B, L, d), and merged as (B, H, L, d)."},
       {merge_by<heads_as_items>, "(H·B, L, d) is read as (B, H, L, d)."},
       {merge_by<heads_before_items>, "(H, B, L, d) is viewed as (B, L, H·d)."},
       {merge_by<positions_before_items>,

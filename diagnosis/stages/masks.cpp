@@ -289,15 +289,13 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   const bool is_finite = recipe.fully_masked == FullyMasked::kFinite &&
                          recipe.sentinel == -kInfinity;
   if (blocked.defined() && is_finite) {
-    result.scores = with_sentinels(call, recipe.sentinels, effect, blocked,
-                                   result.scores);
-  } else if (blocked.defined()) {
-    const double sentinel =
-        recipe.mask_capped ? -*call.cap : recipe.sentinel;
     result.scores =
-        recipe.sentinel_added
-            ? result.scores + blocked.to(at::kDouble) * sentinel
-            : result.scores.masked_fill(blocked, sentinel);
+        with_sentinels(call, recipe.sentinels, effect, blocked, result.scores);
+  } else if (blocked.defined()) {
+    const double sentinel = recipe.mask_capped ? -*call.cap : recipe.sentinel;
+    result.scores = recipe.sentinel_added
+                        ? result.scores + blocked.to(at::kDouble) * sentinel
+                        : result.scores.masked_fill(blocked, sentinel);
     if (recipe.sentinel_of_mask)
       result.scores = result.scores.masked_fill(by_causal, -kInfinity);
   }

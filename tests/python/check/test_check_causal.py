@@ -87,7 +87,7 @@ def test_a_switch_of_the_constructor_makes_it_causal(kind):
 @pytest.mark.parametrize(
     ("kind", "cause"),
     [
-        (SwitchedShifted, "causal_off_by_one"),
+        (SwitchedShifted, "causal_one_too_far"),
         (SwitchedInVain, "causal_ignored"),
         (SwitchedInOneSize, "raises"),
     ],
