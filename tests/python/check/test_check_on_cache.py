@@ -142,11 +142,31 @@ class AppendedWhereAsked(Appended):
         return self.joined(q, k, v) if use_cache else self.seen(q, k, v, 0)
 
 
+class AppendedIfTold(AppendedWhereAsked):
+    def forward(self, x, use_kv_cache: bool):
+        return super().forward(x, use_kv_cache)
+
+
+class AppendedIfSwitchedOn(AppendedWhereAsked):
+    def forward(self, x, enable_kv_cache=False):
+        return super().forward(x, enable_kv_cache)
+
+
 class AppendedAsTheFirst(AppendedWhereAsked):
     """The newest query sees the first key alone."""
 
     def seen(self, q, k, v, ahead):
         return super().seen(q, k, v, 0)
+
+
+class AppendedIfToldAsTheFirst(AppendedAsTheFirst):
+    def forward(self, x, use_kv_cache: bool):
+        return super().forward(x, use_kv_cache)
+
+
+class SwitchedOnAsTheFirst(AppendedAsTheFirst):
+    def forward(self, x, enable_kv_cache=False):
+        return super().forward(x, enable_kv_cache)
 
 
 class AtItsPositions(Kept):
@@ -214,6 +234,8 @@ class KeptInHalf(Turned):
         AppendedElsewhere,
         AppendedInHalf,
         AppendedWhereAsked,
+        AppendedIfTold,
+        AppendedIfSwitchedOn,
         AtItsPositions,
         OfTheContext,
         CappedOnACache,
@@ -226,7 +248,16 @@ def test_what_goes_on_where_a_cache_ends_is_right(target):
 
 
 @pytest.mark.parametrize(
-    "target", [Kept, Appended, AppendedElsewhere, AppendedWhereAsked, AtItsPositions]
+    "target",
+    [
+        Kept,
+        Appended,
+        AppendedElsewhere,
+        AppendedWhereAsked,
+        AppendedIfTold,
+        AppendedIfSwitchedOn,
+        AtItsPositions,
+    ],
 )
 def test_a_token_on_what_a_module_keeps_is_a_case(target):
     names = [case["name"] for case in multihead.check(target).cases]
@@ -252,6 +283,8 @@ def test_a_call_on_its_cache_that_raises_is_told():
         TurnedFromTheFirst,
         KeptAtTheFront,
         AppendedAsTheFirst,
+        AppendedIfToldAsTheFirst,
+        SwitchedOnAsTheFirst,
         OnlyTheNewestReturned,
         BesideAnotherLayer,
     ],

@@ -17,6 +17,7 @@ from ..calls.construct import of_class
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
 from ..subject.target import Subject
+from ..subject.words import words
 
 _OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
 _CACHE = re.compile(r"cache|past|memory")
@@ -91,6 +92,7 @@ def steps(call: Call, case: Case, subject: Subject) -> Steps | None:
     counts what it is given."""
     taken = [p for p in call.parameters if call.roles[p.name] == "past"]
     keeps = [p.name for p in taken if p.default is None]
+    switches = [p.name for p in call.parameters if _is_switch(p, call)]
     if len(keeps) > 1 or any(map(call.takes, _COUNTS)) or case.layout not in _LAYOUTS:
         return None
     plain = replace(case, relation="self", mask=None, padding=None, gradients=False)
@@ -109,7 +111,7 @@ def steps(call: Call, case: Case, subject: Subject) -> Steps | None:
                 given[name] = value.narrow(-1, start, count)
             elif role == "zero":
                 given[name] = start
-        given |= {p.name: True for p in taken if p.default is False}
+        given |= dict.fromkeys(switches, True)
         if start == 0:  # is_prefix: what is kept begins anew
             flags = [p for p in call.parameters if p.default is False]
             given |= {p.name: True for p in flags if _BEGINS.fullmatch(p.name)}
@@ -126,6 +128,13 @@ def steps(call: Call, case: Case, subject: Subject) -> Steps | None:
     is_told = call.takes("zero") or call.takes("position_ids")
     query = whole.tensors["query"]
     return Steps(whole, parts, query, past, count, batch, is_told, store)
+
+
+def _is_switch(parameter: inspect.Parameter, call: Call) -> bool:
+    """Whether a flag, which is off elsewhere, turns on what is kept."""
+    role = call.roles[parameter.name]
+    is_off = parameter.default is False or role == "flag"
+    return is_off and (role == "past" or "cache" in words(parameter.name))
 
 
 def _store(subject: Subject, case: Case) -> object | None:
@@ -150,7 +159,8 @@ def _store(subject: Subject, case: Case) -> object | None:
 def is_told_positions(call: Call, source: str) -> bool:
     """Whether nothing else than what a call is given may say where its tokens stand.
     source: the text of the code, which may have no use for an argument."""
-    unknown = [n for n, role in call.roles.items() if role is None]
+    known = {p.name for p in call.parameters if _is_switch(p, call)}
+    unknown = [n for n, role in call.roles.items() if role is None and n not in known]
     read = [n for n in unknown if len(re.findall(rf"\b{re.escape(n)}\b", source)) != 1]
     return not any(_OF_POSITION.search(name.lower()) for name in read)
 

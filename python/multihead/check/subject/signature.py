@@ -429,6 +429,8 @@ def _guess_required(call: Call) -> None:
             continue
         if type_name(parameter) == "bool":
             call.roles[name] = "flag"
+            if "cache" in words(name):
+                continue  # off says that there is none
         elif type_name(parameter) == "int" and sizes:
             call.roles[name] = sizes.pop(0)
         elif not call.takes("mask"):
