@@ -63,6 +63,62 @@ def test_faults_in_another_order_have_their_names():
     assert report.cause == "padding_inverted", str(report)
 
 
+def merged(weights, v):
+    """Weights (B, H, L, S), v (B, S, H, D): (B, L, H·D)."""
+    return torch.einsum("bhls,bshd->blhd", weights, v).flatten(2)
+
+
+def merging(q, k, v):
+    """q, k, v: (B, L, H, D); returns (B, L, H * D)."""
+    scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
+    return merged(scores.softmax(-1), v)
+
+
+def merging_over_queries(q, k, v):
+    scores = torch.einsum("blhd,bshd->bhls", q, k) / q.shape[-1] ** 0.5
+    return merged(scores.softmax(-2), v)
+
+
+def merging_of_heads_first(q, k, v):
+    return attend(q, k, v).transpose(1, 2).flatten(2)
+
+
+def merging_of_steps(query_layer, key_layer, value_layer):
+    """query_layer: [sq, b, np, hn]; key_layer, value_layer: [sk, b, np, hn];
+    returns [sq, b, np * hn], as Megatron-LM's core attention."""
+    length, items, heads, width = query_layer.shape
+    q, k, v = (
+        t.reshape(-1, items * heads, width).transpose(0, 1)
+        for t in (query_layer, key_layer, value_layer)
+    )
+    context = attend(q, k, v).view(items, heads, length, width)
+    return context.permute(2, 0, 1, 3).reshape(length, items, -1)
+
+
+def merging_of_steps_with_another_scale(query_layer, key_layer, value_layer):
+    return merging_of_steps(query_layer / 3, key_layer, value_layer)
+
+
+@pytest.mark.parametrize(
+    ("function", "taken"),
+    [
+        (merging, "(B, L, H, D)"),
+        (merging_of_heads_first, "(B, H, L, D)"),
+        (merging_of_steps, "(L, B, H, D)"),
+    ],
+)
+def test_functions_of_heads_may_merge_them(function, taken):
+    report = multihead.check(function)
+    assert report.judgement in ("right", "right_if"), str(report)
+    assert any(f"heads taken as {taken}" in said for said in report.understood)
+
+
+def test_faults_of_functions_that_merge_heads_have_their_names():
+    assert multihead.check(merging_over_queries).cause == "softmax_over_queries"
+    report = multihead.check(merging_of_steps_with_another_scale)
+    assert report.cause == "scale_of_another_number", str(report)
+
+
 def unsaid(query, key, value):
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))
     scores = torch.bmm(q, k.mT) / q.size(-1) ** 0.5

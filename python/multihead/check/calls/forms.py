@@ -219,23 +219,32 @@ def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
 
 
 def with_cut_heads(subject: Subject, call: Call) -> Iterator[Form]:
-    """With heads (B, H, L, D), which it returns as (B, L, H·D)."""
+    """With heads (B, H, L, D), (B, L, H, D) or, as in Megatron-LM, (L, B, H, D), which
+    it returns as (B, L, H·D) or (L, B, H·D)."""
     inputs = [call.parameter(role) for role in ("query", "key", "value")]
     if not all(inputs) or call.takes("num_heads"):
         return
 
-    def how(target: object, /, **given: object) -> object:
+    def how(target: object, /, before_length: bool, **given: object) -> object:
         for name in inputs:
             value = given[name]
             if isinstance(value, Tensor) and value.dim() == 3:
-                given[name] = value.unflatten(-1, (_CUT, -1)).transpose(1, 2)
+                heads = value.unflatten(-1, (_CUT, -1))
+                given[name] = heads.transpose(1, 2) if before_length else heads
         return _called(subject, target, given)
 
     parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
-    said = f"{_CUT} heads taken as (B, H, L, D) and returned as (B, L, H·D)"
-    form = _form(subject, parameters, how, (cases.LAYER,), said)
-    form.call.bound["num_heads"] = _CUT
-    yield form
+    orders = [
+        (True, cases.LAYER, "(B, H, L, D)", "(B, L, H·D)"),
+        (False, cases.LAYER, "(B, L, H, D)", "(B, L, H·D)"),
+        (False, cases.SEQUENCE_FIRST, "(L, B, H, D)", "(L, B, H·D)"),
+    ]
+    for before_length, layout, taken, returned in orders:
+        one = functools.partial(how, before_length=before_length)
+        said = f"{_CUT} heads taken as {taken} and returned as {returned}"
+        form = _form(subject, parameters, one, (layout,), said)
+        form.call.bound["num_heads"] = _CUT
+        yield form
 
 
 def _form(
