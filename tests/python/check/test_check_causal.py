@@ -69,6 +69,14 @@ class SwitchedByItsCaller(Attention):
         return self.join(scores.softmax(-1) @ v)
 
 
+class SwitchedWithATriangle(Switched):
+    """The switch alone is not enough."""
+
+    def __init__(self, d_model, num_heads, is_causal=False, triangle=None):
+        super().__init__(d_model, num_heads, is_causal)
+        self.seen = triangle.bool() if is_causal else None
+
+
 class SwitchedInside(Switched):
     def forward(self, x):
         q, k, v = self.qkv(x)
@@ -76,12 +84,14 @@ class SwitchedInside(Switched):
         return self.join(attend(q, k, v, is_causal=self.is_causal))
 
 
-@pytest.mark.parametrize("kind", [Switched, SwitchedInside, SwitchedByItsCaller])
+@pytest.mark.parametrize(
+    "kind", [Switched, SwitchedInside, SwitchedByItsCaller, SwitchedWithATriangle]
+)
 def test_a_switch_of_the_constructor_makes_it_causal(kind):
     report = multihead.check(kind)
     assert report.passed, report
     has_case = any("in the constructor" in case["name"] for case in report.cases)
-    assert has_case == (kind is not SwitchedByItsCaller)
+    assert has_case == (kind in (Switched, SwitchedInside))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 _OF_ATTENTION = {"attn", "attention", "att"}
 _LINEAR = {"fc", "linear", "lin"}
+_CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "attention")
 _WIDTHS = ("embed_dim", "out_dim", "head_dim", "qkv_dim")
@@ -215,8 +216,11 @@ class Construction:
     @property
     def causal_switch(self) -> str | None:
         """The flag that makes it causal, and is off by default."""
-        off = (p.name for p in self.parameters if p.default is False)
-        return next((name for name in off if "causal" in words(name)), None)
+        off = {
+            p.name: set(words(p.name)) for p in self.parameters if p.default is False
+        }
+        named = (n for n, said in off.items() if "causal" in said and said <= _CAUSAL)
+        return next(named, None)
 
     @property
     def has_layer_by_default(self) -> bool:
@@ -259,8 +263,11 @@ class Construction:
         return any(_size_of(name) == "num_kv_heads" for name in read)
 
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
-        """The arguments by name; if not `optional`, only the required ones."""
-        given = {}
+        """The arguments by name; if not `optional`, only the required ones, and the
+        switch that is on."""
+        given: dict[str, object] = {}
+        if self._is_causal and self.causal_switch:
+            given[self.causal_switch] = True
         for parameter in self.parameters:
             name, role = parameter.name, self.roles[parameter.name]
             value = self._value(parameter, role, sizes)
@@ -277,8 +284,6 @@ class Construction:
         """Whether an optional argument keeps its default, for lack of a value of its
         type. Settings of a known class are read later, if not by the constructor."""
         name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
-        if self._is_causal and name == self.causal_switch:
-            return False
         is_known = self.roles[name] == "config" and self._settings[name] is not None
         is_other = value is None or (wants_layer and isinstance(value, (int, float)))
         # A width of 0 is that of what is not there unless it is asked for.

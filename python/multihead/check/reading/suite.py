@@ -374,7 +374,7 @@ class Cases:
 
     def _switch_causal(self) -> None:
         """The same class, constructed to be causal. One that takes a mask may leave
-        that to it."""
+        that to it, and one that needs more than the switch is not constructed."""
         built = self.runner.construction
         if built is None or built.causal_switch is None:
             return
@@ -383,6 +383,8 @@ class Cases:
             self.base, name=name, built_causal=True, relation="self", draw=33
         )
         run = self.runner.run(case)
+        if not self.runner.constructed(case):
+            return
         if self.call.takes("mask"):
             plain = self.runner.run(replace(case, built_causal=False))
             if run.refused or plain.refused or torch.allclose(plain.out, run.out):
