@@ -216,11 +216,8 @@ class Construction:
     @property
     def causal_switch(self) -> str | None:
         """The flag that makes it causal, and is off by default."""
-        off = {
-            p.name: set(words(p.name)) for p in self.parameters if p.default is False
-        }
-        named = (n for n, said in off.items() if "causal" in said and said <= _CAUSAL)
-        return next(named, None)
+        names = (p.name for p in self.parameters if p.default is False)
+        return next((n for n in names if {"causal"} <= set(words(n)) <= _CAUSAL), None)
 
     @property
     def has_layer_by_default(self) -> bool:
