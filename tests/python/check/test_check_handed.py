@@ -196,3 +196,26 @@ def test_matrices_of_its_own_may_be_stored_in_either_way():
     report = multihead.check(OwnMatrices)
     assert report.judgement == "right", str(report)
     assert "output_weight_otherwise" in [f["name"] for f in report.assumptions]
+
+
+class BuiltWithPositions(Attention):
+    """Constructed with an object that turns queries and keys."""
+
+    def __init__(self, d_model, num_heads, rotary_embeddings):
+        super().__init__(d_model, num_heads)
+        self.rot = rotary_embeddings
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        q, k = self.rot(q, k)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class BuiltWithPositionsUnscaled(BuiltWithPositions):
+    def scores(self, q, k):
+        return q @ k.mT
+
+
+def test_positions_that_turn_nothing_hide_no_fault():
+    assert multihead.check(BuiltWithPositions).cause is None
+    assert multihead.check(BuiltWithPositionsUnscaled).cause == "scale_missing"

@@ -198,12 +198,12 @@ class Construction:
     def guessed(self) -> list[str]:
         """The arguments whose value is a guess: configurations that are made up, and
         what is required under a name that says nothing."""
-        made_up = [
-            name
-            for name, role in self.roles.items()
-            if role == "config" and self._settings[name] is None
-        ]
-        return made_up + self.unnamed
+        configs = (name for name, role in self.roles.items() if role == "config")
+        made_up = [name for name in configs if self._settings[name] is None]
+        # Positions that turn nothing are known to.
+        turning = [n for n in self.unnamed if set(words(n)) & _ROTARY]
+        turning = turning if self.is_unturned else []
+        return made_up + [name for name in self.unnamed if name not in turning]
 
     def takes(self, *roles: str) -> bool:
         return not set(roles).isdisjoint(self.roles.values())
