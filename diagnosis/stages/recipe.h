@@ -133,13 +133,13 @@ enum class FullyMasked {
 struct Sentinels {
   enum How {
     kInfinity,  ///< scores become −inf
-    kFilled,    ///< and the number: three of it are 1/3, 1/3, 1/3
-    kAdded      ///< it is added: softmax(1, 2, 0), as if unmasked
+    kFilled,    ///< scores become the number: 1/3, 1/3, 1/3
+    kAdded      ///< the number is added: softmax(1, 2, 0), as if unmasked
   };
   How mask = kFilled;
   How causal = kFilled;
-  bool united = false;       ///< what either blocks is blocked once, as by mask
-  bool causal_last = false;  ///< else the mask is
+  bool united = false;       ///< both are one mask, which blocks as `mask` says
+  bool causal_last = false;  ///< the triangle blocks after the mask
   double number = -1e9;
 
   bool operator==(const Sentinels&) const = default;

@@ -190,9 +190,8 @@ class Case:
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
     mask" or "lengths". is_causal: the flag is set; built_causal: that of the
-    constructor is. own_dropout: dropout as the call's
-    own default, which is this. draw: what the random inputs start from. pads_between:
-    padding is not at the end.
+    constructor is. own_dropout: dropout as the call's own default, which is this.
+    draw: what the random inputs start from. pads_between: padding is not at the end.
     """
 
     name: str

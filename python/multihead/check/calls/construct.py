@@ -200,7 +200,7 @@ class Construction:
         what is required under a name that says nothing."""
         configs = (name for name, role in self.roles.items() if role == "config")
         made_up = [name for name in configs if self._settings[name] is None]
-        # Positions that turn nothing are known to.
+        # Positions that turn nothing are no guess: what they do is known.
         turning = [n for n in self.unnamed if set(words(n)) & _ROTARY]
         turning = turning if self.is_unturned else []
         return made_up + [name for name in self.unnamed if name not in turning]
