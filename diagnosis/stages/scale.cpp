@@ -39,12 +39,13 @@ std::optional<double> named_as(double scale, const Scaling& s) {
   return std::nullopt;
 }
 
-// The number by which a tensor of the trace differs from these products, where
-// it is none that has a name; else one that may have its name by chance, as 1/5
+// The number by which the last such tensor of the trace differs from these
+// products, where it is none that has a name: queries may have been scaled
+// before, and scores again. Else one that may have its name by chance, as 1/5
 // where there are five keys. Some of them may be blocked already.
 std::optional<double> factor_in_trace(const Scaling& s,
                                       const Tensor& all_products) {
-  std::optional<double> named;
+  std::optional<double> unnamed, named;
   // What is blocked is -1e9 or so; of the rest, enough must be left to tell.
   const double limit = 1e4 * (1 + largest_finite(all_products));
   for (const Tensor& tensor : s.call.trace) {
@@ -66,11 +67,14 @@ std::optional<double> factor_in_trace(const Scaling& s,
         std::isfinite(scale) && scale != 0 && rest <= 1e-5 * size * norm;
     if (!proportional || is(scale_by_width, scale, s)) continue;
     const std::optional<double> other = named_as(scale, s);
-    if (!other) return scale;
     // The products themselves are always there, as if nothing scaled them.
-    if (!named && !close(scale, 1.0)) named = other;
+    if (!other) {
+      unnamed = scale;
+    } else if (!close(scale, 1.0)) {
+      named = other;
+    }
   }
-  return named;
+  return unnamed ? unnamed : named;
 }
 
 // Of q·k, or of that of the first head, as in a loop over heads.

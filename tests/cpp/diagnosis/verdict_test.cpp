@@ -148,6 +148,10 @@ TEST(Explain, AnotherScaleIsTold) {
   EXPECT_EQ(explain(std::array{o}).judgement, Judgement::kRounding);
   o.metadata.erase("scale");
   EXPECT_EQ(names(explain(std::array{o})), "scale_of_another_number");
+  // Queries were scaled before, by less: the last scores on the way count.
+  o.tensors["trace.1"] = o.tensors["trace.0"];
+  o.tensors["trace.0"] = stages->scores / 0.3;
+  EXPECT_EQ(names(explain(std::array{o})), "scale_of_another_number");
 }
 
 // One fault of what comes out, one of what is returned beside it.

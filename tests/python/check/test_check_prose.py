@@ -4,6 +4,7 @@
 import check_samples as samples
 import pytest
 import torch
+from heads import Heads
 
 import multihead
 from multihead.check.subject import documented, signature
@@ -161,3 +162,29 @@ def test_zeros_and_infinities_in_a_text_are_no_additive_mask():
     assert report.passed and [a["name"] for a in report.assumptions] == [
         "mask_additive"
     ]
+
+
+class _AsksForBool(Heads):
+    """Has a way for bool masks, which leaves them bool; floats are added."""
+
+    def forward(self, query, key, value, attn_mask=None):
+        q, k, v = self.heads(query, key, value)
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                attn_mask = attn_mask.masked_fill(attn_mask, float("-inf"))
+            scores = scores + attn_mask
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class _RefusesBool(_AsksForBool):
+    def forward(self, query, key, value, attn_mask=None):
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            raise TypeError("attn_mask is added: give floats")
+        return super().forward(query, key, value, attn_mask)
+
+
+def test_a_mask_that_the_code_asks_for_bool_is_not_meant_to_be_added():
+    assert multihead.check(_AsksForBool).cause == "mask_added"
+    refusing = multihead.check(_RefusesBool)
+    assert refusing.judgement in ("right", "right_if"), str(refusing)

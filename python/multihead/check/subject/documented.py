@@ -359,9 +359,9 @@ def may_be_additive(call: Call, subject: Subject) -> bool:
     """Whether a mask that is added may be meant to. attention_mask and attn_bias are
     often made of 0 and -inf. What is called no more than mask is yes or no in the
     form that exercises ask for, and where it is made a number first; so is what is
-    taken from 1."""
+    taken from 1, and what the code asks whether it is a bool."""
     name = call.parameter("mask")
-    if name is None or _is_turned(name, subject):
+    if name is None or _is_yes_or_no(name, subject):
         return False
     if normal(name) not in ("mask", "msk", "m"):
         return True
@@ -369,14 +369,17 @@ def may_be_additive(call: Call, subject: Subject) -> bool:
     return not exercise and not _MADE_A_NUMBER.search(subject.source)
 
 
-def _is_turned(name: str, subject: Subject) -> bool:
-    """Whether what is called takes the mask from 1, as of ones and zeros."""
+def _is_yes_or_no(name: str, subject: Subject) -> bool:
+    """Whether what is called takes the mask from 1, as of ones and zeros, or has a way
+    for bool masks other than to refuse them."""
     try:
         text = textwrap.dedent(inspect.getsource(inspect.unwrap(subject.entry)))
         code = ast.unparse(ast.parse(text))  # without comments
     except (OSError, TypeError, SyntaxError, ValueError):
         return False
-    return re.search(rf"\b1(\.0)? - {re.escape(name)}\b", code) is not None
+    mask = re.escape(name)
+    is_bool = rf"\b{mask}\.dtype (==|is) torch\.bool\b(?!:\s*raise)"
+    return re.search(rf"\b1(\.0)? - {mask}\b|{is_bool}", code) is not None
 
 
 def polarity(sentence: str) -> tuple[str | None, bool]:
