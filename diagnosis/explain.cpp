@@ -377,6 +377,7 @@ std::vector<ObservedCall> read(std::span<const Observation> observations) {
     const bool is_longer =
         call.sizes.queries == call.sizes.keys && call.sizes.keys > block;
     call.own_block = is_longer ? block : 0;
+    call.last_followed = {};
   }
   return calls;
 }

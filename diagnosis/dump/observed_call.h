@@ -9,6 +9,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -77,6 +78,20 @@ struct StraightBias {
   at::Tensor numbers;
   bool falls = true;     ///< with the distance
   bool of_keys = false;  ///< of their positions: of the distance if causal
+};
+
+struct FollowedRecipes;  // of simulate alone
+
+/// A copy of a call has followed nothing: it may be changed.
+struct LastFollowed {
+  LastFollowed() = default;
+  LastFollowed(const LastFollowed&) {}
+  LastFollowed& operator=(const LastFollowed&) {
+    recipes.reset();
+    return *this;
+  }
+
+  std::shared_ptr<FollowedRecipes> recipes;
 };
 
 struct ObservedCall {
@@ -152,6 +167,8 @@ struct ObservedCall {
   /// That of another call of the code, whose scores are large enough to tell.
   mutable std::optional<double> cap_elsewhere;
   mutable std::optional<StraightBias> line;
+  /// What simulate made of the last recipes. Whoever changes a call forgets it.
+  mutable LastFollowed last_followed;
 
   bool is_masked() const {
     return mask.numbers.defined() || padding.numbers.defined();

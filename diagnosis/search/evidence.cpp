@@ -539,7 +539,10 @@ Conventions evident(std::span<const ObservedCall> calls) {
   // A norm of anything but of heads.
   look_for_all([](Sign sign) { return sign == Sign::kContext; });
   if (shown != calls.end()) {
-    for (const ObservedCall& call : calls) call.cap_elsewhere = shown->cap;
+    for (const ObservedCall& call : calls) {
+      call.cap_elsewhere = shown->cap;
+      call.last_followed = {};
+    }
   }
   return found;
 }
