@@ -60,7 +60,7 @@ constexpr Assumption kHeads = {
     "If it has another number, say `num_heads=`."};
 constexpr Assumption kSettings = {
     "settings",
-    "{} of its configuration, of which nothing says what it is, is None.",
+    "{} of its configuration, of which nothing says what it is, is made up.",
     "Check an instance that is made with yours, or say how by `call=`."};
 constexpr Assumption kNoOutput = {
     "no_output_projection",

@@ -219,31 +219,6 @@ void meet_blocks(const ObservedCall& call, const Tensor& scores, Effect& all) {
   collect(all.by_causal, others, std::bit_or<>());
 }
 
-// Scores that are blocked by finite numbers, in float32 as that rounds them.
-Tensor with_sentinels(const ObservedCall& call, const Sentinels& how,
-                      const Effect& effect, const Tensor& all, Tensor scores) {
-  const auto block = [&](const Tensor& blocked, Sentinels::How way) {
-    if (way == Sentinels::kAdded) {
-      scores = scores + blocked.to(at::kDouble) * how.number;
-      if (call.dtype == at::kFloat) {
-        scores = scores.to(at::kFloat).to(at::kDouble);
-      }
-    } else {
-      const bool filled = way == Sentinels::kFilled;
-      scores = scores.masked_fill(blocked, filled ? how.number : -kInfinity);
-    }
-  };
-  if (how.united) {
-    block(all, how.mask);
-    return scores;
-  }
-  require(effect.blocked.defined() && effect.by_causal.defined());
-  if (!how.causal_last) block(effect.by_causal, how.causal);
-  block(effect.blocked, how.mask);
-  if (how.causal_last) block(effect.by_causal, how.causal);
-  return scores;
-}
-
 }  // namespace
 
 Tensor causal_top_left(const Tensor& distance, int64_t) {
@@ -279,7 +254,6 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
   const Tensor by_causal = effect.by_causal;
   require(!recipe.sentinel_of_mask || by_causal.defined());
-  require(!recipe.mask_capped || (recipe.softcapped && call.cap));
   Tensor blocked = effect.blocked;
   if (by_causal.defined()) collect(blocked, by_causal, std::bit_or<>());
 
@@ -289,10 +263,10 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   const bool is_finite = recipe.fully_masked == FullyMasked::kFinite &&
                          recipe.sentinel == -kInfinity;
   if (blocked.defined() && is_finite) {
-    result.scores =
-        with_sentinels(call, recipe.sentinels, effect, blocked, result.scores);
+    result.scores = with_sentinels(call, recipe.sentinels, result.scores,
+                                   blocked, effect.blocked, by_causal);
   } else if (blocked.defined()) {
-    const double sentinel = recipe.mask_capped ? -*call.cap : recipe.sentinel;
+    const double sentinel = sentinel_of(call, recipe);
     result.scores = recipe.sentinel_added
                         ? result.scores + blocked.to(at::kDouble) * sentinel
                         : result.scores.masked_fill(blocked, sentinel);
@@ -413,8 +387,10 @@ const std::vector<Fault> kMaskFaults = {
       {with_sentinel<-10.0>, "It is -10."},
       {with_sentinel<-20.0>, "It is -20."},
       {with_sentinel<1.0>, "It is 1."},
-      {[](Recipe& r) { r.mask_capped = true; },
+      {[](Recipe& r) { r.sentinel_from = SentinelFrom::kCap; },
        "The scores are capped once they are masked: it is -c."},
+      {[](Recipe& r) { r.sentinel_from = SentinelFrom::kTrace; },
+       "It is a number near those of the scores."},
       {with_sentinel<-1e-9, true>, "-1e-9 is added; -1e9 was meant."},
       {with_sentinel<1e-9, true>, "1e-9 is added; -1e9 was meant."},
       {with_sentinel<1e9, true>, "+1e9 is added: only blocked keys are seen."},

@@ -330,6 +330,10 @@ struct Habits {
   bool operator==(const Habits&) const = default;
 };
 
+/// Where the number of blocked scores comes from: `sentinel` has it, it is -c of
+/// a soft cap c, or the trace shows it.
+enum class SentinelFrom { kRecipe, kCap, kTrace };
+
 struct Recipe : Habits {
   // Projections, in the order query, key, value, output.
   std::array<bool, 4> transposed = {};
@@ -362,7 +366,7 @@ struct Recipe : Habits {
   double sentinel = -kInfinity;
   bool sentinel_added = false;    ///< to the score, not in its place
   bool sentinel_of_mask = false;  ///< what is causal is blocked as it should be
-  bool mask_capped = false;       ///< blocked scores are -c of a soft cap c
+  SentinelFrom sentinel_from = SentinelFrom::kRecipe;
 
   // Weights.
   Normalise normalise = softmax_over_keys;

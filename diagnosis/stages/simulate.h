@@ -119,6 +119,16 @@ int64_t shown_blocks(const ObservedCall& call);
 /// The learned factor of the output, (1,) or (E,); undefined: there is none.
 at::Tensor output_gain(const ObservedCall& call);
 
+/// The number of blocked scores. Impossible: the trace was to show it.
+double sentinel_of(const ObservedCall& call, const Recipe& recipe);
+
+/// scores (B, H, Lq, Lk), blocked by finite numbers, in float32 as that rounds
+/// them. Impossible: two ways, and only one of the two blocks something.
+at::Tensor with_sentinels(const ObservedCall& call, const Sentinels& how,
+                          at::Tensor scores, const at::Tensor& blocked,
+                          const at::Tensor& by_mask,
+                          const at::Tensor& by_causal);
+
 /// What the module adds to the output and does to it: (B, Lq, E).
 at::Tensor finished_beside(const ObservedCall& call, const Recipe& recipe,
                            const Stages& stages, at::Tensor out);

@@ -33,8 +33,8 @@ std::vector<Named> all_ways() {
       continue;
     }
     for (size_t way = 0; way < fault.ways.size(); ++way) {
-      // Only a trace shows a cap.
-      if (!changed(fault.ways[way].apply).mask_capped)
+      // Only a trace shows a cap, or another number.
+      if (changed(fault.ways[way].apply).sentinel_from == SentinelFrom::kRecipe)
         all.push_back({&fault, way});
     }
   }

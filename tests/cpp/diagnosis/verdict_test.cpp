@@ -154,6 +154,24 @@ TEST(Explain, AnotherScaleIsTold) {
   EXPECT_EQ(names(explain(std::array{o})), "scale_of_another_number");
 }
 
+// None of those that are known by name: the trace shows which.
+TEST(Explain, AnotherSentinelIsTold) {
+  at::manual_seed(6);
+  auto given = calls(make_layer(kHeads));
+  for (const double number : {-1.19e-7, -0.3, -100.0}) {
+    Recipe recipe;
+    recipe.sentinel = number;
+    std::vector<Observation> observations = results(given, recipe);
+    for (Observation& o : observations) {
+      const std::optional<Stages> stages = simulate(read_dump(o), recipe);
+      o.tensors["trace.0"] = stages->scores;
+      o.tensors["trace.1"] = stages->masked_scores;
+    }
+    const std::string told = number < -50 ? "" : "mask_sentinel_leaks";
+    EXPECT_EQ(names(explain(observations)), told) << number;
+  }
+}
+
 // One fault of what comes out, one of what is returned beside it.
 TEST(Explain, PairsMayShowInDifferentTensors) {
   at::manual_seed(5);

@@ -90,9 +90,24 @@ class ByDistance(nn.Module):
         return (-squares / 2).softmax(-1) @ v
 
 
+class Additive(nn.Module):
+    """Of Bahdanau; it returns the weights of regions."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.inner, self.score = nn.Linear(dim, dim), nn.Linear(dim, 1)
+
+    def forward(self, x):
+        return self.score(self.inner(x).tanh()).softmax(1)
+
+
 @pytest.mark.parametrize(
     ("target", "lacks"),
-    [(Linear, "no softmax"), (ByDistance, "no product of queries and keys")],
+    [
+        (Linear, "no softmax"),
+        (ByDistance, "no product of queries and keys"),
+        (Additive, "no product of queries and keys"),
+    ],
 )
 def test_attention_of_another_kind_is_not_judged(target, lacks):
     report = multihead.check(target)

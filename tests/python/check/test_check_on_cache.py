@@ -169,6 +169,24 @@ class SwitchedOnAsTheFirst(AppendedAsTheFirst):
         return super().forward(x, enable_kv_cache)
 
 
+class CountedByItself(Kept):
+    """The module counts the tokens that it has kept."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.index = 0
+
+    def forward(self, x, caching=False):
+        start = self.index if caching else 0
+        out = super().forward(x, start)
+        self.index = start + x.size(1) if caching else self.index
+        return out
+
+
+class CountedAtTheFront(KeptAtTheFront, CountedByItself):
+    """It counts, and does not go by it."""
+
+
 class AtItsPositions(Kept):
     """As in gpt-fast: the positions (L,) say where."""
 
@@ -236,6 +254,7 @@ class KeptInHalf(Turned):
         AppendedWhereAsked,
         AppendedIfTold,
         AppendedIfSwitchedOn,
+        CountedByItself,
         AtItsPositions,
         OfTheContext,
         CappedOnACache,
@@ -256,6 +275,7 @@ def test_what_goes_on_where_a_cache_ends_is_right(target):
         AppendedWhereAsked,
         AppendedIfTold,
         AppendedIfSwitchedOn,
+        CountedByItself,
         AtItsPositions,
     ],
 )
@@ -282,6 +302,7 @@ def test_a_call_on_its_cache_that_raises_is_told():
     [
         TurnedFromTheFirst,
         KeptAtTheFront,
+        CountedAtTheFront,
         AppendedAsTheFirst,
         AppendedIfToldAsTheFirst,
         SwitchedOnAsTheFirst,

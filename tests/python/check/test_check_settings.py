@@ -3,10 +3,18 @@
 define them."""
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 
 import multihead
+from multihead.check.calls import cases
+from multihead.check.capture.runner import Runner
+from multihead.check.options import Options
+from multihead.check.reading.first_call import FirstCall
+from multihead.check.sandbox.guard import Guard
+from multihead.check.subject import documented
+from multihead.check.subject.target import describe
 
 
 class AsksAMethod(nn.Module):
@@ -31,6 +39,82 @@ class AsksAMethod(nn.Module):
 def test_settings_that_a_method_of_the_configuration_returns():
     report = multihead.check(AsksAMethod)
     assert report.judgement == "right"
+
+
+class CountsWhatNobodyKnows(nn.Module):
+    """A number of a configuration decides how long its buffer is."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.heads, width = config.n_head, config.n_embd
+        length = 3 * (config.num_cities - 1)
+        self.register_buffer("seen", torch.ones(length, length).tril().bool())
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        seen = self.seen[: x.size(1), : x.size(1)]
+        out = F.scaled_dot_product_attention(q, k, v, seen)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+def test_a_number_that_nobody_knows_is_made_up():
+    report = multihead.check(CountsWhatNobodyKnows)
+    assert report.cause is None, str(report)
+    assert any("`num_cities`" in a["sentence"] for a in report.assumptions)
+
+
+class OfOneSentence(nn.Module):
+    """No batch; which of two axes is which are arguments, and no sizes."""
+
+    def __init__(self, d_model=2, row_dim=0, col_dim=1):
+        super().__init__()
+        self.row_dim, self.col_dim = row_dim, col_dim
+        self.q, self.k, self.v = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def forward(self, tokens):
+        q, k, v = self.q(tokens), self.k(tokens), self.v(tokens)
+        scores = q @ k.transpose(self.row_dim, self.col_dim)
+        return (scores / k.size(self.col_dim) ** 0.5).softmax(self.col_dim) @ v
+
+
+def test_axes_are_no_sizes():
+    report = multihead.check(OfOneSentence)
+    assert report.cause is None and report.judgement != "not_judged", str(report)
+
+
+class OfTokenPairs(nn.Module):
+    """Its mask must be there, of numbers (B, L), and keys as many as queries."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, q, k, v, masks):
+        q, k, v = (
+            layer(t).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, t in ((self.q, q), (self.k, k), (self.v, v))
+        )
+        blocked = 1 - masks.unsqueeze(1) * masks.unsqueeze(2)
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        scores = scores.masked_fill(blocked.unsqueeze(1).bool(), -1e9)
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_what_calls_were_refused_for_tells_the_next():
+    subject = describe(OfTokenPairs)
+    with Guard(60.0) as guard:
+        runner = Runner(subject, documented.read_call(subject), guard, {})
+        tried = []
+        run = runner.run
+        runner.run = lambda case, **more: tried.append(case) or run(case, **more)
+        found = FirstCall(runner, Options()).find((cases.LAYER, cases.SEQUENCE_FIRST))
+    assert found is not None and found.case.mask_dtype is torch.int64
+    assert len(tried) < 40
 
 
 WITHOUT_FIRST_CELL = """

@@ -20,6 +20,7 @@ from ..subject.words import OF_VOCABULARIES, role_of_words, words
 from .cases import Sizes, of_globals
 from .settings import (
     DROPOUT,
+    MANY,
     Choices,
     Config,
     choices_of,
@@ -27,6 +28,7 @@ from .settings import (
     settings_of,
     shown,
 )
+from .stand_ins import Unturned, projection
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
@@ -283,9 +285,6 @@ class Construction:
         name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
         is_known = self.roles[name] == "config" and self._settings[name] is not None
         is_other = value is None or (wants_layer and isinstance(value, (int, float)))
-        # A width of 0 is that of what is not there unless it is asked for.
-        is_off = type(parameter.default) is int and parameter.default == 0
-        is_other = is_other or (is_off and self.roles[name] in _WIDTHS)
         return is_other or (self.roles[name] in _LEFT and not is_known)
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
@@ -294,7 +293,8 @@ class Construction:
             if kind is not None and self._in_its_settings:
                 return settings_of(kind, sizes, self._choices)
             scale = self._scale(sizes, "scale")
-            return Config(sizes, {"scale": scale, **self._choices})
+            count = MANY if self._gives_all else None
+            return Config(sizes, {"scale": scale, **self._choices}, count)
         if role == "dropout":
             if set(words(parameter.name)) & _DROPS_WHOLES and parameter.default == 0:
                 return None  # off unless asked for, and no dropout of weights
@@ -327,7 +327,7 @@ class Construction:
             return nn.Identity if is_class else nn.Identity()
         if normal(name) in ("scale", "scaling") and kind != "bool":
             return self._scale(sizes, name)
-        if kind in ("Module", "Linear") and (layer := _projection(name, sizes)):
+        if kind in ("Module", "Linear") and (layer := projection(name, sizes)):
             return layer
         if set(words(name)) & _LINEAR and kind not in _TYPES:
             return nn.Linear(sizes.embed, sizes.embed)
@@ -474,23 +474,6 @@ def _parameters(make: object) -> list[inspect.Parameter]:
     return []
 
 
-class Unturned(nn.Module):
-    """Rotary positions that turn nothing, however they are called: each is the first.
-    What it is given comes back, without what only says where it stands."""
-
-    def forward(self, *given: object, **_: object) -> object:
-        heads = [x for x in given if isinstance(x, torch.Tensor) and x.dim() >= 3]
-        return tuple(heads[:2]) if len(heads) > 1 else heads[0] if heads else None
-
-    def __getattr__(self, name: str) -> object:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if _TURNS.search(name):
-                return self.forward
-            raise
-
-
 def of_class(kind: type, sizes: Sizes, of_one_head: bool = False) -> object | None:
     """An object of a class of the code's own, for the features of one head or of all;
     None where it needs what nobody knows."""
@@ -528,6 +511,10 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
         return switch
     if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
         return None
+    # A width of 0 is that of what is not there unless it is asked for; row_dim=0 and
+    # col_dim=1 are axes.
+    if role in _WIDTHS and type(default) is int and abs(default) <= 1:
+        return None
     if role is None and part_of(name) in ("index", "epsilon"):
         return part_of(name)
     said = set(words(name))
@@ -545,7 +532,6 @@ _LAYERS = {"layer", "layers"}
 _ROTARY = {"rope", "rotary"}
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}
 _ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}
-_TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
 
 
 def _source(target: object) -> str:
@@ -570,20 +556,6 @@ def _switch_of(name: str) -> str | None:
     # scale_heads or scaled_cosine is something else.
     is_other = kind == "scaling_switch" and said - _SWITCHES[kind] - _OF_SCORES
     return None if is_other else kind
-
-
-def _projection(name: str, sizes: Sizes) -> nn.Linear | None:
-    """The layer that an argument of this name projects by, if its name says which."""
-    said = set(words(name))
-    if not said & {"proj", "projection", "linear", "w"}:
-        return None
-    heads = sizes.heads * sizes.head_dim
-    groups = (sizes.kv_heads or sizes.heads) * sizes.head_dim
-    if said & {"q", "query"}:
-        return nn.Linear(sizes.embed, heads)
-    if said & {"k", "v", "key", "value"}:
-        return nn.Linear(sizes.embed, groups)
-    return nn.Linear(heads, sizes.embed) if said & {"o", "out", "output"} else None
 
 
 def _may_be_size(parameter: inspect.Parameter) -> bool:

@@ -19,12 +19,14 @@ from ..subject.words import role_of_words, words
 from .cases import Sizes
 
 DROPOUT = 0.25
+MANY = 64  # of what nobody knows: lengths that follow from it are long enough
 _LONGEST = 300
 _LONG = 200  # characters of an argument that is shown
 _KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
 _KNOWN |= {"epsilon": 1e-5, "index": 0, "device": torch.device("cpu")}
 # How many blocks a model has, of which attention is a part of one.
 _LAYERS = re.compile(r"(n|num|numhidden|numencoder|numdecoder)?(layers?|blocks?)|depth")
+_COUNTS = {"n", "num", "number", "size", "len", "length", "max"}
 # Parts of a configuration that are one themselves.
 _PARTS = {"model", "transformer", "attention", "attn", "network", "net", "encoder"}
 _PARTS |= {"decoder", "text", "vision", "vit", "params", "hparams", "config", "cfg"}
@@ -60,13 +62,16 @@ class Config(dict):
     """A configuration that answers every usual name, as an attribute or a key.
 
     Names that it does not know are absent: getattr(config, name, default) and
-    config.get(name, default) give their defaults. What is read without one is None;
-    `guessed` collects these.
+    config.get(name, default) give their defaults. What is read without one is None,
+    or `count` where it counts something; `guessed` collects these.
     """
 
-    def __init__(self, sizes: Sizes, choices: Choices | None = None):
+    def __init__(
+        self, sizes: Sizes, choices: Choices | None = None, count: int | None = None
+    ):
         super().__init__()
-        self.__dict__ |= {"sizes": sizes, "guessed": [], "choices": choices or {}}
+        known = {"sizes": sizes, "choices": choices or {}, "count": count}
+        self.__dict__ |= {"guessed": [], **known}
 
     def __missing__(self, name):
         value = value_for(str(name), self.sizes)
@@ -75,6 +80,7 @@ class Config(dict):
             value = self
         if value is None:
             self._guess(str(name))
+            value = self.count if _COUNTS & set(words(str(name))) else None
         return value
 
     def _guess(self, name: str) -> None:

@@ -17,7 +17,7 @@ from ..calls.construct import of_class
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
 from ..subject.target import Subject
-from ..subject.words import words
+from ..subject.words import speaks_of_caches
 
 _OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
 _CACHE = re.compile(r"cache|past|memory")
@@ -69,14 +69,16 @@ class Steps:
 
     def keeps(self, before: list[Tensor], after: list[Tensor], count: int) -> bool:
         """Whether a module has kept so many tokens, by what state_of() told before and
-        after a call: in a place for more, if it is told where they go, or in tensors of
-        that length."""
+        after a call: in a place for more, if it is told where they go or counts them,
+        or in tensors of that length."""
         same = len(before) == len(after)
         if same and all(x.equal(y) for x, y in zip(before, after)):
             return False
         if any(t.dtype in _NARROW for t in after):
             return False  # what is rounded is another
-        return self.is_told or sum(self._counts(t, count) for t in after) > 1
+        counters = [y for x, y in zip(before, after) if y.dim() == 0 and not x.equal(y)]
+        is_told = self.is_told or (same and any(int(y) == count for y in counters))
+        return is_told or sum(self._counts(t, count) for t in after) > 1
 
     def grows(self, past: object, returned: object, count: int) -> bool:
         """Whether what was kept of so many tokens holds one more after the next, in
@@ -134,7 +136,7 @@ def _is_switch(parameter: inspect.Parameter, call: Call) -> bool:
     """Whether a flag, which is off elsewhere, turns on what is kept."""
     role = call.roles[parameter.name]
     is_off = parameter.default is False or role == "flag"
-    return is_off and (role == "past" or "cache" in words(parameter.name))
+    return is_off and (role == "past" or speaks_of_caches(parameter.name))
 
 
 def _store(subject: Subject, case: Case) -> object | None:
@@ -166,7 +168,7 @@ def is_told_positions(call: Call, source: str) -> bool:
 
 
 def state_of(module: object) -> list[Tensor]:
-    """Copies of what a module may keep from call to call."""
+    """Copies of what a module may keep from call to call, numbers too."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
     found = [v for part in parts for v in _kept_in(part)]
     return [tensor.clone() for tensor in found]
@@ -191,7 +193,7 @@ def _is_empty(value: object) -> bool:
 def _kept_in(part: nn.Module) -> Iterator[Tensor]:
     for name, value in (*vars(part).items(), *part.named_buffers(recurse=False)):
         if name[0] != "_" or _CACHE.search(name.lower()):
-            yield from _tensors(value)
+            yield from [torch.tensor(value)] if type(value) is int else _tensors(value)
 
 
 def _tensors(value: object, depth: int = 4) -> Iterator[Tensor]:

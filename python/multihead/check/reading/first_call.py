@@ -31,6 +31,8 @@ from ..subject.signature import (
     unpacks_input,
 )
 from ..subject.target import Subject
+from . import guessing
+from .refusals import Refusals, compared, likelier_first
 
 _MOST_TRIED = 400
 _SECONDS, _MORE_SECONDS = 3.0, 1.0
@@ -38,7 +40,6 @@ _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # The longest length that is tried because code holds it, and how many of them. Below
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
-_COMPARED = re.compile(r"size of tensor a \((\d+)\) must match .* b \((\d+)\)")
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
@@ -74,6 +75,7 @@ class FirstCall:
         self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
+        self._outside: Finding | None = None
         self._seconds, self.spent = seconds, 0.0
         self._tried_images = self._tried_lengths = False
         # Whether other roles and lengths have time of their own.
@@ -103,6 +105,8 @@ class FirstCall:
                 return run
             complaints = [(True, f) for f in run.findings[:1]]
         self.findings = self.findings or _most_telling(complaints)
+        if self._outside and [f.name for f in self.findings] == ["wrong_shape"]:
+            self.findings = [self._outside]
         return None
 
     def _extend(self) -> None:
@@ -117,8 +121,7 @@ class FirstCall:
         if self.given is not None or self._tried_lengths:
             return None
         self._tried_lengths = True
-        told = [p for _, f in complaints for p in _COMPARED.findall(f.sentence)]
-        pairs = [(int(a), int(b)) for a, b in told]
+        pairs = [p for _, f in complaints for p in compared(f.sentence)]
         numbers = Counter(n for pair in pairs for n in pair)
         first, tried = self.sizes[0], self.sizes
         known = {n for s in tried for n in (s.batch, s.queries, s.keys, s.embed, 1)}
@@ -169,7 +172,8 @@ class FirstCall:
         if self.given is not None and self.call.guessed:
             layouts = self._as_deep_as_given(layouts)
         before = 0.0
-        for case in self._choices(layouts, like):
+        refusals = Refusals()
+        for case in likelier_first(self._choices(layouts, like), refusals):
             left = max(self._seconds - before, _LEAST_SECONDS)
             is_first = first is None and not self._tried_lengths
             limit = None if is_first else left
@@ -179,6 +183,8 @@ class FirstCall:
             kind = (case.layout, case.mask, case.dtype, case.style)
             first = first or kind
             complaints += [(kind == first, f) for f in run.findings[:1]]
+            self._outside = self._outside or _of_its_kind(run)
+            refusals.note(case, run.findings)
             endless = any("RecursionError" in f.sentence for f in run.findings)
             # Half of the time is for the runs that follow. The next is seldom quicker
             # than this one.
@@ -386,6 +392,15 @@ class FirstCall:
         if takes("num_kv_heads") or bound.get("num_kv_heads"):
             sizes = grouped(sizes, bound.get("num_kv_heads") or 2)
         return sizes
+
+
+def _of_its_kind(run: Run) -> Finding | None:
+    """What is said of attention of another kind, whose output has another shape."""
+    seen = run.recorder
+    if seen is None or run.case.style.numpy:
+        return None
+    of_shape = any(f.name == "wrong_shape" for f in run.findings)
+    return guessing.outside(seen.has_softmax, seen.has_scores) if of_shape else None
 
 
 def _heads_of_file(subject: Subject) -> dict[str, int]:

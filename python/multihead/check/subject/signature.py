@@ -15,7 +15,13 @@ from . import roles as tables
 from . import sliding
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject
-from .words import mask_of_words, role_of_words, tensor_of_words, words
+from .words import (
+    mask_of_words,
+    role_of_words,
+    speaks_of_caches,
+    tensor_of_words,
+    words,
+)
 
 _EMPTY = inspect.Parameter.empty
 # Of a signature that does not say.
@@ -429,7 +435,7 @@ def _guess_required(call: Call) -> None:
             continue
         if type_name(parameter) == "bool":
             call.roles[name] = "flag"
-            if "cache" in words(name):
+            if speaks_of_caches(name):
                 continue  # off says that there is none
         elif type_name(parameter) == "int" and sizes:
             call.roles[name] = sizes.pop(0)

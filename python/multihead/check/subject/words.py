@@ -68,6 +68,10 @@ def _cut(part: str) -> tuple[str, ...]:
     return best or (part,)
 
 
+def speaks_of_caches(name: str) -> bool:
+    return any(word.startswith("cach") for word in words(name))
+
+
 def role_of_words(name: str) -> str | None:
     """The role of a size by the words of its name; "qkv_dim" is the width of queries,
     keys or values, of all heads or of one; "mlp_dim" that of a layer after them."""

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Which calls are tried first, by what those before were refused for."""
+
+import re
+from collections.abc import Iterator
+
+import torch
+
+from ..calls.cases import Case
+from ..report import Finding
+
+_SHAPES = 3  # of masks that are refused beside unequal lengths, until others are
+_COMPARED = re.compile(r"size of tensor a \((\d+)\) must match .* b \((\d+)\)")
+
+
+def compared(sentence: str) -> list[tuple[int, int]]:
+    """The sizes that PyTorch says do not match."""
+    return [(int(a), int(b)) for a, b in _COMPARED.findall(sentence)]
+
+
+class Refusals:
+    """What calls were refused for: others of which the same can be expected come
+    last. A mask that is None where it is needed, or bool where it is a number; queries
+    of another length than keys, in some shape of a mask."""
+
+    def __init__(self) -> None:
+        self._needs_mask = self._needs_number = False
+        self._lengths: set[str | None] = set()  # shapes of masks, of unequal lengths
+
+    def note(self, case: Case, findings: list[Finding]) -> None:
+        for said in (f.sentence for f in findings[:1]):
+            self._needs_mask |= case.mask is None and "NoneType" in said
+            is_bool = case.mask is not None and case.mask_dtype is torch.bool
+            self._needs_number |= is_bool and "bool tensor" in said
+            lengths = case.sizes.queries, case.sizes.keys
+            unequal = {lengths, lengths[::-1]}.intersection(compared(said))
+            if case.relation == "cross" and unequal:
+                self._lengths.add(case.mask)
+
+    def expected(self, case: Case) -> bool:
+        if case.mask is None:
+            return self._needs_mask
+        unequal = case.relation == "cross" and len(self._lengths) >= _SHAPES
+        return unequal or (self._needs_number and case.mask_dtype is torch.bool)
+
+
+def likelier_first(choices: Iterator[Case], refusals: Refusals) -> Iterator[Case]:
+    """Those of which a refusal is expected come after all others."""
+    later = []
+    for case in choices:
+        if refusals.expected(case):
+            later.append(case)
+        else:
+            yield case
+    yield from later
