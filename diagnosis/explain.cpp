@@ -406,10 +406,12 @@ class OneThread {
 
 }  // namespace
 
-int fewest_faults(std::span<const Observation> observations) {
+int fewest_faults(std::span<const Observation> observations, int most) {
+  TORCH_CHECK_VALUE(most == 0 || most == 1,
+                    "fewest_faults: most must be 0 or 1, got ", most);
   const at::NoGradGuard no_grad;
   const OneThread one_thread;
-  return static_cast<int>(fewest_faults(in_order(read(observations))));
+  return static_cast<int>(fewest_faults(in_order(read(observations)), most));
 }
 
 Verdict explain(std::span<const Observation> observations) {

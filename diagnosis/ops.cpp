@@ -44,8 +44,8 @@ std::string explain_op(const Observations& observations,
 }
 
 int64_t fewest_faults_op(const Observations& observations,
-                         const Metadata& metadata) {
-  return fewest_faults(joined(observations, metadata));
+                         const Metadata& metadata, int64_t most) {
+  return fewest_faults(joined(observations, metadata), static_cast<int>(most));
 }
 
 std::string render_report_op(const std::string& report, std::string_view format,
@@ -94,7 +94,7 @@ TORCH_LIBRARY_FRAGMENT(multihead, m) {
       &explain_op, tags);
   m.def(
       "fewest_faults(Dict(str, Tensor)[] observations, Dict(str, str)[] "
-      "metadata) -> int",
+      "metadata, int most=1) -> int",
       &fewest_faults_op, tags);
   m.def("is_better_reading(str later, str earlier) -> bool", &is_better_reading,
         tags);

@@ -492,7 +492,7 @@ bool is_large(const ObservedCall& call, std::span<const ObservedCall> among) {
   });
 }
 
-size_t fewest_faults(std::span<const ObservedCall> calls) {
+size_t fewest_faults(std::span<const ObservedCall> calls, int most) {
   double effort = kMostForCounting * share_allowed(calls);
   Search plain(calls, certain(calls), /*in_float=*/false, effort);
   if (!plain.right().empty()) return 0;
@@ -500,6 +500,7 @@ size_t fewest_faults(std::span<const ObservedCall> calls) {
   Search strict(calls, settled, /*in_float=*/false, effort);
   Search loose(calls, settled, /*in_float=*/true, effort);
   if (!strict.right().empty() || !loose.right().empty()) return 0;
+  if (most == 0) return 1;
   const bool one =
       !strict.with_faults(1).empty() || !loose.with_faults(1).empty();
   return one ? 1 : 2;

@@ -207,9 +207,9 @@ std::vector<Explanation> step_by_step(std::span<const ObservedCall> calls,
 /// last: what smaller ones show is looked for there.
 bool is_large(const ObservedCall& call, std::span<const ObservedCall> among);
 
-/// With how many faults, up to one, attention explains all calls; 2: with no so
-/// few. Never a search for pairs.
-size_t fewest_faults(std::span<const ObservedCall> calls);
+/// With how many faults, up to `most`, attention explains all calls; most + 1:
+/// with no so few. Never a search for pairs.
+size_t fewest_faults(std::span<const ObservedCall> calls, int most);
 
 /// Calls that tell most come first.
 SearchResult search(std::span<const ObservedCall> calls);

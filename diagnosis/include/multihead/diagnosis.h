@@ -99,11 +99,11 @@ struct Verdict {
 /// c10::ValueError where observations lack something or contradict themselves.
 Verdict explain(std::span<const Observation> observations);
 
-/// With how many faults attention explains the observations: none, 1, or 2,
-/// which stands for more or for something else. What explain() tells first, a
-/// hundred times cheaper than pairs of faults; of large tensors it may miss the
-/// one. Throws as explain() does.
-int fewest_faults(std::span<const Observation> observations);
+/// With how many faults, up to `most` (0 or 1), attention explains the
+/// observations; most + 1 stands for more or for something else. What explain()
+/// tells first, a hundred times cheaper than pairs of faults; of large tensors
+/// it may miss the one. Throws as explain() does, and where most is another.
+int fewest_faults(std::span<const Observation> observations, int most = 1);
 
 /// The verdict as one JSON object.
 std::string to_json(const Verdict& verdict);

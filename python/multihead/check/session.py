@@ -6,10 +6,9 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-import torch
 from torch import nn
 
 from .calls import cases, forms, undefined
@@ -33,7 +32,7 @@ from .reading.plans import Meaning
 from .reading.suite import Cases, Progress
 from .reading.ways import Reading, Way
 from .report import Finding, Report
-from .sandbox.guard import Guard, Outcome, Stop
+from .sandbox.guard import Guard, Stop
 from .subject import documented, promised, signature, stated
 from .subject.documented import Said
 from .subject.roles import role_of_name, speaks
@@ -58,7 +57,7 @@ _READ = 2  # ways to call it that are judged where attention explains none
 # What a check may spend on searches for faults, of the effort that the engine allows
 # for one: the share of a verdict that is quick, after which other numbers of heads are
 # tried, and what each search has when others have spent the rest.
-_QUICK, _LEAST_EFFORT = 0.4, 0.1
+_QUICK, _LEAST_EFFORT, _LITTLE_EFFORT = 0.4, 0.1, 0.03
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
 _FORMS_SECONDS = 1.5  # to find a call in all unusual forms
 
@@ -108,22 +107,8 @@ def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Op
     """What is to be called, and the options, with the inputs that a call brings."""
     if options.call is None:
         return undefined.define(load(target, guard), target), options
-    written = stated.read(options.call, scope(target, guard), _OnCpu(guard))
+    written = stated.read(options.call, scope(target, guard), devices.OnCpu(guard))
     return written.subject, replace(options, inputs=written.inputs, call=None)
-
-
-@dataclass
-class _OnCpu:
-    """A guard in which what asks for a GPU stays on the CPU, where there is none."""
-
-    guard: Guard
-
-    def attempt(self, code: Callable) -> Outcome:
-        def on_cpu() -> object:
-            with devices.cpu_instead(not torch.cuda.is_available()):
-                return code()
-
-        return self.guard.attempt(on_cpu)
 
 
 class Examination:
@@ -146,7 +131,9 @@ class Examination:
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
         self._effort = 0.0  # spent on searches for faults
+        self._most_effort = 1.0  # of one
         self._readings: list[Reading] = []  # all that were judged
+        self._counted: dict[tuple, int] = {}  # with how many faults a run is explained
 
     @property
     def made_up(self) -> dict[str, str]:
@@ -270,39 +257,63 @@ class Examination:
         others: list[tuple[int, Way]] = []
         best = None
         for way in self._ways():
-            faults = self._fewest_faults(way)
+            # Beside one that has one fault, only what has none would be read first.
+            most = 0 if any(fewest == 1 for fewest, _ in others) else 1
+            faults = self._fewest_faults(way, most)
             if faults == 0:
                 best = self._better(best, way)
                 if best.is_right and not best.refused:
                     return best
             others.append((faults, way))
-        if best is None:
-            others.sort(key=lambda one: one[0])
-            for faults, way in others[:_READ]:
-                # What one call needs, all need: it could not explain them better.
-                explained = best and not best.refused and best.faults
-                if explained and len(best.faults) <= faults:
-                    continue
-                best = self._better(best, way)
-                if best.is_right and not best.refused:
-                    break
+        return best or self._best_of(others)
+
+    def _best_of(self, ways: list[tuple[int, Way]]) -> Reading | None:
+        """The best reading of ways that have a fault or more, of which some may be
+        counted with one and have more."""
+        best = None
+        for _ in range(min(_READ, len(ways))):
+            # What one call needs, all need: others could not explain them better.
+            known = len(best.faults) if best and not best.refused else 0
+            if known == 1:
+                break
+            if best is not None:
+                ways = [(self._fewest_faults(way), way) for _, way in ways]
+            faults, way = min(ways, key=lambda one: one[0])
+            if 0 < known <= faults:
+                break
+            ways = [one for one in ways if one[1] is not way]
+            best = self._better(best, way)
+            if best.is_right and not best.refused:
+                break
         return best
 
     def _better(self, best: Reading | None, way: Way) -> Reading:
         """`best`, or the reading of `way` that beats it."""
         runs: dict[bool, Cases] = {}  # by whether masks are added
-        for meaning in plans.meanings(
-            way.call, self.subject, self.options, self.believed, self.stated
-        ):
-            if meaning.additive not in runs:
-                runs[meaning.additive] = self._run_all(way, meaning.additive)
-            reading = self._read(way, meaning, runs[meaning.additive])
-            self._readings.append(reading)
-            if best is None or reading.beats(best):
-                best = reading
-            if best.is_right or not (reading.blames_masks or reading.beside):
+        meanings = list(
+            plans.meanings(
+                way.call, self.subject, self.options, self.believed, self.stated
+            )
+        )
+        # Where masks may mean several things, a little may tell which; else what is
+        # right in a later meaning would wait for all faults in the first.
+        for most in (_LITTLE_EFFORT, 1.0) if len(meanings) > 1 else (1.0,):
+            found = best
+            for meaning in meanings:
+                if meaning.additive not in runs:
+                    runs[meaning.additive] = self._run_all(way, meaning.additive)
+                self._most_effort = most
+                reading = self._read(way, meaning, runs[meaning.additive])
+                self._most_effort = 1.0
+                if most == 1.0 or reading.is_right or reading.faults:
+                    self._readings.append(reading)
+                if found is None or reading.beats(found):
+                    found = reading
+                if found.is_right or not (found.blames_masks or found.beside):
+                    break
+            if found.is_right or found.faults:
                 break
-        return best
+        return found
 
     def _ways(self) -> Iterator[Way]:
         """The ways to call it that it takes, likeliest first: in an unusual form where
@@ -385,7 +396,7 @@ class Examination:
                 base = finder.find_like(base, layouts) if layouts else None
             seconds -= finder.spent if roles else 0.0
 
-    def _fewest_faults(self, way: Way) -> int:
+    def _fewest_faults(self, way: Way, most: int = 1) -> int:
         """With how many attention explains its first call, which takes a hundredth of
         the time of a verdict."""
         known = observation.known_heads(way.base, way.call, self.options.num_heads)
@@ -398,7 +409,7 @@ class Examination:
             stated = replace(self.stated, num_heads=heads)
             seen = observation.observe(base, way.call, stated)
             seen.metadata["search_effort"] = repr(1 / len(guesses))
-            fewest = min(fewest, observation.fewest_faults(seen))
+            fewest = min(fewest, observation.fewest_faults(seen, most))
             if fewest == 0:
                 break
         return fewest
@@ -421,7 +432,7 @@ class Examination:
         reading.mask_doubt = runs.masks_passed_over()
         reading.kept = [run for run in runs.kept if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)
-        reading.understood = self._how_called(way, runs.kept)
+        reading.understood = way.said(self.subject, runs.kept)
         if (built := way.runner.construction) and built.is_unturned:
             reading.findings.append(_UNTURNED)
         if runs.hopeless:
@@ -538,8 +549,16 @@ class Examination:
         return False
 
     def _faults_of(self, reading: Reading, run: Run) -> int:
-        call, stated = reading.way.call, reading.meaning.stated
-        return observation.fewest_faults(observation.observe(run, call, stated))
+        """The same of a run by the names that its weights have; what its masks mean
+        says nothing where it has none."""
+        way, stated = reading.way, reading.meaning.stated
+        if not run.arguments.masks:
+            stated = replace(stated, mask=None, padding=None)
+        key = id(way), stated, run.case.name, *run.parameters.tensors
+        if key not in self._counted:
+            seen = observation.observe(run, way.call, stated)
+            self._counted[key] = observation.fewest_faults(seen)
+        return self._counted[key]
 
     def _explain(self, reading: Reading, kept: list[Run]) -> Finding | None:
         """Has the engine judge the runs; what it complains of where it cannot."""
@@ -549,7 +568,7 @@ class Examination:
         seen[0].metadata |= reading.facts
         for one in seen:
             one.metadata |= self._promises
-        left = max(1 - self._effort, _LEAST_EFFORT)
+        left = min(max(1 - self._effort, _LEAST_EFFORT), self._most_effort)
         if any(len(one.faults) in (1, 2) for one in self._readings):
             left = _LEAST_EFFORT  # only what has fewer faults would be believed
         seen[0].metadata["search_effort"] = repr(left)
@@ -565,28 +584,6 @@ class Examination:
     def _promises(self) -> dict[str, str]:
         """What the code says that it does, where attention leaves a choice."""
         return promised.promises(self.subject)
-
-    def _how_called(self, way: Way, kept: list[Run]) -> list[str]:
-        called = f"{self.subject.name}({kept[0].arguments})"
-        made = way.runner.constructed(kept[0].case)
-        said = [call for call in (made, called) if call]
-        said += [way.form.said] if way.form else []
-        said += ["only the first position asks"] if kept[0].asks_first else []
-        parameters = kept[0].parameters
-        if parameters.tensors:
-            names = list(parameters.tensors)
-            shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            inside = self.subject.kind == "function" and not way.call.weights
-            where = "made inside the function" if inside else "of its own"
-            where = "passed as arguments" if way.call.weights else where
-            said.append(f"weights {where}: {shown}")
-        said += parameters.notes
-        case = way.base.case
-        if case.dtype is torch.float32:
-            said.append("it does not run in float64, so in float32")
-        if case.layout not in (cases.LAYER, cases.HEADS):
-            said.append(f"tensors as {case.layout}")
-        return said
 
 
 def _asked_to_scale(call: Call, construction: Construction | None) -> str:

@@ -4,16 +4,18 @@
 import contextlib
 import inspect
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..sandbox.guard import is_library
+from ..sandbox.guard import Guard, Outcome, is_library
 from ..subject.target import Subject
 
 
-class _OnCpu(TorchFunctionMode):
+class _StaysOnCpu(TorchFunctionMode):
     """What asks for a GPU, by a method, a name or a device, stays on the CPU."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -45,4 +47,18 @@ def asks_for_gpu(subject: Subject) -> bool:
 
 def cpu_instead(asks: bool) -> contextlib.AbstractContextManager:
     """What code that asks for a GPU runs in."""
-    return _OnCpu() if asks else contextlib.nullcontext()
+    return _StaysOnCpu() if asks else contextlib.nullcontext()
+
+
+@dataclass
+class OnCpu:
+    """A guard in which what asks for a GPU stays on the CPU, where there is none."""
+
+    guard: Guard
+
+    def attempt(self, code: Callable) -> Outcome:
+        def on_cpu() -> object:
+            with cpu_instead(not torch.cuda.is_available()):
+                return code()
+
+        return self.guard.attempt(on_cpu)

@@ -54,11 +54,11 @@ def explain(observations: list[Observation]) -> dict[str, Any]:
     return dict(json.loads(diagnosis().explain(tensors, metadata)))
 
 
-def fewest_faults(seen: Observation) -> int:
-    """With how many faults attention explains a run: 0, 1, or 2 for more and for what
-    it does not explain; 3 where the run cannot be read."""
+def fewest_faults(seen: Observation, most: int = 1) -> int:
+    """With how many faults, up to `most`, attention explains a run; most + 1 for more
+    and for what it does not explain; 3 where the run cannot be read."""
     try:
-        found: int = diagnosis().fewest_faults([seen.tensors], [seen.metadata])
+        found: int = diagnosis().fewest_faults([seen.tensors], [seen.metadata], most)
     except ValueError:
         return 3
     return found

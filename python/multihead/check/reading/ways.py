@@ -4,12 +4,14 @@
 import re
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from ..calls import forms
+from ..calls import cases, forms
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.signature import Call
+from ..subject.target import Subject
 from . import guessing, observation
 from .observation import Observation
 from .plans import Meaning
@@ -34,6 +36,29 @@ class Way:
     @property
     def call(self) -> Call:
         return self.runner.call
+
+    def said(self, subject: Subject, kept: list[Run]) -> list[str]:
+        """What is said of how these runs called it."""
+        called = f"{subject.name}({kept[0].arguments})"
+        made = self.runner.constructed(kept[0].case)
+        said = [call for call in (made, called) if call]
+        said += [self.form.said] if self.form else []
+        said += ["only the first position asks"] if kept[0].asks_first else []
+        parameters = kept[0].parameters
+        if parameters.tensors:
+            names = list(parameters.tensors)
+            shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            inside = subject.kind == "function" and not self.call.weights
+            where = "made inside the function" if inside else "of its own"
+            where = "passed as arguments" if self.call.weights else where
+            said.append(f"weights {where}: {shown}")
+        said += parameters.notes
+        case = self.base.case
+        if case.dtype is torch.float32:
+            said.append("it does not run in float64, so in float32")
+        if case.layout not in (cases.LAYER, cases.HEADS):
+            said.append(f"tensors as {case.layout}")
+        return said
 
 
 # Biases, and what norms are made of.
