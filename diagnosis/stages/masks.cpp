@@ -390,7 +390,7 @@ const std::vector<Fault> kMaskFaults = {
       {[](Recipe& r) { r.sentinel_from = SentinelFrom::kCap; },
        "The scores are capped once they are masked: it is -c."},
       {[](Recipe& r) { r.sentinel_from = SentinelFrom::kTrace; },
-       "It is a number near those of the scores."},
+       "It is another number, near those of the scores."},
       {with_sentinel<-1e-9, true>, "-1e-9 is added; -1e9 was meant."},
       {with_sentinel<1e-9, true>, "1e-9 is added; -1e9 was meant."},
       {with_sentinel<1e9, true>, "+1e9 is added: only blocked keys are seen."},
