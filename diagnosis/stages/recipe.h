@@ -330,8 +330,8 @@ struct Habits {
   bool operator==(const Habits&) const = default;
 };
 
-/// Where the number of blocked scores comes from: `sentinel` has it, it is -c of
-/// a soft cap c, or the trace shows it.
+/// Where the number of blocked scores comes from: `sentinel` has it, it is -c
+/// of a soft cap c, or the trace shows it.
 enum class SentinelFrom { kRecipe, kCap, kTrace };
 
 struct Recipe : Habits {

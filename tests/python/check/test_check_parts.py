@@ -287,3 +287,22 @@ def test_ordinary_code_is_right(code):
 def test_what_is_not_its_weights_is_not_judged():
     report = multihead.check(MeanOfSomeHeads)
     assert [r["name"] for r in report.remarks].count("other_weights") == 1, str(report)
+
+
+# ---- Masks that every call needs, and that nothing explains ------------------
+
+
+class NeedsBoth(Attention):
+    """One mask is added to the scores, one meets the weights; values are keys."""
+
+    def forward(self, x, attention_mask, padding_mask):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(x))
+        weights = (self.scores(q, k) + attention_mask / 3).softmax(-1)
+        return self.join((weights * padding_mask) @ k)
+
+
+def test_masks_that_block_nothing_show_what_else_is_wrong():
+    report = multihead.check(NeedsBoth)
+    assert report.cause == "key_weight_for_values", str(report)
+    assert {case["name"] for case in report.cases} == {"masks that block nothing"}
+    assert "What it makes of masks that block" in " ".join(str(report).split())

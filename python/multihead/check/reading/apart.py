@@ -2,10 +2,11 @@
 """Where nothing explains all runs: some of them, which hide what is to be said of the
 others, are set apart."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..calls import cases
+from ..calls import arguments, cases
 from ..capture.runner import Run
 from ..report import Finding
 from .suite import WIDE_MASKS, Cases, not_finite
@@ -93,18 +94,8 @@ def explained(reading: Reading, judged: Judge) -> None:
     """A fault of some calls is one, whatever becomes of the others: of those without
     masks, of those with one sequence, or of what is both. That is for the best reading
     alone: another may explain the others."""
-    plain = [run for run in reading.kept if not run.arguments.masks]
-    # Code may treat a context in a way of its own, but not what is always there.
-    has_context = reading.way.call.style == "x and context"
-    alone = [r for r in reading.kept if has_context and r.case.relation == "self"]
-    both = [run for run in plain if run in alone]
-    parts = {"masks": plain, "other keys": alone, "masks and of other keys": both}
     whole = reading.verdict
-    for others, part in parts.items():
-        if not part or len(part) == len(reading.kept):
-            continue
-        if len(part) == 1:  # one call may fit by chance
-            part = [*part, *_longer(reading, part[0])]
+    for others, part in _parts(reading):
         judged(reading, part)
         if reading.faults:
             sentence = f"What it makes of {others}, this does not explain."
@@ -113,6 +104,53 @@ def explained(reading: Reading, judged: Judge) -> None:
             reading.findings.append(left)
             return
         reading.verdict = whole
+
+
+def _parts(reading: Reading) -> Iterator[tuple[str, list[Run]]]:
+    """Some of the runs, or others like them, and what these leave out."""
+    plain = [run for run in reading.kept if not run.arguments.masks]
+    # Code may treat a context in a way of its own, but not what is always there.
+    has_context = reading.way.call.style == "x and context"
+    alone = [r for r in reading.kept if has_context and r.case.relation == "self"]
+    both = [run for run in plain if run in alone]
+    parts = {"masks": plain, "other keys": alone, "masks and of other keys": both}
+    for others, part in parts.items():
+        if not part or len(part) == len(reading.kept):
+            continue
+        if len(part) == 1:  # one call may fit by chance
+            part = [*part, *_longer(reading, part[0])]
+        yield others, part
+    for part in [] if plain else _blocking_nothing(reading):
+        yield "masks that block", part
+
+
+def _blocking_nothing(reading: Reading) -> Iterator[list[Run]]:
+    """Where every call needs masks: some whose masks are all 0 or all 1, which may
+    block nothing, and are judged as if there were none."""
+    way = reading.way
+    first = way.base.case
+    longer = replace(first, sizes=replace(first.sizes, batch=2, queries=11, keys=11))
+    for numbers in itertools.product((0, 1), repeat=len(way.base.arguments.masks)):
+        runs = []
+        for draw, case in enumerate((first, longer), 33):
+            case = replace(case, name="masks that block nothing", draw=draw)
+            made = arguments.make(way.call, case)
+            for mask, number in zip(made.masks.values(), numbers):
+                mask.fill_(number)
+            run = way.runner.run(case, given=made)
+            if run.refused or _is_same_of_all(run):
+                break
+            run.arguments.masks = {}
+            runs.append(run)
+        else:
+            yield runs
+
+
+def _is_same_of_all(run: Run) -> bool:
+    """Whether all queries give the same, as where all keys are blocked."""
+    axis = cases.query_axis(run.case)
+    rest = run.out - run.out.narrow(axis, 0, 1)
+    return not bool(rest.nan_to_num(0.0).abs().max() > 1e-6 * run.out.abs().max())
 
 
 def _longer(reading: Reading, run: Run) -> list[Run]:
