@@ -43,13 +43,13 @@ const Word kWords[] = {
 
 // The empty one first: a name is tried as it is before it is taken apart.
 constexpr string_view kPrefixes[] = {
-    "",   "w",     "to",   "linear",  "lin",    "proj",   "projection",
-    "fc", "dense", "conv", "project", "weight", "weights"};
+    "",   "w",     "to",   "linear",  "lin",    "proj",    "projection",
+    "fc", "dense", "conv", "project", "weight", "weights", "l"};
 constexpr string_view kSuffixes[] = {
-    "",       "proj",      "projs", "projection", "projections",
-    "linear", "lin",       "layer", "dense",      "linears",
-    "fc",     "w",         "net",   "heads",      "head",
-    "matrix", "transform", "conv",  "weight",     "weights"};
+    "",       "proj",    "projs", "projection", "projections", "linear",
+    "lin",    "layer",   "dense", "linears",    "fc",          "w",
+    "net",    "heads",   "head",  "matrix",     "transform",   "conv",
+    "weight", "weights", "l"};
 
 // Parts of a path that add nothing to the one before: query.linear.weight.
 constexpr string_view kNeutral[] = {"linear", "dense", "proj",
