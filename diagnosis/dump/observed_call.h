@@ -167,6 +167,7 @@ struct ObservedCall {
   /// That of another call of the code, whose scores are large enough to tell.
   mutable std::optional<double> cap_elsewhere;
   mutable std::optional<StraightBias> line;
+  mutable std::optional<bool> has_line_or_cap;
   /// The number that the trace shows in the place of blocked scores, likewise.
   mutable std::optional<std::optional<double>> sentinel;
   /// What simulate made of the last recipes. Whoever changes a call forgets it.

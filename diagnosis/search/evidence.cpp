@@ -225,12 +225,13 @@ class Signs {
   }
 
   // A cap, or a line: no other numbers look like one. So beside heads that are
-  // wrong, too.
+  // wrong, too; these are many ways, tried only where the trace shows a pair.
   bool shows_bias(const Recipe& with) const {
     return shows_unknown_bias(with) ||
-           in_some_way(kHeadFaults, with, [&](const Recipe& recipe) {
-             return is_possible(recipe);
-           });
+           (shows_added_line_or_cap(call_) &&
+            in_some_way(kHeadFaults, with, [&](const Recipe& recipe) {
+              return is_possible(recipe);
+            }));
   }
 
   // Whether it is causal by itself is not known yet. Beside a number that is

@@ -190,34 +190,61 @@ std::vector<Tensor> telling_keys(const ObservedCall& call) {
   return found;
 }
 
-// The line by which a tensor of the trace differs from the scores.
-std::optional<StraightBias> straight_bias(const ObservedCall& call,
-                                          const Tensor& scores) {
+// The line by which x differs from the scores.
+std::optional<StraightBias> line_between(const ObservedCall& call,
+                                         const Tensor& scores,
+                                         const Tensor& x) {
   const int64_t queries = scores.size(2), keys = scores.size(3);
   const Tensor key = at::arange(keys, at::kDouble);
   const Tensor query = at::arange(queries, at::kDouble).unsqueeze(-1);
   const Tensor last = query + static_cast<double>(keys - queries);
   const Tensor of_keys = key.expand({queries, keys});
   const double largest = largest_finite(scores);
-  for (const Tensor& x : like_scores(call, scores)) {
-    const Tensor bias = (x - scores).detach();
-    // Behind a mask there is another number, or infinity.
-    const Tensor seen = bias.abs().lt(1e3 * (1 + largest));
-    const double size = largest_finite(bias.masked_fill(~seen, 0.0));
-    const double allowed =
-        (call.dtype == at::kDouble ? 1e-7 : 1e-5) * (size + largest);
-    if (size <= 10 * allowed) continue;
-    for (const Tensor& telling : telling_keys(call)) {
-      for (const Tensor& places :
-           {of_keys, -(key - query).abs(), -(key - last).abs()}) {
-        auto line = line_of(bias, seen.logical_and(telling), places, allowed);
-        if (!line) continue;
-        line->of_keys = places.is_same(of_keys);
-        return line;
-      }
+  const Tensor bias = (x - scores).detach();
+  // Behind a mask there is another number, or infinity.
+  const Tensor seen = bias.abs().lt(1e3 * (1 + largest));
+  const double size = largest_finite(bias.masked_fill(~seen, 0.0));
+  const double allowed =
+      (call.dtype == at::kDouble ? 1e-7 : 1e-5) * (size + largest);
+  if (size <= 10 * allowed) return std::nullopt;
+  for (const Tensor& telling : telling_keys(call)) {
+    for (const Tensor& places :
+         {of_keys, -(key - query).abs(), -(key - last).abs()}) {
+      auto line = line_of(bias, seen.logical_and(telling), places, allowed);
+      if (!line) continue;
+      line->of_keys = places.is_same(of_keys);
+      return line;
     }
   }
   return std::nullopt;
+}
+
+// That of some tensor of the trace.
+std::optional<StraightBias> straight_bias(const ObservedCall& call,
+                                          const Tensor& scores) {
+  for (const Tensor& x : like_scores(call, scores)) {
+    if (auto line = line_between(call, scores, x)) return line;
+  }
+  return std::nullopt;
+}
+
+// Whether one of two tensors of the trace is the other capped, or with a line
+// added.
+bool shows_a_pair(const ObservedCall& call) {
+  const Sizes& n = call.sizes;
+  const Tensor shape =
+      at::zeros({}, at::kDouble).expand({n.batch, n.heads, n.queries, n.keys});
+  const std::vector<Tensor> tensors = like_scores(call, shape);
+  for (const Tensor& x : tensors) {
+    for (const Tensor& y : tensors) {
+      if (x.is_same(y) || !x.isfinite().all().item<bool>()) continue;
+      if (line_between(call, x, y) ||
+          cap_between(x, y, call.dtype == at::kDouble)) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 // One of places alone is the same for all items; what depends on the query,
@@ -256,6 +283,11 @@ Tensor with_shown_bias(const ObservedCall& call, const Tensor& scores,
 }
 
 }  // namespace
+
+bool shows_added_line_or_cap(const ObservedCall& call) {
+  if (!call.has_line_or_cap) call.has_line_or_cap = shows_a_pair(call);
+  return *call.has_line_or_cap;
+}
 
 Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
                           const Tensor& scores, double scale) {

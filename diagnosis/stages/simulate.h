@@ -104,6 +104,10 @@ at::Tensor softcapped(const ObservedCall& call, const at::Tensor& scores);
 /// The score (1 or H, 1, 1) of a key that has no value.
 at::Tensor sink_score(const ObservedCall& call, Sink sink);
 
+/// Whether the trace shows scores before and behind such a line or soft cap,
+/// whatever the heads are that they are of.
+bool shows_added_line_or_cap(const ObservedCall& call);
+
 /// scores (B, H, Lq, Lk), scaled, and the bias that the trace shows to be added
 /// to them. Impossible: it shows none of this kind.
 at::Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
