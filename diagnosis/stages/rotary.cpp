@@ -16,6 +16,7 @@
 #include <ATen/ops/stack.h>
 
 #include <cmath>
+#include <initializer_list>
 
 #include "diagnosis/stages/simulate.h"
 
@@ -107,21 +108,22 @@ Tensor without_scale(const Tensor& table, double modulus, int64_t width) {
   return table;
 }
 
-// The turn (L, n) of the first 2n features that leads from one (B, H, L, D) to
-// the other, if one does.
-std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
-                                 bool halves, int64_t width) {
-  const int64_t n = width / 2;
-  if (width < 2 || width % 2 != 0) return std::nullopt;
-  // Most of a trace is ruled out by the lengths of whole vectors, which a turn
-  // keeps, but for one factor.
+// Most of a trace is ruled out by the lengths of whole vectors, which a turn
+// keeps, but for one factor.
+bool keeps_lengths(const Tensor& before, const Tensor& after, int64_t width) {
   const auto length = [width](const Tensor& t) {
     return t.slice(-1, 0, width).square().sum(-1).sqrt();
   };
   const Tensor ratio = length(after) / length(before);
   const Tensor middle = ratio.mean();
-  if (largest_finite(ratio - middle) > 0.05 * middle.item<double>())
-    return std::nullopt;
+  return largest_finite(ratio - middle) <= 0.05 * middle.item<double>();
+}
+
+// The turn (L, n) of the first 2n features that leads from one (B, H, L, D),
+// which keeps their lengths, to the other, if one does.
+std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
+                                 bool halves, int64_t width) {
+  const int64_t n = width / 2;
   const auto [a, b] = pairs_of(before, n, halves);
   const auto [x, y] = pairs_of(after, n, halves);
   const auto sum = [](const Tensor& t) { return t.sum({0, 1}); };
@@ -144,14 +146,20 @@ std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
 }
 
 // The same of as many features as are changed, or, where the angles of the last
-// pairs are 0, of all.
+// pairs are 0, of all halves. orders: whether pairs lie in halves.
 std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
-                                 bool halves) {
+                                 std::initializer_list<bool> orders) {
   const int64_t changed = changed_features(before, after);
   if (changed == 0) return std::nullopt;
-  const auto turn = turn_between(before, after, halves, changed);
-  if (turn || !halves || changed == before.size(3)) return turn;
-  return turn_between(before, after, halves, before.size(3));
+  for (const int64_t width : {changed, before.size(3)}) {
+    if (width % 2 != 0 || !keeps_lengths(before, after, width)) continue;
+    for (const bool halves : orders) {
+      if (width != changed && !halves) continue;
+      if (auto turn = turn_between(before, after, halves, width)) return turn;
+    }
+    if (changed == before.size(3)) break;
+  }
+  return std::nullopt;
 }
 
 // The same by tables of each feature, which differ within a pair: two unknowns
@@ -250,17 +258,15 @@ std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
   if (before.size(2) < 2) return {};  // of one place, none is seen to differ
   const std::vector<Tensor> found = like_heads(call, heads);
   for (const Tensor& after : found) {
-    for (const bool halves : {true, false}) {
-      const auto turn = turn_between(before, in_place(after), halves);
-      if (turn) return turn;
-    }
+    const auto turn = turn_between(before, in_place(after), {true, false});
+    if (turn) return turn;
   }
   // Pairs whose first features are laid before all second ones: the products of
   // queries and keys are those of pairs in their places.
   if (heads.size(3) % 2 != 0) return {};
   for (const Tensor& after : found) {
     const Tensor pairs = after.unflatten(3, {2, -1}).mT().flatten(3);
-    const auto turn = turn_between(before, in_place(pairs), /*halves=*/false);
+    const auto turn = turn_between(before, in_place(pairs), {false});
     if (turn) return turn;
   }
   return {};
