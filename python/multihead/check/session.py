@@ -568,10 +568,10 @@ class Examination:
         seen[0].metadata |= reading.facts
         for one in seen:
             one.metadata |= self._promises
-        left = min(max(1 - self._effort, _LEAST_EFFORT), self._most_effort)
+        left = max(1 - self._effort, _LEAST_EFFORT)
         if any(len(one.faults) in (1, 2) for one in self._readings):
             left = _LEAST_EFFORT  # only what has fewer faults would be believed
-        seen[0].metadata["search_effort"] = repr(left)
+        seen[0].metadata["search_effort"] = repr(min(left, self._most_effort))
         reading.observations = seen
         try:
             reading.verdict = observation.explain(seen)

@@ -71,13 +71,14 @@ class Steps:
         """Whether a module has kept so many tokens, by what state_of() told before and
         after a call: in a place for more, if it is told where they go or counts them,
         or in tensors of that length."""
-        same = len(before) == len(after)
-        if same and all(x.equal(y) for x, y in zip(before, after)):
+        changed = after
+        if len(before) == len(after):
+            changed = [y for x, y in zip(before, after) if not x.equal(y)]
+        if not any(t.dim() for t in changed):
             return False
         if any(t.dtype in _NARROW for t in after):
             return False  # what is rounded is another
-        counters = [y for x, y in zip(before, after) if y.dim() == 0 and not x.equal(y)]
-        is_told = self.is_told or (same and any(int(y) == count for y in counters))
+        is_told = self.is_told or any(t.dim() == 0 and t == count for t in changed)
         return is_told or sum(self._counts(t, count) for t in after) > 1
 
     def grows(self, past: object, returned: object, count: int) -> bool:

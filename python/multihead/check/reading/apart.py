@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import torch
+
 from ..calls import arguments, cases
 from ..capture.runner import Run
 from ..report import Finding
@@ -130,17 +132,24 @@ def _blocking_nothing(reading: Reading) -> Iterator[list[Run]]:
     way = reading.way
     first = way.base.case
     longer = replace(first, sizes=replace(first.sizes, batch=2, queries=11, keys=11))
+    if first.style.numpy:
+        return
     for numbers in itertools.product((0, 1), repeat=len(way.base.arguments.masks)):
         runs = []
         for draw, case in enumerate((first, longer), 33):
             case = replace(case, name="masks that block nothing", draw=draw)
             made = arguments.make(way.call, case)
-            for mask, number in zip(made.masks.values(), numbers):
-                mask.fill_(number)
+            filled = {
+                id(mask): torch.full_like(mask, number)
+                for mask, number in zip(made.masks.values(), numbers)
+            }
+            given = made.keywords.items()
+            made.positional = [filled.get(id(v), v) for v in made.positional]
+            made.keywords = {name: filled.get(id(v), v) for name, v in given}
+            made.masks = {}
             run = way.runner.run(case, given=made)
             if run.refused or _is_same_of_all(run):
                 break
-            run.arguments.masks = {}
             runs.append(run)
         else:
             yield runs
