@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "diagnosis/stages/simulate.h"
@@ -51,6 +52,34 @@ bool has_rows_that_see_nothing(const ObservedCall& call) {
     return any;
   };
   return are_same(numbers.ne(0)) || are_same(numbers.eq(0));
+}
+
+bool shows_sums_of_columns(const ObservedCall& call) {
+  const auto are_one = [](const Tensor& weights, int64_t axis) {
+    return (weights.sum(axis) - 1).abs().lt(1e-4).all().item<bool>();
+  };
+  return std::ranges::any_of(call.trace, [&](const Tensor& tensor) {
+    if (!tensor.is_floating_point() || tensor.dim() < 2 ||
+        tensor.size(-1) != call.sizes.keys ||
+        tensor.size(-2) != call.sizes.queries) {
+      return false;
+    }
+    const Tensor x = tensor.to(at::kDouble);
+    return x.ge(0).all().item<bool>() && are_one(x, -2) && !are_one(x, -1);
+  });
+}
+
+// Of one sequence, by matrices of its own: names alone say which of the two
+// asks. With a softmax over the queries it is the keys, for which the weights
+// stand the other way.
+Concern queries_called_keys(const ObservedCall& call) {
+  if (call.sizes.queries != call.sizes.keys || !call.owns_weights ||
+      call.same_as != std::array{0, 0, 0} || call.sizes.keys < 2) {
+    return Concern::kNo;
+  }
+  if (!call.has_sums_of_columns)
+    call.has_sums_of_columns = shows_sums_of_columns(call);
+  return maybe(*call.has_sums_of_columns);
 }
 
 Concern window_size(const ObservedCall& call) {
@@ -169,6 +198,14 @@ const std::vector<Convention> kReadings = {
      "scores is read as that of the keys.",
      "", [](const ObservedCall& call) { return maybe(call.roles_by_order); },
      [](Recipe& r) { r.matrices = {1, 0, 2}; }},
+    {"queries_called_keys",
+     "What its names call keys are the queries: the softmax runs over the "
+     "other "
+     "axis of its scores, and the weights meet the values accordingly.",
+     "", queries_called_keys, [](Recipe& r) { r.matrices = {1, 0, 2}; },
+     Sign::kNone,
+     "its matrices called query and key are meant the other way round, as in "
+     "SAGAN"},
     {"causal_by_itself",
      "It is causal by itself: no query sees a later key, without being "
      "asked.",

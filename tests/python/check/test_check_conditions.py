@@ -133,6 +133,30 @@ class SequenceFirst(nn.Module):
         return self.attn(x, x, x)[0]
 
 
+class OverRows(nn.Module):
+    """As in SAGAN: what is called keys asks. One head, (B, L, E)."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(dim, dim) for _ in range(3))
+        self.out = nn.Linear(dim, dim)
+
+    def context(self, weights, v):
+        return weights.mT @ v
+
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(1)
+        return self.out(self.context(weights, v))
+
+
+class OverRowsAlone(OverRows):
+    """The weights meet the values as if rows added up to 1."""
+
+    def context(self, weights, v):
+        return weights @ v
+
+
 CONDITIONS = {
     attend: ["mask_blocks"],
     keep: ["mask_keeps"],
@@ -151,6 +175,7 @@ CONDITIONS = {
     WithResidual: ["residual_inside"],
     WithResidualAndNorm: [],
     SequenceFirst: ["sequence_first"],
+    OverRows: ["queries_called_keys"],
 }
 
 
@@ -166,6 +191,10 @@ def test_what_decides_and_is_not_stated_is_a_condition(target):
     headline = " ".join(str(report).split())
     assert headline.startswith("! " if names else "✓ ")
     assert ("is right if " if names else "is right: ") in headline
+
+
+def test_a_softmax_over_queries_is_a_fault_where_rows_are_used():
+    assert multihead.check(OverRowsAlone).cause == "softmax_over_queries"
 
 
 def test_what_is_stated_is_no_condition():
