@@ -27,6 +27,8 @@ _ENDS = re.compile(
     r"cu_?seq_?len\w*|cu_?lens?(_\w+)?|cum\w*_(seq_?)?len\w*", re.IGNORECASE
 )
 _LONGEST = re.compile(r"max_?seq_?len\w*", re.IGNORECASE)
+# What code does, or speaks of, that has heads in an axis of their own.
+_HEADS = re.compile(r"head|einsum|rearrange|permute|(transpose|swapaxes)\(-?\d, -?\d")
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CUT = 4  # heads, which divide the widths of all cases
 
@@ -222,7 +224,8 @@ def with_cut_heads(subject: Subject, call: Call) -> Iterator[Form]:
     """With heads (B, H, L, D), (B, L, H, D) or, as in Megatron-LM, (L, B, H, D), which
     it returns as (B, L, H·D) or (L, B, H·D)."""
     inputs = [call.parameter(role) for role in ("query", "key", "value")]
-    if not all(inputs) or call.takes("num_heads"):
+    speaks = _HEADS.search(f"{call.parameters} {subject.source}".lower())
+    if not all(inputs) or call.takes("num_heads") or not speaks:
         return
 
     def how(target: object, /, before_length: bool, **given: object) -> object:
