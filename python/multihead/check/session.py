@@ -333,7 +333,9 @@ class Examination:
             f for f in self.first_call.findings if _OF_SHAPES.search(f.sentence)
         ]
         if not found and of_shapes:
-            others = [forms.with_transposed_keys, forms.with_cut_heads]
+            said = " ".join(f.sentence for f in of_shapes)
+            with_heads = functools.partial(forms.with_cut_heads, complaints=said)
+            others = [forms.with_transposed_keys, with_heads]
             if not first_call.may_be_core(call, self.runner):
                 others += [forms.with_one_query, forms.with_an_axis_more]
             yield from self._in_forms(f for form in others for f in form(subject, call))

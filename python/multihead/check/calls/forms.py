@@ -27,8 +27,10 @@ _ENDS = re.compile(
     r"cu_?seq_?len\w*|cu_?lens?(_\w+)?|cum\w*_(seq_?)?len\w*", re.IGNORECASE
 )
 _LONGEST = re.compile(r"max_?seq_?len\w*", re.IGNORECASE)
-# What code does, or speaks of, that has heads in an axis of their own.
-_HEADS = re.compile(r"head|einsum|rearrange|permute|(transpose|swapaxes)\(-?\d, -?\d")
+# What code does, speaks of or complains of that has heads in an axis of their own.
+_HEADS = re.compile(
+    r"head|einsum|rearrange|permute|(transpose|swapaxes)\(-?\d, -?\d|expected 4, got 3"
+)
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _CUT = 4  # heads, which divide the widths of all cases
 
@@ -220,12 +222,14 @@ def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
     yield _form(subject, parameters, how, layouts, f"{name} transposed", (name,))
 
 
-def with_cut_heads(subject: Subject, call: Call) -> Iterator[Form]:
+def with_cut_heads(
+    subject: Subject, call: Call, complaints: str = ""
+) -> Iterator[Form]:
     """With heads (B, H, L, D), (B, L, H, D) or, as in Megatron-LM, (L, B, H, D), which
-    it returns as (B, L, H·D) or (L, B, H·D)."""
+    it returns as (B, L, H·D) or (L, B, H·D). complaints: what it says of other forms."""
     inputs = [call.parameter(role) for role in ("query", "key", "value")]
-    speaks = _HEADS.search(f"{call.parameters} {subject.source}".lower())
-    if not all(inputs) or call.takes("num_heads") or not speaks:
+    said = f"{call.parameters} {subject.source} {complaints}".lower()
+    if not all(inputs) or call.takes("num_heads") or not _HEADS.search(said):
         return
 
     def how(target: object, /, before_length: bool, **given: object) -> object:
