@@ -200,8 +200,7 @@ const std::vector<Convention> kReadings = {
      [](Recipe& r) { r.matrices = {1, 0, 2}; }},
     {"queries_called_keys",
      "What its names call keys are the queries: the softmax runs over the "
-     "other "
-     "axis of its scores, and the weights meet the values accordingly.",
+     "other axis of its scores, and the weights meet the values accordingly.",
      "", queries_called_keys, [](Recipe& r) { r.matrices = {1, 0, 2}; },
      Sign::kNone,
      "its matrices called query and key are meant the other way round, as in "

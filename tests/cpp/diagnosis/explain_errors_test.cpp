@@ -6,6 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 
 #include "multihead/diagnosis.h"
@@ -90,6 +91,13 @@ TEST(ExplainErrors, SomethingWentInAndSomethingCameOut) {
       {"explain: query must hold a finite number, got none",
        {{"query", at::full({kB, kH, kLq, kD}, nan, at::kDouble)}}},
   });
+}
+
+TEST(ExplainErrors, FaultsAreCountedUpToOne) {
+  const std::array observations = {Observation{.tensors = heads()}};
+  EXPECT_EQ(fewest_faults(observations, /*most=*/0), 0);
+  for (const int most : {-1, 2})
+    EXPECT_THROW(fewest_faults(observations, most), c10::ValueError);
 }
 
 TEST(ExplainErrors, RanksAreThoseOfHeadsOrOfSequences) {
