@@ -276,8 +276,11 @@ class Examination:
             known = len(best.faults) if best and not best.refused else 0
             if known == 1:
                 break
-            if best is not None:
-                ways = [(self._fewest_faults(way), way) for _, way in ways]
+            if best is not None:  # those with more than one are known to have them
+                ways = [
+                    (self._fewest_faults(way) if faults == 1 else faults, way)
+                    for faults, way in ways
+                ]
             faults, way = min(ways, key=lambda one: one[0])
             if 0 < known <= faults:
                 break

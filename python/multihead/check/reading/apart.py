@@ -14,6 +14,7 @@ from ..report import Finding
 from .suite import WIDE_MASKS, Cases, not_finite
 from .ways import Reading
 
+_LONGER = dict(batch=2, queries=11, keys=11)
 # Puts the verdict on these runs into the reading.
 Judge = Callable[[Reading, list[Run]], None]
 
@@ -131,7 +132,7 @@ def _blocking_nothing(reading: Reading) -> Iterator[list[Run]]:
     block nothing, and are judged as if there were none."""
     way = reading.way
     first = way.base.case
-    longer = replace(first, sizes=replace(first.sizes, batch=2, queries=11, keys=11))
+    longer = replace(first, sizes=replace(first.sizes, **_LONGER))
     if first.style.numpy:
         return
     for numbers in itertools.product((0, 1), repeat=len(way.base.arguments.masks)):
@@ -164,7 +165,7 @@ def _is_same_of_all(run: Run) -> bool:
 
 def _longer(reading: Reading, run: Run) -> list[Run]:
     """The same call with other items of more positions, if it takes them."""
-    sizes = replace(run.case.sizes, batch=2, queries=11, keys=11)
+    sizes = replace(run.case.sizes, **_LONGER)
     name = f"{run.case.name}, longer"
     longer = reading.way.runner.run(replace(run.case, name=name, sizes=sizes, draw=33))
     return [] if longer.refused else [longer]
