@@ -417,8 +417,12 @@ class DropoutReader {
     const bool like_output = n_.heads > 1 && kept.dim() == 3 &&
                              drawn.defined() &&
                              drawn.sizes() == call_.out.sizes();
+    const bool of_both =
+        kept.sizes() == at::IntArrayRef{n_.batch, n_.heads, n_.queries,
+                                        n_.queries + n_.keys};
     const bool of_weights =
-        !like_output && (count == of_a_head * n_.heads || of_queries);
+        !like_output &&
+        (count == of_a_head * n_.heads || of_queries || of_both);
     const bool is_folded = kept.dim() == 3 && n_.heads > 1 && n_.batch > 1 &&
                            kept.size(0) == n_.batch * n_.heads;
     // Of heads that were left (B, L, H, d), and attend to each other.

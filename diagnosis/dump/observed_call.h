@@ -152,7 +152,7 @@ struct ObservedCall {
 
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
-  mutable std::map<std::array<int, 8>, at::Tensor> projections;
+  mutable std::map<std::array<int, 9>, at::Tensor> projections;
   /// Turns of queries, keys and values that the trace shows, likewise.
   mutable std::array<std::optional<Turn>, 3> turns;
   /// Sums of heads, and of their magnitudes, that the trace shows no turn of.
@@ -177,6 +177,11 @@ struct ObservedCall {
 
   bool is_masked() const {
     return mask.numbers.defined() || padding.numbers.defined();
+  }
+
+  /// Whether keys are given beside the query input, be they the same.
+  bool is_given_keys() const {
+    return same_as[1] != 0 || facts.contains("is_given_keys");
   }
 
   /// Whether the data meet a matrix that attention has no use for, as those of

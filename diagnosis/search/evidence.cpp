@@ -81,6 +81,7 @@ class Signs {
       case Sign::kProjected:
         return shows_projected(*after) && !shows_projected(*before);
       case Sign::kInputs:
+      case Sign::kKeys:
         return shows_all(*before, *after, &Stages::inputs);
       case Sign::kHeads:
         // ReLU leaves nothing below 0.
@@ -107,6 +108,11 @@ class Signs {
     }
   } catch (const Impossible&) {
     return false;  // as of a norm over groups of features where there are none
+  }
+
+  bool show_keys(const Recipe& recipe) const {
+    const auto stages = simulate(call_, recipe);
+    return stages && is_shown(stages->projected[1]);
   }
 
  private:
@@ -483,6 +489,31 @@ void look_for_norm_after_turn(const ObservedCall& call, Conventions& found) {
   }
 }
 
+// What is normed beside the query input, a call that gives a context does not
+// tell.
+void look_at_what_is_normed(std::span<const ObservedCall> calls,
+                            Conventions& found) {
+  const Recipe only_query = with(found);
+  if (only_query.normed_inputs != NormedInputs::kQuery) return;
+  const auto alone = std::ranges::find_if(calls, [](const ObservedCall& call) {
+    return !call.trace.empty() && !call.is_given_keys();
+  });
+  if (alone == calls.end()) return;
+  const Signs signs(*alone);
+  for (const Convention*& convention : found) {
+    for (const Convention& other : all_conventions()) {
+      Recipe recipe = only_query;
+      if (other.name == convention->name) other.apply(recipe);
+      if (recipe.normed_inputs == NormedInputs::kWithItself &&
+          recipe.input_norm == only_query.input_norm &&
+          signs.show_keys(recipe) && !signs.show_keys(only_query)) {
+        convention = &other;
+        return;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Recipe with(const Conventions& conventions) {
@@ -532,6 +563,7 @@ Conventions evident(std::span<const ObservedCall> calls) {
     }
   };
   look_for_all([](Sign sign) { return sign != Sign::kContext; });
+  look_at_what_is_normed(calls, found);
   // What is done to heads after they are turned shows once the turn is known.
   if (with(found).rotary != Rotary::kNone) {
     look_for_all([](Sign sign) { return sign == Sign::kHeads; });

@@ -31,7 +31,7 @@ constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9,
                  kMostForSteps = 3.5e9;
 
 // Beside layers of which nothing is known, faults are hardly the reason.
-constexpr double kShareBesideLayers = 0.3;
+constexpr double kShareBesideLayers = 0.03;
 
 // Of what a search may do, the share that its caller allows.
 double share_allowed(std::span<const ObservedCall> calls) {

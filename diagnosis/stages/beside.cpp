@@ -51,12 +51,13 @@ bool speaks_of(const Norm& norm,
 bool is_of_role(const Norm& norm, int role) {
   switch (role) {
     case 0:
-      return speaks_of(norm, {"q", "query", "queries"});
+      return speaks_of(norm, {"q", "query", "queries", "latent", "latents"});
     case 1:
-      return speaks_of(norm, {"k", "key", "keys", "kv", "context", "memory"});
+      return speaks_of(
+          norm, {"k", "key", "keys", "kv", "context", "memory", "media"});
     default:
-      return speaks_of(norm,
-                       {"v", "value", "values", "kv", "context", "memory"});
+      return speaks_of(
+          norm, {"v", "value", "values", "kv", "context", "memory", "media"});
   }
 }
 

@@ -239,6 +239,14 @@ const std::vector<Convention> kReadings = {
      "A window of w is read as half as many keys on each side of the query's "
      "own.",
      "", window_size, window_means<WindowReading::kHalves>},
+    {"window_elsewhere",
+     "Its window does not bind queries and keys of one call.",
+     "Block what lies beyond the window: j < i - left and j > i + right.",
+     [](const ObservedCall& call) {
+       return maybe(call.window && call.facts.contains("window_elsewhere"));
+     },
+     window_means<WindowReading::kElsewhere>, Sign::kNone,
+     "its window is that of its cache, or is in the masks that it is given"},
     {"within_blocks",
      "The sequence is cut into blocks, and a query sees the keys of its own "
      "block alone.",

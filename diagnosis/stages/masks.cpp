@@ -190,6 +190,7 @@ std::array<int64_t, 2> sides_of(const GivenWindow& window,
   const int64_t size = window.left + 1;
   switch (reading) {
     case WindowReading::kOwnLast:
+    case WindowReading::kElsewhere:
       break;
     case WindowReading::kOwnToo:
       return {size, 0};
@@ -243,7 +244,7 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
          effect);
   }
   if (is_asked_for(call, recipe)) meet_causal(call, recipe, scores, effect);
-  if (call.window) {
+  if (call.window && recipe.window_reading != WindowReading::kElsewhere) {
     const auto [left, right] = sides_of(*call.window, recipe.window_reading);
     // Queries that are the last of the keys stand at their places.
     const int64_t ahead =

@@ -32,7 +32,8 @@ Tensor project_shared(const ObservedCall& call, const Recipe& recipe, int role,
       recipe.inputs[role], index, recipe.transposed[index],
       recipe.without_bias[index], is_in_out(recipe, index),
       static_cast<int>(recipe.fused), static_cast<int>(recipe.input_norm),
-      normed ? 1 + role + 3 * recipe.query_norm_only : 0}];
+      normed ? 1 + role + 3 * static_cast<int>(recipe.normed_inputs) : 0,
+      role > 0 ? static_cast<int>(recipe.queries_among_keys) : 0}];
   if (!kept.defined()) kept = project(call, recipe, input, index);
   return kept;
 }
@@ -75,10 +76,26 @@ std::array<Tensor, 3> inputs_of(const ObservedCall& call,
   std::array<Tensor, 3> inputs;
   for (int role = 0; role < 3; ++role) {
     const Tensor& input = call.inputs[recipe.inputs[role]];
-    const bool normed = role == 0 || !recipe.query_norm_only;
+    const bool normed = recipe.normed_inputs == NormedInputs::kAll ||
+                        role == 0 ||
+                        (recipe.normed_inputs == NormedInputs::kWithItself &&
+                         call.same_as[recipe.inputs[role]] == 0 &&
+                         !call.is_given_keys());
     inputs[role] = normed ? normalised(call, recipe.input_norm,
                                        NormPlace::kInput, role, input)
                           : input;
+  }
+  if (recipe.queries_among_keys != QueriesAmongKeys::kNone &&
+      call.is_given_keys()) {
+    require(!call.is_masked());
+    const bool before =
+        recipe.queries_among_keys == QueriesAmongKeys::kBefore;
+    for (const int role : {1, 2}) {
+      const Tensor& own = inputs[role];
+      require(own.size(-1) == inputs[0].size(-1));
+      inputs[role] = before ? at::cat({inputs[0], own}, -2)
+                            : at::cat({own, inputs[0]}, -2);
+    }
   }
   return inputs;
 }

@@ -227,6 +227,14 @@ enum class NormKind {
 
 enum class NormPlace { kInput, kHeads, kContext, kOutput };
 
+/// kWithItself: the query input, and with it keys and values where it is they, as
+/// in x = norm(x); context = x if context is None.
+enum class NormedInputs { kAll, kQuery, kWithItself };
+
+/// The query input, before or after the input of keys and values: of these, too,
+/// as in class attention (Touvron et al. 2021) and the resampler of Flamingo.
+enum class QueriesAmongKeys { kNone, kBefore, kAfter };
+
 /// The input, beside what comes out. kAfterNorm: the norm of the output is
 /// taken before it is added. kValues: the projected values are added.
 /// kThenRelu: the ReLU of the sum comes out, as of AutoInt (Song et al. 2019).
@@ -263,8 +271,16 @@ enum class Rotary {
 
 /// What a window of size w means: the w keys up to the query's own, the w
 /// before it as well, w on both sides of it, those nearer than w on both, or
-/// half of them on each.
-enum class WindowReading { kOwnLast, kOwnToo, kBothSides, kNearer, kHalves };
+/// half of them on each. kElsewhere: nothing here, where a cache is what holds w
+/// keys, or masks that are given hold the window.
+enum class WindowReading {
+  kOwnLast,
+  kOwnToo,
+  kBothSides,
+  kNearer,
+  kHalves,
+  kElsewhere
+};
 
 /// A learned number s by which scores are scaled; kRoot: by 1/sqrt(D), too.
 /// kOne: they are not scaled.
@@ -309,7 +325,8 @@ struct Habits {
   // What stands beside attention in the same module.
   OutputDropout output_dropout = OutputDropout::kNone;
   NormKind input_norm = NormKind::kNone;
-  bool query_norm_only = false;  ///< of an input norm: not of keys and values
+  NormedInputs normed_inputs = NormedInputs::kAll;
+  QueriesAmongKeys queries_among_keys = QueriesAmongKeys::kNone;
   NormKind head_norm = NormKind::kNone;  ///< of queries and keys
   bool norm_after_turn = false;          ///< that norm, where heads are turned
   NormKind context_norm = NormKind::kNone;
@@ -422,6 +439,7 @@ enum class Concern { kNo, kAlone, kMaybe, kShown };
 enum class Sign {
   kNone,
   kInputs,
+  kKeys,
   kProjected,
   kHeads,
   kScores,

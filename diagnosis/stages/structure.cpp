@@ -61,10 +61,20 @@ Concern norm_of_output(const ObservedCall& call) {
   return norm_of(call, kind, {call.out.size(-1)});
 }
 
-template <NormKind kind, bool query_only = false>
+template <NormKind kind, NormedInputs which = NormedInputs::kAll>
 void norm_first(Recipe& r) {
   r.input_norm = kind;
-  r.query_norm_only = query_only;
+  r.normed_inputs = which;
+}
+
+Concern has_other_keys(const ObservedCall& call) {
+  return maybe(call.has_weights && shows_its_way(call) &&
+               call.is_given_keys() && !call.is_masked());
+}
+
+template <QueriesAmongKeys where>
+void keys_with(Recipe& r) {
+  r.queries_among_keys = where;
 }
 
 template <NormKind kind>
@@ -263,6 +273,9 @@ constexpr std::string_view kNormFirst =
     "The inputs pass a norm before they are projected.";
 constexpr std::string_view kQueryNormFirst =
     "The query input passes a norm before it is projected, the others do not.";
+constexpr std::string_view kItsNormFirst =
+    "The query input passes a norm before anything is made of it; another input "
+    "for keys and values does not.";
 constexpr std::string_view kNormOfHeads =
     "Queries and keys pass a norm before they meet.";
 constexpr std::string_view kNormOfContext =
@@ -334,9 +347,19 @@ const std::vector<Convention> kStructure = {
      "it is projected.",
      "", norm_by_group, norm_first<kGroup>, Sign::kInputs},
     {"norm_of_query_first", kQueryNormFirst, "", norm_of_input<kLayer>,
-     norm_first<kLayer, true>, Sign::kInputs},
+     norm_first<kLayer, NormedInputs::kQuery>, Sign::kInputs},
     {"norm_of_query_first", kQueryNormFirst, "", norm_of_input<kRms>,
-     norm_first<kRms, true>, Sign::kInputs},
+     norm_first<kRms, NormedInputs::kQuery>, Sign::kInputs},
+    {"norm_of_query_first", kItsNormFirst, "", norm_of_input<kLayer>,
+     norm_first<kLayer, NormedInputs::kWithItself>, Sign::kInputs},
+    {"norm_of_query_first", kItsNormFirst, "", norm_of_input<kRms>,
+     norm_first<kRms, NormedInputs::kWithItself>, Sign::kInputs},
+    {"queries_among_keys",
+     "The query input is among the keys and values, before the other input.",
+     "", has_other_keys, keys_with<QueriesAmongKeys::kBefore>, Sign::kKeys},
+    {"queries_among_keys",
+     "The query input is among the keys and values, after the other input.",
+     "", has_other_keys, keys_with<QueriesAmongKeys::kAfter>, Sign::kKeys},
     {"activated_projections",
      "A ReLU follows the projections, that of the output among them.", "",
      activated, activate<relu, Activated::kInputsAndOutput>, Sign::kHeads},

@@ -278,6 +278,7 @@ MASKS = {
     "rows": "(Lq, Lk)",
     "rows of the batch": "(B, 1, Lq, Lk)",
     "rows of each item": "(B, Lq, Lk)",
+    "items last": "(Lq, Lk, B)",
     "keys": "(B, 1, 1, Lk)",
     "keys of each item": "(B, Lk)",
     "heads": "(B, H, Lq, Lk)",
@@ -301,6 +302,8 @@ def mask(case: Case) -> Tensor | None:
     """
     if case.mask is None:
         return None
+    if case.mask == "items last":
+        return mask(replace(case, mask="rows of each item")).permute(1, 2, 0)
     sizes, generator = case.sizes, _generator(case)
     batch, heads, rows, keys = sizes.batch, sizes.heads, sizes.queries, case.keys
     axes = {"B": batch, "H": heads, "B·H": batch * heads, "Lq": rows, "Lk": keys}
@@ -329,6 +332,9 @@ def as_additive(mask: Tensor, case: Case) -> Tensor:
     first key is seen, so that code that is causal by itself leaves no row blind. Where
     it is biased, a mask of rows has other numbers instead of 0, to show it.
     """
+    if case.mask == "items last":
+        of_items = replace(case, mask="rows of each item")
+        return as_additive(mask.permute(2, 0, 1), of_items).permute(1, 2, 0)
     blocked = mask == 0
     if case.mask != "blocked row":
         blocked[..., 0] = False

@@ -64,6 +64,7 @@ class Run:
     without_gradient: list[str] = field(default_factory=list)
     tables: dict[str, Tensor] = field(default_factory=dict)
     window: int | None = None
+    window_elsewhere: bool = False  # it may be that of a cache, or in given masks
     counted: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -237,6 +238,8 @@ class Runner:
         run.idle = _idle_dropouts(target, frames)
         run.idle_dropout = next(filter(_of_weights, run.idle), "")
         run.window = self._window(target, frames, case)
+        held = self.call.takes("mask") and not sliding.is_read(self.subject.source)
+        run.window_elsewhere = held or self.call.takes("past")
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
@@ -248,8 +251,13 @@ class Runner:
         variable says so."""
         built = self.construction
         told = self.call.takes("sliding_window")
-        if told or (built is not None and built.takes("sliding_window")):
+        if told:
             return case.sizes.sliding_window
+        if built is not None and built.takes("sliding_window"):
+            # None where another setting switches it off, as that of a layer's kind.
+            names = [n for n, role in built.roles.items() if role == "sliding_window"]
+            off = any(getattr(target, name, True) is None for name in names)
+            return None if off else case.sizes.sliding_window
         slides = sliding.is_sliding(self.subject.source)
         own = [vars(target)] if isinstance(target, nn.Module) else []
         for variables in [*own, *frames.found]:

@@ -259,7 +259,7 @@ class FirstCall:
             return [(None, torch.bool)]
         kinds = [None, "rows", *(k for k in cases.MASKS if k != "blocked row")]
         first = [(kind, torch.bool) for kind in dict.fromkeys(kinds)]
-        if not self._insists_on("mask"):
+        if not self.call.insists_on("mask"):
             return first
         others = [(k, t) for t in (torch.int64, torch.float32) for k, _ in first if k]
         return [*first, *others]
@@ -267,14 +267,9 @@ class FirstCall:
     def _paddings(self) -> list[str | None]:
         """What is left out where it can be."""
         paddings: list[str | None] = [None]
-        if self._insists_on("padding"):
+        if self.call.insists_on("padding"):
             paddings += ["mask", "wide mask"]
-        return paddings + (["lengths"] if self._insists_on("lengths") else [])
-
-    def _insists_on(self, role: str) -> bool:
-        name = self.call.parameter(role)
-        asked = [p for p in self.call.parameters if p.name == name]
-        return any(p.default is p.empty for p in asked)
+        return paddings + (["lengths"] if self.call.insists_on("lengths") else [])
 
     def styles(self) -> list[Style]:
         added = self.options.mask == "additive" or (

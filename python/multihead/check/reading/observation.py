@@ -94,6 +94,8 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     """The observation of a run that returned an output."""
     seen = Observation(metadata={"name": run.case.name})
     _put_sequences(seen, run)
+    if run.case.relation == "self" and call.insists_on("context"):
+        seen.metadata["is_given_keys"] = "true"
     for name, tensor in run.parameters.tensors.items():
         if diagnosis().is_reserved(name):  # the engine has another tensor of that name
             name += ".bias" if tensor.dim() == 1 else ".weight"
@@ -132,8 +134,7 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     tensors = {"query": core.query, "key": core.key, "value": core.value}
     seen = Observation({**tensors, "out": core.context}, names)
     _put_masks(seen, run, call, stated)
-    if run.window is not None:
-        seen.metadata["window_size"] = str(run.window)
+    _put_window(seen, run)
     _put_dropout(seen, run, heads, core.draws)
     _put_trace(seen, run)
     return seen
@@ -290,6 +291,8 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
     masks = run.arguments.masks
     for role, mask in masks.items():
         wide = role == "key_padding_mask" and mask.dim() > 2
+        turned = role == "mask" and run.case.mask == "items last"
+        mask = mask.permute(2, 0, 1) if turned else mask
         seen.tensors[role] = mask.flatten(1) if wide else mask
     if stated.mask and "mask" in masks:
         seen.metadata["mask"] = stated.mask
@@ -345,8 +348,7 @@ def _put_beside(seen: Observation, run: Run) -> None:
     for name, tensor in run.parameters.tensors.items():
         if tensor.dim() >= 2 and run.recorder.root(tensor) in run.recorder.met:
             seen.metadata[f"meets_data:{name}"] = "true"
-    if run.window is not None:
-        seen.metadata["window_size"] = str(run.window)
+    _put_window(seen, run)
     places: dict[tuple[int, int], str] = {}
     for name, tensor in run.parameters.tensors.items():
         first = places.setdefault((tensor.data_ptr(), tensor.numel()), name)
@@ -355,6 +357,13 @@ def _put_beside(seen: Observation, run: Run) -> None:
     for name in run.without_gradient:
         if name in run.parameters.tensors:
             seen.metadata[f"gradient:{name}"] = "none"
+
+
+def _put_window(seen: Observation, run: Run) -> None:
+    if run.window is not None:
+        seen.metadata["window_size"] = str(run.window)
+        if run.window_elsewhere:
+            seen.metadata["window_elsewhere"] = "true"
 
 
 def _put_trace(seen: Observation, run: Run) -> None:
@@ -394,6 +403,7 @@ def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
     shape = list(kept.shape)
     for wanted in (
         (sizes.batch, heads, sizes.queries, keys),
+        (sizes.batch, heads, sizes.queries, sizes.queries + keys),
         (sizes.batch, sizes.queries, keys),
     ):
         if sorted(shape) == sorted(wanted):

@@ -301,6 +301,8 @@ class Cases:
             kinds += _BATCHED
         if self.base.layout in (cases.LAYER, cases.SEQUENCE_FIRST, cases.HEADS):
             kinds += _PER_HEAD
+        if self.base.layout == cases.SEQUENCE_FIRST:
+            kinds.append("items last")
         return [
             replace(self.base, name=_mask_name(kind), mask=kind, draw=index + 1)
             for index, kind in enumerate(kinds)

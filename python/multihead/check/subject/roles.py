@@ -13,7 +13,7 @@ _CALL = {
     "sliding_window": "window",
     "query": (
         "q query queries xq qx inputq queryinput hiddenq qs qin target tgt qvec queryvec "
-        "decoderstate decoderhidden decoderhiddenstate dechidden decstate"
+        "decoderstate decoderhidden decoderhiddenstate dechidden decstate latents"
     ),
     "key": "k key keys xk kx inputk keyinput ks kin kvec keyvec",
     "value": "v value values val vals xv vx inputv valueinput vs vin vvec valuevec",

@@ -75,6 +75,11 @@ class Call:
     def takes(self, role: str) -> bool:
         return role in self.roles.values()
 
+    def insists_on(self, role: str) -> bool:
+        """Whether it may not be left out."""
+        name = self.parameter(role)
+        return any(p.name == name and p.default is p.empty for p in self.parameters)
+
     def is_guessed(self, role: str) -> bool:
         """Whether it is a guess that the parameter of this role has it."""
         return self.parameter(role) in self.guessed

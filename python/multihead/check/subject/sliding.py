@@ -16,6 +16,7 @@ _NAMES = set(
 # Of images, in the code of Swin and its kind.
 _OF_IMAGES = re.compile(
     r"relative_position|window_(partition|reverse)|\bim(age|g)|patch|win_?size\s*\["
+    r"|Conv2d|\bheight\b|feature[ _]maps?\b"
     r"|\bh\w*\s*,\s*w\w*(\s*,\s*\w+)*\s*=\s*\w+\.(shape|size)|\bws\s*\*\s*ws\b",
     re.I,
 )
@@ -34,6 +35,11 @@ def is_sliding(text: str) -> bool:
 def is_size(name: str) -> bool:
     """Whether it may be the name of the size of such a window."""
     return normal(name) in _NAMES
+
+
+def is_read(text: str) -> bool:
+    """Whether a class of this text reads the window that it keeps."""
+    return bool(re.search(r"self\.\w*window\w*(?!\w)(?!\s*=[^=])", text, re.I))
 
 
 def sizes(parameters: Iterable[inspect.Parameter], text: str) -> dict[str, str]:
