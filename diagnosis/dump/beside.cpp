@@ -114,12 +114,18 @@ void read_norm(const Observation& from, const std::string& owner,
   norm.name = owner;
   for (const auto& [name, tensor] : members) {
     Tensor& part = is_shift(name) ? norm.bias : norm.weight;
-    if (tensor.dim() != 1 || tensor.numel() < 2 || part.defined()) return;
+    // One for all heads, or each its own.
+    const bool of_heads = tensor.dim() == 3 && tensor.size(1) == 1 &&
+                          tensor.size(0) == call.sizes.heads;
+    if ((tensor.dim() != 1 && !of_heads) || tensor.size(-1) < 2 ||
+        part.defined()) {
+      return;
+    }
     part = tensor;
     if (norm.name.empty()) norm.name = name;
   }
   if (norm.weight.defined() && norm.bias.defined() &&
-      norm.weight.numel() != norm.bias.numel()) {
+      norm.weight.sizes() != norm.bias.sizes()) {
     return;
   }
   norm.eps = number_at(from, "eps:" + owner);

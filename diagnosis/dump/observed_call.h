@@ -44,7 +44,7 @@ struct GivenWindow {
 /// A norm among the parameters: gain and shift (n,), either may be missing.
 struct Norm {
   std::string name;
-  at::Tensor weight, bias;
+  at::Tensor weight, bias;  ///< (n), or (H, 1, n) of heads
   std::optional<double> eps;
   int64_t groups =
       0;  ///< of features, where statistics are taken over positions
@@ -110,7 +110,7 @@ struct ObservedCall {
   /// A fused matrix read in other ways; empty without one.
   std::map<FusedOrder, AlignedWeights> weights_by_order;
   std::vector<Norm> norms;         ///< left over among the weights
-  std::optional<double> norm_eps;  ///< of norms that say none themselves
+  std::optional<double> norm_eps;  ///< of layer norms that say none
   /// Learned numbers, (1,) or (H,), left over likewise, and one that was given
   /// as an argument.
   std::map<std::string, at::Tensor> numbers;

@@ -323,8 +323,13 @@ class Signs {
         const bool of_end = is_numbers_of(y, call_.out) ||
                             (call_.out.sizes() == call_.inputs[0].sizes() &&
                              is_numbers_of(y, call_.out - call_.inputs[0]));
-        const bool of_heads = std::ranges::any_of(
-            heads, [&](const Tensor& h) { return is_numbers_of(x, h); });
+        // What has unit length on the way is normed by factors behind it, too.
+        const bool of_heads = std::ranges::any_of(heads, [&](const Tensor& h) {
+          return is_numbers_of(x, h) ||
+                 (h.size(-1) == width &&
+                  is_numbers_of(y, normalised(call_, with.context_norm,
+                                              NormPlace::kContext, 2, h)));
+        });
         if (is_shown(y) && !of_end && !of_heads &&
             !is_numbers_of(x, call_.inputs[0])) {
           return true;

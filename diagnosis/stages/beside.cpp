@@ -62,7 +62,7 @@ bool is_of_role(const Norm& norm, int role) {
 }
 
 int64_t width_of(const Norm& norm) {
-  return (norm.weight.defined() ? norm.weight : norm.bias).numel();
+  return (norm.weight.defined() ? norm.weight : norm.bias).size(-1);
 }
 
 // The norm that its name gives to the role; of those that name none, the first
@@ -90,7 +90,7 @@ const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
 }
 
 double usual_eps(const ObservedCall& call, NormKind kind) {
-  if (call.norm_eps) return *call.norm_eps;
+  if (call.norm_eps && kind == NormKind::kLayer) return *call.norm_eps;
   if (kind == NormKind::kLayer || kind == NormKind::kGroup) return 1e-5;
   if (kind == NormKind::kByHand) return 1e-6;
   return call.dtype == at::kDouble ? 0x1p-52 : 0x1p-23;

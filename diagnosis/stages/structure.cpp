@@ -207,6 +207,16 @@ Concern unscaled(const ObservedCall& call) {
                (call.has_tables || call.is_core() || has_factor));
 }
 
+// Learned factors of what the norms of queries and keys return.
+Concern gains_of_heads(const ObservedCall& call) {
+  const int64_t width = call.sizes.width;
+  const bool has_gains = std::ranges::any_of(call.norms, [&](const Norm& norm) {
+    return norm.weight.defined() && norm.weight.size(-1) == width;
+  });
+  return maybe(shows_its_way(call) && has_gains &&
+               unscaled(call) == Concern::kNo);
+}
+
 Concern softcap(const ObservedCall& call) { return maybe(shows_its_way(call)); }
 
 Concern learned_sink(const ObservedCall& call) {
@@ -436,6 +446,12 @@ const std::vector<Convention> kStructure = {
      "are.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
+    {"scale_in_gains",
+     "The scores are not scaled: the gains of the norms of queries and keys may "
+     "hold the scale.",
+     "nn.MultiheadAttention divides them by the square root of the head width.",
+     gains_of_heads, scale_learned<LearnedScale::kOne>, Sign::kScores,
+     "the gains of the norms of queries and keys hold the scale"},
     {"softcap",
      "The scores s are capped: c·tanh(s / c), by a c of its own, as in Gemma "
      "2.",
