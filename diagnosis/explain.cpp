@@ -429,7 +429,9 @@ Verdict explain(std::span<const Observation> observations) {
   const Recipe attention = with(conventions);
   if (best == nullptr) {
     verdict.findings = flaws_of_out(ordered, attention);
-    verdict.remarks = remarks_on_search(ordered, result);
+    // What out itself shows needs no search.
+    if (verdict.findings.empty())
+      verdict.remarks = remarks_on_search(ordered, result);
   }
   if (best != nullptr) describe(ordered, *best, attention, verdict);
   assume(ordered, conventions, best, verdict);

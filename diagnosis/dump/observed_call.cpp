@@ -418,11 +418,10 @@ class DropoutReader {
                              drawn.defined() &&
                              drawn.sizes() == call_.out.sizes();
     const bool of_both =
-        kept.sizes() == at::IntArrayRef{n_.batch, n_.heads, n_.queries,
-                                        n_.queries + n_.keys};
-    const bool of_weights =
-        !like_output &&
-        (count == of_a_head * n_.heads || of_queries || of_both);
+        kept.sizes() ==
+        at::IntArrayRef{n_.batch, n_.heads, n_.queries, n_.queries + n_.keys};
+    const bool of_weights = !like_output && (count == of_a_head * n_.heads ||
+                                             of_queries || of_both);
     const bool is_folded = kept.dim() == 3 && n_.heads > 1 && n_.batch > 1 &&
                            kept.size(0) == n_.batch * n_.heads;
     // Of heads that were left (B, L, H, d), and attend to each other.

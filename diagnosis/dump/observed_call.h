@@ -170,6 +170,9 @@ struct ObservedCall {
   mutable std::optional<bool> has_line_or_cap;
   /// Whether the trace shows weights of which columns add up to 1, not rows.
   mutable std::optional<bool> has_sums_of_columns;
+  /// Whether the trace shows weights by which no query sees its own key, but
+  /// later ones.
+  mutable std::optional<bool> has_empty_diagonal;
   /// The number that the trace shows in the place of blocked scores, likewise.
   mutable std::optional<std::optional<double>> sentinel;
   /// What simulate made of the last recipes. Whoever changes a call forgets it.

@@ -82,6 +82,28 @@ Concern queries_called_keys(const ObservedCall& call) {
   return maybe(*call.has_sums_of_columns);
 }
 
+bool shows_empty_diagonal(const ObservedCall& call) {
+  const int64_t keys = call.sizes.keys;
+  return std::ranges::any_of(call.trace, [&](const Tensor& tensor) {
+    if (!tensor.is_floating_point() || tensor.dim() < 2 ||
+        tensor.size(-1) != keys || tensor.size(-2) != keys) {
+      return false;
+    }
+    const Tensor x = tensor.to(at::kDouble);
+    return x.diagonal(0, -2, -1).eq(0).all().item<bool>() &&
+           x.triu(1).gt(0).any().item<bool>() && x.ge(0).all().item<bool>() &&
+           (x.sum(-1) - 1).abs().lt(1e-4).all().item<bool>();
+  });
+}
+
+Concern own_key_blocked(const ObservedCall& call) {
+  if (call.sizes.queries != call.sizes.keys || call.sizes.keys < 3)
+    return Concern::kNo;
+  if (!call.has_empty_diagonal)
+    call.has_empty_diagonal = shows_empty_diagonal(call);
+  return maybe(*call.has_empty_diagonal);
+}
+
 Concern window_size(const ObservedCall& call) {
   return maybe(call.window && call.window->is_open);
 }
@@ -247,6 +269,10 @@ const std::vector<Convention> kReadings = {
      },
      window_means<WindowReading::kElsewhere>, Sign::kNone,
      "its window is that of its cache, or is in the masks that it is given"},
+    {"own_key_blocked", "No query sees its own key.",
+     "nn.MultiheadAttention lets a query see its own key.", own_key_blocked,
+     [](Recipe& r) { r.own_key_blocked = true; }, Sign::kNone,
+     "no query is meant to see its own key, as in locality self-attention"},
     {"within_blocks",
      "The sequence is cut into blocks, and a query sees the keys of its own "
      "block alone.",

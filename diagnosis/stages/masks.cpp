@@ -237,7 +237,8 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
                    const Tensor& scores) {
   Effect effect;
   meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, effect);
-  if (recipe.padding_of_pairs) {
+  // Other keys have a mask of their own, which leaves the queries alone.
+  if (recipe.padding_of_pairs && call.same_as[1] == 0) {
     meet_pairs(call, recipe, scores, effect);
   } else {
     meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
@@ -251,6 +252,9 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
         call.queries_are_last ? scores.size(3) - scores.size(2) : 0;
     const Tensor beyond = recipe.window(distances(scores) - ahead, left, right);
     if (beyond.defined()) collect(effect.by_causal, beyond, std::bit_or<>());
+  }
+  if (recipe.own_key_blocked && scores.size(2) == scores.size(3)) {
+    collect(effect.by_causal, distances(scores).eq(0), std::bit_or<>());
   }
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
   const Tensor by_causal = effect.by_causal;

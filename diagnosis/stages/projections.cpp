@@ -76,11 +76,10 @@ std::array<Tensor, 3> inputs_of(const ObservedCall& call,
   std::array<Tensor, 3> inputs;
   for (int role = 0; role < 3; ++role) {
     const Tensor& input = call.inputs[recipe.inputs[role]];
-    const bool normed = recipe.normed_inputs == NormedInputs::kAll ||
-                        role == 0 ||
-                        (recipe.normed_inputs == NormedInputs::kWithItself &&
-                         call.same_as[recipe.inputs[role]] == 0 &&
-                         !call.is_given_keys());
+    const bool normed =
+        recipe.normed_inputs == NormedInputs::kAll || role == 0 ||
+        (recipe.normed_inputs == NormedInputs::kWithItself &&
+         call.same_as[recipe.inputs[role]] == 0 && !call.is_given_keys());
     inputs[role] = normed ? normalised(call, recipe.input_norm,
                                        NormPlace::kInput, role, input)
                           : input;
@@ -88,8 +87,7 @@ std::array<Tensor, 3> inputs_of(const ObservedCall& call,
   if (recipe.queries_among_keys != QueriesAmongKeys::kNone &&
       call.is_given_keys()) {
     require(!call.is_masked());
-    const bool before =
-        recipe.queries_among_keys == QueriesAmongKeys::kBefore;
+    const bool before = recipe.queries_among_keys == QueriesAmongKeys::kBefore;
     for (const int role : {1, 2}) {
       const Tensor& own = inputs[role];
       require(own.size(-1) == inputs[0].size(-1));

@@ -227,12 +227,13 @@ enum class NormKind {
 
 enum class NormPlace { kInput, kHeads, kContext, kOutput };
 
-/// kWithItself: the query input, and with it keys and values where it is they, as
-/// in x = norm(x); context = x if context is None.
+/// kWithItself: the query input, and with it keys and values where it is they,
+/// as in x = norm(x); context = x if context is None.
 enum class NormedInputs { kAll, kQuery, kWithItself };
 
-/// The query input, before or after the input of keys and values: of these, too,
-/// as in class attention (Touvron et al. 2021) and the resampler of Flamingo.
+/// The query input, before or after the input of keys and values: of these,
+/// too, as in class attention (Touvron et al. 2021) and the resampler of
+/// Flamingo.
 enum class QueriesAmongKeys { kNone, kBefore, kAfter };
 
 /// The input, beside what comes out. kAfterNorm: the norm of the output is
@@ -271,8 +272,8 @@ enum class Rotary {
 
 /// What a window of size w means: the w keys up to the query's own, the w
 /// before it as well, w on both sides of it, those nearer than w on both, or
-/// half of them on each. kElsewhere: nothing here, where a cache is what holds w
-/// keys, or masks that are given hold the window.
+/// half of them on each. kElsewhere: nothing here, where a cache is what holds
+/// w keys, or masks that are given hold the window.
 enum class WindowReading {
   kOwnLast,
   kOwnToo,
@@ -318,7 +319,8 @@ struct Habits {
   bool causal_unless_masked = false;  ///< with no mask but of keys
   bool heads_before_items = false;    ///< folded weights are (H·B, Lq, Lk)
   WindowReading window_reading = WindowReading::kOwnLast;
-  bool within_blocks = false;  ///< of positions, as many as own_block
+  bool own_key_blocked = false;  ///< of queries that are as many as keys
+  bool within_blocks = false;    ///< of positions, as many as own_block
   FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all
   Sentinels sentinels;                            ///< of kFinite
 

@@ -284,7 +284,8 @@ constexpr std::string_view kNormFirst =
 constexpr std::string_view kQueryNormFirst =
     "The query input passes a norm before it is projected, the others do not.";
 constexpr std::string_view kItsNormFirst =
-    "The query input passes a norm before anything is made of it; another input "
+    "The query input passes a norm before anything is made of it; another "
+    "input "
     "for keys and values does not.";
 constexpr std::string_view kNormOfHeads =
     "Queries and keys pass a norm before they meet.";
@@ -368,8 +369,8 @@ const std::vector<Convention> kStructure = {
      "The query input is among the keys and values, before the other input.",
      "", has_other_keys, keys_with<QueriesAmongKeys::kBefore>, Sign::kKeys},
     {"queries_among_keys",
-     "The query input is among the keys and values, after the other input.",
-     "", has_other_keys, keys_with<QueriesAmongKeys::kAfter>, Sign::kKeys},
+     "The query input is among the keys and values, after the other input.", "",
+     has_other_keys, keys_with<QueriesAmongKeys::kAfter>, Sign::kKeys},
     {"activated_projections",
      "A ReLU follows the projections, that of the output among them.", "",
      activated, activate<relu, Activated::kInputsAndOutput>, Sign::kHeads},
@@ -447,7 +448,8 @@ const std::vector<Convention> kStructure = {
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
     {"scale_in_gains",
-     "The scores are not scaled: the gains of the norms of queries and keys may "
+     "The scores are not scaled: the gains of the norms of queries and keys "
+     "may "
      "hold the scale.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      gains_of_heads, scale_learned<LearnedScale::kOne>, Sign::kScores,

@@ -20,14 +20,14 @@ Layer layer_beside(std::string_view name) {
   Layer layer =
       name.starts_with("fused_") ? make_fused_layer() : make_layer(kHeads);
   const int64_t width = kEmbed / kHeads;
-  if (name == "norm_of_heads") {
+  if (name == "norm_of_heads" || name == "scale_in_gains") {
     layer.tensors["q_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
     layer.tensors["k_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
   } else if (name.find("norm") != name.npos || name == "residual") {
     layer.tensors["norm.weight"] = at::rand({kEmbed}, at::kDouble) + 0.5;
   }
   if (name == "learned_scale" || name == "unscaled" ||
-      name.find("gain") != name.npos) {
+      (name.find("gain") != name.npos && name != "scale_in_gains")) {
     layer.tensors["gamma"] = at::full({1}, 0.7, at::kDouble);
   }
   return layer;

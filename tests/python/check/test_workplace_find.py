@@ -81,6 +81,17 @@ FOUND = {
             def forward(self, x):
                 return self.attend(self.q(x), self.k(x), self.v(x))
         """,
+    "projections_in_turn": """
+        from torch import nn
+        from layers import Attention
+        class MultiHeadedAttention(nn.Module):
+            def __init__(self, d):
+                super().__init__()
+                self.projections = nn.ModuleList([nn.Linear(d, d) for _ in range(3)])
+                self.attend = Attention()
+            def forward(self, x):
+                return self.attend(*(layer(x) for layer in self.projections))
+        """,
     "no_softmax": """
         def attention(q, k, v):
             return (q @ k.transpose(-2, -1)) @ v

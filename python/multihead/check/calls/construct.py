@@ -76,7 +76,8 @@ class Construction:
             free = [role for role in free if role != "embed_dim"]
         unnamed = [p for p in self.parameters if p.default is p.empty]
         self.unnamed = [p.name for p in unnamed if self.roles[p.name] is None]
-        counted = [p.name for p in unnamed if _may_be_size(p)]
+        texts = choices_of(_source(subject.target))
+        counted = [p.name for p in unnamed if _may_be_size(p) and p.name not in texts]
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False

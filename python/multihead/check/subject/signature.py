@@ -336,6 +336,9 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     inputs = [p.name for p in parameters if roles[p.name] == "x"]
     if len(inputs) > 1 and not {"query", "key", "context"} & set(roles.values()):
         roles |= {inputs[1]: "context", **dict.fromkeys(inputs[2:])}
+    # A memory that may be left out beside a context is something else.
+    others = [p for p in parameters if roles[p.name] == "context"][1:]
+    roles |= {p.name: None for p in others if p.default is None}
     found = set(roles.values()) & set(TENSORS)
     if found and subject.kind != "function":
         _settle_letters(call)

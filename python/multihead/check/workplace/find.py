@@ -178,6 +178,20 @@ def _softmax_layers(methods: list[ast.FunctionDef]) -> frozenset[str]:
     )
 
 
+def _projections(node: ast.stmt) -> int:
+    """How many linear layers it makes, at least."""
+    several = (ast.ListComp, ast.GeneratorExp)
+    made = [called(n) for n in ast.walk(node) if isinstance(n, ast.Call)]
+    in_turn = any(
+        called(call) == "Linear"
+        for comprehension in ast.walk(node)
+        if isinstance(comprehension, several)
+        for call in ast.walk(comprehension.elt)
+        if isinstance(call, ast.Call)
+    )
+    return made.count("Linear") + (_PROJECTIONS if in_turn else 0)
+
+
 class _Evidences:
     """Of the functions and classes of one file, with that of what they call."""
 
@@ -210,7 +224,7 @@ class _Evidences:
             evidence.whole |= "MultiheadAttention" in calls
             # It projects, and has attention by itself from another class.
             inner = any(NAME.search(name) and name[:1].isupper() for name in calls)
-            evidence.whole |= inner and calls.count("Linear") >= _PROJECTIONS
+            evidence.whole |= inner and _projections(node) >= _PROJECTIONS
         return evidence
 
     @staticmethod
