@@ -145,6 +145,26 @@ def varlen_across_items(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q):
     return attend(*(t.transpose(0, 1) for t in (q, k, v))).transpose(0, 1)
 
 
+class OverItems(torch.nn.Module):
+    """x: (B, N, D)"""
+
+    def __init__(self, dim, num_heads=8):
+        super().__init__()
+        self.attend = torch.nn.MultiheadAttention(dim, num_heads)
+
+    def forward(self, x):
+        return self.attend(x, x, x, need_weights=False)[0]
+
+
+class OfSteps(OverItems):
+    """x: (N, B, D)"""
+
+
+def test_n_counts_the_tokens_beside_a_b():
+    assert multihead.check(OverItems).cause == "batch_and_sequence_exchanged"
+    assert multihead.check(OfSteps).judgement == "right"
+
+
 def test_items_behind_one_another():
     report = multihead.check(varlen)
     assert [c["name"] for c in report.conditions] == ["equal_lengths_only"]

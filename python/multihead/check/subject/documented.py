@@ -15,7 +15,7 @@ import torch
 from . import signature
 from .roles import is_added as is_bias_name
 from .roles import normal
-from .signature import BATCH, LENGTH, Call
+from .signature import BATCH, LENGTH, Call, are_batch_and_length
 from .target import Subject
 
 _QUOTED = 120  # characters of a sentence
@@ -237,7 +237,7 @@ def _of_shapes(subject: Subject) -> Iterator[tuple[str, bool]]:
 def _is_batch_first(axes: list[str]) -> bool | None:
     for index in (0, 1):
         batch, length = axes[index], axes[1 - index]
-        if BATCH.fullmatch(batch) and LENGTH.fullmatch(length):
+        if are_batch_and_length(batch, length):
             return index == 0
     return None
 

@@ -42,6 +42,13 @@ LENGTH = re.compile(
 )
 
 
+def are_batch_and_length(batch: str, length: str) -> bool:
+    """Whether these are the names of those axes: n counts the tokens beside a b."""
+    if not BATCH.fullmatch(batch):
+        return False
+    return bool(LENGTH.fullmatch(length)) or (batch[0] == "b" and length == "n")
+
+
 @dataclass
 class Call:
     """How the code under test is called.
@@ -478,7 +485,6 @@ def states_batch_first(subject: Subject) -> bool | None:
     names = [name.lower() for name in axes(subject)]
     if len(names) < 3:
         return None
-    if BATCH.fullmatch(names[0]):
+    if BATCH.fullmatch(names[0]) and names[:2] != ["n", "b"]:
         return True
-    batch_second = BATCH.fullmatch(names[1]) and LENGTH.fullmatch(names[0])
-    return False if batch_second else None
+    return False if are_batch_and_length(names[1], names[0]) else None
