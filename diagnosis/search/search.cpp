@@ -27,7 +27,7 @@ double slowness_of(const Recipe& settled) {
 
 // What a search may do, and one that only counts faults. That is counted, not
 // timed: a verdict is the same on every machine, however busy that is.
-constexpr double kMostEffort = 8e9, kMostForCounting = 1e9,
+constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9,
                  kMostForSteps = 3.5e9;
 
 // Beside layers of which nothing is known, faults are hardly the reason.
