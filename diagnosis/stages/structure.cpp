@@ -285,8 +285,7 @@ constexpr std::string_view kQueryNormFirst =
     "The query input passes a norm before it is projected, the others do not.";
 constexpr std::string_view kItsNormFirst =
     "The query input passes a norm before anything is made of it; another "
-    "input "
-    "for keys and values does not.";
+    "input for keys and values does not.";
 constexpr std::string_view kNormOfHeads =
     "Queries and keys pass a norm before they meet.";
 constexpr std::string_view kNormOfContext =
@@ -449,8 +448,7 @@ const std::vector<Convention> kStructure = {
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
     {"scale_in_gains",
      "The scores are not scaled: the gains of the norms of queries and keys "
-     "may "
-     "hold the scale.",
+     "may hold the scale.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      gains_of_heads, scale_learned<LearnedScale::kOne>, Sign::kScores,
      "the gains of the norms of queries and keys hold the scale"},

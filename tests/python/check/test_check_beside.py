@@ -159,7 +159,7 @@ def test_gains_of_heads_may_hold_the_scale():
 
 
 class Windowed(nn.Module):
-    """Causal attention. Its window is applied as `bind` says."""
+    """Causal attention. Its window is only that of another kind, and not applied."""
 
     def __init__(self, dim, heads=8, sliding_window=None, kind="full"):
         super().__init__()
