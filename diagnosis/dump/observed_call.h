@@ -81,6 +81,7 @@ struct StraightBias {
 };
 
 struct FollowedRecipes;  // of simulate alone
+class Traced;            // of what compares a trace
 
 /// A copy of a call has followed nothing: it may be changed.
 struct LastFollowed {
@@ -150,6 +151,8 @@ struct ObservedCall {
   std::map<std::string, at::Tensor> stages;  ///< known by name
   std::vector<at::Tensor> trace;             ///< in order, of any dtype
 
+  /// The trace as it is compared.
+  mutable std::shared_ptr<const std::vector<Traced>> traced;
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
   mutable std::map<std::array<int, 9>, at::Tensor> projections;

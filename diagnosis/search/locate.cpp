@@ -9,58 +9,12 @@
 #include <algorithm>
 
 #include "diagnosis/search/search.h"
+#include "diagnosis/search/trace.h"
 
 namespace multihead::diagnosis {
 namespace {
 
 using at::Tensor;
-
-Tensor sorted(const Tensor& x) {
-  return std::get<0>(x.flatten().sort(/*dim=*/-1, /*descending=*/true));
-}
-
-// NaN and infinity, which are sorted to the front.
-int64_t count_beyond_numbers(const Tensor& x) {
-  return x.isnan().logical_or(x.eq(kInfinity)).sum().item<int64_t>();
-}
-
-// Behind NaN and infinity the finite numbers of a stage are the largest of the
-// tensor: what a mask has blocked is −inf here and anything very small there.
-bool same_numbers(const Tensor& candidate, const Tensor& wanted,
-                  double allowed) {
-  if (candidate.numel() != wanted.numel()) return false;
-  const int64_t finite = wanted.isfinite().sum().item<int64_t>();
-  const int64_t beyond = count_beyond_numbers(wanted);
-  const Tensor all = candidate.to(at::kDouble);
-  // NaN alone is of any code.
-  if ((finite == 0 && beyond == wanted.numel()) ||
-      (beyond > 0 && count_beyond_numbers(all) != beyond)) {
-    return false;
-  }
-  // Sorting is most of the work where tensors are large: mostly the largest
-  // numbers tell.
-  if (beyond == 0 && finite > 0) {
-    const double apart = (all.max() - wanted.max()).abs().item<double>();
-    if (!(apart <= allowed)) return false;
-  }
-  const Tensor x = sorted(all).slice(0, beyond, beyond + finite);
-  const Tensor y = sorted(wanted).slice(0, beyond, beyond + finite);
-  return largest_difference(x, y) <= allowed;
-}
-
-// What shows a stage: all of it; its first and last head; both of one item, as
-// loops compute them.
-std::vector<std::vector<Tensor>> pieces_of(const Tensor& stage) {
-  std::vector<std::vector<Tensor>> pieces = {{stage}};
-  if (stage.dim() == 4) {
-    const Tensor first = stage.select(1, 0), last = stage.select(1, -1);
-    pieces.push_back({first, last});
-    pieces.push_back({first.select(0, 0), last.select(0, 0)});
-  } else if (stage.dim() == 3) {
-    pieces.push_back({stage.select(0, 0)});
-  }
-  return pieces;
-}
 
 double allowed_for(const Tensor& stage, const Stages& reference,
                    at::ScalarType precision) {
@@ -71,15 +25,23 @@ class Evidence {
  public:
   Evidence(const ObservedCall& call, const Stages& reference,
            at::ScalarType precision)
-      : call_(call), reference_(reference), precision_(precision) {}
+      : call_(call),
+        reference_(reference),
+        rounding_(rounding_allowed(precision, reference, 1.0)) {}
 
+  // All of it; its first and last head; both of one item, as loops compute
+  // them.
   bool has(const Tensor& stage) const {
-    const double allowed = allowed_for(stage, reference_, precision_);
-    return std::ranges::any_of(pieces_of(stage), [&](const auto& pieces) {
-      return std::ranges::all_of(pieces, [&](const Tensor& piece) {
-        return in_trace(call_, piece, allowed);
-      });
-    });
+    const double allowed = allowed_for(stage);
+    const auto is_shown = [&](const Tensor& piece) {
+      return in_trace(call_, piece, allowed);
+    };
+    if (is_shown(stage)) return true;
+    if (stage.dim() == 3) return is_shown(stage.select(0, 0));
+    if (stage.dim() != 4) return false;
+    const Tensor first = stage.select(1, 0), last = stage.select(1, -1);
+    return (is_shown(first) && is_shown(last)) ||
+           (is_shown(first.select(0, 0)) && is_shown(last.select(0, 0)));
   }
 
   // Item 0's first and last head stand in some tensor as matrices (L, D).
@@ -122,32 +84,20 @@ class Evidence {
   }
 
  private:
-  // With any one dimension beside the last, at the first or last place of the
-  // others; or as the first rows.
+  double allowed_for(const Tensor& x) const {
+    return rounding_ * largest_finite(x);
+  }
+
   bool has_matrix(const Tensor& matrix) const {
-    const double allowed = allowed_for(matrix, reference_, precision_);
-    const auto is = [&](const Tensor& x) {
-      return x.sizes() == matrix.sizes() &&
-             largest_difference(x.to(at::kDouble), matrix) <= allowed;
-    };
-    for (const Tensor& tensor : call_.trace) {
-      if (tensor.dim() == 2 && is(tensor.slice(0, 0, matrix.size(0)))) {
-        return true;
-      }
-      if (tensor.dim() < 3) continue;
-      for (int64_t kept = 0; kept < tensor.dim() - 1; ++kept) {
-        if (tensor.size(kept) != matrix.size(0)) continue;
-        // Few: items times heads.
-        const Tensor rows = tensor.movedim(kept, -2).flatten(0, -3);
-        if (std::ranges::any_of(rows.unbind(0), is)) return true;
-      }
-    }
-    return false;
+    const double allowed = allowed_for(matrix);
+    return std::ranges::any_of(traced(call_), [&](const Traced& tensor) {
+      return tensor.has_matrix(matrix, allowed);
+    });
   }
 
   const ObservedCall& call_;
   const Stages& reference_;
-  at::ScalarType precision_;
+  double rounding_;  // of numbers up to 1
 };
 
 // Where heads do not show, whether it is they or what they are cut from.
@@ -195,10 +145,9 @@ std::optional<Stage> from_names(const ObservedCall& call,
     const auto entry = call.stages.find(name);
     if (entry == call.stages.end()) continue;
     any = true;
-    if (!same_numbers(entry->second, expected,
-                      allowed_for(expected, reference, call.dtype))) {
+    const double allowed = allowed_for(expected, reference, call.dtype);
+    if (!Traced(entry->second).has_numbers_of(Traced(expected), allowed))
       return stage;
-    }
   }
   return any ? std::optional(Stage::kOutput) : std::nullopt;
 }
@@ -278,8 +227,9 @@ bool shows(const ObservedCall& call, const Stages& reference,
 }
 
 bool in_trace(const ObservedCall& call, const Tensor& wanted, double allowed) {
-  return std::ranges::any_of(call.trace, [&](const Tensor& tensor) {
-    return same_numbers(tensor, wanted, allowed);
+  const Traced numbers(wanted);
+  return std::ranges::any_of(traced(call), [&](const Traced& tensor) {
+    return tensor.has_numbers_of(numbers, allowed);
   });
 }
 

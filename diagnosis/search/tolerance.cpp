@@ -214,14 +214,15 @@ Errors errors_of(const ObservedCall& call, const Recipe& recipe,
   // Judged by the size of the observed numbers: a recipe whose numbers explode
   // would allow everything.
   const double size = largest_finite(call.out, rows);
-  double allowed = rounding_allowed(precision, *stages, size);
+  const double rounding = rounding_allowed(precision, *stages, 1.0);
+  double allowed = rounding * size;
   if (recipe.rounded && call.digits > 0) {
     const double step = 0.5 * std::pow(10.0, -call.digits);
     if (step > kLost * size) return found;
     allowed += step * (1 + 1e-6);
   }
   found.out = error(largest_difference(call.out, stages->out, rows), allowed);
-  if (is_lost_in_rounding(precision, *stages)) found.out.share = kInfinity;
+  if (rounding > kLost) found.out.share = kInfinity;
   if (found.out.share > 1 && is_attention(recipe)) {
     found.out.share =
         std::min(found.out.share, beside_pytorch(call, recipe, *stages, rows));

@@ -209,6 +209,21 @@ void window_as(Recipe& r) {
   r.window = window;
 }
 
+// Whether some query sees no key. Mostly the first key of each tells.
+bool has_blind_row(const Tensor& scores) {
+  const Tensor numbers = scores.contiguous();
+  const std::span all(numbers.const_data_ptr<double>(), numbers.numel());
+  const size_t keys = numbers.size(-1);
+  for (size_t at = 0; at < all.size(); at += keys) {
+    if (std::ranges::all_of(all.subspan(at, keys), [](double score) {
+          return score == -kInfinity;
+        })) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Keys of other blocks of the sequence than the query's own.
 void meet_blocks(const ObservedCall& call, const Tensor& scores, Effect& all) {
   if (call.own_block == 0) return;
@@ -284,10 +299,9 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   if (effect.keep_after.defined()) {
     result.keep_after = effect.keep_after.to(at::kDouble);
   }
-  if (blocked.defined() || effect.added.defined()) {
-    const Tensor fully_masked = result.scores.eq(-kInfinity).all(-1);
-    if (fully_masked.any().item<bool>()) result.fully_masked = fully_masked;
-  }
+  const bool may_blind = blocked.defined() || effect.added.defined();
+  if (may_blind && has_blind_row(result.scores))
+    result.fully_masked = result.scores.eq(-kInfinity).all(-1);
   return result;
 }
 
