@@ -156,6 +156,8 @@ struct ObservedCall {
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
   mutable std::map<std::array<int, 9>, at::Tensor> projections;
+  /// What the trace has that may be heads of some size (B, H, L, D), likewise.
+  mutable std::map<std::array<int64_t, 4>, std::vector<at::Tensor>> like_heads;
   /// Turns of queries, keys and values that the trace shows, likewise.
   mutable std::array<std::optional<Turn>, 3> turns;
   /// Sums of heads, and of their magnitudes, that the trace shows no turn of.

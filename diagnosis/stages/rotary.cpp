@@ -91,12 +91,63 @@ std::array<Tensor, 2> tables(const ObservedCall& call, bool halves,
 // Also of what is computed in float32 on its way.
 constexpr double kSame = 2e-5;
 
+// Heads (B, H, L, D) as plain numbers: most of a trace is ruled out by the
+// first few, sooner than PyTorch is called once.
+using Numbers = at::TensorAccessor<const double, 4>;
+Numbers numbers_of(const Tensor& heads) {
+  return heads.accessor<const double, 4>();
+}
+
+// Calls visit(b, h, l) for all vectors, until it returns false; whether it
+// never does.
+template <typename Visit>
+bool all_vectors(const Tensor& heads, Visit visit) {
+  for (int64_t b = 0; b < heads.size(0); ++b) {
+    for (int64_t h = 0; h < heads.size(1); ++h) {
+      for (int64_t l = 0; l < heads.size(2); ++l) {
+        if (!visit(b, h, l)) return false;
+      }
+    }
+  }
+  return true;
+}
+
 // How many features, from the first on, are not left as they were.
 int64_t changed_features(const Tensor& before, const Tensor& after) {
-  const Tensor changed =
-      (after - before).abs().amax({0, 1, 2}).gt(1e-6 * largest_finite(after));
-  const Tensor places = changed.nonzero();
-  return places.size(0) == 0 ? 0 : places[-1].item<int64_t>() + 1;
+  const double least = 1e-6 * largest_finite(after);
+  const Numbers x = numbers_of(before), y = numbers_of(after);
+  for (int64_t width = before.size(3); width > 0; --width) {
+    const bool is_left = all_vectors(before, [&](auto b, auto h, auto l) {
+      return !(std::abs(y[b][h][l][width - 1] - x[b][h][l][width - 1]) > least);
+    });
+    if (!is_left) return width;
+  }
+  return 0;
+}
+
+// Most of a trace is ruled out by the lengths of whole vectors, which a turn
+// keeps, but for one factor.
+bool keeps_lengths(const Tensor& before, const Tensor& after, int64_t width) {
+  const Numbers x = numbers_of(before), y = numbers_of(after);
+  double first = 0, least = kInfinity, most = 0, sum = 0;
+  const bool is_possible = all_vectors(before, [&](auto b, auto h, auto l) {
+    double of_x = 0, of_y = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      of_x += x[b][h][l][i] * x[b][h][l][i];
+      of_y += y[b][h][l][i] * y[b][h][l][i];
+    }
+    const double ratio = std::sqrt(of_y) / std::sqrt(of_x);
+    if (first == 0) first = ratio;
+    least = std::min(least, ratio);
+    most = std::max(most, ratio);
+    sum += ratio;
+    // Two that are both within 5 % of the mean.
+    return std::abs(ratio - first) <= 0.11 * first;
+  });
+  const double middle =
+      sum / static_cast<double>(before.numel() / before.size(3));
+  return is_possible && most - middle <= 0.05 * middle &&
+         middle - least <= 0.05 * middle;
 }
 
 // What is scaled before it is turned is scaled in its own place.
@@ -106,17 +157,6 @@ Tensor without_scale(const Tensor& table, double modulus, int64_t width) {
     if (std::abs(modulus - scale) < 1e-3 * scale) return table / scale;
   }
   return table;
-}
-
-// Most of a trace is ruled out by the lengths of whole vectors, which a turn
-// keeps, but for one factor.
-bool keeps_lengths(const Tensor& before, const Tensor& after, int64_t width) {
-  const auto length = [width](const Tensor& t) {
-    return t.slice(-1, 0, width).square().sum(-1).sqrt();
-  };
-  const Tensor ratio = length(after) / length(before);
-  const Tensor middle = ratio.mean();
-  return largest_finite(ratio - middle) <= 0.05 * middle.item<double>();
 }
 
 // The turn (L, n) of the first 2n features that leads from one (B, H, L, D),
@@ -162,6 +202,36 @@ std::optional<Turn> turn_between(const Tensor& before, const Tensor& after,
   return std::nullopt;
 }
 
+// Whether two unknowns explain the first feature at the last position, as they
+// have to do with each: y = c·x + s·p of a feature x, its partner p and y, what
+// became of it.
+bool explains_feature(const Tensor& before, const Tensor& after, bool halves,
+                      int64_t width) {
+  const Numbers heads = numbers_of(before), turned = numbers_of(after);
+  const int64_t last = before.size(2) - 1, partner = halves ? width / 2 : 1;
+  double xx = 0, xp = 0, pp = 0, xy = 0, py = 0;
+  const auto each = [&](auto visit) {
+    for (int64_t b = 0; b < before.size(0); ++b) {
+      for (int64_t h = 0; h < before.size(1); ++h) {
+        visit(heads[b][h][last][0], -heads[b][h][last][partner],
+              turned[b][h][last][0]);
+      }
+    }
+  };
+  each([&](double x, double p, double y) {
+    xx += x * x, xp += x * p, pp += p * p, xy += x * y, py += p * y;
+  });
+  const double determinant = xx * pp - xp * xp;
+  const double c = (xy * pp - py * xp) / determinant,
+               s = (py * xx - xy * xp) / determinant;
+  double most = 0;
+  each([&](double x, double p, double y) {
+    const double off = std::abs(c * x + s * p - y);
+    most = off > most || std::isnan(off) ? off : most;
+  });
+  return most <= 2 * kSame * largest_finite(after);
+}
+
 // The same by tables of each feature, which differ within a pair: two unknowns
 // again, of B·H numbers.
 std::optional<Turn> mixed_turn_between(const Tensor& before,
@@ -169,6 +239,7 @@ std::optional<Turn> mixed_turn_between(const Tensor& before,
   const int64_t width = changed_features(before, after);
   if (width < 4 || width % 2 != 0 || before.size(0) * before.size(1) < 4)
     return std::nullopt;
+  if (!explains_feature(before, after, halves, width)) return std::nullopt;
   const Tensor x = before.slice(-1, 0, width), y = after.slice(-1, 0, width);
   const Tensor p = partners(x, halves);
   const auto sum = [](const Tensor& t) { return t.sum({0, 1}); };
@@ -216,9 +287,13 @@ void append_as_heads(const Tensor& tensor, const Tensor& heads, int64_t count,
 // What the trace has that may be heads like these, (B, H, L, D): also where it
 // has them only as they meet the queries, (…, D, L), and once for each query
 // head that they serve.
-std::vector<Tensor> like_heads(const ObservedCall& call, const Tensor& heads) {
+const std::vector<Tensor>& like_heads(const ObservedCall& call,
+                                      const Tensor& heads) {
   const int64_t width = heads.size(3), count = heads.size(1);
-  std::vector<Tensor> found;
+  const auto [known, is_new] = call.like_heads.try_emplace(
+      {heads.size(0), count, heads.size(2), width});
+  std::vector<Tensor>& found = known->second;
+  if (!is_new) return found;
   for (const Tensor& tensor : call.trace) {
     const bool is_last = tensor.dim() < 3 || tensor.size(-2) != width ||
                          tensor.size(-1) == width;
@@ -232,6 +307,11 @@ std::vector<Tensor> like_heads(const ObservedCall& call, const Tensor& heads) {
       found.push_back(one.slice(1, 0, queries, queries / count));
   }
   return found;
+}
+
+// Pairs whose first features are laid before all second ones, in their places.
+Tensor with_pairs_together(const Tensor& heads) {
+  return heads.unflatten(3, {2, -1}).mT().flatten(3);
 }
 
 std::optional<Turn> shown_mixed_turn(const ObservedCall& call,
@@ -256,16 +336,19 @@ std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
   };
   const Tensor before = in_place(heads.detach());
   if (before.size(2) < 2) return {};  // of one place, none is seen to differ
-  const std::vector<Tensor> found = like_heads(call, heads);
+  const std::vector<Tensor>& found = like_heads(call, heads);
   for (const Tensor& after : found) {
     const auto turn = turn_between(before, in_place(after), {true, false});
     if (turn) return turn;
   }
-  // Pairs whose first features are laid before all second ones: the products of
-  // queries and keys are those of pairs in their places.
+  // The products of queries and keys are those of pairs in their places.
   if (heads.size(3) % 2 != 0) return {};
   for (const Tensor& after : found) {
-    const Tensor pairs = after.unflatten(3, {2, -1}).mT().flatten(3);
+    const bool is_another =
+        changed_features(before, in_place(after)) == before.size(3) &&
+        !keeps_lengths(before, in_place(after), before.size(3));
+    if (is_another) continue;
+    const Tensor pairs = with_pairs_together(after);
     const auto turn = turn_between(before, in_place(pairs), {false});
     if (turn) return turn;
   }

@@ -106,13 +106,21 @@ std::optional<double> cap_of(double s, double t, double rounding) {
 // before, -c, or after, -inf. One c explains all others.
 std::optional<double> cap_between(const Tensor& scores, const Tensor& x,
                                   bool is_double) {
-  const double least = x.min().item<double>();
-  const Tensor plain = scores.masked_fill(x.eq(least), 0.0).contiguous();
-  const int64_t at = plain.abs().argmax().item<int64_t>();
-  const double largest = plain.const_data_ptr<double>()[at];
+  const Tensor contiguous = scores.contiguous(), capped = x.contiguous();
+  const double* const s = contiguous.const_data_ptr<double>();
+  const double* const t = capped.const_data_ptr<double>();
+  const double least = *std::min_element(t, t + capped.numel());
+  // The largest that was not blocked.
+  int64_t at = 0;
+  double largest = 0;
+  for (int64_t i = 0; i < contiguous.numel(); ++i) {
+    if (t[i] != least && std::abs(s[i]) > std::abs(largest)) {
+      largest = s[i];
+      at = i;
+    }
+  }
   const std::optional<double> cap =
-      cap_of(largest, x.const_data_ptr<double>()[at],
-             /*rounding=*/is_double ? 1e-6 : 1e-5);
+      cap_of(largest, t[at], /*rounding=*/is_double ? 1e-6 : 1e-5);
   if (!cap) return std::nullopt;
   const double allowed = (is_double ? 1e-7 : 1e-5) * std::abs(largest);
   Tensor off = (*cap * (scores / *cap).tanh() - x).abs();
@@ -177,6 +185,33 @@ std::optional<StraightBias> line_of(const Tensor& bias, const Tensor& seen,
       at::where(seen, bias, line + rest.nan_to_num(0.0, 0.0, 0.0)), falls};
 }
 
+// Whether the first steps of each head that are seen are equal, as those of a
+// line are: this tells most of what a trace has from one, sooner than PyTorch
+// is called once.
+bool begins_straight(const Tensor& bias, const Tensor& seen,
+                     const Tensor& places, double allowed) {
+  constexpr int kSteps = 4;
+  const auto b = bias.accessor<const double, 4>();
+  const auto p = places.accessor<const double, 2>();
+  const Tensor all = seen.expand(bias.sizes());
+  const auto is_seen = all.accessor<const bool, 4>();
+  for (int64_t h = 0; h < bias.size(1); ++h) {
+    int steps = 0;
+    double first = 0;
+    for (int64_t i = 0; i < bias.size(2) && steps < kSteps; ++i) {
+      for (int64_t j = 1; j < bias.size(3) && steps < kSteps; ++j) {
+        if (!is_seen[0][h][i][j] || !is_seen[0][h][i][j - 1]) continue;
+        const double step = (b[0][h][i][j] - b[0][h][i][j - 1]) /
+                            (p[i][j] - p[i][j - 1]);
+        if (steps++ == 0) first = step;
+        // Both are within `allowed` of the mean.
+        if (!(std::abs(step - first) <= 2 * allowed)) return false;
+      }
+    }
+  }
+  return true;
+}
+
 // The keys that may tell: all, or those that padding leaves, whatever its
 // numbers mean. Of padded ones, positions may not be counted.
 std::vector<Tensor> telling_keys(const ObservedCall& call) {
@@ -210,7 +245,9 @@ std::optional<StraightBias> line_between(const ObservedCall& call,
   for (const Tensor& telling : telling_keys(call)) {
     for (const Tensor& places :
          {of_keys, -(key - query).abs(), -(key - last).abs()}) {
-      auto line = line_of(bias, seen.logical_and(telling), places, allowed);
+      const Tensor telling_seen = seen.logical_and(telling);
+      if (!begins_straight(bias, telling_seen, places, allowed)) continue;
+      auto line = line_of(bias, telling_seen, places, allowed);
       if (!line) continue;
       line->of_keys = places.is_same(of_keys);
       return line;
