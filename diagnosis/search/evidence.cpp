@@ -279,7 +279,7 @@ class Signs {
   // meet their keys, scaled or not, or all comes out as it should.
   bool shows_products(const Recipe& recipe, const Stages& stages) const {
     const Tensor products =
-        stages.heads[0].matmul(stages.heads[1].transpose(-2, -1));
+        matrix_product(stages.heads[0], stages.heads[1].transpose(-2, -1));
     return shows(call_, stages, products, precision_) ||
            shows(call_, stages, stages.scores, precision_) ||
            errors(call_, recipe, precision_).fit();

@@ -48,21 +48,28 @@ std::optional<double> factor_in_trace(const Scaling& s,
   std::optional<double> unnamed, named;
   // What is blocked is -1e9 or so; of the rest, enough must be left to tell.
   const double limit = 1e4 * (1 + largest_finite(all_products));
+  const Tensor contiguous = all_products.contiguous();
+  const double* const products = contiguous.const_data_ptr<double>();
   for (const Tensor& tensor : s.call.trace) {
-    if (tensor.numel() != all_products.numel()) continue;
-    Tensor x = tensor.to(at::kDouble), products = all_products;
-    const Tensor blocked = ~x.abs().lt(limit);
-    if (blocked.any().item<bool>()) {
-      if (2 * blocked.sum().item<int64_t>() > x.numel()) continue;
-      x = x.masked_fill(blocked, 0.0);
-      products = products.masked_fill(blocked.view(products.sizes()), 0.0);
+    if (tensor.numel() != contiguous.numel()) continue;
+    const Tensor numbers = tensor.to(at::kDouble).contiguous();
+    const double* const x = numbers.const_data_ptr<double>();
+    int64_t blocked = 0;
+    double sum = 0, squares = 0, sum_of_x = 0, squares_of_x = 0;
+    for (int64_t i = 0; i < numbers.numel(); ++i) {
+      if (!(std::abs(x[i]) < limit)) {
+        ++blocked;
+        continue;
+      }
+      sum += products[i], squares += products[i] * products[i];
+      sum_of_x += x[i], squares_of_x += x[i] * x[i];
     }
-    const double norm = products.norm().item<double>();
-    const double sum = products.sum().item<double>();
-    const double size = x.norm().item<double>() / norm;
-    const double scale = std::copysign(size, x.sum().item<double>() / sum);
+    if (2 * blocked > numbers.numel()) continue;
+    const double norm = std::sqrt(squares);
+    const double size = std::sqrt(squares_of_x) / norm;
+    const double scale = std::copysign(size, sum_of_x / sum);
     // Beside the size of its terms: a sum may be nearly 0.
-    const double rest = std::abs(x.sum().item<double>() - scale * sum);
+    const double rest = std::abs(sum_of_x - scale * sum);
     const bool proportional =
         std::isfinite(scale) && scale != 0 && rest <= 1e-5 * size * norm;
     if (!proportional || is(scale_by_width, scale, s)) continue;
@@ -79,7 +86,7 @@ std::optional<double> factor_in_trace(const Scaling& s,
 
 // Of q·k, or of that of the first head, as in a loop over heads.
 double other_scale(const Scaling& s) {
-  const Tensor products = s.query.matmul(s.key.transpose(-2, -1));
+  const Tensor products = matrix_product(s.query, s.key.transpose(-2, -1));
   auto factor = factor_in_trace(s, products);
   if (!factor) factor = factor_in_trace(s, products.select(1, 0));
   require(factor.has_value());
@@ -104,7 +111,7 @@ constexpr std::string_view kRemedy =
 }  // namespace
 
 Tensor queries_times_keys(const Tensor& query, const Tensor& keys) {
-  return query.matmul(keys);
+  return matrix_product(query, keys);
 }
 
 double scale_by_width(const Scaling& s) {

@@ -267,50 +267,6 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   return stages;
 }
 
-// ---- Measures --------------------------------------------------------------
-//
-// Loops of our own: on tensors as tiny as these, each call into PyTorch takes
-// longer than all numbers do, and every recipe is measured.
-
-// In the order of its dimensions.
-Tensor as_numbers(const Tensor& x) { return x.to(at::kDouble).contiguous(); }
-
-// The largest of these, none of which is NaN or below 0. In lanes: each alone
-// would wait for the one before.
-template <typename Number>
-double largest_of(int64_t first, int64_t last, Number number) {
-  constexpr int64_t kLanes = 8;
-  std::array<double, kLanes> most = {};
-  const auto take = [&](int64_t i, int64_t lane) {
-    const double x = number(i);
-    most[lane] = x > most[lane] ? x : most[lane];
-  };
-  int64_t i = first;
-  for (; i + kLanes <= last; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) take(i + lane, lane);
-  }
-  for (; i < last; ++i) take(i, 0);
-  return std::ranges::max(most);
-}
-
-// Of x, contiguous, only the rows that count: bool, leading dimensions of x;
-// undefined: all of them.
-template <typename Number>
-double largest_of_rows(const Tensor& x, const Tensor& rows, Number number) {
-  if (!rows.defined()) return largest_of(0, x.numel(), number);
-  const int64_t width = x.size(-1);
-  const Tensor counts =
-      rows.expand(x.sizes().slice(0, x.dim() - 1)).contiguous();
-  const bool* counted = counts.const_data_ptr<bool>();
-  double most = 0;
-  for (int64_t row = 0; row < counts.numel(); ++row) {
-    if (!counted[row]) continue;
-    most = std::max(
-        most, largest_of(row * width, row * width + width, number));
-  }
-  return most;
-}
-
 std::optional<Stages> follow_if_possible(const ObservedCall& call,
                                          const Recipe& recipe) try {
   return recipe.batch_exchanged ? follow_exchanged(call, recipe)
@@ -345,31 +301,6 @@ std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe) {
   followed->last[followed->oldest] = {recipe, stages};
   followed->oldest = 1 - followed->oldest;
   return stages;
-}
-
-double largest_finite(const Tensor& x, const Tensor& rows) {
-  if (!x.defined()) return 0;
-  const Tensor numbers = as_numbers(x);
-  const double* p = numbers.const_data_ptr<double>();
-  return largest_of_rows(numbers, rows, [p](int64_t i) {
-    const double size = std::abs(p[i]);
-    return size < kInfinity ? size : 0.0;
-  });
-}
-
-double largest_difference(const Tensor& x, const Tensor& y,
-                          const Tensor& rows) {
-  if (x.sizes() != y.sizes()) return kInfinity;
-  const Tensor numbers = as_numbers(x), others = as_numbers(y);
-  const double* p = numbers.const_data_ptr<double>();
-  const double* q = others.const_data_ptr<double>();
-  return largest_of_rows(numbers, rows, [p, q](int64_t i) {
-    const double difference = std::abs(p[i] - q[i]);
-    if (difference < kInfinity) return difference;
-    const bool are_same =
-        p[i] == q[i] || (std::isnan(p[i]) && std::isnan(q[i]));
-    return are_same ? 0.0 : kInfinity;
-  });
 }
 
 }  // namespace multihead::diagnosis

@@ -42,7 +42,10 @@ struct Stages {
 /// that is not square should be transposed.
 std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe);
 
-// ---- How large tensors are, and how far apart ------------------------------
+// ---- Loops over tiny tensors -----------------------------------------------
+
+/// x (B, H, M, K) times y (B, H, K, N), float64.
+at::Tensor matrix_product(const at::Tensor& x, const at::Tensor& y);
 
 /// Largest |x|, infinities and NaN left out; 0 of nothing.
 /// rows: bool, leading dimensions of x, those that count; undefined: all.

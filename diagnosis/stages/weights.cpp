@@ -24,7 +24,7 @@ Tensor divide_by_sum(const Tensor& scores) {
 // ---- What the heads return -------------------------------------------------
 
 Tensor weighted_sum(const Tensor& weights, const Tensor& value) {
-  return weights.matmul(value);
+  return matrix_product(weights, value);
 }
 
 namespace {
