@@ -11,9 +11,25 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace multihead::diagnosis {
+
+struct FollowedRecipes {
+  struct Followed {
+    Recipe recipe;
+    std::optional<Stages> stages;
+  };
+  // A third of all recipes is followed twice in a row: first to see whether it
+  // fits, then to see what it changes, perhaps beside the one that is compared.
+  std::array<std::optional<Followed>, 2> last;
+  size_t oldest = 0;
+  // Most differ from another in what becomes of the scores alone: stages up to
+  // the scores, by the recipe up to them.
+  std::unordered_map<Recipe, Stages, size_t (*)(const Recipe&)> scored;
+};
+
 namespace {
 
 using at::Tensor;
@@ -128,19 +144,26 @@ bool blocks_later(const Tensor& scores) {
   return !scores.gt(-1e4).logical_and(later).any().item<bool>();
 }
 
-void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
+// Queries meet keys.
+void score(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   const Tensor& query = stages.heads[recipe.roles[0]];
   const Tensor key = expand_groups(stages.heads[recipe.roles[1]], call.sizes,
                                    recipe.groups[0]);
+  require(query.size(-1) == key.size(-1) && query.size(1) == key.size(1) &&
+          query.size(0) == key.size(0));
+  stages.scale = scale_of(recipe, {call, query, key});
+  stages.products = products_of(recipe, query, key);
+  stages.scores = scores_of(call, recipe, stages.products, stages.scale);
+}
+
+// Scores meet masks and values.
+void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
+  const Tensor& query = stages.heads[recipe.roles[0]];
   const Tensor value = expand_groups(stages.heads[recipe.roles[2]], call.sizes,
                                      recipe.groups[1]);
-  require(query.size(-1) == key.size(-1) && query.size(1) == key.size(1) &&
-          value.size(1) == key.size(1) && key.size(2) == value.size(2) &&
-          query.size(0) == key.size(0) && value.size(0) == key.size(0));
+  require(value.size(1) == query.size(1) && value.size(0) == query.size(0) &&
+          value.size(2) == stages.scores.size(3));
 
-  const double scale = scale_of(recipe, {call, query, key});
-  stages.products = products_of(recipe, query, key);
-  stages.scores = scores_of(call, recipe, stages.products, scale);
   Tensor scores = drop_at(Dropout::kBeforeMask, call, recipe, stages.scores);
   const Masked masked = mask_scores(call, recipe, scores);
   require(recipe.position_bias == PositionBias::kNone || !call.line ||
@@ -176,8 +199,8 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
   }
   if (masked.unused.defined()) stages.distinguishing = {masked.unused};
   if (recipe.scale == scale_twice) {
-    stages.distinguishing = {query * std::sqrt(scale),
-                             stages.scores / std::sqrt(scale)};
+    stages.distinguishing = {query * std::sqrt(stages.scale),
+                             stages.scores / std::sqrt(stages.scale)};
   }
 }
 
@@ -198,12 +221,8 @@ void turn(const ObservedCall& call, const Recipe& recipe,
           recipe.turned_apart);
 }
 
-Stages follow(const ObservedCall& call, const Recipe& recipe) {
-  // Without projections, whose input it is and whose role it plays are one.
-  require(call.has_weights || recipe.inputs == Recipe{}.inputs);
-  // Known before anything is computed: pairs of faults try it often.
-  require(!recipe.sentinel_of_mask || call.window ||
-          call.causal != CausalRequest::kNo);
+// Up to the scores, which no mask has met.
+Stages follow_to_scores(const ObservedCall& call, const Recipe& recipe) {
   Stages stages;
   stages.inputs = inputs_of(call, recipe);
   stages.projected = project_inputs(call, recipe, stages.inputs);
@@ -230,6 +249,89 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
   if (!recipe.norm_after_turn) norm_heads(stages.heads, /*split=*/true);
   if (recipe.rotary != Rotary::kPairsOfAll) turn(call, recipe, stages.heads);
   if (recipe.norm_after_turn) norm_heads(stages.heads, /*split=*/true);
+  score(call, recipe, stages);
+  return stages;
+}
+
+// ---- What recipes share ----------------------------------------------------
+
+// With all choices of later steps as attention has them: recipes that differ in
+// these alone make the same scores.
+Recipe up_to_scores(Recipe recipe) {
+  const Recipe plain;
+  const auto reset = [&](auto... members) {
+    ((recipe.*members = plain.*members), ...);
+  };
+  reset(&Recipe::mask_keeps, &Recipe::padding_keeps, &Recipe::padding_of_pairs,
+        &Recipe::causal_by_itself, &Recipe::causal_unless_masked,
+        &Recipe::heads_before_items, &Recipe::window_reading,
+        &Recipe::own_key_blocked, &Recipe::within_blocks, &Recipe::fully_masked,
+        &Recipe::sentinels, &Recipe::output_dropout, &Recipe::context_norm,
+        &Recipe::output_norm, &Recipe::residual, &Recipe::output_gain,
+        &Recipe::sink, &Recipe::rounded);
+  reset(&Recipe::merge, &Recipe::mask, &Recipe::padding, &Recipe::causal,
+        &Recipe::window, &Recipe::sentinel, &Recipe::sentinel_added,
+        &Recipe::sentinel_of_mask, &Recipe::sentinel_from, &Recipe::normalise,
+        &Recipe::blockwise, &Recipe::averaged, &Recipe::weights_transposed,
+        &Recipe::mix, &Recipe::returned_transposed, &Recipe::dropout,
+        &Recipe::output, &Recipe::input_added, &Recipe::returned,
+        &Recipe::frozen);
+  recipe.groups[1] = plain.groups[1];
+  return recipe;
+}
+
+// Of the choices up to the scores that most faults differ in.
+size_t hash_of(const Recipe& recipe) {
+  size_t hash = 0;
+  const auto add = [&](auto... values) {
+    ((hash = (hash ^ (size_t)values) * 0x9e3779b97f4a7c15 + (hash >> 29)), ...);
+  };
+  for (int i = 0; i < 4; ++i)
+    add(recipe.transposed[i], recipe.without_bias[i]);
+  for (int i = 0; i < 3; ++i) {
+    add(recipe.matrices[i], recipe.inputs[i], recipe.unprojected[i],
+        recipe.roles[i], recipe.turned[i], recipe.split[i]);
+  }
+  add(recipe.fused_view, recipe.groups[0], recipe.product, recipe.scale,
+      recipe.keys_reshaped, recipe.floored, recipe.narrow, recipe.rotary);
+  return hash;
+}
+
+FollowedRecipes& followed_by(const ObservedCall& call) {
+  auto& followed = call.last_followed.recipes;
+  if (!followed) {
+    followed = std::make_shared<FollowedRecipes>();
+    followed->scored = decltype(followed->scored)(0, hash_of);
+  }
+  return *followed;
+}
+
+// How many calls keep for recipes to come, in numbers.
+constexpr int64_t kMostKept = 1 << 20;
+
+// What is not possible is tried again: a later recipe may have found in the
+// trace what this one needs. So is a cap that was not found.
+Stages scored(const ObservedCall& call, const Recipe& recipe) {
+  if (recipe.softcapped && !call.cap) return follow_to_scores(call, recipe);
+  const Recipe key = up_to_scores(recipe);
+  auto& known = followed_by(call).scored;
+  if (const auto entry = known.find(key); entry != known.end())
+    return entry->second;
+  Stages stages = follow_to_scores(call, recipe);
+  int64_t numbers = 2 * stages.scores.numel();
+  for (const Tensor& heads : stages.heads) numbers += heads.numel();
+  if (static_cast<int64_t>(known.size()) * numbers > kMostKept) known.clear();
+  known.emplace(key, stages);
+  return stages;
+}
+
+Stages follow(const ObservedCall& call, const Recipe& recipe) {
+  // Without projections, whose input it is and whose role it plays are one.
+  require(call.has_weights || recipe.inputs == Recipe{}.inputs);
+  // Known before anything is computed: pairs of faults try it often.
+  require(!recipe.sentinel_of_mask || call.window ||
+          call.causal != CausalRequest::kNo);
+  Stages stages = scored(call, recipe);
   attend(call, recipe, stages);
   stages.merged = drop_at(Dropout::kOnMerged, call, recipe,
                           call.has_weights ? merge_heads(stages.context, recipe)
@@ -280,26 +382,14 @@ std::optional<Stages> follow_if_possible(const ObservedCall& call,
 
 }  // namespace
 
-// A third of all recipes is followed twice in a row: first to see whether it
-// fits, then to see what it changes, perhaps beside the one that is compared.
-struct FollowedRecipes {
-  struct Followed {
-    Recipe recipe;
-    std::optional<Stages> stages;
-  };
-  std::array<std::optional<Followed>, 2> last;
-  size_t oldest = 0;
-};
-
 std::optional<Stages> simulate(const ObservedCall& call, const Recipe& recipe) {
-  auto& followed = call.last_followed.recipes;
-  if (!followed) followed = std::make_shared<FollowedRecipes>();
-  for (const auto& known : followed->last) {
+  FollowedRecipes& followed = followed_by(call);
+  for (const auto& known : followed.last) {
     if (known && known->recipe == recipe) return known->stages;
   }
   std::optional<Stages> stages = follow_if_possible(call, recipe);
-  followed->last[followed->oldest] = {recipe, stages};
-  followed->oldest = 1 - followed->oldest;
+  followed.last[followed.oldest] = {recipe, stages};
+  followed.oldest = 1 - followed.oldest;
   return stages;
 }
 

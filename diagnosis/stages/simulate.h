@@ -21,6 +21,7 @@ struct Stages {
   std::array<at::Tensor, 3> projected;  ///< (B, L, heads·D)
   std::array<at::Tensor, 3> heads;      ///< (B, H or G, L, D)
   at::Tensor products;                  ///< (B, H, Lq, Lk), not scaled yet
+  double scale = 1;                     ///< of the products
   at::Tensor scores;                    ///< (B, H, Lq, Lk), scaled
   at::Tensor masked_scores;
   at::Tensor normalised;  ///< scores as they meet the softmax
