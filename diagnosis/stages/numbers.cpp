@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -90,6 +91,17 @@ double largest_difference(const Tensor& x, const Tensor& y,
         p[i] == q[i] || (std::isnan(p[i]) && std::isnan(q[i]));
     return are_same ? 0.0 : kInfinity;
   });
+}
+
+Sums sums_of(const Tensor& x) {
+  const Tensor numbers = as_numbers(x);
+  const double* p = numbers.const_data_ptr<double>();
+  double sum = 0, sum_of_sizes = 0;
+  for (int64_t i = 0; i < numbers.numel(); ++i) {
+    sum += p[i];
+    sum_of_sizes += std::abs(p[i]);
+  }
+  return {std::bit_cast<uint64_t>(sum), std::bit_cast<uint64_t>(sum_of_sizes)};
 }
 
 Tensor matrix_product(const Tensor& x, const Tensor& y) {

@@ -388,13 +388,8 @@ Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
                const Tensor& heads) {
   if (recipe.rotary == Rotary::kShown) {
     std::optional<Turn>& turn = call.turns[role];
-    // Recipes share their heads: what a trace does not show is looked for once.
-    if (!turn) {
-      const std::array<double, 2> sums = {heads.sum().item<double>(),
-                                          heads.abs().sum().item<double>()};
-      if (!call.unturned.contains(sums)) turn = shown_turn(call, heads);
-      if (!turn) call.unturned.insert(sums);
-    }
+    if (!turn && call.unturned.insert(sums_of(heads)).second)
+      turn = shown_turn(call, heads);
     require(turn.has_value());
     return turned(heads, turn->cosines, turn->sines, turn->halves);
   }

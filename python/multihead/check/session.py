@@ -257,9 +257,7 @@ class Examination:
         others: list[tuple[int, Way]] = []
         best = None
         for way in self._ways():
-            # Beside one that has one fault, only what has none would be read first.
-            most = 0 if any(fewest == 1 for fewest, _ in others) else 1
-            faults = self._fewest_faults(way, most)
+            faults = self._fewest_faults(way, most=0)
             if faults == 0:
                 best = self._better(best, way)
                 if best.is_right and not best.refused:
@@ -268,8 +266,9 @@ class Examination:
         return best or self._best_of(others)
 
     def _best_of(self, ways: list[tuple[int, Way]]) -> Reading | None:
-        """The best reading of ways that have a fault or more, of which some may be
-        counted with one and have more."""
+        """The best reading of ways that have a fault or more: 1 says no more yet."""
+        if len(ways) > 1:
+            ways = self._with_one_counted(ways)
         best = None
         for _ in range(min(_READ, len(ways))):
             # What one call needs, all need: others could not explain them better.
@@ -289,6 +288,15 @@ class Examination:
             if best.is_right and not best.refused:
                 break
         return best
+
+    def _with_one_counted(self, ways: list[tuple[int, Way]]) -> list[tuple[int, Way]]:
+        """The same, counted up to the first that has one fault: it is read first."""
+        counted: list[tuple[int, Way]] = []
+        for faults, way in ways:
+            if faults == 1 and all(fewest != 1 for fewest, _ in counted):
+                faults = self._fewest_faults(way)
+            counted.append((faults, way))
+        return counted
 
     def _better(self, best: Reading | None, way: Way) -> Reading:
         """`best`, or the reading of `way` that beats it."""

@@ -410,8 +410,10 @@ class Construction:
         """An instance, or None, the call that made it as text, and what was found."""
         self._is_causal = causal
         findings: list[Finding] = []
-        for choices in ({}, choices_of(_source(self.subject.target))):
-            if findings and not choices:
+        for is_refused in (False, True):
+            # Reading the source of a class parses all of its file.
+            choices = choices_of(_source(self.subject.target)) if is_refused else {}
+            if is_refused and not choices:
                 break
             self._choices = choices
             for way in self._ways(sizes):

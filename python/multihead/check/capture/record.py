@@ -134,7 +134,7 @@ class Recorder(TorchDispatchMode):
         results = list(_tensors([result]))
         self.alive += operands + results
         # What raised here would look like an error of the code that is watched.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), _unwatched():
             self._note_weights(name, operands)
             self._note_origins(name, operands, results)
             self._note_draws(name, args, operands, results)
@@ -417,6 +417,17 @@ def _tensors(values):
             yield from _tensors(value)
 
 
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """What is done inside are no calls of the code's: none of them is noted."""
+    watcher = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(watcher)
+
+
 class Frames:
     """The variables of the code's own functions as they return, inner ones first;
     not those of libraries and of this package. `with Frames() as frames:` around a run.
@@ -439,9 +450,9 @@ class Frames:
         sys.setprofile(self._previous)
 
     def _note(self, frame: types.FrameType, event: str, _) -> None:
-        code = frame.f_code
         if event != "return":
             return
+        code = frame.f_code
         if code is nn.Linear.__init__.__code__:
             self.linears.append(frame.f_locals["self"])
         elif code is nn.Dropout.forward.__code__:
