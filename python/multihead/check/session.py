@@ -267,19 +267,16 @@ class Examination:
 
     def _best_of(self, ways: list[tuple[int, Way]]) -> Reading | None:
         """The best reading of ways that have a fault or more: 1 says no more yet."""
-        if len(ways) > 1:
-            ways = self._with_one_counted(ways)
-        best = None
+        best, is_only = None, len(ways) == 1
         for _ in range(min(_READ, len(ways))):
             # What one call needs, all need: others could not explain them better.
             known = len(best.faults) if best and not best.refused else 0
             if known == 1:
                 break
-            if best is not None:  # those with more than one are known to have them
-                ways = [
-                    (self._fewest_faults(way) if faults == 1 else faults, way)
-                    for faults, way in ways
-                ]
+            for place, (faults, way) in enumerate(() if is_only else ways):
+                ways[place] = self._fewest_faults(way) if faults == 1 else faults, way
+                if ways[place][0] == 1:  # it is read next
+                    break
             faults, way = min(ways, key=lambda one: one[0])
             if 0 < known <= faults:
                 break
@@ -288,15 +285,6 @@ class Examination:
             if best.is_right and not best.refused:
                 break
         return best
-
-    def _with_one_counted(self, ways: list[tuple[int, Way]]) -> list[tuple[int, Way]]:
-        """The same, counted up to the first that has one fault: it is read first."""
-        counted: list[tuple[int, Way]] = []
-        for faults, way in ways:
-            if faults == 1 and all(fewest != 1 for fewest, _ in counted):
-                faults = self._fewest_faults(way)
-            counted.append((faults, way))
-        return counted
 
     def _better(self, best: Reading | None, way: Way) -> Reading:
         """`best`, or the reading of `way` that beats it."""

@@ -199,7 +199,7 @@ def test_tensors_of_four_axes():
 class OfAClass(nn.Module):
     """The first token, that of a class, asks all of them."""
 
-    scale = True
+    scale, asks = True, slice(0, 1)
 
     def __init__(self, dim, num_heads):
         super().__init__()
@@ -209,7 +209,7 @@ class OfAClass(nn.Module):
     def forward(self, x):
         q, k, v = (
             p(t).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for p, t in ((self.q, x[:, :1]), (self.k, x), (self.v, x))
+            for p, t in ((self.q, x[:, self.asks]), (self.k, x), (self.v, x))
         )
         factor = None if self.scale else 1.0
         out = F.scaled_dot_product_attention(q, k, v, scale=factor)
@@ -220,11 +220,55 @@ class OfAClassUnscaled(OfAClass):
     scale = False
 
 
-def test_only_the_first_position_asks():
-    report = checked(OfAClass)
+class OfTheLast(OfAClass):
+    asks = slice(-1, None)
+
+
+class OfTheLastUnscaled(OfTheLast):
+    scale = False
+
+
+@pytest.mark.parametrize(
+    "position, right, wrong",
+    [
+        ("first", OfAClass, OfAClassUnscaled),
+        ("last", OfTheLast, OfTheLastUnscaled),
+    ],
+)
+def test_only_one_position_asks(position, right, wrong):
+    report = checked(right)
     assert report.judgement == "right", str(report)
-    assert "only the first position asks" in report.understood
-    assert checked(OfAClassUnscaled).cause == "scale_missing"
+    assert f"only the {position} position asks" in report.understood
+    assert checked(wrong).cause == "scale_missing"
+
+
+class CutOfWhatItIsGiven(nn.Module):
+    """One tensor (B, L, 3·E), projected elsewhere, under a name that says nothing."""
+
+    def __init__(self, dim, num_heads=8):
+        super().__init__()
+        self.num_heads, self.scale = num_heads, (dim // num_heads) ** -0.5
+
+    def forward(self, x):
+        B, N, C = x.shape
+        C = C // 3
+        qkv = x.reshape(B, N, 3, self.num_heads, C // self.num_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        weights = ((q @ k.transpose(-2, -1)) * self.scale).softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(B, N, C)
+
+
+class CutAndUnscaled(CutOfWhatItIsGiven):
+    def __init__(self, dim, num_heads=8):
+        super().__init__(dim, num_heads)
+        self.scale = 1.0
+
+
+def test_one_tensor_that_is_cut_by_its_shape_alone():
+    report = checked(CutOfWhatItIsGiven)
+    assert report.passed, str(report)
+    assert any("x taken for queries, keys" in said for said in report.understood)
+    assert checked(CutAndUnscaled).cause == "scale_missing"
 
 
 class Project(nn.Module):

@@ -85,7 +85,7 @@ def packed(subject: Subject, call: Call) -> Iterator[Form]:
     """With queries, keys and values in one tensor: side by side, of all heads or of
     each, or along an axis of their own."""
     inputs = [n for n, role in call.roles.items() if role in (*TENSORS, "weight")]
-    named = [n for n in inputs if _QKV.search(n)]
+    named = [n for n in inputs if _QKV.search(n) or _is_cut(n, subject.source)]
     if len(inputs) != 1 or not named:
         return
     name, others = named[0], [p for p in call.parameters if p.name != named[0]]
@@ -109,6 +109,13 @@ def packed(subject: Subject, call: Call) -> Iterator[Form]:
         form = _form(subject, parameters, how, layouts, said, (name,))
         form.call.is_packed = True
         yield form
+
+
+def _is_cut(name: str, source: str) -> bool:
+    """Whether the code makes queries, keys and values of it by its shape alone, as
+    `qkv = x.reshape(...)` does."""
+    cut = rf"(?:{_QKV.pattern})\w*\s*=\s*(?:rearrange\(\s*)?{re.escape(name)}\s*[.,]"
+    return re.search(cut, source, re.IGNORECASE) is not None
 
 
 def joined(subject: Subject, call: Call) -> Iterator[Form]:

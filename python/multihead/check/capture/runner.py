@@ -50,8 +50,8 @@ class Run:
     parameters: weights.Weights = field(default_factory=weights.Weights)
     dout: Tensor | None = None
     gradients_off: bool = False
-    # Only the first position asks, as that of a class does.
-    asks_first: bool = False
+    # The one position that asks, 0 or -1, as that of a class does.
+    asks: int | None = None
     # A query is behind all keys, as the last token on a cache is.
     is_last: bool = False
     # Of such a token: the output in one pass over all of them.
@@ -224,14 +224,15 @@ class Runner:
         try:
             out, run.attention = split(outcome.value, case, query, any_width)
         except Unfit as unfit:
-            first = self._of_the_first(outcome.value, case, query)
-            if first is None:
+            asks = _position_that_asks(recorder, query, cases.query_axis(case))
+            one = self._of_one_position(outcome.value, case, query, asks)
+            if one is None:
                 found = unfit.finding
                 if self.call.style == "x" and case.layout == cases.LAYER:
                     found = unfit.of_one_sequence(case)
                 run.findings = self._located([found], made)
                 return
-            (out, run.attention), run.asks_first = first, True
+            (out, run.attention), run.asks = one, asks
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
@@ -243,7 +244,7 @@ class Runner:
         run.parameters = weights.collect(
             recorder, frames, self._roots(target), made.weights
         )
-        if case.gradients and not case.style.numpy and not run.asks_first:
+        if case.gradients and not case.style.numpy and run.asks is None:
             self._differentiate(run, weights.named(target, recorder))
 
     def _window(self, target: object, frames: Frames, case: Case) -> int | None:
@@ -271,17 +272,17 @@ class Runner:
                     return value
         return None
 
-    def _of_the_first(
-        self, returned: object, case: Case, query: Tensor
+    def _of_one_position(
+        self, returned: object, case: Case, query: Tensor, position: int
     ) -> tuple[Tensor, Tensor | None] | None:
-        """The same of code that is given one sequence and answers its first position."""
+        """The same of code that is given one sequence and answers one position of it."""
         of_layer = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
         if self.call.style != "x" or not of_layer or case.sizes.queries == 1:
             return None
         axis = cases.query_axis(case)
         one = replace(case, sizes=replace(case.sizes, queries=1, keys=case.keys))
         try:
-            return split(returned, one, query.narrow(axis, 0, 1), False)
+            return split(returned, one, query.narrow(axis, position, 1), False)
         except Unfit:
             return None
 
@@ -469,6 +470,16 @@ def _idle_dropouts(target: object, frames: Frames) -> list[str]:
         and part.p > 0
         and id(part) not in frames.dropouts
     ]
+
+
+def _position_that_asks(recorder: Recorder, query: Tensor, axis: int) -> int:
+    """The first, unless the last alone was taken out of the sequence."""
+    for position in (0, -1):
+        one = query.narrow(axis, position, 1).flatten()
+        alike = (t for t in recorder.alive if t.numel() == one.numel())
+        if any(torch.equal(t.flatten(), one) for t in alike):
+            return position
+    return 0
 
 
 def _of_weights(path: str) -> bool:

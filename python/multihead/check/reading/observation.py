@@ -204,10 +204,10 @@ def _put_sequences(seen: Observation, run: Run) -> None:
         repeated = any(tensor is given.get(r) for r in ("query", "key") if r != role)
         if role == "query" or not repeated:
             seen.tensors[role] = _heads_first(run, cases.as_sequence(tensor, run.case))
-    if run.asks_first:
+    if run.asks is not None:
         whole, axis = seen.tensors["query"], cases.query_axis(run.case)
         seen.tensors["key"] = whole
-        seen.tensors["query"] = whole.narrow(axis, 0, 1)
+        seen.tensors["query"] = whole.narrow(axis, run.asks, 1)
     if run.case.layout == cases.SEQUENCE_FIRST:
         seen.metadata["batch_first"] = "false"
 

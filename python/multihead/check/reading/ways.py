@@ -43,7 +43,8 @@ class Way:
         made = self.runner.constructed(kept[0].case)
         said = [call for call in (made, called) if call]
         said += [self.form.said] if self.form else []
-        said += ["only the first position asks"] if kept[0].asks_first else []
+        if (asks := kept[0].asks) is not None:
+            said.append(f"only the {'first' if asks == 0 else 'last'} position asks")
         parameters = kept[0].parameters
         if parameters.tensors:
             names = list(parameters.tensors)
