@@ -494,3 +494,33 @@ def test_a_constructor_without_that_of_modules_raises():
     report = multihead.check(NeverAModule)
     assert report.cause == "raises" and not report.unchecked, str(report)
     assert "super().__init__()" in str(report)
+
+
+class KeepsWhatItNeedsNot(nn.Module):
+    """`n_items` is told by nothing, and nothing comes of it."""
+
+    def __init__(self, n_items, d=48, ffn_hidden_dim=50):
+        super().__init__()
+        self.n_items = n_items
+        self.d = d
+        self.query, self.key, self.value = (nn.Linear(d, d) for _ in range(3))
+
+    def forward(self, queries, keys):
+        scores = self.query(queries) @ self.key(keys).mT
+        return scores.softmax(-1) @ self.value(keys)
+
+
+class DividesByWhatItNeeds(KeepsWhatItNeedsNot):
+    def __init__(self, n_items, d=48, ffn_hidden_dim=50):
+        nn.Module.__init__(self)
+        self.n_items = n_items
+        self.query, self.key, self.value = (nn.Linear(d, d) for _ in range(3))
+
+    def forward(self, queries, keys):
+        scores = self.query(queries) @ self.key(keys).mT / self.n_items
+        return scores.softmax(-1) @ self.value(keys)
+
+
+def test_a_guess_of_which_nothing_comes_leaves_no_doubt():
+    assert multihead.check(KeepsWhatItNeedsNot).cause == "scale_missing"
+    assert multihead.check(DividesByWhatItNeeds).cause == "argument_guessed"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Constructs a class of modules from what the names of its arguments mean."""
 
+import ast
 import contextlib
 import enum
 import inspect
 import re
+import textwrap
 from dataclasses import replace
 
 import torch
@@ -205,8 +207,26 @@ class Construction:
         made_up = [name for name in configs if self._settings[name] is None]
         # Positions that turn nothing are no guess: what they do is known.
         turning = [n for n in self.unnamed if set(words(n)) & _ROTARY]
-        turning = turning if self.is_unturned else []
-        return made_up + [name for name in self.unnamed if name not in turning]
+        known = turning if self.is_unturned else []
+        known += [name for name in self.unnamed if self._is_only_kept(name)]
+        return made_up + [name for name in self.unnamed if name not in known]
+
+    def _is_only_kept(self, name: str) -> bool:
+        """Whether the class does nothing with it but `self.name = name`, if that."""
+        target, source = self.subject.target, self.subject.source
+        if not inspect.isclass(target) or target.__bases__ != (nn.Module,):
+            return False
+        try:
+            tree = ast.parse(textwrap.dedent(source))
+        except SyntaxError:
+            return False
+        read = 0
+        for node in ast.walk(tree):
+            own = getattr(node, "id", None) or getattr(node, "attr", None)
+            if own == name and isinstance(node.ctx, ast.Load):
+                read += 1 if isinstance(node, ast.Name) else 2
+        kept = rf"^\s*self\.{re.escape(name)} = {re.escape(name)}$"
+        return read == len(re.findall(kept, source, re.MULTILINE)) <= 1
 
     def takes(self, *roles: str) -> bool:
         return not set(roles).isdisjoint(self.roles.values())
