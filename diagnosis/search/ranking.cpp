@@ -2,6 +2,7 @@
 //
 // Of explanations that fit equally, which is believed.
 #include <algorithm>
+#include <cmath>
 
 #include "diagnosis/search/search.h"
 
@@ -61,6 +62,16 @@ void forget_numbers(std::vector<Explanation>& found) {
   if (!std::ranges::all_of(found, has_number)) std::erase_if(found, has_number);
 }
 
+// In float32, that a number as 1e-9 is added cannot be told from nothing.
+void forget_small_sentinels(std::vector<Explanation>& found) {
+  const auto adds_nothing = [](const Explanation& one) {
+    return one.in_float && one.recipe.sentinel_added &&
+           std::abs(one.recipe.sentinel) < 1e-6;
+  };
+  if (!std::ranges::all_of(found, adds_nothing))
+    std::erase_if(found, adds_nothing);
+}
+
 }  // namespace
 
 std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
@@ -73,6 +84,7 @@ std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
   }
   if (first.empty()) first = std::move(rest);
   forget_numbers(first);
+  forget_small_sentinels(first);
   put_closest_first(calls, first);
   std::vector<Explanation> unique;
   for (Explanation& explanation : first) {

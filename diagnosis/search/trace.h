@@ -36,7 +36,7 @@ class Traced {
 
   at::Tensor tensor_;
   mutable at::Tensor numbers_;  // float64, contiguous; undefined: not read yet
-  mutable int64_t beyond_ = 0, finite_ = 0;   // NaN and +inf; finite numbers
+  mutable int64_t beyond_ = 0, finite_ = 0;    // NaN and +inf; finite numbers
   mutable double largest_ = 0, smallest_ = 0;  // of the others than `beyond_`
   mutable std::vector<double> sorted_;  // these, downwards; empty: not yet
 };

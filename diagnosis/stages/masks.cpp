@@ -215,9 +215,8 @@ bool has_blind_row(const Tensor& scores) {
   const std::span all(numbers.const_data_ptr<double>(), numbers.numel());
   const size_t keys = numbers.size(-1);
   for (size_t at = 0; at < all.size(); at += keys) {
-    if (std::ranges::all_of(all.subspan(at, keys), [](double score) {
-          return score == -kInfinity;
-        })) {
+    if (std::ranges::all_of(all.subspan(at, keys),
+                            [](double score) { return score == -kInfinity; })) {
       return true;
     }
   }

@@ -53,8 +53,7 @@ double largest_of_rows(const Tensor& x, const Tensor& rows, Number number) {
   double most = 0;
   for (int64_t row = 0; row < counts.numel(); ++row) {
     if (!counted[row]) continue;
-    most = std::max(
-        most, largest_of(row * width, row * width + width, number));
+    most = std::max(most, largest_of(row * width, row * width + width, number));
   }
   return most;
 }

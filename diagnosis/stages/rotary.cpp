@@ -290,8 +290,8 @@ void append_as_heads(const Tensor& tensor, const Tensor& heads, int64_t count,
 const std::vector<Tensor>& like_heads(const ObservedCall& call,
                                       const Tensor& heads) {
   const int64_t width = heads.size(3), count = heads.size(1);
-  const auto [known, is_new] = call.like_heads.try_emplace(
-      {heads.size(0), count, heads.size(2), width});
+  const auto [known, is_new] =
+      call.like_heads.try_emplace({heads.size(0), count, heads.size(2), width});
   std::vector<Tensor>& found = known->second;
   if (!is_new) return found;
   for (const Tensor& tensor : call.trace) {

@@ -202,8 +202,8 @@ bool begins_straight(const Tensor& bias, const Tensor& seen,
     for (int64_t i = 0; i < bias.size(2) && steps < kSteps; ++i) {
       for (int64_t j = 1; j < bias.size(3) && steps < kSteps; ++j) {
         if (!is_seen[0][h][i][j] || !is_seen[0][h][i][j - 1]) continue;
-        const double step = (b[0][h][i][j] - b[0][h][i][j - 1]) /
-                            (p[i][j] - p[i][j - 1]);
+        const double step =
+            (b[0][h][i][j] - b[0][h][i][j - 1]) / (p[i][j] - p[i][j - 1]);
         if (steps++ == 0) first = step;
         // Both are within `allowed` of the mean.
         if (!(std::abs(step - first) <= 2 * allowed)) return false;

@@ -286,8 +286,7 @@ size_t hash_of(const Recipe& recipe) {
   const auto add = [&](auto... values) {
     ((hash = (hash ^ (size_t)values) * 0x9e3779b97f4a7c15 + (hash >> 29)), ...);
   };
-  for (int i = 0; i < 4; ++i)
-    add(recipe.transposed[i], recipe.without_bias[i]);
+  for (int i = 0; i < 4; ++i) add(recipe.transposed[i], recipe.without_bias[i]);
   for (int i = 0; i < 3; ++i) {
     add(recipe.matrices[i], recipe.inputs[i], recipe.unprojected[i],
         recipe.roles[i], recipe.turned[i], recipe.split[i]);

@@ -85,6 +85,7 @@ class Construction:
         self._in_its_settings, self._gives_all = True, False
         self._is_causal = False
         self._choices: Choices = {}
+        self.gives_dropout = False  # to the last that was made
         self.is_unturned = False  # it was handed positions that turn nothing
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
@@ -460,6 +461,7 @@ class Construction:
         for value in arguments.values():
             if isinstance(value, Config):
                 self.blind |= dict.fromkeys(value.guessed)
+        self.gives_dropout = any(self.roles[name] == "dropout" for name in arguments)
         if outcome.error is None and _is_whole(outcome.value):
             return outcome.value, call, outcome.findings
         if outcome.error is None:
@@ -526,7 +528,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     role = role or role_of_words(name)
     if role is None and _last_word(name) in _SETTINGS:
         role = "config"
-    if isinstance(default, str) and role != "dtype":
+    makes = "Callable" in str(parameter.annotation) or _last_word(name) in _MAKERS
+    if (isinstance(default, str) and role != "dtype") or (makes and role in SIZES):
         return None
     if default is False and MASKING.fullmatch(name):
         return "masking"  # without it, a mask that is given has no use
@@ -551,6 +554,7 @@ def _last_word(name: str) -> str:
     return said[-1] if said else ""
 
 
+_MAKERS = {"cls", "class", "fn", "func", "factory"}
 _LAYERS = {"layer", "layers"}
 _ROTARY = {"rope", "rotary"}
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}

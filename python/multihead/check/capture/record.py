@@ -106,6 +106,8 @@ class Recorder(TorchDispatchMode):
         self.rounds = False
         # Whether there was a softmax, and whether inputs met in a product before it.
         self.has_softmax = self.has_scores = False
+        # What the scores are of that meet a softmax: the last two sizes of each.
+        self.softmaxes: set[tuple[int, ...]] = set()
         # Whether a triangle of zeros was made, or is kept, as for a causal mask.
         self.has_triangle = False
         self._seen: set[int] = set()
@@ -289,6 +291,8 @@ class Recorder(TorchDispatchMode):
         # A square of differences is no product of two.
         apart = name in _PRODUCTS or (met and data[0] is not data[1])
         self.has_scores |= fused or (met and apart and not self.has_softmax)
+        if name == "_softmax" and data:
+            self.softmaxes.add(tuple(data[0].shape[-2:]))
         self.has_softmax |= fused or (
             bool(data) and (of_a_number or name in _EXPONENTIALS)
         )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from ..calls.cases import Case, as_sequence
+from ..calls.cases import IMAGES, Case, as_sequence
 from ..report import Finding
 
 _OUTPUT = re.compile(r"x|y|z|h|out(put)?s?|.*_out(put)?|context|hidden\w*|result")
@@ -26,6 +26,8 @@ class Unfit(Exception):
     def of_one_sequence(self, case: Case) -> Finding:
         """The same of a module that is given one: it may pool what comes in."""
         sizes, shape = case.sizes, self.shape
+        if case.layout in IMAGES and len(shape) == 4:
+            shape = as_sequence(torch.empty(shape), case).shape
         own = (sizes.heads, sizes.head_dim, sizes.queries * sizes.heads)
         of_some = len(shape) == 3 and shape[1] not in own and shape[1] % sizes.queries
         some = "one vector" if len(shape) == 2 else f"{shape[1]} vectors"

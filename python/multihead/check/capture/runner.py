@@ -228,7 +228,7 @@ class Runner:
             one = self._of_one_position(outcome.value, case, query, asks)
             if one is None:
                 found = unfit.finding
-                if self.call.style == "x" and case.layout == cases.LAYER:
+                if self.call.style == "x" and case.layout in _OF_ONE_SEQUENCE:
                     found = unfit.of_one_sequence(case)
                 run.findings = self._located([found], made)
                 return
@@ -236,7 +236,7 @@ class Runner:
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
-        run.idle = _idle_dropouts(target, frames)
+        run.idle = _idle_dropouts(target, frames, self.subject.source)
         run.idle_dropout = next(filter(_of_weights, run.idle), "")
         run.window = self._window(target, frames, case)
         held = self.call.takes("mask") and not sliding.is_read(self.subject.source)
@@ -460,15 +460,18 @@ def _kept(target: object) -> tuple[Tensor, ...]:
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 
 
-def _idle_dropouts(target: object, frames: Frames) -> list[str]:
-    """The layers of dropout that the run left out."""
+def _idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
+    """The layers of dropout that the run left out, and of which the code does not
+    read the rate alone, `dropout_p=self.drop.p`."""
     parts = target.named_modules() if isinstance(target, nn.Module) else ()
+    read = set(re.findall(r"\.(\w+)\.p\b", source))
     return [
         path
         for path, part in parts
         if isinstance(part, nn.Dropout)
         and part.p > 0
         and id(part) not in frames.dropouts
+        and path.rpartition(".")[2] not in read
     ]
 
 
@@ -486,6 +489,7 @@ def _of_weights(path: str) -> bool:
     return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))
 
 
+_OF_ONE_SEQUENCE = (cases.LAYER, *cases.IMAGES)
 _WINDOW = re.compile(r"(sliding|local|attention|attn)_?window(_?size)?")
 
 

@@ -4,7 +4,9 @@
 import re
 from dataclasses import replace
 
+from ..calls.cases import Case
 from ..calls.construct import Construction
+from ..capture.record import Recorder
 from ..report import Finding
 from ..sandbox.guard import is_of_arguments
 from ..subject.roles import SIZES, TENSORS
@@ -86,11 +88,19 @@ def other_layers(unread: list[str]) -> Finding:
     )
 
 
-def outside(has_softmax: bool, has_scores: bool) -> Finding | None:
+def outside(seen: Recorder, case: Case) -> Finding | None:
     """What is said of attention of another kind, which nothing here can explain."""
-    if has_softmax and has_scores:
+    sizes = case.sizes
+    widths = {sizes.head_dim, sizes.embed} - {sizes.queries, case.keys, sizes.heads}
+    of_features = all(set(sides) <= widths for sides in seen.softmaxes)
+    if not seen.has_softmax:
+        lacks = "no softmax"
+    elif not seen.has_scores:
+        lacks = "no product of queries and keys"
+    elif seen.softmaxes and of_features:
+        lacks = "weights of features, not of keys"
+    else:
         return None
-    lacks = "no softmax" if not has_softmax else "no product of queries and keys"
     return Finding(
         "outside",
         f"It computes {lacks}, and no fault that is known here explains the rest: "

@@ -400,6 +400,11 @@ def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
     if run.case.layout in cases.IMAGES:
         of_image = kept.dim() == 4 and sizes.image in (kept.shape[2:], kept.shape[1:3])
         kept = cases.as_sequence(kept, run.case) if of_image else kept
+        rows = sizes.batch, sizes.embed
+        if kept.shape == (*rows, sizes.queries):
+            kept = kept.transpose(1, 2)
+        elif kept.shape == (*rows, 1, 1):  # whole channels
+            kept = kept.flatten(1).unsqueeze(1).expand(-1, sizes.queries, -1)
     shape = list(kept.shape)
     for wanted in (
         (sizes.batch, heads, sizes.queries, keys),

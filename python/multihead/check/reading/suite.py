@@ -499,7 +499,7 @@ class Cases:
         """A run in training mode, if there is dropout to be seen or asked for."""
         asked = self.call.takes("dropout")
         built = self.runner.construction
-        asked = asked or (built is not None and "dropout" in built.roles.values())
+        asked = asked or (built is not None and built.gives_dropout)
         asked = asked and not leaves_dropout(self.runner.subject)
         if not asked and not issubclass(self.runner.subject.type, nn.Module):
             return

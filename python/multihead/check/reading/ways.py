@@ -114,7 +114,7 @@ class Reading:
         numpy = self.way.base.case.style.numpy
         if numpy or seen is None or verdict.get("verdict") != "unknown":
             return None
-        return guessing.outside(seen.has_softmax, seen.has_scores)
+        return guessing.outside(seen, self.way.base.case)
 
     @property
     def _unread(self) -> dict[str, Tensor]:

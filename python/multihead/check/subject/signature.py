@@ -168,6 +168,11 @@ def read(subject: Subject) -> Call:
         if defaults.get("bias", 0) is None:
             call.roles["bias"] = "mask"
     _settle_named_masks(call)
+    # A mask of positions is of what these bring, not of keys.
+    for p in call.parameters:
+        of_positions = {"pos", "position", "positions"} & set(words(p.name))
+        if of_positions and p.default is None and call.roles[p.name] == "mask":
+            call.roles[p.name] = None
     for parameter in call.parameters if call.takes("mask") else ():
         if parameter.default is False and MASKING.fullmatch(parameter.name):
             call.roles[parameter.name] = "masking"
@@ -343,6 +348,9 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     inputs = [p.name for p in parameters if roles[p.name] == "x"]
     if len(inputs) > 1 and not {"query", "key", "context"} & set(roles.values()):
         roles |= {inputs[1]: "context", **dict.fromkeys(inputs[2:])}
+    if not {"key", "value", "context"} & set(roles.values()):
+        for name in _left_to(first, parameters, subject.source)[:1]:
+            roles[name] = "context"
     # A memory that may be left out beside a context is something else.
     others = [p for p in parameters if roles[p.name] == "context"][1:]
     roles |= {p.name: None for p in others if p.default is None}
@@ -377,6 +385,20 @@ def _settle_layers(call: Call) -> None:
             call.roles[name] = "x"
         elif parameter.default is None and normal(name) not in tables.CALL:
             call.roles[name] = None
+
+
+def _left_to(first: str, parameters: list[inspect.Parameter], source: str) -> list[str]:
+    """Those that are the first where they are left out, `m = x if m is None else m`."""
+    optional = [p.name for p in parameters if p.default is None]
+    own = re.escape(first)
+    forms = (
+        r"\b{0} = {0} if {0} is not None else {1}\b",
+        r"\b{0} = {1} if {0} is None else {0}\b",
+        r"\bif {0} is None:\s+{0} = {1}\s",
+        r"\b{0} = default\({0}, {1}\)",
+    )
+    said = {n: [f.format(re.escape(n), own) for f in forms] for n in optional}
+    return [n for n, forms in said.items() if re.search("|".join(forms), source)]
 
 
 def _settle_letters(call: Call) -> None:
