@@ -222,3 +222,33 @@ def ignores_padding(q, k, v, mask):
 
 def test_what_adds_nothing_in_float32_is_no_number():
     assert checked(ignores_padding).cause in ("mask_ignored", "padding_ignored")
+
+
+class InWindows(nn.Module):
+    """Squares of an image attend to themselves; what is left at its sides is padded."""
+
+    def __init__(self, dim, num_heads=8, ws=1):
+        assert ws != 1
+        super().__init__()
+        self.heads, self.ws = num_heads, ws
+        self.qkv, self.proj = nn.Linear(dim, dim * 3), nn.Linear(dim, dim)
+
+    def forward(self, x, size):
+        B, N, C = x.shape
+        H, W = size
+        below, beside = -H % self.ws, -W % self.ws
+        x = F.pad(x.view(B, H, W, C), (0, 0, 0, beside, 0, below))
+        rows, columns = (H + below) // self.ws, (W + beside) // self.ws
+        x = x.view(B, rows, self.ws, columns, self.ws, C).transpose(2, 3)
+        cut = self.qkv(x.reshape(-1, self.ws**2, C)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = cut.permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        out = out.reshape(B, rows, columns, self.ws, self.ws, C).transpose(2, 3)
+        out = out.reshape(B, H + below, W + beside, C)[:, :H, :W]
+        return self.proj(out.reshape(B, N, C))
+
+
+def test_an_image_that_is_one_window():
+    report = checked(InWindows)
+    assert report.passed, str(report)
+    assert "121 queries" in [case["name"] for case in report.cases]

@@ -4,6 +4,7 @@ sizes tell mistakes apart, masks say something whichever way they are read."""
 
 import inspect
 import itertools
+import math
 import re
 import types
 from collections.abc import Iterator
@@ -141,6 +142,15 @@ def as_image(sizes: Sizes, window: str = "length") -> Sizes:
     columns, length = (3, 9) if window in ("side", "square") else (5, 10)
     lengths = dict(queries=length, keys=length, columns=columns)
     return replace(sizes, **lengths, window=window, is_exact=True)
+
+
+def in_one_window(sizes: Sizes, base: Sizes) -> Sizes:
+    """`sizes` as a square that is one window, where the image of `base` is."""
+    if base.window not in ("side", "square") or base.columns == 1:
+        return sizes
+    side = math.isqrt(sizes.queries)
+    lengths = dict(queries=side * side, keys=side * side, columns=side)
+    return replace(sizes, **lengths, window=base.window, is_exact=True)
 
 
 def apart(sizes: Sizes) -> Sizes:

@@ -332,7 +332,8 @@ def merged_draw(kept: Tensor, how: Callable | None) -> Tensor:
 def _unpacked(subject: Subject, call: Call) -> dict[str, list[str]]:
     """The parameters that the code unpacks as they came, and the names of the parts."""
     roles = call.roles
-    wanted = {n for n, role in roles.items() if role in (*TENSORS, None, "mask")}
+    kinds = (*TENSORS, None, "mask", "embed_dim")  # a number is not unpacked
+    wanted = {n for n, role in roles.items() if role in kinds}
     if len(roles) == 1:
         wanted = set(roles)
     found: dict[str, list[str]] = {}

@@ -461,8 +461,8 @@ _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 
 
 def _idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
-    """The layers of dropout that the run left out, and of which the code does not
-    read the rate alone, `dropout_p=self.drop.p`."""
+    """The layers of dropout that the run left out, and of which the code does not read
+    the rate either, as `self.drop.p`."""
     parts = target.named_modules() if isinstance(target, nn.Module) else ()
     read = set(re.findall(r"\.(\w+)\.p\b", source))
     return [

@@ -395,7 +395,7 @@ def _of_its_kind(run: Run) -> Finding | None:
     if seen is None or run.case.style.numpy:
         return None
     of_shape = any(f.name == "wrong_shape" for f in run.findings)
-    return guessing.outside(seen, run.case) if of_shape else None
+    return guessing.outside(seen) if of_shape else None
 
 
 def _heads_of_file(subject: Subject) -> dict[str, int]:

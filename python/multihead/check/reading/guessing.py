@@ -88,16 +88,14 @@ def other_layers(unread: list[str]) -> Finding:
     )
 
 
-def outside(seen: Recorder, case: Case) -> Finding | None:
-    """What is said of attention of another kind, which nothing here can explain."""
-    sizes = case.sizes
-    widths = {sizes.head_dim, sizes.embed} - {sizes.queries, case.keys, sizes.heads}
-    of_features = all(set(sides) <= widths for sides in seen.softmaxes)
+def outside(seen: Recorder, case: Case | None = None) -> Finding | None:
+    """What is said of attention of another kind, which nothing here can explain. case:
+    that of the run, where its sizes are understood."""
     if not seen.has_softmax:
         lacks = "no softmax"
     elif not seen.has_scores:
         lacks = "no product of queries and keys"
-    elif seen.softmaxes and of_features:
+    elif case is not None and _is_of_features(seen, case):
         lacks = "weights of features, not of keys"
     else:
         return None
@@ -109,6 +107,12 @@ def outside(seen: Recorder, case: Case) -> Finding | None:
         "Compare it with code of its own kind.",
         kind="unchecked",
     )
+
+
+def _is_of_features(seen: Recorder, case: Case) -> bool:
+    sizes = case.sizes
+    widths = {sizes.head_dim, sizes.embed} - {sizes.queries, case.keys, sizes.heads}
+    return bool(seen.softmaxes) and all(set(s) <= widths for s in seen.softmaxes)
 
 
 def of_calls(found: list[Finding], made_up: dict[str, str]) -> list[Finding]:

@@ -129,7 +129,9 @@ class Cases:
         self._leave_dropout()
         # Longer than tiles of kernels, and than windows or buffers made by mistake.
         sizes = replace(base.sizes, batch=1, queries=130, keys=257)
-        long = replace(self.base, name="130 queries", sizes=sizes, draw=30)
+        sizes = cases.in_one_window(sizes, base.sizes)
+        name = f"{sizes.queries} queries"
+        long = replace(self.base, name=name, sizes=sizes, draw=30)
         self._run(long, seconds=_LONG_SECONDS)
         self._round(kinds)
         if kinds[:1] == ["rows"] and base.sizes.queries > 1:
@@ -544,6 +546,7 @@ class Cases:
             heads, kv_heads = min(sizes.heads, 2), 1 if sizes.kv_heads else None
             narrow = 2 if (sizes.out or sizes.embed) < sizes.embed // 2 else None
             small = Sizes(3, 4, 4, embed=8, heads=heads, kv_heads=kv_heads, out=narrow)
+            small = cases.in_one_window(small, sizes)
             name = "exercise, float32"
             self._run_with(name, dtype=torch.float32, sizes=small, draw=19)
         if "rows" in kinds:
