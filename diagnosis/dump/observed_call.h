@@ -80,9 +80,6 @@ struct StraightBias {
   bool of_keys = false;  ///< of their positions: of the distance if causal
 };
 
-/// The sum of a tensor's numbers, and that of their magnitudes, bit by bit.
-using Sums = std::array<uint64_t, 2>;
-
 struct FollowedRecipes;  // of simulate alone
 class Traced;            // of what compares a trace
 
@@ -163,9 +160,9 @@ struct ObservedCall {
   mutable std::map<std::array<int64_t, 4>, std::vector<at::Tensor>> like_heads;
   /// Turns of queries, keys and values that the trace shows, likewise.
   mutable std::array<std::optional<Turn>, 3> turns;
-  /// Heads that the trace shows no turn of, and scores that it shows no line
-  /// and no cap of: recipes share them.
-  mutable std::set<Sums> unturned, unlined, uncapped;
+  /// Fingerprints of heads that the trace shows no turn of, and of scores that
+  /// it shows no line and no cap of: recipes share them.
+  mutable std::set<uint64_t> unturned, unlined, uncapped;
   /// Of queries and keys, those that are turned by tables for other pairs, and
   /// along the heads; looked for once.
   mutable std::array<std::optional<std::optional<Turn>>, 2> mixed_turns,

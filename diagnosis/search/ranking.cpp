@@ -62,10 +62,14 @@ void forget_numbers(std::vector<Explanation>& found) {
   if (!std::ranges::all_of(found, has_number)) std::erase_if(found, has_number);
 }
 
-// In float32, that a number as 1e-9 is added cannot be told from nothing.
-void forget_small_sentinels(std::vector<Explanation>& found) {
-  const auto adds_nothing = [](const Explanation& one) {
-    return one.in_float && one.recipe.sentinel_added &&
+// A number as small as 1e-9, added in float32, cannot be told from nothing.
+void forget_small_sentinels(std::span<const ObservedCall> calls,
+                            std::vector<Explanation>& found) {
+  const bool wide = std::ranges::any_of(calls, [](const ObservedCall& call) {
+    return call.dtype == at::kDouble;
+  });
+  const auto adds_nothing = [&](const Explanation& one) {
+    return (one.in_float || !wide) && one.recipe.sentinel_added &&
            std::abs(one.recipe.sentinel) < 1e-6;
   };
   if (!std::ranges::all_of(found, adds_nothing))
@@ -84,7 +88,7 @@ std::vector<Explanation> ranked(std::span<const ObservedCall> calls,
   }
   if (first.empty()) first = std::move(rest);
   forget_numbers(first);
-  forget_small_sentinels(first);
+  forget_small_sentinels(calls, first);
   put_closest_first(calls, first);
   std::vector<Explanation> unique;
   for (Explanation& explanation : first) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Tensors of a check are tiny, so a recipe costs some 100 µs and all single
-// faults some 20 ms. Several faults are first looked for step by step, which
+// Tensors of a check are tiny, so a recipe costs some 30 µs and all single
+// faults some 10 ms. Several faults are first looked for step by step, which
 // takes a few hundred recipes for each step. Most of the thousands of pairs
 // are ruled out without being run: what stands in the trace as it should rules
 // out the faults before it; and on a call that attention itself does not

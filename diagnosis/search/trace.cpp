@@ -6,15 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
+#include <iterator>
 #include <memory>
+
+#include "diagnosis/stages/recipe.h"
 
 namespace multihead::diagnosis {
 namespace {
 
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
-bool is_beyond(double x) { return std::isnan(x) || x == kInfinite; }
+bool is_beyond(double x) { return std::isnan(x) || x == kInfinity; }
 
 }  // namespace
 
@@ -26,13 +26,13 @@ std::span<const double> Traced::numbers() const {
 void Traced::read() const {
   if (numbers_.defined()) return;
   numbers_ = tensor_.to(at::kDouble).contiguous();
-  largest_ = -kInfinite, smallest_ = kInfinite;
+  largest_ = -kInfinity, smallest_ = kInfinity;
   for (const double x : numbers()) {
     if (is_beyond(x)) {
       ++beyond_;
       continue;
     }
-    finite_ += x > -kInfinite;
+    finite_ += x > -kInfinity;
     largest_ = std::max(largest_, x);
     smallest_ = std::min(smallest_, x);
   }

@@ -5,8 +5,10 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
+#include <span>
 
 #include "diagnosis/stages/mask_shapes.h"
 #include "diagnosis/stages/simulate.h"

@@ -388,9 +388,9 @@ Tensor rotated(const ObservedCall& call, const Recipe& recipe, int role,
                const Tensor& heads) {
   if (recipe.rotary == Rotary::kShown) {
     std::optional<Turn>& turn = call.turns[role];
-    if (!turn && !call.unturned.contains(sums_of(heads))) {
+    if (!turn && !call.unturned.contains(fingerprint(heads))) {
       turn = shown_turn(call, heads);
-      if (!turn) call.unturned.insert(sums_of(heads));
+      if (!turn) call.unturned.insert(fingerprint(heads));
     }
     require(turn.has_value());
     return turned(heads, turn->cosines, turn->sines, turn->halves);

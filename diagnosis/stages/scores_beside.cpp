@@ -137,12 +137,12 @@ std::optional<double> cap_between(const Tensor& scores, const Tensor& x,
 // they were.
 Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
   const bool is_double = call.dtype == at::kDouble;
-  if (!call.cap && !call.uncapped.contains(sums_of(scores))) {
+  if (!call.cap && !call.uncapped.contains(fingerprint(scores))) {
     for (const Tensor& x : like_scores(call, scores)) {
       call.cap = cap_between(scores.detach(), x, is_double);
       if (call.cap) break;
     }
-    if (!call.cap) call.uncapped.insert(sums_of(scores));
+    if (!call.cap) call.uncapped.insert(fingerprint(scores));
   }
   if (!call.cap) call.cap = call.cap_elsewhere;
   require(call.cap || !is_double);
@@ -331,9 +331,9 @@ Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
                           const Tensor& scores, double scale) {
   if (kind == PositionBias::kShown) return with_shown_bias(call, scores, scale);
   // It is the same beside scores that a fault has changed.
-  if (!call.line && !call.unlined.contains(sums_of(scores))) {
+  if (!call.line && !call.unlined.contains(fingerprint(scores))) {
     call.line = straight_bias(call, scores);
-    if (!call.line) call.unlined.insert(sums_of(scores));
+    if (!call.line) call.unlined.insert(fingerprint(scores));
   }
   require(call.line && call.line->falls == (kind == PositionBias::kFalling));
   return scores + call.line->numbers;

@@ -25,8 +25,8 @@ struct FollowedRecipes {
   // fits, then to see what it changes, perhaps beside the one that is compared.
   std::array<std::optional<Followed>, 2> last;
   size_t oldest = 0;
-  // Most differ from another in what becomes of the scores alone: stages up to
-  // the scores, by the recipe up to them.
+  // Most recipes differ only behind the scores: what comes before, by
+  // up_to_scores() of the recipe.
   std::unordered_map<Recipe, Stages, size_t (*)(const Recipe&)> scored;
 };
 
@@ -305,7 +305,7 @@ FollowedRecipes& followed_by(const ObservedCall& call) {
   return *followed;
 }
 
-// How many calls keep for recipes to come, in numbers.
+// How many numbers a call keeps for recipes to come.
 constexpr int64_t kMostKept = 1 << 20;
 
 // What is not possible is tried again: a later recipe may have found in the
@@ -319,6 +319,7 @@ Stages scored(const ObservedCall& call, const Recipe& recipe) {
   Stages stages = follow_to_scores(call, recipe);
   int64_t numbers = 2 * stages.scores.numel();
   for (const Tensor& heads : stages.heads) numbers += heads.numel();
+  if (numbers > kMostKept) return stages;
   if (static_cast<int64_t>(known.size()) * numbers > kMostKept) known.clear();
   known.emplace(key, stages);
   return stages;

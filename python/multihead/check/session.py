@@ -266,7 +266,7 @@ class Examination:
         return best or self._best_of(others)
 
     def _best_of(self, ways: list[tuple[int, Way]]) -> Reading | None:
-        """The best reading of ways that have a fault or more: 1 says no more yet."""
+        """The best reading of ways that have one fault or more: 1 may become more."""
         best, is_only = None, len(ways) == 1
         for _ in range(min(_READ, len(ways))):
             # What one call needs, all need: others could not explain them better.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """How `check` calls what takes its sequences in an unusual form."""
 
+import inspect
 import math
 
 import pytest
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import multihead
+from multihead.check.calls import forms
+from multihead.check.subject import signature
 
 
 def checked(target, **stated):
@@ -228,11 +231,27 @@ class OfTheLastUnscaled(OfTheLast):
     scale = False
 
 
+class CutBeforeHeads(OfAClass):
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in (self.q(x)[:, -1:], self.k(x), self.v(x))
+        )
+        factor = None if self.scale else 1.0
+        out = F.scaled_dot_product_attention(q, k, v, scale=factor)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class CutBeforeHeadsUnscaled(CutBeforeHeads):
+    scale = False
+
+
 @pytest.mark.parametrize(
     "position, right, wrong",
     [
         ("first", OfAClass, OfAClassUnscaled),
         ("last", OfTheLast, OfTheLastUnscaled),
+        ("last", CutBeforeHeads, CutBeforeHeadsUnscaled),
     ],
 )
 def test_only_one_position_asks(position, right, wrong):
@@ -262,6 +281,36 @@ class CutAndUnscaled(CutOfWhatItIsGiven):
     def __init__(self, dim, num_heads=8):
         super().__init__(dim, num_heads)
         self.scale = 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "qkv = x, x, x",
+        "out = self.inner(qkv=x, mask=m)",
+        "qkv = x.matmul(w)",
+        "qkv = self.qkv(x).reshape(B, N, 3, -1)",
+    ],
+)
+def test_what_is_projected_or_handed_on_is_not_cut(text):
+    assert not forms._is_cut("x", f"    {text}\n")
+    assert forms._is_cut("x", "    qkv = rearrange(x, 'b n (k d) -> k b n d', k=3)\n")
+
+
+@pytest.mark.parametrize(
+    "text, is_left_to",
+    [
+        ("m = x if m is None else m", True),
+        ("if m is None:\n    m = x\n", True),
+        ("m = m if m is not None else x.new_ones(3)", False),
+        ("m = m if m is not None else x[0]", False),
+    ],
+)
+def test_what_is_the_first_sequence_where_it_is_left_out(text, is_left_to):
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    taken = [inspect.Parameter(n, kind, default=None) for n in ("m", "residual")]
+    text = f"{text}\n{text.replace('m', 'residual')}"
+    assert signature._left_to("x", taken, text) == ["m"] * is_left_to
 
 
 def test_one_tensor_that_is_cut_by_its_shape_alone():

@@ -461,8 +461,9 @@ class Construction:
         for value in arguments.values():
             if isinstance(value, Config):
                 self.blind |= dict.fromkeys(value.guessed)
-        self.gives_dropout = any(self.roles[name] == "dropout" for name in arguments)
         if outcome.error is None and _is_whole(outcome.value):
+            rates = (name for name in arguments if self.roles[name] == "dropout")
+            self.gives_dropout = any(rates)
             return outcome.value, call, outcome.findings
         if outcome.error is None:
             name = type(outcome.value).__name__

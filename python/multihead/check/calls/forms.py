@@ -114,8 +114,10 @@ def packed(subject: Subject, call: Call) -> Iterator[Form]:
 def _is_cut(name: str, source: str) -> bool:
     """Whether the code makes queries, keys and values of it by its shape alone, as
     `qkv = x.reshape(...)` does."""
-    cut = rf"(?:{_QKV.pattern})\w*\s*=\s*(?:rearrange\(\s*)?{re.escape(name)}\s*[.,]"
-    return re.search(cut, source, re.IGNORECASE) is not None
+    own, cuts = re.escape(name), "reshape|view|unflatten|chunk|permute"
+    cut = rf"^\s*(?:{_QKV.pattern})\w*\s*=\s*"
+    cut += rf"(?:rearrange\(\s*{own}\s*,|{own}\.(?:{cuts})\()"
+    return re.search(cut, source, re.IGNORECASE | re.MULTILINE) is not None
 
 
 def joined(subject: Subject, call: Call) -> Iterator[Form]:

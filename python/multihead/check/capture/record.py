@@ -291,11 +291,12 @@ class Recorder(TorchDispatchMode):
         # A square of differences is no product of two.
         apart = name in _PRODUCTS or (met and data[0] is not data[1])
         self.has_scores |= fused or (met and apart and not self.has_softmax)
-        if name == "_softmax" and data:
+        is_softmax = bool(data) and (of_a_number or name in _EXPONENTIALS)
+        if fused and len(data) >= 2:
+            self.softmaxes.add((data[0].shape[-2], data[1].shape[-2]))
+        elif is_softmax:
             self.softmaxes.add(tuple(data[0].shape[-2:]))
-        self.has_softmax |= fused or (
-            bool(data) and (of_a_number or name in _EXPONENTIALS)
-        )
+        self.has_softmax |= fused or is_softmax
 
     def _note_rounding(self, operands: list[Tensor], results: list[Tensor]) -> None:
         wide = any(r.dtype is torch.float64 and self.origin(r).inputs for r in results)

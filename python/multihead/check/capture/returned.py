@@ -31,13 +31,14 @@ class Unfit(Exception):
         own = (sizes.heads, sizes.head_dim, sizes.queries * sizes.heads)
         of_some = len(shape) == 3 and shape[1] not in own and shape[1] % sizes.queries
         some = "one vector" if len(shape) == 2 else f"{shape[1]} vectors"
+        few = "fewer than" if len(shape) < len(self.shape) else "however many"
         if (shape[0], shape[-1]) != (sizes.batch, sizes.embed):
             return self.finding
         if len(shape) != 2 and not of_some:
             return self.finding
         return Finding(
             "pools",
-            f"It returns {some} for each item, however many come in, as pooling does: "
+            f"It returns {some} for each item, {few} come in, as pooling does: "
             "what asks is its own, and not judged.",
             "Check the attention inside, which is handed its queries.",
             kind="unchecked",

@@ -224,15 +224,14 @@ class Runner:
         try:
             out, run.attention = split(outcome.value, case, query, any_width)
         except Unfit as unfit:
-            asks = _position_that_asks(recorder, query, cases.query_axis(case))
-            one = self._of_one_position(outcome.value, case, query, asks)
+            one = self._of_one_position(outcome.value, case, query, recorder)
             if one is None:
                 found = unfit.finding
                 if self.call.style == "x" and case.layout in _OF_ONE_SEQUENCE:
                     found = unfit.of_one_sequence(case)
                 run.findings = self._located([found], made)
                 return
-            (out, run.attention), run.asks = one, asks
+            (out, run.attention), run.asks = one
         run.out = out
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
@@ -273,16 +272,19 @@ class Runner:
         return None
 
     def _of_one_position(
-        self, returned: object, case: Case, query: Tensor, position: int
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """The same of code that is given one sequence and answers one position of it."""
+        self, returned: object, case: Case, query: Tensor, recorder: Recorder
+    ) -> tuple[tuple[Tensor, Tensor | None], int] | None:
+        """The same of code that is given one sequence and answers one position of it,
+        and which."""
         of_layer = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
         if self.call.style != "x" or not of_layer or case.sizes.queries == 1:
             return None
         axis = cases.query_axis(case)
         one = replace(case, sizes=replace(case.sizes, queries=1, keys=case.keys))
         try:
-            return split(returned, one, query.narrow(axis, position, 1), False)
+            position = _position_that_asks(recorder, query, axis)
+            asking = query.narrow(axis, position, 1)
+            return split(returned, one, asking, False), position
         except Unfit:
             return None
 
@@ -476,13 +478,23 @@ def _idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
 
 
 def _position_that_asks(recorder: Recorder, query: Tensor, axis: int) -> int:
-    """The first, unless the last alone was taken out of the sequence."""
-    for position in (0, -1):
-        one = query.narrow(axis, position, 1).flatten()
-        alike = (t for t in recorder.alive if t.numel() == one.numel())
-        if any(torch.equal(t.flatten(), one) for t in alike):
-            return position
+    """The last, if it alone was taken out of the sequence or of what became of it;
+    else the first."""
+    plain = [t for t in recorder.alive if _is_like(t, query)]
+    shape = query.shape[:2]
+    for whole in (t for t in plain if t.dim() > 2 and t.shape[:2] == shape):
+        first, last = (whole.narrow(axis, p, 1).flatten() for p in (0, -1))
+        ones = [t.flatten() for t in plain if t.numel() == first.numel()]
+        if any(torch.equal(one, first) for one in ones):
+            return 0
+        if any(torch.equal(one, last) for one in ones):
+            return -1
     return 0
+
+
+def _is_like(tensor: Tensor, other: Tensor) -> bool:
+    kinds = ("dtype", "device", "layout")
+    return all(getattr(tensor, kind) == getattr(other, kind) for kind in kinds)
 
 
 def _of_weights(path: str) -> bool:

@@ -168,7 +168,7 @@ def read(subject: Subject) -> Call:
         if defaults.get("bias", 0) is None:
             call.roles["bias"] = "mask"
     _settle_named_masks(call)
-    # A mask of positions is of what these bring, not of keys.
+    # A mask of positions masks what is added for them, not keys.
     for p in call.parameters:
         of_positions = {"pos", "position", "positions"} & set(words(p.name))
         if of_positions and p.default is None and call.roles[p.name] == "mask":
@@ -389,10 +389,12 @@ def _settle_layers(call: Call) -> None:
 
 def _left_to(first: str, parameters: list[inspect.Parameter], source: str) -> list[str]:
     """Those that are the first where they are left out, `m = x if m is None else m`."""
+    beside = {"residual", "identity", "shortcut", "skip"}
     optional = [p.name for p in parameters if p.default is None]
+    optional = [name for name in optional if not beside & set(words(name))]
     own = re.escape(first)
     forms = (
-        r"\b{0} = {0} if {0} is not None else {1}\b",
+        r"\b{0} = {0} if {0} is not None else {1}(?![\w.\[(])",
         r"\b{0} = {1} if {0} is None else {0}\b",
         r"\bif {0} is None:\s+{0} = {1}\s",
         r"\b{0} = default\({0}, {1}\)",
