@@ -439,8 +439,9 @@ constexpr FaultCode kCodes[] = {
     {"MH920", "outside",
      "Nothing is said of the code: what it should compute is another thing "
      "than softmax(q k^T / sqrt(d)) v.",
-     "The run computes no softmax, or no product of queries and keys before "
-     "it, and no known fault explains the output.",
+     "The run computes no softmax, no product of queries and keys before it, "
+     "or weights of features instead of keys, and no known fault explains the "
+     "output.",
      "Compare it with code of its own kind."},
     {"MH921", "pools",
      "Nothing is said of the code: what asks is its own, and no query comes "
