@@ -107,7 +107,8 @@ Owned unused_by_owner(const Observation& from, const ObservedCall& call) {
   return owned;
 }
 
-void read_norm(const Observation& from, const std::string& owner,
+// Whether the members can be those of a norm.
+bool read_norm(const Observation& from, const std::string& owner,
                const std::map<std::string, Tensor>& members,
                ObservedCall& call) {
   Norm norm;
@@ -119,14 +120,14 @@ void read_norm(const Observation& from, const std::string& owner,
                           tensor.size(0) == call.sizes.heads;
     if ((tensor.dim() != 1 && !of_heads) || tensor.size(-1) < 2 ||
         part.defined()) {
-      return;
+      return false;
     }
     part = tensor;
     if (norm.name.empty()) norm.name = name;
   }
   if (norm.weight.defined() && norm.bias.defined() &&
       norm.weight.sizes() != norm.bias.sizes()) {
-    return;
+    return false;
   }
   norm.eps = number_at(from, "eps:" + owner);
   const auto groups = number_at(from, "groups:" + owner);
@@ -134,15 +135,16 @@ void read_norm(const Observation& from, const std::string& owner,
     norm.groups = static_cast<int64_t>(*groups);
   }
   call.norms.push_back(norm);
+  return true;
 }
 
 void read_parameters(const Observation& from, ObservedCall& call) {
   for (const auto& [owner, members] : unused_by_owner(from, call)) {
-    read_norm(from, owner, members, call);
+    const bool is_norm = read_norm(from, owner, members, call);
     for (const auto& [name, x] : members) {
       if (x.numel() == 1 || (x.numel() == call.sizes.heads && x.dim() != 2)) {
         call.numbers[name] = x.reshape({-1, 1, 1});
-      } else if (x.dim() >= 2) {
+      } else if (x.dim() >= 2 && !is_norm) {
         call.has_tables = true;
       }
     }

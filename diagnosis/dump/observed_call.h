@@ -78,6 +78,7 @@ struct StraightBias {
   at::Tensor numbers;
   bool falls = true;     ///< with the distance
   bool of_keys = false;  ///< of their positions: of the distance if causal
+  bool sees_ahead = false;  ///< its weights are seen not to be causal
 };
 
 struct FollowedRecipes;  // of simulate alone

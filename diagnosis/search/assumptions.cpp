@@ -82,6 +82,8 @@ constexpr Assumption kScaleArgument = {
     "scale_argument", "It is called with `{}`, which asks it to scale.",
     "Make it the default: attention scales by 1 / sqrt(d).",
     "every call asks it to scale"};
+constexpr std::string_view kCausalByStep =
+    "It takes one token at a time, so that no query sees a later key.";
 constexpr std::string_view kCausalByText =
     "It is causal by itself, as its text says: \"{}\".";
 
@@ -325,8 +327,12 @@ class Assuming {
                        std::string(convention.remedy)};
     std::string_view condition = convention.condition;
     const std::string text = fact(calls_, "causal_text");
-    if (convention.name == "causal_by_itself" && !text.empty()) {
-      assumption.sentence = finding({"", kCausalByText}, text).sentence;
+    const bool is_stepwise = !fact(calls_, "stepwise").empty();
+    if (convention.name == "causal_by_itself" &&
+        (is_stepwise || !text.empty())) {
+      assumption.sentence = is_stepwise
+                                ? kCausalByStep
+                                : finding({"", kCausalByText}, text).sentence;
       condition = "";
     }
     put(std::move(assumption), condition);

@@ -209,7 +209,8 @@ class Signs {
   // Models with ALiBi scale their scores.
   bool has_line(Recipe recipe) const {
     return std::ranges::any_of(
-        std::array{PositionBias::kFalling, PositionBias::kRising},
+        std::array{PositionBias::kFalling, PositionBias::kRising,
+                   PositionBias::kLateKeys, PositionBias::kEarlyKeys},
         [&](PositionBias kind) {
           recipe.position_bias = kind;
           return is_possible(recipe);

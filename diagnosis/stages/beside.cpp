@@ -90,8 +90,10 @@ const Norm* norm_at(const ObservedCall& call, NormPlace place, int role,
 }
 
 double usual_eps(const ObservedCall& call, NormKind kind) {
-  if (call.norm_eps && kind == NormKind::kLayer) return *call.norm_eps;
-  if (kind == NormKind::kLayer || kind == NormKind::kGroup) return 1e-5;
+  const bool is_layer =
+      kind == NormKind::kLayer || kind == NormKind::kLayerFromOne;
+  if (call.norm_eps && is_layer) return *call.norm_eps;
+  if (is_layer || kind == NormKind::kGroup) return 1e-5;
   if (kind == NormKind::kByHand) return 1e-6;
   return call.dtype == at::kDouble ? 0x1p-52 : 0x1p-23;
 }
@@ -100,7 +102,8 @@ Tensor standardised(const Tensor& x, NormKind kind, double eps) {
   const Tensor mean = x.mean(-1, /*keepdim=*/true);
   const auto n = static_cast<double>(x.size(-1));
   switch (kind) {
-    case NormKind::kLayer: {
+    case NormKind::kLayer:
+    case NormKind::kLayerFromOne: {
       const Tensor centred = x - mean;
       return centred / (centred.square().mean(-1, true) + eps).sqrt();
     }
@@ -149,7 +152,8 @@ Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
   Tensor y = kind == NormKind::kGroup
                  ? standardised_by_group(x, norm->groups, eps)
                  : standardised(x, kind, eps);
-  const bool from_one = kind == NormKind::kRmsFromOne;
+  const bool from_one =
+      kind == NormKind::kRmsFromOne || kind == NormKind::kLayerFromOne;
   require(!from_one || (norm && norm->weight.defined()));
   if (norm && norm->weight.defined()) {
     y = y * (from_one ? norm->weight + 1.0 : norm->weight);

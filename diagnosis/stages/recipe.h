@@ -214,10 +214,11 @@ using FusedView = std::array<at::Tensor, 3> (*)(const at::Tensor& fused,
 enum class OutputDropout { kNone, kToo, kMergedToo, kInstead, kWithContext };
 
 /// kByHand: (x − mean) / (std + eps) with the std of a sample, as a well-known
-/// tutorial has it. kRmsFromOne: an RMS norm whose gain is 1 + weight.
+/// tutorial has it. k…FromOne: a norm whose gain is 1 + weight.
 enum class NormKind {
   kNone,
   kLayer,
+  kLayerFromOne,
   kByHand,
   kRms,
   kRmsFromOne,
@@ -300,8 +301,17 @@ enum class LearnedScale {
 enum class Sink { kNone, kLearned, kZero };
 
 /// What is added to the scores: a straight line of the distance, falling as
-/// that of ALiBi (Press et al. 2022) or rising, or what the trace shows.
-enum class PositionBias { kNone, kFalling, kRising, kShown };
+/// that of ALiBi (Press et al. 2022) or rising; one of the key's position, also
+/// ahead of the query, in favour of late keys or of early ones; or what the
+/// trace shows.
+enum class PositionBias {
+  kNone,
+  kFalling,
+  kRising,
+  kLateKeys,
+  kEarlyKeys,
+  kShown
+};
 
 /// Which projections are one matrix.
 enum class Shared { kNothing, kQueryKey, kKeyValue, kQueryValue, kAll };

@@ -257,11 +257,24 @@ std::optional<StraightBias> line_between(const ObservedCall& call,
   return std::nullopt;
 }
 
+// Whether x, in the shape of scores, are weights of which some are of keys
+// ahead of their query.
+bool weighs_ahead(const Tensor& x) {
+  const int64_t ahead = std::max<int64_t>(x.size(3) - x.size(2), 0);
+  return x.ge(0).all().item<bool>() &&
+         (x.sum(-1) - 1).abs().max().item<double>() < 1e-5 &&
+         x.triu(ahead + 1).max().item<double>() > 0;
+}
+
 // That of some tensor of the trace.
 std::optional<StraightBias> straight_bias(const ObservedCall& call,
                                           const Tensor& scores) {
-  for (const Tensor& x : like_scores(call, scores)) {
-    if (auto line = line_between(call, scores, x)) return line;
+  const std::vector<Tensor> tensors = like_scores(call, scores);
+  for (const Tensor& x : tensors) {
+    auto line = line_between(call, scores, x);
+    if (!line) continue;
+    line->sees_ahead = std::ranges::any_of(tensors, weighs_ahead);
+    return line;
   }
   return std::nullopt;
 }
@@ -335,7 +348,13 @@ Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
     call.line = straight_bias(call, scores);
     if (!call.line) call.unlined.insert(fingerprint(scores));
   }
-  require(call.line && call.line->falls == (kind == PositionBias::kFalling));
+  require(call.line.has_value());
+  const bool of_distance =
+      kind == PositionBias::kFalling || kind == PositionBias::kRising;
+  require(of_distance ? !call.line->of_keys || !call.line->sees_ahead
+                      : call.line->of_keys);
+  require(call.line->falls == (kind == PositionBias::kFalling ||
+                               kind == PositionBias::kLateKeys));
   return scores + call.line->numbers;
 }
 

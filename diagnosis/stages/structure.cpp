@@ -19,6 +19,8 @@ using at::Tensor;
 
 // ---- Norms -----------------------------------------------------------------
 
+using enum NormKind;
+
 // Norms with a shift are no RMS norms; those without parameters, only a trace
 // shows.
 Concern norm_of(const ObservedCall& call, NormKind kind,
@@ -34,8 +36,17 @@ Concern norm_of(const ObservedCall& call, NormKind kind,
   return maybe(shows_its_way(call) && kind != NormKind::kByHand);
 }
 
+// Whether a norm has gains that may be counted from 1, as all gains around 0 are.
+bool has_gains_from_one(const ObservedCall& call) {
+  return std::ranges::any_of(call.norms, [](const Norm& norm) {
+    return norm.weight.defined() && norm.weight.mean().item<double>() < 0.5;
+  });
+}
+
 template <NormKind kind>
 Concern norm_of_input(const ObservedCall& call) {
+  const bool from_one = kind == kLayerFromOne || kind == kRmsFromOne;
+  if (from_one && !has_gains_from_one(call)) return Concern::kNo;
   return norm_of(call, kind, {call.inputs[0].size(-1)});
 }
 
@@ -302,6 +313,9 @@ constexpr std::string_view kRotary =
 constexpr std::string_view kStraight =
     "A bias is added to the scores that falls with the distance in a straight "
     "line, as ALiBi. Its slopes are not judged, all else is.";
+constexpr std::string_view kOneSided =
+    "ALiBi subtracts the distance times its slopes, |i - j| where a query sees "
+    "what is ahead of it, too.";
 constexpr std::string_view kSharedRemedy =
     "nn.MultiheadAttention has a matrix for each. Where sharing was not meant, "
     "look for [layer] * 4, copy.copy, or one layer that is called for several: "
@@ -310,8 +324,6 @@ constexpr std::string_view kSharedMeant =
     "its projections are meant to share a matrix";
 constexpr std::string_view kLearnedScale =
     "The scores are scaled by a number that is learned or given.";
-
-using enum NormKind;
 
 }  // namespace
 
@@ -350,6 +362,10 @@ const std::vector<Convention> kStructure = {
      Sign::kInputs},
     {"norm_first", kNormFirst, "", norm_of_input<kRms>, norm_first<kRms>,
      Sign::kInputs},
+    {"norm_first", kNormFirst, "", norm_of_input<kLayerFromOne>,
+     norm_first<kLayerFromOne>, Sign::kInputs},
+    {"norm_first", kNormFirst, "", norm_of_input<kRmsFromOne>,
+     norm_first<kRmsFromOne>, Sign::kInputs},
     {"norm_first", kNormFirst, "", norm_of_input<kByHand>, norm_first<kByHand>,
      Sign::kInputs},
     {"norm_first",
@@ -364,6 +380,8 @@ const std::vector<Convention> kStructure = {
      norm_first<kLayer, NormedInputs::kWithItself>, Sign::kInputs},
     {"norm_of_query_first", kItsNormFirst, "", norm_of_input<kRms>,
      norm_first<kRms, NormedInputs::kWithItself>, Sign::kInputs},
+    {"norm_of_query_first", kItsNormFirst, "", norm_of_input<kLayerFromOne>,
+     norm_first<kLayerFromOne, NormedInputs::kWithItself>, Sign::kInputs},
     {"queries_among_keys",
      "The query input is among the keys and values, before the other input.",
      "", has_other_keys, keys_with<QueriesAmongKeys::kBefore>, Sign::kKeys},
@@ -470,6 +488,18 @@ const std::vector<Convention> kStructure = {
      "ALiBi subtracts the distance times its slopes.", straight_bias,
      bias<PositionBias::kRising>, Sign::kBias,
      "far keys are meant to get more weight than near ones"},
+    {"bias_of_late_keys",
+     "A bias is added to the scores that rises in a straight line with the "
+     "position of the key, also ahead of the query: late keys get more weight "
+     "than early ones.",
+     kOneSided, straight_bias, bias<PositionBias::kLateKeys>, Sign::kBias,
+     "late keys are meant to get more weight than early ones"},
+    {"bias_of_early_keys",
+     "A bias is added to the scores that falls in a straight line with the "
+     "position of the key, also ahead of the query: early keys get more weight "
+     "than late ones.",
+     kOneSided, straight_bias, bias<PositionBias::kEarlyKeys>, Sign::kBias,
+     "early keys are meant to get more weight than late ones"},
     {"position_bias",
      "A bias of its own is added to the scores, of relative positions, "
      "perhaps. The bias is not judged, all else is.",

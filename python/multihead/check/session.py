@@ -12,6 +12,7 @@ from dataclasses import replace
 from torch import nn
 
 from .calls import cases, forms, undefined
+from .calls.one_by_one import is_stepwise, one_by_one
 from .calls.construct import Construction
 from .capture import devices, weights
 from .capture.runner import Run, Runner
@@ -331,6 +332,10 @@ class Examination:
         of_shapes = [
             f for f in self.first_call.findings if _OF_SHAPES.search(f.sentence)
         ]
+        for form in () if found else one_by_one(subject, call):
+            for way in self._in_forms([form]):
+                found = True
+                yield way
         if not found and of_shapes:
             said = " ".join(f.sentence for f in of_shapes)
             with_heads = functools.partial(forms.with_cut_heads, complaints=said)
@@ -444,9 +449,12 @@ class Examination:
             # One parameter, for padding: masks of other shapes are taken by chance.
             judged = [r for r in runs.kept if "mask" not in r.arguments.masks]
             self._judge(reading, judged)
+        if is_stepwise(way.runner.subject):
+            on_cache.judge_steps(reading)
+        elif reading.is_right:
+            on_cache.judge(reading, self._judge)
         if reading.is_right:
             reading.findings += runs.overflows()
-            on_cache.judge(reading, self._judge)
         apart.judge(reading, runs, self._judge)
         return reading
 
@@ -463,6 +471,8 @@ class Examination:
             key = "additive_name" if documented.is_bias(call) else "additive_text"
             is_said = said and not reading.meaning.why
             facts |= {key: said} if is_said else {"additive_guessed": "true"}
+        if is_stepwise(reading.way.runner.subject):
+            facts["stepwise"] = "true"
         if said := documented.causal(self.subject):
             facts["causal_text"] = documented.quoted(said)
         layout, of_steps = case.layout, (cases.SEQUENCE_FIRST, *cases.OF_STEPS)

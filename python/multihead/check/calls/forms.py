@@ -68,7 +68,7 @@ def in_parts(subject: Subject, call: Call) -> Iterator[Form]:
     def how(target: object, /, **given: object) -> object:
         for name, names in parts.items():
             given[name] = tuple(given.pop(part, None) for part in names)
-        return _called(subject, target, given)
+        return called(subject, target, given)
 
     parameters = []
     for parameter in call.parameters:
@@ -78,7 +78,7 @@ def in_parts(subject: Subject, call: Call) -> Iterator[Form]:
             inspect.Parameter(name, _BY_KEYWORD, default=default) for name in names
         ]
     told = "; ".join(f"{name} = ({', '.join(p)})" for name, p in parts.items())
-    yield _form(subject, parameters, how, (), f"called with tuples: {told}")
+    yield formed(subject, parameters, how, (), f"called with tuples: {told}")
 
 
 def packed(subject: Subject, call: Call) -> Iterator[Form]:
@@ -100,13 +100,13 @@ def packed(subject: Subject, call: Call) -> Iterator[Form]:
         def how(target: object, /, join=join, **given: object) -> object:
             three = [given.pop(role) for role in TENSORS[:3]]
             given[name] = join(three, given.pop("num_heads"))
-            return _called(subject, target, given)
+            return called(subject, target, given)
 
         wanted = [*TENSORS[:3], "num_heads"]
         parameters = [inspect.Parameter(n, _BY_KEYWORD) for n in wanted]
         parameters += [p.replace(kind=_BY_KEYWORD) for p in others]
         said = f"{name} taken for queries, keys and values in one, {order}"
-        form = _form(subject, parameters, how, layouts, said, (name,))
+        form = formed(subject, parameters, how, layouts, said, (name,))
         form.call.is_packed = True
         yield form
 
@@ -140,7 +140,7 @@ def joined(subject: Subject, call: Call) -> Iterator[Form]:
             steps = torch.arange(batch + 1, dtype=torch.int32) * one
             given[name] = steps if name in ends else one
         joins = {n: given[n].flatten(0, 1) for n in inputs}  # type: ignore[attr-defined]
-        returned = _called(subject, target, {**given, **joins})
+        returned = called(subject, target, {**given, **joins})
         several = isinstance(returned, (tuple, list))
         out = returned[0] if several else returned
         return out.unflatten(0, (batch, length))
@@ -151,7 +151,7 @@ def joined(subject: Subject, call: Call) -> Iterator[Form]:
         if p.name not in (*ends, *longest)
     ]
     said = "items behind one another, (B·L, H, D)"
-    yield _form(subject, parameters, how, (cases.HEADS_LATER,), said)
+    yield formed(subject, parameters, how, (cases.HEADS_LATER,), said)
 
 
 def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
@@ -163,7 +163,7 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
 
         def how(target: object, /, place=place, **given: object) -> object:
             wide = {n: _split(t, place) if n in inputs else t for n, t in given.items()}
-            returned = _called(subject, target, wide)
+            returned = called(subject, target, wide)
             several = isinstance(returned, (tuple, list))
             parts = list(returned) if several else [returned]
             # Weights have another axis more, in an order that nothing says.
@@ -173,7 +173,7 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
         how.merge = functools.partial(_merged, place=place)  # type: ignore[attr-defined]
         parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
         said = f"tensors as {shown}, attended along L"
-        form = _form(subject, parameters, how, (cases.LAYER,), said, tuple(inputs))
+        form = formed(subject, parameters, how, (cases.LAYER,), said, tuple(inputs))
         form.batch = 4  # two by two, so that what passes between them shows
         yield form
 
@@ -196,7 +196,7 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
         if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[1] != 1:
             raise ValueError("it takes one query")
         given[asking] = query.squeeze(1) if squeezes else query
-        returned = _called(subject, target, given)
+        returned = called(subject, target, given)
         several = isinstance(returned, (tuple, list))
         parts = list(returned) if several else [returned]
         parts = [p.unsqueeze(1) if getattr(p, "ndim", 0) == 2 else p for p in parts]
@@ -207,9 +207,9 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
         for p in call.parameters
     ]
     for squeezes, shape in ((True, "(B, E)"), (False, "(B, 1, E)")):
-        called = functools.partial(how, squeezes=squeezes)
+        one = functools.partial(how, squeezes=squeezes)
         said = f"{asking} as one query for each item, {shape}"
-        form = _form(subject, parameters, called, (cases.LAYER,), said, (asking,))
+        form = formed(subject, parameters, one, (cases.LAYER,), said, (asking,))
         form.queries = 1
         yield form
 
@@ -224,11 +224,11 @@ def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
         keys = given[name]
         if isinstance(keys, Tensor):
             given[name] = keys.transpose(-2, -1)
-        return _called(subject, target, given)
+        return called(subject, target, given)
 
     parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
     layouts = (cases.HEADS, cases.SINGLE)
-    yield _form(subject, parameters, how, layouts, f"{name} transposed", (name,))
+    yield formed(subject, parameters, how, layouts, f"{name} transposed", (name,))
 
 
 def with_cut_heads(
@@ -247,7 +247,7 @@ def with_cut_heads(
             if isinstance(value, Tensor) and value.dim() == 3:
                 heads = value.unflatten(-1, (_CUT, -1))
                 given[name] = heads.transpose(1, 2) if before_length else heads
-        return _called(subject, target, given)
+        return called(subject, target, given)
 
     parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
     orders = [
@@ -258,12 +258,12 @@ def with_cut_heads(
     for before_length, layout, taken, returned in orders:
         one = functools.partial(how, before_length=before_length)
         said = f"{_CUT} heads taken as {taken} and returned as {returned}"
-        form = _form(subject, parameters, one, (layout,), said)
+        form = formed(subject, parameters, one, (layout,), said)
         form.call.bound["num_heads"] = _CUT
         yield form
 
 
-def _form(
+def formed(
     subject: Subject,
     parameters: list[inspect.Parameter],
     how: Callable,
@@ -271,6 +271,8 @@ def _form(
     said: str,
     guess: tuple[str, ...] = (),
 ) -> Form:
+    """The form of a subject that is called as `how` does, with these parameters."""
+
     def entry(**given: object) -> None:
         """Only its signature counts."""
 
@@ -279,17 +281,18 @@ def _form(
     optional = [p for p in unique.values() if p.default is not p.empty]
     entry.__wrapped__ = subject.entry  # type: ignore[attr-defined]
     entry.__signature__ = inspect.Signature([*required, *optional])  # type: ignore[attr-defined]
-    formed = replace(subject, entry=entry, how=how, findings=[])
-    return Form(formed, signature.read(formed), layouts, said, guess)
+    same = replace(subject, entry=entry, how=how, findings=[])
+    return Form(same, signature.read(same), layouts, said, guess)
 
 
-def _called(subject: Subject, target: object, given: dict[str, object]) -> object:
+def called(subject: Subject, target: object, given: dict[str, object]) -> object:
+    """What the code returns for these arguments."""
     if subject.how is not None:
         return subject.how(target, **given)
-    called = target if callable(target) else target.forward  # type: ignore[attr-defined]
+    entry = target if callable(target) else target.forward  # type: ignore[attr-defined]
     kinds = inspect.signature(subject.entry).parameters
     by_place = [n for n in given if kinds[n].kind is inspect.Parameter.POSITIONAL_ONLY]
-    return called(*(given.pop(n) for n in by_place), **given)
+    return entry(*(given.pop(n) for n in by_place), **given)
 
 
 def _of_all_heads(three: list[Tensor], heads: int, axis: int) -> Tensor:

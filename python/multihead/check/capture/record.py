@@ -108,6 +108,9 @@ class Recorder(TorchDispatchMode):
         self.has_softmax = self.has_scores = False
         # What the scores are of that meet a softmax: the last two sizes of each.
         self.softmaxes: set[tuple[int, ...]] = set()
+        # Whether it is called once for each position. What these calls compute is
+        # joined, to be traced as that of one call.
+        self.is_stepwise = False
         # Whether a triangle of zeros was made, or is kept, as for a causal mask.
         self.has_triangle = False
         self._seen: set[int] = set()
@@ -184,7 +187,8 @@ class Recorder(TorchDispatchMode):
                 direct = self.direct.get(self.root(data[-1]))
                 use = self.uses.setdefault(key, Use(tensor, direct, bool(self.pairs)))
                 use.products += 1
-                if use.products > 1 and self.pairs and behind:
+                again = use.products > 1 and not self.is_stepwise
+                if again and self.pairs and behind:
                     use.is_output_too = True
                 behind = (key,)
             elif name in _SUMS:
@@ -269,11 +273,11 @@ class Recorder(TorchDispatchMode):
             return
         fused, mask = None, kwargs.get("attn_mask")
         is_fused = name.startswith("_scaled_dot_product") and "backward" not in name
-        if is_fused and (mask is not None or self.spread is None):
+        if is_fused:
             fused = _scores_of_fused(*args[:2], kwargs.get("scale"))
-            # A bias of positions that PyTorch adds shows only here.
-            if mask is not None and fused.numel() <= LARGEST_TRACED:
-                self.trace += [fused, fused + mask]
+            # Their scale, and a bias of positions, show only here.
+            if fused.numel() <= LARGEST_TRACED:
+                self.trace += [fused] if mask is None else [fused, fused + mask]
         if self.spread is not None:
             return
         scores = fused
@@ -306,6 +310,7 @@ class Recorder(TorchDispatchMode):
         for result in results:
             if (
                 name not in _UNTRACED
+                and (name == "cat" or not self.is_stepwise)
                 and result.is_floating_point()
                 and 2 <= result.dim()
                 and result.numel() <= LARGEST_TRACED

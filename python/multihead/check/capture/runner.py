@@ -18,6 +18,7 @@ from ..calls.arguments import Arguments
 from ..calls.cases import Case, attributes
 from ..calls.construct import Construction
 from ..calls.forms import merged_draw
+from ..calls.one_by_one import is_stepwise
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject import sliding
@@ -200,6 +201,7 @@ class Runner:
         recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
         wide = case.dtype is torch.float64
         recorder.rounds = wide and self._key(case) in self._rounding
+        recorder.is_stepwise = is_stepwise(self.subject)
         frames = Frames()
         called = self._callable(target)
 
@@ -347,6 +349,14 @@ class Runner:
     def _key(self, case: Case) -> tuple:
         of_class = self.subject.kind == "class"
         return (case.sizes if of_class else None, case.dtype, case.built_causal)
+
+    @property
+    def has_no_matrices(self) -> bool:
+        """Whether what was made holds none, so that nothing is projected."""
+        made = self._instances.values()
+        return bool(made) and not any(
+            weight.dim() >= 2 for target in made for weight in held(target)
+        )
 
     def constructed(self, case: Case) -> str:
         """The call that made the instance of a case, as text; "" where none did."""

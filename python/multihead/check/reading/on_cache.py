@@ -17,6 +17,8 @@ _OF_A_TRACE = {
     "position_bias",
     "falling_bias",
     "rising_bias",
+    "bias_of_late_keys",
+    "bias_of_early_keys",
     "softcap",
 }
 _DIFFERS = Finding(
@@ -37,6 +39,15 @@ def judge(reading: Reading, judged: Judge) -> None:
     assumed = {fact["name"] for fact in reading.verdict["assumptions"]}
     if run is not None and not assumed & _OF_A_TRACE:
         judged(reading, [*reading.kept, run])
+
+
+def judge_steps(reading: Reading) -> None:
+    """Of code that is called once for each token: where only the keys that a query sees
+    are others than those up to its own, that is the fault of its cache."""
+    faults = (reading.verdict or {}).get("faults", [])
+    if faults and all(fault["stage"] == "masked scores" for fault in faults):
+        reading.verdict = None
+        reading.findings.append(_DIFFERS)
 
 
 def compare(reading: Reading) -> Run | None:

@@ -509,6 +509,7 @@ class Cases:
         run = self.runner.run(case)
         if run.refused:
             return
+        asked = asked or any(map(self._forgets, run.idle))
         if not run.recorder.draws:
             if not (asked or run.idle):
                 return
@@ -517,8 +518,13 @@ class Cases:
                 return  # dropout whose draws cannot be seen, as in a fused kernel
         if asked or run.recorder.draws:
             self.kept.append(run)
-        else:  # a configuration may have asked
+        else:
             self.runner.remarks["dropout"] = _never_drops(run.idle[0])
+
+    def _forgets(self, layer: str) -> bool:
+        """Whether the code makes this layer of dropout and never speaks of it again."""
+        named = rf"\bself\.{re.escape(layer)}\b"
+        return len(re.findall(named, self.runner.subject.source)) == 1
 
     def _leave_dropout(self) -> None:
         """A run with the dropout that a call has by itself, where that is not 0."""

@@ -188,7 +188,7 @@ def read(subject: Subject) -> Call:
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
     _settle_tensors(call, subject)
-    _settle_masks(call)
+    _settle_masks(call, subject.source)
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call)
@@ -444,14 +444,24 @@ def _settle_named_masks(call: Call) -> None:
             call.roles[name] = None if role and call.takes(role) else role
 
 
-def _settle_masks(call: Call) -> None:
-    """A mask beside a bias that is added to the scores is one for the keys."""
+# What makes (B, 1, 1, Lk) of a mask (B, Lk).
+_WIDENED = (
+    r"\b{0}\[:, None, None(, :)?\]|\b{0}\.unsqueeze\(1\)\.unsqueeze\([12]\)"
+    r"|rearrange\({0}, *['\"]\w+ \w+ -> \w+ (1|\(\)) (1|\(\)) \w+['\"]"
+)
+
+
+def _settle_masks(call: Call, source: str) -> None:
+    """A mask beside a bias that is added to the scores is one for the keys, and so is
+    one that the code makes (B, 1, 1, Lk), beside one that it leaves as it is."""
     masks = [n for n, role in call.roles.items() if role == "mask"]
-    biases = [n for n in masks if tables.is_added(n)]
-    if not biases or len(biases) == len(masks):
+    others = [n for n in masks if tables.is_added(n)] or [
+        n for n in masks if not re.search(_WIDENED.format(n), source)
+    ]
+    if not others or len(others) == len(masks):
         return
     for name in masks:
-        if name in biases:
+        if name in others:
             continue
         if call.takes("padding"):
             call.roles[name] = None
