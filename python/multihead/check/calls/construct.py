@@ -35,6 +35,7 @@ from .stand_ins import Unturned, projection
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
 _ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
+_STEPS = {"kernel", "stride"}  # 1, as of a convolution that projects
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
 # What is between 0 and 1, and no size: the decay of averages, as of batch norms.
 _SHARES = {"decay", "momentum", "slope"}
@@ -250,7 +251,18 @@ class Construction:
 
     @property
     def counts_heads(self) -> bool:
-        return self.takes("num_heads", "config", "num_kv_heads")
+        return self.takes("num_heads", "num_kv_heads") or self._configures_heads()
+
+    def _configures_heads(self) -> bool:
+        """Whether it may read a number of heads from its configuration, or hands that
+        on to others, which may."""
+        configs = [n for n, role in self.roles.items() if role == "config"]
+        text = self.subject.source
+        own = "|".join(map(re.escape, configs))
+        hands_on = re.search(rf"[(,=]\s*(self\.)?({own})\s*[,)]|\*\*", text)
+        names = dict.fromkeys(re.findall(r"(?:\.|\[[\"'])(\w+)", text))
+        counts = (_size_of(name) in ("num_heads", "num_kv_heads") for name in names)
+        return bool(configs) and (not text or bool(hands_on) or any(counts))
 
     def fitting(self, sizes: Sizes, num_kv_heads: int | None) -> Sizes:
         """`sizes` as this class can have them: constants of its file win, a class
@@ -375,7 +387,7 @@ class Construction:
             return _TYPES[kind]
         if set(words(name)) & _SHARES:
             return 0.1
-        if role == "layers":
+        if role == "layers" or said & _STEPS:
             return 1  # several would be several attentions
         counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
         return 2 if counts or self._gives_all else None

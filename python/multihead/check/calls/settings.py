@@ -24,6 +24,8 @@ _LONGEST = 300
 _LONG = 200  # characters of an argument that is shown
 _KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
 _KNOWN |= {"epsilon": 1e-5, "index": 0, "device": torch.device("cpu")}
+# What part of a head is turned by positions: all of it.
+_PARTLY = {"percentage", "percent", "pct", "fraction", "partial"}
 # How many blocks a model has, of which attention is a part of one.
 _LAYERS = re.compile(r"(n|num|numhidden|numencoder|numdecoder)?(layers?|blocks?)|depth")
 _COUNTS = {"n", "num", "number", "size", "len", "length", "max"}
@@ -141,6 +143,11 @@ def _reads_on(frame: types.FrameType) -> bool:
     return False
 
 
+def role_of(name: str) -> str | None:
+    """The role of a setting by its name."""
+    return CONSTRUCTOR.get(normal(name)) or part_of(name) or role_of_words(name)
+
+
 def value_for(name: str, sizes: Sizes) -> object:
     """What a setting of this name is; None where the name says nothing."""
     if normal(name) == "attentionmultiplier":  # Granite's scale of the scores
@@ -148,9 +155,11 @@ def value_for(name: str, sizes: Sizes) -> object:
     if normal(name) == "querypreattnscalar":  # Gemma's, before its root divides
         return sizes.head_dim
     said = set(words(name))
+    if said & {"rope", "rotary"} and said & _PARTLY:
+        return 1.0
     if "theta" in said or ("base" in said and said & {"rope", "rotary"}):
         return 10000.0
-    role = CONSTRUCTOR.get(normal(name)) or part_of(name) or role_of_words(name)
+    role = role_of(name)
     if role is None and _LAYERS.fullmatch(normal(name)):
         return 2
     return _KNOWN.get(role, sizes.value_of(role))
@@ -189,9 +198,26 @@ def _is_settings(kind: object, target: type) -> bool:
 
 
 def settings_of(kind: type, sizes: Sizes, choices: Choices | None = None) -> object:
-    """Settings of a class of the code's own: its defaults, but our sizes."""
+    """Settings of a class of the code's own: its defaults, but our sizes; where they
+    refuse that, those of attention alone."""
+    try:
+        return _made_of(kind, sizes, choices)
+    except Exception:
+        return _made_of(kind, sizes, choices, only=_OF_ATTENTION)
+
+
+_OF_ATTENTION = {"embed_dim", "num_heads", "num_kv_heads", "head_dim", "max_length"}
+
+
+def _made_of(
+    kind: type, sizes: Sizes, choices: Choices | None, only: set[str] | None = None
+) -> object:
+    """The same, which changes defaults only of these roles."""
     given = {}
     for parameter in _parameters(kind):
+        is_required = parameter.default is parameter.empty
+        if only and not is_required and role_of(parameter.name) not in only:
+            continue
         value = _of_parameter(parameter, sizes)
         value = (choices or {}).get(parameter.name) if value in (None, "") else value
         if value is not None or parameter.default is parameter.empty:
@@ -199,7 +225,7 @@ def settings_of(kind: type, sizes: Sizes, choices: Choices | None = None) -> obj
     made = kind(**given)
     own = dataclasses.is_dataclass(kind) and {f.name for f in dataclasses.fields(kind)}
     for name in _fields(made):
-        if own and name not in own:
+        if (own and name not in own) or (only and role_of(name) not in only):
             continue  # it is computed from the others
         value, old = value_for(name, sizes), getattr(made, name, None)
         if name not in given and _may_replace(name, old, value):

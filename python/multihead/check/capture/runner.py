@@ -8,7 +8,7 @@ import random
 import re
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -262,7 +262,8 @@ class Runner:
             return None if off else case.sizes.sliding_window
         slides = sliding.is_sliding(self.subject.source)
         own = [vars(target)] if isinstance(target, nn.Module) else []
-        for variables in [*own, *frames.found]:
+        settings = [vars(v) for o in own for v in o.values() if is_dataclass(v)]
+        for variables in [*own, *settings, *frames.found]:
             for name, value in variables.items():
                 if type(value) is not int or value <= 0:
                     continue

@@ -19,6 +19,7 @@ _WHOLE = {"embed", "emb", "embd", "embedding", "embeddings", "model", "hidden"}
 _WHOLE |= {"hid", "hiddens", "in", "input", "inputs", "state", "states", "inner"}
 _WHOLE |= {"latent", "token", "attn", "attention", "att", "x", "enc", "dec", "src"}
 _OUT = {"out", "output", "outputs"}
+_OF_INPUTS = {"in", "input", "inputs"}
 _LENGTH = {"len", "length", "lens", "lengths", "seq", "sequence", "seqlen", "ctx"}
 _LENGTH |= {"context", "max", "maxlen", "time", "steps", "timesteps", "window"}
 _LENGTH |= {"position", "positions", "pos", "tokens", "patches", "block", "t"}
@@ -90,7 +91,7 @@ def role_of_words(name: str) -> str | None:
         shared = have & (_KEYS | _GROUPS)
         return "num_kv_heads" if shared else "num_heads"
     if have & _GROUPS:
-        return "num_kv_heads"
+        return None if have & {"expert", "experts", "topk"} else "num_kv_heads"
     if have & _WIDER and (wide or have & _SIZE or counts):
         return "mlp_dim"
     if have & _OTHER:
@@ -100,10 +101,10 @@ def role_of_words(name: str) -> str | None:
     sized = wide or have & _SIZE or counts
     if not sized:
         return None
-    if have & _OUT and not have & {"in", "input"}:
+    if have & _OUT and not have & _OF_INPUTS:
         return "out_dim"
     if have & (_QUERY | _KEYS):
-        return "qkv_dim"
+        return "embed_dim" if have & _OF_INPUTS else "qkv_dim"
     whole = wide or have & _WHOLE or have & {"units", "nodes", "neurons"}
     return "embed_dim" if whole or said == ["size"] else None
 
