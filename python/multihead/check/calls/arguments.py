@@ -3,6 +3,7 @@
 
 import copy
 import inspect
+import re
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -172,7 +173,7 @@ def _switch(role: str | None, parameter, case: Case) -> object:
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT
     if role == "dropout":
-        if isinstance(parameter.default, nn.Dropout):
+        if isinstance(parameter.default, nn.Dropout) or _is_layer(parameter):
             return nn.Dropout(DROPOUT).train(case.training)
         if parameter.default is parameter.empty and not case.training:
             return 0.0
@@ -182,6 +183,13 @@ def _switch(role: str | None, parameter, case: Case) -> object:
             return dropout if case.training else _LEFT
         return DROPOUT if case.training else 0.0
     return given.get(role, _LEFT)
+
+
+def _is_layer(parameter: inspect.Parameter) -> bool:
+    """Whether it must be a layer, as it says."""
+    said = str(parameter.annotation)
+    required = parameter.default is parameter.empty
+    return required and re.search(r"\b(Dropout|Module|Callable)\b", said) is not None
 
 
 def _numbers(case: Case) -> Tensor:

@@ -42,7 +42,9 @@ def asks_for_gpu(subject: Subject) -> bool:
     if "cuda" not in text and not is_library(getattr(module, "__file__", None) or ""):
         with contextlib.suppress(OSError, TypeError):
             text = inspect.getsource(module)
-    return "cuda" in text and not torch.cuda.is_available()
+    constants = vars(module).values() if module else ()
+    asks = "cuda" in text or any(map(_is_cuda, constants))
+    return asks and not torch.cuda.is_available()
 
 
 def cpu_instead(asks: bool) -> contextlib.AbstractContextManager:

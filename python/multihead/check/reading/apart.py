@@ -95,8 +95,9 @@ def _output_alone(reading: Reading, runs: Cases, judged: Judge) -> None:
 
 def explained(reading: Reading, judged: Judge) -> None:
     """A fault of some calls is one, whatever becomes of the others: of those without
-    masks, of those with one sequence, or of what is both. That is for the best reading
-    alone: another may explain the others."""
+    masks, of those with one sequence, or of what is both; of those whose masks have a
+    shape that is treated wrongly. That is for the best reading alone: another may
+    explain the others."""
     whole = reading.verdict
     for others, part in _parts(reading):
         judged(reading, part)
@@ -123,6 +124,12 @@ def _parts(reading: Reading) -> Iterator[tuple[str, list[Run]]]:
         if len(part) == 1:  # one call may fit by chance
             part = [*part, *_longer(reading, part[0])]
         yield others, part
+    masked = [run for run in reading.kept if run.arguments.masks]
+    seen = (reading.verdict or {}).get("cases", [])
+    agreeing = {case["name"] for case in seen if case["agrees"]}
+    wrong = [run for run in masked if run.case.name not in agreeing]
+    if plain and 0 < len(wrong) < len(masked):
+        yield "masks of other shapes", [*plain, *wrong]
     for part in [] if plain else _blocking_nothing(reading):
         yield "masks that block", part
 

@@ -65,6 +65,8 @@ def walk(name: str, value: object, depth: int = 0) -> Iterator[Held]:
             shared = value.flags.writeable and min(value.strides) >= 0
             tensor = torch.from_numpy(value if shared else value.copy())
             yield Held(name, tensor, of_array=True)
+    elif (data := getattr(value, "__dict__", {}).get("data")) is not None:
+        yield from walk(name, data, depth)  # of a tensor of the code's own kind
     elif depth < _DEPTH:
         for key, item in _items(value):
             yield from walk(f"{prefix}{key}", item, depth + 1)
