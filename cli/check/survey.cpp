@@ -122,10 +122,14 @@ void judge(Json& target, const Json& report) {
   };
   for (const Json& fault : list_at(report, "faults"))
     if (verdict == "fault") target["faults"].push_back(fault_of(fault));
-  for (const Json& finding : list_at(report, "findings"))
-    if ((right || verdict == "unchecked") &&
-        is_own_flaw(text_at(finding, "name")))
+  // What only some calls show, as an error that masks raise, is one as well.
+  const bool is_wrong = text_at(report, "judgement") == "wrong";
+  for (const Json& finding : list_at(report, "findings")) {
+    const bool is_fault = is_own_flaw(text_at(finding, "name")) ||
+                          (is_wrong && text_at(finding, "kind") == "failure");
+    if (is_fault && (right || verdict == "unchecked"))
       target["faults"].push_back(fault_of(finding));
+  }
   if (!target["faults"].empty())
     return because("wrong", target["faults"].front());
   const Json& findings = list_at(report, "findings");
