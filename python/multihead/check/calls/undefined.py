@@ -50,7 +50,9 @@ def _undefined(first: object, names: dict[str, object]) -> list[str]:
         for code in codes:
             lost = arguments | (attributes if code.co_name != "__init__" else set())
             read = (n for n in _named(code, "LOAD_GLOBAL") if n not in lost)
-            found |= dict.fromkeys(read)
+            # A letter outside of the constructor is a size of an input, forgotten.
+            letters = code.co_name == "__init__"
+            found |= dict.fromkeys(n for n in read if letters or len(n) > 1)
     return [n for n in found if n not in names and not hasattr(builtins, n)]
 
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The verdict on a token that is computed on the keys and values of calls before."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from ..calls import arguments
 from ..capture.cached import is_told_positions
 from ..capture.runner import Run
 from ..report import Finding
@@ -44,10 +47,34 @@ def judge(reading: Reading, judged: Judge) -> None:
 def judge_steps(reading: Reading) -> None:
     """Of code that is called once for each token: where only the keys that a query sees
     are others than those up to its own, that is the fault of its cache."""
-    faults = (reading.verdict or {}).get("faults", [])
-    if faults and all(fault["stage"] == "masked scores" for fault in faults):
+    if reading.verdict is None or reading.is_right:
+        return
+    faults = reading.verdict.get("faults", [])
+    sees_others = all(fault["stage"] == "masked scores" for fault in faults)
+    if sees_others and (faults or _loses_tokens(reading)):
         reading.verdict = None
         reading.findings.append(_DIFFERS)
+
+
+def _loses_tokens(reading: Reading) -> bool:
+    """Whether some token makes no difference to one that comes later."""
+    way = reading.way
+    case = replace(way.base.case, gradients=False)
+    outputs = []
+    for changed in range(-1, case.sizes.queries - 1):
+        made = arguments.make(way.call, case)
+        if changed >= 0:
+            made.tensors["query"][:, changed] += 1.0
+        run = way.runner.run(case, given=made)
+        if run.refused:
+            return False
+        outputs.append(run.out)
+    first, *others = outputs
+    kept = [
+        (out - first)[:, position + 1 :].abs().amax(-1) > 0
+        for position, out in enumerate(others)
+    ]
+    return not all(bool(of_token.all()) for of_token in kept)
 
 
 def compare(reading: Reading) -> Run | None:
