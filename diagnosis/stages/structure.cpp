@@ -525,6 +525,8 @@ const std::vector<Convention> kStructure = {
      norm_last<kRms, Residual::kInput>, Sign::kNorm},
     {"residual_and_norm", kPostNorm, "", residual_and_norm<kByHand>,
      norm_last<kByHand, Residual::kInput>, Sign::kNorm},
+    {"residual_and_norm", kPostNorm, "", norm_by_group,
+     norm_last<kGroup, Residual::kInput>, Sign::kNorm},
     {"norm_and_residual", kNormThenSum, "", residual_and_norm<kLayer>,
      norm_last<kLayer, Residual::kAfterNorm>, Sign::kNorm},
     {"norm_and_residual", kNormThenSum, "", residual_and_norm<kRms>,

@@ -371,6 +371,9 @@ class Construction:
             made = of_class(parameter.annotation, sizes, of_one_head=is_rotary)
             if made is not None:
                 return made
+        called = rf"\bself\.{re.escape(name)}\("
+        if kind == "_empty" and role is None and re.search(called, self.subject.source):
+            return nn.Identity()
         if is_rotary:
             self.is_unturned = True
             return Unturned()

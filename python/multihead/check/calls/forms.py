@@ -341,8 +341,9 @@ def _unpacked(subject: Subject, call: Call) -> dict[str, list[str]]:
     wanted = {n for n, role in roles.items() if role in kinds}
     if len(roles) == 1:
         wanted = set(roles)
-    found: dict[str, list[str]] = {}
-    for node in ast.walk(_tree(subject.entry)):
+    tree = _tree(subject.entry)
+    found = _cut_by_numbers(tree, wanted)
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Assign) or not isinstance(
             node.targets[0], ast.Tuple
         ):
@@ -363,6 +364,23 @@ def _unpacked(subject: Subject, call: Call) -> dict[str, list[str]]:
     taken = set(roles) - set(found)
     clash = [n for names in found.values() for n in names if n in taken]
     return {} if clash else found
+
+
+def _cut_by_numbers(tree: ast.AST, wanted: set[str]) -> dict[str, list[str]]:
+    """Those that are only read by number: `q = x[0]`, `k = x[1]`, `v = x[2]`."""
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in wanted]
+    numbers: dict[str, list[int]] = {}
+    for node in ast.walk(tree):
+        is_part = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+        number = getattr(node.slice, "value", None) if is_part else None
+        if is_part and type(number) is int:
+            numbers.setdefault(node.value.id, []).append(number)
+    return {
+        name: list(TENSORS[: len(cut)])
+        for name, cut in numbers.items()
+        if sorted(cut) in ([0, 1], [0, 1, 2])
+        and len(cut) == sum(one.id == name for one in names)
+    }
 
 
 def _tree(entry: Callable) -> ast.AST:

@@ -426,9 +426,7 @@ class Runner:
                 finding = outcome.findings[0]
                 sentence = f"Its gradients cannot be computed: {finding.sentence}"
                 # Autograd raises it, in no line of the code itself.
-                # Of keys that it keeps from call to call, as for decoding.
-                kept = "backward through the graph a second time" in sentence
-                kind = "limit" if kept else finding.kind
+                kind = "limit" if _NO_FAULT.search(sentence) else finding.kind
                 finding = replace(finding, sentence=sentence, detail="", kind=kind)
                 located = self._located([finding], run.arguments)
                 self.remarks.setdefault("gradients", located[0])
@@ -470,6 +468,9 @@ def _kept(target: object) -> tuple[Tensor, ...]:
     return tuple(t for t in kept if isinstance(t, Tensor) and has_storage(t))
 
 
+# Of keys that are kept from call to call, as for decoding; and of checkpoints, for
+# which only backward() is made.
+_NO_FAULT = re.compile("backward through the graph a second time|use_reentrant=True")
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 
 

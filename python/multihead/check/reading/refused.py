@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from ..calls.cases import Sizes
 from ..report import Finding
+from ..subject.absent import ModuleOfAbsent
 from . import guessing
 from .first_call import FirstCall
 from .ways import Way
@@ -31,7 +32,8 @@ def complaints(
     is_attention: whether the first call of a way to call it is."""
     built, subject = first.runner.construction, first.subject
     guessed = [*first.call.guessed, *(built.guessed if built else ())]
-    kind = subject.type.__name__
+    # What it inherits of a package that is not there, it may well have.
+    kind = "" if issubclass(subject.type, ModuleOfAbsent) else subject.type.__name__
     found = guessing.of_no_call(first.findings, guessed, kind, subject.source)
     is_sure = not guessed and not (built and built.takes(*_WIDTHS))
     if not is_sure or not found or not OF_SHAPES.match(found[0].sentence):

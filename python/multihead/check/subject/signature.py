@@ -2,6 +2,7 @@
 """What each parameter of a call takes, read from its name, else from its place."""
 
 import ast
+import dis
 import functools
 import inspect
 import re
@@ -191,7 +192,7 @@ def read(subject: Subject) -> Call:
     _settle_masks(call, subject.source)
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
-    _guess_required(call)
+    _guess_required(call, _unread(subject))
     _note_causal(call, subject)
     call.settle_style()
     return call
@@ -475,12 +476,15 @@ def type_name(parameter: inspect.Parameter) -> str:
     return getattr(parameter.annotation, "__name__", str(parameter.annotation))
 
 
-def _guess_required(call: Call) -> None:
-    """Required arguments of unknown names: numbers are sizes, the rest a mask."""
+def _guess_required(call: Call, unread: set[str]) -> None:
+    """Required arguments of unknown names: numbers are sizes, the rest a mask; unread:
+    those that the code does nothing with."""
     sizes = [r for r in ("num_heads", "embed_dim") if not call.takes(r)]
     for parameter in call.parameters:
         name = parameter.name
         if call.roles[name] or parameter.default is not parameter.empty:
+            continue
+        if name in unread:
             continue
         if type_name(parameter) == "bool":
             call.roles[name] = "flag"
@@ -495,13 +499,31 @@ def _guess_required(call: Call) -> None:
         call.guess([name], guess)
 
 
+def _unread(subject: Subject) -> set[str]:
+    """The arguments of a function that it never reads."""
+    code = getattr(inspect.unwrap(subject.entry), "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+        return set()
+    read = {one.argval for one in dis.get_instructions(code) if "LOAD" in one.opname}
+    return set(code.co_varnames[: code.co_argcount]) - read - set(code.co_cellvars)
+
+
 def axes(subject: Subject) -> list[str]:
-    """The names that the code gives to an input's axes, where it unpacks a shape."""
-    found = _UNPACKED.search(subject.source)
+    """The names that the code gives to an input's axes, where it unpacks a shape: what
+    is called itself before its helpers."""
+    found = _UNPACKED.search(_own_text(subject)) or _UNPACKED.search(subject.source)
     if found is None:
         return []
     names = [name.strip() for name in found[1].split(",")]
     return names[: len(names) - found["more"].count(",")]
+
+
+def _own_text(subject: Subject) -> str:
+    """The text of what is called."""
+    try:
+        return inspect.getsource(inspect.unwrap(subject.entry))
+    except (OSError, TypeError):
+        return ""
 
 
 def unpacks_input(subject: Subject, call: Call) -> bool:
