@@ -76,8 +76,8 @@ struct Turn {
 /// of its distance: (B, H, Lq, Lk).
 struct StraightBias {
   at::Tensor numbers;
-  bool falls = true;     ///< with the distance
-  bool of_keys = false;  ///< of their positions: of the distance if causal
+  bool falls = true;        ///< with the distance
+  bool of_keys = false;     ///< of their positions: of the distance if causal
   bool sees_ahead = false;  ///< its weights are seen not to be causal
 };
 

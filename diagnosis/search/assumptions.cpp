@@ -97,10 +97,16 @@ constexpr Assumption kOneSequence = {
     "Project each for itself: `W_q(query)`, `W_k(key)`, `W_v(value)`.",
     "query, key and value are always one tensor"};
 
+constexpr Assumption kKeysTransposed = {
+    "keys_come_transposed",
+    "Its keys are handed transposed, (B, H, D, Lk), as they meet the queries.",
+    "Else they must be transposed here: q @ k.transpose(-2, -1).",
+    "its keys are handed transposed"};
+
 constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks,    &kPaddingBlocks, &kAddedByGuess,
-    &kSequenceFirst, &kNoOutput,      &kLayersBeside,
-    &kScaleArgument, &kEqualLengths,  &kOneSequence};
+    &kMaskBlocks,  &kPaddingBlocks, &kAddedByGuess,  &kSequenceFirst,
+    &kNoOutput,    &kLayersBeside,  &kScaleArgument, &kEqualLengths,
+    &kOneSequence, &kKeysTransposed};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -248,6 +254,7 @@ class Assuming {
       add(kAddedByGuess, has_mask, Stage::kMaskedScores);
     if (fact(calls_, "order_guessed") == "true") add(kSequenceFirst);
     if (fact(calls_, "order_inside") == "true") add(kBatchFirst);
+    if (fact(calls_, "keys_transposed") == "true") add(kKeysTransposed);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);
     if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())

@@ -408,21 +408,18 @@ class Signs {
     });
   }
 
-  // Whether `wanted` is some tensor of the trace behind the norm, which is
-  // itself a sum with `added`, if that is given.
+  // Whether `wanted` is the norm of some tensor seen: a sum with `added`, if any.
   bool is_normed(const Tensor& wanted, const Recipe& with,
                  const Tensor& added) const {
     const bool of_groups = with.output_norm == NormKind::kGroup;
     return std::ranges::any_of(call_.trace, [&](const Tensor& tensor) {
       if (tensor.numel() != wanted.numel()) return false;
-      // An image, or a sequence behind its channels, (B, E, …).
-      const bool is_image = of_groups && tensor.dim() > 2 &&
-                            tensor.size(1) == wanted.size(-1);
-      if (!is_image && tensor.size(-1) != wanted.size(-1)) return false;
-      const Tensor x =
-          (is_image ? tensor.flatten(2).transpose(1, 2) : tensor)
-              .to(at::kDouble);
-      if (of_groups && x.dim() != 3) return false;
+      Tensor x = tensor.to(at::kDouble);
+      // (B, E, …), as an image has its channels.
+      if (of_groups && x.dim() > 2 && x.size(1) == wanted.size(-1))
+        x = x.flatten(2).transpose(1, 2);
+      if (x.size(-1) != wanted.size(-1) || (of_groups && x.dim() != 3))
+        return false;
       const Tensor y =
           normalised(call_, with.output_norm, NormPlace::kOutput, 2, x);
       return is_numbers_of(y, wanted) &&

@@ -171,11 +171,10 @@ int64_t block_of(const ObservedCall& call) {
   std::map<int64_t, int> counts;
   for (const Tensor& x : call.trace) {
     const int64_t size = x.dim() < 2 ? 0 : x.size(-1);
-    const bool is_other = size == n.keys || size == n.queries ||
-                          size == n.width || size == n.value_width ||
-                          size == n.kv_heads * n.width ||
-                          size == n.kv_heads * n.value_width ||
-                          size % n.embed_dim == 0;
+    const bool is_other =
+        size == n.keys || size == n.queries || size == n.width ||
+        size == n.value_width || size == n.kv_heads * n.width ||
+        size == n.kv_heads * n.value_width || size % n.embed_dim == 0;
     if (size > 1 && !is_other) ++counts[size];
   }
   if (counts.empty()) return n.keys;

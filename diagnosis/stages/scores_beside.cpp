@@ -353,8 +353,8 @@ Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
       kind == PositionBias::kFalling || kind == PositionBias::kRising;
   require(of_distance ? !call.line->of_keys || !call.line->sees_ahead
                       : call.line->of_keys);
-  require(call.line->falls == (kind == PositionBias::kFalling ||
-                               kind == PositionBias::kLateKeys));
+  require(call.line->falls ==
+          (kind == PositionBias::kFalling || kind == PositionBias::kLateKeys));
   return scores + call.line->numbers;
 }
 

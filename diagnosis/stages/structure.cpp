@@ -36,7 +36,8 @@ Concern norm_of(const ObservedCall& call, NormKind kind,
   return maybe(shows_its_way(call) && kind != NormKind::kByHand);
 }
 
-// Whether a norm has gains that may be counted from 1, as all gains around 0 are.
+// Whether a norm has gains that may be counted from 1, as all gains around 0
+// are.
 bool has_gains_from_one(const ObservedCall& call) {
   return std::ranges::any_of(call.norms, [](const Norm& norm) {
     return norm.weight.defined() && norm.weight.mean().item<double>() < 0.5;

@@ -13,7 +13,6 @@ from torch import nn
 
 from .calls import cases, forms, undefined
 from .calls.one_by_one import is_stepwise, one_by_one
-from .calls.construct import Construction
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
@@ -37,7 +36,6 @@ from .sandbox.guard import Guard, Stop
 from .subject import documented, promised, signature, stated
 from .subject.documented import Said
 from .subject.roles import role_of_name, speaks
-from .subject.signature import Call
 from .subject.target import Subject, load, scope
 
 # Complaints that other shapes may settle.
@@ -392,7 +390,8 @@ class Examination:
             elif base is None or first_call.is_told_heads(call, base):
                 if base is not None:  # it may cut them itself
                     yield Way(runner, base)
-                layouts = first_call.heads_layouts(call, runner, base is not None)
+                is_told = base is not None or runner.has_no_matrices
+                layouts = first_call.heads_layouts(call, runner, is_told)
                 if layouts and len(signature.axes(self.subject)) == 4:
                     finder.findings = []  # of calls with too few axes
                 base = finder.find(layouts) if layouts else None
@@ -471,8 +470,8 @@ class Examination:
             key = "additive_name" if documented.is_bias(call) else "additive_text"
             is_said = said and not reading.meaning.why
             facts |= {key: said} if is_said else {"additive_guessed": "true"}
-        if is_stepwise(reading.way.runner.subject):
-            facts["stepwise"] = "true"
+        if (form := reading.way.form) and form.fact:
+            facts[form.fact] = "true"
         if said := documented.causal(self.subject):
             facts["causal_text"] = documented.quoted(said)
         layout, of_steps = case.layout, (cases.SEQUENCE_FIRST, *cases.OF_STEPS)
@@ -483,7 +482,7 @@ class Examination:
             facts |= {"order_guessed": "true"} if guessed else {}
         if not observation.known_heads(kept[0], call, self.options.num_heads):
             facts["num_heads_guessed"] = "true"
-        if scaled := _asked_to_scale(call, construction):
+        if scaled := observation.asked_to_scale(call, construction):
             facts["asked_to_scale"] = scaled
         if construction is not None:
             blind = " and ".join(f"`{name}`" for name in construction.blind)
@@ -595,12 +594,3 @@ class Examination:
     def _promises(self) -> dict[str, str]:
         """What the code says that it does, where attention leaves a choice."""
         return promised.promises(self.subject)
-
-
-def _asked_to_scale(call: Call, construction: Construction | None) -> str:
-    """The name of an argument without which it may not scale, and which was given."""
-    for name, role in call.roles.items():
-        if role in ("factor", "divisor"):
-            return name
-    roles = construction.roles if construction is not None else {}
-    return next((n for n, role in roles.items() if role == "scaling_switch"), "")

@@ -16,7 +16,7 @@ namespace multihead::diagnosis {
 namespace {
 
 // Parameters of all that may stand beside attention.
-Layer layer_beside(std::string_view name) {
+Layer layer_beside(std::string_view name, const Recipe& recipe = {}) {
   Layer layer =
       name.starts_with("fused_") ? make_fused_layer() : make_layer(kHeads);
   const int64_t width = kEmbed / kHeads;
@@ -24,7 +24,11 @@ Layer layer_beside(std::string_view name) {
     layer.tensors["q_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
     layer.tensors["k_norm.weight"] = at::rand({width}, at::kDouble) + 0.5;
   } else if (name.find("norm") != name.npos || name == "residual") {
-    layer.tensors["norm.weight"] = at::rand({kEmbed}, at::kDouble) + 0.5;
+    // Around 0, where they are counted from 1.
+    const bool from_one = recipe.input_norm == NormKind::kLayerFromOne ||
+                          recipe.input_norm == NormKind::kRmsFromOne;
+    layer.tensors["norm.weight"] =
+        at::rand({kEmbed}, at::kDouble) + (from_one ? -0.5 : 0.5);
   }
   if (name == "learned_scale" || name == "unscaled" ||
       (name.find("gain") != name.npos && name != "scale_in_gains")) {
@@ -87,7 +91,8 @@ std::vector<const Convention*> structure() {
         !recipe.softcapped && recipe.sink == Sink::kNone &&
         recipe.residual != Residual::kThenRelu &&
         recipe.residual != Residual::kNormedInput &&
-        recipe.input_norm != NormKind::kGroup) {
+        recipe.input_norm != NormKind::kGroup &&
+        recipe.output_norm != NormKind::kGroup) {
       all.push_back(&convention);
     }
   }
@@ -102,8 +107,9 @@ bool assumes(const Verdict& verdict, std::string_view name) {
 TEST(Conventions, AreNoFaults) {
   for (const Convention* convention : structure()) {
     at::manual_seed(20);
+    const Recipe recipe = with(Conventions{convention});
     const Observation o =
-        observed(layer_beside(convention->name), with(Conventions{convention}));
+        observed(layer_beside(convention->name, recipe), recipe);
     const Verdict verdict = explain(std::array{o});
     EXPECT_EQ(verdict.judgement, Judgement::kRounding)
         << convention->name << " " << convention->sentence << " "
@@ -124,7 +130,7 @@ TEST(Conventions, AFaultBesideThemIsNamed) {
     at::manual_seed(21);
     Recipe recipe = with(Conventions{convention});
     recipe.scale = faulty("scale_by_embed_dim").scale;
-    const Observation o = observed(layer_beside(name), recipe);
+    const Observation o = observed(layer_beside(name, recipe), recipe);
     EXPECT_EQ(names(explain(std::array{o})), "scale_by_embed_dim")
         << name << " " << convention->sentence;
   }

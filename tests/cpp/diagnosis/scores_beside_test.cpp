@@ -25,6 +25,14 @@ Tensor alibi(bool falls) {
   return falls ? -line : line;
 }
 
+// Likewise the position of the key, or minus it.
+Tensor of_position(bool rises) {
+  const Tensor slopes = at::linspace(0.1, 0.7, kHeads, at::kDouble);
+  const Tensor line =
+      slopes.view({1, kHeads, 1, 1}) * at::arange(kKeys, at::kDouble);
+  return (rises ? line : -line).expand({1, kHeads, kQueries, kKeys});
+}
+
 // A call of code with this recipe, which shows what it computes; `sink`: a
 // learned number for each head, or undefined.
 Observation observed(const Recipe& recipe, const Tensor& sink = {}) {
@@ -37,8 +45,12 @@ Observation observed(const Recipe& recipe, const Tensor& sink = {}) {
   if (sink.defined()) o.tensors["sinks"] = sink;
   const ObservedCall call = read_dump(o);
   call.cap = kCap;
-  const bool falls = recipe.position_bias != PositionBias::kRising;
-  call.line = {alibi(falls), falls};
+  const PositionBias kind = recipe.position_bias;
+  const bool of_keys =
+      kind == PositionBias::kLateKeys || kind == PositionBias::kEarlyKeys;
+  const bool falls = kind != PositionBias::kRising &&  //
+                     kind != PositionBias::kEarlyKeys;
+  call.line = {of_keys ? of_position(falls) : alibi(falls), falls, of_keys};
   const std::optional<Stages> stages = simulate(call, recipe);
   TORCH_CHECK(stages.has_value());
   int64_t count = 0;
@@ -152,6 +164,18 @@ TEST(ScoresBeside, OneThatRisesMustBeMeant) {
   EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
   ASSERT_EQ(verdict.conditions.size(), 1);
   EXPECT_EQ(verdict.conditions[0].name, "rising_bias");
+}
+
+// Where the trace shows weights of keys ahead of their query.
+TEST(ScoresBeside, ABiasOfKeysMustBeMeant) {
+  for (const auto& [kind, name] :
+       {std::pair(PositionBias::kLateKeys, "bias_of_late_keys"),
+        std::pair(PositionBias::kEarlyKeys, "bias_of_early_keys")}) {
+    const Verdict verdict = explain(std::array{observed(biased(kind))});
+    EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
+    ASSERT_EQ(verdict.conditions.size(), 1) << name;
+    EXPECT_EQ(verdict.conditions[0].name, name);
+  }
 }
 
 TEST(ScoresBeside, AFaultBesideABiasIsNamed) {

@@ -177,9 +177,9 @@ def test_heads_that_only_shapes_count(kind):
 @pytest.mark.parametrize("kind", [Unscaled, Tempered])
 def test_a_verdict_on_a_guessed_number_of_heads_says_so(kind):
     report = multihead.check(kind)
-    assert report.cause == ("scale_missing" if kind is Unscaled else "unknown")
-    said = report.assumptions if kind is Unscaled else report.remarks
-    assert "num_heads" in [a["name"] for a in said]
+    missing = kind is Unscaled
+    assert report.cause == ("scale_missing" if missing else "scale_of_another_number")
+    assert "num_heads" in [a["name"] for a in report.assumptions]
     assert "taken to have 8 heads" in " ".join(str(report).split())
 
 

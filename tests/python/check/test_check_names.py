@@ -226,14 +226,18 @@ def test_the_width_of_attention_is_not_that_of_the_model():
 
 
 class NeverDrops(Layers):
-    """Nobody asks for dropout by name; its layer is made, and not called."""
+    """Nobody asks for dropout by name; its layer is made, and not called, where another
+    attribute does not ask for it."""
+
+    drops = False
 
     def __init__(self, config):
         super().__init__(config.hidden_size, config.num_heads)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        return self.attend(x, x, x)
+        out = self.attend(x, x, x)
+        return self.dropout(out) if self.drops else out
 
 
 class DropsInside(NeverDrops):

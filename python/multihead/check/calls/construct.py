@@ -27,6 +27,8 @@ from .settings import (
     Config,
     choices_of,
     class_for,
+    may_count_heads,
+    reads_groups,
     settings_of,
     shown,
 )
@@ -251,18 +253,11 @@ class Construction:
 
     @property
     def counts_heads(self) -> bool:
-        return self.takes("num_heads", "num_kv_heads") or self._configures_heads()
+        counted = self.takes("num_heads", "num_kv_heads")
+        return counted or may_count_heads(self.subject.source, self._configs())
 
-    def _configures_heads(self) -> bool:
-        """Whether it may read a number of heads from its configuration, or hands that
-        on to others, which may."""
-        configs = [n for n, role in self.roles.items() if role == "config"]
-        text = self.subject.source
-        own = "|".join(map(re.escape, configs))
-        hands_on = re.search(rf"[(,=]\s*(self\.)?({own})\s*[,)]|\*\*", text)
-        names = dict.fromkeys(re.findall(r"(?:\.|\[[\"'])(\w+)", text))
-        counts = (_size_of(name) in ("num_heads", "num_kv_heads") for name in names)
-        return bool(configs) and (not text or bool(hands_on) or any(counts))
+    def _configs(self) -> list[str]:
+        return [name for name, role in self.roles.items() if role == "config"]
 
     def fitting(self, sizes: Sizes, num_kv_heads: int | None) -> Sizes:
         """`sizes` as this class can have them: constants of its file win, a class
@@ -277,23 +272,14 @@ class Construction:
             elif sizes.heads == 1 and "head_dim" in fixed:
                 sizes = replace(sizes, out=fixed["head_dim"])
         groups = num_kv_heads or (2 if sizes.heads > 2 else 1)  # fewer than heads
-        is_grouped = self.takes("num_kv_heads") or self._configures_groups()
+        text = _source(self.subject.target.__init__)
+        is_grouped = self.takes("num_kv_heads") or reads_groups(text, self._configs())
         if is_grouped and sizes.heads % groups == 0:
             sizes = replace(sizes, kv_heads=groups)
         has_width = self.takes("embed_dim", "config") or "embed_dim" in fixed
         if sizes.heads == 1 and has_width and self.takes("head_dim", "qkv_dim"):
             sizes = replace(sizes, out=max(sizes.embed // 6, 2))
         return sizes
-
-    def _configures_groups(self) -> bool:
-        """Whether it reads a number of key/value heads from its configuration."""
-        configs = [n for n, role in self.roles.items() if role == "config"]
-        if not configs:
-            return False
-        text = _source(self.subject.target.__init__)
-        owner = "|".join(map(re.escape, configs))
-        read = re.findall(rf"\b(?:{owner})(?:\.|\[[\"'])(\w+)", text)
-        return any(_size_of(name) == "num_kv_heads" for name in read)
 
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
         """The arguments by name; if not `optional`, only the required ones, and the
@@ -371,12 +357,12 @@ class Construction:
             made = of_class(parameter.annotation, sizes, of_one_head=is_rotary)
             if made is not None:
                 return made
-        called = rf"\bself\.{re.escape(name)}\("
-        if kind == "_empty" and role is None and re.search(called, self.subject.source):
-            return nn.Identity()
         if is_rotary:
             self.is_unturned = True
             return Unturned()
+        called = rf"\bself\.{re.escape(name)}\("
+        if kind == "_empty" and role is None and re.search(called, self.subject.source):
+            return nn.Identity()
         if role == "attention" or kind in ("Module", "Callable"):
             inner = self._inner(sizes) if _ATTENTION.search(name) else None
             return nn.Identity() if inner is None else inner

@@ -49,6 +49,7 @@ class Form:
     guess: tuple[str, ...] = ()
     batch: int | None = None
     queries: int | None = None
+    fact: str = ""  # what the engine is told of it
 
     def keep(self, inputs: object) -> None:
         """Has all calls take what these inputs hold beside tensors, by name."""
@@ -228,7 +229,9 @@ def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
 
     parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
     layouts = (cases.HEADS, cases.SINGLE)
-    yield formed(subject, parameters, how, layouts, f"{name} transposed", (name,))
+    form = formed(subject, parameters, how, layouts, f"{name} transposed", (name,))
+    form.fact = "keys_transposed"
+    yield form
 
 
 def with_cut_heads(

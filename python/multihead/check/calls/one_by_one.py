@@ -62,7 +62,7 @@ def one_by_one(subject: Subject, call: Call) -> Iterator[Form]:
             said = f"{sequence} one token after the other, {position} = 0, 1, …"
             form = formed(subject, parameters, one, (cases.LAYER,), said)
             one.is_stepwise = True  # type: ignore[attr-defined]
-            form.batch = batch
+            form.batch, form.fact = batch, "stepwise"
             yield form
 
 

@@ -165,6 +165,23 @@ def value_for(name: str, sizes: Sizes) -> object:
     return _KNOWN.get(role, sizes.value_of(role))
 
 
+def may_count_heads(text: str, configs: list[str]) -> bool:
+    """Whether code with these configurations may read a number of heads from one, or
+    hands one on to others, which may."""
+    own = "|".join(map(re.escape, configs))
+    hands_on = re.search(rf"[(,=]\s*(self\.)?({own})\s*[,)]|\*\*", text)
+    names = dict.fromkeys(re.findall(r"(?:\.|\[[\"'])(\w+)", text))
+    counts = (role_of(name) in ("num_heads", "num_kv_heads") for name in names)
+    return bool(configs) and (not text or bool(hands_on) or any(counts))
+
+
+def reads_groups(text: str, configs: list[str]) -> bool:
+    """Whether code reads a number of key/value heads from one of these."""
+    owner = "|".join(map(re.escape, configs))
+    read = re.findall(rf"\b(?:{owner})(?:\.|\[[\"'])(\w+)", text) if configs else ()
+    return any(role_of(name) == "num_kv_heads" for name in read)
+
+
 def class_for(
     parameter: inspect.Parameter, role: str | None, target: type
 ) -> type | None:

@@ -398,24 +398,32 @@ def unset_is_nan() -> Iterator[None]:
         torch._C._set_deterministic_algorithms(old, warn_only=warns)
 
 
-def fill_unset(target: object) -> None:
-    """Draws what a module's constructor has left unset (see unset_is_nan)."""
-    parts = list(target.modules()) if isinstance(target, nn.Module) else [target]
-    for part in parts:
-        own = {**getattr(part, "_parameters", {}), **getattr(part, "_buffers", {})}
-        for tensor in (*own.values(), *vars(part).values()):
+def fill_unset(target: object) -> list[str]:
+    """Draws what a module's constructor has left unset (see unset_is_nan). Returns the
+    names of parameters that were."""
+    parts = dict(target.named_modules() if isinstance(target, nn.Module) else ())
+    found = []
+    for path, part in (parts or {"": target}).items():
+        learned = getattr(part, "_parameters", {})
+        own = {**learned, **getattr(part, "_buffers", {}), **vars(part)}
+        for name, tensor in own.items():
             if isinstance(tensor, Tensor) and not nn.parameter.is_lazy(tensor):
-                _draw_unset(tensor)
+                if _draw_unset(tensor) and name in learned:
+                    found.append(f"{path}.{name}" if path else name)
+    return found
 
 
-def _draw_unset(tensor: Tensor) -> None:
+def _draw_unset(tensor: Tensor) -> bool:
+    """Whether something was unset."""
     if not tensor.is_floating_point() or not has_storage(tensor):
-        return
+        return False
     unset = tensor.detach().isnan()
-    if unset.any():
-        with torch.no_grad():
-            drawn = torch.randn_like(tensor) / max(tensor.shape[-1:] or (1,)) ** 0.5
-            tensor.copy_(torch.where(unset, drawn, tensor))
+    if not unset.any():
+        return False
+    with torch.no_grad():
+        drawn = torch.randn_like(tensor) / max(tensor.shape[-1:] or (1,)) ** 0.5
+        tensor.copy_(torch.where(unset, drawn, tensor))
+    return True
 
 
 def _tensors(values):

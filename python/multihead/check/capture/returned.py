@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..calls.cases import IMAGES, Case, as_sequence
 from ..report import Finding
+from .record import Recorder
 
 _OUTPUT = re.compile(r"x|y|z|h|out(put)?s?|.*_out(put)?|context|hidden\w*|result")
 
@@ -166,3 +167,23 @@ def _wrong_shape(got: Tensor, query: Tensor, keys: int) -> Unfit:
         hint,
         shape,
     )
+
+
+def position_that_asks(recorder: Recorder, query: Tensor, axis: int) -> int:
+    """The last, if it alone was taken out of the sequence or of what became of it;
+    else the first."""
+    plain = [t for t in recorder.alive if _is_like(t, query)]
+    shape = query.shape[:2]
+    for whole in (t for t in plain if t.dim() > 2 and t.shape[:2] == shape):
+        first, last = (whole.narrow(axis, p, 1).flatten() for p in (0, -1))
+        ones = [t.flatten() for t in plain if t.numel() == first.numel()]
+        if any(torch.equal(one, first) for one in ones):
+            return 0
+        if any(torch.equal(one, last) for one in ones):
+            return -1
+    return 0
+
+
+def _is_like(tensor: Tensor, other: Tensor) -> bool:
+    kinds = ("dtype", "device", "layout")
+    return all(getattr(tensor, kind) == getattr(other, kind) for kind in kinds)

@@ -36,7 +36,7 @@ from .record import (
     open_gates,
     unset_is_nan,
 )
-from .returned import Unfit, split
+from .returned import Unfit, position_that_asks, split
 
 
 @dataclass
@@ -285,7 +285,7 @@ class Runner:
         axis = cases.query_axis(case)
         one = replace(case, sizes=replace(case.sizes, queries=1, keys=case.keys))
         try:
-            position = _position_that_asks(recorder, query, axis)
+            position = position_that_asks(recorder, query, axis)
             asking = query.narrow(axis, position, 1)
             return split(returned, one, asking, False), position
         except Unfit:
@@ -376,7 +376,8 @@ class Runner:
             self._constructed[self._key(case)] = call
             if made is None:
                 return None, findings
-            fill_unset(made)
+            if unset := fill_unset(made):
+                self.remarks["unset"] = _of_unset(unset)
         else:
             original = self.subject.target
             outcome = self.guard.call(copy.deepcopy, original, _detached(original))
@@ -489,28 +490,19 @@ def _idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
     ]
 
 
-def _position_that_asks(recorder: Recorder, query: Tensor, axis: int) -> int:
-    """The last, if it alone was taken out of the sequence or of what became of it;
-    else the first."""
-    plain = [t for t in recorder.alive if _is_like(t, query)]
-    shape = query.shape[:2]
-    for whole in (t for t in plain if t.dim() > 2 and t.shape[:2] == shape):
-        first, last = (whole.narrow(axis, p, 1).flatten() for p in (0, -1))
-        ones = [t.flatten() for t in plain if t.numel() == first.numel()]
-        if any(torch.equal(one, first) for one in ones):
-            return 0
-        if any(torch.equal(one, last) for one in ones):
-            return -1
-    return 0
-
-
-def _is_like(tensor: Tensor, other: Tensor) -> bool:
-    kinds = ("dtype", "device", "layout")
-    return all(getattr(tensor, kind) == getattr(other, kind) for kind in kinds)
-
-
 def _of_weights(path: str) -> bool:
     return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))
+
+
+def _of_unset(names: list[str]) -> Finding:
+    named = " and ".join(f"`{name}`" for name in names)
+    return Finding(
+        "parameters_unset",
+        f"It never gives {named} a value: torch.empty holds what was in memory, which "
+        "may be NaN. Checked with random numbers.",
+        "Initialise it, as by nn.init.xavier_uniform_.",
+        kind="remark",
+    )
 
 
 _OF_ONE_SEQUENCE = (cases.LAYER, *cases.IMAGES)

@@ -95,9 +95,9 @@ def _output_alone(reading: Reading, runs: Cases, judged: Judge) -> None:
 
 def explained(reading: Reading, judged: Judge) -> None:
     """A fault of some calls is one, whatever becomes of the others: of those without
-    masks, of those with one sequence, or of what is both; of those whose masks have a
-    shape that is treated wrongly. That is for the best reading alone: another may
-    explain the others."""
+    masks, of those with one sequence, or of what is both; of those in evaluation mode;
+    of those whose masks have a shape that is treated wrongly. That is for the best
+    reading alone: another may explain the others."""
     whole = reading.verdict
     for others, part in _parts(reading):
         judged(reading, part)
@@ -117,7 +117,9 @@ def _parts(reading: Reading) -> Iterator[tuple[str, list[Run]]]:
     has_context = reading.way.call.style == "x and context"
     alone = [r for r in reading.kept if has_context and r.case.relation == "self"]
     both = [run for run in plain if run in alone]
-    parts = {"masks": plain, "other keys": alone, "masks and of other keys": both}
+    quiet = [run for run in reading.kept if not run.case.training]
+    parts = {"dropout": quiet, "masks": plain, "other keys": alone}
+    parts["masks and of other keys"] = both
     for others, part in parts.items():
         if not part or len(part) == len(reading.kept):
             continue

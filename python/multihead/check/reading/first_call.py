@@ -545,8 +545,7 @@ def heads_layouts(call: Call, runner: Runner, is_told: bool = False) -> tuple[st
     """The layouts of attention that is handed its heads; none for what projects, as
     most of what is told of them as it is made does."""
     constructed = runner.construction is not None and runner.construction.counts_heads
-    projects = constructed and not is_told and not runner.has_no_matrices
-    if not _asks_three(call) or call.weights or projects:
+    if not _asks_three(call) or call.weights or (constructed and not is_told):
         return ()
     return cases.BATCH_THEN_HEADS
 

@@ -36,6 +36,10 @@ _IMPOSSIBLE = re.compile(
     r"TypeError: Module\.__init__\(\) takes 1 positional argument but 4 were given|"
     r"ValueError: Fan in and fan out can not be computed"
 )
+# Kinds of attention that are not judged, as names have them.
+_OF_KINDS = {"sparse", "axial", "linear", "linformer", "performer", "nystrom", "lsh"}
+_OF_KINDS |= {"nystromformer", "reformer", "prob", "deformable", "additive", "bahdanau"}
+_OF_KINDS |= {"dilated", "longformer", "routing", "sinkhorn", "retention", "infini"}
 _UNEXPECTED = re.compile(r"TypeError: .*got an unexpected keyword argument '(\w+)'")
 _SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
 # What is wrong with code whatever it is called with.
@@ -88,10 +92,13 @@ def other_layers(unread: list[str]) -> Finding:
     )
 
 
-def outside(seen: Recorder, case: Case | None = None) -> Finding | None:
+def outside(seen: Recorder, case: Case | None = None, name: str = "") -> Finding | None:
     """What is said of attention of another kind, which nothing here can explain. case:
-    that of the run, where its sizes are understood."""
-    if not seen.has_softmax:
+    that of the run, where its sizes are understood; name: that of the code."""
+    kinds = [word for word in words(name) if word in _OF_KINDS]
+    if kinds:
+        lacks = f"{kinds[0]} attention, as its name says"
+    elif not seen.has_softmax:
         lacks = "no softmax"
     elif not seen.has_scores:
         lacks = "no product of queries and keys"

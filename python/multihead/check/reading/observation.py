@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..._library import diagnosis
 from ..calls import cases
-from ..calls.construct import DROPOUT
+from ..calls.construct import DROPOUT, Construction
 from ..capture.core import Core
 from ..capture.record import Draw
 from ..capture.runner import Run
@@ -429,3 +429,12 @@ def _kept(draw: Draw, p: float) -> Tensor:
         return draw.keep
     share = float(draw.keep.double().mean())
     return draw.keep if abs(share - (1 - p)) <= abs(share - p) else ~draw.keep
+
+
+def asked_to_scale(call: Call, construction: Construction | None) -> str:
+    """The name of an argument without which it may not scale, and which was given."""
+    for name, role in call.roles.items():
+        if role in ("factor", "divisor"):
+            return name
+    roles = construction.roles if construction is not None else {}
+    return next((n for n, role in roles.items() if role == "scaling_switch"), "")

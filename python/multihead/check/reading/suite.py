@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """All runs that follow from a first call: masks, flags, modes, sizes."""
 
+import contextlib
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -109,6 +111,7 @@ class Cases:
             self.hopeless = True
             return
         base, call = self.base, self.call
+        self._leave_mask()
         if "changes_inputs" not in self.runner.remarks:
             self._relate()
         kinds = self._masks()
@@ -141,6 +144,22 @@ class Cases:
             self.taken.add("other keys")
         elif call.style != "x":  # else there is no argument for them
             self.refused.add("other keys")
+
+    def _leave_mask(self) -> None:
+        """Where it needs a mask that may be left out, as it says."""
+        optional = self.call.takes("mask") and not self.call.insists_on("mask")
+        if not optional or self.base.mask is None:
+            return
+        run = self.runner.run(replace(self.base, mask=None))
+        if run.refused:
+            first = run.findings[0]
+            self.runner.remarks["mask_left_out"] = Finding(
+                "mask_left_out",
+                f"Its mask may be left out, and then it raises: {first.sentence}",
+                "Block scores only where there is a mask: `if mask is not None:`.",
+                first.detail,
+                kind="remark",
+            )
 
     def masks_passed_over(self) -> Finding | None:
         """Where the code asks how many axes a mask has, and refuses masks of the
@@ -318,6 +337,8 @@ class Cases:
         for case in masked:
             if case.mask == "keys of each item" and "rows" in taken:
                 continue  # of two axes, these were queries and keys
+            if case.mask == "items last" and "rows of each item" in taken:
+                continue  # of three, the first was the items
             is_first = case.mask in cases.OF_ROWS and not set(taken) & {*cases.OF_ROWS}
             case = replace(case, mask_dtype=dtype, gradients=is_first)
             run = self._run(case)
@@ -523,8 +544,14 @@ class Cases:
 
     def _forgets(self, layer: str) -> bool:
         """Whether the code makes this layer of dropout and never speaks of it again."""
-        named = rf"\bself\.{re.escape(layer)}\b"
-        return len(re.findall(named, self.runner.subject.source)) == 1
+        named = re.compile(rf"\bself\.{re.escape(layer)}\b(?!\s*=[^=])")
+        texts = [self.runner.subject.source]
+        for kind in inspect.getmro(self.runner.subject.type):
+            if kind is nn.Module:
+                break
+            with contextlib.suppress(OSError, TypeError):
+                texts.append(inspect.getsource(kind))
+        return not any(map(named.search, texts))
 
     def _leave_dropout(self) -> None:
         """A run with the dropout that a call has by itself, where that is not 0."""

@@ -114,7 +114,10 @@ class Reading:
         numpy = self.way.base.case.style.numpy
         if numpy or seen is None or verdict.get("verdict") != "unknown":
             return None
-        return guessing.outside(seen, self.way.base.case)
+        subject = self.way.runner.subject
+        owner = subject.target if subject.kind == "function" else subject.type
+        name = getattr(owner, "__name__", "")
+        return guessing.outside(seen, self.way.base.case, name)
 
     @property
     def _unread(self) -> dict[str, Tensor]:

@@ -485,6 +485,7 @@ def _guess_required(call: Call, unread: set[str]) -> None:
         if call.roles[name] or parameter.default is not parameter.empty:
             continue
         if name in unread:
+            call.guesses.append(f"{name}, which it never reads, is None")
             continue
         if type_name(parameter) == "bool":
             call.roles[name] = "flag"

@@ -350,7 +350,6 @@ WRONG = [
         last_key_dropped: unknown at heads, scores, masked scores, weights
         ValuesRectified: unknown at projections, heads""",
     ),
-    *attempts("capped", "LaterKeysFavoured: unknown at scores, masked scores, weights"),
 ]
 
 MISBEHAVING = [

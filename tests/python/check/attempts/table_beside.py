@@ -45,7 +45,6 @@ RIGHT = [
         EachHeadDropsItsResult
         DropsResultsAndOutput
         DropsWeightsAndResults
-        NeverDropsAsConfigured
         ReturnsKeysAndValues
         dot_attention
         cached
@@ -63,6 +62,7 @@ RIGHT = [
         AlibiFused
         AlibiOfTokens
         AlibiRises
+        LaterKeysFavoured
         DistancePenalty
         AlibiOfSomeHeads
         AlibiClipped
@@ -126,6 +126,7 @@ WRONG = [
     *attempts(
         "places",
         """DropsResultsAndSeesTheNext: causal_one_too_far
+        NeverDropsAsConfigured: dropout_missing
         DropsResultsAndAlwaysTheOutput: dropout_left_on
         dot_product_attention: scale_missing
         cached_from_the_first: causal_top_left

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: MIT
+"""What code of small public repositories showed, each as a program of its own: ways to
+be called, and faults, that textbooks do not have."""
+
+import math
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attempts.steps import Attention
+from torch import nn
+
+import multihead
+
+
+def faults(report) -> list[str]:
+    return [fault["name"] for fault in (report.verdict or {}).get("faults", [])]
+
+
+def conditions(report) -> list[str]:
+    return [condition["name"] for condition in report.conditions]
+
+
+# ---- Dropout -------------------------------------------------------------------------
+
+
+@dataclass
+class Settings:
+    n_embd: int = 48
+    n_head: int = 6
+    dropout: float = 0.1
+
+
+class Forgets(nn.Module):
+    """A layer of dropout is made, by a configuration's rate, and never called."""
+
+    def __init__(self, config: Settings):
+        super().__init__()
+        self.heads = config.n_head
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.out = nn.Linear(config.n_embd, config.n_embd)
+        self.attn_dropout = nn.Dropout(config.dropout)
+
+    def weigh(self, scores):
+        return scores.softmax(-1)
+
+    def forward(self, x):
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.qkv(x).chunk(3, -1)
+        )
+        weights = self.weigh(q @ k.mT / math.sqrt(q.shape[-1]))
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class LeavesItToASetting(Forgets):
+    """It speaks of the layer again, where nobody asks for it."""
+
+    applies = False
+
+    def weigh(self, scores):
+        weights = scores.softmax(-1)
+        return self.attn_dropout(weights) if self.applies else weights
+
+
+def test_a_layer_of_dropout_that_is_never_called():
+    assert faults(multihead.check(Forgets)) == ["dropout_missing"]
+    report = multihead.check(LeavesItToASetting)
+    assert report.judgement == "right"
+    assert "dropout_unused" in [remark["name"] for remark in report.remarks]
+
+
+# ---- Settings ------------------------------------------------------------------------
+
+
+@dataclass
+class Strict:
+    """Settings that refuse some of those that a check would make up."""
+
+    n_embd: int = 768
+    n_head: int = 12
+    n_expert: int = 0
+    n_expert_groups: int | None = None
+    n_topk_groups: int | None = None
+
+    def __post_init__(self):
+        groups = self.n_expert_groups, self.n_topk_groups
+        assert self.n_expert or groups == (None, None)
+
+
+class OfStrictSettings(LeavesItToASetting):
+    def __init__(self, config: Strict, block_idx: int):
+        nn.Module.__init__(self)
+        self.heads = config.n_head
+        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.out = nn.Linear(config.n_embd, config.n_embd)
+        self.is_causal = [False, True][block_idx]
+
+
+@dataclass
+class OfChannels:
+    in_channels: int
+
+
+class OneHead(nn.Module):
+    """Its configuration has no heads, so it has one."""
+
+    def __init__(self, config: OfChannels):
+        super().__init__()
+        self.q, self.k, self.v, self.proj_out = (
+            nn.Conv2d(config.in_channels, config.in_channels, 1) for _ in range(4)
+        )
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        q, k, v = (f(x).flatten(2).mT[:, None] for f in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v)
+        return x + self.proj_out(y[:, 0].mT.reshape(b, c, h, w))
+
+
+def test_settings_of_the_codes_own():
+    assert multihead.check(OfStrictSettings).judgement == "right"
+    report = multihead.check(OneHead)
+    assert conditions(report) == ["residual_inside"], str(report)
+
+
+class OfTwoInputs(nn.Module):
+    """d_in_kv is how wide the other input is, and no head's width."""
+
+    def __init__(self, d_in_q: int, d_in_kv: int, d_out: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q, self.kv = nn.Linear(d_in_q, d_out), nn.Linear(d_in_kv, 2 * d_out)
+        self.proj = nn.Linear(d_out, d_out)
+
+    def forward(self, x_q, x_kv):
+        q, k, v = (
+            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for t in (self.q(x_q), *self.kv(x_kv).chunk(2, -1))
+        )
+        y = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+class WithAFeedForward(nn.Module):
+    """A layer of the caller's, of no known name, and an argument without use."""
+
+    def __init__(self, d, h, rff):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(d, h, batch_first=True)
+        self.rff = rff
+
+    def forward(self, x, t):
+        return self.rff(self.attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("module", [OfTwoInputs, WithAFeedForward])
+def test_arguments(module):
+    report = multihead.check(module)
+    assert report.judgement == "right", str(report)
+
+
+class CutByNumbers(Attention):
+    def forward(self, inputs):
+        q = self.split(self.W_q(inputs[0]))
+        k = self.split(self.W_k(inputs[1]))
+        v = self.split(self.W_v(inputs[2]))
+        return self.join((q @ k.mT / math.sqrt(self.d_k)).softmax(-1) @ v)
+
+
+class CutByNumbersUnscaled(CutByNumbers):
+    def forward(self, inputs):
+        q = self.split(self.W_q(inputs[0]))
+        k = self.split(self.W_k(inputs[1]))
+        v = self.split(self.W_v(inputs[2]))
+        return self.join((q @ k.mT).softmax(-1) @ v)
+
+
+def test_a_list_of_inputs_that_is_cut_by_numbers():
+    assert multihead.check(CutByNumbers).judgement == "right"
+    assert faults(multihead.check(CutByNumbersUnscaled)) == ["scale_missing"]
+
+
+def dropped(q, k, v, dropout: nn.Dropout):
+    return dropout((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)) @ v
+
+
+def test_a_layer_of_dropout_that_is_required():
+    assert multihead.check(dropped).judgement == "right"
+
+
+# ---- Heads that are handed -----------------------------------------------------------
+
+
+class Slopes(nn.Module):
+    """Attention to heads, by a bias that is not symmetric and meets no causal mask."""
+
+    sign = 1.0
+
+    def __init__(self, t_heads: int):
+        super().__init__()
+        self.register_buffer("slopes", 0.5 ** torch.arange(1, t_heads + 1))
+
+    def forward(self, query, key, value, attn_mask=None):
+        scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
+        places = [torch.arange(t.size(-2)) for t in (query, key)]
+        distance = places[0][:, None] - places[1]
+        scores = scores + self.sign * distance * self.slopes[:, None, None]
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask == 0, float("-inf"))
+        return scores.softmax(-1) @ value
+
+
+class OtherSlopes(Slopes):
+    sign = -1.0
+
+
+def test_a_bias_of_keys_also_ahead_of_the_query():
+    for module, name in ((Slopes, "early"), (OtherSlopes, "late")):
+        report = multihead.check(module, mask="keep")
+        assert conditions(report) == [f"bias_of_{name}_keys"], str(report)
+
+
+# ---- Norms ---------------------------------------------------------------------------
+
+
+class FromOne(nn.Module):
+    """A layer norm whose gain is counted from 1."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.ln = nn.LayerNorm(dim, elementwise_affine=False)
+        self.gamma = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x):
+        return self.ln(x) * (self.gamma + 1)
+
+
+class NormedFromOne(Attention):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.norm = FromOne(d_model)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x))
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class NormsTheSumByGroups(Attention):
+    """An image, whose residual connection is inside, before a group norm."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.norm = nn.GroupNorm(2, d_model)
+
+    def forward(self, image):
+        b, c, h, w = image.shape
+        q, k, v = self.qkv(image.flatten(2).mT)
+        out = self.join(self.scores(q, k).softmax(-1) @ v)
+        return self.norm(out.mT.reshape(b, c, h, w) + image)
+
+
+@pytest.mark.parametrize("module", [NormedFromOne, NormsTheSumByGroups])
+def test_norms(module):
+    report = multihead.check(module)
+    assert report.judgement == "right", str(report)
+
+
+class FusedWithGains(nn.Module):
+    """The gains of the norms of its heads hold the scale, which PyTorch's fused
+    attention is told to leave out; each of its masks has a shape of its own."""
+
+    def __init__(self, dim, heads=8):
+        super().__init__()
+        self.heads = heads
+        self.q_gain = nn.Parameter(torch.ones(heads, 1, dim // heads))
+        self.k_gain = nn.Parameter(torch.ones(heads, 1, dim // heads))
+        self.to_qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.to_out = nn.Linear(dim, dim)
+
+    def forward(self, x, mask=None, attn_mask=None):
+        """mask: True = a token. attn_mask: True = may attend."""
+        q, k, v = (
+            t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for t in self.to_qkv(x).chunk(3, -1)
+        )
+        root = q.shape[-1] ** 0.5
+        q = F.normalize(q, dim=-1) * root * self.q_gain
+        k = F.normalize(k, dim=-1) * root * self.k_gain
+        if mask is not None:
+            mask = mask[:, None, None, :]
+            attn_mask = mask if attn_mask is None else mask & attn_mask
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=1.0)
+        return self.to_out(y.transpose(1, 2).flatten(2))
+
+
+def test_a_scale_in_gains_of_fused_attention_and_masks_beside_masks():
+    report = multihead.check(FusedWithGains)
+    assert "scale_in_gains" in conditions(report) and not faults(report), str(report)
+    taken = {case["name"] for case in report.verdict["cases"]}
+    assert {"mask (Lq, Lk)", "padding"} <= taken
+
+
+# ---- Masks ---------------------------------------------------------------------------
+
+
+class AddsSmallMasks(Attention):
+    """Masks (Lq, Lk) are added as 0 and 1; others block."""
+
+    def forward(self, x, attn_mask=None):
+        """attn_mask: True = may attend"""
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k)
+        if attn_mask is not None and attn_mask.dim() == 4:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask.to(scores.dtype)
+        return self.join(scores.softmax(-1) @ v)
+
+
+def test_masks_of_one_shape_that_are_added_as_numbers():
+    report = multihead.check(AddsSmallMasks)
+    assert faults(report) == ["mask_added"], str(report)
+    assert "masks of other shapes" in str(report)
+
+
+# ---- Files ---------------------------------------------------------------------------
+
+NUMPY = """
+    import numpy as np
+
+    class Parameter:
+        def __init__(self, data):
+            self.data, self.grad = data, None
+
+    class Linear:
+        def __init__(self, into, out):
+            self.W = Parameter(np.random.randn(into, out) / np.sqrt(into))
+            self.b = Parameter(np.zeros((out,)))
+
+        def __call__(self, x):
+            return x @ self.W.data + self.b.data
+
+    class MultiHeadAttention:
+        def __init__(self, d_model, num_heads):
+            self.num_heads, self.head_dim = num_heads, d_model // num_heads
+            self.qkv_linear = Linear(d_model, 3 * d_model)
+            self.out_linear = Linear(d_model, d_model)
+
+        def forward(self, x):
+            b, length, d_model = x.shape
+            qkv = self.qkv_linear(x).reshape(b, length, self.num_heads, -1)
+            q, k, v = np.split(qkv.transpose(0, 2, 1, 3), 3, axis=-1)
+            scores = q @ k.swapaxes(-2, -1) / np.sqrt(self.head_dim)
+            powers = np.exp(scores - scores.max(-1, keepdims=True))
+            values = powers / powers.sum(-1, keepdims=True) @ v
+            return self.out_linear(values{merged}.reshape(b, length, d_model))
+"""
+LOST = """
+    from torch import nn
+
+    class MultiQuery(nn.Module):
+        def __init__(self, d_model, n_heads):
+            super().__init__()
+            self.n_heads = n_heads
+            self.qkv = nn.Linear(d_model, 3 * d_model)
+
+        def forward(self, x):
+            q, k, v = (
+                t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+                for t in self.qkv(x).chunk(3, -1)
+            )
+            weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+            return (weights @ v).transpose(1, 2).reshape(x.size(0), T, -1)
+"""
+ON_A_GPU = """
+    import torch
+    from settings import DEVICE
+
+    def attention(query, key, value, mask):
+        mask = mask.to(DEVICE)
+        scores = query @ key.transpose(-2, -1) / query.size(-1) ** 0.5
+        return scores.masked_fill(mask == 0, float("-inf")).softmax(-1) @ value
+"""
+OF_ANOTHER_FRAMEWORK = """
+    import chainer
+
+    class MultiHeadAttention(chainer.Chain):
+        def __init__(self, n_units, h):
+            super().__init__()
+            with self.init_scope():
+                self.linear = chainer.links.Linear(n_units, n_units)
+
+        def forward(self, x):
+            return self.linear(x)
+"""
+
+
+@pytest.fixture
+def checked(tmp_path):
+    def checked(text: str, name: str):
+        path = tmp_path / "code.py"
+        path.write_text(textwrap.dedent(text))
+        return multihead.check(f"{path}:{name}")
+
+    return checked
+
+
+def test_arrays_in_tensors_of_the_codes_own_kind(checked):
+    text = NUMPY.replace("{merged}", ".transpose(0, 2, 1, 3)")
+    assert checked(text, "MultiHeadAttention").judgement == "right"
+    text = NUMPY.replace("{merged}", "")
+    assert faults(checked(text, "MultiHeadAttention")) == ["merge_not_transposed"]
+
+
+def test_a_letter_that_nobody_defines_is_a_mistake(checked):
+    report = checked(LOST, "MultiQuery")
+    assert report.judgement == "wrong"
+    assert "name 'T' is not defined" in report.findings[0].sentence
+
+
+def test_a_device_that_only_a_constant_names(checked, tmp_path):
+    (tmp_path / "settings.py").write_text('DEVICE = "cuda:0"\n')
+    report = checked(ON_A_GPU, "attention")
+    assert report.judgement == "right_if", str(report)
+
+
+def test_a_class_of_a_package_that_is_not_there(checked):
+    report = checked(OF_ANOTHER_FRAMEWORK, "MultiHeadAttention")
+    assert report.judgement == "not_judged", str(report)
