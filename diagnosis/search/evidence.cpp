@@ -408,7 +408,7 @@ class Signs {
     });
   }
 
-  // Whether `wanted` is the norm of a tensor seen, of a sum with `added` if any.
+  // Whether `wanted` is the norm of a tensor seen, a sum with `added` if any.
   bool is_normed(const Tensor& wanted, const Recipe& with,
                  const Tensor& added) const {
     const bool of_groups = with.output_norm == NormKind::kGroup;
