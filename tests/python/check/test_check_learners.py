@@ -326,6 +326,46 @@ def test_masks_of_one_shape_that_are_added_as_numbers():
     assert "masks of other shapes" in str(report)
 
 
+# ---- What it returns -----------------------------------------------------------------
+
+
+class ReturnsZeros(Attention):
+    """In the place of weights that are never made."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return self.join(y), x.new_zeros(len(x), self.num_heads, *(2 * (x.size(1),)))
+
+
+def test_zeros_in_the_place_of_weights():
+    report = multihead.check(ReturnsZeros)
+    assert report.cause is None and not faults(report), str(report)
+    assert "zeros in the place of weights" in str(report)
+
+
+class NeverSet(Attention):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.W = nn.Parameter(torch.empty(d_model, d_model))
+
+    def join(self, x):
+        return x.transpose(1, 2).flatten(2) @ self.W
+
+    def forward(self, x, mask=None):
+        """mask: True = may attend"""
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k).masked_fill(mask == 0, -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+def test_what_is_left_undone_is_remarked():
+    report = multihead.check(NeverSet)
+    names = [remark["name"] for remark in report.remarks]
+    assert {"parameters_unset", "mask_left_out"} <= set(names), str(report)
+    assert "never gives W a value" in str(report)
+
+
 # ---- Files ---------------------------------------------------------------------------
 
 NUMPY = """

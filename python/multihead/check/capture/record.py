@@ -486,3 +486,26 @@ _FOREIGN = (
     os.path.dirname(os.__file__) + os.sep,
     "<frozen",
 )
+
+
+_OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
+
+
+def idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
+    """The layers of dropout that the run left out, and of which the code does not read
+    the rate either, as `self.drop.p`."""
+    parts = target.named_modules() if isinstance(target, nn.Module) else ()
+    read = set(re.findall(r"\.(\w+)\.p\b", source))
+    return [
+        path
+        for path, part in parts
+        if isinstance(part, nn.Dropout)
+        and part.p > 0
+        and id(part) not in frames.dropouts
+        and path.rpartition(".")[2] not in read
+    ]
+
+
+def is_of_weights(path: str) -> bool:
+    """Whether a layer of dropout is one for weights, by its name."""
+    return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))

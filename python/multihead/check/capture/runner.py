@@ -31,6 +31,8 @@ from .record import (
     Recorder,
     fill_constant,
     fill_unset,
+    idle_dropouts,
+    is_of_weights,
     keep_marks,
     leave_noise,
     open_gates,
@@ -235,10 +237,13 @@ class Runner:
                 return
             (out, run.attention), run.asks = one
         run.out = out
+        if run.attention is not None and not run.attention.any():
+            run.attention = None
+            self._remark("returns_zeros", *_ZEROS, kind="remark")
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
-        run.idle = _idle_dropouts(target, frames, self.subject.source)
-        run.idle_dropout = next(filter(_of_weights, run.idle), "")
+        run.idle = idle_dropouts(target, frames, self.subject.source)
+        run.idle_dropout = next(filter(is_of_weights, run.idle), "")
         run.window = self._window(target, frames, case)
         held = self.call.takes("mask") and not sliding.is_read(self.subject.source)
         run.window_elsewhere = held or self.call.takes("past")
@@ -469,29 +474,13 @@ def _kept(target: object) -> tuple[Tensor, ...]:
     return tuple(t for t in kept if isinstance(t, Tensor) and has_storage(t))
 
 
+_ZEROS = (
+    "It returns zeros in the place of weights.",
+    "Return the weights, or None.",
+)
 # Of keys that are kept from call to call, as for decoding; and of checkpoints, for
 # which only backward() is made.
 _NO_FAULT = re.compile("backward through the graph a second time|use_reentrant=True")
-_OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
-
-
-def _idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
-    """The layers of dropout that the run left out, and of which the code does not read
-    the rate either, as `self.drop.p`."""
-    parts = target.named_modules() if isinstance(target, nn.Module) else ()
-    read = set(re.findall(r"\.(\w+)\.p\b", source))
-    return [
-        path
-        for path, part in parts
-        if isinstance(part, nn.Dropout)
-        and part.p > 0
-        and id(part) not in frames.dropouts
-        and path.rpartition(".")[2] not in read
-    ]
-
-
-def _of_weights(path: str) -> bool:
-    return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))
 
 
 def _of_unset(names: list[str]) -> Finding:

@@ -96,14 +96,14 @@ def outside(seen: Recorder, case: Case | None = None, name: str = "") -> Finding
     """What is said of attention of another kind, which nothing here can explain. case:
     that of the run, where its sizes are understood; name: that of the code."""
     kinds = [word for word in words(name) if word in _OF_KINDS]
-    if kinds:
-        lacks = f"{kinds[0]} attention, as its name says"
-    elif not seen.has_softmax:
+    if not seen.has_softmax:
         lacks = "no softmax"
     elif not seen.has_scores:
         lacks = "no product of queries and keys"
     elif case is not None and _is_of_features(seen, case):
         lacks = "weights of features, not of keys"
+    elif kinds:
+        lacks = f"{kinds[0]} attention, as its name says"
     else:
         return None
     return Finding(
