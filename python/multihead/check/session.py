@@ -327,16 +327,14 @@ class Examination:
         for way in self._plain_ways():
             found = found or not cases.unbatched(way.base.case)
             yield way
-        of_shapes = [
-            f for f in self.first_call.findings if _OF_SHAPES.search(f.sentence)
-        ]
+        refusals = [f.sentence for f in self.first_call.findings]
+        of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
         for form in () if found else one_by_one(subject, call):
             for way in self._in_forms([form]):
                 found = True
                 yield way
         if not found and of_shapes:
-            said = " ".join(f.sentence for f in of_shapes)
-            with_heads = functools.partial(forms.with_cut_heads, complaints=said)
+            with_heads = functools.partial(forms.with_cut_heads, complaints=of_shapes)
             others = [forms.with_transposed_keys, with_heads]
             if not first_call.may_be_core(call, self.runner):
                 others += [forms.with_one_query, forms.with_an_axis_more]
@@ -383,6 +381,12 @@ class Examination:
                 finder = FirstCall(runner, self.options, seconds)
             layouts = self.layouts
             base = finder.find(layouts)
+            if base is not None and guessing.ignores_context(base, runner):
+                call = guessing.without_context(call)
+                self.understood += call.guesses[-1:]
+                runner = runner.calling(call)
+                finder = FirstCall(runner, self.options)
+                base = finder.find(layouts)
             if first_call.may_be_core(call, runner):
                 if base is None or not base.parameters.tensors:
                     layouts = first_call.core_layouts(self.subject, self.options)

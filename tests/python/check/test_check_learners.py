@@ -162,6 +162,29 @@ def test_arguments(module):
     assert report.judgement == "right", str(report)
 
 
+class OfAContextIfBuiltForOne(Attention):
+    def __init__(self, d_model, num_heads, dim_context=None):
+        super().__init__(d_model, num_heads)
+        self.is_cross = dim_context is not None
+
+    def forward(self, x, context=None):
+        return self.attend(x, *2 * (context if self.is_cross else x,))
+
+
+class IgnoresItsContext(Attention):
+    """For nothing that it is built with."""
+
+    def forward(self, x, context=None):
+        return self.attend(x, x, x)
+
+
+def test_a_context_that_a_setting_leaves_out():
+    report = multihead.check(OfAContextIfBuiltForOne)
+    assert report.judgement == "right", str(report)
+    assert "context, which it ignores as it is built" in " ".join(report.understood)
+    assert multihead.check(IgnoresItsContext).judgement == "wrong"
+
+
 class CutByNumbers(Attention):
     def forward(self, inputs):
         q = self.split(self.W_q(inputs[0]))

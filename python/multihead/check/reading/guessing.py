@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..calls.cases import Case
 from ..calls.construct import Construction
 from ..capture.record import Recorder
+from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import is_of_arguments
 from ..subject.roles import SIZES, TENSORS
@@ -67,6 +68,31 @@ def kinds(call: Call, construction: Construction | None) -> dict[str, str]:
     if construction:  # what it reads of its configuration
         found |= dict.fromkeys(construction.blind, "nothing")
     return found
+
+
+def ignores_context(base: Run, runner: Runner) -> bool:
+    """Whether a context that may be left out has no part in the output, and a setting
+    that is off decides that."""
+    name, built = runner.call.parameter("context"), runner.construction
+    given = [p for p in runner.call.parameters if p.name == name and p.default is None]
+    if not given or built is None or base.case.relation == "self":
+        return False
+    switches = [
+        p
+        for p in built.parameters
+        if p.default in (None, False) and set(words(p.name)) & {"context", "cross"}
+    ]
+    met = base.recorder.origin(base.out).inputs
+    return bool(switches) and "query" in met and "key" not in met
+
+
+def without_context(call: Call) -> Call:
+    name = call.parameter("context")
+    said = f"{name}, which it ignores as it is built, is left out"
+    alone = replace(call, roles={**call.roles, name: None})
+    alone.guesses = [*call.guesses, said]
+    alone.settle_style()
+    return alone
 
 
 def doubt(made_up: dict[str, str], faults: str) -> Finding:
