@@ -97,6 +97,12 @@ constexpr Assumption kOneSequence = {
     "Project each for itself: `W_q(query)`, `W_k(key)`, `W_v(value)`.",
     "query, key and value are always one tensor"};
 
+constexpr Assumption kTurnedAlike = {
+    "turned_alike",
+    "Queries and keys are turned by the same angles at every position, which "
+    "cancel: the weights do not depend on where a token stands.",
+    "Rotary positions turn each by its own: angle = position * frequency.",
+    "its heads are meant to be turned alike at every position"};
 constexpr Assumption kKeysTransposed = {
     "keys_come_transposed",
     "Its keys are handed transposed, (B, H, D, Lk), as they meet the queries.",
@@ -104,9 +110,9 @@ constexpr Assumption kKeysTransposed = {
     "its keys are handed transposed"};
 
 constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks,  &kPaddingBlocks, &kAddedByGuess,  &kSequenceFirst,
-    &kNoOutput,    &kLayersBeside,  &kScaleArgument, &kEqualLengths,
-    &kOneSequence, &kKeysTransposed};
+    &kMaskBlocks,  &kPaddingBlocks,  &kAddedByGuess,  &kSequenceFirst,
+    &kNoOutput,    &kLayersBeside,   &kScaleArgument, &kEqualLengths,
+    &kOneSequence, &kKeysTransposed, &kTurnedAlike};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -259,6 +265,7 @@ class Assuming {
       add(kSettings, always, Stage::kProjections, names);
     if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())
       add(kScaleArgument, always, Stage::kScores, name);
+    add_turned_alike();
     add_core();
     add_heads();
     if (std::ranges::any_of(calls_, lacks_output)) add(kNoOutput, lacks_output);
@@ -397,6 +404,20 @@ class Assuming {
   }
 
   // Where the calls are only a part of what the code does.
+  // Angles that cancel leave no trace in the output.
+  void add_turned_alike() {
+    if (!right_ || attention_.rotary != Rotary::kNone) return;
+    const auto shown = std::ranges::find_if(calls_, [](const auto& call) {
+      return !call.trace.empty() && call.sizes.queries > 1;
+    });
+    if (shown == calls_.end()) return;
+    const std::optional<Stages> stages = simulate(*shown, attention_);
+    if (stages && is_turned_alike(*shown, stages->heads[0]) &&
+        is_turned_alike(*shown, stages->heads[1])) {
+      put(finding(kTurnedAlike, ""), kTurnedAlike.condition);
+    }
+  }
+
   void add_core() {
     const auto part = calls_.front().facts.find("core_beside");
     if (part == calls_.front().facts.end()) return;

@@ -329,6 +329,33 @@ std::optional<Turn> shown_mixed_turn(const ObservedCall& call,
 
 }  // namespace
 
+bool is_turned_alike(const ObservedCall& call, const Tensor& heads) {
+  const Tensor before = heads.detach();
+  const auto is_alike = [&](const Tensor& after, int64_t width, bool halves) {
+    const auto [a, b] = pairs_of(before, width / 2, halves);
+    const auto [x, y] = pairs_of(after, width / 2, halves);
+    const auto sum = [](const Tensor& t) { return t.sum({0, 1, 2}); };
+    const Tensor square = sum(a * a + b * b);
+    const Tensor cosines = sum(a * x + b * y) / square;
+    const Tensor sines = sum(a * y - b * x) / square;
+    const auto table = [&](const Tensor& t) {
+      return t.expand({before.size(2), width / 2});
+    };
+    return largest_finite(sines) > 1e-3 &&
+           largest_difference(
+               turned(before, table(cosines), table(sines), halves), after) <=
+               kSame * largest_finite(after);
+  };
+  return before.size(2) > 1 &&
+         std::ranges::any_of(like_heads(call, heads), [&](const Tensor& after) {
+           const int64_t width = changed_features(before, after);
+           return width > 0 && width % 2 == 0 &&
+                  keeps_lengths(before, after, width) &&
+                  (is_alike(after, width, true) ||
+                   is_alike(after, width, false));
+         });
+}
+
 std::optional<Turn> shown_turn(const ObservedCall& call, const Tensor& heads,
                                bool by_head) {
   const auto in_place = [&](const Tensor& x) {

@@ -100,6 +100,9 @@ std::optional<Turn> shown_turn(const ObservedCall& call,
 /// Whether a query and a key of one position differ by one angle, wherever that
 /// is.
 bool belong_together(const Turn& query, const Turn& key);
+/// Whether the trace has these heads turned by the same angles at all
+/// positions, which cancel in the scores.
+bool is_turned_alike(const ObservedCall& call, const at::Tensor& heads);
 
 /// The learned number by which the scores are multiplied, (1 or H, 1, 1).
 at::Tensor learned_factor(const ObservedCall& call, LearnedScale scale);

@@ -246,6 +246,28 @@ def test_a_bias_of_keys_also_ahead_of_the_query():
         assert conditions(report) == [f"bias_of_{name}_keys"], str(report)
 
 
+# ---- Positions -----------------------------------------------------------------------
+
+
+class TurnedAlike(Attention):
+    """The angles come of the numbers of features, the same at every position."""
+
+    def turn(self, x):
+        numbers = torch.arange(0, self.d_k, 2, dtype=x.dtype)
+        angle = (numbers * 10000.0 ** (-numbers / self.d_k)).expand(x.size(-2), -1)
+        a, b, cos, sin = x[..., ::2], x[..., 1::2], angle.cos(), angle.sin()
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = self.scores(self.turn(q), self.turn(k))
+        return self.join(scores.softmax(-1) @ v)
+
+
+def test_angles_that_cancel_are_a_condition():
+    assert conditions(multihead.check(TurnedAlike)) == ["turned_alike"]
+
+
 # ---- Norms ---------------------------------------------------------------------------
 
 
