@@ -261,9 +261,13 @@ std::optional<StraightBias> line_between(const ObservedCall& call,
 // ahead of their query.
 bool weighs_ahead(const Tensor& x) {
   const int64_t ahead = std::max<int64_t>(x.size(3) - x.size(2), 0);
-  return x.ge(0).all().item<bool>() &&
-         (x.sum(-1) - 1).abs().max().item<double>() < 1e-5 &&
-         x.triu(ahead + 1).max().item<double>() > 0;
+  if (x.lt(0).any().item<bool>() ||
+      (x.sum(-1) - 1).abs().max().item<double>() > 1e-5) {
+    return false;
+  }
+  // Not those of a query whose keys are all blocked by one number.
+  const Tensor alike = (x.amax(-1, true) - x.amin(-1, true)).le(1e-9);
+  return x.masked_fill(alike, 0.0).triu(ahead + 1).max().item<double>() > 0;
 }
 
 // That of some tensor of the trace.

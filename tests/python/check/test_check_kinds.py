@@ -119,7 +119,7 @@ class SparseAttention(Linear):
 @pytest.mark.parametrize(
     ("target", "lacks"),
     [
-        (SparseAttention, "sparse attention, as its name says"),
+        (SparseAttention, "what its name calls sparse attention"),
         (Linear, "no softmax"),
         (ByDistance, "no product of queries and keys"),
         (Additive, "no product of queries and keys"),

@@ -27,6 +27,7 @@ from .settings import (
     Config,
     choices_of,
     class_for,
+    is_of_convolution,
     may_count_heads,
     reads_groups,
     settings_of,
@@ -37,7 +38,6 @@ from .stand_ins import Unturned, projection
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
 _ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
-_STEPS = {"kernel", "stride"}  # 1, as of a convolution that projects
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
 # What is between 0 and 1, and no size: the decay of averages, as of batch norms.
 _SHARES = {"decay", "momentum", "slope"}
@@ -376,7 +376,7 @@ class Construction:
             return _TYPES[kind]
         if set(words(name)) & _SHARES:
             return 0.1
-        if role == "layers" or said & _STEPS:
+        if role == "layers" or is_of_convolution(name, self.subject.source):
             return 1  # several would be several attentions
         counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
         return 2 if counts or self._gives_all else None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..subject import signature
-from ..subject.roles import TENSORS, normal
+from ..subject.roles import TENSORS, normal, role_of_name
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import cases
@@ -370,20 +370,30 @@ def _unpacked(subject: Subject, call: Call) -> dict[str, list[str]]:
 
 
 def _cut_by_numbers(tree: ast.AST, wanted: set[str]) -> dict[str, list[str]]:
-    """Those that are only read by number: `q = x[0]`, `k = x[1]`, `v = x[2]`."""
-    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in wanted]
-    numbers: dict[str, list[int]] = {}
+    """Those that are only read by number, `q = proj(x[0])`, and what the parts become,
+    if these are names of sequences."""
+    read = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in wanted]
+    parts: dict[str, dict[int, str]] = {}
     for node in ast.walk(tree):
-        is_part = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
-        number = getattr(node.slice, "value", None) if is_part else None
-        if is_part and type(number) is int:
-            numbers.setdefault(node.value.id, []).append(number)
+        if not isinstance(node, ast.Assign) or not isinstance(
+            node.targets[0], ast.Name
+        ):
+            continue
+        for cut in filter(_is_part, ast.walk(node.value)):
+            numbers = parts.setdefault(cut.value.id, {})  # type: ignore[attr-defined]
+            numbers[cut.slice.value] = node.targets[0].id  # type: ignore[attr-defined]
     return {
-        name: list(TENSORS[: len(cut)])
-        for name, cut in numbers.items()
-        if sorted(cut) in ([0, 1], [0, 1, 2])
-        and len(cut) == sum(one.id == name for one in names)
+        owner: [numbers[i] for i in sorted(numbers)]
+        for owner, numbers in parts.items()
+        if sorted(numbers) in ([0, 1], [0, 1, 2])
+        and len(numbers) == read.count(owner)
+        and all(role_of_name(n) in TENSORS for n in numbers.values())
     }
+
+
+def _is_part(node: ast.AST) -> bool:
+    is_cut = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+    return is_cut and type(getattr(node.slice, "value", None)) is int  # type: ignore[attr-defined]
 
 
 def _tree(entry: Callable) -> ast.AST:

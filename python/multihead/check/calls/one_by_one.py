@@ -3,13 +3,12 @@
 some code for inference does: called once for each position, as one call with all.
 """
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..subject.signature import Call
@@ -39,7 +38,7 @@ def one_by_one(subject: Subject, call: Call) -> Iterator[Form]:
         whole = given[sequence]
         assert isinstance(whole, Tensor)
         outputs = []
-        with _own_state(target), _Joined() as joined:
+        with _Joined() as joined:
             for at in range(whole.shape[1]):
                 part = {**given, sequence: whole[:, at : at + 1], position: at}
                 for name in tables if cuts else ():
@@ -80,27 +79,6 @@ def _row(table: object, at: int) -> object:
     is_numbers = not table.is_floating_point() and not table.is_complex()
     axis = table.dim() - 1 if is_numbers else 0
     return table.narrow(axis, at, 1)
-
-
-@contextlib.contextmanager
-def _own_state(target: object) -> Iterator[None]:
-    """Has a module begin with copies of the tensors that it keeps, which are as they
-    were afterwards."""
-    parts = list(target.modules()) if isinstance(target, nn.Module) else []
-    places = [
-        (kept, name, value)
-        for part in parts
-        for kept in (vars(part), part._buffers)
-        for name, value in kept.items()
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-    ]
-    try:
-        for kept, name, value in places:
-            kept[name] = value.detach().clone()
-        yield
-    finally:
-        for kept, name, value in places:
-            kept[name] = value
 
 
 class _Joined(TorchDispatchMode):

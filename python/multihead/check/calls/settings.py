@@ -169,7 +169,7 @@ def may_count_heads(text: str, configs: list[str]) -> bool:
     """Whether code with these configurations may read a number of heads from one, or
     hands one on to others, which may."""
     own = "|".join(map(re.escape, configs))
-    hands_on = re.search(rf"[(,=]\s*(self\.)?({own})\s*[,)]|\*\*", text)
+    hands_on = re.search(rf"([(,=]|\*\*)\s*(self\.)?({own})\s*[,)]", text)
     names = dict.fromkeys(re.findall(r"(?:\.|\[[\"'])(\w+)", text))
     counts = (role_of(name) in ("num_heads", "num_kv_heads") for name in names)
     return bool(configs) and (not text or bool(hands_on) or any(counts))
@@ -180,6 +180,14 @@ def reads_groups(text: str, configs: list[str]) -> bool:
     owner = "|".join(map(re.escape, configs))
     read = re.findall(rf"\b(?:{owner})(?:\.|\[[\"'])(\w+)", text) if configs else ()
     return any(role_of(name) == "num_kv_heads" for name in read)
+
+
+def is_of_convolution(name: str, text: str) -> bool:
+    """Whether it is how wide a convolution of the code is, or its stride: it may be 1,
+    as of one that only projects."""
+    of_layer = rf"(Conv\w*|Pool\w*|conv\dd?)\([^()]*\b{re.escape(name)}\b"
+    said = set(words(name)) & {"kernel", "stride"}
+    return bool(said) and re.search(of_layer, text) is not None
 
 
 def class_for(

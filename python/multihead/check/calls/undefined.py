@@ -14,6 +14,7 @@ from ..subject.target import Subject
 from .cases import Sizes, with_inner
 from .settings import value_for
 
+_LENGTHS = {"B", "T", "L", "N", "S"}
 # A file's sizes are for all cases: the longest has 257 keys.
 _SIZES = Sizes(keys=511)
 
@@ -50,9 +51,9 @@ def _undefined(first: object, names: dict[str, object]) -> list[str]:
         for code in codes:
             lost = arguments | (attributes if code.co_name != "__init__" else set())
             read = (n for n in _named(code, "LOAD_GLOBAL") if n not in lost)
-            # A letter outside of the constructor is a size of an input, forgotten.
-            letters = code.co_name == "__init__"
-            found |= dict.fromkeys(n for n in read if letters or len(n) > 1)
+            # Outside of the constructor these letters are sizes of inputs, forgotten.
+            inside = "__init__" in getattr(code, "co_qualname", code.co_name)
+            found |= dict.fromkeys(n for n in read if inside or n not in _LENGTHS)
     return [n for n in found if n not in names and not hasattr(builtins, n)]
 
 

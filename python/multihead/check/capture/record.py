@@ -7,6 +7,7 @@ the storage of what it shows.
 """
 
 import contextlib
+import inspect
 import os
 import re
 import sys
@@ -504,6 +505,39 @@ def idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
         and id(part) not in frames.dropouts
         and path.rpartition(".")[2] not in read
     ]
+
+
+def is_forgotten(target: object, path: str) -> bool:
+    """Whether the class that makes this layer of dropout, by no name that says what
+    else it is for, never speaks of it again."""
+    assert isinstance(target, nn.Module)
+    owner, _, name = path.rpartition(".")
+    while type(module := target.get_submodule(owner)).__module__.startswith("torch"):
+        if not owner:
+            return False
+        owner, _, name = owner.rpartition(".")  # a list of layers
+    bases = inspect.getmro(type(module))
+    name = re.sub(r"^_\w+?__", "__", name)
+    if not re.fullmatch(r"(.*_)?(drop|dropout)(_layer)?", name) or _OTHERWISE.search(
+        name
+    ):
+        return is_of_weights(path) and not _is_named(bases, name)
+    return not _is_named(bases, name)
+
+
+_OTHERWISE = re.compile(r"res|out_|proj|ff|mlp|emb|path|hid|input|pos|final")
+
+
+def _is_named(classes: tuple[type, ...], name: str) -> bool:
+    """Whether the text of one of these speaks of an attribute beside where it is made."""
+    spoken = re.compile(rf"[.\"']{re.escape(name)}\b(?!\s*=[^=])")
+    for kind in classes[: classes.index(nn.Module)]:
+        try:
+            if spoken.search(inspect.getsource(kind)):
+                return True
+        except (OSError, TypeError):
+            return True  # nobody knows
+    return False
 
 
 def is_of_weights(path: str) -> bool:

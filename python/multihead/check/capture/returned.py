@@ -187,3 +187,13 @@ def position_that_asks(recorder: Recorder, query: Tensor, axis: int) -> int:
 def _is_like(tensor: Tensor, other: Tensor) -> bool:
     kinds = ("dtype", "device", "layout")
     return all(getattr(tensor, kind) == getattr(other, kind) for kind in kinds)
+
+
+def has_weights(trace: list[Tensor], like: Tensor) -> bool:
+    """Whether weights of this shape were computed, whose rows add up to 1."""
+    return any(
+        x.numel() == like.numel()
+        and x.shape[-2:] == like.shape[-2:]
+        and bool(((x.sum(-1) - 1).abs() < 1e-3).all())
+        for x in trace
+    )

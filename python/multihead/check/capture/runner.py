@@ -32,13 +32,14 @@ from .record import (
     fill_constant,
     fill_unset,
     idle_dropouts,
+    is_forgotten,
     is_of_weights,
     keep_marks,
     leave_noise,
     open_gates,
     unset_is_nan,
 )
-from .returned import Unfit, position_that_asks, split
+from .returned import Unfit, has_weights, position_that_asks, split
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Run:
     # The names of layers of dropout that were never called; of one for weights.
     idle: list[str] = field(default_factory=list)
     idle_dropout: str = ""
+    forgotten: bool = False  # one of these the code never speaks of
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
@@ -109,6 +111,8 @@ class Runner:
         """One run with all random generators seeded by `seed`, and with arguments
         that the case implies if none are given. Raises Stop when the time is
         over; not for one with so few `seconds` of its own."""
+        if is_stepwise(self.subject):  # which nobody trains
+            case = replace(case, gradients=False, training=False)
         with _settings(case, seed), self.guard.each_at_most(seconds):
             made = given or arguments.make(self.call, case)
             run = Run(case, made)
@@ -237,12 +241,14 @@ class Runner:
                 return
             (out, run.attention), run.asks = one
         run.out = out
-        if run.attention is not None and not run.attention.any():
+        zeros = run.attention is not None and not run.attention.any()
+        if zeros and not has_weights(recorder.trace, run.attention):
             run.attention = None
             self._remark("returns_zeros", *_ZEROS, kind="remark")
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
         run.idle = idle_dropouts(target, frames, self.subject.source)
+        run.forgotten = any(is_forgotten(target, path) for path in run.idle)
         run.idle_dropout = next(filter(is_of_weights, run.idle), "")
         run.window = self._window(target, frames, case)
         held = self.call.takes("mask") and not sliding.is_read(self.subject.source)
@@ -487,8 +493,8 @@ def _of_unset(names: list[str]) -> Finding:
     named = " and ".join(f"`{name}`" for name in names)
     return Finding(
         "parameters_unset",
-        f"It never gives {named} a value: torch.empty holds what was in memory, which "
-        "may be NaN. Checked with random numbers.",
+        f"Its constructor gives {named} no value: torch.empty holds what was in "
+        "memory, which may be NaN. Checked with random numbers.",
         "Initialise it, as by nn.init.xavier_uniform_.",
         kind="remark",
     )

@@ -121,7 +121,9 @@ def other_layers(unread: list[str]) -> Finding:
 def outside(seen: Recorder, case: Case | None = None, name: str = "") -> Finding | None:
     """What is said of attention of another kind, which nothing here can explain. case:
     that of the run, where its sizes are understood; name: that of the code."""
-    kinds = [word for word in words(name) if word in _OF_KINDS]
+    said = words(name)
+    is_named = said[-1:] in (["attention"], ["attn"]) and "projection" not in said
+    kinds = [word for word in said if word in _OF_KINDS] if is_named else []
     if not seen.has_softmax:
         lacks = "no softmax"
     elif not seen.has_scores:
@@ -129,7 +131,7 @@ def outside(seen: Recorder, case: Case | None = None, name: str = "") -> Finding
     elif case is not None and _is_of_features(seen, case):
         lacks = "weights of features, not of keys"
     elif kinds:
-        lacks = f"{kinds[0]} attention, as its name says"
+        lacks = f"what its name calls {kinds[0]} attention"
     else:
         return None
     return Finding(

@@ -50,14 +50,32 @@ def judge_steps(reading: Reading) -> None:
     if reading.verdict is None or reading.is_right:
         return
     faults = reading.verdict.get("faults", [])
-    sees_others = all(fault["stage"] == "masked scores" for fault in faults)
-    if sees_others and (faults or _loses_tokens(reading)):
-        reading.verdict = None
-        reading.findings.append(_DIFFERS)
+    if any(fault["stage"] != "masked scores" for fault in faults):
+        return
+    seen = _seen_tokens(reading)
+    if seen is None or (bool(seen.all()) and not faults):
+        return
+    places = torch.arange(len(seen))
+    window = int(seen[:, -1].sum())  # what the last sees of those before
+    newest = places - places[:, None] < window
+    is_window = 0 < window < len(seen) and torch.equal(seen, newest)
+    reading.verdict = None
+    reading.findings.append(_of_window(window + 1) if is_window else _DIFFERS)
 
 
-def _loses_tokens(reading: Reading) -> bool:
-    """Whether some token makes no difference to one that comes later."""
+def _of_window(count: int) -> Finding:
+    return Finding(
+        "argument_guessed",
+        f"Of the tokens before it keeps the newest, {count} with its own, which is a "
+        "window that nothing states.",
+        "Check it with its window as an argument of the constructor, sliding_window.",
+        kind="unchecked",
+    )
+
+
+def _seen_tokens(reading: Reading) -> Tensor | None:
+    """(L - 1, L - 1): whether token j makes a difference to token i + 1, where it is
+    not later; true where it is."""
     way = reading.way
     case = replace(way.base.case, gradients=False)
     outputs = []
@@ -67,14 +85,12 @@ def _loses_tokens(reading: Reading) -> bool:
             made.tensors["query"][:, changed] += 1.0
         run = way.runner.run(case, given=made)
         if run.refused:
-            return False
+            return None
         outputs.append(run.out)
     first, *others = outputs
-    kept = [
-        (out - first)[:, position + 1 :].abs().amax(-1) > 0
-        for position, out in enumerate(others)
-    ]
-    return not all(bool(of_token.all()) for of_token in kept)
+    changes = [(out - first).abs().amax((0, -1)) > 0 for out in others]
+    seen = torch.stack(changes)[:, 1:]
+    return seen | ~torch.ones_like(seen).triu()
 
 
 def compare(reading: Reading) -> Run | None:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: MIT
 """All runs that follow from a first call: masks, flags, modes, sizes."""
 
-import contextlib
 import difflib
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +13,7 @@ from torch import nn
 from ..calls import cases
 from ..calls.arguments import of_user
 from ..calls.cases import Case, Sizes, grouped
+from ..calls.one_by_one import is_stepwise
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
@@ -132,6 +131,8 @@ class Cases:
         self._leave_dropout()
         # Longer than tiles of kernels, and than windows or buffers made by mistake.
         sizes = replace(base.sizes, batch=1, queries=130, keys=257)
+        if is_stepwise(self.runner.subject):
+            sizes = replace(sizes, queries=20, keys=20)
         sizes = cases.in_one_window(sizes, base.sizes)
         name = f"{sizes.queries} queries"
         long = replace(self.base, name=name, sizes=sizes, draw=30)
@@ -151,11 +152,12 @@ class Cases:
         if not optional or self.base.mask is None:
             return
         run = self.runner.run(replace(self.base, mask=None))
-        if run.refused:
-            first = run.findings[0]
+        first = run.findings[0] if run.refused else None
+        # Not what it says itself.
+        if first is not None and not re.search("`(raise|assert) ", first.detail):
             self.runner.remarks["mask_left_out"] = Finding(
                 "mask_left_out",
-                f"Its mask may be left out, and then it raises: {first.sentence}",
+                f"Its mask may be left out, and then it raises: {first.sentence}.",
                 "Block scores only where there is a mask: `if mask is not None:`.",
                 first.detail,
                 kind="remark",
@@ -524,13 +526,15 @@ class Cases:
         built = self.runner.construction
         asked = asked or (built is not None and built.gives_dropout)
         asked = asked and not leaves_dropout(self.runner.subject)
+        if is_stepwise(self.runner.subject):
+            return
         if not asked and not issubclass(self.runner.subject.type, nn.Module):
             return
         case = replace(self.base, name="training", training=True, draw=20)
         run = self.runner.run(case)
         if run.refused:
             return
-        asked = asked or any(map(self._forgets, run.idle))
+        asked = asked or run.forgotten
         if not run.recorder.draws:
             if not (asked or run.idle):
                 return
@@ -541,17 +545,6 @@ class Cases:
             self.kept.append(run)
         else:
             self.runner.remarks["dropout"] = _never_drops(run.idle[0])
-
-    def _forgets(self, layer: str) -> bool:
-        """Whether the code makes this layer of dropout and never speaks of it again."""
-        named = re.compile(rf"\bself\.{re.escape(layer)}\b(?!\s*=[^=])")
-        texts = [self.runner.subject.source]
-        for kind in inspect.getmro(self.runner.subject.type):
-            if kind is nn.Module:
-                break
-            with contextlib.suppress(OSError, TypeError):
-                texts.append(inspect.getsource(kind))
-        return not any(map(named.search, texts))
 
     def _leave_dropout(self) -> None:
         """A run with the dropout that a call has by itself, where that is not 0."""

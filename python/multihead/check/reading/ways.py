@@ -131,12 +131,10 @@ class Reading:
         seen = self.observations[0].tensors if self.observations else {}
         unused = set(self.verdict["unused"])
         read = {t.data_ptr() for n, t in seen.items() if n not in unused}
-        # NumPy's products are not seen: all may have met the data.
-        unseen = run.case.style.numpy
         return {
             name: tensor
             for name, tensor in parameters.items()
-            if (unseen or run.recorder.root(tensor) in run.recorder.met)
+            if run.recorder.root(tensor) in run.recorder.met
             and (name not in seen or name in unused)
             and tensor.data_ptr() not in read
         }

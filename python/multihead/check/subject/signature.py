@@ -500,13 +500,21 @@ def _guess_required(call: Call, unread: set[str]) -> None:
         call.guess([name], guess)
 
 
+# What may be a mask that is forgotten.
+_OF_MASKS = {"mask", "masks", "pad", "padding", "keep", "valid", "causal", "bias"}
+
+
 def _unread(subject: Subject) -> set[str]:
     """The arguments of a function that it never reads."""
     code = getattr(inspect.unwrap(subject.entry), "__code__", None)
     if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
         return set()
-    read = {one.argval for one in dis.get_instructions(code) if "LOAD" in one.opname}
-    return set(code.co_varnames[: code.co_argcount]) - read - set(code.co_cellvars)
+    read = set(code.co_cellvars)
+    for one in dis.get_instructions(code):
+        if "LOAD" in one.opname:  # of two at once, in later versions of Python
+            read |= set(one.argval if isinstance(one.argval, tuple) else [one.argval])
+    unread = set(code.co_varnames[: code.co_argcount]) - read
+    return {n for n in unread if not set(words(n)) & _OF_MASKS}
 
 
 def axes(subject: Subject) -> list[str]:
