@@ -65,6 +65,30 @@ class LeavesItToASetting(Forgets):
         return self.attn_dropout(weights) if self.applies else weights
 
 
+class InAPart(nn.Module):
+    """The layer belongs to a part, whose text speaks of it."""
+
+    def __init__(self, config: Settings):
+        super().__init__()
+        self.inner = LeavesItToASetting(config)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class ForgetsAnother(LeavesItToASetting):
+    """A layer for the output, whose name says so."""
+
+    def __init__(self, config: Settings):
+        super().__init__(config)
+        self.attn_dropout, self.resid_dropout = None, nn.Dropout(config.dropout)
+
+
+@pytest.mark.parametrize("module", [InAPart, ForgetsAnother])
+def test_a_layer_of_dropout_that_may_be_called(module):
+    assert multihead.check(module).judgement == "right"
+
+
 def test_a_layer_of_dropout_that_is_never_called():
     assert faults(multihead.check(Forgets)) == ["dropout_missing"]
     report = multihead.check(LeavesItToASetting)
@@ -201,7 +225,16 @@ class CutByNumbersUnscaled(CutByNumbers):
         return self.join((q @ k.mT).softmax(-1) @ v)
 
 
+class CutInAnotherOrder(CutByNumbers):
+    def forward(self, inputs):
+        v = self.split(self.W_v(inputs[0]))
+        k = self.split(self.W_k(inputs[1]))
+        q = self.split(self.W_q(inputs[2]))
+        return self.join((q @ k.mT / math.sqrt(self.d_k)).softmax(-1) @ v)
+
+
 def test_a_list_of_inputs_that_is_cut_by_numbers():
+    assert multihead.check(CutInAnotherOrder).judgement == "right"
     assert multihead.check(CutByNumbers).judgement == "right"
     assert faults(multihead.check(CutByNumbersUnscaled)) == ["scale_missing"]
 
@@ -409,6 +442,31 @@ def test_what_is_left_undone_is_remarked():
     names = [remark["name"] for remark in report.remarks]
     assert {"parameters_unset", "mask_left_out"} <= set(names), str(report)
     assert "constructor gives W no value" in " ".join(str(report).split())
+
+
+class ForgetsItsZeros(Attention):
+    """Weights are made, and zeros returned."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        weights = self.scores(q, k).softmax(-1)
+        return self.join(weights @ v), torch.zeros_like(weights)
+
+
+class NeedsItsMask(Attention):
+    def forward(self, x, mask=None):
+        """mask: True = may attend"""
+        if mask is None:
+            raise ValueError("a mask is needed")
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k).masked_fill(mask == 0, -torch.inf)
+        return self.join(scores.softmax(-1) @ v)
+
+
+def test_what_is_meant_is_not_remarked():
+    assert multihead.check(ForgetsItsZeros).judgement == "wrong"
+    names = [remark["name"] for remark in multihead.check(NeedsItsMask).remarks]
+    assert "mask_left_out" not in names
 
 
 # ---- Files ---------------------------------------------------------------------------

@@ -69,6 +69,33 @@ class LosesTheFirst(OneToken):
         return kept[:, 1:] if start_pos else kept
 
 
+class KeepsThree(OneToken):
+    """A window that no argument names."""
+
+    def keep(self, cache, start_pos, x):
+        kept = super().keep(cache, start_pos, x)
+        return kept[:, -3:]
+
+
+class Drops(OneToken):
+    """In training, which this form does not try; nor gradients of its caches."""
+
+    def __init__(self, dim, n_heads=8, n_kv_heads=2, dropout=0.1):
+        super().__init__(dim, n_heads, n_kv_heads)
+        self.dropout = nn.Dropout(dropout)
+
+    @torch.no_grad()
+    def forward(self, x, start_pos: int, freqs_complex):
+        return self.dropout(super().forward(x, start_pos, freqs_complex))
+
+
+def test_what_is_not_tried_one_token_at_a_time():
+    assert multihead.check(Drops).judgement == "right"
+    report = multihead.check(KeepsThree)
+    assert report.judgement == "not_judged", str(report)
+    assert "keeps the newest, 3 with its own" in " ".join(str(report).split())
+
+
 def test_one_token_at_a_time_is_attention_to_those_before_it():
     report = multihead.check(OneToken)
     assert report.judgement == "right", str(report)

@@ -530,7 +530,8 @@ _OTHERWISE = re.compile(r"res|out_|proj|ff|mlp|emb|path|hid|input|pos|final")
 
 def _is_named(classes: tuple[type, ...], name: str) -> bool:
     """Whether the text of one of these speaks of an attribute beside where it is made."""
-    spoken = re.compile(rf"[.\"']{re.escape(name)}\b(?!\s*=[^=])")
+    own = re.escape(name)  # config.dropout is another's
+    spoken = re.compile(rf"(?:\bself\.|[\"']){own}\b(?!\s*=[^=])|\.{own}[\[(]")
     for kind in classes[: classes.index(nn.Module)]:
         try:
             if spoken.search(inspect.getsource(kind)):
