@@ -7,7 +7,6 @@ the storage of what it shows.
 """
 
 import contextlib
-import inspect
 import os
 import re
 import sys
@@ -487,60 +486,3 @@ _FOREIGN = (
     os.path.dirname(os.__file__) + os.sep,
     "<frozen",
 )
-
-
-_OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
-
-
-def idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
-    """The layers of dropout that the run left out, and of which the code does not read
-    the rate either, as `self.drop.p`."""
-    parts = target.named_modules() if isinstance(target, nn.Module) else ()
-    read = set(re.findall(r"\.(\w+)\.p\b", source))
-    return [
-        path
-        for path, part in parts
-        if isinstance(part, nn.Dropout)
-        and part.p > 0
-        and id(part) not in frames.dropouts
-        and path.rpartition(".")[2] not in read
-    ]
-
-
-def is_forgotten(target: object, path: str) -> bool:
-    """Whether the class that makes this layer of dropout, by no name that says what
-    else it is for, never speaks of it again."""
-    assert isinstance(target, nn.Module)
-    owner, _, name = path.rpartition(".")
-    while type(module := target.get_submodule(owner)).__module__.startswith("torch"):
-        if not owner:
-            return False
-        owner, _, name = owner.rpartition(".")  # a list of layers
-    bases = inspect.getmro(type(module))
-    name = re.sub(r"^_\w+?__", "__", name)
-    if not re.fullmatch(r"(.*_)?(drop|dropout)(_layer)?", name) or _OTHERWISE.search(
-        name
-    ):
-        return is_of_weights(path) and not _is_named(bases, name)
-    return not _is_named(bases, name)
-
-
-_OTHERWISE = re.compile(r"res|out_|proj|ff|mlp|emb|path|hid|input|pos|final")
-
-
-def _is_named(classes: tuple[type, ...], name: str) -> bool:
-    """Whether the text of one of these speaks of an attribute beside where it is made."""
-    own = re.escape(name)  # config.dropout is another's
-    spoken = re.compile(rf"(?:\bself\.|[\"']){own}\b(?!\s*=[^=])|\.{own}[\[(]")
-    for kind in classes[: classes.index(nn.Module)]:
-        try:
-            if spoken.search(inspect.getsource(kind)):
-                return True
-        except (OSError, TypeError):
-            return True  # nobody knows
-    return False
-
-
-def is_of_weights(path: str) -> bool:
-    """Whether a layer of dropout is one for weights, by its name."""
-    return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))

@@ -26,14 +26,12 @@ from ..subject.holding import has_storage, held, of_closure
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import cached, devices, weights
+from .dropouts import idle_dropouts, is_forgotten, is_of_weights
 from .record import (
     Frames,
     Recorder,
     fill_constant,
     fill_unset,
-    idle_dropouts,
-    is_forgotten,
-    is_of_weights,
     keep_marks,
     leave_noise,
     open_gates,

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""Layers of dropout that a run left out, and what their names and the text say."""
+
+import inspect
+import re
+
+from torch import nn
+
+from .record import Frames
+
+_OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
+# What may be for weights, and what is for something else.
+_PLAIN = re.compile(r"(.*_)?(drop|dropout)(_layer)?")
+_OTHERWISE = re.compile(r"res|out_|proj|ff|mlp|emb|path|hid|input|pos|final")
+
+
+def idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
+    """The layers of dropout that the run left out, and of which the code does not read
+    the rate either, as `self.drop.p`."""
+    parts = target.named_modules() if isinstance(target, nn.Module) else ()
+    read = set(re.findall(r"\.(\w+)\.p\b", source))
+    return [
+        path
+        for path, part in parts
+        if isinstance(part, nn.Dropout)
+        and part.p > 0
+        and id(part) not in frames.dropouts
+        and path.rpartition(".")[2] not in read
+    ]
+
+
+def is_forgotten(target: object, path: str) -> bool:
+    """Whether the class that makes this layer of dropout, by no name that says what
+    else it is for, never speaks of it again."""
+    assert isinstance(target, nn.Module)
+    owner, _, name = path.rpartition(".")
+    while type(module := target.get_submodule(owner)).__module__.startswith("torch"):
+        if not owner:
+            return False
+        owner, _, name = owner.rpartition(".")  # a list of layers
+    bases = inspect.getmro(type(module))
+    name = re.sub(r"^_\w+?__", "__", name)
+    is_plain = _PLAIN.fullmatch(name) and not _OTHERWISE.search(name)
+    return bool(is_plain or is_of_weights(path)) and not _is_named(bases, name)
+
+
+def _is_named(classes: tuple[type, ...], name: str) -> bool:
+    """Whether the text of one of these speaks of an attribute beside where it is made."""
+    own = re.escape(name)  # config.dropout is another's
+    spoken = re.compile(rf"(?:\bself\.|[\"']){own}\b(?!\s*=[^=])|\.{own}[\[(]")
+    for kind in classes[: classes.index(nn.Module)]:
+        try:
+            if spoken.search(inspect.getsource(kind)):
+                return True
+        except (OSError, TypeError):
+            return True  # nobody knows
+    return False
+
+
+def is_of_weights(path: str) -> bool:
+    """Whether a layer of dropout is one for weights, by its name."""
+    return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))
