@@ -99,8 +99,9 @@ constexpr Assumption kOneSequence = {
 
 constexpr Assumption kTurnedAlike = {
     "turned_alike",
-    "Queries and keys are turned by the same angles at every position, which "
-    "cancel: the weights do not depend on where a token stands.",
+    "Queries and keys of a head are turned by the same angles at every "
+    "position, which cancel: the weights do not depend on where a token "
+    "stands.",
     "Rotary positions turn each by its own: angle = position * frequency.",
     "its heads are meant to be turned alike at every position"};
 constexpr Assumption kKeysTransposed = {

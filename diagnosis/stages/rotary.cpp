@@ -334,17 +334,15 @@ bool is_turned_alike(const ObservedCall& call, const Tensor& heads) {
   const auto is_alike = [&](const Tensor& after, int64_t width, bool halves) {
     const auto [a, b] = pairs_of(before, width / 2, halves);
     const auto [x, y] = pairs_of(after, width / 2, halves);
-    const auto sum = [](const Tensor& t) { return t.sum({0, 1, 2}); };
+    // Of each head: its number may stand in the place of the position.
+    const auto sum = [](const Tensor& t) { return t.sum({0, 2}, true); };
     const Tensor square = sum(a * a + b * b);
     const Tensor cosines = sum(a * x + b * y) / square;
     const Tensor sines = sum(a * y - b * x) / square;
-    const auto table = [&](const Tensor& t) {
-      return t.expand({before.size(2), width / 2});
-    };
+    const double allowed = kSame * largest_finite(after);
     return largest_finite(sines) > 1e-3 &&
-           largest_difference(
-               turned(before, table(cosines), table(sines), halves), after) <=
-               kSame * largest_finite(after);
+           largest_difference(a * cosines - b * sines, x) <= allowed &&
+           largest_difference(b * cosines + a * sines, y) <= allowed;
   };
   return before.size(2) > 1 &&
          std::ranges::any_of(like_heads(call, heads), [&](const Tensor& after) {

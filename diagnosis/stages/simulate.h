@@ -100,7 +100,7 @@ std::optional<Turn> shown_turn(const ObservedCall& call,
 /// Whether a query and a key of one position differ by one angle, wherever that
 /// is.
 bool belong_together(const Turn& query, const Turn& key);
-/// Whether the trace has these heads turned by the same angles at all
+/// Whether the trace has these heads, each turned by the same angles at all
 /// positions, which cancel in the scores.
 bool is_turned_alike(const ObservedCall& call, const at::Tensor& heads);
 

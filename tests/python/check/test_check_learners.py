@@ -541,6 +541,29 @@ OF_ANOTHER_FRAMEWORK = """
 """
 
 
+OF_ANOTHERS_LAYER = """
+    from linear import Linear
+
+    class MultiHeadAttention:
+        def __init__(self, d_model, num_heads):
+            self.W_q = Linear(d_model, d_model, use_bias=False)
+
+        def forward(self, x):
+            return self.W_q(x)
+"""
+HUGE = """
+    from torch import nn
+
+    class Vertices(nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.table = nn.Linear(dim * 4096, dim * 4096)
+
+        def forward(self, x):
+            return self.table(x)
+"""
+
+
 @pytest.fixture
 def checked(tmp_path):
     def checked(text: str, name: str):
@@ -568,6 +591,16 @@ def test_a_device_that_only_a_constant_names(checked, tmp_path):
     (tmp_path / "settings.py").write_text('DEVICE = "cuda:0"\n')
     report = checked(ON_A_GPU, "attention")
     assert report.judgement == "right_if", str(report)
+
+
+def test_what_stands_in_for_a_layer_is_no_mistake_of_the_code(checked):
+    report = checked(OF_ANOTHERS_LAYER, "MultiHeadAttention")
+    assert report.judgement == "not_judged", str(report)
+
+
+def test_sizes_that_no_memory_holds(checked):
+    report = checked(HUGE, "Vertices")
+    assert report.judgement == "not_judged" and "too large" in str(report)
 
 
 def test_a_class_of_a_package_that_is_not_there(checked):

@@ -7,6 +7,7 @@ the storage of what it shows.
 """
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..subject.holding import has_storage
@@ -396,6 +398,23 @@ def unset_is_nan() -> Iterator[None]:
         yield
     finally:
         torch._C._set_deterministic_algorithms(old, warn_only=warns)
+
+
+class NothingHuge(TorchFunctionMode):
+    """While a class is constructed with sizes that were made up: what asks for a tensor
+    of more numbers than memory may hold is told so, instead of waiting for it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in _MAKERS:
+            size = args[0] if args and isinstance(args[0], (tuple, list)) else args
+            numbers = [n for n in size if isinstance(n, int)]
+            if math.prod(numbers) > _MOST_NUMBERS:
+                raise MemoryError(f"a tensor of {tuple(numbers)} numbers is too large")
+        return function(*args, **(kwargs or {}))
+
+
+_MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn}
+_MOST_NUMBERS = 1 << 28
 
 
 def fill_unset(target: object) -> list[str]:

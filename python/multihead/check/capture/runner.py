@@ -29,6 +29,7 @@ from . import cached, devices, weights
 from .dropouts import idle_dropouts, is_forgotten, is_of_weights
 from .record import (
     Frames,
+    NothingHuge,
     Recorder,
     fill_constant,
     fill_unset,
@@ -375,7 +376,8 @@ class Runner:
     def _instance(self, case: Case, may_hang: bool) -> tuple[object, list[Finding]]:
         """A new instance, or a copy of the one that is checked."""
         if self.construction is not None:
-            with unset_is_nan(), devices.cpu_instead(self._asks_for_gpu):
+            on_cpu = devices.cpu_instead(self._asks_for_gpu)
+            with unset_is_nan(), NothingHuge(), on_cpu:
                 made, call, findings = self.construction.build(
                     case.sizes, self.guard, case.built_causal
                 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..calls.cases import Sizes
 from ..report import Finding
 from ..subject.absent import ModuleOfAbsent
+from ..subject.target import Subject, text_of_file
 from . import guessing
 from .first_call import FirstCall
 from .ways import Way
@@ -35,6 +36,8 @@ def complaints(
     # What it inherits of a package that is not there, it may well have.
     kind = "" if issubclass(subject.type, ModuleOfAbsent) else subject.type.__name__
     found = guessing.of_no_call(first.findings, guessed, kind, subject.source)
+    if found and _is_of_stand_in(found[0], subject):
+        return [replace(f, kind="unchecked") for f in found]
     is_sure = not guessed and not (built and built.takes(*_WIDTHS))
     if not is_sure or not found or not OF_SHAPES.match(found[0].sentence):
         return found
@@ -46,6 +49,18 @@ def complaints(
         if base is not None and is_attention(Way(first.runner, base)):
             return [unless(words, found[0])]
     return found
+
+
+def _is_of_stand_in(finding: Finding, subject: Subject) -> bool:
+    """Whether a layer of PyTorch refuses its arguments that stands in for one of the
+    same name, of a package or a file that is not there."""
+    named = re.match(r"TypeError: (\w+)\.__init__", finding.sentence)
+    if named is None:
+        return False
+    elsewhere = rf"^\s*from (?!torch)[\w.]+ import [^\n]*\b{named[1]}\b"
+    kind = getattr(subject.entry, "__globals__", {}).get(named[1])
+    is_torchs = str(getattr(kind, "__module__", "")).startswith("torch")
+    return is_torchs and bool(re.search(elsewhere, text_of_file(subject), re.M))
 
 
 def unless(words: str, refusal: Finding) -> Finding:

@@ -321,6 +321,7 @@ _LOOKS_AHEAD = re.compile(
     r"look_?ahead|(mask|block|hide)_?future|future_?mask|no_?peek"
 )
 _OF_TEXT = re.compile(r"\bstr\b|\bLiteral\b")
+_OF_FEATURES = ("features", "embedding", "feats", "feat")
 _COUNTED = {"len", "length", "max", "maxlen", "seqlen", "size", "num", "n", "window"}
 # image_features are the features themselves, and no number of them, in a call.
 _FEATURES = re.compile(r"(?<!\bn)(?<!\bnum)(?<!\bin)(?<!\bout)_(features|feats)$")
@@ -382,7 +383,7 @@ def _settle_layers(call: Call) -> None:
         name, role = parameter.name, call.roles[parameter.name]
         if role not in SIZES or type_name(parameter) == "int":
             continue
-        if parameter.default is _EMPTY and normal(name) in ("features", "embedding"):
+        if parameter.default is _EMPTY and normal(name) in _OF_FEATURES:
             call.roles[name] = "x"
         elif parameter.default is None and normal(name) not in tables.CALL:
             call.roles[name] = None
