@@ -346,11 +346,16 @@ bool is_turned_alike(const ObservedCall& call, const Tensor& heads) {
   };
   return before.size(2) > 1 &&
          std::ranges::any_of(like_heads(call, heads), [&](const Tensor& after) {
-           const int64_t width = changed_features(before, after);
-           return width > 0 && width % 2 == 0 &&
-                  keeps_lengths(before, after, width) &&
-                  (is_alike(after, width, true) ||
-                   is_alike(after, width, false));
+           const int64_t changed = changed_features(before, after);
+           // In halves, the last pairs may be left as they are.
+           return changed > 0 &&
+                  std::ranges::any_of(
+                      std::array{changed, before.size(3)}, [&](int64_t width) {
+                        return width % 2 == 0 &&
+                               keeps_lengths(before, after, width) &&
+                               (is_alike(after, width, true) ||
+                                is_alike(after, width, false));
+                      });
          });
 }
 

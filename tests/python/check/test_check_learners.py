@@ -297,8 +297,20 @@ class TurnedAlike(Attention):
         return self.join(scores.softmax(-1) @ v)
 
 
-def test_angles_that_cancel_are_a_condition():
-    assert conditions(multihead.check(TurnedAlike)) == ["turned_alike"]
+class TurnedByTheHead(TurnedAlike):
+    """The number of the head stands in the place of the position."""
+
+    def turn(self, x):
+        heads = torch.arange(x.size(1), dtype=x.dtype)[:, None, None]
+        angle = heads * 10000.0 ** -torch.linspace(0, 1, self.d_k // 2, dtype=x.dtype)
+        a, b = x.chunk(2, -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+@pytest.mark.parametrize("module", [TurnedAlike, TurnedByTheHead])
+def test_angles_that_cancel_are_a_condition(module):
+    assert conditions(multihead.check(module)) == ["turned_alike"]
 
 
 # ---- Norms ---------------------------------------------------------------------------
