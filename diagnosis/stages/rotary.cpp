@@ -15,6 +15,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 
