@@ -97,6 +97,12 @@ constexpr Assumption kOneSequence = {
     "Project each for itself: `W_q(query)`, `W_k(key)`, `W_v(value)`.",
     "query, key and value are always one tensor"};
 
+constexpr Assumption kOneToken = {
+    "one_token_on_cache",
+    "On a cache it takes one token at a time: of several at once, some see "
+    "others than the keys up to their own.",
+    "Let each see the keys up to its own: torch.ones(Lq, Lk).tril(Lk - Lq).",
+    "it is given one token at a time on its cache"};
 constexpr Assumption kTurnedAlike = {
     "turned_alike",
     "Queries and keys of a head are turned by the same angles at every "
@@ -113,7 +119,7 @@ constexpr Assumption kKeysTransposed = {
 constexpr const Assumption* kWithCondition[] = {
     &kMaskBlocks,  &kPaddingBlocks,  &kAddedByGuess,  &kSequenceFirst,
     &kNoOutput,    &kLayersBeside,   &kScaleArgument, &kEqualLengths,
-    &kOneSequence, &kKeysTransposed, &kTurnedAlike};
+    &kOneSequence, &kKeysTransposed, &kTurnedAlike,   &kOneToken};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -262,6 +268,7 @@ class Assuming {
     if (fact(calls_, "order_guessed") == "true") add(kSequenceFirst);
     if (fact(calls_, "order_inside") == "true") add(kBatchFirst);
     if (fact(calls_, "keys_transposed") == "true") add(kKeysTransposed);
+    if (fact(calls_, "one_token_on_cache") == "true") add(kOneToken);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);
     if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())

@@ -474,8 +474,7 @@ class Examination:
             key = "additive_name" if documented.is_bias(call) else "additive_text"
             is_said = said and not reading.meaning.why
             facts |= {key: said} if is_said else {"additive_guessed": "true"}
-        if (form := reading.way.form) and form.fact:
-            facts[form.fact] = "true"
+        facts |= dict.fromkeys(reading.told, "true")
         if said := documented.causal(self.subject):
             facts["causal_text"] = documented.quoted(said)
         layout, of_steps = case.layout, (cases.SEQUENCE_FIRST, *cases.OF_STEPS)

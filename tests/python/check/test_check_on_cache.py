@@ -36,6 +36,28 @@ class Turned(Attention):
         return self.join(weights @ v), (k, v)
 
 
+class SeesAllAtOnce(Turned):
+    """On a cache nothing is blocked, as for one token, whatever comes."""
+
+    def forward(self, x, past=None):
+        if past is None:
+            return super().forward(x)
+        q, k, v = self.qkv(x)
+        cos, sin = tables(self.start(past), x.size(1), self.d_k)
+        q, k = (t * cos + half_turned(t) * sin for t in (q, k))
+        k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v)))
+        return self.join(self.scores(q, k).softmax(-1) @ v), (k, v)
+
+
+def test_several_tokens_at_once_on_a_cache():
+    report = multihead.check(SeesAllAtOnce)
+    names = [condition["name"] for condition in report.conditions]
+    assert "one_token_on_cache" in names, str(report)
+    report = multihead.check(Turned)
+    names = [condition["name"] for condition in report.conditions]
+    assert "one_token_on_cache" not in names, str(report)
+
+
 class TurnedFromTheFirst(Turned):
     """Each call counts its positions from 0."""
 

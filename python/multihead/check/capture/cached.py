@@ -90,9 +90,11 @@ class Steps:
         return not is_static and all(t.dtype not in _NARROW for t in _tensors(past))
 
 
-def steps(call: Call, case: Case, subject: Subject) -> Steps | None:
+def steps(
+    call: Call, case: Case, subject: Subject, together: bool = False
+) -> Steps | None:
     """None where the code takes several things that a call before may have kept, or
-    counts what it is given."""
+    counts what it is given. together: the last two tokens in one call."""
     taken = [p for p in call.parameters if call.roles[p.name] == "past"]
     keeps = [p.name for p in taken if p.default is None]
     switches = [p.name for p in call.parameters if _is_switch(p, call)]
@@ -121,7 +123,8 @@ def steps(call: Call, case: Case, subject: Subject) -> Steps | None:
         return Arguments(keywords=given)
 
     count = max(length - 2, 1)
-    parts = [part(0, count), *(part(at, 1) for at in range(count, length))]
+    later = [(count, 2)] if together else [(at, 1) for at in range(count, length)]
+    parts = [part(0, count), *(part(*one) for one in later)]
     past = keeps[0] if keeps else None
     store = _store(subject, case) if past else None
     if store is not None:

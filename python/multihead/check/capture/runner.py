@@ -133,12 +133,13 @@ class Runner:
             return functools.partial(self.subject.how, target)
         return target if callable(target) else target.forward  # type: ignore[attr-defined]
 
-    def run_on_cache(self, base: Run) -> Run | None:
-        """The last token by itself, on what the code returned of those before it; None
-        where it takes or returns nothing of the kind, or refuses its own."""
-        case = base.case
-        both = cached.steps(self.call, case, self.subject)
-        if both is None:
+    def run_on_cache(self, base: Run, together: bool = False) -> Run | None:
+        """The last token by itself, or the last two `together`, on what the code
+        returned of those before; None where it takes or returns nothing of the kind, or
+        refuses its own."""
+        case, tokens = base.case, 2 if together else 1
+        both = cached.steps(self.call, case, self.subject, together)
+        if both is None or case.sizes.queries <= tokens:
             return None
         with _settings(case, 0), self.guard.each_at_most(None):
             target = self._target(case, may_hang=True)[0]
@@ -171,15 +172,17 @@ class Runner:
                     given[both.past] = past
                 last = self.guard.call(called, **given)
                 if last.error is not None:
-                    self._remark_on_cache(last.findings[0])
+                    if not together:
+                        self._remark_on_cache(last.findings[0])
                     return None
-                if both.past is None or both.store is not None:
+                if both.past is None or both.store is not None or together:
                     continue
                 if not both.grows(given[both.past], last.value, count):
                     return None
         length = case.sizes.queries
-        query = both.sequence.narrow(cases.query_axis(case), length - 1, 1)
-        sizes = replace(case.sizes, queries=1, keys=length)
+        axis, start = cases.query_axis(case), length - tokens
+        query = both.sequence.narrow(axis, start, tokens)
+        sizes = replace(case.sizes, queries=tokens, keys=length)
         name = "the last token, on a cache"
         case = replace(case, name=name, sizes=sizes, relation="cross", gradients=False)
         tensors = {"query": query, "key": both.sequence, "value": both.sequence}
@@ -189,8 +192,8 @@ class Runner:
         try:
             run.out, _ = split(last.value, case, query, any_width=False)
             passed, _ = split(whole.value, base.case, both.sequence, any_width=False)
-            axis = cases.query_axis(case)
-            run.in_one_pass = passed.narrow(axis, length - 1, 1).reshape(run.out.shape)
+            of_last = passed.narrow(axis, start, tokens)
+            run.in_one_pass = of_last.reshape(run.out.shape)
         except Unfit:
             return None
         return run

@@ -39,9 +39,15 @@ def judge(reading: Reading, judged: Judge) -> None:
     where the engine can tell, whether that is attention."""
     assert reading.verdict is not None
     run = compare(reading)
+    if run is None:
+        return
+    several = reading.way.runner.run_on_cache(reading.kept[0], together=True)
+    differs = several is not None and not _is_close(several.out, several.in_one_pass)
+    reading.takes_one_token = differs
     assumed = {fact["name"] for fact in reading.verdict["assumptions"]}
-    if run is not None and not assumed & _OF_A_TRACE:
-        judged(reading, [*reading.kept, run])
+    kept = reading.kept if assumed & _OF_A_TRACE else [*reading.kept, run]
+    if differs or len(kept) > len(reading.kept):
+        judged(reading, kept)
 
 
 def judge_steps(reading: Reading) -> None:

@@ -82,9 +82,18 @@ class Reading:
     facts: dict[str, str] = field(default_factory=dict)
     # Its runs, without those of masks that are taken by chance.
     kept: list[Run] = field(default_factory=list)
+    # Whether several tokens at once, on a cache, give something else.
+    takes_one_token: bool = False
     # Kinds of calls by name.
     taken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
+
+    @property
+    def told(self) -> list[str]:
+        """Facts of how it was called."""
+        form = self.way.form
+        of_form = [form.fact] if form and form.fact else []
+        return of_form + ["one_token_on_cache"] * self.takes_one_token
 
     @property
     def is_right(self) -> bool:
