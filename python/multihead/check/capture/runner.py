@@ -181,19 +181,18 @@ class Runner:
                     return None
         length = case.sizes.queries
         axis, start = cases.query_axis(case), length - tokens
-        query = both.sequence.narrow(axis, start, tokens)
         sizes = replace(case.sizes, queries=tokens, keys=length)
         name = "the last token, on a cache"
         case = replace(case, name=name, sizes=sizes, relation="cross", gradients=False)
-        tensors = {"query": query, "key": both.sequence, "value": both.sequence}
+        tensors = dict.fromkeys(("key", "value"), both.sequence)
+        tensors["query"] = query = both.sequence.narrow(axis, start, tokens)
         run = Run(case, Arguments(tensors=tensors), parameters=base.parameters)
         run.recorder, run.counted, run.is_last = Recorder({}), base.counted, True
         run.window = base.window
         try:
             run.out, _ = split(last.value, case, query, any_width=False)
             passed, _ = split(whole.value, base.case, both.sequence, any_width=False)
-            of_last = passed.narrow(axis, start, tokens)
-            run.in_one_pass = of_last.reshape(run.out.shape)
+            run.in_one_pass = passed.narrow(axis, start, tokens).reshape(run.out.shape)
         except Unfit:
             return None
         return run
