@@ -349,7 +349,7 @@ class Assuming {
                        std::string(convention.remedy)};
     std::string_view condition = convention.condition;
     const std::string text = fact(calls_, "causal_text");
-    const bool is_stepwise = !fact(calls_, "stepwise").empty();
+    const bool is_stepwise = fact(calls_, "stepwise") == "true";
     if (convention.name == "causal_by_itself" &&
         (is_stepwise || !text.empty())) {
       assumption.sentence = is_stepwise

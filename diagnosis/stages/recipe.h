@@ -312,6 +312,9 @@ enum class PositionBias {
   kEarlyKeys,
   kShown
 };
+constexpr bool is_of_distance(PositionBias kind) {
+  return kind == PositionBias::kFalling || kind == PositionBias::kRising;
+}
 
 /// Which projections are one matrix.
 enum class Shared { kNothing, kQueryKey, kKeyValue, kQueryValue, kAll };

@@ -353,10 +353,8 @@ Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
     if (!call.line) call.unlined.insert(fingerprint(scores));
   }
   require(call.line.has_value());
-  const bool of_distance =
-      kind == PositionBias::kFalling || kind == PositionBias::kRising;
-  require(of_distance ? !call.line->of_keys || !call.line->sees_ahead
-                      : call.line->of_keys);
+  require(is_of_distance(kind) ? !call.line->of_keys || !call.line->sees_ahead
+                               : call.line->of_keys);
   require(call.line->falls ==
           (kind == PositionBias::kFalling || kind == PositionBias::kLateKeys));
   return scores + call.line->numbers;

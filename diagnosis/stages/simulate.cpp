@@ -166,10 +166,8 @@ void attend(const ObservedCall& call, const Recipe& recipe, Stages& stages) {
 
   Tensor scores = drop_at(Dropout::kBeforeMask, call, recipe, stages.scores);
   const Masked masked = mask_scores(call, recipe, scores);
-  const bool of_distance = recipe.position_bias == PositionBias::kFalling ||
-                           recipe.position_bias == PositionBias::kRising;
-  require(!of_distance || !call.line || !call.line->of_keys ||
-          blocks_later(masked.scores));
+  require(!is_of_distance(recipe.position_bias) || !call.line ||
+          !call.line->of_keys || blocks_later(masked.scores));
   stages.fully_masked = masked.fully_masked;
   stages.blocks = masked.blocks;
   stages.masked_scores = masked.scores;

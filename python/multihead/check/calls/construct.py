@@ -256,8 +256,8 @@ class Construction:
         counted = self.takes("num_heads", "num_kv_heads")
         return counted or may_count_heads(self.subject.source, self._configs())
 
-    def _configs(self) -> list[str]:
-        return [name for name, role in self.roles.items() if role == "config"]
+    def _configs(self) -> tuple[str, ...]:
+        return tuple(name for name, role in self.roles.items() if role == "config")
 
     def fitting(self, sizes: Sizes, num_kv_heads: int | None) -> Sizes:
         """`sizes` as this class can have them: constants of its file win, a class

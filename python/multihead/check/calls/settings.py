@@ -5,6 +5,7 @@ code defines itself."""
 import contextlib
 import dataclasses
 import dis
+import functools
 import inspect
 import re
 import sys
@@ -165,7 +166,8 @@ def value_for(name: str, sizes: Sizes) -> object:
     return _KNOWN.get(role, sizes.value_of(role))
 
 
-def may_count_heads(text: str, configs: list[str]) -> bool:
+@functools.cache
+def may_count_heads(text: str, configs: tuple[str, ...]) -> bool:
     """Whether code with these configurations may read a number of heads from one, or
     hands one on to others, which may."""
     own = "|".join(map(re.escape, configs))
@@ -175,7 +177,8 @@ def may_count_heads(text: str, configs: list[str]) -> bool:
     return bool(configs) and (not text or bool(hands_on) or any(counts))
 
 
-def reads_groups(text: str, configs: list[str]) -> bool:
+@functools.cache
+def reads_groups(text: str, configs: tuple[str, ...]) -> bool:
     """Whether code reads a number of key/value heads from one of these."""
     owner = "|".join(map(re.escape, configs))
     read = re.findall(rf"\b(?:{owner})(?:\.|\[[\"'])(\w+)", text) if configs else ()
