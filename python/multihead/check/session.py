@@ -3,7 +3,6 @@
 
 import functools
 import itertools
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from torch import nn
 
 from .calls import cases, forms, undefined
 from .calls.one_by_one import is_stepwise, one_by_one
+from .calls.unusual import in_unusual_forms
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
@@ -38,10 +38,6 @@ from .subject.documented import Said
 from .subject.roles import role_of_name, speaks
 from .subject.target import Subject, load, scope
 
-# Complaints that other shapes may settle.
-_OF_SHAPES = re.compile(
-    r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token|\dD\b", re.I
-)
 _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
 _UNTURNED = Finding(
     "limit",
@@ -328,17 +324,15 @@ class Examination:
             found = found or not cases.unbatched(way.base.case)
             yield way
         refusals = [f.sentence for f in self.first_call.findings]
-        of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
         for form in () if found else one_by_one(subject, call):
             for way in self._in_forms([form]):
                 found = True
                 yield way
-        if not found and of_shapes:
-            with_heads = functools.partial(forms.with_cut_heads, complaints=of_shapes)
-            others = [forms.with_transposed_keys, with_heads]
-            if not first_call.may_be_core(call, self.runner):
-                others += [forms.with_one_query, forms.with_an_axis_more]
-            yield from self._in_forms(f for form in others for f in form(subject, call))
+        if not found:
+            is_core = first_call.may_be_core(call, self.runner)
+            yield from self._in_forms(
+                in_unusual_forms(subject, call, refusals, is_core)
+            )
 
     def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:
         """Those in such a form; of a user's inputs they keep what is no sequence."""
@@ -350,7 +344,8 @@ class Examination:
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
             finder = FirstCall(runner, options, seconds)
-            needed = {"batch": form.batch, "queries": form.queries}
+            names = "batch", "queries", "shares_queries"
+            needed = {name: getattr(form, name) for name in names}
             known = {name: size for name, size in needed.items() if size}
             finder.sizes = [replace(s, **known) for s in finder.sizes]
             finder.extends = False

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..subject.holding import held
 from ..subject.roles import ATTRIBUTES, normal
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _GROUPED = (*_CONVOLUTIONS, nn.GroupNorm)
 
 # How tensors are laid out, by the rank and order that the code takes. With heads
@@ -63,7 +63,7 @@ class Sizes:
     as, "length", or, to be all of the image, "pair", "square" or "side". is_exact: what is told
     a length is told that of the queries. wide_keys: what is told the width of queries
     and keys is told that of all heads. before: how many tokens, as that of a class,
-    stand before those of an image.
+    stand before those of an image. shares_queries: all items have the same.
     """
 
     batch: int = 3
@@ -80,6 +80,7 @@ class Sizes:
     is_exact: bool = False
     wide_keys: bool = False
     before: int = 0
+    shares_queries: bool = False
     # Fewer keys than there are, so that it shows.
     sliding_window: int = 3
 
@@ -251,6 +252,8 @@ def sequences(case: Case) -> dict[str, Tensor]:
         return (values * case.spread).to(case.dtype)
 
     query = normal(sizes.queries, sizes.heads, sizes.embed)
+    if sizes.shares_queries:
+        query = query[:1].expand_as(query).clone()
     if case.relation == "self":
         return {"query": query, "key": query, "value": query}
     widths = (sizes.key_width or sizes.embed, sizes.value_width or sizes.embed)

@@ -40,7 +40,7 @@ class Form:
     """A form: the subject as it is called in it, the call, which layouts it can have
     (those of any layer if empty), and what is said of it. guess: the parameters whose
     form is a guess. batch: how many items it needs to show what it does, if it does;
-    queries: how many it can have."""
+    queries: how many it can have; shares_queries: all items have the same."""
 
     subject: Subject
     call: Call
@@ -49,6 +49,7 @@ class Form:
     guess: tuple[str, ...] = ()
     batch: int | None = None
     queries: int | None = None
+    shares_queries: bool = False
     fact: str = ""  # what the engine is told of it
 
     def keep(self, inputs: object) -> None:

@@ -93,7 +93,7 @@ class Recorder(TorchDispatchMode):
         # Storages whose numbers, or what was made of them, met inputs in any operation.
         self.met: set[int] = set()
         self.biases: dict[int, Tensor] = {}
-        self.parameters: set[int] = set()  # storages of those that were met
+        self.parameters: dict[int, int] = {}  # met ones: numbers by storage
         self.cores = Cores()
         # The weights behind both sides of each product of computed tensors.
         self.pairs: list[tuple[tuple, tuple]] = []
@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
         """Whether a parameter has a part in it, and no input."""
         origin = self.origin(tensor)
         behind = origin.made_of | {self.root(tensor)}
-        return not origin.inputs and bool(behind & self.parameters)
+        return not origin.inputs and bool(behind & self.parameters.keys())
 
     def _fill_constants(self, operands: list[Tensor]) -> None:
         """Zero biases and unit gains of layers that the code makes for itself would
@@ -169,7 +169,7 @@ class Recorder(TorchDispatchMode):
         for tensor in operands:
             if isinstance(tensor, nn.Parameter) and id(tensor) not in self._seen:
                 self._seen.add(id(tensor))
-                self.parameters.add(storage(tensor))
+                self.parameters[storage(tensor)] = tensor.numel()
                 self.alive.append(tensor)
                 fill_constant(tensor)
 
@@ -206,7 +206,14 @@ class Recorder(TorchDispatchMode):
             return False
         origin = self.origins.get(self.root(tensor))
         known = origin is None or origin.drawn or isinstance(tensor, nn.Parameter)
+        known = known or self._is_normed(tensor)
         return known and not self.origin(tensor).inputs
+
+    def _is_normed(self, tensor: Tensor) -> bool:
+        """Whether it was computed from a parameter of as many numbers, as where a
+        spectral norm divides it."""
+        behind = self.origin(tensor).made_of
+        return any(self.parameters.get(key) == tensor.numel() for key in behind)
 
     def root(self, tensor: Tensor) -> int:
         """The storage whose values `tensor` shows, through copies."""

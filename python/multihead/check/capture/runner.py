@@ -112,6 +112,8 @@ class Runner:
         over; not for one with so few `seconds` of its own."""
         if is_stepwise(self.subject):  # which nobody trains
             case = replace(case, gradients=False, training=False)
+        if getattr(self.subject.how, "has_no_gradients", False):
+            case = replace(case, gradients=False)
         with _settings(case, seed), self.guard.each_at_most(seconds):
             made = given or arguments.make(self.call, case)
             run = Run(case, made)

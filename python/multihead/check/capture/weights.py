@@ -25,6 +25,8 @@ class Weights:
     layouts: dict[str, str] = field(default_factory=dict)
     # What norms add to the variance, and in how many groups they take features.
     norms: dict[str, float] = field(default_factory=dict)
+    # The gains of norms over the batch, which is no part of attention.
+    batch_norms: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list)
     by_flow: "Weights | None" = None
     by_order: bool = False
@@ -59,8 +61,9 @@ def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Wei
     # What no data met has no other name than its own: linears.3, forgotten.
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
     norms = _norms(roots.get("self"))
+    batch_norms = _batch_norms(roots.get("self"))
     if by_flow is not None:
-        by_flow.norms = norms
+        by_flow.norms, by_flow.batch_norms = norms, batch_norms
         for c in kept:  # norms, which no product tells apart
             if (
                 c.of_layer
@@ -70,7 +73,7 @@ def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Wei
                 by_flow.tensors.setdefault(c.name, c.tensor.detach())
     if by_flow is not None and (unnamed or (silent and not idle)):
         return by_flow
-    weights = Weights(norms=norms, by_flow=by_flow)
+    weights = Weights(norms=norms, batch_norms=batch_norms, by_flow=by_flow)
     for c in kept:
         tensor = c.tensor.detach()  # of an array, which the code may write to, a copy
         weights.tensors[c.name] = tensor.clone() if c.of_array else tensor
@@ -111,6 +114,12 @@ def by_flow(named: Weights, partly: bool) -> Weights:
 
 
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "_eps")
+
+
+def _batch_norms(module: object) -> frozenset[str]:
+    parts = module.named_modules() if isinstance(module, nn.Module) else ()
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return frozenset(f"{path}.weight" for path, p in parts if isinstance(p, kinds))
 
 
 def _norms(module: object) -> dict[str, float]:

@@ -121,6 +121,8 @@ class FirstCall:
         if self.given is not None or self._tried_lengths:
             return None
         self._tried_lengths = True
+        if any(finding.name == "pools" for _, finding in complaints):
+            return None  # as many as it pools to would fit by chance
         pairs = [p for _, f in complaints for p in compared(f.sentence)]
         numbers = Counter(n for pair in pairs for n in pair)
         first, tried = self.sizes[0], self.sizes
@@ -182,7 +184,10 @@ class FirstCall:
                 return run, complaints
             kind = (case.layout, case.mask, case.dtype, case.style)
             first = first or kind
-            complaints += [(kind == first, f) for f in run.findings[:1]]
+            # What has no batch may fit by chance where other calls raise.
+            by_chance = cases.unbatched(case) and bool(complaints)
+            said = [f for f in run.findings[:1] if f.name == "raises" or not by_chance]
+            complaints += [(kind == first, f) for f in said]
             self._outside = self._outside or _of_its_kind(run)
             refusals.note(case, run.findings)
             endless = any("RecursionError" in f.sentence for f in run.findings)

@@ -178,7 +178,8 @@ def guessed_heads(run: Run) -> list[int]:
     narrow = [s for s in deep if s[-2] in lengths and embed % s[-1] == 0]
     sliced = Counter(embed // s[-1] for s in narrow if s[-1] < embed)
     # Queries, keys, values and context of each head, in a loop.
-    looped = [count for count, seen in sliced.items() if seen >= 4 * count]
+    is_once = len(run.recorder.cores.found) == 1
+    looped = [n for n, seen in sliced.items() if seen >= 4 * n and not is_once]
     several = [n for n in [*scores, *cut, *viewed, *looped] if 1 < n < embed]
     one = [1] if scores == [1] else []
     found = dict.fromkeys([*several, *one, *sliced, 1])

@@ -105,15 +105,19 @@ class Reading:
 
     @property
     def beside(self) -> list[str]:
-        """Matrices that the data met and attention has no use for, or all where none
-        was understood; none where all is explained."""
-        return [n for n, t in self._unread.items() if t.dim() >= 2]
+        """Matrices, and norms over the batch, that the data met and attention has no use
+        for, or all where none was understood; none where all is explained."""
+        return [n for n, t in self._unread.items() if t.dim() >= 2 or self._is_norm(n)]
 
     @property
     def gains(self) -> list[str]:
         """Learned factors of features, of which the same holds."""
         unread = self._unread.items()
-        return [n for n, t in unread if t.dim() == 1 and not _OF_NORMS.search(n)]
+        single = [n for n, t in unread if t.dim() == 1 and not _OF_NORMS.search(n)]
+        return [n for n in single if not self._is_norm(n)]
+
+    def _is_norm(self, name: str) -> bool:
+        return name in self.way.base.parameters.batch_norms
 
     @property
     def outside(self) -> Finding | None:

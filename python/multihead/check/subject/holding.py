@@ -114,7 +114,7 @@ def wrappers(module: nn.Module) -> dict[str, str]:
         if not path or own or len(inner) != 1 or isinstance(part, nn.Sequential):
             continue
         name, layer = next(iter(inner.items()))
-        is_layer = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d))
+        is_layer = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
         if is_layer and speaks(f"{path}.weight") and not speaks(f"{name}.weight"):
             found[f"{path}.{name}"] = path
     return found
@@ -151,7 +151,7 @@ def _computed(part: nn.Module, name: str) -> Tensor:
 
 def _layout(layer: nn.Module, name: str) -> str | None:
     """What the type of a layer says about the orientation of its weight."""
-    linear = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and name == "weight"
+    linear = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and name == "weight"
     packed = isinstance(layer, nn.MultiheadAttention) and name.endswith("weight")
     return "out_in" if linear or packed else None
 

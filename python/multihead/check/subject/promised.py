@@ -10,6 +10,11 @@ from .target import Subject
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|\bluong\b", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
+# Blocks of images that have no scale in their papers: non-local ones (Wang et al.,
+# 2018), and those of SAGAN (Zhang et al., 2019) and DANet, whose sum a gamma weighs.
+_NON_LOCAL = re.compile(r"non[-_ ]?local|\bNL_?block|\bsagan\b", re.I)
+_GAMMA = re.compile(r"\bgamma\b")
+_CONVOLUTION = re.compile(r"\bConv[123]d\b")
 _UNSCALED = re.compile(r"\b(?:no|not|without|un|omits? the) ?scal(?:ed|e|ing)\b", re.I)
 _BIAS = re.compile(
     r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
@@ -44,9 +49,11 @@ def promises(subject: Subject) -> dict[str, str]:
 
 
 def is_dot_product(subject: Subject) -> bool:
-    """Whether it calls itself dot-product attention, and speaks of no scale."""
-    said = [subject.name, *docstrings(subject)]
-    named = any(_DOT_PRODUCT.search(text) for text in said)
+    """Whether it calls itself dot-product attention, or is a block of images that has
+    no scale where it was published, and speaks of none."""
+    said, text = [subject.name, *docstrings(subject)], subject.source
+    named = any(_DOT_PRODUCT.search(text) or _NON_LOCAL.search(text) for text in said)
+    named = named or bool(_GAMMA.search(text) and _CONVOLUTION.search(text))
     texts = (_UNSCALED.sub("", text) for text in (*said, subject.source))
     return named and not any(map(_SCALES.search, texts))
 

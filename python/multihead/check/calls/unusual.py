@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""The forms that are tried where code takes none of the usual, likelier first."""
+
+import re
+from collections.abc import Iterator
+
+from ..subject.signature import Call
+from ..subject.target import Subject
+from . import forms
+from .conditioned import conditioned
+from .forms import Form
+from .learned import with_learned_queries
+from .videos import of_videos
+
+# Complaints that other shapes may settle.
+_OF_SHAPES = re.compile(
+    r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token|vector|\dD\b", re.I
+)
+
+
+def in_unusual_forms(
+    subject: Subject, call: Call, refusals: list[str], is_core: bool
+) -> Iterator[Form]:
+    """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
+    of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
+    if not of_shapes:
+        return
+    for by_complaints in (with_learned_queries, of_videos):
+        yield from by_complaints(subject, call, of_shapes)
+    yield from conditioned(subject, call)
+    yield from forms.with_transposed_keys(subject, call)
+    yield from forms.with_cut_heads(subject, call, of_shapes)
+    if not is_core:
+        yield from forms.with_one_query(subject, call)
+        yield from forms.with_an_axis_more(subject, call)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Code that takes videos, (B, E, T, Y, X): all of it is one sequence, or each frame is
+one, or each pixel in time."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..subject.roles import TENSORS
+from ..subject.signature import Call, axes
+from ..subject.target import Subject
+from . import cases
+from .forms import Form, called, formed
+
+# What code of videos does, speaks of or complains of.
+_OF_VIDEOS = re.compile(
+    r"conv3d|\b5D\b|expected 5|\bvideos?\b|\bframes\b|\bt h w\b|\bt,\s*h,\s*w\b", re.I
+)
+
+
+def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Form]:
+    """complaints: what it says of other forms."""
+    inputs = [n for n, role in call.roles.items() if role in TENSORS]
+    said = f"{subject.source} {complaints}"
+    if not (_OF_VIDEOS.search(said) or len(axes(subject)) == 5):
+        return
+    ways: list[tuple[str, Callable, Callable, str]] = [
+        (cases.CHANNELS_FIRST, _as_whole, _of_whole, "all of it one sequence"),
+        (cases.IMAGE, _as_frames, _of_frames, "each frame a sequence"),
+        (cases.CHANNELS_FIRST, _as_pixels, _of_pixels, "each pixel one in time"),
+    ]
+    for layout, split, join, what in ways:
+
+        def how(target: object, /, split=split, join=join, **given: object) -> object:
+            video = {n: split(t) if n in inputs else t for n, t in given.items()}
+            returned = called(subject, target, video)
+            first = returned[0] if isinstance(returned, (tuple, list)) else returned
+            if not isinstance(first, Tensor) or first.dim() != 5:
+                return returned
+            return join(first)
+
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in call.parameters]
+        shown = f"videos as (B, E, T, Y, X), {what}"
+        form = formed(subject, parameters, how, (layout,), shown, tuple(inputs))
+        # Items two by two, so that what passes between them shows; sizes that differ.
+        form.batch, form.queries = (4, 18) if join is not _of_pixels else (4, 5)
+        yield form
+
+
+def _parts(length: int) -> tuple[int, int, int]:
+    """Frames, rows and columns of a video of so many pixels."""
+    frames = _smallest_factor(length)
+    rows = _smallest_factor(length // frames)
+    return frames, rows, length // frames // rows
+
+
+def _smallest_factor(number: int) -> int:
+    return next((n for n in range(2, number) if number % n == 0), 1)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """(B, …) as (B/2, 2, …)."""
+    return x.unflatten(0, (-1, 2) if len(x) % 2 == 0 else (-1, 1))
+
+
+def _as_whole(x: Tensor) -> Tensor:
+    return x.unflatten(2, _parts(x.shape[2]))
+
+
+def _of_whole(video: Tensor) -> Tensor:
+    return video.flatten(2)
+
+
+def _as_frames(x: Tensor) -> Tensor:
+    return _pairs(x).movedim(1, 2)
+
+
+def _of_frames(video: Tensor) -> Tensor:
+    return video.movedim(2, 1).flatten(0, 1)
+
+
+def _as_pixels(x: Tensor) -> Tensor:
+    """(B·X, E, T) as (B, E, T, 1, X)."""
+    return torch.movedim(_pairs(x), 1, -1).unsqueeze(-2)
+
+
+def _of_pixels(video: Tensor) -> Tensor:
+    return video.flatten(3).movedim(-1, 1).flatten(0, 1)
