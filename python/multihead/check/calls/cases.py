@@ -112,6 +112,7 @@ class Sizes:
             "temperature": self.head_dim**0.5,
             "max_length": longest,
             "block": 16,
+            "vocabulary": 64,
             "window": windows.get(self.window, self.image),
             "resolution": windows.get(self.window, self.image),
             "sliding_window": self.sliding_window,

@@ -95,6 +95,7 @@ class Construction:
         self._settle_widths()
         self._settle_heads()
         self._settle_blocks()
+        self._settle_norms()
         self._settle_sides()
         self._settings = {
             p.name: class_for(p, self.roles[p.name], subject.target)
@@ -192,6 +193,15 @@ class Construction:
             steps = stepped & {name, *kept} or (of_block and "block" in words(name))
             if role == "max_length" and steps:
                 self.roles[name] = "block"
+
+    def _settle_norms(self) -> None:
+        """Groups that a norm is told, and no heads, are of features."""
+        text = self.subject.source or _source(self.subject.target)
+        for name, role in self.roles.items():
+            told = rf"norm\w*\([^()]*\b{re.escape(name)}\b"
+            grouped = role == "num_kv_heads" and "groups" in name.lower()
+            if grouped and not self.takes("num_heads") and re.search(told, text, re.I):
+                self.roles[name] = None
 
     def _settle_sides(self) -> None:
         """Height and width of an image, which come together, as capital letters, too:
@@ -546,6 +556,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and part_of(name) in ("index", "epsilon"):
         return part_of(name)
     said = set(words(name))
+    if role is None and said & OF_VOCABULARIES and default is parameter.empty:
+        return "vocabulary"
     counted = said - _LAYERS <= {"num", "n", "kv", "q"}
     return "layers" if role is None and said & _LAYERS and counted else role
 

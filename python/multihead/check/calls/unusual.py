@@ -10,6 +10,7 @@ from . import forms
 from .conditioned import conditioned
 from .forms import Form
 from .learned import with_learned_queries
+from .tokens import of_tokens
 from .videos import of_videos
 
 # Complaints that other shapes may settle.
@@ -22,6 +23,7 @@ def in_unusual_forms(
     subject: Subject, call: Call, refusals: list[str], is_core: bool
 ) -> Iterator[Form]:
     """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
+    yield from of_tokens(subject, call, " ".join(refusals))
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
     if not of_shapes:
         return

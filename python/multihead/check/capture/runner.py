@@ -19,6 +19,7 @@ from ..calls.cases import Case, attributes
 from ..calls.construct import Construction
 from ..calls.forms import merged_draw
 from ..calls.one_by_one import is_stepwise
+from ..calls.tokens import has_many
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject import sliding
@@ -222,6 +223,8 @@ class Runner:
         outcome = self.guard.attempt(watched)
         for draw in recorder.draws:
             draw.keep = merged_draw(draw.keep, self.subject.how)
+        if has_many(self.subject):
+            recorder.cores.found = recorder.cores.found[:1]
         run.recorder = recorder
         run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)

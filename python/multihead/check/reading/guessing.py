@@ -23,8 +23,9 @@ _STATE = (
 _MISCALLED = re.compile(
     r"TypeError: .*(takes (from )?\d.* positional arguments? but|"
     r"got an unexpected keyword argument|missing \d+ required positional|"
+    r"got multiple values for argument|"
     r"argument '\w+' \(position \d+\) must be (int, not (tuple|list|str)|"
-    r"Tensor, not (int|float)))"
+    r"Tensor, not (int|float|bool)))"
 )
 # The same, whatever it is called with.
 _IMPOSSIBLE = re.compile(

@@ -19,7 +19,9 @@ from .ways import Way
 OF_SHAPES = re.compile(
     r"RuntimeError: (?:mat1 and mat2 shapes|shape '.*' is invalid|Expected size|"
     r"The (?:expanded )?size of|einsum\(\)|size mismatch|batch1 and batch2|"
-    r"Sizes of tensors must match|Given normalized_shape)"
+    r"Sizes of tensors must match|Given normalized_shape)|"
+    r"ValueError: (?:operands could not be broadcast|matmul: Input operand|"
+    r"shapes .* not aligned)"
 )
 # Widths beside that of the inputs, which may have to go together with it.
 _WIDTHS = ("head_dim", "qkv_dim", "out_dim", "config", "attention", "norm")
@@ -36,7 +38,7 @@ def complaints(
     # What it inherits of a package that is not there, it may well have.
     kind = "" if issubclass(subject.type, ModuleOfAbsent) else subject.type.__name__
     found = guessing.of_no_call(first.findings, guessed, kind, subject.source)
-    if found and _is_of_stand_in(found[0], subject):
+    if found and (_is_of_stand_in(found[0], subject) or _is_of_try(found[0], subject)):
         return [replace(f, kind="unchecked") for f in found]
     is_sure = not guessed and not (built and built.takes(*_WIDTHS))
     if not is_sure or not found or not OF_SHAPES.match(found[0].sentence):
@@ -49,6 +51,13 @@ def complaints(
         if base is not None and is_attention(Way(first.runner, base)):
             return [unless(words, found[0])]
     return found
+
+
+def _is_of_try(finding: Finding, subject: Subject) -> bool:
+    """Whether a name is missing that its file imports where it can."""
+    named = re.match(r"NameError: name '(\w+)'", finding.sentence)
+    tried = rf"^[ \t]+(import|from) .*\b{named[1]}\b" if named else ""
+    return bool(named and re.search(tried, text_of_file(subject), re.M))
 
 
 def _is_of_stand_in(finding: Finding, subject: Subject) -> bool:

@@ -189,6 +189,19 @@ def _linear(rows: int, columns: int, bias: bool = True, **_: object) -> nn.Linea
     return nn.Linear(rows, columns, bias)
 
 
+class Conv1D(nn.Module):
+    """The layer of GPT-2, whose matrix is (in, out)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(0.1 * torch.randn(nx, nf))
+        self.bias = nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight + self.bias
+
+
 def _einsum(*given: object) -> torch.Tensor:
     """torch.einsum whose axes have names of any length: "batch head, head d -> d"."""
     equation = next(value for value in given if isinstance(value, str))
@@ -215,6 +228,7 @@ def _next(taken: dict[str, str], free: Iterator[str]) -> str:
 
 _KNOWN: dict[str, object] = {
     "einsum": _einsum,
+    "Conv1D": Conv1D,
     "DropPath": DropPath,
     "StochasticDepth": DropPath,
     "FusedLayerNorm": nn.LayerNorm,

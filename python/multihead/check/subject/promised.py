@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .documented import docstrings, one_line
-from .target import Subject
+from .target import Subject, text_of_file
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|\bluong\b", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
@@ -15,6 +15,8 @@ _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re
 _NON_LOCAL = re.compile(r"non[-_ ]?local|\bNL_?block|\bsagan\b", re.I)
 _GAMMA = re.compile(r"\bgamma\b")
 _CONVOLUTION = re.compile(r"\bConv[123]d\b")
+# What calls a function of the same file with queries that are scaled.
+_BY_CALLER = re.compile(r"\bq\w*\s*(?:\*=|=\s*\(?q\w*\s*\*)\s*[\w.]*scal", re.I)
 _UNSCALED = re.compile(r"\b(?:no|not|without|un|omits? the) ?scal(?:ed|e|ing)\b", re.I)
 _BIAS = re.compile(
     r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
@@ -54,6 +56,8 @@ def is_dot_product(subject: Subject) -> bool:
     said, text = [subject.name, *docstrings(subject)], subject.source
     named = any(_DOT_PRODUCT.search(text) or _NON_LOCAL.search(text) for text in said)
     named = named or bool(_GAMMA.search(text) and _CONVOLUTION.search(text))
+    if subject.kind == "function":
+        named = named or _BY_CALLER.search(text_of_file(subject)) is not None
     texts = (_UNSCALED.sub("", text) for text in (*said, subject.source))
     return named and not any(map(_SCALES.search, texts))
 

@@ -190,6 +190,7 @@ def read(subject: Subject) -> Call:
         call.guess([p.name for p in call.parameters], "query, key and value")
     _settle_tensors(call, subject)
     _settle_masks(call, subject.source)
+    _settle_masks_of_rows(call, subject.source)
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call, _unread(subject))
@@ -470,6 +471,21 @@ def _settle_masks(call: Call, source: str) -> None:
         else:
             call.roles[name] = "padding"
             call.guess([name], "one of the keys, 1 = a token")
+
+
+# What zeroes the rows of what comes out, as SASRec does for padded positions.
+_ROWS = r"\*=?\s*\(?\s*(?P<reverse>~|1\.?\s*-\s*)?\(?\s*{0}\b[^\n]*(?:unsqueeze\(-1\)|None\])"
+
+
+def _settle_masks_of_rows(call: Call, source: str) -> None:
+    """A mask of padding that has no other use than to zero outputs is one of queries."""
+    for name in [n for n, role in call.roles.items() if role == "padding"]:
+        own = re.escape(name)
+        plain = re.sub(r"#.*", "", source)
+        uses = len(re.findall(rf"\b{own}\b", plain))
+        zeroes = re.search(_ROWS.format(own), plain)
+        if zeroes and uses == 2:  # with that of the signature
+            call.roles[name] = "query_blocked" if zeroes["reverse"] else "query_mask"
 
 
 def type_name(parameter: inspect.Parameter) -> str:

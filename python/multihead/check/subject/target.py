@@ -201,7 +201,8 @@ def _where(code: object) -> str:
 
 def text_of_file(subject: Subject) -> str:
     """The text of the file that the code under test is of; "" where there is none."""
-    module = sys.modules.get(subject.type.__module__)
+    owner = subject.target if subject.kind == "function" else subject.type
+    module = sys.modules.get(getattr(owner, "__module__", None) or "")
     path = pathlib.Path(getattr(module, "__file__", None) or "")
     if path.suffix == ".ipynb":
         cells = [n for n in linecache.cache if n.startswith(f"{path.name}[")]

@@ -174,7 +174,7 @@ def mask_of_words(name: str) -> str | None:
         said.pop()  # mask_3d
     have = set(said)
     is_other = have & _NO_MASK and not have & {"attention", "attn"}
-    if said[-1:] not in (["mask"], ["masks"]) or is_other:
+    if said[-1:] not in (["mask"], ["masks"], ["masking"]) or is_other:
         return None
     if have & _ASKING and not have & {"key", "keys", "kv"}:
         return "query_mask"
