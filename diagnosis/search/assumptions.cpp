@@ -116,10 +116,18 @@ constexpr Assumption kKeysTransposed = {
     "Else they must be transposed here: q @ k.transpose(-2, -1).",
     "its keys are handed transposed"};
 
+constexpr Assumption kOwnScale = {
+    "own_scale",
+    "The scale of its scores is its own, learned or that of cosines, and not "
+    "judged.",
+    "nn.MultiheadAttention divides them by the square root of the head width.",
+    "its scores are meant to have a scale of their own"};
+
 constexpr const Assumption* kWithCondition[] = {
     &kMaskBlocks,  &kPaddingBlocks,  &kAddedByGuess,  &kSequenceFirst,
     &kNoOutput,    &kLayersBeside,   &kScaleArgument, &kEqualLengths,
-    &kOneSequence, &kKeysTransposed, &kTurnedAlike,   &kOneToken};
+    &kOneSequence, &kKeysTransposed, &kTurnedAlike,   &kOneToken,
+    &kOwnScale};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -268,6 +276,7 @@ class Assuming {
     if (fact(calls_, "order_guessed") == "true") add(kSequenceFirst);
     if (fact(calls_, "order_inside") == "true") add(kBatchFirst);
     if (fact(calls_, "keys_transposed") == "true") add(kKeysTransposed);
+    if (fact(calls_, "own_scale") == "true") add(kOwnScale);
     if (fact(calls_, "one_token_on_cache") == "true") add(kOneToken);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);

@@ -286,14 +286,15 @@ const std::vector<Convention> kReadings = {
      "first.",
      "", folds_heads, [](Recipe& r) { r.heads_before_items = true; }},
     {"dot_product_attention",
-     "The scores are not scaled: it calls itself dot-product attention, and "
-     "not scaled.",
+     "The scores are not scaled: it calls itself dot-product attention, is a "
+     "block of images that has no scale, or is handed scaled queries.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      [](const ObservedCall& call) {
        return maybe(call.facts.contains("says_dot_product"));
      },
      [](Recipe& r) { r.learned_scale = LearnedScale::kOne; }, Sign::kNone,
-     "dot-product attention without a scale is meant"},
+     "scores without a scale are meant, as in dot-product attention and "
+     "non-local blocks"},
     {"drops_output_too",
      "In training it drops elements of the output too, not only weights.", "",
      [](const ObservedCall& call) {

@@ -218,7 +218,7 @@ class Examination:
             return
         if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
             verdict = self._with_added_masks(reading, verdict)
-        if reading.beside or verdict["faults"]:
+        if reading.beside or verdict["faults"] or core.answers(reading):
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)
             reading.findings = [f for f in reading.findings if f.name not in answered]

@@ -146,10 +146,10 @@ def _value(
         weight = _weight(name, case) if role == "weight" else Parameters(case)
         made.weights[name] = weight
         return weight
-    return _switch(role, parameter, case)
+    return _switch(role, parameter, case, parameter.name in call.called)
 
 
-def _switch(role: str | None, parameter, case: Case) -> object:
+def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
     """A flag, or the dropout of a call."""
     given = {
         "is_causal": case.is_causal,
@@ -173,7 +173,8 @@ def _switch(role: str | None, parameter, case: Case) -> object:
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT
     if role == "dropout":
-        if isinstance(parameter.default, nn.Dropout) or _is_layer(parameter):
+        is_layer = isinstance(parameter.default, nn.Dropout) or _is_layer(parameter)
+        if is_layer or (is_called and parameter.default is parameter.empty):
             return nn.Dropout(DROPOUT).train(case.training)
         if parameter.default is parameter.empty and not case.training:
             return 0.0

@@ -113,6 +113,7 @@ class Sizes:
             "max_length": longest,
             "block": 16,
             "vocabulary": 64,
+            "learned": 4,
             "window": windows.get(self.window, self.image),
             "resolution": windows.get(self.window, self.image),
             "sliding_window": self.sliding_window,

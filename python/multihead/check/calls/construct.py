@@ -556,8 +556,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and part_of(name) in ("index", "epsilon"):
         return part_of(name)
     said = set(words(name))
-    if role is None and said & OF_VOCABULARIES and default is parameter.empty:
-        return "vocabulary"
+    if role is None and default is parameter.empty and said & _COUNTED:
+        return "vocabulary" if said & OF_VOCABULARIES else "learned"
     counted = said - _LAYERS <= {"num", "n", "kv", "q"}
     return "layers" if role is None and said & _LAYERS and counted else role
 
@@ -568,6 +568,8 @@ def _last_word(name: str) -> str:
     return said[-1] if said else ""
 
 
+# Counts of what a table holds, or of queries that are learned.
+_COUNTED = OF_VOCABULARIES | {"labels", "seeds", "latents", "queries"}
 _MAKERS = {"cls", "class", "fn", "func", "factory"}
 _LAYERS = {"layer", "layers"}
 _ROTARY = {"rope", "rotary"}

@@ -7,7 +7,7 @@ as many numbers is scores or weights; the product of those with a third tensor i
 context.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from .places import Place, place, storage
 
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm", "addbmm")
+_SUMS = ("add", "add_")
+_SOFTMAX = ("_softmax", "_safe_softmax", "exp")
 _SCALES = {"mul": 1, "mul_": 1, "div": -1, "div_": -1}
 # What shows the same numbers, in another order perhaps.
 _SAME = {"view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "permute"}
@@ -29,13 +31,17 @@ _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
 @dataclass(frozen=True)
 class Core:
     """Heads (N, L, D), N items and heads in one, not scaled, as they met; what they
-    returned, (N, Lq, D); draws: how many of dropout came before that."""
+    returned, (N, Lq, D); draws: how many of dropout came before that. own_scale: that
+    of the scores is learned, or that of cosines; queries are so that 1/√D would give the
+    same. is_shifted: numbers for each position were added on the way to them."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     context: Tensor
     draws: int
+    own_scale: bool = False
+    is_shifted: bool = False
 
 
 @dataclass
@@ -45,6 +51,22 @@ class _Product:
     size: int
     # A learned number scales the scores.
     is_open: bool = False
+    # What multiplied the scores up to the softmax, (N, 1, 1); None where nobody knows.
+    factor: Tensor | float | None = 1.0
+    is_past: bool = False
+
+    def scale(self, name: str, args: tuple, scores: Tensor) -> None:
+        """Multiplied or divided by a number, or by one for each head."""
+        if self.is_past or self.factor is None or len(args) < 2:
+            return
+        by = args[1] if args[0] is scores else args[0]
+        if isinstance(by, Tensor):
+            by = by.detach()
+            if by.numel() > 1 and by.shape[-2:] != (1, 1):
+                self.factor = None
+                return
+            by = by.expand(*scores.shape[:-2], 1, 1).reshape(-1, 1, 1)
+        self.factor = self.factor * by ** _SCALES[name]
 
 
 @dataclass
@@ -62,21 +84,21 @@ class Cores:
     _mixed: set[int] = field(default_factory=set)
     # Storages of what comes of the contexts.
     _behind: set[int] = field(default_factory=set)
+    # Storages of what has numbers for each position in it.
+    _shifted: set[int] = field(default_factory=set)
 
     def note(
-        self, name: str, args: tuple, operands: list[Tensor], results, recorder
+        self, name: str, args: tuple, kwargs: dict, operands, results, recorder
     ) -> None:
         """One operation. operands: all tensors among its arguments; recorder: it knows
         of what tensors are made."""
         if not results or not operands:
             return
+        self._note_shift(name, operands, results, recorder)
         if any(storage(t) in self._behind for t in operands):
             self._behind |= {storage(result) for result in results}
         if name.startswith("_scaled_dot_product") and len(operands) >= 3:
-            three = operands[:3]
-            heads = [_folded(_repeated(self._plain(t), three[0])) for t in three]
-            if not self._is_scaled_otherwise(*three[:2]):
-                self._add(*heads, results[0], len(recorder.draws))
+            self._note_fused(operands[:3], results[0], kwargs.get("scale"), recorder)
             return
         self._note_scale(name, args, operands, results, recorder)
         if name in _PRODUCTS and len(operands) >= 2:
@@ -86,11 +108,42 @@ class Cores:
             product = self._scores.get(place(tensor))
             if product is None:
                 continue
-            if name in _SCALES and any(map(recorder.is_learned, operands)):
-                product.is_open = True
+            product.is_past |= name in _SOFTMAX
+            if name in _SCALES:
+                product.scale(name, args, tensor)
+                product.is_open |= any(map(recorder.is_learned, operands))
             for result in results:
                 if result.numel() == product.size and result.is_floating_point():
                     self._scores[place(result)] = product
+
+    def _note_shift(self, name: str, operands, results, recorder) -> None:
+        """Whether numbers for each position, which no input has a part in, are added."""
+        shifts = any(storage(t) in self._shifted for t in operands)
+        if name in _SUMS and len(operands) == 2:
+            data = [t for t in operands if recorder.origin(t).inputs]
+            rest = [t for t in operands if not recorder.origin(t).inputs]
+            shifts |= len(data) == len(rest) == 1 and (
+                rest[0].dim() >= 2
+                and rest[0].shape[-1] == data[0].shape[-1] < rest[0].numel()
+            )
+        if shifts:
+            self._shifted |= {storage(result) for result in results}
+
+    def _note_fused(
+        self, three: list[Tensor], result: Tensor, scale: float | None, recorder
+    ) -> None:
+        query, key = three[:2]
+        own = self._is_scaled_otherwise(query, key)
+        root = query.shape[-1] ** 0.5
+        plain = [t if own else self._plain(t) for t in three]
+        heads = [_folded(_repeated(t, query)) for t in plain]
+        if own and scale is not None:
+            heads[0] = heads[0] * scale * root
+        is_shifted = self._is_shifted(query, key)
+        self._add(*heads, result, len(recorder.draws), own, is_shifted)
+
+    def _is_shifted(self, query: Tensor, key: Tensor) -> bool:
+        return storage(query) in self._shifted or storage(key) in self._shifted
 
     def _note_product(
         self, left: Tensor, right: Tensor, result: Tensor, recorder
@@ -121,15 +174,21 @@ class Cores:
         query, key = product.left, product.right.mT
         if query.shape[1] != weights.shape[1]:  # the keys were multiplied with queries
             query, key = key, query
-        if not product.is_open and not self._is_scaled_otherwise(query, key):
+        own = product.is_open or self._is_scaled_otherwise(query, key)
+        is_shifted = self._is_shifted(query, key)
+        if not own:
             query, key = self._plain(query), self._plain(key)
-            self._add(query, key, value, result, len(recorder.draws))
+        elif product.factor is None:
+            return
+        else:
+            query = query * product.factor * query.shape[-1] ** 0.5
+        self._add(query, key, value, result, len(recorder.draws), own, is_shifted)
 
-    def _add(self, query, key, value, context: Tensor, draws: int) -> None:
+    def _add(self, query, key, value, context, draws: int, *facts: bool) -> None:
         kept = [t.detach() for t in (query, key, value)]
         self._behind.add(storage(context))
         context = _folded(context.detach()).clone()
-        self.found.append(Core(*kept, context, draws))
+        self.found.append(Core(*kept, context, draws, *facts))
 
     def reaches(self, out: Tensor) -> bool:
         """Whether what the heads returned has a part in it."""
@@ -218,7 +277,11 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
         torch.stack(parts, 1) if looped else parts[0].unflatten(0, (batch, -1))
         for parts in zip(*map(_tensors, fitting))
     ]
-    return Core(*heads, draws=fitting[-1].draws)
+    own, shifted = (
+        any(getattr(core, fact) for core in fitting)
+        for fact in ("own_scale", "is_shifted")
+    )
+    return Core(*heads, fitting[-1].draws, own, shifted)
 
 
 def _unfolded(core: Core, batch: int, queries: int) -> Core:
@@ -232,7 +295,7 @@ def _unfolded(core: Core, batch: int, queries: int) -> Core:
         for t in (core.query, core.context)
     )
     key, value = (t.repeat_interleave(heads, 0) for t in (core.key, core.value))
-    return Core(query, key, value, context, core.draws)
+    return replace(core, query=query, key=key, value=value, context=context)
 
 
 def _fits(core: Core, batch: int, queries: int) -> bool:

@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):
             self._note_weights(name, operands)
             self._note_origins(name, operands, results)
             self._note_draws(name, args, operands, results)
-            self.cores.note(name, args, operands, results, self)
+            self.cores.note(name, args, kwargs, operands, results, self)
             self._note_trace(name, results)
             self._note_scores(name, args, kwargs)
             self._note_kind(name, args, operands)

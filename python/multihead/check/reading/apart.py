@@ -11,7 +11,7 @@ import torch
 from ..calls import arguments, cases
 from ..capture.runner import Run
 from ..report import Finding
-from .suite import WIDE_MASKS, Cases, not_finite
+from .suite import EQUAL_SIZES, WIDE_MASKS, Cases, not_finite
 from .ways import Reading
 
 _LONGER = dict(batch=2, queries=11, keys=11)
@@ -118,7 +118,10 @@ def _parts(reading: Reading) -> Iterator[tuple[str, list[Run]]]:
     alone = [r for r in reading.kept if has_context and r.case.relation == "self"]
     both = [run for run in plain if run in alone]
     quiet = [run for run in reading.kept if not run.case.training]
-    parts = {"dropout": quiet, "masks": plain, "other keys": alone}
+    # Made so that masks of the wrong axes fit, too, which is a fault of its own.
+    usual = [run for run in reading.kept if not run.case.name.startswith(EQUAL_SIZES)]
+    parts = {"masks where sizes are equal": usual, "dropout": quiet}
+    parts |= {"masks": plain, "other keys": alone}
     parts["masks and of other keys"] = both
     for others, part in parts.items():
         if not part or len(part) == len(reading.kept):

@@ -38,6 +38,17 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
     return best
 
 
+def answers(reading: Reading) -> bool:
+    """Whether what its heads are handed tells why the whole is not explained."""
+    one = _core_of(reading.kept[0])
+    return one is not None and bool(_answers(one))
+
+
+def _answers(one: Core) -> list[str]:
+    shifted = ["what is added to its queries and keys"] * one.is_shifted
+    return shifted + ["what scales its scores"] * one.own_scale
+
+
 def answered(runs: list[Run]) -> set[str]:
     """The findings of the whole that a verdict on its heads answers: numbers that are
     not finite, where they come of the heads, as of a row that a mask blinds."""
@@ -112,7 +123,9 @@ def _judged(
     """None where nothing explains it."""
     call, stated = reading.way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
-    beside = " and ".join(f"`{name}`" for name in reading.beside)
+    named = [f"`{name}`" for name in reading.beside]
+    named += _answers(found[0][1])
+    beside = " and ".join(named)
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     for one in seen:
         one.metadata |= promises | facts
@@ -150,4 +163,5 @@ def _turned(one: Core) -> Core:
     turned = [
         t.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1) for t in parts
     ]
-    return Core(*turned, draws=one.draws)
+    names = ("query", "key", "value", "context")
+    return replace(one, **dict(zip(names, turned)))

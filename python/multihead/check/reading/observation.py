@@ -132,6 +132,7 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     width = run.case.sizes.embed
     names = {"name": run.case.name, "num_heads": str(heads), "embed_dim": str(width)}
     tensors = {"query": core.query, "key": core.key, "value": core.value}
+    names |= {"own_scale": "true"} if core.own_scale else {}
     seen = Observation({**tensors, "out": core.context}, names)
     _put_masks(seen, run, call, stated)
     _put_window(seen, run)

@@ -37,6 +37,7 @@ _READS_RANK_3 = re.compile(_READS_RANK.format(3))
 _READS_RANK_ANY = re.compile(_READS_RANK.format(r"\d"))
 # What is raised on purpose.
 _REFUSALS = ("AssertionError", "NotImplementedError", "ValueError")
+EQUAL_SIZES = "B = H = Lq"
 _MISTAKES = ("AttributeError", "KeyError", "NameError", "TypeError")
 _OF_TRUTH = "Boolean value of Tensor"  # `if mask:`
 _MISTAKES += ("UnboundLocalError", "ZeroDivisionError")
@@ -497,7 +498,7 @@ class Cases:
             count = self.base.sizes.heads if self.base.sizes.heads > 1 else 4
             equal = dict(batch=count, queries=count, keys=count + 3)
             sizes = replace(self.base.sizes, **equal)
-            name = f"B = H = Lq, {what}"
+            name = f"{EQUAL_SIZES}, {what}"
             return self._run_with(name, sizes=sizes, draw=23, **masks)
 
         kinds_of_padding = [r.case.padding for r in self.kept if r.case.padding]

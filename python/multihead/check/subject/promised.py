@@ -54,7 +54,8 @@ def is_dot_product(subject: Subject) -> bool:
     """Whether it calls itself dot-product attention, or is a block of images that has
     no scale where it was published, and speaks of none."""
     said, text = [subject.name, *docstrings(subject)], subject.source
-    named = any(_DOT_PRODUCT.search(text) or _NON_LOCAL.search(text) for text in said)
+    named = any(_DOT_PRODUCT.search(one) for one in said)
+    named = named or any(_NON_LOCAL.search(one) for one in (*said, text))
     named = named or bool(_GAMMA.search(text) and _CONVOLUTION.search(text))
     if subject.kind == "function":
         named = named or _BY_CALLER.search(text_of_file(subject)) is not None

@@ -60,7 +60,8 @@ class Call:
     what was guessed, as phrases; guessed: the parameters. is_pytorchs_layer: it is that
     of PyTorch's function for a layer. fixed: what a user gives to parameters, by name,
     in all calls. says_causal: its name does; may_be_causal: it is built with a switch
-    for that. is_packed: one tensor holds queries, keys and values, which are as many.
+    for that. is_packed: one tensor holds queries, keys and values, which are as many. called: the
+    parameters that the code calls, as it does a layer of dropout.
     """
 
     parameters: list[inspect.Parameter]
@@ -75,6 +76,7 @@ class Call:
     says_causal: bool = False
     may_be_causal: bool = False
     is_packed: bool = False
+    called: frozenset[str] = frozenset()
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -195,6 +197,10 @@ def read(subject: Subject) -> Call:
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call, _unread(subject))
     _note_causal(call, subject)
+    text = _own_text(subject)
+    call.called = frozenset(
+        n for n in call.roles if re.search(rf"(?<![.\w]){re.escape(n)}\(", text)
+    )
     call.settle_style()
     return call
 
@@ -285,7 +291,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and is_required and _OF_ROTATION.search(name.lower()):
         return "rotation"
     if default is parameter.empty:
-        return role
+        divides = role is None and normal(name) in ("temperature", "temp", "tau")
+        return "divisor" if divides else role
     if role == "mask" and type_name(parameter) == "bool":
         return "is_causal"
     if role == "mask" and _OF_TEXT.search(str(parameter.annotation)):
