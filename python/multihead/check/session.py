@@ -93,6 +93,12 @@ def examine(
         return Report(name, verdict, findings, understood, seconds, options.allowed)
 
 
+def _asks(base: Run) -> bool:
+    """Whether the queries have a part in the output."""
+    assert base.recorder is not None and base.out is not None
+    return "query" in base.recorder.origin(base.out).inputs
+
+
 def _by_the_way(finding: Finding) -> Finding:
     kept = finding.name == "changes_global_state" and finding.kind == "failure"
     return replace(finding, kind="remark") if kept else finding
@@ -351,7 +357,7 @@ class Examination:
             finder.extends = False
             base = finder.find(form.layouts or self.layouts)
             seconds -= finder.spent
-            if base is not None:
+            if base is not None and (not form.shares_queries or _asks(base)):
                 yield Way(runner, base, form)
 
     def _say_forms_left(self) -> None:

@@ -149,9 +149,20 @@ class Latents(Pool):
     asks = 13
 
 
+class Mean(Pool):
+    def forward(self, x):
+        return self.inner(x, x, x)[0].mean(1)
+
+
 @pytest.mark.parametrize("target", [Pool, Latents])
-def test_what_asks_by_itself_is_not_judged(target):
+def test_what_asks_by_itself_is_asked_our_queries(target):
     report = multihead.check(target)
+    assert report.passed, str(report)
+    assert any("that it learns" in one for one in report.understood)
+
+
+def test_a_mean_of_outputs_is_not_judged():
+    report = multihead.check(Mean)
     assert report.cause == "pools" and report.unchecked, str(report)
 
 

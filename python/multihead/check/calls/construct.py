@@ -69,6 +69,7 @@ class Construction:
         self.make = subject.factory or subject.target
         self.parameters = _parameters(self.make)
         self.roles = {p.name: _role_of(p) for p in self.parameters}
+        self.roles |= dict.fromkeys(self._read_for_no_layer())
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
         self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
@@ -121,6 +122,13 @@ class Construction:
             self.roles |= dict.fromkeys(narrow, "head_dim")
         if len(kinds) == 3 or ("query" in kinds and no_other):
             self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
+
+    def _read_for_no_layer(self) -> list[str]:
+        """Counts of words, or of queries, that no layer or parameter is made for."""
+        text = self.subject.source or _source(self.subject.target)
+        counts = [n for n, r in self.roles.items() if r in ("vocabulary", "learned")]
+        made = r"\b([A-Z]\w*|randn?|zeros|ones|empty)\([^()]*\b{0}\b"
+        return [n for n in counts if not re.search(made.format(re.escape(n)), text)]
 
     def _read_for_settings(self) -> list[str]:
         """Required arguments of which the constructor reads sizes, `c.hidden_size`:

@@ -32,8 +32,8 @@ _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
 class Core:
     """Heads (N, L, D), N items and heads in one, not scaled, as they met; what they
     returned, (N, Lq, D); draws: how many of dropout came before that. own_scale: that
-    of the scores is learned, or that of cosines; queries are so that 1/√D would give the
-    same. is_shifted: numbers for each position were added on the way to them."""
+    of the scores is learned, or lost, or that of cosines; queries are so that 1/√D would
+    give the same. is_shifted: numbers for each position were added on the way to them."""
 
     query: Tensor
     key: Tensor
@@ -41,6 +41,7 @@ class Core:
     context: Tensor
     draws: int
     own_scale: bool = False
+    are_cosines: bool = False
     is_shifted: bool = False
 
 
@@ -139,8 +140,8 @@ class Cores:
         heads = [_folded(_repeated(t, query)) for t in plain]
         if own and scale is not None:
             heads[0] = heads[0] * scale * root
-        is_shifted = self._is_shifted(query, key)
-        self._add(*heads, result, len(recorder.draws), own, is_shifted)
+        facts = own, _are_unit(self._plain(query), key), self._is_shifted(query, key)
+        self._add(*heads, result, len(recorder.draws), *facts)
 
     def _is_shifted(self, query: Tensor, key: Tensor) -> bool:
         return storage(query) in self._shifted or storage(key) in self._shifted
@@ -175,14 +176,14 @@ class Cores:
         if query.shape[1] != weights.shape[1]:  # the keys were multiplied with queries
             query, key = key, query
         own = product.is_open or self._is_scaled_otherwise(query, key)
-        is_shifted = self._is_shifted(query, key)
+        facts = own, _are_unit(self._plain(query), key), self._is_shifted(query, key)
         if not own:
             query, key = self._plain(query), self._plain(key)
         elif product.factor is None:
             return
         else:
             query = query * product.factor * query.shape[-1] ** 0.5
-        self._add(query, key, value, result, len(recorder.draws), own, is_shifted)
+        self._add(query, key, value, result, len(recorder.draws), *facts)
 
     def _add(self, query, key, value, context, draws: int, *facts: bool) -> None:
         kept = [t.detach() for t in (query, key, value)]
@@ -235,12 +236,17 @@ class Cores:
         lost, or both are of length 1, so that they meet in a cosine."""
         if self._is_open(query) or self._is_open(key):
             return True
-        lengths = (t.detach().norm(dim=-1) for t in (self._plain(query), key))
-        return all(bool((norm - 1).abs().max() < 1e-4) for norm in lengths)
+        return _are_unit(self._plain(query), key)
 
     def _plain(self, tensor: Tensor) -> Tensor:
         factor = self._factors.get(place(tensor), 1.0)
         return tensor if factor in (0.0, 1.0) else tensor / factor
+
+
+def _are_unit(*heads: Tensor) -> bool:
+    """Whether all are of length 1, so that they meet in a cosine."""
+    lengths = (t.detach().norm(dim=-1) for t in heads)
+    return all(bool((norm - 1).abs().max() < 1e-4) for norm in lengths)
 
 
 def _batched(x: Tensor) -> Tensor:
@@ -258,8 +264,9 @@ def _repeated(heads: Tensor, like: Tensor) -> Tensor:
 
 
 def joined(found: list[Core], batch: int, queries: int) -> Core | None:
-    """The only core; or those of a loop over heads as one: its tensors as (B, H, L, D).
-    None where there is none, or where it cannot be told which is meant."""
+    """The only core, or the first of several layers; or those of a loop over heads as
+    one: its tensors as (B, H, L, D). None where there is none, or where it cannot be
+    told which is meant."""
     found = [_unfolded(core, batch, queries) for core in found]
     fitting = [core for core in found if _fits(core, batch, queries)]
     if not fitting or len(fitting) != len(found):
@@ -270,18 +277,18 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
         for core in fitting
         for a, b in zip(_tensors(core), _tensors(first))
     )
-    looped = len(fitting) > 1
-    if not alike or (looped and len(first.query) != batch):
+    if not alike:
         return None
+    if len(first.query) != batch:
+        fitting = fitting[:1]
+    looped = len(fitting) > 1
     heads = [
         torch.stack(parts, 1) if looped else parts[0].unflatten(0, (batch, -1))
         for parts in zip(*map(_tensors, fitting))
     ]
-    own, shifted = (
-        any(getattr(core, fact) for core in fitting)
-        for fact in ("own_scale", "is_shifted")
-    )
-    return Core(*heads, fitting[-1].draws, own, shifted)
+    facts = ("own_scale", "are_cosines", "is_shifted")
+    known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
+    return Core(*heads, fitting[-1].draws, **known)
 
 
 def _unfolded(core: Core, batch: int, queries: int) -> Core:

@@ -16,6 +16,7 @@ from .ways import Reading
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, _LITTLE_EFFORT = 0.2, 0.03
+_SHOWN = 5  # names of what stands beside
 
 # Where the whole is not explained, and nothing stands beside attention.
 HEADS_RIGHT = Finding(
@@ -46,7 +47,7 @@ def answers(reading: Reading) -> bool:
 
 def _answers(one: Core) -> list[str]:
     shifted = ["what is added to its queries and keys"] * one.is_shifted
-    return shifted + ["what scales its scores"] * one.own_scale
+    return shifted + ["what scales its scores"] * one.are_cosines
 
 
 def answered(runs: list[Run]) -> set[str]:
@@ -124,6 +125,8 @@ def _judged(
     call, stated = reading.way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
     named = [f"`{name}`" for name in reading.beside]
+    if len(named) > _SHOWN:
+        named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
     named += _answers(found[0][1])
     beside = " and ".join(named)
     facts = {"core_beside": beside, "search_effort": repr(effort)}

@@ -169,9 +169,11 @@ def of_no_call(
     kind: the name of the code's type; source: its text."""
     if not said or said[0].name != "raises":
         return of_calls(said, dict.fromkeys(guessed, ""))
-    # A case of several, none of which is that of what was guessed.
-    unbound = bool(guessed) and said[0].sentence.startswith("UnboundLocalError")
-    if not unbound and (not is_of_arguments(said) or _is_own(said[0], kind, source)):
+    # A case of several, none of which is that of what was guessed; or a layer that was
+    # handed for another, which holds itself.
+    errors = ("UnboundLocalError", "RecursionError")
+    unclear = bool(guessed) and said[0].sentence.startswith(errors)
+    if not unclear and (not is_of_arguments(said) or _is_own(said[0], kind, source)):
         return said
     if _is_inside(said[0]) and _is_mistaken(said[0], bool(guessed), source):
         return said
