@@ -321,9 +321,10 @@ Tensor with_shown_bias(const ObservedCall& call, const Tensor& scores,
         size <= 10 * allowed) {
       continue;
     }
-    const bool is_multiple =
-        largest_difference(x * (largest / largest_finite(x)), scores) <=
-        allowed;
+    // Each head may have a scale of its own.
+    const Tensor ratios = scores.abs().amax({-2, -1}, /*keepdim=*/true) /
+                          x.abs().amax({-2, -1}, /*keepdim=*/true);
+    const bool is_multiple = largest_difference(x * ratios, scores) <= allowed;
     const bool is_same =
         scores.size(0) > 1 &&
         largest_difference(bias, bias.slice(0, 0, 1).expand_as(bias)) <=
@@ -331,7 +332,11 @@ Tensor with_shown_bias(const ObservedCall& call, const Tensor& scores,
     if (is_same || (!is_multiple && computes(tensors, bias, scale, allowed))) {
       return scores + bias;
     }
-    if (scores.size(0) == 1 && !is_multiple && !of_one.defined()) of_one = bias;
+    if (scores.size(0) > 1 || is_multiple) continue;
+    // What meets the softmax next tells it; else the first.
+    const bool is_last = computes(tensors, x.softmax(-1), 1.0, 1e-6);
+    if (is_last) return scores + bias;
+    if (!of_one.defined()) of_one = bias;
   }
   require(of_one.defined());
   return scores + of_one;

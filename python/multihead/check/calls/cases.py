@@ -60,7 +60,8 @@ class Sizes:
     out: the width of the output where it is not that of the input. key_width,
     value_width: those of keys and values where they are not that of the queries.
     columns: of an image whose pixels are the sequence. window: what a window is given
-    as, "length", or, to be all of the image, "pair", "square" or "side". is_exact: what is told
+    as, "length", or, to be all of the image, "pair", "square", "side", or as a side where
+    the image is "in a pair". is_exact: what is told
     a length is told that of the queries. wide_keys: what is told the width of queries
     and keys is told that of all heads. before: how many tokens, as that of a class,
     stand before those of an image. shares_queries: all items have the same.
@@ -99,7 +100,8 @@ class Sizes:
         """What an argument of this role is given."""
         # Longer than any sequence here, and no other size.
         longest = self.queries if self.is_exact else max(16, self.keys + 1)
-        windows = {"length": longest, "side": self.columns}
+        windows = {"length": longest, "side": self.columns, "in a pair": self.columns}
+        images = {"length": longest, "side": self.columns}
         return {
             "batch": self.batch,
             "num_heads": self.heads,
@@ -115,7 +117,7 @@ class Sizes:
             "vocabulary": 64,
             "learned": 4,
             "window": windows.get(self.window, self.image),
-            "resolution": windows.get(self.window, self.image),
+            "resolution": images.get(self.window, self.image),
             "sliding_window": self.sliding_window,
             "image": self.image,
             "rows": self.image[0],
@@ -139,17 +141,20 @@ def grouped(sizes: Sizes, groups: int) -> Sizes:
     return replace(sizes, kv_heads=groups if sizes.heads % groups == 0 else 1)
 
 
+_SQUARES = ("side", "square", "in a pair")
+
+
 def as_image(sizes: Sizes, window: str = "length") -> Sizes:
     """`sizes` with as many queries and keys as an image has pixels: two rows, or as
     many as columns, where it is to be cut by one number, or is a square."""
-    columns, length = (3, 9) if window in ("side", "square") else (5, 10)
+    columns, length = (3, 9) if window in _SQUARES else (5, 10)
     lengths = dict(queries=length, keys=length, columns=columns)
     return replace(sizes, **lengths, window=window, is_exact=True)
 
 
 def in_one_window(sizes: Sizes, base: Sizes) -> Sizes:
     """`sizes` as a square that is one window, where the image of `base` is."""
-    if base.window not in ("side", "square") or base.columns == 1:
+    if base.window not in _SQUARES or base.columns == 1:
         return sizes
     side = math.isqrt(sizes.queries)
     lengths = dict(queries=side * side, keys=side * side, columns=side)

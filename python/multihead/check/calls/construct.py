@@ -120,6 +120,9 @@ class Construction:
             narrow += [n for n in wide if set(words(n)) & _OF_ATTENTION]
         if set(wide) - set(narrow) and len(wide) > 1:
             self.roles |= dict.fromkeys(narrow, "head_dim")
+        for name in wide if len(wide) > 1 and self.takes("window") else ():
+            if normal(name) == "inputsize":
+                self.roles[name] = "resolution"
         if len(kinds) == 3 or ("query" in kinds and no_other):
             self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
 

@@ -5,6 +5,8 @@ is not explained, as beside layers that attention has no use for."""
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ..calls import cases
 from ..capture import core
 from ..capture.core import Core
@@ -78,6 +80,9 @@ def _of_one(
         found.append((run, one))
     if not found or _are_one(found[0][1]):
         return None
+    # What scales its scores would be rounded once more in our queries.
+    exact = [(run, one) for run, one in found if run.case.dtype is torch.float64]
+    found = exact if exact and found[0][1].own_scale else found
     plain = [(run, one) for run, one in found if not run.arguments.masks]
     if len(plain) == len(found):
         return _judged_either_way(reading, found, promises, effort)

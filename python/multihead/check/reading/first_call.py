@@ -41,6 +41,8 @@ _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
+# Tokens of a cube, whose side the code takes the root for.
+_OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
@@ -338,12 +340,14 @@ class FirstCall:
             place = 0 if self.call.takes("max_length") else 1
             found.insert(place, exact)
         if takes("window", "resolution", "image", "rows"):
-            shapes = ("pair", "side", "length", "square")
+            shapes = ("pair", "side", "length", "square", "in a pair")
             images = [cases.as_image(sizes, shape) for shape in shapes]
             found = [*images, sizes] if self.call.takes("rows") else [*found, *images]
             whole = images[0]  # and with the token of a class before it
             longer = dict(queries=whole.queries + 1, keys=whole.keys + 1, before=1)
             found.append(replace(whole, **longer))
+        if _OF_CUBES.search(self.subject.source):
+            found.append(replace(exact, queries=27, keys=27))
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
         if sizes.heads == 1 and sizes.out and takes("head_dim"):

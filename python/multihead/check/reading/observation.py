@@ -138,6 +138,8 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     _put_window(seen, run)
     _put_dropout(seen, run, heads, core.draws)
     _put_trace(seen, run)
+    if core.own_scale:  # which is in the queries, however it was rounded
+        seen.metadata.pop("rounds_to", None)
     return seen
 
 

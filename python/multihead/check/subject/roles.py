@@ -28,7 +28,8 @@ _CALL = {
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "
-        "attnbias attentionbias maskbias scorebias scoresbias additivemask addmask m"
+        "attnbias attentionbias maskbias scorebias scoresbias additivemask addmask m "
+        "adj adjacency adjmat adjmatrix adjacencymatrix"
     ),
     "context_mask": (
         "encoderattentionmask encodermask contextmask memorymask crossmask "
