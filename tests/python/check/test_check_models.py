@@ -114,7 +114,9 @@ class Modulated(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(hidden_size, elementwise_affine=False)
         self.attn = Attention(hidden_size, num_heads, self.of_width)
-        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 3 * hidden_size))
+        self.modulation = nn.Sequential(
+            nn.SiLU(), nn.Linear(hidden_size, 3 * hidden_size)
+        )
 
     def forward(self, x, c):
         shift, scale, gate = self.modulation(c).chunk(3, dim=1)

@@ -16,9 +16,10 @@ from ..report import Finding
 from ..sandbox.guard import Guard
 from ..subject import sliding
 from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
-from ..subject.signature import MASKING, type_name
+from ..subject.signature import type_name
 from ..subject.target import Subject, describe, text_of_file
-from ..subject.words import OF_VOCABULARIES, role_of_words, words
+from ..subject.words import role_of_words, words
+from .asked import SHARES, SWITCHES, WIDTHS, may_be_size, parameters_of, role_of
 from .cases import Sizes, of_globals
 from .settings import (
     DROPOUT,
@@ -35,22 +36,12 @@ from .settings import (
 )
 from .stand_ins import Unturned, projection
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
-_ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
-# What is between 0 and 1, and no size: the decay of averages, as of batch norms.
-_SHARES = {"decay", "momentum", "slope"}
 # What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
-# Flags that are off by default, and what they switch, by words of their names.
-_SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
-_SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
-_OF_SCORES = set("use do is with apply enable by attn attention".split())
-_OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".split())
-_SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 _OF_ATTENTION = {"attn", "attention", "att"}
@@ -58,7 +49,6 @@ _LINEAR = {"fc", "linear", "lin"}
 _CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "attention")
-_WIDTHS = ("embed_dim", "out_dim", "head_dim", "qkv_dim")
 
 
 class Construction:
@@ -67,8 +57,8 @@ class Construction:
     def __init__(self, subject: Subject):
         self.subject = subject
         self.make = subject.factory or subject.target
-        self.parameters = _parameters(self.make)
-        self.roles = {p.name: _role_of(p) for p in self.parameters}
+        self.parameters = parameters_of(self.make)
+        self.roles = {p.name: role_of(p) for p in self.parameters}
         self.roles |= dict.fromkeys(self._read_for_no_layer())
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
@@ -83,7 +73,7 @@ class Construction:
         unnamed = [p for p in self.parameters if p.default is p.empty]
         self.unnamed = [p.name for p in unnamed if self.roles[p.name] is None]
         texts = choices_of(_source(subject.target))
-        counted = [p.name for p in unnamed if _may_be_size(p) and p.name not in texts]
+        counted = [p.name for p in unnamed if may_be_size(p) and p.name not in texts]
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False
@@ -315,7 +305,7 @@ class Construction:
                 made = self._made_up(parameter, sizes) if value is None else value
                 given[name] = made
             elif optional and not self._is_left(parameter, value):
-                derived = role in (*_WIDTHS, "window", "resolution")
+                derived = role in (*WIDTHS, "window", "resolution")
                 if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
@@ -341,7 +331,7 @@ class Construction:
                 return None  # off unless asked for, and no dropout of weights
             layer = type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(DROPOUT) if layer else DROPOUT
-        if role in ("bias", "batch_first", "is_causal", *_SWITCHES):
+        if role in ("bias", "batch_first", "is_causal", *SWITCHES):
             return True
         if role == "masking":
             asked = inspect.signature(self.subject.entry).parameters
@@ -395,7 +385,7 @@ class Construction:
             return 10000.0  # of rotary positions
         if kind in _TYPES:
             return _TYPES[kind]
-        if set(words(name)) & _SHARES:
+        if set(words(name)) & SHARES:
             return 0.1
         if role == "layers" or is_of_convolution(name, self.subject.source):
             return 1  # several would be several attentions
@@ -506,22 +496,6 @@ def _is_whole(made: object) -> bool:
     return not isinstance(made, nn.Module) or "_modules" in vars(made)
 
 
-def _parameters(make: object) -> list[inspect.Parameter]:
-    """Those of a constructor; where it takes any and hands them on, of the class that it
-    hands them to."""
-    classes = make.__mro__[1:] if inspect.isclass(make) else ()
-    handed_on = [k.__init__ for k in classes if "__init__" in vars(k)]
-    for constructor in (make, *handed_on):
-        if constructor in (nn.Module.__init__, object.__init__):
-            break
-        parameters = list(inspect.signature(constructor).parameters.values())
-        parameters = parameters[0 if constructor is make else 1 :]
-        named = [p for p in parameters if p.kind not in _VARIADIC]
-        if named or not parameters:
-            return named
-    return []
-
-
 def of_class(kind: type, sizes: Sizes, of_one_head: bool = False) -> object | None:
     """An object of a class of the code's own, for the features of one head or of all;
     None where it needs what nobody knows."""
@@ -544,45 +518,6 @@ def _is_attention(kind: object) -> bool:
     return is_module and _ATTENTION.search(kind.__name__) is not None
 
 
-def _role_of(parameter: inspect.Parameter) -> str | None:
-    """By the name, unless its default is of another kind."""
-    name, default = parameter.name, parameter.default
-    role = CONSTRUCTOR.get(normal(name)) or _ONE_OF_THREE.get(name.lower())
-    role = role or role_of_words(name)
-    if role is None and _last_word(name) in _SETTINGS:
-        role = "config"
-    makes = "Callable" in str(parameter.annotation) or _last_word(name) in _MAKERS
-    if (isinstance(default, str) and role != "dtype") or (makes and role in SIZES):
-        return None
-    if default is False and MASKING.fullmatch(name):
-        return "masking"  # without it, a mask that is given has no use
-    if default is False and (switch := _switch_of(name)):
-        return switch
-    if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
-        return None
-    # A width of 0 is that of what is not there unless it is asked for; row_dim=0 and
-    # col_dim=1 are axes.
-    if role in _WIDTHS and type(default) is int and abs(default) <= 1:
-        return None
-    if role is None and part_of(name) in ("index", "epsilon"):
-        return part_of(name)
-    said = set(words(name))
-    if role is None and default is parameter.empty and said & _COUNTED:
-        return "vocabulary" if said & OF_VOCABULARIES else "learned"
-    counted = said - _LAYERS <= {"num", "n", "kv", "q"}
-    return "layers" if role is None and said & _LAYERS and counted else role
-
-
-def _last_word(name: str) -> str:
-    """The last of its words but "dict": `config` of model_config_dict."""
-    said = [word for word in words(name) if word not in ("dict", "dictionary")]
-    return said[-1] if said else ""
-
-
-# Counts of what a table holds, or of queries that are learned.
-_COUNTED = OF_VOCABULARIES | {"labels", "seeds", "latents", "queries"}
-_MAKERS = {"cls", "class", "fn", "func", "factory"}
-_LAYERS = {"layer", "layers"}
 _ROTARY = {"rope", "rotary"}
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}
 _ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}
@@ -601,21 +536,6 @@ def _size_of(name: str) -> str | None:
 
 def _is_size(name: str) -> bool:
     return _size_of(name) in ("embed_dim", "num_heads", "head_dim")
-
-
-def _switch_of(name: str) -> str | None:
-    """What is off unless it is asked for, as by a flag `use_dropout`."""
-    said = set(words(name))
-    kind = next((kind for kind, own in _SWITCHES.items() if said & own), None)
-    # scale_heads or scaled_cosine is something else.
-    is_other = kind == "scaling_switch" and said - _SWITCHES[kind] - _OF_SCORES
-    return None if is_other else kind
-
-
-def _may_be_size(parameter: inspect.Parameter) -> bool:
-    kind, said = type_name(parameter), set(words(parameter.name))
-    is_other = part_of(parameter.name) or said & (_SHARES | OF_VOCABULARIES)
-    return kind in ("int", "_empty") and not is_other
 
 
 def _like(default: object, value: object) -> object:

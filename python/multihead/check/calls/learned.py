@@ -6,10 +6,9 @@ of ours in the place of those that it learned, so that all of it can be judged.
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Iterator
-
-import inspect
 
 from torch import Tensor, nn
 
@@ -19,7 +18,9 @@ from . import cases
 from .forms import Form, called, formed
 
 # How many vectors it returns for each item, as complaints say.
-_SOME = re.compile(r"returns (?:(one) vector|(\d+) vectors)|shape \(\d+, (\d+), \d+\) for")
+_SOME = re.compile(
+    r"returns (?:(one) vector|(\d+) vectors)|shape \(\d+, (\d+), \d+\) for"
+)
 # What holds numbers of its own that are no queries.
 _LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RMSNorm)
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY

@@ -43,7 +43,9 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         ]
         numbers = (number for number, _ in looked_up)
         with _embedded(target, looked_up):
-            returned = called(subject, target, {**given, **dict(zip(sequences, numbers))})
+            returned = called(
+                subject, target, {**given, **dict(zip(sequences, numbers))}
+            )
         return _like(returned, whole)
 
     how.has_many = True  # type: ignore[attr-defined]
@@ -65,9 +67,7 @@ def _numbers(sequence: Tensor, place: int) -> Tensor:
 
 
 @contextlib.contextmanager
-def _embedded(
-    target: object, looked_up: list[tuple[Tensor, Tensor]]
-) -> Iterator[None]:
+def _embedded(target: object, looked_up: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
     """All tables of a model give these sequences for these tokens, else zeros."""
     parts = target.modules() if isinstance(target, nn.Module) else ()
     tables = [part for part in parts if isinstance(part, nn.Embedding)]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A CPU for code that asks for a GPU where there is none."""
+"""A CPU for code that asks for a GPU where there is none, and all numbers of a module on
+it, in one type."""
 
 import contextlib
 import inspect
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..sandbox.guard import Guard, Outcome, is_library
@@ -64,3 +65,24 @@ class OnCpu:
                 return code()
 
         return self.guard.attempt(on_cpu)
+
+
+def convert(
+    target: object, dtype: torch.dtype, seen: frozenset[int] = frozenset()
+) -> None:
+    """Puts all floating tensors of a module, or of any other object, on the CPU in
+    `dtype`, also those that are neither parameters nor buffers. `seen`: modules that
+    hold this one in a list, which may be held by it in one."""
+    parts = [target]
+    if isinstance(target, nn.Module):
+        parts = list(target.to("cpu", dtype).modules())
+    seen |= {id(part) for part in parts}
+    for part in parts:
+        for name, value in getattr(part, "__dict__", {}).items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                setattr(part, name, value.to("cpu", dtype))
+            elif isinstance(value, (list, tuple, dict)):  # which hide their layers
+                kept = value.values() if isinstance(value, dict) else value
+                for layer in kept:
+                    if isinstance(layer, nn.Module) and id(layer) not in seen:
+                        convert(layer, dtype, seen)

@@ -404,7 +404,7 @@ class Runner:
             made = outcome.value
         if _holds_rounded_numbers(made):
             self._rounding.add(self._key(case))
-        convert(made, case.dtype)
+        devices.convert(made, case.dtype)
         leave_noise(made)
         for weight in held(made):
             fill_constant(weight)
@@ -546,27 +546,6 @@ def _holds_rounded_numbers(target: object) -> bool:
         and not torch.equal(value, value.bfloat16().float())
         for value in kept
     )
-
-
-def convert(
-    target: object, dtype: torch.dtype, seen: frozenset[int] = frozenset()
-) -> None:
-    """Puts all floating tensors of a module, or of any other object, on the CPU in
-    `dtype`, also those that are neither parameters nor buffers. `seen`: modules that
-    hold this one in a list, which may be held by it in one."""
-    parts = [target]
-    if isinstance(target, nn.Module):
-        parts = list(target.to("cpu", dtype).modules())
-    seen |= {id(part) for part in parts}
-    for part in parts:
-        for name, value in getattr(part, "__dict__", {}).items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                setattr(part, name, value.to("cpu", dtype))
-            elif isinstance(value, (list, tuple, dict)):  # which hide their layers
-                kept = value.values() if isinstance(value, dict) else value
-                for layer in kept:
-                    if isinstance(layer, nn.Module) and id(layer) not in seen:
-                        convert(layer, dtype, seen)
 
 
 @contextlib.contextmanager

@@ -151,7 +151,10 @@ def _computed(part: nn.Module, name: str) -> Tensor:
 
 def _layout(layer: nn.Module, name: str) -> str | None:
     """What the type of a layer says about the orientation of its weight."""
-    linear = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and name == "weight"
+    linear = (
+        isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        and name == "weight"
+    )
     packed = isinstance(layer, nn.MultiheadAttention) and name.endswith("weight")
     return "out_in" if linear or packed else None
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""What the arguments of a constructor ask for, by their names and defaults."""
+
+import inspect
+
+from torch import nn
+
+from ..subject.roles import CONSTRUCTOR, SIZES, normal, part_of
+from ..subject.signature import MASKING, type_name
+from ..subject.words import OF_VOCABULARIES, role_of_words, words
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ONE_OF_THREE = {"q": "qkv_dim", "k": "qkv_dim", "v": "qkv_dim"}
+WIDTHS = ("embed_dim", "out_dim", "head_dim", "qkv_dim")
+# What is between 0 and 1, and no size: the decay of averages, as of batch norms.
+SHARES = {"decay", "momentum", "slope"}
+# Flags that are off by default, and what they switch, by words of their names.
+SWITCHES = {"scaling_switch": {"scale", "scaled", "scaling"}}
+SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
+_OF_SCORES = set("use do is with apply enable by attn attention".split())
+_OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".split())
+_SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
+# Counts of what a table holds, or of queries that are learned.
+_COUNTED = OF_VOCABULARIES | {"labels", "seeds", "latents", "queries"}
+_MAKERS = {"cls", "class", "fn", "func", "factory"}
+_LAYERS = {"layer", "layers"}
+
+
+def parameters_of(make: object) -> list[inspect.Parameter]:
+    """Those of a constructor; where it takes any and hands them on, of the class that it
+    hands them to."""
+    classes = make.__mro__[1:] if inspect.isclass(make) else ()
+    handed_on = [k.__init__ for k in classes if "__init__" in vars(k)]
+    for constructor in (make, *handed_on):
+        if constructor in (nn.Module.__init__, object.__init__):
+            break
+        parameters = list(inspect.signature(constructor).parameters.values())
+        parameters = parameters[0 if constructor is make else 1 :]
+        named = [p for p in parameters if p.kind not in _VARIADIC]
+        if named or not parameters:
+            return named
+    return []
+
+
+def role_of(parameter: inspect.Parameter) -> str | None:
+    """By the name, unless its default is of another kind."""
+    name, default = parameter.name, parameter.default
+    role = CONSTRUCTOR.get(normal(name)) or _ONE_OF_THREE.get(name.lower())
+    role = role or role_of_words(name)
+    if role is None and _last_word(name) in _SETTINGS:
+        role = "config"
+    makes = "Callable" in str(parameter.annotation) or _last_word(name) in _MAKERS
+    if (isinstance(default, str) and role != "dtype") or (makes and role in SIZES):
+        return None
+    if default is False and MASKING.fullmatch(name):
+        return "masking"  # without it, a mask that is given has no use
+    if default is False and (switch := _switch_of(name)):
+        return switch
+    if type(default) is bool and role in (*SIZES, "dropout", "qkv_dim", "mlp_dim"):
+        return None
+    # A width of 0 is that of what is not there unless it is asked for; row_dim=0 and
+    # col_dim=1 are axes.
+    if role in WIDTHS and type(default) is int and abs(default) <= 1:
+        return None
+    if role is None and part_of(name) in ("index", "epsilon"):
+        return part_of(name)
+    said = set(words(name))
+    if role is None and default is parameter.empty and said & _COUNTED:
+        return "vocabulary" if said & OF_VOCABULARIES else "learned"
+    counted = said - _LAYERS <= {"num", "n", "kv", "q"}
+    return "layers" if role is None and said & _LAYERS and counted else role
+
+
+def _last_word(name: str) -> str:
+    """The last of its words but "dict": `config` of model_config_dict."""
+    said = [word for word in words(name) if word not in ("dict", "dictionary")]
+    return said[-1] if said else ""
+
+
+def _switch_of(name: str) -> str | None:
+    """What is off unless it is asked for, as by a flag `use_dropout`."""
+    said = set(words(name))
+    kind = next((kind for kind, own in SWITCHES.items() if said & own), None)
+    # scale_heads or scaled_cosine is something else.
+    is_other = kind == "scaling_switch" and said - SWITCHES[kind] - _OF_SCORES
+    return None if is_other else kind
+
+
+def may_be_size(parameter: inspect.Parameter) -> bool:
+    kind, said = type_name(parameter), set(words(parameter.name))
+    is_other = part_of(parameter.name) or said & (SHARES | OF_VOCABULARIES)
+    return kind in ("int", "_empty") and not is_other
