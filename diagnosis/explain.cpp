@@ -11,6 +11,7 @@
 #include <limits>
 #include <mutex>
 
+#include "diagnosis/search/arrangement.h"
 #include "diagnosis/search/assumptions.h"
 #include "diagnosis/search/search.h"
 #include "multihead/diagnosis.h"
@@ -434,6 +435,12 @@ Verdict explain(std::span<const Observation> observations) {
       verdict.remarks = remarks_on_search(ordered, result);
   }
   if (best != nullptr) describe(ordered, *best, attention, verdict);
+  if (best != nullptr && best->faults.empty()) {
+    if (auto fault = misplaced(ordered.front())) {
+      verdict.first_stage = fault->stage;
+      verdict.faults.push_back(*std::move(fault));
+    }
+  }
   assume(ordered, conventions, best, verdict);
   if (best != nullptr) {
     const auto more = remarks(ordered, attention, *best);

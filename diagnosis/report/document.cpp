@@ -166,6 +166,13 @@ void add_evidence(Document& document, const Json& report) {
       return !is_true(c, "agrees") && has(c);
     });
   };
+  if (!differing([](const Json&) { return true; })) {
+    note(document, "evidence",
+         {{"What the heads do is right. What the code makes of their numbers, "
+           "or "
+           "makes them of, has numbers of several positions in one row."}});
+    return;
+  }
   const bool is_number =
       differing([](const Json& c) { return has_number(c, "error"); });
   const std::string plain =

@@ -240,8 +240,9 @@ bool differs_where_seen(const ObservedCall& call, const Recipe& recipe,
                         const Stages& stages) {
   const bool mixes_rows =
       (recipe.merge != merge_by_head && recipe.merge != merge_by_feature) ||
-      recipe.weights_transposed || recipe.mix != weighted_sum ||
-      recipe.batch_exchanged || recipe.context_norm == NormKind::kGroup ||
+      recipe.exchanges_groups || recipe.weights_transposed ||
+      recipe.mix != weighted_sum || recipe.batch_exchanged ||
+      recipe.context_norm == NormKind::kGroup ||
       recipe.output_norm == NormKind::kGroup;
   const Tensor rows = seeing_rows(call, stages);
   if (!rows.defined() || mixes_rows || recipe.blockwise ||

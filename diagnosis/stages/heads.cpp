@@ -217,7 +217,14 @@ constexpr std::string_view kMergeRemedy =
 
 }  // namespace
 
-Tensor merge_heads(const Tensor& context, const Recipe& recipe) {
+Tensor merge_heads(const Tensor& context, const Recipe& recipe,
+                   const Sizes& sizes) {
+  if (recipe.exchanges_groups) {
+    require(sizes.kv_heads > 1 && sizes.kv_heads < context.size(1));
+    return context.unflatten(1, {sizes.kv_heads, -1})
+        .transpose(1, 2)
+        .reshape({context.size(0), context.size(2), -1});
+  }
   const bool positions_first = recipe.split[0] == heads_as_positions;
   return recipe.merge(positions_first ? context.transpose(1, 2) : context);
 }
@@ -352,7 +359,10 @@ const std::vector<Fault> kHeadFaults = {
              .transpose(1, 2)
              .reshape({c.size(0), c.size(2), -1});
        }>,
-       "They are, and then positions and features, too."}},
+       "They are, and then positions and features, too."},
+      {[](Recipe& r) { r.exchanges_groups = true; },
+       "Groups and the heads of each are exchanged instead: (B, G, H / G, L, "
+       "d), viewed as (B, L, H·d)."}},
      Stage::kMerge},
     {"head_left_out",
      "One head has no part in the output.",

@@ -21,13 +21,15 @@ Tensor project_each_head(const ObservedCall& call, const Recipe& recipe,
   require(weight.defined());
   const int64_t heads = context.size(1), width = context.size(3);
   if (weight.size(1) == width) {
-    return merge_heads(at::linear(context, weight, optional(bias)), recipe);
+    return merge_heads(at::linear(context, weight, optional(bias)), recipe,
+                       call.sizes);
   }
   require(weight.size(0) == heads * width && weight.size(1) == heads * width);
   const Tensor squares = weight.view({heads, width, heads, width})
                              .diagonal(0, 0, 2)
                              .permute({2, 1, 0});  // (H, in, out)
-  const Tensor merged = merge_heads(context.matmul(squares), recipe);
+  const Tensor merged =
+      merge_heads(context.matmul(squares), recipe, call.sizes);
   return bias.defined() ? merged + bias : merged;
 }
 

@@ -386,6 +386,8 @@ struct Recipe : Habits {
   std::array<bool, 3> turned = {true, true, false};
   bool turned_apart = false;
   Merge merge = merge_by_head;
+  bool exchanges_groups =
+      false;  ///< with the heads of each, as they are merged
 
   // Scores. `mask` is of scores, `padding` of keys.
   Product product = queries_times_keys;

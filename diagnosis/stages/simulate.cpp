@@ -333,9 +333,10 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
           call.causal != CausalRequest::kNo);
   Stages stages = scored(call, recipe);
   attend(call, recipe, stages);
-  stages.merged = drop_at(Dropout::kOnMerged, call, recipe,
-                          call.has_weights ? merge_heads(stages.context, recipe)
-                                           : merge_by_head(stages.context));
+  stages.merged =
+      drop_at(Dropout::kOnMerged, call, recipe,
+              call.has_weights ? merge_heads(stages.context, recipe, call.sizes)
+                               : merge_by_head(stages.context));
   if (recipe.context_norm != NormKind::kNone &&
       !is_context_norm_of_heads(call, recipe, stages.context)) {
     stages.merged = normalised(call, recipe.context_norm, NormPlace::kContext,

@@ -152,7 +152,8 @@ at::Tensor expand_groups(const at::Tensor& x, const Sizes& sizes,
                          Groups groups);
 
 /// (B, H, Lq, D) → (B, Lq, H·D).
-at::Tensor merge_heads(const at::Tensor& context, const Recipe& recipe);
+at::Tensor merge_heads(const at::Tensor& context, const Recipe& recipe,
+                       const Sizes& sizes);
 
 struct Masked {
   at::Tensor scores = {};        ///< (B, H, Lq, Lk)

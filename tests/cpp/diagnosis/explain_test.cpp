@@ -48,8 +48,9 @@ TEST_P(EveryFault, IsNamed) {
   const auto [fault, index] = GetParam();
   const std::string name(fault->name);
   const Recipe recipe = changed(fault->ways[index].apply);
-  const bool grouped =
-      name.starts_with("group") || name == "scale_by_group_count";
+  const bool grouped = name.starts_with("group") ||
+                       name == "scale_by_group_count" ||
+                       recipe.exchanges_groups;
   const int64_t groups = name == "group_size_wrong" && index == 0 ? 4
                          : grouped                                ? 2
                                                                   : kHeads;

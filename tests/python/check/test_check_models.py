@@ -307,6 +307,67 @@ class PlacedKeys(Attention):
         return super().forward(x, mask=mask)
 
 
+class Beside(nn.Module):
+    """A block whose gate nothing here explains."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.heads = num_heads
+        self.norm = nn.LayerNorm(dim)
+        self.qkv, self.out, self.gate = (nn.Linear(dim, n * dim) for n in (3, 1, 1))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def merge(self, context):
+        return context.transpose(1, 2).flatten(2)
+
+    def forward(self, x):
+        q, k, v = map(self.split, self.qkv(self.norm(x)).chunk(3, -1))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return x + self.out(self.merge(weights @ v)) * self.gate(x).sigmoid()
+
+
+class MergedAsViewed(Beside):
+    def merge(self, context):
+        return context.reshape(len(context), context.shape[2], -1)
+
+
+class MergedTurned(Beside):
+    def merge(self, context):
+        return context.mT.reshape(len(context), context.shape[2], -1)
+
+
+class MergedByFeature(Beside):
+    def merge(self, context):
+        return context.permute(0, 2, 3, 1).flatten(2)
+
+
+class SplitAsViewed(Beside):
+    def split(self, x):
+        return x.reshape(len(x), self.heads, x.shape[1], -1)
+
+
+@pytest.mark.parametrize("kind", [Beside, MergedByFeature])
+def test_what_moves_no_number_to_another_position_is_no_fault(kind):
+    report = multihead.check(kind)
+    assert conditions(report) == ["layers_beside"] and not faults(report)
+
+
+@pytest.mark.parametrize(
+    "kind, fault",
+    [
+        (MergedAsViewed, "merge_not_transposed"),
+        (MergedTurned, "merge_not_transposed"),
+        (SplitAsViewed, "heads_not_transposed"),
+    ],
+)
+def test_how_heads_are_cut_and_joined_shows_beside_other_layers(kind, fault):
+    report = multihead.check(kind)
+    assert faults(report) == [fault]
+    assert "numbers of several positions in one row" in " ".join(str(report).split())
+
+
 def test_scores_may_have_a_scale_of_their_own():
     report = multihead.check(Cosines)
     assert set(conditions(report)) == {"own_scale", "layers_beside"}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+//
+// How heads are split and merged, where heads alone are observed and the trace
+// shows what they are made of, and what is made of them.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+
+#include "tests/cpp/diagnosis/observations.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+constexpr int64_t kWidth = kEmbed / kHeads;
+
+// (B, L, H·d) as (B, H, L, d).
+Tensor heads_of(const Tensor& x) {
+  return x.unflatten(2, {kHeads, kWidth}).transpose(1, 2).contiguous();
+}
+
+// The fault of heads of these values that come of `projected`; `merge` makes of
+// their result what is projected next.
+std::string fault_of(const Tensor& projected, const Tensor& value,
+                     Tensor (*merge)(const Tensor& context)) {
+  Observation o;
+  o.metadata = {{"name", "heads"},
+                {"num_heads", std::to_string(kHeads)},
+                {"embed_dim", std::to_string(kEmbed)},
+                {"is_causal", "infer"},
+                {"core_beside", "`gate.weight`"}};
+  const Tensor query = random({kBatch, kHeads, kQueries, kWidth});
+  const Tensor key = random({kBatch, kHeads, kKeys, kWidth});
+  const Tensor scores =
+      query.matmul(key.transpose(-2, -1)) / std::sqrt(double{kWidth});
+  const Tensor weights = scores.softmax(-1);
+  const Tensor context = weights.matmul(value);
+  o.tensors = {
+      {"query", query}, {"key", key}, {"value", value}, {"out", context}};
+  int64_t count = 0;
+  for (const Tensor& x :
+       {projected, value, scores, weights, context, merge(context)}) {
+    o.tensors["trace." + std::to_string(count++)] = x.contiguous();
+  }
+  const Verdict verdict = explain(std::array{o});
+  return verdict.faults.empty() ? "" : verdict.faults.front().name;
+}
+
+Tensor by_head(const Tensor& c) { return c.transpose(1, 2).flatten(2); }
+
+TEST(Arrangement, WhatOnlyMovesWholePositionsIsNoFault) {
+  at::manual_seed(3);
+  const Tensor projected = random({kBatch, kKeys, kEmbed});
+  EXPECT_EQ(fault_of(projected, heads_of(projected), by_head), "");
+  // By features, as channels of an image, and with the sequence first.
+  for (const auto merge :
+       {+[](const Tensor& c) { return c.permute({0, 2, 3, 1}).flatten(2); },
+        +[](const Tensor& c) { return c.transpose(2, 3).flatten(1, 2); },
+        +[](const Tensor& c) { return c.permute({2, 0, 1, 3}).flatten(2); }}) {
+    EXPECT_EQ(fault_of(projected, heads_of(projected), merge), "");
+  }
+}
+
+TEST(Arrangement, AViewInThePlaceOfATransposeIsOne) {
+  at::manual_seed(4);
+  const Tensor projected = random({kBatch, kKeys, kEmbed});
+  for (const auto merge :
+       {+[](const Tensor& c) { return c.reshape({kBatch, kQueries, kEmbed}); },
+        +[](const Tensor& c) {
+          return c.transpose(2, 3).reshape({kBatch, kQueries, kEmbed});
+        },
+        +[](const Tensor& c) {
+          return c.reshape({kBatch, kEmbed, kQueries});
+        }}) {
+    EXPECT_EQ(fault_of(projected, heads_of(projected), merge),
+              "merge_not_transposed");
+  }
+  const Tensor viewed = projected.view({kBatch, kHeads, kKeys, kWidth});
+  EXPECT_EQ(fault_of(projected, viewed, by_head), "heads_not_transposed");
+}
+
+TEST(Arrangement, NumbersThatAreTheSameTellNothing) {
+  at::manual_seed(5);
+  const Tensor rows = random({kBatch, kKeys, 1}).expand({-1, -1, kEmbed});
+  const Tensor viewed = rows.reshape({kBatch, kHeads, kKeys, kWidth});
+  EXPECT_EQ(fault_of(rows, viewed, by_head), "");
+}
+
+}  // namespace
+}  // namespace multihead::diagnosis
