@@ -90,6 +90,8 @@ class Recorder(TorchDispatchMode):
         self.direct: dict[int, str] = {}
         self.alive: list[Tensor] = []
         self.uses: dict[tuple[int, int], Use] = {}
+        # The weight whose product a storage holds.
+        self._made_by: dict[int, tuple[int, int]] = {}
         # Storages whose numbers, or what was made of them, met inputs in any operation.
         self.met: set[int] = set()
         self.biases: dict[int, Tensor] = {}
@@ -142,7 +144,7 @@ class Recorder(TorchDispatchMode):
         self.alive += operands + results
         # What raised here would look like an error of the code that is watched.
         with contextlib.suppress(Exception), _unwatched():
-            self._note_weights(name, operands)
+            self._note_weights(name, operands, results)
             self._note_origins(name, operands, results)
             self._note_draws(name, args, operands, results)
             self.cores.note(name, args, kwargs, operands, results, self)
@@ -173,7 +175,7 @@ class Recorder(TorchDispatchMode):
                 self.alive.append(tensor)
                 fill_constant(tensor)
 
-    def _note_weights(self, name: str, operands: list[Tensor]) -> None:
+    def _note_weights(self, name: str, operands, results) -> None:
         data = [t for t in operands if self.origin(t).inputs]
         if name.startswith("_scaled_dot_product") and len(data) >= 3:
             query, key, value = (self.origin(t).weights for t in data[:3])
@@ -193,10 +195,13 @@ class Recorder(TorchDispatchMode):
                 if again and self.pairs and behind:
                     use.is_output_too = True
                 behind = (key,)
+                self._made_by |= {storage(result): key for result in results}
             elif name in _SUMS:
                 self.biases.setdefault(storage(tensor), tensor)
-                if len(behind) == 1 and self.uses[behind[0]].bias is None:
-                    self.uses[behind[0]].bias = tensor
+                made = self._made_by.get(storage(data[0]))
+                last = (made,) if name not in _PRODUCTS and made else behind
+                if len(last) == 1 and self.uses[last[0]].bias is None:
+                    self.uses[last[0]].bias = tensor
         if name in _PRODUCTS and len(data) >= 2:
             self.pairs.append(tuple(self.origin(t).weights for t in data[-2:]))
 

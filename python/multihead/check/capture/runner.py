@@ -25,9 +25,10 @@ from ..sandbox.guard import Guard, Stop
 from ..subject import sliding
 from ..subject.holding import has_storage, held, of_closure
 from ..subject.signature import Call
-from ..subject.target import Subject
+from ..subject.target import Subject, text_of_file
 from . import cached, devices, weights
 from .dropouts import idle_dropouts, is_forgotten, is_of_weights
+from .modes import Modes
 from .record import (
     Frames,
     NothingHuge,
@@ -90,6 +91,7 @@ class Runner:
         self.remarks: dict[str, Finding] = {}
         # Instances by what they are for, and the calls that made them.
         self._instances: dict[tuple, object] = {}
+        self._modes: dict[tuple, Modes] = {}
         self._rounding: set[tuple] = set()  # instances with numbers of float32
         self._constructed: dict[tuple, str] = {}
         self._asks_for_gpu = devices.asks_for_gpu(subject)
@@ -359,9 +361,11 @@ class Runner:
             if made is None:
                 return None, findings
             self._instances[key] = made
+            self._modes[key] = Modes(made, text_of_file(self.subject))
         target = self._instances[key]
         if isinstance(target, nn.Module):
             target.train(case.training)
+        self._modes[key].set(case.training)
         return target, []
 
     def _key(self, case: Case) -> tuple:

@@ -392,8 +392,10 @@ def _put_dropout(
         kept = _kept(draw, run.case.own_dropout or DROPOUT)
         keys = seen.tensors["key"].shape[-2] if count is not None else run.case.keys
         seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads, keys)
-        if draw.p is not None:
-            seen.metadata[f"dropout_p.{index}"] = str(draw.p)
+        # In evaluation nothing else tells the rate of what is drawn by hand.
+        told = None if run.case.training else run.case.own_dropout or DROPOUT
+        if (p := told if draw.p is None else draw.p) is not None:
+            seen.metadata[f"dropout_p.{index}"] = str(p)
 
 
 def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
