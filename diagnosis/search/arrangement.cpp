@@ -81,7 +81,7 @@ Finding finding(std::string_view name, const char* detail) {
 
 std::optional<Finding> misplaced(const ObservedCall& call) {
   const Sizes& n = call.sizes;
-  if (!call.is_core() || n.heads < 2) return std::nullopt;
+  if (!call.is_core()) return std::nullopt;
 
   // Of heads (B, H, L, d): what holds the same numbers, and has an axis of all
   // features, in order; none where a number stands for several.

@@ -12,7 +12,7 @@ from torch import nn
 
 from .calls import cases, forms, undefined
 from .calls.one_by_one import is_stepwise, one_by_one
-from .calls.unusual import in_unusual_forms
+from .calls.unusual import in_said_forms, in_unusual_forms
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
@@ -91,12 +91,6 @@ def examine(
         seconds = time.monotonic() - start
         understood = examination.understood
         return Report(name, verdict, findings, understood, seconds, options.allowed)
-
-
-def _asks(base: Run) -> bool:
-    """Whether the queries have a part in the output."""
-    assert base.recorder is not None and base.out is not None
-    return "query" in base.recorder.origin(base.out).inputs
 
 
 def _by_the_way(finding: Finding) -> Finding:
@@ -184,6 +178,11 @@ class Examination:
             )
             return None
         self._judge_parts(reading)
+        for other in reading.in_other_forms(self._readings):
+            self._judge_parts(other)
+            if other.faults:
+                reading = other
+                break
         way = reading.way
         made_up = way.made_up
         self.findings += guessing.of_calls(reading.findings, made_up)
@@ -319,9 +318,7 @@ class Examination:
         """The ways to call it that it takes, likeliest first: in an unusual form where
         its text or a name says so, or where it takes no other."""
         subject, call, found = self.subject, self.call, False
-        said = [*forms.in_parts(subject, call), *forms.packed(subject, call)]
-        said += forms.joined(subject, call)
-        for way in self._in_forms(said):
+        for way in self._in_forms(in_said_forms(subject, call)):
             found = True
             yield way
         if found:
@@ -336,16 +333,17 @@ class Examination:
                 yield way
         if not found:
             is_core = first_call.may_be_core(call, self.runner)
-            yield from self._in_forms(
-                in_unusual_forms(subject, call, refusals, is_core)
-            )
+            others = in_unusual_forms(subject, call, refusals, is_core)
+            yield from self._in_forms(others)
 
     def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:
         """Those in such a form; of a user's inputs they keep what is no sequence."""
         options, seconds = replace(self.options, inputs=None), _FORMS_SECONDS
+        found = False
         for form in tried:
             if seconds <= 0:
-                self._say_forms_left()
+                if not found:
+                    self._say_forms_left()
                 return
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
@@ -357,7 +355,8 @@ class Examination:
             finder.extends = False
             base = finder.find(form.layouts or self.layouts)
             seconds -= finder.spent
-            if base is not None and (not form.shares_queries or _asks(base)):
+            if base is not None and (not form.shares_queries or guessing.asks(base)):
+                found = True
                 yield Way(runner, base, form)
 
     def _say_forms_left(self) -> None:

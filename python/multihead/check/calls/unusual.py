@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The forms that are tried where code takes none of the usual, likelier first."""
+"""Which forms are tried, likelier first: those of which its text or a name speaks, and
+those that are left where code takes none of the usual."""
 
 import re
 from collections.abc import Iterator
@@ -17,6 +18,13 @@ from .videos import of_videos
 _OF_SHAPES = re.compile(
     r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token|vector|\dD\b", re.I
 )
+
+
+def in_said_forms(subject: Subject, call: Call) -> Iterator[Form]:
+    """Those of which its text or a name speaks."""
+    yield from forms.in_parts(subject, call)
+    yield from forms.packed(subject, call)
+    yield from forms.joined(subject, call)
 
 
 def in_unusual_forms(

@@ -87,6 +87,11 @@ def ignores_context(base: Run, runner: Runner) -> bool:
     return bool(switches) and "query" in met and "key" not in met
 
 
+def asks(base: Run) -> bool:
+    """Whether the queries have a part in the output."""
+    return "query" in base.recorder.origin(base.out).inputs
+
+
 def without_context(call: Call) -> Call:
     name = call.parameter("context")
     said = f"{name}, which it ignores as it is built, is left out"

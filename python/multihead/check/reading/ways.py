@@ -163,6 +163,12 @@ class Reading:
         stages = {fault["stage"] for fault in verdict.get("faults", [])}
         return "masked scores" in stages | {verdict.get("first_stage")}
 
+    def in_other_forms(self, readings: list["Reading"]) -> list["Reading"]:
+        """Those of these, where its own form is a guess that explains nothing."""
+        if self.way.form is None or self.is_right or self.faults:
+            return []
+        return [reading for reading in readings if reading.way is not self.way]
+
     def beats(self, likelier: "Reading") -> bool:
         """Whether it is to be believed instead of a likelier one: it takes all calls
         that the other takes and more, or explains them better."""
