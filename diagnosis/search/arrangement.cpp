@@ -62,11 +62,14 @@ Tensor rows_of(const Tensor& whole, int64_t features) {
       .contiguous();
 }
 
-// Of heads (B, H, L, d): the position of each number, in order.
-Tensor positions_of(const Tensor& heads) {
+// Of heads (B, H, L, d), or (H, B, L, d) in the same memory: the position of
+// each number, in order.
+Tensor positions_of(const Tensor& heads, bool heads_first) {
   const int64_t length = heads.size(2), width = heads.size(3);
   const Tensor number = at::arange(heads.numel(), at::kLong);
-  const Tensor item = number.floor_divide(heads.size(1) * length * width);
+  const Tensor row = number.floor_divide(length * width);
+  const Tensor item = heads_first ? row.remainder(heads.size(0))
+                                  : row.floor_divide(heads.size(1));
   return item * length + number.floor_divide(width).remainder(length);
 }
 
@@ -77,53 +80,69 @@ Finding finding(std::string_view name, const char* detail) {
           std::string(fault->sentence), std::string(fault->remedy), detail};
 }
 
-}  // namespace
+// In order: what holds the same numbers as these heads, and has an axis of all
+// features; none where a number stands for several.
+std::vector<Tensor> like(const ObservedCall& call, const Tensor& heads) {
+  const Tensor sorted = std::get<0>(flat(heads).sort());
+  std::vector<Tensor> found;
+  if (!sorted.diff().gt(0).all().item<bool>()) return found;
+  const int64_t features = heads.size(1) * heads.size(3);
+  for (const Tensor& x : call.trace) {
+    if (feature_axis(x, features) >= 0 && holds_same(x, sorted))
+      found.push_back(x);
+  }
+  return found;
+}
 
-std::optional<Finding> misplaced(const ObservedCall& call) {
-  const Sizes& n = call.sizes;
-  if (!call.is_core()) return std::nullopt;
+// Whether a position has a row in each head, and all of them come of its own.
+bool is_split_well(const Tensor& projected, const Tensor& heads,
+                   bool heads_first) {
+  std::vector<int64_t> shape = heads.sizes().vec();
+  if (heads_first) std::swap(shape[0], shape[1]);
+  const Tensor rows = rows_of(projected, heads.size(1) * heads.size(3));
+  const Tensor row_of =
+      rows.view({-1})
+          .index_select(0, places(projected, heads).view({-1}))
+          .view(shape);
+  return is_of_one(row_of, 3) && is_of_one(row_of, heads_first ? 0 : 1);
+}
 
-  // Of heads (B, H, L, d): what holds the same numbers, and has an axis of all
-  // features, in order; none where a number stands for several.
-  const auto like = [&](const Tensor& heads) {
-    const Tensor sorted = std::get<0>(flat(heads).sort());
-    const bool tells = sorted.diff().gt(0).all().item<bool>();
-    const int64_t features = n.heads * heads.size(3);
-    std::vector<Tensor> found;
-    for (const Tensor& x : call.trace) {
-      if (tells && feature_axis(x, features) >= 0 && holds_same(x, sorted))
-        found.push_back(x);
-    }
-    return found;
-  };
+bool is_merged_well(const Tensor& heads, const Tensor& merged,
+                    bool heads_first) {
+  const Tensor positions =
+      positions_of(heads, heads_first)
+          .index_select(0, places(heads, merged).view({-1}))
+          .view(merged.sizes());
+  const int64_t features = heads.size(1) * heads.size(3);
+  return is_of_one(positions, feature_axis(merged, features));
+}
 
+std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
   constexpr const char* kOf[] = {"It is the queries.", "It is the keys.",
                                  "It is the values."};
   for (int role = 0; role < 3; ++role) {
-    const Tensor heads = call.inputs[role];
-    const auto projected = like(heads);
-    if (projected.empty()) continue;  // they were turned, or scaled, perhaps
-    const Tensor rows = rows_of(projected.front(), n.heads * heads.size(3));
-    const Tensor row_of =
-        rows.view({-1})
-            .index_select(0, places(projected.front(), heads).view({-1}))
-            .view(heads.sizes());
-    // A position has a row in each head, and all of them come of its own.
-    if (!is_of_one(row_of, 3) || !is_of_one(row_of, 1))
+    // None where they were turned, or scaled, on the way.
+    const auto projected = like(call, call.inputs[role]);
+    if (!projected.empty() &&
+        !is_split_well(projected.front(), call.inputs[role], heads_first)) {
       return finding("heads_not_transposed", kOf[role]);
+    }
   }
-  // What comes of the heads, as it is projected next.
-  if (const auto merged = like(call.out); !merged.empty()) {
-    const Tensor& last = merged.back();
-    const Tensor positions =
-        positions_of(call.out)
-            .index_select(0, places(call.out, last).view({-1}))
-            .view(last.sizes());
-    const int64_t features = n.heads * call.out.size(3);
-    if (!is_of_one(positions, feature_axis(last, features)))
-      return finding("merge_not_transposed", "");
-  }
+  // The last of them is projected next.
+  const auto merged = like(call, call.out);
+  if (!merged.empty() && !is_merged_well(call.out, merged.back(), heads_first))
+    return finding("merge_not_transposed", "");
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Finding> misplaced(const ObservedCall& call) {
+  if (!call.is_core()) return std::nullopt;
+  // Which axis counts the heads, what they compute does not tell.
+  auto found = misplaced(call, /*heads_first=*/false);
+  if (found && !misplaced(call, /*heads_first=*/true)) found.reset();
+  return found;
 }
 
 }  // namespace multihead::diagnosis

@@ -62,6 +62,20 @@ TEST(Arrangement, WhatOnlyMovesWholePositionsIsNoFault) {
   }
 }
 
+TEST(Arrangement, HeadsMayStandBeforeItems) {
+  at::manual_seed(6);
+  // (H·B, L, d), observed as (B, H, L, d).
+  const Tensor projected = random({kBatch, kKeys, kEmbed});
+  const Tensor value = heads_of(projected).transpose(0, 1).reshape(
+      {kBatch, kHeads, kKeys, kWidth});
+  const auto merge = +[](const Tensor& c) {
+    return c.reshape({kHeads, kBatch, kQueries, kWidth})
+        .permute({1, 2, 0, 3})
+        .flatten(2);
+  };
+  EXPECT_EQ(fault_of(projected, value, merge), "");
+}
+
 TEST(Arrangement, AViewInThePlaceOfATransposeIsOne) {
   at::manual_seed(4);
   const Tensor projected = random({kBatch, kKeys, kEmbed});
