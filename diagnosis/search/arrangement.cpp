@@ -10,7 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/searchsorted.h>
 
 #include <ranges>
 
@@ -23,17 +23,15 @@ using at::Tensor;
 
 Tensor flat(const Tensor& x) { return x.to(at::kDouble).reshape({-1}); }
 
-// Whether the two hold the same numbers, each once, in any order.
-bool holds_same(const Tensor& x, const Tensor& sorted) {
-  if (x.numel() != sorted.numel()) return false;
-  return std::get<0>(flat(x).sort()).equal(sorted);
-}
-
-// The places in `from` of the numbers of `to`, in the shape of `to`.
+// The places in `from` of the numbers of `to`, in the shape of `to`; undefined
+// where some are not there.
 Tensor places(const Tensor& from, const Tensor& to) {
-  const Tensor order = std::get<1>(flat(from).sort());
-  const Tensor at = std::get<1>(flat(to).sort());
-  return at::empty_like(order).scatter(0, at, order).view(to.sizes());
+  const auto [sorted, order] = flat(from).sort();
+  const Tensor wanted = flat(to);
+  const Tensor at = at::searchsorted(sorted, wanted).clamp_max(
+      sorted.numel() - 1);
+  if (!sorted.index_select(0, at).equal(wanted)) return {};
+  return order.index_select(0, at).view(to.sizes());
 }
 
 // The axis of all features; -1 where there is none, or more than one.
@@ -80,30 +78,46 @@ Finding finding(std::string_view name, const char* detail) {
           std::string(fault->sentence), std::string(fault->remedy), detail};
 }
 
-// In order: what holds the same numbers as these heads, and has an axis of all
-// features; none where a number stands for several.
-std::vector<Tensor> like(const ObservedCall& call, const Tensor& heads) {
-  const Tensor sorted = std::get<0>(flat(heads).sort());
+// In order: what holds the numbers of these heads, and has an axis of all
+// features, `times` as many; none where a number stands for several.
+std::vector<Tensor> like(const ObservedCall& call, const Tensor& heads,
+                         int64_t times) {
   std::vector<Tensor> found;
+  const Tensor sorted = std::get<0>(flat(heads).sort());
   if (!sorted.diff().gt(0).all().item<bool>()) return found;
-  const int64_t features = heads.size(1) * heads.size(3);
+  const int64_t features = times * heads.size(1) * heads.size(3);
   for (const Tensor& x : call.trace) {
-    if (feature_axis(x, features) >= 0 && holds_same(x, sorted))
+    if (x.numel() == times * heads.numel() && feature_axis(x, features) >= 0 &&
+        places(x, heads).defined())
       found.push_back(x);
   }
   return found;
 }
 
+// Whether no other sizes make an axis as long as that of all features, which
+// then could not be told from it.
+bool is_telling(const Tensor& heads) {
+  const int64_t n[] = {heads.size(0), heads.size(1), heads.size(2),
+                       heads.size(3)};
+  const int64_t features = n[1] * n[3];
+  std::vector<int64_t> others = {n[0],        n[2],        n[0] * n[1],
+                                 n[0] * n[2], n[1] * n[2], n[2] * n[3]};
+  if (n[1] > 1) others.push_back(n[3]);
+  return std::ranges::none_of(others, [&](int64_t other) {
+    return other == features || other == 3 * features;
+  });
+}
+
 // Whether a position has a row in each head, and all of them come of its own.
-bool is_split_well(const Tensor& projected, const Tensor& heads,
+bool is_split_well(const Tensor& projected, const Tensor& heads, int64_t times,
                    bool heads_first) {
   std::vector<int64_t> shape = heads.sizes().vec();
   if (heads_first) std::swap(shape[0], shape[1]);
-  const Tensor rows = rows_of(projected, heads.size(1) * heads.size(3));
-  const Tensor row_of =
-      rows.view({-1})
-          .index_select(0, places(projected, heads).view({-1}))
-          .view(shape);
+  const int64_t features = times * heads.size(1) * heads.size(3);
+  const Tensor row_of = rows_of(projected, features)
+                            .view({-1})
+                            .index_select(0, places(projected, heads).view({-1}))
+                            .view(shape);
   return is_of_one(row_of, 3) && is_of_one(row_of, heads_first ? 0 : 1);
 }
 
@@ -117,28 +131,57 @@ bool is_merged_well(const Tensor& heads, const Tensor& merged,
   return is_of_one(positions, feature_axis(merged, features));
 }
 
+// Of (B, L, H·d) or (L, B, H·d): whether each row is of the item that it stands
+// for. Positions may have been sorted otherwise.
+bool keeps_items(const Tensor& heads, const Tensor& merged, bool heads_first) {
+  const int64_t batch = heads.size(0), length = heads.size(2);
+  const bool is_batch_first =
+      merged.dim() == 3 && merged.size(0) == batch && merged.size(1) == length;
+  const bool is_length_first =
+      merged.dim() == 3 && merged.size(0) == length && merged.size(1) == batch;
+  if (is_batch_first == is_length_first) return true;
+  const Tensor items = positions_of(heads, heads_first)
+                           .floor_divide(length)
+                           .index_select(0, places(heads, merged).view({-1}))
+                           .view(merged.sizes());
+  return is_of_one(items, is_batch_first ? 1 : 0);
+}
+
 std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
   constexpr const char* kOf[] = {"It is the queries.", "It is the keys.",
                                  "It is the values."};
   for (int role = 0; role < 3; ++role) {
-    // None where they were turned, or scaled, on the way.
-    const auto projected = like(call, call.inputs[role]);
-    if (!projected.empty() &&
-        !is_split_well(projected.front(), call.inputs[role], heads_first)) {
-      return finding("heads_not_transposed", kOf[role]);
+    const Tensor& heads = call.inputs[role];
+    // None where they were turned, or scaled, on the way. Queries, keys and
+    // values may be projected at once.
+    for (const int64_t times : {3, 1}) {
+      const auto projected = like(call, heads, times);
+      if (!projected.empty() && !is_split_well(projected.front(), heads, times,
+                                               heads_first)) {
+        return finding("heads_not_transposed", kOf[role]);
+      }
+      if (!projected.empty()) break;
     }
   }
   // The last of them is projected next.
-  const auto merged = like(call, call.out);
-  if (!merged.empty() && !is_merged_well(call.out, merged.back(), heads_first))
+  const auto merged = like(call, call.out, 1);
+  if (merged.empty()) return std::nullopt;
+  if (!is_merged_well(call.out, merged.back(), heads_first))
     return finding("merge_not_transposed", "");
+  for (const Tensor& x : merged) {
+    if (!keeps_items(call.out, x, heads_first))
+      return finding("merge_of_batch_and_heads", "");
+  }
   return std::nullopt;
 }
 
 }  // namespace
 
 std::optional<Finding> misplaced(const ObservedCall& call) {
-  if (!call.is_core()) return std::nullopt;
+  if (!call.is_core() || !is_telling(call.inputs[0]) ||
+      !is_telling(call.inputs[1]) || !is_telling(call.out)) {
+    return std::nullopt;
+  }
   // Which axis counts the heads, what they compute does not tell.
   auto found = misplaced(call, /*heads_first=*/false);
   if (found && !misplaced(call, /*heads_first=*/true)) found.reset();

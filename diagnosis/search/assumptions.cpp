@@ -123,11 +123,18 @@ constexpr Assumption kOwnScale = {
     "nn.MultiheadAttention divides them by the square root of the head width.",
     "its scores are meant to have a scale of their own"};
 
+constexpr Assumption kPaddingOfRows = {
+    "padding_of_rows",
+    "Its mask of padding zeroes rows of the output, and hides no key.",
+    "Block the padded keys: scores.masked_fill(padding[:, None, None, :], "
+    "float(\"-inf\")).",
+    "its mask of padding is for rows of the output, and padded keys are seen"};
+
 constexpr const Assumption* kWithCondition[] = {
     &kMaskBlocks,  &kPaddingBlocks,  &kAddedByGuess,  &kSequenceFirst,
     &kNoOutput,    &kLayersBeside,   &kScaleArgument, &kEqualLengths,
     &kOneSequence, &kKeysTransposed, &kTurnedAlike,   &kOneToken,
-    &kOwnScale};
+    &kOwnScale,    &kPaddingOfRows};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -277,6 +284,7 @@ class Assuming {
     if (fact(calls_, "order_inside") == "true") add(kBatchFirst);
     if (fact(calls_, "keys_transposed") == "true") add(kKeysTransposed);
     if (fact(calls_, "own_scale") == "true") add(kOwnScale);
+    if (fact(calls_, "padding_of_rows") == "true") add(kPaddingOfRows);
     if (fact(calls_, "one_token_on_cache") == "true") add(kOneToken);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);

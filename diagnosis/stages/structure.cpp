@@ -209,14 +209,19 @@ void scale_learned(Recipe& r) {
   r.learned_scale = scale;
 }
 
-// By design, where there are learned biases or factors.
+// By design, where there are learned biases.
 Concern unscaled(const ObservedCall& call) {
-  const bool has_factor =
+  return maybe(shows_its_way(call) && (call.has_tables || call.is_core()));
+}
+
+// Perhaps, where there is a learned number: nobody knows what it is for.
+Concern unscaled_beside_number(const ObservedCall& call) {
+  const bool has_number =
       std::ranges::any_of(call.numbers, [](const auto& one) {
         return one.first.find("sink") == std::string::npos;
       });
-  return maybe(shows_its_way(call) &&
-               (call.has_tables || call.is_core() || has_factor));
+  return maybe(shows_its_way(call) && has_number &&
+               unscaled(call) == Concern::kNo);
 }
 
 // Learned factors of what the norms of queries and keys return.
@@ -465,6 +470,12 @@ const std::vector<Convention> kStructure = {
      "are.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
+    {"unscaled_beside_number",
+     "The scores are not scaled; a number that is learned may be meant for "
+     "that.",
+     "nn.MultiheadAttention divides them by the square root of the head width.",
+     unscaled_beside_number, scale_learned<LearnedScale::kOne>, Sign::kScores,
+     "its scores are meant not to be scaled, beside a number that it learns"},
     {"scale_in_gains",
      "The scores are not scaled: the gains of the norms of queries and keys "
      "may hold the scale.",

@@ -31,7 +31,7 @@ std::string fault_of(const Tensor& projected, const Tensor& value,
                 {"is_causal", "infer"},
                 {"core_beside", "`gate.weight`"}};
   const Tensor query = random({kBatch, kHeads, kQueries, kWidth});
-  const Tensor key = random({kBatch, kHeads, kKeys, kWidth});
+  const Tensor key = random({kBatch, kHeads, value.size(2), kWidth});
   const Tensor scores =
       query.matmul(key.transpose(-2, -1)) / std::sqrt(double{kWidth});
   const Tensor weights = scores.softmax(-1);
@@ -92,6 +92,30 @@ TEST(Arrangement, AViewInThePlaceOfATransposeIsOne) {
   }
   const Tensor viewed = projected.view({kBatch, kHeads, kKeys, kWidth});
   EXPECT_EQ(fault_of(projected, viewed, by_head), "heads_not_transposed");
+  // Queries, keys and values at once, (B, L, 3·H·d).
+  const Tensor fused = random({kBatch, kKeys, 3 * kEmbed});
+  const Tensor of_values =
+      fused.reshape({kBatch, 3, kHeads, kKeys, kWidth}).select(1, 2);
+  EXPECT_EQ(fault_of(fused, of_values, by_head), "heads_not_transposed");
+  EXPECT_EQ(fault_of(fused, heads_of(fused.slice(2, 2 * kEmbed)), by_head), "");
+}
+
+TEST(Arrangement, ItemsThatAreExchangedAreOne) {
+  at::manual_seed(7);
+  const Tensor projected = random({kBatch, kKeys, kEmbed});
+  const auto merge = +[](const Tensor& c) {
+    return c.permute({2, 0, 1, 3}).reshape({kBatch, kQueries, kEmbed});
+  };
+  EXPECT_EQ(fault_of(projected, heads_of(projected), merge),
+            "merge_of_batch_and_heads");
+}
+
+TEST(Arrangement, SizesThatAreTheSameTellNothing) {
+  at::manual_seed(8);
+  // As many positions as features: an axis of either is taken for the other.
+  const Tensor projected = random({kBatch, kEmbed, kEmbed});
+  const Tensor heads = heads_of(projected);
+  EXPECT_EQ(fault_of(heads, heads, by_head), "");
 }
 
 TEST(Arrangement, NumbersThatAreTheSameTellNothing) {
