@@ -28,8 +28,8 @@ Tensor flat(const Tensor& x) { return x.to(at::kDouble).reshape({-1}); }
 Tensor places(const Tensor& from, const Tensor& to) {
   const auto [sorted, order] = flat(from).sort();
   const Tensor wanted = flat(to);
-  const Tensor at = at::searchsorted(sorted, wanted).clamp_max(
-      sorted.numel() - 1);
+  const Tensor at =
+      at::searchsorted(sorted, wanted).clamp_max(sorted.numel() - 1);
   if (!sorted.index_select(0, at).equal(wanted)) return {};
   return order.index_select(0, at).view(to.sizes());
 }
@@ -114,10 +114,11 @@ bool is_split_well(const Tensor& projected, const Tensor& heads, int64_t times,
   std::vector<int64_t> shape = heads.sizes().vec();
   if (heads_first) std::swap(shape[0], shape[1]);
   const int64_t features = times * heads.size(1) * heads.size(3);
-  const Tensor row_of = rows_of(projected, features)
-                            .view({-1})
-                            .index_select(0, places(projected, heads).view({-1}))
-                            .view(shape);
+  const Tensor row_of =
+      rows_of(projected, features)
+          .view({-1})
+          .index_select(0, places(projected, heads).view({-1}))
+          .view(shape);
   return is_of_one(row_of, 3) && is_of_one(row_of, heads_first ? 0 : 1);
 }
 
@@ -156,8 +157,8 @@ std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
     // values may be projected at once.
     for (const int64_t times : {3, 1}) {
       const auto projected = like(call, heads, times);
-      if (!projected.empty() && !is_split_well(projected.front(), heads, times,
-                                               heads_first)) {
+      if (!projected.empty() &&
+          !is_split_well(projected.front(), heads, times, heads_first)) {
         return finding("heads_not_transposed", kOf[role]);
       }
       if (!projected.empty()) break;

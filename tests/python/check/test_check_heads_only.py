@@ -315,7 +315,7 @@ def test_one_of_many_faults_has_its_name():
 class RightHeadsInAWrongPlace(WrongInManyPlaces):
     def forward(self, x):
         q, k, v = self.heads(x.flip(-1))
-        out = _plain(q, k, v, q.size(-1)).mT.flatten(1).view_as(x)
+        out = _plain(q, k, v, q.size(-1)).transpose(1, 2).flatten(2)
         return self.o(out.roll(1, -1) - x)
 
 

@@ -80,6 +80,16 @@ class InFrames(NonLocal):
         return out.squeeze(2).unflatten(0, (b, t)).transpose(1, 2)
 
 
+class Crooked(NonLocal):
+    """Rows and columns of the image are exchanged on the way back."""
+
+    def forward(self, video):
+        b, c, t, h, w = video.shape
+        x = video.permute(0, 3, 4, 1, 2).reshape(b * h * w, c, t, 1, 1)
+        out = super().forward(x).view(b, w, h, c, t)
+        return out.permute(0, 3, 4, 2, 1)
+
+
 class InTime(NonLocal):
     """Each pixel is one."""
 
@@ -96,6 +106,10 @@ def test_videos_are_one_sequence_or_one_for_each_frame_or_pixel(kind):
     assert report.passed is False and report.judgement == "right_if"
     assert {"residual_inside", "dot_product_attention"} >= set(conditions(report))
     assert "videos as (B, E, T, Y, X)" in said(report)
+
+
+def test_exchanged_sides_of_a_video_are_not_right():
+    assert multihead.check(Crooked).judgement not in ("right", "right_if")
 
 
 def test_a_fault_in_a_video_is_named():
@@ -183,6 +197,23 @@ def test_queries_that_are_learned_are_exchanged_for_ours():
     assert report.passed, report
     assert "queries of ours for those that it learns" in said(report)
     assert multihead.check(OneQuery).passed
+
+
+class TwoOfASize(Seeds):
+    """Queries, and positions of theirs, as of a resampler."""
+
+    def __init__(self, dim: int, num_heads: int, num_queries: int):
+        super().__init__(dim, num_heads, num_queries)
+        self.places = nn.Parameter(torch.randn(1, num_queries, dim))
+
+    def forward(self, x):
+        seeds = (self.seeds + self.places).expand(len(x), -1, -1)
+        return self.attn(seeds, x)
+
+
+def test_one_of_two_learned_tables_is_exchanged_in_every_call():
+    report = multihead.check(TwoOfASize)
+    assert report.judgement == "right_if" and not faults(report), str(report)
 
 
 def test_a_mask_before_learned_queries_is_judged():
@@ -343,6 +374,22 @@ class MergedByFeature(Beside):
         return context.permute(0, 2, 3, 1).flatten(2)
 
 
+class FusedAsViewed(Beside):
+    """All three at once, without a permute."""
+
+    def forward(self, x):
+        fused = self.qkv(self.norm(x))
+        q, k, v = fused.reshape(len(x), 3, self.heads, x.shape[1], -1).unbind(1)
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return x + self.out(self.merge(weights @ v)) * self.gate(x).sigmoid()
+
+
+class ItemsExchanged(Beside):
+    def merge(self, context):
+        size = len(context), context.shape[2], -1
+        return context.permute(2, 0, 1, 3).reshape(size)
+
+
 class SplitAsViewed(Beside):
     def split(self, x):
         return x.reshape(len(x), self.heads, x.shape[1], -1)
@@ -360,6 +407,8 @@ def test_what_moves_no_number_to_another_position_is_no_fault(kind):
         (MergedAsViewed, "merge_not_transposed"),
         (MergedTurned, "merge_not_transposed"),
         (SplitAsViewed, "heads_not_transposed"),
+        (FusedAsViewed, "heads_not_transposed"),
+        (ItemsExchanged, "merge_of_batch_and_heads"),
     ],
 )
 def test_how_heads_are_cut_and_joined_shows_beside_other_layers(kind, fault):

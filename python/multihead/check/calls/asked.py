@@ -20,8 +20,7 @@ SWITCHES |= {"dropout_switch": {"drop", "dropout"}}
 _OF_SCORES = set("use do is with apply enable by attn attention".split())
 _OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".split())
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
-# Counts of what a table holds, or of queries that are learned.
-_COUNTED = OF_VOCABULARIES | {"labels", "seeds", "latents", "queries"}
+_LEARNED = {"labels", "seeds", "latents", "queries"}
 _MAKERS = {"cls", "class", "fn", "func", "factory"}
 _LAYERS = {"layer", "layers"}
 
@@ -45,6 +44,8 @@ def parameters_of(make: object) -> list[inspect.Parameter]:
 def role_of(parameter: inspect.Parameter) -> str | None:
     """By the name, unless its default is of another kind."""
     name, default = parameter.name, parameter.default
+    if default is parameter.empty and _counts_queries(name):
+        return "learned"
     role = CONSTRUCTOR.get(normal(name)) or _ONE_OF_THREE.get(name.lower())
     role = role or role_of_words(name)
     if role is None and _last_word(name) in _SETTINGS:
@@ -65,10 +66,16 @@ def role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and part_of(name) in ("index", "epsilon"):
         return part_of(name)
     said = set(words(name))
-    if role is None and default is parameter.empty and said & _COUNTED:
-        return "vocabulary" if said & OF_VOCABULARIES else "learned"
+    if role is None and default is parameter.empty and said & OF_VOCABULARIES:
+        return "vocabulary"
     counted = said - _LAYERS <= {"num", "n", "kv", "q"}
     return "layers" if role is None and said & _LAYERS and counted else role
+
+
+def _counts_queries(name: str) -> bool:
+    """Whether it is the number of queries that a module learns."""
+    said = set(words(name))
+    return bool(said & _LEARNED and said & {"num", "n", "number"}) and len(said) == 2
 
 
 def _last_word(name: str) -> str:

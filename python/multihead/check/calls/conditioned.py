@@ -2,6 +2,7 @@
 """Code that takes a vector for each item beside the sequence, as blocks of diffusion
 models take the time and the class."""
 
+import functools
 import inspect
 from collections.abc import Iterator
 
@@ -21,7 +22,7 @@ _WORDS |= {"timestep", "timesteps", "style", "adaln", "modulation", "vec", "cemb
 
 
 def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
-    """With a vector of the sequence's width, (B, E), or a column of it, (B, 1, E)."""
+    """With a vector of the sequence's width, (B, E) or (B, 1, E), or a number, (B,)."""
     sequence = call.parameter("x") or call.parameter("query")
     named = [
         p.name
@@ -33,11 +34,11 @@ def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
     if sequence is None or not named:
         return
 
-    def how(target: object, /, axes: int, **given: object) -> object:
+    def how(target: object, /, shape: str, **given: object) -> object:
         whole = given[sequence]
-        assert isinstance(whole, Tensor)
-        for name in named:
-            given[name] = _vector(whole, axes)
+        if not isinstance(whole, Tensor):
+            raise ValueError("it takes no sequence")
+        given |= dict.fromkeys(named, _vector(whole, shape))
         return called(subject, target, given)
 
     parameters = [
@@ -45,17 +46,17 @@ def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
         for p in call.parameters
         if p.name not in named
     ]
-    for axes, shape in ((2, "(B, E)"), (3, "(B, 1, E)")):
-
-        def one(target: object, /, axes=axes, **given: object) -> object:
-            return how(target, axes, **given)
-
+    for shape in ("(B, E)", "(B, 1, E)", "(B,)"):
+        one = functools.partial(how, shape=shape)
         said = f"{', '.join(named)} taken for a vector for each item, {shape}"
         yield formed(subject, parameters, one, (), said, tuple(named))
 
 
-def _vector(whole: Tensor, axes: int) -> Tensor:
-    """Numbers that nothing is drawn for, so that nobody takes them for weights."""
-    batch, width = len(whole), whole.shape[-1]
-    numbers = torch.arange(batch * width, dtype=whole.dtype).cos()
-    return numbers.view(batch, *[1] * (axes - 2), width)
+def _vector(whole: Tensor, shape: str) -> Tensor:
+    """Numbers that nothing is drawn for, so that nobody takes them for weights; as wide
+    as the features, which are the channels of an image."""
+    batch, width = len(whole), whole.shape[1 if whole.dim() == 4 else -1]
+    if shape == "(B,)":
+        return torch.arange(batch)
+    numbers = torch.arange(batch * width, dtype=whole.dtype).cos().view(batch, width)
+    return numbers if shape == "(B, E)" else numbers.unsqueeze(1)

@@ -38,6 +38,8 @@ from .stand_ins import Unturned, projection
 
 _STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
+# A name among the arguments of a call, of which one may be a call itself.
+_AMONG = r"\((?:[^()]|\([^()]*\))*?(?:\([^()]*)?\b{0}\b"
 # What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
@@ -120,7 +122,7 @@ class Construction:
         """Counts of words, or of queries, that no layer or parameter is made for."""
         text = self.subject.source or _source(self.subject.target)
         counts = [n for n, r in self.roles.items() if r in ("vocabulary", "learned")]
-        made = r"\b([A-Z]\w*|randn?|zeros|ones|empty)\([^()]*\b{0}\b"
+        made = r"\b([A-Z]\w*|randn?|zeros|ones|empty)" + _AMONG
         return [n for n in counts if not re.search(made.format(re.escape(n)), text)]
 
     def _read_for_settings(self) -> list[str]:
@@ -199,7 +201,7 @@ class Construction:
         """Groups that a norm is told, and no heads, are of features."""
         text = self.subject.source or _source(self.subject.target)
         for name, role in self.roles.items():
-            told = rf"norm\w*\([^()]*\b{re.escape(name)}\b"
+            told = r"norm\w*" + _AMONG.format(re.escape(name))
             grouped = role == "num_kv_heads" and "groups" in name.lower()
             if grouped and not self.takes("num_heads") and re.search(told, text, re.I):
                 self.roles[name] = None

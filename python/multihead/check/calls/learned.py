@@ -21,7 +21,7 @@ from .forms import Form, called, formed
 _SOME = re.compile(
     r"returns (?:(one) vector|(\d+) vectors)|shape \(\d+, (\d+), \d+\) for"
 )
-# What holds numbers of its own that are no queries.
+# What holds numbers of its own that are no queries; an embedding may hold them.
 _LAYERS = (nn.Linear, nn.LayerNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RMSNorm)
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -41,10 +41,9 @@ def with_learned_queries(
         query = query[:1]
         with _in_place_of(_learned(target, query)[place:], query):
             returned = called(subject, target, given)
-        several = isinstance(returned, (tuple, list))
-        parts = list(returned) if several else [returned]
-        parts = [p.unsqueeze(1) if getattr(p, "ndim", 0) == 2 else p for p in parts]
-        return tuple(parts) if several else parts[0] if len(parts) == 1 else parts
+        if isinstance(returned, (tuple, list)):
+            return tuple(map(_of_queries, returned))
+        return _of_queries(returned)
 
     parameters = [inspect.Parameter("query", _BY_KEYWORD)]
     parameters += [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
@@ -55,6 +54,12 @@ def with_learned_queries(
         form = formed(subject, parameters, one, (cases.LAYER,), said)
         form.shares_queries, form.queries = True, count
         yield form
+
+
+def _of_queries(returned: object) -> object:
+    """(B, E) of one query as (B, 1, E)."""
+    is_one = isinstance(returned, Tensor) and returned.dim() == 2
+    return returned.unsqueeze(1) if is_one else returned  # type: ignore[union-attr]
 
 
 def _learned(target: object, query: Tensor) -> list[tuple[nn.Module, str]]:
@@ -75,6 +80,7 @@ def _in_place_of(learned: list[tuple[nn.Module, str]], query: Tensor) -> Iterato
     if not learned:
         raise ValueError("it has no such queries")
     owner, name = learned[0]
+    known = dict(owner._parameters)
     parameter = owner._parameters.pop(name)
     assert parameter is not None
     setattr(owner, name, query.reshape(parameter.shape))
@@ -82,4 +88,5 @@ def _in_place_of(learned: list[tuple[nn.Module, str]], query: Tensor) -> Iterato
         yield
     finally:
         delattr(owner, name)
-        owner._parameters[name] = parameter
+        owner._parameters.clear()
+        owner._parameters.update(known)  # in the same order

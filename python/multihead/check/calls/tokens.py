@@ -33,13 +33,12 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         return
 
     def how(target: object, /, **given: object) -> object:
-        sequences = {n: given[n] for n in inputs if isinstance(given.get(n), Tensor)}
+        found = {n: given.get(n) for n in inputs}
+        sequences = {n: t for n, t in found.items() if isinstance(t, Tensor)}
         whole = next(iter(sequences.values()))
-        assert isinstance(whole, Tensor)
         looked_up = [
-            (_numbers(t, place), t)
-            for place, t in enumerate(sequences.values())
-            if isinstance(t, Tensor)
+            (_numbers(sequence, place), sequence)
+            for place, sequence in enumerate(sequences.values())
         ]
         numbers = (number for number, _ in looked_up)
         with _embedded(target, looked_up):
@@ -50,7 +49,8 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
 
     how.has_many = True  # type: ignore[attr-defined]
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in call.parameters]
-    said = f"{', '.join(inputs)} taken for tokens, which are embedded as ours"
+    said = f"{', '.join(inputs)} taken for tokens, which are embedded as ours; none of "
+    said += "them is padding"
     yield formed(subject, parameters, how, (cases.LAYER, cases.SEQUENCE_FIRST), said)
 
 
@@ -91,8 +91,9 @@ def _look_up(
 
 
 def _like(returned: object, whole: Tensor) -> object:
-    """What was returned first, in the shape of a sequence: logits are as wide, and what
-    is said of an item, as its class, is said of all its tokens."""
+    """What was returned first, in the shape of a sequence, of which only matters what has
+    a part in it: logits are cut or filled up with zeros to be as wide, and what is said
+    of an item, as its class, is said of all its tokens."""
     parts = returned.values() if isinstance(returned, dict) else returned
     parts = list(parts) if isinstance(returned, (dict, tuple, list)) else [returned]
     plain = [p for p in parts if isinstance(p, Tensor) and p.is_floating_point()]

@@ -5,7 +5,6 @@ one, or each pixel in time."""
 import re
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
 from ..subject.roles import TENSORS
@@ -26,12 +25,14 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
     said = f"{subject.source} {complaints}"
     if not (_OF_VIDEOS.search(said) or len(axes(subject)) == 5):
         return
-    ways: list[tuple[str, Callable, Callable, str]] = [
-        (cases.CHANNELS_FIRST, _as_whole, _of_whole, "all of it one sequence"),
-        (cases.IMAGE, _as_frames, _of_frames, "each frame a sequence"),
-        (cases.CHANNELS_FIRST, _as_pixels, _of_pixels, "each pixel one in time"),
+    # Items and queries: two items, and sizes that differ, so that no axis can stand for
+    # another.
+    ways: list[tuple[str, Callable, Callable, tuple[int, int | None], str]] = [
+        (cases.CHANNELS_FIRST, _as_whole, _of_whole, (4, 30), "all of it one sequence"),
+        (cases.IMAGE, _as_frames, _of_frames, (6, None), "each frame a sequence"),
+        (cases.CHANNELS_FIRST, _as_pixels, _of_pixels, (12, 5), "each pixel in time"),
     ]
-    for layout, split, join, what in ways:
+    for layout, split, join, sizes, what in ways:
 
         def how(target: object, /, split=split, join=join, **given: object) -> object:
             video = {n: split(t) if n in inputs else t for n, t in given.items()}
@@ -44,13 +45,12 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in call.parameters]
         shown = f"videos as (B, E, T, Y, X), {what}"
         form = formed(subject, parameters, how, (layout,), shown, tuple(inputs))
-        # Items two by two, so that what passes between them shows; sizes that differ.
-        form.batch, form.queries = (4, 18) if join is not _of_pixels else (4, 5)
+        form.batch, form.queries = sizes
         yield form
 
 
 def _parts(length: int) -> tuple[int, int, int]:
-    """Frames, rows and columns of a video of so many pixels."""
+    """Three sizes that make up so many, as frames, rows and columns of a video."""
     frames = _smallest_factor(length)
     rows = _smallest_factor(length // frames)
     return frames, rows, length // frames // rows
@@ -58,11 +58,6 @@ def _parts(length: int) -> tuple[int, int, int]:
 
 def _smallest_factor(number: int) -> int:
     return next((n for n in range(2, number) if number % n == 0), 1)
-
-
-def _pairs(x: Tensor) -> Tensor:
-    """(B, …) as (B/2, 2, …)."""
-    return x.unflatten(0, (-1, 2) if len(x) % 2 == 0 else (-1, 1))
 
 
 def _as_whole(x: Tensor) -> Tensor:
@@ -74,7 +69,9 @@ def _of_whole(video: Tensor) -> Tensor:
 
 
 def _as_frames(x: Tensor) -> Tensor:
-    return _pairs(x).movedim(1, 2)
+    """(B·T, E, Y, X) as (B, E, T, Y, X)."""
+    count = _smallest_factor(len(x))
+    return x.unflatten(0, (count, -1)).movedim(1, 2)
 
 
 def _of_frames(video: Tensor) -> Tensor:
@@ -82,9 +79,9 @@ def _of_frames(video: Tensor) -> Tensor:
 
 
 def _as_pixels(x: Tensor) -> Tensor:
-    """(B·X, E, T) as (B, E, T, 1, X)."""
-    return torch.movedim(_pairs(x), 1, -1).unsqueeze(-2)
+    """(B·Y·X, E, T) as (B, E, T, Y, X)."""
+    return x.unflatten(0, _parts(len(x))).movedim((1, 2), (3, 4))
 
 
 def _of_pixels(video: Tensor) -> Tensor:
-    return video.flatten(3).movedim(-1, 1).flatten(0, 1)
+    return video.movedim((3, 4), (1, 2)).flatten(0, 2)

@@ -43,6 +43,7 @@ class Core:
     own_scale: bool = False
     are_cosines: bool = False
     is_shifted: bool = False
+    others: int = 0  # attentions of later layers
 
 
 @dataclass
@@ -56,18 +57,17 @@ class _Product:
     factor: Tensor | float | None = 1.0
     is_past: bool = False
 
-    def scale(self, name: str, args: tuple, scores: Tensor) -> None:
-        """Multiplied or divided by a number, or by one for each head."""
+    def scaled(self, name: str, args: tuple, scores: Tensor) -> "_Product":
+        """The same, multiplied or divided by a number, or by one for each head."""
         if self.is_past or self.factor is None or len(args) < 2:
-            return
+            return self
         by = args[1] if args[0] is scores else args[0]
         if isinstance(by, Tensor):
             by = by.detach()
             if by.numel() > 1 and by.shape[-2:] != (1, 1):
-                self.factor = None
-                return
+                return replace(self, factor=None)
             by = by.expand(*scores.shape[:-2], 1, 1).reshape(-1, 1, 1)
-        self.factor = self.factor * by ** _SCALES[name]
+        return replace(self, factor=self.factor * by ** _SCALES[name])
 
 
 @dataclass
@@ -109,10 +109,13 @@ class Cores:
             product = self._scores.get(place(tensor))
             if product is None:
                 continue
-            product.is_past |= name in _SOFTMAX
+            # Each tensor has its own: the scores may also be used elsewhere.
+            if name in _SOFTMAX:
+                product = replace(product, is_past=True)
             if name in _SCALES:
-                product.scale(name, args, tensor)
-                product.is_open |= any(map(recorder.is_learned, operands))
+                product = product.scaled(name, args, tensor)
+                is_open = product.is_open or any(map(recorder.is_learned, operands))
+                product = replace(product, is_open=is_open)
             for result in results:
                 if result.numel() == product.size and result.is_floating_point():
                     self._scores[place(result)] = product
@@ -120,6 +123,7 @@ class Cores:
     def _note_shift(self, name: str, operands, results, recorder) -> None:
         """Whether numbers for each position, which no input has a part in, are added."""
         shifts = any(storage(t) in self._shifted for t in operands)
+        # A bias of features has one row alone.
         if name in _SUMS and len(operands) == 2:
             data = [t for t in operands if recorder.origin(t).inputs]
             rest = [t for t in operands if not recorder.origin(t).inputs]
@@ -190,6 +194,11 @@ class Cores:
         self._behind.add(storage(context))
         context = _folded(context.detach()).clone()
         self.found.append(Core(*kept, context, draws, *facts))
+
+    def keep_first(self) -> None:
+        if self.found:
+            first = replace(self.found[0], others=len(self.found) - 1)
+            self.found = [first]
 
     def reaches(self, out: Tensor) -> bool:
         """Whether what the heads returned has a part in it."""
@@ -279,8 +288,9 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     )
     if not alike:
         return None
+    others = 0
     if len(first.query) != batch:
-        fitting = fitting[:1]
+        others, fitting = len(fitting) - 1, fitting[:1]
     looped = len(fitting) > 1
     heads = [
         torch.stack(parts, 1) if looped else parts[0].unflatten(0, (batch, -1))
@@ -288,7 +298,8 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     ]
     facts = ("own_scale", "are_cosines", "is_shifted")
     known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
-    return Core(*heads, fitting[-1].draws, **known)
+    others += fitting[0].others
+    return Core(*heads, fitting[-1].draws, **known, others=others)
 
 
 def _unfolded(core: Core, batch: int, queries: int) -> Core:

@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
         # Storages whose numbers, or what was made of them, met inputs in any operation.
         self.met: set[int] = set()
         self.biases: dict[int, Tensor] = {}
-        self.parameters: dict[int, int] = {}  # met ones: numbers by storage
+        self.parameters: dict[int, Tensor] = {}  # met ones, by storage
         self.cores = Cores()
         # The weights behind both sides of each product of computed tensors.
         self.pairs: list[tuple[tuple, tuple]] = []
@@ -171,7 +171,7 @@ class Recorder(TorchDispatchMode):
         for tensor in operands:
             if isinstance(tensor, nn.Parameter) and id(tensor) not in self._seen:
                 self._seen.add(id(tensor))
-                self.parameters[storage(tensor)] = tensor.numel()
+                self.parameters[storage(tensor)] = tensor
                 self.alive.append(tensor)
                 fill_constant(tensor)
 
@@ -215,10 +215,14 @@ class Recorder(TorchDispatchMode):
         return known and not self.origin(tensor).inputs
 
     def _is_normed(self, tensor: Tensor) -> bool:
-        """Whether it was computed from a parameter of as many numbers, as where a
-        spectral norm divides it."""
-        behind = self.origin(tensor).made_of
-        return any(self.parameters.get(key) == tensor.numel() for key in behind)
+        """Whether it is a multiple of a parameter, as where a spectral norm divides it."""
+        known = (self.parameters.get(key) for key in self.origin(tensor).made_of)
+        for learned in known:
+            if learned is not None and learned.numel() == tensor.numel():
+                ratios = tensor.detach().flatten() / learned.detach().flatten()
+                if bool((ratios - ratios[0]).abs().max() < 1e-4 * ratios[0].abs()):
+                    return True
+        return False
 
     def root(self, tensor: Tensor) -> int:
         """The storage whose values `tensor` shows, through copies."""

@@ -226,7 +226,7 @@ class Runner:
         for draw in recorder.draws:
             draw.keep = merged_draw(draw.keep, self.subject.how)
         if has_many(self.subject):
-            recorder.cores.found = recorder.cores.found[:1]
+            recorder.cores.keep_first()
         run.recorder = recorder
         run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)

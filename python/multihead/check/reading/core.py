@@ -47,6 +47,11 @@ def answers(reading: Reading) -> bool:
     return one is not None and bool(_answers(one))
 
 
+def _later(one: Core) -> list[str]:
+    count = {0: [], 1: ["another attention behind it"]}
+    return count.get(one.others, [f"{one.others} attentions behind it"])
+
+
 def _answers(one: Core) -> list[str]:
     shifted = ["what is added to its queries and keys"] * one.is_shifted
     return shifted + ["what scales its scores"] * one.are_cosines
@@ -132,7 +137,7 @@ def _judged(
     named = [f"`{name}`" for name in reading.beside]
     if len(named) > _SHOWN:
         named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
-    named += _answers(found[0][1])
+    named += _answers(found[0][1]) + _later(found[0][1])
     beside = " and ".join(named)
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     for one in seen:

@@ -3,12 +3,14 @@
 equal or 1, as with one head. If it is attention there, it is not our call that is
 wrong."""
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..calls.cases import Sizes
 from ..report import Finding
+from ..subject import absent
 from ..subject.absent import ModuleOfAbsent
 from ..subject.target import Subject, text_of_file
 from . import guessing
@@ -56,8 +58,19 @@ def complaints(
 def _is_of_try(finding: Finding, subject: Subject) -> bool:
     """Whether a name is missing that its file imports where it can."""
     named = re.match(r"NameError: name '(\w+)'", finding.sentence)
-    tried = rf"^[ \t]+(import|from) .*\b{named[1]}\b" if named else ""
-    return bool(named and re.search(tried, text_of_file(subject), re.M))
+    if named is None:
+        return False
+    try:
+        statements = ast.parse(text_of_file(subject)).body
+    except SyntaxError:
+        return False
+    tried = (
+        n for s in statements if isinstance(s, (ast.Try, ast.If)) for n in ast.walk(s)
+    )
+    names = (
+        a for n in tried if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names
+    )
+    return any(named[1] in (a.asname, a.name.partition(".")[0]) for a in names)
 
 
 def _is_of_stand_in(finding: Finding, subject: Subject) -> bool:
@@ -68,8 +81,9 @@ def _is_of_stand_in(finding: Finding, subject: Subject) -> bool:
         return False
     elsewhere = rf"^\s*from (?!torch)[\w.]+ import [^\n]*\b{named[1]}\b"
     kind = getattr(subject.entry, "__globals__", {}).get(named[1])
-    is_torchs = str(getattr(kind, "__module__", "")).startswith("torch")
-    return is_torchs and bool(re.search(elsewhere, text_of_file(subject), re.M))
+    owner = str(getattr(kind, "__module__", ""))
+    is_other = owner.startswith("torch") or owner == absent.__name__
+    return is_other and bool(re.search(elsewhere, text_of_file(subject), re.M))
 
 
 def unless(words: str, refusal: Finding) -> Finding:

@@ -109,6 +109,9 @@ def of(reason: ImportError, name: str) -> object:
             return importlib.import_module(_PACKAGES[name])
     if name in _KNOWN:
         return _KNOWN[name]
+    package = (reason.name or "").partition(".")[0]
+    if name == "Conv1D" and package in ("transformers", "pytorch_pretrained_bert"):
+        return Conv1D
     if name in _LAYERS:  # written again, as courses have it
         return getattr(nn, name)
     if name.endswith("_") and hasattr(nn.init, name):
@@ -190,11 +193,12 @@ def _linear(rows: int, columns: int, bias: bool = True, **_: object) -> nn.Linea
 
 
 class Conv1D(nn.Module):
-    """The layer of GPT-2, whose matrix is (in, out)."""
+    """The layer of GPT-2, whose matrix is (in, out), as (nf, nx) or, in older code, as
+    (nf, rf, nx)."""
 
-    def __init__(self, nf: int, nx: int) -> None:
+    def __init__(self, nf: int, *others: int, nx: int = 0, rf: int = 1) -> None:
         super().__init__()
-        self.nf = nf
+        self.nf, nx = nf, nx or others[-1]
         self.weight = nn.Parameter(0.1 * torch.randn(nx, nf))
         self.bias = nn.Parameter(torch.zeros(nf))
 
@@ -228,7 +232,6 @@ def _next(taken: dict[str, str], free: Iterator[str]) -> str:
 
 _KNOWN: dict[str, object] = {
     "einsum": _einsum,
-    "Conv1D": Conv1D,
     "DropPath": DropPath,
     "StochasticDepth": DropPath,
     "FusedLayerNorm": nn.LayerNorm,

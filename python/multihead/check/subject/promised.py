@@ -2,6 +2,7 @@
 """What code says that it does, where attention leaves a choice: then that is right, and
 what it does otherwise is wrong."""
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -13,7 +14,10 @@ _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re
 # Blocks of images that have no scale in their papers: non-local ones (Wang et al.,
 # 2018), and those of SAGAN (Zhang et al., 2019) and DANet, whose sum a gamma weighs.
 _NON_LOCAL = re.compile(r"non[-_ ]?local|\bNL_?block|\bsagan\b", re.I)
-_GAMMA = re.compile(r"\bgamma\b")
+_GAMMA = re.compile(
+    r"\bgamma\w*\s*=\s*(?:torch\.)?(?:nn\.)?Parameter\([^\n]*[\[(]\s*[01]\.?0?\s*[\])]"
+)
+_HEADS = re.compile(r"heads?\b|heads_", re.I)
 _CONVOLUTION = re.compile(r"\bConv[123]d\b")
 # What calls a function of the same file with queries that are scaled.
 _BY_CALLER = re.compile(r"\bq\w*\s*(?:\*=|=\s*\(?q\w*\s*\*)\s*[\w.]*scal", re.I)
@@ -55,12 +59,28 @@ def is_dot_product(subject: Subject) -> bool:
     no scale where it was published, and speaks of none."""
     said, text = [subject.name, *docstrings(subject)], subject.source
     named = any(_DOT_PRODUCT.search(one) for one in said)
-    named = named or any(_NON_LOCAL.search(one) for one in (*said, text))
-    named = named or bool(_GAMMA.search(text) and _CONVOLUTION.search(text))
-    if subject.kind == "function":
-        named = named or _BY_CALLER.search(text_of_file(subject)) is not None
+    if _CONVOLUTION.search(text) and not _HEADS.search(text):
+        classes = re.findall(r"^class (\w+)", text, re.M)
+        named = named or any(map(_NON_LOCAL.search, [subject.name, *classes]))
+        named = named or _GAMMA.search(text) is not None
+    named = named or (subject.kind == "function" and _is_scaled_by_caller(subject))
     texts = (_UNSCALED.sub("", text) for text in (*said, subject.source))
     return named and not any(map(_SCALES.search, texts))
+
+
+def _is_scaled_by_caller(subject: Subject) -> bool:
+    """Whether what calls a function of the same file scales its queries before."""
+    try:
+        tree = ast.parse(text_of_file(subject))
+    except SyntaxError:
+        return False
+    called = re.compile(rf"\b{re.escape(subject.name)}\(")
+    bodies = (
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name != subject.name
+    )
+    return any(_BY_CALLER.search(one) and called.search(one) for one in bodies)
 
 
 def has_position_bias(subject: Subject) -> bool:

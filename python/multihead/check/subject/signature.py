@@ -15,6 +15,7 @@ from torch import nn
 from . import roles as tables
 from . import sliding
 from .roles import SIZES, TENSORS, is_weight, normal
+from .rows import zeroes_output
 from .target import Subject
 from .words import (
     mask_of_words,
@@ -60,8 +61,9 @@ class Call:
     what was guessed, as phrases; guessed: the parameters. is_pytorchs_layer: it is that
     of PyTorch's function for a layer. fixed: what a user gives to parameters, by name,
     in all calls. says_causal: its name does; may_be_causal: it is built with a switch
-    for that. is_packed: one tensor holds queries, keys and values, which are as many. called: the
-    parameters that the code calls, as it does a layer of dropout.
+    for that. is_packed: one tensor holds queries, keys and values, which are as many.
+    called: the parameters that the code calls, as it does a layer of dropout.
+    masks_rows: its mask of padding only zeroes rows of the output.
     """
 
     parameters: list[inspect.Parameter]
@@ -77,6 +79,7 @@ class Call:
     may_be_causal: bool = False
     is_packed: bool = False
     called: frozenset[str] = frozenset()
+    masks_rows: bool = False
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -192,7 +195,7 @@ def read(subject: Subject) -> Call:
         call.guess([p.name for p in call.parameters], "query, key and value")
     _settle_tensors(call, subject)
     _settle_masks(call, subject.source)
-    _settle_masks_of_rows(call, subject.source)
+    _settle_masks_of_rows(call, subject)
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call, _unread(subject))
@@ -480,19 +483,16 @@ def _settle_masks(call: Call, source: str) -> None:
             call.guess([name], "one of the keys, 1 = a token")
 
 
-# What zeroes the rows of what comes out, as SASRec does for padded positions.
-_ROWS = r"\*=?\s*\(?\s*(?P<reverse>~|1\.?\s*-\s*)?\(?\s*{0}\b[^\n]*(?:unsqueeze\(-1\)|None\])"
-
-
-def _settle_masks_of_rows(call: Call, source: str) -> None:
-    """A mask of padding that has no other use than to zero outputs is one of queries."""
+def _settle_masks_of_rows(call: Call, subject: Subject) -> None:
+    """A mask of padding that only zeroes rows of what is returned is one of queries, as
+    SASRec has it; none whose name says that it is of keys."""
     for name in [n for n, role in call.roles.items() if role == "padding"]:
-        own = re.escape(name)
-        plain = re.sub(r"#.*", "", source)
-        uses = len(re.findall(rf"\b{own}\b", plain))
-        zeroes = re.search(_ROWS.format(own), plain)
-        if zeroes and uses == 2:  # with that of the signature
-            call.roles[name] = "query_blocked" if zeroes["reverse"] else "query_mask"
+        if set(words(name)) & {"key", "keys", "kv"}:
+            continue
+        reverse = zeroes_output(_own_text(subject), name)
+        if reverse is not None:
+            call.roles[name] = "query_blocked" if reverse else "query_mask"
+            call.masks_rows = True
 
 
 def type_name(parameter: inspect.Parameter) -> str:
