@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <span>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -25,7 +26,7 @@ namespace {
 
 // The number whose name is among these, else the only one there is.
 const Tensor& number_by(const ObservedCall& call,
-                        std::initializer_list<std::string_view> texts) {
+                        std::span<const std::string_view> texts) {
   require(!call.numbers.empty());
   for (const std::string_view text : texts) {
     for (const auto& [name, number] : call.numbers) {
@@ -35,12 +36,23 @@ const Tensor& number_by(const ObservedCall& call,
   return call.numbers.begin()->second;
 }
 
+constexpr std::string_view kOfScales[] = {"scale", "temp", "tau", "beta",
+                                          "argument"};
+
+bool is_named_scale(std::string_view name) {
+  return std::ranges::any_of(kOfScales, [&](std::string_view text) {
+    return name.find(text) != std::string_view::npos;
+  });
+}
+
 }  // namespace
 
 Tensor learned_factor(const ObservedCall& call, LearnedScale scale) {
   if (scale == LearnedScale::kOne) return at::ones({1, 1, 1}, at::kDouble);
-  const Tensor& x =
-      number_by(call, {"scale", "temp", "tau", "beta", "argument"});
+  const Tensor& x = number_by(call, kOfScales);
+  // What is 1 may be for something else, and shows nothing.
+  require(call.numbers.size() > 1 || !x.eq(1).all().item<bool>() ||
+          is_named_scale(call.numbers.begin()->first));
   switch (scale) {
     case LearnedScale::kTimes:
     case LearnedScale::kTimesRoot:  // 1/sqrt(D) is the recipe's own scale
@@ -151,7 +163,8 @@ Tensor softcapped(const ObservedCall& call, const Tensor& scores) {
 
 Tensor sink_score(const ObservedCall& call, Sink sink) {
   if (sink == Sink::kZero) return at::zeros({1, 1, 1}, at::kDouble);
-  return number_by(call, {"sink"});
+  constexpr std::string_view kOfSinks[] = {"sink"};
+  return number_by(call, kOfSinks);
 }
 
 // ---- Biases of positions ---------------------------------------------------

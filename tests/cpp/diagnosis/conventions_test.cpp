@@ -30,7 +30,8 @@ Layer layer_beside(std::string_view name, const Recipe& recipe = {}) {
     layer.tensors["norm.weight"] =
         at::rand({kEmbed}, at::kDouble) + (from_one ? -0.5 : 0.5);
   }
-  if (name == "learned_scale" || name == "unscaled" ||
+  if (name == "unscaled") layer.tensors["table"] = random({9, kHeads});
+  if (name == "learned_scale" || name == "unscaled_beside_number" ||
       (name.find("gain") != name.npos && name != "scale_in_gains")) {
     layer.tensors["gamma"] = at::full({1}, 0.7, at::kDouble);
   }
@@ -123,7 +124,7 @@ TEST(Conventions, AFaultBesideThemIsNamed) {
   for (const Convention* convention : structure()) {
     const std::string_view name = convention->name;
     // Of what the scores are scaled by, a wrong scale is another.
-    if (name == "learned_scale" || name == "unscaled" ||
+    if (name == "learned_scale" || name.starts_with("unscaled") ||
         name == "norm_of_heads") {
       continue;
     }
