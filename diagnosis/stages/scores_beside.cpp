@@ -9,10 +9,10 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <span>
 #include <array>
 #include <cmath>
 #include <optional>
+#include <span>
 
 #include "diagnosis/stages/simulate.h"
 

@@ -32,8 +32,9 @@ _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
 class Core:
     """Heads (N, L, D), N items and heads in one, not scaled, as they met; what they
     returned, (N, Lq, D); draws: how many of dropout came before that. own_scale: that
-    of the scores is learned, or lost, or that of cosines; queries are so that 1/√D would
-    give the same. is_shifted: numbers for each position were added on the way to them."""
+    of the scores is learned, or lost, or, where they are_cosines, that of cosines; queries
+    are so that 1/√D would give the same. is_shifted: numbers for each position were
+    added on the way to them. others: how many attentions of later layers there are."""
 
     query: Tensor
     key: Tensor
@@ -43,7 +44,7 @@ class Core:
     own_scale: bool = False
     are_cosines: bool = False
     is_shifted: bool = False
-    others: int = 0  # attentions of later layers
+    others: int = 0
 
 
 @dataclass
@@ -196,6 +197,7 @@ class Cores:
         self.found.append(Core(*kept, context, draws, *facts))
 
     def keep_first(self) -> None:
+        """Of a whole model: layers may be of several kinds."""
         if self.found:
             first = replace(self.found[0], others=len(self.found) - 1)
             self.found = [first]
