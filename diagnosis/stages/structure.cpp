@@ -234,14 +234,10 @@ Concern gains_of_heads(const ObservedCall& call) {
                unscaled(call) == Concern::kNo);
 }
 
-Concern softcap(const ObservedCall& call) { return maybe(shows_its_way(call)); }
+Concern traced(const ObservedCall& call) { return maybe(shows_its_way(call)); }
 
 Concern learned_sink(const ObservedCall& call) {
   return maybe(shows_its_way(call) && !call.numbers.empty());
-}
-
-Concern straight_bias(const ObservedCall& call) {
-  return maybe(shows_its_way(call));
 }
 
 Concern stated_bias(const ObservedCall& call) {
@@ -466,8 +462,7 @@ const std::vector<Convention> kStructure = {
      scale_learned<LearnedScale::kExp>, Sign::kScores},
     {"unscaled",
      "The scores are not scaled; its matrices are made for that, as those of "
-     "T5 "
-     "are.",
+     "T5 are.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
     {"unscaled_beside_number",
@@ -485,32 +480,32 @@ const std::vector<Convention> kStructure = {
     {"softcap",
      "The scores s are capped: c·tanh(s / c), by a c of its own, as in Gemma "
      "2.",
-     "nn.MultiheadAttention does not cap them.", softcap,
+     "nn.MultiheadAttention does not cap them.", traced,
      [](Recipe& r) { r.softcapped = true; }, Sign::kBias,
      "its scores are meant to be capped"},
     {"position_bias", kStraight, "", stated_bias, bias<PositionBias::kFalling>,
      Sign::kBias},
     {"falling_bias", kStraight,
-     "nn.MultiheadAttention adds none: a position counts as any other.",
-     straight_bias, bias<PositionBias::kFalling>, Sign::kBias,
+     "nn.MultiheadAttention adds none: a position counts as any other.", traced,
+     bias<PositionBias::kFalling>, Sign::kBias,
      "its scores are meant to fall with the distance"},
     {"rising_bias",
      "A bias is added to the scores that rises with the distance in a straight "
      "line: far keys get more weight than near ones.",
-     "ALiBi subtracts the distance times its slopes.", straight_bias,
+     "ALiBi subtracts the distance times its slopes.", traced,
      bias<PositionBias::kRising>, Sign::kBias,
      "far keys are meant to get more weight than near ones"},
     {"bias_of_late_keys",
      "A bias is added to the scores that rises in a straight line with the "
      "position of the key, also ahead of the query: late keys get more weight "
      "than early ones.",
-     kOneSided, straight_bias, bias<PositionBias::kLateKeys>, Sign::kBias,
+     kOneSided, traced, bias<PositionBias::kLateKeys>, Sign::kBias,
      "late keys are meant to get more weight than early ones"},
     {"bias_of_early_keys",
      "A bias is added to the scores that falls in a straight line with the "
      "position of the key, also ahead of the query: early keys get more weight "
      "than late ones.",
-     kOneSided, straight_bias, bias<PositionBias::kEarlyKeys>, Sign::kBias,
+     kOneSided, traced, bias<PositionBias::kEarlyKeys>, Sign::kBias,
      "early keys are meant to get more weight than late ones"},
     {"position_bias",
      "A bias of its own is added to the scores, of relative positions, "
@@ -524,7 +519,7 @@ const std::vector<Convention> kStructure = {
     {"sinks",
      "One more score of 0 stands in each row, and takes some of the weight: "
      "softmax plus one.",
-     "The weights of nn.MultiheadAttention add up to 1.", softcap,
+     "The weights of nn.MultiheadAttention add up to 1.", traced,
      [](Recipe& r) { r.sink = Sink::kZero; }, Sign::kWeights,
      "its weights are meant to add up to less than 1"},
     {"norm_of_context", kNormOfContext, "", norm_of_context<kLayer>,

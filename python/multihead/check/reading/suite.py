@@ -37,6 +37,7 @@ _READS_RANK_3 = re.compile(_READS_RANK.format(3))
 _READS_RANK_ANY = re.compile(_READS_RANK.format(r"\d"))
 # What is raised on purpose.
 _REFUSALS = ("AssertionError", "NotImplementedError", "ValueError")
+# The name of calls with as many items as heads and queries.
 EQUAL_SIZES = "B = H = Lq"
 _MISTAKES = ("AttributeError", "KeyError", "NameError", "TypeError")
 _OF_TRUTH = "Boolean value of Tensor"  # `if mask:`
