@@ -73,6 +73,10 @@ constexpr Assumption kLayersBeside = {
     "meet to what comes of them. Nothing is known of {}.",
     "Check the part that is attention by itself to have all of it judged.",
     "what comes before its heads and after them is right, which is not judged"};
+constexpr Assumption kLaterAttentions = {
+    "later_attentions", "Only its first attention is judged, of {} in all.",
+    "Check the layer that has the attention, which is judged for all of them.",
+    "its later attentions are right, which are not judged"};
 constexpr Assumption kHeadsOnly = {
     "heads_only",
     "Only what its heads do is judged, from the queries, keys and values that "
@@ -131,10 +135,10 @@ constexpr Assumption kPaddingOfRows = {
     "its mask of padding is for rows of the output, and padded keys are seen"};
 
 constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks,  &kPaddingBlocks,  &kAddedByGuess,  &kSequenceFirst,
-    &kNoOutput,    &kLayersBeside,   &kScaleArgument, &kEqualLengths,
-    &kOneSequence, &kKeysTransposed, &kTurnedAlike,   &kOneToken,
-    &kOwnScale,    &kPaddingOfRows};
+    &kMaskBlocks,  &kPaddingBlocks,  &kAddedByGuess,   &kSequenceFirst,
+    &kNoOutput,    &kLayersBeside,   &kScaleArgument,  &kEqualLengths,
+    &kOneSequence, &kKeysTransposed, &kTurnedAlike,    &kOneToken,
+    &kOwnScale,    &kPaddingOfRows,  &kLaterAttentions};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -444,6 +448,9 @@ class Assuming {
   }
 
   void add_core() {
+    const std::string count = fact(calls_, "attentions");
+    if (!count.empty())
+      put(finding(kLaterAttentions, count), kLaterAttentions.condition);
     const auto part = calls_.front().facts.find("core_beside");
     if (part == calls_.front().facts.end()) return;
     if (part->second.empty()) return put(finding(kHeadsOnly, ""), "");

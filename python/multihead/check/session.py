@@ -186,9 +186,7 @@ class Examination:
         way = reading.way
         made_up = way.made_up
         self.findings += guessing.of_calls(reading.findings, made_up)
-        # What a form makes of a parameter is said there.
-        kept = () if way.form and way.form.guess else self.understood
-        self.understood = [*reading.understood, *kept]
+        self.understood = reading.understood + way.kept_of(self.understood, self.call)
         doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
         unread = reading.beside or reading.gains
         if doubtful or (reading.verdict is not None and unread):

@@ -274,7 +274,11 @@ class Classifier(Language):
 
 def test_a_whole_model_is_handed_tokens():
     report = multihead.check(Language)
-    assert set(conditions(report)) == {"causal_by_itself", "layers_beside"}
+    assert set(conditions(report)) == {
+        "causal_by_itself",
+        "later_attentions",
+        "layers_beside",
+    }
     assert "idx taken for tokens, which are embedded as ours" in said(report)
 
 
@@ -426,3 +430,52 @@ def test_scores_may_have_a_scale_of_their_own():
 def test_positions_that_are_added_to_keys_are_no_fault():
     report = multihead.check(PlacedKeys)
     assert "layers_beside" in conditions(report) and not faults(report)
+
+
+class Masked(Language):
+    """Nothing of padding is seen, which is the number that it is told."""
+
+    def __init__(self, vocab_size: int, pad_idx: int, d_model: int, n_heads: int):
+        super().__init__(vocab_size, d_model, n_heads)
+        self.pad_idx = pad_idx
+
+    def seen(self, src):
+        return (src != self.pad_idx)[:, None, None]
+
+    def forward(self, src):
+        x = F.embedding(src, self.tokens.weight)
+        for layer in self.layers:
+            x = x + layer(x, mask=self.seen(src))
+        return x
+
+
+class SeesPadding(Masked):
+    def seen(self, src):
+        return (src == self.pad_idx)[:, None, None]
+
+
+class Translates(Masked):
+    """The target is causal, and nobody tells which of its tokens are padding."""
+
+    def forward(self, src, trg):
+        memory, x = super().forward(src), self.tokens(trg)
+        for layer in self.layers:
+            x = x + layer(x, mask=self.mask(trg.shape[1]))
+        return x + memory.mean(1, keepdim=True)
+
+
+class TranslatesPadding(Translates, SeesPadding):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Masked, Translates])
+def test_padding_among_tokens_is_judged(kind):
+    report = multihead.check(kind)
+    assert set(conditions(report)) == {"later_attentions", "layers_beside"}
+    assert "lengths" in [case["name"] for case in report.cases]
+    assert "src taken for tokens" in said(report) and "trg taken" not in said(report)
+
+
+@pytest.mark.parametrize("kind", [SeesPadding, TranslatesPadding])
+def test_padding_that_is_seen_among_tokens_is_named(kind):
+    assert faults(multihead.check(kind)) == ["padding_inverted"]

@@ -23,6 +23,7 @@ _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _LEARNED = {"labels", "seeds", "latents", "queries"}
 _MAKERS = {"cls", "class", "fn", "func", "factory"}
 _LAYERS = {"layer", "layers"}
+_PADS, _NUMBERS = {"pad", "padding"}, {"idx", "index", "id", "token", "tok", "ix"}
 
 
 def parameters_of(make: object) -> list[inspect.Parameter]:
@@ -66,6 +67,8 @@ def role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and part_of(name) in ("index", "epsilon"):
         return part_of(name)
     said = set(words(name))
+    if role is None and said & _PADS and said & _NUMBERS:
+        return "index"
     if role is None and default is parameter.empty and said & OF_VOCABULARIES:
         return "vocabulary"
     counted = said - _LAYERS <= {"num", "n", "kv", "q"}

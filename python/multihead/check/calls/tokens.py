@@ -6,6 +6,7 @@ attention does can then be judged as that of any layer.
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Iterator
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
-from ..subject.target import Subject
+from ..subject.target import Subject, text_of_file
+from ..subject.words import words
 from . import cases
 from .forms import Form, called, formed
 
@@ -22,36 +24,107 @@ from .forms import Form, called, formed
 _OF_NUMBERS = re.compile(
     r"'indices'|embedding|\bLong\b|LongTensor|one_hot|IntTensor|must be integ", re.I
 )
+# What compares tokens with that of padding, `src != self.pad_idx`, or hands them on to
+# what does, `make_mask(src, pad)`; or, of tokens, with 0.
+_PAD = r"((?:self\.)?\w*pad\w*)"
+_COMPARED = (
+    rf"(\w+)(?:\.data)?\s*(?:!=|==|\.eq\(|\.ne\()\s*\(?{_PAD}\b(?!\s*\()",
+    rf"mask\w*\(\s*(\w+)\s*,\s*{_PAD}\s*[,)]",
+    r"(\w*(?:src|tgt|trg|ids|idx|tok|seq)\w*|x|inputs?)"
+    r"(?:\.data)?\s*(?:!=|==|>|\.eq\(|\.ne\(|\.gt\()\s*(0)\b",
+)
+_LOOKS_UP = re.compile(r"\bEmbedding\(")
+_NAMES = {"src", "trg", "tgt", "source", "target", "targets", "ids", "tokens", "seq"}
+_NAMES |= {"dec", "enc", "input", "inputs", "encoder", "decoder", "sequence"}
+_BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # Numbers of tokens: none is usual for padding, and there are few of them.
 _FIRST, _COUNT = 5, 50
 
 
 def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Form]:
-    """complaints: what it says of other forms."""
-    inputs = [n for n, role in call.roles.items() if role in TENSORS]
-    if subject.kind == "function" or not _OF_NUMBERS.search(complaints):
+    """One of the parameters as our sequence, each in turn, beside others of its kind as
+    tokens of nothing. complaints: what it says of other forms."""
+    inputs = _inputs(call)
+    looks_up = _OF_NUMBERS.search(complaints) or _LOOKS_UP.search(text_of_file(subject))
+    if subject.kind == "function" or not inputs or not looks_up:
         return
+    pads = {} if _takes_padding(call) else _padding_of(subject, inputs)
+    left = [n for n, role in call.roles.items() if role in TENSORS]
+    left += [*inputs, "x", "lengths"]
+    others = [p for p in call.parameters if p.name not in left]
+    parameters = [inspect.Parameter("x", _BY_KEYWORD)]
+    parameters += [p.replace(kind=_BY_KEYWORD) for p in others]
+    optional = inspect.Parameter("lengths", _BY_KEYWORD, default=None)
+    required = optional.replace(default=optional.empty)
 
-    def how(target: object, /, **given: object) -> object:
-        found = {n: given.get(n) for n in inputs}
-        sequences = {n: t for n, t in found.items() if isinstance(t, Tensor)}
-        whole = next(iter(sequences.values()))
-        looked_up = [
-            (_numbers(sequence, place), sequence)
-            for place, sequence in enumerate(sequences.values())
-        ]
-        numbers = (number for number, _ in looked_up)
-        with _embedded(target, looked_up):
-            returned = called(
-                subject, target, {**given, **dict(zip(sequences, numbers))}
-            )
-        return _like(returned, whole)
+    def how(
+        target: object, /, name: str, always: bool, x: Tensor, **given: object
+    ) -> object:
+        lengths = given.pop("lengths", None)
+        pad = _number(pads[name], target) if name in pads else None
+        if (lengths is None) if always else (lengths is not None and pad is None):
+            raise ValueError("the number of padding is not known")
+        numbers = {n: _numbers(x, place, pad) for place, n in enumerate(inputs)}
+        if isinstance(lengths, Tensor):
+            is_first = len(lengths) == len(x)
+            behind = torch.arange(x.shape[int(is_first)]) >= lengths.view(-1, 1)
+            behind = behind if is_first else behind.mT
+            numbers[name] = numbers[name].masked_fill(behind, pad or 0)
+        with _embedded(numbers[name], x):
+            returned = called(subject, target, {**given, **numbers})
+        return _like(returned, x)
 
-    how.has_many = True  # type: ignore[attr-defined]
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in call.parameters]
-    said = f"{', '.join(inputs)} taken for tokens, which are embedded as ours; none of "
-    said += "them is padding"
-    yield formed(subject, parameters, how, (cases.LAYER, cases.SEQUENCE_FIRST), said)
+    for name in inputs:
+        # What hides all but padding shows nothing where there is none.
+        ways = [[optional], [required]] if name in pads else [[]]
+        for more in ways:
+            one = functools.partial(how, name=name, always=more == [required])
+            one.has_many = True  # type: ignore[attr-defined]
+            said = f"{name} taken for tokens, which are embedded as ours"
+            of_which = f", of which {pads[name]} is padding" if name in pads else ""
+            said += of_which or "; none of them is padding"
+            layouts = (cases.LAYER, cases.SEQUENCE_FIRST)
+            yield formed(subject, [*parameters, *more], one, layouts, said)
+
+
+def _takes_padding(call: Call) -> bool:
+    return call.takes("padding") or call.takes("lengths")
+
+
+def _inputs(call: Call) -> list[str]:
+    """What it requires that is a sequence, or has a name of one; else its first."""
+    required = [
+        p.name
+        for p in call.parameters
+        if p.default is p.empty
+        and (
+            call.roles[p.name] in TENSORS
+            or (call.roles[p.name] in (None, "mask") and set(words(p.name)) & _NAMES)
+        )
+    ]
+    sequences = (n for n, role in call.roles.items() if role in TENSORS)
+    return required or list(sequences)[:1]
+
+
+def _padding_of(subject: Subject, inputs: list[str]) -> dict[str, str]:
+    """What tokens of these inputs are compared with to find padding, as the text has it.
+    Where a function does that, whose names are its own, those of the first are."""
+    own = subject.source
+    text = f"{own}\n{text_of_file(subject)}" if "pad" in own.lower() else own
+    found = [pair for one in _COMPARED for pair in re.findall(one, text, re.I)]
+    known = {name: pad for name, pad in reversed(found) if name in inputs}
+    return known or {inputs[0]: pad for _, pad in found[:1]}
+
+
+def _number(padding: str, target: object) -> int | None:
+    """The number of padding: an attribute of the model, a constant of its file, or as it
+    is written."""
+    if padding.isdigit():
+        return int(padding)
+    name = padding.rpartition(".")[2]
+    known = getattr(type(target).__init__, "__globals__", {})
+    value = getattr(target, name, known.get(name))
+    return value if type(value) is int else None
 
 
 def has_many(subject: Subject) -> bool:
@@ -59,35 +132,31 @@ def has_many(subject: Subject) -> bool:
     return getattr(subject.how, "has_many", False)
 
 
-def _numbers(sequence: Tensor, place: int) -> Tensor:
-    """Tokens (B, L) that are no positions."""
+def _numbers(sequence: Tensor, place: int, padding: int | None) -> Tensor:
+    """Tokens (B, L) that are no positions, and none of which is padding."""
     shape = sequence.shape[:2]
     steps = torch.arange(shape.numel()) * 7 + 3 * place
-    return (_FIRST + steps % _COUNT).view(shape)
+    numbers = (_FIRST + steps % _COUNT).view(shape)
+    is_padding = numbers == (-1 if padding is None else padding)
+    return numbers.masked_fill(is_padding, _FIRST + _COUNT)
 
 
 @contextlib.contextmanager
-def _embedded(target: object, looked_up: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """All tables of a model give these sequences for these tokens, else zeros."""
-    parts = target.modules() if isinstance(target, nn.Module) else ()
-    tables = [part for part in parts if isinstance(part, nn.Embedding)]
-    for table in tables:
-        table.forward = functools.partial(_look_up, table, looked_up)  # type: ignore[method-assign]
+def _embedded(tokens: Tensor, sequence: Tensor) -> Iterator[None]:
+    """All tables give this sequence for these tokens, else zeros."""
+
+    def look_up(numbers: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+        is_wide = sequence.shape[-1] == weight.shape[-1]
+        if is_wide and numbers.shape == tokens.shape and numbers.equal(tokens):
+            return sequence
+        return weight.new_zeros(*numbers.shape, weight.shape[-1])
+
+    known = nn.functional.embedding  # which nn.Embedding calls, too
+    nn.functional.embedding = look_up
     try:
         yield
     finally:
-        for table in tables:
-            del table.forward
-
-
-def _look_up(
-    table: nn.Embedding, looked_up: list[tuple[Tensor, Tensor]], numbers: Tensor
-) -> Tensor:
-    for tokens, sequence in looked_up:
-        is_wide = sequence.shape[-1] == table.embedding_dim
-        if numbers.shape == tokens.shape and is_wide and numbers.equal(tokens):
-            return sequence
-    return table.weight.new_zeros(*numbers.shape, table.embedding_dim)
+        nn.functional.embedding = known
 
 
 def _like(returned: object, whole: Tensor) -> object:

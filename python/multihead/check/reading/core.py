@@ -47,11 +47,6 @@ def answers(reading: Reading) -> bool:
     return one is not None and bool(_answers(one))
 
 
-def _later(one: Core) -> list[str]:
-    count = {0: [], 1: ["another attention behind it"]}
-    return count.get(one.others, [f"{one.others} attentions behind it"])
-
-
 def _answers(one: Core) -> list[str]:
     shifted = ["what is added to its queries and keys"] * one.is_shifted
     return shifted + ["what scales its scores"] * one.are_cosines
@@ -137,9 +132,11 @@ def _judged(
     named = [f"`{name}`" for name in reading.beside]
     if len(named) > _SHOWN:
         named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
-    named += _answers(found[0][1]) + _later(found[0][1])
-    beside = " and ".join(named)
+    later = found[0][1].others
+    named += _answers(found[0][1])
+    beside = " and ".join(named or ["what is behind it"] * bool(later))
     facts = {"core_beside": beside, "search_effort": repr(effort)}
+    facts |= {"attentions": str(later + 1)} if later else {}
     for one in seen:
         one.metadata |= promises | facts
     # The products tell how many heads there are.

@@ -37,6 +37,15 @@ class Way:
     def call(self) -> Call:
         return self.runner.call
 
+    def kept_of(self, understood: list[str], usual: Call) -> list[str]:
+        """What is said of the parameters of the usual call, without those of which its
+        form says more."""
+        form = self.form
+        if form is None or form.guess:
+            return [] if form else understood
+        others = tuple(f"{n} taken" for n in usual.roles if n not in self.call.roles)
+        return [one for one in understood if not one.startswith(others)]
+
     def said(self, subject: Subject, kept: list[Run]) -> list[str]:
         """What is said of how these runs called it."""
         called = f"{subject.name}({kept[0].arguments})"
