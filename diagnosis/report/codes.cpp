@@ -331,6 +331,9 @@ constexpr FaultCode kCodes[] = {
     {"MH612", "weights_without_gradient",
      "A matrix stays as it was drawn. The loss falls nevertheless, because the "
      "rest of the model learns around it."},
+    {"MH613", "output_diagonal",
+     "The output mixes neither features nor heads, and of what W_o holds most "
+     "is never used."},
     // The program around it.
     {"MH901", "raises", "The call ends with an exception; nothing is computed.",
      "The code raises an exception when it is called as its signature says.",
@@ -448,6 +451,19 @@ constexpr FaultCode kCodes[] = {
      "in.",
      "A module that is given one sequence returns one vector for each item.",
      "Check the attention inside, which is handed its queries."},
+    {"MH922", "bias_of_another_query",
+     "Later keys are weighed by the positions of another query: what is "
+     "learned "
+     "of distances is wrong on one side.",
+     "A query is changed, and what is added to the scores of the query before "
+     "it changes, too.",
+     "Shift 2 * L - 1 distances, or index a table by j - i: what the shift of "
+     "L distances puts at later keys belongs to the next query."},
+    {"MH923", "heads_alike",
+     "Several heads cost the time of several, and see what one sees.",
+     "Each head of a loop gets the same queries, keys and values.",
+     "Give each head matrices of its own, W_q of (E, H * d), and cut the "
+     "features."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -77,6 +77,10 @@ constexpr Assumption kLaterAttentions = {
     "later_attentions", "Only its first attention is judged, of {} in all.",
     "Check the layer that has the attention, which is judged for all of them.",
     "its later attentions are right, which are not judged"};
+constexpr Assumption kIdleWeights = {
+    "idle_weights", "{} are never used.",
+    "Use them for what their names say, or take them out.",
+    "matrices of its own are meant not to be used"};
 constexpr Assumption kHeadsOnly = {
     "heads_only",
     "Only what its heads do is judged, from the queries, keys and values that "
@@ -107,6 +111,13 @@ constexpr Assumption kOneToken = {
     "others than the keys up to their own.",
     "Let each see the keys up to its own: torch.ones(Lq, Lk).tril(Lk - Lq).",
     "it is given one token at a time on its cache"};
+constexpr Assumption kBiasOfAnother = {
+    "bias_of_another_query",
+    "What is added to the scores of later keys, as a bias of relative "
+    "positions, follows the next query, not the query's own.",
+    "Shift 2 * L - 1 distances, or index a table by j - i, unless a mask hides "
+    "all later keys.",
+    "every call has a mask that hides later keys"};
 constexpr Assumption kTurnedAlike = {
     "turned_alike",
     "Queries and keys of a head are turned by the same angles at every "
@@ -135,10 +146,11 @@ constexpr Assumption kPaddingOfRows = {
     "its mask of padding is for rows of the output, and padded keys are seen"};
 
 constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks,  &kPaddingBlocks,  &kAddedByGuess,   &kSequenceFirst,
-    &kNoOutput,    &kLayersBeside,   &kScaleArgument,  &kEqualLengths,
-    &kOneSequence, &kKeysTransposed, &kTurnedAlike,    &kOneToken,
-    &kOwnScale,    &kPaddingOfRows,  &kLaterAttentions};
+    &kMaskBlocks,   &kPaddingBlocks,  &kAddedByGuess,    &kSequenceFirst,
+    &kNoOutput,     &kLayersBeside,   &kScaleArgument,   &kEqualLengths,
+    &kOneSequence,  &kKeysTransposed, &kTurnedAlike,     &kOneToken,
+    &kOwnScale,     &kPaddingOfRows,  &kLaterAttentions, &kIdleWeights,
+    &kBiasOfAnother};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -290,6 +302,7 @@ class Assuming {
     if (fact(calls_, "own_scale") == "true") add(kOwnScale);
     if (fact(calls_, "padding_of_rows") == "true") add(kPaddingOfRows);
     if (fact(calls_, "one_token_on_cache") == "true") add(kOneToken);
+    if (fact(calls_, "bias_of_another_query") == "true") add(kBiasOfAnother);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);
     if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())
@@ -451,6 +464,8 @@ class Assuming {
     const std::string count = fact(calls_, "attentions");
     if (!count.empty())
       put(finding(kLaterAttentions, count), kLaterAttentions.condition);
+    const std::string idle = fact(calls_, "idle_weights");
+    if (!idle.empty()) put(finding(kIdleWeights, idle), kIdleWeights.condition);
     const auto part = calls_.front().facts.find("core_beside");
     if (part == calls_.front().facts.end()) return;
     if (part->second.empty()) return put(finding(kHeadsOnly, ""), "");

@@ -547,8 +547,10 @@ SearchResult search(std::span<const ObservedCall> calls) {
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
     if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
     if (faults > most_faults) continue;
-    // What explains fewer digits, only where all that explains more was tried.
-    if (&precision == &loose && strict.cut_short()) continue;
+    // What explains fewer digits, only where all that explains more was tried,
+    // or where it is known that fewer are right.
+    const bool known = seen && faults == 0;
+    if (&precision == &loose && strict.cut_short() && !known) continue;
     std::vector<Explanation> found;
     if (faults == 2) {
       found = step_by_step(calls, settled, &precision == &loose,

@@ -48,6 +48,14 @@ Tensor project_out(const ObservedCall& call, const Recipe& recipe,
     }
     case Output::kPerHead:
       return project_each_head(call, recipe, stages.context);
+    case Output::kDiagonal: {
+      const auto used = matrix_by(call, recipe, 3);
+      require(used.weight.defined() &&
+              used.weight.size(0) == used.weight.size(1) &&
+              used.weight.size(1) == merged.size(-1));
+      const Tensor scaled = merged * used.weight.diagonal();
+      return used.bias.defined() ? scaled + used.bias : scaled;
+    }
   }
   throw Impossible();
 }
@@ -169,6 +177,12 @@ const std::vector<Fault> kOutputFaults = {
      "The output projection is applied twice.",
      "Apply W_o once.",
      {{[](Recipe& r) { r.output = Output::kTwice; }}}},
+    {"output_diagonal",
+     "Of the output matrix W_o only the diagonal is used: each feature is "
+     "multiplied by a number of its own.",
+     "Sum over the features of the heads, under a letter of its own: "
+     "merged @ w_o, or \"bld,de->ble\" of an einsum.",
+     {{[](Recipe& r) { r.output = Output::kDiagonal; }}}},
     {"input_added",
      "An input is added to the output, which is no residual connection.",
      "A residual connection adds the query's input to the output of a whole "

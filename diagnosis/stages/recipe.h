@@ -179,7 +179,7 @@ enum class Averaged { kNever, kBeforeDropout, kAfterDropout };
 /// Where numbers are rounded to a narrower type on the way.
 enum class Narrow { kNever, kSoftmax, kEverywhere, kOutput };
 
-enum class Output { kLinear, kNone, kPerHead, kTwice };
+enum class Output { kLinear, kNone, kPerHead, kTwice, kDiagonal };
 
 enum class Returned {
   kWeights,

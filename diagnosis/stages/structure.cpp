@@ -214,13 +214,13 @@ Concern unscaled(const ObservedCall& call) {
   return maybe(shows_its_way(call) && (call.has_tables || call.is_core()));
 }
 
-// Perhaps, where there is a learned number: nobody knows what it is for.
+// Perhaps, beside a learned number or a bias that is handed in, as T5 has it.
 Concern unscaled_beside_number(const ObservedCall& call) {
-  const bool has_number =
-      std::ranges::any_of(call.numbers, [](const auto& one) {
-        return one.first.find("sink") == std::string::npos;
-      });
-  return maybe(shows_its_way(call) && has_number &&
+  const bool may_scale = call.facts.contains("takes_position_bias") ||
+                         std::ranges::any_of(call.numbers, [](const auto& one) {
+                           return one.first.find("sink") == std::string::npos;
+                         });
+  return maybe(shows_its_way(call) && may_scale &&
                unscaled(call) == Concern::kNo);
 }
 
@@ -466,11 +466,11 @@ const std::vector<Convention> kStructure = {
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
     {"unscaled_beside_number",
-     "The scores are not scaled; a number that is learned may be meant for "
-     "that.",
+     "The scores are not scaled; a number that is learned, or a bias that it "
+     "is handed, may be meant for that.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled_beside_number, scale_learned<LearnedScale::kOne>, Sign::kScores,
-     "its scores are meant not to be scaled, beside a number that it learns"},
+     "its scores are meant not to be scaled, beside a number or a bias"},
     {"scale_in_gains",
      "The scores are not scaled: the gains of the norms of queries and keys "
      "may hold the scale.",

@@ -19,7 +19,6 @@ from .options import Options
 from .reading import (
     apart,
     core,
-    first_call,
     guessing,
     observation,
     on_cache,
@@ -27,6 +26,14 @@ from .reading import (
     refused,
 )
 from .reading.first_call import FirstCall
+from .reading.layouts import (
+    core_layouts,
+    heads_layouts,
+    is_told_heads,
+    layer_layouts,
+    may_be_core,
+    written_batch_first,
+)
 from .reading.observation import NO_WEIGHTS, Stated
 from .reading.plans import Meaning
 from .reading.suite import Cases, Progress
@@ -39,12 +46,6 @@ from .subject.roles import role_of_name, speaks
 from .subject.target import Subject, load, scope
 
 _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
-_UNTURNED = Finding(
-    "limit",
-    "A module that it is handed turns its heads by positions: a stand-in turned nothing, "
-    "so that this is not judged.",
-    kind="limit",
-)
 # A check sets what is one for the whole process: streams, seeds, types, signals.
 _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
@@ -116,10 +117,9 @@ class Examination:
         self.call = documented.read_call(subject)
         self.runner = Runner(subject, self.call, guard, options.weights or {})
         self.first_call = FirstCall(self.runner, options)
-        self.layouts = first_call.layer_layouts(subject, options, self.call)
+        self.layouts = layer_layouts(subject, options, self.call)
         self.order_is_written = (
-            cases.LAYER in self.layouts
-            and first_call.written_batch_first(subject) is False
+            cases.LAYER in self.layouts and written_batch_first(subject) is False
         )
         self.believed: dict[str, Said] = {}  # "mask", "padding"
         self.stated = self._stated()
@@ -330,7 +330,7 @@ class Examination:
                 found = True
                 yield way
         if not found:
-            is_core = first_call.may_be_core(call, self.runner)
+            is_core = may_be_core(call, self.runner)
             others = in_unusual_forms(subject, call, refusals, is_core)
             yield from self._in_forms(others)
 
@@ -385,15 +385,15 @@ class Examination:
                 runner = runner.calling(call)
                 finder = FirstCall(runner, self.options)
                 base = finder.find(layouts)
-            if first_call.may_be_core(call, runner):
+            if may_be_core(call, runner):
                 if base is None or not base.parameters.tensors:
-                    layouts = first_call.core_layouts(self.subject, self.options)
+                    layouts = core_layouts(self.subject, self.options)
                     base = finder.find(layouts)
-            elif base is None or first_call.is_told_heads(call, base):
+            elif base is None or is_told_heads(call, base):
                 if base is not None:  # it may cut them itself
                     yield Way(runner, base)
                 is_told = base is not None or runner.has_no_matrices
-                layouts = first_call.heads_layouts(call, runner, is_told)
+                layouts = heads_layouts(call, runner, is_told)
                 if layouts and len(signature.axes(self.subject)) == 4:
                     finder.findings = []  # of calls with too few axes
                 base = finder.find(layouts) if layouts else None
@@ -435,13 +435,11 @@ class Examination:
     def _read(self, way: Way, meaning: Meaning, runs: Cases) -> Reading:
         """Has all runs judged that follow from a first call."""
         reading = Reading(way, meaning)
-        reading.findings += runs.findings
+        reading.findings += runs.findings + way.limits
         reading.mask_doubt = runs.masks_passed_over()
         reading.kept = [run for run in runs.kept if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)
         reading.understood = way.said(self.subject, runs.kept)
-        if (built := way.runner.construction) and built.is_unturned:
-            reading.findings.append(_UNTURNED)
         if runs.hopeless:
             return reading
         self._judge_heads(reading, runs.kept)
@@ -595,4 +593,4 @@ class Examination:
     @functools.cached_property
     def _promises(self) -> dict[str, str]:
         """What the code says that it does, where attention leaves a choice."""
-        return promised.promises(self.subject)
+        return promised.promises(self.subject, self.call)

@@ -194,8 +194,9 @@ def _is_layer(parameter: inspect.Parameter) -> bool:
 
 
 def _numbers(case: Case) -> Tensor:
-    """The positions of the queries, for each item or (L,)."""
-    numbers = torch.arange(case.sizes.queries)
+    """The positions of the queries, for each item or (L,). NumPy does not show by what
+    it turns heads: there all are the first, which turn nothing."""
+    numbers = torch.arange(case.sizes.queries) * (not case.style.numpy)
     once = case.style.tables == cases.ONCE
     return numbers if once else numbers.repeat(case.sizes.batch, 1)
 

@@ -31,6 +31,10 @@ def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
         and p.default in (p.empty, None)
         and (normal(p.name) in _LETTERS or set(words(p.name)) & _WORDS)
     ]
+    context = call.parameter("context")
+    makes_keys = not named and context is not None
+    if makes_keys:
+        named = [context]
     if sequence is None or not named:
         return
 
@@ -38,7 +42,8 @@ def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
         whole = given[sequence]
         if not isinstance(whole, Tensor):
             raise ValueError("it takes no sequence")
-        given |= dict.fromkeys(named, _vector(whole, shape))
+        vector = _mean(whole) if makes_keys else _vector(whole, shape)
+        given |= dict.fromkeys(named, vector)
         return called(subject, target, given)
 
     parameters = [
@@ -46,10 +51,44 @@ def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
         for p in call.parameters
         if p.name not in named
     ]
-    for shape in ("(B, E)", "(B, 1, E)", "(B,)"):
+    for shape in ("(B, E)",) if makes_keys else ("(B, E)", "(B, 1, E)", "(B,)"):
         one = functools.partial(how, shape=shape)
         said = f"{', '.join(named)} taken for a vector for each item, {shape}"
         yield formed(subject, parameters, one, (), said, tuple(named))
+
+
+def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
+    """With more sequences like its own in the place of what nobody understands."""
+    sequence = call.parameter("value") or call.parameter("x") or call.parameter("query")
+    unknown = [
+        p.name
+        for p in call.parameters
+        if p.default is p.empty
+        and (call.roles[p.name] is None or call.is_guessed(call.roles[p.name]))
+        and call.roles[p.name] in (None, "mask")
+    ]
+    if sequence is None or not unknown:
+        return
+
+    def how(target: object, /, **given: object) -> object:
+        whole = given[sequence]
+        if not isinstance(whole, Tensor):
+            raise ValueError("it takes no sequence")
+        more = {n: whole.roll(i, 0) for i, n in enumerate(unknown, 1)}
+        return called(subject, target, given | more)
+
+    parameters = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in call.parameters
+        if p.name not in unknown
+    ]
+    said = f"{', '.join(unknown)} taken for more sequences, like {sequence}"
+    yield formed(subject, parameters, how, (), said, tuple(unknown))
+
+
+def _mean(whole: Tensor) -> Tensor:
+    """(B, E) of all positions. What becomes keys must come of what is given."""
+    return whole.flatten(2).mean(-1) if whole.dim() == 4 else whole.mean(1)
 
 
 def _vector(whole: Tensor, shape: str) -> Tensor:

@@ -266,8 +266,17 @@ class Construction:
 
     @property
     def counts_heads(self) -> bool:
-        counted = self.takes("num_heads", "num_kv_heads")
+        counted = self.takes("num_heads", "num_kv_heads") or self._divides_by_heads()
         return counted or may_count_heads(self.subject.source, self._configs())
+
+    def _divides_by_heads(self) -> bool:
+        """Whether it makes heads of the width of one: `n_heads = dim // head_dim`."""
+        narrow = [re.escape(n) for n, role in self.roles.items() if role == "head_dim"]
+        if len(narrow) != 1 or not self.takes("embed_dim"):
+            return False
+        divided = rf"(\w+)\s*=\s*[\w.]+\s*//\s*(?:self\.)?{narrow[0]}\b"
+        made = re.findall(divided, _source(self.subject.target.__init__))
+        return any(_size_of(name) == "num_heads" for name in made)
 
     def _configs(self) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role == "config")
@@ -383,16 +392,25 @@ class Construction:
             return self._choices[name]
         if (member := self._member(name)) is not None:
             return member
+        if (several := self._unpacked(name, sizes)) is not None:
+            return several
         if said & {"base", "theta"}:
             return 10000.0  # of rotary positions
         if kind in _TYPES:
             return _TYPES[kind]
         if set(words(name)) & SHARES:
             return 0.1
-        if role == "layers" or is_of_convolution(name, self.subject.source):
+        counted = rf"\brange\(\s*(self\.)?{re.escape(name)}\s*\)"
+        is_counted = re.search(counted, self.subject.source) is not None
+        if (
+            role == "layers"
+            or is_counted
+            or is_of_convolution(name, self.subject.source)
+        ):
             return 1  # several would be several attentions
         counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
-        return 2 if counts or self._gives_all else None
+        chosen = choices_of(_source(self.subject.target)).get(name)
+        return 2 if counts or self._gives_all else chosen
 
     def _member(self, name: str) -> enum.Enum | None:
         """The first member of an enumeration that the code compares this one with."""
@@ -403,6 +421,17 @@ class Construction:
             if member in members:
                 return members[member]
         return None
+
+    def _unpacked(self, name: str, sizes: Sizes) -> tuple | None:
+        """Several sizes in one, where the constructor names each: `length, dim = shape`."""
+        text = _source(self.subject.target.__init__)
+        found = re.search(
+            rf"^\s*([\w.]+(?:\s*,\s*[\w.]+)+)\s*=\s*{name}\s*$", text, re.M
+        )
+        parts = re.split(r"\s*,\s*", found[1]) if found else []
+        named = [_size_of(part.rpartition(".")[2]) for part in parts]
+        values = [sizes.value_of(role) for role in named]
+        return tuple(values) if values and None not in values else None
 
     def _scale(self, sizes: Sizes, name: str) -> float:
         """The number by which scores are multiplied, or divided, as the text says of

@@ -113,7 +113,9 @@ def _padding_of(subject: Subject, inputs: list[str]) -> dict[str, str]:
     text = f"{own}\n{text_of_file(subject)}" if "pad" in own.lower() else own
     found = [pair for one in _COMPARED for pair in re.findall(one, text, re.I)]
     known = {name: pad for name, pad in reversed(found) if name in inputs}
-    return known or {inputs[0]: pad for _, pad in found[:1]}
+    if not known and found:
+        known[inputs[0]] = found[0][1]
+    return known
 
 
 def _number(padding: str, target: object) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import forms
-from .conditioned import conditioned
+from .conditioned import beside_others, conditioned
 from .forms import Form
 from .learned import with_learned_queries
 from .tokens import of_tokens
@@ -35,6 +35,7 @@ def in_unusual_forms(
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
     if of_shapes or any("NoneType" in one for one in refusals):
         yield from conditioned(subject, call)
+        yield from beside_others(subject, call)
     if not of_shapes:
         return
     for by_complaints in (with_learned_queries, of_videos):

@@ -34,7 +34,9 @@ class Core:
     returned, (N, Lq, D); draws: how many of dropout came before that. own_scale: that
     of the scores is learned, or lost, or, where they are_cosines, that of cosines; queries
     are so that 1/√D would give the same. is_shifted: numbers for each position were
-    added on the way to them. others: how many attentions of later layers there are."""
+    added on the way to them. others: how many attentions of later layers there are.
+    scores: what the softmax was given, (N, Lq, Lk), and bias: what was added to their
+    product in it, if these could be followed."""
 
     query: Tensor
     key: Tensor
@@ -45,6 +47,8 @@ class Core:
     are_cosines: bool = False
     is_shifted: bool = False
     others: int = 0
+    scores: Tensor | None = None
+    bias: Tensor | None = None
 
 
 @dataclass
@@ -57,6 +61,15 @@ class _Product:
     # What multiplied the scores up to the softmax, (N, 1, 1); None where nobody knows.
     factor: Tensor | float | None = 1.0
     is_past: bool = False
+    entered: Tensor | None = None  # the softmax
+
+    def shown(self) -> dict[str, Tensor]:
+        """The scores, and what was added to them, times what scaled both."""
+        if self.entered is None or self.factor is None:
+            return {}
+        plain = (self.left @ self.right).detach() * self.factor
+        scores = self.entered.detach().reshape(plain.shape)
+        return {"scores": scores, "bias": scores - plain}
 
     def scaled(self, name: str, args: tuple, scores: Tensor) -> "_Product":
         """The same, multiplied or divided by a number, or by one for each head."""
@@ -106,13 +119,16 @@ class Cores:
         if name in _PRODUCTS and len(operands) >= 2:
             self._note_product(*operands[-2:], results[0], recorder)
             return
+        if name == "mul" and len(operands) == 2:
+            self._note_diagonal(operands, results[0], recorder)
         for tensor in operands:
             product = self._scores.get(place(tensor))
             if product is None:
                 continue
             # Each tensor has its own: the scores may also be used elsewhere.
             if name in _SOFTMAX:
-                product = replace(product, is_past=True)
+                entered = tensor if product.entered is None else product.entered
+                product = replace(product, is_past=True, entered=entered)
             if name in _SCALES:
                 product = product.scaled(name, args, tensor)
                 is_open = product.is_open or any(map(recorder.is_learned, operands))
@@ -169,6 +185,28 @@ class Cores:
             return
         self._scores[place(result)] = _Product(left, right, result.numel())
 
+    def _note_diagonal(self, operands, result: Tensor, recorder) -> None:
+        """The weight of each query's own key times its own value, as an einsum has it
+        whose term has a letter twice. Its axes are told apart by their strides."""
+        for own, value in (operands, operands[::-1]):
+            product, axes = self._scores.get(place(own)), own.dim()
+            if product is None or not product.is_past or axes != value.dim():
+                continue
+            length = product.left.shape[1]
+            if own.numel() * length != product.size or value.shape != result.shape:
+                continue
+            steps = own.stride()
+            rows = [a for a in range(axes) if steps[a] == length + 1]
+            features = [a for a in range(axes) if own.shape[a] == 1 < value.shape[a]]
+            if len(rows) != 1 or len(features) != 1:
+                continue
+            rest = [a for a in range(axes) if a not in (*rows, *features)]
+            order = [*sorted(rest, key=lambda a: -steps[a]), *rows, *features]
+            heads, context = (_folded(t.permute(order)) for t in (value, result))
+            self._close(product, heads, heads, context, recorder)
+            self._behind.add(storage(result))
+            return
+
     def _close(
         self,
         product: _Product,
@@ -180,6 +218,7 @@ class Cores:
         query, key = product.left, product.right.mT
         if query.shape[1] != weights.shape[1]:  # the keys were multiplied with queries
             query, key = key, query
+            product = replace(product, entered=None)
         own = product.is_open or self._is_scaled_otherwise(query, key)
         facts = own, _are_unit(self._plain(query), key), self._is_shifted(query, key)
         if not own:
@@ -189,6 +228,7 @@ class Cores:
         else:
             query = query * product.factor * query.shape[-1] ** 0.5
         self._add(query, key, value, result, len(recorder.draws), *facts)
+        self.found[-1] = replace(self.found[-1], **product.shown())
 
     def _add(self, query, key, value, context, draws: int, *facts: bool) -> None:
         kept = [t.detach() for t in (query, key, value)]
@@ -301,6 +341,12 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     facts = ("own_scale", "are_cosines", "is_shifted")
     known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
     others += fitting[0].others
+    scores = [core.scores for core in fitting if core.scores is not None]
+    known["scores"] = None
+    if len(scores) == len(fitting):
+        known["scores"] = (
+            torch.stack(scores, 1) if looped else scores[0].unflatten(0, (batch, -1))
+        )
     return Core(*heads, fitting[-1].draws, **known, others=others)
 
 
@@ -315,7 +361,8 @@ def _unfolded(core: Core, batch: int, queries: int) -> Core:
         for t in (core.query, core.context)
     )
     key, value = (t.repeat_interleave(heads, 0) for t in (core.key, core.value))
-    return replace(core, query=query, key=key, value=value, context=context)
+    heads = dict(query=query, key=key, value=value, context=context)
+    return replace(core, **heads, scores=None)
 
 
 def _fits(core: Core, batch: int, queries: int) -> bool:

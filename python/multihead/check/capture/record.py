@@ -92,6 +92,8 @@ class Recorder(TorchDispatchMode):
         self.uses: dict[tuple[int, int], Use] = {}
         # The weight whose product a storage holds.
         self._made_by: dict[int, tuple[int, int]] = {}
+        # Matrices that were repeated for each item, by the storage of that.
+        self._repeated: dict[int, Tensor] = {}
         # Storages whose numbers, or what was made of them, met inputs in any operation.
         self.met: set[int] = set()
         self.biases: dict[int, Tensor] = {}
@@ -176,6 +178,10 @@ class Recorder(TorchDispatchMode):
                 fill_constant(tensor)
 
     def _note_weights(self, name: str, operands, results) -> None:
+        if name == "repeat" and not self.origin(operands[0]).inputs:
+            if results[0].shape[-2:] == operands[0].shape[-2:]:
+                self._repeated[storage(results[0])] = operands[0]
+        operands = [self._repeated.get(storage(t), t) for t in operands]
         data = [t for t in operands if self.origin(t).inputs]
         if name.startswith("_scaled_dot_product") and len(data) >= 3:
             query, key, value = (self.origin(t).weights for t in data[:3])

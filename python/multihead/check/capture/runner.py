@@ -24,6 +24,7 @@ from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject import sliding
 from ..subject.holding import has_storage, held, of_closure
+from ..subject.promised import adds_a_little
 from ..subject.signature import Call
 from ..subject.target import Subject, text_of_file
 from . import cached, devices, weights
@@ -212,7 +213,8 @@ class Runner:
         case, made = run.case, run.arguments
         recorder = Recorder({**made.tensors, **made.masks}, _kept(target))
         wide = case.dtype is torch.float64
-        recorder.rounds = wide and self._key(case) in self._rounding
+        adds = case.style.numpy and adds_a_little(self.subject)
+        recorder.rounds = wide and (adds or self._key(case) in self._rounding)
         recorder.is_stepwise = is_stepwise(self.subject)
         frames = Frames()
         called = self._callable(target)
@@ -380,6 +382,14 @@ class Runner:
             weight.dim() >= 2 for target in made for weight in held(target)
         )
 
+    def may_be_huge(self, case: Case) -> bool:
+        """Whether it has far more weights in this width than as it was made."""
+        for (sizes, *_), made in self._instances.items():
+            wider = case.sizes.embed / sizes.embed if sizes is not None else 0
+            if wider > 1 and sum(t.numel() for t in held(made)) * wider**2 > _HUGE:
+                return True
+        return False
+
     def constructed(self, case: Case) -> str:
         """The call that made the instance of a case, as text; "" where none did."""
         return self._constructed.get(self._key(case), "")
@@ -495,6 +505,7 @@ _ZEROS = (
     "It returns zeros in the place of weights.",
     "Return the weights, or None.",
 )
+_HUGE = 2e8  # numbers, which take seconds to be drawn
 # Of keys that are kept from call to call, as for decoding; and of checkpoints, for
 # which only backward() is made.
 _NO_FAULT = re.compile("backward through the graph a second time|use_reentrant=True")

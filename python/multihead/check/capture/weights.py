@@ -193,10 +193,14 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
     or its parts, whichever names say more."""
     best: dict[tuple, Held] = {}
     shared: dict[tuple, Held] = {}
+    # An array shares the memory of a tensor, and not its storage.
+    tensors = (c.tensor for c in candidates if not c.of_array)
+    roots = {t.data_ptr(): recorder.root(t) for t in tensors if t.numel()}
     for candidate in candidates:
         tensor = candidate.tensor
         offset = tensor.storage_offset() if tensor.numel() else 0
-        key = (recorder.root(tensor), offset, tensor.numel())
+        root = roots.get(tensor.data_ptr()) if candidate.of_array else None
+        key = (root or recorder.root(tensor), offset, tensor.numel())
         known = best.get(key)
         if known is None or (speaks(candidate.name) and not speaks(known.name)):
             best[key] = candidate

@@ -12,6 +12,7 @@ from ..capture import core
 from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
+from ..subject.roles import speaks
 from . import observation
 from .ways import Reading
 
@@ -83,8 +84,24 @@ def _of_one(
     # What scales its scores would be rounded once more in our queries.
     exact = [(run, one) for run, one in found if run.case.dtype is torch.float64]
     found = exact if exact and found[0][1].own_scale else found
+    best = _of_these(reading, found, promises, effort)
+    if best is None and any(run.recorder.rounds for run, _ in found):
+        # A scale that was rounded on the way hides a fault beside it: as all numbers
+        # are rounded, it does not.
+        narrow = [(run, _narrowed(one)) for run, one in found]
+        best = _of_these(reading, narrow, promises, effort)
+    return best
+
+
+def _of_these(
+    reading: Reading,
+    found: list[tuple[Run, Core]],
+    promises: dict[str, str],
+    effort: float,
+) -> dict[str, Any] | None:
     plain = [(run, one) for run, one in found if not run.arguments.masks]
-    if len(plain) == len(found):
+    # Which items and heads are which, only masks and biases tell.
+    if len(plain) == len(found) and found[0][1].scores is None:
         return _judged_either_way(reading, found, promises, effort)
     turned = [(run, _turned(one)) for run, one in found]
     best = _judged_either_way(reading, found, promises, effort)
@@ -137,6 +154,8 @@ def _judged(
     beside = " and ".join(named or ["what is behind it"] * bool(later))
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     facts |= {"attentions": str(later + 1)} if later else {}
+    if idle := _idle(reading):
+        facts["idle_weights"] = " and ".join(idle)
     for one in seen:
         one.metadata |= promises | facts
     # The products tell how many heads there are.
@@ -147,6 +166,17 @@ def _judged(
     except ValueError:
         return None
     return verdict if verdict["verdict"] != "unknown" else None
+
+
+def _idle(reading: Reading) -> list[str]:
+    """Projections by their names that no data ever met."""
+    run = reading.way.base
+    met = run.recorder.met
+    return [
+        f"`{name}`"
+        for name, tensor in run.parameters.tensors.items()
+        if tensor.dim() >= 2 and speaks(name) and run.recorder.root(tensor) not in met
+    ][:_SHOWN]
 
 
 def _are_one(core: Core) -> bool:
@@ -166,12 +196,18 @@ def _drops_elsewhere(run: Run, one: Core | None) -> bool:
     return run.case.training and (one is None or one.draws == 0)
 
 
+def _narrowed(one: Core) -> Core:
+    names = ("query", "key", "value", "context")
+    return replace(one, **{name: getattr(one, name).float() for name in names})
+
+
 def _turned(one: Core) -> Core:
     """The same of code that has the heads before the items."""
     batch, heads = one.query.shape[:2]
     parts = (one.query, one.key, one.value, one.context)
+    parts += () if one.scores is None else (one.scores,)
     turned = [
         t.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1) for t in parts
     ]
-    names = ("query", "key", "value", "context")
+    names = ("query", "key", "value", "context", "scores")
     return replace(one, **dict(zip(names, turned)))

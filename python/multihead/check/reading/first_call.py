@@ -2,7 +2,6 @@
 """Finds a first call that the code takes: from the most telling inputs down to what
 it insists on, one departure after the other."""
 
-import inspect
 import itertools
 import re
 import time
@@ -20,17 +19,10 @@ from ..capture.runner import Run, Runner
 from ..options import Options
 from ..report import Finding
 from ..sandbox.guard import Guard
-from ..subject.documented import additive, batch_first, is_bias
+from ..subject.documented import additive, is_bias
 from ..subject.holding import of_closure
 from ..subject.roles import TENSORS
-from ..subject.signature import (
-    LENGTH,
-    Call,
-    axes,
-    states_batch_first,
-    unpacks_input,
-)
-from ..subject.target import Subject
+from ..subject.target import Subject, text_of_file
 from . import guessing
 from .refusals import Refusals, compared, likelier_first
 
@@ -40,10 +32,10 @@ _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # The longest length that is tried because code holds it, and how many of them. Below
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
-_CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
 # Tokens of a cube, whose side the code takes the root for.
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
+_TORCH = re.compile(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
 
 
@@ -178,6 +170,8 @@ class FirstCall:
         before = 0.0
         refusals = Refusals()
         for case in likelier_first(self._choices(layouts, like), refusals):
+            if self.runner.may_be_huge(case):
+                continue
             left = max(self._seconds - before, _LEAST_SECONDS)
             is_first = first is None and not self._tried_lengths
             limit = None if is_first else left
@@ -284,13 +278,14 @@ class FirstCall:
         )
         first = Style(
             numpy=_speaks_numpy(self.subject),
-            out_in=self.call.is_pytorchs_layer,
+            out_in=self.call.is_pytorchs_layer or self._turns_weights(),
             additive=added,
             biased=added and is_bias(self.call),
         )
         styles = [first]
         if self.call.weights and not self.call.is_pytorchs_layer:
-            styles += [replace(first, layers=True), replace(first, out_in=True)]
+            otherwise = replace(first, out_in=not first.out_in)
+            styles += [replace(first, layers=True), otherwise]
             styles += [replace(first, by_heads=True)]
         if self.call.takes("rotation"):
             styles += [replace(first, tables=kind) for kind in TABLES[1:]]
@@ -299,9 +294,14 @@ class FirstCall:
         if self.call.takes("positions"):
             kinds = (cases.DISTANCES, cases.ONCE)
             styles += [replace(first, tables=kind) for kind in kinds]
-        if first.numpy or not self.subject.source or _NUMPY.search(self.subject.source):
+        if first.numpy or not self.subject.source or _NUMPY.search(_text(self.subject)):
             styles.append(replace(first, numpy=not first.numpy))
         return styles
+
+    def _turns_weights(self) -> bool:
+        """Whether several of the weights that it is given are transposed, `x @ w_k.T`."""
+        turned = re.findall(r"@\s*(\w+)\.(?:T|mT|t\(\))", self.subject.source)
+        return len(set(turned) & set(self.call.weights)) > 1
 
     def _sizes(self) -> list[Sizes]:
         """The sizes as this subject can have them."""
@@ -436,6 +436,9 @@ def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
         if one[1].name != "hangs" and not _OF_TYPES.search(one[1].sentence)
     ]
     complaints = plain or complaints
+    # Sizes with which it is not even made say nothing of those with which it is.
+    called = [one for one in complaints if "constructed as" not in one[1].detail]
+    complaints = called or complaints
     if not complaints:
         return []
     likely = [finding for is_likely, finding in complaints if is_likely]
@@ -446,130 +449,15 @@ def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
     return [said[places.index(common)]]
 
 
-def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, ...]:
-    """The layouts that are not ruled out for code with weights, likeliest first."""
-    if call.is_pytorchs_layer:
-        return (cases.SEQUENCE_FIRST, cases.UNBATCHED)
-    stated = options.batch_first
-    if stated is None and subject.kind == "instance":
-        flag = getattr(subject.target, "batch_first", None)
-        stated = flag if isinstance(flag, bool) else None
-    if stated is None and subject.kind == "class":
-        # A class that takes batch_first is constructed with True, and keeps to it.
-        named = inspect.signature(subject.target).parameters
-        stated = True if "batch_first" in named else None
-    if stated is None and written_batch_first(subject):
-        # Beyond doubt where it is said of what comes in.
-        of_input = batch_first(subject) or unpacks_input(subject, call)
-        stated = True if of_input else None
-    layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
-    if stated is not None:
-        layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
-    elif written_batch_first(subject) is False:
-        layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
-    elif len(axes(subject)) == 2:
-        layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
-    others = _of_convolutions(subject)
-    named = [name.lower() for name in axes(subject)]
-    if len(named) == 3 and not _CHANNELS.fullmatch(named[1]):
-        return (*layouts[:1], *others, *layouts[1:])
-    return (*others, *layouts)
-
-
-def written_batch_first(subject: Subject) -> bool | None:
-    """What texts and names say of a layout, which may be that of a step inside."""
-    said = batch_first(subject)
-    return states_batch_first(subject) if said is None else said
-
-
-# Any number of axes behind the channels: b, c, *spatial = x.shape.
-_SPATIAL = re.compile(r"\bc\w*\s*,\s*\*\w+\s*=\s*\w+\.(?:shape|size\(\))")
-
-
-def _of_convolutions(subject: Subject) -> list[str]:
-    """The layouts of code that projects by convolutions, or that unpacks the axes of
-    an image."""
-    is_module = isinstance(subject.target, nn.Module)
-    parts = list(subject.target.modules()) if is_module else []
-    kinds = {cases.CHANNELS_FIRST: nn.Conv1d, cases.IMAGE: nn.Conv2d}
-    found = [
-        layout
-        for layout, kind in kinds.items()
-        if kind.__name__ in subject.source or any(isinstance(p, kind) for p in parts)
-    ]
-    if _SPATIAL.search(subject.source):
-        found = [cases.CHANNELS_FIRST, cases.IMAGE, *found]
-    named = [name.lower() for name in axes(subject)]
-    if len(named) == 4:
-        sides = [name.removeprefix("n_")[:1] for name in named]
-        if sides[2:] == ["h", "w"]:
-            found = [cases.IMAGE, *found]
-        elif sides[1:3] == ["h", "w"]:
-            found = [cases.IMAGE_LAST, *found]
-    if len(named) == 3:
-        is_length = LENGTH.fullmatch(named[2]) is not None
-        if named[1] in ("c", "channels", "ch", "dim") or (
-            named[1] == "_" and is_length
-        ):
-            found = [cases.CHANNELS_FIRST, *found]
-    return list(dict.fromkeys(found))
-
-
-def core_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
-    """The layouts to try for attention by itself, likeliest first: sequences before the
-    batch where that is stated, or written, or nothing else explains it."""
-    stated = options.batch_first
-    if stated is None:
-        stated = written_batch_first(subject)
-    others = _core_layouts(subject)
-    if stated is False:
-        return (*cases.OF_STEPS, *(() if options.batch_first is False else others))
-    single = cases.SINGLE_LAST, cases.SINGLE_OF_STEPS
-    return (*others, *(single if stated is None else single[:1]))
-
-
-def _core_layouts(subject: Subject) -> tuple[str, ...]:
-    names = [name.lower() for name in axes(subject)]
-    if len(names) == 4:
-        later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
-        orders = (cases.HEADS, cases.HEADS_LATER)
-        return (*(orders[::-1] if later else orders), cases.HEADS_LAST)
-    otherwise = cases.SINGLE if "bmm(" in subject.source else cases.HEADS
-    first = {2: cases.FLAT, 3: cases.SINGLE}.get(len(names), otherwise)
-    depths = (first, cases.HEADS, cases.SINGLE, cases.FLAT, *cases.BATCH_THEN_HEADS)
-    return tuple(dict.fromkeys(depths))
-
-
-def _asks_three(call: Call) -> bool:
-    return sum(call.takes(role) for role in TENSORS) >= 3
-
-
-def is_told_heads(call: Call, base: Run) -> bool:
-    """Whether code has no weights, so that it may be handed heads, and is told of them
-    as it is made."""
-    return _asks_three(call) and not call.weights and not base.parameters.tensors
-
-
-def heads_layouts(call: Call, runner: Runner, is_told: bool = False) -> tuple[str, ...]:
-    """The layouts of attention that is handed its heads; none for what projects, as
-    most of what is told of them as it is made does."""
-    constructed = runner.construction is not None and runner.construction.counts_heads
-    if not _asks_three(call) or call.weights or (constructed and not is_told):
-        return ()
-    return cases.BATCH_THEN_HEADS
-
-
-def may_be_core(call: Call, runner: Runner) -> bool:
-    """Whether it may be attention by itself: nothing speaks of heads or of the width
-    of all of them."""
-    counts = {"num_heads", "embed_dim", "num_kv_heads"}
-    named = any(call.takes(role) or role in call.bound for role in counts)
-    return not named and bool(heads_layouts(call, runner))
+def _text(subject: Subject) -> str:
+    """Its own, or that of its file where it hands on all there is to compute."""
+    own = subject.source
+    return own if _NUMPY.search(own) or _TORCH.search(own) else text_of_file(subject)
 
 
 def _speaks_numpy(subject: Subject) -> bool:
-    """Whether the code's own text computes with NumPy and not with PyTorch."""
-    text = subject.source
+    """Whether the code's text computes with NumPy and not with PyTorch."""
+    text = _text(subject)
     annotated = re.search(r"np\.ndarray|NDArray", text) is not None
-    torch_too = re.search(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill", text)
+    torch_too = _TORCH.search(text)
     return annotated or (_NUMPY.search(text) is not None and torch_too is None)

@@ -137,7 +137,8 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     _put_masks(seen, run, call, stated)
     _put_window(seen, run)
     _put_dropout(seen, run, heads, core.draws)
-    _put_trace(seen, run)
+    # In their own order, which may be that of heads before items.
+    _put_trace(seen, run, *([] if core.scores is None else [core.scores]))
     if core.own_scale:  # which is in the queries, however it was rounded
         seen.metadata.pop("rounds_to", None)
     return seen
@@ -370,8 +371,8 @@ def _put_window(seen: Observation, run: Run) -> None:
             seen.metadata["window_elsewhere"] = "true"
 
 
-def _put_trace(seen: Observation, run: Run) -> None:
-    for index, tensor in enumerate([*run.recorder.trace, *run.recorder.end]):
+def _put_trace(seen: Observation, run: Run, *more: Tensor) -> None:
+    for index, tensor in enumerate([*more, *run.recorder.trace, *run.recorder.end]):
         seen.tensors[f"trace.{index}"] = tensor
     if run.recorder.rounds:
         seen.metadata["rounds_to"] = "float32"
@@ -439,8 +440,9 @@ def _kept(draw: Draw, p: float) -> Tensor:
 
 def asked_to_scale(call: Call, construction: Construction | None) -> str:
     """The name of an argument without which it may not scale, and which was given."""
-    for name, role in call.roles.items():
-        if role in ("factor", "divisor"):
-            return name
+    for parameter in call.parameters:
+        role = call.roles[parameter.name]
+        if role in ("factor", "divisor") and parameter.default is not parameter.empty:
+            return parameter.name
     roles = construction.roles if construction is not None else {}
     return next((n for n, role in roles.items() if role == "scaling_switch"), "")

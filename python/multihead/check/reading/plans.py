@@ -57,7 +57,11 @@ def roles(call: Call, subject: Subject) -> Iterator[dict[str, str | None]]:
     yield {}
     in_steps = call.takes("past") or call.takes("zero")
     for parameter in call.parameters:
-        if call.roles[parameter.name] == "scale" and parameter.default in (None, 1):
+        if call.roles[parameter.name] == "scale" and parameter.default in (
+            None,
+            1,
+            parameter.empty,
+        ):
             for role in ("factor", "divisor"):
                 yield {parameter.name: role}
         if call.roles[parameter.name] == "mask" and _is_asked(subject, parameter):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Ways to call the code under test, and what each of them gave."""
 
+import functools
 import re
 from dataclasses import dataclass, field
 
@@ -12,11 +13,24 @@ from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.signature import Call
 from ..subject.target import Subject
-from . import guessing, observation
+from . import flaws, guessing, observation
 from .observation import Observation
 from .plans import Meaning
 
 _RIGHT = ("bits", "rounding")
+
+_UNTURNED = Finding(
+    "limit",
+    "A module that it is handed turns its heads by positions: a stand-in turned nothing, "
+    "so that this is not judged.",
+    kind="limit",
+)
+_AT_ONE_PLACE = Finding(
+    "limit",
+    "All tokens are called the first ones, as NumPy does not show how they are turned: "
+    "positions are not judged.",
+    kind="limit",
+)
 
 
 @dataclass
@@ -36,6 +50,25 @@ class Way:
     @property
     def call(self) -> Call:
         return self.runner.call
+
+    @property
+    def limits(self) -> list[Finding]:
+        """What calls like this one cannot judge, and flaws that they show at once."""
+        built, found = self.runner.construction, []
+        if built is not None and built.is_unturned:
+            found.append(_UNTURNED)
+        if self.base.case.style.numpy and self.call.takes("position_ids"):
+            found.append(_AT_ONE_PLACE)
+        if flaws.has_heads_alike(self.base):
+            found.append(flaws.HEADS_ALIKE)
+        if self.is_shifted and flaws.may_see_later_keys(self.runner):
+            found.append(flaws.OF_ANOTHER_QUERY)
+        return found
+
+    @functools.cached_property
+    def is_shifted(self) -> bool:
+        """Whether a bias of positions follows the query beside its own, too."""
+        return flaws.follow_another_query(self.runner, self.base)
 
     def kept_of(self, understood: list[str], usual: Call) -> list[str]:
         """What is said of the parameters of the usual call, without those of which its
@@ -102,7 +135,10 @@ class Reading:
         """Facts of how it was called."""
         form = self.way.form
         of_form = [form.fact] if form and form.fact else []
-        return of_form + ["one_token_on_cache"] * self.takes_one_token
+        shifted = self.way.is_shifted and flaws.OF_ANOTHER_QUERY not in self.findings
+        told = {"one_token_on_cache": self.takes_one_token}
+        told |= {"bias_of_another_query": shifted}
+        return of_form + [fact for fact, holds in told.items() if holds]
 
     @property
     def is_right(self) -> bool:

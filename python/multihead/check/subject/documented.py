@@ -161,10 +161,14 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
 
 def written_masks(call: Call, subject: Subject) -> set[str]:
     """The masks for each item whose shape a text or a type gives: "keys of each item",
-    (B, Lk), "rows of each item", (B, Lq, Lk)."""
-    name = call.parameter("mask")
+    (B, Lk), "rows of each item", (B, Lq, Lk). That of a context is of its keys, where
+    it is read as of two axes."""
+    name = call.parameter("context_mask") or call.parameter("mask")
     if name is None:
         return set()
+    if name == call.parameter("context_mask"):
+        of_keys = rf"\b{re.escape(name)}\[\s*:\s*,(?:\s*None\s*,)+\s*:\s*\]"
+        return {"keys of each item"} if re.search(of_keys, subject.source) else set()
     typed = re.search(_TWO_TYPED.format(re.escape(name)), subject.source)
     shapes = [f"{name} ({typed[1]}, {typed[2]})"] if typed else []
     shapes += [sentence for sentence, _ in _sentences(subject, (name,))]

@@ -3,11 +3,14 @@
 what it does otherwise is wrong."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
 from .documented import docstrings, one_line
+from .signature import Call
 from .target import Subject, text_of_file
+from .words import words
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|\bluong\b", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
@@ -26,6 +29,7 @@ _BIAS = re.compile(
     r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
     re.I,
 )
+_OF_POSITIONS = {"pos", "position", "positions", "rel", "relative"}
 _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
     r"(?:the )?(?:last|latest|newest|most recent)\b"
@@ -42,9 +46,11 @@ _OWN_KEY_COUNTS = re.compile(
 )
 
 
-def promises(subject: Subject) -> dict[str, str]:
+def promises(subject: Subject, call: Call) -> dict[str, str]:
     """All of it, as the engine is told."""
+    added = set(words(call.parameter("mask") or ""))
     said = {
+        "takes_position_bias": "bias" in added and bool(added & _OF_POSITIONS),
         "says_dot_product": is_dot_product(subject),
         "says_position_bias": has_position_bias(subject),
         "queries_are_last": queries_are_last(subject),
@@ -102,6 +108,19 @@ def queries_are_last(subject: Subject) -> bool:
 def window_counts_own_key(subject: Subject) -> bool:
     """Whether it says that a window of w is w - 1 keys beside the query's own."""
     return any(_OWN_KEY_COUNTS.search(sentence) for sentence in _sentences(subject))
+
+
+@functools.cache
+def _adds_a_little(text: str) -> bool:
+    return (
+        re.search(r"\b1(\.0*)?e-(0?[6-9]|1\d)\b|\beps(ilon)?\b", text, re.I) is not None
+    )
+
+
+def adds_a_little(subject: Subject) -> bool:
+    """Whether its file speaks of a number so small that float32 loses it, as what keeps
+    a sum from being 0."""
+    return _adds_a_little(text_of_file(subject))
 
 
 def leaves_dropout(subject: Subject) -> bool:

@@ -7,7 +7,7 @@ A role is what a call or a constructor needs to be given: "query", "num_heads",
 
 import re
 
-from .words import says_added
+from .words import says_added, words
 
 _CALL = {
     "sliding_window": "window",
@@ -24,7 +24,7 @@ _CALL = {
     "context": (
         "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
         "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source z "
-        "encoderout mem encoderoutputs encoutputs encoderstates encoderhidden encstates"
+        "encoderout mem enc encoderoutputs encoutputs encoderstates encoderhidden encstates"
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "
@@ -207,7 +207,7 @@ PYTORCHS_ROLES = {
 
 def is_added(name: str) -> bool:
     """Whether a mask of this name is added to the scores."""
-    return normal(name) in ADDITIVE or says_added(name)
+    return normal(name) in ADDITIVE or says_added(name) or words(name)[-1:] == ["bias"]
 
 
 def normal(name: str) -> str:

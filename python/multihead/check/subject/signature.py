@@ -173,6 +173,13 @@ def read(subject: Subject) -> Call:
         defaults = {p.name: p.default for p in call.parameters}
         if defaults.get("bias", 0) is None:
             call.roles["bias"] = "mask"
+        for name, role in call.roles.items():  # as T5 has that of positions
+            is_added = defaults[name] is inspect.Parameter.empty and "bias" in words(
+                name
+            )
+            if role is None and is_added and subject.kind != "function":
+                call.roles[name] = "mask"
+                break
     _settle_named_masks(call)
     # A mask of positions masks what is added for them, not keys.
     for p in call.parameters:

@@ -20,6 +20,7 @@ WRONG = [
         OutputNeverCalled: output_forgotten
         OutputCalledTwice: output_projection_twice
         OutputHeadByHead: output_per_head
+        OutputByTheDiagonal: output_diagonal
         NoBiasAnywhere: biases_forgotten
         NoBiasAtTheInput: input_biases_forgotten
         NoBiasAtTheOutput: output_bias_forgotten

@@ -168,6 +168,16 @@ class OutputHeadByHead(_Layers):
         return torch.cat(heads, dim=-1)
 
 
+class OutputByTheDiagonal(_Layers):
+    """One letter for the rows and the columns of the output matrix."""
+
+    def forward(self, x):
+        layers = (self.q_linear, self.k_linear, self.v_linear)
+        q, k, v = (self.split(layer(x)) for layer in layers)
+        merged = self.concat(self.attend(q, k, v, None))
+        return torch.einsum("bld,dd->bld", merged, self.out.weight) + self.out.bias
+
+
 class NoBiasAnywhere(_Layers):
     """The matrices are taken out of the layers, their biases stay behind."""
 

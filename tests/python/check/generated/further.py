@@ -472,12 +472,17 @@ def _per_head(p: Steps) -> None:
     ]
 
 
+def _diagonal(p: Steps) -> None:
+    p.out[:1] = [f"out = merged * self.{p.spec.matrices[3]}.weight.diagonal()"]
+
+
 def _add_values(p: Steps) -> None:
     p.out.append(f"out = out + {input_names(p.spec)['v']}")
 
 
 OUTPUT = [
     Fault(("output_per_head",), bare_layers, _per_head),
+    Fault(("output_diagonal",), bare_layers, _diagonal),
     Fault(
         ("input_added",),
         lambda s: free(s) and not s.around and s.dropout != "output_too",

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""Flaws that runs show by themselves, whatever else the code does: heads that compute
+the same, and biases of relative positions that another query has a part in.
+
+Transformer-XL (Dai et al., 2019) multiplies each query with all distances at once and
+shifts the rows to their places. That takes 2L - 1 distances; with L of them, what it
+puts at later keys is of the next query, which only a causal mask hides.
+"""
+
+import re
+
+import torch
+from torch import Tensor
+
+from ..calls import arguments, cases
+from ..capture.runner import Run, Runner
+from ..report import Finding
+from ..subject.target import file_of, text_of_file
+
+OF_ANOTHER_QUERY = Finding(
+    "bias_of_another_query",
+    "What is added to the scores of a query, as a bias of relative positions, follows "
+    "the query at the next position, too.",
+    "Shift 2 * L - 1 distances, or index a table by j - i: what the shift of L distances "
+    "puts at later keys belongs to the next query.",
+)
+HEADS_ALIKE = Finding(
+    "heads_alike",
+    "All heads have the same queries, keys and values: together they know no more than "
+    "one.",
+    "Give each head matrices of its own, W_q of (E, H * d), and cut the features.",
+)
+_HIDDEN = -1e4  # what a mask adds, or less
+# What text and path say of code whose queries see later keys, or of other code.
+_SEES_ALL = re.compile(r"conformer|encoder\b|bidirectional|acoustic|speech", re.I)
+_SEES_EARLIER = re.compile(
+    r"causal|tril\b|triu\b|subsequent|look_?ahead|autoregress|decoder|future|music",
+    re.I,
+)
+
+
+def has_heads_alike(base: Run) -> bool:
+    """Whether a loop over heads computes the same for each."""
+    found = base.recorder.cores.found if base.recorder is not None else []
+    if len(found) < 2 or len(found) != base.case.sizes.heads:
+        return False
+    first, *others = found
+    parts = ("query", "key", "value", "context")
+    return all(
+        getattr(first, part).shape == getattr(other, part).shape
+        and torch.equal(getattr(first, part), getattr(other, part))
+        for other in others
+        for part in parts
+    )
+
+
+def may_see_later_keys(runner: Runner) -> bool:
+    """Whether no mask hides later keys, by all that is known: it takes none, or is of
+    an encoder."""
+    subject = runner.subject
+    said = f"{file_of(subject)} {subject.name} {text_of_file(subject)}"
+    of_encoder = _SEES_ALL.search(said) and not _SEES_EARLIER.search(said)
+    return not runner.call.takes("mask") or bool(of_encoder)
+
+
+def follow_another_query(runner: Runner, base: Run) -> bool:
+    """Whether the bias of a query changes with the one beside it, and with no other.
+    Positions that the code is handed are ours, and may be too few."""
+    bias = _bias(base)
+    is_ours = runner.call.takes("positions") or runner.call.takes("rotation")
+    if bias is None or is_ours or base.case.style.numpy or bias.shape[1] < 4:
+        return False
+    case = base.case
+    made = arguments.make(runner.call, case)
+    sequence = cases.as_sequence(made.tensors["query"], case)
+    place = sequence.shape[cases.query_axis(case)] // 2
+    sequence.select(cases.query_axis(case), place)[..., ::2] += 1.0
+    changed = _bias(runner.run(case, given=made))
+    if changed is None or changed.shape != bias.shape:
+        return False
+    off = (changed - bias).abs().amax(0) > 1e-6
+    off[:, place] = off[place] = False
+    rows = off.any(1).nonzero().flatten().tolist()
+    return len(rows) == 1 and abs(rows[0] - place) == 1
+
+
+def _bias(run: Run) -> Tensor | None:
+    """(N, Lq, Lk), with 0 where a mask hides the key; none where nothing is added."""
+    found = run.recorder.cores.found if run.recorder is not None else []
+    if len(found) != 1 or found[0].bias is None:
+        return None
+    bias = found[0].bias
+    bias = torch.where(bias < _HIDDEN, 0.0, bias)
+    return bias if bias.dim() == 3 and bias.abs().max() > 1e-6 else None

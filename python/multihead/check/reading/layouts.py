@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""The layouts that tensors of code may have, by its text, its names and its layers."""
+
+import inspect
+import re
+
+from torch import nn
+
+from ..calls import cases
+from ..capture.runner import Run, Runner
+from ..options import Options
+from ..subject.documented import batch_first
+from ..subject.roles import TENSORS
+from ..subject.signature import (
+    LENGTH,
+    Call,
+    axes,
+    states_batch_first,
+    unpacks_input,
+)
+from ..subject.target import Subject
+
+_CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
+
+
+def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, ...]:
+    """The layouts that are not ruled out for code with weights, likeliest first."""
+    if call.is_pytorchs_layer:
+        return (cases.SEQUENCE_FIRST, cases.UNBATCHED)
+    stated = options.batch_first
+    if stated is None and subject.kind == "instance":
+        flag = getattr(subject.target, "batch_first", None)
+        stated = flag if isinstance(flag, bool) else None
+    if stated is None and subject.kind == "class":
+        # A class that takes batch_first is constructed with True, and keeps to it.
+        named = inspect.signature(subject.target).parameters
+        stated = True if "batch_first" in named else None
+    if stated is None and written_batch_first(subject):
+        # Beyond doubt where it is said of what comes in.
+        of_input = batch_first(subject) or unpacks_input(subject, call)
+        stated = True if of_input else None
+    layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
+    if stated is not None:
+        layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
+    elif written_batch_first(subject) is False:
+        layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
+    elif len(axes(subject)) == 2:
+        layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
+    others = _of_convolutions(subject)
+    named = [name.lower() for name in axes(subject)]
+    if len(named) == 3 and not _CHANNELS.fullmatch(named[1]):
+        return (*layouts[:1], *others, *layouts[1:])
+    return (*others, *layouts)
+
+
+# What einops cuts first, 'b (w1 p1) (w2 p2) c -> ...', and names of features in it.
+_PATTERN = re.compile(r"rearrange\(\s*\w+\s*,\s*[rf]?[\"\']([^\"\'\n]+?)->")
+_FEATURES = {"c", "d", "ch", "dim", "channels", "e"}
+
+
+def _of_pattern(subject: Subject) -> list[str]:
+    """The layout of images that einops cuts into windows or takes apart."""
+    cut = (
+        re.findall(r"\([^)]*\)|\w+", one) for one in _PATTERN.findall(subject.source)
+    )
+    for _, *sides in (one for one in cut if len(one) == 4):
+        for layout, place in ((cases.IMAGE, 0), (cases.IMAGE_LAST, 2)):
+            rest = "".join(side[0] for side in sides[:place] + sides[place + 1 :])
+            if sides[place] in _FEATURES and rest in ("hw", "xy", "(("):
+                return [layout]
+    return []
+
+
+def written_batch_first(subject: Subject) -> bool | None:
+    """What texts and names say of a layout, which may be that of a step inside."""
+    said = batch_first(subject)
+    return states_batch_first(subject) if said is None else said
+
+
+# Any number of axes behind the channels: b, c, *spatial = x.shape.
+_SPATIAL = re.compile(r"\bc\w*\s*,\s*\*\w+\s*=\s*\w+\.(?:shape|size\(\))")
+
+
+def _of_convolutions(subject: Subject) -> list[str]:
+    """The layouts of code that projects by convolutions, or that unpacks the axes of
+    an image."""
+    is_module = isinstance(subject.target, nn.Module)
+    parts = list(subject.target.modules()) if is_module else []
+    kinds = {cases.CHANNELS_FIRST: nn.Conv1d, cases.IMAGE: nn.Conv2d}
+    found = [
+        layout
+        for layout, kind in kinds.items()
+        if kind.__name__ in subject.source or any(isinstance(p, kind) for p in parts)
+    ]
+    found = [*_of_pattern(subject), *found]
+    if _SPATIAL.search(subject.source):
+        found = [cases.CHANNELS_FIRST, cases.IMAGE, *found]
+    named = [name.lower() for name in axes(subject)]
+    if len(named) == 4:
+        sides = [name.removeprefix("n_")[:1] for name in named]
+        if sides[2:] == ["h", "w"]:
+            found = [cases.IMAGE, *found]
+        elif sides[1:3] == ["h", "w"]:
+            found = [cases.IMAGE_LAST, *found]
+    if len(named) == 3:
+        is_length = LENGTH.fullmatch(named[2]) is not None
+        if named[1] in ("c", "channels", "ch", "dim") or (
+            named[1] == "_" and is_length
+        ):
+            found = [cases.CHANNELS_FIRST, *found]
+    return list(dict.fromkeys(found))
+
+
+def core_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
+    """The layouts to try for attention by itself, likeliest first: sequences before the
+    batch where that is stated, or written, or nothing else explains it."""
+    stated = options.batch_first
+    if stated is None:
+        stated = written_batch_first(subject)
+    others = _core_layouts(subject)
+    if stated is False:
+        return (*cases.OF_STEPS, *(() if options.batch_first is False else others))
+    single = cases.SINGLE_LAST, cases.SINGLE_OF_STEPS
+    return (*others, *(single if stated is None else single[:1]))
+
+
+def _core_layouts(subject: Subject) -> tuple[str, ...]:
+    names = [name.lower() for name in axes(subject)]
+    if len(names) == 4:
+        later = re.fullmatch(r"(num_?|n_?)?h(eads?)?|nh", names[2]) is not None
+        orders = (cases.HEADS, cases.HEADS_LATER)
+        return (*(orders[::-1] if later else orders), cases.HEADS_LAST)
+    otherwise = cases.SINGLE if "bmm(" in subject.source else cases.HEADS
+    first = {2: cases.FLAT, 3: cases.SINGLE}.get(len(names), otherwise)
+    depths = (first, cases.HEADS, cases.SINGLE, cases.FLAT, *cases.BATCH_THEN_HEADS)
+    return tuple(dict.fromkeys(depths))
+
+
+def _asks_three(call: Call) -> bool:
+    return sum(call.takes(role) for role in TENSORS) >= 3
+
+
+def is_told_heads(call: Call, base: Run) -> bool:
+    """Whether code has no weights, so that it may be handed heads, and is told of them
+    as it is made."""
+    return _asks_three(call) and not call.weights and not base.parameters.tensors
+
+
+def heads_layouts(call: Call, runner: Runner, is_told: bool = False) -> tuple[str, ...]:
+    """The layouts of attention that is handed its heads; none for what projects, as
+    most of what is told of them as it is made does."""
+    constructed = runner.construction is not None and runner.construction.counts_heads
+    if not _asks_three(call) or call.weights or (constructed and not is_told):
+        return ()
+    return cases.BATCH_THEN_HEADS
+
+
+def may_be_core(call: Call, runner: Runner) -> bool:
+    """Whether it may be attention by itself: nothing speaks of heads or of the width
+    of all of them."""
+    counts = {"num_heads", "embed_dim", "num_kv_heads"}
+    named = any(call.takes(role) or role in call.bound for role in counts)
+    return not named and bool(heads_layouts(call, runner))

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Layers in NumPy, which shows nothing of what is computed on the way."""
+
+import numpy as np
+import pytest
+
+import multihead
+
+
+def softmax(scores):
+    """What is added keeps the sum from being 0."""
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / (powers.sum(-1, keepdims=True) + 1e-10)
+
+
+def attend(x, w_q, w_k, w_v, w_o, n_heads, mask, scale=None, turn=lambda t: t):
+    batch, length, _ = x.shape
+    q, k, v = (
+        (x @ w.T).reshape(batch, length, -1, w_q.shape[0] // n_heads)
+        for w in (w_q, w_k, w_v)
+    )
+    q, k = turn(q), turn(k)
+    k, v = (np.repeat(t, n_heads // t.shape[2], axis=2) for t in (k, v))
+    q, k, v = (t.transpose(0, 2, 1, 3) for t in (q, k, v))
+    scores = q @ k.swapaxes(-1, -2) * (scale or q.shape[-1] ** -0.5)
+    scores = scores if mask is None else scores + mask
+    context = softmax(scores) @ v
+    return context.transpose(0, 2, 1, 3).reshape(batch, length, -1) @ w_o.T
+
+
+def adds_a_little(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    """mask is added to the scores."""
+    return attend(x, w_q, w_k, w_v, w_o, n_heads, mask)
+
+
+def adds_a_mask(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    return attend(x, w_q, w_k, w_v, w_o, n_heads, mask)
+
+
+def ignores_its_mask(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    return attend(x, w_q, w_k, w_v, w_o, n_heads, None)
+
+
+def grouped(
+    x, q_weight, k_weight, v_weight, o_weight, position_ids, n_heads, n_kv_heads, scale
+):
+    """Rotary positions, and a number that it insists on. x @ q_weight.T, x @ k_weight.T"""
+
+    def turn(t):
+        half = t.shape[-1] // 2
+        angles = position_ids[..., None, None] * 100.0 ** (-np.arange(half) / half)
+        a, b = t[..., :half], t[..., half:]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+    weights = q_weight, k_weight, v_weight, o_weight
+    return attend(x, *weights, n_heads, None, scale, turn)
+
+
+@pytest.mark.parametrize("function", [adds_a_little, adds_a_mask])
+def test_a_small_number_that_keeps_a_sum_from_zero_is_right(function):
+    report = multihead.check(function)
+    assert report.judgement in ("right", "right_if"), str(report)
+
+
+def test_a_small_number_hides_no_fault():
+    assert multihead.check(ignores_its_mask).cause == "mask_ignored"
+
+
+def test_positions_and_a_scale_that_it_insists_on_are_given():
+    report = multihead.check(grouped)
+    assert report.judgement == "right" and report.remarks, str(report)
+    assert any("positions are not judged" in r["sentence"] for r in report.remarks)
