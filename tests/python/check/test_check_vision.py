@@ -156,7 +156,7 @@ def test_right_ones(kind):
 
 
 def test_a_width_of_heads_that_divides_the_channels():
-    assert "dim_head=8" in " ".join(checked(OfAnImage).understood)
+    assert "dim_head=6" in " ".join(checked(OfAnImage).understood)
     assert checked(OfAnImageUnscaled).cause == "scale_missing"
 
 
