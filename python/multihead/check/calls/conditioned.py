@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Code that takes a vector for each item beside the sequence, as blocks of diffusion
-models take the time and the class."""
+"""Code that takes more beside its sequence: a vector for each item, as blocks of
+diffusion models take the time and the class, or sequences that nobody understands."""
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from .forms import Form, called, formed
 _LETTERS = {"c", "t", "s", "w", "y", "z"}
 _WORDS = {"cond", "conds", "condition", "conditions", "conditioning", "temb", "time"}
 _WORDS |= {"timestep", "timesteps", "style", "adaln", "modulation", "vec", "cemb"}
+_SHAPES = ("(B, E)", "(B, 1, E)", "(B,)")
 
 
 def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
-    """With a vector of the sequence's width, (B, E) or (B, 1, E), or a number, (B,)."""
+    """With a vector of the sequence's width, (B, E) or (B, 1, E), or a number, (B,);
+    where that is a context, the code makes several keys of it."""
     sequence = call.parameter("x") or call.parameter("query")
     named = [
         p.name
@@ -32,29 +34,15 @@ def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
         and (normal(p.name) in _LETTERS or set(words(p.name)) & _WORDS)
     ]
     context = call.parameter("context")
-    makes_keys = not named and context is not None
-    if makes_keys:
-        named = [context]
-    if sequence is None or not named:
+    if sequence is None:
         return
-
-    def how(target: object, /, shape: str, **given: object) -> object:
-        whole = given[sequence]
-        if not isinstance(whole, Tensor):
-            raise ValueError("it takes no sequence")
-        vector = _mean(whole) if makes_keys else _vector(whole, shape)
-        given |= dict.fromkeys(named, vector)
-        return called(subject, target, given)
-
-    parameters = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for p in call.parameters
-        if p.name not in named
-    ]
-    for shape in ("(B, E)",) if makes_keys else ("(B, E)", "(B, 1, E)", "(B,)"):
-        one = functools.partial(how, shape=shape)
+    if not named and context is not None:
+        said = f"{context} taken for a vector for each item, (B, E)"
+        yield _filled(subject, call, sequence, [context], _mean, said)
+    for shape in _SHAPES if named else ():
         said = f"{', '.join(named)} taken for a vector for each item, {shape}"
-        yield formed(subject, parameters, one, (), said, tuple(named))
+        vector = functools.partial(_vector, shape=shape)
+        yield _filled(subject, call, sequence, named, vector, said)
 
 
 def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
@@ -64,34 +52,49 @@ def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
         p.name
         for p in call.parameters
         if p.default is p.empty
-        and (call.roles[p.name] is None or call.is_guessed(call.roles[p.name]))
+        and (call.roles[p.name] is None or p.name in call.guessed)
         and call.roles[p.name] in (None, "mask")
     ]
-    if sequence is None or not unknown:
-        return
+    if sequence is not None and unknown:
+        said = f"{', '.join(unknown)} taken for more sequences, like {sequence}"
+        yield _filled(subject, call, sequence, unknown, _another, said)
+
+
+def _filled(
+    subject: Subject,
+    call: Call,
+    sequence: str,
+    names: list[str],
+    made: Callable[[Tensor, int], Tensor],
+    said: str,
+) -> Form:
+    """With what is made of the sequence, and of its place among them, for these."""
 
     def how(target: object, /, **given: object) -> object:
         whole = given[sequence]
         if not isinstance(whole, Tensor):
             raise ValueError("it takes no sequence")
-        more = {n: whole.roll(i, 0) for i, n in enumerate(unknown, 1)}
-        return called(subject, target, given | more)
+        given |= {name: made(whole, place) for place, name in enumerate(names)}
+        return called(subject, target, given)
 
     parameters = [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for p in call.parameters
-        if p.name not in unknown
+        if p.name not in names
     ]
-    said = f"{', '.join(unknown)} taken for more sequences, like {sequence}"
-    yield formed(subject, parameters, how, (), said, tuple(unknown))
+    return formed(subject, parameters, how, (), said, tuple(names))
 
 
-def _mean(whole: Tensor) -> Tensor:
+def _another(whole: Tensor, place: int) -> Tensor:
+    return whole.roll(place + 1, 0)
+
+
+def _mean(whole: Tensor, place: int) -> Tensor:
     """(B, E) of all positions. What becomes keys must come of what is given."""
     return whole.flatten(2).mean(-1) if whole.dim() == 4 else whole.mean(1)
 
 
-def _vector(whole: Tensor, shape: str) -> Tensor:
+def _vector(whole: Tensor, place: int, shape: str) -> Tensor:
     """Numbers that nothing is drawn for, so that nobody takes them for weights; as wide
     as the features, which are the channels of an image."""
     batch, width = len(whole), whole.shape[1 if whole.dim() == 4 else -1]

@@ -62,14 +62,16 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
     ) -> object:
         lengths = given.pop("lengths", None)
         pad = _number(pads[name], target) if name in pads else None
-        if (lengths is None) if always else (lengths is not None and pad is None):
+        if lengths is None and always:
+            raise ValueError("it takes tokens some of which are padding")
+        if lengths is not None and pad is None:
             raise ValueError("the number of padding is not known")
         numbers = {n: _numbers(x, place, pad) for place, n in enumerate(inputs)}
         if isinstance(lengths, Tensor):
             is_first = len(lengths) == len(x)
             behind = torch.arange(x.shape[int(is_first)]) >= lengths.view(-1, 1)
             behind = behind if is_first else behind.mT
-            numbers[name] = numbers[name].masked_fill(behind, pad or 0)
+            numbers[name][behind] = pad  # type: ignore[assignment]
         with _embedded(numbers[name], x):
             returned = called(subject, target, {**given, **numbers})
         return _like(returned, x)

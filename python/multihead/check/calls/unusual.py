@@ -33,15 +33,16 @@ def in_unusual_forms(
     """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
     yield from of_tokens(subject, call, " ".join(refusals))
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
-    if of_shapes or any("NoneType" in one for one in refusals):
+    of_nothing = any("NoneType" in one for one in refusals)
+    if of_shapes or of_nothing:
         yield from conditioned(subject, call)
+    if of_shapes:
+        for by_complaints in (with_learned_queries, of_videos):
+            yield from by_complaints(subject, call, of_shapes)
+        yield from forms.with_transposed_keys(subject, call)
+        yield from forms.with_cut_heads(subject, call, of_shapes)
+        if not is_core:
+            yield from forms.with_one_query(subject, call)
+            yield from forms.with_an_axis_more(subject, call)
+    if of_nothing:
         yield from beside_others(subject, call)
-    if not of_shapes:
-        return
-    for by_complaints in (with_learned_queries, of_videos):
-        yield from by_complaints(subject, call, of_shapes)
-    yield from forms.with_transposed_keys(subject, call)
-    yield from forms.with_cut_heads(subject, call, of_shapes)
-    if not is_core:
-        yield from forms.with_one_query(subject, call)
-        yield from forms.with_an_axis_more(subject, call)

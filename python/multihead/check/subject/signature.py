@@ -14,6 +14,7 @@ from torch import nn
 
 from . import roles as tables
 from . import sliding
+from .pairs import roles_of_pairs
 from .roles import SIZES, TENSORS, is_weight, normal
 from .rows import zeroes_output
 from .target import Subject
@@ -180,6 +181,7 @@ def read(subject: Subject) -> Call:
             if role is None and is_added and subject.kind != "function":
                 call.roles[name] = "mask"
                 break
+    call.roles |= roles_of_pairs(call.parameters, call.roles)
     _settle_named_masks(call)
     # A mask of positions masks what is added for them, not keys.
     for p in call.parameters:
