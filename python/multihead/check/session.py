@@ -54,6 +54,7 @@ _READ = 2  # ways to call it that are judged where attention explains none
 # for one: the share of a verdict that is quick, after which other numbers of heads are
 # tried, and what each search has when others have spent the rest.
 _QUICK, _LEAST_EFFORT, _LITTLE_EFFORT = 0.4, 0.1, 0.03
+_FORM_EFFORT = 0.4  # of one in a form that is a guess, which others follow
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
 _FORMS_SECONDS = 1.5  # to find a call in all unusual forms
 
@@ -294,7 +295,8 @@ class Examination:
         )
         # Where masks may mean several things, a little may tell which; else what is
         # right in a later meaning would wait for all faults in the first.
-        for most in (_LITTLE_EFFORT, 1.0) if len(meanings) > 1 else (1.0,):
+        whole = _FORM_EFFORT if way.form is not None and way.form.guess else 1.0
+        for most in (_LITTLE_EFFORT, whole) if len(meanings) > 1 else (whole,):
             found = best
             for meaning in meanings:
                 if meaning.additive not in runs:
@@ -302,7 +304,7 @@ class Examination:
                 self._most_effort = most
                 reading = self._read(way, meaning, runs[meaning.additive])
                 self._most_effort = 1.0
-                if most == 1.0 or reading.is_right or reading.faults:
+                if most == whole or reading.is_right or reading.faults:
                     self._readings.append(reading)
                 if found is None or reading.beats(found):
                     found = reading
