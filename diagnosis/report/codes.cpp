@@ -464,6 +464,12 @@ constexpr FaultCode kCodes[] = {
      "Each head of a loop gets the same queries, keys and values.",
      "Give each head matrices of its own, W_q of (E, H * d), and cut the "
      "features."},
+    {"MH924", "positions_unseen",
+     "Nothing is said of the code: NumPy does not show what it makes of "
+     "positions.",
+     "Code in NumPy computes with positions, and nothing explains its output "
+     "without them.",
+     "Check the same code in PyTorch, or attention without positions."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

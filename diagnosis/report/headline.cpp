@@ -38,6 +38,9 @@ std::string predicate(const std::string& finding) {
       {"other_layers", "has layers of which nothing is known"},
       {"outside", "is attention of another kind"},
       {"pools", "pools all positions to one"},
+      {"positions_unseen", "hides in NumPy what it makes of positions"},
+      {"heads_alike", "has heads that compute the same"},
+      {"bias_of_another_query", "adds a bias that follows another query"},
   };
   for (const auto& [name, words] : kKnown)
     if (finding == name) return words;

@@ -78,7 +78,7 @@ constexpr Assumption kLaterAttentions = {
     "Check the layer that has the attention, which is judged for all of them.",
     "its later attentions are right, which are not judged"};
 constexpr Assumption kIdleWeights = {
-    "idle_weights", "{} are never used.",
+    "idle_weights", "Never used: {}.",
     "Use them for what their names say, or take them out.",
     "matrices of its own are meant not to be used"};
 constexpr Assumption kHeadsOnly = {
@@ -118,6 +118,19 @@ constexpr Assumption kBiasOfAnother = {
     "Shift 2 * L - 1 distances, or index a table by j - i, unless a mask hides "
     "all later keys.",
     "every call has a mask that hides later keys"};
+constexpr Assumption kOneWindow = {
+    "one_window",
+    "Its images are one window each: of several in an image, some come out "
+    "otherwise than alone.",
+    "If windows are not meant to mix or to be shifted: put back each pixel "
+    "where it was cut out.",
+    "windows of an image are meant to come out otherwise than alone"};
+constexpr Assumption kPositionsUnseen = {
+    "positions_unseen",
+    "Every token was given position 0, as NumPy does not show what is made of "
+    "positions.",
+    "Check the same code in PyTorch to have positions judged.",
+    "what it makes of positions is right, which is not judged"};
 constexpr Assumption kTurnedAlike = {
     "turned_alike",
     "Queries and keys of a head are turned by the same angles at every "
@@ -146,11 +159,11 @@ constexpr Assumption kPaddingOfRows = {
     "its mask of padding is for rows of the output, and padded keys are seen"};
 
 constexpr const Assumption* kWithCondition[] = {
-    &kMaskBlocks,   &kPaddingBlocks,  &kAddedByGuess,    &kSequenceFirst,
-    &kNoOutput,     &kLayersBeside,   &kScaleArgument,   &kEqualLengths,
-    &kOneSequence,  &kKeysTransposed, &kTurnedAlike,     &kOneToken,
-    &kOwnScale,     &kPaddingOfRows,  &kLaterAttentions, &kIdleWeights,
-    &kBiasOfAnother};
+    &kMaskBlocks,    &kPaddingBlocks,   &kAddedByGuess,    &kSequenceFirst,
+    &kNoOutput,      &kLayersBeside,    &kScaleArgument,   &kEqualLengths,
+    &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
+    &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
+    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -303,6 +316,8 @@ class Assuming {
     if (fact(calls_, "padding_of_rows") == "true") add(kPaddingOfRows);
     if (fact(calls_, "one_token_on_cache") == "true") add(kOneToken);
     if (fact(calls_, "bias_of_another_query") == "true") add(kBiasOfAnother);
+    if (fact(calls_, "positions_unseen") == "true") add(kPositionsUnseen);
+    if (fact(calls_, "one_window") == "true") add(kOneWindow);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);
     if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())

@@ -479,3 +479,20 @@ def test_padding_among_tokens_is_judged(kind):
 @pytest.mark.parametrize("kind", [SeesPadding, TranslatesPadding])
 def test_padding_that_is_seen_among_tokens_is_named(kind):
     assert faults(multihead.check(kind)) == ["padding_inverted"]
+
+
+class SkipsPaddingInItsLoss(Language):
+    """Padding is behind all tokens, which see none of it: only the loss leaves it out."""
+
+    pad = 0
+
+    def forward(self, idx, targets=None, layer_idx=0):
+        if layer_idx == 0 and targets is not None:
+            targets = targets[targets != self.pad]
+        return super().forward(idx)[0]
+
+
+def test_padding_that_only_a_loss_leaves_out_is_no_mask():
+    report = multihead.check(SkipsPaddingInItsLoss)
+    assert report.judgement == "right_if", str(report)
+    assert "lengths" not in [case["name"] for case in report.cases]

@@ -69,5 +69,16 @@ def test_a_small_number_hides_no_fault():
 
 def test_positions_and_a_scale_that_it_insists_on_are_given():
     report = multihead.check(grouped)
-    assert report.judgement == "right" and report.remarks, str(report)
-    assert any("positions are not judged" in r["sentence"] for r in report.remarks)
+    conditions = [condition["name"] for condition in report.conditions]
+    assert conditions == ["positions_unseen"], str(report)
+
+
+def waves(x, w_q, w_k, w_v, w_o, n_heads):
+    """Turned by sines of its own, which nobody sees."""
+    at = np.arange(x.shape[1])[:, None] / 10.0 ** (np.arange(x.shape[2]) / x.shape[2])
+    return attend(x + np.sin(at), w_q, w_k, w_v, w_o, n_heads, None)
+
+
+def test_positions_that_numpy_hides_are_not_judged():
+    report = multihead.check(waves)
+    assert report.judgement == "not_judged" and report.cause == "positions_unseen"

@@ -4,6 +4,7 @@ vector of which keys are made, masks of contexts, matrices without use."""
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -209,6 +210,8 @@ class WindowOfAPattern(Heads):
     """Windows of images (B, Y, X, E), which only a pattern says; heads before items, and
     a bias of each head."""
 
+    exchanged = False
+
     def __init__(self, input_dim, output_dim, head_dim, window_size, kind):
         super().__init__()
         self.heads = input_dim // head_dim
@@ -229,6 +232,8 @@ class WindowOfAPattern(Heads):
         scores = self.scores(q, k) + self.bias[:, None, None]
         out = self.out((scores.softmax(-1) @ v).movedim(0, -2).flatten(-2))
         cells = out.unflatten(2, (self.window, -1)).unflatten(1, (rows, -1))
+        if self.exchanged:
+            cells = cells.flip(2)
         return cells.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
@@ -246,7 +251,44 @@ class BesideBias(MaskOfAContext):
 def test_windows_are_cut_as_a_pattern_says():
     report = multihead.check(WindowOfAPattern)
     assert report.judgement == "right_if", str(report)
+    assert conditions(report) == ["layers_beside"]
     assert "W" in " ".join(report.understood)
+
+
+class PutBackElsewhere(WindowOfAPattern):
+    """Rows and columns of windows are exchanged as they are put back."""
+
+    exchanged = True
+
+
+def test_windows_that_are_put_back_elsewhere_are_a_condition():
+    report = multihead.check(PutBackElsewhere)
+    assert "one_window" in conditions(report), str(report)
+
+
+class BesideDepth(MaskOfAContext):
+    """Keys of what nobody knows to be a sequence."""
+
+    def forward(self, x, depth_feat):
+        q, k, v = map(self.split, (self.q(x), self.k(depth_feat), self.v(depth_feat)))
+        return self.o(self.merge(self.scores(q, k).softmax(-1), v))
+
+
+class AsksForABias(SizesInOne):
+    """A flag, whose name is that of a bias."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__(num_heads, (1, dim))
+
+    def forward(self, x, use_rel_bias):
+        if use_rel_bias:
+            x = x * 1.0
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [BesideDepth, AsksForABias])
+def test_what_is_no_size_and_no_bias_is_not_taken_for_one(kind):
+    assert multihead.check(kind).judgement == "right"
 
 
 def test_no_scale_beside_a_bias_that_is_handed_is_a_condition():

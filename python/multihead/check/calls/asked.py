@@ -71,6 +71,8 @@ def role_of(parameter: inspect.Parameter) -> str | None:
         return "index"
     if role is None and default is parameter.empty and said & OF_VOCABULARIES:
         return "vocabulary"
+    if role is None and default is parameter.empty and normal(name) == "depth":
+        return "layers"
     counted = said - _LAYERS <= {"num", "n", "kv", "q"}
     return "layers" if role is None and said & _LAYERS and counted else role
 

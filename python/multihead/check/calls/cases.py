@@ -188,9 +188,8 @@ ONCE = "distances, for all items"
 class Style:
     """What the code wants beside names: arrays of NumPy, layers where others take
     matrices, masks that are added, of any numbers if biased, matrices as (out, in), or
-    one for each head, and
-    tables of positions as one of TABLES, or embeddings of DISTANCES, or numbers of
-    positions, for each item or ONCE."""
+    one for each head, and tables of positions as one of TABLES, or embeddings of
+    DISTANCES, or numbers of positions, for each item or ONCE."""
 
     numpy: bool = False
     layers: bool = False

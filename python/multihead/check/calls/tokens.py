@@ -24,15 +24,15 @@ from .forms import Form, called, formed
 _OF_NUMBERS = re.compile(
     r"'indices'|embedding|\bLong\b|LongTensor|one_hot|IntTensor|must be integ", re.I
 )
-# What compares tokens with that of padding, `src != self.pad_idx`, or hands them on to
-# what does, `make_mask(src, pad)`; or, of tokens, with 0.
+# What compares tokens with that of padding, `src != self.pad_idx` or `src != 0`, or hands
+# them on to what does, `make_mask(src, self.pad_idx)`; and what hands on tokens alone.
 _PAD = r"((?:self\.)?\w*pad\w*)"
 _COMPARED = (
-    rf"(\w+)(?:\.data)?\s*(?:!=|==|\.eq\(|\.ne\()\s*\(?{_PAD}\b(?!\s*\()",
+    rf"\b(\w+)(?:\.data)?\s*(?:!=|==|\.eq\(|\.ne\()\s*\(?{_PAD}\b(?!\s*\()",
     rf"mask\w*\(\s*(\w+)\s*,\s*{_PAD}\s*[,)]",
-    r"(\w*(?:src|tgt|trg|ids|idx|tok|seq)\w*|x|inputs?)"
-    r"(?:\.data)?\s*(?:!=|==|>|\.eq\(|\.ne\(|\.gt\()\s*(0)\b",
+    r"\b(\w+)(?:\.data)?\s*(?:!=|==|>|\.eq\(|\.ne\(|\.gt\()\s*(0)\b",
 )
+_HANDED = r"mask\w*\(\s*{0}\b"
 _LOOKS_UP = re.compile(r"\bEmbedding\(")
 _NAMES = {"src", "trg", "tgt", "source", "target", "targets", "ids", "tokens", "seq"}
 _NAMES |= {"dec", "enc", "input", "inputs", "encoder", "decoder", "sequence"}
@@ -109,14 +109,16 @@ def _inputs(call: Call) -> list[str]:
 
 
 def _padding_of(subject: Subject, inputs: list[str]) -> dict[str, str]:
-    """What tokens of these inputs are compared with to find padding, as the text has it.
-    Where a function does that, whose names are its own, those of the first are."""
+    """What tokens of these inputs are compared with to find padding, as the text has it;
+    in its file where it hands them to a function that makes masks."""
     own = subject.source
-    text = f"{own}\n{text_of_file(subject)}" if "pad" in own.lower() else own
-    found = [pair for one in _COMPARED for pair in re.findall(one, text, re.I)]
+    handed = [n for n in inputs if re.search(_HANDED.format(re.escape(n)), own)]
+    found = [pair for one in _COMPARED for pair in re.findall(one, own, re.I)]
     known = {name: pad for name, pad in reversed(found) if name in inputs}
-    if not known and found:
-        known[inputs[0]] = found[0][1]
+    if not known and handed:
+        text = text_of_file(subject)
+        found = [pair for one in _COMPARED for pair in re.findall(one, text, re.I)]
+        known = dict.fromkeys(handed[: len(found)][:1], found[0][1] if found else "")
     return known
 
 
@@ -147,20 +149,21 @@ def _numbers(sequence: Tensor, place: int, padding: int | None) -> Tensor:
 
 @contextlib.contextmanager
 def _embedded(tokens: Tensor, sequence: Tensor) -> Iterator[None]:
-    """All tables give this sequence for these tokens, else zeros."""
+    """All tables give this sequence for these tokens, else zeros, which come of it for
+    other tokens, so that their attention is seen."""
 
-    def look_up(numbers: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+    def look_up(weight: Tensor, numbers: Tensor, *_: object, **__: object) -> Tensor:
         is_wide = sequence.shape[-1] == weight.shape[-1]
-        if is_wide and numbers.shape == tokens.shape and numbers.equal(tokens):
-            return sequence
+        if is_wide and numbers.shape == tokens.shape:
+            return sequence if numbers.equal(tokens) else sequence * 0.0
         return weight.new_zeros(*numbers.shape, weight.shape[-1])
 
-    known = nn.functional.embedding  # which nn.Embedding calls, too
-    nn.functional.embedding = look_up
+    known = torch.embedding  # which all others call
+    torch.embedding = look_up
     try:
         yield
     finally:
-        nn.functional.embedding = known
+        torch.embedding = known
 
 
 def _like(returned: object, whole: Tensor) -> object:

@@ -169,13 +169,17 @@ def _judged(
 
 
 def _idle(reading: Reading) -> list[str]:
-    """Projections by their names that no data ever met."""
+    """Projections by their names that no data ever met; not tables, which are exchanged
+    where tokens are given."""
     run = reading.way.base
     met = run.recorder.met
     return [
         f"`{name}`"
         for name, tensor in run.parameters.tensors.items()
-        if tensor.dim() >= 2 and speaks(name) and run.recorder.root(tensor) not in met
+        if tensor.dim() >= 2
+        and speaks(name)
+        and "emb" not in name
+        and run.recorder.root(tensor) not in met
     ][:_SHOWN]
 
 

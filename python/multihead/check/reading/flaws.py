@@ -8,14 +8,15 @@ puts at later keys is of the next query, which only a causal mask hides.
 """
 
 import re
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..calls import arguments, cases
+from ..calls import arguments, cases, windows
 from ..capture.runner import Run, Runner
 from ..report import Finding
-from ..subject.target import file_of, text_of_file
+from ..subject.target import text_of_file
 
 OF_ANOTHER_QUERY = Finding(
     "bias_of_another_query",
@@ -30,19 +31,40 @@ HEADS_ALIKE = Finding(
     "one.",
     "Give each head matrices of its own, W_q of (E, H * d), and cut the features.",
 )
-_HIDDEN = -1e4  # what a mask adds, or less
-# What text and path say of code whose queries see later keys, or of other code.
+_HIDDEN = 1e-12  # a weight of what a mask hides, or less
+# What text says of code whose queries see later keys, or of other code.
 _SEES_ALL = re.compile(r"conformer|encoder\b|bidirectional|acoustic|speech", re.I)
 _SEES_EARLIER = re.compile(
-    r"causal|tril\b|triu\b|subsequent|look_?ahead|autoregress|decoder|future|music",
+    r"causal|tril\b|triu\b|subsequent|ahead|autoregress|decoder|future|later|music",
     re.I,
 )
 
 
+def leaves_windows(runner: Runner, base: Run) -> bool:
+    """Whether the windows of an image do not come out as they would alone."""
+    case, built = base.case, runner.construction
+    if case.layout not in cases.IMAGES or built is None or not built.takes("window"):
+        return False
+    sizes = replace(case.sizes, batch=12)
+    case = replace(case, sizes=sizes, gradients=False)
+    alone = runner.run(case)
+    for rows, columns in ((2, 3), (2, 2)):  # some take squares alone
+        call = runner.call, case.layout, rows, columns
+        form = windows.in_one_image(runner.subject, *call)
+        together = runner.calling(form.call, form.subject).run(case)
+        if not alone.refused and not together.refused:
+            return not torch.allclose(alone.out, together.out)
+    return not alone.refused
+
+
 def has_heads_alike(base: Run) -> bool:
-    """Whether a loop over heads computes the same for each."""
-    found = base.recorder.cores.found if base.recorder is not None else []
-    if len(found) < 2 or len(found) != base.case.sizes.heads:
+    """Whether a loop over heads computes the same for each, of the same matrices: heads
+    of their own may begin with the same numbers."""
+    if base.recorder is None:
+        return False
+    found = base.recorder.cores.found
+    of_all = len(base.recorder.uses) <= 4  # for queries, keys, values and the output
+    if len(found) < 2 or len(found) != base.case.sizes.heads or not of_all:
         return False
     first, *others = found
     parts = ("query", "key", "value", "context")
@@ -54,13 +76,14 @@ def has_heads_alike(base: Run) -> bool:
     )
 
 
-def may_see_later_keys(runner: Runner) -> bool:
-    """Whether no mask hides later keys, by all that is known: it takes none, or is of
-    an encoder."""
-    subject = runner.subject
-    said = f"{file_of(subject)} {subject.name} {text_of_file(subject)}"
+def may_see_later_keys(runner: Runner, base: Run) -> bool:
+    """Whether nothing hides later keys, by all that is known: it makes no causal mask
+    and takes none, or is of an encoder."""
+    subject, takes = runner.subject, runner.call.takes
+    said = f"{subject.name} {text_of_file(subject)}"
     of_encoder = _SEES_ALL.search(said) and not _SEES_EARLIER.search(said)
-    return not runner.call.takes("mask") or bool(of_encoder)
+    is_open = not (takes("mask") or takes("is_causal") or base.recorder.has_triangle)
+    return is_open or bool(of_encoder)
 
 
 def follow_another_query(runner: Runner, base: Run) -> bool:
@@ -87,8 +110,7 @@ def follow_another_query(runner: Runner, base: Run) -> bool:
 def _bias(run: Run) -> Tensor | None:
     """(N, Lq, Lk), with 0 where a mask hides the key; none where nothing is added."""
     found = run.recorder.cores.found if run.recorder is not None else []
-    if len(found) != 1 or found[0].bias is None:
+    if len(found) != 1 or found[0].bias is None or found[0].scores is None:
         return None
-    bias = found[0].bias
-    bias = torch.where(bias < _HIDDEN, 0.0, bias)
+    bias = torch.where(found[0].scores.softmax(-1) < _HIDDEN, 0.0, found[0].bias)
     return bias if bias.dim() == 3 and bias.abs().max() > 1e-6 else None

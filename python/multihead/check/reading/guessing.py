@@ -44,6 +44,13 @@ _OF_KINDS |= {"nystromformer", "reformer", "prob", "deformable", "additive", "ba
 _OF_KINDS |= {"dilated", "longformer", "routing", "sinkhorn", "retention", "infini"}
 _UNEXPECTED = re.compile(r"TypeError: .*got an unexpected keyword argument '(\w+)'")
 _SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
+UNSEEN = Finding(
+    "positions_unseen",
+    "It computes with positions, and NumPy does not show what it makes of them: what "
+    "else it does is not explained without them.",
+    "Check the same code in PyTorch, or attention without positions.",
+    kind="unchecked",
+)
 # What is wrong with code whatever it is called with.
 _OF_THE_PROGRAM = ("changes_global_state", "changes_inputs", "random", "prints")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..._library import diagnosis
 from ..calls import cases
 from ..calls.construct import DROPOUT, Construction
-from ..capture.core import Core
+from ..capture.core import Core, joined
 from ..capture.record import Draw
 from ..capture.runner import Run
 from ..report import Finding
@@ -121,7 +121,7 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         shape = (batch, heads, run.case.sizes.queries, run.case.keys)
         seen.tensors["dropout_keep.0"] = torch.ones(shape, dtype=torch.bool)
     _put_beside(seen, run)
-    _put_trace(seen, run)
+    _put_trace(seen, run, *_scores_of_loop(run))
     return seen
 
 
@@ -369,6 +369,14 @@ def _put_window(seen: Observation, run: Run) -> None:
         seen.metadata["window_size"] = str(run.window)
         if run.window_elsewhere:
             seen.metadata["window_elsewhere"] = "true"
+
+
+def _scores_of_loop(run: Run) -> list[Tensor]:
+    """The scores of a loop over heads as of all, (B, H, Lq, Lk), where a bias shows."""
+    found = run.recorder.cores.found if run.recorder is not None else []
+    batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
+    one = joined(found, batch, run.case.sizes.queries) if len(found) > 1 else None
+    return [] if one is None or one.scores is None else [one.scores]
 
 
 def _put_trace(seen: Observation, run: Run, *more: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..calls import cases, forms
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from ..subject.promised import speaks_of_positions
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import flaws, guessing, observation
@@ -23,12 +24,6 @@ _UNTURNED = Finding(
     "limit",
     "A module that it is handed turns its heads by positions: a stand-in turned nothing, "
     "so that this is not judged.",
-    kind="limit",
-)
-_AT_ONE_PLACE = Finding(
-    "limit",
-    "All tokens are called the first ones, as NumPy does not show how they are turned: "
-    "positions are not judged.",
     kind="limit",
 )
 
@@ -57,11 +52,9 @@ class Way:
         built, found = self.runner.construction, []
         if built is not None and built.is_unturned:
             found.append(_UNTURNED)
-        if self.base.case.style.numpy and self.call.takes("position_ids"):
-            found.append(_AT_ONE_PLACE)
         if flaws.has_heads_alike(self.base):
             found.append(flaws.HEADS_ALIKE)
-        if self.is_shifted and flaws.may_see_later_keys(self.runner):
+        if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):
             found.append(flaws.OF_ANOTHER_QUERY)
         return found
 
@@ -69,6 +62,11 @@ class Way:
     def is_shifted(self) -> bool:
         """Whether a bias of positions follows the query beside its own, too."""
         return flaws.follow_another_query(self.runner, self.base)
+
+    @functools.cached_property
+    def leaves_windows(self) -> bool:
+        """Whether the windows of an image are not what they are alone."""
+        return flaws.leaves_windows(self.runner, self.base)
 
     def kept_of(self, understood: list[str], usual: Call) -> list[str]:
         """What is said of the parameters of the usual call, without those of which its
@@ -138,6 +136,8 @@ class Reading:
         shifted = self.way.is_shifted and flaws.OF_ANOTHER_QUERY not in self.findings
         told = {"one_token_on_cache": self.takes_one_token}
         told |= {"bias_of_another_query": shifted}
+        unseen = self.way.base.case.style.numpy and self.way.call.takes("position_ids")
+        told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
         return of_form + [fact for fact, holds in told.items() if holds]
 
     @property
@@ -170,9 +170,11 @@ class Reading:
         as what PyTorch computed on the way shows."""
         seen, verdict = self.way.base.recorder, self.verdict or {}
         numpy = self.way.base.case.style.numpy
-        if numpy or seen is None or verdict.get("verdict") != "unknown":
-            return None
         subject = self.way.runner.subject
+        if seen is None or verdict.get("verdict") != "unknown":
+            return None
+        if numpy:
+            return guessing.UNSEEN if speaks_of_positions(subject) else None
         owner = subject.target if subject.kind == "function" else subject.type
         name = getattr(owner, "__name__", "")
         return guessing.outside(seen, self.way.base.case, name)

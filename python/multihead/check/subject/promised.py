@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from .documented import docstrings, one_line
 from .signature import Call
 from .target import Subject, text_of_file
-from .words import words
+from .words import is_position_bias
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|\bluong\b", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
@@ -29,7 +29,6 @@ _BIAS = re.compile(
     r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
     re.I,
 )
-_OF_POSITIONS = {"pos", "position", "positions", "rel", "relative"}
 _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
     r"(?:the )?(?:last|latest|newest|most recent)\b"
@@ -38,6 +37,9 @@ _LAST = re.compile(
     re.I,
 )
 _NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
+_WAVES = re.compile(
+    r"\b(sin|cos)\(|\brope\b|rotary|slopes?\b|alibi|\bpos(ition)?s?\b", re.I
+)
 _UNUSED = re.compile(r"\bunused\b|\bnot (?:currently |yet )?(?:used|applied)\b", re.I)
 _OWN_KEY_COUNTS = re.compile(
     r"\bwindow\w*\s*-\s*1\b[^.;\n]{0,30}\b(?:before|previous|earlier|preceding|past)"
@@ -48,9 +50,8 @@ _OWN_KEY_COUNTS = re.compile(
 
 def promises(subject: Subject, call: Call) -> dict[str, str]:
     """All of it, as the engine is told."""
-    added = set(words(call.parameter("mask") or ""))
     said = {
-        "takes_position_bias": "bias" in added and bool(added & _OF_POSITIONS),
+        "takes_position_bias": is_position_bias(call.parameter("mask") or ""),
         "says_dot_product": is_dot_product(subject),
         "says_position_bias": has_position_bias(subject),
         "queries_are_last": queries_are_last(subject),
@@ -121,6 +122,11 @@ def adds_a_little(subject: Subject) -> bool:
     """Whether its file speaks of a number so small that float32 loses it, as what keeps
     a sum from being 0."""
     return _adds_a_little(text_of_file(subject))
+
+
+def speaks_of_positions(subject: Subject) -> bool:
+    """Whether its file computes with what positions are made into: waves, slopes."""
+    return _WAVES.search(text_of_file(subject)) is not None
 
 
 def leaves_dropout(subject: Subject) -> bool:

@@ -19,6 +19,7 @@ from .roles import SIZES, TENSORS, is_weight, normal
 from .rows import zeroes_output
 from .target import Subject
 from .words import (
+    is_position_bias,
     mask_of_words,
     role_of_words,
     speaks_of_caches,
@@ -174,13 +175,9 @@ def read(subject: Subject) -> Call:
         defaults = {p.name: p.default for p in call.parameters}
         if defaults.get("bias", 0) is None:
             call.roles["bias"] = "mask"
-        for name, role in call.roles.items():  # as T5 has that of positions
-            is_added = defaults[name] is inspect.Parameter.empty and "bias" in words(
-                name
-            )
-            if role is None and is_added and subject.kind != "function":
-                call.roles[name] = "mask"
-                break
+        required = [p.name for p in call.parameters if p.default is _EMPTY]
+        biases = [n for n in required if call.roles[n] is None and is_position_bias(n)]
+        call.roles |= dict.fromkeys(biases[:1], "mask")  # which T5 hands to its layers
     call.roles |= roles_of_pairs(call.parameters, call.roles)
     _settle_named_masks(call)
     # A mask of positions masks what is added for them, not keys.
@@ -405,6 +402,8 @@ def _settle_layers(call: Call) -> None:
             continue
         if parameter.default is _EMPTY and normal(name) in _OF_FEATURES:
             call.roles[name] = "x"
+        elif parameter.default is _EMPTY and set(words(name)) & {*_OF_FEATURES}:
+            call.roles[name] = None  # depth_feats, which may be another sequence
         elif parameter.default is None and normal(name) not in tables.CALL:
             call.roles[name] = None
 

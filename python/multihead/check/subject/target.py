@@ -199,18 +199,11 @@ def _where(code: object) -> str:
         return "this notebook" if is_cell(file) else f"{file}:{line}" if file else ""
 
 
-def file_of(subject: Subject) -> pathlib.Path:
-    """The file that the code under test is of; "." where there is none."""
-    owner = subject.target if subject.kind == "function" else subject.type
-    module = sys.modules.get(getattr(owner, "__module__", None) or "")
-    return pathlib.Path(getattr(module, "__file__", None) or "")
-
-
 def text_of_file(subject: Subject) -> str:
-    """Its text; "" where there is none."""
+    """The text of the file that the code under test is of; "" where there is none."""
     owner = subject.target if subject.kind == "function" else subject.type
     module = sys.modules.get(getattr(owner, "__module__", None) or "")
-    path = file_of(subject)
+    path = pathlib.Path(getattr(module, "__file__", None) or "")
     if path.suffix == ".ipynb":
         cells = [n for n in linecache.cache if n.startswith(f"{path.name}[")]
         return "".join(line for cell in cells for line in linecache.getlines(cell))

@@ -183,6 +183,16 @@ def mask_of_words(name: str) -> str | None:
     return "context_mask" if have & _ELSEWHERE else "mask"
 
 
+_POSITIONS = {"pos", "position", "positions", "rel", "relative"}
+_FLAG = {"use", "with", "add", "has", "is", "no", "enable"}
+
+
+def is_position_bias(name: str) -> bool:
+    """Whether it is a bias of positions, and no flag for one."""
+    said = set(words(name))
+    return "bias" in said and bool(said & _POSITIONS) and not said & _FLAG
+
+
 def says_added(name: str) -> bool:
     """Whether a mask is added, as its name says."""
     return mask_of_words(name) == "mask" and bool(set(words(name)) & _ADDED)
