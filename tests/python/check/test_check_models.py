@@ -496,3 +496,14 @@ def test_padding_that_only_a_loss_leaves_out_is_no_mask():
     report = multihead.check(SkipsPaddingInItsLoss)
     assert report.judgement == "right_if", str(report)
     assert "lengths" not in [case["name"] for case in report.cases]
+
+
+class LogitsInRows(TranslatesPadding):
+    """As a loss takes them, (B * L, V)."""
+
+    def forward(self, src, trg):
+        return self.head(super().forward(src, trg)).flatten(0, 1)
+
+
+def test_logits_may_be_rows():
+    assert faults(multihead.check(LogitsInRows)) == ["padding_inverted"]

@@ -176,6 +176,8 @@ def _like(returned: object, whole: Tensor) -> object:
     if not plain:
         return returned
     out = plain[0]
+    if out.dim() == 2 and len(out) == whole.shape[:2].numel():
+        out = out.view(*whole.shape[:2], -1)  # logits, as a loss takes them
     if out.dim() != 3 or out.shape[:2] != whole.shape[:2]:
         if len(out) != len(whole):
             return returned
