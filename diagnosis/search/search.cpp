@@ -545,15 +545,14 @@ SearchResult search(std::span<const ObservedCall> calls) {
   for (const auto& [precision, faults] :
        {Level{strict, 0}, Level{strict, 1}, Level{loose, 0},
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
-    if (&precision == &loose && !(faults == 2 ? narrow : wide)) continue;
-    if (faults > most_faults) continue;
-    // What explains fewer digits, only where all that explains more was tried,
-    // or where it is known that fewer are right.
-    const bool known = seen && faults == 0;
-    if (&precision == &loose && strict.cut_short() && !known) continue;
+    const bool is_loose = &precision == &loose;
+    const bool is_fit = !is_loose || (faults == 2 ? narrow : wide);
+    if (!is_fit || faults > most_faults) continue;
+    // What explains fewer digits comes after all else, or where it is seen.
+    if (is_loose && strict.cut_short() && (!seen || faults > 0)) continue;
     std::vector<Explanation> found;
     if (faults == 2) {
-      found = step_by_step(calls, settled, &precision == &loose,
+      found = step_by_step(calls, settled, is_loose,
                            kMostForSteps * share_allowed(calls));
     }
     if (found.empty())

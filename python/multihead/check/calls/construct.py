@@ -400,13 +400,14 @@ class Construction:
             return _TYPES[kind]
         if set(words(name)) & SHARES:
             return 0.1
-        counted = rf"\brange\(\s*(self\.)?{re.escape(name)}\s*\)"
-        is_counted = re.search(counted, self.subject.source) is not None
-        if (
-            role == "layers"
-            or is_counted
-            or is_of_convolution(name, self.subject.source)
-        ):
+        return self._count(name, role)
+
+    def _count(self, name: str, role: str | None) -> object:
+        """For what counts something, or is one of the texts that it is compared with."""
+        text = self.subject.source
+        in_range = rf"\brange\(\s*(self\.)?{re.escape(name)}\s*\)"
+        is_counted = role == "layers" or re.search(in_range, text) is not None
+        if is_counted or is_of_convolution(name, text):
             return 1  # several would be several attentions
         counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
         chosen = choices_of(_source(self.subject.target)).get(name)
