@@ -410,8 +410,9 @@ class Construction:
         if is_counted or is_of_convolution(name, text):
             return 1  # several would be several attentions
         counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
-        chosen = choices_of(_source(self.subject.target)).get(name)
-        return 2 if counts or self._gives_all else chosen
+        if counts or self._gives_all:
+            return 2
+        return choices_of(text).get(name)
 
     def _member(self, name: str) -> enum.Enum | None:
         """The first member of an enumeration that the code compares this one with."""
