@@ -15,6 +15,7 @@ from torch import Tensor
 from .places import Place, place, storage
 
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm", "addbmm")
+_SUMMED = ("baddbmm", "addmm", "addbmm")
 _SUMS = ("add", "add_")
 _SOFTMAX = ("_softmax", "_safe_softmax", "exp")
 _SCALES = {"mul": 1, "mul_": 1, "div": -1, "div_": -1}
@@ -24,6 +25,8 @@ _SAME |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy", "contig
 _SAME |= {"detach", "alias", "copy", "slice", "select", "split", "unbind", "index"}
 _SAME |= {"split_with_sizes", "chunk", "as_strided", "repeat"}
 _JOINS = {"cat", "stack"}
+# What comes between a product and its softmax in attention without mask and bias.
+_NO_BIAS = {*_SAME, *_SCALES, *_SOFTMAX, "amax", "max", "sub", "sub_"}
 # What makes queries and keys of inputs, whose scale is not theirs.
 _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
 
@@ -35,8 +38,9 @@ class Core:
     of the scores is learned, or lost, or, where they are_cosines, that of cosines; queries
     are so that 1/√D would give the same. is_shifted: numbers for each position were
     added on the way to them. others: how many attentions of later layers there are.
-    scores: what the softmax was given, (N, Lq, Lk), and bias: what was added to their
-    product in it, if these could be followed."""
+    scores: what the softmax was given, (N, Lq, Lk), if it could be followed;
+    is_biased: whether anything but a scale came between their product and it; product:
+    that product, of which the bias is what is left."""
 
     query: Tensor
     key: Tensor
@@ -48,7 +52,16 @@ class Core:
     is_shifted: bool = False
     others: int = 0
     scores: Tensor | None = None
-    bias: Tensor | None = None
+    is_biased: bool = False
+    product: "_Product | None" = None
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What was added to the product in the scores, (N, Lq, Lk). It costs one more
+        product."""
+        if self.scores is None or self.product is None:
+            return None
+        return self.scores - self.product.scaled_scores()
 
 
 @dataclass
@@ -60,16 +73,20 @@ class _Product:
     is_open: bool = False
     # What multiplied the scores up to the softmax, (N, 1, 1); None where nobody knows.
     factor: Tensor | float | None = 1.0
+    is_biased: bool = False
     is_past: bool = False
     entered: Tensor | None = None  # the softmax
 
-    def shown(self) -> dict[str, Tensor]:
-        """The scores, and what was added to them, times what scaled both."""
+    def shown(self) -> dict:
+        """What a core keeps of the scores."""
         if self.entered is None or self.factor is None:
             return {}
-        plain = (self.left @ self.right).detach() * self.factor
-        scores = self.entered.detach().reshape(plain.shape)
-        return {"scores": scores, "bias": scores - plain}
+        shape = (*self.left.shape[:-1], self.right.shape[-1])
+        scores = self.entered.detach().reshape(shape)
+        return {"scores": scores, "is_biased": self.is_biased, "product": self}
+
+    def scaled_scores(self) -> Tensor:
+        return (self.left @ self.right).detach() * self.factor
 
     def scaled(self, name: str, args: tuple, scores: Tensor) -> "_Product":
         """The same, multiplied or divided by a number, or by one for each head."""
@@ -118,6 +135,8 @@ class Cores:
         self._note_scale(name, args, operands, results, recorder)
         if name in _PRODUCTS and len(operands) >= 2:
             self._note_product(*operands[-2:], results[0], recorder)
+            if name in _SUMMED and (product := self._scores.get(place(results[0]))):
+                self._scores[place(results[0])] = replace(product, is_biased=True)
             return
         if name == "mul" and len(operands) == 2:
             self._note_diagonal(operands, results[0], recorder)
@@ -126,6 +145,8 @@ class Cores:
             if product is None:
                 continue
             # Each tensor has its own: the scores may also be used elsewhere.
+            if name not in _NO_BIAS and not product.is_past:
+                product = replace(product, is_biased=True)
             if name in _SOFTMAX:
                 entered = tensor if product.entered is None else product.entered
                 product = replace(product, is_past=True, entered=entered)
@@ -338,7 +359,7 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
         torch.stack(parts, 1) if looped else parts[0].unflatten(0, (batch, -1))
         for parts in zip(*map(_tensors, fitting))
     ]
-    facts = ("own_scale", "are_cosines", "is_shifted")
+    facts = ("own_scale", "are_cosines", "is_shifted", "is_biased")
     known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
     others += fitting[0].others
     scores = [core.scores for core in fitting if core.scores is not None]
@@ -362,7 +383,7 @@ def _unfolded(core: Core, batch: int, queries: int) -> Core:
     )
     key, value = (t.repeat_interleave(heads, 0) for t in (core.key, core.value))
     heads = dict(query=query, key=key, value=value, context=context)
-    return replace(core, **heads, scores=None)
+    return replace(core, **heads, scores=None, product=None)
 
 
 def _fits(core: Core, batch: int, queries: int) -> bool:

@@ -101,7 +101,7 @@ def _of_these(
 ) -> dict[str, Any] | None:
     plain = [(run, one) for run, one in found if not run.arguments.masks]
     # Which items and heads are which, only masks and biases tell.
-    if len(plain) == len(found) and found[0][1].scores is None:
+    if len(plain) == len(found) and not found[0][1].is_biased:
         return _judged_either_way(reading, found, promises, effort)
     turned = [(run, _turned(one)) for run, one in found]
     best = _judged_either_way(reading, found, promises, effort)
