@@ -141,6 +141,11 @@ bool has_norm(const ObservedCall& call, int64_t width) {
       call.norms, [&](const Norm& norm) { return width_of(norm) == width; });
 }
 
+bool has_wide_norm(const ObservedCall& call, int64_t projected) {
+  return has_norm(call, projected) &&
+         !norm_at(call, NormPlace::kHeads, /*role=*/0, call.sizes.width);
+}
+
 Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
                   int role, const Tensor& x) {
   if (kind == NormKind::kNone) return x;

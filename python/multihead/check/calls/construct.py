@@ -281,6 +281,14 @@ class Construction:
     def _configs(self) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role == "config")
 
+    @property
+    def _turned_part(self) -> float | None:
+        """How much of a head is turned by its position, by default: a fraction, as
+        `rotary_pct=0.25` says."""
+        of_turns = [p for p in self.parameters if set(words(p.name)) & _ROTARY]
+        parts = [p.default for p in of_turns if type(p.default) is float]
+        return next((part for part in parts if 0 < part < 1), None)
+
     def fitting(self, sizes: Sizes, num_kv_heads: int | None) -> Sizes:
         """`sizes` as this class can have them: constants of its file win, a class
         that is given no number of heads has one, grouped heads are grouped."""
@@ -293,6 +301,10 @@ class Construction:
                 sizes = replace(sizes, out=sizes.embed * 5 // 6)
             elif sizes.heads == 1 and "head_dim" in fixed:
                 sizes = replace(sizes, out=fixed["head_dim"])
+        if part := self._turned_part:  # whole pairs of features
+            step = next((n for n in range(2, 65, 2) if n * part % 2 == 0), 2)
+            width = -(-sizes.head_dim // step) * step
+            sizes = replace(sizes, embed=width * sizes.heads)
         groups = num_kv_heads or (2 if sizes.heads > 2 else 1)  # fewer than heads
         text = _source(self.subject.target.__init__)
         is_grouped = self.takes("num_kv_heads") or reads_groups(text, self._configs())

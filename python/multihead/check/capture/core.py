@@ -37,7 +37,7 @@ class Core:
     returned, (N, Lq, D); draws: how many of dropout came before that. own_scale: that
     of the scores is learned, or lost, or, where they are_cosines, that of cosines; queries
     are so that 1/√D would give the same. is_shifted: numbers for each position were
-    added on the way to them. others: how many attentions of later layers there are.
+    added on the way to them; is_turned: what they returned was multiplied by such. others: how many attentions of later layers there are.
     scores: what the softmax was given, (N, Lq, Lk), if it could be followed;
     is_biased: whether anything but a scale came between their product and it; product:
     that product, of which the bias is what is left."""
@@ -50,6 +50,7 @@ class Core:
     own_scale: bool = False
     are_cosines: bool = False
     is_shifted: bool = False
+    is_turned: bool = False
     others: int = 0
     scores: Tensor | None = None
     is_biased: bool = False
@@ -118,6 +119,8 @@ class Cores:
     _behind: set[int] = field(default_factory=set)
     # Storages of what has numbers for each position in it.
     _shifted: set[int] = field(default_factory=set)
+    # Whether what comes of the contexts was multiplied by such numbers.
+    is_turned: bool = False
 
     def note(
         self, name: str, args: tuple, kwargs: dict, operands, results, recorder
@@ -129,6 +132,7 @@ class Cores:
         self._note_shift(name, operands, results, recorder)
         if any(storage(t) in self._behind for t in operands):
             self._behind |= {storage(result) for result in results}
+            self.is_turned |= name == "mul" and _meets_positions(operands, recorder)
         if name.startswith("_scaled_dot_product") and len(operands) >= 3:
             self._note_fused(operands[:3], results[0], kwargs.get("scale"), recorder)
             return
@@ -161,15 +165,7 @@ class Cores:
     def _note_shift(self, name: str, operands, results, recorder) -> None:
         """Whether numbers for each position, which no input has a part in, are added."""
         shifts = any(storage(t) in self._shifted for t in operands)
-        # A bias of features has one row alone.
-        if name in _SUMS and len(operands) == 2:
-            data = [t for t in operands if recorder.origin(t).inputs]
-            rest = [t for t in operands if not recorder.origin(t).inputs]
-            shifts |= len(data) == len(rest) == 1 and (
-                rest[0].dim() >= 2
-                and rest[0].shape[-1] == data[0].shape[-1] < rest[0].numel()
-            )
-        if shifts:
+        if shifts or name in _SUMS and _meets_positions(operands, recorder):
             self._shifted |= {storage(result) for result in results}
 
     def _note_fused(
@@ -313,6 +309,17 @@ class Cores:
     def _plain(self, tensor: Tensor) -> Tensor:
         factor = self._factors.get(place(tensor), 1.0)
         return tensor if factor in (0.0, 1.0) else tensor / factor
+
+
+def _meets_positions(operands: list[Tensor], recorder) -> bool:
+    """Whether data meets numbers of no input that differ from row to row: a bias or a
+    gain of features has one row alone."""
+    data = [t for t in operands if recorder.origin(t).inputs]
+    rest = [t for t in operands if not recorder.origin(t).inputs]
+    if len(data) != 1 or len(rest) != 1:
+        return False
+    table = rest[0]
+    return table.dim() >= 2 and table.shape[-1] == data[0].shape[-1] < table.numel()
 
 
 def _are_unit(*heads: Tensor) -> bool:

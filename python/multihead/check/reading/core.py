@@ -50,7 +50,8 @@ def answers(reading: Reading) -> bool:
 
 def _answers(one: Core) -> list[str]:
     shifted = ["what is added to its queries and keys"] * one.is_shifted
-    return shifted + ["what scales its scores"] * one.are_cosines
+    turned = ["what turns its context by positions"] * one.is_turned
+    return shifted + turned + ["what scales its scores"] * one.are_cosines
 
 
 def answered(runs: list[Run]) -> set[str]:
@@ -192,7 +193,9 @@ def _are_one(core: Core) -> bool:
 def _core_of(run: Run) -> Core | None:
     unbatched = cases.unbatched(run.case)
     batch = 1 if unbatched else run.case.sizes.batch
-    return core.joined(run.recorder.cores.found, batch, run.case.sizes.queries)
+    cores = run.recorder.cores
+    one = core.joined(cores.found, batch, run.case.sizes.queries)
+    return one and replace(one, is_turned=cores.is_turned)
 
 
 def _drops_elsewhere(run: Run, one: Core | None) -> bool:
