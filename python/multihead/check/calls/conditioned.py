@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Code that takes more beside its sequence: a vector for each item, as blocks of
-diffusion models take the time and the class, or sequences that nobody understands."""
+diffusion models take the time and the class, features of each pair of positions, as
+those of proteins and graphs, places in space, or sequences that nobody understands."""
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -20,22 +22,24 @@ _LETTERS = {"c", "t", "s", "w", "y", "z"}
 _WORDS = {"cond", "conds", "condition", "conditions", "conditioning", "temb", "time"}
 _WORDS |= {"timestep", "timesteps", "style", "adaln", "modulation", "vec", "cemb"}
 _SHAPES = ("(B, E)", "(B, 1, E)", "(B,)")
+_PAIRS = {"z", "pair", "pairs", "edge", "edges", "pairwise"}
+_PLACES = {"coord", "coords", "coordinates", "xyz", "points", "pos", "positions"}
 
 
 def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
     """With a vector of the sequence's width, (B, E) or (B, 1, E), or a number, (B,);
     where that is a context, the code makes several keys of it."""
     sequence = call.parameter("x") or call.parameter("query")
-    named = [
-        p.name
-        for p in call.parameters
-        if p.name != sequence
-        and p.default in (p.empty, None)
-        and (normal(p.name) in _LETTERS or set(words(p.name)) & _WORDS)
-    ]
     context = call.parameter("context")
     if sequence is None:
         return
+    others = [p for p in call.parameters if p.name != sequence]
+    others = [p.name for p in others if p.default in (p.empty, None)]
+
+    def of(known: set[str]) -> list[str]:
+        return [n for n in others if normal(n) in known or set(words(n)) & known]
+
+    named = of(_LETTERS | _WORDS)
     if not named and context is not None:
         said = f"{context} taken for a vector for each item, (B, E)"
         yield _filled(subject, call, sequence, [context], _mean, said)
@@ -43,6 +47,13 @@ def conditioned(subject: Subject, call: Call) -> Iterator[Form]:
         said = f"{', '.join(named)} taken for a vector for each item, {shape}"
         vector = functools.partial(_vector, shape=shape)
         yield _filled(subject, call, sequence, named, vector, said)
+    for names, made, kind in (
+        (of(_PAIRS), _of_pairs, "the features of each pair of positions, (B, L, L, E)"),
+        (of(_PLACES), _in_space, "the place of each position in space, (B, L, 3)"),
+    ):
+        if names:
+            said = f"{', '.join(names)} taken for {kind}"
+            yield _filled(subject, call, sequence, names, made, said)
 
 
 def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
@@ -100,5 +111,19 @@ def _vector(whole: Tensor, place: int, shape: str) -> Tensor:
     batch, width = len(whole), whole.shape[1 if whole.dim() == 4 else -1]
     if shape == "(B,)":
         return torch.arange(batch)
-    numbers = torch.arange(batch * width, dtype=whole.dtype).cos().view(batch, width)
+    numbers = _numbers(whole, batch, width)
     return numbers if shape == "(B, E)" else numbers.unsqueeze(1)
+
+
+def _of_pairs(whole: Tensor, place: int) -> Tensor:
+    batch, length, width = whole.shape
+    return _numbers(whole, batch, length, length, width)
+
+
+def _in_space(whole: Tensor, place: int) -> Tensor:
+    batch, length, _ = whole.shape
+    return _numbers(whole, batch, length, 3)
+
+
+def _numbers(like: Tensor, *shape: int) -> Tensor:
+    return torch.arange(math.prod(shape), dtype=like.dtype).cos().view(shape)

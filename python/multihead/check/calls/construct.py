@@ -108,6 +108,8 @@ class Construction:
         no_other = not self.takes("embed_dim", "config", "head_dim")
         narrow = [n for n in self.roles if normal(n) == "dfeature"]
         wide = [n for n, role in self.roles.items() if role == "embed_dim"]
+        wide += kinds.values() if len(kinds) == 3 else []
+        narrow += [n for n in wide if self._is_times_heads(n)]
         if not self.counts_heads:
             narrow += [n for n in wide if set(words(n)) & _OF_ATTENTION]
         if set(wide) - set(narrow) and len(wide) > 1:
@@ -117,6 +119,15 @@ class Construction:
                 self.roles[name] = "resolution"
         if len(kinds) == 3 or ("query" in kinds and no_other):
             self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
+
+    def _is_times_heads(self, name: str) -> bool:
+        """Whether that many features are made for each head: `c_hidden * no_heads`."""
+        text = _source(self.subject.target.__init__)
+        heads = [n for n, role in self.roles.items() if role == "num_heads"]
+        count = rf"(?:self\.)?(?:{'|'.join(map(re.escape, heads))})"
+        width = rf"(?:self\.)?{re.escape(name)}"
+        made = rf"(?<![\w.])(?:{width} \* {count}|{count} \* {width})\b"
+        return bool(heads) and re.search(made, text) is not None
 
     def _read_for_no_layer(self) -> list[str]:
         """Counts of words, or of queries, that no layer or parameter is made for."""

@@ -218,6 +218,7 @@ class Runner:
         recorder.is_stepwise = is_stepwise(self.subject)
         frames = Frames()
         called = self._callable(target)
+        old = weights.arrays_of(target)
 
         def watched():
             on_cpu = devices.cpu_instead(self._asks_for_gpu)
@@ -264,7 +265,7 @@ class Runner:
         held = self.call.takes("mask") and not sliding.is_read(self.subject.source)
         run.window_elsewhere = held or self.call.takes("past")
         run.parameters = weights.collect(
-            recorder, frames, self._roots(target), made.weights
+            recorder, frames, self._roots(target), made.weights, old
         )
         if case.gradients and not case.style.numpy and run.asks is None:
             self._differentiate(run, weights.named(target, recorder))

@@ -32,16 +32,22 @@ class Weights:
     by_order: bool = False
 
 
-def collect(recorder: Recorder, frames: Frames, roots: dict, given: dict) -> Weights:
+def collect(
+    recorder: Recorder, frames: Frames, roots: dict, given: dict, old: dict[str, int]
+) -> Weights:
     """The weights of a run.
 
     roots: what the code holds, by name ("self" for a module): modules, tensors,
     closures. given: its arguments that are weights. frames: the variables of its
-    functions.
+    functions. old: the arrays that an object had before, as arrays_of tells them.
     """
     met = {recorder.root(use.weight) for use in recorder.uses.values()}
     used = met | {recorder.root(bias) for bias in recorder.biases.values()}
+    now = arrays_of(roots.get("self"))
+    # What a call leaves for its backward pass, self.q, is no weight.
+    left = {name for name in now if now[name] != old.get(name)}
     found = [replace(c, of_root=True) for c in walk("", {**given, **roots})]
+    found = [c for c in found if c.name not in left or is_weight(c.last_name)]
     for variables in reversed(frames.found):
         # What became of an array cannot be followed: wider ones may be computed.
         local = walk("", variables)
@@ -157,6 +163,13 @@ def named(target: object, recorder: Recorder) -> dict[str, Tensor]:
 
 
 _TABLES = (("cos", "sin"), ("freqs_cos", "freqs_sin"), ("cos_cached", "sin_cached"))
+
+
+def arrays_of(target: object) -> dict[str, int]:
+    """Where the arrays of an object are kept, by their names."""
+    if target is None or isinstance(target, nn.Module):
+        return {}
+    return {c.name: c.tensor.data_ptr() for c in walk("self", target) if c.of_array}
 
 
 def rotary_tables(frames: Frames) -> dict[str, Tensor]:

@@ -176,8 +176,10 @@ def read(subject: Subject) -> Call:
         if defaults.get("bias", 0) is None:
             call.roles["bias"] = "mask"
         required = [p.name for p in call.parameters if p.default is _EMPTY]
-        biases = [n for n in required if call.roles[n] is None and is_position_bias(n)]
-        call.roles |= dict.fromkeys(biases[:1], "mask")  # which T5 hands to its layers
+        biases = [n for n in required if call.roles[n] is None]
+        biases = [n for n in biases if is_position_bias(n) or normal(n) == "bias"]
+        # T5 hands its own to its layers, AlphaFold that of its padding.
+        call.roles |= dict.fromkeys(biases[:1], "mask")
     call.roles |= roles_of_pairs(call.parameters, call.roles)
     _settle_named_masks(call)
     # A mask of positions masks what is added for them, not keys.

@@ -175,9 +175,21 @@ def _method(target: object) -> Callable | None:
     """What a call of a module, or of any other object, runs."""
     kind = target if inspect.isclass(target) else type(target)
     owner = next((k for k in kind.__mro__ if "__call__" in vars(k)), None)
-    if owner in (None, nn.Module):  # whose own runs forward
-        return _attribute(target, "forward")
+    forward = _attribute(target, "forward")
+    # Its own runs forward, as that of a base class by hand does: it names no argument.
+    if owner in (None, nn.Module) or (forward and _hands_on(vars(owner)["__call__"])):
+        return forward
     return kind.__call__ if kind is target else target.__call__
+
+
+def _hands_on(method: object) -> bool:
+    """Whether it takes whatever it is given: `__call__(self, *args, **kwargs)`."""
+    try:
+        _, *rest = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    any_kind = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return bool(rest) and all(parameter.kind in any_kind for parameter in rest)
 
 
 def _attribute(target: object, name: str) -> object:

@@ -81,6 +81,7 @@ def role_of_words(name: str) -> str | None:
         said = [*said[:-1], "size"]  # embedding_s
     have = set(said)
     counts, wide = have & _COUNT, have & _WIDTH
+    wide = wide or (len(said) > 1 and have & {said[0]} & {"c"})  # c_q: of channels
     if have & _DROPOUT:
         return "dropout"
     if have & _NEVER or said == ["depth"]:
@@ -136,6 +137,7 @@ _FROM_ELSEWHERE = {
     "cross",
     "other",
     "kv",
+    "m",
 }
 
 
