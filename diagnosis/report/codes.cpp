@@ -470,6 +470,32 @@ constexpr FaultCode kCodes[] = {
      "Code in NumPy computes with positions, and nothing explains its output "
      "without them.",
      "Check the same code in PyTorch, or attention without positions."},
+    {"MH925", "context_unread",
+     "A decoder that does not read what was encoded writes the same whatever "
+     "the source says.",
+     "Code with several attentions requires a context, and none of their "
+     "queries, keys and values comes of it.",
+     "Hand the context to the attention that is meant to read it, as its keys "
+     "and values."},
+    {"MH926", "context_half_read",
+     "Weights say how much of each key's value is read, and the values are of "
+     "another sequence: what is read has nothing to do with what was found.",
+     "The keys of an attention come of the context and its values of the "
+     "queries' own sequence, or the other way round.",
+     "Take keys and values of one sequence."},
+    {"MH927", "context_asks",
+     "The result has a place for each position of the context, and is added to "
+     "the sequence, whose positions are others.",
+     "In a block that begins with self-attention the queries come of the "
+     "context, and keys and values of the sequence itself.",
+     "Queries are of the sequence, keys and values of the context."},
+    {"MH928", "masks_exchanged",
+     "Later positions of the target are seen in training, and padding of the "
+     "source is read.",
+     "The mask of the sequence reaches the attention of the context first, or "
+     "that of the context the attention of the sequence.",
+     "The target's mask, which hides later positions, is for self-attention; "
+     "the source's is for the keys of the context."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -24,6 +24,7 @@ from .reading import (
     on_cache,
     plans,
     refused,
+    wiring,
 )
 from .reading.first_call import FirstCall
 from .reading.layouts import (
@@ -218,6 +219,7 @@ class Examination:
             r for r in self._readings if r.way is reading.way and r is not reading
         ]
         verdict = core.judge([reading, *others], self._promises)
+        reading.findings = wiring.settled(reading.findings)
         if verdict is None:
             return
         if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
@@ -437,7 +439,8 @@ class Examination:
     def _read(self, way: Way, meaning: Meaning, runs: Cases) -> Reading:
         """Has all runs judged that follow from a first call."""
         reading = Reading(way, meaning)
-        reading.findings += runs.findings + way.limits
+        of_masks = wiring.of_masks(way.call, runs.kept)
+        reading.findings += runs.findings + way.findings + of_masks
         reading.mask_doubt = runs.masks_passed_over()
         reading.kept = [run for run in runs.kept if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)

@@ -96,9 +96,10 @@ def _sequences(call: Call, case: Case) -> dict[str, Tensor]:
 
 def _masks(case: Case) -> dict[str, Tensor]:
     masks = {}
-    mask = cases.mask(case)
+    own = replace(case, relation="self") if case.of_self else case
+    mask = cases.mask(own)
     if mask is not None and case.style.additive:
-        mask = cases.as_additive(mask, case)
+        mask = cases.as_additive(mask, own)
     if mask is not None:
         role = "key_padding_mask" if case.mask == "keys of each item" else "mask"
         masks[role] = mask
@@ -124,6 +125,7 @@ def _value(
     if role in ("mask", "context_mask"):
         # A mask of the context's keys has its own place, where there is one.
         of_context = call.takes("context_mask") and "key" in made.tensors
+        of_context = of_context and not case.of_self
         if (role == "context_mask") is not of_context:
             return _LEFT
         masks = made.masks

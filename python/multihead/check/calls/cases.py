@@ -209,6 +209,7 @@ class Case:
     mask" or "lengths". is_causal: the flag is set; built_causal: that of the
     constructor is. own_dropout: dropout as the call's own default, which is this.
     draw: what the random inputs start from. pads_between: padding is not at the end.
+    of_self: the mask is that of the queries' own sequence, beside keys of a context.
     """
 
     name: str
@@ -219,6 +220,7 @@ class Case:
     mask_dtype: torch.dtype = torch.bool
     padding: str | None = None
     pads_between: bool = False
+    of_self: bool = False
     is_causal: bool = False
     built_causal: bool = False
     training: bool = False

@@ -27,6 +27,7 @@ _SAME |= {"split_with_sizes", "chunk", "as_strided", "repeat"}
 _JOINS = {"cat", "stack"}
 # What comes between a product and its softmax in attention without mask and bias.
 _NO_BIAS = {*_SAME, *_SCALES, *_SOFTMAX, "amax", "max", "sub", "sub_"}
+_SEQUENCES = frozenset(("query", "key", "value"))
 # What makes queries and keys of inputs, whose scale is not theirs.
 _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
 
@@ -40,7 +41,10 @@ class Core:
     added on the way to them; is_turned: what they returned was multiplied by such. others: how many attentions of later layers there are.
     scores: what the softmax was given, (N, Lq, Lk), if it could be followed;
     is_biased: whether anything but a scale came between their product and it; product:
-    that product, of which the bias is what is left."""
+    that product, of which the bias is what is left; added: what it was added to that
+    comes of nothing we know, as features of pairs. depth: how many attentions, one
+    behind the other, its heads come of; sources: of which inputs queries, keys and
+    values come; masked_by: which inputs have a part in the scores."""
 
     query: Tensor
     key: Tensor
@@ -55,6 +59,10 @@ class Core:
     scores: Tensor | None = None
     is_biased: bool = False
     product: "_Product | None" = None
+    added: Tensor | None = None
+    depth: int = 0
+    sources: tuple[frozenset[str], ...] = ()
+    masked_by: frozenset[str] = frozenset()
 
     @property
     def bias(self) -> Tensor | None:
@@ -75,6 +83,7 @@ class _Product:
     # What multiplied the scores up to the softmax, (N, 1, 1); None where nobody knows.
     factor: Tensor | float | None = 1.0
     is_biased: bool = False
+    added: Tensor | None = None
     is_past: bool = False
     entered: Tensor | None = None  # the softmax
 
@@ -84,7 +93,9 @@ class _Product:
             return {}
         shape = (*self.left.shape[:-1], self.right.shape[-1])
         scores = self.entered.detach().reshape(shape)
-        return {"scores": scores, "is_biased": self.is_biased, "product": self}
+        added = self.added if self.added is None else self.added.reshape(shape)
+        shown = {"scores": scores, "is_biased": self.is_biased, "added": added}
+        return shown | {"product": self}
 
     def scaled_scores(self) -> Tensor:
         return (self.left @ self.right).detach() * self.factor
@@ -115,8 +126,8 @@ class Cores:
     _scores: dict[Place, _Product] = field(default_factory=dict)
     # Storages of which a part was scaled in place.
     _mixed: set[int] = field(default_factory=set)
-    # Storages of what comes of the contexts.
-    _behind: set[int] = field(default_factory=set)
+    # Storages of what comes of the contexts, and of how many, one behind the other.
+    _behind: dict[int, int] = field(default_factory=dict)
     # Storages of what has numbers for each position in it.
     _shifted: set[int] = field(default_factory=set)
     # Whether what comes of the contexts was multiplied by such numbers.
@@ -130,8 +141,8 @@ class Cores:
         if not results or not operands:
             return
         self._note_shift(name, operands, results, recorder)
-        if any(storage(t) in self._behind for t in operands):
-            self._behind |= {storage(result) for result in results}
+        if depth := self._depth(operands):
+            self._behind |= {storage(result): depth for result in results}
             self.is_turned |= name == "mul" and _meets_positions(operands, recorder)
         if name.startswith("_scaled_dot_product") and len(operands) >= 3:
             self._note_fused(operands[:3], results[0], kwargs.get("scale"), recorder)
@@ -150,7 +161,11 @@ class Cores:
                 continue
             # Each tensor has its own: the scores may also be used elsewhere.
             if name not in _NO_BIAS and not product.is_past:
-                product = replace(product, is_biased=True)
+                rest = [t for t in operands if t is not tensor] * (name in _SUMS)
+                of_none = (t for t in rest if not recorder.origin(t).inputs)
+                whole = (t.detach() for t in of_none if t.numel() == product.size)
+                added = next(whole, product.added)
+                product = replace(product, is_biased=True, added=added)
             if name in _SOFTMAX:
                 entered = tensor if product.entered is None else product.entered
                 product = replace(product, is_past=True, entered=entered)
@@ -179,7 +194,10 @@ class Cores:
         if own and scale is not None:
             heads[0] = heads[0] * scale * root
         facts = own, _are_unit(self._plain(query), key), self._is_shifted(query, key)
-        self._add(*heads, result, len(recorder.draws), *facts)
+        self._add(*heads, result, recorder, three, *facts)
+
+    def _depth(self, tensors) -> int:
+        return max((self._behind.get(storage(t), 0) for t in tensors), default=0)
 
     def _is_shifted(self, query: Tensor, key: Tensor) -> bool:
         return storage(query) in self._shifted or storage(key) in self._shifted
@@ -221,7 +239,7 @@ class Cores:
             order = [*sorted(rest, key=lambda a: -steps[a]), *rows, *features]
             heads, context = (_folded(t.permute(order)) for t in (value, result))
             self._close(product, heads, heads, context, recorder)
-            self._behind.add(storage(result))
+            self._behind[storage(result)] = self.found[-1].depth + 1
             return
 
     def _close(
@@ -236,6 +254,7 @@ class Cores:
         if query.shape[1] != weights.shape[1]:  # the keys were multiplied with queries
             query, key = key, query
             product = replace(product, entered=None)
+        heads = query, key, value
         own = product.is_open or self._is_scaled_otherwise(query, key)
         facts = own, _are_unit(self._plain(query), key), self._is_shifted(query, key)
         if not own:
@@ -244,14 +263,21 @@ class Cores:
             return
         else:
             query = query * product.factor * query.shape[-1] ** 0.5
-        self._add(query, key, value, result, len(recorder.draws), *facts)
-        self.found[-1] = replace(self.found[-1], **product.shown())
+        self._add(query, key, value, result, recorder, heads, *facts)
+        scores = product.entered if product.entered is not None else weights
+        masked_by = recorder.origin(scores).inputs
+        shown = product.shown() | {"masked_by": masked_by}
+        self.found[-1] = replace(self.found[-1], **shown)
 
-    def _add(self, query, key, value, context, draws: int, *facts: bool) -> None:
+    def _add(self, query, key, value, context, recorder, heads, *facts: bool) -> None:
+        """heads: the same three as the code has them, which the recorder knows."""
         kept = [t.detach() for t in (query, key, value)]
-        self._behind.add(storage(context))
+        depth = self._depth(heads)
+        sources = tuple(recorder.origin(t).inputs & _SEQUENCES for t in heads)
+        self._behind[storage(context)] = depth + 1
         context = _folded(context.detach()).clone()
-        self.found.append(Core(*kept, context, draws, *facts))
+        one = Core(*kept, context, len(recorder.draws), *facts)
+        self.found.append(replace(one, depth=depth, sources=sources))
 
     def keep_first(self) -> None:
         """Of a whole model: layers may be of several kinds."""
@@ -342,6 +368,19 @@ def _repeated(heads: Tensor, like: Tensor) -> Tensor:
     return heads.repeat_interleave(shared, 1) if shared > 1 else heads
 
 
+def attentions(found: list[Core]) -> list[list[Core]]:
+    """The cores of each attention of a block, one behind the other or of other inputs;
+    those of a loop over heads are one attention's."""
+    several: list[list[Core]] = []
+    for core in found:
+        kind = core.depth, core.sources
+        if several and kind == (several[-1][-1].depth, several[-1][-1].sources):
+            several[-1].append(core)
+        else:
+            several.append([core])
+    return several
+
+
 def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     """The only core, or the first of several layers; or those of a loop over heads as
     one: its tensors as (B, H, L, D). None where there is none, or where it cannot be
@@ -369,12 +408,12 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     facts = ("own_scale", "are_cosines", "is_shifted", "is_biased")
     known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
     others += fitting[0].others
-    scores = [core.scores for core in fitting if core.scores is not None]
-    known["scores"] = None
-    if len(scores) == len(fitting):
-        known["scores"] = (
-            torch.stack(scores, 1) if looped else scores[0].unflatten(0, (batch, -1))
-        )
+    for name in ("scores", "added"):
+        shown = [t for core in fitting if (t := getattr(core, name)) is not None]
+        if len(shown) == len(fitting):
+            known[name] = (
+                torch.stack(shown, 1) if looped else shown[0].unflatten(0, (batch, -1))
+            )
     return Core(*heads, fitting[-1].draws, **known, others=others)
 
 
@@ -390,7 +429,7 @@ def _unfolded(core: Core, batch: int, queries: int) -> Core:
     )
     key, value = (t.repeat_interleave(heads, 0) for t in (core.key, core.value))
     heads = dict(query=query, key=key, value=value, context=context)
-    return replace(core, **heads, scores=None, product=None)
+    return replace(core, **heads, scores=None, product=None, added=None)
 
 
 def _fits(core: Core, batch: int, queries: int) -> bool:

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from ..calls import cases
+from ..calls.one_by_one import is_stepwise
 from ..capture import core
 from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import speaks
-from . import observation
+from ..subject.words import OF_TARGET, words
+from . import observation, wiring
 from .ways import Reading
 
 # What a search for faults of the core may do, of what one of the whole may; and one of
@@ -72,6 +74,8 @@ def _of_one(
     """The engine's verdict on what the heads do in all runs, or in those without masks,
     where only these are explained; None where nothing explains them, or where some run
     does not show it."""
+    if parts := _of_block(reading):
+        return _judged_apart(reading, parts, promises, effort)
     found: list[tuple[Run, Core]] = []
     for run in reading.kept:
         one = _core_of(run)
@@ -92,6 +96,88 @@ def _of_one(
         narrow = [(run, _narrowed(one)) for run, one in found]
         best = _of_these(reading, narrow, promises, effort)
     return best
+
+
+def _of_block(reading: Reading) -> list[list[tuple[Run, Core]]]:
+    """The runs of each attention of a block that has several, as a decoder has one of
+    its own sequence and one of its context; none where it has one."""
+    first = wiring.attentions(reading.kept[0])
+    if not first or is_stepwise(reading.way.runner.subject):
+        return []
+    parts: list[list[tuple[Run, Core]]] = [[] for _ in first]
+    for run in reading.kept:
+        found = wiring.attentions(run)
+        batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
+        lengths = run.case.sizes.queries, run.case.keys
+        joined = [_joined(one, batch, lengths) for one in found]
+        if len(found) != len(first) or None in joined or run.case.training:
+            continue
+        for part, one, its_own in zip(parts, joined, first):
+            of_context = wiring.reads_context(its_own)
+            part.append((_with_masks(reading, run, of_context), one))
+    return parts if parts[0] else []
+
+
+def _joined(found: list[Core], batch: int, lengths: tuple[int, int]) -> Core | None:
+    """One of the block's own sequence asks, or one of its context."""
+    either = (core.joined(found, batch, length) for length in lengths)
+    return next((one for one in either if one is not None), None)
+
+
+def _with_masks(reading: Reading, run: Run, of_context: bool) -> Run:
+    """The run with the masks that are meant for this attention, where the code takes
+    one for each."""
+    call, masks = reading.way.call, run.arguments.masks
+    if not call.takes("context_mask"):
+        return run
+    is_own = run.case.of_self or run.case.relation == "self"
+    padding = call.parameter("padding")
+    pads_own = bool(set(words(padding)) & OF_TARGET) if padding else is_own
+    own = {"mask": is_own, "key_padding_mask": pads_own}
+    kept = {role: m for role, m in masks.items() if own[role] is not of_context}
+    return replace(run, arguments=replace(run.arguments, masks=kept))
+
+
+def _unmasked(run: Run) -> Run:
+    return replace(run, arguments=replace(run.arguments, masks={}))
+
+
+def _judged_apart(
+    reading: Reading,
+    parts: list[list[tuple[Run, Core]]],
+    promises: dict[str, str],
+    effort: float,
+) -> dict[str, Any] | None:
+    """The verdict on each attention of a block; the first that is wrong is that of
+    all. None where nothing explains one of them."""
+    whole: dict[str, Any] = {}
+    for place, found in enumerate(parts, 1):
+        best = _of_these(reading, found, promises, effort)
+        if (best is None or best["faults"]) and not reading.way.call.takes("context_mask"):
+            # Its mask may be for another of them.
+            plain = [(_unmasked(run), one) for run, one in found]
+            other = _of_these(reading, plain, promises, _LITTLE_EFFORT)
+            best = other if other is not None and not other["faults"] else best
+        if best is None:
+            return None
+        best["cases"] = _numbered(best["cases"], place)
+        whole = best if not whole else _both(whole, best)
+        if best["faults"]:
+            return best
+    return whole
+
+
+def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The verdict on two attentions that are right."""
+    both = second | {"cases": first["cases"] + second["cases"]}
+    for kind in ("assumptions", "conditions", "remarks"):
+        both[kind] = list({one["name"]: one for one in second[kind] + first[kind]}.values())
+    both["verdict"] = max(first["verdict"], second["verdict"])  # "bits" or "rounding"
+    return both
+
+
+def _numbered(cases_of: list[dict], place: int) -> list[dict]:
+    return [case | {"name": f"{case['name']}, attention {place}"} for case in cases_of]
 
 
 def _of_these(
@@ -211,10 +297,10 @@ def _narrowed(one: Core) -> Core:
 def _turned(one: Core) -> Core:
     """The same of code that has the heads before the items."""
     batch, heads = one.query.shape[:2]
-    parts = (one.query, one.key, one.value, one.context)
-    parts += () if one.scores is None else (one.scores,)
-    turned = [
-        t.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1) for t in parts
-    ]
-    names = ("query", "key", "value", "context", "scores")
-    return replace(one, **dict(zip(names, turned)))
+    names = ("query", "key", "value", "context", "scores", "added")
+    parts = {name: part for name in names if (part := getattr(one, name)) is not None}
+    turned = {
+        name: part.flatten(0, 1).unflatten(0, (heads, batch)).transpose(0, 1)
+        for name, part in parts.items()
+    }
+    return replace(one, **turned)

@@ -138,7 +138,8 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     _put_window(seen, run)
     _put_dropout(seen, run, heads, core.draws)
     # In their own order, which may be that of heads before items.
-    _put_trace(seen, run, *([] if core.scores is None else [core.scores]))
+    shown = [t for t in (core.scores, core.added) if t is not None]
+    _put_trace(seen, run, *shown)
     if core.own_scale:  # which is in the queries, however it was rounded
         seen.metadata.pop("rounds_to", None)
     return seen

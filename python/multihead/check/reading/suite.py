@@ -58,6 +58,9 @@ def not_finite(kept: list[Run]) -> list[Finding]:
             return [finding]
     return []
 
+# PyTorch's layers say it: the flag only tells what the mask is.
+_HINT = "is_causal hint"
+
 
 def _may_be_blind(run: Run) -> bool:
     """Whether its mask leaves some query without a key, read in one of both ways."""
@@ -363,6 +366,16 @@ class Cases:
         if self.call.takes("padding") and not cases.unbatched(self.base):
             name = "self-attention, padding"
             self._run_with(name, relation="self", padding="mask", draw=29)
+        if self.call.takes("mask") and self.call.takes("context_mask"):
+            known = [r.case.mask_dtype for r in self.kept if r.case.mask]
+            own = [
+                replace(c, name=f"{c.name} of its own", of_self=True)
+                for c in self._masked()
+                if c.mask != "keys of each item"
+            ]
+            for dtype in known[:1] or _MASK_DTYPES:
+                if self._masks_of(own, dtype, []):
+                    break
 
     def _flags(self, kinds: list[str]) -> Iterator[Case]:
         """is_causal, padding and lengths, where the code takes them; padding also with
@@ -399,6 +412,8 @@ class Cases:
                         self.taken |= {"mask", "square mask"}
                     return
                 refusals += run.findings[:1]
+        if case.mask is None and _HINT in refusals[0].sentence:
+            return self._try_flag(replace(case, mask="later keys"))
         self._say_refused(case, refusals[0])
 
     def _switch_causal(self) -> None:

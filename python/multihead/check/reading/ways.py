@@ -14,7 +14,7 @@ from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.signature import Call
 from ..subject.target import Subject
-from . import flaws, guessing, observation
+from . import flaws, guessing, observation, wiring
 from .observation import Observation
 from .plans import Meaning
 
@@ -47,9 +47,9 @@ class Way:
         return self.runner.call
 
     @property
-    def limits(self) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """What calls like this one cannot judge, and flaws that they show at once."""
-        built, found = self.runner.construction, []
+        built, found = self.runner.construction, wiring.of_context(self.call, self.base)
         if built is not None and built.is_unturned:
             found.append(_UNTURNED)
         if flaws.has_heads_alike(self.base):

@@ -24,7 +24,8 @@ _CALL = {
     "context": (
         "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
         "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source z "
-        "encoderout mem enc encoderoutputs encoutputs encoderstates encoderhidden encstates"
+        "encoderout mem enc encout encoderoutputs encoutputs encoderstates encoderhidden "
+        "encstates eoutput eoutputs encoded encodings memories"
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "

@@ -14,13 +14,17 @@ from torch import nn
 
 from . import roles as tables
 from . import sliding
+from .masking import (
+    of_masks_of_keys,
+    of_masks_of_rows,
+    of_named_masks,
+    of_two_masks,
+)
 from .pairs import roles_of_pairs
 from .roles import SIZES, TENSORS, is_weight, normal
-from .rows import zeroes_output
 from .target import Subject
 from .words import (
     is_position_bias,
-    mask_of_words,
     role_of_words,
     speaks_of_caches,
     tensor_of_words,
@@ -181,7 +185,8 @@ def read(subject: Subject) -> Call:
         # T5 hands its own to its layers, AlphaFold that of its padding.
         call.roles |= dict.fromkeys(biases[:1], "mask")
     call.roles |= roles_of_pairs(call.parameters, call.roles)
-    _settle_named_masks(call)
+    of_two_masks(call)
+    of_named_masks(call)
     # A mask of positions masks what is added for them, not keys.
     for p in call.parameters:
         of_positions = {"pos", "position", "positions"} & set(words(p.name))
@@ -202,8 +207,8 @@ def read(subject: Subject) -> Call:
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
     _settle_tensors(call, subject)
-    _settle_masks(call, subject.source)
-    _settle_masks_of_rows(call, subject)
+    of_masks_of_keys(call, subject.source)
+    of_masks_of_rows(call, _own_text(subject))
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     _guess_required(call, _unread(subject))
@@ -453,56 +458,6 @@ def _settle_image(call: Call) -> None:
     }
     if len(sides) == 2:
         call.roles |= {name: role for role, name in sides.items()}
-
-
-def _settle_named_masks(call: Call) -> None:
-    """What only the words of its name say to be a mask, if no other is one of that
-    kind; with the name of a sequence of keys before it, it is one of those keys."""
-    keys = {n for n, role in call.roles.items() if role in ("key", "value", "context")}
-    for parameter in call.parameters:
-        name, default = parameter.name, parameter.default
-        if call.roles[name] is None and default in (None, _EMPTY):
-            of_keys = name.lower().removesuffix("mask").rstrip("_") in keys
-            role = "padding" if of_keys else mask_of_words(name)
-            call.roles[name] = None if role and call.takes(role) else role
-
-
-# What makes (B, 1, 1, Lk) of a mask (B, Lk).
-_WIDENED = (
-    r"\b{0}\[:, None, None(, :)?\]|\b{0}\.unsqueeze\(1\)\.unsqueeze\([12]\)"
-    r"|rearrange\({0}, *['\"]\w+ \w+ -> \w+ (1|\(\)) (1|\(\)) \w+['\"]"
-)
-
-
-def _settle_masks(call: Call, source: str) -> None:
-    """A mask beside a bias that is added to the scores is one for the keys, and so is
-    one that the code makes (B, 1, 1, Lk), beside one that it leaves as it is."""
-    masks = [n for n, role in call.roles.items() if role == "mask"]
-    others = [n for n in masks if tables.is_added(n)] or [
-        n for n in masks if not re.search(_WIDENED.format(n), source)
-    ]
-    if not others or len(others) == len(masks):
-        return
-    for name in masks:
-        if name in others:
-            continue
-        if call.takes("padding"):
-            call.roles[name] = None
-        else:
-            call.roles[name] = "padding"
-            call.guess([name], "one of the keys, 1 = a token")
-
-
-def _settle_masks_of_rows(call: Call, subject: Subject) -> None:
-    """A mask of padding that only zeroes rows of what is returned is one of queries, as
-    SASRec has it; none whose name says that it is of keys."""
-    for name in [n for n, role in call.roles.items() if role == "padding"]:
-        if set(words(name)) & {"key", "keys", "kv"}:
-            continue
-        reverse = zeroes_output(_own_text(subject), name)
-        if reverse is not None:
-            call.roles[name] = "query_blocked" if reverse else "query_mask"
-            call.masks_rows = True
 
 
 def type_name(parameter: inspect.Parameter) -> str:

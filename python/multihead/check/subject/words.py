@@ -162,6 +162,9 @@ def tensor_of_words(name: str) -> str | None:
 
 _PADS = {"key", "keys", "kv", "pad", "padding", "padded", "valid"}
 _ELSEWHERE = {"encoder", "enc", "memory", "context", "cross", "cond"}
+# What a mask is of, where a decoder has two.
+OF_SOURCE = {"src", "source", "enc", "encoder", "memory", "mem", "cross", "context"}
+OF_TARGET = {"tgt", "trg", "target", "dec", "decoder", "self", "ahead", "causal"}
 _SHAPED = {"d", "tensor", "matrix", "bool"}
 _ADDED = {"additive", "added", "add"}
 # Masks of whole heads, of layers, and what is said about a mask.

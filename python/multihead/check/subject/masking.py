@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""The roles of masks, of which code may take several: those of keys, of queries, of a
+context and of the sequence itself."""
+
+import inspect
+import re
+from typing import TYPE_CHECKING
+
+from .roles import is_added
+from .rows import zeroes_output
+from .words import OF_SOURCE, OF_TARGET, mask_of_words, words
+
+if TYPE_CHECKING:
+    from .signature import Call
+
+
+def of_two_masks(call: "Call") -> None:
+    """Of two masks beside a context, as a decoder has them, that of the source is one
+    of the context's keys, and the other one of the target itself."""
+    if not call.takes("context"):
+        return
+    known = {n: call.roles[n] or mask_of_words(n) for n in call.roles}
+    masks = [n for n, role in known.items() if role in ("mask", "context_mask")]
+    of_source = [n for n in masks if set(words(n)) & OF_SOURCE]
+    of_target = [n for n in masks if set(words(n)) & OF_TARGET]
+    if len(of_source) == len(of_target) == 1 and of_source != of_target:
+        call.roles |= {of_source[0]: "context_mask", of_target[0]: "mask"}
+
+
+def of_named_masks(call: "Call") -> None:
+    """What only the words of its name say to be a mask, if no other is one of that
+    kind; with the name of a sequence of keys before it, it is one of those keys."""
+    keys = {n for n, role in call.roles.items() if role in ("key", "value", "context")}
+    for parameter in call.parameters:
+        name, default = parameter.name, parameter.default
+        if call.roles[name] is None and default in (None, inspect.Parameter.empty):
+            of_keys = name.lower().removesuffix("mask").rstrip("_") in keys
+            role = "padding" if of_keys else mask_of_words(name)
+            call.roles[name] = None if role and call.takes(role) else role
+
+
+# What makes (B, 1, 1, Lk) of a mask (B, Lk).
+_WIDENED = (
+    r"\b{0}\[:, None, None(, :)?\]|\b{0}\.unsqueeze\(1\)\.unsqueeze\([12]\)"
+    r"|rearrange\({0}, *['\"]\w+ \w+ -> \w+ (1|\(\)) (1|\(\)) \w+['\"]"
+)
+
+
+def of_masks_of_keys(call: "Call", source: str) -> None:
+    """A mask beside a bias that is added to the scores is one for the keys, and so is
+    one that the code makes (B, 1, 1, Lk), beside one that it leaves as it is."""
+    masks = [n for n, role in call.roles.items() if role == "mask"]
+    others = [n for n in masks if is_added(n)] or [
+        n for n in masks if not re.search(_WIDENED.format(n), source)
+    ]
+    if not others or len(others) == len(masks):
+        return
+    for name in masks:
+        if name in others:
+            continue
+        if call.takes("padding"):
+            call.roles[name] = None
+        else:
+            call.roles[name] = "padding"
+            call.guess([name], "one of the keys, 1 = a token")
+
+
+def of_masks_of_rows(call: "Call", text: str) -> None:
+    """A mask of padding that only zeroes rows of what is returned is one of queries, as
+    SASRec has it; none whose name says that it is of keys."""
+    for name in [n for n, role in call.roles.items() if role == "padding"]:
+        if set(words(name)) & {"key", "keys", "kv"}:
+            continue
+        reverse = zeroes_output(text, name)
+        if reverse is not None:
+            call.roles[name] = "query_blocked" if reverse else "query_mask"
+            call.masks_rows = True
