@@ -17,8 +17,9 @@ from ..sandbox.guard import Guard
 from ..subject import sliding
 from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
 from ..subject.signature import type_name
-from ..subject.target import Subject, describe, text_of_file
+from ..subject.target import Subject, text_of_file
 from ..subject.words import role_of_words, words
+from . import stand_ins
 from .asked import SHARES, SWITCHES, WIDTHS, may_be_size, parameters_of, role_of
 from .cases import Sizes, of_globals
 from .settings import (
@@ -44,8 +45,6 @@ _AMONG = r"\((?:[^()]|\([^()]*\))*?(?:\([^()]*)?\b{0}\b"
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
-_ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product", re.IGNORECASE)
-_PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 _OF_ATTENTION = {"attn", "attention", "att"}
 _LINEAR = {"fc", "linear", "lin"}
 _CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
@@ -66,6 +65,7 @@ class Construction:
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
         self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
         self.roles |= sliding.sizes(self.parameters, subject.source)
+        self.roles |= dict.fromkeys(stand_ins.layers(self), "layer")
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
         free = [role for role in sizes if not self.takes(role)]
@@ -278,6 +278,7 @@ class Construction:
     @property
     def counts_heads(self) -> bool:
         counted = self.takes("num_heads", "num_kv_heads") or self._divides_by_heads()
+        counted = counted or stand_ins.have_heads(self)
         return counted or may_count_heads(self.subject.source, self._configs())
 
     def _divides_by_heads(self) -> bool:
@@ -405,12 +406,11 @@ class Construction:
         if is_rotary:
             self.is_unturned = True
             return Unturned()
-        called = rf"\bself\.{re.escape(name)}\("
-        if kind == "_empty" and role is None and re.search(called, self.subject.source):
-            return nn.Identity()
+        if role == "layer":
+            return stand_ins.handed(self, name, sizes)
         if role == "attention" or kind in ("Module", "Callable"):
-            inner = self._inner(sizes) if _ATTENTION.search(name) else None
-            return nn.Identity() if inner is None else inner
+            layer = stand_ins.handed(self, name, sizes)
+            return nn.Identity() if layer is None else layer
         if name in self._choices:
             return self._choices[name]
         if (member := self._member(name)) is not None:
@@ -479,19 +479,6 @@ class Construction:
         place = 1 if sizes.kv_heads and self.takes("head_dim") else len(ways)
         ways.insert(place, (True, own, True))
         return ways
-
-    def _inner(self, sizes: Sizes) -> object:
-        """The attention inside of a layer that is handed it: one of the file's own
-        classes that takes queries, keys and values and is not told of heads."""
-        names = getattr(self.subject.target.__init__, "__globals__", {})
-        classes = [k for k in names.values() if _is_attention(k)]
-        inside = [k for k in classes if k is not self.subject.target]
-        for kind in sorted(inside, key=lambda k: not _PLAIN.search(k.__name__)):
-            construction = Construction(describe(kind))
-            takes = inspect.signature(kind.forward).parameters
-            if not construction.takes("num_heads", "attention") and len(takes) > 3:
-                return kind(**construction.arguments(sizes, optional=False))
-        return None
 
     def build(
         self, sizes: Sizes, guard: Guard, causal: bool = False
@@ -567,11 +554,6 @@ def _is_own_module(kind: object) -> bool:
     """Whether it is a class of modules that is none of PyTorch's."""
     is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
     return is_module and not kind.__module__.startswith("torch.")
-
-
-def _is_attention(kind: object) -> bool:
-    is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
-    return is_module and _ATTENTION.search(kind.__name__) is not None
 
 
 _ROTARY = {"rope", "rotary"}

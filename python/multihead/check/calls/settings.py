@@ -322,6 +322,8 @@ def shown(arguments: dict[str, object]) -> str:
 def _written(value: object) -> str:
     if isinstance(value, Config):
         return "…"
+    if isinstance(value, type):
+        return value.__name__
     try:
         text = repr(value)
     except Exception:  # settings that write themselves, and cannot

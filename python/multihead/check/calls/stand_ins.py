@@ -1,13 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""Modules that a constructor is handed, where nobody has others."""
+"""Modules that a constructor is handed: attention of the file's own, and what stands in
+for what nobody has."""
 
+import contextlib
+import functools
+import importlib
+import inspect
+import pathlib
 import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from ..subject.signature import type_name
+from ..subject.target import describe
 from ..subject.words import words
 from .cases import Sizes
+
+if TYPE_CHECKING:
+    from .construct import Construction
+
+_ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product|mha", re.IGNORECASE)
+_BEHIND = re.compile(r"ff|feed|mlp|position_?wise|dense|fc|fully", re.IGNORECASE)
+_DEFINED = re.compile(r"^class \w*(Att(entio)?n|MHA)\w*\(.*Module", re.M | re.I)
+_PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 
 _TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
 
@@ -29,6 +47,13 @@ class Unturned(nn.Module):
             raise
 
 
+class Behind(nn.Linear):
+    """What stands behind attention in a block, of whatever sizes."""
+
+    def __init__(self, width: int, *_: object, **__: object):
+        super().__init__(width, width)
+
+
 def projection(name: str, sizes: Sizes) -> nn.Linear | None:
     """The layer that an argument of this name projects by, if its name says which."""
     said = set(words(name))
@@ -41,3 +66,89 @@ def projection(name: str, sizes: Sizes) -> nn.Linear | None:
     if said & {"k", "v", "key", "value"}:
         return nn.Linear(sizes.embed, groups)
     return nn.Linear(heads, sizes.embed) if said & {"o", "out", "output"} else None
+
+
+def layers(of: "Construction") -> list[str]:
+    """The required arguments of unknown names that are layers: what the class keeps and
+    calls, or hands on, and what its constructor makes them of, `attention(d_model, h)`."""
+    made, text = _text(of), of.subject.source
+    found = []
+    for parameter in of.parameters:
+        name = parameter.name
+        unknown = of.roles[name] is None and parameter.default is parameter.empty
+        if not unknown or type_name(parameter) not in ("_empty", "Module"):
+            continue
+        kept = re.search(rf"self\.(\w+) = (?:[\w.]+\()?{re.escape(name)}\b", made)
+        used = kept and re.search(rf"\bself\.{kept[1]}\s*[(,)]", text)
+        if used or _makes(of, name):
+            found.append(name)
+    return found
+
+
+def handed(of: "Construction", name: str, sizes: Sizes) -> object | None:
+    """A layer for an argument of this name: for one of attention one of the file's own,
+    None where there is none; what does nothing for another."""
+    if not _ATTENTION.search(name):
+        # A weight tells that something stands beside attention.
+        layer = Behind if _BEHIND.search(name) else nn.Identity
+        return layer if _makes(of, name) else layer(sizes.embed)
+    for kind, construction in _attentions(of):
+        has_heads = construction.takes("num_heads", "config")
+        if has_heads and of.takes("num_heads") and not _makes(of, name):
+            continue  # which has the heads, and hands them on
+        if _makes(of, name):
+            return kind
+        return kind(**construction.arguments(sizes, optional=False))
+    return None
+
+
+def have_heads(of: "Construction") -> bool:
+    """Whether a layer that it is handed has the heads."""
+    of_attention = (n for n, role in of.roles.items() if role in ("layer", "attention"))
+    if of.takes("num_heads") or not any(map(_ATTENTION.search, of_attention)):
+        return False
+    return any(one.takes("num_heads") for _, one in _attentions(of))
+
+
+def _attentions(of: "Construction") -> Iterator[tuple[type, "Construction"]]:
+    """The attention classes of the file, plain ones first, that take queries, keys and
+    values and no attention themselves."""
+    inside = _classes(of.subject.target)
+    for kind in sorted(inside, key=lambda k: not _PLAIN.search(k.__name__)):
+        construction = type(of)(describe(kind))
+        takes = inspect.signature(kind.forward).parameters
+        if not construction.takes("attention", "layer") and len(takes) > 3:
+            yield kind, construction
+
+
+@functools.cache
+def _classes(target: type) -> tuple[type, ...]:
+    """The attention classes that the file of a class knows, or else those of the files
+    in its folder."""
+    known = getattr(target.__init__, "__globals__", {})
+    found = [k for k in known.values() if _is_attention(k) and k is not target]
+    file, package = known.get("__file__"), known.get("__package__")
+    for path in sorted(pathlib.Path(file).parent.glob("*.py")) if file else ():
+        if found or not _DEFINED.search(path.read_text("utf-8", "replace")):
+            continue
+        name = f"{package}.{path.stem}" if package else path.stem
+        with contextlib.suppress(Exception):  # its neighbours are run carefully
+            module = importlib.import_module(name)
+            found = [k for k in vars(module).values() if _is_attention(k)]
+    return tuple(found)
+
+
+def _is_attention(kind: object) -> bool:
+    is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
+    return is_module and _ATTENTION.search(kind.__name__) is not None
+
+
+def _makes(of: "Construction", name: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(name)}\(", _text(of)) is not None
+
+
+def _text(of: "Construction") -> str:
+    try:
+        return inspect.getsource(of.subject.target.__init__)
+    except (OSError, TypeError):
+        return ""

@@ -378,6 +378,22 @@ def fill_constant(tensor: Tensor) -> None:
             tensor.copy_(first.reshape([]) + 0.3 * torch.randn_like(tensor))
 
 
+def part_copies(target: object) -> None:
+    """Gives matrices that begin as copies of each other, as deepcopy makes them, other
+    numbers: what is equal hides which of them is used."""
+    matrices = target.parameters() if isinstance(target, nn.Module) else ()
+    known: dict[torch.Size, list[Tensor]] = {}
+    for tensor in matrices:
+        if nn.parameter.is_lazy(tensor) or tensor.dim() < 2 or tensor.is_meta:
+            continue
+        others = known.setdefault(tensor.shape, [])
+        if any(torch.equal(tensor, other) for other in others):
+            numbers = tensor.detach().flatten()
+            order = torch.randperm(len(numbers))
+            tensor.data.copy_(numbers[order].view(tensor.shape))
+        others.append(tensor)
+
+
 def leave_noise(target: object) -> None:
     """Marks the parameters that say how much noise is added, none at first, which
     stays so."""

@@ -39,6 +39,7 @@ from .record import (
     keep_marks,
     leave_noise,
     open_gates,
+    part_copies,
     unset_is_nan,
 )
 from .returned import Unfit, has_weights, position_that_asks, split
@@ -411,6 +412,7 @@ class Runner:
                 return None, findings
             if unset := fill_unset(made):
                 self.remarks["unset"] = _of_unset(unset)
+            part_copies(made)
         else:
             original = self.subject.target
             outcome = self.guard.call(copy.deepcopy, original, _detached(original))

@@ -39,7 +39,8 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
     best = None
     for reading in readings:
         if best is None or best["faults"]:
-            effort = _EFFORT if best is None else _LITTLE_EFFORT
+            is_first = best is None and not wiring.FLAWS.intersection(reading.findings)
+            effort = _EFFORT if is_first else _LITTLE_EFFORT
             best = _better(best, _of_one(reading, promises, effort))
     return best
 
@@ -113,9 +114,11 @@ def _of_block(reading: Reading) -> list[list[tuple[Run, Core]]]:
         if len(found) != len(first) or None in joined or run.case.training:
             continue
         for part, one, its_own in zip(parts, joined, first):
+            if not one.query.isfinite().all():
+                continue  # behind one that a mask blinds
             of_context = wiring.reads_context(its_own)
             part.append((_with_masks(reading, run, of_context), one))
-    return parts if parts[0] else []
+    return parts if all(parts) else []
 
 
 def _joined(found: list[Core], batch: int, lengths: tuple[int, int]) -> Core | None:
@@ -153,7 +156,9 @@ def _judged_apart(
     whole: dict[str, Any] = {}
     for place, found in enumerate(parts, 1):
         best = _of_these(reading, found, promises, effort)
-        if (best is None or best["faults"]) and not reading.way.call.takes("context_mask"):
+        if (best is None or best["faults"]) and not reading.way.call.takes(
+            "context_mask"
+        ):
             # Its mask may be for another of them.
             plain = [(_unmasked(run), one) for run, one in found]
             other = _of_these(reading, plain, promises, _LITTLE_EFFORT)
@@ -171,7 +176,9 @@ def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The verdict on two attentions that are right."""
     both = second | {"cases": first["cases"] + second["cases"]}
     for kind in ("assumptions", "conditions", "remarks"):
-        both[kind] = list({one["name"]: one for one in second[kind] + first[kind]}.values())
+        both[kind] = list(
+            {one["name"]: one for one in second[kind] + first[kind]}.values()
+        )
     both["verdict"] = max(first["verdict"], second["verdict"])  # "bits" or "rounding"
     return both
 

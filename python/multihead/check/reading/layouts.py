@@ -42,7 +42,7 @@ def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, 
     layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
     if stated is not None:
         layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
-    elif written_batch_first(subject) is False:
+    elif written_batch_first(subject) is False or _hands_on(subject):
         layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
     elif len(axes(subject)) == 2:
         layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
@@ -69,6 +69,14 @@ def _of_pattern(subject: Subject) -> list[str]:
             if sides[place] in _FEATURES and rest in ("hw", "xy", "(("):
                 return [layout]
     return []
+
+
+def _hands_on(subject: Subject) -> bool:
+    """Whether what comes in meets PyTorch's layer as it came, which by default wants
+    the sequence first."""
+    text = subject.source
+    is_default = "nn.MultiheadAttention(" in text and "batch_first" not in text
+    return is_default and not re.search(r"transpose|permute|swapaxes|rearrange", text)
 
 
 def written_batch_first(subject: Subject) -> bool | None:

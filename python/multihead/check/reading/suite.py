@@ -58,6 +58,7 @@ def not_finite(kept: list[Run]) -> list[Finding]:
             return [finding]
     return []
 
+
 # PyTorch's layers say it: the flag only tells what the mask is.
 _HINT = "is_causal hint"
 
@@ -413,8 +414,9 @@ class Cases:
                     return
                 refusals += run.findings[:1]
         if case.mask is None and _HINT in refusals[0].sentence:
-            return self._try_flag(replace(case, mask="later keys"))
-        self._say_refused(case, refusals[0])
+            self._try_flag(replace(case, mask="later keys"))
+        else:
+            self._say_refused(case, refusals[0])
 
     def _switch_causal(self) -> None:
         """The same class, constructed to be causal. One that takes a mask may leave

@@ -70,7 +70,9 @@ def of_context(call: Call, base: Run) -> list[Finding]:
         return [CONTEXT_UNREAD] if required else []
     if any(("key" in keys) is not ("key" in values) for _, keys, values in origins):
         return [CONTEXT_HALF_READ]
-    crossing = [three for three in origins if ("key" in three[0]) is not ("key" in three[1])]
+    crossing = [
+        three for three in origins if ("key" in three[0]) is not ("key" in three[1])
+    ]
     asks = [three for three in crossing if "key" in three[0]]
     begins_alone = all(one == {"query"} for one in origins[0])
     return [CONTEXT_ASKS] if asks and asks == crossing and begins_alone else []

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 def of_two_masks(call: "Call") -> None:
     """Of two masks beside a context, as a decoder has them, that of the source is one
     of the context's keys, and the other one of the target itself."""
-    if not call.takes("context"):
-        return
     known = {n: call.roles[n] or mask_of_words(n) for n in call.roles}
     masks = [n for n, role in known.items() if role in ("mask", "context_mask")]
     of_source = [n for n in masks if set(words(n)) & OF_SOURCE]

@@ -12,8 +12,8 @@ from .words import says_added, words
 _CALL = {
     "sliding_window": "window",
     "query": (
-        "q query queries xq qx inputq queryinput hiddenq qs qin target tgt qvec queryvec "
-        "decoderstate decoderhidden decoderhiddenstate dechidden decstate latents"
+        "q query queries xq qx inputq queryinput hiddenq qs qin target tgt trg qvec "
+        "queryvec decoderstate decoderhidden decoderhiddenstate dechidden decstate latents"
     ),
     "key": "k key keys xk kx inputk keyinput ks kin kvec keyvec",
     "value": "v value values val vals xv vx inputv valueinput vs vin vvec valuevec",
@@ -28,7 +28,7 @@ _CALL = {
         "encstates eoutput eoutputs encoded encodings memories"
     ),
     "mask": (
-        "mask attnmask attentionmask srcmask tgtmask causalmask msk selfmask "
+        "mask attnmask attentionmask srcmask tgtmask trgmask causalmask msk selfmask "
         "attnbias attentionbias maskbias scorebias scoresbias additivemask addmask m "
         "adj adjacency adjmat adjmatrix adjacencymatrix"
     ),

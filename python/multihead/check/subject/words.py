@@ -124,7 +124,17 @@ _BESIDE = {
 _BESIDE |= {"sequences", "vectors"}
 _BESIDE |= {"seq", "sequence", "embed", "emb", "embedding", "embeddings", "features"}
 _BESIDE |= {"feature", "feat", "feats", "hidden", "src", "source", "data", "proj"}
-_BESIDE |= {"decoder", "dec", "target", "tgt", "text", "visual", "textual", "image"}
+_BESIDE |= {
+    "decoder",
+    "dec",
+    "target",
+    "tgt",
+    "trg",
+    "text",
+    "visual",
+    "textual",
+    "image",
+}
 _ATTENDS = {"attn", "attend", "attends", "attention"}
 _VALUES = {"value", "values", "v", "val", "vals"}
 _ASKING = {"query", "queries", "q"}
