@@ -82,3 +82,58 @@ def waves(x, w_q, w_k, w_v, w_o, n_heads):
 def test_positions_that_numpy_hides_are_not_judged():
     report = multihead.check(waves)
     assert report.judgement == "not_judged" and report.cause == "positions_unseen"
+
+
+class Linear:
+    def __init__(self, width: int):
+        self.W = np.random.randn(width, width) / width**0.5
+        self.b = np.random.randn(width)
+
+    def __call__(self, x):
+        self.x = x  # for the backward pass
+        return x @ self.W + self.b
+
+
+class Layer:
+    """A base class by hand, whose call names no argument."""
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+
+class KeepsItsHeads(Layer):
+    """Keeps queries, keys and values for its backward pass; drops in training."""
+
+    def __init__(self, h, d_model, dropout=0.1):
+        self.h, self.dropout = h, dropout
+        self.W_q, self.W_k, self.W_v, self.W_o = (Linear(d_model) for _ in range(4))
+        self.q = self.k = self.v = None
+
+    def cut(self, x):
+        return x.reshape(*x.shape[:2], self.h, -1).transpose(0, 2, 1, 3)
+
+    def root(self):
+        return np.sqrt(self.q.shape[-1])
+
+    def forward(self, query, key, value, training=True):
+        self.q, self.k, self.v = map(
+            self.cut, (self.W_q(query), self.W_k(key), self.W_v(value))
+        )
+        weights = softmax(self.q @ self.k.swapaxes(-1, -2) / self.root())
+        if training:
+            kept = np.random.rand(*weights.shape) > self.dropout
+            weights = weights * kept / (1 - self.dropout)
+        heads = (weights @ self.v).transpose(0, 2, 1, 3)
+        return self.W_o(heads.reshape(*query.shape))
+
+
+class KeepsItsHeadsUnscaled(KeepsItsHeads):
+    def root(self):
+        return 1.0
+
+
+def test_what_a_call_leaves_on_an_object_is_no_weight():
+    report = multihead.check(KeepsItsHeads)
+    assert report.passed, str(report)
+    assert "training False" in "\n".join(report.understood)
+    assert multihead.check(KeepsItsHeadsUnscaled).cause == "scale_missing"

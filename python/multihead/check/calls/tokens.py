@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
 from ..subject.target import Subject, text_of_file
-from ..subject.words import words
+from ..subject.words import mask_of_words, words
 from . import cases
 from .forms import Form, called, formed
 
@@ -36,6 +36,7 @@ _HANDED = r"mask\w*\(\s*{0}\b"
 _LOOKS_UP = re.compile(r"\bEmbedding\(")
 _NAMES = {"src", "trg", "tgt", "source", "target", "targets", "ids", "tokens", "seq"}
 _NAMES |= {"dec", "enc", "input", "inputs", "encoder", "decoder", "sequence"}
+_ENCODED = {"enc", "encoder", "encoded", "memory", "context", "features"}
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 # Numbers of tokens: none is usual for padding, and there are few of them.
 _FIRST, _COUNT = 5, 50
@@ -48,9 +49,12 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
     looks_up = _OF_NUMBERS.search(complaints) or _LOOKS_UP.search(text_of_file(subject))
     if subject.kind == "function" or not inputs or not looks_up:
         return
+    # What is encoded already, as a decoder reads it, is no tokens.
+    encoded = [n for n in inputs if call.roles[n] == "context" and _ENCODED & set(words(n))]
+    inputs = [n for n in inputs if n not in encoded]
     pads = {} if _takes_padding(call) else _padding_of(subject, inputs)
     left = [n for n, role in call.roles.items() if role in TENSORS]
-    left += [*inputs, "x", "lengths"]
+    left += [*inputs, *encoded, "x", "lengths"]
     others = [p for p in call.parameters if p.name not in left]
     parameters = [inspect.Parameter("x", _BY_KEYWORD)]
     parameters += [p.replace(kind=_BY_KEYWORD) for p in others]
@@ -67,6 +71,7 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         if lengths is not None and pad is None:
             raise ValueError("the number of padding is not known")
         numbers = {n: _numbers(x, place, pad) for place, n in enumerate(inputs)}
+        numbers |= {n: x.roll(1, 0) for n in encoded}
         if isinstance(lengths, Tensor):
             is_first = len(lengths) == len(x)
             behind = torch.arange(x.shape[int(is_first)]) >= lengths.view(-1, 1)
@@ -103,6 +108,7 @@ def _inputs(call: Call) -> list[str]:
             call.roles[p.name] in TENSORS
             or (call.roles[p.name] in (None, "mask") and set(words(p.name)) & _NAMES)
         )
+        and mask_of_words(p.name) is None
     ]
     sequences = (n for n, role in call.roles.items() if role in TENSORS)
     return required or list(sequences)[:1]
