@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Code that misbehaves in this process: a finding, and the process as before."""
 
+import inspect
 import os
 import random
 import re
@@ -280,3 +281,15 @@ def test_a_guard_costs_little():
         for _ in range(100):
             guard.call(int)
         assert (time.perf_counter() - start) / 100 < 2e-3
+
+
+def logs_who_called():
+    return inspect.stack()[1].function
+
+
+def test_who_called_is_told_without_looking_for_its_text():
+    own = inspect.stack
+    with Guard(5) as guard:
+        outcome = guard.call(lambda: logs_who_called())
+    assert outcome.value == "<lambda>"
+    assert inspect.stack is own

@@ -111,6 +111,7 @@ class Sizes:
             "head_dim": self.head_dim,
             "qkv_dim": self.embed if self.wide_keys else self.head_dim,
             "mlp_dim": 2 * self.embed,
+            "mlp_ratio": 2,
             "temperature": self.head_dim**0.5,
             "max_length": longest,
             "block": 16,

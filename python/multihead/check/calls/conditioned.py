@@ -14,7 +14,7 @@ from torch import Tensor
 from ..subject.roles import normal
 from ..subject.signature import Call
 from ..subject.target import Subject
-from ..subject.words import words
+from ..subject.words import OF_QUERIES, words
 from .forms import Form, called, formed
 
 # Letters and words of its name.
@@ -66,9 +66,20 @@ def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
         and (call.roles[p.name] is None or p.name in call.guessed)
         and call.roles[p.name] in (None, "mask")
     ]
-    if sequence is not None and unknown:
-        said = f"{', '.join(unknown)} taken for more sequences, like {sequence}"
-        yield _filled(subject, call, sequence, unknown, _another, said)
+    if sequence is None or not unknown:
+        return
+    said = f"{', '.join(unknown)} taken for more sequences, like {sequence}"
+    yield _filled(subject, call, sequence, unknown, _another, said)
+    context = call.parameter("context")
+    placed = {n for n in unknown if set(words(n)) & _PLACES}
+    asking = [n for n in unknown if set(words(n)) & OF_QUERIES]
+    if context is not None and placed == set(unknown) and asking:
+        # As DETR has them: those of its queries, and of what is encoded.
+        rest = [n for n in unknown if n not in asking]
+        said = f"{', '.join(unknown)} taken for what is added for positions"
+        form = _filled(subject, call, sequence, asking, _another, said)
+        of_keys = _filled(form.subject, form.call, context, rest, _another, said)
+        yield of_keys if rest else form
 
 
 def _filled(

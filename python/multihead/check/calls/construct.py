@@ -49,7 +49,8 @@ _OF_ATTENTION = {"attn", "attention", "att"}
 _LINEAR = {"fc", "linear", "lin"}
 _CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
-_LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "attention")
+_LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
+_LEFT += ("attention",)
 
 
 class Construction:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product|mha", re.IGNORECASE)
 _BEHIND = re.compile(r"ff|feed|mlp|position_?wise|dense|fc|fully", re.IGNORECASE)
+# As it is, or as a copy of it; a size would be computed with.
+_KEPT = r"self\.(\w+) = (?:[\w.]*(?:copy|clone)\w*\()?{0}\s*(?:[,;)#]|\.to\(|$)"
+_ASKED: list[type] = []
 _DEFINED = re.compile(r"^class \w*(Att(entio)?n|MHA)\w*\(.*Module", re.M | re.I)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 
@@ -69,18 +72,25 @@ def projection(name: str, sizes: Sizes) -> nn.Linear | None:
 
 
 def layers(of: "Construction") -> list[str]:
-    """The required arguments of unknown names that are layers: what the class keeps and
-    calls, or hands on, and what its constructor makes them of, `attention(d_model, h)`."""
-    made, text = _text(of), of.subject.source
+    """The required arguments that are layers, whatever their names count: what the class
+    keeps and calls, `self.attention(x, x, x)`, or hands on to what does; what its
+    constructor makes them of, `attention(d_model, h)`."""
     found = []
     for parameter in of.parameters:
-        name = parameter.name
-        unknown = of.roles[name] is None and parameter.default is parameter.empty
-        if not unknown or type_name(parameter) not in ("_empty", "Module"):
+        name, kind = parameter.name, parameter.annotation
+        numbers = type_name(parameter) in ("int", "float", "bool", "str")
+        if parameter.default is not parameter.empty or numbers:
             continue
-        kept = re.search(rf"self\.(\w+) = (?:[\w.]+\()?{re.escape(name)}\b", made)
-        used = kept and re.search(rf"\bself\.{kept[1]}\s*[(,)]", text)
-        if used or _makes(of, name):
+        kept = re.search(_KEPT.format(re.escape(name)), _text(of), re.M)
+        own = rf"\bself\.{kept[1]}\s*" if kept else "(?!)"
+        is_called = re.search(rf"{own}\(", of.subject.source)
+        of_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
+        is_free = of.roles[name] in (None, "max_length")  # as a "block" is taken for
+        named = _ATTENTION.search(name) or _BEHIND.search(name)
+        known = of_module or (is_free and named)
+        is_handed_on = known and re.search(rf"{own}[,)]", _text_of(of.subject.entry))
+        unknown = of.roles[name] is None and _makes(of, name)
+        if is_called or is_handed_on or unknown:
             found.append(name)
     return found
 
@@ -105,9 +115,14 @@ def handed(of: "Construction", name: str, sizes: Sizes) -> object | None:
 def have_heads(of: "Construction") -> bool:
     """Whether a layer that it is handed has the heads."""
     of_attention = (n for n, role in of.roles.items() if role in ("layer", "attention"))
-    if of.takes("num_heads") or not any(map(_ATTENTION.search, of_attention)):
+    named = any(map(_ATTENTION.search, of_attention))
+    if of.takes("num_heads") or not named or of.subject.target in _ASKED:
         return False
-    return any(one.takes("num_heads") for _, one in _attentions(of))
+    _ASKED.append(of.subject.target)  # two classes may be handed each other
+    try:
+        return any(one.takes("num_heads") for _, one in _attentions(of))
+    finally:
+        _ASKED.pop()
 
 
 def _attentions(of: "Construction") -> Iterator[tuple[type, "Construction"]]:
@@ -148,7 +163,12 @@ def _makes(of: "Construction", name: str) -> bool:
 
 
 def _text(of: "Construction") -> str:
+    return _text_of(of.subject.target.__init__)
+
+
+@functools.cache
+def _text_of(method: object) -> str:
     try:
-        return inspect.getsource(of.subject.target.__init__)
+        return inspect.getsource(inspect.unwrap(method))
     except (OSError, TypeError):
         return ""

@@ -50,7 +50,9 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
     if subject.kind == "function" or not inputs or not looks_up:
         return
     # What is encoded already, as a decoder reads it, is no tokens.
-    encoded = [n for n in inputs if call.roles[n] == "context" and _ENCODED & set(words(n))]
+    encoded = [
+        n for n in inputs if call.roles[n] == "context" and _ENCODED & set(words(n))
+    ]
     inputs = [n for n in inputs if n not in encoded]
     pads = {} if _takes_padding(call) else _padding_of(subject, inputs)
     left = [n for n, role in call.roles.items() if role in TENSORS]

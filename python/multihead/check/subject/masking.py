@@ -20,7 +20,7 @@ def of_two_masks(call: "Call") -> None:
     known = {n: call.roles[n] or mask_of_words(n) for n in call.roles}
     masks = [n for n, role in known.items() if role in ("mask", "context_mask")]
     of_source = [n for n in masks if set(words(n)) & OF_SOURCE]
-    of_target = [n for n in masks if set(words(n)) & OF_TARGET]
+    of_target = [n for n in masks if set(words(n)) & OF_TARGET and n not in of_source]
     if len(of_source) == len(of_target) == 1 and of_source != of_target:
         call.roles |= {of_source[0]: "context_mask", of_target[0]: "mask"}
 

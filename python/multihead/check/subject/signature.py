@@ -395,6 +395,9 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     elif "query" in found and "x" in found and "context" not in found:
         rename = "context" if "key" not in found else None
         roles.update({n: rename for n, role in roles.items() if role == "x"})
+    keys = [p for p in parameters if roles[p.name] == "key" and p.default is _EMPTY]
+    if keys and "query" not in found and roles[first] == "x":
+        roles[first] = "query"
     if not set(roles.values()) & {"query", "x"}:
         # forward(hidden, key, value): what comes first asks.
         roles[first] = "query" if "key" in roles.values() else "x"

@@ -24,6 +24,7 @@ _LENGTH = {"len", "length", "lens", "lengths", "seq", "sequence", "seqlen", "ctx
 _LENGTH |= {"context", "max", "maxlen", "time", "steps", "timesteps", "window"}
 _LENGTH |= {"position", "positions", "pos", "tokens", "patches", "block", "t"}
 _WIDER = {"ff", "ffn", "mlp", "feedforward", "intermediate", "forward", "fc"}
+_RATIO = {"ratio", "factor", "mult", "multiplier", "expansion"}
 _OTHER = {"layer", "layers", "vocab", "vocabulary", "class", "classes", "expert"}
 _OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "stride", "ratio"}
 # No size, whatever stands beside it.
@@ -93,8 +94,12 @@ def role_of_words(name: str) -> str | None:
         return "num_kv_heads" if shared else "num_heads"
     if have & _GROUPS:
         return None if have & {"expert", "experts", "topk"} else "num_kv_heads"
-    if have & _WIDER and (wide or have & _SIZE or counts):
+    if have & _WIDER and (
+        wide or have & (_SIZE | {"hidden", "hid", "inner"}) or counts
+    ):
         return "mlp_dim"
+    if have & _RATIO and have <= _RATIO | _WIDER:
+        return "mlp_ratio"
     if have & _OTHER:
         return None
     if have & _LENGTH and not wide:
@@ -137,7 +142,7 @@ _BESIDE |= {
 }
 _ATTENDS = {"attn", "attend", "attends", "attention"}
 _VALUES = {"value", "values", "v", "val", "vals"}
-_ASKING = {"query", "queries", "q"}
+OF_QUERIES = {"query", "queries", "q"}
 _FROM_ELSEWHERE = {
     "encoder",
     "enc",
@@ -157,7 +162,7 @@ def tensor_of_words(name: str) -> str | None:
     ways = said & {"from", "to"}  # a query attends from its place to others
     if len(ways) == 1 and said <= _BESIDE | _ATTENDS | ways:
         return "query" if ways == {"from"} else "key"
-    if said & _ASKING and said <= _BESIDE | _ASKING:
+    if said & OF_QUERIES and said <= _BESIDE | OF_QUERIES:
         return "query"
     pair = said & {"key", "keys"} and said & {"value", "values"}
     if pair and said <= _BESIDE | {"key", "keys", "value", "values"}:
@@ -188,10 +193,15 @@ def mask_of_words(name: str) -> str | None:
     while said and (said[-1] in _SHAPED or said[-1].isdigit()):
         said.pop()  # mask_3d
     have = set(said)
+    if (
+        said[:1] == ["mask"]
+        and have <= {"mask"} | _ATTENDS | _PADS | OF_SOURCE | OF_TARGET
+    ):
+        said = [*said[1:], "mask"]  # mask_tgt
     is_other = have & _NO_MASK and not have & {"attention", "attn"}
     if said[-1:] not in (["mask"], ["masks"], ["masking"]) or is_other:
         return None
-    if have & _ASKING and not have & {"key", "keys", "kv"}:
+    if have & OF_QUERIES and not have & {"key", "keys", "kv"}:
         return "query_mask"
     if have & _PADS:
         return "padding"
