@@ -125,6 +125,11 @@ constexpr Assumption kOneWindow = {
     "If windows are not meant to mix or to be shifted: put back each pixel "
     "where it was cut out.",
     "windows of an image are meant to come out otherwise than alone"};
+constexpr Assumption kSwitchedOff = {
+    "switched_off",
+    "It must be told {}, and is told False: with True it is not judged.",
+    "Check an instance that is made with your values, or say how by `call=`.",
+    "its switches are off"};
 constexpr Assumption kPositionsUnseen = {
     "positions_unseen",
     "Every token was given position 0, as NumPy does not show what is made of "
@@ -163,7 +168,7 @@ constexpr const Assumption* kWithCondition[] = {
     &kNoOutput,      &kLayersBeside,    &kScaleArgument,   &kEqualLengths,
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
-    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow};
+    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow, &kSwitchedOff};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -318,6 +323,8 @@ class Assuming {
     if (fact(calls_, "bias_of_another_query") == "true") add(kBiasOfAnother);
     if (fact(calls_, "positions_unseen") == "true") add(kPositionsUnseen);
     if (fact(calls_, "one_window") == "true") add(kOneWindow);
+    if (const std::string names = fact(calls_, "switched_off"); !names.empty())
+      add(kSwitchedOff, always, Stage::kProjections, names);
     if (const std::string names = fact(calls_, "settings"); !names.empty())
       add(kSettings, always, Stage::kProjections, names);
     if (const std::string name = fact(calls_, "asked_to_scale"); !name.empty())

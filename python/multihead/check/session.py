@@ -233,13 +233,15 @@ class Examination:
         else:
             reading.findings.append(core.HEADS_RIGHT)
 
+    def _meanings(self, way: Way) -> list[Meaning]:
+        stated = self.options, self.believed, self.stated
+        return list(plans.meanings(way.call, self.subject, *stated))
+
     def _with_added_masks(self, reading: Reading, verdict: dict) -> dict:
         """The better verdict on heads, whose masks may be meant to be added."""
         way = reading.way
         read = {r.meaning.additive for r in self._readings if r.way is way}
-        for meaning in plans.meanings(
-            way.call, self.subject, self.options, self.believed, self.stated
-        ):
+        for meaning in self._meanings(way):
             if meaning.additive in read:
                 continue
             kept = self._run_all(way, meaning.additive).kept
@@ -290,11 +292,9 @@ class Examination:
     def _better(self, best: Reading | None, way: Way) -> Reading:
         """`best`, or the reading of `way` that beats it."""
         runs: dict[bool, Cases] = {}  # by whether masks are added
-        meanings = list(
-            plans.meanings(
-                way.call, self.subject, self.options, self.believed, self.stated
-            )
-        )
+        meanings = self._meanings(way)
+        if wiring.attentions(way.base):  # added masks are tried where heads tell it
+            meanings = [m for m in meanings if not m.additive] or meanings
         # Where masks may mean several things, a little may tell which; else what is
         # right in a later meaning would wait for all faults in the first.
         whole = _FORM_EFFORT if way.form is not None and way.form.guess else 1.0
@@ -489,9 +489,7 @@ class Examination:
             facts["num_heads_guessed"] = "true"
         if scaled := observation.asked_to_scale(call, construction):
             facts["asked_to_scale"] = scaled
-        if construction is not None:
-            blind = " and ".join(f"`{name}`" for name in construction.blind)
-            facts |= {"settings": blind} if blind else {}
+        facts |= construction.facts if construction is not None else {}
         if made_up := reading.way.made_up:
             facts["made_up"] = ",".join(sorted(set(made_up.values())))
         if case.relation == "equal" and not call.is_packed:

@@ -189,13 +189,14 @@ TEST(Conditions, WhatItRefusesOrWasGuessedMayDecide) {
             Names{"self_attention_only"});
   EXPECT_EQ(conditions("order_guessed", "true"), Names{"sequence_first"});
   EXPECT_EQ(conditions("additive_guessed", "true"), Names{"mask_additive"});
+  EXPECT_EQ(conditions("switched_off", "`use_rope`"), Names{"switched_off"});
   EXPECT_EQ(conditions("order_inside", "true"), Names{});
   EXPECT_EQ(conditions("num_heads_guessed", "true"), Names{});
 }
 
 TEST(Conditions, AllHaveNamesOfTheirOwn) {
   Names names = names_of(all_conditions());
-  EXPECT_EQ(names.size(), 43);
+  EXPECT_EQ(names.size(), 44);
   std::ranges::sort(names);
   EXPECT_TRUE(std::ranges::adjacent_find(names) == names.end());
   for (const Condition& condition : all_conditions())

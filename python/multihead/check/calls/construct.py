@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Constructs a class of modules from what the names of its arguments mean."""
 
-import ast
 import contextlib
 import enum
 import inspect
 import re
-import textwrap
 from dataclasses import replace
 
 import torch
@@ -30,6 +28,7 @@ from .settings import (
     choices_of,
     class_for,
     is_of_convolution,
+    is_only_kept,
     may_count_heads,
     reads_groups,
     settings_of,
@@ -46,6 +45,18 @@ _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
 _OF_ATTENTION = {"attn", "attention", "att"}
+# Switches that are on where they are asked for.
+GIVEN = ("bias", "batch_first", "is_causal", *SWITCHES)
+_OF_ATTENTION_ITSELF = {
+    "rope",
+    "rotary",
+    "alibi",
+    "relative",
+    "causal",
+    "mask",
+    "masked",
+}
+_OF_ATTENTION_ITSELF |= {"window", "cache", "cached", "flash", "sink", "softcap", "kv"}
 _LINEAR = {"fc", "linear", "lin"}
 _CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
@@ -237,25 +248,24 @@ class Construction:
         # Positions that turn nothing are no guess: what they do is known.
         turning = [n for n in self.unnamed if set(words(n)) & _ROTARY]
         known = turning if self.is_unturned else []
-        known += [name for name in self.unnamed if self._is_only_kept(name)]
+        known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
         return made_up + [name for name in self.unnamed if name not in known]
 
-    def _is_only_kept(self, name: str) -> bool:
-        """Whether the class does nothing with it but `self.name = name`, if that."""
-        target, source = self.subject.target, self.subject.source
-        if not inspect.isclass(target) or target.__bases__ != (nn.Module,):
-            return False
-        try:
-            tree = ast.parse(textwrap.dedent(source))
-        except SyntaxError:
-            return False
-        read = 0
-        for node in ast.walk(tree):
-            own = getattr(node, "id", None) or getattr(node, "attr", None)
-            if own == name and isinstance(node.ctx, ast.Load):
-                read += 1 if isinstance(node, ast.Name) else 2
-        kept = rf"^\s*self\.{re.escape(name)} = {re.escape(name)}$"
-        return read == len(re.findall(kept, source, re.MULTILINE)) <= 1
+    @property
+    def facts(self) -> dict[str, str]:
+        """What decides a verdict of the values that it gives: settings that are made up,
+        and switches of attention that must be given, and are off."""
+        off = [
+            p.name
+            for p in self.parameters
+            if p.default is p.empty
+            and type_name(p) == "bool"
+            and self.roles[p.name] not in GIVEN
+            and set(words(p.name)) & _OF_ATTENTION_ITSELF
+        ]
+        names = {"settings": self.blind, "switched_off": off}
+        written = {k: " and ".join(f"`{n}`" for n in v) for k, v in names.items()}
+        return {kind: said for kind, said in written.items() if said}
 
     def takes(self, *roles: str) -> bool:
         return not set(roles).isdisjoint(self.roles.values())
@@ -367,7 +377,7 @@ class Construction:
                 return None  # off unless asked for, and no dropout of weights
             layer = type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(DROPOUT) if layer else DROPOUT
-        if role in ("bias", "batch_first", "is_causal", *SWITCHES):
+        if role in GIVEN:
             return True
         if role == "masking":
             asked = inspect.signature(self.subject.entry).parameters

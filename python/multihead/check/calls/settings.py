@@ -2,6 +2,7 @@
 """Configurations: one that is made up, which answers usual names, and those that the
 code defines itself."""
 
+import ast
 import contextlib
 import dataclasses
 import dis
@@ -9,6 +10,7 @@ import functools
 import inspect
 import re
 import sys
+import textwrap
 import types
 import typing
 
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 
 from ..subject.roles import CONSTRUCTOR, normal, part_of
+from ..subject.target import Subject
 from ..subject.words import role_of_words, words
 from .cases import Sizes
 
@@ -312,6 +315,24 @@ def _may_replace(name: str, old: object, value: object) -> bool:
 
 def _is_wide(window: object) -> bool:
     return isinstance(window, int) and window > _LONGEST
+
+
+def is_only_kept(subject: Subject, name: str) -> bool:
+    """Whether the class does nothing with it but `self.name = name`, if that."""
+    target, source = subject.target, subject.source
+    if not inspect.isclass(target) or target.__bases__ != (nn.Module,):
+        return False
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return False
+    read = 0
+    for node in ast.walk(tree):
+        own = getattr(node, "id", None) or getattr(node, "attr", None)
+        if own == name and isinstance(node.ctx, ast.Load):
+            read += 1 if isinstance(node, ast.Name) else 2
+    kept = rf"^\s*self\.{re.escape(name)} = {re.escape(name)}$"
+    return read == len(re.findall(kept, source, re.MULTILINE)) <= 1
 
 
 def shown(arguments: dict[str, object]) -> str:
