@@ -324,3 +324,118 @@ class FoldsHeadsFirst(Heads):
 
 def test_masks_that_are_folded_with_heads_first():
     assert multihead.check(FoldsHeadsFirst).cause == "mask_head_order"
+
+
+class NormsOfAllHeads(nn.Module):
+    """As OLMo has it: queries and keys pass norms before they are cut into heads. With
+    one head of keys, theirs is as wide as a head."""
+
+    def __init__(self, d_in, num_heads, num_kv_groups, head_dim):
+        super().__init__()
+        self.heads, self.groups = num_heads, num_kv_groups
+        wide, narrow = num_heads * head_dim, num_kv_groups * head_dim
+        self.q_proj, self.o_proj = nn.Linear(d_in, wide), nn.Linear(wide, d_in)
+        self.k_proj, self.v_proj = nn.Linear(d_in, narrow), nn.Linear(d_in, narrow)
+        self.q_norm, self.k_norm = nn.RMSNorm(wide), nn.RMSNorm(narrow)
+
+    def forward(self, x):
+        q, k = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x))
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = (
+            t.unflatten(-1, (self.groups, -1)).transpose(1, 2)
+            for t in (k, self.v_proj(x))
+        )
+        k, v = (t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_norms_of_all_heads_beside_one_head_of_keys():
+    report = multihead.check(NormsOfAllHeads)
+    assert report.passed, str(report)
+    assert "norm_of_heads" in [said["name"] for said in report.assumptions]
+
+
+def turned(x, width: int, sign: float = 1.0):
+    """The first features of (B, L, H, D) by their positions, half by half."""
+    part, rest = x[..., :width], x[..., width:]
+    steps = torch.arange(x.shape[1], dtype=x.dtype)[:, None, None]
+    angles = steps / 100 ** (torch.arange(0, width, 2).to(x) / width)
+    cos, sin = (torch.cat([t, t], -1) for t in (angles.cos(), sign * angles.sin()))
+    a, b = part[..., : width // 2], part[..., width // 2 :]
+    return torch.cat([part * cos + torch.cat([-b, a], -1) * sin, rest], -1)
+
+
+class TurnsAPart(nn.Module):
+    """As GPT-NeoX has it: a quarter of each head is turned, which must be whole pairs."""
+
+    def __init__(self, n_hidden, n_heads, rotary_pct=0.25):
+        super().__init__()
+        self.heads, self.width = n_heads, int(n_hidden // n_heads * rotary_pct)
+        self.qkv, self.out = (
+            nn.Linear(n_hidden, 3 * n_hidden),
+            nn.Linear(n_hidden, n_hidden),
+        )
+
+    def turn(self, q, k, v):
+        return turned(q, self.width), turned(k, self.width), v
+
+    def back(self, context):
+        return context
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = self.turn(q, k, v)
+        weights = (torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5).softmax(
+            -1
+        )
+        return self.out(
+            self.back(torch.einsum("bhij,bjhd->bihd", weights, v)).flatten(2)
+        )
+
+
+class TurnsValuesAndBack(TurnsAPart):
+    """Values by their distance from the query: turned, and turned back behind."""
+
+    def turn(self, q, k, v):
+        return *super().turn(q, k, v)[:2], turned(v, self.width)
+
+    def back(self, context):
+        return turned(context, self.width, -1.0)
+
+
+def test_heads_are_wide_enough_for_the_part_that_is_turned():
+    report = multihead.check(TurnsAPart)
+    assert report.passed, str(report)
+
+
+def test_a_context_that_is_turned_back_is_a_condition():
+    report = multihead.check(TurnsValuesAndBack)
+    assert report.judgement == "right_if", str(report)
+    assert [c["name"] for c in report.conditions] == ["layers_beside"]
+
+
+class Switched(nn.Module):
+    """Which switch is meant, nobody knows."""
+
+    def __init__(self, d_model: int, num_heads: int, use_rope: bool):
+        super().__init__()
+        self.heads, self.use_rope = num_heads, use_rope
+        self.qkv, self.out = (
+            nn.Linear(d_model, 3 * d_model),
+            nn.Linear(d_model, d_model),
+        )
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)) for t in self.qkv(x).chunk(3, -1))
+        if self.use_rope:
+            q = turned(q, q.shape[-1])
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_switch_that_must_be_given_is_a_condition():
+    report = multihead.check(Switched)
+    assert [c["name"] for c in report.conditions] == ["switched_off"]
+    assert "`use_rope`" in report.assumptions[0]["sentence"]
