@@ -218,3 +218,12 @@ def test_pytorchs_layers_are_handed_the_sequence_first():
     report = multihead.check(OfPytorchsLayers)
     assert report.judgement == "right_if"
     assert "sequence_first" in conditions(report)
+
+
+class WithOneMaskForgotten(WithOneMask):
+    def forward(self, x, enc_out, mask=None):
+        return super().forward(x, enc_out)
+
+
+def test_the_one_mask_of_a_block_must_reach_an_attention():
+    assert multihead.check(WithOneMaskForgotten).cause == "mask_ignored"

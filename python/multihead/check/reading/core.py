@@ -2,6 +2,7 @@
 """The verdict on the core alone: what attention does from its heads on, where the whole
 is not explained, as beside layers that attention has no use for."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -153,23 +154,28 @@ def _judged_apart(
 ) -> dict[str, Any] | None:
     """The verdict on each attention of a block; the first that is wrong is that of
     all. None where nothing explains one of them."""
-    whole: dict[str, Any] = {}
+    verdicts: list[dict[str, Any]] = []
+    is_masked = reading.way.call.takes("context_mask")
     for place, found in enumerate(parts, 1):
         best = _of_these(reading, found, promises, effort)
-        if (best is None or best["faults"]) and not reading.way.call.takes(
-            "context_mask"
-        ):
+        if best is None:
             # Its mask may be for another of them.
             plain = [(_unmasked(run), one) for run, one in found]
-            other = _of_these(reading, plain, promises, _LITTLE_EFFORT)
-            best = other if other is not None and not other["faults"] else best
+            best = _of_these(reading, plain, promises, _LITTLE_EFFORT)
+        elif not best["faults"]:
+            is_masked |= any(run.arguments.masks for run, _ in found)
         if best is None:
             return None
         best["cases"] = _numbered(best["cases"], place)
-        whole = best if not whole else _both(whole, best)
-        if best["faults"]:
-            return best
-    return whole
+        verdicts.append(best)
+    wrong = [one for one in verdicts if one["faults"]]
+    if is_masked and not reading.way.call.takes("context_mask"):
+        # What ignores it leaves it to the one that blocks by it.
+        names = [[fault["name"] for fault in one["faults"]] for one in wrong]
+        wrong = [w for w, of in zip(wrong, names) if of != ["mask_ignored"]]
+    if wrong:
+        return wrong[0]
+    return functools.reduce(_both, (one for one in verdicts if not one["faults"]))
 
 
 def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
