@@ -256,7 +256,8 @@ Finding against_text(const Mask& mask, const std::string& says,
 
 // Whether a fault may come of an argument that nobody understood and that was
 // made up: a number in place of a size or a factor, nothing (None, 0, False) in
-// place of a mask or a factor, a mask, or sequences in a guessed order.
+// place of a mask or a factor, a mask, a layer that does nothing, or sequences
+// in a guessed order.
 bool may_come_of(const std::string& made_up, const Pick& pick) {
   const Stage stage = *pick.fault->stage;
   if (made_up == "number")
@@ -266,6 +267,7 @@ bool may_come_of(const std::string& made_up, const Pick& pick) {
     return stage == Stage::kScores || stage == Stage::kMaskedScores ||
            stage == Stage::kWeights;
   if (made_up == "mask") return stage == Stage::kMaskedScores;
+  if (made_up == "layer") return true;
   if (made_up != "order") return false;
   Recipe faulty;
   pick.way->apply(faulty);

@@ -26,7 +26,8 @@ WORDS = {
     "qkv_dim": "dim_Q d_k key_dim total_value_depth dimv",
     "mlp_dim": "ff_dim dim_feedforward mlp_size",
     "dropout": "attn_pdrop dropout_rate",
-    None: "n_layer vocab_size mlp_ratio head_mask qkv_bias name depth x",
+    "mlp_ratio": "mlp_ratio ffn_expansion_factor",
+    None: "n_layer vocab_size head_mask qkv_bias name depth x",
 }
 
 

@@ -249,6 +249,7 @@ class Construction:
         turning = [n for n in self.unnamed if set(words(n)) & _ROTARY]
         known = turning if self.is_unturned else []
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
+        made_up += stand_ins.unknown(self)
         return made_up + [name for name in self.unnamed if name not in known]
 
     @property
@@ -306,8 +307,7 @@ class Construction:
 
     @property
     def _turned_part(self) -> float | None:
-        """How much of a head is turned by its position, by default: a fraction, as
-        `rotary_pct=0.25` says."""
+        """How much of a head is turned by its position, by default: a fraction, 0.25."""
         of_turns = [p for p in self.parameters if set(words(p.name)) & _ROTARY]
         parts = [p.default for p in of_turns if type(p.default) is float]
         return next((part for part in parts if 0 < part < 1), None)

@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from .construct import Construction
 
 _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product|mha", re.IGNORECASE)
-_BEHIND = re.compile(r"ff|feed|mlp|position_?wise|dense|fc|fully", re.IGNORECASE)
+_BEHIND = re.compile(
+    r"(^|_)(p?ffn?|feed|feedforward|mlp|position_?wise|dense|fc|fully)(_|$)",
+    re.IGNORECASE,
+)
 # As it is, or as a copy of it; a size would be computed with.
-_KEPT = r"self\.(\w+) = (?:[\w.]*(?:copy|clone)\w*\()?{0}\s*(?:[,;)#]|\.to\(|$)"
+_KEPT = (
+    r"(?:^|;)\s*self\.(\w+) = (?:[\w.]*(?:copy|clone)\w*\()?{0}\s*(?:[,;)#]|\.to\(|$)"
+)
 _ASKED: list[type] = []
 _DEFINED = re.compile(r"^class \w*(Att(entio)?n|MHA)\w*\(.*Module", re.M | re.I)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
@@ -110,6 +115,12 @@ def handed(of: "Construction", name: str, sizes: Sizes) -> object | None:
             return kind
         return kind(**construction.arguments(sizes, optional=False))
     return None
+
+
+def unknown(of: "Construction") -> list[str]:
+    """The layers of which nothing says what they do."""
+    found = [name for name, role in of.roles.items() if role == "layer"]
+    return [n for n in found if not (_ATTENTION.search(n) or _BEHIND.search(n))]
 
 
 def have_heads(of: "Construction") -> bool:

@@ -285,6 +285,11 @@ class Cores:
             first = replace(self.found[0], others=len(self.found) - 1)
             self.found = [first]
 
+    @property
+    def are_several(self) -> bool:
+        """Whether they are those of several attentions, as of a block."""
+        return len(attentions(self.found)) > 1
+
     def reaches(self, out: Tensor) -> bool:
         """Whether what the heads returned has a part in it."""
         return storage(out) in self._behind
@@ -407,6 +412,7 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     ]
     facts = ("own_scale", "are_cosines", "is_shifted", "is_biased")
     known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
+    known["masked_by"] = frozenset().union(*(core.masked_by for core in fitting))
     others += fitting[0].others
     for name in ("scores", "added"):
         shown = [t for core in fitting if (t := getattr(core, name)) is not None]

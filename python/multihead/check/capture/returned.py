@@ -15,6 +15,8 @@ from ..report import Finding
 from .record import Recorder
 
 _OUTPUT = re.compile(r"x|y|z|h|out(put)?s?|.*_out(put)?|context|hidden\w*|result")
+# Beside the output, by its name: `return self.out(wv), qk`.
+RETURNS_SCORES = re.compile(r"^\s*return \S[^\n]*, \(?(qk|logits|sim)\)?\s*$", re.M)
 
 
 class Unfit(Exception):

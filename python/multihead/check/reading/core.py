@@ -3,6 +3,7 @@
 is not explained, as beside layers that attention has no use for."""
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import speaks
+from ..subject.target import text_of_file
 from ..subject.words import OF_TARGET, words
 from . import observation, wiring
 from .ways import Reading
@@ -22,6 +24,8 @@ from .ways import Reading
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, _LITTLE_EFFORT = 0.2, 0.03
+_OF_T5 = re.compile(r"position_bias|relative_attention_bias")
+_OF_TABLES = re.compile(r"emb|(^|\.)(tok|token|tokens|wte|wpe|pos|lookup)\.")
 _SHOWN = 5  # names of what stands beside
 
 # Where the whole is not explained, and nothing stands beside attention.
@@ -117,8 +121,7 @@ def _of_block(reading: Reading) -> list[list[tuple[Run, Core]]]:
         for part, one, its_own in zip(parts, joined, first):
             if not one.query.isfinite().all():
                 continue  # behind one that a mask blinds
-            of_context = wiring.reads_context(its_own)
-            part.append((_with_masks(reading, run, of_context), one))
+            part.append((_with_masks(reading, run, its_own), one))
     return parts if all(parts) else []
 
 
@@ -128,10 +131,13 @@ def _joined(found: list[Core], batch: int, lengths: tuple[int, int]) -> Core | N
     return next((one for one in either if one is not None), None)
 
 
-def _with_masks(reading: Reading, run: Run, of_context: bool) -> Run:
+def _with_masks(reading: Reading, run: Run, found: list[Core]) -> Run:
     """The run with the masks that are meant for this attention, where the code takes
-    one for each."""
+    one for each; with none where it reads what is no sequence of ours."""
     call, masks = reading.way.call, run.arguments.masks
+    of_context = wiring.reads_context(found)
+    if not of_context and not wiring.reads_its_own(found):
+        return _unmasked(run)
     if not call.takes("context_mask"):
         return run
     is_own = run.case.of_self or run.case.relation == "self"
@@ -154,6 +160,9 @@ def _judged_apart(
 ) -> dict[str, Any] | None:
     """The verdict on each attention of a block; the first that is wrong is that of
     all. None where nothing explains one of them."""
+    if _OF_T5.search(text_of_file(reading.way.runner.subject)):
+        # It scales none of them, for the bias of one.
+        promises = promises | {"takes_position_bias": "true"}
     verdicts: list[dict[str, Any]] = []
     is_masked = reading.way.call.takes("context_mask")
     for place, found in enumerate(parts, 1):
@@ -170,12 +179,19 @@ def _judged_apart(
         verdicts.append(best)
     wrong = [one for one in verdicts if one["faults"]]
     if is_masked and not reading.way.call.takes("context_mask"):
-        # What ignores it leaves it to the one that blocks by it.
-        names = [[fault["name"] for fault in one["faults"]] for one in wrong]
-        wrong = [w for w, of in zip(wrong, names) if of != ["mask_ignored"]]
+        # What ignores it may leave it to the one that blocks by it.
+        wrong = [one for one in wrong if not _ignores(one)]
     if wrong:
         return wrong[0]
+    if any(map(_ignores, verdicts)) and not _ignores(verdicts[0]):
+        later = len(parts) - 1
+        first = [(run, replace(one, others=later)) for run, one in parts[0]]
+        return _of_these(reading, first, promises, effort)
     return functools.reduce(_both, (one for one in verdicts if not one["faults"]))
+
+
+def _ignores(verdict: dict[str, Any]) -> bool:
+    return [fault["name"] for fault in verdict["faults"]] == ["mask_ignored"]
 
 
 def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -203,6 +219,26 @@ def _of_these(
     # Which items and heads are which, only masks and biases tell.
     if len(plain) == len(found) and not found[0][1].is_biased:
         return _judged_either_way(reading, found, promises, effort)
+    best = _of_masked(reading, found, plain, promises, effort)
+    if best is not None and _ignores(best) and _hides_masks(found, best):
+        return None
+    return best
+
+
+def _hides_masks(found: list[tuple[Run, Core]], verdict: dict[str, Any]) -> bool:
+    """Whether a bias that is not judged may have a mask in it that has a part in the
+    scores, as T5 adds both at once."""
+    biased = any(one["name"] == "position_bias" for one in verdict["assumptions"])
+    return biased and any("mask" in one.masked_by for _, one in found)
+
+
+def _of_masked(
+    reading: Reading,
+    found: list[tuple[Run, Core]],
+    plain: list[tuple[Run, Core]],
+    promises: dict[str, str],
+    effort: float,
+) -> dict[str, Any] | None:
     turned = [(run, _turned(one)) for run, one in found]
     best = _judged_either_way(reading, found, promises, effort)
     if best is None or best["faults"]:
@@ -278,7 +314,7 @@ def _idle(reading: Reading) -> list[str]:
         for name, tensor in run.parameters.tensors.items()
         if tensor.dim() >= 2
         and speaks(name)
-        and "emb" not in name
+        and not _OF_TABLES.search(name)
         and run.recorder.root(tensor) not in met
     ][:_SHOWN]
 

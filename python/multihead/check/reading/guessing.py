@@ -57,7 +57,7 @@ _OF_THE_PROGRAM = ("changes_global_state", "changes_inputs", "random", "prints")
 
 def kinds(call: Call, construction: Construction | None) -> dict[str, str]:
     """The arguments whose value is made up, and what it is, as the engine calls it:
-    "number", "nothing" (None, 0, False), "mask", or "order" of the sequences."""
+    "number", "nothing" (None, 0, False), "mask", "layer", or "order" of the sequences."""
     found = {}
     tensors = [name for name in call.guessed if call.roles.get(name) in TENSORS]
     for name in call.guessed:
@@ -73,6 +73,8 @@ def kinds(call: Call, construction: Construction | None) -> dict[str, str]:
         if role != "config":  # it answers the usual names alone
             other = "mask" if "mask" in words(name) else "nothing"
             found[name] = "number" if role in SIZES else other
+        if role == "layer":
+            found[name] = role
     if construction:  # what it reads of its configuration
         found |= dict.fromkeys(construction.blind, "nothing")
     return found

@@ -367,7 +367,8 @@ class Cases:
         if self.call.takes("padding") and not cases.unbatched(self.base):
             name = "self-attention, padding"
             self._run_with(name, relation="self", padding="mask", draw=29)
-        if self.call.takes("mask") and self.call.takes("context_mask"):
+        both = self.call.takes("mask") and self.call.takes("context_mask")
+        if both and self._taken.recorder.cores.are_several:
             known = [r.case.mask_dtype for r in self.kept if r.case.mask]
             own = [
                 replace(c, name=f"{c.name} of its own", of_self=True)

@@ -56,6 +56,11 @@ def reads_context(attention: list[Core]) -> bool:
     return "key" in keys and keys != asking
 
 
+def reads_its_own(attention: list[Core]) -> bool:
+    asking, keys, _ = attention[0].sources
+    return keys == asking
+
+
 def of_context(call: Call, base: Run) -> list[Finding]:
     """What the block makes of its context."""
     found = attentions(base)

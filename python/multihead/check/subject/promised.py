@@ -51,7 +51,7 @@ _OWN_KEY_COUNTS = re.compile(
 def promises(subject: Subject, call: Call) -> dict[str, str]:
     """All of it, as the engine is told."""
     said = {
-        "takes_position_bias": is_position_bias(call.parameter("mask") or ""),
+        "takes_position_bias": any(map(is_position_bias, call.roles)),
         "says_dot_product": is_dot_product(subject),
         "says_position_bias": has_position_bias(subject),
         "queries_are_last": queries_are_last(subject),
