@@ -216,12 +216,12 @@ Concern unscaled(const ObservedCall& call) {
 
 // Perhaps, beside a learned number or a bias that is handed in, as T5 has it.
 Concern unscaled_beside_number(const ObservedCall& call) {
-  const bool is_handed = call.facts.contains("takes_position_bias");
-  const bool has_number = std::ranges::any_of(call.numbers, [](const auto& one) {
-    return one.first.find("sink") == std::string::npos;
-  });
-  const bool is_other = has_number && unscaled(call) == Concern::kNo;
-  return maybe(shows_its_way(call) && (is_handed || is_other));
+  const bool may_scale = call.facts.contains("takes_position_bias") ||
+                         std::ranges::any_of(call.numbers, [](const auto& one) {
+                           return one.first.find("sink") == std::string::npos;
+                         });
+  return maybe(shows_its_way(call) && may_scale &&
+               unscaled(call) == Concern::kNo);
 }
 
 // Learned factors of what the norms of queries and keys return.

@@ -282,3 +282,20 @@ def test_layers_of_proteins(layer):
 )
 def test_faults_of_layers_of_proteins(layer, fault):
     assert multihead.check(layer).cause == fault
+
+
+class Wrapper(nn.Module):
+    """What it wraps, nobody knows: it may be no attention."""
+
+    def __init__(self, dim, fn):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.fn = fn
+
+    def forward(self, x):
+        return self.fn(self.norm(x))
+
+
+def test_a_layer_of_which_nothing_says_what_it_does_is_no_fault():
+    report = multihead.check(Wrapper)
+    assert report.unchecked, str(report)

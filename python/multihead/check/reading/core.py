@@ -16,7 +16,6 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import speaks
-from ..subject.target import text_of_file
 from ..subject.words import OF_TARGET, words
 from . import observation, wiring
 from .ways import Reading
@@ -24,7 +23,6 @@ from .ways import Reading
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, _LITTLE_EFFORT = 0.2, 0.03
-_OF_T5 = re.compile(r"position_bias|relative_attention_bias")
 _OF_TABLES = re.compile(r"emb|(^|\.)(tok|token|tokens|wte|wpe|pos|lookup)\.")
 _SHOWN = 5  # names of what stands beside
 
@@ -160,9 +158,6 @@ def _judged_apart(
 ) -> dict[str, Any] | None:
     """The verdict on each attention of a block; the first that is wrong is that of
     all. None where nothing explains one of them."""
-    if _OF_T5.search(text_of_file(reading.way.runner.subject)):
-        # It scales none of them, for the bias of one.
-        promises = promises | {"takes_position_bias": "true"}
     verdicts: list[dict[str, Any]] = []
     is_masked = reading.way.call.takes("context_mask")
     for place, found in enumerate(parts, 1):
