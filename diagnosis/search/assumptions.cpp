@@ -168,7 +168,7 @@ constexpr const Assumption* kWithCondition[] = {
     &kNoOutput,      &kLayersBeside,    &kScaleArgument,   &kEqualLengths,
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
-    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow, &kSwitchedOff};
+    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);

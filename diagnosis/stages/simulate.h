@@ -86,9 +86,9 @@ at::Tensor normalised(const ObservedCall& call, NormKind kind, NormPlace place,
 /// Whether the call has a norm with parameters for this width.
 bool has_norm(const ObservedCall& call, int64_t width);
 
-/// Whether queries and keys pass their norm before they are split: it is as wide
-/// as what is projected, and none is for queries of one head. (With one head of
-/// keys theirs is as wide as a head either way.)
+/// Whether queries and keys pass their norm before they are split: it is as
+/// wide as what is projected, and none is for queries of one head. (With one
+/// head of keys theirs is as wide as a head either way.)
 bool has_wide_norm(const ObservedCall& call, int64_t projected);
 
 /// Heads (B, H, L, D) of a role turned by their positions. Impossible: the

@@ -42,7 +42,7 @@ from .record import (
     part_copies,
     unset_is_nan,
 )
-from .returned import RETURNS_SCORES, Unfit, has_weights, position_that_asks, split
+from .returned import Unfit, has_weights, position_that_asks, split
 
 
 @dataclass
@@ -253,8 +253,6 @@ class Runner:
                 return
             (out, run.attention), run.asks = one
         run.out = out
-        if RETURNS_SCORES.search(self.subject.source):
-            run.attention = None
         zeros = run.attention is not None and not run.attention.any()
         if zeros and not has_weights(recorder.trace, run.attention):
             run.attention = None

@@ -15,6 +15,7 @@ from torch import nn
 from ..calls import cases
 from ..calls.arguments import by_name, of_user, settle
 from ..calls.cases import TABLES, Case, Sizes, Style, grouped, input_width
+from ..capture.returned import RETURNS_SCORES
 from ..capture.runner import Run, Runner
 from ..options import Options
 from ..report import Finding
@@ -177,6 +178,8 @@ class FirstCall:
             limit = None if is_first else left
             run = self.runner.run(case, seconds=limit)
             if not run.refused:
+                if RETURNS_SCORES.search(self.subject.source):
+                    run.attention = None
                 return run, complaints
             kind = (case.layout, case.mask, case.dtype, case.style)
             first = first or kind
