@@ -16,6 +16,7 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import speaks
+from ..subject.target import text_of_file
 from ..subject.words import OF_TARGET, words
 from . import observation, wiring
 from .ways import Reading
@@ -23,6 +24,9 @@ from .ways import Reading
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, _LITTLE_EFFORT = 0.2, 0.03
+# T5 scales no scores, for the bias of one attention, and adds its masks to that.
+_OF_T5 = re.compile(r"position_bias|relative_attention_bias")
+_OF_T5S = {"scale_missing", "mask_added", "mask_ignored"}
 _OF_TABLES = re.compile(r"emb|(^|\.)(tok|token|tokens|wte|wpe|pos|lookup)\.")
 _SHOWN = 5  # names of what stands beside
 
@@ -176,6 +180,10 @@ def _judged_apart(
     if is_masked and not reading.way.call.takes("context_mask"):
         # What ignores it may leave it to the one that blocks by it.
         wrong = [one for one in wrong if not _ignores(one)]
+    names = {fault["name"] for one in wrong[:1] for fault in one["faults"]}
+    of_t5 = _OF_T5.search(text_of_file(reading.way.runner.subject))
+    if wrong and of_t5 and names <= _OF_T5S:
+        return None
     if wrong:
         return wrong[0]
     if any(map(_ignores, verdicts)) and not _ignores(verdicts[0]):
