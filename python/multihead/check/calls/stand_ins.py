@@ -33,6 +33,7 @@ _KEPT = (
 )
 _ASKED: list[type] = []
 _DEFINED = re.compile(r"^class \w*(Att(entio)?n|MHA)\w*\(.*Module", re.M | re.I)
+_OF_POSITIONS = re.compile(r"rope|rotary|pos|emb", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 
 _TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
@@ -120,7 +121,8 @@ def handed(of: "Construction", name: str, sizes: Sizes) -> object | None:
 def unknown(of: "Construction") -> list[str]:
     """The layers of which nothing says what they do."""
     found = [name for name, role in of.roles.items() if role == "layer"]
-    return [n for n in found if not (_ATTENTION.search(n) or _BEHIND.search(n))]
+    known = (_ATTENTION, _BEHIND, _OF_POSITIONS)  # the last are of the code's own class
+    return [name for name in found if not any(k.search(name) for k in known)]
 
 
 def have_heads(of: "Construction") -> bool:
