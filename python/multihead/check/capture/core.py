@@ -38,8 +38,8 @@ class Core:
     returned, (N, Lq, D); draws: how many of dropout came before that. own_scale: that
     of the scores is learned, or lost, or, where they are_cosines, that of cosines; queries
     are so that 1/√D would give the same. is_shifted: numbers for each position were
-    added on the way to them; is_turned: what they returned was multiplied by such. others: how many attentions of later layers there are.
-    scores: what the softmax was given, (N, Lq, Lk), if it could be followed;
+    added on the way to them; is_turned: what they returned was multiplied by such.
+    others: how many attentions of later layers there are. scores: what the softmax was given, (N, Lq, Lk), if it could be followed;
     is_biased: whether anything but a scale came between their product and it; product:
     that product, of which the bias is what is left; added: what it was added to that
     comes of nothing we know, as features of pairs. depth: how many attentions, one
