@@ -201,6 +201,12 @@ struct ObservedCall {
   /// Whether this is only a part of what the code does: from its heads, which
   /// are the inputs, to what comes of them.
   bool is_core() const { return facts.contains("core_beside"); }
+
+  /// Whether the mask is known to have a part in the scores.
+  bool has_mask_in_scores() const { return facts.contains("mask_in_scores"); }
+
+  /// Whether another attention of its block has a bias and does not scale.
+  bool is_beside_bias() const { return facts.contains("beside_bias"); }
 };
 
 /// Whether explain takes a tensor of this name for something else than a

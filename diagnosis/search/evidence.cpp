@@ -74,7 +74,7 @@ class Signs {
     if (!before) return true;
     if (with.learned_scale == LearnedScale::kOne &&
         (is_biased(without) || has_line(with) ||
-         (call_.is_core() && !is_biased(with)))) {
+         (call_.is_core() && !is_biased(with) && !call_.is_beside_bias()))) {
       return false;
     }
     switch (sign) {

@@ -315,6 +315,34 @@ bool shows_a_pair(const ObservedCall& call) {
   return false;
 }
 
+// What x (B, H, Lq, Lk) has more than the scores. A mask that was added to it
+// before, as in T5, hides it in one item perhaps, and in another not. Where it
+// hides it in all, it is 0; but softmax takes it from a row of which nothing
+// is seen, less one finite number.
+struct Added {
+  Tensor numbers;
+  Tensor seen;
+  double size = 0;  // of the largest number that is seen
+  bool is_masked = false;
+};
+
+Added added_to(const Tensor& scores, const Tensor& x, double largest) {
+  const Tensor difference = (x - scores).detach();
+  const Tensor seen = difference.abs().lt(1e6 * (1 + largest));
+  if (seen.all().item<bool>())
+    return {difference, seen, largest_finite(difference)};
+  const Tensor of_seen = difference.masked_fill(~seen, 0.0);
+  const Tensor of_one = difference.masked_fill(~seen, -kInfinity)
+                            .amax(0, /*keepdim=*/true);
+  const Tensor top = difference.amax(-1, /*keepdim=*/true);
+  const Tensor is_hidden = seen.any(-1, /*keepdim=*/true).logical_not();
+  const Tensor of_row = at::where(is_hidden, difference - top, 0.0);
+  const Tensor of_any =
+      at::where(of_one.isinf(), of_row.nan_to_num(0.0, 0.0, 0.0), of_one);
+  return {at::where(seen, difference, of_any), seen, largest_finite(of_seen),
+          /*is_masked=*/true};
+}
+
 // One of places alone is the same for all items; what depends on the query,
 // too, is computed by itself, and scaled before it is added or after. Of one
 // item alone, it may be anything but another multiple of the scores.
@@ -323,34 +351,37 @@ Tensor with_shown_bias(const ObservedCall& call, const Tensor& scores,
   // The code may scale by a number in float32.
   const double unit = call.dtype == at::kDouble ? 1e-7 : 1e-5;
   const double largest = largest_finite(scores);
-  Tensor of_one;
+  Tensor of_one, of_masked;
   const std::vector<Tensor> tensors = like_scores(call, scores);
   for (const Tensor& x : tensors) {
-    const Tensor bias = (x - scores).detach();
-    const double size = largest_finite(bias);
-    const double allowed = unit * (size + largest);
-    const bool is_masked = size > 1e6 * largest;
-    if (is_masked || !bias.isfinite().all().item<bool>() ||
-        size <= 10 * allowed) {
+    const Added bias = added_to(scores, x, largest);
+    const double allowed = unit * (bias.size + largest);
+    if (bias.size <= 10 * allowed) continue;
+    const Tensor& numbers = bias.numbers;
+    const Tensor of_first = numbers.amax(0, /*keepdim=*/true);
+    const bool is_same =
+        scores.size(0) > 1 &&
+        largest_difference(numbers, of_first.expand_as(numbers)) <= allowed;
+    if (bias.is_masked) {
+      if (is_same && !of_masked.defined()) of_masked = numbers;
       continue;
     }
     // Each head may have a scale of its own.
     const Tensor ratios = scores.abs().amax({-2, -1}, /*keepdim=*/true) /
                           x.abs().amax({-2, -1}, /*keepdim=*/true);
     const bool is_multiple = largest_difference(x * ratios, scores) <= allowed;
-    const bool is_same =
-        scores.size(0) > 1 &&
-        largest_difference(bias, bias.slice(0, 0, 1).expand_as(bias)) <=
-            allowed;
-    if (is_same || (!is_multiple && computes(tensors, bias, scale, allowed))) {
-      return scores + bias;
+    if (is_same ||
+        (!is_multiple && computes(tensors, numbers, scale, allowed))) {
+      return scores + numbers;
     }
     if (scores.size(0) > 1 || is_multiple) continue;
     // What meets the softmax next tells it; else the first.
     const bool is_last = computes(tensors, x.softmax(-1), 1.0, 1e-6);
-    if (is_last) return scores + bias;
-    if (!of_one.defined()) of_one = bias;
+    if (is_last) return scores + numbers;
+    if (!of_one.defined()) of_one = numbers;
   }
+  // A mask of its own is clearer than one beside a bias.
+  if (of_masked.defined()) return scores + of_masked;
   require(of_one.defined());
   return scores + of_one;
 }

@@ -94,6 +94,10 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
   }
   if (recipe.softcapped) scores = softcapped(call, scores);
   if (recipe.position_bias != PositionBias::kNone) {
+    // What is shown would hold the mask, too, as of a True that is added.
+    require(recipe.mask.effect != MaskEffect::kIgnored ||
+            recipe.position_bias != PositionBias::kShown ||
+            !call.has_mask_in_scores());
     scores = with_position_bias(call, recipe.position_bias, scores, scale);
   }
   return scores;

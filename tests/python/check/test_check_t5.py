@@ -1,26 +1,128 @@
 # SPDX-License-Identifier: MIT
-"""Blocks of T5, which scales no scores, and adds masks and a bias of positions at once."""
+"""Attention of T5, which scales no scores, and adds its mask and a bias of positions at
+once: neither hides what is wrong with the other."""
 
-from test_check_blocks import Decoder, Heads
+import pytest
+import torch
+from test_check_blocks import Decoder, conditions
+from torch import nn
+from torch.nn import functional as F
 
 import multihead
 
-
-class OfT5(Heads):
-    def root(self) -> float:
-        return 1.0
-
-    def forward(self, q, k, v, mask=None, position_bias=None):
-        return super().forward(q, k, v, mask)
+BUCKETS = 8
 
 
-class DecoderOfT5(Decoder):
+class OfT5(nn.Module):
+    """Raffel et al. 2020; the mask holds numbers to add, 0 or -inf."""
+
+    has_bias = True
+    divisor = 1.0
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float = 0.1):
+        super().__init__()
+        self.count, self.dropout = num_heads, dropout
+        self.q, self.k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.v, self.o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        if self.has_bias:
+            self.relative_attention_bias = nn.Embedding(BUCKETS, num_heads)
+
+    def bias(self, queries: int, keys: int):
+        if not self.has_bias:
+            return torch.zeros(1, self.count, queries, keys)
+        distance = torch.arange(keys) - torch.arange(queries)[:, None]
+        bucket = distance.clamp(-BUCKETS // 2, BUCKETS // 2 - 1) + BUCKETS // 2
+        return self.relative_attention_bias(bucket).permute(2, 0, 1)[None]
+
+    def to_add(self, mask):
+        return mask
+
+    def forward(self, hidden_states, key_value_states=None, mask=None):
+        """mask: additive, 0 or -inf"""
+        x = hidden_states
+        keys = x if key_value_states is None else key_value_states
+        q, k, v = (
+            f(t).unflatten(-1, (self.count, -1)).transpose(1, 2)
+            for f, t in ((self.q, x), (self.k, keys), (self.v, keys))
+        )
+        bias = self.bias(x.shape[1], keys.shape[1])
+        if mask is not None:
+            bias = bias + self.to_add(mask)
+        scores = q @ k.transpose(-2, -1) / self.divisor + bias
+        weights = F.dropout(scores.softmax(-1), self.dropout, self.training)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Kept(OfT5):
+    def to_add(self, mask):
+        return (1.0 - mask.float()) * -1e9
+
+    def forward(self, hidden_states, key_value_states=None, mask=None):
+        """mask: 1 = may be attended to, 0 = blocked"""
+        return super().forward(hidden_states, key_value_states, mask)
+
+
+class Inverted(Kept):
+    def to_add(self, mask):
+        return mask.float() * -1e9
+
+
+class Ignored(OfT5):
+    def to_add(self, mask):
+        return torch.zeros_like(mask, dtype=torch.float)
+
+
+class OfContext(OfT5):
+    has_bias = False
+
+
+class BlockOfT5(Decoder):
     def __init__(self, d_model: int, num_heads: int):
         super().__init__(d_model, num_heads)
         self.self_attn = OfT5(d_model, num_heads)
-        self.cross_attn = OfT5(d_model, num_heads)
+
+    def of_context(self, *sizes):
+        return OfContext(*sizes)
+
+    def alone(self, x, src_mask, tgt_mask):
+        return self.self_attn(x, x, tgt_mask)
+
+    def across(self, x, enc_out, src_mask, tgt_mask):
+        return self.cross_attn(x, enc_out, src_mask)
 
 
-def test_a_block_of_t5_is_not_accused_of_its_scale():
-    report = multihead.check(DecoderOfT5)
+class Scaled(BlockOfT5):
+    def of_context(self, *sizes):
+        attention = super().of_context(*sizes)
+        attention.divisor = 3.0
+        return attention
+
+
+@pytest.mark.parametrize(
+    ("attention", "assumed"), [(OfT5, "mask_additive"), (Kept, "mask_keeps")]
+)
+def test_a_mask_added_to_a_bias_is_followed(attention, assumed):
+    report = multihead.check(attention)
     assert report.judgement != "wrong", str(report)
+    names = {one["name"] for one in report.assumptions}
+    assert {assumed, "position_bias", "unscaled"} <= names, str(report)
+
+
+@pytest.mark.parametrize(
+    ("attention", "fault"), [(Inverted, "mask_inverted"), (Ignored, "mask_ignored")]
+)
+def test_a_bias_does_not_hide_what_is_wrong_with_its_mask(attention, fault):
+    report = multihead.check(attention)
+    assert report.causes == [fault], str(report)
+
+
+def test_a_block_of_t5_is_right_in_both_attentions():
+    report = multihead.check(BlockOfT5)
+    assert report.judgement == "right_if", str(report)
+    assert set(conditions(report)) == {"mask_additive", "layers_beside"}
+    assert {case["name"][-1] for case in report.cases} == {"1", "2"}
+
+
+def test_a_block_of_t5_may_not_scale_by_what_is_no_root():
+    report = multihead.check(Scaled)
+    assert report.causes == ["scale_of_another_number"], str(report)

@@ -16,7 +16,6 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import speaks
-from ..subject.target import text_of_file
 from ..subject.words import OF_TARGET, words
 from . import observation, wiring
 from .ways import Reading
@@ -24,9 +23,6 @@ from .ways import Reading
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, _LITTLE_EFFORT = 0.2, 0.03
-# T5 scales no scores, for the bias of one attention, and adds its masks to that.
-_OF_T5 = re.compile(r"position_bias|relative_attention_bias")
-_OF_T5S = {"scale_missing", "mask_added", "mask_ignored"}
 _OF_TABLES = re.compile(r"emb|(^|\.)(tok|token|tokens|wte|wpe|pos|lookup)\.")
 _SHOWN = 5  # names of what stands beside
 
@@ -162,29 +158,29 @@ def _judged_apart(
 ) -> dict[str, Any] | None:
     """The verdict on each attention of a block; the first that is wrong is that of
     all. None where nothing explains one of them."""
-    verdicts: list[dict[str, Any]] = []
-    is_masked = reading.way.call.takes("context_mask")
-    for place, found in enumerate(parts, 1):
-        best = _of_these(reading, found, promises, effort)
-        if best is None:
-            # Its mask may be for another of them.
-            plain = [(_unmasked(run), one) for run, one in found]
-            best = _of_these(reading, plain, promises, _LITTLE_EFFORT)
-        elif not best["faults"]:
-            is_masked |= any(run.arguments.masks for run, _ in found)
-        if best is None:
-            return None
-        best["cases"] = _numbered(best["cases"], place)
-        verdicts.append(best)
+    each = (_of_part(reading, found, promises, effort) for found in parts)
+    judged = [one for one in each if one is not None]
+    if len(judged) < len(parts):
+        return None
+    if any("unscaled" in _names(one, "assumptions") for one, _ in judged):
+        # The bias of one is why none of them scales, as in T5.
+        promises = promises | {"beside_bias": "true"}
+        judged = [
+            (one["faults"] and _of_part(reading, found, promises, effort)) or (one, by)
+            for found, (one, by) in zip(parts, judged)
+        ]
+    is_masked = reading.way.call.takes("context_mask") or any(
+        by_masks and not one["faults"] for one, by_masks in judged
+    )
+    verdicts = [one for one, _ in judged]
+    for place, one in enumerate(verdicts, 1):
+        one["cases"] = _numbered(one["cases"], place)
     wrong = [one for one in verdicts if one["faults"]]
     if is_masked and not reading.way.call.takes("context_mask"):
         # What ignores it may leave it to the one that blocks by it.
         wrong = [one for one in wrong if not _ignores(one)]
-    names = {fault["name"] for one in wrong[:1] for fault in one["faults"]}
     if wrong:
-        is_t5s = names <= _OF_T5S
-        of_t5 = is_t5s and _OF_T5.search(text_of_file(reading.way.runner.subject))
-        return None if of_t5 else wrong[0]
+        return wrong[0]
     if any(map(_ignores, verdicts)) and not _ignores(verdicts[0]):
         later = len(parts) - 1
         first = [(run, replace(one, others=later)) for run, one in parts[0]]
@@ -192,8 +188,27 @@ def _judged_apart(
     return functools.reduce(_both, (one for one in verdicts if not one["faults"]))
 
 
+def _of_part(
+    reading: Reading,
+    found: list[tuple[Run, Core]],
+    promises: dict[str, str],
+    effort: float,
+) -> tuple[dict[str, Any], bool] | None:
+    """The verdict on one attention, and whether masks had a part in it: its mask may be
+    for another of them."""
+    if best := _of_these(reading, found, promises, effort):
+        return best, any(run.arguments.masks for run, _ in found)
+    plain = [(_unmasked(run), one) for run, one in found]
+    best = _of_these(reading, plain, promises, _LITTLE_EFFORT)
+    return (best, False) if best else None
+
+
+def _names(verdict: dict[str, Any], kind: str) -> list[str]:
+    return [one["name"] for one in verdict[kind]]
+
+
 def _ignores(verdict: dict[str, Any]) -> bool:
-    return [fault["name"] for fault in verdict["faults"]] == ["mask_ignored"]
+    return _names(verdict, "faults") == ["mask_ignored"]
 
 
 def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -221,17 +236,7 @@ def _of_these(
     # Which items and heads are which, only masks and biases tell.
     if len(plain) == len(found) and not found[0][1].is_biased:
         return _judged_either_way(reading, found, promises, effort)
-    best = _of_masked(reading, found, plain, promises, effort)
-    if best is not None and _ignores(best) and _hides_masks(found, best):
-        return None
-    return best
-
-
-def _hides_masks(found: list[tuple[Run, Core]], verdict: dict[str, Any]) -> bool:
-    """Whether a bias that is not judged may have a mask in it that has a part in the
-    scores, as T5 adds both at once."""
-    biased = any(one["name"] == "position_bias" for one in verdict["assumptions"])
-    return biased and any("mask" in one.masked_by for _, one in found)
+    return _of_masked(reading, found, plain, promises, effort)
 
 
 def _of_masked(
