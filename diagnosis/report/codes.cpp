@@ -496,6 +496,19 @@ constexpr FaultCode kCodes[] = {
      "that of the context the attention of the sequence.",
      "The target's mask, which hides later positions, is for self-attention; "
      "the source's is for the keys of the context."},
+    {"MH929", "softmax_of_one",
+     "Nothing is chosen: each key or feature counts as it is, and what the "
+     "scores would say is lost.",
+     "Every softmax of the code goes along an axis of one number, in calls of "
+     "other lengths, too.",
+     "Take the softmax along the axis of what is weighed."},
+    {"MH930", "items_mixed",
+     "Texts or images of one batch get parts of each other: results depend on "
+     "what else is in the batch.",
+     "Nothing explains the output, and one item is changed: others change with "
+     "it, along each axis that may be that of items.",
+     "Keep the axis of items to itself: split heads by x.view(B, L, H, "
+     "d).transpose(1, 2)."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -125,6 +125,13 @@ constexpr Assumption kOneWindow = {
     "If windows are not meant to mix or to be shifted: put back each pixel "
     "where it was cut out.",
     "windows of an image are meant to come out otherwise than alone"};
+constexpr Assumption kBeside = {
+    "attentions_beside",
+    "Its attentions stand beside each other: that of the context asks with the "
+    "sequence as it came in, and not with what the first has made of it.",
+    "In a layer of a decoder the second asks with the output of the first: "
+    "cross_attention(x + self_attention(x), context).",
+    "its attentions are meant to stand beside each other"};
 constexpr Assumption kSwitchedOff = {
     "switched_off",
     "It must be told {}, and is told False: with True it is not judged.",
@@ -168,7 +175,8 @@ constexpr const Assumption* kWithCondition[] = {
     &kNoOutput,      &kLayersBeside,    &kScaleArgument,   &kEqualLengths,
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
-    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff};
+    &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
+    &kBeside};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -325,6 +333,7 @@ class Assuming {
     if (fact(calls_, "bias_of_another_query") == "true") add(kBiasOfAnother);
     if (fact(calls_, "positions_unseen") == "true") add(kPositionsUnseen);
     if (fact(calls_, "one_window") == "true") add(kOneWindow);
+    if (fact(calls_, "attentions_beside") == "true") add(kBeside);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())
       add(kSwitchedOff, always, Stage::kProjections, names);
     if (const std::string names = fact(calls_, "settings"); !names.empty())

@@ -227,3 +227,18 @@ class WithOneMaskForgotten(WithOneMask):
 
 def test_the_one_mask_of_a_block_must_reach_an_attention():
     assert multihead.check(WithOneMaskForgotten).cause == "mask_ignored"
+
+
+class Beside(Decoder):
+    """The queries of the context's attention are what came in."""
+
+    def forward(self, x, enc_out, src_mask=None, tgt_mask=None):
+        first = self.norms[0](x + self.alone(x, src_mask, tgt_mask))
+        second = self.norms[1](first + self.across(x, enc_out, src_mask, tgt_mask))
+        return self.norms[2](second + self.narrow(self.wide(second).relu()))
+
+
+def test_attentions_beside_each_other_are_a_condition():
+    report = multihead.check(Beside)
+    assert report.judgement == "right_if", str(report)
+    assert "attentions_beside" in conditions(report)

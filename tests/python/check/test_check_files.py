@@ -257,6 +257,16 @@ def test_an_import_that_is_missing_is_told_and_not_needed(tmp_path):
     assert "uses math without an import" in remark["sentence"]
 
 
+def test_a_name_that_nothing_imports_may_be_that_of_a_package(tmp_path):
+    text = "class Attention(nn.Module):\n    def forward(self, q: List, k, v):\n"
+    text += "        w = einsum('bid,bjd->bij', q, k) / q.shape[-1] ** 0.5\n"
+    text += "        return w.softmax(-1) @ v\n"
+    file = tmp_path / "cell.py"
+    file.write_text(text)
+    report = multihead.check(str(file))
+    assert report.passed, str(report)
+
+
 def test_a_file_that_computes_on_a_gpu_by_default(tmp_path):
     text = "import torch\ntorch.set_default_device('cuda')\n" + ATTENTION
     file = tmp_path / "exercise.py"

@@ -177,3 +177,67 @@ def test_heads_of_a_loop_that_differ_are_right(kind):
 
 def test_heads_that_are_alike_are_named():
     assert multihead.check(OneForAll).cause == "heads_alike"
+
+
+class ItemsInRows(nn.Module):
+    """Views that flatten items with positions: one matrix of scores for the batch."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.scale = (dim // num_heads) ** -0.5
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x, context):
+        batch, length, dim = x.shape
+        q = self.q(x).reshape(length, -1)
+        k = self.k(context).reshape(-1, context.shape[1])
+        v = self.v(context).reshape(-1, context.shape[1])
+        weights = (q @ k * self.scale).softmax(-1)
+        return self.o((weights @ v.T).reshape(batch, length, dim))
+
+
+class AlongItems(nn.Module):
+    """Attention of the items to each other is that of sequence-first code, but for what
+    is behind it, which no fault explains; positions do not mix."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(dim, num_heads)
+
+    def forward(self, x):
+        return self.inner(x, x, x)[0].sin()
+
+
+def test_items_that_are_mixed_are_named_where_no_fault_explains_it():
+    assert multihead.check(ItemsInRows).cause == "items_mixed"
+    assert multihead.check(AlongItems).cause != "items_mixed"
+
+
+class Additive(nn.Module):
+    """Additive attention of a learned vector, as in SwiftFormer (Shaker et al. 2023)."""
+
+    axis = -1
+
+    def __init__(self, in_dims: int, token_dim: int, num_heads: int):
+        super().__init__()
+        width = token_dim * num_heads
+        self.to_query, self.to_key = nn.Linear(in_dims, width), nn.Linear(in_dims, width)
+        self.w_g = nn.Parameter(torch.randn(width, 1))
+        self.scale_factor = token_dim**-0.5
+        self.final = nn.Linear(width, in_dims)
+
+    def forward(self, x):
+        query, key = self.to_query(x), self.to_key(x)
+        weights = (query @ self.w_g * self.scale_factor).softmax(self.axis)
+        summed = (weights * query).sum(1, keepdim=True)
+        return self.final(summed * key + query)
+
+
+class AlongTokens(Additive):
+    axis = 1
+
+
+def test_a_softmax_of_one_number_is_named():
+    report = multihead.check(Additive)
+    assert report.cause == "softmax_of_one", str(report)
+    assert multihead.check(AlongTokens).judgement == "not_judged"

@@ -49,6 +49,25 @@ class SeesAllAtOnce(Turned):
         return self.join(self.scores(q, k).softmax(-1) @ v), (k, v)
 
 
+class ForLater(Attention):
+    """In training it has no use for its cache, and tokens see later ones."""
+
+    def __init__(self, d_model: int, num_heads: int):
+        super().__init__(d_model, num_heads)
+        self.cache_k = self.cache_v = None
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        if not self.training and self.cache_k is not None:
+            k, v = (torch.cat(p, 2) for p in ((self.cache_k, k), (self.cache_v, v)))
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+def test_a_cache_for_later_calls_is_for_one_token_at_a_time():
+    report = multihead.check(ForLater)
+    assert [c["name"] for c in report.conditions] == ["one_token_on_cache"], str(report)
+
+
 def test_several_tokens_at_once_on_a_cache():
     report = multihead.check(SeesAllAtOnce)
     names = [condition["name"] for condition in report.conditions]

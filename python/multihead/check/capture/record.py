@@ -114,6 +114,8 @@ class Recorder(TorchDispatchMode):
         self.has_softmax = self.has_scores = False
         # What the scores are of that meet a softmax: the last two sizes of each.
         self.softmaxes: set[tuple[int, ...]] = set()
+        # Along how many numbers torch.softmax went.
+        self.normalised: set[int] = set()
         # Whether it is called once for each position. What these calls compute is
         # joined, to be traced as that of one call.
         self.is_stepwise = False
@@ -324,6 +326,8 @@ class Recorder(TorchDispatchMode):
             self.softmaxes.add((data[0].shape[-2], data[1].shape[-2]))
         elif is_softmax:
             self.softmaxes.add(tuple(data[0].shape[-2:]))
+        if is_softmax and name in ("_softmax", "_safe_softmax"):
+            self.normalised.add(data[0].shape[args[1]])
         self.has_softmax |= fused or is_softmax
 
     def _note_rounding(self, operands: list[Tensor], results: list[Tensor]) -> None:

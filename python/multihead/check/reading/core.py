@@ -158,6 +158,8 @@ def _judged_apart(
 ) -> dict[str, Any] | None:
     """The verdict on each attention of a block; the first that is wrong is that of
     all. None where nothing explains one of them."""
+    if wiring.are_beside(wiring.attentions(reading.kept[0])):
+        promises = promises | {"attentions_beside": "true"}
     each = (_of_part(reading, found, promises, effort) for found in parts)
     judged = [one for one in each if one is not None]
     if len(judged) < len(parts):

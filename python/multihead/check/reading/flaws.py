@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Flaws that runs show by themselves, whatever else the code does: heads that compute
-the same, and biases of relative positions that another query has a part in.
+the same, a softmax of one number, items that are mixed, and biases of relative positions
+that another query has a part in.
 
 Transformer-XL (Dai et al., 2019) multiplies each query with all distances at once and
 shifts the rows to their places. That takes 2L - 1 distances; with L of them, what it
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ..calls import arguments, cases, windows
+from ..calls.arguments import Arguments
+from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import text_of_file
@@ -30,6 +33,22 @@ HEADS_ALIKE = Finding(
     "All heads have the same queries, keys and values: together they know no more than "
     "one.",
     "Give each head matrices of its own, W_q of (E, H * d), and cut the features.",
+)
+SOFTMAX_OF_ONE = Finding(
+    "softmax_of_one",
+    "Its softmax goes along an axis of one number: every weight is 1, whatever the "
+    "scores are.",
+    "Take the softmax along the axis of what is weighed, as the keys of a query: "
+    "scores.softmax(dim=-1) where scores are (..., Lq, Lk), weights.softmax(dim=1) where "
+    "they are (B, L, 1).",
+)
+ITEMS_MIXED = Finding(
+    "items_mixed",
+    "What comes of one item of the batch changes with the others, whichever axis is "
+    "taken for that of items.",
+    "Keep the axis of items to itself: x.view(B, L, H, d).transpose(1, 2) for heads, and "
+    "its inverse behind them; a view in another order, or one that flattens items, "
+    "mixes them.",
 )
 _HIDDEN = 1e-12  # a weight of what a mask hides, or less
 # What text says of code whose queries see later keys, or of other code.
@@ -74,6 +93,57 @@ def has_heads_alike(base: Run) -> bool:
         for other in others
         for part in parts
     )
+
+
+def weighs_one(runner: Runner, base: Run) -> bool:
+    """Whether every softmax goes along one number, also where sequences are longer and
+    items more."""
+    if base.recorder is None or base.recorder.normalised != {1}:
+        return False
+    sizes = base.case.sizes
+    longer = replace(sizes, batch=sizes.batch + 1, queries=40, keys=60)
+    run = runner.run(replace(base.case, sizes=cases.in_one_window(longer, sizes)))
+    return not run.refused and run.recorder.normalised == {1}
+
+
+def mixes_items(runner: Runner, base: Run) -> bool:
+    """Whether each axis that may be that of items has some of which others follow the
+    change. Sequence-first code mixes the first axis, and not the second."""
+    case = base.case
+    if cases.unbatched(case) or case.layout in cases.CORE or case.style.numpy:
+        return False
+    is_either = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
+    return all(_mixes(runner, case, axis) for axis in ((0, 1) if is_either else (0,)))
+
+
+def _mixes(runner: Runner, case: Case, axis: int) -> bool:
+    made = arguments.make(runner.call, case)
+    if len({tensor.shape[axis] for tensor in made.tensors.values()}) > 1:
+        return True  # lengths, of which items have none
+    return _follows(runner, case, axis, made)
+
+
+def sees_later_keys(runner: Runner, base: Run) -> bool:
+    """Whether the first position of a sequence follows the last one."""
+    case = base.case
+    axis = cases.query_axis(case)
+    is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
+    return is_plain and _follows(runner, case, axis % 3, arguments.make(runner.call, case))
+
+
+def _follows(runner: Runner, case: Case, axis: int, made: Arguments) -> bool:
+    """Whether the first of this axis, of what comes out, changes with the last of what
+    is given."""
+    case = replace(case, gradients=False)
+    before = runner.run(case, given=made)
+    for tensor in made.tensors.values():
+        last = tensor.select(axis, tensor.shape[axis] - 1)
+        last.copy_(torch.randn_like(last))
+    after = runner.run(case, given=made)
+    if before.refused or after.refused or before.out.dim() <= axis:
+        return False
+    first, same = (run.out.select(axis, 0) for run in (before, after))
+    return not torch.allclose(first, same)
 
 
 def may_see_later_keys(runner: Runner, base: Run) -> bool:

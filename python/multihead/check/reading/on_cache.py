@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The verdict on a token that is computed on the keys and values of calls before."""
 
+import re
 from dataclasses import replace
 
 import torch
@@ -10,6 +11,7 @@ from ..calls import arguments
 from ..capture.cached import is_told_positions
 from ..capture.runner import Run
 from ..report import Finding
+from . import flaws
 from .apart import Judge
 from .ways import Reading
 
@@ -24,6 +26,9 @@ _OF_A_TRACE = {
     "bias_of_early_keys",
     "softcap",
 }
+_OF_KEYS = re.compile(
+    r"self\.(\w+_)?((k|v|kv|keys?|values?)_?cache|cache_?(k|v|kv|keys?|values?))\b", re.I
+)
 _DIFFERS = Finding(
     "cache_differs",
     "A token on the keys and values of calls before gives something else than in one "
@@ -40,6 +45,9 @@ def judge(reading: Reading, judged: Judge) -> None:
     assert reading.verdict is not None
     run = compare(reading)
     if run is None:
+        if _keeps_for_later(reading):
+            reading.takes_one_token = True
+            judged(reading, reading.kept)
         return
     several = reading.way.runner.run_on_cache(reading.kept[0], together=True)
     differs = several is not None and not _is_close(several.out, several.in_one_pass)
@@ -48,6 +56,15 @@ def judge(reading: Reading, judged: Judge) -> None:
     kept = reading.kept if assumed & _OF_A_TRACE else [*reading.kept, run]
     if differs or len(kept) > len(reading.kept):
         judged(reading, kept)
+
+
+def _keeps_for_later(reading: Reading) -> bool:
+    """Whether it has a place for keys and values of later calls, as in another mode, and
+    tokens see later ones: generating, they will not have them."""
+    way = reading.way
+    keeps = _OF_KEYS.search(way.runner.subject.source) is not None
+    is_open = keeps and not way.call.takes("mask") and way.base.case.relation == "self"
+    return is_open and flaws.sees_later_keys(way.runner, way.base)
 
 
 def judge_steps(reading: Reading) -> None:

@@ -54,6 +54,8 @@ class Way:
             found.append(_UNTURNED)
         if flaws.has_heads_alike(self.base):
             found.append(flaws.HEADS_ALIKE)
+        if flaws.weighs_one(self.runner, self.base):
+            found.append(flaws.SOFTMAX_OF_ONE)
         if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):
             found.append(flaws.OF_ANOTHER_QUERY)
         return found
@@ -167,7 +169,7 @@ class Reading:
     @property
     def outside(self) -> Finding | None:
         """What is said where nothing explains it, and it is attention of another kind,
-        as what PyTorch computed on the way shows."""
+        as what PyTorch computed on the way shows; or mixes the items of a batch."""
         seen, verdict = self.way.base.recorder, self.verdict or {}
         numpy = self.way.base.case.style.numpy
         subject = self.way.runner.subject
@@ -177,7 +179,9 @@ class Reading:
             return guessing.UNSEEN if speaks_of_positions(subject) else None
         owner = subject.target if subject.kind == "function" else subject.type
         name = getattr(owner, "__name__", "")
-        return guessing.outside(seen, self.way.base.case, name)
+        kind = guessing.outside(seen, self.way.base.case, name)
+        mixed = kind is None and flaws.mixes_items(self.way.runner, self.way.base)
+        return flaws.ITEMS_MIXED if mixed else kind
 
     @property
     def _unread(self) -> dict[str, Tensor]:

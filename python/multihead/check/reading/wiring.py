@@ -61,6 +61,17 @@ def reads_its_own(attention: list[Core]) -> bool:
     return keys == asking
 
 
+def are_beside(found: list[list[Core]]) -> bool:
+    """Whether the queries of the context's attention come of the sequence as it is, and
+    not of what the attention of its own sequence, which comes first, has read."""
+    first, *later = found
+    across = [one for one in later if reads_context(one)]
+    return reads_its_own(first) and any(
+        one[0].depth == first[0].depth and one[0].sources[0] == first[0].sources[0]
+        for one in across
+    )
+
+
 def of_context(call: Call, base: Run) -> list[Finding]:
     """What the block makes of its context."""
     found = attentions(base)

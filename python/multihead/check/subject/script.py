@@ -45,13 +45,15 @@ _USUAL = {
     "nn": ("torch.nn", ""),
     "F": ("torch.nn.functional", ""),
     "Tensor": ("torch", "Tensor"),
+    "einsum": ("torch", "einsum"),
     "math": ("math", ""),
+    "copy": ("copy", ""),
     "np": ("numpy", ""),
-    "Optional": ("typing", "Optional"),
     "partial": ("functools", "partial"),
-    "rearrange": ("einops", "rearrange"),
-    "repeat": ("einops", "repeat"),
+    "einops": ("einops", ""),
 }
+_USUAL |= {n: ("typing", n) for n in ("Any", "Dict", "List", "Optional", "Tuple", "Union")}
+_USUAL |= {name: ("einops", name) for name in ("rearrange", "reduce", "repeat")}
 # Cells whose text below the first line is Python.
 _CELL_MAGIC = re.compile(r"\s*%%(time|timeit|capture|writefile|prun|skip)\b.*")
 
