@@ -509,6 +509,12 @@ constexpr FaultCode kCodes[] = {
      "it, along each axis that may be that of items.",
      "Keep the axis of items to itself: split heads by x.view(B, L, H, "
      "d).transpose(1, 2)."},
+    {"MH931", "mask_of_another",
+     "Later positions of the target are seen in training, or padding of the "
+     "source is read; and calls in which both are not of one length fail.",
+     "A mask of one sequence blocks weights of the attention that another mask "
+     "is for.",
+     "Give each attention the mask of the keys that it reads."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

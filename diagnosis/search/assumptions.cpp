@@ -132,6 +132,13 @@ constexpr Assumption kBeside = {
     "In a layer of a decoder the second asks with the output of the first: "
     "cross_attention(x + self_attention(x), context).",
     "its attentions are meant to stand beside each other"};
+constexpr Assumption kContextLeft = {
+    "context_left",
+    "It may be given a context, and has several attentions, none of which "
+    "reads it: it does nothing with that argument.",
+    "Hand it to the attention that is meant to read it, or leave the argument "
+    "out.",
+    "its context is meant not to be read"};
 constexpr Assumption kSwitchedOff = {
     "switched_off",
     "It must be told {}, and is told False: with True it is not judged.",
@@ -176,7 +183,7 @@ constexpr const Assumption* kWithCondition[] = {
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
-    &kBeside};
+    &kBeside, &kContextLeft};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -334,6 +341,7 @@ class Assuming {
     if (fact(calls_, "positions_unseen") == "true") add(kPositionsUnseen);
     if (fact(calls_, "one_window") == "true") add(kOneWindow);
     if (fact(calls_, "attentions_beside") == "true") add(kBeside);
+    if (fact(calls_, "context_left") == "true") add(kContextLeft);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())
       add(kSwitchedOff, always, Stage::kProjections, names);
     if (const std::string names = fact(calls_, "settings"); !names.empty())

@@ -318,19 +318,21 @@ bool shows_a_pair(const ObservedCall& call) {
 // What x (B, H, Lq, Lk) has more than the scores. A mask that was added to it
 // before, as in T5, hides it in one item perhaps, and in another not. Where it
 // hides it in all, it is 0; but softmax takes it from a row of which nothing
-// is seen, less one finite number.
+// is seen, less one finite number. given: the numbers that an additive mask has
+// beside -inf, which are none of the bias.
 struct Added {
   Tensor numbers;
-  Tensor seen;
   double size = 0;  // of the largest number that is seen
   bool is_masked = false;
 };
 
-Added added_to(const Tensor& scores, const Tensor& x, double largest) {
-  const Tensor difference = (x - scores).detach();
+Added added_to(const Tensor& scores, const Tensor& x, const Tensor& given,
+               double largest) {
+  Tensor difference = (x - scores).detach();
   const Tensor seen = difference.abs().lt(1e6 * (1 + largest));
   if (seen.all().item<bool>())
-    return {difference, seen, largest_finite(difference)};
+    return {difference, largest_finite(difference)};
+  if (given.defined()) difference = difference - given;
   const Tensor of_seen = difference.masked_fill(~seen, 0.0);
   const Tensor of_one = difference.masked_fill(~seen, -kInfinity)
                             .amax(0, /*keepdim=*/true);
@@ -339,7 +341,7 @@ Added added_to(const Tensor& scores, const Tensor& x, double largest) {
   const Tensor of_row = at::where(is_hidden, difference - top, 0.0);
   const Tensor of_any =
       at::where(of_one.isinf(), of_row.nan_to_num(0.0, 0.0, 0.0), of_one);
-  return {at::where(seen, difference, of_any), seen, largest_finite(of_seen),
+  return {at::where(seen, difference, of_any), largest_finite(of_seen),
           /*is_masked=*/true};
 }
 
@@ -347,14 +349,19 @@ Added added_to(const Tensor& scores, const Tensor& x, double largest) {
 // too, is computed by itself, and scaled before it is added or after. Of one
 // item alone, it may be anything but another multiple of the scores.
 Tensor with_shown_bias(const ObservedCall& call, const Tensor& scores,
-                       double scale) {
+                       double scale, bool adds_mask) {
+  Tensor given;
+  if (adds_mask && call.mask.meaning == MaskMeaning::kAdditive &&
+      at::is_expandable_to(call.mask.numbers.sizes(), scores.sizes())) {
+    given = call.mask.numbers.masked_fill(call.mask.numbers.isinf(), 0.0);
+  }
   // The code may scale by a number in float32.
   const double unit = call.dtype == at::kDouble ? 1e-7 : 1e-5;
   const double largest = largest_finite(scores);
   Tensor of_one, of_masked;
   const std::vector<Tensor> tensors = like_scores(call, scores);
   for (const Tensor& x : tensors) {
-    const Added bias = added_to(scores, x, largest);
+    const Added bias = added_to(scores, x, given, largest);
     const double allowed = unit * (bias.size + largest);
     if (bias.size <= 10 * allowed) continue;
     const Tensor& numbers = bias.numbers;
@@ -394,8 +401,9 @@ bool shows_added_line_or_cap(const ObservedCall& call) {
 }
 
 Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
-                          const Tensor& scores, double scale) {
-  if (kind == PositionBias::kShown) return with_shown_bias(call, scores, scale);
+                          const Tensor& scores, double scale, bool adds_mask) {
+  if (kind == PositionBias::kShown)
+    return with_shown_bias(call, scores, scale, adds_mask);
   // It is the same beside scores that a fault has changed.
   if (!call.line && !call.unlined.contains(fingerprint(scores))) {
     call.line = straight_bias(call, scores);

@@ -94,11 +94,12 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
   }
   if (recipe.softcapped) scores = softcapped(call, scores);
   if (recipe.position_bias != PositionBias::kNone) {
+    const bool adds_mask = recipe.mask.effect != MaskEffect::kIgnored;
     // What is shown would hold the mask, too, as of a True that is added.
-    require(recipe.mask.effect != MaskEffect::kIgnored ||
-            recipe.position_bias != PositionBias::kShown ||
+    require(adds_mask || recipe.position_bias != PositionBias::kShown ||
             !call.has_mask_in_scores());
-    scores = with_position_bias(call, recipe.position_bias, scores, scale);
+    scores = with_position_bias(call, recipe.position_bias, scores, scale,
+                                adds_mask);
   }
   return scores;
 }

@@ -124,9 +124,11 @@ at::Tensor sink_score(const ObservedCall& call, Sink sink);
 bool shows_added_line_or_cap(const ObservedCall& call);
 
 /// scores (B, H, Lq, Lk), scaled, and the bias that the trace shows to be added
-/// to them. Impossible: it shows none of this kind.
+/// to them; adds_mask: what an additive mask adds is none of it. Impossible: it
+/// shows none of this kind.
 at::Tensor with_position_bias(const ObservedCall& call, PositionBias kind,
-                              const at::Tensor& scores, double scale);
+                              const at::Tensor& scores, double scale,
+                              bool adds_mask);
 
 /// How many keys the code takes at a time: all of them, where nothing tells.
 int64_t block_of(const ObservedCall& call);

@@ -196,7 +196,8 @@ TEST(ScoresBeside, OnlyALineIsABias) {
     ObservedCall call;
     call.trace = {scores, shown};
     try {
-      return with_position_bias(call, PositionBias::kFalling, scores, 1.0);
+      return with_position_bias(call, PositionBias::kFalling, scores, 1.0,
+                                /*adds_mask=*/true);
     } catch (const Impossible&) {
       return Tensor();
     }

@@ -130,6 +130,16 @@ class WithMasksExchanged(Decoder):
         return self.cross_attn(x, enc_out, enc_out, tgt_mask)
 
 
+class WithOneMaskForBoth(Decoder):
+    def across(self, x, enc_out, src_mask, tgt_mask):
+        return self.cross_attn(x, enc_out, enc_out, tgt_mask)
+
+
+class WithTheSourcesMaskAlone(Decoder):
+    def alone(self, x, src_mask, tgt_mask):
+        return self.self_attn(x, x, x, src_mask)
+
+
 @pytest.mark.parametrize(
     "block, flaw",
     [
@@ -137,6 +147,8 @@ class WithMasksExchanged(Decoder):
         (WithContextAsking, "context_asks"),
         (WithContextHalfRead, "context_half_read"),
         (WithMasksExchanged, "masks_exchanged"),
+        (WithOneMaskForBoth, "mask_of_another"),
+        (WithTheSourcesMaskAlone, "mask_of_another"),
     ],
 )
 def test_what_reaches_which_attention(block, flaw):
@@ -242,3 +254,24 @@ def test_attentions_beside_each_other_are_a_condition():
     report = multihead.check(Beside)
     assert report.judgement == "right_if", str(report)
     assert "attentions_beside" in conditions(report)
+
+
+class OfTwoContexts(Decoder):
+    """The second is never read."""
+
+    def forward(self, x, enc_out, image, src_mask=None, tgt_mask=None):
+        return super().forward(x, enc_out, src_mask, tgt_mask)
+
+
+class WithContextLeft(Decoder):
+    """As diffusion's block, of which both attentions are of the sequence itself."""
+
+    def forward(self, x, context=None):
+        x = self.norms[0](x + self.self_attn(x, x, x))
+        return self.norms[1](x + self.cross_attn(x, x, x))
+
+
+def test_a_context_with_which_the_code_does_nothing():
+    assert multihead.check(OfTwoContexts).cause == "context_unread"
+    report = multihead.check(WithContextLeft)
+    assert "context_left" in conditions(report), str(report)

@@ -76,6 +76,13 @@ class OfContext(OfT5):
     has_bias = False
 
 
+class Handed(OfContext):
+    """Its caller has the bias, and adds the mask to it."""
+
+    def forward(self, x, enc, pos_bias):
+        return super().forward(x, enc, pos_bias)
+
+
 class BlockOfT5(Decoder):
     def __init__(self, d_model: int, num_heads: int):
         super().__init__(d_model, num_heads)
@@ -114,6 +121,12 @@ def test_a_mask_added_to_a_bias_is_followed(attention, assumed):
 def test_a_bias_does_not_hide_what_is_wrong_with_its_mask(attention, fault):
     report = multihead.check(attention)
     assert report.causes == [fault], str(report)
+
+
+def test_a_bias_that_is_handed_is_not_counted_twice():
+    report = multihead.check(Handed)
+    assert report.judgement == "right_if", str(report)
+    assert conditions(report) == ["unscaled_beside_number"]
 
 
 def test_a_block_of_t5_is_right_in_both_attentions():

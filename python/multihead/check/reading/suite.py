@@ -2,6 +2,7 @@
 """All runs that follow from a first call: masks, flags, modes, sizes."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -370,14 +371,13 @@ class Cases:
         both = self.call.takes("mask") and self.call.takes("context_mask")
         if both and self._taken.recorder.cores.are_several:
             known = [r.case.mask_dtype for r in self.kept if r.case.mask]
-            own = [
-                replace(c, name=f"{c.name} of its own", of_self=True)
-                for c in self._masked()
-                if c.mask != "keys of each item"
-            ]
-            for dtype in known[:1] or _MASK_DTYPES:
-                if self._masks_of(own, dtype, []):
-                    break
+            masked = [c for c in self._masked() if c.mask != "keys of each item"]
+            named = {c.mask: f"{c.name} of its own" for c in masked}
+            own = [replace(c, name=named[c.mask], of_self=True) for c in masked]
+            # Where it reaches another attention, it fits keys as many as queries.
+            square = [replace(c, relation="equal") for c in own]
+            tries = itertools.product(known[:1] or _MASK_DTYPES, (own, square))
+            any(self._masks_of(masked, dtype, []) for dtype, masked in tries)
 
     def _flags(self, kinds: list[str]) -> Iterator[Case]:
         """is_causal, padding and lengths, where the code takes them; padding also with

@@ -6,10 +6,15 @@ A layer of a decoder (Vaswani et al., 2017, section 3.2.3) has one attention of 
 sequence and one in which that sequence asks and the context is read.
 """
 
+from inspect import Parameter
+
+import torch
+
 from ..capture import core
 from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
+from ..subject.roles import role_of_name
 from ..subject.signature import Call
 from .observation import NO_WEIGHTS
 
@@ -40,7 +45,16 @@ MASKS_EXCHANGED = Finding(
     "The target's mask, which hides later positions, is for self-attention; the source's "
     "is for the keys of the context.",
 )
-FLAWS = {CONTEXT_UNREAD, CONTEXT_HALF_READ, CONTEXT_ASKS, MASKS_EXCHANGED}
+MASK_OF_ANOTHER = Finding(
+    "mask_of_another",
+    "An attention is masked by the mask of another sequence: that of its own sequence by "
+    "the context's, or that of the context by the mask of the sequence that asks.",
+    "Give each attention the mask of the keys that it reads: the target's to "
+    "self-attention, the source's to that of the context.",
+)
+FLAWS = {CONTEXT_UNREAD, CONTEXT_HALF_READ, CONTEXT_ASKS}
+FLAWS |= {MASKS_EXCHANGED, MASK_OF_ANOTHER}
+_SEQUENCES = {"query", "key", "value", "x", "context"}
 _MOST = 4  # attentions of a block
 
 
@@ -76,9 +90,13 @@ def of_context(call: Call, base: Run) -> list[Finding]:
     """What the block makes of its context."""
     found = attentions(base)
     context = call.parameter("context")
-    if not found or context is None or "key" not in base.arguments.tensors:
+    if not found:
         return []
-    required = any(p.name == context and p.default is p.empty for p in call.parameters)
+    if any(p.default is p.empty for p in _unread(call)):
+        return [CONTEXT_UNREAD]
+    if context is None or "key" not in base.arguments.tensors:
+        return []
+    required = call.insists_on("context")
     origins: list[tuple[frozenset[str], ...]] = [one[0].sources for one in found]
     reached = {name for three in origins for one in three for name in one}
     reached |= base.recorder.origin(base.out).inputs
@@ -94,22 +112,58 @@ def of_context(call: Call, base: Run) -> list[Finding]:
     return [CONTEXT_ASKS] if asks and asks == crossing and begins_alone else []
 
 
+def leaves_context(call: Call, base: Run) -> bool:
+    """Whether a context that may be given to a block is never read."""
+    return bool(attentions(base) and _unread(call))
+
+
+def _unread(call: Call) -> list[Parameter]:
+    """Sequences with which the code does nothing."""
+    unread = (p for p in call.parameters if p.name in call.unread)
+    return [
+        p for p in unread if {call.roles[p.name], role_of_name(p.name)} & _SEQUENCES
+    ]
+
+
 def of_masks(call: Call, kept: list[Run]) -> list[Finding]:
-    """Whether a mask reaches first what the other one is for."""
+    """Whether a mask reaches what another one is for."""
     if not (call.takes("mask") and call.takes("context_mask") and attentions(kept[0])):
         return []
-    across = [reads_context(one) for one in attentions(kept[0])]
+    plain = attentions(kept[0])
+    across = [reads_context(one) for one in plain]
+    if len(set(across)) == 1:
+        return []
+    astray: set[bool] = set()  # whether it is the mask of its own sequence
     for run in kept:
-        own = run.case.of_self or run.case.relation == "self"
-        found = attentions(run)
-        if "mask" not in run.arguments.masks or len(found) != len(across):
+        case, found = run.case, attentions(run)
+        is_plain = case.relation != "self" and not case.training
+        if not is_plain or {*run.arguments.masks} != {"mask"} or len(found) != len(plain):
             continue
-        # Behind one that it masks, it has a part in all.
-        masked = (i for i, one in enumerate(found) if "mask" in one[0].masked_by)
-        first = next(masked, None)
-        if first is not None and across[first] is own and len(set(across)) == 2:
-            return [MASKS_EXCHANGED]
-    return []
+        reached = zip(across, _are_masked(found, plain))
+        if any(hit and of_context is case.of_self for of_context, hit in reached):
+            astray.add(case.of_self)
+    if len(astray) == 2:
+        return [MASKS_EXCHANGED]
+    return [MASK_OF_ANOTHER] if astray else []
+
+
+def _are_masked(found: list[list[Core]], plain: list[list[Core]]) -> list[bool]:
+    """Of each attention, whether a mask has a part in what it returns. plain: the same
+    without one."""
+    if all(_is_plain(one) for each in plain for one in each):
+        return [not all(map(_is_plain, each)) for each in found]
+    # By what its scores come of: behind one that is masked, those of all do.
+    hits = [any("mask" in one.masked_by for one in each) for each in found]
+    return [hit and not any(hits[:place]) for place, hit in enumerate(hits)]
+
+
+def _is_plain(core: Core) -> bool:
+    """Whether it is attention that blocks nothing; also where one before has returned
+    what is not finite, for a row that sees nothing."""
+    scores = core.query @ core.key.mT / core.query.shape[-1] ** 0.5
+    returned = scores.softmax(-1) @ core.value
+    is_close = torch.allclose(returned, core.context, rtol=1e-4, atol=1e-6)
+    return is_close or not returned.isfinite().all()
 
 
 def settled(findings: list[Finding]) -> list[Finding]:

@@ -69,7 +69,8 @@ class Call:
     in all calls. says_causal: its name does; may_be_causal: it is built with a switch
     for that. is_packed: one tensor holds queries, keys and values, which are as many.
     called: the parameters that the code calls, as it does a layer of dropout.
-    masks_rows: its mask of padding only zeroes rows of the output.
+    masks_rows: its mask of padding only zeroes rows of the output. unread: the
+    parameters that the code does nothing with, masks aside.
     """
 
     parameters: list[inspect.Parameter]
@@ -86,6 +87,7 @@ class Call:
     is_packed: bool = False
     called: frozenset[str] = frozenset()
     masks_rows: bool = False
+    unread: frozenset[str] = frozenset()
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -211,7 +213,8 @@ def read(subject: Subject) -> Call:
     of_masks_of_rows(call, _own_text(subject))
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
-    _guess_required(call, _unread(subject))
+    call.unread = _unread(subject)
+    _guess_required(call)
     _note_causal(call, subject)
     text = _own_text(subject)
     call.called = frozenset(
@@ -468,15 +471,14 @@ def type_name(parameter: inspect.Parameter) -> str:
     return getattr(parameter.annotation, "__name__", str(parameter.annotation))
 
 
-def _guess_required(call: Call, unread: set[str]) -> None:
-    """Required arguments of unknown names: numbers are sizes, the rest a mask; unread:
-    those that the code does nothing with."""
+def _guess_required(call: Call) -> None:
+    """Required arguments of unknown names: numbers are sizes, the rest a mask."""
     sizes = [r for r in ("num_heads", "embed_dim") if not call.takes(r)]
     for parameter in call.parameters:
         name = parameter.name
         if call.roles[name] or parameter.default is not parameter.empty:
             continue
-        if name in unread:
+        if name in call.unread:
             call.guesses.append(f"{name}, which it never reads, is None")
             continue
         if type_name(parameter) == "bool":
@@ -496,17 +498,17 @@ def _guess_required(call: Call, unread: set[str]) -> None:
 _OF_MASKS = {"mask", "masks", "pad", "padding", "keep", "valid", "causal", "bias"}
 
 
-def _unread(subject: Subject) -> set[str]:
+def _unread(subject: Subject) -> frozenset[str]:
     """The arguments of a function that it never reads."""
     code = getattr(inspect.unwrap(subject.entry), "__code__", None)
     if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
-        return set()
+        return frozenset()
     read = set(code.co_cellvars)
     for one in dis.get_instructions(code):
         if "LOAD" in one.opname:  # of two at once, in later versions of Python
             read |= set(one.argval if isinstance(one.argval, tuple) else [one.argval])
     unread = set(code.co_varnames[: code.co_argcount]) - read
-    return {n for n in unread if not set(words(n)) & _OF_MASKS}
+    return frozenset(n for n in unread if not set(words(n)) & _OF_MASKS)
 
 
 def axes(subject: Subject) -> list[str]:
