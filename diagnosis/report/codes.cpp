@@ -515,6 +515,12 @@ constexpr FaultCode kCodes[] = {
      "A mask of one sequence blocks weights of the attention that another mask "
      "is for.",
      "Give each attention the mask of the keys that it reads."},
+    {"MH932", "backward_differs",
+     "It learns something else than to make its loss smaller, and may learn "
+     "slowly, or not at all.",
+     "What `backward` returns is compared with differences of the forward "
+     "pass along random directions, in float64.",
+     "Check each step by differences: (f(x + h) - f(x - h)) / 2h."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -122,7 +122,7 @@ class Runner:
         with _settings(case, seed), self.guard.each_at_most(seconds):
             made = given or arguments.make(self.call, case)
             run = Run(case, made)
-            target, findings = self._target(case, may_hang=seconds is not None)
+            target, findings = self.target_of(case, may_hang=seconds is not None)
             if target is None:
                 run.findings = findings
                 return run
@@ -135,7 +135,7 @@ class Runner:
             self._compare_inputs(made, kept, run)
         return run
 
-    def _callable(self, target: object) -> Callable:
+    def callable_of(self, target: object) -> Callable:
         if self.subject.how is not None:
             return functools.partial(self.subject.how, target)
         return target if callable(target) else target.forward  # type: ignore[attr-defined]
@@ -149,12 +149,12 @@ class Runner:
         if both is None or case.sizes.queries <= tokens:
             return None
         with _settings(case, 0), self.guard.each_at_most(None):
-            target = self._target(case, may_hang=True)[0]
+            target = self.target_of(case, may_hang=True)[0]
             if both.past is None and not cached.may_keep(target):
                 return None
             target = _copied(target)
-            called = self._callable(target)
-            apart = self._callable(_copied(target))  # it may keep what it is given
+            called = self.callable_of(target)
+            apart = self.callable_of(_copied(target))  # it may keep what it is given
             whole = self.guard.call(apart, **both.whole.keywords)
             known = cached.state_of(target)
             last = self.guard.call(called, **both.parts[0].keywords)
@@ -218,7 +218,7 @@ class Runner:
         recorder.rounds = wide and (adds or self._key(case) in self._rounding)
         recorder.is_stepwise = is_stepwise(self.subject)
         frames = Frames()
-        called = self._callable(target)
+        called = self.callable_of(target)
         old = weights.arrays_of(target)
 
         def watched():
@@ -354,7 +354,7 @@ class Runner:
             run.arguments.tensors |= {r: kept[r] for r in changed if r in made.tensors}
             run.arguments.masks |= {r: kept[r] for r in changed if r in made.masks}
 
-    def _target(self, case: Case, may_hang: bool) -> tuple[object, list[Finding]]:
+    def target_of(self, case: Case, may_hang: bool) -> tuple[object, list[Finding]]:
         """What is called: the function, or a module in the dtype and mode. may_hang:
         that it takes too long to be made only ends this run."""
         if self.subject.kind == "function":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..calls import cases, forms
+from ..capture.by_hand import BACKWARD_DIFFERS, backward_differs
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
@@ -56,6 +57,8 @@ class Way:
             found.append(flaws.HEADS_ALIKE)
         if flaws.weighs_one(self.runner, self.base):
             found.append(flaws.SOFTMAX_OF_ONE)
+        if backward_differs(self.runner, self.base):
+            found.append(BACKWARD_DIFFERS)
         if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):
             found.append(flaws.OF_ANOTHER_QUERY)
         return found
