@@ -2,12 +2,14 @@
 """Modules that a constructor is handed: attention of the file's own, and what stands in
 for what nobody has."""
 
+import ast
 import contextlib
 import functools
 import importlib
 import inspect
 import pathlib
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,10 +28,6 @@ _ATTENTION = re.compile(r"att(entio)?n|sdpa|dot_?product|mha", re.IGNORECASE)
 _BEHIND = re.compile(
     r"(^|_)(p?ffn?|feed|feedforward|mlp|position_?wise|dense|fc|fully)(_|$)",
     re.IGNORECASE,
-)
-# As it is, or as a copy of it; a size would be computed with.
-_KEPT = (
-    r"(?:^|;)\s*self\.(\w+) = (?:[\w.]*(?:copy|clone)\w*\()?{0}\s*(?:[,;)#]|\.to\(|$)"
 )
 _ASKED: list[type] = []
 _DEFINED = re.compile(r"^class \w*(Att(entio)?n|MHA)\w*\(.*Module", re.M | re.I)
@@ -87,8 +85,8 @@ def layers(of: "Construction") -> list[str]:
         numbers = type_name(parameter) in ("int", "float", "bool", "str")
         if parameter.default is not parameter.empty or numbers:
             continue
-        kept = re.search(_KEPT.format(re.escape(name)), _text(of), re.M)
-        own = rf"\bself\.{kept[1]}\s*" if kept else "(?!)"
+        kept = _kept(of.subject.target.__init__).get(name)
+        own = rf"\bself\.{kept}\s*" if kept else "(?!)"
         is_called = re.search(rf"{own}\(", of.subject.source)
         of_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
         is_free = of.roles[name] in (None, "max_length")  # as a "block" is taken for
@@ -140,13 +138,22 @@ def have_heads(of: "Construction") -> bool:
 
 def _attentions(of: "Construction") -> Iterator[tuple[type, "Construction"]]:
     """The attention classes of the file, plain ones first, that take queries, keys and
-    values and no attention themselves."""
+    values and no attention themselves. A layer without heads is handed one that has
+    them, if need be one that is handed attention, too."""
+    without, nested = [], []
     inside = _classes(of.subject.target)
     for kind in sorted(inside, key=lambda k: not _PLAIN.search(k.__name__)):
-        construction = type(of)(describe(kind))
-        takes = inspect.signature(kind.forward).parameters
-        if not construction.takes("attention", "layer") and len(takes) > 3:
-            yield kind, construction
+        one = kind, type(of)(describe(kind))
+        if len(inspect.signature(kind.forward).parameters) <= 3:
+            continue
+        if one[1].takes("attention", "layer"):
+            nested += [one] * one[1].takes("num_heads")
+        elif of.takes("num_heads") or one[1].takes("num_heads", "config"):
+            yield one
+        else:
+            without.append(one)
+    yield from () if of.takes("num_heads") else nested
+    yield from without
 
 
 @functools.cache
@@ -169,6 +176,42 @@ def _classes(target: type) -> tuple[type, ...]:
 def _is_attention(kind: object) -> bool:
     is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
     return is_module and _ATTENTION.search(kind.__name__) is not None
+
+
+@functools.cache
+def _kept(constructor: object) -> dict[str, str]:
+    """The attributes in which arguments are kept as they are, or as copies; a size would
+    be computed with."""
+    try:
+        tree = ast.parse(textwrap.dedent(_text_of(constructor)))
+    except SyntaxError:
+        return {}
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            each = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                each = list(zip(target.elts, node.value.elts))
+            found |= {
+                name: one.attr
+                for one, value in each
+                if isinstance(one, ast.Attribute) and (name := _copied(value))
+            }
+    return found
+
+
+def _copied(value: ast.expr) -> str:
+    """The name of which this is the value or a copy: x, copy.deepcopy(x), clones(x, 2)
+    or x.to(device)."""
+    if isinstance(value, ast.Name):
+        return value.id
+    if not isinstance(value, ast.Call):
+        return ""
+    made = ast.unparse(value.func)
+    if re.search(r"(copy|clone)\w*$", made) and value.args:
+        return _copied(value.args[0])
+    is_moved = isinstance(value.func, ast.Attribute) and value.func.attr == "to"
+    return _copied(value.func.value) if is_moved else ""
 
 
 def _makes(of: "Construction", name: str) -> bool:

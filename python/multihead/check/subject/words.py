@@ -144,6 +144,7 @@ _ATTENDS = {"attn", "attend", "attends", "attention"}
 _VALUES = {"value", "values", "v", "val", "vals"}
 OF_QUERIES = {"query", "queries", "q"}
 _FROM_ELSEWHERE = {
+    "cross",
     "encoder",
     "enc",
     "memory",
