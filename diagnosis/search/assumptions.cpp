@@ -183,7 +183,7 @@ constexpr const Assumption* kWithCondition[] = {
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
-    &kBeside, &kContextLeft};
+    &kBeside,        &kContextLeft};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);

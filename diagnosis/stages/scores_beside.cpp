@@ -330,12 +330,11 @@ Added added_to(const Tensor& scores, const Tensor& x, const Tensor& given,
                double largest) {
   Tensor difference = (x - scores).detach();
   const Tensor seen = difference.abs().lt(1e6 * (1 + largest));
-  if (seen.all().item<bool>())
-    return {difference, largest_finite(difference)};
+  if (seen.all().item<bool>()) return {difference, largest_finite(difference)};
   if (given.defined()) difference = difference - given;
   const Tensor of_seen = difference.masked_fill(~seen, 0.0);
-  const Tensor of_one = difference.masked_fill(~seen, -kInfinity)
-                            .amax(0, /*keepdim=*/true);
+  const Tensor of_one =
+      difference.masked_fill(~seen, -kInfinity).amax(0, /*keepdim=*/true);
   const Tensor top = difference.amax(-1, /*keepdim=*/true);
   const Tensor is_hidden = seen.any(-1, /*keepdim=*/true).logical_not();
   const Tensor of_row = at::where(is_hidden, difference - top, 0.0);

@@ -25,7 +25,9 @@ class Attention:
 
     def forward(self, x):
         self.x = x
-        self.q, self.k, self.v = (self.split(x @ w) for w in (self.Wq, self.Wk, self.Wv))
+        self.q, self.k, self.v = (
+            self.split(x @ w) for w in (self.Wq, self.Wk, self.Wv)
+        )
         scores = self.q @ self.k.swapaxes(-1, -2) / np.sqrt(self.width)
         powers = np.exp(scores - scores.max(-1, keepdims=True))
         self.w = powers / powers.sum(-1, keepdims=True)
@@ -103,5 +105,7 @@ def test_functions_in_pairs(tmp_path):
     assert multihead.check(f"{file}:attention_forward").passed
     file.write_text(FUNCTIONS.replace("w.swapaxes(-1, -2) @ dout", "w @ dout"))
     assert multihead.check(f"{file}:attention_forward").cause is None  # of no shape
-    file.write_text(FUNCTIONS.replace("swapaxes(-1, -2) @ q,", "swapaxes(-1, -2) @ -q,"))
+    file.write_text(
+        FUNCTIONS.replace("swapaxes(-1, -2) @ q,", "swapaxes(-1, -2) @ -q,")
+    )
     assert multihead.check(f"{file}:attention_forward").cause == "backward_differs"

@@ -221,7 +221,10 @@ class Additive(nn.Module):
     def __init__(self, in_dims: int, token_dim: int, num_heads: int):
         super().__init__()
         width = token_dim * num_heads
-        self.to_query, self.to_key = nn.Linear(in_dims, width), nn.Linear(in_dims, width)
+        self.to_query, self.to_key = (
+            nn.Linear(in_dims, width),
+            nn.Linear(in_dims, width),
+        )
         self.w_g = nn.Parameter(torch.randn(width, 1))
         self.scale_factor = token_dim**-0.5
         self.final = nn.Linear(width, in_dims)

@@ -77,7 +77,9 @@ def _count(function: object) -> int:
         taken = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return 0
-    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in taken)
+    return sum(
+        p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in taken
+    )
 
 
 def _arrays(returned: object) -> list[Tensor]:

@@ -128,7 +128,9 @@ def sees_later_keys(runner: Runner, base: Run) -> bool:
     case = base.case
     axis = cases.query_axis(case)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
-    return is_plain and _follows(runner, case, axis % 3, arguments.make(runner.call, case))
+    return is_plain and _follows(
+        runner, case, axis % 3, arguments.make(runner.call, case)
+    )
 
 
 def _follows(runner: Runner, case: Case, axis: int, made: Arguments) -> bool:

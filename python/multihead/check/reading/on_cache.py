@@ -27,7 +27,8 @@ _OF_A_TRACE = {
     "softcap",
 }
 _OF_KEYS = re.compile(
-    r"self\.(\w+_)?((k|v|kv|keys?|values?)_?cache|cache_?(k|v|kv|keys?|values?))\b", re.I
+    r"self\.(\w+_)?((k|v|kv|keys?|values?)_?cache|cache_?(k|v|kv|keys?|values?))\b",
+    re.I,
 )
 _DIFFERS = Finding(
     "cache_differs",

@@ -137,7 +137,11 @@ def of_masks(call: Call, kept: list[Run]) -> list[Finding]:
     for run in kept:
         case, found = run.case, attentions(run)
         is_plain = case.relation != "self" and not case.training
-        if not is_plain or {*run.arguments.masks} != {"mask"} or len(found) != len(plain):
+        if (
+            not is_plain
+            or {*run.arguments.masks} != {"mask"}
+            or len(found) != len(plain)
+        ):
             continue
         reached = zip(across, _are_masked(found, plain))
         if any(hit and of_context is case.of_self for of_context, hit in reached):

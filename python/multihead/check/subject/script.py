@@ -52,7 +52,9 @@ _USUAL = {
     "partial": ("functools", "partial"),
     "einops": ("einops", ""),
 }
-_USUAL |= {n: ("typing", n) for n in ("Any", "Dict", "List", "Optional", "Tuple", "Union")}
+_USUAL |= {
+    n: ("typing", n) for n in ("Any", "Dict", "List", "Optional", "Tuple", "Union")
+}
 _USUAL |= {name: ("einops", name) for name in ("rearrange", "reduce", "repeat")}
 # Cells whose text below the first line is Python.
 _CELL_MAGIC = re.compile(r"\s*%%(time|timeit|capture|writefile|prun|skip)\b.*")

@@ -150,7 +150,6 @@ _FROM_ELSEWHERE = {
     "memory",
     "context",
     "cond",
-    "cross",
     "other",
     "kv",
     "m",
