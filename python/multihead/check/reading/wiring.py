@@ -135,17 +135,13 @@ def of_masks(call: Call, kept: list[Run]) -> list[Finding]:
         return []
     astray: set[bool] = set()  # whether it is the mask of its own sequence
     for run in kept:
-        case, found = run.case, attentions(run)
-        is_plain = case.relation != "self" and not case.training
-        if (
-            not is_plain
-            or {*run.arguments.masks} != {"mask"}
-            or len(found) != len(plain)
-        ):
+        own, found = run.case.of_self, attentions(run)
+        is_alone = {*run.arguments.masks} == {"mask"} and not run.case.training
+        if not is_alone or run.case.relation == "self" or len(found) != len(plain):
             continue
-        reached = zip(across, _are_masked(found, plain))
-        if any(hit and of_context is case.of_self for of_context, hit in reached):
-            astray.add(case.of_self)
+        masked = zip(across, _are_masked(found, plain))
+        if any(hit and of_context is own for of_context, hit in masked):
+            astray.add(own)
     if len(astray) == 2:
         return [MASKS_EXCHANGED]
     return [MASK_OF_ANOTHER] if astray else []
