@@ -296,6 +296,12 @@ class Wrapper(nn.Module):
         return self.fn(self.norm(x))
 
 
-def test_a_layer_of_which_nothing_says_what_it_does_is_no_fault():
-    report = multihead.check(Wrapper)
+class WrapperByName(Wrapper):
+    def forward(self, x):
+        return self.fn(inputs=self.norm(x), mask=None)
+
+
+@pytest.mark.parametrize("wrapper", [Wrapper, WrapperByName])
+def test_a_layer_of_which_nothing_says_what_it_does_is_no_fault(wrapper):
+    report = multihead.check(wrapper)
     assert report.unchecked, str(report)

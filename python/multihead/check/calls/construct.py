@@ -421,7 +421,7 @@ class Construction:
             return stand_ins.handed(self, name, sizes)
         if role == "attention" or kind in ("Module", "Callable"):
             layer = stand_ins.handed(self, name, sizes)
-            return nn.Identity() if layer is None else layer
+            return stand_ins.Same() if layer is None else layer
         if name in self._choices:
             return self._choices[name]
         if (member := self._member(name)) is not None:

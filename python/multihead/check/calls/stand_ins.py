@@ -54,6 +54,13 @@ class Unturned(nn.Module):
             raise
 
 
+class Same(nn.Identity):
+    """A layer that returns what it is given first, however it is called."""
+
+    def forward(self, *given: object, **named: object) -> object:
+        return next(iter((*given, *named.values())), None)
+
+
 class Behind(nn.Linear):
     """What stands behind attention in a block, of whatever sizes."""
 
@@ -104,7 +111,7 @@ def handed(of: "Construction", name: str, sizes: Sizes) -> object | None:
     None where there is none; what does nothing for another."""
     if not _ATTENTION.search(name):
         # A weight tells that something stands beside attention.
-        layer = Behind if _BEHIND.search(name) else nn.Identity
+        layer = Behind if _BEHIND.search(name) else Same
         return layer if _makes(of, name) else layer(sizes.embed)
     for kind, construction in _attentions(of):
         has_heads = construction.takes("num_heads", "config")
