@@ -57,6 +57,22 @@ def test_a_fault_beside_a_convolution_has_its_name():
     assert report.cause == "scale_by_embed_dim", str(report)
 
 
+class _DropsBefore(_Convolved):
+    """What is dropped on the way to the heads says nothing of their weights."""
+
+    def __init__(self, dim, num_heads, dropout=0.1):
+        super().__init__(dim, num_heads)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return super().forward(self.dropout(x))
+
+
+def test_dropout_before_the_heads_is_none_that_they_forget():
+    report = multihead.check(_DropsBefore)
+    assert report.judgement == "right_if", str(report)
+
+
 class _OfOneSequence(_Convolved):
     def forward(self, query, key, value):
         assert query is key or torch.equal(query, key), "one sequence"

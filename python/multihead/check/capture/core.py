@@ -35,7 +35,8 @@ _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
 @dataclass(frozen=True)
 class Core:
     """Heads (N, L, D), N items and heads in one, not scaled, as they met; what they
-    returned, (N, Lq, D); draws: how many of dropout came before that. own_scale: that
+    returned, (N, Lq, D); draws: how many of dropout came before that, first_draw: how
+    many before queries met keys. own_scale: that
     of the scores is learned, or lost, or, where they are_cosines, that of cosines; queries
     are so that 1/√D would give the same. is_shifted: numbers for each position were
     added on the way to them; is_turned: what they returned was multiplied by such.
@@ -51,6 +52,7 @@ class Core:
     value: Tensor
     context: Tensor
     draws: int
+    first_draw: int = 0
     own_scale: bool = False
     are_cosines: bool = False
     is_shifted: bool = False
@@ -86,6 +88,7 @@ class _Product:
     added: Tensor | None = None
     is_past: bool = False
     entered: Tensor | None = None  # the softmax
+    first_draw: int = 0
 
     def shown(self) -> dict:
         """What a core keeps of the scores."""
@@ -218,7 +221,8 @@ class Cores:
                 product, weights.mT if turned else weights, value, result, recorder
             )
             return
-        self._scores[place(result)] = _Product(left, right, result.numel())
+        product = _Product(left, right, result.numel(), first_draw=len(recorder.draws))
+        self._scores[place(result)] = product
 
     def _note_diagonal(self, operands, result: Tensor, recorder) -> None:
         """The weight of each query's own key times its own value, as an einsum has it
@@ -267,6 +271,7 @@ class Cores:
         scores = product.entered if product.entered is not None else weights
         masked_by = recorder.origin(scores).inputs
         shown = product.shown() | {"masked_by": masked_by}
+        shown |= {"first_draw": product.first_draw}
         self.found[-1] = replace(self.found[-1], **shown)
 
     def _add(self, query, key, value, context, recorder, heads, *facts: bool) -> None:
@@ -276,7 +281,7 @@ class Cores:
         sources = tuple(recorder.origin(t).inputs & _SEQUENCES for t in heads)
         self._behind[storage(context)] = depth + 1
         context = _folded(context.detach()).clone()
-        one = Core(*kept, context, len(recorder.draws), *facts)
+        one = Core(*kept, context, len(recorder.draws), 0, *facts)
         self.found.append(replace(one, depth=depth, sources=sources))
 
     def keep_first(self) -> None:
@@ -412,6 +417,7 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     ]
     facts = ("own_scale", "are_cosines", "is_shifted", "is_biased")
     known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
+    known["first_draw"] = fitting[0].first_draw
     known["masked_by"] = frozenset().union(*(core.masked_by for core in fitting))
     others += fitting[0].others
     for name in ("scores", "added"):

@@ -343,8 +343,8 @@ def _core_of(run: Run) -> Core | None:
 
 
 def _drops_elsewhere(run: Run, one: Core | None) -> bool:
-    """Dropout behind the core says nothing of what the core does in training."""
-    return run.case.training and (one is None or one.draws == 0)
+    """Dropout before the core, or behind it, says nothing of what it does in training."""
+    return run.case.training and (one is None or one.draws == one.first_draw)
 
 
 def _narrowed(one: Core) -> Core:

@@ -114,7 +114,7 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         seen.metadata["num_kv_heads"] = str(groups)
     _put_masks(seen, run, call, stated)
     _put_results(seen, run)
-    _put_dropout(seen, run, heads)
+    _put_dropout(seen, run, heads, run.recorder.draws, run.case.keys)
     if call.takes("dropout") and not run.case.training and not run.recorder.draws:
         # Asked to drop nothing, which says nothing about what is always on.
         batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
@@ -136,7 +136,8 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     seen = Observation({**tensors, "out": core.context}, names)
     _put_masks(seen, run, call, stated)
     _put_window(seen, run)
-    _put_dropout(seen, run, heads, core.draws)
+    draws = run.recorder.draws[core.first_draw : core.draws]
+    _put_dropout(seen, run, heads, draws, core.key.shape[-2])
     # In their own order, which may be that of heads before items.
     shown = [t for t in (core.scores, core.added) if t is not None]
     _put_trace(seen, run, *shown)
@@ -391,18 +392,16 @@ def _put_trace(seen: Observation, run: Run, *more: Tensor) -> None:
 
 
 def _put_dropout(
-    seen: Observation, run: Run, heads: int, count: int | None = None
+    seen: Observation, run: Run, heads: int, draws: list[Draw], keys: int
 ) -> None:
-    """The draws of dropout, the first `count` of them or all; those on a context as its
-    heads are merged."""
+    """These draws of dropout; those on a context as its heads are merged."""
     if run.case.training:
         seen.metadata["training"] = "true"
         seen.metadata["dropout_p"] = str(run.case.own_dropout or DROPOUT)
         if run.idle_dropout:
             seen.metadata["idle_dropout"] = run.idle_dropout
-    for index, draw in enumerate(run.recorder.draws[:count]):
+    for index, draw in enumerate(draws):
         kept = _kept(draw, run.case.own_dropout or DROPOUT)
-        keys = seen.tensors["key"].shape[-2] if count is not None else run.case.keys
         seen.tensors[f"dropout_keep.{index}"] = _in_order(kept, run, heads, keys)
         # In evaluation nothing else tells the rate of what is drawn by hand.
         told = None if run.case.training else run.case.own_dropout or DROPOUT
