@@ -137,3 +137,38 @@ def test_what_a_call_leaves_on_an_object_is_no_weight():
     assert report.passed, str(report)
     assert "training False" in "\n".join(report.understood)
     assert multihead.check(KeepsItsHeadsUnscaled).cause == "scale_missing"
+
+
+class Layer:
+    def __init__(self, width: int):
+        self.weights = np.random.default_rng(width).normal(
+            0, width**-0.5, (width, width)
+        )
+        self.bias = np.zeros(width)
+
+    def forward(self, x):
+        return x @ self.weights + self.bias
+
+
+class OfLayers:
+    """Its matrices are those of layers of the file's own, called by their roles."""
+
+    scale = staticmethod(np.sqrt)
+
+    def __init__(self, hidden_dim: int):
+        self.hidden_dim = hidden_dim
+        self.w_q, self.w_k, self.w_v = (Layer(hidden_dim) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (layer.forward(x) for layer in (self.w_q, self.w_k, self.w_v))
+        return softmax(q @ k.swapaxes(-1, -2) / self.scale(self.hidden_dim)) @ v
+
+
+class OfLayersUnscaled(OfLayers):
+    scale = staticmethod(lambda width: 1.0)
+
+
+def test_layers_of_the_code_s_own():
+    report = multihead.check(OfLayers)
+    assert report.judgement in ("right", "right_if"), str(report)
+    assert multihead.check(OfLayersUnscaled).cause == "scale_missing"

@@ -76,6 +76,24 @@ class OfContext(OfT5):
     has_bias = False
 
 
+class Flagged(OfT5):
+    """Whether it has a bias, its constructor must be told."""
+
+    def __init__(self, d_model: int, num_heads: int, relative_attention_bias):
+        self.has_bias = False
+        if relative_attention_bias:
+            self.has_bias = True
+        super().__init__(d_model, num_heads)
+
+
+class MadeFloat(Kept):
+    """The mask is float32, in which the least number of float64 is none."""
+
+    def to_add(self, mask):
+        least = torch.finfo(self.q.weight.dtype).min
+        return (1.0 - mask.to(torch.float32)) * least
+
+
 class Handed(OfContext):
     """Its caller has the bias, and adds the mask to it."""
 
@@ -106,7 +124,13 @@ class Scaled(BlockOfT5):
 
 
 @pytest.mark.parametrize(
-    ("attention", "assumed"), [(OfT5, "mask_additive"), (Kept, "mask_keeps")]
+    ("attention", "assumed"),
+    [
+        (OfT5, "mask_additive"),
+        (Flagged, "mask_additive"),
+        (Kept, "mask_keeps"),
+        (MadeFloat, "mask_keeps"),
+    ],
 )
 def test_a_mask_added_to_a_bias_is_followed(attention, assumed):
     report = multihead.check(attention)

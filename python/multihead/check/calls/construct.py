@@ -16,7 +16,7 @@ from ..subject import sliding
 from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
 from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
-from ..subject.words import role_of_words, words
+from ..subject.words import is_position_bias, role_of_words, words
 from . import stand_ins
 from .asked import SHARES, SWITCHES, WIDTHS, may_be_size, parameters_of, role_of
 from .cases import Sizes, of_globals
@@ -393,6 +393,8 @@ class Construction:
         )
         if role == "index":
             return 0
+        if is_position_bias(name) and re.search(rf"\bif {name}\b", self.subject.source):
+            return True  # a flag by what is done with it
         if part_of(name) == "epsilon":
             return 1e-5
         if role == "device":

@@ -197,7 +197,7 @@ def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:
     # Made as a weight and then forgotten: the engine may say so.
     kept = candidate.of_root or candidate.of_array or isinstance(tensor, nn.Parameter)
     of_object = candidate.of_array and candidate.of_root
-    named = is_weight(candidate.last_name) or of_object and speaks(candidate.last_name)
+    named = is_weight(candidate.last_name) or of_object and speaks(candidate.name)
     return named and (recorder.origin(tensor).drawn or kept)
 
 

@@ -12,7 +12,8 @@ from ..calls import arguments, cases
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.words import is_position_bias
-from .suite import EQUAL_SIZES, WIDE_MASKS, Cases, not_finite
+from .finite import not_finite
+from .suite import EQUAL_SIZES, WIDE_MASKS, Cases
 from .ways import Reading
 
 _LONGER = dict(batch=2, queries=11, keys=11)

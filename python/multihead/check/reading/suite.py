@@ -22,7 +22,7 @@ from ..subject.documented import is_padding_of_keys, written_masks
 from ..subject.promised import leaves_dropout
 from ..subject.roles import role_of_name
 from ..subject.target import text_of_file
-from . import refused
+from . import finite, refused
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -45,30 +45,8 @@ _OF_TRUTH = "Boolean value of Tensor"  # `if mask:`
 _MISTAKES += ("UnboundLocalError", "ZeroDivisionError")
 
 
-def not_finite(kept: list[Run]) -> list[Finding]:
-    for run in kept:
-        if not _may_be_blind(run) and not run.out.isfinite().all():
-            share = float((~run.out.isfinite()).double().mean())
-            finding = Finding(
-                "not_finite",
-                f"{share:.0%} of the output is NaN or infinite in the case "
-                f"{run.case.name!r}, in which every query sees a key.",
-                "Print each intermediate tensor's `isfinite().all()`: the first "
-                "that is false is where to look.",
-            )
-            return [finding]
-    return []
-
-
 # PyTorch's layers say it: the flag only tells what the mask is.
 _HINT = "is_causal hint"
-
-
-def _may_be_blind(run: Run) -> bool:
-    """Whether its mask leaves some query without a key, read in one of both ways."""
-    case, kind = run.case, run.case.mask
-    square = case.keys <= case.sizes.queries
-    return kind == "blocked row" or (kind in ("causal", "later keys") and square)
 
 
 def _mask_name(kind: str) -> str:
@@ -216,7 +194,7 @@ class Cases:
     def _run(self, case: Case, **how: Any) -> Run:
         """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
-        run = self.runner.run(case, **how)
+        run = finite.of_either_width(self.runner, self.runner.run(case, **how))
         if self._taken.attention is None and not case.returns_weights:
             # Where lengths and widths are equal, keys look like weights.
             run.attention = None
