@@ -73,10 +73,16 @@ class RotaryWithCache(_Projections):
         return self.merged(q, k, v)
 
 
-@pytest.mark.parametrize("target", [RotaryPairs, RotaryStacked, RotaryWithCache])
+@pytest.mark.parametrize("target", [RotaryPairs, RotaryStacked])
 def test_tables_of_positions(target):
     report = multihead.check(target)
     assert report.judgement == "right", str(report)
+
+
+def test_tables_of_positions_beside_a_cache():
+    report = multihead.check(RotaryWithCache)
+    conditions = [condition["name"] for condition in report.conditions]
+    assert conditions == ["one_token_on_cache"], str(report)
 
 
 class ByRank(_Projections):

@@ -19,7 +19,7 @@ BACKWARD_DIFFERS = Finding(
     "What its backward pass returns for the inputs is not the gradient of what its "
     "forward pass computes.",
     "Compare each step with differences, (f(x + h) - f(x - h)) / 2h. The gradient of the "
-    "scores is w * (dw - (dw * w).sum(-1, keepdims=True)), times their scale; that of an "
+    "scores is w * (dw - (dw * w).sum(-1)[..., None]), times their scale; that of an "
     "input is the sum of those that come of queries, keys and values.",
 )
 _NAMES = ("backward", "backward_pass", "backprop", "bprop")
