@@ -90,7 +90,8 @@ def layers(of: "Construction") -> list[str]:
     for parameter in of.parameters:
         name, kind = parameter.name, parameter.annotation
         numbers = type_name(parameter) in ("int", "float", "bool", "str")
-        if parameter.default is not parameter.empty or numbers:
+        known = of.roles[name] in ("dropout", "activation", "norm")
+        if parameter.default is not parameter.empty or numbers or known:
             continue
         kept = _kept(of.subject.target.__init__).get(name)
         own = rf"\bself\.{kept}\s*" if kept else "(?!)"
@@ -98,8 +99,8 @@ def layers(of: "Construction") -> list[str]:
         of_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
         is_free = of.roles[name] in (None, "max_length")  # as a "block" is taken for
         named = _ATTENTION.search(name) or _BEHIND.search(name)
-        known = of_module or (is_free and named)
-        is_handed_on = known and re.search(rf"{own}[,)]", _text_of(of.subject.entry))
+        meant = of_module or (is_free and named)
+        is_handed_on = meant and re.search(rf"{own}[,)]", _text_of(of.subject.entry))
         unknown = of.roles[name] is None and _makes(of, name)
         if is_called or is_handed_on or unknown:
             found.append(name)
