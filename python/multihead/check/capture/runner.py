@@ -117,7 +117,8 @@ class Runner:
         over; not for one with so few `seconds` of its own."""
         if is_stepwise(self.subject):  # which nobody trains
             case = replace(case, gradients=False, training=False)
-        if getattr(self.subject.how, "has_no_gradients", False):
+        by_hand = hasattr(self.subject.type, "backward")
+        if by_hand or getattr(self.subject.how, "has_no_gradients", False):
             case = replace(case, gradients=False)
         with _settings(case, seed), self.guard.each_at_most(seconds):
             made = given or arguments.make(self.call, case)
@@ -127,7 +128,7 @@ class Runner:
                 run.findings = findings
                 return run
             if cached.may_keep(target):
-                target = _copied(target)  # each call is the first
+                target = copied(target)  # each call is the first
             kept = {n: t.clone() for n, t in {**made.tensors, **made.masks}.items()}
             if case.gradients:
                 self._require_gradients(run)
@@ -152,9 +153,9 @@ class Runner:
             target = self.target_of(case, may_hang=True)[0]
             if both.past is None and not cached.may_keep(target):
                 return None
-            target = _copied(target)
+            target = copied(target)
             called = self.callable_of(target)
-            apart = self.callable_of(_copied(target))  # it may keep what it is given
+            apart = self.callable_of(copied(target))  # it may keep what it is given
             whole = self.guard.call(apart, **both.whole.keywords)
             known = cached.state_of(target)
             last = self.guard.call(called, **both.parts[0].keywords)
@@ -588,7 +589,7 @@ def _settings(case: Case, seed: int) -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def _copied(target: object) -> object:
+def copied(target: object) -> object:
     try:
         copied = copy.deepcopy(target)
     except Exception:  # a module that holds what cannot be copied

@@ -52,6 +52,7 @@ def judge(reading: Reading, judged: Judge) -> None:
         return
     several = reading.way.runner.run_on_cache(reading.kept[0], together=True)
     differs = several is not None and not _is_close(several.out, several.in_one_pass)
+    differs |= _is_open(reading)
     reading.takes_one_token = differs
     assumed = {fact["name"] for fact in reading.verdict["assumptions"]}
     kept = reading.kept if assumed & _OF_A_TRACE else [*reading.kept, run]
@@ -62,9 +63,14 @@ def judge(reading: Reading, judged: Judge) -> None:
 def _keeps_for_later(reading: Reading) -> bool:
     """Whether it has a place for keys and values of later calls, as in another mode, and
     tokens see later ones: generating, they will not have them."""
+    source = reading.way.runner.subject.source
+    return _OF_KEYS.search(source) is not None and _is_open(reading)
+
+
+def _is_open(reading: Reading) -> bool:
+    """Whether tokens see later ones of their own sequence, and nothing can block them."""
     way = reading.way
-    keeps = _OF_KEYS.search(way.runner.subject.source) is not None
-    is_open = keeps and not way.call.takes("mask") and way.base.case.relation == "self"
+    is_open = not way.call.takes("mask") and way.base.case.relation == "self"
     return is_open and flaws.sees_later_keys(way.runner, way.base)
 
 

@@ -293,14 +293,14 @@ class Cases:
         """Whether it wants a mask that is an object of its own, with tensors in it; a
         method that tensors lack is a mistake."""
         said = re.search(r"'Tensor' object has no attribute '(\w+)'", refusal.sentence)
-        name = self.call.parameter("mask")
         if said is None or difflib.get_close_matches(
             said[1], dir(torch.Tensor), 1, 0.8
         ):
             return False  # as of a misspelt method
         subject = self.runner.subject
         source = f"{subject.source}\n{text_of_file(subject)}"  # parts may ask, too
-        return re.search(rf"\b{name}\.{said[1]}\b(?!\s*\()", source) is not None
+        asked = rf"\b({self.call.parameter('mask')}|\w*mask)\.{said[1]}\b(?!\s*\()"
+        return re.search(asked, source) is not None
 
     def _masked(self) -> list[Case]:
         """The base with each mask that its layout can have."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..calls import cases, forms
-from ..capture.by_hand import BACKWARD_DIFFERS, backward_differs
+from ..capture import by_hand
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
@@ -57,11 +57,15 @@ class Way:
             found.append(flaws.HEADS_ALIKE)
         if flaws.weighs_one(self.runner, self.base):
             found.append(flaws.SOFTMAX_OF_ONE)
-        if backward_differs(self.runner, self.base):
-            found.append(BACKWARD_DIFFERS)
+        if self.of_backward is not None:
+            found.append(self.of_backward)
         if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):
             found.append(flaws.OF_ANOTHER_QUERY)
         return found
+
+    @functools.cached_property
+    def of_backward(self) -> Finding | None:
+        return by_hand.of_backward(self.runner, self.base)
 
     @functools.cached_property
     def is_shifted(self) -> bool:

@@ -55,6 +55,7 @@ MASK_OF_ANOTHER = Finding(
 FLAWS = {CONTEXT_UNREAD, CONTEXT_HALF_READ, CONTEXT_ASKS}
 FLAWS |= {MASKS_EXCHANGED, MASK_OF_ANOTHER}
 _SEQUENCES = {"query", "key", "value", "x", "context"}
+_NOTHING = 1e-12  # a weight of what is blocked, or less
 _MOST = 4  # attentions of a block
 
 
@@ -152,9 +153,18 @@ def _are_masked(found: list[list[Core]], plain: list[list[Core]]) -> list[bool]:
     without one."""
     if all(_is_plain(one) for each in plain for one in each):
         return [not all(map(_is_plain, each)) for each in found]
+    if all(one.scores is not None for each in found for one in each):
+        return [any(map(_blocks, each)) for each in found]
     # By what its scores come of: behind one that is masked, those of all do.
     hits = [any("mask" in one.masked_by for one in each) for each in found]
     return [hit and not any(hits[:place]) for place, hit in enumerate(hits)]
+
+
+def _blocks(core: Core) -> bool:
+    """Whether a weight is nothing, as behind a mask; not in a row that sees nothing."""
+    assert core.scores is not None
+    weights = core.scores.softmax(-1)
+    return bool((weights < _NOTHING).any())
 
 
 def _is_plain(core: Core) -> bool:
