@@ -14,7 +14,6 @@ from torch import Tensor
 from ..calls import arguments
 from ..calls.cases import Case
 from ..report import Finding
-from ..subject.target import Subject
 from .runner import Run, Runner, copied
 
 BACKWARD_DIFFERS = Finding(
@@ -25,7 +24,6 @@ BACKWARD_DIFFERS = Finding(
     "scores is w * (dw - (dw * w).sum(-1)[..., None]), times their scale; that of an "
     "input is the sum of those that come of queries, keys and values.",
 )
-_NAMES = ("backward", "backward_pass", "backprop", "bprop")
 _DIRECTIONS = 3
 # By differences over 2h, in float64, of numbers around 1.
 _STEP, _ALLOWED = 1e-5, 1e-5
@@ -35,7 +33,8 @@ def of_backward(runner: Runner, base: Run) -> Finding | None:
     """What is to be said of a backward pass, if there is one: that it differs, or why it
     was not compared. One that raises may need queries that are as many as keys."""
     case = replace(base.case, gradients=False, training=False)
-    if not has_backward(runner.subject):
+    subject = runner.subject
+    if subject.own_backward is None and _beside(subject.target) is None:
         return None
     with torch.no_grad():
         found, why = _compared(runner, case)
@@ -45,12 +44,6 @@ def of_backward(runner: Runner, base: Run) -> Finding | None:
         return BACKWARD_DIFFERS if found else None
     sentence = f"Its backward pass was not compared with its forward pass: {why}"
     return Finding("limit", sentence, kind="limit")
-
-
-def has_backward(subject: Subject) -> bool:
-    """Whether there is one: a method of the class, or a function beside this one."""
-    of_class = any(hasattr(subject.type, name) for name in _NAMES)
-    return of_class or _beside(subject.target) is not None
 
 
 def _compared(runner: Runner, case: Case) -> tuple[bool, str]:
@@ -64,7 +57,8 @@ def _compared(runner: Runner, case: Case) -> tuple[bool, str]:
         return runner.guard.call(called, *made.positional, **made.keywords).value
 
     returned = forward(trained)
-    backward, out = _backward_of(trained, returned), _first(returned)
+    backward = _backward_of(trained, runner.subject.own_backward, returned)
+    out = _first(returned)
     again = _first(forward())
     if backward is None or out is None or again is None:
         return False, "how it is called is not known."
@@ -93,13 +87,12 @@ def _compared(runner: Runner, case: Case) -> tuple[bool, str]:
     ), ""
 
 
-def _backward_of(target: object, returned: object) -> Callable | None:
-    """That of a layer, which takes a gradient alone; or the function beside
+def _backward_of(target: object, name: str | None, returned: object) -> Callable | None:
+    """That of a layer, by its name, which takes a gradient alone; or the function beside
     `attention_forward` that takes what this returns for it, too."""
-    for name in _NAMES:
-        method = getattr(target, name, None)
-        if method is not None and _count(method) == 1:
-            return method
+    if name is not None:
+        method = getattr(target, name)
+        return method if _count(method) == 1 else None
     beside = _beside(target)
     is_pair = isinstance(returned, tuple) and len(returned) == 2
     if beside is None or not is_pair or _count(beside) != 2:
@@ -125,9 +118,12 @@ def _count(function: object) -> int:
 
 
 def _arrays(returned: object) -> list[Tensor]:
-    several = returned.values() if isinstance(returned, dict) else returned
-    parts = (returned,) if hasattr(returned, "shape") else several or ()
-    return [torch.as_tensor(part) for part in parts if hasattr(part, "shape")]
+    """The tensors and arrays, alone or in a tuple, a list or a dictionary."""
+    several = list(returned.values()) if isinstance(returned, dict) else returned
+    parts = several if isinstance(several, (tuple, list)) else (returned,)
+    kinds = ("torch", "numpy")
+    arrays = [p for p in parts if type(p).__module__ in kinds and hasattr(p, "shape")]
+    return [torch.as_tensor(array) for array in arrays]
 
 
 def _first(returned: object) -> Tensor | None:

@@ -35,24 +35,23 @@ _LAYERS = {*_PRODUCTS, "convolution", "native_layer_norm", "embedding"}
 @dataclass(frozen=True)
 class Core:
     """Heads (N, L, D), N items and heads in one, not scaled, as they met; what they
-    returned, (N, Lq, D); draws: how many of dropout came before that, first_draw: how
-    many before queries met keys. own_scale: that
-    of the scores is learned, or lost, or, where they are_cosines, that of cosines; queries
-    are so that 1/√D would give the same. is_shifted: numbers for each position were
-    added on the way to them; is_turned: what they returned was multiplied by such.
-    others: how many attentions of later layers there are. scores: what the softmax was given, (N, Lq, Lk), if it could be followed;
-    is_biased: whether anything but a scale came between their product and it; product:
-    that product, of which the bias is what is left; added: what it was added to that
-    comes of nothing we know, as features of pairs. depth: how many attentions, one
-    behind the other, its heads come of; sources: of which inputs queries, keys and
-    values come; masked_by: which inputs have a part in the scores."""
+    returned, (N, Lq, D); draws: how many of dropout came before that, first_draw:
+    before queries met keys. own_scale: that of the scores is learned, or lost, or,
+    where they are_cosines, that of cosines; queries are so that 1/√D would give the
+    same. is_shifted: numbers for each position were added on the way to them;
+    is_turned: what they returned was multiplied by such. others: how many attentions of
+    later layers there are. scores: what the softmax was given, (N, Lq, Lk), if it could
+    be followed; is_biased: whether anything but a scale came between their product and
+    it; product: that product, of which the bias is what is left; added: what it was
+    added to that comes of nothing we know, as features of pairs. depth: how many
+    attentions, one behind the other, its heads come of; sources: of which inputs
+    queries, keys and values come; masked_by: which inputs have a part in the scores."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     context: Tensor
     draws: int
-    first_draw: int = 0
     own_scale: bool = False
     are_cosines: bool = False
     is_shifted: bool = False
@@ -65,6 +64,7 @@ class Core:
     depth: int = 0
     sources: tuple[frozenset[str], ...] = ()
     masked_by: frozenset[str] = frozenset()
+    first_draw: int = 0
 
     @property
     def bias(self) -> Tensor | None:
@@ -281,7 +281,7 @@ class Cores:
         sources = tuple(recorder.origin(t).inputs & _SEQUENCES for t in heads)
         self._behind[storage(context)] = depth + 1
         context = _folded(context.detach()).clone()
-        one = Core(*kept, context, len(recorder.draws), 0, *facts)
+        one = Core(*kept, context, len(recorder.draws), *facts)
         self.found.append(replace(one, depth=depth, sources=sources))
 
     def keep_first(self) -> None:

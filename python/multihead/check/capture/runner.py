@@ -117,8 +117,8 @@ class Runner:
         over; not for one with so few `seconds` of its own."""
         if is_stepwise(self.subject):  # which nobody trains
             case = replace(case, gradients=False, training=False)
-        by_hand = hasattr(self.subject.type, "backward")
-        if by_hand or getattr(self.subject.how, "has_no_gradients", False):
+        has_none = getattr(self.subject.how, "has_no_gradients", False)
+        if has_none or self.subject.own_backward is not None:
             case = replace(case, gradients=False)
         with _settings(case, seed), self.guard.each_at_most(seconds):
             made = given or arguments.make(self.call, case)

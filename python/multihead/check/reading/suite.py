@@ -194,7 +194,9 @@ class Cases:
     def _run(self, case: Case, **how: Any) -> Run:
         """Runs a case and keeps it if it is not refused."""
         self.progress(case.name)
-        run = finite.of_either_width(self.runner, self.runner.run(case, **how))
+        run = self.runner.run(case, **how)
+        if "given" not in how:
+            run = finite.of_either_width(self.runner, run)
         if self._taken.attention is None and not case.returns_weights:
             # Where lengths and widths are equal, keys look like weights.
             run.attention = None

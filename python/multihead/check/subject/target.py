@@ -27,6 +27,8 @@ _MULTI = re.compile(r"multi_?head|mha|grouped|gqa|mqa|multi_?query", re.IGNORECA
 # Seconds that a file has for itself, what it imports among it.
 _LOADING = 30.0
 
+_BACKWARD = ("backward", "backward_pass", "backprop", "bprop")
+
 
 @dataclass
 class Subject:
@@ -52,6 +54,19 @@ class Subject:
     @property
     def type(self) -> type:
         return self.target if self.kind == "class" else type(self.target)
+
+    @property
+    def own_backward(self) -> str | None:
+        """The method of its class, or of one in the same file, that computes gradients;
+        none that PyTorch calls itself, and none of a package for training."""
+        if issubclass(self.type, torch.autograd.Function):
+            return None
+        for kind in self.type.__mro__:
+            if kind.__module__ == self.type.__module__:
+                found = (name for name in _BACKWARD if name in vars(kind))
+                if name := next(found, None):
+                    return name
+        return None
 
 
 def load(target: object, guard: Guard) -> Subject:
