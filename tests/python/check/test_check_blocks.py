@@ -5,6 +5,7 @@ with the masks that are meant for it, and so is what of the context reaches whic
 import math
 
 import pytest
+import torch
 from torch import nn
 
 import multihead
@@ -275,3 +276,29 @@ def test_a_context_with_which_the_code_does_nothing():
     assert multihead.check(OfTwoContexts).cause == "context_unread"
     report = multihead.check(WithContextLeft)
     assert "context_left" in conditions(report), str(report)
+
+
+class CausalDecoder(Decoder):
+    """Its name says that no position of its own sequence sees a later one."""
+
+    def earlier(self, queries, keys):
+        return torch.ones(queries, keys, dtype=torch.bool).tril()
+
+    def of_keys(self, x, enc_out):
+        return None
+
+    def forward(self, x, enc_out):
+        own = self.earlier(x.shape[1], x.shape[1])
+        x = self.norms[0](x + self.self_attn(x, x, x, own))
+        read = self.cross_attn(x, enc_out, enc_out, self.of_keys(x, enc_out))
+        return self.norms[1](x + read)
+
+
+class CausalOfContext(CausalDecoder):
+    def of_keys(self, x, enc_out):
+        return self.earlier(x.shape[1], enc_out.shape[1])
+
+
+def test_what_is_said_to_be_causal_is_not_the_attention_of_the_context():
+    assert "causal_by_itself" not in conditions(multihead.check(CausalDecoder))
+    assert "causal_by_itself" in conditions(multihead.check(CausalOfContext))

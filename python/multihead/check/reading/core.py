@@ -158,18 +158,26 @@ def _judged_apart(
 ) -> dict[str, Any] | None:
     """The verdict on each attention of a block; the first that is wrong is that of
     all. None where nothing explains one of them."""
-    if wiring.are_beside(wiring.attentions(reading.kept[0])):
+    attentions = wiring.attentions(reading.kept[0])
+    if wiring.are_beside(attentions):
         promises = promises | {"attentions_beside": "true"}
-    each = (_of_part(reading, found, promises, effort) for found in parts)
+    promised = [
+        promises | {"of_context": "true"} if wiring.reads_context(one) else promises
+        for one in attentions
+    ]
+    each = (
+        _of_part(reading, found, said, effort) for found, said in zip(parts, promised)
+    )
     judged = [one for one in each if one is not None]
     if len(judged) < len(parts):
         return None
     if any("unscaled" in _names(one, "assumptions") for one, _ in judged):
         # The bias of one is why none of them scales, as in T5.
-        promises = promises | {"beside_bias": "true"}
+        beside = {"beside_bias": "true"}
         judged = [
-            (one["faults"] and _of_part(reading, found, promises, effort)) or (one, by)
-            for found, (one, by) in zip(parts, judged)
+            (one["faults"] and _of_part(reading, found, said | beside, effort))
+            or (one, by)
+            for found, said, (one, by) in zip(parts, promised, judged)
         ]
     is_masked = reading.way.call.takes("context_mask") or any(
         by_masks and not one["faults"] for one, by_masks in judged
@@ -304,8 +312,13 @@ def _judged(
     for one in seen:
         one.metadata |= promises | facts
     # The products tell how many heads there are.
-    first = {n: v for n, v in reading.facts.items() if n != "num_heads_guessed"}
-    seen[0].metadata |= first
+    untold = {"num_heads_guessed"}
+    if "of_context" in promises:  # causal is said of the attention of its own sequence
+        untold.add("causal_text")
+        for one in seen:
+            if one.metadata.get("is_causal") == "expected":
+                one.metadata["is_causal"] = "infer"
+    seen[0].metadata |= {n: v for n, v in reading.facts.items() if n not in untold}
     try:
         verdict = observation.explain(seen)
     except ValueError:
