@@ -202,8 +202,11 @@ struct ObservedCall {
   /// are the inputs, to what comes of them.
   bool is_core() const { return facts.contains("core_beside"); }
 
-  /// Whether the mask is known to have a part in the scores.
+  /// Whether a mask is known to have a part in the scores.
   bool has_mask_in_scores() const { return facts.contains("mask_in_scores"); }
+  bool has_padding_in_scores() const {
+    return facts.contains("key_padding_mask_in_scores");
+  }
 
   /// Whether another attention of its block has a bias and does not scale.
   bool is_beside_bias() const { return facts.contains("beside_bias"); }

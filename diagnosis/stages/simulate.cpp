@@ -95,9 +95,11 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
   if (recipe.softcapped) scores = softcapped(call, scores);
   if (recipe.position_bias != PositionBias::kNone) {
     const bool adds_mask = recipe.mask.effect != MaskEffect::kIgnored;
+    const bool adds_padding = recipe.padding.effect != MaskEffect::kIgnored;
     // What is shown would hold the mask, too, as of a True that is added.
-    require(adds_mask || recipe.position_bias != PositionBias::kShown ||
-            !call.has_mask_in_scores());
+    require(recipe.position_bias != PositionBias::kShown ||
+            ((adds_mask || !call.has_mask_in_scores()) &&
+             (adds_padding || !call.has_padding_in_scores())));
     scores = with_position_bias(call, recipe.position_bias, scores, scale,
                                 adds_mask);
   }

@@ -92,7 +92,22 @@ class RoundsOnTheWay(Attention):
         return super().forward(x.astype(np.float32)).astype(np.float64)
 
 
-@pytest.mark.parametrize("layer", [Attention, TakesAStep, RoundsOnTheWay])
+class DropsInTraining(Attention):
+    """Which it says by itself, and a model changes."""
+
+    def __init__(self, d_model: int, num_heads: int):
+        super().__init__(d_model, num_heads)
+        self.training, self.keep = True, 1.0
+
+    def forward(self, x):
+        if self.training:
+            self.keep = (np.random.rand(*x.shape) > 0.1) / 0.9
+        return super().forward(x) * (self.keep if self.training else 1.0)
+
+
+@pytest.mark.parametrize(
+    "layer", [Attention, TakesAStep, RoundsOnTheWay, DropsInTraining]
+)
 def test_a_backward_pass_that_is_the_gradient_is_right(layer):
     assert multihead.check(layer).passed
 

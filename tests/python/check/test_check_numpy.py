@@ -172,3 +172,22 @@ def test_layers_of_the_code_s_own():
     report = multihead.check(OfLayers)
     assert report.judgement in ("right", "right_if"), str(report)
     assert multihead.check(OfLayersUnscaled).cause == "scale_missing"
+
+
+class OfDictionaries:
+    """Its matrices are in one dictionary, and their gradients in another."""
+
+    def __init__(self, hidden_dim: int):
+        rng, shape = np.random.default_rng(1), (hidden_dim, hidden_dim)
+        self.params = {n: rng.normal(0, 0.2, shape) for n in ("Wq", "Wk", "Wv")}
+        self.grads = {name: np.zeros(shape) for name in self.params}
+
+    def forward(self, x):
+        P = self.params
+        q, k, v = x @ P["Wq"], x @ P["Wk"], x @ P["Wv"]
+        return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+
+
+def test_matrices_in_a_dictionary_beside_their_gradients():
+    report = multihead.check(OfDictionaries)
+    assert report.judgement == "right", str(report)

@@ -3,6 +3,7 @@
 itself while it ran. Which is which projection, the engine decides by name; where
 names say nothing, the way of the data gives them names here."""
 
+import re
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -186,9 +187,15 @@ def rotary_tables(frames: Frames) -> dict[str, Tensor]:
     return {}
 
 
+# As layers in NumPy keep them beside their matrices: grads["Wq"], self.grad_w.
+_OF_GRADIENTS = re.compile(r"(^|[._])(grads?|gradients?)([._]|$)", re.I)
+
+
 def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:
     if candidate.of_layer:
         return True
+    if candidate.of_array and _OF_GRADIENTS.search(candidate.name):
+        return False
     tensor = candidate.tensor
     if recorder.origin(tensor).inputs:
         return False
@@ -206,14 +213,19 @@ def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:
     or its parts, whichever names say more."""
     best: dict[tuple, Held] = {}
     shared: dict[tuple, Held] = {}
-    # An array shares the memory of a tensor, and not its storage.
+    # An array shares the memory of a tensor, or of itself under another name, and not
+    # its storage.
     tensors = (c.tensor for c in candidates if not c.of_array)
     roots = {t.data_ptr(): recorder.root(t) for t in tensors if t.numel()}
+    arrays: dict[tuple[int, torch.Size], int] = {}
     for candidate in candidates:
         tensor = candidate.tensor
         offset = tensor.storage_offset() if tensor.numel() else 0
-        root = roots.get(tensor.data_ptr()) if candidate.of_array else None
-        key = (root or recorder.root(tensor), offset, tensor.numel())
+        root = recorder.root(tensor)
+        if candidate.of_array and tensor.numel():
+            first = arrays.setdefault((tensor.data_ptr(), tensor.shape), root)
+            root = roots.get(tensor.data_ptr()) or first
+        key = (root, offset, tensor.numel())
         known = best.get(key)
         if known is None or (speaks(candidate.name) and not speaks(known.name)):
             best[key] = candidate

@@ -303,8 +303,9 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
         seen.tensors[role] = mask.flatten(1) if wide else mask
     if stated.mask and "mask" in masks:
         seen.metadata["mask"] = stated.mask
-    if any("mask" in one.masked_by for one in run.recorder.cores.found):
-        seen.metadata["mask_in_scores"] = "true"
+    met = set().union(*(one.masked_by for one in run.recorder.cores.found))
+    for role in met & {"mask", "key_padding_mask"}:
+        seen.metadata[f"{role}_in_scores"] = "true"
     if "key_padding_mask" in masks:
         padding = "keep" if run.case.padding == "lengths" else stated.padding
         if not call.takes("padding") and not call.takes("lengths"):
