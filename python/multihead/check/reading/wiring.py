@@ -153,8 +153,10 @@ def _are_masked(found: list[list[Core]], plain: list[list[Core]]) -> list[bool]:
     without one."""
     if all(_is_plain(one) for each in plain for one in each):
         return [not all(map(_is_plain, each)) for each in found]
-    if all(one.scores is not None for each in found for one in each):
-        return [any(map(_blocks, each)) for each in found]
+    if all(one.scores is not None for each in (*found, *plain) for one in each):
+        # One that blocks without a mask may do so with the other's.
+        both = zip(found, plain)
+        return [any(map(_blocks, x)) and not any(map(_blocks, y)) for x, y in both]
     # By what its scores come of: behind one that is masked, those of all do.
     hits = [any("mask" in one.masked_by for one in each) for each in found]
     return [hit and not any(hits[:place]) for place, hit in enumerate(hits)]
