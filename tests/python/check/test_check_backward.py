@@ -100,9 +100,13 @@ class DropsInTraining(Attention):
         self.training, self.keep = True, 1.0
 
     def forward(self, x):
-        if self.training:
-            self.keep = (np.random.rand(*x.shape) > 0.1) / 0.9
-        return super().forward(x) * (self.keep if self.training else 1.0)
+        if not self.training:  # what was kept before stays where it is
+            return super().forward(x)
+        self.keep = (np.random.rand(*x.shape) > 0.1) / 0.9
+        return super().forward(x) * self.keep
+
+    def backward(self, dout):
+        return super().backward(dout * self.keep)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..calls import arguments
 from ..calls.cases import Case
 from ..report import Finding
-from .runner import Run, Runner, copied
+from .runner import Run, Runner, copied, settings
 
 BACKWARD_DIFFERS = Finding(
     "backward_differs",
@@ -32,7 +32,8 @@ _STEP, _ALLOWED = 1e-5, 1e-5
 def of_backward(runner: Runner, base: Run) -> Finding | None:
     """What is to be said of a backward pass, if there is one: that it differs, or why it
     was not compared. One that raises may need queries that are as many as keys."""
-    case = replace(base.case, gradients=False, training=False)
+    # It is for training: with what is dropped, which is the same in each call.
+    case = replace(base.case, gradients=False, training=True)
     subject = runner.subject
     if subject.own_backward is None and _beside(subject.target) is None:
         return None
@@ -54,7 +55,8 @@ def _compared(runner: Runner, case: Case) -> tuple[bool, str]:
 
     def forward(of: object = target) -> object:
         called = runner.callable_of(of)
-        return runner.guard.call(called, *made.positional, **made.keywords).value
+        with settings(case, seed=0):
+            return runner.guard.call(called, *made.positional, **made.keywords).value
 
     returned = forward(trained)
     backward = _backward_of(trained, runner.subject.own_backward, returned)

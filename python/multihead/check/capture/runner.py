@@ -120,7 +120,7 @@ class Runner:
         has_none = getattr(self.subject.how, "has_no_gradients", False)
         if has_none or self.subject.own_backward is not None:
             case = replace(case, gradients=False)
-        with _settings(case, seed), self.guard.each_at_most(seconds):
+        with settings(case, seed), self.guard.each_at_most(seconds):
             made = given or arguments.make(self.call, case)
             run = Run(case, made)
             target, findings = self.target_of(case, may_hang=seconds is not None)
@@ -149,7 +149,7 @@ class Runner:
         both = cached.steps(self.call, case, self.subject, together)
         if both is None or case.sizes.queries <= tokens:
             return None
-        with _settings(case, 0), self.guard.each_at_most(None):
+        with settings(case, 0), self.guard.each_at_most(None):
             target = self.target_of(case, may_hang=True)[0]
             if both.past is None and not cached.may_keep(target):
                 return None
@@ -568,7 +568,7 @@ def _holds_rounded_numbers(target: object) -> bool:
 
 
 @contextlib.contextmanager
-def _settings(case: Case, seed: int) -> Iterator[None]:
+def settings(case: Case, seed: int) -> Iterator[None]:
     """Default dtype, gradients and seeds of a run."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(case.dtype)
