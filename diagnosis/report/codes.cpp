@@ -521,6 +521,12 @@ constexpr FaultCode kCodes[] = {
      "What `backward` returns is compared with differences of the forward "
      "pass along random directions, in float64.",
      "Check each step by differences: (f(x + h) - f(x - h)) / 2h."},
+    {"MH933", "global_read",
+     "It works in the notebook where it was written, and in no other place; or "
+     "it does there, and what it is given has no effect.",
+     "An argument is never read, and a tensor of the file, of a like name, is.",
+     "Read the argument; keep tests of a file from its code, as behind `if "
+     "__name__ == \"__main__\":`."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -322,6 +322,7 @@ bool shows_a_pair(const ObservedCall& call) {
 // beside -inf, which are none of the bias.
 struct Added {
   Tensor numbers;
+  Tensor seen;
   double size = 0;  // of the largest number that is seen
   bool is_masked = false;
 };
@@ -330,7 +331,8 @@ Added added_to(const Tensor& scores, const Tensor& x, const Tensor& given,
                double largest) {
   Tensor difference = (x - scores).detach();
   const Tensor seen = difference.abs().lt(1e6 * (1 + largest));
-  if (seen.all().item<bool>()) return {difference, largest_finite(difference)};
+  if (seen.all().item<bool>())
+    return {difference, seen, largest_finite(difference)};
   if (given.defined()) difference = difference - given;
   const Tensor of_seen = difference.masked_fill(~seen, 0.0);
   const Tensor of_one =
@@ -340,8 +342,21 @@ Added added_to(const Tensor& scores, const Tensor& x, const Tensor& given,
   const Tensor of_row = at::where(is_hidden, difference - top, 0.0);
   const Tensor of_any =
       at::where(of_one.isinf(), of_row.nan_to_num(0.0, 0.0, 0.0), of_one);
-  return {at::where(seen, difference, of_any), largest_finite(of_seen),
+  return {at::where(seen, difference, of_any), seen, largest_finite(of_seen),
           /*is_masked=*/true};
+}
+
+// Whether x is another multiple of the scores, where it is seen. Each head may
+// have a scale of its own.
+bool is_multiple_of(const Tensor& scores, const Tensor& x, const Tensor& seen,
+                    double allowed) {
+  const Tensor plain = scores.masked_fill(~seen, 0.0);
+  const Tensor other = x.masked_fill(~seen, 0.0);
+  const auto of_head = [](const Tensor& t) {
+    return t.abs().amax({-2, -1}, /*keepdim=*/true);
+  };
+  const Tensor ratios = of_head(plain) / of_head(other);
+  return largest_difference(other * ratios, plain) <= allowed;
 }
 
 // One of places alone is the same for all items; what depends on the query,
@@ -368,14 +383,12 @@ Tensor with_shown_bias(const ObservedCall& call, const Tensor& scores,
     const bool is_same =
         scores.size(0) > 1 &&
         largest_difference(numbers, of_first.expand_as(numbers)) <= allowed;
+    const bool is_multiple = is_multiple_of(scores, x, bias.seen, allowed);
     if (bias.is_masked) {
-      if (is_same && !of_masked.defined()) of_masked = numbers;
+      const bool is_one = scores.size(0) == 1 && !is_multiple;
+      if ((is_same || is_one) && !of_masked.defined()) of_masked = numbers;
       continue;
     }
-    // Each head may have a scale of its own.
-    const Tensor ratios = scores.abs().amax({-2, -1}, /*keepdim=*/true) /
-                          x.abs().amax({-2, -1}, /*keepdim=*/true);
-    const bool is_multiple = largest_difference(x * ratios, scores) <= allowed;
     if (is_same ||
         (!is_multiple && computes(tensors, numbers, scale, allowed))) {
       return scores + numbers;

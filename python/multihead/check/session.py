@@ -41,7 +41,7 @@ from .reading.suite import Cases, Progress
 from .reading.ways import Reading, Way
 from .report import Finding, Report
 from .sandbox.guard import Guard, Stop
-from .subject import documented, promised, signature, stated
+from .subject import documented, promised, signature, stated, strays
 from .subject.documented import Said
 from .subject.roles import role_of_name, speaks
 from .subject.target import Subject, load, scope
@@ -117,6 +117,7 @@ class Examination:
     ):
         self.subject, self.options, self.progress = subject, options, progress
         self.call = documented.read_call(subject)
+        subject.findings += strays.of_file(subject, self.call)
         self.runner = Runner(subject, self.call, guard, options.weights or {})
         self.first_call = FirstCall(self.runner, options)
         self.layouts = layer_layouts(subject, options, self.call)
@@ -192,9 +193,8 @@ class Examination:
         doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
         unread = reading.beside or reading.gains
         if doubtful or (reading.verdict is not None and unread):
-            faults = " and ".join(reading.faults)
-            doubt = guessing.doubt(made_up, faults) if made_up else None
-            self.findings = [doubt or guessing.other_layers(unread)]
+            doubt = guessing.doubt(made_up, reading.faults) if made_up else None
+            self.findings = [doubt or reading.mixed or guessing.other_layers(unread)]
             return None
         if reading.outside is not None:
             self.findings = [reading.outside]
@@ -215,9 +215,8 @@ class Examination:
             if reading.faults:
                 return
         # Masks may have another meaning, which only the heads show.
-        others = [
-            r for r in self._readings if r.way is reading.way and r is not reading
-        ]
+        same = (r for r in self._readings if r.way is reading.way)
+        others = [r for r in same if r is not reading]
         verdict = core.judge([reading, *others], self._promises)
         reading.findings = wiring.settled(reading.findings)
         if verdict is None:
@@ -245,6 +244,8 @@ class Examination:
             if meaning.additive in read:
                 continue
             kept = self._run_all(way, meaning.additive).kept
+            if not any(run.arguments.masks for run in kept):
+                continue
             added = replace(reading, meaning=meaning, kept=kept)
             added.facts = self._facts(added, kept)
             later = core.judge([added], self._promises)
@@ -293,8 +294,8 @@ class Examination:
         """`best`, or the reading of `way` that beats it."""
         runs: dict[bool, Cases] = {}  # by whether masks are added
         meanings = self._meanings(way)
-        if wiring.attentions(way.base):  # added masks are tried where heads tell it
-            meanings = [m for m in meanings if not m.additive] or meanings
+        if wiring.attentions(way.base):  # whether masks are added, its heads tell
+            meanings = [m for m in meanings if not (m.additive and m.why)] or meanings
         # Where masks may mean several things, a little may tell which; else what is
         # right in a later meaning would wait for all faults in the first.
         whole = _FORM_EFFORT if way.form is not None and way.form.guess else 1.0

@@ -302,3 +302,38 @@ class CausalOfContext(CausalDecoder):
 def test_what_is_said_to_be_causal_is_not_the_attention_of_the_context():
     assert "causal_by_itself" not in conditions(multihead.check(CausalDecoder))
     assert "causal_by_itself" in conditions(multihead.check(CausalOfContext))
+
+
+class TwoMemories(nn.Module):
+    """Of a text and of an image. Masks: (B, S), 1 for what is read."""
+
+    def __init__(self, d_model: int, num_heads: int):
+        super().__init__()
+        self.own, self.of_text = Heads(d_model, num_heads), Heads(d_model, num_heads)
+        self.of_image = Heads(d_model, num_heads)
+
+    def read(self, x, text, image, text_mask):
+        return self.of_image(x, image, image)
+
+    def forward(self, x, text, image, mask=None, text_mask=None):
+        mask = None if mask is None else mask[:, None, None, :]
+        text_mask = None if text_mask is None else text_mask[:, None, None, :]
+        x = x + self.own(x, x, x, mask)
+        x = x + self.of_text(x, text, text, text_mask)
+        return x + self.read(x, text, image, text_mask)
+
+
+class ReadsTheTextTwice(TwoMemories):
+    def read(self, x, text, image, text_mask):
+        return self.of_image(x, text, text, text_mask)
+
+    def forward(self, x, text, image, mask=None, text_mask=None):
+        return super().forward(x, text, None, mask, text_mask)
+
+
+def test_a_second_context_of_another_kind_that_is_never_read():
+    report = multihead.check(ReadsTheTextTwice)
+    assert "context_unread" in [finding.name for finding in report.findings]
+    other = multihead.check(TwoMemories)
+    assert other.judgement != "wrong", str(other)
+    assert "mask_additive" not in conditions(other)

@@ -478,3 +478,34 @@ def test_what_is_meant_is_not_remarked():
     assert multihead.check(ForgetsItsZeros).judgement == "wrong"
     names = [remark["name"] for remark in multihead.check(NeedsItsMask).remarks]
     assert "mask_left_out" not in names
+
+
+class OfItems(nn.Module):
+    """SASRec: a table of items, and blocks of attention; 0 is padding."""
+
+    def __init__(self, item_num: int, hidden_size: int, num_blocks: int, num_heads: int):
+        super().__init__()
+        self.items = nn.Embedding(item_num + 1, hidden_size)
+        self.blocks = nn.ModuleList(
+            nn.MultiheadAttention(hidden_size, num_heads, batch_first=True)
+            for _ in range(num_blocks)
+        )
+
+    def hidden(self, length):
+        return torch.ones(length, length, dtype=torch.bool).triu(1)
+
+    def forward(self, inputs):
+        x = self.items(inputs)
+        for block in self.blocks:
+            x = block(x, x, x, attn_mask=self.hidden(inputs.shape[1]))[0]
+        return x
+
+
+class OfItemsAhead(OfItems):
+    def hidden(self, length):
+        return torch.ones(length, length, dtype=torch.bool).tril(-1)
+
+
+def test_counts_of_items_and_of_blocks_are_no_guess():
+    assert multihead.check(OfItems).judgement in ("right", "right_if")
+    assert multihead.check(OfItemsAhead).causes == ["causal_inverted"]

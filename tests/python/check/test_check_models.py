@@ -116,6 +116,41 @@ def test_a_fault_in_a_video_is_named():
     assert faults(multihead.check(OverQueries)) == ["softmax_over_queries"]
 
 
+class InTimeLast(Attention):
+    """Each pixel is a sequence: (B, S, H, W, D)."""
+
+    def forward(self, x):
+        b, s, h, w, d = x.shape
+        of_pixels = x.permute(0, 2, 3, 1, 4).reshape(b * h * w, s, d)
+        return super().forward(of_pixels).view(b, h, w, s, d).permute(0, 3, 1, 2, 4)
+
+
+class InFramesLast(Attention):
+    """Each frame is one: (B, T, H, W, C)."""
+
+    def forward(self, x):
+        b, t, h, w, c = x.shape
+        return super().forward(x.view(b * t, h * w, c)).view(x.shape)
+
+
+class OfWidthInFrames(InFramesLast):
+    """(B, T, H, W, C)"""
+
+    def __init__(self, dim: int, heads: int):
+        super().__init__(dim, heads, of_width=True)
+
+
+@pytest.mark.parametrize("kind", [InTimeLast, InFramesLast])
+def test_videos_may_have_their_features_last(kind):
+    report = multihead.check(kind)
+    assert report.judgement in ("right", "right_if")
+    assert "videos as (B, T, Y, X, E)" in said(report)
+
+
+def test_a_fault_in_a_video_of_features_last_is_named():
+    assert faults(multihead.check(OfWidthInFrames)) == ["scale_by_embed_dim"]
+
+
 # ---- Vectors for each item -----------------------------------------------------------
 
 

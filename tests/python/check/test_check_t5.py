@@ -163,3 +163,67 @@ def test_a_block_of_t5_is_right_in_both_attentions():
 def test_a_block_of_t5_may_not_scale_by_what_is_no_root():
     report = multihead.check(Scaled)
     assert report.causes == ["scale_of_another_number"], str(report)
+
+
+class Stated(BlockOfT5):
+    """Masks are additive: 0 to attend, -inf to block."""
+
+
+class OfTheTarget(Stated):
+    """Masks are additive: 0 to attend, -inf to block."""
+
+    def across(self, x, enc_out, src_mask, tgt_mask):
+        return self.cross_attn(x, enc_out, tgt_mask)
+
+
+def test_a_block_whose_masks_are_said_to_be_added():
+    report = multihead.check(Stated)
+    assert conditions(report) == ["layers_beside"], str(report)
+    wrong = multihead.check(OfTheTarget)
+    assert wrong.judgement == "wrong", str(wrong)
+    assert "mask_of_another" in [finding.name for finding in wrong.findings]
+
+
+class Table(nn.Module):
+    """Causal: a learned table of distances, and the triangle, added at once."""
+
+    def __init__(self, d_model: int, num_heads: int, max_len: int = 64):
+        super().__init__()
+        self.count, self.longest = num_heads, max_len
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.table = nn.Parameter(torch.randn(num_heads, 2 * max_len - 1))
+
+    def attend(self, q, k, v, added):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return (scores + added).softmax(-1) @ v
+
+    def forward(self, x):
+        length = x.shape[1]
+        three = self.qkv(x).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.count, -1)).transpose(1, 2) for t in three)
+        at = torch.arange(length)
+        bias = self.table[:, at - at[:, None] + self.longest - 1]
+        causal = torch.full((length, length), -torch.inf).triu(1)
+        context = self.attend(q, k, v, (bias + causal)[None])
+        return self.out(context.transpose(1, 2).flatten(2))
+
+
+class TableFused(Table):
+    def attend(self, q, k, v, added):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=added)
+
+
+class TableOfOneItem(Table):
+    """(L, E), without a batch."""
+
+    def forward(self, x):
+        if x.dim() != 2:
+            raise ValueError("x must be (L, E)")
+        return super().forward(x[None])[0]
+
+
+@pytest.mark.parametrize("attention", [Table, TableFused, TableOfOneItem])
+def test_a_bias_and_a_triangle_may_be_one_tensor(attention):
+    report = multihead.check(attention)
+    assert report.judgement == "right", str(report)
+    assert "position_bias" in {one["name"] for one in report.assumptions}

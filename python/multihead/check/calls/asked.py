@@ -22,7 +22,7 @@ _OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".sp
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _LEARNED = {"labels", "seeds", "latents", "queries"}
 _MAKERS = {"cls", "class", "fn", "func", "factory"}
-_LAYERS = {"layer", "layers"}
+_LAYERS = {"layer", "layers", "blocks"}
 _PADS, _NUMBERS = {"pad", "padding"}, {"idx", "index", "id", "token", "tok", "ix"}
 
 

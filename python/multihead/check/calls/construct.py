@@ -91,7 +91,7 @@ class Construction:
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False
-        self._is_causal = False
+        self._is_causal, self._rate = False, DROPOUT
         self._choices: Choices = {}
         self.gives_dropout = False  # to the last that was made
         self.is_unturned = False  # it was handed positions that turn nothing
@@ -376,7 +376,7 @@ class Construction:
             if set(words(parameter.name)) & _DROPS_WHOLES and parameter.default == 0:
                 return None  # off unless asked for, and no dropout of weights
             layer = type_name(parameter) in ("Module", "Dropout")
-            return nn.Dropout(DROPOUT) if layer else DROPOUT
+            return nn.Dropout(self._rate) if layer else self._rate
         if role in GIVEN:
             return True
         if role == "masking":
@@ -494,10 +494,11 @@ class Construction:
         return ways
 
     def build(
-        self, sizes: Sizes, guard: Guard, causal: bool = False
+        self, sizes: Sizes, guard: Guard, causal: bool = False, whole: bool = False
     ) -> tuple[object, str, list[Finding]]:
-        """An instance, or None, the call that made it as text, and what was found."""
-        self._is_causal = causal
+        """An instance, or None, the call that made it as text, and what was found.
+        whole: one that is given no dropout."""
+        self._is_causal, self._rate = causal, 0.0 if whole else DROPOUT
         findings: list[Finding] = []
         for is_refused in (False, True):
             # Reading the source of a class parses all of its file.

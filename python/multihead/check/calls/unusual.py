@@ -12,7 +12,7 @@ from .conditioned import beside_others, conditioned
 from .forms import Form
 from .learned import with_learned_queries
 from .tokens import of_tokens
-from .videos import of_videos
+from .videos import are_written_last, of_videos
 
 # Complaints that other shapes may settle.
 _OF_SHAPES = re.compile(
@@ -25,6 +25,8 @@ def in_said_forms(subject: Subject, call: Call) -> Iterator[Form]:
     yield from forms.in_parts(subject, call)
     yield from forms.packed(subject, call)
     yield from forms.joined(subject, call)
+    if are_written_last(subject):
+        yield from of_videos(subject, call)
 
 
 def in_unusual_forms(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Code that takes videos, (B, E, T, Y, X): all of it is one sequence, or each frame is
-one, or each pixel in time."""
+"""Code that takes videos, (B, E, T, Y, X) or (B, T, Y, X, E): all of it is one sequence,
+or each frame is one, or each pixel in time."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,13 +17,20 @@ from .forms import Form, called, formed
 _OF_VIDEOS = re.compile(
     r"conv3d|\b5D\b|expected 5|\bvideos?\b|\bframes\b|\bt h w\b|\bt,\s*h,\s*w\b", re.I
 )
+# Five axes, as a text has them: (B, S, H, W, D), the last being that of features.
+_FIVE = re.compile(
+    r"\(\s*[bn]\w*,\s*(?:[tsfn]\w*,\s*)?(?:[hw]\w*,\s*){2}(?:[tsf]\w*,\s*)?"
+    r"(?:[dce]|dim|channels|embed_dim|d_model|hidden_dim|features)\s*\)",
+    re.I,
+)
 
 
 def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Form]:
     """complaints: what it says of other forms."""
     inputs = [n for n, role in call.roles.items() if role in TENSORS]
     said = f"{subject.source} {complaints}"
-    if not (_OF_VIDEOS.search(said) or len(axes(subject)) == 5):
+    is_last = are_written_last(subject)
+    if not (_OF_VIDEOS.search(said) or len(axes(subject)) == 5 or is_last):
         return
     # Items and queries: two items, and sizes that differ, so that no axis can stand for
     # another.
@@ -32,7 +39,10 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         (cases.IMAGE, _as_frames, _of_frames, (6, None), "each frame a sequence"),
         (cases.CHANNELS_FIRST, _as_pixels, _of_pixels, (12, 5), "each pixel in time"),
     ]
+    written = "(B, T, Y, X, E)" if is_last else "(B, E, T, Y, X)"
     for layout, split, join, sizes, what in ways:
+        if is_last:
+            layout, split, join = _LAST[layout], _last(split), _last(join)
 
         def how(target: object, /, split=split, join=join, **given: object) -> object:
             video = {n: split(t) if n in inputs else t for n, t in given.items()}
@@ -43,10 +53,23 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
             return join(first)
 
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in call.parameters]
-        shown = f"videos as (B, E, T, Y, X), {what}"
+        shown = f"videos as {written}, {what}"
         form = formed(subject, parameters, how, (layout,), shown, tuple(inputs))
         form.batch, form.queries = sizes
         yield form
+
+
+def are_written_last(subject: Subject) -> bool:
+    """Whether its text has the five axes of a video, the last that of features."""
+    return _FIVE.search(subject.source) is not None
+
+
+_LAST = {cases.CHANNELS_FIRST: cases.LAYER, cases.IMAGE: cases.IMAGE_LAST}
+
+
+def _last(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The same for features in the last axis."""
+    return lambda x: change(x.movedim(-1, 1)).movedim(1, -1)
 
 
 def _parts(length: int) -> tuple[int, int, int]:

@@ -6,12 +6,20 @@ import re
 
 from torch import nn
 
+from ..report import Finding
 from .record import Frames
 
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
 # What may be for weights, and what is for something else.
 _PLAIN = re.compile(r"(.*_)?(drop|dropout)(_layer)?")
 _OTHERWISE = re.compile(r"res|out_|proj|ff|mlp|emb|path|hid|input|pos|final")
+
+ALWAYS_DROPS = Finding(
+    "dropout_left_on",
+    "Dropout is on in evaluation: two runs on the same inputs give different outputs, "
+    "and without dropout they do not.",
+    "Drop in training only: `if self.training:`, or a flag that is False by default.",
+)
 
 
 def idle_dropouts(target: object, frames: Frames, source: str) -> list[str]:
@@ -60,3 +68,13 @@ def _is_named(classes: tuple[type, ...], name: str) -> bool:
 def is_of_weights(path: str) -> bool:
     """Whether a layer of dropout is one for weights, by its name."""
     return bool(_OF_WEIGHTS.search(path.rpartition(".")[2].lower()))
+
+
+def never_drops(layer: str) -> Finding:
+    return Finding(
+        "dropout_unused",
+        f"It has a layer of dropout, {layer}, and never calls it: in training nothing "
+        "is dropped.",
+        "Drop weights, after the softmax: self.dropout(scores.softmax(-1)).",
+        kind="remark",
+    )

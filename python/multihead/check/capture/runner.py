@@ -375,7 +375,8 @@ class Runner:
 
     def _key(self, case: Case) -> tuple:
         of_class = self.subject.kind == "class"
-        return (case.sizes if of_class else None, case.dtype, case.built_causal)
+        sizes = case.sizes if of_class else None
+        return (sizes, case.dtype, case.built_causal, case.built_whole)
 
     @property
     def has_no_matrices(self) -> bool:
@@ -403,7 +404,7 @@ class Runner:
             on_cpu = devices.cpu_instead(self._asks_for_gpu)
             with unset_is_nan(), NothingHuge(), on_cpu:
                 made, call, findings = self.construction.build(
-                    case.sizes, self.guard, case.built_causal
+                    case.sizes, self.guard, case.built_causal, case.built_whole
                 )
             if made is None and findings[0].name == "hangs" and not may_hang:
                 raise Stop(findings)

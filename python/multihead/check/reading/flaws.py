@@ -48,7 +48,7 @@ ITEMS_MIXED = Finding(
     "taken for that of items.",
     "Keep the axis of items to itself: x.view(B, L, H, d).transpose(1, 2) for heads, and "
     "its inverse behind them; a view in another order, or one that flattens items, "
-    "mixes them.",
+    "mixes them, and so does nn.MultiheadAttention on (B, L, E) without batch_first.",
 )
 _HIDDEN = 1e-12  # a weight of what a mask hides, or less
 # What text says of code whose queries see later keys, or of other code.
@@ -124,7 +124,7 @@ def _mixes(runner: Runner, case: Case, axis: int) -> bool:
 
 
 def sees_later_keys(runner: Runner, base: Run) -> bool:
-    """Whether the first position of a sequence follows the last one."""
+    """Whether earlier positions of a sequence follow the last one."""
     case = base.case
     axis = cases.query_axis(case)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
@@ -134,8 +134,8 @@ def sees_later_keys(runner: Runner, base: Run) -> bool:
 
 
 def _follows(runner: Runner, case: Case, axis: int, made: Arguments) -> bool:
-    """Whether the first of this axis, of what comes out, changes with the last of what
-    is given."""
+    """Whether others of this axis, of what comes out, change with the last of what is
+    given."""
     case = replace(case, gradients=False)
     before = runner.run(case, given=made)
     for tensor in made.tensors.values():
@@ -144,7 +144,8 @@ def _follows(runner: Runner, case: Case, axis: int, made: Arguments) -> bool:
     after = runner.run(case, given=made)
     if before.refused or after.refused or before.out.dim() <= axis:
         return False
-    first, same = (run.out.select(axis, 0) for run in (before, after))
+    others = before.out.shape[axis] - 1
+    first, same = (run.out.narrow(axis, 0, others) for run in (before, after))
     return not torch.allclose(first, same)
 
 

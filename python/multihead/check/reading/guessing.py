@@ -110,9 +110,10 @@ def without_context(call: Call) -> Call:
     return alone
 
 
-def doubt(made_up: dict[str, str], faults: str) -> Finding:
+def doubt(made_up: dict[str, str], faults: list[str]) -> Finding:
     """What is said in place of a verdict that may come of what was made up."""
-    seems = f"seems to have the fault {faults}" if faults else "is not attention"
+    named = " and ".join(faults)
+    seems = f"seems to have the fault {named}" if faults else "is not attention"
     return Finding(
         "argument_guessed",
         f"{_unknown(made_up)}, and with a guess it {seems}, which may come of that.",

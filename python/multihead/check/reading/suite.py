@@ -15,6 +15,7 @@ from ..calls import cases
 from ..calls.arguments import of_user
 from ..calls.cases import Case, Sizes, grouped
 from ..calls.one_by_one import is_stepwise
+from ..capture.dropouts import ALWAYS_DROPS, never_drops
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
@@ -54,16 +55,6 @@ def _mask_name(kind: str) -> str:
     return names.get(kind, f"mask {cases.MASKS[kind]}")
 
 
-def _never_drops(layer: str) -> Finding:
-    return Finding(
-        "dropout_unused",
-        f"It has a layer of dropout, {layer}, and never calls it: in training nothing "
-        "is dropped.",
-        "Drop weights, after the softmax: self.dropout(scores.softmax(-1)).",
-        kind="remark",
-    )
-
-
 class Cases:
     """The runs that follow from a first call. `kept` have an output; `findings` say
     what was refused; `taken` and `refused` are kinds of calls by name."""
@@ -90,6 +81,10 @@ class Cases:
         """Runs everything; the first run in `kept` is the base."""
         first = self._first()
         noise = self._randomness(first)
+        if noise and (whole := self._without_dropout()):
+            # All else is judged without what it drops.
+            noise, self.kept = [], [whole]
+            self.findings.append(ALWAYS_DROPS)
         self.findings += noise
         if noise:
             self.hopeless = True
@@ -239,6 +234,18 @@ class Cases:
             "constructor, dropout into training.",
         )
         return [finding]
+
+    def _without_dropout(self) -> Run | None:
+        """The first run of an instance that is given no dropout, if that is why two
+        runs differ: draws of NumPy are not seen."""
+        built, case = self.runner.construction, replace(self.base, built_whole=True)
+        if built is None or not built.takes("dropout"):
+            return None
+        run = self.runner.run(case)
+        if run.refused or self._randomness(run):
+            return None
+        self.base = case
+        return run
 
     def _say_limit(self, sentence: str, detail: str = "") -> None:
         self.findings.append(Finding("limit", sentence, detail=detail, kind="limit"))
@@ -526,7 +533,7 @@ class Cases:
         built = self.runner.construction
         asked = asked or (built is not None and built.gives_dropout)
         asked = asked and not leaves_dropout(self.runner.subject)
-        if is_stepwise(self.runner.subject):
+        if is_stepwise(self.runner.subject) or self.base.built_whole:
             return
         if not asked and not issubclass(self.runner.subject.type, nn.Module):
             return
@@ -544,7 +551,7 @@ class Cases:
         if asked or run.recorder.draws:
             self.kept.append(run)
         else:
-            self.runner.remarks["dropout"] = _never_drops(run.idle[0])
+            self.runner.remarks["dropout"] = never_drops(run.idle[0])
 
     def _leave_dropout(self) -> None:
         """A run with the dropout that a call has by itself, where that is not 0."""

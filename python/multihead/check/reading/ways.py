@@ -187,9 +187,13 @@ class Reading:
             return guessing.UNSEEN if speaks_of_positions(subject) else None
         owner = subject.target if subject.kind == "function" else subject.type
         name = getattr(owner, "__name__", "")
-        kind = guessing.outside(seen, self.way.base.case, name)
-        mixed = kind is None and flaws.mixes_items(self.way.runner, self.way.base)
-        return flaws.ITEMS_MIXED if mixed else kind
+        return guessing.outside(seen, self.way.base.case, name) or self.mixed
+
+    @property
+    def mixed(self) -> Finding | None:
+        """What is said of code that mixes the items of a batch."""
+        mixes = flaws.mixes_items(self.way.runner, self.way.base)
+        return flaws.ITEMS_MIXED if mixes else None
 
     @property
     def _unread(self) -> dict[str, Tensor]:

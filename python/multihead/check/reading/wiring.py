@@ -16,6 +16,7 @@ from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import role_of_name
 from ..subject.signature import Call
+from ..subject.words import words
 from .observation import NO_WEIGHTS
 
 CONTEXT_UNREAD = Finding(
@@ -55,6 +56,9 @@ MASK_OF_ANOTHER = Finding(
 FLAWS = {CONTEXT_UNREAD, CONTEXT_HALF_READ, CONTEXT_ASKS}
 FLAWS |= {MASKS_EXCHANGED, MASK_OF_ANOTHER}
 _SEQUENCES = {"query", "key", "value", "x", "context"}
+# What else is read, by names.
+_READ = {"image", "images", "img", "text", "audio", "video", "speech", "visual"}
+_READ |= {"features", "feats", "feat", "patches", "embeds", "states"}
 _NOTHING = 1e-12  # a weight of what is blocked, or less
 _MOST = 4  # attentions of a block
 
@@ -122,7 +126,10 @@ def _unread(call: Call) -> list[Parameter]:
     """Sequences with which the code does nothing."""
     unread = (p for p in call.parameters if p.name in call.unread)
     return [
-        p for p in unread if {call.roles[p.name], role_of_name(p.name)} & _SEQUENCES
+        p
+        for p in unread
+        if {call.roles[p.name], role_of_name(p.name)} & _SEQUENCES
+        or set(words(p.name)) <= _READ
     ]
 
 

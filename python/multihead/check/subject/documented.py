@@ -77,6 +77,8 @@ _MEANING = re.compile(
     r"(?<!\w)(?P<turned>un|non[- ]?|in|dis)?"
     rf"(?:(?P<sees>{_SEES})|(?P<blocks>{_BLOCKS}))"
 )
+# Any mask, also at the beginning of a sentence.
+_MASKS = ("mask", "masks", "Mask", "Masks")
 _NOT = re.compile(r"\b(?:not?|never|cannot|without|neither|nor)\b|n't\b")
 _NOT_A_VALUE = re.compile(
     r"(?:\bnot|\bwithout|n't|\bother than|\bexcept)(?: (?:be|equal to|an?|the|=))* $"
@@ -142,7 +144,7 @@ def meaning_of_mask(call: Call, subject: Subject) -> Said | None:
     if name is None:
         return None
     others = [p.name for p in call.parameters if p.name != name and "mask" in p.name]
-    names = (name,) if others else (name, "mask")
+    names = (name,) if others else (name, *_MASKS)
     helpers = "\n\n".join(_helpers_docstrings(call, subject))
     own = _said(_sentences(subject, names))
     return own or _said((sentence, False) for sentence in _about(helpers, names))
@@ -355,7 +357,7 @@ def additive(call: Call, subject: Subject) -> str | None:
     name = call.parameter("mask")
     if name is None or is_bias(call):
         return name
-    named = (sentence for sentence, _ in _sentences(subject, (name, "mask")))
+    named = (sentence for sentence, _ in _sentences(subject, (name, *_MASKS)))
     return next((" ".join(s.split()) for s in named if is_added(s)), None)
 
 

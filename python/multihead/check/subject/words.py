@@ -32,7 +32,7 @@ _NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id",
 _NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
 _NEVER |= {"batch"}
 # Counts of words and of classes, which are no sizes of attention.
-OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes", "items", "users"}
+OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes", "items", "users", "item"}
 _DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
 _JOINS = {"per", "of", "the", "for", "each", "self", "cross", "multi", "encoder"}
 _JOINS |= {"decoder", "memory", "local", "global", "target", "tgt", "proj"}

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""Variables of a file that code reads in the place of its arguments, as happens in
+notebooks, where both are there."""
+
+import dis
+import inspect
+import sys
+
+from torch import Tensor
+
+from ..report import Finding
+from .signature import Call
+from .target import Subject
+from .words import words
+
+
+def of_file(subject: Subject, call: Call) -> list[Finding]:
+    """An argument that the code never reads, beside a tensor of its file that it does,
+    of a like name: `padding_mask` for `key_padding_mask`."""
+    entry = inspect.unwrap(subject.entry)
+    code, known = getattr(entry, "__code__", None), getattr(entry, "__globals__", {})
+    if code is None:
+        return []
+    loaded = [one for one in dis.get_instructions(code) if "LOAD" in one.opname]
+    read = {one.argval for one in loaded if one.opname == "LOAD_GLOBAL"}
+    named = {*code.co_cellvars, *(one.argval for one in loaded)}
+    unread = [p.name for p in call.parameters if p.name not in named]
+    tensors = [name for name in sorted(read) if _is_array(known.get(name))]
+    pairs = (
+        (name, argument)
+        for argument in unread
+        for name in tensors
+        if set(words(name)) & set(words(argument))
+    )
+    return [
+        Finding(
+            "global_read",
+            f"It reads `{name}`, a variable of its file, and never its own argument "
+            f"`{argument}`: what the caller gives has no effect.",
+            f"Write `{argument}` for `{name}`.",
+        )
+        for name, argument in pairs
+    ][:1]
+
+
+def _is_array(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, Tensor) or (
+        numpy is not None and isinstance(value, numpy.ndarray)
+    )
