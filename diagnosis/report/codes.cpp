@@ -527,6 +527,12 @@ constexpr FaultCode kCodes[] = {
      "An argument is never read, and a tensor of the file, of a like name, is.",
      "Read the argument; keep tests of a file from its code, as behind `if "
      "__name__ == \"__main__\":`."},
+    {"MH934", "unregistered",
+     "It computes what it should and learns nothing: state_dict() and "
+     "parameters() lack these weights, and each run begins with others.",
+     "Layers that meet the data are in a plain list or dictionary of their "
+     "module, and nowhere else in it.",
+     "nn.ModuleList or nn.ModuleDict for layers, nn.Parameter for tensors."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

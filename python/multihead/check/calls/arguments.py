@@ -244,7 +244,7 @@ def _weight(name: str, case: Case) -> object:
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         return drawn.to(case.dtype)
 
-    if name.lower().startswith("b") or "bias" in name.lower():
+    if name.lower().startswith("b") or re.search(r"bias|_b$", name.lower()):
         return 0.3 * normal(columns)
     if case.style.layers:
         layer = nn.Linear(rows, columns, dtype=case.dtype)

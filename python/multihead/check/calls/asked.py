@@ -102,3 +102,14 @@ def may_be_size(parameter: inspect.Parameter) -> bool:
     kind, said = type_name(parameter), set(words(parameter.name))
     is_other = part_of(parameter.name) or said & (SHARES | OF_VOCABULARIES)
     return kind in ("int", "_empty") and not is_other
+
+
+def source_of(target: object) -> str:
+    try:
+        return inspect.getsource(target)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+
+
+def size_of(name: str) -> str | None:
+    return CONSTRUCTOR.get(normal(name)) or role_of_words(name)

@@ -17,9 +17,19 @@ from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
 from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
 from ..subject.words import is_position_bias, role_of_words, words
-from . import stand_ins
-from .asked import SHARES, SWITCHES, WIDTHS, may_be_size, parameters_of, role_of
+from . import settled, stand_ins
+from .asked import (
+    SHARES,
+    SWITCHES,
+    WIDTHS,
+    may_be_size,
+    parameters_of,
+    role_of,
+    size_of,
+    source_of,
+)
 from .cases import Sizes, of_globals
+from .settled import AMONG
 from .settings import (
     DROPOUT,
     MANY,
@@ -36,15 +46,11 @@ from .settings import (
 )
 from .stand_ins import Unturned, projection
 
-_STEP = re.compile(r"range\([^,\n]*,[^,\n]*,\s*(?:\w+\.)*(\w+)")
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
-# A name among the arguments of a call, of which one may be a call itself.
-_AMONG = r"\((?:[^()]|\([^()]*\))*?(?:\([^()]*)?\b{0}\b"
 # What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
-_OF_ATTENTION = {"attn", "attention", "att"}
 # Switches that are on where they are asked for.
 GIVEN = ("bias", "batch_first", "is_causal", *SWITCHES)
 _OF_ATTENTION_ITSELF = {
@@ -76,6 +82,7 @@ class Construction:
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
         self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
+        self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
         self.roles |= dict.fromkeys(stand_ins.layers(self), "layer")
         # Required arguments of unknown names are sizes, in the usual order.
@@ -86,7 +93,7 @@ class Construction:
             free = [role for role in free if role != "embed_dim"]
         unnamed = [p for p in self.parameters if p.default is p.empty]
         self.unnamed = [p.name for p in unnamed if self.roles[p.name] is None]
-        texts = choices_of(_source(subject.target))
+        texts = choices_of(source_of(subject.target))
         counted = [p.name for p in unnamed if may_be_size(p) and p.name not in texts]
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
@@ -97,55 +104,17 @@ class Construction:
         self.is_unturned = False  # it was handed positions that turn nothing
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
-        self._settle_widths()
-        self._settle_heads()
-        self._settle_blocks()
-        self._settle_norms()
-        self._settle_sides()
+        settled.settle(self)
         self._settings = {
             p.name: class_for(p, self.roles[p.name], subject.target)
             for p in self.parameters
         }
 
-    def _settle_widths(self) -> None:
-        """The widths of queries, keys and values are those of the inputs where there
-        is one of each, or no other width. Beside the model's, d_feature is that of a
-        head, and so is attention_dim where no heads are counted."""
-        kinds = {
-            kind: name
-            for name in self.roles
-            for kind in ("query", "key", "value")
-            if {kind, kind[0]} & set(words(name)) and role_of_words(name) == "qkv_dim"
-        }
-        no_other = not self.takes("embed_dim", "config", "head_dim")
-        narrow = [n for n in self.roles if normal(n) == "dfeature"]
-        wide = [n for n, role in self.roles.items() if role == "embed_dim"]
-        wide += kinds.values() if len(kinds) == 3 else []
-        narrow += [n for n in wide if self._is_times_heads(n)]
-        if not self.counts_heads:
-            narrow += [n for n in wide if set(words(n)) & _OF_ATTENTION]
-        if set(wide) - set(narrow) and len(wide) > 1:
-            self.roles |= dict.fromkeys(narrow, "head_dim")
-        for name in wide if len(wide) > 1 and self.takes("window") else ():
-            if normal(name) == "inputsize":
-                self.roles[name] = "resolution"
-        if len(kinds) == 3 or ("query" in kinds and no_other):
-            self.roles |= dict.fromkeys(kinds.values(), "embed_dim")
-
-    def _is_times_heads(self, name: str) -> bool:
-        """Whether that many features are made for each head: `c_hidden * no_heads`."""
-        text = _source(self.subject.target.__init__)
-        heads = [n for n, role in self.roles.items() if role == "num_heads"]
-        count = rf"(?:self\.)?(?:{'|'.join(map(re.escape, heads))})"
-        width = rf"(?:self\.)?{re.escape(name)}"
-        made = rf"(?<![\w.])(?:{width} \* {count}|{count} \* {width})\b"
-        return bool(heads) and re.search(made, text) is not None
-
     def _read_for_no_layer(self) -> list[str]:
         """Counts of words, or of queries, that no layer or parameter is made for."""
-        text = self.subject.source or _source(self.subject.target)
+        text = self.subject.source or source_of(self.subject.target)
         counts = [n for n, r in self.roles.items() if r in ("vocabulary", "learned")]
-        made = r"\b([A-Z]\w*|randn?|zeros|ones|empty)" + _AMONG
+        made = r"\b([A-Z]\w*|randn?|zeros|ones|empty)" + AMONG
         return [n for n in counts if not re.search(made.format(re.escape(n)), text)]
 
     def _read_for_settings(self) -> list[str]:
@@ -158,7 +127,7 @@ class Construction:
         ]
         if not asked:
             return []
-        text = _source(self.subject.target.__init__)
+        text = source_of(self.subject.target.__init__)
         plain = {name: as_written(name) for name in asked}
         return [
             name
@@ -170,13 +139,13 @@ class Construction:
         """Arguments of unknown names that the constructor hands to a dropout."""
         handed = re.findall(
             r"\bDropout\w*\(\s*(?:p\s*=\s*)?(\w+)\s*[,)]",
-            _source(self.subject.target.__init__),
+            source_of(self.subject.target.__init__),
         )
         return [name for name in handed if self.roles.get(name, "") is None]
 
     def _read_for_width(self) -> list[str]:
         """Required arguments of unknown names that the heads divide: `out % heads`."""
-        text = _source(self.subject.target.__init__)
+        text = source_of(self.subject.target.__init__)
         heads = [n for n, role in self.roles.items() if role == "num_heads"]
         divided = [
             name
@@ -184,60 +153,6 @@ class Construction:
             for name in re.findall(rf"(\w+)\s*(?:%|//)\s*{re.escape(count)}\b", text)
         ]
         return [name for name in divided if self.roles.get(name, "") is None]
-
-    def _settle_heads(self) -> None:
-        """One letter beside a width of heads, or as the only width beside a number of
-        heads, is the whole width; what the width is divided by to get that of a head
-        counts the heads, whatever its name."""
-        narrow = [n for n, role in self.roles.items() if role == "head_dim"]
-        letters = [n for n in narrow if len(n) == 1]
-        beside = len(narrow) > 1 or self.takes("num_heads")
-        if len(letters) == 1 and beside and not self.takes("embed_dim", "qkv_dim"):
-            self.roles[letters[0]] = "embed_dim"
-        if self.takes("num_heads", "config") or not self.takes("embed_dim"):
-            return
-        for name in narrow:
-            divided = rf"([\w.]+)\s*=\s*[\w.]+\s*//\s*(?:self\.)?{re.escape(name)}\b"
-            found = re.search(divided, self.subject.source) or re.search(
-                divided, _source(self.subject.target)
-            )
-            made = found[1].rpartition(".")[2] if found else "heads"
-            if _size_of(made) not in ("num_heads", "num_kv_heads", None):
-                self.roles[name] = "num_heads"
-
-    def _settle_blocks(self) -> None:
-        """Where an online softmax goes in steps of a length, that is the length of its
-        blocks, of which a long sequence has several. Without one, what is right in
-        blocks may be meant to stay in them."""
-        text = self.subject.source or _source(self.subject.target)
-        if not re.search(r"\bexp2?\(", text):
-            return
-        stepped = set(_STEP.findall(text))
-        of_block = any("block" in words(step) for step in stepped)
-        for name, role in self.roles.items():
-            kept = re.findall(rf"(\w+)\s*=\s*{re.escape(name)}\b", text)
-            steps = stepped & {name, *kept} or (of_block and "block" in words(name))
-            if role == "max_length" and steps:
-                self.roles[name] = "block"
-
-    def _settle_norms(self) -> None:
-        """Groups that a norm is told, and no heads, are of features."""
-        text = self.subject.source or _source(self.subject.target)
-        for name, role in self.roles.items():
-            told = r"norm\w*" + _AMONG.format(re.escape(name))
-            grouped = role == "num_kv_heads" and "groups" in name.lower()
-            if grouped and not self.takes("num_heads") and re.search(told, text, re.I):
-                self.roles[name] = None
-
-    def _settle_sides(self) -> None:
-        """Height and width of an image, which come together, as capital letters, too:
-        h beside H counts the heads."""
-        named = [name for name in self.roles if "height" in words(name)]
-        pairs = [(name, name.replace("height", "width")) for name in named]
-        for height, width in (("H", "W"), ("h", "w"), *pairs):
-            if {height, width} <= self.roles.keys():
-                self.roles |= {height: "rows", width: "columns"}
-                return
 
     @property
     def guessed(self) -> list[str]:
@@ -278,9 +193,14 @@ class Construction:
 
     @property
     def causal_switch(self) -> str | None:
-        """The flag that makes it causal, and is off by default."""
-        names = (p.name for p in self.parameters if p.default is False)
-        return next((n for n in names if {"causal"} <= set(words(n)) <= _CAUSAL), None)
+        """The flag that makes it causal, and is off by default; where no mask is given,
+        also one that says no more than that it is masked."""
+        names = [p.name for p in self.parameters if p.default is False]
+        said = {name: set(words(name)) for name in names}
+        asked = inspect.signature(self.subject.entry).parameters
+        takes_mask = any("mask" in name for name in asked)
+        known = {"causal"} if takes_mask else {"causal", "masked"}
+        return next((n for n in names if said[n] & known and said[n] <= _CAUSAL), None)
 
     @property
     def has_layer_by_default(self) -> bool:
@@ -299,8 +219,8 @@ class Construction:
         if len(narrow) != 1 or not self.takes("embed_dim"):
             return False
         divided = rf"(\w+)\s*=\s*[\w.]+\s*//\s*(?:self\.)?{narrow[0]}\b"
-        made = re.findall(divided, _source(self.subject.target.__init__))
-        return any(_size_of(name) == "num_heads" for name in made)
+        made = re.findall(divided, source_of(self.subject.target.__init__))
+        return any(size_of(name) == "num_heads" for name in made)
 
     def _configs(self) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role == "config")
@@ -329,7 +249,7 @@ class Construction:
             width = -(-sizes.head_dim // step) * step
             sizes = replace(sizes, embed=width * sizes.heads)
         groups = num_kv_heads or (2 if sizes.heads > 2 else 1)  # fewer than heads
-        text = _source(self.subject.target.__init__)
+        text = source_of(self.subject.target.__init__)
         is_grouped = self.takes("num_kv_heads") or reads_groups(text, self._configs())
         if is_grouped and sizes.heads % groups == 0:
             sizes = replace(sizes, kv_heads=groups)
@@ -462,12 +382,12 @@ class Construction:
 
     def _unpacked(self, name: str, sizes: Sizes) -> tuple | None:
         """Several sizes in one, where the constructor names each: `length, dim = shape`."""
-        text = _source(self.subject.target.__init__)
+        text = source_of(self.subject.target.__init__)
         found = re.search(
             rf"^\s*([\w.]+(?:\s*,\s*[\w.]+)+)\s*=\s*{name}\s*$", text, re.M
         )
         parts = re.split(r"\s*,\s*", found[1]) if found else []
-        named = [_size_of(part.rpartition(".")[2]) for part in parts]
+        named = [size_of(part.rpartition(".")[2]) for part in parts]
         values = [sizes.value_of(role) for role in named]
         return tuple(values) if values and None not in values else None
 
@@ -502,7 +422,7 @@ class Construction:
         findings: list[Finding] = []
         for is_refused in (False, True):
             # Reading the source of a class parses all of its file.
-            choices = choices_of(_source(self.subject.target)) if is_refused else {}
+            choices = choices_of(source_of(self.subject.target)) if is_refused else {}
             if is_refused and not choices:
                 break
             self._choices = choices
@@ -575,19 +495,8 @@ _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "posit
 _ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}
 
 
-def _source(target: object) -> str:
-    try:
-        return inspect.getsource(target)  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        return ""
-
-
-def _size_of(name: str) -> str | None:
-    return CONSTRUCTOR.get(normal(name)) or role_of_words(name)
-
-
 def _is_size(name: str) -> bool:
-    return _size_of(name) in ("embed_dim", "num_heads", "head_dim")
+    return size_of(name) in ("embed_dim", "num_heads", "head_dim")
 
 
 def _like(default: object, value: object) -> object:

@@ -34,6 +34,8 @@ _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
 # Tokens of a cube, whose side the code takes the root for.
+# An axis that is cut in as many parts as there are heads.
+_CUT_BY_HEADS = re.compile(r"(view|reshape)\([^)]*//\s*[\w.]*head", re.I)
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _TORCH = re.compile(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill")
@@ -342,6 +344,10 @@ class FirstCall:
             # What a call is told is mostly the length that it has.
             place = 0 if self.call.takes("max_length") else 1
             found.insert(place, exact)
+        # What it reads of its file, as for a mask that it makes.
+        fixed = cases.of_globals(self.subject.entry).get("max_length", 0)
+        if 1 < fixed <= _LONGEST:
+            found.insert(1, replace(exact, queries=fixed, keys=fixed))
         if takes("window", "resolution", "image", "rows"):
             shapes = ("pair", "side", "length", "square", "in a pair")
             images = [cases.as_image(sizes, shape) for shape in shapes]
@@ -351,6 +357,9 @@ class FirstCall:
             found.append(replace(whole, **longer))
         if _OF_CUBES.search(self.subject.source):
             found.append(replace(exact, queries=27, keys=27))
+        if _CUT_BY_HEADS.search(self.subject.source):
+            heads = 2 * sizes.heads
+            found.append(replace(exact, queries=heads, keys=heads))
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
         if sizes.heads == 1 and sizes.out and takes("head_dim"):

@@ -89,6 +89,12 @@ def written_batch_first(subject: Subject) -> bool | None:
 _SPATIAL = re.compile(r"\bc\w*\s*,\s*\*\w+\s*=\s*\w+\.(?:shape|size\(\))")
 
 
+# The axes of an image, as a text has them: (B, C, H, W), or the channels last.
+_IMAGE = re.compile(
+    r"\(\s*[bn]\w*,\s*(c\w*,\s*)?h\w*,\s*w\w*(?(1)|,\s*[cd]\w*)\s*\)", re.I
+)
+
+
 def _of_convolutions(subject: Subject) -> list[str]:
     """The layouts of code that projects by convolutions, or that unpacks the axes of
     an image."""
@@ -104,6 +110,9 @@ def _of_convolutions(subject: Subject) -> list[str]:
     if _SPATIAL.search(subject.source):
         found = [cases.CHANNELS_FIRST, cases.IMAGE, *found]
     named = [name.lower() for name in axes(subject)]
+    if not named:
+        written = _IMAGE.findall(subject.source)
+        found += [cases.IMAGE if channels else cases.IMAGE_LAST for channels in written]
     if len(named) == 4:
         sides = [name.removeprefix("n_")[:1] for name in named]
         if sides[2:] == ["h", "w"]:

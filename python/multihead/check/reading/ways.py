@@ -15,7 +15,7 @@ from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.signature import Call
 from ..subject.target import Subject
-from . import flaws, guessing, observation, wiring
+from . import flaws, guessing, observation, registered, wiring
 from .observation import Observation
 from .plans import Meaning
 
@@ -53,6 +53,7 @@ class Way:
         built, found = self.runner.construction, wiring.of_context(self.call, self.base)
         if built is not None and built.is_unturned:
             found.append(_UNTURNED)
+        found += registered.of_weights(self.runner, self.base)
         if flaws.has_heads_alike(self.base):
             found.append(flaws.HEADS_ALIKE)
         if flaws.weighs_one(self.runner, self.base):

@@ -77,6 +77,12 @@ _MEANING = re.compile(
     r"(?<!\w)(?P<turned>un|non[- ]?|in|dis)?"
     rf"(?:(?P<sees>{_SEES})|(?P<blocks>{_BLOCKS}))"
 )
+# A mask that is turned round before it is used: `mask = ~mask`, `mask = mask == 0`.
+_TURNED = (
+    r"^\s*\w*(?:mask|pad)\w*\s*=\s*\(?(?:"
+    r"(?:~|1(?:\.0?)?\s*-|(?:torch|np)\.logical_not\()\s*\(?{0}\b|"
+    r"\(?{0}\b[^=\n]*(?:==\s*(?:0|False)\b|\.logical_not\(|\.eq\(0\)))"
+)
 # Any mask, also at the beginning of a sentence.
 _MASKS = ("mask", "masks", "Mask", "Masks")
 _NOT = re.compile(r"\b(?:not?|never|cannot|without|neither|nor)\b|n't\b")
@@ -158,6 +164,8 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
     said = _said(_sentences(subject, (name,)))
     if said or re.search("valid|attention", name.lower()):
         return said or Said("keep")
+    if re.search(_TURNED.format(re.escape(name)), subject.source, re.M):
+        return None  # so that it means the reverse of its name, in a line of its own
     return Said("blocked") if re.search("pad|kpm", name.lower()) else None
 
 

@@ -118,7 +118,7 @@ _SIZES = {
         "attentionwindowsize attnwindow attnwindowsize"
     ),
     "resolution": (
-        "inputresolution imgsize imagesize resolution featsize fmapsize featuremapsize "
+        "inputresolution imgsize imagesize imsize resolution featsize fmapsize featuremapsize "
         "spatialsize hw hwshape"
     ),
 }
@@ -176,6 +176,7 @@ _WEIGHT = re.compile(
     r"(q|k|v|o|out|qkv|in|query|key|value|output)_(w|weight|weights|bias|matrix)|"
     r"(to|fc|lin|linear|proj|dense)_(q|k|v|o|out|qkv|kv|query|key|value|output)|"
     r"(q|k|v|o|out|qkv|query|key|value|output)_(fc|lin|linear|layer|dense)|"
+    r"c_attn_?(w|weight|b|bias)?|"
     r"in_proj_(weight|bias)|out_proj_(weight|bias)|(weights?|bias)_\w+|w|wo|bo|b"
 )
 _SPEAKING = re.compile(
