@@ -128,6 +128,11 @@ Tensor causal_thrown_away(const Tensor& distance, int64_t) {
 // What masked_fill makes of a bool mask is True, which is added as 1.
 Tensor causal_added(const Tensor& distance, int64_t) { return distance.gt(0); }
 
+// A mask of ones for what may be seen, which is float and so added.
+Tensor causal_keep_added(const Tensor& distance, int64_t) {
+  return distance.le(0);
+}
+
 // Of queries that are said to be the last of the keys.
 Tensor causal_from_the_first(const Tensor& distance, int64_t) {
   return distance.gt(0);
@@ -162,7 +167,8 @@ void meet_causal(const ObservedCall& call, const Recipe& recipe,
                                    : recipe.causal(distances(scores), ahead);
   if (recipe.causal == causal_thrown_away) {
     collect(all.unused, future, std::bit_or<>());
-  } else if (recipe.causal == causal_added) {
+  } else if (recipe.causal == causal_added ||
+             recipe.causal == causal_keep_added) {
     collect(all.added, future.to(at::kDouble), std::plus<>());
   } else if (recipe.causal == causal_after_softmax) {
     collect(all.keep_after, future.logical_not(), std::bit_and<>());
@@ -526,7 +532,10 @@ const std::vector<Fault> kMaskFaults = {
       {causal_as<causal_thrown_away>, kThrownAway},
       {causal_as<causal_added>,
        "1 is added to the scores of later keys, as where -inf is filled into a "
-       "bool mask, which makes it True."}}},
+       "bool mask, which makes it True."},
+      {causal_as<causal_keep_added>,
+       "1 is added to the scores of keys up to the query's own: a mask of "
+       "floating-point numbers is added."}}},
     {"causal_inverted",
      "The causal mask is inverted: queries see the future, not the past.",
      kCausalRemedy,

@@ -509,3 +509,62 @@ class OfItemsAhead(OfItems):
 def test_counts_of_items_and_of_blocks_are_no_guess():
     assert multihead.check(OfItems).judgement in ("right", "right_if")
     assert multihead.check(OfItemsAhead).causes == ["causal_inverted"]
+
+
+class OfThePaperOfBert(nn.Module):
+    """H: the width; A: how many heads there are."""
+
+    def __init__(self, H, A):
+        super().__init__()
+        self.A, self.d_k = A, H // A
+        self.W_Q, self.W_K = nn.Linear(H, H), nn.Linear(H, H)
+        self.W_V, self.W_O = nn.Linear(H, H), nn.Linear(H, H)
+
+    def forward(self, x, key_padding_mask=None):
+        B, S, H = x.size()
+        q, k, v = (
+            f(x).view(B, S, self.A, self.d_k).transpose(1, 2)
+            for f in (self.W_Q, self.W_K, self.W_V)
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
+        if key_padding_mask is not None:
+            hidden = ~key_padding_mask[:, None, None, :]
+            scores = scores.masked_fill(hidden, -torch.inf)
+        return self.W_O((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, S, H))
+
+
+def test_letters_of_the_paper_of_bert():
+    """And a mask that is turned round in a line of its own: its name is no promise."""
+    report = multihead.check(OfThePaperOfBert)
+    assert report.judgement == "right_if", str(report)
+    assert [c["name"] for c in report.conditions] == ["padding_keeps"]
+
+
+class OverTheBatch(nn.Module):
+    """x is (b, c, h, w)"""
+
+    batch_first = False
+
+    def __init__(self, channels, im_size):
+        super().__init__()
+        self.channels, self.im_size = channels, im_size
+        self.mha = nn.MultiheadAttention(channels, 8, batch_first=self.batch_first)
+        self.mlp = nn.Linear(channels, channels)
+
+    def forward(self, x):
+        # x is (b, c, H, W); attention needs (B, T, C)
+        x = x.view(-1, self.channels, self.im_size * self.im_size).swapaxes(1, 2)
+        x = self.mlp(x + self.mha(x, x, x)[0]).relu()
+        return x.swapaxes(1, 2).view(-1, self.channels, self.im_size, self.im_size)
+
+
+class OverPixels(OverTheBatch):
+    """x is (b, c, h, w)"""
+
+    batch_first = True
+
+
+def test_an_image_whose_axes_a_comment_names():
+    wrong = multihead.check(OverTheBatch)
+    assert "items_mixed" in [finding.name for finding in wrong.findings], str(wrong)
+    assert multihead.check(OverPixels).judgement != "wrong"

@@ -191,3 +191,25 @@ class OfDictionaries:
 def test_matrices_in_a_dictionary_beside_their_gradients():
     report = multihead.check(OfDictionaries)
     assert report.judgement == "right", str(report)
+
+
+def of_gpt2(x, c_attn_w, c_attn_b, c_proj_w, c_proj_b, n_head, divide=np.sqrt):
+    """x: (T, E); c_attn_w: (E, 3 * E)"""
+    length, width = x.shape
+    q, k, v = np.split(x @ c_attn_w + c_attn_b, 3, axis=-1)
+    heads = []
+    for h in range(n_head):
+        part = slice(h * width // n_head, (h + 1) * width // n_head)
+        scores = q[:, part] @ k[:, part].T / divide(width // n_head)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        heads.append(weights / weights.sum(-1, keepdims=True) @ v[:, part])
+    return np.concatenate(heads, -1) @ c_proj_w + c_proj_b
+
+
+def of_gpt2_unscaled(x, c_attn_w, c_attn_b, c_proj_w, c_proj_b, n_head):
+    return of_gpt2(x, c_attn_w, c_attn_b, c_proj_w, c_proj_b, n_head, lambda n: 1.0)
+
+
+def test_weights_by_the_names_of_gpt2():
+    assert multihead.check(of_gpt2).judgement == "right"
+    assert multihead.check(of_gpt2_unscaled).causes == ["scale_missing"]

@@ -121,6 +121,8 @@ class Recorder(TorchDispatchMode):
         self.is_stepwise = False
         # Whether a triangle of zeros was made, or is kept, as for a causal mask.
         self.has_triangle = False
+        # Whether one of 0 and 1 was added to what comes of inputs.
+        self.adds_triangle = False
         self._seen: set[int] = set()
         for tensor in filter(is_triangle, kept):
             self.alive.append(tensor)
@@ -155,6 +157,7 @@ class Recorder(TorchDispatchMode):
             self._note_trace(name, results)
             self._note_scores(name, args, kwargs)
             self._note_kind(name, args, operands)
+            self._note_triangle(name, operands)
             self._note_rounding(operands, results)
             if name == "native_layer_norm":
                 self.norm_eps = float(args[4])
@@ -313,6 +316,15 @@ class Recorder(TorchDispatchMode):
             finite = scores[scores.isfinite() & (scores.abs() < 1e6)]
             self.spread = float(finite.std()) if finite.numel() > 1 else None
 
+    def _note_triangle(self, name: str, operands: list[Tensor]) -> None:
+        fused = name.startswith("_scaled_dot_product")
+        added = operands[3:] if fused else operands if name in _SUMS else []
+        data = any(self.origin(t).inputs for t in operands)
+        self.adds_triangle |= data and any(
+            self.origin(t).triangle and t.is_floating_point() and _is_of_ones(t)
+            for t in added
+        )
+
     def _note_kind(self, name: str, args: tuple, operands: list[Tensor]) -> None:
         of_a_number = name == "pow" and not isinstance(args[0], Tensor)  # e ** x
         data = [t for t in operands if self.origin(t).inputs]
@@ -366,6 +378,11 @@ def is_triangle(tensor: Tensor) -> bool:
     below = torch.ones(size, size, dtype=torch.bool).tril(-1)
     low, high = plane[below], plane[below.T]
     return bool((low == low[0]).all() and (high == high[0]).all() and low[0] != high[0])
+
+
+def _is_of_ones(tensor: Tensor) -> bool:
+    """Whether it is a triangle of 0 and 1, which block nothing where they are added."""
+    return is_triangle(tensor) and bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def fill_constant(tensor: Tensor) -> None:

@@ -326,11 +326,12 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
 
 def _expects_causal(run: Run, call: Call) -> bool:
     """Whether the code means to be causal without being asked: its name says so, or it
-    makes a triangle, of which nothing is left in what comes out."""
+    makes a triangle, of which nothing is left in what comes out, or that is added as
+    0 and 1."""
     if run.case.style.numpy or call.takes("mask") or call.may_be_causal:
         return False
     unused = run.recorder.has_triangle and not run.recorder.origin(run.out).triangle
-    return call.says_causal or unused
+    return call.says_causal or unused or run.recorder.adds_triangle
 
 
 def _put_results(seen: Observation, run: Run) -> None:

@@ -79,7 +79,7 @@ _MEANING = re.compile(
 )
 # A mask that is turned round before it is used: `mask = ~mask`, `mask = mask == 0`.
 _TURNED = (
-    r"^\s*\w*(?:mask|pad)\w*\s*=\s*\(?(?:"
+    r"^\s*\w+\s*=\s*\(?(?:"
     r"(?:~|1(?:\.0?)?\s*-|(?:torch|np)\.logical_not\()\s*\(?{0}\b|"
     r"\(?{0}\b[^=\n]*(?:==\s*(?:0|False)\b|\.logical_not\(|\.eq\(0\)))"
 )
