@@ -12,7 +12,7 @@ from torch import nn
 
 from .calls import cases, forms, undefined
 from .calls.one_by_one import is_stepwise, one_by_one
-from .calls.unusual import in_said_forms, in_unusual_forms
+from .calls.unusual import FORMS_LEFT, in_said_forms, in_unusual_forms
 from .capture import devices, weights
 from .capture.runner import Run, Runner
 from .options import Options
@@ -296,25 +296,27 @@ class Examination:
         meanings = self._meanings(way)
         if wiring.attentions(way.base):  # whether masks are added, its heads tell
             meanings = [m for m in meanings if not (m.additive and m.why)] or meanings
-        # Where masks may mean several things, a little may tell which; else what is
-        # right in a later meaning would wait for all faults in the first.
+        # A little may tell which of several things masks mean, or that there are other
+        # layers; else what is right would wait for all faults of something else.
         whole = _FORM_EFFORT if way.form is not None and way.form.guess else 1.0
-        for most in (_LITTLE_EFFORT, whole) if len(meanings) > 1 else (whole,):
-            found = best
+        for most in (_LITTLE_EFFORT, whole):
+            found, read = best, len(self._readings)
             for meaning in meanings:
                 if meaning.additive not in runs:
                     runs[meaning.additive] = self._run_all(way, meaning.additive)
                 self._most_effort = most
                 reading = self._read(way, meaning, runs[meaning.additive])
                 self._most_effort = 1.0
-                if most == whole or reading.is_right or reading.faults:
-                    self._readings.append(reading)
+                self._readings.append(reading)
                 if found is None or reading.beats(found):
                     found = reading
                 if found.is_right or not (found.blames_masks or found.beside):
                     break
-            if found.is_right or found.faults:
+            is_other = found is not best and found.has_other_layers
+            if found.is_right or found.faults or is_other:
                 break
+            if most != whole:
+                del self._readings[read:]
         return found
 
     def _ways(self) -> Iterator[Way]:
@@ -346,7 +348,7 @@ class Examination:
         for form in tried:
             if seconds <= 0:
                 if not found:
-                    self._say_forms_left()
+                    self.findings.append(FORMS_LEFT)
                 return
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
@@ -361,13 +363,6 @@ class Examination:
             if base is not None and (not form.shares_queries or guessing.asks(base)):
                 found = True
                 yield Way(runner, base, form)
-
-    def _say_forms_left(self) -> None:
-        sentence = (
-            "Its tensors were not tried in all forms: the time for that was over."
-        )
-        remedy = "Give a call of yours, which it takes, by `inputs=` or `call=`."
-        self.findings.append(Finding("forms_left", sentence, remedy, kind="remark"))
 
     def _plain_ways(self) -> Iterator[Way]:
         """Those with the tensors that are usual for its layouts."""

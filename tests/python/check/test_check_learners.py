@@ -528,8 +528,8 @@ class OfThePaperOfBert(nn.Module):
         )
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.d_k)
         if key_padding_mask is not None:
-            hidden = ~key_padding_mask[:, None, None, :]
-            scores = scores.masked_fill(hidden, -torch.inf)
+            key_padding_mask = ~key_padding_mask[:, None, None, :]
+            scores = scores.masked_fill(key_padding_mask, -torch.inf)
         return self.W_O((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, S, H))
 
 

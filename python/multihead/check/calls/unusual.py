@@ -5,6 +5,7 @@ those that are left where code takes none of the usual."""
 import re
 from collections.abc import Iterator
 
+from ..report import Finding
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import forms
@@ -14,6 +15,12 @@ from .learned import with_learned_queries
 from .tokens import of_tokens
 from .videos import are_written_last, of_videos
 
+FORMS_LEFT = Finding(
+    "forms_left",
+    "Its tensors were not tried in all forms: the time for that was over.",
+    "Give a call of yours, which it takes, by `inputs=` or `call=`.",
+    kind="remark",
+)
 # Complaints that other shapes may settle.
 _OF_SHAPES = re.compile(
     r"shape|size|dim|axis|axes|unpack|index|einsum|rearrange|token|vector|\dD\b", re.I

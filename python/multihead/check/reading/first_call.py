@@ -37,6 +37,7 @@ _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
 # An axis that is cut in as many parts as there are heads.
 _CUT_BY_HEADS = re.compile(r"(view|reshape)\([^)]*//\s*[\w.]*head", re.I)
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
+_POOLED = 6  # calls that come to their end and pool what they are given: all will
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _TORCH = re.compile(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
@@ -192,11 +193,12 @@ class FirstCall:
             self._outside = self._outside or _of_its_kind(run)
             refusals.note(case, run.findings)
             endless = any("RecursionError" in f.sentence for f in run.findings)
+            pools = sum(f.name == "pools" for _, f in complaints) >= _POOLED
             # Half of the time is for the runs that follow. The next is seldom quicker
             # than this one.
             now = watch.passed()
             late = now + (now - before) > self._seconds
-            if endless or late or self.runner.guard.remaining < half:
+            if endless or pools or late or self.runner.guard.remaining < half:
                 break
             before = now
         return None, complaints

@@ -166,6 +166,14 @@ class Reading:
         return [n for n, t in self._unread.items() if t.dim() >= 2 or self._is_norm(n)]
 
     @property
+    def has_other_layers(self) -> bool:
+        """Whether some of these are multiplied with data, so that no fault of attention
+        explains the whole."""
+        run, unread = self.way.base, self._unread
+        used = set() if run.recorder is None else {key for key, _ in run.recorder.uses}
+        return any(run.recorder.root(unread[name]) in used for name in self.beside)
+
+    @property
     def gains(self) -> list[str]:
         """Learned factors of features, of which the same holds."""
         unread = self._unread.items()

@@ -77,9 +77,9 @@ _MEANING = re.compile(
     r"(?<!\w)(?P<turned>un|non[- ]?|in|dis)?"
     rf"(?:(?P<sees>{_SEES})|(?P<blocks>{_BLOCKS}))"
 )
-# A mask that is turned round before it is used: `mask = ~mask`, `mask = mask == 0`.
+# A mask that is turned round under its own name: `mask = ~mask`, `mask = mask == 0`.
 _TURNED = (
-    r"^\s*\w+\s*=\s*\(?(?:"
+    r"^\s*{0}\s*=\s*\(?(?:"
     r"(?:~|1(?:\.0?)?\s*-|(?:torch|np)\.logical_not\()\s*\(?{0}\b|"
     r"\(?{0}\b[^=\n]*(?:==\s*(?:0|False)\b|\.logical_not\(|\.eq\(0\)))"
 )
