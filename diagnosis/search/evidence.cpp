@@ -351,8 +351,11 @@ class Signs {
     for (Recipe& one : recipes) {
       for (int turns = 0; turns < 2; ++turns) {
         if (const auto stages = simulate(call_, one)) {
-          found.push_back(stages->heads[0]);
-          found.push_back(stages->heads[1]);
+          const Tensor &query = stages->heads[0], &key = stages->heads[1];
+          const int64_t shared = query.size(1) / key.size(1);
+          // Keys may be repeated for the queries that share them, before.
+          for (const Tensor& x : {query, key, key.repeat_interleave(shared, 1)})
+            found.push_back(x);
         }
         one.rotary = Rotary::kNone;
       }

@@ -81,6 +81,7 @@ class Construction:
         self.roles |= dict.fromkeys(self._read_for_no_layer())
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
+        self.roles |= dict.fromkeys(self._read_for_epsilon(), "epsilon")
         self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
         self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
@@ -142,6 +143,12 @@ class Construction:
             source_of(self.subject.target.__init__),
         )
         return [name for name in handed if self.roles.get(name, "") is None]
+
+    def _read_for_epsilon(self) -> list[str]:
+        """Arguments of unknown names that a norm adds to a variance: `eps=norm_rate`."""
+        text = source_of(self.subject.target.__init__)
+        given = re.findall(r"\beps\s*=\s*(\w+)\s*[,)]", text)
+        return [name for name in given if self.roles.get(name, "") is None]
 
     def _read_for_width(self) -> list[str]:
         """Required arguments of unknown names that the heads divide: `out % heads`."""
@@ -315,7 +322,7 @@ class Construction:
             return 0
         if is_position_bias(name) and re.search(rf"\bif {name}\b", self.subject.source):
             return True  # a flag by what is done with it
-        if part_of(name) == "epsilon":
+        if role == "epsilon":
             return 1e-5
         if role == "device":
             return torch.device("cpu")

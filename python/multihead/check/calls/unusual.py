@@ -13,7 +13,7 @@ from .conditioned import beside_others, conditioned
 from .forms import Form
 from .learned import with_learned_queries
 from .tokens import of_tokens
-from .videos import are_written_last, of_videos
+from .videos import of_videos, takes_videos
 
 FORMS_LEFT = Finding(
     "forms_left",
@@ -32,7 +32,7 @@ def in_said_forms(subject: Subject, call: Call) -> Iterator[Form]:
     yield from forms.in_parts(subject, call)
     yield from forms.packed(subject, call)
     yield from forms.joined(subject, call)
-    if are_written_last(subject):
+    if takes_videos(subject):
         yield from of_videos(subject, call)
 
 

@@ -19,8 +19,7 @@ _OF_VIDEOS = re.compile(
 )
 # Five axes, as a text has them: (B, S, H, W, D), the last being that of features.
 _FIVE = re.compile(
-    r"\(\s*[bn]\w*,\s*(?:[tsfn]\w*,\s*)?(?:[hw]\w*,\s*){2}(?:[tsf]\w*,\s*)?"
-    r"(?:[dce]|dim|channels|embed_dim|d_model|hidden_dim|features)\s*\)",
+    r"\(\s*[bn]\w*,\s*[tsfn]\w*,\s*h\w*,\s*w\w*,\s*([dce]\w*|hidden_dim|features)\s*\)",
     re.I,
 )
 
@@ -29,8 +28,8 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
     """complaints: what it says of other forms."""
     inputs = [n for n, role in call.roles.items() if role in TENSORS]
     said = f"{subject.source} {complaints}"
-    is_last = are_written_last(subject)
-    if not (_OF_VIDEOS.search(said) or len(axes(subject)) == 5 or is_last):
+    is_last = _are_last(subject)
+    if not (_OF_VIDEOS.search(said) or takes_videos(subject)):
         return
     # Items and queries: two items, and sizes that differ, so that no axis can stand for
     # another.
@@ -59,9 +58,16 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         yield form
 
 
-def are_written_last(subject: Subject) -> bool:
+def takes_videos(subject: Subject) -> bool:
+    """Whether it unpacks five axes, or its text has those of a video."""
+    return len(axes(subject)) == 5 or _are_last(subject)
+
+
+def _are_last(subject: Subject) -> bool:
     """Whether its text has the five axes of a video, the last that of features."""
-    return _FIVE.search(subject.source) is not None
+    named = ", ".join(axes(subject))
+    text = f"({named})" if named.count(",") == 4 else subject.source
+    return _FIVE.search(text) is not None
 
 
 _LAST = {cases.CHANNELS_FIRST: cases.LAYER, cases.IMAGE: cases.IMAGE_LAST}

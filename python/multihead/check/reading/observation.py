@@ -239,13 +239,12 @@ def _group_count(seen, run: Run, call: Call, stated: Stated) -> int | None:
     by_itself = run.case.layout in cases.WITH_HEADS
     if call.takes("num_kv_heads") or by_itself:
         return run.case.sizes.kv_heads
-    # What the code calls groups may be the heads of each.
-    return (
-        call.bound.get("num_kv_heads")
-        or _groups_of_keys(seen)
-        or _groups_of_fused(seen)
-        or run.counted.get("num_kv_heads")
-    )
+    if bound := call.bound.get("num_kv_heads"):
+        return bound
+    # What the code calls groups may be the heads of each: its matrices tell.
+    shown = _groups_of_keys(seen) or _groups_of_fused(seen)
+    told = shown or run.counted.get("num_kv_heads")
+    return None if told == int(seen.metadata["num_heads"]) else told
 
 
 def _groups_of_keys(seen: Observation) -> int | None:
@@ -289,7 +288,7 @@ def _groups_of_fused(seen: Observation) -> int | None:
         wide = tensor.shape[0] if is_out_in else tensor.numel() // embed
         shared = wide if found[1].lower() in ("kv", "key_value") else wide - embed
         groups, rest = divmod(shared * heads, 2 * embed)
-        if not rest and 0 < groups < heads and heads % groups == 0:
+        if not rest and 0 < groups <= heads and heads % groups == 0:
             return groups
     return None
 

@@ -169,6 +169,8 @@ class Reading:
     def has_other_layers(self) -> bool:
         """Whether some of these are multiplied with data, so that no fault of attention
         explains the whole."""
+        if self.verdict is None:
+            return False
         run, unread = self.way.base, self._unread
         used = set() if run.recorder is None else {key for key, _ in run.recorder.uses}
         return any(run.recorder.root(unread[name]) in used for name in self.beside)

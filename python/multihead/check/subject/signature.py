@@ -307,6 +307,9 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     if role is None and is_required and type_name(parameter) not in _PLAIN:
         projects = normal(name) in ("proj", "projection", "dense")
         role = "weight" if projects else tensor_of_words(name)
+    if role is None and default is None and type_name(parameter) not in _PLAIN:
+        beside = tensor_of_words(name)
+        role = beside if beside in ("key", "value") else None
     if role is None and is_required and _OF_ROTATION.search(name.lower()):
         return "rotation"
     if default is parameter.empty:
