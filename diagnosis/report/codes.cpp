@@ -533,6 +533,18 @@ constexpr FaultCode kCodes[] = {
      "Layers that meet the data are in a plain list or dictionary of their "
      "module, and nowhere else in it.",
      "nn.ModuleList or nn.ModuleDict for layers, nn.Parameter for tensors."},
+    {"MH935", "projection_unused",
+     "It computes a projection for nothing, which never learns; queries, keys "
+     "or values are those of another.",
+     "Nothing explains the output, and a matrix that meets the data, or a "
+     "third of a fused one, gets no gradient.",
+     "Look for a name that is written twice where two are meant."},
+    {"MH936", "positions_scrambled",
+     "Tokens are made of parts of several positions: attention compares what "
+     "was never one thing, and pixels or frames are exchanged.",
+     "Heads are right, and layers beside them work on each position alone; yet "
+     "a sequence in another order gives other numbers.",
+     "Exchange axes by transpose or permute, not by view."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -227,7 +227,10 @@ const std::vector<Fault> kOutputFaults = {
        "learn there."},
       {[](Recipe& r) { r.detached = Detached::kQuery; }, "It is the query."},
       {[](Recipe& r) { r.detached = Detached::kKey; }, "It is the key."},
-      {[](Recipe& r) { r.detached = Detached::kValue; }, "It is the value."}},
+      {[](Recipe& r) { r.detached = Detached::kValue; }, "It is the value."},
+      {[](Recipe& r) { r.detached = Detached::kKeyAndValue; },
+       "It is keys and values, as where they are read from a cache that holds "
+       "them without their history."}},
      Stage::kGradients},
     {"weights_without_gradient",
      "The output is right, and no gradient reaches a matrix that took part: it "

@@ -109,6 +109,9 @@ std::array<Tensor, 3> project_inputs(const ObservedCall& call,
                           ? project_shared(call, recipe, role, inputs[role])
                           : narrowed(inputs[role], recipe);
     projected[role] = detached(projected[role], recipe, kInputs[role]);
+    if (role > 0)
+      projected[role] =
+          detached(projected[role], recipe, Detached::kKeyAndValue);
     const bool activated =
         recipe.activated != Activated::kNone &&
         (role < 2 || recipe.activated != Activated::kQueryAndKey);

@@ -196,6 +196,7 @@ enum class Detached {
   kQuery,
   kKey,
   kValue,
+  kKeyAndValue,
   kWeights,
   kMaskedWeights,  ///< of calls with a mask
   kOutput

@@ -43,8 +43,9 @@ const Word kWords[] = {
 
 // The empty one first: a name is tried as it is before it is taken apart.
 constexpr string_view kPrefixes[] = {
-    "",   "w",     "to",   "linear",  "lin",    "proj",    "projection",
-    "fc", "dense", "conv", "project", "weight", "weights", "l"};
+    "",           "w",  "to",    "linear", "lin",       "proj",
+    "projection", "fc", "dense", "conv",   "project",   "weight",
+    "weights",    "l",  "att",   "attn",   "attention", "mha"};
 constexpr string_view kSuffixes[] = {
     "",       "proj",    "projs", "projection", "projections", "linear",
     "lin",    "layer",   "dense", "linears",    "fc",          "w",

@@ -19,11 +19,13 @@ from .options import Options
 from .reading import (
     apart,
     core,
+    flaws,
     guessing,
     observation,
     on_cache,
     plans,
     refused,
+    scrambled,
     wiring,
 )
 from .reading.first_call import FirstCall
@@ -186,21 +188,20 @@ class Examination:
             if other.faults:
                 reading = other
                 break
-        way = reading.way
-        made_up = way.made_up
+        way, made_up = reading.way, reading.way.made_up
         self.findings += guessing.of_calls(reading.findings, made_up)
         self.understood = reading.understood + way.kept_of(self.understood, self.call)
         doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
         unread = reading.beside or reading.gains
         if doubtful or (reading.verdict is not None and unread):
             doubt = guessing.doubt(made_up, reading.faults) if made_up else None
-            self.findings = [doubt or reading.mixed or guessing.other_layers(unread)]
+            flaw = doubt or reading.unused or reading.mixed
+            self.findings = [flaw or guessing.other_layers(unread)]
             return None
-        if reading.outside is not None:
-            self.findings = [reading.outside]
-            return None
-        if reading.mask_doubt and reading.faults == ["mask_ignored"]:
-            self.findings = [reading.mask_doubt]
+        is_ignored = reading.faults == ["mask_ignored"]
+        said = reading.outside or (reading.mask_doubt if is_ignored else None)
+        if said is not None:
+            self.findings = [said]
             return None
         return reading.verdict
 
@@ -208,6 +209,7 @@ class Examination:
         """Where nothing explains all of it: the verdict on a part of the calls, if
         these are wrong; or on what its heads do, if that is, or if what stands beside
         it may be why the rest is not explained."""
+        way = reading.way
         if reading.is_right or reading.faults or not reading.kept:
             return
         if reading.verdict is not None and not reading.beside:
@@ -215,7 +217,7 @@ class Examination:
             if reading.faults:
                 return
         # Masks may have another meaning, which only the heads show.
-        same = (r for r in self._readings if r.way is reading.way)
+        same = (r for r in self._readings if r.way is way)
         others = [r for r in same if r is not reading]
         verdict = core.judge([reading, *others], self._promises)
         reading.findings = wiring.settled(reading.findings)
@@ -229,6 +231,7 @@ class Examination:
             reading.findings = [f for f in reading.findings if f.name not in answered]
             if not verdict["faults"]:
                 on_cache.compare(reading)
+                reading.findings += scrambled.of_positions(way.runner, way.base)
         else:
             reading.findings.append(core.HEADS_RIGHT)
 
@@ -437,6 +440,8 @@ class Examination:
         reading = Reading(way, meaning)
         of_masks = wiring.of_masks(way.call, runs.kept)
         reading.findings += runs.findings + way.findings + of_masks
+        if flaws.fills_weights(runs.kept):
+            reading.findings.append(flaws.MASK_AFTER_SOFTMAX)
         reading.mask_doubt = runs.masks_passed_over()
         reading.kept = [run for run in runs.kept if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)

@@ -483,7 +483,9 @@ def test_what_is_meant_is_not_remarked():
 class OfItems(nn.Module):
     """SASRec: a table of items, and blocks of attention; 0 is padding."""
 
-    def __init__(self, item_num: int, hidden_size: int, num_blocks: int, num_heads: int):
+    def __init__(
+        self, item_num: int, hidden_size: int, num_blocks: int, num_heads: int
+    ):
         super().__init__()
         self.items = nn.Embedding(item_num + 1, hidden_size)
         self.blocks = nn.ModuleList(

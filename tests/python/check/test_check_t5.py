@@ -190,7 +190,10 @@ class Table(nn.Module):
     def __init__(self, d_model: int, num_heads: int, max_len: int = 64):
         super().__init__()
         self.count, self.longest = num_heads, max_len
-        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.qkv, self.out = (
+            nn.Linear(d_model, 3 * d_model),
+            nn.Linear(d_model, d_model),
+        )
         self.table = nn.Parameter(torch.randn(num_heads, 2 * max_len - 1))
 
     def attend(self, q, k, v, added):

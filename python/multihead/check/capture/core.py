@@ -135,6 +135,8 @@ class Cores:
     _shifted: set[int] = field(default_factory=set)
     # Whether what comes of the contexts was multiplied by such numbers.
     is_turned: bool = False
+    # Whether weights, behind their softmax, were filled with -inf.
+    fills_weights: bool = False
 
     def note(
         self, name: str, args: tuple, kwargs: dict, operands, results, recorder
@@ -169,6 +171,7 @@ class Cores:
                 whole = (t.detach() for t in of_none if t.numel() == product.size)
                 added = next(whole, product.added)
                 product = replace(product, is_biased=True, added=added)
+            self.fills_weights |= product.is_past and _fills_infinity(name, args)
             if name in _SOFTMAX:
                 entered = tensor if product.entered is None else product.entered
                 product = replace(product, is_past=True, entered=entered)
@@ -376,6 +379,11 @@ def _repeated(heads: Tensor, like: Tensor) -> Tensor:
     """A key/value head for each query head that reads it, (B, H, L, D)."""
     shared = like.shape[1] // heads.shape[1] if like.dim() == 4 else 1
     return heads.repeat_interleave(shared, 1) if shared > 1 else heads
+
+
+def _fills_infinity(name: str, args: tuple) -> bool:
+    value = args[2] if name.startswith("masked_fill") and len(args) > 2 else 0.0
+    return float(value) == -torch.inf if not isinstance(value, bool) else False
 
 
 def attentions(found: list[Core]) -> list[list[Core]]:

@@ -70,6 +70,7 @@ class Run:
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
+    idle_parts: list[str] = field(default_factory=list)  # matrices with such a third
     tables: dict[str, Tensor] = field(default_factory=dict)
     window: int | None = None
     window_elsewhere: bool = False  # it may be that of a cache, or in given masks
@@ -276,8 +277,7 @@ class Runner:
         """How many keys a query may see, where it was told, or an attribute or a
         variable says so."""
         built = self.construction
-        told = self.call.takes("sliding_window")
-        if told:
+        if self.call.takes("sliding_window"):
             return case.sizes.sliding_window
         if built is not None and built.takes("sliding_window"):
             # None where another setting switches it off, as that of a layer's kind.
@@ -374,8 +374,7 @@ class Runner:
         return target, []
 
     def _key(self, case: Case) -> tuple:
-        of_class = self.subject.kind == "class"
-        sizes = case.sizes if of_class else None
+        sizes = case.sizes if self.subject.kind == "class" else None
         return (sizes, case.dtype, case.built_causal, case.built_whole)
 
     @property
@@ -470,8 +469,11 @@ class Runner:
                 self.remarks.setdefault("gradients", located[0])
                 return
             found = outcome.value
-            of_weights = zip(learned, found[len(leaves) :])
-            run.without_gradient = [n for n, gradient in of_weights if gradient is None]
+            of_weights = dict(zip(learned, found[len(leaves) :]))
+            run.without_gradient = [n for n, g in of_weights.items() if g is None]
+            run.idle_parts = [
+                n for n, g in of_weights.items() if weights.has_idle_third(g)
+            ]
         run.dout = dout
         for (role, leaf), gradient in zip(run.leaves.items(), found):
             zero = torch.zeros_like(leaf, requires_grad=False)

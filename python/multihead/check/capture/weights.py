@@ -380,3 +380,9 @@ def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
         if index and (key,) in (left, right):
             return "value"
     return None
+
+
+def has_idle_third(gradient: Tensor | None) -> bool:
+    """Whether it is that of a matrix of three, one of which has no part in the result."""
+    is_fused = gradient is not None and gradient.dim() == 2 and len(gradient) % 3 == 0
+    return is_fused and any(not part.any() for part in gradient.chunk(3))

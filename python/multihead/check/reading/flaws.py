@@ -50,6 +50,13 @@ ITEMS_MIXED = Finding(
     "its inverse behind them; a view in another order, or one that flattens items, "
     "mixes them, and so does nn.MultiheadAttention on (B, L, E) without batch_first.",
 )
+MASK_AFTER_SOFTMAX = Finding(
+    "mask_after_softmax",
+    "Weights are filled with -inf behind the softmax, where it was meant for scores: "
+    "what comes of them is infinite or NaN.",
+    "Fill scores, and take the softmax of them: "
+    'scores.masked_fill(mask, float("-inf")).softmax(-1).',
+)
 _HIDDEN = 1e-12  # a weight of what a mask hides, or less
 # What text says of code whose queries see later keys, or of other code.
 _SEES_ALL = re.compile(r"conformer|encoder\b|bidirectional|acoustic|speech", re.I)
@@ -92,6 +99,26 @@ def has_heads_alike(base: Run) -> bool:
         and torch.equal(getattr(first, part), getattr(other, part))
         for other in others
         for part in parts
+    )
+
+
+def projection_unused(names: list[str]) -> Finding:
+    return Finding(
+        "projection_unused",
+        f"It projects by {' and '.join(names)}, and nothing of that is in what it "
+        "returns: something else is used in its place.",
+        "Look for a name that is written twice where two are meant: q, k, v = qkv[0], "
+        "qkv[1], qkv[2]; scores = q @ k.transpose(-2, -1).",
+    )
+
+
+def fills_weights(runs: list[Run]) -> bool:
+    """Whether some call fills weights with -inf, of which nothing finite comes."""
+    return any(
+        run.recorder is not None
+        and run.recorder.cores.fills_weights
+        and not run.out.isfinite().all()
+        for run in runs
     )
 
 

@@ -95,6 +95,12 @@ _IMAGE = re.compile(
 )
 
 
+# Those of a sequence whose channels come first: (B, C, L).
+_CHANNELS_FIRST = re.compile(
+    r"\(\s*b\w*,\s*c\w*,\s*(?:[ltn]|len\w*|time\w*|seq\w*)\s*\)", re.I
+)
+
+
 def _of_convolutions(subject: Subject) -> list[str]:
     """The layouts of code that projects by convolutions, or that unpacks the axes of
     an image."""
@@ -113,6 +119,7 @@ def _of_convolutions(subject: Subject) -> list[str]:
     if not named:
         written = _IMAGE.findall(subject.source)
         found += [cases.IMAGE if channels else cases.IMAGE_LAST for channels in written]
+        found += [cases.CHANNELS_FIRST] * bool(_CHANNELS_FIRST.search(subject.source))
     if len(named) == 4:
         sides = [name.removeprefix("n_")[:1] for name in named]
         if sides[2:] == ["h", "w"]:

@@ -13,6 +13,7 @@ from ..capture import by_hand
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
+from ..subject.roles import speaks
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import flaws, guessing, observation, registered, wiring
@@ -199,6 +200,14 @@ class Reading:
         owner = subject.target if subject.kind == "function" else subject.type
         name = getattr(owner, "__name__", "")
         return guessing.outside(seen, self.way.base.case, name) or self.mixed
+
+    @property
+    def unused(self) -> Finding | None:
+        """What is said of a projection that is computed, of which nothing is left."""
+        first = self.kept[0] if self.kept else self.way.base
+        parts = [f"a third of `{name}`" for name in first.idle_parts]
+        idle = [f"`{n}`" for n in first.without_gradient if speaks(n)] or parts
+        return flaws.projection_unused(idle) if idle else None
 
     @property
     def mixed(self) -> Finding | None:

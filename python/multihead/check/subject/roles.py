@@ -180,7 +180,7 @@ _WEIGHT = re.compile(
     r"in_proj_(weight|bias)|out_proj_(weight|bias)|(weights?|bias)_\w+|w|wo|bo|b"
 )
 _SPEAKING = re.compile(
-    r"(^|[._])(w|b|to|c|fc|lin|linear|proj|project|projection|in|conv)?_?"
+    r"(^|[._])(w|b|to|c|fc|lin|linear|proj|project|projection|in|conv|attn?|attention)?_?"
     r"(q|k|v|o|qkv|kv|query|queries|key|keys|val|vals|value|values|in_proj|attn|out|"
     r"output)"
     r"(_?(w|b|proj|lin|linear|layer|projection|weight|bias|net|fc|transform|map|conv|l))?s?"
