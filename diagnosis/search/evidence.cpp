@@ -208,13 +208,12 @@ class Signs {
 
   // Models with ALiBi scale their scores.
   bool has_line(Recipe recipe) const {
-    return std::ranges::any_of(
-        std::array{PositionBias::kFalling, PositionBias::kRising,
-                   PositionBias::kLateKeys, PositionBias::kEarlyKeys},
-        [&](PositionBias kind) {
-          recipe.position_bias = kind;
-          return is_possible(recipe);
-        });
+    using enum PositionBias;
+    for (const auto kind : {kFalling, kRising, kLateKeys, kEarlyKeys}) {
+      recipe.position_bias = kind;
+      if (is_possible(recipe)) return true;
+    }
+    return false;
   }
 
   // Whether it is causal by itself is not known yet.
@@ -227,8 +226,7 @@ class Signs {
 
   // Beside scores that are scaled as they should be, or wrongly.
   bool shows_unknown_bias(const Recipe& with) const {
-    return scaled_in_some_way(
-        with, [&](const Recipe& recipe) { return is_possible(recipe); });
+    return scaled_in_some_way(with, [&](auto& x) { return is_possible(x); });
   }
 
   // A cap, or a line: no other numbers look like one. So beside heads that are
@@ -349,15 +347,14 @@ class Signs {
     std::vector<Recipe> recipes(cuts.size() + 1, recipe);
     for (size_t i = 0; i < cuts.size(); ++i) cuts[i](recipes[i]);
     for (Recipe& one : recipes) {
-      for (int turns = 0; turns < 2; ++turns) {
-        if (const auto stages = simulate(call_, one)) {
-          const Tensor &query = stages->heads[0], &key = stages->heads[1];
-          const int64_t shared = query.size(1) / key.size(1);
-          // Keys may be repeated for the queries that share them, before.
-          for (const Tensor& x : {query, key, key.repeat_interleave(shared, 1)})
-            found.push_back(x);
-        }
-        one.rotary = Rotary::kNone;
+      for (const Rotary turn : {recipe.rotary, Rotary::kNone}) {
+        one.rotary = turn;
+        const auto stages = simulate(call_, one);
+        if (!stages) continue;
+        const auto& [query, key, value] = stages->heads;
+        // Keys may be repeated before, for the queries that share them.
+        const Tensor all = expand_groups(key, call_.sizes, repeat_groups);
+        for (const Tensor& x : {query, key, all}) found.push_back(x);
       }
     }
     return found;

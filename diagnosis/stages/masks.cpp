@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// What masks do to the scores: every mask of a call, used as the recipe says.
+// What masks do to the scores, each used as the recipe says.
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -531,8 +531,7 @@ const std::vector<Fault> kMaskFaults = {
      {{causal_as<causal_without_effect>},
       {causal_as<causal_thrown_away>, kThrownAway},
       {causal_as<causal_added>,
-       "1 is added to the scores of later keys, as where -inf is filled into a "
-       "bool mask, which makes it True."},
+       "1 is added to scores of later keys: -inf in a bool mask is True."},
       {causal_as<causal_keep_added>,
        "1 is added to the scores of keys up to the query's own: a mask of "
        "floating-point numbers is added."}}},

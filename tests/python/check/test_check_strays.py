@@ -159,3 +159,50 @@ def test_attention_over_the_batch_is_seen_in_a_block_with_other_layers():
     report = multihead.check(WithoutBatchFirst)
     assert named(report) == ["items_mixed"] and report.judgement == "wrong"
     assert multihead.check(Block).judgement != "wrong"
+
+
+# ---- Weights that are filled, keys without their history -----------------------------
+
+
+class FillsWeights(Attention):
+    """mask: True for what is seen."""
+
+    def forward(self, x, mask=None):
+        q, k, v = (
+            f(x).unflatten(-1, (self.heads, -1)) for f in (self.q, self.k, self.v)
+        )
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        if mask is not None:
+            weights = weights.masked_fill(~mask, -torch.inf)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_weights_that_are_filled_with_infinities():
+    report = multihead.check(FillsWeights)
+    assert "mask_after_softmax" in named(report), str(report)
+
+
+class FromACache(Attention):
+    """Keys and values are read from buffers that hold no history."""
+
+    def keep(self, x):
+        return x.detach().clone()
+
+    def forward(self, x):
+        q, k, v = (
+            f(x).unflatten(-1, (self.heads, -1)) for f in (self.q, self.k, self.v)
+        )
+        q, k, v = (t.transpose(1, 2) for t in (q, self.keep(k), self.keep(v)))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Kept(FromACache):
+    def keep(self, x):
+        return x
+
+
+def test_keys_and_values_without_their_history():
+    assert multihead.check(FromACache).causes == ["gradient_detached"]
+    assert multihead.check(Kept).judgement == "right"

@@ -13,10 +13,10 @@ from torch import nn
 from ..report import Finding
 from ..sandbox.guard import Guard
 from ..subject import sliding
-from ..subject.roles import CONSTRUCTOR, SIZES, as_written, normal, part_of
+from ..subject.roles import SIZES, as_written, normal
 from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
-from ..subject.words import is_position_bias, role_of_words, words
+from ..subject.words import is_position_bias, words
 from . import settled, stand_ins
 from .asked import (
     SHARES,
@@ -29,7 +29,6 @@ from .asked import (
     source_of,
 )
 from .cases import Sizes, of_globals
-from .settled import AMONG
 from .settings import (
     DROPOUT,
     MANY,
@@ -44,6 +43,7 @@ from .settings import (
     settings_of,
     shown,
 )
+from .settled import AMONG
 from .stand_ins import Unturned, projection
 
 _TYPES = {"bool": False, "float": 0.0, "int": 2}

@@ -70,7 +70,7 @@ class Run:
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
-    idle_parts: list[str] = field(default_factory=list)  # matrices with such a third
+    idle_parts: list[str] = field(default_factory=list)  # of which a third is
     tables: dict[str, Tensor] = field(default_factory=dict)
     window: int | None = None
     window_elsewhere: bool = False  # it may be that of a cache, or in given masks
@@ -471,9 +471,7 @@ class Runner:
             found = outcome.value
             of_weights = dict(zip(learned, found[len(leaves) :]))
             run.without_gradient = [n for n, g in of_weights.items() if g is None]
-            run.idle_parts = [
-                n for n, g in of_weights.items() if weights.has_idle_third(g)
-            ]
+            run.idle_parts = weights.with_idle_third(of_weights)
         run.dout = dout
         for (role, leaf), gradient in zip(run.leaves.items(), found):
             zero = torch.zeros_like(leaf, requires_grad=False)

@@ -382,7 +382,11 @@ def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
     return None
 
 
-def has_idle_third(gradient: Tensor | None) -> bool:
-    """Whether it is that of a matrix of three, one of which has no part in the result."""
-    is_fused = gradient is not None and gradient.dim() == 2 and len(gradient) % 3 == 0
-    return is_fused and any(not part.any() for part in gradient.chunk(3))
+def with_idle_third(gradients: dict[str, Tensor | None]) -> list[str]:
+    """Matrices of three parts, one of which has no part in the result."""
+    fused = {
+        name: gradient.chunk(3)
+        for name, gradient in gradients.items()
+        if gradient is not None and gradient.dim() == 2 and len(gradient) % 3 == 0
+    }
+    return [n for n, parts in fused.items() if any(not p.any() for p in parts)]

@@ -30,7 +30,7 @@ _FLAT |= {cases.IMAGE: (2, 3), cases.IMAGE_LAST: (1, 2)}  # the axes of position
 _OF_ONE_POSITION = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d)
 _OF_ONE_POSITION += (nn.BatchNorm2d, nn.MultiheadAttention)
 _KNOWS_ORDER = re.compile(
-    r"pos|rope|rotary|rotat|arange|alibi|relative|sin\(|cos\(|window|shift|roll\(|causal|"
+    r"(?<!trans)pos|rope|rotary|rotat|arange|alibi|relative|sin\(|cos\(|window|shift|roll\(|causal|"
     r"subsequent|tri[lu]\b|conv\w*\(|pool|interpolate|unfold|cumsum|\bpad\(",
     re.I,
 )
