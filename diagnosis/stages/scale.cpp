@@ -218,7 +218,12 @@ const std::vector<Fault> kScaleFaults = {
      {{scale_by<[](const Scaling& s) { return std::sqrt(root_of_width(s)); }>,
        "It is the fourth root; on queries and on keys, it would be right."},
       {scale_by<[](const Scaling& s) { return std::pow(root_of_width(s), 4); }>,
-       "It is {D}^2."}}},
+       "It is {D}^2."},
+      {scale_by<[](const Scaling& s) {
+         return 2 * std::pow(root_of_width(s), 2);
+       }>,
+       "It is {D} / 2, as d ** 1/2 has it: the power binds first; the root is "
+       "d ** 0.5."}}},
     {"scale_multiplied",
      "The scores are multiplied by the square root of a width, not divided.",
      kRemedy,

@@ -220,6 +220,7 @@ SCALE = [
     ),
     Fault(("scale_wrong_power",), is_torch, _divide("({d} ** 0.25)")),
     Fault(("scale_wrong_power",), is_torch, _divide("({d} ** 2)")),
+    Fault(("scale_wrong_power",), is_torch, _divide("({d} ** 1 / 2)")),
     Fault(("scale_of_another_number",), is_torch, _divide("3.7")),
     Fault(
         ("scores_summed_apart",),
