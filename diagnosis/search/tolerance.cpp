@@ -90,6 +90,9 @@ bool reaches_matrices(const ObservedCall& call, const Recipe& recipe) {
   const bool passes =
       recipe.detached == Detached::kNothing ||
       (recipe.detached == Detached::kMaskedWeights && !call.is_masked());
+  const bool cuts_both = recipe.detached == Detached::kKeyAndValue;
+  if (cuts_both && !(call.without_gradient[1] && call.without_gradient[2]))
+    return false;  // behind the projections, which learn nothing
   if (!passes || recipe.rounded) {
     return recipe.frozen == Recipe{}.frozen;
   }

@@ -25,7 +25,6 @@ from .reading import (
     on_cache,
     plans,
     refused,
-    scrambled,
     wiring,
 )
 from .reading.first_call import FirstCall
@@ -231,7 +230,7 @@ class Examination:
             reading.findings = [f for f in reading.findings if f.name not in answered]
             if not verdict["faults"]:
                 on_cache.compare(reading)
-                reading.findings += scrambled.of_positions(way.runner, way.base)
+                reading.findings += reading.around_heads
         else:
             reading.findings.append(core.HEADS_RIGHT)
 

@@ -77,6 +77,36 @@ class OneIsHidden(InAList):
         return [*self.hidden, *self.heads]
 
 
+class InPairs(InAList):
+    """Lists of lists."""
+
+    def keep(self, heads):
+        self.heads = [[head, head] for head in heads]
+
+    def each(self):
+        return [pair[0] for pair in self.heads]
+
+
+class OfParameters(nn.Module):
+    """nn.Parameter in a list, where nobody looks for it."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.matrices = [nn.Parameter(torch.randn(dim, dim) / 7) for _ in range(3)]
+
+    def forward(self, x):
+        q, k, v = (x @ matrix for matrix in self.matrices)
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+class ParametersAreKnown(InAList):
+    """The layers are in a list, and their parameters are registered."""
+
+    def keep(self, heads):
+        self.heads = heads
+        self.known = nn.ParameterList(p for head in heads for p in head.parameters())
+
+
 class OfTensors(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
@@ -87,14 +117,14 @@ class OfTensors(nn.Module):
         return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("kind", [InAList, InADictionary])
+@pytest.mark.parametrize("kind", [InAList, InADictionary, InPairs, OfParameters])
 def test_layers_that_are_no_part_of_their_module(kind):
     report = multihead.check(kind)
     assert named(report) == ["unregistered"] and report.judgement == "wrong"
     assert report.verdict["faults"] == []
 
 
-@pytest.mark.parametrize("kind", [InBoth, OneIsHidden])
+@pytest.mark.parametrize("kind", [InBoth, OneIsHidden, ParametersAreKnown])
 def test_layers_in_a_list_that_are_no_mistake(kind):
     assert named(multihead.check(kind)) == []
 
@@ -131,6 +161,17 @@ class AddedAbove(Added):
         return torch.ones(length, length).triu(1)
 
 
+class OneSided(Added):
+    """A bias that leaves 0 for later keys, which blocks nothing."""
+
+    def __init__(self, embed_dim: int, num_heads: int):
+        super().__init__(embed_dim, num_heads)
+        self.table = nn.Parameter(torch.randn(64, 64))
+
+    def mask(self, length: int):
+        return self.table[:length, :length].tril()
+
+
 class Infinite(Added):
     def mask(self, length: int):
         return torch.full((length, length), -torch.inf).triu(1)
@@ -153,7 +194,7 @@ class Block(Added):
         return self.norm(x + self.last(x))
 
 
-@pytest.mark.parametrize("kind", [Added, AddedAbove, Block])
+@pytest.mark.parametrize("kind", [Added, AddedAbove, OneSided, Block])
 def test_a_triangle_of_ones_that_is_added_blocks_nothing(kind):
     report = multihead.check(kind)
     assert report.judgement == "wrong", str(report)

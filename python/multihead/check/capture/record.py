@@ -39,6 +39,7 @@ _COMPARE = {"lt", "le", "gt", "ge"}
 _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_fresh"}
 _UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
 MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 8, 1 << 19
+_BLOCKS = 30.0  # what is added to scores to block them is more than that
 _TRIANGLES = {"tril", "triu", "tril_", "triu_"}
 
 
@@ -121,7 +122,7 @@ class Recorder(TorchDispatchMode):
         self.is_stepwise = False
         # Whether a triangle of zeros was made, or is kept, as for a causal mask.
         self.has_triangle = False
-        # Whether one of 0 and 1 was added to what comes of inputs.
+        # Whether one that blocks nothing was added to scores.
         self.adds_triangle = False
         self._seen: set[int] = set()
         for tensor in filter(is_triangle, kept):
@@ -319,9 +320,12 @@ class Recorder(TorchDispatchMode):
     def _note_triangle(self, name: str, operands: list[Tensor]) -> None:
         fused = name.startswith("_scaled_dot_product")
         added = operands[3:] if fused else operands if name in _SUMS else []
-        data = any(self.origin(t).inputs for t in operands)
+        data = any(len(self.origin(t).inputs) > 0 for t in operands)
         self.adds_triangle |= data and any(
-            self.origin(t).triangle and t.is_floating_point() and _is_of_ones(t)
+            self.origin(t).triangle
+            and not self.origin(t).inputs
+            and t.is_floating_point()
+            and _blocks_nothing(t)
             for t in added
         )
 
@@ -380,9 +384,14 @@ def is_triangle(tensor: Tensor) -> bool:
     return bool((low == low[0]).all() and (high == high[0]).all() and low[0] != high[0])
 
 
-def _is_of_ones(tensor: Tensor) -> bool:
-    """Whether it is a triangle of 0 and 1, which block nothing where they are added."""
-    return is_triangle(tensor) and bool(((tensor == 0) | (tensor == 1)).all())
+def _blocks_nothing(tensor: Tensor) -> bool:
+    """Whether all above the diagonal is one number, which is too small to block."""
+    size = tensor.shape[-1]
+    if tensor.dim() < 2 or tensor.shape[-2] != size or size < 3:
+        return False
+    above = tensor[..., torch.ones(size, size, dtype=torch.bool).triu(1)]
+    first = above.flatten()[0]
+    return bool((above == first).all()) and bool((tensor.abs() < _BLOCKS).all())
 
 
 def fill_constant(tensor: Tensor) -> None:

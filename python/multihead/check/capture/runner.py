@@ -24,7 +24,7 @@ from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject import sliding
 from ..subject.holding import has_storage, held, of_closure
-from ..subject.promised import adds_a_little
+from ..subject.promised import adds_a_little, leaves_gradients
 from ..subject.signature import Call
 from ..subject.target import Subject, text_of_file
 from . import cached, devices, weights
@@ -118,7 +118,7 @@ class Runner:
         over; not for one with so few `seconds` of its own."""
         if is_stepwise(self.subject):  # which nobody trains
             case = replace(case, gradients=False, training=False)
-        has_none = getattr(self.subject.how, "has_no_gradients", False)
+        has_none = leaves_gradients(self.subject, self.call)
         if has_none or self.subject.own_backward is not None:
             case = replace(case, gradients=False)
         with settings(case, seed), self.guard.each_at_most(seconds):

@@ -20,6 +20,7 @@ from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import text_of_file
+from .layouts import written_batch_first
 
 OF_ANOTHER_QUERY = Finding(
     "bias_of_another_query",
@@ -56,6 +57,12 @@ MASK_AFTER_SOFTMAX = Finding(
     "what comes of them is infinite or NaN.",
     "Fill scores, and take the softmax of them: "
     'scores.masked_fill(mask, float("-inf")).softmax(-1).',
+)
+# What is said of code that mixes items on purpose, as BatchFormer (Hou et al., 2022).
+_ACROSS_ITEMS = re.compile(
+    r"(?:across|between|among|over) (?:all |the )*(?:items|samples|batch\w*|examples)|"
+    r"batch_?former|inter[-_ ]?sample|contrastive",
+    re.I,
 )
 _HIDDEN = 1e-12  # a weight of what a mask hides, or less
 # What text says of code whose queries see later keys, or of other code.
@@ -107,8 +114,18 @@ def projection_unused(names: list[str]) -> Finding:
         "projection_unused",
         f"It projects by {' and '.join(names)}, and nothing of that is in what it "
         "returns: something else is used in its place.",
-        "Look for a name that is written twice where two are meant: q, k, v = qkv[0], "
-        "qkv[1], qkv[2]; scores = q @ k.transpose(-2, -1).",
+        "Look for what is used twice where two are meant, as in q, k, v = qkv[0], qkv[1], "
+        "qkv[1] or in q @ v.transpose(-2, -1).",
+    )
+
+
+def weights_without_gradient(names: list[str]) -> Finding:
+    return Finding(
+        "weights_without_gradient",
+        f"No gradient reaches {' and '.join(names)}: what it returns is right, and these "
+        "never learn.",
+        "Look for .detach(), .data, torch.no_grad(), or keys and values that are read "
+        "from a cache. To freeze them on purpose, requires_grad_(False) says so.",
     )
 
 
@@ -117,6 +134,7 @@ def fills_weights(runs: list[Run]) -> bool:
     return any(
         run.recorder is not None
         and run.recorder.cores.fills_weights
+        and run.case.mask != "blocked row"  # of which nothing finite may come
         and not run.out.isfinite().all()
         for run in runs
     )
@@ -139,7 +157,11 @@ def mixes_items(runner: Runner, base: Run) -> bool:
     case = base.case
     if cases.unbatched(case) or case.layout in cases.CORE or case.style.numpy:
         return False
+    # Where its text says that items come first, the first axis tells.
     is_either = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
+    is_either = is_either and written_batch_first(runner.subject) is not True
+    if _ACROSS_ITEMS.search(runner.subject.source):
+        return False
     return all(_mixes(runner, case, axis) for axis in ((0, 1) if is_either else (0,)))
 
 

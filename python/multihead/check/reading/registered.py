@@ -10,32 +10,35 @@ from torch import nn
 from ..capture.runner import Run, Runner
 from ..report import Finding
 
+_DEPTH = 3
 _HOW = (
-    "nn.ModuleList, or nn.ModuleDict, for layers; nn.Parameter for tensors that are "
-    "learned, register_buffer for those that are not."
+    "nn.ModuleList, or nn.ModuleDict, for layers, nn.ParameterList for parameters; "
+    "nn.Parameter for tensors that are learned, register_buffer for others."
 )
 
 
 def of_weights(runner: Runner, base: Run) -> list[Finding]:
-    """Layers that are used and are no part of their module, several of a kind: one
-    alone may be hidden on purpose, as what is trained elsewhere. Tensors alone are
-    only remarked, as those of exercises that train nothing."""
+    """Layers and parameters that are used and are none of their module's, several of a
+    kind: one layer alone may be hidden on purpose, as what is trained elsewhere. Tensors
+    alone are only remarked, as those of exercises that train nothing."""
     target, _ = runner.target_of(base.case, may_hang=True)
     if base.recorder is None or not isinstance(target, nn.Module):
         return []
-    known = {id(part) for part in target.modules()}
     met, root = base.recorder.met, base.recorder.root
+    known = {id(p) for p in target.parameters()}
     hidden = {
-        name: part
+        id(part): name
         for name, part in _in_lists(target)
-        if id(part) not in known and any(root(p) in met for p in part.parameters())
+        for own in [list(part.parameters()) if isinstance(part, nn.Module) else [part]]
+        if own and not any(id(p) in known for p in own)
+        if any(root(p) in met for p in own)
     }
-    if len({id(part) for part in hidden.values()}) > 1:
-        first = next(iter(hidden))
+    if len(hidden) > 1:
+        first = next(iter(hidden.values()))
         sentence = (
-            f"It keeps layers in a plain list, `{first}`, which PyTorch does not look "
-            "into: their weights are no parameters, so that no optimiser is given "
-            "them, and they are neither saved nor moved to another device."
+            f"It keeps weights where PyTorch does not look for them, as in `{first}`: "
+            "they are no parameters of it, so that no optimiser is given them, and they "
+            "are neither saved nor moved to another device."
         )
         return [Finding("unregistered", sentence, _HOW)]
     registered = {root(t) for t in (*target.parameters(), *target.buffers())}
@@ -54,15 +57,18 @@ def of_weights(runner: Runner, base: Run) -> list[Finding]:
     return [Finding("unregistered", sentence, _HOW, kind="remark")]
 
 
-def _in_lists(target: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules in lists, tuples and dictionaries of Python, and of which attribute."""
+def _in_lists(target: nn.Module) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+    """Modules and parameters in lists, tuples and dictionaries of Python, and where."""
     for path, part in target.named_modules():
         for name, value in vars(part).items():
-            where = f"{path}.{name}" if path else name
-            values = value.values() if isinstance(value, dict) else value
-            if isinstance(value, (list, tuple, dict)) and not name.startswith("_"):
-                yield from (
-                    (f"{where}[{place}]", one)
-                    for place, one in enumerate(values)
-                    if isinstance(one, nn.Module)
-                )
+            if not name.startswith("_"):
+                yield from _inside(f"{path}.{name}" if path else name, value)
+
+
+def _inside(where: str, value: object, depth: int = 0) -> Iterator:
+    if depth and isinstance(value, (nn.Module, nn.Parameter)):
+        yield where, value
+    elif isinstance(value, (list, tuple, dict)) and depth < _DEPTH:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in items:
+            yield from _inside(f"{where}[{key!r}]", one, depth + 1)

@@ -31,7 +31,7 @@ _OF_ONE_POSITION = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchN
 _OF_ONE_POSITION += (nn.BatchNorm2d, nn.MultiheadAttention)
 _KNOWS_ORDER = re.compile(
     r"(?<!trans)pos|rope|rotary|rotat|arange|alibi|relative|sin\(|cos\(|window|shift|roll\(|causal|"
-    r"subsequent|tri[lu]\b|conv\w*\(|pool|interpolate|unfold|cumsum|\bpad\(",
+    r"subsequent|tri[lu]\b|\bF\.conv|functional\.conv|pool|interpolate|unfold|cumsum|\bpad\(",
     re.I,
 )
 
@@ -45,7 +45,7 @@ def of_positions(runner: Runner, base: Run) -> list[Finding]:
         return []
     own = {type(part) for part in target.modules()}
     text = "".join(source_of(kind) for kind in own if not _is_pytorchs(kind))
-    text = _OF_A_POINT.sub("", f"{runner.subject.source}{text}")
+    text = f"{runner.subject.source}{text}"
     cores = base.recorder.cores
     knows_order = base.recorder.has_triangle or cores.is_turned
     knows_order |= any(one.is_shifted or one.is_biased for one in cores.found)
@@ -63,10 +63,6 @@ def of_positions(runner: Runner, base: Run) -> list[Finding]:
         return []
     is_same = torch.allclose(before.out.flip(axis), after.out)
     return [] if is_same else [SCRAMBLED]
-
-
-# Convolutions of one position.
-_OF_A_POINT = re.compile(r"Conv\dd\((?=[^()]*(?:kernel_size\s*=\s*|,\s*)1\b)")
 
 
 def _is_pytorchs(kind: type) -> bool:

@@ -559,8 +559,20 @@ class Cases:
         dropout = defaults.get("dropout")
         if type(dropout) is float and 0 < dropout < 1:
             training = defaults.get("training") is True
+            if self.base.style.numpy and self._is_unseen(dropout, training):
+                return
             name = f"dropout {dropout:g} by default"
             self._run_with(name, own_dropout=dropout, training=training, draw=24)
+
+    def _is_unseen(self, dropout: float, training: bool) -> bool:
+        """Whether NumPy drops with numbers of its own, which nothing shows; without
+        being told to, that is a flaw."""
+        case = replace(self.base, own_dropout=dropout, training=training)
+        first, other = (self.runner.run(case, seed=seed) for seed in (0, 1))
+        if first.refused or other.refused or torch.equal(first.out, other.out):
+            return False
+        self.findings += [] if training else [ALWAYS_DROPS]
+        return True
 
     def _round(self, kinds: list[str]) -> None:
         """float32, and the sizes of exercises if they are free to choose, some of which

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from ..calls import cases, forms
 from ..capture import by_hand
+from ..capture.places import storage
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
-from ..subject.signature import Call
+from ..subject.signature import Call, text_of_entry
 from ..subject.target import Subject
-from . import flaws, guessing, observation, registered, wiring
+from . import flaws, guessing, observation, registered, scrambled, wiring
 from .observation import Observation
 from .plans import Meaning
 
@@ -113,6 +114,8 @@ class Way:
         return said
 
 
+# What is kept of a call for another.
+_KEEPS = re.compile(r"^\s*self\.\w+(\s*,\s*self\.\w+)*\s*=[^=]", re.M)
 # Biases, and what norms are made of.
 _OF_NORMS = re.compile(r"norm|bias|(^|[._])(ln|bn|gn|b)(\d|[._]|$)", re.I)
 
@@ -205,9 +208,27 @@ class Reading:
     def unused(self) -> Finding | None:
         """What is said of a projection that is computed, of which nothing is left."""
         first = self.kept[0] if self.kept else self.way.base
+        if _KEEPS.search(text_of_entry(self.way.runner.subject)):
+            return None  # for a later call, or another layer
         parts = [f"a third of `{name}`" for name in first.idle_parts]
         idle = [f"`{n}`" for n in first.without_gradient if speaks(n)] or parts
         return flaws.projection_unused(idle) if idle else None
+
+    @property
+    def around_heads(self) -> list[Finding]:
+        """Flaws of code whose heads are right: projections that take part and get no
+        gradient, and features that do not stay together."""
+        first = self.kept[0] if self.kept else self.way.base
+        used = first.recorder.origin(first.out).weights if first.recorder else ()
+        reached = {key for key, _ in used}
+        tensors = first.parameters.tensors
+        idle = [
+            f"`{n}`"
+            for n in first.without_gradient
+            if speaks(n) and n in tensors and storage(tensors[n]) in reached
+        ]
+        frozen = [flaws.weights_without_gradient(idle)] if idle else []
+        return frozen + scrambled.of_positions(self.way.runner, self.way.base)
 
     @property
     def mixed(self) -> Finding | None:

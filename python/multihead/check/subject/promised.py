@@ -140,3 +140,13 @@ def _sentences(subject: Subject) -> Iterator[str]:
         yield from re.split(r"(?<=[.;])\s|\n\s*\n", one_line(text))
     for line in subject.source.splitlines():
         yield line.partition("#")[2]
+
+
+def leaves_gradients(subject: Subject, call: Call) -> bool:
+    """Whether gradients say nothing: queries are exchanged for others, or the context is
+    of a module that is not to learn of it, `context = context.detach()`."""
+    name = re.escape(call.parameter("context") or "")
+    cut = name and re.search(
+        rf"^\s*{name}\s*=\s*{name}\.detach\(\)", subject.source, re.M
+    )
+    return bool(cut) or getattr(subject.how, "has_no_gradients", False)

@@ -210,13 +210,13 @@ def read(subject: Subject) -> Call:
         call.guess([p.name for p in call.parameters], "query, key and value")
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
-    of_masks_of_rows(call, _own_text(subject))
+    of_masks_of_rows(call, text_of_entry(subject))
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     call.unread = _unread(subject)
     _guess_required(call)
     _note_causal(call, subject)
-    text = _own_text(subject)
+    text = text_of_entry(subject)
     call.called = frozenset(
         n for n in call.roles if re.search(rf"(?<![.\w]){re.escape(n)}\(", text)
     )
@@ -517,14 +517,14 @@ def _unread(subject: Subject) -> frozenset[str]:
 def axes(subject: Subject) -> list[str]:
     """The names that the code gives to an input's axes, where it unpacks a shape: what
     is called itself before its helpers."""
-    found = _UNPACKED.search(_own_text(subject)) or _UNPACKED.search(subject.source)
+    found = _UNPACKED.search(text_of_entry(subject)) or _UNPACKED.search(subject.source)
     if found is None:
         return []
     names = [name.strip() for name in found[1].split(",")]
     return names[: len(names) - found["more"].count(",")]
 
 
-def _own_text(subject: Subject) -> str:
+def text_of_entry(subject: Subject) -> str:
     """The text of what is called."""
     try:
         return inspect.getsource(inspect.unwrap(subject.entry))

@@ -4,14 +4,25 @@ notebooks, where both are there."""
 
 import dis
 import inspect
+import re
 import sys
 
 from torch import Tensor
 
 from ..report import Finding
+from .roles import TENSORS
 from .signature import Call
 from .target import Subject
 from .words import words
+
+
+_TENSORS = {*TENSORS, "mask", "context_mask", "padding"}
+# What docstrings say of arguments that are there for others.
+_ON_PURPOSE = re.compile(
+    r"\bunused\b|\bignored\b|\bnot (?:\w+ )?(?:used|supported|applied|read)\b|"
+    r"\bkept for\b|compatib",
+    re.I,
+)
 
 
 def of_file(subject: Subject, call: Call) -> list[Finding]:
@@ -24,13 +35,19 @@ def of_file(subject: Subject, call: Call) -> list[Finding]:
     loaded = [one for one in dis.get_instructions(code) if "LOAD" in one.opname]
     read = {one.argval for one in loaded if one.opname == "LOAD_GLOBAL"}
     named = {*code.co_cellvars, *(one.argval for one in loaded)}
-    unread = [p.name for p in call.parameters if p.name not in named]
+    unread = [
+        p.name
+        for p in call.parameters
+        if p.name not in named and call.roles[p.name] in _TENSORS
+    ]
+    if _ON_PURPOSE.search(inspect.getdoc(entry) or ""):
+        return []
     tensors = [name for name in sorted(read) if _is_array(known.get(name))]
     pairs = (
         (name, argument)
         for argument in unread
         for name in tensors
-        if set(words(name)) & set(words(argument))
+        if _are_alike(set(words(name)), set(words(argument)))
     )
     return [
         Finding(
@@ -41,6 +58,10 @@ def of_file(subject: Subject, call: Call) -> list[Finding]:
         )
         for name, argument in pairs
     ][:1]
+
+
+def _are_alike(one: set[str], other: set[str]) -> bool:
+    return one <= other or other <= one
 
 
 def _is_array(value: object) -> bool:
