@@ -15,7 +15,6 @@ from .signature import Call
 from .target import Subject
 from .words import words
 
-
 _TENSORS = {*TENSORS, "mask", "context_mask", "padding"}
 # What docstrings say of arguments that are there for others.
 _ON_PURPOSE = re.compile(
