@@ -30,7 +30,7 @@ def notation(built: "Construction") -> dict[str, str]:
     """The roles of H and A, as the paper of BERT (Devlin et al., 2019) has them: the
     width, and how many heads there are."""
     text = source_of(built.subject.target.__init__)
-    for width, heads in re.findall(r"(?<!\.)\b(\w+)\s*(?://|%)\s*(\w+)\b", text):
+    for width, heads in re.findall(r"(?<!\.)\b(H)\s*(?://|%|/)\s*(A)\b", text):
         if (built.roles.get(width), built.roles.get(heads, "")) == ("num_heads", None):
             return {width: "embed_dim", heads: "num_heads"}
     return {}

@@ -382,8 +382,8 @@ def _repeated(heads: Tensor, like: Tensor) -> Tensor:
 
 
 def _fills_infinity(name: str, args: tuple) -> bool:
-    value = args[2] if name.startswith("masked_fill") and len(args) > 2 else 0.0
-    return float(value) == -torch.inf if not isinstance(value, bool) else False
+    is_filled = name.startswith("masked_fill") and len(args) > 2
+    return is_filled and float(args[2]) == -torch.inf
 
 
 def attentions(found: list[Core]) -> list[list[Core]]:

@@ -30,8 +30,9 @@ _FLAT |= {cases.IMAGE: (2, 3), cases.IMAGE_LAST: (1, 2)}  # the axes of position
 _OF_ONE_POSITION = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d)
 _OF_ONE_POSITION += (nn.BatchNorm2d, nn.MultiheadAttention)
 _KNOWS_ORDER = re.compile(
-    r"(?<!trans)pos|rope|rotary|rotat|arange|alibi|relative|sin\(|cos\(|window|shift|roll\(|causal|"
-    r"subsequent|tri[lu]\b|\bF\.conv|functional\.conv|pool|interpolate|unfold|cumsum|\bpad\(",
+    r"(?<!trans)pos|rope|rotary|rotat|arange|alibi|relative|sin\(|cos\(|window|shift|"
+    r"roll\(|causal|subsequent|tri[lu]\b|\bF\.conv|functional\.conv|pool|interpolate|"
+    r"unfold|cumsum|\bpad\(|\[:, ?(?:-?\d|:-?\d)|linspace|decay|delta",
     re.I,
 )
 
