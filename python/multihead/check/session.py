@@ -198,8 +198,7 @@ class Examination:
             self.findings = [flaw or guessing.other_layers(unread)]
             return None
         is_ignored = reading.faults == ["mask_ignored"]
-        said = reading.outside or (reading.mask_doubt if is_ignored else None)
-        if said is not None:
+        if said := reading.outside or (reading.mask_doubt if is_ignored else None):
             self.findings = [said]
             return None
         return reading.verdict
@@ -302,7 +301,7 @@ class Examination:
         # layers; else what is right would wait for all faults of something else.
         whole = _FORM_EFFORT if way.form is not None and way.form.guess else 1.0
         for most in (_LITTLE_EFFORT, whole):
-            found, read = best, len(self._readings)
+            found, read, spent = best, len(self._readings), self._effort
             for meaning in meanings:
                 if meaning.additive not in runs:
                     runs[meaning.additive] = self._run_all(way, meaning.additive)
@@ -314,11 +313,13 @@ class Examination:
                     found = reading
                 if found.is_right or not (found.blames_masks or found.beside):
                     break
+            is_known = len(meanings) > 1 or found is not best
             is_other = found is not best and found.has_other_layers
-            if found.is_right or found.faults or is_other:
+            if is_known and (found.is_right or found.faults) or is_other:
                 break
             if most != whole:
                 del self._readings[read:]
+                self._effort = spent
         return found
 
     def _ways(self) -> Iterator[Way]:

@@ -145,7 +145,7 @@ class Construction:
         return [name for name in handed if self.roles.get(name, "") is None]
 
     def _read_for_epsilon(self) -> list[str]:
-        """Arguments of unknown names that a norm adds to a variance: `eps=norm_rate`."""
+        """Arguments of unknown names that a norm is handed for its epsilon."""
         text = source_of(self.subject.target.__init__)
         given = re.findall(r"\beps\s*=\s*(\w+)\s*[,)]", text)
         return [name for name in given if self.roles.get(name, "") is None]
