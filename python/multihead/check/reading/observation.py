@@ -325,8 +325,8 @@ def _put_masks(seen: Observation, run: Run, call: Call, stated: Stated) -> None:
 
 def _expects_causal(run: Run, call: Call) -> bool:
     """Whether the code means to be causal without being asked: its name says so, or it
-    makes a triangle, of which nothing is left in what comes out, or that is added as
-    0 and 1."""
+    makes a triangle, of which nothing is left in what comes out, or that is added and
+    blocks nothing."""
     if run.case.style.numpy or call.takes("mask") or call.may_be_causal:
         return False
     unused = run.recorder.has_triangle and not run.recorder.origin(run.out).triangle

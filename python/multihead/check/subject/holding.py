@@ -59,20 +59,20 @@ def walk(name: str, value: object, depth: int = 0) -> Iterator[Held]:
     elif isinstance(value, Tensor):
         if value.is_floating_point() and 0 < value.dim() <= 4 and has_storage(value):
             yield Held(name, value)
-    elif _is_array(value):
+    elif is_array(value):
         if value.dtype.kind == "f" and 0 < value.ndim <= 4:
             # In the same memory, if that can be.
             shared = value.flags.writeable and min(value.strides) >= 0
             tensor = torch.from_numpy(value if shared else value.copy())
             yield Held(name, tensor, of_array=True)
-    elif _is_array(data := getattr(value, "__dict__", {}).get("data")):
+    elif is_array(data := getattr(value, "__dict__", {}).get("data")):
         yield from walk(name, data, depth)  # of a tensor of the code's own kind
     elif depth < _DEPTH:
         for key, item in _items(value):
             yield from walk(f"{prefix}{key}", item, depth + 1)
 
 
-def _is_array(value: object) -> bool:
+def is_array(value: object) -> bool:
     return type(value).__module__ == "numpy" and hasattr(value, "strides")
 
 

@@ -5,11 +5,11 @@ notebooks, where both are there."""
 import dis
 import inspect
 import re
-import sys
 
 from torch import Tensor
 
 from ..report import Finding
+from .holding import is_array
 from .roles import TENSORS
 from .signature import Call
 from .target import Subject
@@ -41,7 +41,7 @@ def of_file(subject: Subject, call: Call) -> list[Finding]:
     ]
     if _ON_PURPOSE.search(inspect.getdoc(entry) or ""):
         return []
-    tensors = [name for name in sorted(read) if _is_array(known.get(name))]
+    tensors = [name for name in sorted(read) if _holds_numbers(known.get(name))]
     pairs = (
         (name, argument)
         for argument in unread
@@ -63,8 +63,5 @@ def _are_alike(one: set[str], other: set[str]) -> bool:
     return one <= other or other <= one
 
 
-def _is_array(value: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    return isinstance(value, Tensor) or (
-        numpy is not None and isinstance(value, numpy.ndarray)
-    )
+def _holds_numbers(value: object) -> bool:
+    return isinstance(value, Tensor) or is_array(value)
