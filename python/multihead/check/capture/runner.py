@@ -92,8 +92,9 @@ class Runner:
         self.weights = weights if isinstance(weights, dict) else {"self": weights}
         self.construction = Construction(subject) if subject.kind == "class" else None
         self.remarks: dict[str, Finding] = {}
-        # Instances by what they are for, and the calls that made them.
+        # Instances by what they are for, why there is none, and the calls that made them.
         self._instances: dict[tuple, object] = {}
+        self._refused: dict[tuple, list[Finding]] = {}
         self._modes: dict[tuple, Modes] = {}
         self._rounding: set[tuple] = set()  # instances with numbers of float32
         self._constructed: dict[tuple, str] = {}
@@ -362,9 +363,11 @@ class Runner:
             return self.subject.target, []
         key = self._key(case)
         if key not in self._instances:
+            if key in self._refused:
+                return None, self._refused[key]
             made, findings = self._instance(case, may_hang)
             if made is None:
-                return None, findings
+                return None, self._refused.setdefault(key, findings)
             self._instances[key] = made
             self._modes[key] = Modes(made, text_of_file(self.subject))
         target = self._instances[key]
@@ -380,10 +383,8 @@ class Runner:
     @property
     def has_no_matrices(self) -> bool:
         """Whether what was made holds none, so that nothing is projected."""
-        made = self._instances.values()
-        return bool(made) and not any(
-            weight.dim() >= 2 for target in made for weight in held(target)
-        )
+        held_by_all = [w for made in self._instances.values() for w in held(made)]
+        return bool(self._instances) and all(w.dim() < 2 for w in held_by_all)
 
     def may_be_huge(self, case: Case) -> bool:
         """Whether it has far more weights in this width than as it was made."""

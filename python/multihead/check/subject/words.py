@@ -15,6 +15,7 @@ _HEADS = {"head", "heads"}
 _GROUPS = {"group", "groups"}
 _QUERY = {"q", "query", "queries", "querys", "qk", "qkv"}
 _KEYS = {"k", "key", "keys", "v", "value", "values", "kv"}
+_SEVERAL = {"queries", "keys", "values"}
 _WHOLE = {"embed", "emb", "embd", "embedding", "embeddings", "model", "hidden"}
 _WHOLE |= {"hid", "hiddens", "in", "input", "inputs", "state", "states", "inner"}
 _WHOLE |= {"latent", "token", "attn", "attention", "att", "x", "enc", "dec", "src"}
@@ -109,6 +110,8 @@ def role_of_words(name: str) -> str | None:
         return None
     if have & _OUT and not have & _OF_INPUTS:
         return "out_dim"
+    if have & _SEVERAL and not (wide or have & _SIZE):
+        return None  # how many there are: n_keys
     if have & (_QUERY | _KEYS):
         return "embed_dim" if have & _OF_INPUTS else "qkv_dim"
     whole = wide or have & _WHOLE or have & {"units", "nodes", "neurons"}
