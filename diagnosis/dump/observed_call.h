@@ -208,6 +208,8 @@ struct ObservedCall {
     return facts.contains("key_padding_mask_in_scores");
   }
 
+  bool may_have_bias() const { return has_tables || is_core(); }
+
   /// Whether another attention of its block has a bias and does not scale.
   bool is_beside_bias() const { return facts.contains("beside_bias"); }
 };

@@ -209,19 +209,21 @@ void scale_learned(Recipe& r) {
   r.learned_scale = scale;
 }
 
-// By design, where there are learned biases.
+// By design, where a text that speaks of T5 has learned biases.
 Concern unscaled(const ObservedCall& call) {
-  return maybe(shows_its_way(call) && (call.has_tables || call.is_core()));
+  return maybe(shows_its_way(call) && call.may_have_bias() &&
+               call.facts.contains("speaks_of_t5"));
 }
 
-// Perhaps, beside a learned number or a bias that is handed in, as T5 has it.
+// Perhaps, beside a learned number or a bias.
 Concern unscaled_beside_number(const ObservedCall& call) {
-  const bool may_scale = call.facts.contains("takes_position_bias") ||
+  const bool may_scale = call.may_have_bias() ||
+                         call.facts.contains("takes_position_bias") ||
                          std::ranges::any_of(call.numbers, [](const auto& one) {
                            return one.first.find("sink") == std::string::npos;
                          });
-  return maybe(shows_its_way(call) && may_scale &&
-               unscaled(call) == Concern::kNo);
+  const bool is_other = unscaled(call) == Concern::kNo;
+  return maybe(shows_its_way(call) && may_scale && is_other);
 }
 
 // Learned factors of what the norms of queries and keys return.
@@ -230,8 +232,8 @@ Concern gains_of_heads(const ObservedCall& call) {
   const bool has_gains = std::ranges::any_of(call.norms, [&](const Norm& norm) {
     return norm.weight.defined() && norm.weight.size(-1) == width;
   });
-  return maybe(shows_its_way(call) && has_gains &&
-               unscaled(call) == Concern::kNo);
+  const bool is_other = unscaled(call) == Concern::kNo;
+  return maybe(shows_its_way(call) && has_gains && is_other);
 }
 
 Concern traced(const ObservedCall& call) { return maybe(shows_its_way(call)); }
@@ -246,9 +248,8 @@ Concern stated_bias(const ObservedCall& call) {
 }
 
 Concern position_bias(const ObservedCall& call) {
-  const bool is_likely = call.has_tables || call.is_core() ||
-                         call.facts.contains("says_position_bias");
-  return maybe(is_likely && shows_its_way(call));
+  const bool says_so = call.facts.contains("says_position_bias");
+  return maybe((call.may_have_bias() || says_so) && shows_its_way(call));
 }
 
 Concern heads_by_feature(const ObservedCall& call) {
@@ -466,8 +467,8 @@ const std::vector<Convention> kStructure = {
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled, scale_learned<LearnedScale::kOne>, Sign::kScores},
     {"unscaled_beside_number",
-     "The scores are not scaled; a number that is learned, or a bias that it "
-     "is handed, may be meant for that.",
+     "The scores are not scaled; a number that is learned, or a bias, may be "
+     "meant for that.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      unscaled_beside_number, scale_learned<LearnedScale::kOne>, Sign::kScores,
      "its scores are meant not to be scaled, beside a number or a bias"},

@@ -437,22 +437,22 @@ class Examination:
 
     def _read(self, way: Way, meaning: Meaning, runs: Cases) -> Reading:
         """Has all runs judged that follow from a first call."""
-        reading = Reading(way, meaning)
+        reading = Reading(way, meaning, mask_doubt=runs.masks_passed_over())
         of_masks = wiring.of_masks(way.call, runs.kept)
         reading.findings += runs.findings + way.findings + of_masks
-        if flaws.fills_weights(runs.kept):
-            reading.findings.append(flaws.MASK_AFTER_SOFTMAX)
-        reading.mask_doubt = runs.masks_passed_over()
-        reading.kept = [run for run in runs.kept if run not in runs.by_chance]
+        filled = flaws.filling_weights(runs.kept)
+        reading.findings += [flaws.MASK_AFTER_SOFTMAX] * bool(filled)
+        judged = [run for run in runs.kept if run not in filled] or runs.kept
+        reading.kept = [run for run in judged if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)
         reading.understood = way.said(self.subject, runs.kept)
         if runs.hopeless:
             return reading
-        self._judge_heads(reading, runs.kept)
+        self._judge_heads(reading, judged)
         inverted = set(reading.faults) == {"mask_inverted", "padding_inverted"}
         if inverted and not way.call.takes("padding"):
             # One parameter, for padding: masks of other shapes are taken by chance.
-            judged = [r for r in runs.kept if "mask" not in r.arguments.masks]
+            judged = [r for r in judged if "mask" not in r.arguments.masks]
             self._judge(reading, judged)
         if is_stepwise(way.runner.subject):
             on_cache.judge_steps(reading)

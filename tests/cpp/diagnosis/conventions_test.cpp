@@ -30,7 +30,10 @@ Layer layer_beside(std::string_view name, const Recipe& recipe = {}) {
     layer.tensors["norm.weight"] =
         at::rand({kEmbed}, at::kDouble) + (from_one ? -0.5 : 0.5);
   }
-  if (name == "unscaled") layer.tensors["table"] = random({9, kHeads});
+  if (name == "unscaled") {
+    layer.tensors["table"] = random({9, kHeads});
+    layer.facts["speaks_of_t5"] = "true";
+  }
   if (name == "learned_scale" || name == "unscaled_beside_number" ||
       (name.find("gain") != name.npos && name != "scale_in_gains")) {
     layer.tensors["gamma"] = at::full({1}, 0.7, at::kDouble);
@@ -118,6 +121,20 @@ TEST(Conventions, AreNoFaults) {
     EXPECT_TRUE(assumes(verdict, convention->name))
         << convention->name << " " << convention->sentence;
   }
+}
+
+TEST(Conventions, AMissingScaleBesideATableIsOneOfT5OrACondition) {
+  const auto structures = structure();
+  const auto unscaled =
+      std::ranges::find(structures, "unscaled", &Convention::name);
+  ASSERT_NE(unscaled, structures.end());
+  at::manual_seed(20);
+  const Recipe recipe = with(Conventions{*unscaled});
+  Layer layer = layer_beside("unscaled", recipe);
+  layer.facts.erase("speaks_of_t5");
+  const Verdict verdict = explain(std::array{observed(layer, recipe)});
+  EXPECT_FALSE(assumes(verdict, "unscaled"));
+  EXPECT_TRUE(assumes(verdict, "unscaled_beside_number"));
 }
 
 TEST(Conventions, AFaultBesideThemIsNamed) {
@@ -247,6 +264,7 @@ TEST(Conventions, ABiasOfQueriesIsToldFromTheScores) {
     EXPECT_EQ(verdict.judgement, Judgement::kRounding) << names(verdict);
     EXPECT_TRUE(assumes(verdict, "position_bias")) << together;
     EXPECT_FALSE(assumes(verdict, "unscaled")) << together;
+    EXPECT_FALSE(assumes(verdict, "unscaled_beside_number")) << together;
     EXPECT_EQ(names(explain(std::array{with_bias(wrong, together)})),
               "scale_by_embed_dim")
         << together;

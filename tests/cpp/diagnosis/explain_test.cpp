@@ -89,11 +89,12 @@ TEST_P(EveryFault, IsNamed) {
   EXPECT_EQ(verdict.first_stage, name_of(*fault->stage));
 }
 
+// The index, for two faults of a stage may have one name.
 std::string test_name(const testing::TestParamInfo<Named>& info) {
   std::string stage(name_of(*info.param.fault->stage));
   std::replace(stage.begin(), stage.end(), ' ', '_');
   return std::string(info.param.fault->name) + "_" + stage + "_" +
-         std::to_string(info.param.way);
+         std::to_string(info.index);
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalogue, EveryFault, testing::ValuesIn(all_ways()),

@@ -262,8 +262,9 @@ inline std::vector<Observation> results(std::vector<Observation> observations,
       o.tensors["dquery"] = found[0];
       o.tensors["dkey"] = found[1];
       o.tensors["dvalue"] = found[2];
+      const bool cuts_both = recipe.detached == Detached::kKeyAndValue;
       for (int i = 0; i < 4; ++i) {
-        if (!recipe.frozen[i]) continue;
+        if (!recipe.frozen[i] && !(cuts_both && (i == 1 || i == 2))) continue;
         o.metadata["gradient:" + run.weights.matrices()[i]->name] = "none";
       }
     }

@@ -200,9 +200,9 @@ class Construction:
 
     @property
     def causal_switch(self) -> str | None:
-        """The flag that makes it causal, and is off by default; where no mask is given,
-        also one that says no more than that it is masked."""
-        names = [p.name for p in self.parameters if p.default is False]
+        """The flag that makes it causal; where no mask is given, also one that says no
+        more than that it is masked."""
+        names = [p.name for p in self.parameters if type(p.default) is bool]
         said = {name: set(words(name)) for name in names}
         asked = inspect.signature(self.subject.entry).parameters
         takes_mask = any("mask" in name for name in asked)

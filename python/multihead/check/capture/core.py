@@ -25,6 +25,7 @@ _SAME |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy", "contig
 _SAME |= {"detach", "alias", "copy", "slice", "select", "split", "unbind", "index"}
 _SAME |= {"split_with_sizes", "chunk", "as_strided", "repeat"}
 _JOINS = {"cat", "stack"}
+_LEAST = -1e4  # no weight is, and what blocks scores mostly
 # What comes between a product and its softmax in attention without mask and bias.
 _NO_BIAS = {*_SAME, *_SCALES, *_SOFTMAX, "amax", "max", "sub", "sub_"}
 _SEQUENCES = frozenset(("query", "key", "value"))
@@ -135,7 +136,7 @@ class Cores:
     _shifted: set[int] = field(default_factory=set)
     # Whether what comes of the contexts was multiplied by such numbers.
     is_turned: bool = False
-    # Whether weights, behind their softmax, were filled with -inf.
+    # Whether weights, behind their softmax, were filled as scores are.
     fills_weights: bool = False
 
     def note(
@@ -171,7 +172,7 @@ class Cores:
                 whole = (t.detach() for t in of_none if t.numel() == product.size)
                 added = next(whole, product.added)
                 product = replace(product, is_biased=True, added=added)
-            self.fills_weights |= product.is_past and _fills_infinity(name, args)
+            self.fills_weights |= product.is_past and _fills_least(name, args)
             if name in _SOFTMAX:
                 entered = tensor if product.entered is None else product.entered
                 product = replace(product, is_past=True, entered=entered)
@@ -381,9 +382,11 @@ def _repeated(heads: Tensor, like: Tensor) -> Tensor:
     return heads.repeat_interleave(shared, 1) if shared > 1 else heads
 
 
-def _fills_infinity(name: str, args: tuple) -> bool:
-    is_filled = name.startswith("masked_fill") and len(args) > 2
-    return is_filled and float(args[2]) == -torch.inf
+def _fills_least(name: str, args: tuple) -> bool:
+    """Whether part of a tensor becomes what is meant for scores: -inf, -1e9."""
+    filled = args[1:3] if name.startswith(("masked_fill", "where")) else ()
+    of_one = (v for v in filled if not isinstance(v, Tensor) or v.numel() == 1)
+    return any(float(value) <= _LEAST for value in of_one)
 
 
 def attentions(found: list[Core]) -> list[list[Core]]:

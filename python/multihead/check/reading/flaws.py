@@ -53,8 +53,8 @@ ITEMS_MIXED = Finding(
 )
 MASK_AFTER_SOFTMAX = Finding(
     "mask_after_softmax",
-    "Weights are filled with -inf behind the softmax, where it was meant for scores: "
-    "what comes of them is infinite or NaN.",
+    "Weights are filled with -inf, or a number as far below 0, behind the softmax, where "
+    "it was meant for scores: what comes of them is huge, infinite or NaN.",
     "Fill scores, and take the softmax of them: "
     'scores.masked_fill(mask, float("-inf")).softmax(-1).',
 )
@@ -64,6 +64,7 @@ _ACROSS_ITEMS = re.compile(
     r"batch_?former|inter[-_ ]?sample|contrastive",
     re.I,
 )
+_HUGE = 1e3  # what is returned of numbers around 1
 _HIDDEN = 1e-12  # a weight of what a mask hides, or less
 # What text says of code whose queries see later keys, or of other code.
 _SEES_ALL = re.compile(r"conformer|encoder\b|bidirectional|acoustic|speech", re.I)
@@ -129,15 +130,19 @@ def weights_without_gradient(names: list[str]) -> Finding:
     )
 
 
-def fills_weights(runs: list[Run]) -> bool:
-    """Whether some call fills weights with -inf, of which nothing finite comes."""
-    return any(
-        run.recorder is not None
-        and run.recorder.cores.fills_weights
-        and run.case.mask != "blocked row"  # of which nothing finite may come
-        and not run.out.isfinite().all()
+def filling_weights(runs: list[Run]) -> list[Run]:
+    """Those that fill weights as scores are, of which nothing finite comes, or what is
+    huge."""
+    filled = [
+        run
         for run in runs
-    )
+        if run.recorder is not None
+        and run.recorder.cores.fills_weights
+        and not (run.out.abs() < _HUGE).all()
+    ]
+    # Nothing finite may come of a row that sees nothing.
+    is_told = any(run.case.mask != "blocked row" for run in filled)
+    return filled if is_told else []
 
 
 def weighs_one(runner: Runner, base: Run) -> bool:

@@ -29,6 +29,8 @@ _BIAS = re.compile(
     r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
     re.I,
 )
+# T5 (Raffel et al., 2020) does not scale, and has its bias for buckets of positions.
+_T5 = re.compile(r"(?<![a-z])t5|bucket|relative_attention", re.I)
 _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
     r"(?:the )?(?:last|latest|newest|most recent)\b"
@@ -54,6 +56,7 @@ def promises(subject: Subject, call: Call) -> dict[str, str]:
         "takes_position_bias": any(map(is_position_bias, call.roles)),
         "says_dot_product": is_dot_product(subject),
         "says_position_bias": has_position_bias(subject),
+        "speaks_of_t5": _T5.search(text_of_file(subject)) is not None,
         "queries_are_last": queries_are_last(subject),
     }
     told = {name: "true" for name, is_said in said.items() if is_said}
