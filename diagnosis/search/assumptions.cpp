@@ -139,6 +139,13 @@ constexpr Assumption kContextLeft = {
     "Hand it to the attention that is meant to read it, or leave the argument "
     "out.",
     "its context is meant not to be read"};
+constexpr Assumption kSeesLaterKeys = {
+    "sees_later_keys",
+    "By its name it decodes, and in attention of its own sequence each query "
+    "sees later keys, too.",
+    "To predict what comes next, hide it: block torch.ones(L, L, "
+    "dtype=torch.bool).triu(1).",
+    "its queries are meant to see later keys, though it decodes"};
 constexpr Assumption kSwitchedOff = {
     "switched_off",
     "It must be told {}, and is told False: with True it is not judged.",
@@ -183,7 +190,7 @@ constexpr const Assumption* kWithCondition[] = {
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
-    &kBeside,        &kContextLeft};
+    &kBeside,        &kContextLeft,     &kSeesLaterKeys};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -342,6 +349,7 @@ class Assuming {
     if (fact(calls_, "one_window") == "true") add(kOneWindow);
     if (fact(calls_, "attentions_beside") == "true") add(kBeside);
     if (fact(calls_, "context_left") == "true") add(kContextLeft);
+    if (fact(calls_, "sees_later_keys") == "true") add(kSeesLaterKeys);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())
       add(kSwitchedOff, always, Stage::kProjections, names);
     if (const std::string names = fact(calls_, "settings"); !names.empty())

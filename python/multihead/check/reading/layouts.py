@@ -95,6 +95,7 @@ _IMAGE = re.compile(
 )
 
 
+_SIDES = ({"h", "w"}, {"x", "y"})  # the first letters of rows and columns
 # Those of a sequence whose channels come first: (B, C, L).
 _CHANNELS_FIRST = re.compile(
     r"\(\s*b\w*,\s*c\w*,\s*(?:[ltn]|len\w*|time\w*|seq\w*)\s*\)", re.I
@@ -122,10 +123,12 @@ def _of_convolutions(subject: Subject) -> list[str]:
         found += [cases.CHANNELS_FIRST] * bool(_CHANNELS_FIRST.search(subject.source))
     if len(named) == 4:
         sides = [name.removeprefix("n_")[:1] for name in named]
-        if sides[2:] == ["h", "w"]:
+        if {*sides[2:]} in _SIDES:
             found = [cases.IMAGE, *found]
-        elif sides[1:3] == ["h", "w"]:
+        elif {*sides[1:3]} in _SIDES:
             found = [cases.IMAGE_LAST, *found]
+        elif not found:
+            found = [cases.IMAGE, cases.IMAGE_LAST]
     if len(named) == 3:
         is_length = LENGTH.fullmatch(named[2]) is not None
         if named[1] in ("c", "channels", "ch", "dim") or (

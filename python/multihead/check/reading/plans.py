@@ -98,7 +98,7 @@ def meanings(
         without = replace(first, **dict.fromkeys(doubtful))
         yield Meaning(without, additive, against=doubtful)
     unsaid = first.padding == "blocked" and "padding" not in said
-    if options.mask is None and unsaid and documented.may_be_of_tokens(call):
+    if options.mask is None and unsaid and documented.may_be_of_tokens(call, subject):
         yield Meaning(replace(first, padding=None), additive)
     if options.mask is not None or not call.takes("mask"):
         return

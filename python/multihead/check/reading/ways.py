@@ -152,7 +152,9 @@ class Reading:
         told |= {"bias_of_another_query": shifted}
         unseen = self.way.base.case.style.numpy and self.way.call.takes("position_ids")
         told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
-        told |= {"context_left": wiring.leaves_context(self.way.call, self.way.base)}
+        base, subject = self.way.base, self.way.runner.subject
+        told |= {"context_left": wiring.leaves_context(self.way.call, base)}
+        told |= {"sees_later_keys": wiring.sees_later_keys(subject, base)}
         return of_form + [fact for fact, holds in told.items() if holds]
 
     @property

@@ -6,6 +6,7 @@ A layer of a decoder (Vaswani et al., 2017, section 3.2.3) has one attention of 
 sequence and one in which that sequence asks and the context is read.
 """
 
+import inspect
 from inspect import Parameter
 
 import torch
@@ -16,7 +17,8 @@ from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import role_of_name
 from ..subject.signature import Call
-from ..subject.words import words
+from ..subject.target import Subject
+from ..subject.words import OF_SOURCE, words
 from .observation import NO_WEIGHTS
 
 CONTEXT_UNREAD = Finding(
@@ -120,6 +122,32 @@ def of_context(call: Call, base: Run) -> list[Finding]:
 def leaves_context(call: Call, base: Run) -> bool:
     """Whether a context that may be given to a block is never read."""
     return bool(attentions(base) and _unread(call))
+
+
+def sees_later_keys(subject: Subject, base: Run) -> bool:
+    """Whether a decoder, as its name says, that reads a context takes no mask for later
+    keys, and blocks none where it reads its own sequence first."""
+    said = subject.name.lower().replace("_", "")
+    if "decoder" not in said or "encoderdecoder" in said or base.recorder is None:
+        return False
+    called = getattr(subject.type, "forward", subject.entry)  # also in another form
+    names = list(inspect.signature(called).parameters)
+    roles = {role_of_name(name) for name in names}
+    if not roles & {"context", "key"} or any(map(_may_hide_later, names)):
+        return False
+    own = core.attentions(base.recorder.cores.found)[:1]
+    return bool(own) and reads_its_own(own[0]) and all(map(_hides_nothing, own[0]))
+
+
+def _may_hide_later(name: str) -> bool:
+    """Whether an argument is a mask, and not by its name of padding or a context."""
+    said = set(words(name))
+    is_other = said & (OF_SOURCE | {"pad", "padding", "valid"})
+    return bool(said & {"mask", "masks", "causal"}) and not is_other
+
+
+def _hides_nothing(core: Core) -> bool:
+    return _is_plain(core) if core.scores is None else not _blocks(core)
 
 
 def _unread(call: Call) -> list[Parameter]:

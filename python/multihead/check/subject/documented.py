@@ -58,7 +58,8 @@ _VALUE = re.compile(
 )
 # What joins a value and its meaning: "True (1) = ", "1 marks ", "0 -> ".
 _IS = re.compile(
-    r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*(?:\s*values?\b)?\s*"
+    r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*(?:\s*values?\b)?"
+    r"(?:\s+in (?:it|(?:(?:the|this|its) )?[`\w]*mask`*))?\s*"
     r"(?:[=-]+>|=+|:|→|(?:means?|is|are|will|marks?|indicates?|stands for|for|to|iff?|"
     r"where(?:ver)?|at|when|lets|must|should|shall|may|can)\b)"
 )
@@ -82,6 +83,10 @@ _TURNED = (
     r"^\s*{0}\s*=\s*\(?(?:"
     r"(?:~|1(?:\.0?)?\s*-|(?:torch|np)\.logical_not\()\s*\(?{0}\b|"
     r"\(?{0}\b[^=\n]*(?:==\s*(?:0|False)\b|\.logical_not\(|\.eq\(0\)))"
+)
+# One that is used turned round: `scores.masked_fill(~mask, ...)`.
+_USED_TURNED = (
+    r"(?:~|logical_not\()\s*{0}\b|(?<!\w){0}\b[^=\n,)]*(?:==\s*(?:0|False)\b|\.eq\(0\))"
 )
 # Any mask, also at the beginning of a sentence.
 _MASKS = ("mask", "masks", "Mask", "Masks")
@@ -209,11 +214,18 @@ def is_pytorchs_padding(call: Call) -> bool:
     return re.fullmatch(r"(\w+_)?key_padding_mask", name) is not None
 
 
-def may_be_of_tokens(call: Call) -> bool:
+def may_be_of_tokens(call: Call, subject: Subject) -> bool:
     """Whether only the name of a padding mask says that True is padding, and leaves it
-    open: a pad_mask often holds True for tokens, and what is called padding does not."""
-    name = (call.parameter("padding") or "").lower()
-    return "mask" in name and "pad" in name and not is_pytorchs_padding(call)
+    open: a pad_mask often holds True for tokens, and what is called padding does not.
+    One with the name of PyTorch's is open where a mask beside it is turned round, too."""
+    named = call.parameter("padding") or ""
+    if is_pytorchs_padding(call):
+        both = [re.escape(name) for name in (named, call.parameter("mask")) if name]
+        text = subject.source
+        return len(both) == 2 and all(
+            re.search(_USED_TURNED.format(n), text) for n in both
+        )
+    return "mask" in named.lower() and "pad" in named.lower()
 
 
 def batch_first(subject: Subject) -> bool | None:

@@ -119,7 +119,7 @@ _SIZES = {
     ),
     "resolution": (
         "inputresolution imgsize imagesize imsize resolution featsize fmapsize featuremapsize "
-        "spatialsize hw hwshape"
+        "spatialsize hw hwshape boardsize gridsize mapsize"
     ),
 }
 _CONSTRUCTOR = {
