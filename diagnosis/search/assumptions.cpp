@@ -497,6 +497,7 @@ class Assuming {
   // Where the calls are only a part of what the code does.
   // Angles that cancel leave no trace in the output.
   void add_turned_alike() {
+    if (fact(calls_, "turned_alike") == "true") return add(kTurnedAlike);
     if (!right_ || attention_.rotary != Rotary::kNone) return;
     const auto shown = std::ranges::find_if(calls_, [](const auto& call) {
       return !call.trace.empty() && call.sizes.queries > 1;

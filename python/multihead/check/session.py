@@ -207,7 +207,6 @@ class Examination:
         """Where nothing explains all of it: the verdict on a part of the calls, if
         these are wrong; or on what its heads do, if that is, or if what stands beside
         it may be why the rest is not explained."""
-        way = reading.way
         if reading.is_right or reading.faults or not reading.kept:
             return
         if reading.verdict is not None and not reading.beside:
@@ -215,7 +214,7 @@ class Examination:
             if reading.faults:
                 return
         # Masks may have another meaning, which only the heads show.
-        same = (r for r in self._readings if r.way is way)
+        same = (r for r in self._readings if r.way is reading.way)
         others = [r for r in same if r is not reading]
         verdict = core.judge([reading, *others], self._promises)
         reading.findings = wiring.settled(reading.findings)
@@ -223,13 +222,14 @@ class Examination:
             return
         if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
             verdict = self._with_added_masks(reading, verdict)
-        if reading.beside or verdict["faults"] or core.answers(reading):
+        ends = [] if reading.beside else reading.at_its_ends
+        if reading.beside or verdict["faults"] or core.answers(reading) or ends:
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)
             reading.findings = [f for f in reading.findings if f.name not in answered]
             if not verdict["faults"]:
                 on_cache.compare(reading)
-                reading.findings += reading.around_heads
+                reading.findings += ends or reading.around_heads
         else:
             reading.findings.append(core.HEADS_RIGHT)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..calls import arguments
 from ..calls.cases import Case
 from ..report import Finding
-from .runner import Run, Runner, copied, settings
+from .record import copied
+from .runner import Run, Runner, settings
 
 BACKWARD_DIFFERS = Finding(
     "backward_differs",

@@ -7,6 +7,7 @@ the storage of what it shows.
 """
 
 import contextlib
+import copy
 import math
 import os
 import re
@@ -440,6 +441,17 @@ def keep_marks(module: nn.Module, copied: nn.Module) -> None:
             other.scales_noise = True  # type: ignore[attr-defined]
 
 
+def copied(target: object) -> object:
+    """A copy with the marks of its parameters; itself where it cannot be copied."""
+    try:
+        copied = copy.deepcopy(target)
+    except Exception:
+        return target
+    if isinstance(target, nn.Module):
+        keep_marks(target, copied)
+    return copied
+
+
 _GATES = re.compile(r"gamma|gate|alpha|lambda|scale|beta|weight|temperature")
 
 
@@ -541,6 +553,7 @@ class Frames:
     def __init__(self) -> None:
         # The last ones: functions that call others return after them.
         self.found: deque[dict[str, object]] = deque(maxlen=200)
+        self.called: set[str] = set()  # methods with their classes, and functions
         # Layers made during the run, whose names may be gone by its end.
         self.linears: list[nn.Linear] = []
         # Layers of dropout that were called, by identity.
@@ -565,6 +578,8 @@ class Frames:
         generated = code.co_filename == "<string>" and code.co_name.startswith("__")
         if not generated and not code.co_filename.startswith(_FOREIGN):
             self.found.append(dict(frame.f_locals))
+            owner = type(frame.f_locals.get("self")).__name__
+            self.called.add(f"{owner}.{code.co_name}")
 
 
 _FOREIGN = (

@@ -34,9 +34,9 @@ from .record import (
     Frames,
     NothingHuge,
     Recorder,
+    copied,
     fill_constant,
     fill_unset,
-    keep_marks,
     leave_noise,
     open_gates,
     part_copies,
@@ -72,6 +72,7 @@ class Run:
     without_gradient: list[str] = field(default_factory=list)
     idle_parts: list[str] = field(default_factory=list)  # of which a third is
     tables: dict[str, Tensor] = field(default_factory=dict)
+    turns: bool = False  # functions ran that turn by positions, as their names say
     window: int | None = None
     window_elsewhere: bool = False  # it may be that of a cache, or in given masks
     counted: dict[str, int] = field(default_factory=dict)
@@ -262,6 +263,7 @@ class Runner:
             self._remark("returns_zeros", *_ZEROS, kind="remark")
         run.counted = self._counted(target, frames, case)
         run.tables = weights.rotary_tables(frames)
+        run.turns = any(map(_ROTARY.search, frames.called))
         run.idle = idle_dropouts(target, frames, self.subject.source)
         run.forgotten = any(is_forgotten(target, path) for path in run.idle)
         run.idle_dropout = next(filter(is_of_weights, run.idle), "")
@@ -511,6 +513,7 @@ _ZEROS = (
     "It returns zeros in the place of weights.",
     "Return the weights, or None.",
 )
+_ROTARY = re.compile(r"rope\b|rope[A-Z_]|_rope|RoPE|rotary|rotat", re.I)
 _HUGE = 2e8  # numbers, which take seconds to be drawn
 # Of keys that are kept from call to call, as for decoding; and of checkpoints, for
 # which only backward() is made.
@@ -589,13 +592,3 @@ def settings(case: Case, seed: int) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(default)
-
-
-def copied(target: object) -> object:
-    try:
-        copied = copy.deepcopy(target)
-    except Exception:  # a module that holds what cannot be copied
-        return target
-    if isinstance(target, nn.Module):
-        keep_marks(target, copied)
-    return copied

@@ -17,7 +17,7 @@ from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
 from ..subject.signature import Call, text_of_entry
 from ..subject.target import Subject
-from . import flaws, guessing, observation, registered, scrambled, wiring
+from . import flaws, guessing, observation, registered, scrambled, turning, wiring
 from .observation import Observation
 from .plans import Meaning
 
@@ -79,6 +79,11 @@ class Way:
     def leaves_windows(self) -> bool:
         """Whether the windows of an image are not what they are alone."""
         return flaws.leaves_windows(self.runner, self.base)
+
+    @functools.cached_property
+    def turning(self) -> str | Finding | None:
+        """What is wrong about how queries and keys turn by their positions."""
+        return turning.seen(self.runner, self.base)
 
     def kept_of(self, understood: list[str], usual: Call) -> list[str]:
         """What is said of the parameters of the usual call, without those of which its
@@ -154,6 +159,7 @@ class Reading:
         told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
         base, subject = self.way.base, self.way.runner.subject
         told |= {"context_left": wiring.leaves_context(self.way.call, base)}
+        told |= {"turned_alike": self.way.turning == turning.ALIKE}
         told |= {"sees_later_keys": wiring.sees_later_keys(subject, base)}
         return of_form + [fact for fact, holds in told.items() if holds]
 
@@ -230,7 +236,15 @@ class Reading:
             if speaks(n) and n in tensors and storage(tensors[n]) in reached
         ]
         frozen = [flaws.weights_without_gradient(idle)] if idle else []
+        frozen += [turning.MISAPPLIED] * (self.way.turning is turning.MISAPPLIED)
         return frozen + scrambled.of_positions(self.way.runner, self.way.base)
+
+    @property
+    def at_its_ends(self) -> list[Finding]:
+        """Flaws of code whose heads are right, and which is nothing but attention:
+        before its heads, or behind them."""
+        unused = [self.unused] if self.unused else []
+        return unused or scrambled.of_positions(self.way.runner, self.way.base)
 
     @property
     def mixed(self) -> Finding | None:
