@@ -411,8 +411,8 @@ def _put_dropout(
 
 
 def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
-    """Draws on weights as (B, H, Lq, Lk) or (B, Lq, Lk), on a context with its heads
-    merged. All sizes differ, but those of queries and keys may not, which then come
+    """Draws on weights as (B, H, Lq, Lk), (B, Lq, Lk) or, without a batch, (H, Lq, Lk);
+    on a context with its heads merged. All sizes differ, but those of queries and keys may not, which then come
     in this order."""
     sizes = run.case.sizes
     if run.case.layout in cases.IMAGES:
@@ -424,11 +424,14 @@ def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
         elif kept.shape == (*rows, 1, 1):  # whole channels
             kept = kept.flatten(1).unsqueeze(1).expand(-1, sizes.queries, -1)
     shape = list(kept.shape)
-    for wanted in (
+    orders: list[tuple[int, ...]] = [
         (sizes.batch, heads, sizes.queries, keys),
         (sizes.batch, heads, sizes.queries, sizes.queries + keys),
         (sizes.batch, sizes.queries, keys),
-    ):
+    ]
+    if cases.unbatched(run.case):
+        orders.insert(0, (heads, sizes.queries, keys))
+    for wanted in orders:
         if sorted(shape) == sorted(wanted):
             order: list[int] = []
             for size in wanted:
