@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: MIT
+"""What ordinary files have: counts of keys, sides of boards and images, flags that are
+on by default, decoders that hide nothing, tokens that are views of an image."""
+
+import math
+
+import pytest
+import torch
+from heads import Heads
+from test_check_strays import named
+from test_check_turning import Block, rotated
+from test_check_unusual import conditions
+from torch import nn
+
+import multihead
+
+
+def attention(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+class Plain(Heads):
+    def forward(self, x):
+        return self.merged(attention(*self.heads(x)))
+
+
+class CausalByDefault(Plain):
+    def __init__(self, dim, num_heads, causal=True):
+        super().__init__(dim, num_heads)
+        self.causal = causal
+
+
+class MaskedByDefault(Plain):
+    def __init__(self, dim, num_heads, masked=True):
+        super().__init__(dim, num_heads)
+        self.masked = masked
+
+
+class CausalIndeed(CausalByDefault):
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        return self.merged(attention(q, k, v, later if self.causal else None))
+
+
+@pytest.mark.parametrize("kind", [CausalByDefault, MaskedByDefault])
+def test_a_flag_that_is_on_by_default_and_does_nothing(kind):
+    assert multihead.check(kind).cause == "causal_ignored"
+
+
+def test_a_flag_that_is_on_by_default_and_is_heard():
+    assert multihead.check(CausalIndeed).judgement != "wrong"
+
+
+class Filled(Heads):
+    """mask: True for what is seen."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.heads(x)
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        if mask is not None:
+            weights = weights.masked_fill(~mask, -1e9)
+        return self.merged(weights @ v)
+
+
+def test_weights_that_are_filled_as_scores_are():
+    report = multihead.check(Filled)
+    assert report.judgement == "wrong" and named(report) == ["mask_after_softmax"]
+
+
+class Turned(Heads):
+    """Both masks hold True for what is seen."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+
+    def forward(self, x, y, attn_mask=None, key_padding_mask=None):
+        q, k, v = self.heads(x, y)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        if key_padding_mask is not None:
+            scores = scores.masked_fill(~key_padding_mask[:, None, None], -torch.inf)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class TurnedOnce(Turned):
+    """Only that of padding holds True for what is seen."""
+
+    def forward(self, x, y, attn_mask=None, key_padding_mask=None):
+        hidden = None if attn_mask is None else attn_mask.logical_not()
+        return super().forward(x, y, hidden, key_padding_mask)
+
+
+def test_padding_with_the_name_of_pytorchs_is_open_beside_a_mask_turned_as_it_is():
+    assert conditions(multihead.check(Turned)) == ["mask_keeps", "padding_keeps"]
+
+
+class InTheMask(Heads):
+    """Attention. True in the mask means may attend."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.heads(x)
+        return self.merged(attention(q, k, v, mask))
+
+
+def test_what_true_in_a_mask_means():
+    assert multihead.check(InTheMask).cause == "mask_inverted"
+
+
+class Board(Heads):
+    """(B, N, E) of a square board."""
+
+    def __init__(self, dim, num_heads, board_size: int = 15):
+        super().__init__(dim, num_heads)
+        self.board_size = board_size
+        self.register_buffer("places", torch.randn(1, board_size**2, dim))
+
+    def forward(self, x):
+        B, N, E = x.shape
+        q, k, v = self.heads(x + 0 * self.places)
+        return self.merged((q @ k.mT * math.sqrt(q.shape[-1])).softmax(-1) @ v)
+
+
+def test_the_side_of_a_board_is_small():
+    report = multihead.check(Board)
+    assert report.cause == "scale_multiplied"
+    assert report.cases[0]["shape"] == [3, 9, 48]
+
+
+class OfAnImage(Heads):
+    def tokens(self, x):
+        return x.flatten(2).mT
+
+    def back(self, tokens, shape):
+        return tokens.mT.reshape(shape)
+
+    def forward(self, x):
+        b, c, w, h = x.shape
+        return self.back(Plain.forward(self, self.tokens(x)), x.shape)
+
+
+class OfAnImageByView(OfAnImage):
+    def tokens(self, x):
+        b, c, w, h = x.shape
+        return x.reshape(b, w * h, c)
+
+    def back(self, tokens, shape):
+        return tokens.reshape(shape)
+
+
+def test_tokens_that_are_views_of_an_image_are_named():
+    assert multihead.check(OfAnImage).judgement == "right"
+    report = multihead.check(OfAnImageByView)
+    assert report.judgement == "wrong" and named(report) == ["positions_scrambled"]
+
+
+class Overwritten(nn.Module):
+    """Queries are made of the values, by the rotary positions of the file."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.heads = num_heads
+        self.att, self.o = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def rope(self, x):
+        place = torch.arange(x.shape[-2]).to(x)[:, None]
+        even, odd = x[..., ::2], x[..., 1::2]
+        turned = (
+            even * place.cos() - odd * place.sin(),
+            even * place.sin() + odd * place.cos(),
+        )
+        return torch.stack(turned, -1).flatten(-2)
+
+    def forward(self, x):
+        parts = self.att(x).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        q, k = self.rope(v), self.rope(k)
+        return self.o(attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_queries_that_are_overwritten_are_named():
+    report = multihead.check(Overwritten)
+    assert report.judgement == "wrong"
+    assert {*named(report), *report.causes} & {
+        "projection_unused",
+        "value_weight_for_query",
+    }
+
+
+class Decoder(nn.Module):
+    """A layer of a decoder, (B, L, E)."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.own, self.cross = Heads(dim, num_heads), Heads(dim, num_heads)
+        self.wide, self.narrow = nn.Linear(dim, 64), nn.Linear(64, dim)
+
+    def forward(self, x, memory, memory_padding_mask=None):
+        """memory_padding_mask: True for padding."""
+        hidden = memory_padding_mask
+        hidden = None if hidden is None else hidden[:, None, None]
+        x = x + self.own.merged(attention(*self.own.heads(x)))
+        heads = self.cross.heads(x, memory)
+        x = x + self.cross.merged(attention(*heads, mask=hidden))
+        return x + self.narrow(self.wide(x).relu())
+
+
+class MaskedDecoder(Decoder):
+    def forward(self, x, memory, tgt_mask=None):
+        """tgt_mask: True for what is hidden."""
+        x = x + self.own.merged(attention(*self.own.heads(x), mask=tgt_mask))
+        x = x + self.cross.merged(attention(*self.cross.heads(x, memory)))
+        return x + self.narrow(self.wide(x).relu())
+
+
+def test_a_decoder_that_hides_no_later_keys_is_a_condition():
+    assert "sees_later_keys" in conditions(multihead.check(Decoder))
+    assert "sees_later_keys" not in conditions(multihead.check(MaskedDecoder))
+
+
+class OfNodes(Heads):
+    """Nodes of a graph without a batch, heads in the middle of their scores."""
+
+    def __init__(self, dim: int, num_heads: int, dropout: float = 0.1):
+        super().__init__(dim, num_heads)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        assert x.dim() == 2
+        q, k, v = (
+            f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.q, self.k, self.v)
+        )
+        scores = torch.einsum("nhd,mhd->nhm", q, k) / math.sqrt(q.shape[-1])
+        weights = self.dropout(scores.softmax(-1))
+        return self.o(torch.einsum("nhm,mhd->nhd", weights, v).flatten(1))
+
+
+def test_draws_on_weights_without_a_batch_are_told_apart():
+    report = multihead.check(OfNodes)
+    assert report.judgement == "right", str(report)
+    assert "training" in [case["name"] for case in report.cases]
+
+
+class Places(Heads):
+    """A bias of relative positions, learned, and no scale."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__(dim, num_heads)
+        self.bias = nn.Parameter(torch.randn(num_heads, 127))
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        at = torch.arange(x.shape[1])
+        scores = q @ k.mT + self.bias[:, at[:, None] - at + 63]
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_a_scale_that_is_missing_beside_a_bias_is_a_condition():
+    assert "unscaled_beside_number" in conditions(multihead.check(Places))
+
+
+class OfAPlane(Block):
+    """Rotary positions of the rows and the columns of an image, of two columns."""
+
+    def turned(self, q, k):
+        places = torch.arange(q.shape[-2])
+        return (
+            torch.cat(
+                [
+                    rotated(t[..., :4], -2, places // 2),
+                    rotated(t[..., 4:], -2, places % 2),
+                ],
+                -1,
+            )
+            for t in (q, k)
+        )
+
+
+def test_turns_by_rows_and_columns_are_no_fault():
+    assert conditions(multihead.check(OfAPlane(32, 4))) == ["layers_beside"]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Rotary positions in blocks whose heads alone are judged."""
+
+import pytest
+import torch
+from test_check_strays import named
+from test_check_unusual import conditions
+from torch import nn
+from torch.nn import functional as F
+
+import multihead
+
+
+def rotated(x, axis: int, places=None):
+    """`x` turned by its place along an axis, or by these places."""
+    half = x.shape[-1] // 2
+    places = torch.arange(x.shape[axis]) if places is None else places
+    angles = torch.outer(places.to(x), 100 ** (-torch.arange(half).to(x) / half))
+    shape = [1] * x.dim()
+    shape[axis], shape[-1] = angles.shape
+    cos, sin = (
+        f(angles).view(shape).repeat_interleave(2, -1) for f in (torch.cos, torch.sin)
+    )
+    even, odd = x[..., ::2], x[..., 1::2]
+    return x * cos + torch.stack([-odd, even], -1).flatten(-2) * sin
+
+
+class Block(nn.Module):
+    """A layer of a language model, with rotary positions."""
+
+    def __init__(self, d_model: int, n_heads: int):
+        super().__init__()
+        self.heads = n_heads
+        self.norm, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.qkv, self.o = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.up, self.down = nn.Linear(d_model, 64), nn.Linear(64, d_model)
+
+    def turned(self, q, k):
+        return rotated(q, -2), rotated(k, -2)
+
+    def before(self, x):
+        return self.norm(x)
+
+    def forward(self, x):
+        parts = self.qkv(self.before(x)).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        q, k = self.turned(q, k)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class ByHead(Block):
+    def turned(self, q, k):
+        return rotated(q, 1), rotated(k, 1)
+
+
+class Unturned(Block):
+    def turned(self, q, k):
+        return q, k
+
+
+class OnlyQueries(Block):
+    def turned(self, q, k):
+        return rotated(q, -2), k
+
+
+class ByView(Block):
+    """Heads are viewed as if they were positions before they are turned."""
+
+    def turned(self, q, k):
+        return (
+            rotated(t.transpose(1, 2).reshape(t.shape), -2)
+            .reshape(t.transpose(1, 2).shape)
+            .transpose(1, 2)
+            for t in (q, k)
+        )
+
+
+class BesidePositions(Block):
+    """Positions are added, too."""
+
+    def before(self, x):
+        place = torch.arange(x.shape[1]).to(x)[:, None]
+        return self.norm(x) + torch.sin(place / torch.arange(1, x.shape[2] + 1).to(x))
+
+
+@pytest.mark.parametrize("kind", [Block, BesidePositions])
+def test_turns_by_positions_are_right(kind):
+    assert conditions(multihead.check(kind(32, 4))) == ["layers_beside"]
+
+
+@pytest.mark.parametrize("kind", [OnlyQueries, ByView])
+def test_turns_that_leave_distances_are_named(kind):
+    report = multihead.check(kind)
+    assert named(report) == ["rotary_misapplied"] and report.judgement == "wrong"
+
+
+def test_turns_alike_at_every_position_are_a_condition():
+    assert conditions(multihead.check(ByHead)) == ["turned_alike", "layers_beside"]
+    assert conditions(multihead.check(Unturned)) == ["layers_beside"]
