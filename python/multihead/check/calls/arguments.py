@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ..subject.roles import CONSTRUCTOR, SIZES, is_weight, normal, speaks
 from ..subject.signature import Call
 from . import cases
-from .cases import Case, Sizes
+from .cases import Case
 from .construct import of_class
+from .matrices import weight
 from .settings import DROPOUT, Config
 
 _LEFT = object()  # the parameter's default stays
@@ -58,7 +59,7 @@ class Parameters(Config):
             return self.sizes.value_of(role)
         if not isinstance(name, str) or not (is_weight(name) or speaks(name)):
             raise KeyError(name)
-        self[name] = _given(_weight(name, self.case), self.case)
+        self[name] = _given(weight(name, self.case), self.case)
         return self[name]
 
 
@@ -145,9 +146,9 @@ def _value(
         return cases.lengths(case) if case.padding == "lengths" else _LEFT
     if role in ("weight", "weights"):
         name = parameter.name
-        weight = _weight(name, case) if role == "weight" else Parameters(case)
-        made.weights[name] = weight
-        return weight
+        value = weight(name, case) if role == "weight" else Parameters(case)
+        made.weights[name] = value
+        return value
     return _switch(role, parameter, case, parameter.name in call.called)
 
 
@@ -232,47 +233,6 @@ def _rotation(parameter: inspect.Parameter, case: Case) -> object:
     if "cos" in name and "sin" in name:
         return cos, sin
     return cos if "cos" in name else sin if "sin" in name else (cos, sin)
-
-
-def _weight(name: str, case: Case) -> object:
-    """A weight for a parameter of this name: a matrix, a bias or a layer."""
-    sizes = case.sizes
-    rows, columns = sizes.embed, _width(name.lower(), sizes)
-    generator = torch.Generator().manual_seed(sum(map(ord, name)))
-
-    def normal(*shape: int) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return drawn.to(case.dtype)
-
-    if name.lower().startswith("b") or re.search(r"bias|_b$", name.lower()):
-        return 0.3 * normal(columns)
-    if case.style.layers:
-        layer = nn.Linear(rows, columns, dtype=case.dtype)
-        with torch.no_grad():
-            layer.weight.copy_(normal(columns, rows) / rows**0.5)
-        return layer
-    shape = (columns, rows) if case.style.out_in else (rows, columns)
-    if case.style.by_heads:
-        width, is_out = sizes.head_dim, "o" in name.lower().strip("w_")
-        shape = (
-            (columns // width, width, rows)
-            if is_out
-            else (columns // width, rows, width)
-        )
-    return normal(*shape) / rows**0.5
-
-
-def _width(name: str, sizes: Sizes) -> int:
-    """The width of what the weight of this name makes."""
-    full, shared = sizes.embed, (sizes.kv_heads or sizes.heads) * sizes.head_dim
-    if "qkv" in name or "in_proj" in name or "c_attn" in name:
-        return full + 2 * shared
-    if "kv" in name:
-        return 2 * shared
-    letters = set(name.replace("weight", "").replace("bias", "").split("_"))
-    if letters & {"k", "v", "key", "value", "wk", "wv", "bk", "bv", "keys", "values"}:
-        return shared
-    return full
 
 
 def of_user(call: Call, inputs: object, base: Case) -> tuple[Case, Arguments]:

@@ -17,7 +17,7 @@ from ..subject.roles import SIZES, as_written, normal
 from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
 from ..subject.words import is_position_bias, words
-from . import settled, stand_ins
+from . import matrices, settled, stand_ins
 from .asked import (
     SHARES,
     SWITCHES,
@@ -80,6 +80,7 @@ class Construction:
         self.roles = {p.name: role_of(p) for p in self.parameters}
         self.roles |= dict.fromkeys(self._read_for_no_layer())
         self.roles |= dict.fromkeys(self._read_for_settings(), "config")
+        self.roles |= dict.fromkeys(matrices.constructors(self._required()), "weight")
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
         self.roles |= dict.fromkeys(self._read_for_epsilon(), "epsilon")
         self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
@@ -110,6 +111,9 @@ class Construction:
             p.name: class_for(p, self.roles[p.name], subject.target)
             for p in self.parameters
         }
+
+    def _required(self) -> list[str]:
+        return [p.name for p in self.parameters if p.default is p.empty]
 
     def _read_for_no_layer(self) -> list[str]:
         """Counts of words, or of queries, that no layer or parameter is made for."""
@@ -320,6 +324,8 @@ class Construction:
         )
         if role == "index":
             return 0
+        if role == "weight":
+            return matrices.built(name, sizes, text_of_file(self.subject))
         if is_position_bias(name) and re.search(rf"\bif {name}\b", self.subject.source):
             return True  # a flag by what is done with it
         if role == "epsilon":
