@@ -19,6 +19,7 @@ from .options import Options
 from .reading import (
     apart,
     core,
+    effort,
     flaws,
     guessing,
     observation,
@@ -27,6 +28,7 @@ from .reading import (
     refused,
     wiring,
 )
+from .reading.effort import Effort
 from .reading.first_call import FirstCall
 from .reading.layouts import (
     core_layouts,
@@ -52,11 +54,6 @@ _UNEXPLAINED, _UNREADABLE = 2, 3  # instead of a number of faults
 _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _READ = 2  # ways to call it that are judged where attention explains none
-# What a check may spend on searches for faults, of the effort that the engine allows
-# for one: the share of a verdict that is quick, after which other numbers of heads are
-# tried, and what each search has when others have spent the rest.
-_QUICK, _LEAST_EFFORT, _LITTLE_EFFORT = 0.4, 0.1, 0.03
-_FORM_EFFORT = 0.4  # of one in a form that is a guess, which others follow
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
 _FORMS_SECONDS = 1.5  # to find a call in all unusual forms
 
@@ -129,8 +126,7 @@ class Examination:
         self.stated = self._stated()
         self.findings: list[Finding] = []
         self.understood: list[str] = list(self.call.guesses)
-        self._effort = 0.0  # spent on searches for faults
-        self._most_effort = 1.0  # of one
+        self._effort = Effort()
         self._readings: list[Reading] = []  # all that were judged
         self._counted: dict[tuple, int] = {}  # with how many faults a run is explained
 
@@ -299,15 +295,14 @@ class Examination:
             meanings = [m for m in meanings if not (m.additive and m.why)] or meanings
         # A little may tell which of several things masks mean, or that there are other
         # layers; else what is right would wait for all faults of something else.
-        whole = _FORM_EFFORT if way.form is not None and way.form.guess else 1.0
-        for most in (_LITTLE_EFFORT, whole):
-            found, read, spent = best, len(self._readings), self._effort
+        whole = effort.OF_FORM if way.form is not None and way.form.guess else 1.0
+        for most in (effort.LITTLE, whole):
+            found, read, spent = best, len(self._readings), self._effort.spent
             for meaning in meanings:
                 if meaning.additive not in runs:
                     runs[meaning.additive] = self._run_all(way, meaning.additive)
-                self._most_effort = most
-                reading = self._read(way, meaning, runs[meaning.additive])
-                self._most_effort = 1.0
+                with self._effort.at_most(most):
+                    reading = self._read(way, meaning, runs[meaning.additive])
                 self._readings.append(reading)
                 if found is None or reading.beats(found):
                     found = reading
@@ -318,8 +313,11 @@ class Examination:
             if is_known and (found.is_right or found.faults) or is_other:
                 break
             if most != whole:
+                with self._effort.at_most(effort.LITTLE):
+                    is_partly = apart.is_explained(found, self._judge)
+                self._effort.allowed = effort.OF_PART if is_partly else 1.0
                 del self._readings[read:]
-                self._effort = spent
+                self._effort.spent = spent
         return found
 
     def _ways(self) -> Iterator[Way]:
@@ -501,13 +499,17 @@ class Examination:
 
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
-        spent, call, stated = self._effort, reading.way.call, reading.meaning.stated
+        spent, call, stated = (
+            self._effort.spent,
+            reading.way.call,
+            reading.meaning.stated,
+        )
         known = observation.known_heads(kept[0], call, self.options.num_heads)
         if not known and observation.has_one_head(kept):
             stated = replace(stated, num_heads=1)
             reading.meaning = replace(reading.meaning, stated=stated)
         self._judge(reading, kept)
-        is_quick = self._effort < spent + _QUICK
+        is_quick = self._effort.was_quick(spent)
         if known or reading.verdict is None or reading.is_right:
             return
         likely, said = observation.guessed_heads(kept[0]), list(reading.findings)
@@ -582,16 +584,14 @@ class Examination:
         seen[0].metadata |= reading.facts
         for one in seen:
             one.metadata |= self._promises
-        left = max(1 - self._effort, _LEAST_EFFORT)
-        if any(len(one.faults) in (1, 2) for one in self._readings):
-            left = _LEAST_EFFORT  # only what has fewer faults would be believed
-        seen[0].metadata["search_effort"] = repr(min(left, self._most_effort))
+        is_last = any(len(one.faults) in (1, 2) for one in self._readings)
+        seen[0].metadata["search_effort"] = repr(self._effort.left(is_last))
         reading.observations = seen
         try:
             reading.verdict = observation.explain(seen)
         except ValueError as error:
             return observation.complaint(error)
-        self._effort += reading.verdict["effort"]
+        self._effort.spent += reading.verdict["effort"]
         return None
 
     @functools.cached_property

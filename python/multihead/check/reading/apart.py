@@ -115,6 +115,15 @@ def explained(reading: Reading, judged: Judge) -> None:
         reading.verdict = whole
 
 
+def is_explained(reading: Reading, judged: Judge) -> bool:
+    """Whether that finds a fault; the reading stays as it is."""
+    if reading.verdict is None or not reading.kept:
+        return False
+    copied = replace(reading, findings=list(reading.findings))
+    explained(copied, judged)
+    return bool(copied.faults)
+
+
 def _parts(reading: Reading) -> Iterator[tuple[str, list[Run]]]:
     """Some of the runs, or others like them, and what these leave out."""
     plain = [run for run in reading.kept if not run.arguments.masks]
