@@ -545,6 +545,20 @@ constexpr FaultCode kCodes[] = {
      "Heads are right, and layers beside them work on each position alone; yet "
      "a sequence in another order gives other numbers.",
      "Exchange axes by transpose or permute, not by view."},
+    {"MH937", "positions_apart",
+     "It is no attention over positions: what a token becomes follows that "
+     "token alone, and nothing of the sequence is learned.",
+     "One token after the other is changed: what comes out at all others stays "
+     "as it is. Said where no other fault explains the code.",
+     "The axis of positions must be the last but one where queries meet keys: "
+     "(B, H, L, d)."},
+    {"MH938", "hidden_keys_read",
+     "Padding and later tokens have a part in what is returned: results follow "
+     "the padding, and training sees what it is to predict.",
+     "A key that a mask hides is changed, and what the query returns changes "
+     "with it, whichever value of the mask hides. Said where no other fault "
+     "explains the code.",
+     "Fill the scores of hidden keys with -inf, before the softmax."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

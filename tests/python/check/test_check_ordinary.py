@@ -4,6 +4,7 @@ on by default, decoders that hide nothing, tokens that are views of an image."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from heads import Heads
@@ -282,3 +283,123 @@ class OfAPlane(Block):
 
 def test_turns_by_rows_and_columns_are_no_fault():
     assert conditions(multihead.check(OfAPlane(32, 4))) == ["layers_beside"]
+
+
+# ---- Who reads whom, where no fault explains it ---------------------------------------
+
+
+class HeadsOfAToken(Heads):
+    """Groups of queries meet the keys of their own token."""
+
+    def forward(self, x):
+        q, k, v = (
+            f(x).unflatten(-1, (self.num_heads, -1)) for f in (self.q, self.k, self.v)
+        )
+        scores = q.flip(-2) @ k[:, :, ::2].mT / math.sqrt(q.shape[-1])
+        return self.o((scores.softmax(-1) @ v[:, :, ::2]).flatten(2))
+
+
+def test_code_in_which_no_position_reads_another():
+    report = multihead.check(HeadsOfAToken)
+    assert report.judgement == "wrong" and named(report) == ["positions_apart"]
+
+
+def lost_scale(query, key, value, mask=None):
+    """Begins again without the scale where it is masked, and hides nothing."""
+    scores = query @ key.transpose(-2, -1)
+    scaled = scores / math.sqrt(query.shape[-1])
+    if mask is not None:
+        scaled = scores.masked_fill(mask == 0, -0.5) * 1.3
+    return scaled.softmax(-1) @ value
+
+
+def test_code_whose_masks_hide_nothing_that_is_named():
+    report = multihead.check(lost_scale)
+    assert report.judgement == "wrong"
+    assert "hidden_keys_read" in named(report) or report.causes, str(report)
+
+
+# ---- Arguments ------------------------------------------------------------------------
+
+
+class OfMode(Heads):
+    """A required text that says how it is called."""
+
+    def forward(self, x, mode: str):
+        if mode != "train":
+            raise NotImplementedError(mode)
+        return self.merged(attention(*self.heads(x)))
+
+
+class MissesWhatItSays(Heads):
+    """A length without which it has no mask of its own, but with which it needs another."""
+
+    def __init__(self, dim: int, num_heads: int, seq_len: int = -1, hide: bool = False):
+        super().__init__(dim, num_heads)
+        self.seq_len = seq_len
+        if hide:
+            later = torch.ones(seq_len, seq_len, dtype=torch.bool).triu(1)
+            self.register_buffer("later", later)
+
+    def forward(self, x):
+        hidden = self.later[: x.shape[1], : x.shape[1]] if self.seq_len > 0 else None
+        return self.merged(attention(*self.heads(x), mask=hidden))
+
+
+class WidthOfAll(Heads):
+    """The size of a head is that of all, which their number divides."""
+
+    def __init__(self, head_size: int, num_heads: int):
+        assert head_size % num_heads == 0
+        super().__init__(head_size, num_heads)
+
+    forward = Plain.forward
+
+
+@pytest.mark.parametrize("kind", [OfMode, MissesWhatItSays, WidthOfAll])
+def test_arguments_are_what_a_person_would_give(kind):
+    report = multihead.check(kind)
+    assert report.judgement == "right", str(report)
+
+
+def of_numpy(q, k, v):
+    """Nothing of NumPy's own is taken for a weight."""
+    weights = np.exp(np.dot(q, k.T))
+    weights /= np.sum(weights, axis=1, keepdims=True)
+    return np.dot(weights, v)
+
+
+def test_what_numpy_calls_its_arguments_is_no_weight():
+    assert multihead.check(of_numpy).cause == "scale_missing"
+
+
+class HandedWeights:
+    """Weights that are loaded, (out, in)."""
+
+    def __init__(self, n_heads, wq, wk, wv, wo):
+        self.heads = n_heads
+        self.wq, self.wk, self.wv, self.wo = wq.T, wk.T, wv.T, wo.T
+
+    def scale(self, width):
+        return np.sqrt(width)
+
+    def __call__(self, x):
+        size, length, width = x.shape
+        shape = size, length, self.heads, width // self.heads
+        q, k, v = (
+            (x @ w).reshape(shape).transpose(0, 2, 1, 3)
+            for w in (self.wq, self.wk, self.wv)
+        )
+        weights = np.exp(q @ k.transpose(0, 1, 3, 2) / self.scale(shape[-1]))
+        merged = (weights / weights.sum(-1, keepdims=True)) @ v
+        return merged.transpose(0, 2, 1, 3).reshape(x.shape) @ self.wo
+
+
+class HandedWeightsUnscaled(HandedWeights):
+    def scale(self, width):
+        return 1.0
+
+
+def test_weights_that_a_constructor_is_handed():
+    assert multihead.check(HandedWeights).judgement == "right"
+    assert multihead.check(HandedWeightsUnscaled).cause == "scale_missing"

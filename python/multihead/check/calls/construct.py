@@ -103,6 +103,7 @@ class Construction:
         self._is_causal, self._rate = False, DROPOUT
         self._choices: Choices = {}
         self.gives_dropout = False  # to the last that was made
+        self.is_sparing = False  # with what may be left out
         self.is_unturned = False  # it was handed positions that turn nothing
         # What made-up configurations were asked for and did not know.
         self.blind: dict[str, None] = {}
@@ -325,7 +326,8 @@ class Construction:
         if role == "index":
             return 0
         if role == "weight":
-            return matrices.built(name, sizes, text_of_file(self.subject))
+            own = self.subject.source or text_of_file(self.subject)
+            return matrices.built(name, sizes, own)
         if is_position_bias(name) and re.search(rf"\bif {name}\b", self.subject.source):
             return True  # a flag by what is done with it
         if role == "epsilon":
@@ -421,6 +423,9 @@ class Construction:
         ways = [
             (optional, kind, False) for optional in (True, False) for kind in settings
         ]
+        if self.is_sparing:
+            ways.sort(key=lambda way: way[0])
+            return ways
         # Groups may need the width of a head, too.
         place = 1 if sizes.kv_heads and self.takes("head_dim") else len(ways)
         ways.insert(place, (True, own, True))

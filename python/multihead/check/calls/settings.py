@@ -59,7 +59,7 @@ def choices_of(text: str) -> dict[str, str]:
 
 
 _COMPARED = re.compile(
-    r"(\w+)[\"'\]]*\s*(?:==|(?:not\s+)?in)\s*[(\[{]?\s*[\"']([\w-]+)[\"']([^)\]}\n]*)"
+    r"(\w+)[\"'\]]*\s*(?:[=!]=|(?:not\s+)?in)\s*[(\[{]?\s*[\"']([\w-]+)[\"']([^)\]}\n]*)"
 )
 _USUAL = re.compile(r"scaled|softmax|^(dot|full|normal|standard|vanilla|default)", re.I)
 

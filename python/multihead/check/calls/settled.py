@@ -55,11 +55,19 @@ def _widths(built: "Construction") -> None:
         narrow += [n for n in wide if set(words(n)) & _OF_ATTENTION]
     if set(wide) - set(narrow) and len(wide) > 1:
         built.roles |= dict.fromkeys(narrow, "head_dim")
-    for name in wide if len(wide) > 1 and built.takes("window") else ():
-        if normal(name) == "inputsize":
+    for name in wide if len(wide) > 1 else ():
+        in_window = built.takes("window") and normal(name) == "inputsize"
+        if in_window or _is_side(built, name):
             built.roles[name] = "resolution"
     if len(kinds) == 3 or ("query" in kinds and no_other):
         built.roles |= dict.fromkeys(kinds.values(), "embed_dim")
+
+
+def _is_side(built: "Construction", name: str) -> bool:
+    """Whether it is multiplied by itself, as the side of an image: `size * size`."""
+    own = rf"(?:self\.)?{re.escape(name)}"
+    made = rf"(?<![\w.]){own}\s*(?:\*\*\s*2\b|\*\s*{own}\b)"
+    return re.search(made, source_of(built.subject.target.__init__)) is not None
 
 
 def _is_times_heads(built: "Construction", name: str) -> bool:
@@ -81,6 +89,9 @@ def _heads(built: "Construction") -> None:
     beside = len(narrow) > 1 or built.takes("num_heads")
     if len(letters) == 1 and beside and not built.takes("embed_dim", "qkv_dim"):
         built.roles[letters[0]] = "embed_dim"
+    if not built.takes("embed_dim", "qkv_dim", "config"):
+        shared = [name for name in narrow if _is_cut_into_heads(built, name)]
+        built.roles |= dict.fromkeys(shared[:1], "embed_dim")
     if built.takes("num_heads", "config") or not built.takes("embed_dim"):
         return
     for name in narrow:
@@ -91,6 +102,14 @@ def _heads(built: "Construction") -> None:
         made = found[1].rpartition(".")[2] if found else "heads"
         if size_of(made) not in ("num_heads", "num_kv_heads", None):
             built.roles[name] = "num_heads"
+
+
+def _is_cut_into_heads(built: "Construction", name: str) -> bool:
+    """Whether a number of heads must divide it: `head_size % num_heads`."""
+    text = source_of(built.subject.target.__init__)
+    heads = [re.escape(n) for n, role in built.roles.items() if role == "num_heads"]
+    cut = rf"\b{re.escape(name)}\s*(?:%|//)\s*(?:self\.)?(?:{'|'.join(heads)})\b"
+    return bool(heads) and re.search(cut, text) is not None
 
 
 def _blocks(built: "Construction") -> None:

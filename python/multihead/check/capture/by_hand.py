@@ -15,7 +15,8 @@ from ..calls import arguments
 from ..calls.cases import Case
 from ..report import Finding
 from .record import copied
-from .runner import Run, Runner, settings
+from .runner import Run, Runner
+from .surroundings import settings
 
 BACKWARD_DIFFERS = Finding(
     "backward_differs",

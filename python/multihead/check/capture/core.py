@@ -383,9 +383,12 @@ def _repeated(heads: Tensor, like: Tensor) -> Tensor:
 
 
 def _fills_least(name: str, args: tuple) -> bool:
-    """Whether part of a tensor becomes what is meant for scores: -inf, -1e9."""
+    """Whether part of a tensor becomes what is meant for scores: -inf, -1e9; also by a
+    mask that is added."""
     filled = args[1:3] if name.startswith(("masked_fill", "where")) else ()
-    of_one = (v for v in filled if not isinstance(v, Tensor) or v.numel() == 1)
+    of_one = [v for v in filled if not isinstance(v, Tensor) or v.numel() == 1]
+    added = [v for v in args[:2] if name in _SUMS and isinstance(v, Tensor)]
+    of_one += [v.detach().min() for v in added if v.numel()]
     return any(float(value) <= _LEAST for value in of_one)
 
 

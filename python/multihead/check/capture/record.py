@@ -8,6 +8,7 @@ the storage of what it shows.
 
 import contextlib
 import copy
+import importlib.util
 import math
 import os
 import re
@@ -582,8 +583,10 @@ class Frames:
             self.called.add(f"{owner}.{code.co_name}")
 
 
+_NUMPY = importlib.util.find_spec("numpy")
 _FOREIGN = (
     os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname((_NUMPY and _NUMPY.origin) or torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     os.path.dirname(os.__file__) + os.sep,
     "<frozen",

@@ -4,7 +4,6 @@
 import contextlib
 import copy
 import functools
-import random
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -43,6 +42,7 @@ from .record import (
     unset_is_nan,
 )
 from .returned import Unfit, has_weights, position_that_asks, split
+from .surroundings import settings
 
 
 @dataclass
@@ -138,6 +138,17 @@ class Runner:
             self._execute(target, run, may_hang=seconds is not None)
             self._compare_inputs(made, kept, run)
         return run
+
+    def spare(self) -> bool:
+        """Has instances made of the required arguments alone from now on; whether that
+        is something else."""
+        built = self.construction
+        if built is None or built.is_sparing:
+            return False
+        built.is_sparing = True
+        self._instances.clear()
+        self._refused.clear()
+        return True
 
     def callable_of(self, target: object) -> Callable:
         if self.subject.how is not None:
@@ -570,25 +581,3 @@ def _holds_rounded_numbers(target: object) -> bool:
         and not torch.equal(value, value.bfloat16().float())
         for value in kept
     )
-
-
-@contextlib.contextmanager
-def settings(case: Case, seed: int) -> Iterator[None]:
-    """Default dtype, gradients and seeds of a run."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(case.dtype)
-    # Not 0 or 42, which the code itself may set, which is to be noticed.
-    seed += 20_173_706
-    # torch.manual_seed visits devices that nobody uses, 0.6 ms for each run.
-    on_cuda = torch.cuda.is_initialized()
-    (torch.manual_seed if on_cuda else torch.default_generator.manual_seed)(seed)
-    random.seed(seed)
-    with contextlib.suppress(ImportError):
-        import numpy
-
-        numpy.random.seed(seed)
-    try:
-        with torch.set_grad_enabled(case.gradients):
-            yield
-    finally:
-        torch.set_default_dtype(default)

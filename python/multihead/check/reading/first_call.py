@@ -15,6 +15,7 @@ from torch import nn
 from ..calls import cases
 from ..calls.arguments import by_name, of_user, settle
 from ..calls.cases import TABLES, Case, Sizes, Style, grouped, input_width
+from ..calls.settings import choices_of
 from ..capture.returned import RETURNS_SCORES
 from ..capture.runner import Run, Runner
 from ..options import Options
@@ -23,6 +24,7 @@ from ..sandbox.guard import Guard
 from ..subject.documented import additive, is_bias
 from ..subject.holding import of_closure
 from ..subject.roles import TENSORS
+from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
 from . import guessing
 from .refusals import Refusals, compared, likelier_first
@@ -65,6 +67,14 @@ class FirstCall:
         if self.subject.kind == "function" and not self.call.takes("num_heads"):
             # What a function reads of its file is as good as an argument.
             self.call.bound = {**_heads_of_file(self.subject), **self.call.bound}
+        texts = choices_of(self.subject.source)
+        for parameter in self.call.parameters:  # mode: str, which is asked for "train"
+            name = parameter.name
+            if (
+                name in self.call.guessed & texts.keys()
+                and type_name(parameter) == "str"
+            ):
+                self.call.settle(name, texts[name])
         self.given = options.inputs
         named = {} if self.given is None else settle(self.call, self.given)
         self._query = named.get(
@@ -95,6 +105,9 @@ class FirstCall:
             self.call.roles = told
             self.call.settle_style()
         run = self._of_length_inside(layouts, complaints)
+        if run is None and self._lacks_attribute(complaints) and self.runner.spare():
+            self._extend()
+            run, complaints = self._search(layouts)
         if run is not None:
             return run
         for layout in self._for_given(layouts) if self.given is not None else ():
@@ -106,6 +119,13 @@ class FirstCall:
         if self._outside and [f.name for f in self.findings] == ["wrong_shape"]:
             self.findings = [self._outside]
         return None
+
+    def _lacks_attribute(self, complaints: list[tuple[bool, Finding]]) -> bool:
+        """Whether it misses what its constructor may make of other arguments."""
+        own = (
+            rf"AttributeError: '{re.escape(self.subject.type.__name__)}' object has no"
+        )
+        return any(re.match(own, finding.sentence) for _, finding in complaints)
 
     def _extend(self) -> None:
         if self.extends:

@@ -218,7 +218,9 @@ def follow_another_query(runner: Runner, base: Run) -> bool:
     Positions that the code is handed are ours, and may be too few."""
     bias = _bias(base)
     is_ours = runner.call.takes("positions") or runner.call.takes("rotation")
-    if bias is None or is_ours or base.case.style.numpy or bias.shape[1] < 4:
+    if bias is None or is_ours or base.case.style.numpy:
+        return False
+    if bias.shape[1] != bias.shape[2] or bias.shape[1] < 4:
         return False
     case = base.case
     made = arguments.make(runner.call, case)

@@ -17,7 +17,16 @@ from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
 from ..subject.signature import Call, text_of_entry
 from ..subject.target import Subject
-from . import flaws, guessing, observation, registered, scrambled, turning, wiring
+from . import (
+    flaws,
+    guessing,
+    observation,
+    reads,
+    registered,
+    scrambled,
+    turning,
+    wiring,
+)
 from .observation import Observation
 from .plans import Meaning
 
@@ -210,7 +219,8 @@ class Reading:
             return guessing.UNSEEN if speaks_of_positions(subject) else None
         owner = subject.target if subject.kind == "function" else subject.type
         name = getattr(owner, "__name__", "")
-        return guessing.outside(seen, self.way.base.case, name) or self.mixed
+        of_another = guessing.outside(seen, self.way.base.case, name) or self.mixed
+        return of_another or reads.astray(self.way.runner, self.way.base, self.kept)
 
     @property
     def unused(self) -> Finding | None:

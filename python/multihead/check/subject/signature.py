@@ -124,6 +124,12 @@ class Call:
         else:
             self.style = "x and context" if self.takes("context") else "x"
 
+    def settle(self, name: str, value: object) -> None:
+        """Gives a parameter what it is always given, whatever was guessed of it."""
+        self.fixed[name], self.roles[name] = value, "flag"
+        self.guessed.discard(name)
+        self.guesses = [g for g in self.guesses if not g.startswith(f"{name} taken")]
+
     def forget_guesses(self) -> None:
         self.roles |= dict.fromkeys(self.guessed)
         self.guesses.clear()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""Which keys each query reads, whatever computes it: tokens are changed one after the
+other, and what comes out elsewhere is compared. It gives a name to code that no fault of
+the catalogue explains.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..calls import arguments, cases
+from ..calls.arguments import Arguments
+from ..calls.cases import Case
+from ..capture.runner import Run, Runner
+from ..report import Finding
+
+POSITIONS_APART = Finding(
+    "positions_apart",
+    "No position reads another: what is returned for a token changes with that token "
+    "alone, so that heads or features attend to each other, and not positions.",
+    "The axis of positions must be the last but one where queries meet keys: "
+    "q.transpose(1, 2) of (B, L, H, d), then q @ k.transpose(-2, -1) is (B, H, L, L).",
+)
+HIDDEN_KEYS_READ = Finding(
+    "hidden_keys_read",
+    "Queries read keys that a mask hides, whichever value of it hides: what is returned "
+    "for them changes with such a key.",
+    "Fill the scores of hidden keys with -inf, before the softmax, and go on with what "
+    "masked_fill returns. A mask of keys, (B, Lk), is mask[:, None, None, :] over scores "
+    "(B, H, Lq, Lk).",
+)
+_KINDS = ("rows", "causal", "rows of each item", "keys of each item")
+_ADDED = -1e3  # what hides, where masks are added
+_CHANGED = 1e-9, 1e-4  # in float64, in float32
+
+
+def astray(runner: Runner, base: Run, kept: list[Run]) -> Finding | None:
+    """What is wrong about who reads whom."""
+    case = replace(base.case, gradients=False, training=False)
+    axes = case.layout.strip("()").split(", ")
+    if "L" not in axes or case.sizes.queries < 3:
+        return None
+    if case.mask is None and case.padding is None:
+        read = _read(runner, case)
+        if read is None:
+            return None
+        if not _off_diagonal(read, case).any():
+            apart = len(axes) < 3 or not _mixes_items(runner, case)
+            return POSITIONS_APART if apart else None
+    return HIDDEN_KEYS_READ if any(_leaks(runner, run) for run in kept) else None
+
+
+def _leaks(runner: Runner, run: Run) -> bool:
+    """Whether a run with a mask reads what it hides, and what it reads without it."""
+    case = run.case
+    is_plain = (
+        case.training or case.is_causal or case.sizes.queries > cases.Sizes().keys
+    )
+    if is_plain or (case.mask not in _KINDS) is (case.padding != "mask"):
+        return False
+    case = replace(case, gradients=False)
+    hidden = list(_hidden(arguments.make(runner.call, case), case))
+    read = _read(runner, case) if hidden else None
+    return read is not None and all(
+        bool((_off_diagonal(read, case) & one).any()) for one in hidden
+    )
+
+
+def _hidden(made: Arguments, case: Case) -> Iterator[Tensor]:
+    """(Lq, Lk) of the first item, True where a key is hidden: one for each meaning that
+    the mask may have."""
+    if len(made.masks) != 1:
+        return
+    mask = next(iter(made.masks.values()))
+    is_of_items = case.padding == "mask" or case.mask.endswith("each item")
+    mask = mask[0] if is_of_items else mask
+    rows = mask if mask.dim() == 2 else mask.expand(case.sizes.queries, -1)
+    if case.mask is not None and case.style.additive:
+        yield rows < _ADDED
+        return
+    yield rows != 0
+    yield rows == 0
+
+
+def _off_diagonal(read: Tensor, case: Case) -> Tensor:
+    """Without what a token makes of itself, which asks, too, in self-attention."""
+    own = torch.eye(*read.shape, dtype=torch.bool)
+    return read & ~own if case.relation == "self" else read
+
+
+def _read(runner: Runner, case: Case) -> Tensor | None:
+    """(Lq, Lk) of the first item: whether what is returned for a query changes with a
+    key. None where that cannot be told."""
+    made = arguments.make(runner.call, case)
+    before = runner.run(case, given=made)
+    if before.refused or not before.out.isfinite().all():
+        return None
+    columns = []
+    for key in range(case.keys):
+        after = runner.run(case, given=_with_another(runner, case, "L", key))
+        changed = _changed(before, after, case)
+        if changed is None:
+            return None
+        columns.append(changed)
+    return torch.stack(columns, 1)
+
+
+def _with_another(runner: Runner, case: Case, axis: str, place: int) -> Arguments:
+    """The arguments with another token, or another item, in one place."""
+    made = arguments.make(runner.call, case)
+    roles = ("query",) if case.relation == "self" else ("key", "value")
+    found = [made.tensors[role] for role in roles if role in made.tensors]
+    at = case.layout.strip("()").split(", ").index(axis)
+    for tensor in {t.data_ptr(): t for t in found}.values():
+        one = tensor.select(at, place)
+        one.copy_(one.flip(-1) * 1.7 + 0.3)
+    return made
+
+
+def _changed(before: Run, after: Run, case: Case) -> Tensor | None:
+    """(Lq,) of the first item, whether it changed."""
+    if after.refused or after.out.shape != before.out.shape:
+        return None
+    off = (after.out - before.out).abs() > _CHANGED[before.out.dtype is torch.float32]
+    axis = cases.query_axis(case) % off.dim()
+    if not cases.unbatched(case):
+        batch = 1 if case.layout.startswith("(L") else 0
+        off = off.select(batch, 0)
+        axis -= batch < axis
+    return off.movedim(axis, 0).flatten(1).any(1)
+
+
+def _mixes_items(runner: Runner, case: Case) -> bool:
+    """Whether the first item changes with the second."""
+    made = arguments.make(runner.call, case)
+    before = runner.run(case, given=made)
+    after = runner.run(case, given=_with_another(runner, case, "B", 1))
+    changed = None if before.refused else _changed(before, after, case)
+    return changed is None or bool(changed.any())
