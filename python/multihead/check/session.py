@@ -55,7 +55,8 @@ _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _READ = 2  # ways to call it that are judged where attention explains none
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
-_FORMS_SECONDS = 1.5  # to find a call in all unusual forms
+_FORMS_SECONDS = 2.0  # to find a call in all unusual forms
+_FORMS_TRIED = 60  # calls in each of them
 
 
 def examine(
@@ -358,7 +359,7 @@ class Examination:
             needed = {name: getattr(form, name) for name in names}
             known = {name: size for name, size in needed.items() if size}
             finder.sizes = [replace(s, **known) for s in finder.sizes]
-            finder.extends = False
+            finder.extends, finder.most = False, _FORMS_TRIED
             base = finder.find(form.layouts or self.layouts)
             seconds -= finder.spent
             if base is not None and (not form.shares_queries or guessing.asks(base)):

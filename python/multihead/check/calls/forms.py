@@ -239,7 +239,7 @@ def with_cut_heads(
     subject: Subject, call: Call, complaints: str = ""
 ) -> Iterator[Form]:
     """With heads (B, H, L, D), (B, L, H, D) or, as in Megatron-LM, (L, B, H, D), which
-    it returns as (B, L, H·D) or (L, B, H·D). complaints: what it says of other forms."""
+    it returns as (B, L, H·D) or (L, B, H·D); or those of one item, (H, L, D). complaints: what it says of other forms."""
     inputs = [call.parameter(role) for role in ("query", "key", "value")]
     said = f"{call.parameters} {subject.source} {complaints}".lower()
     if not all(inputs) or call.takes("num_heads") or not _HEADS.search(said):
@@ -248,9 +248,9 @@ def with_cut_heads(
     def how(target: object, /, before_length: bool, **given: object) -> object:
         for name in inputs:
             value = given[name]
-            if isinstance(value, Tensor) and value.dim() == 3:
+            if isinstance(value, Tensor) and value.dim() in (2, 3):
                 heads = value.unflatten(-1, (_CUT, -1))
-                given[name] = heads.transpose(1, 2) if before_length else heads
+                given[name] = heads.transpose(-3, -2) if before_length else heads
         return called(subject, target, given)
 
     parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
@@ -258,6 +258,7 @@ def with_cut_heads(
         (True, cases.LAYER, "(B, H, L, D)", "(B, L, H·D)"),
         (False, cases.LAYER, "(B, L, H, D)", "(B, L, H·D)"),
         (False, cases.SEQUENCE_FIRST, "(L, B, H, D)", "(L, B, H·D)"),
+        (True, cases.UNBATCHED, "(H, L, D)", "(L, H·D)"),
     ]
     for before_length, layout, taken, returned in orders:
         one = functools.partial(how, before_length=before_length)

@@ -86,8 +86,9 @@ class FirstCall:
         self._outside: Finding | None = None
         self._seconds, self.spent = seconds, 0.0
         self._tried_images = self._tried_lengths = False
-        # Whether other roles and lengths have time of their own.
-        self.extends = True
+        # Whether other roles and lengths have time of their own; how many calls a
+        # search may try.
+        self.extends, self.most = True, _MOST_TRIED
 
     def find(self, layouts: tuple[str, ...]) -> Run | None:
         """The first call that returns an output; None leaves the complaint that says
@@ -267,7 +268,7 @@ class FirstCall:
         lists = [*how, self.sizes, layouts, relations]
         numbered = itertools.product(*(range(len(choices)) for choices in lists))
         ordered = sorted(numbered, key=lambda n: (sum(map(bool, n)), n))
-        for indices in ordered[:_MOST_TRIED]:
+        for indices in ordered[: self.most]:
             chosen = [choices[i] for choices, i in zip(lists, indices)]
             dtype, (mask, kind), padding, style, sizes, layout, relation = chosen
             if layout in cases.IMAGES and sizes.columns == 1:

@@ -127,8 +127,6 @@ def _of_convolutions(subject: Subject) -> list[str]:
             found = [cases.IMAGE, *found]
         elif {*sides[1:3]} in _SIDES:
             found = [cases.IMAGE_LAST, *found]
-        elif not found:
-            found = [cases.IMAGE, cases.IMAGE_LAST]
     if len(named) == 3:
         is_length = LENGTH.fullmatch(named[2]) is not None
         if named[1] in ("c", "channels", "ch", "dim") or (

@@ -86,7 +86,8 @@ _TURNED = (
 )
 # One that is used turned round: `scores.masked_fill(~mask, ...)`.
 _USED_TURNED = (
-    r"(?:~|logical_not\()\s*{0}\b|(?<!\w){0}\b[^=\n,)]*(?:==\s*(?:0|False)\b|\.eq\(0\))"
+    r"(?:~|logical_not\()\s*{0}\b|"
+    r"(?<!\w){0}\b(?:\[[^\]\n]*\])?[^=\n,)]*(?:==\s*(?:0|False)\b|\.eq\(0\))"
 )
 # Any mask, also at the beginning of a sentence.
 _MASKS = ("mask", "masks", "Mask", "Masks")
