@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..calls import arguments, cases, windows
-from ..calls.arguments import Arguments
 from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import text_of_file
+from . import again
 from .layouts import written_batch_first
 
 OF_ANOTHER_QUERY = Finding(
@@ -174,7 +174,7 @@ def _mixes(runner: Runner, case: Case, axis: int) -> bool:
     made = arguments.make(runner.call, case)
     if len({tensor.shape[axis] for tensor in made.tensors.values()}) > 1:
         return True  # lengths, of which items have none
-    return _follows(runner, case, axis, made)
+    return _follows(runner, case, axis)
 
 
 def sees_later_keys(runner: Runner, base: Run) -> bool:
@@ -182,24 +182,22 @@ def sees_later_keys(runner: Runner, base: Run) -> bool:
     case = base.case
     axis = cases.query_axis(case)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
-    return is_plain and _follows(
-        runner, case, axis % 3, arguments.make(runner.call, case)
-    )
+    return is_plain and _follows(runner, case, axis % 3)
 
 
-def _follows(runner: Runner, case: Case, axis: int, made: Arguments) -> bool:
+def _follows(runner: Runner, case: Case, axis: int) -> bool:
     """Whether others of this axis, of what comes out, change with the last of what is
     given."""
-    case = replace(case, gradients=False)
-    before = runner.run(case, given=made)
-    for tensor in made.tensors.values():
-        last = tensor.select(axis, tensor.shape[axis] - 1)
+
+    def change_last(sequence: Tensor) -> None:
+        last = sequence.select(axis, sequence.shape[axis] - 1)
         last.copy_(torch.randn_like(last))
-    after = runner.run(case, given=made)
-    if before.refused or after.refused or before.out.dim() <= axis:
+
+    runs = again.twice(runner, replace(case, gradients=False), change_last)
+    if runs is None or runs[0].out.dim() <= axis:
         return False
-    others = before.out.shape[axis] - 1
-    first, same = (run.out.narrow(axis, 0, others) for run in (before, after))
+    others = runs[0].out.shape[axis] - 1
+    first, same = (run.out.narrow(axis, 0, others) for run in runs)
     return not torch.allclose(first, same)
 
 

@@ -15,6 +15,7 @@ from ..calls.arguments import Arguments
 from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from . import again
 
 POSITIONS_APART = Finding(
     "positions_apart",
@@ -32,6 +33,7 @@ HIDDEN_KEYS_READ = Finding(
     "(B, H, Lq, Lk).",
 )
 _KINDS = ("rows", "causal", "rows of each item", "keys of each item")
+_MOST = 16  # keys, each of which takes a run
 _ADDED = -1e3  # what hides, where masks are added
 _CHANGED = 1e-9, 1e-4  # in float64, in float32
 
@@ -93,28 +95,31 @@ def _off_diagonal(read: Tensor, case: Case) -> Tensor:
 def _read(runner: Runner, case: Case) -> Tensor | None:
     """(Lq, Lk) of the first item: whether what is returned for a query changes with a
     key. None where that cannot be told."""
-    made = arguments.make(runner.call, case)
-    before = runner.run(case, given=made)
-    if before.refused or not before.out.isfinite().all():
+    before = runner.run(case, given=arguments.make(runner.call, case))
+    if before.refused or case.keys > _MOST or not before.out.isfinite().all():
         return None
     columns = []
     for key in range(case.keys):
-        after = runner.run(case, given=_with_another(runner, case, "L", key))
-        changed = _changed(before, after, case)
+        made = _with_another(runner, case, "L", key)
+        changed = made and _changed(before, runner.run(case, given=made), case)
         if changed is None:
             return None
         columns.append(changed)
     return torch.stack(columns, 1)
 
 
-def _with_another(runner: Runner, case: Case, axis: str, place: int) -> Arguments:
-    """The arguments with another token, or another item, in one place."""
+def _with_another(
+    runner: Runner, case: Case, axis: str, place: int
+) -> Arguments | None:
+    """The arguments with another token, or another item, in one place; None where there
+    is no such place."""
     made = arguments.make(runner.call, case)
     roles = ("query",) if case.relation == "self" else ("key", "value")
-    found = [made.tensors[role] for role in roles if role in made.tensors]
     at = case.layout.strip("()").split(", ").index(axis)
-    for tensor in {t.data_ptr(): t for t in found}.values():
-        one = tensor.select(at, place)
+    for sequence in again.sequences(made, roles):
+        if sequence.dim() <= at or sequence.shape[at] <= place:
+            return None
+        one = sequence.select(at, place)
         one.copy_(one.flip(-1) * 1.7 + 0.3)
     return made
 
@@ -134,8 +139,9 @@ def _changed(before: Run, after: Run, case: Case) -> Tensor | None:
 
 def _mixes_items(runner: Runner, case: Case) -> bool:
     """Whether the first item changes with the second."""
-    made = arguments.make(runner.call, case)
-    before = runner.run(case, given=made)
-    after = runner.run(case, given=_with_another(runner, case, "B", 1))
-    changed = None if before.refused else _changed(before, after, case)
+    before = runner.run(case, given=arguments.make(runner.call, case))
+    made = _with_another(runner, case, "B", 1)
+    if before.refused or made is None:
+        return True
+    changed = _changed(before, runner.run(case, given=made), case)
     return changed is None or bool(changed.any())

@@ -11,11 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..calls import arguments, cases
+from ..calls import cases
 from ..calls.asked import source_of
 from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from . import again
 
 SCRAMBLED = Finding(
     "positions_scrambled",
@@ -54,15 +55,11 @@ def of_positions(runner: Runner, base: Run) -> list[Finding]:
         return []
     if not all(map(_is_of_one_position, target.modules())):
         return []
-    made, axis = arguments.make(runner.call, case), cases.query_axis(case)
-    given = {t.data_ptr(): t for t in made.tensors.values()}
-    before = runner.run(case, given=made)
-    for x in given.values():
-        x.copy_(_turned_round(x, case))
-    after = runner.run(case, given=made)
-    if before.refused or after.refused or before.out.shape != after.out.shape:
+    runs = again.twice(runner, case, lambda x: x.copy_(_turned_round(x, case)))
+    if runs is None:
         return []
-    is_same = torch.allclose(before.out.flip(axis), after.out)
+    before, after = runs
+    is_same = torch.allclose(before.out.flip(cases.query_axis(case)), after.out)
     return [] if is_same else [SCRAMBLED]
 
 

@@ -15,6 +15,7 @@ from ..capture.core import Core
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import text_of_file
+from . import again
 
 ALIKE = "alike"  # at every position
 MISAPPLIED = Finding(
@@ -47,7 +48,7 @@ def seen(runner: Runner, base: Run) -> str | Finding | None:
         return None
     case, axis = replace(case, gradients=False), cases.query_axis(case) % 3
     made = arguments.make(runner.call, case)
-    for x in {t.data_ptr(): t for t in made.tensors.values()}.values():
+    for x in again.sequences(made):
         x.copy_(x.narrow(axis, 0, 1).clone().expand_as(x))
     run = runner.run(case, given=made)
     found = [] if run.refused else core.attentions(run.recorder.cores.found)[:1]

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""The same call once more, with something changed in what it is given: what follows the
+change shows what reads what, whatever computes it."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..calls import arguments
+from ..calls.arguments import Arguments
+from ..calls.cases import Case
+from ..capture.runner import Run, Runner
+
+ALL = ("query", "key", "value")
+
+
+def sequences(made: Arguments, roles: tuple[str, ...] = ALL) -> list[Tensor]:
+    """Those that are given, each once: one tensor may be queries, keys and values."""
+    given = [made.tensors[role] for role in roles if role in made.tensors]
+    return list({tensor.data_ptr(): tensor for tensor in given}.values())
+
+
+def twice(
+    runner: Runner, case: Case, change: Callable[[Tensor], None]
+) -> tuple[Run, Run] | None:
+    """A run, and one after `change` of its sequences, in place; None where one of them
+    is refused, or their outputs have different shapes."""
+    made = arguments.make(runner.call, case)
+    before = runner.run(case, given=made)
+    for sequence in sequences(made):
+        change(sequence)
+    after = runner.run(case, given=made)
+    if before.refused or after.refused or before.out.shape != after.out.shape:
+        return None
+    return before, after
