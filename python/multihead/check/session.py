@@ -355,9 +355,8 @@ class Examination:
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
             finder = FirstCall(runner, options, seconds)
-            names = "batch", "queries", "shares_queries"
-            needed = {name: getattr(form, name) for name in names}
-            known = {name: size for name, size in needed.items() if size}
+            named = "batch", "queries", "shares_queries"
+            known = {name: v for name in named if (v := getattr(form, name))}
             finder.sizes = [replace(s, **known) for s in finder.sizes]
             finder.extends, finder.most = False, _FORMS_TRIED
             base = finder.find(form.layouts or self.layouts)

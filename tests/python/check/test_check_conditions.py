@@ -370,9 +370,9 @@ class Unknown(Layer):
         return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
-def test_an_unknown_fault_has_no_assumption_without_support():
+def test_what_nothing_explains_has_no_assumption_without_support():
     report = multihead.check(Unknown)
-    assert report.cause == "unknown" and report.assumptions == [], str(report)
+    assert report.cause == "hidden_keys_read" and report.assumptions == [], str(report)
 
 
 # ---- The command ------------------------------------------------------------
