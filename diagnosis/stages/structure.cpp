@@ -36,8 +36,7 @@ Concern norm_of(const ObservedCall& call, NormKind kind,
   return maybe(shows_its_way(call) && kind != NormKind::kByHand);
 }
 
-// Whether a norm has gains that may be counted from 1, as all gains around 0
-// are.
+// Whether the gains of a norm are around 0, and may be counted from 1.
 bool has_gains_from_one(const ObservedCall& call) {
   return std::ranges::any_of(call.norms, [](const Norm& norm) {
     return norm.weight.defined() && norm.weight.mean().item<double>() < 0.5;
@@ -211,22 +210,22 @@ void scale_learned(Recipe& r) {
 
 // By design, where a text that speaks of T5 has learned biases.
 Concern unscaled(const ObservedCall& call) {
-  return maybe(shows_its_way(call) && call.may_have_bias() &&
-               call.facts.contains("speaks_of_t5"));
+  const bool is_t5 = call.facts.contains("speaks_of_t5");
+  return maybe(shows_its_way(call) && call.may_have_bias() && is_t5);
 }
 
 // Perhaps, beside a learned number or a bias.
 Concern unscaled_beside_number(const ObservedCall& call) {
-  const bool may_scale = call.may_have_bias() ||
-                         call.facts.contains("takes_position_bias") ||
-                         std::ranges::any_of(call.numbers, [](const auto& one) {
-                           return one.first.find("sink") == std::string::npos;
-                         });
+  const bool has_bias =
+      call.may_have_bias() || call.facts.contains("takes_position_bias");
+  const bool has_number = std::ranges::any_of(call.numbers, [](const auto& n) {
+    return n.first.find("sink") == std::string::npos;
+  });
   const bool is_other = unscaled(call) == Concern::kNo;
-  return maybe(shows_its_way(call) && may_scale && is_other);
+  return maybe(shows_its_way(call) && (has_bias || has_number) && is_other);
 }
 
-// Learned factors of what the norms of queries and keys return.
+// Learned factors of what norms of queries and keys return.
 Concern gains_of_heads(const ObservedCall& call) {
   const int64_t width = call.sizes.width;
   const bool has_gains = std::ranges::any_of(call.norms, [&](const Norm& norm) {

@@ -568,6 +568,11 @@ class Frames:
     def __exit__(self, *_) -> None:
         sys.setprofile(self._previous)
 
+    @property
+    def turn(self) -> bool:
+        """Whether functions ran that turn by positions, as their names say."""
+        return any(map(_ROTARY.search, self.called))
+
     def _note(self, frame: types.FrameType, event: str, _) -> None:
         if event != "return":
             return
@@ -583,6 +588,7 @@ class Frames:
             self.called.add(f"{owner}.{code.co_name}")
 
 
+_ROTARY = re.compile(r"rope\b|rope[A-Z_]|_rope|RoPE|rotary|rotat", re.I)
 _NUMPY = importlib.util.find_spec("numpy")
 _FOREIGN = (
     os.path.dirname(torch.__file__) + os.sep,

@@ -273,8 +273,7 @@ class Runner:
             run.attention = None
             self._remark("returns_zeros", *_ZEROS, kind="remark")
         run.counted = self._counted(target, frames, case)
-        run.tables = weights.rotary_tables(frames)
-        run.turns = any(map(_ROTARY.search, frames.called))
+        run.tables, run.turns = weights.rotary_tables(frames), frames.turn
         run.idle = idle_dropouts(target, frames, self.subject.source)
         run.forgotten = any(is_forgotten(target, path) for path in run.idle)
         run.idle_dropout = next(filter(is_of_weights, run.idle), "")
@@ -524,7 +523,6 @@ _ZEROS = (
     "It returns zeros in the place of weights.",
     "Return the weights, or None.",
 )
-_ROTARY = re.compile(r"rope\b|rope[A-Z_]|_rope|RoPE|rotary|rotat", re.I)
 _HUGE = 2e8  # numbers, which take seconds to be drawn
 # Of keys that are kept from call to call, as for decoding; and of checkpoints, for
 # which only backward() is made.
