@@ -3,10 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <nlohmann/json.hpp>
-
-#include "diagnosis/stages/recipe.h"
-#include "multihead/diagnosis.h"
 
 namespace multihead::diagnosis {
 namespace {
@@ -569,34 +565,6 @@ constexpr FaultCode kCodes[] = {
 }  // namespace
 
 std::span<const FaultCode> all_codes() { return kCodes; }
-
-std::string fault_catalogue() {
-  using Json = nlohmann::ordered_json;
-  Json all = Json::array();
-  for (const FaultCode& code : kCodes) {
-    Json places = Json::array();
-    for (const Fault& fault : all_faults()) {
-      if (fault.name != code.name) continue;
-      Json details = Json::array();
-      for (const Way& way : fault.ways)
-        if (!way.detail.empty()) details.push_back(way.detail);
-      places.push_back({{"stage", name_of(*fault.stage)},
-                        {"sentence", fault.sentence},
-                        {"remedy", fault.remedy},
-                        {"details", details}});
-    }
-    if (places.empty())
-      places.push_back({{"stage", ""},
-                        {"sentence", code.sentence},
-                        {"remedy", code.remedy},
-                        {"details", Json::array()}});
-    all.push_back({{"code", code.code},
-                   {"name", code.name},
-                   {"hurts", code.hurts},
-                   {"places", places}});
-  }
-  return all.dump();
-}
 
 std::string_view code_of(std::string_view name) {
   const auto* found = std::ranges::find(kCodes, name, &FaultCode::name);
