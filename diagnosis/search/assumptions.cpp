@@ -164,6 +164,14 @@ constexpr Assumption kTurnedAlike = {
     "stands.",
     "Rotary positions turn each by its own: angle = position * frequency.",
     "its heads are meant to be turned alike at every position"};
+constexpr Assumption kTurnedElsewhere = {
+    "turned_elsewhere",
+    "Queries and keys are turned by positions of its own, which are not those "
+    "at which tokens stand: scores do not follow their distance alone.",
+    "If tokens are meant to be counted one by one: tables of (L, d) meet (B, H, "
+    "L, d) by its last two axes, and no view exchanges axes.",
+    "its heads are meant to be turned by other positions than 0, 1, 2 and so "
+    "on"};
 constexpr Assumption kKeysTransposed = {
     "keys_come_transposed",
     "Its keys are handed transposed, (B, H, D, Lk), as they meet the queries.",
@@ -190,7 +198,7 @@ constexpr const Assumption* kWithCondition[] = {
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
-    &kBeside,        &kContextLeft,     &kSeesLaterKeys};
+    &kBeside,        &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -349,6 +357,7 @@ class Assuming {
     if (fact(calls_, "one_window") == "true") add(kOneWindow);
     if (fact(calls_, "attentions_beside") == "true") add(kBeside);
     if (fact(calls_, "context_left") == "true") add(kContextLeft);
+    if (fact(calls_, "turned_elsewhere") == "true") add(kTurnedElsewhere);
     if (fact(calls_, "sees_later_keys") == "true") add(kSeesLaterKeys);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())
       add(kSwitchedOff, always, Stage::kProjections, names);

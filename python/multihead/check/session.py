@@ -440,11 +440,11 @@ class Examination:
         reading.findings += runs.findings + way.findings + of_masks
         filled = flaws.filling_weights(runs.kept)
         reading.findings += [flaws.MASK_AFTER_SOFTMAX] * bool(filled)
-        judged = [run for run in runs.kept if run not in filled] or runs.kept
+        judged = [run for run in runs.kept if run not in filled]
         reading.kept = [run for run in judged if run not in runs.by_chance]
         reading.taken, reading.refused = set(runs.taken), set(runs.refused)
         reading.understood = way.said(self.subject, runs.kept)
-        if runs.hopeless:
+        if runs.hopeless or not judged:
             return reading
         self._judge_heads(reading, judged)
         inverted = set(reading.faults) == {"mask_inverted", "padding_inverted"}

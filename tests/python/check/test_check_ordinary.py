@@ -35,6 +35,8 @@ class CausalByDefault(Plain):
 
 
 class MaskedByDefault(Plain):
+    """Masked self-attention of a decoder."""
+
     def __init__(self, dim, num_heads, masked=True):
         super().__init__(dim, num_heads)
         self.masked = masked
@@ -54,6 +56,22 @@ def test_a_flag_that_is_on_by_default_and_does_nothing(kind):
 
 def test_a_flag_that_is_on_by_default_and_is_heard():
     assert multihead.check(CausalIndeed).judgement != "wrong"
+
+
+class CausalElsewhere(Plain):
+    """A switch that is off by default, and of something else."""
+
+    def __init__(self, dim, num_heads, causal=False):
+        super().__init__(dim, num_heads)
+        self.causal = causal
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out.cummax(1).values if self.causal else out
+
+
+def test_a_switch_that_does_something_else_is_not_judged():
+    assert multihead.check(CausalElsewhere).judgement == "right"
 
 
 class Filled(Heads):
@@ -221,6 +239,62 @@ class MaskedDecoder(Decoder):
 def test_a_decoder_that_hides_no_later_keys_is_a_condition():
     assert "sees_later_keys" in conditions(multihead.check(Decoder))
     assert "sees_later_keys" not in conditions(multihead.check(MaskedDecoder))
+
+
+class SoftMask(Heads):
+    """A bias for each pair, 0 or 1, which hides nothing."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.edges = nn.Parameter(torch.randn(num_heads, 1, 1))
+
+    def forward(self, x, adjacency=None):
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if adjacency is not None:
+            scores = scores + self.edges * adjacency[None, None]
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_a_mask_that_is_a_bias_hides_nothing_that_it_should():
+    assert "hidden_keys_read" not in named(multihead.check(SoftMask))
+
+
+class Largest(Heads):
+    """Attention to the largest scores."""
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        least = scores.topk(2, -1).values[..., -1:]
+        return self.merged(attention(q, k, v, scores < least))
+
+
+def test_attention_to_the_largest_scores_is_of_another_kind():
+    assert multihead.check(Largest).judgement == "not_judged"
+
+
+class OfASide(nn.Module):
+    """Its constructor is told the side of an image."""
+
+    def __init__(self, channels: int, size: int):
+        super().__init__()
+        self.channels, self.size = channels, size
+        self.norm = nn.LayerNorm(channels)
+        self.mha = nn.MultiheadAttention(channels, 4, batch_first=True)
+
+    def tokens(self, x):
+        return x.view(-1, self.channels, self.size * self.size).mT
+
+    def forward(self, x):
+        normed = self.norm(self.tokens(x))
+        out = self.mha(normed, normed, normed)[0] + self.tokens(x)
+        return out.mT.reshape(-1, self.channels, self.size, self.size)
+
+
+def test_a_constructor_that_is_told_the_side_of_an_image():
+    report = multihead.check(OfASide)
+    assert report.judgement.startswith("right"), str(report)
 
 
 class OfNodes(Heads):

@@ -90,10 +90,30 @@ def test_turns_by_positions_are_right(kind):
     assert conditions(multihead.check(kind(32, 4))) == ["layers_beside"]
 
 
-@pytest.mark.parametrize("kind", [OnlyQueries, ByView])
-def test_turns_that_leave_distances_are_named(kind):
+class OtherAngles(Block):
+    """Keys are turned by twice the angles of queries."""
+
+    def turned(self, q, k):
+        return rotated(q, -2), rotated(k, -2, 2 * torch.arange(k.shape[-2]))
+
+
+class FirstApart(Block):
+    """The token of a class has no position, as the others count from 0."""
+
+    def turned(self, q, k):
+        places = (torch.arange(q.shape[-2]) - 1).clamp(0)
+        return rotated(q, -2, places), rotated(k, -2, places)
+
+
+@pytest.mark.parametrize("kind", [OnlyQueries, OtherAngles])
+def test_turns_of_queries_by_other_angles_than_keys_are_named(kind):
     report = multihead.check(kind)
     assert named(report) == ["rotary_misapplied"] and report.judgement == "wrong"
+
+
+@pytest.mark.parametrize("kind", [ByView, FirstApart])
+def test_turns_by_other_positions_are_a_condition(kind):
+    assert conditions(multihead.check(kind)) == ["turned_elsewhere", "layers_beside"]
 
 
 def test_turns_alike_at_every_position_are_a_condition():

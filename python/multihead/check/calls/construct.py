@@ -36,6 +36,7 @@ from .settings import (
     Config,
     choices_of,
     class_for,
+    is_never_read,
     is_of_convolution,
     is_only_kept,
     may_count_heads,
@@ -65,6 +66,9 @@ _OF_ATTENTION_ITSELF = {
 _OF_ATTENTION_ITSELF |= {"window", "cache", "cached", "flash", "sink", "softcap", "kv"}
 _LINEAR = {"fc", "linear", "lin"}
 _CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
+_OF_LATER = re.compile(
+    r"tri[lu]\b|causal|future|ahead|subsequent|decoder|regress", re.I
+)
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
 _LEFT += ("attention",)
@@ -205,13 +209,17 @@ class Construction:
 
     @property
     def causal_switch(self) -> str | None:
-        """The flag that makes it causal; where no mask is given, also one that says no
-        more than that it is masked."""
-        names = [p.name for p in self.parameters if type(p.default) is bool]
+        """The flag that makes it causal, and is off by default or, if it is on, is never
+        read; where no mask is given, also one that says no more than that it is masked,
+        in a text that speaks of later keys."""
+        names = [p.name for p in self.parameters if p.default is False]
+        on = (p.name for p in self.parameters if p.default is True)
+        names += [name for name in on if is_never_read(self.subject.target, name)]
         said = {name: set(words(name)) for name in names}
         asked = inspect.signature(self.subject.entry).parameters
         takes_mask = any("mask" in name for name in asked)
-        known = {"causal"} if takes_mask else {"causal", "masked"}
+        hides = _OF_LATER.search(self.subject.source) is not None
+        known = {"causal"} if takes_mask or not hides else {"causal", "masked"}
         return next((n for n in names if said[n] & known and said[n] <= _CAUSAL), None)
 
     @property
@@ -371,16 +379,19 @@ class Construction:
             return _TYPES[kind]
         if set(words(name)) & SHARES:
             return 0.1
-        return self._count(name, role)
+        return self._count(name, role, sizes)
 
-    def _count(self, name: str, role: str | None) -> object:
+    def _count(self, name: str, role: str | None, sizes: Sizes) -> object:
         """For what counts something, or is one of the texts that it is compared with."""
         text = self.subject.source
         in_range = rf"\brange\(\s*(self\.)?{re.escape(name)}\s*\)"
         is_counted = role == "layers" or re.search(in_range, text) is not None
         if is_counted or is_of_convolution(name, text):
             return 1  # several would be several attentions
-        counts = {"n", "num", "size", "depth", "ratio"} & set(words(name))
+        said = set(words(name))
+        if {"n", "num"} & said and {"queries", "keys"} & said:
+            return sizes.queries if "queries" in said else sizes.keys
+        counts = {"n", "num", "size", "depth", "ratio"} & said
         if counts or self._gives_all:
             return 2
         return choices_of(text).get(name)

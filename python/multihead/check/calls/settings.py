@@ -20,6 +20,7 @@ from torch import nn
 from ..subject.roles import CONSTRUCTOR, normal, part_of
 from ..subject.target import Subject
 from ..subject.words import role_of_words, words
+from .asked import source_of
 from .cases import Sizes
 
 DROPOUT = 0.25
@@ -319,20 +320,33 @@ def _is_wide(window: object) -> bool:
 
 def is_only_kept(subject: Subject, name: str) -> bool:
     """Whether the class does nothing with it but `self.name = name`, if that."""
-    target, source = subject.target, subject.source
-    if not inspect.isclass(target) or target.__bases__ != (nn.Module,):
-        return False
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:
-        return False
-    read = 0
-    for node in ast.walk(tree):
-        own = getattr(node, "id", None) or getattr(node, "attr", None)
-        if own == name and isinstance(node.ctx, ast.Load):
-            read += 1 if isinstance(node, ast.Name) else 2
-    kept = rf"^\s*self\.{re.escape(name)} = {re.escape(name)}$"
-    return read == len(re.findall(kept, source, re.MULTILINE)) <= 1
+    target = subject.target
+    is_whole = inspect.isclass(target) and target.__bases__ == (nn.Module,)
+    return is_whole and _is_never_read([subject.source], name)
+
+
+def is_never_read(kind: type, name: str) -> bool:
+    """The same of a class and of those that it inherits from, but PyTorch's."""
+    own = [
+        k for k in kind.__mro__ if not k.__module__.startswith(("torch", "builtins"))
+    ]
+    return _is_never_read([source_of(one) for one in own], name)
+
+
+def _is_never_read(sources: list[str], name: str) -> bool:
+    read = kept = 0
+    for source in sources:
+        try:
+            tree = ast.parse(textwrap.dedent(source))
+        except SyntaxError:
+            return False
+        for node in ast.walk(tree):
+            own = getattr(node, "id", None) or getattr(node, "attr", None)
+            if own == name and isinstance(node.ctx, ast.Load):
+                read += 1 if isinstance(node, ast.Name) else 2
+        keeps = rf"^\s*self\.{re.escape(name)} = {re.escape(name)}$"
+        kept += len(re.findall(keeps, source, re.MULTILINE))
+    return read == kept <= 1
 
 
 def shown(arguments: dict[str, object]) -> str:

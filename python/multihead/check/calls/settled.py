@@ -67,7 +67,8 @@ def _is_side(built: "Construction", name: str) -> bool:
     """Whether it is multiplied by itself, as the side of an image: `size * size`."""
     own = rf"(?:self\.)?{re.escape(name)}"
     made = rf"(?<![\w.]){own}\s*(?:\*\*\s*2\b|\*\s*{own}\b)"
-    return re.search(made, source_of(built.subject.target.__init__)) is not None
+    text = built.subject.source or source_of(built.subject.target)
+    return re.search(made, text) is not None
 
 
 def _is_times_heads(built: "Construction", name: str) -> bool:

@@ -139,6 +139,11 @@ class Cores:
     # Whether weights, behind their softmax, were filled as scores are.
     fills_weights: bool = False
 
+    @property
+    def contexts(self) -> list[Tensor]:
+        """What the heads return."""
+        return [one.context for one in self.found]
+
     def note(
         self, name: str, args: tuple, kwargs: dict, operands, results, recorder
     ) -> None:

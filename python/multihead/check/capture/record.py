@@ -114,7 +114,8 @@ class Recorder(TorchDispatchMode):
         # Whether what is computed in float64 met a tensor of float32, as of a scale.
         self.rounds = False
         # Whether there was a softmax, and whether inputs met in a product before it.
-        self.has_softmax = self.has_scores = False
+        # chooses: the largest ones, of scores perhaps.
+        self.has_softmax = self.has_scores = self.chooses = False
         # What the scores are of that meet a softmax: the last two sizes of each.
         self.softmaxes: set[tuple[int, ...]] = set()
         # Along how many numbers torch.softmax went.
@@ -336,8 +337,7 @@ class Recorder(TorchDispatchMode):
         data = [t for t in operands if self.origin(t).inputs]
         fused = name.startswith("_scaled_dot_product")
         met = len(data) >= 2 and name in _PRODUCTS | {"mul", "mul_"}
-        # A square of differences is no product of two.
-        apart = name in _PRODUCTS or (met and data[0] is not data[1])
+        apart = name in _PRODUCTS or (met and data[0] is not data[1])  # no square
         self.has_scores |= fused or (met and apart and not self.has_softmax)
         is_softmax = bool(data) and (of_a_number or name in _EXPONENTIALS)
         if fused and len(data) >= 2:
@@ -347,6 +347,7 @@ class Recorder(TorchDispatchMode):
         if is_softmax and name in ("_softmax", "_safe_softmax"):
             self.normalised.add(data[0].shape[args[1]])
         self.has_softmax |= fused or is_softmax
+        self.chooses |= name in ("topk", "kthvalue")
 
     def _note_rounding(self, operands: list[Tensor], results: list[Tensor]) -> None:
         wide = any(r.dtype is torch.float64 and self.origin(r).inputs for r in results)

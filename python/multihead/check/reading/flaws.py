@@ -138,11 +138,15 @@ def filling_weights(runs: list[Run]) -> list[Run]:
         for run in runs
         if run.recorder is not None
         and run.recorder.cores.fills_weights
-        and not (run.out.abs() < _HUGE).all()
+        and not all(map(_is_small, [run.out, *run.recorder.cores.contexts]))
     ]
     # Nothing finite may come of a row that sees nothing.
     is_told = any(run.case.mask != "blocked row" for run in filled)
     return filled if is_told else []
+
+
+def _is_small(returned: Tensor) -> bool:
+    return bool((returned.abs() < _HUGE).all())
 
 
 def weighs_one(runner: Runner, base: Run) -> bool:
@@ -175,6 +179,17 @@ def _mixes(runner: Runner, case: Case, axis: int) -> bool:
     if len({tensor.shape[axis] for tensor in made.tensors.values()}) > 1:
         return True  # lengths, of which items have none
     return _follows(runner, case, axis)
+
+
+def is_another_switch(runner: Runner, causal: Run, takes_mask: bool) -> bool:
+    """Whether a class that is constructed to be causal leaves that to a mask that it is
+    given, or does something else by the switch."""
+    plain = runner.run(replace(causal.case, built_causal=False))
+    if causal.refused or plain.refused:
+        return takes_mask
+    if torch.allclose(plain.out, causal.out):
+        return takes_mask
+    return sees_later_keys(runner, causal)
 
 
 def sees_later_keys(runner: Runner, base: Run) -> bool:

@@ -80,6 +80,9 @@ def kinds(call: Call, construction: Construction | None) -> dict[str, str]:
     return found
 
 
+_OF_A_CONTEXT = {"context", "cross", "decoder"}
+
+
 def ignores_context(base: Run, runner: Runner) -> bool:
     """Whether a context that may be left out has no part in the output, and a setting
     that is off decides that."""
@@ -90,7 +93,7 @@ def ignores_context(base: Run, runner: Runner) -> bool:
     switches = [
         p
         for p in built.parameters
-        if p.default in (None, False) and set(words(p.name)) & {"context", "cross"}
+        if p.default in (None, False) and set(words(p.name)) & _OF_A_CONTEXT
     ]
     met = base.recorder.origin(base.out).inputs
     return bool(switches) and "query" in met and "key" not in met
@@ -124,7 +127,7 @@ def doubt(made_up: dict[str, str], faults: list[str]) -> Finding:
 
 def other_layers(unread: list[str]) -> Finding:
     """What is said where more than attention is in the way of the data."""
-    names = " and ".join(f"`{name}`" for name in unread)
+    names = " and ".join(f"`{name}`" for name in unread) or "something"
     return Finding(
         "other_layers",
         f"It has {names}, too, which attention has no use for: what these do is not "
@@ -146,6 +149,8 @@ def outside(seen: Recorder, case: Case | None = None, name: str = "") -> Finding
         lacks = "no product of queries and keys"
     elif case is not None and _is_of_features(seen, case):
         lacks = "weights of features, not of keys"
+    elif seen.chooses:
+        lacks = "attention to the largest scores alone"
     elif kinds:
         lacks = f"what its name calls {kinds[0]} attention"
     else:

@@ -95,6 +95,10 @@ _IMAGE = re.compile(
 )
 
 
+# A side that is multiplied by itself, which makes the length of an image.
+_OF_A_SIDE = re.compile(
+    r"\b(?:self\.)?(\w*(?:size|side|resolution))\s*\*\s*(?:self\.)?\1\b"
+)
 _SIDES = ({"h", "w"}, {"x", "y"})  # the first letters of rows and columns
 # Those of a sequence whose channels come first: (B, C, L).
 _CHANNELS_FIRST = re.compile(
@@ -117,6 +121,8 @@ def _of_convolutions(subject: Subject) -> list[str]:
     if _SPATIAL.search(subject.source):
         found = [cases.CHANNELS_FIRST, cases.IMAGE, *found]
     named = [name.lower() for name in axes(subject)]
+    if not named and _OF_A_SIDE.search(subject.source):
+        found = [cases.IMAGE, *found]
     if not named:
         written = _IMAGE.findall(subject.source)
         found += [cases.IMAGE if channels else cases.IMAGE_LAST for channels in written]

@@ -4,6 +4,7 @@ other, and what comes out elsewhere is compared. It gives a name to code that no
 the catalogue explains.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -33,6 +34,10 @@ HIDDEN_KEYS_READ = Finding(
     "(B, H, Lq, Lk).",
 )
 _KINDS = ("rows", "causal", "rows of each item", "keys of each item")
+_HIDES = re.compile(
+    r"inf\b|1e-?\d+|finfo|masked_fill|-\d{4,}"
+)  # what a text fills with
+_MOSTLY = 0.6  # of the keys that are hidden
 _MOST = 16  # keys, each of which takes a run
 _ADDED = -1e3  # what hides, where masks are added
 _CHANGED = 1e-9, 1e-4  # in float64, in float32
@@ -51,6 +56,8 @@ def astray(runner: Runner, base: Run, kept: list[Run]) -> Finding | None:
         if not _off_diagonal(read, case).any():
             apart = len(axes) < 3 or not _mixes_items(runner, case)
             return POSITIONS_APART if apart else None
+    if not _HIDES.search(runner.subject.source):
+        return None  # a mask may be a bias, which hides nothing
     return HIDDEN_KEYS_READ if any(_leaks(runner, run) for run in kept) else None
 
 
@@ -65,9 +72,11 @@ def _leaks(runner: Runner, run: Run) -> bool:
     case = replace(case, gradients=False)
     hidden = list(_hidden(arguments.make(runner.call, case), case))
     read = _read(runner, case) if hidden else None
-    return read is not None and all(
-        bool((_off_diagonal(read, case) & one).any()) for one in hidden
-    )
+    if read is None:
+        return False
+    # Of a few keys it may be meant, as of the first token in Longformer.
+    shares = ((_off_diagonal(read, case) & one).sum() / one.sum() for one in hidden)
+    return min(shares, default=0.0) > _MOSTLY
 
 
 def _hidden(made: Arguments, case: Case) -> Iterator[Tensor]:

@@ -23,7 +23,7 @@ from ..subject.documented import is_padding_of_keys, written_masks
 from ..subject.promised import leaves_dropout
 from ..subject.roles import role_of_name
 from ..subject.target import text_of_file
-from . import finite, refused
+from . import finite, flaws, refused
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -407,8 +407,8 @@ class Cases:
             self._say_refused(case, refusals[0])
 
     def _switch_causal(self) -> None:
-        """The same class, constructed to be causal. One that takes a mask may leave
-        that to it, and one that needs more than the switch is not constructed."""
+        """The same class, constructed to be causal; one that needs more than the switch
+        is not constructed."""
         built = self.runner.construction
         if built is None or built.causal_switch is None:
             return
@@ -419,10 +419,8 @@ class Cases:
         run = self.runner.run(case)
         if not self.runner.constructed(case):
             return
-        if self.call.takes("mask"):
-            plain = self.runner.run(replace(case, built_causal=False))
-            if run.refused or plain.refused or torch.allclose(plain.out, run.out):
-                return
+        if flaws.is_another_switch(self.runner, run, self.call.takes("mask")):
+            return
         self._try_flag(case)
 
     def _pad_between(self) -> None:

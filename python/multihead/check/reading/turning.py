@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from ..calls import arguments, cases
 from ..capture import core
@@ -17,13 +18,15 @@ from ..report import Finding
 from ..subject.target import text_of_file
 from . import again
 
-ALIKE = "alike"  # at every position
+ALIKE = "turned_alike"  # at every position
+ELSEWHERE = "turned_elsewhere"  # by positions that are not 0, 1, 2, ...
 MISAPPLIED = Finding(
     "rotary_misapplied",
     "Rotary positions do not turn queries and keys as they should: of one token, "
-    "repeated, scores do not follow the distance of a query from a key alone.",
-    "Turn queries and keys by their own positions. Where heads are cut, tables of (L, d) "
-    "meet (B, H, L, d) by its last two axes; view and reshape do not exchange axes.",
+    "repeated, a query and the key of its own position do not meet alike everywhere.",
+    "Turn queries and keys by the same positions. "
+    "Where heads are cut, tables of (L, d) meet (B, H, L, d) by its last two axes; view "
+    "and reshape do not exchange axes.",
 )
 _ROTARY = re.compile(r"\bropes?\b|rope[A-Z_]|_rope|RoPE|rotary|rotat", re.I)
 # Turned by more than one number, as the row and the column of a pixel.
@@ -32,12 +35,13 @@ _OF_PLANES = re.compile(
     r"height|grid|image|patch|pixel|video|frames?\b|mrope|bins\b",
     re.I,
 )
-_CLOSE = 1e-4  # of the longest query times the longest key: angles are of float32
+_CLOSE = 1e-4  # angles are of float32
 
 
 def seen(runner: Runner, base: Run) -> str | Finding | None:
-    """What is wrong about how queries and keys turn: ALIKE, MISAPPLIED; None where
-    nothing is, or nothing turns by positions of the code's own."""
+    """What is wrong, or unusual, about how queries and keys turn: ALIKE, ELSEWHERE,
+    MISAPPLIED; None where nothing is, or nothing turns by positions of the code's
+    own."""
     case, text = base.case, text_of_file(runner.subject)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
     is_plain &= case.relation == "self" and case.mask is None and not case.style.numpy
@@ -57,23 +61,30 @@ def seen(runner: Runner, base: Run) -> str | Finding | None:
         return None
     if MISAPPLIED in ways:
         return MISAPPLIED
+    if ELSEWHERE in ways:
+        return ELSEWHERE
     return ALIKE if ways == {ALIKE} and base.turns else None
 
 
 def _way(one: Core) -> str | Finding | None:
     """The same of one attention; "" where it is right, None where nobody knows."""
     q, k = one.query, one.key
-    lengths = [heads.norm(dim=-1, keepdim=True) for heads in (q, k)]
     if q.shape[1] != k.shape[1] or q.shape[1] < 3:
         return None
-    if not all(torch.allclose(n, n[:, :1].expand_as(n), rtol=1e-4) for n in lengths):
-        return None  # positions were added, or something else was
-    close = _CLOSE * float(lengths[0].max() * lengths[1].max())
-
-    def differs(x: torch.Tensor, y: torch.Tensor) -> bool:
-        return bool(((x - y).abs() > close).any())
-
-    scores = q @ k.mT
-    if differs(scores[:, 1:, 1:], scores[:, :-1, :-1]):
+    if any(_differ(n, n[:, :1]) for n in (_lengths(q), _lengths(k))):
+        return None  # positions were added, or scale them, too, as those of xPos
+    met = (q / _lengths(q)) @ (k / _lengths(k)).mT
+    own = met.diagonal(dim1=1, dim2=2)
+    if _differ(own, own[:, :1]):
         return MISAPPLIED
-    return "" if differs(scores, scores[:, :1, :1]) else ALIKE
+    if _differ(met[:, 1:, 1:], met[:, :-1, :-1]):
+        return ELSEWHERE
+    return "" if _differ(met, met[:, :1, :1]) else ALIKE
+
+
+def _lengths(heads: Tensor) -> Tensor:
+    return heads.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def _differ(x: Tensor, y: Tensor) -> bool:
+    return not torch.allclose(x, y.expand_as(x), rtol=_CLOSE, atol=_CLOSE)

@@ -168,7 +168,7 @@ class Reading:
         told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
         base, subject = self.way.base, self.way.runner.subject
         told |= {"context_left": wiring.leaves_context(self.way.call, base)}
-        told |= {"turned_alike": self.way.turning == turning.ALIKE}
+        told |= {w: self.way.turning == w for w in (turning.ALIKE, turning.ELSEWHERE)}
         told |= {"sees_later_keys": wiring.sees_later_keys(subject, base)}
         return of_form + [fact for fact, holds in told.items() if holds]
 

@@ -69,7 +69,7 @@ _BLOCKS = (
     r"hidden(?! (?:state|size|dim))|forbid|exclud|prevent|stop|suppress|"
     r"drop(?:s|ped)?\b|-\s?inf|-\s?1e\d|-10[_,]?000"
 )
-_TOKENS = r"(?:(?<=for )|(?<=is )|(?<== )|(?<=: ))tokens?\b(?! (?:to|that|which)\b)"
+_TOKENS = r"(?:(?<=for )|(?<=is )|(?<== )|(?<=: ))(?:tokens?|words?)\b(?! (?:to|that|which)\b)"
 _SEES = (
     r"allow\w* to (?:be )?\w+|attend|keep|kept|visible|allow|seen?\b|sees\b|look|valid|"
     rf"real\b|participat|take part|includ|{_TOKENS}"
@@ -218,14 +218,11 @@ def is_pytorchs_padding(call: Call) -> bool:
 def may_be_of_tokens(call: Call, subject: Subject) -> bool:
     """Whether only the name of a padding mask says that True is padding, and leaves it
     open: a pad_mask often holds True for tokens, and what is called padding does not.
-    One with the name of PyTorch's is open where a mask beside it is turned round, too."""
+    One with the name of PyTorch's is open where it is turned round."""
     named = call.parameter("padding") or ""
     if is_pytorchs_padding(call):
-        both = [re.escape(name) for name in (named, call.parameter("mask")) if name]
-        text = subject.source
-        return len(both) == 2 and all(
-            re.search(_USED_TURNED.format(n), text) for n in both
-        )
+        turned = _USED_TURNED.format(re.escape(named))
+        return re.search(turned, subject.source) is not None
     return "mask" in named.lower() and "pad" in named.lower()
 
 
