@@ -168,7 +168,8 @@ constexpr Assumption kTurnedElsewhere = {
     "turned_elsewhere",
     "Queries and keys are turned by positions of its own, which are not those "
     "at which tokens stand: scores do not follow their distance alone.",
-    "If tokens are meant to be counted one by one: tables of (L, d) meet (B, H, "
+    "If tokens are meant to be counted one by one: tables of (L, d) meet (B, "
+    "H, "
     "L, d) by its last two axes, and no view exchanges axes.",
     "its heads are meant to be turned by other positions than 0, 1, 2 and so "
     "on"};
