@@ -372,7 +372,7 @@ class Unknown(Layer):
 
 def test_what_nothing_explains_has_no_assumption_without_support():
     report = multihead.check(Unknown)
-    assert report.cause == "hidden_keys_read" and report.assumptions == [], str(report)
+    assert report.cause == "unknown" and report.assumptions == [], str(report)
 
 
 # ---- The command ------------------------------------------------------------

@@ -67,7 +67,7 @@ _OF_ATTENTION_ITSELF |= {"window", "cache", "cached", "flash", "sink", "softcap"
 _LINEAR = {"fc", "linear", "lin"}
 _CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
 _OF_LATER = re.compile(
-    r"tri[lu]\b|causal|future|ahead|subsequent|decoder|regress", re.I
+    r"tri[lu]\b|causal|future|later|ahead|subsequent|decoder|regress", re.I
 )
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
@@ -211,14 +211,14 @@ class Construction:
     def causal_switch(self) -> str | None:
         """The flag that makes it causal, and is off by default or, if it is on, is never
         read; where no mask is given, also one that says no more than that it is masked,
-        in a text that speaks of later keys."""
+        in a file that speaks of later keys."""
         names = [p.name for p in self.parameters if p.default is False]
         on = (p.name for p in self.parameters if p.default is True)
         names += [name for name in on if is_never_read(self.subject.target, name)]
         said = {name: set(words(name)) for name in names}
         asked = inspect.signature(self.subject.entry).parameters
         takes_mask = any("mask" in name for name in asked)
-        hides = _OF_LATER.search(self.subject.source) is not None
+        hides = _OF_LATER.search(text_of_file(self.subject)) is not None
         known = {"causal"} if takes_mask or not hides else {"causal", "masked"}
         return next((n for n in names if said[n] & known and said[n] <= _CAUSAL), None)
 

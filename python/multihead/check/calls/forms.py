@@ -239,7 +239,8 @@ def with_cut_heads(
     subject: Subject, call: Call, complaints: str = ""
 ) -> Iterator[Form]:
     """With heads (B, H, L, D), (B, L, H, D) or, as in Megatron-LM, (L, B, H, D), which
-    it returns as (B, L, H·D) or (L, B, H·D); or those of one item, (H, L, D). complaints: what it says of other forms."""
+    it returns as (B, L, H·D) or (L, B, H·D); or those of one item, (H, L, D).
+    complaints: what it says of other forms."""
     inputs = [call.parameter(role) for role in ("query", "key", "value")]
     said = f"{call.parameters} {subject.source} {complaints}".lower()
     if not all(inputs) or call.takes("num_heads") or not _HEADS.search(said):

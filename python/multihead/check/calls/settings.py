@@ -327,9 +327,8 @@ def is_only_kept(subject: Subject, name: str) -> bool:
 
 def is_never_read(kind: type, name: str) -> bool:
     """The same of a class and of those that it inherits from, but PyTorch's."""
-    own = [
-        k for k in kind.__mro__ if not k.__module__.startswith(("torch", "builtins"))
-    ]
+    foreign = ("torch", "builtins")
+    own = [k for k in kind.__mro__ if not k.__module__.startswith(foreign)]
     return _is_never_read([source_of(one) for one in own], name)
 
 

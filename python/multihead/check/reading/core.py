@@ -119,7 +119,11 @@ def _of_block(reading: Reading) -> list[list[tuple[Run, Core]]]:
         for part, one, its_own in zip(parts, joined, first):
             if not one.query.isfinite().all():
                 continue  # behind one that a mask blinds
-            part.append((_with_masks(reading, run, its_own), one))
+            one_mask = len(first) > 2 and not reading.way.call.takes("context_mask")
+            # Of several contexts, nothing says which one a single mask is for.
+            is_open = one_mask and wiring.reads_context(its_own)
+            seen = _unmasked(run) if is_open else _with_masks(reading, run, its_own)
+            part.append((seen, one))
     return parts if all(parts) else []
 
 

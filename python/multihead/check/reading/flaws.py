@@ -189,20 +189,20 @@ def is_another_switch(runner: Runner, causal: Run, takes_mask: bool) -> bool:
         return takes_mask
     if torch.allclose(plain.out, causal.out):
         return takes_mask
-    return sees_later_keys(runner, causal)
+    return sees_later_keys(runner, causal, first=True)
 
 
-def sees_later_keys(runner: Runner, base: Run) -> bool:
-    """Whether earlier positions of a sequence follow the last one."""
+def sees_later_keys(runner: Runner, base: Run, first: bool = False) -> bool:
+    """Whether earlier positions of a sequence, or the first, follow the last one."""
     case = base.case
     axis = cases.query_axis(case)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
-    return is_plain and _follows(runner, case, axis % 3)
+    return is_plain and _follows(runner, case, axis % 3, first)
 
 
-def _follows(runner: Runner, case: Case, axis: int) -> bool:
-    """Whether others of this axis, of what comes out, change with the last of what is
-    given."""
+def _follows(runner: Runner, case: Case, axis: int, first: bool = False) -> bool:
+    """Whether others of this axis, of what comes out, or the first, change with the last
+    of what is given."""
 
     def change_last(sequence: Tensor) -> None:
         last = sequence.select(axis, sequence.shape[axis] - 1)
@@ -211,9 +211,9 @@ def _follows(runner: Runner, case: Case, axis: int) -> bool:
     runs = again.twice(runner, replace(case, gradients=False), change_last)
     if runs is None or runs[0].out.dim() <= axis:
         return False
-    others = runs[0].out.shape[axis] - 1
-    first, same = (run.out.narrow(axis, 0, others) for run in runs)
-    return not torch.allclose(first, same)
+    others = 1 if first else runs[0].out.shape[axis] - 1
+    before, after = (run.out.narrow(axis, 0, others) for run in runs)
+    return not torch.allclose(before, after)
 
 
 def may_see_later_keys(runner: Runner, base: Run) -> bool:

@@ -412,8 +412,8 @@ def _put_dropout(
 
 def _in_order(kept: Tensor, run: Run, heads: int, keys: int) -> Tensor:
     """Draws on weights as (B, H, Lq, Lk), (B, Lq, Lk) or, without a batch, (H, Lq, Lk);
-    on a context with its heads merged. All sizes differ, but those of queries and keys may not, which then come
-    in this order."""
+    on a context with its heads merged. All sizes differ, but those of queries and keys
+    may not, which then come in this order."""
     sizes = run.case.sizes
     if run.case.layout in cases.IMAGES:
         of_image = kept.dim() == 4 and sizes.image in (kept.shape[2:], kept.shape[1:3])

@@ -218,11 +218,12 @@ def is_pytorchs_padding(call: Call) -> bool:
 def may_be_of_tokens(call: Call, subject: Subject) -> bool:
     """Whether only the name of a padding mask says that True is padding, and leaves it
     open: a pad_mask often holds True for tokens, and what is called padding does not.
-    One with the name of PyTorch's is open where it is turned round."""
+    One with the name of PyTorch's is open where a mask beside it is turned round, too."""
     named = call.parameter("padding") or ""
     if is_pytorchs_padding(call):
-        turned = _USED_TURNED.format(re.escape(named))
-        return re.search(turned, subject.source) is not None
+        both = [re.escape(name) for name in (named, call.parameter("mask")) if name]
+        found = [re.search(_USED_TURNED.format(n), subject.source) for n in both]
+        return len(both) == 2 and all(found)
     return "mask" in named.lower() and "pad" in named.lower()
 
 
