@@ -85,6 +85,17 @@ class BesidePositions(Block):
         return self.norm(x) + torch.sin(place / torch.arange(1, x.shape[2] + 1).to(x))
 
 
+class NormedBesidePositions(BesidePositions):
+    """Positions are added, and a norm of heads hides that from their lengths."""
+
+    def turned(self, q, k):
+        return F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+
+
+def test_positions_that_a_norm_hides_are_no_turns():
+    assert named(multihead.check(NormedBesidePositions)) == []
+
+
 @pytest.mark.parametrize("kind", [Block, BesidePositions])
 def test_turns_by_positions_are_right(kind):
     assert conditions(multihead.check(kind(32, 4))) == ["layers_beside"]

@@ -572,7 +572,7 @@ class Frames:
     @property
     def turn(self) -> bool:
         """Whether functions ran that turn by positions, as their names say."""
-        return any(map(_ROTARY.search, self.called))
+        return any(map(ROTARY.search, self.called))
 
     def _note(self, frame: types.FrameType, event: str, _) -> None:
         if event != "return":
@@ -589,7 +589,7 @@ class Frames:
             self.called.add(f"{owner}.{code.co_name}")
 
 
-_ROTARY = re.compile(r"rope\b|rope[A-Z_]|_rope|RoPE|rotary|rotat", re.I)
+ROTARY = re.compile(r"(?<![A-Za-z])rope|Rope|R[oO]PE|[Rr]otary|[Rr]otat")  # no property
 _NUMPY = importlib.util.find_spec("numpy")
 _FOREIGN = (
     os.path.dirname(torch.__file__) + os.sep,

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..calls import arguments, cases
 from ..capture import core
 from ..capture.core import Core
+from ..capture.record import ROTARY
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import text_of_file
@@ -28,7 +29,6 @@ MISAPPLIED = Finding(
     "Where heads are cut, tables of (L, d) meet (B, H, L, d) by its last two axes; view "
     "and reshape do not exchange axes.",
 )
-_ROTARY = re.compile(r"\bropes?\b|rope[A-Z_]|_rope|RoPE|rotary|rotat", re.I)
 # Turned by more than one number, as the row and the column of a pixel.
 _OF_PLANES = re.compile(
     r"(?:rope|rotary|pos\w*|emb\w*)[-_ ]?[23]d|[23]d[-_ ]?(?:rope|rot|pos|emb|sin)|axial|"
@@ -48,7 +48,7 @@ def seen(runner: Runner, base: Run) -> str | Finding | None:
     is_handed = runner.call.takes("rotation") or runner.call.takes("position_ids")
     if not is_plain or is_handed or base.recorder is None:
         return None
-    if not _ROTARY.search(text) or _OF_PLANES.search(text):
+    if not ROTARY.search(text) or _OF_PLANES.search(text):
         return None
     case, axis = replace(case, gradients=False), cases.query_axis(case) % 3
     made = arguments.make(runner.call, case)
@@ -71,8 +71,10 @@ def _way(one: Core) -> str | Finding | None:
     q, k = one.query, one.key
     if q.shape[1] != k.shape[1] or q.shape[1] < 3:
         return None
-    if any(_differ(n, n[:, :1]) for n in (_lengths(q), _lengths(k))):
-        return None  # positions were added, or scale them, too, as those of xPos
+    # Positions were added, which a norm of heads may hide from their lengths, or scale
+    # them, too, as those of xPos.
+    if any(_differ(x, x[:, :1]) for x in (_lengths(q), _lengths(k), one.value)):
+        return None
     met = (q / _lengths(q)) @ (k / _lengths(k)).mT
     own = met.diagonal(dim1=1, dim2=2)
     if _differ(own, own[:, :1]):
