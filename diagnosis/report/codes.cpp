@@ -555,6 +555,13 @@ constexpr FaultCode kCodes[] = {
      "with it, whichever value of the mask hides. Said where no other fault "
      "explains the code.",
      "Fill the scores of hidden keys with -inf, before the softmax."},
+    {"MH939", "softmax_of_another_axis",
+     "Weights of a query do not add up to 1: what it returns grows and shrinks "
+     "with how many others ask, and one that nobody asks for is lost.",
+     "Weights are followed from their softmax to where they are summed with: "
+     "nowhere do they add up to 1. Said where no other fault explains the "
+     "code, also of attention of another kind, as additive attention.",
+     "Take the softmax along the axis of what is weighed, as that of the keys."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -139,6 +139,13 @@ constexpr Assumption kContextLeft = {
     "Hand it to the attention that is meant to read it, or leave the argument "
     "out.",
     "its context is meant not to be read"};
+constexpr Assumption kMaskOfBoth = {
+    "mask_of_both",
+    "Its one mask reaches both attentions, that of its own sequence and that "
+    "of its context.",
+    "A causal mask is for the first alone: take a mask of the context for the "
+    "second, or none.",
+    "its one mask is meant for the keys of its context, too"};
 constexpr Assumption kSeesLaterKeys = {
     "sees_later_keys",
     "By its name it decodes, and in attention of its own sequence each query "
@@ -199,7 +206,8 @@ constexpr const Assumption* kWithCondition[] = {
     &kOneSequence,   &kKeysTransposed,  &kTurnedAlike,     &kOneToken,
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
-    &kBeside,        &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere};
+    &kBeside,        &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere,
+    &kMaskOfBoth};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -358,6 +366,7 @@ class Assuming {
     if (fact(calls_, "one_window") == "true") add(kOneWindow);
     if (fact(calls_, "attentions_beside") == "true") add(kBeside);
     if (fact(calls_, "context_left") == "true") add(kContextLeft);
+    if (fact(calls_, "mask_of_both") == "true") add(kMaskOfBoth);
     if (fact(calls_, "turned_elsewhere") == "true") add(kTurnedElsewhere);
     if (fact(calls_, "sees_later_keys") == "true") add(kSeesLaterKeys);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())

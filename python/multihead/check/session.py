@@ -188,10 +188,13 @@ class Examination:
         self.findings += guessing.of_calls(reading.findings, made_up)
         self.understood = reading.understood + way.kept_of(self.understood, self.call)
         doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
+        if doubtful and (flaw := reading.scrambled):
+            self.findings = flaw
+            return None
         unread = reading.beside or reading.gains
         if doubtful or (reading.verdict is not None and unread):
             doubt = guessing.doubt(made_up, reading.faults) if made_up else None
-            flaw = doubt or reading.unused or reading.mixed
+            flaw = doubt or reading.unused or reading.weighed_astray or reading.mixed
             self.findings = [flaw or guessing.other_layers(unread)]
             return None
         is_ignored = reading.faults == ["mask_ignored"]

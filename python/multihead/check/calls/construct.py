@@ -292,6 +292,8 @@ class Construction:
                 given[name] = made
             elif optional and not self._is_left(parameter, value):
                 derived = role in (*WIDTHS, "window", "resolution")
+                if derived and self._gives_all and _is_shape(parameter.default):
+                    continue  # where ours is refused: it may have to be odd
                 if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
@@ -391,7 +393,7 @@ class Construction:
         said = set(words(name))
         if {"n", "num"} & said and {"queries", "keys"} & said:
             return sizes.queries if "queries" in said else sizes.keys
-        counts = {"n", "num", "size", "depth", "ratio"} & said
+        counts = {"n", "num", "size", "depth", "ratio", "top", "topk"} & said
         if counts or self._gives_all:
             return 2
         return choices_of(text).get(name)
@@ -528,8 +530,12 @@ def _is_size(name: str) -> bool:
     return size_of(name) in ("embed_dim", "num_heads", "head_dim")
 
 
+def _is_shape(default: object) -> bool:
+    return isinstance(default, (tuple, list))
+
+
 def _like(default: object, value: object) -> object:
     """A length for what has one, for each side for what has several."""
-    if isinstance(default, (tuple, list)) and not isinstance(value, tuple):
+    if _is_shape(default) and not isinstance(value, tuple):
         return type(default)([value] * len(default))
     return value

@@ -40,6 +40,7 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
     ]
     written = "(B, T, Y, X, E)" if is_last else "(B, E, T, Y, X)"
     for layout, split, join, sizes, what in ways:
+        is_whole = split is _as_whole
         if is_last:
             layout, split, join = _LAST[layout], _last(split), _last(join)
 
@@ -55,6 +56,7 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         shown = f"videos as {written}, {what}"
         form = formed(subject, parameters, how, (layout,), shown, tuple(inputs))
         form.batch, form.queries = sizes
+        form.parts = _parts(sizes[1]) if is_whole else ()
         yield form
 
 

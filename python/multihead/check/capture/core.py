@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .places import Place, place, storage
+from .sums import Sums
 
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm", "addbmm")
 _SUMMED = ("baddbmm", "addmm", "addbmm")
@@ -138,6 +139,8 @@ class Cores:
     is_turned: bool = False
     # Whether weights, behind their softmax, were filled as scores are.
     fills_weights: bool = False
+    # What they add up to where they are summed with.
+    sums: Sums = field(default_factory=Sums)
 
     @property
     def contexts(self) -> list[Tensor]:
@@ -151,6 +154,7 @@ class Cores:
         of what tensors are made."""
         if not results or not operands:
             return
+        self.sums.note(name, args, operands, results)
         self._note_shift(name, operands, results, recorder)
         if depth := self._depth(operands):
             self._behind |= {storage(result): depth for result in results}

@@ -382,6 +382,9 @@ def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
     return None
 
 
+_CANCELS = 1e-12  # of the largest gradient, in float64
+
+
 def with_idle_third(gradients: dict[str, Tensor | None]) -> list[str]:
     """Matrices of three parts, one of which has no part in the result."""
     fused = {
@@ -390,3 +393,11 @@ def with_idle_third(gradients: dict[str, Tensor | None]) -> list[str]:
         if gradient is not None and gradient.dim() == 2 and len(gradient) % 3 == 0
     }
     return [n for n, parts in fused.items() if any(not p.any() for p in parts)]
+
+
+def that_cancel(gradients: dict[str, Tensor | None]) -> list[str]:
+    """Matrices that the result would follow, if what comes of them did not cancel."""
+    matrices = {n: g for n, g in gradients.items() if g is not None and g.dim() == 2}
+    largest = {n: float(g.abs().max()) for n, g in matrices.items() if g.numel()}
+    most = max(largest.values(), default=0.0)
+    return [n for n, size in largest.items() if size < _CANCELS * most]

@@ -27,7 +27,7 @@ from ..subject.roles import TENSORS
 from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
 from . import guessing
-from .refusals import Refusals, compared, likelier_first
+from .refusals import Refusals, compared, length_of_mask, likelier_first
 
 _MOST_TRIED = 400
 _SECONDS, _MORE_SECONDS = 3.0, 1.0
@@ -150,6 +150,8 @@ class FirstCall:
         known |= {n for n in (first.heads, first.head_dim) if n < _SHORTEST}
         known |= {a * b for a in known for b in (*known, first.heads, first.head_dim)}
         lengths = [n for n, _ in numbers.most_common() if n not in known]
+        masked = (length_of_mask(f.sentence) for _, f in complaints)
+        lengths = [*dict.fromkeys(n for n in masked if n), *lengths]
         # A length may be as a head is wide, where it is compared with a length.
         ours = {first.queries, first.keys}
         beside = {a for pair in pairs for a, b in (pair, pair[::-1]) if b in ours}

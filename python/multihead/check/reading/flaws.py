@@ -43,6 +43,14 @@ SOFTMAX_OF_ONE = Finding(
     "scores.softmax(dim=-1) where scores are (..., Lq, Lk), weights.softmax(dim=1) where "
     "they are (B, L, 1).",
 )
+SOFTMAX_OF_ANOTHER_AXIS = Finding(
+    "softmax_of_another_axis",
+    "Its softmax goes along another axis than the one that is summed over: the weights "
+    "of a query do not add up to 1.",
+    "Take the softmax along the axis of what is weighed, as the keys of a query: "
+    "scores.softmax(dim=-1) where scores are (..., Lq, Lk), weights.softmax(dim=1) where "
+    "they are (B, L, 1).",
+)
 ITEMS_MIXED = Finding(
     "items_mixed",
     "What comes of one item of the batch changes with the others, whichever axis is "
@@ -62,6 +70,12 @@ MASK_AFTER_SOFTMAX = Finding(
 _ACROSS_ITEMS = re.compile(
     r"(?:across|between|among|over) (?:all |the )*(?:items|samples|batch\w*|examples)|"
     r"batch_?former|inter[-_ ]?sample|contrastive",
+    re.I,
+)
+# What is said of code whose weights compete for what is weighed, as slots and experts.
+_COMPETES = re.compile(
+    r"slot|vlad|cluster|assign|codebook|prototype|expert|gate|gating|rout(?:er|ing)|"
+    r"capsul|dispatch|sinkhorn|mixture",
     re.I,
 )
 _HUGE = 1e3  # what is returned of numbers around 1
@@ -120,6 +134,16 @@ def projection_unused(names: list[str]) -> Finding:
     )
 
 
+def projection_cancels(names: list[str]) -> Finding:
+    return Finding(
+        "projection_unused",
+        f"It projects by {' and '.join(names)}, and what it returns does not change with "
+        "that: what comes of it cancels.",
+        "Look for a sum of the weights alone, which is 1, as by a letter of its own in "
+        'an einsum: "bhqk,bhvd" sums both apart, "bhqk,bhkd" is meant.',
+    )
+
+
 def weights_without_gradient(names: list[str]) -> Finding:
     return Finding(
         "weights_without_gradient",
@@ -158,6 +182,13 @@ def weighs_one(runner: Runner, base: Run) -> bool:
     longer = replace(sizes, batch=sizes.batch + 1, queries=40, keys=60)
     run = runner.run(replace(base.case, sizes=cases.in_one_window(longer, sizes)))
     return not run.refused and run.recorder.normalised == {1}
+
+
+def weighs_along_another_axis(runner: Runner, base: Run) -> bool:
+    """Whether no sum over what is weighed has weights that add up to 1."""
+    if base.recorder is None or _COMPETES.search(runner.subject.source):
+        return False
+    return base.recorder.cores.sums.are_astray
 
 
 def mixes_items(runner: Runner, base: Run) -> bool:

@@ -11,6 +11,16 @@ from ..report import Finding
 
 _SHAPES = 3  # of masks that are refused beside unequal lengths, until others are
 _COMPARED = re.compile(r"size of tensor a \((\d+)\) must match .* b \((\d+)\)")
+# Of nn.MultiheadAttention: the last axes, those of the keys.
+_MASKED = re.compile(
+    r"attn_mask is torch\.Size\(\[.*?(\d+)\]\), but should be \(.*?(\d+)\)"
+)
+
+
+def length_of_mask(sentence: str) -> int | None:
+    """The keys that a mask is for, where PyTorch says that there are others."""
+    said = _MASKED.search(sentence)
+    return int(said[1]) if said and said[1] != said[2] else None
 
 
 def compared(sentence: str) -> list[tuple[int, int]]:

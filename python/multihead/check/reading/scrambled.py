@@ -5,6 +5,7 @@ position alone, return the same for a sequence in another order, in that order. 
 where a transpose is meant does not.
 """
 
+import math
 import re
 from dataclasses import replace
 
@@ -38,8 +39,9 @@ _KNOWS_ORDER = re.compile(
 )
 
 
-def of_positions(runner: Runner, base: Run) -> list[Finding]:
-    """The flaw, if nothing that the code has or speaks of knows an order."""
+def of_positions(runner: Runner, base: Run, parts: tuple = ()) -> list[Finding]:
+    """The flaw, if nothing that the code has or speaks of knows an order. parts: the
+    sizes that the length is of, where it is that of a video."""
     case = replace(base.case, gradients=False)
     target, _ = runner.target_of(case, may_hang=True)
     is_plain = case.layout in _FLAT and case.relation == "self"
@@ -56,20 +58,41 @@ def of_positions(runner: Runner, base: Run) -> list[Finding]:
     if not all(map(_is_of_one_position, target.modules())):
         return []
     # What is added to each position is the same in every draw, and no fault here.
-    off = [_off(runner, replace(case, draw=case.draw + more)) for more in (0, 1)]
+    draws = [replace(case, draw=case.draw + more) for more in (0, 1)]
+    off = [_off(runner, one, parts) for one in draws]
     if off[0] is None or off[1] is None:
         return []
     is_same = any(torch.allclose(off[0], o) for o in (off[1], torch.zeros_like(off[0])))
     return [] if is_same else [SCRAMBLED]
 
 
-def _off(runner: Runner, case: Case) -> Tensor | None:
-    """What a sequence turned round gives, less what it gives, turned round."""
-    runs = again.twice(runner, case, lambda x: x.copy_(_turned_round(x, case)))
-    if runs is None:
+def _off(runner: Runner, case: Case, parts: tuple) -> Tensor | None:
+    """What a sequence in another order gives, less what it gives, in that order."""
+    first, last = _FLAT[case.layout]
+    orders: list[Tensor] = []
+
+    def exchange(x: Tensor) -> None:
+        orders.append(_other_order(parts or x.shape[first : last + 1]))
+        x.copy_(x.flatten(first, last).index_select(first, orders[0]).view(x.shape))
+
+    runs = again.twice(runner, case, exchange)
+    if runs is None or not orders:
         return None
     before, after = runs
-    return after.out - before.out.flip(cases.query_axis(case))
+    axis = cases.query_axis(case)
+    if before.out.shape[axis] != len(orders[0]):
+        return None
+    return after.out - before.out.index_select(axis, orders[0])
+
+
+def _other_order(sizes: tuple[int, ...]) -> Tensor:
+    """Of the positions of a sequence, or of rows and columns that change places as a
+    whole, which attention along one of them allows, too."""
+    places = torch.arange(math.prod(sizes)).view(sizes)
+    for axis, size in enumerate(sizes):
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(size))
+        places = places.index_select(axis, order.flip(0))  # two are exchanged, too
+    return places.flatten()
 
 
 def _is_pytorchs(kind: type) -> bool:
@@ -85,7 +108,3 @@ def _is_of_one_position(layer: nn.Module) -> bool:
     learned = any(p.dim() > 1 for p in own)
     return isinstance(layer, _OF_ONE_POSITION) or not learned
 
-
-def _turned_round(x: Tensor, case: Case) -> Tensor:
-    first, last = _FLAT[case.layout]
-    return x.flatten(first, last).flip(first).view(x.shape)

@@ -168,6 +168,7 @@ class Reading:
         told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
         base, subject = self.way.base, self.way.runner.subject
         told |= {"context_left": wiring.leaves_context(self.way.call, base)}
+        told |= {"mask_of_both": wiring.mask_of_both(self.way.call, self.kept)}
         told |= {w: self.way.turning == w for w in (turning.ALIKE, turning.ELSEWHERE)}
         told |= {"sees_later_keys": wiring.sees_later_keys(subject, base)}
         return of_form + [fact for fact, holds in told.items() if holds]
@@ -213,12 +214,17 @@ class Reading:
         seen, verdict = self.way.base.recorder, self.verdict or {}
         numpy = self.way.base.case.style.numpy
         subject = self.way.runner.subject
+        is_unnamed = any(f.name == observation.NO_WEIGHTS for f in self.findings)
+        if is_unnamed and self.verdict is None:
+            return self.weighed_astray
         if seen is None or verdict.get("verdict") != "unknown":
             return None
         if numpy:
             return guessing.UNSEEN if speaks_of_positions(subject) else None
         owner = subject.target if subject.kind == "function" else subject.type
         name = getattr(owner, "__name__", "")
+        if said := self.weighed_astray or self.cancelled:
+            return said
         of_another = guessing.outside(seen, self.way.base.case, name) or self.mixed
         return of_another or reads.astray(self.way.runner, self.way.base, self.kept)
 
@@ -255,6 +261,31 @@ class Reading:
         before its heads, or behind them."""
         unused = [self.unused] if self.unused else []
         return unused or scrambled.of_positions(self.way.runner, self.way.base)
+
+    @property
+    def cancelled(self) -> Finding | None:
+        """What is said of projections whose part in the result cancels."""
+        first = self.kept[0] if self.kept else self.way.base
+        names = [f"`{n}`" for n in first.cancelled if speaks(n)]
+        return flaws.projection_cancels(names) if names else None
+
+    @property
+    def scrambled(self) -> list[Finding]:
+        """What is said of positions that do not stay together, whatever an unusual form
+        of the call leaves open, as which axis of a video is the sequence."""
+        way = self.way
+        if way.form is None or set(way.made_up.values()) != {"form"}:
+            return []
+        if way.base.recorder is None or not way.base.recorder.cores.found:
+            return []
+        return scrambled.of_positions(way.runner, way.base, way.form.parts)
+
+    @property
+    def weighed_astray(self) -> Finding | None:
+        """What is said of a softmax along an axis that is not summed over."""
+        way = self.way
+        is_astray = flaws.weighs_along_another_axis(way.runner, way.base)
+        return flaws.SOFTMAX_OF_ANOTHER_AXIS if is_astray else None
 
     @property
     def mixed(self) -> Finding | None:

@@ -18,7 +18,7 @@ from ..report import Finding
 from ..subject.roles import role_of_name
 from ..subject.signature import Call
 from ..subject.target import Subject
-from ..subject.words import OF_SOURCE, words
+from ..subject.words import OF_SOURCE, OF_TARGET, words
 from .observation import NO_WEIGHTS
 
 CONTEXT_UNREAD = Finding(
@@ -116,7 +116,14 @@ def of_context(call: Call, base: Run) -> list[Finding]:
     ]
     asks = [three for three in crossing if "key" in three[0]]
     begins_alone = all(one == {"query"} for one in origins[0])
-    return [CONTEXT_ASKS] if asks and asks == crossing and begins_alone else []
+    if asks and asks == crossing and begins_alone:
+        return [CONTEXT_ASKS]
+    is_encoded = bool(set(words(context)) & OF_SOURCE)
+    if is_encoded and not base.arguments.masks and begins_alone:
+        later = [all(map(_hides_later, one)) for one in found]
+        if later[0] and any(h for one, h in zip(found, later) if reads_context(one)):
+            return [MASK_OF_ANOTHER]
+    return []
 
 
 def leaves_context(call: Call, base: Run) -> bool:
@@ -163,8 +170,11 @@ def _unread(call: Call) -> list[Parameter]:
 
 def of_masks(call: Call, kept: list[Run]) -> list[Finding]:
     """Whether a mask reaches what another one is for."""
-    if not (call.takes("mask") and call.takes("context_mask") and attentions(kept[0])):
+    if not (call.takes("mask") and attentions(kept[0])):
         return []
+    if not call.takes("context_mask"):
+        named = set(words(call.parameter("mask") or "")) & OF_TARGET
+        return [MASK_OF_ANOTHER] if named and mask_of_both(call, kept) else []
     plain = attentions(kept[0])
     across = [reads_context(one) for one in plain]
     if len(set(across)) == 1:
@@ -183,6 +193,28 @@ def of_masks(call: Call, kept: list[Run]) -> list[Finding]:
     return [MASK_OF_ANOTHER] if astray else []
 
 
+def mask_of_both(call: Call, kept: list[Run]) -> bool:
+    """Whether the one mask that it takes reaches attention of its own sequence and of
+    a context that an encoder has made."""
+    context = call.parameter("context")
+    if context is None or not set(words(context)) & OF_SOURCE:
+        return False
+    if not call.takes("mask") or call.takes("context_mask"):
+        return False
+    plain = attentions(kept[0])
+    across = [reads_context(one) for one in plain]
+    for run in kept:
+        found = attentions(run)
+        is_alone = {*run.arguments.masks} == {"mask"} and not run.case.training
+        if not is_alone or run.case.relation == "self" or len(found) != len(plain):
+            continue
+        hits = _are_masked(found, plain)
+        reached = {of_context for of_context, hit in zip(across, hits) if hit}
+        if len(reached) == 2:
+            return True
+    return False
+
+
 def _are_masked(found: list[list[Core]], plain: list[list[Core]]) -> list[bool]:
     """Of each attention, whether a mask has a part in what it returns. plain: the same
     without one."""
@@ -195,6 +227,16 @@ def _are_masked(found: list[list[Core]], plain: list[list[Core]]) -> list[bool]:
     # By what its scores come of: behind one that is masked, those of all do.
     hits = [any("mask" in one.masked_by for one in each) for each in found]
     return [hit and not any(hits[:place]) for place, hit in enumerate(hits)]
+
+
+def _hides_later(core: Core) -> bool:
+    """Whether every query sees the keys up to its own place, and no other."""
+    scores = core.query @ core.key.mT / core.query.shape[-1] ** 0.5
+    seen = torch.ones_like(scores, dtype=torch.bool).tril()
+    if core.scores is not None:
+        return bool(((core.scores.softmax(-1) > _NOTHING) == seen).all())
+    returned = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ core.value
+    return torch.allclose(returned, core.context, rtol=1e-4, atol=1e-6)
 
 
 def _blocks(core: Core) -> bool:

@@ -119,7 +119,8 @@ _SIZES = {
     ),
     "resolution": (
         "inputresolution imgsize imagesize imsize resolution featsize fmapsize featuremapsize "
-        "spatialsize hw hwshape boardsize gridsize mapsize"
+        "spatialsize hw hwshape boardsize gridsize mapsize inhw inputhw imghw imagehw featurehw "
+        "inputshape imgshape imageshape spatialshape"
     ),
 }
 _CONSTRUCTOR = {

@@ -321,7 +321,8 @@ def _role_of(parameter: inspect.Parameter) -> str | None:
     if default is parameter.empty:
         divides = role is None and normal(name) in ("temperature", "temp", "tau")
         return "divisor" if divides else role
-    if role == "mask" and type_name(parameter) == "bool":
+    # A flag has a value: `mask: bool = None` is a mask of bools.
+    if role == "mask" and type_name(parameter) == "bool" and default is not None:
         return "is_causal"
     if role == "mask" and _OF_TEXT.search(str(parameter.annotation)):
         return "nothing"  # the name of a mask that it makes

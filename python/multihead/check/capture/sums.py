@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""Whether what a softmax made is summed with along the axis on which it adds up to 1,
+in attention of any kind: scores of a product, of a sum through tanh, of a graph's edges.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .places import Place, place
+
+_SOFTMAX = ("_softmax", "_safe_softmax")
+# What shows the same numbers, all of them.
+_SAME = {"view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "permute"}
+_SAME |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy", "detach"}
+_SAME |= {"alias", "contiguous"}
+
+
+@dataclass
+class Sums:
+    """Follows weights, operation by operation, from their softmax to the sum that they
+    are the factors of. are_one: of each such sum, whether they add up to 1 in it."""
+
+    are_one: list[bool] = field(default_factory=list)
+    _weights: set[Place] = field(default_factory=set)
+    # What weights were multiplied with, one by one, and these weights.
+    _terms: dict[Place, Tensor] = field(default_factory=dict)
+
+    @property
+    def are_astray(self) -> bool:
+        """Whether there are such sums, and in none of them the factors add up to 1."""
+        return bool(self.are_one) and not any(self.are_one)
+
+    def note(self, name: str, args: tuple, operands, results) -> None:
+        """One operation. operands: all tensors among its arguments."""
+        first = operands[0]
+        if name in _SOFTMAX:
+            self._weights.add(place(results[0]))
+        elif name in _SAME and place(first) in self._weights:
+            if results[0].numel() >= first.numel():
+                self._weights.add(place(results[0]))
+        elif name in ("mm", "bmm", "baddbmm", "addmm"):
+            left, right = operands[-2:]
+            known = [place(t) in self._weights for t in (left, right)]
+            if known[0] is not known[1]:
+                self._note_sum(left, -1) if known[0] else self._note_sum(right, -2)
+        elif name == "mul" and len(operands) == 2:
+            known = [t for t in operands if place(t) in self._weights]
+            if len(known) == 1:
+                self._terms[place(results[0])] = known[0].expand(results[0].shape)
+        elif name == "sum" and (terms := self._terms.get(place(first))) is not None:
+            if terms.shape == first.shape and len(args) > 1 and args[1]:
+                self._note_sum(terms, args[1])
+
+    def _note_sum(self, weights: Tensor, axes) -> None:
+        total = weights.detach().sum(axes)
+        self.are_one.append(torch.allclose(total, torch.ones_like(total), atol=1e-3))
