@@ -141,11 +141,14 @@ constexpr Assumption kContextLeft = {
     "its context is meant not to be read"};
 constexpr Assumption kMaskOfBoth = {
     "mask_of_both",
-    "Its one mask reaches both attentions, that of its own sequence and that "
-    "of its context.",
-    "A causal mask is for the first alone: take a mask of the context for the "
-    "second, or none.",
+    "Its one mask reaches attention of its own sequence and that of a context.",
+    "Take another mask for the context, or none: a causal one is for the "
+    "first.",
     "its one mask is meant for the keys of its context, too"};
+constexpr Assumption kMaskLeft = {
+    "mask_left", "It takes a mask, and overwrites that with one of its own.",
+    "Join them: mask = mask & its_own. Or leave the argument out.",
+    "the mask that it takes is meant to be replaced by its own"};
 constexpr Assumption kSeesLaterKeys = {
     "sees_later_keys",
     "By its name it decodes, and in attention of its own sequence each query "
@@ -207,7 +210,7 @@ constexpr const Assumption* kWithCondition[] = {
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
     &kBeside,        &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere,
-    &kMaskOfBoth};
+    &kMaskOfBoth,    &kMaskLeft};
 
 Finding finding(const Assumption& assumption, const std::string& said) {
   std::string sentence(assumption.sentence);
@@ -367,6 +370,7 @@ class Assuming {
     if (fact(calls_, "attentions_beside") == "true") add(kBeside);
     if (fact(calls_, "context_left") == "true") add(kContextLeft);
     if (fact(calls_, "mask_of_both") == "true") add(kMaskOfBoth);
+    if (fact(calls_, "mask_left") == "true") add(kMaskLeft);
     if (fact(calls_, "turned_elsewhere") == "true") add(kTurnedElsewhere);
     if (fact(calls_, "sees_later_keys") == "true") add(kSeesLaterKeys);
     if (const std::string names = fact(calls_, "switched_off"); !names.empty())

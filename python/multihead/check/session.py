@@ -188,7 +188,8 @@ class Examination:
         self.findings += guessing.of_calls(reading.findings, made_up)
         self.understood = reading.understood + way.kept_of(self.understood, self.call)
         doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
-        if doubtful and (flaw := reading.scrambled):
+        flaw = reading.replaced or (reading.scrambled if doubtful else [])
+        if flaw:
             self.findings = flaw
             return None
         unread = reading.beside or reading.gains

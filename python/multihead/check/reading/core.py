@@ -3,7 +3,6 @@
 is not explained, as beside layers that attention has no use for."""
 
 import functools
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +14,13 @@ from ..capture import core
 from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
-from ..subject.roles import speaks
 from ..subject.words import OF_TARGET, words
-from . import observation, wiring
+from . import idle, observation, wiring
 from .ways import Reading
 
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, _LITTLE_EFFORT = 0.2, 0.03
-_OF_TABLES = re.compile(r"emb|(^|\.)(tok|token|tokens|wte|wpe|pos|lookup)\.")
 _SHOWN = 5  # names of what stands beside
 
 # Where the whole is not explained, and nothing stands beside attention.
@@ -311,8 +308,8 @@ def _judged(
     beside = " and ".join(named or ["what is behind it"] * bool(later))
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     facts |= {"attentions": str(later + 1)} if later else {}
-    if idle := _idle(reading):
-        facts["idle_weights"] = " and ".join(idle)
+    if names := idle.projections(reading.way.base)[:_SHOWN]:
+        facts["idle_weights"] = " and ".join(f"`{name}`" for name in names)
     for one in seen:
         one.metadata |= promises | facts
     # The products tell how many heads there are.
@@ -328,21 +325,6 @@ def _judged(
     except ValueError:
         return None
     return verdict if verdict["verdict"] != "unknown" else None
-
-
-def _idle(reading: Reading) -> list[str]:
-    """Projections by their names that no data ever met; not tables, which are exchanged
-    where tokens are given."""
-    run = reading.way.base
-    met = run.recorder.met
-    return [
-        f"`{name}`"
-        for name, tensor in run.parameters.tensors.items()
-        if tensor.dim() >= 2
-        and speaks(name)
-        and not _OF_TABLES.search(name)
-        and run.recorder.root(tensor) not in met
-    ][:_SHOWN]
 
 
 def _are_one(core: Core) -> bool:

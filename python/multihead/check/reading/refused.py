@@ -15,16 +15,9 @@ from ..subject.absent import ModuleOfAbsent
 from ..subject.target import Subject, text_of_file
 from . import guessing
 from .first_call import FirstCall
+from .one_head import OF_SHAPES, unless
 from .ways import Way
 
-# What PyTorch says of tensors whose shapes do not fit together.
-OF_SHAPES = re.compile(
-    r"RuntimeError: (?:mat1 and mat2 shapes|shape '.*' is invalid|Expected size|"
-    r"The (?:expanded )?size of|einsum\(\)|size mismatch|batch1 and batch2|"
-    r"Sizes of tensors must match|Given normalized_shape)|"
-    r"ValueError: (?:operands could not be broadcast|matmul: Input operand|"
-    r"shapes .* not aligned)"
-)
 # Widths beside that of the inputs, which may have to go together with it.
 _WIDTHS = ("head_dim", "qkv_dim", "out_dim", "config", "attention", "norm")
 _SECONDS = 3.0  # for all of the sizes
@@ -84,12 +77,6 @@ def _is_of_stand_in(finding: Finding, subject: Subject) -> bool:
     owner = str(getattr(kind, "__module__", ""))
     is_other = owner.startswith("torch") or owner == absent.__name__
     return is_other and bool(re.search(elsewhere, text_of_file(subject), re.M))
-
-
-def unless(words: str, refusal: Finding) -> Finding:
-    """That a call is refused but where sizes hide a fault."""
-    sentence = f"It raises unless {words}. {refusal.sentence}"
-    return replace(refusal, sentence=sentence, kind="failure", remedy="")
 
 
 def _hiding(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:

@@ -35,6 +35,8 @@ _OF_PLANES = re.compile(
     r"height|grid|image|patch|pixel|video|frames?\b|mrope|bins\b",
     re.I,
 )
+# By their positions: Llama 4's and Qwen's temperatures of long contexts.
+_SCALES_QUERIES = re.compile(r"log_?n\b|temperature_?tuning|attn_scale|floor_scale", re.I)
 _CLOSE = 1e-4  # angles are of float32
 
 
@@ -48,7 +50,8 @@ def seen(runner: Runner, base: Run) -> str | Finding | None:
     is_handed = runner.call.takes("rotation") or runner.call.takes("position_ids")
     if not is_plain or is_handed or base.recorder is None:
         return None
-    if not ROTARY.search(text) or _OF_PLANES.search(text):
+    other = _OF_PLANES.search(text) or _SCALES_QUERIES.search(text)
+    if not ROTARY.search(text) or other:
         return None
     case, axis = replace(case, gradients=False), cases.query_axis(case) % 3
     made = arguments.make(runner.call, case)
@@ -67,14 +70,18 @@ def seen(runner: Runner, base: Run) -> str | Finding | None:
 
 
 def _way(one: Core) -> str | Finding | None:
-    """The same of one attention; "" where it is right, None where nobody knows."""
+    """The same of one attention; "" where it is right, None where nobody knows. A norm
+    of heads may hide from their lengths that positions were added."""
     q, k = one.query, one.key
     if q.shape[1] != k.shape[1] or q.shape[1] < 3:
         return None
-    # Positions were added, which a norm of heads may hide from their lengths, or scale
-    # them, too, as those of xPos.
-    if any(_differ(x, x[:, :1]) for x in (_lengths(q), _lengths(k), one.value)):
-        return None
+    if _differ(one.value, one.value[:, :1]):
+        return None  # positions were added to all
+    if any(_differ(x, x[:, :1]) for x in (_lengths(q), _lengths(k))):
+        # Positions were added to these alone; or scale them, too, as those of xPos, of
+        # which a query and the key of its own position meet alike.
+        own = (q * k).sum(-1, keepdim=True) / _lengths(q[:, :1]) / _lengths(k[:, :1])
+        return MISAPPLIED if not one.is_shifted and _differ(own, own[:, :1]) else None
     met = (q / _lengths(q)) @ (k / _lengths(k)).mT
     own = met.diagonal(dim1=1, dim2=2)
     if _differ(own, own[:, :1]):

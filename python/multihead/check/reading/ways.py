@@ -20,7 +20,9 @@ from ..subject.target import Subject
 from . import (
     flaws,
     guessing,
+    idle,
     observation,
+    one_head,
     reads,
     registered,
     scrambled,
@@ -65,6 +67,7 @@ class Way:
         if built is not None and built.is_unturned:
             found.append(_UNTURNED)
         found += registered.of_weights(self.runner, self.base)
+        found += self.of_one_head
         if flaws.has_heads_alike(self.base):
             found.append(flaws.HEADS_ALIKE)
         if flaws.weighs_one(self.runner, self.base):
@@ -74,6 +77,10 @@ class Way:
         if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):
             found.append(flaws.OF_ANOTHER_QUERY)
         return found
+
+    @functools.cached_property
+    def of_one_head(self) -> list[Finding]:
+        return one_head.with_several_heads(self.runner, self.base)
 
     @functools.cached_property
     def of_backward(self) -> Finding | None:
@@ -168,6 +175,7 @@ class Reading:
         told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
         base, subject = self.way.base, self.way.runner.subject
         told |= {"context_left": wiring.leaves_context(self.way.call, base)}
+        told |= {"mask_left": bool(self.way.call.masks_left)}
         told |= {"mask_of_both": wiring.mask_of_both(self.way.call, self.kept)}
         told |= {w: self.way.turning == w for w in (turning.ALIKE, turning.ELSEWHERE)}
         told |= {"sees_later_keys": wiring.sees_later_keys(subject, base)}
@@ -268,6 +276,12 @@ class Reading:
         first = self.kept[0] if self.kept else self.way.base
         names = [f"`{n}`" for n in first.cancelled if speaks(n)]
         return flaws.projection_cancels(names) if names else None
+
+    @property
+    def replaced(self) -> list[Finding]:
+        """What is said of a projection in the place of another, which no data meet,
+        where no fault says so."""
+        return [] if self.faults else idle.replaced(self.way.base)
 
     @property
     def scrambled(self) -> list[Finding]:

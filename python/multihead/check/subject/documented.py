@@ -89,6 +89,10 @@ _USED_TURNED = (
     r"(?:~|logical_not\()\s*{0}\b|"
     r"(?<!\w){0}\b(?:\[[^\]\n]*\])?[^=\n,)]*(?:==\s*(?:0|False)\b|\.eq\(0\))"
 )
+# One that holds 0 where a key is hidden, as a number.
+_COMPARED = (
+    r"(?<!\w){0}\b(?:\[[^\]\n]*\]|\.(?:un)?squeeze\([^)\n]*\))*\s*(?:==\s*0\b|\.eq\(0\))"
+)
 # Any mask, also at the beginning of a sentence.
 _MASKS = ("mask", "masks", "Mask", "Masks")
 _NOT = re.compile(r"\b(?:not?|never|cannot|without|neither|nor)\b|n't\b")
@@ -218,9 +222,14 @@ def is_pytorchs_padding(call: Call) -> bool:
 def may_be_of_tokens(call: Call, subject: Subject) -> bool:
     """Whether only the name of a padding mask says that True is padding, and leaves it
     open: a pad_mask often holds True for tokens, and what is called padding does not.
-    One with the name of PyTorch's is open where a mask beside it is turned round, too."""
+    One with the name of PyTorch's is open where a mask beside it is turned round, too,
+    or where it is compared with 0, as a number."""
     named = call.parameter("padding") or ""
     if is_pytorchs_padding(call):
+        text, name = subject.source, re.escape(named)
+        shown = re.findall(rf"^\s*(\w+)\s*=\s*{name}\b(?=[.\[])", text, re.M)
+        if any(re.search(_COMPARED.format(n), text) for n in (name, *shown)):
+            return True
         both = [re.escape(name) for name in (named, call.parameter("mask")) if name]
         found = [re.search(_USED_TURNED.format(n), subject.source) for n in both]
         return len(both) == 2 and all(found)

@@ -2,8 +2,10 @@
 """The roles of masks, of which code may take several: those of keys, of queries, of a
 context and of the sequence itself."""
 
+import ast
 import inspect
 import re
+import textwrap
 from typing import TYPE_CHECKING
 
 from .roles import is_added
@@ -73,3 +75,36 @@ def of_masks_of_rows(call: "Call", text: str) -> None:
         if reverse is not None:
             call.roles[name] = "query_blocked" if reverse else "query_mask"
             call.masks_rows = True
+
+
+def of_overwritten_masks(call: "Call", text: str) -> None:
+    """A mask that may be left out, and that the code overwrites before it reads it, as
+    by a causal one, is none of the call's. text: that of what is called."""
+    masks = [
+        p.name
+        for p in call.parameters
+        if p.default is None and call.roles[p.name] in ("mask", "padding")
+    ]
+    for name in masks:
+        if _is_overwritten(name, text):
+            call.roles[name] = None
+            call.masks_left.add(name)
+
+
+def _is_overwritten(name: str, text: str) -> bool:
+    """Whether the first statement that has this name gives it a value in which it has no
+    part."""
+    try:
+        entry = ast.parse(textwrap.dedent(text)).body[0]
+    except (SyntaxError, IndexError):
+        return False
+    for statement in getattr(entry, "body", ()):
+        named = [
+            node
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Name) and node.id == name
+        ]
+        if named:
+            is_set = isinstance(statement, ast.Assign) and len(named) == 1
+            return is_set and any(named[0] is target for target in statement.targets)
+    return False

@@ -17,6 +17,7 @@ from . import sliding
 from .masking import (
     of_masks_of_keys,
     of_masks_of_rows,
+    of_overwritten_masks,
     of_named_masks,
     of_two_masks,
 )
@@ -70,7 +71,8 @@ class Call:
     for that. is_packed: one tensor holds queries, keys and values, which are as many.
     called: the parameters that the code calls, as it does a layer of dropout.
     masks_rows: its mask of padding only zeroes rows of the output. unread: the
-    parameters that the code does nothing with, masks aside.
+    parameters that the code does nothing with, masks aside. masks_left: masks that it
+    overwrites before it reads them.
     """
 
     parameters: list[inspect.Parameter]
@@ -88,6 +90,7 @@ class Call:
     called: frozenset[str] = frozenset()
     masks_rows: bool = False
     unread: frozenset[str] = frozenset()
+    masks_left: set[str] = field(default_factory=set)
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -217,6 +220,7 @@ def read(subject: Subject) -> Call:
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
+    of_overwritten_masks(call, text_of_entry(subject))
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     call.unread = _unread(subject)

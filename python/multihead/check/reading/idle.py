@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Projections of a module, by their names, that no data ever meet."""
+
+import re
+
+from ..capture import core
+from ..capture.core import Core
+from ..capture.runner import Run
+from ..report import Finding
+from ..subject.roles import speaks
+
+_OUTPUT = re.compile(
+    r"(^|[._])(c_?)?(proj|projection|unify_?heads?|combine(_heads)?|concat|merge(_heads)?)"
+    r"(\d|[._]|$)"
+)
+_OF_TABLES = re.compile(r"emb|(^|\.)(tok|token|tokens|wte|wpe|pos|lookup)\.")
+_NAMED = r"(^|[._])(w_?|to_?|fc_?|lin(ear)?_?)?({0}|{1}s?)(_?(proj|lin|linear|net|layer))?s?([._]|$)"
+_OF = {
+    part: re.compile(_NAMED.format(part[0], part), re.I)
+    for part in ("query", "key", "value")
+}
+_MATRIX = {"query": "W_q", "key": "W_k", "value": "W_v"}
+_ASKED = {"query": "Queries", "key": "Keys", "value": "Values"}
+
+
+def projections(run: Run) -> list[str]:
+    """Their names; not tables, which are exchanged where tokens are given."""
+    if run.recorder is None:
+        return []
+    met = run.recorder.met
+    return [
+        name
+        for name, tensor in run.parameters.tensors.items()
+        if tensor.dim() >= 2
+        and (speaks(name) or _OUTPUT.search(name))
+        and not _OF_TABLES.search(name)
+        and run.recorder.root(tensor) not in met
+    ]
+
+
+def replaced(run: Run) -> list[Finding]:
+    """Whether one of them is left out for another: keys and values, say, are the same
+    numbers, and no data meet the matrix that is named after values."""
+    names = projections(run)
+    if not names:
+        return []
+    found = core.attentions(run.recorder.cores.found)
+    for used, left in (
+        ("key", "value"),
+        ("query", "key"),
+        ("query", "value"),
+        ("value", "key"),
+        ("key", "query"),
+        ("value", "query"),
+    ):
+        idle = [f"`{n}`" for n in names if _OF[left].search(n)]
+        if idle and any(_are_equal(each, used, left) for each in found):
+            return [_of_another(used, left, idle)]
+    return []
+
+
+def _are_equal(attention: list[Core], *parts: str) -> bool:
+    pairs = [[getattr(one, part) for part in parts] for one in attention]
+    return all(a.shape == b.shape and a.equal(b) for a, b in pairs)
+
+
+def _of_another(used: str, left: str, idle: list[str]) -> Finding:
+    return Finding(
+        f"{used}_weight_for_{_ASKED[left].lower()}",
+        f"{_ASKED[left]} are projected by {_MATRIX[used]}, not by {_MATRIX[left]}: both "
+        f"are the same numbers, and no data meet {' and '.join(idle)}.",
+        f"Project each by its own matrix: {left[0]} = {_MATRIX[left]}(x).",
+    )
