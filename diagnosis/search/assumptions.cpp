@@ -151,8 +151,8 @@ constexpr Assumption kMaskLeft = {
     "the mask that it takes is meant to be replaced by its own"};
 constexpr Assumption kSeesLaterKeys = {
     "sees_later_keys",
-    "By its name it decodes, and in attention of its own sequence each query "
-    "sees later keys, too.",
+    "It decodes, by its name or by the words that it returns, and each query "
+    "of its own sequence sees later keys, too.",
     "To predict what comes next, hide it: block torch.ones(L, L, "
     "dtype=torch.bool).triu(1).",
     "its queries are meant to see later keys, though it decodes"};

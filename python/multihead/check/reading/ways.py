@@ -18,6 +18,7 @@ from ..subject.roles import speaks
 from ..subject.signature import Call, text_of_entry
 from ..subject.target import Subject
 from . import (
+    decoding,
     flaws,
     guessing,
     idle,
@@ -178,7 +179,7 @@ class Reading:
         told |= {"mask_left": bool(self.way.call.masks_left)}
         told |= {"mask_of_both": wiring.mask_of_both(self.way.call, self.kept)}
         told |= {w: self.way.turning == w for w in (turning.ALIKE, turning.ELSEWHERE)}
-        told |= {"sees_later_keys": wiring.sees_later_keys(subject, base)}
+        told |= {"sees_later_keys": decoding.sees_later_keys(self.way.runner, base)}
         return of_form + [fact for fact, holds in told.items() if holds]
 
     @property

@@ -6,7 +6,6 @@ A layer of a decoder (Vaswani et al., 2017, section 3.2.3) has one attention of 
 sequence and one in which that sequence asks and the context is read.
 """
 
-import inspect
 from inspect import Parameter
 
 import torch
@@ -17,7 +16,6 @@ from ..capture.runner import Run
 from ..report import Finding
 from ..subject.roles import role_of_name
 from ..subject.signature import Call
-from ..subject.target import Subject
 from ..subject.words import OF_SOURCE, OF_TARGET, words
 from .observation import NO_WEIGHTS
 
@@ -131,32 +129,6 @@ def leaves_context(call: Call, base: Run) -> bool:
     return bool(attentions(base) and _unread(call))
 
 
-def sees_later_keys(subject: Subject, base: Run) -> bool:
-    """Whether a decoder, as its name says, that reads a context takes no mask for later
-    keys, and blocks none where it reads its own sequence first."""
-    said = subject.name.lower().replace("_", "")
-    if "decoder" not in said or "encoderdecoder" in said or base.recorder is None:
-        return False
-    called = getattr(subject.type, "forward", subject.entry)  # also in another form
-    names = list(inspect.signature(called).parameters)
-    roles = {role_of_name(name) for name in names}
-    if not roles & {"context", "key"} or any(map(_may_hide_later, names)):
-        return False
-    own = core.attentions(base.recorder.cores.found)[:1]
-    return bool(own) and reads_its_own(own[0]) and all(map(_hides_nothing, own[0]))
-
-
-def _may_hide_later(name: str) -> bool:
-    """Whether an argument is a mask, and not by its name of padding or a context."""
-    said = set(words(name))
-    is_other = said & (OF_SOURCE | {"pad", "padding", "valid"})
-    return bool(said & {"mask", "masks", "causal"}) and not is_other
-
-
-def _hides_nothing(core: Core) -> bool:
-    return _is_plain(core) if core.scores is None else not _blocks(core)
-
-
 def _unread(call: Call) -> list[Parameter]:
     """Sequences with which the code does nothing."""
     unread = (p for p in call.parameters if p.name in call.unread)
@@ -218,12 +190,12 @@ def mask_of_both(call: Call, kept: list[Run]) -> bool:
 def _are_masked(found: list[list[Core]], plain: list[list[Core]]) -> list[bool]:
     """Of each attention, whether a mask has a part in what it returns. plain: the same
     without one."""
-    if all(_is_plain(one) for each in plain for one in each):
-        return [not all(map(_is_plain, each)) for each in found]
+    if all(is_plain(one) for each in plain for one in each):
+        return [not all(map(is_plain, each)) for each in found]
     if all(one.scores is not None for each in (*found, *plain) for one in each):
         # One that blocks without a mask may do so with the other's.
         both = zip(found, plain)
-        return [any(map(_blocks, x)) and not any(map(_blocks, y)) for x, y in both]
+        return [any(map(blocks, x)) and not any(map(blocks, y)) for x, y in both]
     # By what its scores come of: behind one that is masked, those of all do.
     hits = [any("mask" in one.masked_by for one in each) for each in found]
     return [hit and not any(hits[:place]) for place, hit in enumerate(hits)]
@@ -239,14 +211,19 @@ def _hides_later(core: Core) -> bool:
     return torch.allclose(returned, core.context, rtol=1e-4, atol=1e-6)
 
 
-def _blocks(core: Core) -> bool:
+def hides_nothing(core: Core) -> bool:
+    """Whether every query sees every key."""
+    return is_plain(core) if core.scores is None else not blocks(core)
+
+
+def blocks(core: Core) -> bool:
     """Whether a weight is nothing, as behind a mask; not in a row that sees nothing."""
     assert core.scores is not None
     weights = core.scores.softmax(-1)
     return bool((weights < _NOTHING).any())
 
 
-def _is_plain(core: Core) -> bool:
+def is_plain(core: Core) -> bool:
     """Whether it is attention that blocks nothing; also where one before has returned
     what is not finite, for a row that sees nothing."""
     scores = core.query @ core.key.mT / core.query.shape[-1] ** 0.5

@@ -235,8 +235,12 @@ def read(subject: Subject) -> Call:
 
 
 # A flag without which a mask that is given has no use.
-MASKING = re.compile(r"(use|apply|with|has|enable|do)_?(attn_?|attention_?)?mask(ing)?")
-_CAUSAL = re.compile(r"causal|auto_?regressi|masked_?(self|multi|attention|mha|head)")
+MASKING = re.compile(
+    r"(use|apply|with|has|enable|do)_?(attn_?|attention_?)?mask(ing)?|mask_?flag|masking"
+)
+_CAUSAL = re.compile(
+    r"causal|auto_?regressi|masked_?(self|multi|attention|mha|head)|gpt(?!.*bert)"
+)
 
 
 def _note_causal(call: Call, subject: Subject) -> None:
