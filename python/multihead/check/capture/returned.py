@@ -35,7 +35,10 @@ class Unfit(Exception):
         of_some = len(shape) == 3 and shape[1] not in own and shape[1] % sizes.queries
         some = "one vector" if len(shape) == 2 else f"{shape[1]} vectors"
         few = "fewer than" if len(shape) < len(self.shape) else "however many"
-        if (shape[0], shape[-1]) != (sizes.batch, sizes.embed):
+        # A head behind it returns as many numbers as there are classes.
+        classes = len(shape) == 2 and shape[1] < sizes.embed and shape[1] not in own
+        classes = classes and shape[1] not in (sizes.queries, sizes.out)
+        if shape[0] != sizes.batch or (shape[-1] != sizes.embed and not classes):
             return self.finding
         if len(shape) != 2 and not of_some:
             return self.finding

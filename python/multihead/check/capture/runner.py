@@ -52,6 +52,7 @@ class Run:
     case: Case
     arguments: Arguments
     out: Tensor | None = None
+    pooled: Tensor | None = None  # in place of the output, a vector for each item
     attention: Tensor | None = None
     recorder: Recorder | None = None
     parameters: weights.Weights = field(default_factory=weights.Weights)
@@ -266,6 +267,8 @@ class Runner:
                 found = unfit.finding
                 if self.call.style == "x" and case.layout in _OF_ONE_SEQUENCE:
                     found = unfit.of_one_sequence(case)
+                if found.name == "pools" and isinstance(outcome.value, Tensor):
+                    run.pooled = outcome.value.detach()
                 run.findings = self._located([found], made)
                 return
             (out, run.attention), run.asks = one

@@ -84,6 +84,8 @@ class FirstCall:
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
         self._outside: Finding | None = None
+        # What returned a vector for each item, and what ran it.
+        self.pooled: tuple[Runner, Run] | None = None
         self._seconds, self.spent = seconds, 0.0
         self._tried_images = self._tried_lengths = False
         # Whether other roles and lengths have time of their own; how many calls a
@@ -214,6 +216,8 @@ class FirstCall:
             said = [f for f in run.findings[:1] if f.name == "raises" or not by_chance]
             complaints += [(kind == first, f) for f in said]
             self._outside = self._outside or _of_its_kind(run)
+            if run.pooled is not None:
+                self.pooled = self.pooled or (self.runner, run)
             refusals.note(case, run.findings)
             endless = any("RecursionError" in f.sentence for f in run.findings)
             pools = sum(f.name == "pools" for _, f in complaints) >= _POOLED

@@ -205,6 +205,24 @@ def mixes_items(runner: Runner, base: Run) -> bool:
     return all(_mixes(runner, case, axis) for axis in ((0, 1) if is_either else (0,)))
 
 
+def pools_mix_items(runner: Runner, run: Run) -> bool:
+    """The same of code that returns a vector for each item, the first axis of what it
+    is given."""
+    case = replace(run.case, gradients=False)
+    if case.layout not in (cases.LAYER, *cases.IMAGES) or case.style.numpy:
+        return False
+    if _ACROSS_ITEMS.search(text_of_file(runner.subject)):
+        return False
+    made = arguments.make(runner.call, case)
+    before = runner.run(case, given=made).pooled
+    for sequence in again.sequences(made):
+        sequence[-1].copy_(torch.randn_like(sequence[-1]))
+    after = runner.run(case, given=made).pooled
+    if before is None or after is None or before.shape != after.shape:
+        return False
+    return not torch.allclose(before[:-1], after[:-1])
+
+
 def _mixes(runner: Runner, case: Case, axis: int) -> bool:
     made = arguments.make(runner.call, case)
     if len({tensor.shape[axis] for tensor in made.tensors.values()}) > 1:

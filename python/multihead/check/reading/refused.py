@@ -13,7 +13,7 @@ from ..report import Finding
 from ..subject import absent
 from ..subject.absent import ModuleOfAbsent
 from ..subject.target import Subject, text_of_file
-from . import guessing
+from . import flaws, guessing
 from .first_call import FirstCall
 from .one_head import OF_SHAPES, unless
 from .ways import Way
@@ -29,6 +29,8 @@ def complaints(
     """Why nothing ran, which is the code's fault only where that is clear.
     is_attention: whether the first call of a way to call it is."""
     built, subject = first.runner.construction, first.subject
+    if first.pooled is not None and flaws.pools_mix_items(*first.pooled):
+        return [flaws.ITEMS_MIXED]
     guessed = [*first.call.guessed, *(built.guessed if built else ())]
     # What it inherits of a package that is not there, it may well have.
     kind = "" if issubclass(subject.type, ModuleOfAbsent) else subject.type.__name__
