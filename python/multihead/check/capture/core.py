@@ -154,7 +154,7 @@ class Cores:
         of what tensors are made."""
         if not results or not operands:
             return
-        self.sums.note(name, args, operands, results)
+        self.sums.note(name, args, operands, results, recorder)
         self._note_shift(name, operands, results, recorder)
         if depth := self._depth(operands):
             self._behind |= {storage(result): depth for result in results}

@@ -32,8 +32,9 @@ class Sums:
         """Whether there are such sums, and in none of them the factors add up to 1."""
         return bool(self.are_one) and not any(self.are_one)
 
-    def note(self, name: str, args: tuple, operands, results) -> None:
-        """One operation. operands: all tensors among its arguments."""
+    def note(self, name: str, args: tuple, operands, results, recorder) -> None:
+        """One operation. operands: all tensors among its arguments; recorder: it knows
+        what is computed of inputs. Learned numbers mix heads, and are not weighed."""
         first = operands[0]
         if name in _SOFTMAX:
             self._weights.add(place(results[0]))
@@ -43,11 +44,13 @@ class Sums:
         elif name in ("mm", "bmm", "baddbmm", "addmm"):
             left, right = operands[-2:]
             known = [place(t) in self._weights for t in (left, right)]
-            if known[0] is not known[1]:
+            weighed = right if known[0] else left
+            if known[0] is not known[1] and recorder.origin(weighed).inputs:
                 self._note_sum(left, -1) if known[0] else self._note_sum(right, -2)
         elif name == "mul" and len(operands) == 2:
             known = [t for t in operands if place(t) in self._weights]
-            if len(known) == 1:
+            both = all(recorder.origin(t).inputs for t in operands)
+            if len(known) == 1 and both:
                 self._terms[place(results[0])] = known[0].expand(results[0].shape)
         elif name == "sum" and (terms := self._terms.get(place(first))) is not None:
             if terms.shape == first.shape and len(args) > 1 and args[1]:
