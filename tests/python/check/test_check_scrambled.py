@@ -144,3 +144,34 @@ def test_a_projection_of_which_nothing_is_left(kind):
 @pytest.mark.parametrize("kind", [Fused, ApartAndRight])
 def test_blocks_that_use_all_they_project(kind):
     assert multihead.check(kind).judgement == "right_if"
+
+
+class OfFrames(nn.Module):
+    """Attention of each pixel over the frames of a video, (B, C, T, H, W)."""
+
+    def __init__(self, channels: int, num_heads: int = 4):
+        super().__init__()
+        self.count = num_heads
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nn.Linear(channels, channels)
+
+    def pixels(self, x):
+        return x.permute(0, 3, 4, 2, 1)
+
+    def forward(self, x):
+        B, C, T, H, W = x.shape
+        y = self.qkv(self.pixels(x).reshape(B * H * W, T, C))
+        q, k, v = y.view(B * H * W, T, 3, self.count, -1).permute(2, 0, 3, 1, 4)
+        y = ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2)
+        y = self.proj(y.reshape(B * H * W, T, C))
+        return x + y.view(B, H, W, T, C).permute(0, 4, 3, 1, 2)
+
+
+class OfRows(OfFrames):
+    def pixels(self, x):
+        return x.permute(0, 2, 3, 4, 1)
+
+
+def test_the_pixels_of_a_video_that_a_view_exchanges():
+    assert named(multihead.check(OfRows)) == ["positions_scrambled"]
+    assert multihead.check(OfFrames).judgement == "right"

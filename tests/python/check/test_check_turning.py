@@ -130,3 +130,32 @@ def test_turns_by_other_positions_are_a_condition(kind):
 def test_turns_alike_at_every_position_are_a_condition():
     assert conditions(multihead.check(ByHead)) == ["turned_alike", "layers_beside"]
     assert conditions(multihead.check(Unturned)) == ["layers_beside"]
+
+
+class OtherPairs(Block):
+    """Angles for halves, turns of neighbours: lengths change."""
+
+    def turned(self, q, k):
+        return self.rope(q), self.rope(k)
+
+    def rope(self, x):
+        half = x.shape[-1] // 2
+        places = torch.arange(x.shape[-2]).to(x)
+        angles = torch.outer(places, 100 ** (-torch.arange(half).to(x) / half))
+        angles = torch.cat([angles, angles], -1)
+        even, odd = x[..., ::2], x[..., 1::2]
+        other = torch.stack([-odd, even], -1).flatten(-2)
+        return x * angles.cos() + other * angles.sin()
+
+
+class XPos(Block):
+    """Rotary positions that scale, too (Sun et al., 2022)."""
+
+    def turned(self, q, k):
+        places = torch.arange(q.shape[-2]).to(q).unsqueeze(-1)
+        return rotated(q, -2) * 1.1**places, rotated(k, -2) / 1.1**places
+
+
+def test_turns_that_change_lengths_are_none():
+    assert named(multihead.check(OtherPairs)) == ["rotary_misapplied"]
+    assert "rotary_misapplied" not in named(multihead.check(XPos))
