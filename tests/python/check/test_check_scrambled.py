@@ -174,4 +174,4 @@ class OfRows(OfFrames):
 
 def test_the_pixels_of_a_video_that_a_view_exchanges():
     assert named(multihead.check(OfRows)) == ["positions_scrambled"]
-    assert multihead.check(OfFrames).judgement == "right"
+    assert multihead.check(OfFrames).judgement == "right_if"
