@@ -365,7 +365,7 @@ class Examination:
             finder.extends, finder.most = False, _FORMS_TRIED
             base = finder.find(form.layouts or self.layouts)
             seconds -= finder.spent
-            self.first_call.pooled = self.first_call.pooled or finder.pooled
+            self.first_call.ended = self.first_call.ended or finder.ended
             if base is not None and (not form.shares_queries or guessing.asks(base)):
                 found = True
                 yield Way(runner, base, form)

@@ -23,6 +23,8 @@ _FIVE = re.compile(
     re.I,
 )
 
+_FEATURES = re.compile(r"c\w*|d|dim|e|emb\w*|features?")
+
 
 def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Form]:
     """complaints: what it says of other forms."""
@@ -38,11 +40,15 @@ def of_videos(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         (cases.IMAGE, _as_frames, _of_frames, (6, None), "each frame a sequence"),
         (cases.CHANNELS_FIRST, _as_pixels, _of_pixels, (12, 5), "each pixel in time"),
     ]
-    written = "(B, T, Y, X, E)" if is_last else "(B, E, T, Y, X)"
+    is_third = not is_last and _are_third(subject)
+    written = "(B, T, E, Y, X)" if is_third else "(B, E, T, Y, X)"
+    written = "(B, T, Y, X, E)" if is_last else written
     for layout, split, join, sizes, what in ways:
         is_whole = split is _as_whole
         if is_last:
             layout, split, join = _LAST[layout], _last(split), _last(join)
+        if is_third:
+            split, join = _third(split, join)
 
         def how(target: object, /, split=split, join=join, **given: object) -> object:
             video = {n: split(t) if n in inputs else t for n, t in given.items()}
@@ -72,12 +78,23 @@ def _are_last(subject: Subject) -> bool:
     return _FIVE.search(text) is not None
 
 
+def _are_third(subject: Subject) -> bool:
+    """Whether the features are the third of five axes, behind those of time."""
+    named = [name.lower() for name in axes(subject)]
+    return len(named) == 5 and _FEATURES.fullmatch(named[2]) is not None
+
+
 _LAST = {cases.CHANNELS_FIRST: cases.LAYER, cases.IMAGE: cases.IMAGE_LAST}
 
 
 def _last(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The same for features in the last axis."""
     return lambda x: change(x.movedim(-1, 1)).movedim(1, -1)
+
+
+def _third(split: Callable, join: Callable) -> tuple[Callable, Callable]:
+    """Both for features in the third axis."""
+    return lambda x: split(x).movedim(1, 2), lambda video: join(video.movedim(2, 1))
 
 
 def _parts(length: int) -> tuple[int, int, int]:

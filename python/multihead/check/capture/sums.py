@@ -11,6 +11,8 @@ from torch import Tensor
 from .places import Place, place
 
 _SOFTMAX = ("_softmax", "_safe_softmax")
+_MASKS = ("mul", "mul_", "masked_fill", "masked_fill_", "where")
+_OF_MASKS = frozenset(("mask", "key_padding_mask"))
 # What shows the same numbers, all of them.
 _SAME = {"view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "permute"}
 _SAME |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy", "detach"}
@@ -23,6 +25,9 @@ class Sums:
     are the factors of. are_one: of each such sum, whether they add up to 1 in it."""
 
     are_one: list[bool] = field(default_factory=list)
+    # Of those that a mask of the call has met behind the softmax.
+    masked_are_one: list[bool] = field(default_factory=list)
+    _masked: set[Place] = field(default_factory=set)
     _weights: set[Place] = field(default_factory=set)
     # What weights were multiplied with, one by one, and these weights.
     _terms: dict[Place, Tensor] = field(default_factory=dict)
@@ -38,6 +43,8 @@ class Sums:
         first = operands[0]
         if name in _SOFTMAX:
             self._weights.add(place(results[0]))
+        elif name in _MASKS and _is_masked(operands, self._weights, recorder):
+            self._masked.add(place(results[0]))
         elif name in _SAME and place(first) in self._weights:
             if results[0].numel() >= first.numel():
                 self._weights.add(place(results[0]))
@@ -45,6 +52,9 @@ class Sums:
             left, right = operands[-2:]
             known = [place(t) in self._weights for t in (left, right)]
             weighed = right if known[0] else left
+            masked = place(left) in self._masked
+            if masked and recorder.origin(right).inputs:
+                self.masked_are_one.append(_add_up(left, -1))
             if known[0] is not known[1] and recorder.origin(weighed).inputs:
                 self._note_sum(left, -1) if known[0] else self._note_sum(right, -2)
         elif name == "mul" and len(operands) == 2:
@@ -57,5 +67,18 @@ class Sums:
                 self._note_sum(terms, args[1])
 
     def _note_sum(self, weights: Tensor, axes) -> None:
-        total = weights.detach().sum(axes)
-        self.are_one.append(torch.allclose(total, torch.ones_like(total), atol=1e-3))
+        self.are_one.append(_add_up(weights, axes))
+
+
+def _add_up(weights: Tensor, axes) -> bool:
+    """Whether they are 1 together."""
+    total = weights.detach().sum(axes)
+    return torch.allclose(total, torch.ones_like(total), atol=1e-3)
+
+
+def _is_masked(operands: list[Tensor], weights: set[Place], recorder) -> bool:
+    """Whether weights meet what comes of masks of the call alone."""
+    rest = [t for t in operands if place(t) not in weights]
+    origins = [recorder.origin(t).inputs for t in rest]
+    is_mask = any(origins) and all(inputs <= _OF_MASKS for inputs in origins)
+    return len(rest) < len(operands) and is_mask

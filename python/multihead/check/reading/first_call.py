@@ -39,6 +39,7 @@ _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
 # An axis that is cut in as many parts as there are heads.
 _CUT_BY_HEADS = re.compile(r"(view|reshape)\([^)]*//\s*[\w.]*head", re.I)
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
+_ENDED = ("pools", "wrong_shape")
 _POOLED = 6  # calls that come to their end and pool what they are given: all will
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _TORCH = re.compile(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill")
@@ -84,8 +85,8 @@ class FirstCall:
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
         self._outside: Finding | None = None
-        # What returned a vector for each item, and what ran it.
-        self.pooled: tuple[Runner, Run] | None = None
+        # What came to its end and returned no output of attention, and what ran it.
+        self.ended: tuple[Runner, Run] | None = None
         self._seconds, self.spent = seconds, 0.0
         self._tried_images = self._tried_lengths = False
         # Whether other roles and lengths have time of their own; how many calls a
@@ -216,8 +217,8 @@ class FirstCall:
             said = [f for f in run.findings[:1] if f.name == "raises" or not by_chance]
             complaints += [(kind == first, f) for f in said]
             self._outside = self._outside or _of_its_kind(run)
-            if run.pooled is not None:
-                self.pooled = self.pooled or (self.runner, run)
+            if run.findings[0].name in _ENDED:
+                self.ended = self.ended or (self.runner, run)
             refusals.note(case, run.findings)
             endless = any("RecursionError" in f.sentence for f in run.findings)
             pools = sum(f.name == "pools" for _, f in complaints) >= _POOLED
@@ -405,7 +406,7 @@ class FirstCall:
     def _width_of_class(self) -> int | None:
         """The width that a class has which is not told it; None if it is."""
         built = self.runner.construction
-        if built is None or built.takes("embed_dim", "config", "out_dim"):
+        if built is None or built.takes("embed_dim", "out_dim"):
             return None
         widths = set()
         for sizes in (Sizes(), Sizes(embed=64))[: 2 if built.parameters else 1]:

@@ -18,7 +18,7 @@ from ..calls import arguments, cases, windows
 from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
-from ..subject.target import text_of_file
+from ..subject.target import Subject, text_of_file
 from . import again
 from .layouts import written_batch_first
 
@@ -65,6 +65,13 @@ MASK_AFTER_SOFTMAX = Finding(
     "it was meant for scores: what comes of them is huge, infinite or NaN.",
     "Fill scores, and take the softmax of them: "
     'scores.masked_fill(mask, float("-inf")).softmax(-1).',
+)
+MASK_BEHIND_WEIGHTS = Finding(
+    "mask_after_softmax",
+    "The mask meets weights, behind their softmax: what is left of a query's weights does "
+    "not add up to 1, and follows the scores of what is hidden.",
+    "Mask scores, and take the softmax of them: "
+    'scores.masked_fill(mask == 0, float("-inf")).softmax(-1).',
 )
 # What is said of code that mixes items on purpose, as BatchFormer (Hou et al., 2022).
 _ACROSS_ITEMS = re.compile(
@@ -191,6 +198,12 @@ def weighs_along_another_axis(runner: Runner, base: Run) -> bool:
     return base.recorder.cores.sums.are_astray
 
 
+def masks_weights(runs: list[Run]) -> bool:
+    """Whether masks meet weights alone, which do not add up to 1 behind that."""
+    seen = [run.recorder.cores.sums.masked_are_one for run in runs if run.recorder]
+    return any(seen) and not any(one for sums in seen for one in sums)
+
+
 def mixes_items(runner: Runner, base: Run) -> bool:
     """Whether each axis that may be that of items has some of which others follow the
     change. Sequence-first code mixes the first axis, and not the second."""
@@ -205,13 +218,18 @@ def mixes_items(runner: Runner, base: Run) -> bool:
     return all(_mixes(runner, case, axis) for axis in ((0, 1) if is_either else (0,)))
 
 
+def works_across_items(subject: Subject) -> bool:
+    """Whether its file says that it mixes items on purpose."""
+    return _ACROSS_ITEMS.search(text_of_file(subject)) is not None
+
+
 def pools_mix_items(runner: Runner, run: Run) -> bool:
     """The same of code that returns a vector for each item, the first axis of what it
     is given."""
     case = replace(run.case, gradients=False)
     if case.layout not in (cases.LAYER, *cases.IMAGES) or case.style.numpy:
         return False
-    if _ACROSS_ITEMS.search(text_of_file(runner.subject)):
+    if works_across_items(runner.subject):
         return False
     made = arguments.make(runner.call, case)
     before = runner.run(case, given=made).pooled

@@ -42,7 +42,9 @@ def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, 
     layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
     if stated is not None:
         layouts.remove(cases.SEQUENCE_FIRST if stated else cases.LAYER)
-    elif written_batch_first(subject) is False or _hands_on(subject):
+    elif not written_batch_first(subject) and (
+        written_batch_first(subject) is False or _hands_on(subject)
+    ):
         layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
     elif len(axes(subject)) == 2:
         layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]

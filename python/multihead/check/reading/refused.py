@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..calls.cases import Sizes
+from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject import absent
 from ..subject.absent import ModuleOfAbsent
 from ..subject.target import Subject, text_of_file
-from . import flaws, guessing
+from . import across, flaws, guessing
 from .first_call import FirstCall
 from .one_head import OF_SHAPES, unless
 from .ways import Way
@@ -29,7 +30,7 @@ def complaints(
     """Why nothing ran, which is the code's fault only where that is clear.
     is_attention: whether the first call of a way to call it is."""
     built, subject = first.runner.construction, first.subject
-    if first.pooled is not None and flaws.pools_mix_items(*first.pooled):
+    if first.ended is not None and mixes_items(*first.ended):
         return [flaws.ITEMS_MIXED]
     guessed = [*first.call.guessed, *(built.guessed if built else ())]
     # What it inherits of a package that is not there, it may well have.
@@ -48,6 +49,13 @@ def complaints(
         if base is not None and is_attention(Way(first.runner, base)):
             return [unless(words, found[0])]
     return found
+
+
+def mixes_items(runner: Runner, run: Run) -> bool:
+    """Whether it does, as seen in a vector for each item or where PyTorch's own layer is
+    handed them."""
+    pools = run.pooled is not None and flaws.pools_mix_items(runner, run)
+    return pools or across.attends_over_items(runner, run)
 
 
 def _is_of_try(finding: Finding, subject: Subject) -> bool:

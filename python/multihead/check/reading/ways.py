@@ -297,10 +297,12 @@ class Reading:
 
     @property
     def weighed_astray(self) -> Finding | None:
-        """What is said of a softmax along an axis that is not summed over."""
+        """What is said of weights that do not add up to 1, in attention of any kind."""
         way = self.way
-        is_astray = flaws.weighs_along_another_axis(way.runner, way.base)
-        return flaws.SOFTMAX_OF_ANOTHER_AXIS if is_astray else None
+        if flaws.weighs_along_another_axis(way.runner, way.base):
+            return flaws.SOFTMAX_OF_ANOTHER_AXIS
+        masks = flaws.masks_weights([way.base, *self.kept])
+        return flaws.MASK_BEHIND_WEIGHTS if masks else None
 
     @property
     def mixed(self) -> Finding | None:

@@ -557,11 +557,30 @@ def unpacks_input(subject: Subject, call: Call) -> bool:
     return re.search(rf"^\s*(?:\w+\s*,\s*)*{name}\b[\w\s,]*=[^=]", body, re.M) is None
 
 
+# batch_size = x.shape[0], or the same by x.size(0).
+_COUNTED_ITEMS = re.compile(
+    r"^\s*(?:b|bs|bsz|batch\w*|b_size)\s*=\s*(?P<of>\w+)\."
+    r"(?:shape\[(?P<shape>[01])\]|size\(\s*(?:dim\s*=\s*)?(?P<size>[01])\s*\))",
+    re.M | re.I,
+)
+
+
+def _counts_items(subject: Subject) -> bool | None:
+    """Whether the items that it counts are the first axis of a parameter, or the
+    second; None where it does not count them."""
+    code = getattr(inspect.unwrap(subject.entry), "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    text = text_of_entry(subject)
+    found = [m for m in _COUNTED_ITEMS.finditer(text) if m["of"] in names]
+    said = {(m["shape"] or m["size"]) == "0" for m in found}
+    return said.pop() if len(said) == 1 else None
+
+
 def states_batch_first(subject: Subject) -> bool | None:
     """What the names of the axes say; None where they say nothing."""
     names = [name.lower() for name in axes(subject)]
     if len(names) < 3:
-        return None
+        return _counts_items(subject)
     if BATCH.fullmatch(names[0]) and names[:2] != ["n", "b"]:
         return True
     return False if are_batch_and_length(names[1], names[0]) else None
