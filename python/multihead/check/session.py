@@ -22,6 +22,7 @@ from .reading import (
     effort,
     flaws,
     guessing,
+    instead,
     observation,
     on_cache,
     plans,
@@ -184,23 +185,11 @@ class Examination:
             if other.faults:
                 reading = other
                 break
-        way, made_up = reading.way, reading.way.made_up
-        self.findings += guessing.of_calls(reading.findings, made_up)
+        way = reading.way
+        self.findings += guessing.of_calls(reading.findings, way.made_up)
         self.understood = reading.understood + way.kept_of(self.understood, self.call)
-        doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
-        flaw = reading.replaced or (reading.scrambled if doubtful else [])
-        if flaw:
-            self.findings = flaw
-            return None
-        unread = reading.beside or reading.gains
-        if doubtful or (reading.verdict is not None and unread):
-            doubt = guessing.doubt(made_up, reading.faults) if made_up else None
-            flaw = doubt or reading.unused or reading.weighed_astray or reading.mixed
-            self.findings = [flaw or guessing.other_layers(unread)]
-            return None
-        is_ignored = reading.faults == ["mask_ignored"]
-        if said := reading.outside or (reading.mask_doubt if is_ignored else None):
-            self.findings = [said]
+        if said := instead.of_verdict(reading):
+            self.findings = said
             return None
         return reading.verdict
 

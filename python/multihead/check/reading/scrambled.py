@@ -107,4 +107,3 @@ def _is_of_one_position(layer: nn.Module) -> bool:
         return set(layer.kernel_size) == {1}
     learned = any(p.dim() > 1 for p in own)
     return isinstance(layer, _OF_ONE_POSITION) or not learned
-

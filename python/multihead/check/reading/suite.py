@@ -23,7 +23,7 @@ from ..subject.documented import is_padding_of_keys, written_masks
 from ..subject.promised import leaves_dropout
 from ..subject.roles import role_of_name
 from ..subject.target import text_of_file
-from . import finite, flaws, refused
+from . import draws, finite, flaws, refused
 
 Progress = Callable[[str], None]
 _SPREAD = 1.5
@@ -80,7 +80,7 @@ class Cases:
     def run_all(self) -> None:
         """Runs everything; the first run in `kept` is the base."""
         first = self._first()
-        noise = self._randomness(first)
+        noise = draws.differing(self.runner, first)
         if noise and (whole := self._without_dropout()):
             # All else is judged without what it drops.
             noise, self.kept = [], [whole]
@@ -219,22 +219,6 @@ class Cases:
             self.kept.append(self._taken)
         return self._taken if again.refused else again
 
-    def _randomness(self, first: Run) -> list[Finding]:
-        """Two runs that differ although nothing is dropped and no layer made anew."""
-        made_inside = self.runner.subject.kind == "function" and not self.call.weights
-        if first.recorder.draws or (made_inside and first.parameters.tensors):
-            return []
-        again = self.runner.run(first.case, seed=1)
-        if again.refused or torch.equal(again.out.nan_to_num(), first.out.nan_to_num()):
-            return []
-        finding = Finding(
-            "random",
-            "Two runs on the same inputs give different outputs, in evaluation mode.",
-            "Something is drawn anew in each call: parameters belong into the "
-            "constructor, dropout into training.",
-        )
-        return [finding]
-
     def _without_dropout(self) -> Run | None:
         """The first run of an instance that is given no dropout, if that is why two
         runs differ: draws of NumPy are not seen."""
@@ -242,7 +226,7 @@ class Cases:
         if built is None or not built.takes("dropout"):
             return None
         run = self.runner.run(case)
-        if run.refused or self._randomness(run):
+        if run.refused or draws.differing(self.runner, run):
             return None
         self.base = case
         return run

@@ -36,7 +36,9 @@ _OF_PLANES = re.compile(
     re.I,
 )
 # By their positions: Llama 4's and Qwen's temperatures of long contexts.
-_SCALES_QUERIES = re.compile(r"log_?n\b|temperature_?tuning|attn_scale|floor_scale", re.I)
+_SCALES_QUERIES = re.compile(
+    r"log_?n\b|temperature_?tuning|attn_scale|floor_scale", re.I
+)
 _CLOSE = 1e-4  # angles are of float32
 
 

@@ -13,7 +13,6 @@ from ..capture import by_hand
 from ..capture.places import storage
 from ..capture.runner import Run, Runner
 from ..report import Finding
-from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
 from ..subject.signature import Call, text_of_entry
 from ..subject.target import Subject
@@ -21,10 +20,8 @@ from . import (
     decoding,
     flaws,
     guessing,
-    idle,
     observation,
     one_head,
-    reads,
     registered,
     scrambled,
     turning,
@@ -174,7 +171,7 @@ class Reading:
         told |= {"bias_of_another_query": shifted}
         unseen = self.way.base.case.style.numpy and self.way.call.takes("position_ids")
         told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
-        base, subject = self.way.base, self.way.runner.subject
+        base = self.way.base
         told |= {"context_left": wiring.leaves_context(self.way.call, base)}
         told |= {"mask_left": bool(self.way.call.masks_left)}
         told |= {"mask_of_both": wiring.mask_of_both(self.way.call, self.kept)}
@@ -217,27 +214,6 @@ class Reading:
         return name in self.way.base.parameters.batch_norms
 
     @property
-    def outside(self) -> Finding | None:
-        """What is said where nothing explains it, and it is attention of another kind,
-        as what PyTorch computed on the way shows; or mixes the items of a batch."""
-        seen, verdict = self.way.base.recorder, self.verdict or {}
-        numpy = self.way.base.case.style.numpy
-        subject = self.way.runner.subject
-        is_unnamed = any(f.name == observation.NO_WEIGHTS for f in self.findings)
-        if is_unnamed and self.verdict is None:
-            return self.weighed_astray
-        if seen is None or verdict.get("verdict") != "unknown":
-            return None
-        if numpy:
-            return guessing.UNSEEN if speaks_of_positions(subject) else None
-        owner = subject.target if subject.kind == "function" else subject.type
-        name = getattr(owner, "__name__", "")
-        if said := self.weighed_astray or self.cancelled:
-            return said
-        of_another = guessing.outside(seen, self.way.base.case, name) or self.mixed
-        return of_another or reads.astray(self.way.runner, self.way.base, self.kept)
-
-    @property
     def unused(self) -> Finding | None:
         """What is said of a projection that is computed, of which nothing is left."""
         first = self.kept[0] if self.kept else self.way.base
@@ -270,45 +246,6 @@ class Reading:
         before its heads, or behind them."""
         unused = [self.unused] if self.unused else []
         return unused or scrambled.of_positions(self.way.runner, self.way.base)
-
-    @property
-    def cancelled(self) -> Finding | None:
-        """What is said of projections whose part in the result cancels."""
-        first = self.kept[0] if self.kept else self.way.base
-        names = [f"`{n}`" for n in first.cancelled if speaks(n)]
-        return flaws.projection_cancels(names) if names else None
-
-    @property
-    def replaced(self) -> list[Finding]:
-        """What is said of a projection in the place of another, which no data meet,
-        where no fault says so."""
-        return [] if self.faults else idle.replaced(self.way.base)
-
-    @property
-    def scrambled(self) -> list[Finding]:
-        """What is said of positions that do not stay together, whatever an unusual form
-        of the call leaves open, as which axis of a video is the sequence."""
-        way = self.way
-        if way.form is None or set(way.made_up.values()) != {"form"}:
-            return []
-        if way.base.recorder is None or not way.base.recorder.cores.found:
-            return []
-        return scrambled.of_positions(way.runner, way.base, way.form.parts)
-
-    @property
-    def weighed_astray(self) -> Finding | None:
-        """What is said of weights that do not add up to 1, in attention of any kind."""
-        way = self.way
-        if flaws.weighs_along_another_axis(way.runner, way.base):
-            return flaws.SOFTMAX_OF_ANOTHER_AXIS
-        masks = flaws.masks_weights([way.base, *self.kept])
-        return flaws.MASK_BEHIND_WEIGHTS if masks else None
-
-    @property
-    def mixed(self) -> Finding | None:
-        """What is said of code that mixes the items of a batch."""
-        mixes = flaws.mixes_items(self.way.runner, self.way.base)
-        return flaws.ITEMS_MIXED if mixes else None
 
     @property
     def _unread(self) -> dict[str, Tensor]:

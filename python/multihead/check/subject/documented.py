@@ -90,9 +90,7 @@ _USED_TURNED = (
     r"(?<!\w){0}\b(?:\[[^\]\n]*\])?[^=\n,)]*(?:==\s*(?:0|False)\b|\.eq\(0\))"
 )
 # One that holds 0 where a key is hidden, as a number.
-_COMPARED = (
-    r"(?<!\w){0}\b(?:\[[^\]\n]*\]|\.(?:un)?squeeze\([^)\n]*\))*\s*(?:==\s*0\b|\.eq\(0\))"
-)
+_COMPARED = r"(?<!\w){0}\b(?:\[[^\]\n]*\]|\.(?:un)?squeeze\([^)\n]*\))*\s*(?:==\s*0\b|\.eq\(0\))"
 # Any mask, also at the beginning of a sentence.
 _MASKS = ("mask", "masks", "Mask", "Masks")
 _NOT = re.compile(r"\b(?:not?|never|cannot|without|neither|nor)\b|n't\b")

@@ -17,8 +17,8 @@ from . import sliding
 from .masking import (
     of_masks_of_keys,
     of_masks_of_rows,
-    of_overwritten_masks,
     of_named_masks,
+    of_overwritten_masks,
     of_two_masks,
 )
 from .pairs import roles_of_pairs

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""What is said in the place of a verdict: of what was made up for the call, of layers
+beside attention, of attention of another kind, and of flaws that show whatever else the
+code computes."""
+
+from ..report import Finding
+from ..subject.promised import speaks_of_positions
+from ..subject.roles import speaks
+from . import across, flaws, guessing, idle, observation, reads, scrambled
+from .ways import Reading
+
+
+def of_verdict(reading: Reading) -> list[Finding]:
+    """None where the verdict stands."""
+    made_up = reading.way.made_up
+    doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
+    if flaw := _whatever_else(reading, bool(doubtful)):
+        return flaw
+    unread = reading.beside or reading.gains
+    if doubtful or (reading.verdict is not None and unread):
+        if made_up:
+            return [guessing.doubt(made_up, reading.faults)]
+        flaw = reading.unused or _weighed_astray(reading) or _mixed(reading)
+        return [flaw or guessing.other_layers(unread)]
+    is_ignored = reading.faults == ["mask_ignored"]
+    said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
+    return [said] if said else []
+
+
+def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
+    """Flaws that no guess brings about."""
+    way = reading.way
+    replaced = [] if reading.faults else idle.replaced(way.base)
+    if replaced or (doubtful and _scrambled(reading)):
+        return replaced or [scrambled.SCRAMBLED]
+    draws = any(finding.name == "random" for finding in reading.findings)
+    mixes = draws and across.attends_over_items(way.runner, way.base)
+    return [flaws.ITEMS_MIXED] if mixes else []
+
+
+def _scrambled(reading: Reading) -> bool:
+    """Whether positions do not stay together, whatever an unusual form of the call
+    leaves open, as which axis of a video is the sequence."""
+    way = reading.way
+    if way.form is None or set(way.made_up.values()) != {"form"}:
+        return False
+    if way.base.recorder is None or not way.base.recorder.cores.found:
+        return False
+    return bool(scrambled.of_positions(way.runner, way.base, way.form.parts))
+
+
+def _outside(reading: Reading) -> Finding | None:
+    """What is said where nothing explains it, and it is attention of another kind, as
+    what PyTorch computed on the way shows; or mixes the items of a batch."""
+    way, verdict = reading.way, reading.verdict or {}
+    seen, subject = way.base.recorder, way.runner.subject
+    is_unnamed = any(f.name == observation.NO_WEIGHTS for f in reading.findings)
+    if is_unnamed and reading.verdict is None:
+        return _weighed_astray(reading)
+    if seen is None or verdict.get("verdict") != "unknown":
+        return None
+    if way.base.case.style.numpy:
+        return guessing.UNSEEN if speaks_of_positions(subject) else None
+    owner = subject.target if subject.kind == "function" else subject.type
+    name = getattr(owner, "__name__", "")
+    return (
+        _weighed_astray(reading)
+        or _cancelled(reading)
+        or guessing.outside(seen, way.base.case, name)
+        or _mixed(reading)
+        or reads.astray(way.runner, way.base, reading.kept)
+    )
+
+
+def _cancelled(reading: Reading) -> Finding | None:
+    """What is said of projections whose part in the result cancels."""
+    first = reading.kept[0] if reading.kept else reading.way.base
+    names = [f"`{n}`" for n in first.cancelled if speaks(n)]
+    return flaws.projection_cancels(names) if names else None
+
+
+def _weighed_astray(reading: Reading) -> Finding | None:
+    """What is said of weights that do not add up to 1, in attention of any kind."""
+    way = reading.way
+    if flaws.weighs_along_another_axis(way.runner, way.base):
+        return flaws.SOFTMAX_OF_ANOTHER_AXIS
+    masks = flaws.masks_weights([way.base, *reading.kept])
+    return flaws.MASK_BEHIND_WEIGHTS if masks else None
+
+
+def _mixed(reading: Reading) -> Finding | None:
+    """What is said of code that mixes the items of a batch."""
+    mixes = flaws.mixes_items(reading.way.runner, reading.way.base)
+    return flaws.ITEMS_MIXED if mixes else None
