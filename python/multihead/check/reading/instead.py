@@ -82,6 +82,8 @@ def _cancelled(reading: Reading) -> Finding | None:
 def _weighed_astray(reading: Reading) -> Finding | None:
     """What is said of weights that do not add up to 1, in attention of any kind."""
     way = reading.way
+    if flaws.SOFTMAX_OF_ONE in reading.findings:
+        return None
     if flaws.weighs_along_another_axis(way.runner, way.base):
         return flaws.SOFTMAX_OF_ANOTHER_AXIS
     masks = flaws.masks_weights([way.base, *reading.kept])
