@@ -21,6 +21,7 @@ def of_verdict(reading: Reading) -> list[Finding]:
         if made_up:
             return [guessing.doubt(made_up, reading.faults)]
         flaw = reading.unused or _weighed_astray(reading) or _mixed(reading)
+        flaw = flaw or _apart(reading)
         return [flaw or guessing.other_layers(unread)]
     is_ignored = reading.faults == ["mask_ignored"]
     said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
@@ -56,7 +57,7 @@ def _outside(reading: Reading) -> Finding | None:
     seen, subject = way.base.recorder, way.runner.subject
     is_unnamed = any(f.name == observation.NO_WEIGHTS for f in reading.findings)
     if is_unnamed and reading.verdict is None:
-        return _weighed_astray(reading)
+        return _weighed_astray(reading) or _apart(reading)
     if seen is None or verdict.get("verdict") != "unknown":
         return None
     if way.base.case.style.numpy:
@@ -88,6 +89,17 @@ def _weighed_astray(reading: Reading) -> Finding | None:
         return flaws.SOFTMAX_OF_ANOTHER_AXIS
     masks = flaws.masks_weights([way.base, *reading.kept])
     return flaws.MASK_BEHIND_WEIGHTS if masks else None
+
+
+def _apart(reading: Reading) -> Finding | None:
+    """What is said of code in which no position reads another, whose scores are none of
+    features on purpose."""
+    way = reading.way
+    seen = way.base.recorder
+    if seen is None or not seen.cores.found or guessing.outside(seen, way.base.case):
+        return None
+    apart = reads.are_apart(way.runner, way.base)
+    return reads.POSITIONS_APART if apart else None
 
 
 def _mixed(reading: Reading) -> Finding | None:

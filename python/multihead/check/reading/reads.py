@@ -45,20 +45,29 @@ _CHANGED = 1e-9, 1e-4  # in float64, in float32
 
 def astray(runner: Runner, base: Run, kept: list[Run]) -> Finding | None:
     """What is wrong about who reads whom."""
-    case = replace(base.case, gradients=False, training=False)
-    axes = case.layout.strip("()").split(", ")
-    if "L" not in axes or case.sizes.queries < 3:
+    if are_apart(runner, base):
+        return POSITIONS_APART
+    if "L" not in _axes(base.case) or base.case.sizes.queries < 3:
         return None
-    if case.mask is None and case.padding is None:
-        read = _read(runner, case)
-        if read is None:
-            return None
-        if not _off_diagonal(read, case).any():
-            apart = len(axes) < 3 or not _mixes_items(runner, case)
-            return POSITIONS_APART if apart else None
     if not _HIDES.search(runner.subject.source):
         return None  # a mask may be a bias, which hides nothing
     return HIDDEN_KEYS_READ if any(_leaks(runner, run) for run in kept) else None
+
+
+def are_apart(runner: Runner, base: Run) -> bool:
+    """Whether no position reads another, in a call without masks."""
+    case = replace(base.case, gradients=False, training=False)
+    axes = _axes(case)
+    if "L" not in axes or case.sizes.queries < 3 or case.mask or case.padding:
+        return False
+    read = _read(runner, case)
+    if read is None or _off_diagonal(read, case).any():
+        return False
+    return len(axes) < 3 or not _mixes_items(runner, case)
+
+
+def _axes(case: Case) -> list[str]:
+    return case.layout.strip("()").split(", ")
 
 
 def _leaks(runner: Runner, run: Run) -> bool:
@@ -124,7 +133,7 @@ def _with_another(
     is no such place."""
     made = arguments.make(runner.call, case)
     roles = ("query",) if case.relation == "self" else ("key", "value")
-    at = case.layout.strip("()").split(", ").index(axis)
+    at = _axes(case).index(axis)
     for sequence in again.sequences(made, roles):
         if sequence.dim() <= at or sequence.shape[at] <= place:
             return None
