@@ -2,6 +2,7 @@
 """What the arguments of a constructor ask for, by their names and defaults."""
 
 import inspect
+import re
 
 from torch import nn
 
@@ -37,9 +38,24 @@ def parameters_of(make: object) -> list[inspect.Parameter]:
         parameters = list(inspect.signature(constructor).parameters.values())
         parameters = parameters[0 if constructor is make else 1 :]
         named = [p for p in parameters if p.kind not in _VARIADIC]
+        named = named or _read_by_name(constructor, parameters)
         if named or not parameters:
             return named
     return []
+
+
+def _read_by_name(
+    make: object, parameters: list[inspect.Parameter]
+) -> list[inspect.Parameter]:
+    """What a constructor reads of keywords of any names: `kwargs["config"]`."""
+    of_any = [p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
+    constructor = make.__init__ if inspect.isclass(make) else make
+    if not of_any:
+        return []
+    text, name = source_of(constructor), re.escape(of_any[0])
+    read = re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", text)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(n, kind) for n in dict.fromkeys(read) if n.isidentifier()]
 
 
 def role_of(parameter: inspect.Parameter) -> str | None:

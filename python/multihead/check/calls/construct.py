@@ -238,6 +238,12 @@ class Construction:
         narrow = [re.escape(n) for n, role in self.roles.items() if role == "head_dim"]
         if len(narrow) != 1 or not self.takes("embed_dim"):
             return False
+        width = rf"(?:self\.)?{narrow[0]}\b"
+        cut = rf"(?:view|reshape|unflatten)\([^\n]*-1\s*,\s*{width}\s*\)"
+        one = rf"Linear\([^\n]*,\s*{width}\s*[,)]"  # it is all that comes out
+        text = self.subject.source
+        if re.search(cut, text) and not re.search(one, text):
+            return True  # (B, L, -1, D)
         divided = rf"(\w+)\s*=\s*[\w.]+\s*//\s*(?:self\.)?{narrow[0]}\b"
         made = re.findall(divided, source_of(self.subject.target.__init__))
         return any(size_of(name) == "num_heads" for name in made)

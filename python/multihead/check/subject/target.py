@@ -3,6 +3,7 @@
 
 import ast
 import contextlib
+import enum
 import functools
 import importlib
 import inspect
@@ -24,6 +25,7 @@ from .script import overlays, run_file
 
 _ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa", re.IGNORECASE)
 _MULTI = re.compile(r"multi_?head|mha|grouped|gqa|mqa|multi_?query", re.IGNORECASE)
+_OF_ATTENTION = re.compile(r"attention|attend|attn|^(apply|call|compute|run)$", re.I)
 # Seconds that a file has for itself, what it imports among it.
 _LOADING = 30.0
 
@@ -167,6 +169,9 @@ def describe(target: object) -> Subject:
         kind, entry = "instance", _method(target)
     else:
         kind, entry = "function", target
+    how = None
+    if entry is None and kind == "class" and (method := _only_method(target)):
+        entry, how = _without_self(method), _called_by_name(method.__name__)
     if entry is None:
         raise ValueError(
             "check: target must be a function, a module, its class or 'file.py:name', "
@@ -177,7 +182,7 @@ def describe(target: object) -> Subject:
         code = code.func
     code = type(code) if kind == "instance" else inspect.unwrap(code)
     name = getattr(code, "__qualname__", type(code).__name__).split("<locals>.")[-1]
-    return Subject(kind, target, entry, name, _where(code), _source(code))
+    return Subject(kind, target, entry, name, _where(code), _source(code), how=how)
 
 
 def _is_function(target: object) -> bool:
@@ -195,6 +200,46 @@ def _method(target: object) -> Callable | None:
     if owner in (None, nn.Module) or (forward and _hands_on(vars(owner)["__call__"])):
         return forward
     return kind.__call__ if kind is target else target.__call__
+
+
+def _only_method(kind: type) -> Callable | None:
+    """The method of a class that nothing can call by itself: the only one that takes
+    something and has a public name, or the only one named after attention."""
+    if issubclass(kind, (tuple, dict, BaseException, enum.Enum)):
+        return None
+    public = [
+        m
+        for n, m in vars(kind).items()
+        if inspect.isfunction(m) and not n.startswith("_") and _takes_something(m)
+    ]
+    named = [m for m in public if _OF_ATTENTION.search(m.__name__)]
+    found = named or public
+    return found[0] if len(found) == 1 else None
+
+
+def _takes_something(method: Callable) -> bool:
+    return len(inspect.signature(method).parameters) > 1
+
+
+def _without_self(method: Callable) -> Callable:
+    """Only its signature counts."""
+    own = inspect.signature(method)
+    rest = list(own.parameters.values())[1:]
+
+    def entry(**given: object) -> None: ...
+
+    entry.__wrapped__ = method  # type: ignore[attr-defined]
+    entry.__signature__ = own.replace(parameters=rest)  # type: ignore[attr-defined]
+    return entry
+
+
+def _called_by_name(name: str) -> Callable:
+    """How an object is called by this method of its."""
+
+    def how(made: object, /, *args: object, **given: object) -> object:
+        return getattr(made, name)(*args, **given)
+
+    return how
 
 
 def _hands_on(method: object) -> bool:
@@ -279,7 +324,11 @@ def _defined(module: types.ModuleType) -> dict[str, object]:
     found = {
         name: value
         for name, value in vars(module).items()
-        if (_method(value) if inspect.isclass(value) else _is_function(value))
+        if (
+            _method(value) or (_ATTENTION.search(name) and _only_method(value))
+            if inspect.isclass(value)
+            else _is_function(value)
+        )
         and not name.startswith("test")
     }
     here = module.__name__
