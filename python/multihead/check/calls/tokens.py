@@ -89,6 +89,7 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
         for more in ways:
             one = functools.partial(how, name=name, always=more == [required])
             one.has_many = True  # type: ignore[attr-defined]
+            one.has_others = len(inputs) + len(encoded) > 1  # type: ignore[attr-defined]
             said = f"{name} taken for tokens, which are embedded as ours"
             of_which = f", of which {pads[name]} is padding" if name in pads else ""
             said += of_which or "; none of them is padding"
@@ -123,11 +124,24 @@ def _padding_of(subject: Subject, inputs: list[str]) -> dict[str, str]:
     handed = [n for n in inputs if re.search(_HANDED.format(re.escape(n)), own)]
     found = [pair for one in _COMPARED for pair in re.findall(one, own, re.I)]
     known = {name: pad for name, pad in reversed(found) if name in inputs}
+    if any(_zeroes_rows(own, name) for name in known):
+        return {}  # which padded keys are seen by, as in SASRec
     if not known and handed:
         text = text_of_file(subject)
         found = [pair for one in _COMPARED for pair in re.findall(one, text, re.I)]
         known = dict.fromkeys(handed[: len(found)][:1], found[0][1] if found else "")
     return known
+
+
+def _zeroes_rows(text: str, tokens: str) -> bool:
+    """Whether what is made of a comparison of tokens only multiplies rows."""
+    made = re.search(rf"^\s*(\w+)\s*=\s*[^=\n]*\b{tokens}\b[^=\n]*[!=]=", text, re.M)
+    if made is None:
+        return False
+    name = re.escape(made[1])
+    uses = len(re.findall(rf"(?<![.\w]){name}\b(?!\s*=[^=])", text))
+    rows = rf"\*=?\s*\(?~?\s*{name}\.unsqueeze\(-1\)|\*=?\s*~?{name}\[[^\]\n]*None\]"
+    return uses > 0 and uses == len(re.findall(rows, text))
 
 
 def _number(padding: str, target: object) -> int | None:
@@ -144,6 +158,11 @@ def _number(padding: str, target: object) -> int | None:
 def has_many(subject: Subject) -> bool:
     """Whether it is called in that form, and may have attention in many layers."""
     return getattr(subject.how, "has_many", False)
+
+
+def has_others(subject: Subject) -> bool:
+    """Whether it takes tokens of several sequences, as translation does."""
+    return getattr(subject.how, "has_others", False)
 
 
 def _numbers(sequence: Tensor, place: int, padding: int | None) -> Tensor:
@@ -163,7 +182,8 @@ def _embedded(tokens: Tensor, sequence: Tensor) -> Iterator[None]:
     def look_up(weight: Tensor, numbers: Tensor, *_: object, **__: object) -> Tensor:
         is_wide = sequence.shape[-1] == weight.shape[-1]
         if is_wide and numbers.shape == tokens.shape:
-            return sequence if numbers.equal(tokens) else sequence * 0.0
+            # What the code does to it in place is done to its own.
+            return sequence.clone() if numbers.equal(tokens) else sequence * 0.0
         return weight.new_zeros(*numbers.shape, weight.shape[-1])
 
     known = torch.embedding  # which all others call

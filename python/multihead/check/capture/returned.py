@@ -51,6 +51,12 @@ class Unfit(Exception):
         )
 
 
+def pooled(found: Finding, returned: object) -> Tensor | None:
+    """A vector for each item, where that is what was found to come back."""
+    is_one = found.name == "pools" and isinstance(returned, Tensor)
+    return returned.detach() if is_one else None
+
+
 def split(
     returned: object, case: Case, query: Tensor, any_width: bool
 ) -> tuple[Tensor, Tensor | None]:

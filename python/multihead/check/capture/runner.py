@@ -18,7 +18,7 @@ from ..calls.cases import Case, attributes
 from ..calls.construct import Construction
 from ..calls.forms import merged_draw
 from ..calls.one_by_one import is_stepwise
-from ..calls.tokens import has_many
+from ..calls.tokens import has_many, has_others
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject import sliding
@@ -41,7 +41,7 @@ from .record import (
     part_copies,
     unset_is_nan,
 )
-from .returned import Unfit, has_weights, position_that_asks, split
+from .returned import Unfit, has_weights, pooled, position_that_asks, split
 from .surroundings import settings
 
 
@@ -247,9 +247,7 @@ class Runner:
         outcome = self.guard.attempt(watched)
         for draw in recorder.draws:
             draw.keep = merged_draw(draw.keep, self.subject.how)
-        if has_many(self.subject):
-            recorder.cores.keep_first()
-        run.recorder = recorder
+        run.recorder = self._of_first(recorder)
         run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)
         if outcome.error is not None:
@@ -267,8 +265,7 @@ class Runner:
                 found = unfit.finding
                 if self.call.style == "x" and case.layout in _OF_ONE_SEQUENCE:
                     found = unfit.of_one_sequence(case)
-                if found.name == "pools" and isinstance(outcome.value, Tensor):
-                    run.pooled = outcome.value.detach()
+                run.pooled = pooled(found, outcome.value)
                 run.findings = self._located([found], made)
                 return
             (out, run.attention), run.asks = one
@@ -332,6 +329,14 @@ class Runner:
             return split(returned, one, asking, False), position
         except Unfit:
             return None
+
+    def _of_first(self, recorder: Recorder) -> Recorder:
+        """Of a whole model the first attention alone is judged; of several sequences,
+        another one may be causal."""
+        if has_many(self.subject):
+            recorder.cores.keep_first()
+            recorder.has_triangle &= not has_others(self.subject)
+        return recorder
 
     def _located(self, findings: list[Finding], made: Arguments) -> list[Finding]:
         call = f"called as {self.subject.name}({made})"

@@ -3,6 +3,7 @@
 in attention of any kind: scores of a product, of a sum through tanh, of a graph's edges.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from .places import Place, place
 
 _SOFTMAX = ("_softmax", "_safe_softmax")
+_CUTS = ("slice", "split", "split_with_sizes", "narrow", "select", "unbind", "chunk")
 _MASKS = ("mul", "mul_", "masked_fill", "masked_fill_", "where")
 _OF_MASKS = frozenset(("mask", "key_padding_mask"))
 # What shows the same numbers, all of them.
@@ -25,40 +27,44 @@ class Sums:
     are the factors of. are_one: of each such sum, whether they add up to 1 in it."""
 
     are_one: list[bool] = field(default_factory=list)
+    is_cut: bool = False  # parts of weights are used for themselves
     # Of those that a mask of the call has met behind the softmax.
     masked_are_one: list[bool] = field(default_factory=list)
     _masked: set[Place] = field(default_factory=set)
-    _weights: set[Place] = field(default_factory=set)
+    # Weights, and how many there are: a part of them begins at the same place.
+    _weights: dict[Place, int] = field(default_factory=dict)
     # What weights were multiplied with, one by one, and these weights.
     _terms: dict[Place, Tensor] = field(default_factory=dict)
 
     @property
     def are_astray(self) -> bool:
-        """Whether there are such sums, and in none of them the factors add up to 1."""
-        return bool(self.are_one) and not any(self.are_one)
+        """Whether there are such sums, and in none of them the factors add up to 1;
+        weights that are cut may add up to 1 together."""
+        return bool(self.are_one) and not any(self.are_one) and not self.is_cut
 
     def note(self, name: str, args: tuple, operands, results, recorder) -> None:
         """One operation. operands: all tensors among its arguments; recorder: it knows
         what is computed of inputs. Learned numbers mix heads, and are not weighed."""
         first = operands[0]
         if name in _SOFTMAX:
-            self._weights.add(place(results[0]))
-        elif name in _MASKS and _is_masked(operands, self._weights, recorder):
+            self._weights[place(results[0])] = results[0].numel()
+        elif name in _MASKS and self._meet_masks(operands, recorder):
             self._masked.add(place(results[0]))
-        elif name in _SAME and place(first) in self._weights:
-            if results[0].numel() >= first.numel():
-                self._weights.add(place(results[0]))
+        elif name in _SAME and self._are_weights(first):
+            self._weights[place(results[0])] = results[0].numel()
+        elif name in _CUTS and self._are_weights(first):
+            self.is_cut |= any(one.numel() < first.numel() for one in results)
         elif name in ("mm", "bmm", "baddbmm", "addmm"):
             left, right = operands[-2:]
-            known = [place(t) in self._weights for t in (left, right)]
+            known = [self._are_weights(t) for t in (left, right)]
             weighed = right if known[0] else left
             masked = place(left) in self._masked
             if masked and recorder.origin(right).inputs:
-                self.masked_are_one.append(_add_up(left, -1))
+                self.masked_are_one.append(_add_up(left, -1, or_nothing=True))
             if known[0] is not known[1] and recorder.origin(weighed).inputs:
                 self._note_sum(left, -1) if known[0] else self._note_sum(right, -2)
         elif name == "mul" and len(operands) == 2:
-            known = [t for t in operands if place(t) in self._weights]
+            known = [t for t in operands if self._are_weights(t)]
             both = all(recorder.origin(t).inputs for t in operands)
             if len(known) == 1 and both:
                 self._terms[place(results[0])] = known[0].expand(results[0].shape)
@@ -66,19 +72,25 @@ class Sums:
             if terms.shape == first.shape and len(args) > 1 and args[1]:
                 self._note_sum(terms, args[1])
 
+    def _are_weights(self, tensor: Tensor) -> bool:
+        return self._weights.get(place(tensor), tensor.numel() + 1) <= tensor.numel()
+
+    def _meet_masks(self, operands: list[Tensor], recorder) -> bool:
+        """Whether weights meet what comes of masks of the call alone."""
+        rest = [t for t in operands if not self._are_weights(t)]
+        origins = [recorder.origin(t).inputs for t in rest]
+        is_mask = any(origins) and all(inputs <= _OF_MASKS for inputs in origins)
+        return len(rest) < len(operands) and is_mask
+
     def _note_sum(self, weights: Tensor, axes) -> None:
-        self.are_one.append(_add_up(weights, axes))
+        axes = [axes] if isinstance(axes, int) else list(axes)
+        if math.prod(weights.shape[axis] for axis in axes) > 1:  # else it is no sum
+            self.are_one.append(_add_up(weights, axes))
 
 
-def _add_up(weights: Tensor, axes) -> bool:
-    """Whether they are 1 together."""
+def _add_up(weights: Tensor, axes, or_nothing: bool = False) -> bool:
+    """Whether they are 1 together; or_nothing: or 0, as in rows of padding."""
     total = weights.detach().sum(axes)
+    if or_nothing:
+        total = torch.where(total == 0, 1.0, total)
     return torch.allclose(total, torch.ones_like(total), atol=1e-3)
-
-
-def _is_masked(operands: list[Tensor], weights: set[Place], recorder) -> bool:
-    """Whether weights meet what comes of masks of the call alone."""
-    rest = [t for t in operands if place(t) not in weights]
-    origins = [recorder.origin(t).inputs for t in rest]
-    is_mask = any(origins) and all(inputs <= _OF_MASKS for inputs in origins)
-    return len(rest) < len(operands) and is_mask

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..calls import arguments, cases
 from ..capture.runner import Run, Runner
 from . import again, flaws
+from .layouts import written_batch_first
 
 
 def attends_over_items(runner: Runner, run: Run) -> bool:
@@ -24,6 +25,10 @@ def attends_over_items(runner: Runner, run: Run) -> bool:
     if case.layout not in (cases.LAYER, *cases.IMAGES) or cases.unbatched(case):
         return False
     if case.style.numpy or flaws.works_across_items(runner.subject):
+        return False
+    # Else (L, B, E) may be meant.
+    is_told = run.pooled is not None or case.layout in cases.IMAGES
+    if not is_told and not written_batch_first(runner.subject):
         return False
     target, _ = runner.target_of(case, may_hang=True)
     if not isinstance(target, nn.Module):

@@ -76,7 +76,8 @@ MASK_BEHIND_WEIGHTS = Finding(
 # What is said of code that mixes items on purpose, as BatchFormer (Hou et al., 2022).
 _ACROSS_ITEMS = re.compile(
     r"(?:across|between|among|over) (?:all |the )*(?:items|samples|batch\w*|examples)|"
-    r"batch_?former|inter[-_ ]?sample|contrastive",
+    r"batch_?former|inter[-_ ]?sample|contrastive|multi[-_ ]?view|\b(?:n|num)_views|"
+    r"track_running_stats=False",
     re.I,
 )
 # What is said of code whose weights compete for what is weighed, as slots and experts.
@@ -185,6 +186,8 @@ def weighs_one(runner: Runner, base: Run) -> bool:
     items more."""
     if base.recorder is None or base.recorder.normalised != {1}:
         return False
+    if cases.unbatched(base.case):
+        return False  # with a batch, that axis may be another
     sizes = base.case.sizes
     longer = replace(sizes, batch=sizes.batch + 1, queries=40, keys=60)
     run = runner.run(replace(base.case, sizes=cases.in_one_window(longer, sizes)))
@@ -233,10 +236,13 @@ def pools_mix_items(runner: Runner, run: Run) -> bool:
         return False
     made = arguments.make(runner.call, case)
     before = runner.run(case, given=made).pooled
+    again_same = runner.run(case, given=made).pooled
+    if before is None or again_same is None or not torch.equal(before, again_same):
+        return False  # it keeps something of its calls
     for sequence in again.sequences(made):
         sequence[-1].copy_(torch.randn_like(sequence[-1]))
     after = runner.run(case, given=made).pooled
-    if before is None or after is None or before.shape != after.shape:
+    if after is None or before.shape != after.shape:
         return False
     return not torch.allclose(before[:-1], after[:-1])
 

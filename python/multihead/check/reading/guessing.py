@@ -42,6 +42,12 @@ _IMPOSSIBLE = re.compile(
 _OF_KINDS = {"sparse", "axial", "linear", "linformer", "performer", "nystrom", "lsh"}
 _OF_KINDS |= {"nystromformer", "reformer", "prob", "deformable", "additive", "bahdanau"}
 _OF_KINDS |= {"dilated", "longformer", "routing", "sinkhorn", "retention", "infini"}
+_OF_OTHERS = re.compile(
+    r"sinkhorn|differential|decay|retention|gumbel|hard(?=[- ]?attention)|hopfield|entmax|"
+    r"sparsemax|cosformer|co-?(?=attention)|c2q|q2c|bidaf|cq(?=attention)|straight-through|"
+    r"style[- ]?aligned",
+    re.I,
+)
 _UNEXPECTED = re.compile(r"TypeError: .*got an unexpected keyword argument '(\w+)'")
 _SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
 UNSEEN = Finding(
@@ -137,24 +143,34 @@ def other_layers(unread: list[str]) -> Finding:
     )
 
 
-def outside(seen: Recorder, case: Case | None = None, name: str = "") -> Finding | None:
+def outside(
+    seen: Recorder, case: Case | None = None, name: str = "", doc: str = ""
+) -> Finding | None:
     """What is said of attention of another kind, which nothing here can explain. case:
-    that of the run, where its sizes are understood; name: that of the code."""
+    that of the run, where its sizes are understood; name: that of the code; doc: what it
+    says of itself."""
     said = words(name)
     is_named = said[-1:] in (["attention"], ["attn"]) and "projection" not in said
     kinds = [word for word in said if word in _OF_KINDS] if is_named else []
+    kinds = kinds or _OF_OTHERS.findall(name)[:1] or _OF_OTHERS.findall(doc)[:1]
     if not seen.has_softmax:
         lacks = "no softmax"
     elif not seen.has_scores:
         lacks = "no product of queries and keys"
     elif case is not None and _is_of_features(seen, case):
         lacks = "weights of features, not of keys"
+    elif seen.cores.sums.is_cut:
+        lacks = "one softmax over what is read in parts"
     elif seen.chooses:
         lacks = "attention to the largest scores alone"
     elif kinds:
-        lacks = f"what its name calls {kinds[0]} attention"
+        lacks = f"{kinds[0].lower()} attention, as it says"
     else:
         return None
+    return of_another_kind(lacks)
+
+
+def of_another_kind(lacks: str) -> Finding:
     return Finding(
         "outside",
         f"It computes {lacks}, and no fault that is known here explains the rest: "

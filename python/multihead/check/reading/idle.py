@@ -19,6 +19,7 @@ _OF = {
     part: re.compile(_NAMED.format(part[0], part), re.I)
     for part in ("query", "key", "value")
 }
+_TIES = re.compile(r"\btie[sd]?(_|\b)|\bshar(e|es|ed|ing)(_|\b)", re.I)
 _MATRIX = {"query": "W_q", "key": "W_k", "value": "W_v"}
 _ASKED = {"query": "Queries", "key": "Keys", "value": "Values"}
 
@@ -38,11 +39,12 @@ def projections(run: Run) -> list[str]:
     ]
 
 
-def replaced(run: Run) -> list[Finding]:
+def replaced(run: Run, text: str) -> list[Finding]:
     """Whether one of them is left out for another: keys and values, say, are the same
-    numbers, and no data meet the matrix that is named after values."""
+    numbers, and no data meet the matrix that is named after values. text: that of the
+    code, which may tie them on purpose."""
     names = projections(run)
-    if not names:
+    if not names or _TIES.search(text):
         return []
     found = core.attentions(run.recorder.cores.found)
     for used, left in (

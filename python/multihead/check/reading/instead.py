@@ -3,16 +3,34 @@
 beside attention, of attention of another kind, and of flaws that show whatever else the
 code computes."""
 
+import re
+
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
 from . import across, flaws, guessing, idle, observation, reads, scrambled
 from .ways import Reading
 
+# BiDAF (Seo et al., 2016) and QANet multiply the weights of one softmax with another's.
+_BOTH_WAYS = re.compile(
+    r"c2q|q2c|co-?attention|bidaf|query2context|\bcq_?att|trilinear", re.I
+)
+_BEHIND_CONTEXT = Finding(
+    "outside",
+    "It reads its context before the sequence, in one attention, and no later key than "
+    "a query's own behind that: whether keys are the context's, nothing here tells.",
+    "Check it without a context, as one layer.",
+    kind="unchecked",
+)
+
 
 def of_verdict(reading: Reading) -> list[Finding]:
     """None where the verdict stands."""
-    made_up = reading.way.made_up
+    made_up, subject = reading.way.made_up, reading.way.runner.subject
+    if not reading.is_right and _BOTH_WAYS.search(f"{subject.name} {subject.source}"):
+        return [
+            guessing.of_another_kind("co-attention, weights of either with the other")
+        ]
     doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
     if flaw := _whatever_else(reading, bool(doubtful)):
         return flaw
@@ -23,6 +41,8 @@ def of_verdict(reading: Reading) -> list[Finding]:
         flaw = reading.unused or _weighed_astray(reading) or _mixed(reading)
         flaw = flaw or _apart(reading)
         return [flaw or guessing.other_layers(unread)]
+    if reading.faults == ["causal_bottom_right"] and _reads_first(reading):
+        return [_BEHIND_CONTEXT]
     is_ignored = reading.faults == ["mask_ignored"]
     said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
     return [said] if said else []
@@ -31,12 +51,22 @@ def of_verdict(reading: Reading) -> list[Finding]:
 def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     """Flaws that no guess brings about."""
     way = reading.way
-    replaced = [] if reading.faults else idle.replaced(way.base)
+    replaced = (
+        [] if reading.faults else idle.replaced(way.base, way.runner.subject.source)
+    )
     if replaced or (doubtful and _scrambled(reading)):
         return replaced or [scrambled.SCRAMBLED]
     draws = any(finding.name == "random" for finding in reading.findings)
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []
+
+
+def _reads_first(reading: Reading) -> bool:
+    """Whether a context stands before the sequence: torch.cat([memory, x])."""
+    call, text = reading.way.call, reading.way.runner.subject.source
+    context = call.parameter("context") or call.parameter("key")
+    joined = rf"cat\(\s*[\[(]\s*{context}\b[^\])\n]*,"
+    return context is not None and re.search(joined, text) is not None
 
 
 def _scrambled(reading: Reading) -> bool:
@@ -67,10 +97,15 @@ def _outside(reading: Reading) -> Finding | None:
     return (
         _weighed_astray(reading)
         or _cancelled(reading)
-        or guessing.outside(seen, way.base.case, name)
+        or guessing.outside(seen, way.base.case, name, _doc(owner))
         or _mixed(reading)
         or reads.astray(way.runner, way.base, reading.kept)
     )
+
+
+def _doc(owner: object) -> str:
+    """What a class or a function says of itself, not what it inherits."""
+    return str(getattr(owner, "__dict__", {}).get("__doc__") or "")
 
 
 def _cancelled(reading: Reading) -> Finding | None:

@@ -21,6 +21,8 @@ from .ways import Way
 
 # Widths beside that of the inputs, which may have to go together with it.
 _WIDTHS = ("head_dim", "qkv_dim", "out_dim", "config", "attention", "norm")
+_OF_ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa|head", re.I)
+_WHOLE = "Check the attention inside, which returns as many positions as ask."
 _SECONDS = 3.0  # for all of the sizes
 
 
@@ -32,6 +34,7 @@ def complaints(
     built, subject = first.runner.construction, first.subject
     if first.ended is not None and mixes_items(*first.ended):
         return [flaws.ITEMS_MIXED]
+    first.findings = [_of_a_model(f, subject) for f in first.findings]
     guessed = [*first.call.guessed, *(built.guessed if built else ())]
     # What it inherits of a package that is not there, it may well have.
     kind = "" if issubclass(subject.type, ModuleOfAbsent) else subject.type.__name__
@@ -49,6 +52,14 @@ def complaints(
         if base is not None and is_attention(Way(first.runner, base)):
             return [unless(words, found[0])]
     return found
+
+
+def _of_a_model(finding: Finding, subject: Subject) -> Finding:
+    """What a whole model returns may have any shape."""
+    is_other = finding.name == "wrong_shape" and subject.kind != "function"
+    if not is_other or _OF_ATTENTION.search(subject.name):
+        return finding
+    return replace(finding, kind="unchecked", remedy=_WHOLE)
 
 
 def mixes_items(runner: Runner, run: Run) -> bool:

@@ -34,7 +34,7 @@ _OF_ONE_POSITION += (nn.BatchNorm2d, nn.MultiheadAttention)
 _KNOWS_ORDER = re.compile(
     r"(?<!trans)pos|rope|rotary|rotat|arange|alibi|relative|sin\(|cos\(|window|shift|"
     r"roll\(|causal|subsequent|tri[lu]\b|\bF\.conv|functional\.conv|pool|interpolate|"
-    r"unfold|cumsum|\bpad\(|\[:, ?(?:-?\d|:-?\d)|linspace|decay|delta",
+    r"unfold|cumsum|flip|fft|pad\dd|mixer|gmlp|\bpad\(|\[:, ?(?:-?\d|:-?\d)|linspace|decay|delta",
     re.I,
 )
 
@@ -57,6 +57,10 @@ def of_positions(runner: Runner, base: Run, parts: tuple = ()) -> list[Finding]:
         return []
     if not all(map(_is_of_one_position, target.modules())):
         return []
+    length = case.sizes.queries
+    layers = (m for m in target.modules() if isinstance(m, nn.Linear))
+    if any(m.in_features == length != case.sizes.embed for m in layers):
+        return []  # it may mix positions
     # What is added to each position is the same in every draw, and no fault here.
     draws = [replace(case, draw=case.draw + more) for more in (0, 1)]
     off = [_off(runner, one, parts) for one in draws]

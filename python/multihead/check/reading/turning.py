@@ -37,7 +37,7 @@ _OF_PLANES = re.compile(
 )
 # By their positions: Llama 4's and Qwen's temperatures of long contexts.
 _SCALES_QUERIES = re.compile(
-    r"log_?n\b|temperature_?tuning|attn_scale|floor_scale", re.I
+    r"log_?n\b|temperature|attn_scale|floor_scale|scalable|ssmax|log_?scale", re.I
 )
 _CLOSE = 1e-4  # angles are of float32
 
@@ -78,7 +78,9 @@ def _way(one: Core) -> str | Finding | None:
     if q.shape[1] != k.shape[1] or q.shape[1] < 3:
         return None
     if _differ(one.value, one.value[:, :1]):
-        return None  # positions were added to all
+        # Positions were added to all, or values turn, too.
+        forgotten = not one.is_shifted and not _differ(k, k[:, :1])
+        return MISAPPLIED if forgotten and _differ(q, q[:, :1]) else None
     if any(_differ(x, x[:, :1]) for x in (_lengths(q), _lengths(k))):
         # Positions were added to these alone; or scale them, too, as those of xPos, of
         # which a query and the key of its own position meet alike.

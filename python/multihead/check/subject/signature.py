@@ -239,7 +239,9 @@ MASKING = re.compile(
     r"(use|apply|with|has|enable|do)_?(attn_?|attention_?)?mask(ing)?|mask_?flag|masking"
 )
 _CAUSAL = re.compile(
-    r"causal|auto_?regressi|masked_?(self|multi|attention|mha|head)|gpt(?!.*bert)"
+    r"causal|auto_?regressi|masked_?(self|multi|attention|mha|head)|"
+    r"^(?!.*(?:bert|vision|image|cross|encod|prompt))\w*gpt_?[\dx]*_?"
+    r"(?:lm|small|language_?model|model|decoder|block|layer|(?:self_?)?attention)?$"
 )
 
 
