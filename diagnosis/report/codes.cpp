@@ -561,7 +561,8 @@ constexpr FaultCode kCodes[] = {
      "Weights are followed from their softmax to where they are summed with: "
      "nowhere do they add up to 1. Said where no other fault explains the "
      "code, also of attention of another kind, as additive attention.",
-     "Take the softmax along the axis of what is weighed, as that of the keys."},
+     "Take the softmax along the axis of what is weighed, as that of the "
+     "keys."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",
