@@ -350,9 +350,11 @@ class Examination:
             finder = FirstCall(runner, options, seconds)
             named = "batch", "queries", "shares_queries"
             known = {name: v for name in named if (v := getattr(form, name))}
+            known |= {"columns": form.side, "window": "side"} if form.side else {}
             finder.sizes = [replace(s, **known) for s in finder.sizes]
             finder.extends, finder.most = False, _FORMS_TRIED
             base = finder.find(form.layouts or self.layouts)
+            base = finder.find_at_its_length(base) if form.side else base
             seconds -= finder.spent
             self.first_call.ended = self.first_call.ended or finder.ended
             if base is not None and (not form.shares_queries or guessing.asks(base)):

@@ -64,7 +64,8 @@ class Sizes:
     the image is "in a pair". is_exact: what is told
     a length is told that of the queries. wide_keys: what is told the width of queries
     and keys is told that of all heads. before: how many tokens, as that of a class,
-    stand before those of an image. shares_queries: all items have the same.
+    stand before those of an image. shares_queries: all items have the same. is_whole: the
+    code makes the sequence, and decides how long it is.
     """
 
     batch: int = 3
@@ -82,6 +83,7 @@ class Sizes:
     wide_keys: bool = False
     before: int = 0
     shares_queries: bool = False
+    is_whole: bool = False
     # Fewer keys than there are, so that it shows.
     sliding_window: int = 3
 
@@ -154,7 +156,12 @@ def as_image(sizes: Sizes, window: str = "length") -> Sizes:
 
 
 def in_one_window(sizes: Sizes, base: Sizes) -> Sizes:
-    """`sizes` as a square that is one window, where the image of `base` is."""
+    """`sizes` as a square that is one window, where the image of `base` is; as long as
+    that where the code decides how long."""
+    if base.is_whole:
+        lengths = dict(queries=base.queries, keys=base.queries, columns=base.columns)
+        kept = dict(window=base.window, is_exact=True, is_whole=True)
+        return replace(sizes, **lengths, **kept)
     if base.window not in _SQUARES or base.columns == 1:
         return sizes
     side = math.isqrt(sizes.queries)

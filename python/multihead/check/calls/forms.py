@@ -50,6 +50,7 @@ class Form:
     batch: int | None = None
     queries: int | None = None
     shares_queries: bool = False
+    side: int | None = None  # of an image, of which as many positions come as come
     parts: tuple[int, ...] = ()  # the sizes that a sequence of queries is of
     fact: str = ""  # what the engine is told of it
 

@@ -81,7 +81,7 @@ def of_tokens(subject: Subject, call: Call, complaints: str = "") -> Iterator[Fo
             numbers[name][behind] = pad  # type: ignore[assignment]
         with _embedded(numbers[name], x):
             returned = called(subject, target, {**given, **numbers})
-        return _like(returned, x)
+        return like(returned, x)
 
     for name in inputs:
         # What hides all but padding shows nothing where there is none.
@@ -194,7 +194,7 @@ def _embedded(tokens: Tensor, sequence: Tensor) -> Iterator[None]:
         torch.embedding = known
 
 
-def _like(returned: object, whole: Tensor) -> object:
+def like(returned: object, whole: Tensor) -> object:
     """What was returned first, in the shape of a sequence, of which only matters what has
     a part in it: logits are cut or filled up with zeros to be as wide, and what is said
     of an item, as its class, is said of all its tokens."""

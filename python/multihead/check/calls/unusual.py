@@ -11,6 +11,7 @@ from ..subject.target import Subject
 from . import forms
 from .conditioned import beside_others, conditioned
 from .forms import Form
+from .images import of_images
 from .learned import with_learned_queries
 from .tokens import of_tokens
 from .videos import of_videos, takes_videos
@@ -41,6 +42,7 @@ def in_unusual_forms(
 ) -> Iterator[Form]:
     """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
     yield from of_tokens(subject, call, " ".join(refusals))
+    yield from of_images(subject, call)
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
     of_nothing = any("NoneType" in one for one in refusals)
     if of_shapes or of_nothing:

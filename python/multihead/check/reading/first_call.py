@@ -169,6 +169,16 @@ class FirstCall:
                 return run
         return None
 
+    def find_at_its_length(self, found: Run | None) -> Run | None:
+        """The same call with as many positions as its attention has."""
+        heads = found.recorder.cores.found if found and found.recorder else []
+        length = heads[0].query.shape[1] if heads else None
+        if not heads or length == found.case.sizes.batch:
+            return found  # it attends to other items
+        exact = dict(queries=length, keys=length, is_exact=True, is_whole=True)
+        self.sizes = [replace(found.case.sizes, **exact)]
+        return self.find((found.case.layout,))
+
     def find_like(self, found: Run, layouts: tuple[str, ...]) -> Run | None:
         """A call in one of these layouts that is else like one that it takes."""
         if self.given is not None:

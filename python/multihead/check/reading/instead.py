@@ -5,6 +5,7 @@ code computes."""
 
 import re
 
+from ..calls.tokens import has_many
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
@@ -87,7 +88,8 @@ def _outside(reading: Reading) -> Finding | None:
     seen, subject = way.base.recorder, way.runner.subject
     is_unnamed = any(f.name == observation.NO_WEIGHTS for f in reading.findings)
     if is_unnamed and reading.verdict is None:
-        return _weighed_astray(reading) or _apart(reading)
+        mixed = _mixed(reading) if has_many(subject) else None
+        return mixed or _weighed_astray(reading) or _apart(reading)
     if seen is None or verdict.get("verdict") != "unknown":
         return None
     if way.base.case.style.numpy:
