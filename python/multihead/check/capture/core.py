@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .places import Place, place, storage
+from .places import CUTS, SHOWS_ALL, Place, place, storage
 from .sums import Sums
 
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm", "addbmm")
@@ -21,10 +21,7 @@ _SUMS = ("add", "add_")
 _SOFTMAX = ("_softmax", "_safe_softmax", "exp")
 _SCALES = {"mul": 1, "mul_": 1, "div": -1, "div_": -1}
 # What shows the same numbers, in another order perhaps.
-_SAME = {"view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "permute"}
-_SAME |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy", "contiguous"}
-_SAME |= {"detach", "alias", "copy", "slice", "select", "split", "unbind", "index"}
-_SAME |= {"split_with_sizes", "chunk", "as_strided", "repeat"}
+_SAME = SHOWS_ALL | CUTS | {"copy", "index", "as_strided", "repeat"}
 _JOINS = {"cat", "stack"}
 _LEAST = -1e4  # no weight is, and what blocks scores mostly
 # What comes between a product and its softmax in attention without mask and bias.

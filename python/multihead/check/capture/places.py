@@ -5,6 +5,12 @@ from torch import Tensor
 
 Place = tuple[int, int]
 
+# Operations that show the same numbers: all of them, or some.
+SHOWS_ALL = {"view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "permute"}
+SHOWS_ALL |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy"}
+SHOWS_ALL |= {"contiguous", "detach", "alias"}
+CUTS = {"slice", "select", "split", "split_with_sizes", "unbind", "chunk", "narrow"}
+
 
 def storage(tensor: Tensor) -> int:
     """What tensors that show the same memory have in common."""

@@ -9,16 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .places import Place, place
+from .places import CUTS, SHOWS_ALL, Place, place
 
 _SOFTMAX = ("_softmax", "_safe_softmax")
-_CUTS = ("slice", "split", "split_with_sizes", "narrow", "select", "unbind", "chunk")
 _MASKS = ("mul", "mul_", "masked_fill", "masked_fill_", "where")
 _OF_MASKS = frozenset(("mask", "key_padding_mask"))
-# What shows the same numbers, all of them.
-_SAME = {"view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "permute"}
-_SAME |= {"transpose", "t", "unsqueeze", "squeeze", "clone", "_to_copy", "detach"}
-_SAME |= {"alias", "contiguous"}
 
 
 @dataclass
@@ -50,19 +45,14 @@ class Sums:
             self._weights[place(results[0])] = results[0].numel()
         elif name in _MASKS and self._meet_masks(operands, recorder):
             self._masked.add(place(results[0]))
-        elif name in _SAME and self._are_weights(first):
+        elif name in SHOWS_ALL and self._are_weights(first):
             self._weights[place(results[0])] = results[0].numel()
-        elif name in _CUTS and self._are_weights(first):
+        elif name in CUTS and self._are_weights(first):
             self.is_cut |= any(one.numel() < first.numel() for one in results)
         elif name in ("mm", "bmm", "baddbmm", "addmm"):
             left, right = operands[-2:]
-            known = [self._are_weights(t) for t in (left, right)]
-            weighed = right if known[0] else left
-            masked = place(left) in self._masked
-            if masked and recorder.origin(right).inputs:
-                self.masked_are_one.append(_add_up(left, -1, or_nothing=True))
-            if known[0] is not known[1] and recorder.origin(weighed).inputs:
-                self._note_sum(left, -1) if known[0] else self._note_sum(right, -2)
+            self._note_product(left, right, -1, recorder)
+            self._note_product(right, left, -2, recorder)
         elif name == "mul" and len(operands) == 2:
             known = [t for t in operands if self._are_weights(t)]
             both = all(recorder.origin(t).inputs for t in operands)
@@ -71,6 +61,15 @@ class Sums:
         elif name == "sum" and (terms := self._terms.get(place(first))) is not None:
             if terms.shape == first.shape and len(args) > 1 and args[1]:
                 self._note_sum(terms, args[1])
+
+    def _note_product(self, one: Tensor, other: Tensor, axis: int, recorder) -> None:
+        """axis: the one that is summed over."""
+        if not recorder.origin(other).inputs or self._are_weights(other):
+            return
+        if place(one) in self._masked:
+            self.masked_are_one.append(_add_up(one, axis, or_nothing=True))
+        if self._are_weights(one):
+            self._note_sum(one, axis)
 
     def _are_weights(self, tensor: Tensor) -> bool:
         return self._weights.get(place(tensor), tensor.numel() + 1) <= tensor.numel()

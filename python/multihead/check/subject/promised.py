@@ -12,7 +12,7 @@ from .signature import Call
 from .target import Subject, text_of_file
 from .words import is_position_bias
 
-_DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|luong|soft_?align", re.I)
+_DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|luong|soft[-_ ]?align", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
 # Blocks of images that have no scale in their papers: non-local ones (Wang et al.,
 # 2018), and those of SAGAN (Zhang et al., 2019) and DANet, whose sum a gamma weighs.
