@@ -211,3 +211,92 @@ class Flagged(Heads):
 @pytest.mark.parametrize("kind", [OptionalBool, Flagged])
 def test_a_mask_that_a_type_or_a_flag_could_hide(kind):
     assert conditions(multihead.check(kind)) == ["mask_keeps"]
+
+
+def earlier(length):
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+class Handed(Heads):
+    """It is handed the function of its file that makes its mask."""
+
+    def __init__(self, dim, num_heads, causal: bool, earlier):
+        super().__init__(dim, num_heads)
+        self.causal, self.earlier = causal, earlier
+
+    def cut(self, x):
+        return x.view(len(x), self.num_heads, x.shape[1], -1)
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if self.causal:
+            scores = scores.masked_fill(self.earlier(x.shape[1]) == 0, -torch.inf)
+        return self.o((scores.softmax(-1) @ v).reshape(x.shape))
+
+
+class CountsItems(Heads):
+    """It is told how many items there are."""
+
+    def forward(self, x, size):
+        q, k, v = self.heads(x)
+        y = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+        return self.o(y.transpose(1, 2).reshape(size, x.shape[1], -1))
+
+
+class OfNodes(Heads):
+    """Nodes (N, E); batch: (N,), the graph of each."""
+
+    def forward(self, x, batch):
+        q, k, v = self.heads(x.unsqueeze(0))
+        other = batch.unsqueeze(0) != batch.unsqueeze(1)
+        scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(other, -torch.inf)
+        return self.merged(scores.softmax(-1) @ v).squeeze(0)
+
+
+def test_a_function_of_its_file_a_count_of_items_and_graphs_of_nodes():
+    report = multihead.check(Handed)
+    assert "heads_not_transposed" in report.causes, str(report)
+    assert multihead.check(CountsItems).judgement == "right"
+    assert multihead.check(OfNodes).judgement == "right"
+
+
+class Described:
+    """Attention that has a method, and cannot be called."""
+
+    def __init__(self, dim):
+        self.q, self.k, self.v = (torch.randn(dim, dim) for _ in range(3))
+
+    def get_attention(self, x):
+        q, k, v = x @ self.q.to(x), x @ self.k.to(x), x @ self.v.to(x)
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+class ByKeywords(Heads):
+    def __init__(self, **kwargs):
+        super().__init__(kwargs["dim"], kwargs["num_heads"])
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        return self.merged((q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v)
+
+
+class OfWidth(nn.Module):
+    """As many heads as a width of one allows."""
+
+    def __init__(self, d_model, head_dim):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.head_dim = head_dim
+
+    def forward(self, x):
+        three = (t.unflatten(-1, (-1, self.head_dim)) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = (t.transpose(1, 2) for t in three)
+        y = (q @ k.mT / math.sqrt(self.head_dim)).softmax(-1) @ v
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", [Described, ByKeywords, OfWidth])
+def test_classes_that_are_built_or_called_otherwise(kind):
+    report = multihead.check(kind)
+    assert report.judgement in ("right", "right_if") and not report.causes, str(report)

@@ -101,3 +101,31 @@ def test_a_fault_of_its_layers_is_named():
 
 def test_one_that_attends_over_items_is_wrong():
     assert multihead.check(OverItems).judgement == "wrong"
+
+
+class ReadsConditions(nn.Module):
+    """An image (B, C, H, W) reads conditions (B, S, D), as in a U-Net."""
+
+    axis = -1
+
+    def __init__(self, channels, cond_dim, proj_dim):
+        super().__init__()
+        self.q = nn.Linear(channels, proj_dim, bias=False)
+        self.k = nn.Linear(cond_dim, proj_dim, bias=False)
+        self.v = nn.Linear(cond_dim, proj_dim, bias=False)
+        self.out = nn.Linear(proj_dim, channels, bias=False)
+
+    def forward(self, x, context):
+        q = self.q(x.moveaxis(-3, -1).flatten(-3, -2))
+        scores = q @ self.k(context).mT / math.sqrt(q.shape[-1])
+        y = self.out(scores.softmax(self.axis) @ self.v(context))
+        return x + y.mT.unflatten(-1, x.shape[-2:])
+
+
+class OverPixels(ReadsConditions):
+    axis = -2
+
+
+def test_an_image_that_reads_a_sequence():
+    assert multihead.check(ReadsConditions).judgement in ("right", "right_if")
+    assert multihead.check(OverPixels).causes == ["softmax_over_queries"]

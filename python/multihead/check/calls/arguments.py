@@ -163,6 +163,8 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
         "flag": False,
         "zero": 0,
         "batch": case.sizes.batch,
+        # Of nodes, (L,): one graph.
+        "graphs": torch.zeros(case.sizes.queries, dtype=torch.int64),
         "query_length": case.sizes.queries,
         "key_length": case.keys,
         "device": torch.device("cpu"),

@@ -15,6 +15,7 @@ from ..subject.roles import normal
 from ..subject.signature import Call
 from ..subject.target import Subject
 from ..subject.words import OF_QUERIES, words
+from . import cases
 from .forms import Form, called, formed
 
 # Letters and words of its name.
@@ -23,6 +24,7 @@ _WORDS = {"cond", "conds", "condition", "conditions", "conditioning", "temb", "t
 _WORDS |= {"timestep", "timesteps", "style", "adaln", "modulation", "vec", "cemb"}
 _SHAPES = ("(B, E)", "(B, 1, E)", "(B,)")
 _PAIRS = {"z", "pair", "pairs", "edge", "edges", "pairwise"}
+_ROWS = 2  # of an image that asks
 _PLACES = {"coord", "coords", "coordinates", "xyz", "points", "pos", "positions"}
 
 
@@ -80,6 +82,32 @@ def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
         form = _filled(subject, call, sequence, asking, _another, said)
         of_keys = _filled(form.subject, form.call, context, rest, _another, said)
         yield of_keys if rest else form
+
+
+def image_that_asks(subject: Subject, call: Call) -> Iterator[Form]:
+    """With an image (B, E, Y, X) that reads a sequence (B, S, E), as in models that draw
+    images of texts."""
+    image, context = call.parameter("x") or call.parameter("query"), None
+    context = call.parameter("context") or call.parameter("key")
+    if image is None or context is None or call.takes("value"):
+        return
+
+    def how(target: object, /, **given: object) -> object:
+        x = given[image]
+        if not isinstance(x, Tensor) or x.shape[1] % _ROWS:
+            raise ValueError("it takes no image")
+        cut = x.transpose(1, 2).unflatten(2, (_ROWS, -1))
+        returned = called(subject, target, {**given, image: cut})
+        if isinstance(returned, Tensor) and returned.dim() == 4:
+            return returned.flatten(2).transpose(1, 2)
+        return returned
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=kind) for p in call.parameters]
+    said = f"{image} taken for an image, (B, E, Y, X), which reads {context}"
+    form = formed(subject, parameters, how, (cases.LAYER,), said)
+    form.queries = 5 * _ROWS
+    yield form
 
 
 def _filled(

@@ -5,6 +5,7 @@ import contextlib
 import enum
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -181,7 +182,13 @@ class Construction:
         known = turning if self.is_unturned else []
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
         made_up += stand_ins.unknown(self)
-        return made_up + [name for name in self.unnamed if name not in known]
+        made_up += [name for name in self.unnamed if name not in known]
+        return [name for name in made_up if self._function(name) is None]
+
+    def _function(self, name: str) -> Callable | None:
+        """That of its file which has the name of an argument."""
+        names = getattr(self.subject.target.__init__, "__globals__", {})
+        return names[name] if inspect.isfunction(names.get(name)) else None
 
     @property
     def facts(self) -> dict[str, str]:
@@ -293,6 +300,8 @@ class Construction:
         for parameter in self.parameters:
             name, role = parameter.name, self.roles[parameter.name]
             value = self._value(parameter, role, sizes)
+            if parameter.default is parameter.empty:
+                value = self._function(name) or value
             if parameter.default is parameter.empty:
                 made = self._made_up(parameter, sizes) if value is None else value
                 given[name] = made

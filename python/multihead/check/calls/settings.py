@@ -356,7 +356,7 @@ def shown(arguments: dict[str, object]) -> str:
 def _written(value: object) -> str:
     if isinstance(value, Config):
         return "…"
-    if isinstance(value, type):
+    if isinstance(value, type) or inspect.isfunction(value):
         return value.__name__
     try:
         text = repr(value)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from . import items, sliding
 from . import roles as tables
-from . import sliding
 from .masking import (
     of_masks_of_keys,
     of_masks_of_rows,
@@ -224,6 +224,7 @@ def read(subject: Subject) -> Call:
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
     call.unread = _unread(subject)
+    items.settle(call, text_of_entry(subject))
     _guess_required(call)
     _note_causal(call, subject)
     text = text_of_entry(subject)
