@@ -82,8 +82,9 @@ _ACROSS_ITEMS = re.compile(
 )
 # What is said of code whose weights compete for what is weighed, as slots and experts.
 _COMPETES = re.compile(
-    r"slot|vlad|cluster|assign|codebook|prototype|expert|gate|gating|rout(?:er|ing)|"
-    r"capsul|dispatch|sinkhorn|mixture",
+    r"slot|vlad|cluster|soft_?assign|assign\w*_?(?:mat|tensor|prob)|codebook|"
+    r"prototype|experts?\b|\bgat(?:es?|ed|ing)\b|_gate|rout(?:er|ing)|capsul|dispatch|"
+    r"sinkhorn|mixture",
     re.I,
 )
 _HUGE = 1e3  # what is returned of numbers around 1
