@@ -199,3 +199,39 @@ def test_what_its_text_says_is_meant_is_not_accused(kind):
     report = multihead.check(kind)
     assert report.judgement != "wrong", str(report)
     assert "key_weight_for_values" not in conditions(report)
+
+
+class ReadsColumn(Heads):
+    """mask: (B, Lk, 1), as in code for routes."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.heads(x)
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, None, None, :, 0], -torch.inf)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class AssignsByMask(nn.Module):
+    """One head at a time; scores are set where a mask says so."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.parts = nn.ModuleList(Heads(dim, 1) for _ in range(num_heads))
+
+    def one(self, part, x, masking):
+        scores = part.q(x) @ part.k(x).mT / math.sqrt(x.shape[-1])
+        scores[masking == False] = -1e38  # noqa: E712
+        return scores.softmax(-1) @ part.v(x)
+
+    def forward(self, x, masking):
+        return sum(self.one(part, x, masking) for part in self.parts)
+
+
+@pytest.mark.parametrize("kind", [ReadsColumn, AssignsByMask])
+def test_masks_of_another_shape(kind):
+    assert multihead.check(kind).judgement != "wrong"
+
+
+def test_a_mask_that_is_a_column_is_judged():
+    assert conditions(multihead.check(ReadsColumn)) == ["padding_blocks"]

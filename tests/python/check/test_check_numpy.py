@@ -213,3 +213,27 @@ def of_gpt2_unscaled(x, c_attn_w, c_attn_b, c_proj_w, c_proj_b, n_head):
 def test_weights_by_the_names_of_gpt2():
     assert multihead.check(of_gpt2).judgement == "right"
     assert multihead.check(of_gpt2_unscaled).causes == ["scale_missing"]
+
+
+def linear(x, w, b):
+    return x @ w + b
+
+
+def attend_as_gpt2(x, c_attn, c_proj, n_head):  # (L, E) -> (L, E)
+    """Causal attention whose matrices come with their biases, as those of GPT-2 in
+    NumPy do."""
+    qkv = np.split(linear(x, **c_attn), 3, axis=-1)
+    heads = [np.split(part, n_head, axis=-1) for part in qkv]
+    hidden = (1 - np.tri(len(x), dtype=x.dtype)) * -1e10
+    out = []
+    for q, k, v in zip(*heads):
+        scores = q @ k.T / np.sqrt(q.shape[-1]) + hidden
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out.append(weights / weights.sum(-1, keepdims=True) @ v)
+    return linear(np.hstack(out), **c_proj)
+
+
+def test_matrices_that_come_with_their_biases():
+    report = multihead.check(attend_as_gpt2)
+    assert report.judgement == "right", str(report)
+    assert "c_attn {w (48, 144), b (144,)}" in " ".join(str(report).split())

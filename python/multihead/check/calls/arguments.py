@@ -381,10 +381,14 @@ def _given(value: object, case: Case) -> object:
     """`value` as the code takes it."""
     if case.style.numpy and isinstance(value, Tensor):
         return value.detach().numpy()
+    if case.style.numpy and type(value) is dict:
+        return {name: _given(one, case) for name, one in value.items()}
     return value
 
 
 def _shown(value: object) -> str:
+    if type(value) is dict:
+        return f"{{{', '.join(f'{n} {_shown(one)}' for n, one in value.items())}}}"
     if isinstance(value, Parameters):
         return "{" + ", ".join(value) + "}"
     if type(value) in (tuple, list):

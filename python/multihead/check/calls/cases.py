@@ -384,15 +384,17 @@ def lengths(case: Case) -> Tensor:
 
 
 def padding(case: Case) -> Tensor:
-    """The padding mask of a case, (B, Lk), or (B, 1, 1, Lk) if wide: True from a
-    length on, or, for "lengths", True before it. Each row holds both. In between: as
-    many tokens as that are padding, from the second on."""
+    """The padding mask of a case, (B, Lk), or (B, 1, 1, Lk) if wide, or (B, Lk, 1), a
+    column: True from a length on, or, for "lengths", True before it. Each row holds
+    both. In between: as many tokens as that are padding, from the second on."""
     places = torch.arange(case.keys)
     before = places < lengths(case)[:, None]
     if case.pads_between:
         before = (places == 0) | (places > lengths(case)[:, None])
     if case.padding == "wide mask":
         return ~before[:, None, None]
+    if case.padding == "column mask":
+        return ~before.unsqueeze(-1)
     return before if case.padding == "lengths" else ~before
 
 

@@ -314,7 +314,7 @@ class FirstCall:
         """What is left out where it can be."""
         paddings: list[str | None] = [None]
         if self.call.insists_on("padding"):
-            paddings += ["mask", "wide mask"]
+            paddings += ["mask", "wide mask", "column mask"]
         return paddings + (["lengths"] if self.call.insists_on("lengths") else [])
 
     def styles(self) -> list[Style]:

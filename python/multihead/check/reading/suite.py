@@ -317,6 +317,8 @@ class Cases:
         for case in masked:
             if case.mask == "keys of each item" and "rows" in taken:
                 continue  # of two axes, these were queries and keys
+            if case.mask == "keys of each item" and self._assigns_by_mask():
+                continue  # which reads it as (B, Lq)
             if case.mask == "items last" and "rows of each item" in taken:
                 continue  # of three, the first was the items
             is_first = case.mask in cases.OF_ROWS and not set(taken) & {*cases.OF_ROWS}
@@ -327,6 +329,13 @@ class Cases:
             else:
                 taken.append(case.mask)
         return taken
+
+    def _assigns_by_mask(self) -> bool:
+        """Whether it sets scores by their index, scores[mask == 0] = -1e9, whose first
+        axes are those of the mask."""
+        name = re.escape(self.call.parameter("mask") or "")
+        text = self.runner.subject.source
+        return re.search(rf"\[\s*~?\(?\s*{name}\b[^\]\n]*\]\s*=[^=]", text) is not None
 
     def _mask_self(self, kinds: list[str]) -> None:
         """Self-attention with a mask and with padding: a mistake may show only where
@@ -410,7 +419,7 @@ class Cases:
     def _pad_between(self) -> None:
         """Padding before tokens, for code that makes a causal mask: behind them, no
         earlier query sees it anyhow."""
-        masked = ("mask", "wide mask")  # lengths have nothing in between
+        masked = ("mask", "wide mask", "column mask")  # lengths have nothing in between
         alone = (r for r in self.kept if r.case.padding in masked and not r.case.mask)
         padded = next(alone, None)
         if padded is not None and padded.recorder.has_triangle:
@@ -435,6 +444,8 @@ class Cases:
         if case.padding == "mask":
             name = case.name.replace("padding", "padding (B, 1, 1, Lk)")
             yield replace(case, name=name, padding="wide mask")
+            name = case.name.replace("padding", "padding (B, Lk, 1)")
+            yield replace(case, name=name, padding="column mask")
 
     def _say_refused(self, case: Case, refusal: Finding) -> None:
         """An argument that is offered and that no call can use is a failure; not so

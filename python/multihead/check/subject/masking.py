@@ -77,6 +77,20 @@ def of_masks_of_rows(call: "Call", text: str) -> None:
             call.masks_rows = True
 
 
+def reads_column(name: str, text: str) -> bool:
+    """Whether code reads the first number of a mask's last axis alone, as of one of
+    keys, (B, Lk, 1)."""
+    own = re.escape(name)
+    return re.search(rf"\b{own}\[[^\]\n]*,\s*0\s*\]", text) is not None
+
+
+def of_column_masks(call: "Call", text: str) -> None:
+    """A mask (B, Lk, 1) is one of keys. text: that of the file, whose helpers read it."""
+    name = call.parameter("mask")
+    if name is not None and not call.takes("padding") and reads_column(name, text):
+        call.roles[name] = "padding"
+
+
 def of_overwritten_masks(call: "Call", text: str) -> None:
     """A mask that may be left out, and that the code overwrites before it reads it, as
     by a causal one, is none of the call's. text: that of what is called."""

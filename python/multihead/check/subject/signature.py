@@ -15,6 +15,7 @@ from torch import nn
 from . import items, sliding
 from . import roles as tables
 from .masking import (
+    of_column_masks,
     of_masks_of_keys,
     of_masks_of_rows,
     of_named_masks,
@@ -23,7 +24,7 @@ from .masking import (
 )
 from .pairs import roles_of_pairs
 from .roles import SIZES, TENSORS, is_weight, normal
-from .target import Subject
+from .target import Subject, text_of_file
 from .words import (
     is_position_bias,
     role_of_words,
@@ -220,6 +221,7 @@ def read(subject: Subject) -> Call:
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
+    of_column_masks(call, text_of_file(subject))
     of_overwritten_masks(call, text_of_entry(subject))
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
