@@ -152,7 +152,7 @@ def outside(
     said = words(name)
     is_named = said[-1:] in (["attention"], ["attn"]) and "projection" not in said
     kinds = [word for word in said if word in _OF_KINDS] if is_named else []
-    kinds = kinds or _OF_OTHERS.findall(name)[:1] or _OF_OTHERS.findall(doc)[:1]
+    others = _OF_OTHERS.findall(name) or _OF_OTHERS.findall(doc)
     if not seen.has_softmax:
         lacks = "no softmax"
     elif not seen.has_scores:
@@ -164,7 +164,9 @@ def outside(
     elif seen.chooses:
         lacks = "attention to the largest scores alone"
     elif kinds:
-        lacks = f"{kinds[0].lower()} attention, as it says"
+        lacks = f"what its name calls {kinds[0]} attention"
+    elif others:
+        lacks = f"{others[0].lower()} attention, as it says"
     else:
         return None
     return of_another_kind(lacks)

@@ -62,6 +62,9 @@ class Way:
     def findings(self) -> list[Finding]:
         """What calls like this one cannot judge, and flaws that they show at once."""
         built, found = self.runner.construction, wiring.of_context(self.call, self.base)
+        if built is not None and built.takes("attention", "layer"):
+            # Those that it is handed may be built to be causal, by us.
+            found = [flaw for flaw in found if flaw is not wiring.MASK_OF_ANOTHER]
         if built is not None and built.is_unturned:
             found.append(_UNTURNED)
         found += registered.of_weights(self.runner, self.base)

@@ -226,7 +226,8 @@ def may_be_of_tokens(call: Call, subject: Subject) -> bool:
     if is_pytorchs_padding(call):
         text, name = subject.source, re.escape(named)
         shown = re.findall(rf"^\s*(\w+)\s*=\s*{name}\b(?=[.\[])", text, re.M)
-        if any(re.search(_COMPARED.format(n), text) for n in (name, *shown)):
+        compares = any(re.search(_COMPARED.format(n), text) for n in (name, *shown))
+        if compares and not call.takes("mask"):
             return True
         both = [re.escape(name) for name in (named, call.parameter("mask")) if name]
         found = [re.search(_USED_TURNED.format(n), subject.source) for n in both]

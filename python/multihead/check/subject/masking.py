@@ -77,17 +77,19 @@ def of_masks_of_rows(call: "Call", text: str) -> None:
             call.masks_rows = True
 
 
-def reads_column(name: str, text: str) -> bool:
-    """Whether code reads the first number of a mask's last axis alone, as of one of
-    keys, (B, Lk, 1)."""
-    own = re.escape(name)
-    return re.search(rf"\b{own}\[[^\]\n]*,\s*0\s*\]", text) is not None
-
-
-def of_column_masks(call: "Call", text: str) -> None:
-    """A mask (B, Lk, 1) is one of keys. text: that of the file, whose helpers read it."""
+def of_column_masks(call: "Call", source: str, file: str) -> None:
+    """A mask of which the first number of the last axis alone is read is one of keys,
+    (B, Lk, 1). source: the text of the code; file: that of its file, where the classes
+    are that it builds."""
     name = call.parameter("mask")
-    if name is not None and not call.takes("padding") and reads_column(name, text):
+    if name is None or call.takes("padding"):
+        return
+    classes = re.split(r"^(?=class )", file, flags=re.M)
+    named = ((re.match(r"class (\w+)", text), text) for text in classes)
+    built = [t for n, t in named if n and re.search(rf"\b{n[1]}\(", source)]
+    # Of two axes, mask[:, 0], the last is none of a column's.
+    reads = rf"\b{re.escape(name)}\[(?:(?:[^,\]\n]+,){{2,}}|\s*\.\.\.\s*,)\s*0\s*\]"
+    if any(re.search(reads, text) for text in (source, *built)):
         call.roles[name] = "padding"
 
 

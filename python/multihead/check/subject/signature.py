@@ -221,7 +221,7 @@ def read(subject: Subject) -> Call:
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
-    of_column_masks(call, text_of_file(subject))
+    of_column_masks(call, subject.source, text_of_file(subject))
     of_overwritten_masks(call, text_of_entry(subject))
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
