@@ -87,7 +87,7 @@ def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
 def image_that_asks(subject: Subject, call: Call) -> Iterator[Form]:
     """With an image (B, E, Y, X) that reads a sequence (B, S, E), as in models that draw
     images of texts."""
-    image, context = call.parameter("x") or call.parameter("query"), None
+    image = call.parameter("x") or call.parameter("query")
     context = call.parameter("context") or call.parameter("key")
     if image is None or context is None or call.takes("value"):
         return

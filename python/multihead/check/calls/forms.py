@@ -50,7 +50,8 @@ class Form:
     batch: int | None = None
     queries: int | None = None
     shares_queries: bool = False
-    side: int | None = None  # of an image, of which as many positions come as come
+    # Of an image that the code cuts, so that it decides how many positions there are.
+    side: int | None = None
     parts: tuple[int, ...] = ()  # the sizes that a sequence of queries is of
     fact: str = ""  # what the engine is told of it
 

@@ -25,7 +25,7 @@ from .tokens import like
 _CUTS = re.compile(r"patch|\bp1\b", re.I)
 _SIDES = {"imagesize", "imgsize", "inputsize", "inputresolution", "imageheight"}
 _CHANNELS = {"channels", "inchannels", "inchans", "numchannels", "imgchannels", "inch"}
-# Sides of images, as long as a model tells none; the first is what it is told.
+# Sides of images where a model keeps none; the first is the one that it is built for.
 SIDE = 32
 _USUAL = (SIDE, 64, 28, 224)
 
@@ -39,9 +39,8 @@ def of_images(subject: Subject, call: Call) -> Iterator[Form]:
     if not _CUTS.search(text_of_file(subject)):
         return
     name = inputs[0]
-    known: dict[
-        int, tuple[int, int, int]
-    ] = {}  # of what was built, which shape it takes
+    # Which shape what was built takes.
+    known: dict[int, tuple[int, int, int]] = {}
 
     def how(target: object, /, x: Tensor, **given: object) -> object:
         if id(target) not in known:

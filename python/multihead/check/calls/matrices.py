@@ -25,9 +25,8 @@ def weight(name: str, case: Case) -> object:
 
     if name.lower().startswith("b") or re.search(r"bias|_b$", name.lower()):
         return 0.3 * normal(columns)
-    if (
-        case.style.layers and case.style.numpy
-    ):  # as GPT-2's in NumPy: linear(x, **c_attn)
+    if case.style.layers and case.style.numpy:
+        # As those of GPT-2 in NumPy: linear(x, **c_attn).
         return {"w": normal(rows, columns) / rows**0.5, "b": 0.3 * normal(columns)}
     if case.style.layers:
         layer = nn.Linear(rows, columns, dtype=case.dtype)

@@ -8,7 +8,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from ..calls import arguments, cases
@@ -36,8 +35,7 @@ def attends_over_items(runner: Runner, run: Run) -> bool:
     made = arguments.make(runner.call, case)
     with _queries(target) as before:
         runner.run(case, given=made)
-    for sequence in again.sequences(made):
-        sequence[-1].copy_(torch.randn_like(sequence[-1]))
+    again.draw_last_item(made)
     with _queries(target) as after:
         runner.run(case, given=made)
     return any(map(_are_items, before[:1], after[:1]))

@@ -4,6 +4,7 @@ change shows what reads what, whatever computes it."""
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ..calls import arguments
@@ -18,6 +19,12 @@ def sequences(made: Arguments, roles: tuple[str, ...] = ALL) -> list[Tensor]:
     """Those that are given, each once: one tensor may be queries, keys and values."""
     given = [made.tensors[role] for role in roles if role in made.tensors]
     return list({tensor.data_ptr(): tensor for tensor in given}.values())
+
+
+def draw_last_item(made: Arguments) -> None:
+    """Another last item, where the first axis is that of items."""
+    for sequence in sequences(made):
+        sequence[-1].copy_(torch.randn_like(sequence[-1]))
 
 
 def twice(
