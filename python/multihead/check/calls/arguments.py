@@ -16,6 +16,7 @@ from .cases import Case
 from .construct import of_class
 from .matrices import weight
 from .settings import DROPOUT, Config
+from .stand_ins import OfLayer
 
 _LEFT = object()  # the parameter's default stays
 _SEQUENCES = {"query": "query", "x": "query", "key": "key", "value": "value"}
@@ -170,6 +171,7 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
         "device": torch.device("cpu"),
         "factor": case.sizes.head_dim**-0.5,
         "divisor": case.sizes.head_dim**0.5,
+        "of_layer": OfLayer(case),
         "rotation": _rotation(parameter, case),
         "position_ids": _numbers(case),
     }

@@ -13,9 +13,8 @@ from torch import nn
 
 from ..report import Finding
 from ..sandbox.guard import Guard
-from ..subject import sliding
+from ..subject import items, signature, sliding
 from ..subject.roles import SIZES, as_written, normal
-from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
 from ..subject.words import is_position_bias, words
 from . import matrices, settled, stand_ins
@@ -89,8 +88,10 @@ class Construction:
         self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
         self.roles |= dict.fromkeys(self._read_for_epsilon(), "epsilon")
         self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
+        self.roles |= dict.fromkeys(self._read_for_window(), "window")
         self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
+        self.roles |= dict.fromkeys(items.heads(self.roles, subject.source), "num_heads")
         self.roles |= dict.fromkeys(stand_ins.layers(self), "layer")
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
@@ -160,6 +161,14 @@ class Construction:
         given = re.findall(r"\beps\s*=\s*(\w+)\s*[,)]", text)
         return [name for name in given if self.roles.get(name, "") is None]
 
+    def _read_for_window(self) -> list[str]:
+        """What has two sides: `group_size[0]`, `group_size[1]`."""
+        text = source_of(self.subject.target.__init__)
+        parts = rf"(\w+(?:size|sz|shape|hw))\[{{}}\]".format
+        sides = (set(re.findall(parts(n), text)) for n in (0, 1))
+        free = {n for n, role in self.roles.items() if role in (None, "num_kv_heads")}
+        return sorted(free.intersection(*sides))
+
     def _read_for_width(self) -> list[str]:
         """Required arguments of unknown names that the heads divide: `out % heads`."""
         text = source_of(self.subject.target.__init__)
@@ -198,7 +207,7 @@ class Construction:
             p.name
             for p in self.parameters
             if p.default is p.empty
-            and type_name(p) == "bool"
+            and signature.type_name(p) == "bool"
             and self.roles[p.name] not in GIVEN
             and set(words(p.name)) & _OF_ATTENTION_ITSELF
         ]
@@ -238,6 +247,7 @@ class Construction:
     def counts_heads(self) -> bool:
         counted = self.takes("num_heads", "num_kv_heads") or self._divides_by_heads()
         counted = counted or stand_ins.have_heads(self)
+        counted = counted or "num_heads" in signature.read(self.subject).roles.values()
         return counted or may_count_heads(self.subject.source, self._configs())
 
     def _divides_by_heads(self) -> bool:
@@ -319,7 +329,8 @@ class Construction:
         name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
         is_known = self.roles[name] == "config" and self._settings[name] is not None
         is_other = value is None or (wants_layer and isinstance(value, (int, float)))
-        return is_other or (self.roles[name] in _LEFT and not is_known)
+        is_made = self.roles[name] == "activation" and value is nn.Identity
+        return is_other or (self.roles[name] in _LEFT and not is_known and not is_made)
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
         if role == "config":
@@ -332,8 +343,13 @@ class Construction:
         if role == "dropout":
             if set(words(parameter.name)) & _DROPS_WHOLES and parameter.default == 0:
                 return None  # off unless asked for, and no dropout of weights
-            layer = type_name(parameter) in ("Module", "Dropout")
+            layer = signature.type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(self._rate) if layer else self._rate
+        if role == "activation" and parameter.default is None:
+            # A class that is made without asking whether there is one.
+            made = rf"\b{parameter.name}\(\)"
+            is_made = re.search(made, source_of(self.subject.target.__init__))
+            return nn.Identity if is_made else None
         if role in GIVEN:
             return True
         if role == "masking":
@@ -346,7 +362,7 @@ class Construction:
         role, name, kind = (
             self.roles[parameter.name],
             parameter.name,
-            type_name(parameter),
+            signature.type_name(parameter),
         )
         if role == "index":
             return 0

@@ -23,6 +23,7 @@ from .tokens import like
 
 # What code of patches speaks of, and what its sizes are called.
 _CUTS = re.compile(r"patch|\bp1\b", re.I)
+OF_LAYER = re.compile(r"att(entio)?n|mha|mhsa", re.I)
 _SIDES = {"imagesize", "imgsize", "inputsize", "inputresolution", "imageheight"}
 _CHANNELS = {"channels", "inchannels", "inchans", "numchannels", "imgchannels", "inch"}
 # Sides of images where a model keeps none; the first is the one that it is built for.
@@ -36,7 +37,8 @@ def of_images(subject: Subject, call: Call) -> Iterator[Form]:
     required = [p.name for p in call.parameters if p.default is p.empty]
     if subject.kind == "function" or len(inputs) != 1 or required not in ([], inputs):
         return
-    if not _CUTS.search(text_of_file(subject)):
+    is_layer = OF_LAYER.search(subject.name) is not None
+    if not _CUTS.search(subject.source if is_layer else text_of_file(subject)):
         return
     name = inputs[0]
     # Which shape what was built takes.

@@ -305,8 +305,8 @@ def _may_replace(name: str, old: object, value: object) -> bool:
     wider than all sequences here, it may be for masks of the caller's to keep to it."""
     if type(old) is bool or type(value) is bool or value is None:
         return False
-    if CONSTRUCTOR.get(normal(name)) == "sliding_window" and _is_wide(old):
-        return False
+    if CONSTRUCTOR.get(normal(name)) == "sliding_window":
+        return isinstance(old, int) and not _is_wide(old)
     return isinstance(old, (int, float, type(None))) and type(old) in (
         type(value),
         type(None),

@@ -19,7 +19,7 @@ from torch import nn
 from ..subject.signature import type_name
 from ..subject.target import describe
 from ..subject.words import words
-from .cases import Sizes
+from .cases import Case, Sizes
 
 if TYPE_CHECKING:
     from .construct import Construction
@@ -59,6 +59,21 @@ class Same(nn.Identity):
 
     def forward(self, *given: object, **named: object) -> object:
         return next(iter((*given, *named.values())), None)
+
+
+class OfLayer:
+    """Stands in for the layer that a function of attention reads its settings of, as
+    Transformers' do: module.training, module.num_key_value_groups."""
+
+    def __init__(self, case: Case):
+        sizes = case.sizes
+        self.training, self.is_causal = case.training, False
+        self.num_key_value_groups = sizes.heads // (sizes.kv_heads or sizes.heads)
+        self.num_heads, self.head_dim = sizes.heads, sizes.head_dim
+        self.scaling = self.scale = sizes.head_dim**-0.5
+
+    def __repr__(self) -> str:
+        return "…"
 
 
 class Behind(nn.Linear):

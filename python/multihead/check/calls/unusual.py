@@ -13,6 +13,7 @@ from .conditioned import beside_others, conditioned, image_that_asks
 from .forms import Form
 from .images import of_images
 from .learned import with_learned_queries
+from .models import of_models
 from .tokens import of_tokens
 from .videos import of_videos, takes_videos
 
@@ -43,6 +44,7 @@ def in_unusual_forms(
     """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
     yield from of_tokens(subject, call, " ".join(refusals))
     yield from of_images(subject, call)
+    yield from of_models(subject, call, refusals)
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
     of_nothing = any("NoneType" in one for one in refusals)
     if of_shapes or of_nothing:

@@ -10,10 +10,21 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from ..calls.cases import IMAGES, Case, as_sequence
+from ..calls.cases import (
+    HEADS,
+    HEADS_LATER,
+    IMAGE,
+    IMAGES,
+    LAYER,
+    Case,
+    as_sequence,
+    query_axis,
+)
 from ..report import Finding
+from ..subject.signature import Call
 from .record import Recorder
 
+OF_ONE_SEQUENCE = (LAYER, *IMAGES)
 _OUTPUT = re.compile(r"x|y|z|h|out(put)?s?|.*_out(put)?|context|hidden\w*|result")
 # Beside the output, by its name: `return self.out(wv), qk`.
 RETURNS_SCORES = re.compile(r"^\s*return \S[^\n]*, \(?(qk|logits|sim)\)?\s*$", re.M)
@@ -22,9 +33,17 @@ RETURNS_SCORES = re.compile(r"^\s*return \S[^\n]*, \(?(qk|logits|sim)\)?\s*$", r
 class Unfit(Exception):
     """What came back cannot be an output of attention; holds the finding."""
 
-    def __init__(self, name: str, sentence: str, remedy: str, shape: tuple = ()):
+    def __init__(
+        self,
+        name: str,
+        sentence: str,
+        remedy: str,
+        shape: tuple = (),
+        kind: str = "failure",
+    ):
         super().__init__(sentence)
-        self.finding, self.shape = Finding(name, sentence, remedy), shape
+        self.finding = Finding(name, sentence, remedy, kind=kind)
+        self.shape = shape
 
     def of_one_sequence(self, case: Case) -> Finding:
         """The same of a module that is given one: it may pool what comes in."""
@@ -85,6 +104,8 @@ def split(
                 "Return the output as a dense tensor in the type of the query.",
             )
     rows = as_sequence(query, case).shape[:-1]
+    if case.layout == IMAGE:
+        tensors = [_channels_first(t, query) for t in tensors]
     sequences = [as_sequence(t, case) for t in tensors]
     fitting = [t for t in sequences if t.shape[:-1] == rows and t.dim() > 1]
     if isinstance(returned, dict):  # which may hold what came in, too
@@ -115,6 +136,13 @@ def split(
     weights = [t for t in weights if t.is_floating_point()]
     shares = [t for t in weights if _are_shares(t)]
     return out, next(iter(shares or weights), None)
+
+
+def _channels_first(tensor: Tensor, query: Tensor) -> Tensor:
+    """An image with its channels first, which may come back with its channels last."""
+    last = tensor.dim() == 4 and tensor.shape == query.permute(0, 2, 3, 1).shape
+    is_other = last and tensor.shape != query.shape
+    return tensor.permute(0, 3, 1, 2) if is_other else tensor
 
 
 def _are_shares(tensor: Tensor) -> bool:
@@ -170,14 +198,48 @@ def _wrong_shape(got: Tensor, query: Tensor, keys: int) -> Unfit:
         hint = "These may be the weights: what comes out is `weights @ v`."
     elif got.dim() == len(expected) + 1:
         hint += " Here the heads are still apart: they are merged into one axis last."
-    elif sorted(shape) == sorted(expected):
-        hint += " Here two axes are exchanged."
+    exchanged = sorted(shape) == sorted(expected)
+    if exchanged:
+        hint += " Here axes are exchanged."
     return Unfit(
         "wrong_shape",
         f"It returns shape {shape} for a query of shape {expected}.",
         hint,
         shape,
+        # Of four axes it may be meant: an image's channels, or its heads, go last.
+        "unchecked" if exchanged and shape[:1] == expected[:1] and got.dim() == 4 else "failure",
     )
+
+
+def as_queries_came(
+    returned: object, query: Tensor, case: Case, call: Call
+) -> object:
+    """What came back in the order of its queries: heads and positions may go out the
+    other way round, as Transformers' attention functions hand them on to be merged. Then
+    they do so in each call, which `call` keeps."""
+    if call.style == "x" and case.layout in OF_ONE_SEQUENCE:
+        return _without_rest(returned, query, case)
+    out, *rest = returned if isinstance(returned, tuple) and returned else (returned,)
+    if case.layout not in (HEADS, HEADS_LATER) or not isinstance(out, Tensor):
+        return returned
+    if out.dim() != 4 or out.shape[:3] != query.transpose(1, 2).shape[:3]:
+        return returned
+    call.exchanges = call.exchanges or out.shape[1] != out.shape[2]
+    out = out.transpose(1, 2) if call.exchanges else out
+    return (out, *rest) if isinstance(returned, tuple) else out
+
+
+def _without_rest(returned: object, query: Tensor, case: Case) -> object:
+    """The first position of an output alone, where the rest of the sequence is handed on
+    as it came, as class attention does (CaiT; XCiT's): it answers the first."""
+    axis = query_axis(case)
+    is_like = isinstance(returned, Tensor) and returned.shape == query.shape
+    if not is_like or query.dim() != 3 or query.shape[axis] == 1:
+        return returned
+    rest = (t.narrow(axis, 1, t.shape[axis] - 1) for t in (returned, query))
+    first = returned.narrow(axis, 0, 1)
+    is_new = not torch.equal(first, query.narrow(axis, 0, 1))
+    return first if is_new and torch.equal(*rest) else returned
 
 
 def position_that_asks(recorder: Recorder, query: Tensor, axis: int) -> int:

@@ -41,7 +41,15 @@ from .record import (
     part_copies,
     unset_is_nan,
 )
-from .returned import Unfit, has_weights, pooled, position_that_asks, split
+from .returned import (
+    OF_ONE_SEQUENCE,
+    Unfit,
+    as_queries_came,
+    has_weights,
+    pooled,
+    position_that_asks,
+    split,
+)
 from .surroundings import settings
 
 
@@ -257,13 +265,14 @@ class Runner:
             return
         query = made.tensors["query"]
         any_width = self.subject.kind == "instance"
+        returned = as_queries_came(outcome.value, query, case, self.call)
         try:
-            out, run.attention = split(outcome.value, case, query, any_width)
+            out, run.attention = split(returned, case, query, any_width)
         except Unfit as unfit:
-            one = self._of_one_position(outcome.value, case, query, recorder)
+            one = self._of_one_position(returned, case, query, recorder)
             if one is None:
                 found = unfit.finding
-                if self.call.style == "x" and case.layout in _OF_ONE_SEQUENCE:
+                if self.call.style == "x" and case.layout in OF_ONE_SEQUENCE:
                     found = unfit.of_one_sequence(case)
                 run.pooled = pooled(found, outcome.value)
                 run.findings = self._located([found], made)
@@ -551,7 +560,6 @@ def _of_unset(names: list[str]) -> Finding:
     )
 
 
-_OF_ONE_SEQUENCE = (cases.LAYER, *cases.IMAGES)
 _WINDOW = re.compile(r"(sliding|local|attention|attn)_?window(_?size)?")
 
 

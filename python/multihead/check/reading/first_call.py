@@ -236,7 +236,8 @@ class FirstCall:
             # than this one.
             now = watch.passed()
             late = now + (now - before) > self._seconds
-            if endless or pools or late or self.runner.guard.remaining < half:
+            over = refusals.has_none_left(layouts) or self.runner.guard.remaining < half
+            if endless or pools or late or over:
                 break
             before = now
         return None, complaints

@@ -209,7 +209,7 @@ def of_no_call(
         return of_calls(said, dict.fromkeys(guessed, ""))
     # A case of several, none of which is that of what was guessed; or a layer that was
     # handed for another, which holds itself.
-    errors = ("UnboundLocalError", "RecursionError")
+    errors = ("UnboundLocalError", "RecursionError", "It ends the program")
     unclear = bool(guessed) and said[0].sentence.startswith(errors)
     if not unclear and (not is_of_arguments(said) or _is_own(said[0], kind, source)):
         return said

@@ -11,6 +11,11 @@ from ..report import Finding
 
 _SHAPES = 3  # of masks that are refused beside unequal lengths, until others are
 _COMPARED = re.compile(r"size of tensor a \((\d+)\) must match .* b \((\d+)\)")
+# B, L, H, D = x.shape, and what einops says of the axes of a pattern.
+_UNPACKED = re.compile(
+    r"values to unpack \(expected \d(, got (?P<got>\d))?\)|"
+    r"expected \d dims\. Received (?P<dims>\d)-dim"
+)
 # Of nn.MultiheadAttention: the last axes, those of the keys.
 _MASKED = re.compile(
     r"attn_mask is torch\.Size\(\[.*?(\d+)\]\), but should be \(.*?(\d+)\)"
@@ -31,27 +36,43 @@ def compared(sentence: str) -> list[tuple[int, int]]:
 class Refusals:
     """What calls were refused for: others of which the same can be expected come
     last. A mask that is None where it is needed, or bool where it is a number; queries
-    of another length than keys, in some shape of a mask."""
+    of another length than keys, in some shape of a mask; tensors of too many axes or of
+    too few."""
 
     def __init__(self) -> None:
         self._needs_mask = self._needs_number = False
         self._lengths: set[str | None] = set()  # shapes of masks, of unequal lengths
+        self._depths: set[int] = set()  # of tensors, in axes
 
     def note(self, case: Case, findings: list[Finding]) -> None:
         for said in (f.sentence for f in findings[:1]):
             self._needs_mask |= case.mask is None and "NoneType" in said
             is_bool = case.mask is not None and case.mask_dtype is torch.bool
             self._needs_number |= is_bool and "bool tensor" in said
+            depth, unpacked = _depth(case.layout), _UNPACKED.search(said)
+            got = unpacked and (unpacked["got"] or unpacked["dims"])
+            if unpacked and case.mask is None and got in (None, str(depth)):
+                self._depths.add(depth)
             lengths = case.sizes.queries, case.sizes.keys
             unequal = {lengths, lengths[::-1]}.intersection(compared(said))
             if case.relation == "cross" and unequal:
                 self._lengths.add(case.mask)
 
+    def has_none_left(self, layouts: tuple[str, ...]) -> bool:
+        """Whether tensors of as many axes as each of these has were refused for that."""
+        return self._depths.issuperset(map(_depth, layouts))
+
     def expected(self, case: Case) -> bool:
+        if _depth(case.layout) in self._depths:
+            return True
         if case.mask is None:
             return self._needs_mask
         unequal = case.relation == "cross" and len(self._lengths) >= _SHAPES
         return unequal or (self._needs_number and case.mask_dtype is torch.bool)
+
+
+def _depth(layout: str) -> int:
+    return len(layout.split(","))
 
 
 def likelier_first(choices: Iterator[Case], refusals: Refusals) -> Iterator[Case]:

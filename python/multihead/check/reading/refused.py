@@ -70,7 +70,8 @@ def mixes_items(runner: Runner, run: Run) -> bool:
 
 
 def _is_of_try(finding: Finding, subject: Subject) -> bool:
-    """Whether a name is missing that its file imports where it can."""
+    """Whether a name is missing that its file imports where it can, or binds where it
+    runs as a program: `if __name__ == "__main__"`."""
     named = re.match(r"NameError: name '(\w+)'", finding.sentence)
     if named is None:
         return False
@@ -78,13 +79,19 @@ def _is_of_try(finding: Finding, subject: Subject) -> bool:
         statements = ast.parse(text_of_file(subject)).body
     except SyntaxError:
         return False
-    tried = (
+    tried = [
         n for s in statements if isinstance(s, (ast.Try, ast.If)) for n in ast.walk(s)
-    )
+    ]
     names = (
         a for n in tried if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names
     )
-    return any(named[1] in (a.asname, a.name.partition(".")[0]) for a in names)
+    bound = {n.id for n in tried if isinstance(n, ast.Name) and _is_set(n)}
+    own = any(named[1] in (a.asname, a.name.partition(".")[0]) for a in names)
+    return own or named[1] in bound
+
+
+def _is_set(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
 
 
 def _is_of_stand_in(finding: Finding, subject: Subject) -> bool:

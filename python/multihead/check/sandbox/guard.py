@@ -16,6 +16,7 @@ import io
 import linecache
 import os
 import pathlib
+import pdb
 import signal
 import sys
 import sysconfig
@@ -217,11 +218,20 @@ class Guard:
 def _streams() -> Iterator[_Caught]:
     caught = _Caught()
     old = sys.stdin, sys.stdout, sys.stderr
+    stop = pdb.set_trace
     sys.stdin, sys.stdout, sys.stderr = _Nobody(), caught, caught
+    # Where its author stopped to look, nobody looks now.
+    hook, sys.breakpointhook = sys.breakpointhook, _go_on
+    pdb.set_trace = _go_on
     try:
         yield caught
     finally:
         sys.stdin, sys.stdout, sys.stderr = old
+        sys.breakpointhook, pdb.set_trace = hook, stop
+
+
+def _go_on(*args: object, **kwargs: object) -> None:
+    pass
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Arguments of a call that say how many items there are, or to which item each node of
-several graphs belongs."""
+"""Arguments that count, whatever their names say: items, heads; and to which item each
+node of several graphs belongs."""
 
 import inspect
 import re
 from typing import TYPE_CHECKING
 
 from .roles import normal
+from .words import role_of_words
 
 if TYPE_CHECKING:
     from .signature import Call
@@ -27,3 +28,17 @@ def settle(call: "Call", text: str) -> None:
         taken = rf"\b{re.escape(name)}(?:\.unsqueeze\(\d\)|\[[^\]]*None[^\]]*\])"
         if normal(name) in _OF_GRAPHS and re.search(taken, text):
             call.roles[name] = "graphs"
+    call.roles |= dict.fromkeys(heads(call.roles, text), "num_heads")
+
+
+def heads(roles: dict[str, str | None], text: str) -> list[str]:
+    """The names of widths that count heads: `part = features // heads_dim`, and features
+    are cut as (heads_dim, part)."""
+    found = []
+    for name in (name for name, role in roles.items() if role == "head_dim"):
+        count = rf"(?:self\.)?{re.escape(name)}\b"
+        for part in re.findall(rf"(\w+)\s*=\s*[\w.]+\s*//\s*{count}", text):
+            cut = re.search(rf"{count}\s*,\s*(?:self\.)?{part}\s*[,)]", text)
+            if cut and role_of_words(part) != "num_heads":
+                found.append(name)
+    return found

@@ -167,7 +167,7 @@ SIZES = tuple(_SIZES)
 _OF_CLASS = re.compile(r"^_\w+?__(?=\w)")
 _PARTS = re.compile(
     r"(?P<dropout>drop|pdrop)|(?P<epsilon>eps)|(?P<bias>(^|_)bias($|_))|"
-    r"(?P<max_length>max_(pos|seq|len)|block_size)|(?P<index>(layer|block)_(idx|id|index)$)"
+    r"(?P<max_length>max_(pos|seq|len)|block_size)|(?P<index>((layer|block)_)?(idx|id|index)$)"
 )
 _WEIGHT = re.compile(
     r"w_?[qkvo]\d?|[qkvo]_?w|w_?qkv|w_?kv|b_?[qkvo]|[qkvo]_?b|b_?qkv|w_?out|b_?out|"

@@ -240,11 +240,16 @@ def _is_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Name)
 
 
-def _is_literal(node: ast.expr) -> bool:
-    """Whether it is made of literals only: 512, 4 * 64, (2, 3)."""
-    plain = (ast.Constant, ast.Tuple, ast.List, ast.BinOp, ast.UnaryOp)
-    plain += (ast.operator, ast.unaryop, ast.expr_context)
-    return all(isinstance(part, plain) for part in ast.walk(node))
+_COUNTING = set("len list set dict tuple sorted enumerate range zip min max sum".split())
+_COUNTING |= set("int float str join split lower strip items keys values".split())
+
+
+def _is_calculated(node: ast.expr) -> bool:
+    """Whether it is made of literals and names, and calls what counts and cuts: 4 * 64,
+    len(words), {w: i for i, w in enumerate(" ".join(sentences).split())}."""
+    called = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
+    names = [getattr(func, "attr", getattr(func, "id", "")) for func in called]
+    return _COUNTING.issuperset(names)
 
 
 def _single(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -285,7 +290,7 @@ class Script:
         """What a script sets before it starts, which its classes may read: numbers
         and the like, under names that have no value yet."""
         for node in statements:
-            if isinstance(node, ast.Assign) and _is_literal(node.value):
+            if isinstance(node, ast.Assign) and _is_calculated(node.value):
                 names = [n.id for t in node.targets for n in ast.walk(t) if _is_name(n)]
                 if names and not set(names) & vars(self.module).keys():
                     self._run(node, self.module.__file__ or "")

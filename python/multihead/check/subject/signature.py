@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from . import items, sliding
+from . import items, layers, sliding
 from . import roles as tables
 from .masking import (
     of_column_masks,
@@ -73,7 +73,7 @@ class Call:
     called: the parameters that the code calls, as it does a layer of dropout.
     masks_rows: its mask of padding only zeroes rows of the output. unread: the
     parameters that the code does nothing with, masks aside. masks_left: masks that it
-    overwrites before it reads them.
+    overwrites before it reads them. exchanges: heads and positions, in what it returns.
     """
 
     parameters: list[inspect.Parameter]
@@ -92,6 +92,7 @@ class Call:
     masks_rows: bool = False
     unread: frozenset[str] = frozenset()
     masks_left: set[str] = field(default_factory=set)
+    exchanges: bool = False
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -184,7 +185,9 @@ def read(subject: Subject) -> Call:
         call.roles[parameter.name] = _role_of(parameter)
     call.roles |= sliding.sizes(call.parameters, subject.source)
     _settle_image(call)
-    if subject.kind != "function":
+    if subject.kind == "function":
+        call.roles |= layers.roles(call.parameters, subject.source)
+    else:
         _settle_layers(call)
     if not call.takes("mask") and not call.takes("weight"):
         # Beside weights it would be one of them.

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Whole models of sequences, (B, L, E), that return what a head makes of each position or
+of each item: numbers, classes. What their first attention does is judged as that of any
+layer."""
+
+import inspect
+import re
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from ..subject.roles import TENSORS
+from ..subject.signature import Call
+from ..subject.target import Subject
+from . import cases
+from .forms import Form, called, formed
+from .images import OF_LAYER
+from .tokens import like
+
+_OTHER_SHAPE = re.compile(r"^It returns (shape|one vector)", re.M)
+
+
+def of_models(subject: Subject, call: Call, complaints: list[str]) -> Iterator[Form]:
+    """Its one input as our sequence. complaints: what it says of the usual calls."""
+    inputs = [n for n, role in call.roles.items() if role in TENSORS]
+    is_model = subject.kind != "function" and not OF_LAYER.search(subject.name)
+    if not is_model or len(inputs) != 1:
+        return
+    if not any(map(_OTHER_SHAPE.match, complaints)):
+        return
+    name = inputs[0]
+
+    def how(target: object, /, x: Tensor, **given: object) -> object:
+        return like(called(subject, target, {**given, name: x}), x)
+
+    how.has_many = True  # type: ignore[attr-defined]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    others = [p.replace(kind=kind) for p in call.parameters if p.name != name]
+    parameters = [inspect.Parameter("x", kind), *others]
+    layouts = (cases.LAYER, cases.SEQUENCE_FIRST)
+    said = "what it returns is of a head behind its attention"
+    yield formed(subject, parameters, how, layouts, said)
