@@ -323,6 +323,13 @@ class Construction:
                     given[name] = _like(parameter.default, value)
         return given
 
+    def _drops(self, name: str) -> bool:
+        """Whether it is a rate of dropout, and not one of 0 that nothing reads."""
+        is_off = any(p.name == name and p.default == 0 for p in self.parameters)
+        return self.roles[name] == "dropout" and not (
+            is_off and is_never_read(self.subject.target, name)
+        )
+
     def _is_left(self, parameter: inspect.Parameter, value: object) -> bool:
         """Whether an optional argument keeps its default, for lack of a value of its
         type. Settings of a known class are read later, if not by the constructor."""
@@ -513,8 +520,7 @@ class Construction:
             if isinstance(value, Config):
                 self.blind |= dict.fromkeys(value.guessed)
         if outcome.error is None and _is_whole(outcome.value):
-            rates = (name for name in arguments if self.roles[name] == "dropout")
-            self.gives_dropout = any(rates)
+            self.gives_dropout = any(map(self._drops, arguments))
             return outcome.value, call, outcome.findings
         if outcome.error is None:
             name = type(outcome.value).__name__

@@ -13,6 +13,7 @@ from .places import CUTS, SHOWS_ALL, Place, place
 
 _SOFTMAX = ("_softmax", "_safe_softmax")
 _MASKS = ("mul", "mul_", "masked_fill", "masked_fill_", "where")
+_NOTHING, _ROUNDING = 1e-9, 1e-7
 _OF_MASKS = frozenset(("mask", "key_padding_mask"))
 
 
@@ -23,6 +24,8 @@ class Sums:
 
     are_one: list[bool] = field(default_factory=list)
     is_cut: bool = False  # parts of weights are used for themselves
+    # Of each softmax of what inputs have a part in, whether it weighs all alike.
+    are_alike: list[bool] = field(default_factory=list)
     # Of those that a mask of the call has met behind the softmax.
     masked_are_one: list[bool] = field(default_factory=list)
     _masked: set[Place] = field(default_factory=set)
@@ -43,6 +46,8 @@ class Sums:
         first = operands[0]
         if name in _SOFTMAX:
             self._weights[place(results[0])] = results[0].numel()
+            if recorder.origin(first).inputs and first.shape[args[1]] > 1:
+                self.are_alike.append(_are_alike(first, results[0], args[1]))
         elif name in _MASKS and self._meet_masks(operands, recorder):
             self._masked.add(place(results[0]))
         elif name in SHOWS_ALL and self._are_weights(first):
@@ -85,6 +90,18 @@ class Sums:
         axes = [axes] if isinstance(axes, int) else list(axes)
         if math.prod(weights.shape[axis] for axis in axes) > 1:  # else it is no sum
             self.are_one.append(_add_up(weights, axes))
+
+
+def _are_alike(scores: Tensor, weights: Tensor, axis: int) -> bool:
+    """Whether all that is weighed has the same weight, or none, though scores of others
+    differ."""
+    scores, weights = scores.detach(), weights.detach()
+    seen = weights > _NOTHING
+    few = bool((seen.sum(axis) < 2).all())
+    largest = weights.amax(axis, keepdim=True)
+    alike = ((largest - weights).abs() < _ROUNDING) | ~seen
+    differ = scores[seen].max() - scores[seen].min() > _ROUNDING if not few else False
+    return bool(differ) and bool(alike.all())
 
 
 def _add_up(weights: Tensor, axes, or_nothing: bool = False) -> bool:

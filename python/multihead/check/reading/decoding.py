@@ -3,18 +3,23 @@
 it takes tokens and returns a number for each word at each of them.
 """
 
+import functools
 import inspect
 import re
 from dataclasses import replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from ..calls import cases
+from ..calls.tokens import has_others
 
 from ..capture import core
 from ..capture.runner import Run, Runner
 from ..subject.roles import role_of_name
 from ..subject.target import Subject, text_of_file
 from ..subject.words import OF_SOURCE, words
-from . import wiring
+from . import again, wiring
 
 # What is said of models that return words and see all of them.
 _SEES_ALL = re.compile(
@@ -28,20 +33,68 @@ _SEES_ALL = re.compile(
 def sees_later_keys(runner: Runner, base: Run) -> bool:
     """Whether it blocks no later key where it reads its own sequence first, and takes no
     mask that could."""
-    subject = runner.subject
+    names = _unmasked(runner.subject, base)
+    if not _decodes(runner.subject, names) and not _predicts_tokens(
+        runner, base, names
+    ):
+        return False
+    return _hides_nothing(base)
+
+
+def later_tokens_seen(runner: Runner, base: Run) -> bool:
+    """Whether a whole model sees what it is trained to predict: its file shows that it is
+    handed all tokens but the last, and compared with all but the first."""
+    names, text = _unmasked(runner.subject, base), text_of_file(runner.subject)
+    if not names or not all(re.search(part, text) for part in _SHIFTED):
+        return False
+    if has_others(runner.subject) and (target := _target(names)):
+        return _target_sees_later(runner, base, target)
+    return _predicts_tokens(runner, base, names) and _hides_nothing(base)
+
+
+def _unmasked(subject: Subject, base: Run) -> list[str]:
+    """The names of its arguments; none where one may be a mask of later keys."""
     called = getattr(subject.type, "forward", subject.entry)  # also in another form
     try:
         names = list(inspect.signature(called).parameters)
     except (TypeError, ValueError):  # it is written in C
-        return False
-    if base.recorder is None or any(map(_may_hide_later, names)):
-        return False
-    if not _decodes(subject, names) and not _predicts_tokens(runner, base, names):
-        return False
+        return []
+    return [] if base.recorder is None or any(map(_may_hide_later, names)) else names
+
+
+def _hides_nothing(base: Run) -> bool:
     own = core.attentions(base.recorder.cores.found)[:1]
     if not own or not wiring.reads_its_own(own[0]):
         return False
     return all(map(wiring.hides_nothing, own[0]))
+
+
+# How a model is trained that is handed what it predicts, one position late.
+_SHIFTED = (r"\[:, ?:-1\]|\[:-1(, ?:)?\]", r"\[:, ?1:\]|\[1:(, ?:)?\]")
+_OF_TARGET = {"tgt", "trg", "target", "dec", "decoder"}
+
+
+def _target(names: list[str]) -> str | None:
+    return next((name for name in names if set(words(name)) & _OF_TARGET), None)
+
+
+def _target_sees_later(runner: Runner, base: Run, name: str) -> bool:
+    """Whether what is said of a position of the target changes with the last one."""
+    subject = runner.subject
+    how = functools.partial(subject.how, name=name, always=False)  # type: ignore[arg-type]
+    how.has_many = True  # type: ignore[attr-defined]
+    other = runner.calling(runner.call, replace(subject, how=how))
+    axis = cases.query_axis(base.case)
+
+    def draw_last(sequence: Tensor) -> None:
+        last = sequence.select(axis, -1)
+        last.copy_(torch.randn_like(last))
+
+    runs = again.twice(other, replace(base.case, gradients=False), draw_last)
+    if runs is None:
+        return False
+    before, after = (run.out[:, :-1] if axis == 1 else run.out[:-1] for run in runs)
+    return not torch.allclose(before, after)
 
 
 def _decodes(subject: Subject, names: list[str]) -> bool:

@@ -35,6 +35,13 @@ HEADS_ALIKE = Finding(
     "one.",
     "Give each head matrices of its own, W_q of (E, H * d), and cut the features.",
 )
+LATER_TOKENS_SEEN = Finding(
+    "later_tokens_seen",
+    "What it says of a token changes with later ones, which it is trained to predict: "
+    "its file hands it all tokens but the last, and compares with all but the first.",
+    "Hide later tokens from each: block torch.ones(L, L, dtype=torch.bool).triu(1); "
+    "nn.Transformer takes such a mask as tgt_mask.",
+)
 SOFTMAX_OF_ONE = Finding(
     "softmax_of_one",
     "Its softmax goes along an axis of one number: every weight is 1, whatever the "
@@ -42,6 +49,13 @@ SOFTMAX_OF_ONE = Finding(
     "Take the softmax along the axis of what is weighed, as the keys of a query: "
     "scores.softmax(dim=-1) where scores are (..., Lq, Lk), weights.softmax(dim=1) where "
     "they are (B, L, 1).",
+)
+WEIGHTS_ALIKE = Finding(
+    "weights_alike",
+    "All keys that a query sees get the same weight, whatever queries and keys are: the "
+    "scores of a query are one number.",
+    "Let the scores of a query follow the keys: q @ k.transpose(-2, -1), or, one by one, "
+    "(q[:, :, None] * k[:, None]).sum(-1).",
 )
 SOFTMAX_OF_ANOTHER_AXIS = Finding(
     "softmax_of_another_axis",
@@ -200,6 +214,12 @@ def weighs_along_another_axis(runner: Runner, base: Run) -> bool:
     if base.recorder is None or _COMPETES.search(runner.subject.source):
         return False
     return base.recorder.cores.sums.are_astray
+
+
+def weighs_alike(base: Run) -> bool:
+    """Whether every softmax gives all that is weighed the same weight."""
+    seen = base.recorder.cores.sums.are_alike if base.recorder else []
+    return bool(seen) and all(seen)
 
 
 def masks_weights(runs: list[Run]) -> bool:

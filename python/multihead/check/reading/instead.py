@@ -9,7 +9,7 @@ from ..calls.tokens import has_many
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
-from . import across, flaws, guessing, idle, observation, reads, scrambled
+from . import across, decoding, flaws, guessing, idle, observation, reads, scrambled
 from .ways import Reading
 
 # BiDAF (Seo et al., 2016) and QANet multiply the weights of one softmax with another's.
@@ -57,6 +57,8 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     )
     if replaced or (doubtful and _scrambled(reading)):
         return replaced or [scrambled.SCRAMBLED]
+    if decoding.later_tokens_seen(way.runner, way.base):
+        return [flaws.LATER_TOKENS_SEEN]
     draws = any(finding.name == "random" for finding in reading.findings)
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []
@@ -89,6 +91,8 @@ def _outside(reading: Reading) -> Finding | None:
     is_unnamed = any(f.name == observation.NO_WEIGHTS for f in reading.findings)
     if is_unnamed and reading.verdict is None:
         mixed = _mixed(reading) if has_many(subject) else None
+        if across.attends_over_items(way.runner, way.base):
+            mixed = flaws.ITEMS_MIXED
         return mixed or _weighed_astray(reading) or _apart(reading)
     if seen is None or verdict.get("verdict") != "unknown":
         return None
@@ -124,6 +128,8 @@ def _weighed_astray(reading: Reading) -> Finding | None:
         return None
     if flaws.weighs_along_another_axis(way.runner, way.base):
         return flaws.SOFTMAX_OF_ANOTHER_AXIS
+    if flaws.weighs_alike(way.base):
+        return flaws.WEIGHTS_ALIKE
     masks = flaws.masks_weights([way.base, *reading.kept])
     return flaws.MASK_BEHIND_WEIGHTS if masks else None
 

@@ -84,7 +84,15 @@ def _hands_on(subject: Subject) -> bool:
 def written_batch_first(subject: Subject) -> bool | None:
     """What texts and names say of a layout, which may be that of a step inside."""
     said = batch_first(subject)
-    return states_batch_first(subject) if said is None else said
+    said = states_batch_first(subject) if said is None else said
+    return True if said is None and _turns_for_conv1d(subject.source) else said
+
+
+def _turns_for_conv1d(text: str) -> bool:
+    """Whether the last two axes are exchanged for a convolution, which takes (B, E, L)."""
+    exchanged = re.search(r"permute\(0, ?2, ?1\)|transpose\((1, ?2|2, ?1|-1, ?-2)\)", text)
+    others = re.search(r"permute\(1, ?0|transpose\((0, ?1|1, ?0)\)", text)
+    return "Conv1d(" in text and bool(exchanged) and not others
 
 
 # Any number of axes behind the channels: b, c, *spatial = x.shape.

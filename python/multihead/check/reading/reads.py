@@ -105,9 +105,10 @@ def _hidden(made: Arguments, case: Case) -> Iterator[Tensor]:
 
 
 def _off_diagonal(read: Tensor, case: Case) -> Tensor:
-    """Without what a token makes of itself, which asks, too, in self-attention."""
+    """Without what a token makes of itself, which asks, too, in self-attention; nor of
+    the one that stands beside it, where there are as many."""
     own = torch.eye(*read.shape, dtype=torch.bool)
-    return read & ~own if case.relation == "self" else read
+    return read if case.relation == "cross" else read & ~own
 
 
 def _read(runner: Runner, case: Case) -> Tensor | None:

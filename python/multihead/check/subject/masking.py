@@ -93,6 +93,17 @@ def of_column_masks(call: "Call", source: str, file: str) -> None:
         call.roles[name] = "padding"
 
 
+def of_masks_of_pairs(call: "Call", source: str) -> None:
+    """A mask of padding that gets an axis of heads, and no other, is one of queries and
+    keys, (B, Lq, Lk): pad_mask.unsqueeze(1).repeat(1, heads, 1, 1)."""
+    name = call.parameter("padding")
+    if name is None or call.takes("mask"):
+        return
+    four = r"\(" + r",".join([r"[^,()]+"] * 4) + r"\)"
+    if re.search(rf"\b{re.escape(name)}\.unsqueeze\(1\)\.(repeat|expand){four}", source):
+        call.roles[name] = "mask"
+
+
 def of_overwritten_masks(call: "Call", text: str) -> None:
     """A mask that may be left out, and that the code overwrites before it reads it, as
     by a causal one, is none of the call's. text: that of what is called."""

@@ -19,6 +19,7 @@ from .masking import (
     of_masks_of_keys,
     of_masks_of_rows,
     of_named_masks,
+    of_masks_of_pairs,
     of_overwritten_masks,
     of_two_masks,
 )
@@ -225,6 +226,7 @@ def read(subject: Subject) -> Call:
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
     of_column_masks(call, subject.source, text_of_file(subject))
+    of_masks_of_pairs(call, subject.source)
     of_overwritten_masks(call, text_of_entry(subject))
     takers = ("weight", "weights")
     call.weights = [n for n, role in call.roles.items() if role in takers]
