@@ -235,7 +235,7 @@ class Construction:
         asked = inspect.signature(self.subject.entry).parameters
         takes_mask = any("mask" in name for name in asked)
         hides = _OF_LATER.search(text_of_file(self.subject)) is not None
-        known = {"causal"} if takes_mask or not hides else {"causal", "masked"}
+        known = {"causal"} | (set() if takes_mask or not hides else {"masked", "mask"})
         return next((n for n in names if said[n] & known and said[n] <= _CAUSAL), None)
 
     @property
@@ -336,7 +336,7 @@ class Construction:
         name, wants_layer = parameter.name, "Module" in str(parameter.annotation)
         is_known = self.roles[name] == "config" and self._settings[name] is not None
         is_other = value is None or (wants_layer and isinstance(value, (int, float)))
-        is_made = self.roles[name] == "activation" and value is nn.Identity
+        is_made = self.roles[name] in ("activation", "norm") and inspect.isclass(value)
         return is_other or (self.roles[name] in _LEFT and not is_known and not is_made)
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
@@ -352,17 +352,21 @@ class Construction:
                 return None  # off unless asked for, and no dropout of weights
             layer = signature.type_name(parameter) in ("Module", "Dropout")
             return nn.Dropout(self._rate) if layer else self._rate
-        if role == "activation" and parameter.default is None:
-            # A class that is made without asking whether there is one.
-            made = rf"\b{parameter.name}\(\)"
-            is_made = re.search(made, source_of(self.subject.target.__init__))
-            return nn.Identity if is_made else None
+        if role in ("activation", "norm") and parameter.default is None:
+            return self._layer_by_default(parameter.name, role)
         if role in GIVEN:
             return True
         if role == "masking":
             asked = inspect.signature(self.subject.entry).parameters
             return True if any("mask" in name for name in asked) else None
         return sizes.value_of(role)
+
+    def _layer_by_default(self, name: str, role: str) -> type | None:
+        """A class that may be left out, and that is made, or insisted on, all the same."""
+        needs = rf"\b{name}\(\)|\bassert {name} is not None"
+        if not re.search(needs, source_of(self.subject.target.__init__)):
+            return None
+        return nn.Identity if role == "activation" else nn.LayerNorm
 
     def _made_up(self, parameter, sizes: Sizes) -> object:
         """For what is required and has no size."""

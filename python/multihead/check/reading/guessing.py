@@ -36,6 +36,8 @@ _IMPOSSIBLE = re.compile(
     r"KeyError: \"attribute '\w+' already exists\"|"
     # A class inherits from nn.Module(), an instance.
     r"TypeError: Module\.__init__\(\) takes 1 positional argument but 4 were given|"
+    # super() of another class than its own.
+    r"TypeError: super\(type, obj\): obj must be an instance or subtype of type|"
     r"ValueError: Fan in and fan out can not be computed"
 )
 # Kinds of attention that are not judged, as names have them.
@@ -48,6 +50,7 @@ _OF_OTHERS = re.compile(
     r"style[- ]?aligned",
     re.I,
 )
+OF_LARGEST = "attention to the largest scores alone"
 _UNEXPECTED = re.compile(r"TypeError: .*got an unexpected keyword argument '(\w+)'")
 _SHOW = "Give a call of yours, which it takes, by `inputs=` or `call=`."
 UNSEEN = Finding(
@@ -162,7 +165,7 @@ def outside(
     elif seen.cores.sums.is_cut:
         lacks = "one softmax over what is read in parts"
     elif seen.chooses:
-        lacks = "attention to the largest scores alone"
+        lacks = OF_LARGEST
     elif kinds:
         lacks = f"what its name calls {kinds[0]} attention"
     elif others:

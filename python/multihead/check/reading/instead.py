@@ -16,6 +16,8 @@ from .ways import Reading
 _BOTH_WAYS = re.compile(
     r"c2q|q2c|co-?attention|bidaf|query2context|\bcq_?att|trilinear", re.I
 )
+# As Gemma's and others' do on purpose: v = self.v_norm(v).
+_NORMS_VALUES = re.compile(r"\bv(alues?)?\s*=\s*(self\.)?\w*norm\w*\(\s*v", re.I)
 _BEHIND_CONTEXT = Finding(
     "outside",
     "It reads its context before the sequence, in one attention, and no later key than "
@@ -32,6 +34,9 @@ def of_verdict(reading: Reading) -> list[Finding]:
         return [
             guessing.of_another_kind("co-attention, weights of either with the other")
         ]
+    seen = reading.way.base.recorder
+    if not reading.is_right and seen is not None and seen.chooses:
+        return [guessing.of_another_kind(guessing.OF_LARGEST)]
     doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
     if flaw := _whatever_else(reading, bool(doubtful)):
         return flaw
@@ -100,6 +105,8 @@ def _outside(reading: Reading) -> Finding | None:
         return guessing.UNSEEN if speaks_of_positions(subject) else None
     owner = subject.target if subject.kind == "function" else subject.type
     name = getattr(owner, "__name__", "")
+    if _NORMS_VALUES.search(subject.source):
+        return guessing.of_another_kind("values that pass a norm")
     return (
         _weighed_astray(reading)
         or _cancelled(reading)

@@ -195,7 +195,10 @@ class Cases:
         if self._taken.attention is None and not case.returns_weights:
             # Where lengths and widths are equal, keys look like weights.
             run.attention = None
-        if not run.refused:
+        # What asks whether its inputs are equal does something else then.
+        asks = "torch.equal(" in self.runner.subject.source
+        is_other = asks and case.relation == "self" != self.base.relation
+        if not run.refused and not is_other:
             self.kept.append(run)
         return run
 

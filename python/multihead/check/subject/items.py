@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""Arguments that count, whatever their names say: items, heads; and to which item each
-node of several graphs belongs."""
+"""Arguments that count, whatever their names say: items, heads, rows and columns; and to
+which item each node of several graphs belongs."""
 
 import inspect
 import re
 from typing import TYPE_CHECKING
 
 from .roles import normal
-from .words import role_of_words
+from .words import role_of_words, words
 
 if TYPE_CHECKING:
     from .signature import Call
 
 _OF_GRAPHS = {"batch", "batchindex", "batchidx", "batchids", "graphids", "graphindex"}
+_PAIR = re.compile(r"(list|tuple|sequence)\[int\b", re.I)
+_OF_IMAGES = {"size", "shape", "hw", "resolution", "feat", "grid"}
 
 
 def settle(call: "Call", text: str) -> None:
@@ -26,9 +28,19 @@ def settle(call: "Call", text: str) -> None:
         if role in (None, "embed_dim", "max_length") and re.search(counts, text):
             call.roles[name] = "batch"
         taken = rf"\b{re.escape(name)}(?:\.unsqueeze\(\d\)|\[[^\]]*None[^\]]*\])"
+        sides = _PAIR.search(str(parameter.annotation)) or _has_two_sides(name, text)
+        if role is None and set(words(name)) & _OF_IMAGES and sides:
+            call.roles[name] = "resolution"
         if normal(name) in _OF_GRAPHS and re.search(taken, text):
             call.roles[name] = "graphs"
     call.roles |= dict.fromkeys(heads(call.roles, text), "num_heads")
+
+
+def _has_two_sides(name: str, text: str) -> bool:
+    """Whether code takes it for height and width: `h, w = size`, x.view(b, c, *size)."""
+    own = re.escape(name)
+    both = rf"\*{own}\b|^\s*\w+\s*,\s*\w+\s*=\s*{own}\s*$|\b{own}\[1\]"
+    return re.search(both, text, re.M) is not None
 
 
 def heads(roles: dict[str, str | None], text: str) -> list[str]:

@@ -53,7 +53,7 @@ _CALL = {
         "attentiondropout attnpdrop attnp attnpdropout attndrop"
     ),
     "training": "training train istraining trainmode",
-    "scale": "scale scaling softmaxscale",
+    "scale": "scale scaling softmaxscale scalefactor scalingfactor",
     "weights": "params parameters weights weightdict statedict paramdict",
     "shares_heads": "enablegqa usegqa gqa",
     "image": "hw hwshape xsize imagesize resolution spatialshape",

@@ -41,7 +41,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # B, L, E = x.shape: what the code calls the axes of its input, in their order.
 # b, n, d = x.shape; or b, n, d, heads = *x.shape, self.heads.
 _UNPACKED = re.compile(
-    r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*\*?(?P<of>\w+)\."
+    r"^\s*\(?((?:\w+\s*,\s*)+\w+)\)?\s*=\s*(?:\w+\s*=\s*)?\*?(?P<of>\w+)\."
     r"(?:shape|size\(\s*\))(?P<more>(?:\s*,\s*[\w.]+)*)\s*(?:#.*)?$",
     re.MULTILINE,
 )
@@ -264,7 +264,8 @@ def _note_causal(call: Call, subject: Subject) -> None:
     except (TypeError, ValueError):
         return
     asks = (tables.CONSTRUCTOR.get(normal(name)) for name in built)
-    call.may_be_causal = "is_causal" in asks
+    off = {normal(p.name) for p in built.values() if p.default is False}
+    call.may_be_causal = "is_causal" in asks or bool(off & {"mask", "usemask"})
 
 
 def _parameters(subject: Subject) -> list[inspect.Parameter]:
