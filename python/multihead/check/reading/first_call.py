@@ -27,7 +27,7 @@ from ..subject.roles import TENSORS
 from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
 from . import guessing
-from .refusals import Refusals, compared, length_of_mask, likelier_first
+from .refusals import Refusals, compared, length_of_mask, likelier_first, of_depth
 
 _MOST_TRIED = 400
 _SECONDS, _MORE_SECONDS = 3.0, 1.0
@@ -492,6 +492,9 @@ def _most_telling(complaints: list[tuple[bool, Finding]]) -> list[Finding]:
     # Sizes with which it is not even made say nothing of those with which it is.
     called = [one for one in complaints if "constructed as" not in one[1].detail]
     complaints = called or complaints
+    # Nor do tensors of too many axes or of too few.
+    fitting = [one for one in complaints if not of_depth(one[1].sentence)]
+    complaints = fitting or complaints
     if not complaints:
         return []
     likely = [finding for is_likely, finding in complaints if is_likely]

@@ -96,13 +96,16 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
     _put_sequences(seen, run)
     if run.case.relation == "self" and call.insists_on("context"):
         seen.metadata["is_given_keys"] = "true"
-    for name, tensor in run.parameters.tensors.items():
+    # A scale that is a parameter makes no layer of what is handed its heads.
+    numbers = all(t.dim() == 0 for t in run.parameters.tensors.values())
+    is_core = numbers and run.case.layout in cases.CORE
+    for name, tensor in ({} if is_core else run.parameters.tensors).items():
         if diagnosis().is_reserved(name):  # the engine has another tensor of that name
             name += ".bias" if tensor.dim() == 1 else ".weight"
         seen.tensors[name] = tensor
     for name, layout in run.parameters.layouts.items():
         seen.metadata[f"layout:{name}"] = layout
-    if run.parameters.tensors and not call.weights:
+    if run.parameters.tensors and not call.weights and not is_core:
         seen.metadata["weights"] = "own"
     if run.parameters.by_order:
         seen.metadata["roles"] = "by_order"

@@ -33,6 +33,11 @@ def compared(sentence: str) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in _COMPARED.findall(sentence)]
 
 
+def of_depth(sentence: str) -> bool:
+    """Whether tensors are refused for how many axes they have, it seems."""
+    return _UNPACKED.search(sentence) is not None
+
+
 class Refusals:
     """What calls were refused for: others of which the same can be expected come
     last. A mask that is None where it is needed, or bool where it is a number; queries

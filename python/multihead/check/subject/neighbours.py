@@ -37,6 +37,7 @@ class Neighbours(importlib.abc.MetaPathFinder):
         self._folder = path.parent
         self._top, self.package = _package(path.parent, _levels(trees))
         self._above = [*_added(path.parent, trees), *_folders_above(path.parent)]
+        self._divided = set(_divided(trees))
         self._loaded: list[str] = []
         self._folders: set[str] = set()  # of packages
         self._hidden: dict[str, types.ModuleType] = {}
@@ -78,7 +79,7 @@ class Neighbours(importlib.abc.MetaPathFinder):
         packages = []
         for folder in folders:
             file, inner = folder / f"{last}.py", folder / last
-            if file.is_file() and not packages:
+            if file.is_file() and not packages and name not in self._divided:
                 is_package = (inner / "__init__.py").is_file()
                 return (
                     self._of_package(name, inner)
@@ -178,6 +179,17 @@ def _plainly(code, seconds: float | None) -> Outcome:
         outcome.error = error
         outcome.findings.append(finding_of(error, 0.0))
     return outcome
+
+
+def _divided(trees: list[ast.Module]) -> Iterator[str]:
+    """What the file imports parts of, `utils` of utils.masking: no single file."""
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        named = []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            named = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        yield from (name.partition(".")[0] for name in named if "." in name)
 
 
 def _names(folder: pathlib.Path) -> Iterator[str]:
