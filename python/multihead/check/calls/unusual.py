@@ -42,9 +42,12 @@ def in_unusual_forms(
     subject: Subject, call: Call, refusals: list[str], is_core: bool
 ) -> Iterator[Form]:
     """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
+    yield from of_models(subject, call, refusals)
+    wants_four = any("expected 4, got 3" in one for one in refusals)
+    if wants_four and not is_core:
+        yield from forms.with_an_axis_more(subject, call)
     yield from of_tokens(subject, call, " ".join(refusals))
     yield from of_images(subject, call)
-    yield from of_models(subject, call, refusals)
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
     of_nothing = any("NoneType" in one for one in refusals)
     if of_shapes or of_nothing:
@@ -58,6 +61,7 @@ def in_unusual_forms(
         yield from forms.with_cut_heads(subject, call, of_shapes)
         if not is_core:
             yield from forms.with_one_query(subject, call)
+        if not is_core and not wants_four:
             yield from forms.with_an_axis_more(subject, call)
     if of_nothing:
         yield from beside_others(subject, call)

@@ -34,18 +34,17 @@ def sees_later_keys(runner: Runner, base: Run) -> bool:
     """Whether it blocks no later key where it reads its own sequence first, and takes no
     mask that could."""
     names = _unmasked(runner.subject, base)
-    if not _decodes(runner.subject, names) and not _predicts_tokens(
-        runner, base, names
-    ):
-        return False
-    return _hides_nothing(base)
+    if names and has_others(runner.subject) and (target := _target(names)):
+        return _target_sees_later(runner, base, target)
+    decodes = _decodes(runner.subject, names) or _predicts_tokens(runner, base, names)
+    return decodes and _hides_nothing(base)
 
 
 def later_tokens_seen(runner: Runner, base: Run) -> bool:
     """Whether a whole model sees what it is trained to predict: its file shows that it is
     handed all tokens but the last, and compared with all but the first."""
     names, text = _unmasked(runner.subject, base), text_of_file(runner.subject)
-    if not names or not all(re.search(part, text) for part in _SHIFTED):
+    if not names or not _predicts_the_next(text):
         return False
     if has_others(runner.subject) and (target := _target(names)):
         return _target_sees_later(runner, base, target)
@@ -69,9 +68,20 @@ def _hides_nothing(base: Run) -> bool:
     return all(map(wiring.hides_nothing, own[0]))
 
 
-# How a model is trained that is handed what it predicts, one position late.
-_SHIFTED = (r"\[:, ?:-1\]|\[:-1(, ?:)?\]", r"\[:, ?1:\]|\[1:(, ?:)?\]")
+# tokens[:, :-1] and tokens[:, 1:], or logits[..., :-1, :] and labels[..., 1:].
+_BUT_LAST = re.compile(r"(\w+)\[(?::,|\.\.\.,)?\s*:-1(?:,\s*:)?\]")
+_BUT_FIRST = re.compile(r"(\w+)\[(?::,|\.\.\.,)?\s*1:(?:,\s*:)?\]")
 _OF_TARGET = {"tgt", "trg", "target", "dec", "decoder"}
+
+
+def _predicts_the_next(text: str) -> bool:
+    """Whether one sequence is handed on without its last token and without its first, as
+    in training to say the next; or results without their last are compared with such."""
+    last, first = set(_BUT_LAST.findall(text)), set(_BUT_FIRST.findall(text))
+    compared = any("logit" in name for name in last) and any(
+        {"label", "labels", "target", "targets"} & set(words(name)) for name in first
+    )
+    return bool(last & first) or compared
 
 
 def _target(names: list[str]) -> str | None:
@@ -93,7 +103,8 @@ def _target_sees_later(runner: Runner, base: Run, name: str) -> bool:
     runs = again.twice(other, replace(base.case, gradients=False), draw_last)
     if runs is None:
         return False
-    before, after = (run.out[:, :-1] if axis == 1 else run.out[:-1] for run in runs)
+    earlier = runs[0].out.size(axis) - 1
+    before, after = (run.out.narrow(axis, 0, earlier) for run in runs)
     return not torch.allclose(before, after)
 
 

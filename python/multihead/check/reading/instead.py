@@ -9,7 +9,7 @@ from ..calls.tokens import has_many
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
-from . import across, decoding, flaws, guessing, idle, observation, reads, scrambled
+from . import across, flaws, guessing, idle, observation, reads, scrambled
 from .ways import Reading
 
 # BiDAF (Seo et al., 2016) and QANet multiply the weights of one softmax with another's.
@@ -62,7 +62,7 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     )
     if replaced or (doubtful and _scrambled(reading)):
         return replaced or [scrambled.SCRAMBLED]
-    if decoding.later_tokens_seen(way.runner, way.base):
+    if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
     draws = any(finding.name == "random" for finding in reading.findings)
     mixes = draws and across.attends_over_items(way.runner, way.base)

@@ -93,6 +93,14 @@ class Way:
         return flaws.follow_another_query(self.runner, self.base)
 
     @functools.cached_property
+    def sees_later_keys(self) -> bool:
+        return decoding.sees_later_keys(self.runner, self.base)
+
+    @functools.cached_property
+    def later_tokens_seen(self) -> bool:
+        return decoding.later_tokens_seen(self.runner, self.base)
+
+    @functools.cached_property
     def leaves_windows(self) -> bool:
         """Whether the windows of an image are not what they are alone."""
         return flaws.leaves_windows(self.runner, self.base)
@@ -179,7 +187,7 @@ class Reading:
         told |= {"mask_left": bool(self.way.call.masks_left)}
         told |= {"mask_of_both": wiring.mask_of_both(self.way.call, self.kept)}
         told |= {w: self.way.turning == w for w in (turning.ALIKE, turning.ELSEWHERE)}
-        told |= {"sees_later_keys": decoding.sees_later_keys(self.way.runner, base)}
+        told |= {"sees_later_keys": self.way.sees_later_keys}
         return of_form + [fact for fact, holds in told.items() if holds]
 
     @property

@@ -29,7 +29,8 @@ def settle(call: "Call", text: str) -> None:
             call.roles[name] = "batch"
         taken = rf"\b{re.escape(name)}(?:\.unsqueeze\(\d\)|\[[^\]]*None[^\]]*\])"
         sides = _PAIR.search(str(parameter.annotation)) or _has_two_sides(name, text)
-        if role is None and set(words(name)) & _OF_IMAGES and sides:
+        is_free = role in (None, "embed_dim")
+        if is_free and set(words(name)) & _OF_IMAGES and sides:
             call.roles[name] = "resolution"
         if normal(name) in _OF_GRAPHS and re.search(taken, text):
             call.roles[name] = "graphs"
