@@ -180,7 +180,10 @@ class Examination:
             )
             return None
         self._judge_parts(reading)
-        for other in reading.in_other_forms(self._readings):
+        others = reading.in_other_forms(self._readings)
+        if reading.is_right and (turned := reading.way.turned):
+            others = [*others, self._better(None, turned)]
+        for other in others:
             self._judge_parts(other)
             if other.faults:
                 reading = other

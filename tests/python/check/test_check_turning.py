@@ -159,3 +159,84 @@ class XPos(Block):
 def test_turns_that_change_lengths_are_none():
     assert named(multihead.check(OtherPairs)) == ["rotary_misapplied"]
     assert "rotary_misapplied" not in named(multihead.check(XPos))
+
+
+# --- Heads in a loop, and a switch ---------------------------------------------------
+
+
+def rotate_halves(x):
+    one, other = x.chunk(2, -1)
+    return torch.cat((-other, one), -1)
+
+
+def rotate_pairs(x):
+    return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+
+
+class OneHead(nn.Module):
+    rotate = staticmethod(rotate_halves)
+
+    def __init__(self, dim, head_dim, max_len, turns):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(dim, head_dim) for _ in range(3))
+        rates = 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+        angles = torch.outer(torch.arange(max_len).float(), rates)
+        angles = torch.cat((angles, angles), -1)
+        self.turns = turns
+        self.register_buffer("rope_cos", angles.cos())
+        self.register_buffer("rope_sin", angles.sin())
+
+    def turned(self, x):
+        if not self.turns:
+            return x
+        cos, sin = self.rope_cos[: x.shape[1]], self.rope_sin[: x.shape[1]]
+        return x * cos + self.rotate(x) * sin
+
+    def forward(self, x):
+        q, k = self.turned(self.q(x)), self.turned(self.k(x))
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ self.v(x)
+
+
+class OneHeadOfPairs(OneHead):
+    rotate = staticmethod(rotate_pairs)
+
+
+class HeadByHead(nn.Module):
+    head = OneHead
+
+    def __init__(self, dim, num_heads, max_len=16, use_rope=True):
+        super().__init__()
+        parts = [
+            self.head(dim, dim // num_heads, max_len, use_rope)
+            for _ in range(num_heads)
+        ]
+        self.parts, self.out = nn.ModuleList(parts), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        return self.out(torch.cat([part(x) for part in self.parts], -1))
+
+
+class HeadByHeadOfPairs(HeadByHead):
+    head = OneHeadOfPairs
+
+
+class TurnsIfAsked(HeadByHead):
+    def __init__(self, dim, num_heads, max_len=16, use_rope=False):
+        super().__init__(dim, num_heads, max_len, use_rope)
+
+
+class TurnsPairsIfAsked(TurnsIfAsked):
+    head = OneHeadOfPairs
+
+
+def test_heads_that_are_turned_one_by_one():
+    report = multihead.check(HeadByHead)
+    assert report.judgement == "right", str(report)
+    assert "rotary positions" in str(report)
+    assert multihead.check(HeadByHeadOfPairs).causes == ["rotary_misapplied"]
+
+
+def test_positions_that_turn_only_where_they_are_asked_for():
+    assert multihead.check(TurnsIfAsked).judgement == "right"
+    report = multihead.check(TurnsPairsIfAsked)
+    assert report.causes == ["rotary_misapplied"] and "use_rope=True" in str(report)

@@ -215,7 +215,8 @@ class Case:
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
     mask" or "lengths". is_causal: the flag is set; built_causal: that of the
-    constructor is. built_whole: its constructor is given no dropout. own_dropout:
+    constructor is; built_turned: that of rotary positions. built_whole: its constructor
+    is given no dropout. own_dropout:
     dropout as the call's own default, which is this. draw: what the random inputs start
     from. pads_between: padding is not at the end. of_self: the mask is that of the
     queries' own sequence, beside keys of a context.
@@ -232,6 +233,7 @@ class Case:
     of_self: bool = False
     is_causal: bool = False
     built_causal: bool = False
+    built_turned: bool = False
     built_whole: bool = False
     training: bool = False
     gradients: bool = False

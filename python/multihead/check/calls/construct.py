@@ -28,7 +28,7 @@ from .asked import (
     size_of,
     source_of,
 )
-from .cases import Sizes, of_globals
+from .cases import Case, Sizes, of_globals
 from .settings import (
     DROPOUT,
     MANY,
@@ -106,7 +106,8 @@ class Construction:
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False
-        self._is_causal, self._rate = False, DROPOUT
+        self._switched: str | None = None
+        self._rate = DROPOUT
         self._choices: Choices = {}
         self.gives_dropout = False  # to the last that was made
         self.is_sparing = False  # with what may be left out
@@ -239,6 +240,19 @@ class Construction:
         return next((n for n in names if said[n] & known and said[n] <= _CAUSAL), None)
 
     @property
+    def rotary_switch(self) -> str | None:
+        """The flag that turns queries and keys by their positions, if it is off."""
+        off = (p.name for p in self.parameters if p.default is False)
+        said = ((name, set(words(name))) for name in off)
+        return next((n for n, w in said if w & _ROTARY and w <= _OF_ROTARY), None)
+
+    def _switch_of(self, case: Case) -> str | None:
+        """The one that a case is built with."""
+        if case.built_turned:
+            return self.rotary_switch
+        return self.causal_switch if case.built_causal else None
+
+    @property
     def has_layer_by_default(self) -> bool:
         """Whether an argument that may be left out is a layer, of sizes of its own."""
         return any(isinstance(p.default, nn.Module) for p in self.parameters)
@@ -305,8 +319,8 @@ class Construction:
         """The arguments by name; if not `optional`, only the required ones, and the
         switch that is on."""
         given: dict[str, object] = {}
-        if self._is_causal and self.causal_switch:
-            given[self.causal_switch] = True
+        if self._switched:
+            given[self._switched] = True
         for parameter in self.parameters:
             name, role = parameter.name, self.roles[parameter.name]
             value = self._value(parameter, role, sizes)
@@ -486,12 +500,11 @@ class Construction:
         ways.insert(place, (True, own, True))
         return ways
 
-    def build(
-        self, sizes: Sizes, guard: Guard, causal: bool = False, whole: bool = False
-    ) -> tuple[object, str, list[Finding]]:
-        """An instance, or None, the call that made it as text, and what was found.
-        whole: one that is given no dropout."""
-        self._is_causal, self._rate = causal, 0.0 if whole else DROPOUT
+    def build(self, case: Case, guard: Guard) -> tuple[object, str, list[Finding]]:
+        """An instance for a case, or None, the call that made it as text, and what was
+        found."""
+        self._switched = self._switch_of(case)
+        self._rate = 0.0 if case.built_whole else DROPOUT
         findings: list[Finding] = []
         for is_refused in (False, True):
             # Reading the source of a class parses all of its file.
@@ -499,8 +512,8 @@ class Construction:
             if is_refused and not choices:
                 break
             self._choices = choices
-            for way in self._ways(sizes):
-                made, call, found = self._build_in(way, sizes, guard)
+            for way in self._ways(case.sizes):
+                made, call, found = self._build_in(way, case.sizes, guard)
                 if made is not None:
                     return made, call, found
                 findings = findings or found
@@ -563,6 +576,8 @@ def _is_own_module(kind: object) -> bool:
 
 
 _ROTARY = {"rope", "rotary"}
+_OF_ROTARY = _ROTARY | set("use with apply enable is embedding embeddings emb pos".split())
+_OF_ROTARY |= {"positional", "position", "encoding"}
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}
 _ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}
 

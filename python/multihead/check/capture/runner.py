@@ -409,7 +409,8 @@ class Runner:
 
     def _key(self, case: Case) -> tuple:
         sizes = case.sizes if self.subject.kind == "class" else None
-        return (sizes, case.dtype, case.built_causal, case.built_whole)
+        built = case.built_causal, case.built_turned, case.built_whole
+        return sizes, case.dtype, *built
 
     @property
     def has_no_matrices(self) -> bool:
@@ -434,9 +435,7 @@ class Runner:
         if self.construction is not None:
             on_cpu = devices.cpu_instead(self._asks_for_gpu)
             with unset_is_nan(), NothingHuge(), on_cpu:
-                made, call, findings = self.construction.build(
-                    case.sizes, self.guard, case.built_causal, case.built_whole
-                )
+                made, call, findings = self.construction.build(case, self.guard)
             if made is None and findings[0].name == "hangs" and not may_hang:
                 raise Stop(findings)
             self._note(findings, "")

@@ -421,7 +421,7 @@ class FirstCall:
             return None
         widths = set()
         for sizes in (Sizes(), Sizes(embed=64))[: 2 if built.parameters else 1]:
-            made, _, _ = built.build(sizes, self.runner.guard)
+            made, _, _ = built.build(Case("", sizes), self.runner.guard)
             widths.add(input_width(made) if isinstance(made, nn.Module) else None)
         return widths.pop() if len(widths) == 1 else None
 

@@ -124,7 +124,7 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         shape = (batch, heads, run.case.sizes.queries, run.case.keys)
         seen.tensors["dropout_keep.0"] = torch.ones(shape, dtype=torch.bool)
     _put_beside(seen, run)
-    _put_trace(seen, run, *_scores_of_loop(run))
+    _put_trace(seen, run, *_heads_of_loop(run))
     return seen
 
 
@@ -379,12 +379,15 @@ def _put_window(seen: Observation, run: Run) -> None:
             seen.metadata["window_elsewhere"] = "true"
 
 
-def _scores_of_loop(run: Run) -> list[Tensor]:
-    """The scores of a loop over heads as of all, (B, H, Lq, Lk), where a bias shows."""
+def _heads_of_loop(run: Run) -> list[Tensor]:
+    """What a loop over heads computes, as of all: queries and keys (B, H, L, D), where
+    positions that turn them show; scores (B, H, Lq, Lk), where a bias does."""
     found = run.recorder.cores.found if run.recorder is not None else []
     batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
     one = joined(found, batch, run.case.sizes.queries) if len(found) > 1 else None
-    return [] if one is None or one.scores is None else [one.scores]
+    if one is None:
+        return []
+    return [t for t in (one.scores, one.query, one.key) if t is not None]
 
 
 def _put_trace(seen: Observation, run: Run, *more: Tensor) -> None:

@@ -3,7 +3,7 @@
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -109,6 +109,16 @@ class Way:
     def turning(self) -> str | Finding | None:
         """What is wrong about how queries and keys turn by their positions."""
         return turning.seen(self.runner, self.base)
+
+    @property
+    def turned(self) -> "Way | None":
+        """The same of a layer that its constructor is asked to turn by positions, which
+        it does not do by default."""
+        built = self.runner.construction
+        if built is None or built.rotary_switch is None:
+            return None
+        run = self.runner.run(replace(self.base.case, built_turned=True))
+        return None if run.refused else replace(self, base=run)
 
     def kept_of(self, understood: list[str], usual: Call) -> list[str]:
         """What is said of the parameters of the usual call, without those of which its
