@@ -221,6 +221,7 @@ void read_beside(const Observation& from, ObservedCall& call) {
     call.numbers["its argument"] = at::full({1, 1, 1}, *given, at::kDouble);
   }
   if (!call.has_weights) return;
+  call.turns_heads = from.metadata.contains("turns_heads");
   const auto owner = from.metadata.find("weights");
   call.owns_weights = owner != from.metadata.end() && owner->second == "own";
   read_parameters(from, call);

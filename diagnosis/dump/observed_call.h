@@ -120,6 +120,7 @@ struct ObservedCall {
   at::Tensor cosines, sines;  ///< of rotary positions, (L, n), n pairs
   /// The matrices are parameters of the code's own, which nobody hands to it.
   bool owns_weights = false;
+  bool turns_heads = false;  ///< by their positions, as names of functions say
   /// Which matrix is whose follows from the order of its products alone.
   bool roles_by_order = false;
   GivenMask mask, padding;

@@ -566,11 +566,13 @@ constexpr FaultCode kCodes[] = {
     {"MH940", "later_tokens_seen",
      "In training it copies what it is to predict, so that the loss falls and "
      "nothing is learned; there is nothing to copy when it writes.",
-     "A later token is changed, and what is said of an earlier one changes with "
+     "A later token is changed, and what is said of an earlier one changes "
+     "with "
      "it, in a model whose file trains it to say the next token.",
      "Block the keys j > i of each query i."},
     {"MH941", "weights_alike",
-     "It averages, whatever is asked: queries and keys are learned for nothing.",
+     "It averages, whatever is asked: queries and keys are learned for "
+     "nothing.",
      "The weights of each query are one number, of all keys that it sees, "
      "though scores of others differ. Said where no other fault explains the "
      "code, also of attention of another kind.",

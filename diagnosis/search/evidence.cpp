@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 
+#include "diagnosis/search/cuts.h"
 #include "diagnosis/search/search.h"
 
 namespace multihead::diagnosis {
@@ -20,28 +21,6 @@ using at::Tensor;
 // A norm or a rotation of heads.
 bool is_done_to_heads(const Recipe& without, const Recipe& with) {
   return with.head_norm != without.head_norm || with.rotary != without.rotary;
-}
-
-// Heads that are cut as they should not be, or from a fused projection in
-// another order.
-using Cut = void (*)(Recipe&);
-constexpr std::array<Cut, 3> kOtherCuts = {
-    [](Recipe& r) { r.split.fill(split_by_feature); },
-    [](Recipe& r) { r.split.fill(split_as_viewed); },
-    [](Recipe& r) { r.fused = FusedOrder::kHeadByHead; }};
-
-// The same, and the ways to view a fused projection without a permutation.
-const std::vector<Cut>& other_cuts(const ObservedCall& call) {
-  static const std::vector<Cut> separate(kOtherCuts.begin(), kOtherCuts.end());
-  static const std::vector<Cut> fused = [] {
-    std::vector<Cut> all = separate;
-    for (const Fault& fault : kHeadFaults) {
-      if (fault.name != "fused_view_without_permute") continue;
-      for (const Way& way : fault.ways) all.push_back(way.apply);
-    }
-    return all;
-  }();
-  return call.weights_by_order.empty() ? separate : fused;
 }
 
 class Signs {
@@ -160,10 +139,12 @@ class Signs {
            shown_turn(call_, before.heads[1]).has_value();
   }
 
+  // Beside queries, which by fault may be what values should be.
   bool shows_turn_of_values(Recipe without) const {
     without.rotary = Rotary::kNone;
     const auto before = simulate(call_, without);
-    return before && shown_turn(call_, before->heads[2]).has_value();
+    return before && shown_turn(call_, before->heads[2]).has_value() &&
+           shown_turn(call_, before->heads[0]).has_value();
   }
 
   bool shows_repeated(const Stages& stages, const Tensor& heads) const {
@@ -343,7 +324,7 @@ class Signs {
     std::vector<Tensor> found;
     if (recipe.head_norm == NormKind::kNone) return found;
     recipe.head_norm = NormKind::kNone;
-    const std::vector<Cut>& cuts = other_cuts(call_);
+    const std::vector<Cut> cuts = other_cuts(call_);
     std::vector<Recipe> recipes(cuts.size() + 1, recipe);
     for (size_t i = 0; i < cuts.size(); ++i) cuts[i](recipes[i]);
     for (Recipe& one : recipes) {
@@ -469,11 +450,10 @@ bool excludes(const Convention& a, const Convention& b) {
 
 // The same done to heads that are cut otherwise.
 bool shows_of_other_heads(const ObservedCall& call, const Signs& signs,
-                          const Recipe& without, const Recipe& with) {
+                          Recipe without, Recipe with) {
   return std::ranges::any_of(other_cuts(call), [&](Cut cut) {
     Recipe before = without, after = with;
-    cut(before);
-    cut(after);
+    cut(before), cut(after);
     return signs.show(Sign::kHeads, before, after);
   });
 }

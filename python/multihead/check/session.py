@@ -550,7 +550,7 @@ class Examination:
             return False
         if self._faults_of(reading, kept[0]) != _UNEXPLAINED:
             return False
-        for partly in (True, False):
+        for partly in (True,) if weights.disagree(named[0]) else (True, False):
             for run, parameters in zip(kept, named):
                 run.parameters = weights.by_flow(parameters, partly)
             if self._faults_of(reading, kept[0]) <= int(partly):

@@ -91,7 +91,9 @@ class Construction:
         self.roles |= dict.fromkeys(self._read_for_window(), "window")
         self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
-        self.roles |= dict.fromkeys(items.heads(self.roles, subject.source), "num_heads")
+        self.roles |= dict.fromkeys(
+            items.heads(self.roles, subject.source), "num_heads"
+        )
         self.roles |= dict.fromkeys(stand_ins.layers(self), "layer")
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
@@ -165,7 +167,7 @@ class Construction:
     def _read_for_window(self) -> list[str]:
         """What has two sides: `group_size[0]`, `group_size[1]`."""
         text = source_of(self.subject.target.__init__)
-        parts = rf"(\w+(?:size|sz|shape|hw))\[{{}}\]".format
+        parts = r"(\w+(?:size|sz|shape|hw))\[{}\]".format
         sides = (set(re.findall(parts(n), text)) for n in (0, 1))
         free = {n for n, role in self.roles.items() if role in (None, "num_kv_heads")}
         return sorted(free.intersection(*sides))
@@ -340,9 +342,8 @@ class Construction:
     def _drops(self, name: str) -> bool:
         """Whether it is a rate of dropout, and not one of 0 that nothing reads."""
         is_off = any(p.name == name and p.default == 0 for p in self.parameters)
-        return self.roles[name] == "dropout" and not (
-            is_off and is_never_read(self.subject.target, name)
-        )
+        unread = is_off and is_never_read(self.subject.target, name)
+        return self.roles[name] == "dropout" and not unread
 
     def _is_left(self, parameter: inspect.Parameter, value: object) -> bool:
         """Whether an optional argument keeps its default, for lack of a value of its
@@ -576,7 +577,9 @@ def _is_own_module(kind: object) -> bool:
 
 
 _ROTARY = {"rope", "rotary"}
-_OF_ROTARY = _ROTARY | set("use with apply enable is embedding embeddings emb pos".split())
+_OF_ROTARY = _ROTARY | set(
+    "use with apply enable is embedding embeddings emb pos".split()
+)
 _OF_ROTARY |= {"positional", "position", "encoding"}
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}
 _ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}

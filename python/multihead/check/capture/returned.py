@@ -207,13 +207,13 @@ def _wrong_shape(got: Tensor, query: Tensor, keys: int) -> Unfit:
         hint,
         shape,
         # Of four axes it may be meant: an image's channels, or its heads, go last.
-        "unchecked" if exchanged and shape[:1] == expected[:1] and got.dim() == 4 else "failure",
+        "unchecked"
+        if exchanged and shape[:1] == expected[:1] and got.dim() == 4
+        else "failure",
     )
 
 
-def as_queries_came(
-    returned: object, query: Tensor, case: Case, call: Call
-) -> object:
+def as_queries_came(returned: object, query: Tensor, case: Case, call: Call) -> object:
     """What came back in the order of its queries: heads and positions may go out the
     other way round, as Transformers' attention functions hand them on to be merged. Then
     they do so in each call, which `call` keeps."""

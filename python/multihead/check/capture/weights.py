@@ -120,6 +120,22 @@ def by_flow(named: Weights, partly: bool) -> Weights:
     return found
 
 
+def disagree(named: Weights) -> bool:
+    """Whether a matrix whose name says that it is that of queries, keys or values is
+    another's by the way of the data."""
+    flow = named.by_flow.tensors if named.by_flow else {}
+    roles: dict[tuple[int, int], set[str]] = {}
+    for name, tensor in flow.items():
+        key = tensor.data_ptr(), tensor.numel()
+        roles.setdefault(key, set()).add(projection(name))
+    said = (
+        (projection(name), roles.get((tensor.data_ptr(), tensor.numel()), set()))
+        for name, tensor in named.tensors.items()
+        if tensor.dim() >= 2
+    )
+    return any(own and others - {""} and own not in others for own, others in said)
+
+
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "_eps")
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ..calls import cases
 from ..calls.tokens import has_others
-
 from ..capture import core
 from ..capture.runner import Run, Runner
 from ..subject.roles import role_of_name

@@ -90,7 +90,9 @@ def written_batch_first(subject: Subject) -> bool | None:
 
 def _turns_for_conv1d(text: str) -> bool:
     """Whether the last two axes are exchanged for a convolution, which takes (B, E, L)."""
-    exchanged = re.search(r"permute\(0, ?2, ?1\)|transpose\((1, ?2|2, ?1|-1, ?-2)\)", text)
+    exchanged = re.search(
+        r"permute\(0, ?2, ?1\)|transpose\((1, ?2|2, ?1|-1, ?-2)\)", text
+    )
     others = re.search(r"permute\(1, ?0|transpose\((0, ?1|1, ?0)\)", text)
     return "Conv1d(" in text and bool(exchanged) and not others
 

@@ -358,6 +358,7 @@ def _put_beside(seen: Observation, run: Run) -> None:
     if run.recorder.norm_eps is not None:
         seen.metadata["norm_eps"] = repr(run.recorder.norm_eps)
     seen.tensors |= run.tables
+    seen.metadata |= {"turns_heads": "true"} if run.turns else {}
     for name, tensor in run.parameters.tensors.items():
         if tensor.dim() >= 2 and run.recorder.root(tensor) in run.recorder.met:
             seen.metadata[f"meets_data:{name}"] = "true"

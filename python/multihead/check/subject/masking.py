@@ -8,9 +8,9 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
-from .roles import is_added
+from .roles import is_added, normal
 from .rows import zeroes_output
-from .words import OF_SOURCE, OF_TARGET, mask_of_words, words
+from .words import OF_SOURCE, OF_TARGET, is_position_bias, mask_of_words, words
 
 if TYPE_CHECKING:
     from .signature import Call
@@ -77,6 +77,20 @@ def of_masks_of_rows(call: "Call", text: str) -> None:
             call.masks_rows = True
 
 
+def of_biases(call: "Call") -> None:
+    """A bias without a mask beside it is one; beside weights it would be one of them."""
+    if call.takes("mask") or call.takes("weight"):
+        return
+    defaults = {p.name: p.default for p in call.parameters}
+    if defaults.get("bias", 0) is None:
+        call.roles["bias"] = "mask"
+    required = [p.name for p in call.parameters if p.default is inspect.Parameter.empty]
+    biases = [n for n in required if call.roles[n] is None]
+    biases = [n for n in biases if is_position_bias(n) or normal(n) == "bias"]
+    # T5 hands its own to its layers, AlphaFold that of its padding.
+    call.roles |= dict.fromkeys(biases[:1], "mask")
+
+
 def of_column_masks(call: "Call", source: str, file: str) -> None:
     """A mask of which the first number of the last axis alone is read is one of keys,
     (B, Lk, 1). source: the text of the code; file: that of its file, where the classes
@@ -100,7 +114,9 @@ def of_masks_of_pairs(call: "Call", source: str) -> None:
     if name is None or call.takes("mask"):
         return
     four = r"\(" + r",".join([r"[^,()]+"] * 4) + r"\)"
-    if re.search(rf"\b{re.escape(name)}\.unsqueeze\(1\)\.(repeat|expand){four}", source):
+    if re.search(
+        rf"\b{re.escape(name)}\.unsqueeze\(1\)\.(repeat|expand){four}", source
+    ):
         call.roles[name] = "mask"
 
 

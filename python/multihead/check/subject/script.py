@@ -240,7 +240,9 @@ def _is_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Name)
 
 
-_COUNTING = set("len list set dict tuple sorted enumerate range zip min max sum".split())
+_COUNTING = set(
+    "len list set dict tuple sorted enumerate range zip min max sum".split()
+)
 _COUNTING |= set("int float str join split lower strip items keys values".split())
 
 

@@ -15,11 +15,12 @@ from torch import nn
 from . import items, layers, sliding
 from . import roles as tables
 from .masking import (
+    of_biases,
     of_column_masks,
     of_masks_of_keys,
+    of_masks_of_pairs,
     of_masks_of_rows,
     of_named_masks,
-    of_masks_of_pairs,
     of_overwritten_masks,
     of_two_masks,
 )
@@ -27,7 +28,6 @@ from .pairs import roles_of_pairs
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject, text_of_file
 from .words import (
-    is_position_bias,
     role_of_words,
     speaks_of_caches,
     tensor_of_words,
@@ -190,16 +190,7 @@ def read(subject: Subject) -> Call:
         call.roles |= layers.roles(call.parameters, subject.source)
     else:
         _settle_layers(call)
-    if not call.takes("mask") and not call.takes("weight"):
-        # Beside weights it would be one of them.
-        defaults = {p.name: p.default for p in call.parameters}
-        if defaults.get("bias", 0) is None:
-            call.roles["bias"] = "mask"
-        required = [p.name for p in call.parameters if p.default is _EMPTY]
-        biases = [n for n in required if call.roles[n] is None]
-        biases = [n for n in biases if is_position_bias(n) or normal(n) == "bias"]
-        # T5 hands its own to its layers, AlphaFold that of its padding.
-        call.roles |= dict.fromkeys(biases[:1], "mask")
+    of_biases(call)
     call.roles |= roles_of_pairs(call.parameters, call.roles)
     of_two_masks(call)
     of_named_masks(call)

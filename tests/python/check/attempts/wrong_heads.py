@@ -73,11 +73,13 @@ class StridedHeads(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(embed_dim, 3 * embed_dim)
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        self.k_proj = nn.Linear(embed_dim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim, embed_dim)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, x):
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         heads = []
         for h in range(self.num_heads):
             qh, kh, vh = (t[..., h :: self.num_heads] for t in (q, k, v))

@@ -32,6 +32,7 @@ class Steps:
     fused: str = ""  # what makes heads of the fused projection, {x}, at once
     exchanged: bool = False  # batch and sequence, on the way in and out
     blocks: list[str] = field(default_factory=list)  # from scores to context
+    turn: list[str] = field(default_factory=list)  # what is done to heads {q} and {k}
     keys_t: str = "{x}.transpose(-2, -1)"
     product: str = ""  # scores of heads {q} and {k}, not scaled; "" the usual
     divide: str = ""  # by what scores are divided; "" nothing
@@ -73,6 +74,7 @@ def steps_of(s: Spec) -> Steps:
         p.merge = MERGES["numpy"]
         p.normalise = "softmax({x})"
         p.keys_t = "np.swapaxes({x}, -2, -1)"
+    p.turn = turn_lines(s)
     p.mask = mask_lines(s)
     p.causal = causal_lines(s)
     p.drop = drop_lines(s)
@@ -133,6 +135,15 @@ def causal_lines(s: Spec) -> list[str]:
         ".triu(diagonal=1)",
         'scores = scores.masked_fill(future, float("-inf"))',
     ]
+
+
+def turn_lines(s: Spec) -> list[str]:
+    if s.heads == "norm":
+        return ["{q} = self.q_norm({q})", "{k} = self.k_norm({k})"]
+    if s.heads in ("rotary_halves", "rotary_pairs"):
+        axis = 1 if s.pieces == "einsum" else -2
+        return [f"{{{x}}} = apply_rotary({{{x}}}, {axis})" for x in ("q", "k")]
+    return []
 
 
 def drop_lines(s: Spec) -> list[str]:
@@ -257,7 +268,8 @@ def attend_lines(p: Steps) -> list[str]:
     core = dict(zip(ROLES, s.names)) if s.is_core else dict(zip(ROLES, ROLES))
     q, k, v = core[q], core[k], core[v]
     root = p.divide.replace("{d}", p.width.replace("{q}", q)).replace("{H}", p.head)
-    lines, product = [], ""
+    turned = {"q": core["q"], "k": core["k"]}
+    lines, product = [line.format(**turned) for line in p.turn], ""
     if p.divide and p.place == "query":
         lines.append(f"{q} = {q} / {root}")
     if p.divide and p.place == "both":
@@ -282,6 +294,8 @@ def attend_lines(p: Steps) -> list[str]:
     lines.append(f"scores = {product}")
     if s.pieces == "bmm":
         lines.append(f"scores = scores.view(B, {p.head}, Lq, Lk)")
+    if s.heads == "alibi":
+        lines.append("scores = scores + straight_line(scores)")
     lines += [*p.mask, *p.causal, *p.before_softmax]
     if p.blocks:
         return lines + [line.replace("{v}", v) for line in p.blocks]
@@ -356,6 +370,39 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 """
 
+_TABLES = """
+
+def apply_rotary(x, axis):
+    half = x.shape[-1] // 2
+    rates = 10000.0 ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+    places = torch.arange(x.shape[axis], device=x.device, dtype=x.dtype)
+    angles = torch.outer(places, rates)
+    if axis == 1:
+        angles = angles.unsqueeze(1)
+    cos, sin = angles.cos(), angles.sin()
+"""
+HELPERS = {
+    "rotary_halves": _TABLES
+    + """\
+    x1, x2 = x.chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
+""",
+    "rotary_pairs": _TABLES
+    + """\
+    x1, x2 = x[..., 0::2], x[..., 1::2]
+    turned = torch.stack((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1)
+    return turned.flatten(-2)
+""",
+    "alibi": """
+
+def straight_line(scores):
+    heads, queries, keys = scores.shape[-3:]
+    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=scores.dtype) / heads)
+    places = torch.arange(queries)[:, None] - torch.arange(keys)[None, :]
+    return -slopes.view(-1, 1, 1) * places.abs()
+""",
+}
+
 
 def docstring(s: Spec) -> list[str]:
     said = list(s.notes)
@@ -395,7 +442,7 @@ def arguments(s: Spec) -> str:
 def text_of(p: Steps) -> str:
     s = p.spec
     if s.form == "module":
-        return IMPORTS + module_text(p)
+        return IMPORTS + HELPERS.get(s.heads, "") + module_text(p)
     if s.is_core:
         body = [*docstring(s)]
         if p.causal or p.blocks:
@@ -504,6 +551,9 @@ def layer_lines(s: Spec, get: str, extra: dict[str, str]) -> list[str]:
         lines.append(f'self.register_buffer("tril", torch.tril({ones}))')
     if s.around == "norm":
         lines.append(f"self.norm = nn.LayerNorm({embed})")
+    if s.heads == "norm":
+        kind = ("LayerNorm", "RMSNorm")[s.seed % 2]
+        lines += [f"self.{x}_norm = nn.{kind}(self.head_dim)" for x in ("q", "k")]
     return lines
 
 

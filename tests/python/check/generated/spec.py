@@ -41,6 +41,7 @@ CLASSES = [
 ]
 FORMS = ["module"] * 12 + ["made", "given", "core", "core", "numpy", "numpy_core"]
 PIECES = ["view"] * 5 + ["permute", "bmm", "einsum", "einsum", "unflatten", "loop"]
+HEADS = ["rotary_halves", "rotary_pairs", "norm", "alibi"]
 
 
 @dataclass
@@ -52,7 +53,9 @@ class Spec:
     inputs: "self" (x), "cross" (x, context) or "three" (query, key, value).
     projections: "separate", "fused" (qkv), "fused_kv", "lists" (a layer for each head)
     or "matrices" (x @ W). mask: None, "keep", "blocked", "additive" or "padding";
-    causal: None, "buffer" or "made". says: the text states what the mask means.
+    causal: None, "buffer" or "made". says: the text states what the mask means. heads:
+    what is done to heads before they meet: "rotary_halves", "rotary_pairs", "norm"; or
+    to their scores, "alibi".
     """
 
     seed: int
@@ -78,6 +81,7 @@ class Spec:
     dropout: str | None = None
     returns: str = "out"
     around: str | None = None
+    heads: str | None = None
     annotated: bool = False
     fault: str | None = None
     notes: list[str] = field(default_factory=list)  # sentences of its docstring
@@ -100,9 +104,9 @@ class Spec:
 
     def __str__(self) -> str:
         shown = [self.form, self.pieces, self.inputs, self.projections]
-        for name in ("groups", "sequence_first", "config", "around"):
-            if getattr(self, name):
-                shown.append(name if name != "around" else str(self.around))
+        for name in ("groups", "sequence_first", "config"):
+            shown += [name] if getattr(self, name) else []
+        shown += [str(what) for what in (self.around, self.heads) if what]
         for name in ("mask", "causal", "dropout", "returns"):
             if getattr(self, name):
                 shown.append(f"{name}={getattr(self, name)}")
@@ -135,7 +139,12 @@ def draw(seed: int) -> Spec:
     s.returns = r.choice(["out", "out", "out", "weights", "weights", "mean", "asked"])
     s.annotated = r.random() < 0.3
     s.around = r.choice([None] * 12 + ["residual", "norm"])
-    return settle(s, r)
+    s = settle(s, r)
+    if s.form == "module" and s.inputs == "self":
+        s.heads = r.choice([None] * 4 + HEADS)
+    if s.heads == "alibi" and (s.pieces == "loop" or s.mask == "additive"):
+        s.heads = None
+    return s
 
 
 def settle(s: Spec, r: random.Random) -> Spec:

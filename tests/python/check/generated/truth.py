@@ -56,6 +56,12 @@ class Sized:
     def __matmul__(self, other: "Sized") -> "Sized":
         return Sized(self.value @ other.value, self.scale @ other.scale)
 
+    def rms_norm(self) -> "Sized":
+        size = (self.value**2).mean(-1, keepdim=True).sqrt()
+        y = self.value / size
+        both = self.scale + y.abs() * (y.abs() * self.scale).mean(-1, keepdim=True)
+        return Sized(y, both / size + y.abs())
+
     def layer_norm(self) -> "Sized":
         y = nn.functional.layer_norm(self.value, self.value.shape[-1:])
         size = self.scale + self.scale.mean(-1, keepdim=True)
@@ -151,7 +157,8 @@ def plain(s: Spec, call: Call, weights: dict[str, tuple[Tensor, Tensor | None]])
             x.map(lambda x: x.unflatten(-1, (groups, -1)).transpose(1, 2))
             for x in (k, v)
         )
-    context, probabilities, largest = attended(call, q, k, v)
+        q, k = (of_heads(s, x) for x in (q, k))
+    context, probabilities, largest = attended(s, call, q, k, v)
     if s.is_core:
         return context, probabilities, largest
     out = projected(context.map(lambda x: x.transpose(1, 2).flatten(2)), weights["o"])
@@ -164,7 +171,26 @@ def plain(s: Spec, call: Call, weights: dict[str, tuple[Tensor, Tensor | None]])
     return out, probabilities, largest
 
 
-def attended(call: Call, q: Sized, k: Sized, v: Sized):
+def of_heads(s: Spec, x: Sized) -> Sized:
+    """What is done to queries or keys (B, H, L, d) before they meet: pairs of features
+    are complex numbers, which positions turn."""
+    if s.heads == "norm":
+        return x.rms_norm() if s.seed % 2 else x.layer_norm()
+    if s.heads not in ("rotary_halves", "rotary_pairs"):
+        return x
+    shape = (2, -1) if s.heads == "rotary_halves" else (-1, 2)
+    axis = -2 if s.heads == "rotary_halves" else -1
+    real, imaginary = x.value.unflatten(-1, shape).unbind(axis)
+    half = real.shape[-1]
+    rates = 10000 ** (-torch.arange(half).double() / half)
+    places = torch.arange(real.shape[-2]).double()
+    turned = torch.complex(real, imaginary) * torch.exp(1j * places[:, None] * rates)
+    sizes = x.scale.unflatten(-1, shape).sum(axis)
+    value = torch.stack((turned.real, turned.imag), axis).flatten(-2)
+    return Sized(value, torch.stack((sizes, sizes), axis).flatten(-2))
+
+
+def attended(s: Spec, call: Call, q: Sized, k: Sized, v: Sized):
     """The same of heads: context, weights, and the size of the largest score."""
     batch, heads, queries, width = q.value.shape
     groups, keys = k.value.shape[1:3]
@@ -178,6 +204,10 @@ def attended(call: Call, q: Sized, k: Sized, v: Sized):
         kv = b, h // group
         scores = k.value[kv] @ q.value[b, h, i] / math.sqrt(width)
         sizes = k.scale[kv] @ q.scale[b, h, i] / math.sqrt(width)
+        if s.heads == "alibi":
+            slope = 2 ** (-8 * (h + 1) / heads)
+            line = -slope * (torch.arange(keys) - i).abs().double()
+            scores, sizes = scores + line, sizes + line.abs()
         if call.added is not None:
             scores, sizes = scores + call.added[i], sizes + call.added[i].abs()
         if blocked is not None:
