@@ -512,3 +512,21 @@ class HeadsOfEach(Heads):
 
 def test_positions_are_apart_beside_keys_that_are_as_many():
     assert named(multihead.check(HeadsOfEach)) == ["positions_apart"]
+
+
+class Sharpens(Plain):
+    """Each call changes what the next one reads."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.shares = nn.Parameter(torch.tensor([0.2, 0.8]))
+
+    def forward(self, x):
+        self.shares = nn.Parameter(self.shares.softmax(0))
+        return self.shares[0] * super().forward(x)
+
+
+def test_a_call_that_changes_what_the_next_one_reads():
+    report = multihead.check(Sharpens)
+    assert named(report) == ["random"]
+    assert "a call changes what the next one reads" in " ".join(str(report).split())

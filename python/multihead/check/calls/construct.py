@@ -3,6 +3,7 @@
 
 import contextlib
 import enum
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ..subject import items, signature, sliding
 from ..subject.roles import SIZES, as_written, normal
 from ..subject.target import Subject, text_of_file
 from ..subject.words import is_position_bias, words
-from . import matrices, settled, stand_ins
+from . import matrices, settled, stand_ins, switches
 from .asked import (
     SHARES,
     SWITCHES,
@@ -46,6 +47,7 @@ from .settings import (
 )
 from .settled import AMONG
 from .stand_ins import Unturned, projection
+from .switches import ROTARY
 
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
 # What follows a Parameter's own name in the text of a class where it divides.
@@ -65,10 +67,6 @@ _OF_ATTENTION_ITSELF = {
 }
 _OF_ATTENTION_ITSELF |= {"window", "cache", "cached", "flash", "sink", "softcap", "kv"}
 _LINEAR = {"fc", "linear", "lin"}
-_CAUSAL = set("causal mask masked masking attention attn is use with apply".split())
-_OF_LATER = re.compile(
-    r"tri[lu]\b|causal|future|later|ahead|subsequent|decoder|regress", re.I
-)
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
 _LEFT += ("attention",)
@@ -190,7 +188,7 @@ class Construction:
         configs = (name for name, role in self.roles.items() if role == "config")
         made_up = [name for name in configs if self._settings[name] is None]
         # Positions that turn nothing are no guess: what they do is known.
-        turning = [n for n in self.unnamed if set(words(n)) & _ROTARY]
+        turning = [n for n in self.unnamed if set(words(n)) & ROTARY]
         known = turning if self.is_unturned else []
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
         made_up += stand_ins.unknown(self)
@@ -228,25 +226,11 @@ class Construction:
 
     @property
     def causal_switch(self) -> str | None:
-        """The flag that makes it causal, and is off by default or, if it is on, is never
-        read; where no mask is given, also one that says no more than that it is masked,
-        in a file that speaks of later keys."""
-        names = [p.name for p in self.parameters if p.default is False]
-        on = (p.name for p in self.parameters if p.default is True)
-        names += [name for name in on if is_never_read(self.subject.target, name)]
-        said = {name: set(words(name)) for name in names}
-        asked = inspect.signature(self.subject.entry).parameters
-        takes_mask = any("mask" in name for name in asked)
-        hides = _OF_LATER.search(text_of_file(self.subject)) is not None
-        known = {"causal"} | (set() if takes_mask or not hides else {"masked", "mask"})
-        return next((n for n in names if said[n] & known and said[n] <= _CAUSAL), None)
+        return switches.causal(self.subject, self.parameters)
 
     @property
     def rotary_switch(self) -> str | None:
-        """The flag that turns queries and keys by their positions, if it is off."""
-        off = (p.name for p in self.parameters if p.default is False)
-        said = ((name, set(words(name))) for name in off)
-        return next((n for n, w in said if w & _ROTARY and w <= _OF_ROTARY), None)
+        return switches.rotary(self.parameters)
 
     def _switch_of(self, case: Case) -> str | None:
         """The one that a case is built with."""
@@ -263,8 +247,13 @@ class Construction:
     def counts_heads(self) -> bool:
         counted = self.takes("num_heads", "num_kv_heads") or self._divides_by_heads()
         counted = counted or stand_ins.have_heads(self)
-        counted = counted or "num_heads" in signature.read(self.subject).roles.values()
+        counted = counted or self._is_told_by_calls
         return counted or may_count_heads(self.subject.source, self._configs())
+
+    @functools.cached_property
+    def _is_told_by_calls(self) -> bool:
+        """Whether each call says how many heads there are."""
+        return "num_heads" in signature.read(self.subject).roles.values()
 
     def _divides_by_heads(self) -> bool:
         """Whether it makes heads of the width of one: `n_heads = dim // head_dim`."""
@@ -287,7 +276,7 @@ class Construction:
     @property
     def _turned_part(self) -> float | None:
         """How much of a head is turned by its position, by default: a fraction, 0.25."""
-        of_turns = [p for p in self.parameters if set(words(p.name)) & _ROTARY]
+        of_turns = [p for p in self.parameters if set(words(p.name)) & ROTARY]
         parts = [p.default for p in of_turns if type(p.default) is float]
         return next((part for part in parts if 0 < part < 1), None)
 
@@ -413,7 +402,7 @@ class Construction:
         if set(words(name)) & _LINEAR and kind not in _TYPES:
             return nn.Linear(sizes.embed, sizes.embed)
         said = set(words(name))
-        is_rotary = said & _ROTARY and said <= _ROTARY | _ENCODES and kind not in _TYPES
+        is_rotary = said & ROTARY and said <= ROTARY | _ENCODES and kind not in _TYPES
         if _is_own_module(parameter.annotation):
             made = of_class(parameter.annotation, sizes, of_one_head=is_rotary)
             if made is not None:
@@ -576,11 +565,6 @@ def _is_own_module(kind: object) -> bool:
     return is_module and not kind.__module__.startswith("torch.")
 
 
-_ROTARY = {"rope", "rotary"}
-_OF_ROTARY = _ROTARY | set(
-    "use with apply enable is embedding embeddings emb pos".split()
-)
-_OF_ROTARY |= {"positional", "position", "encoding"}
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}
 _ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}
 

@@ -16,6 +16,21 @@ _ON_PURPOSE = re.compile(
 )
 
 
+_DRAWN = Finding(
+    "random",
+    "Two runs on the same inputs give different outputs, in evaluation mode.",
+    "Something is drawn anew in each call: parameters belong into the constructor, "
+    "dropout into training.",
+)
+_LEFT_BEHIND = Finding(
+    "random",
+    "A second run on the same inputs gives another output, in evaluation mode, and not "
+    "by chance: a call changes what the next one reads.",
+    "Compute what is needed in each call, and leave parameters to the optimiser: "
+    "`shares = self.shares.softmax(0)`, not `self.shares = ...`.",
+)
+
+
 def differing(runner: Runner, first: Run) -> list[Finding]:
     """Two runs that differ although nothing is dropped and no layer made anew."""
     made_inside = runner.subject.kind == "function" and not runner.call.weights
@@ -24,11 +39,8 @@ def differing(runner: Runner, first: Run) -> list[Finding]:
     again = runner.run(first.case, seed=1)
     if again.refused or torch.equal(again.out.nan_to_num(), first.out.nan_to_num()):
         return []
-    finding = Finding(
-        "random",
-        "Two runs on the same inputs give different outputs, in evaluation mode.",
-        "Something is drawn anew in each call: parameters belong into the "
-        "constructor, dropout into training.",
-    )
+    same = runner.run(first.case)
+    is_changed = not same.refused and not torch.equal(same.out, first.out)
+    finding = _LEFT_BEHIND if is_changed else _DRAWN
     on_purpose = _ON_PURPOSE.search(runner.subject.source)
     return [replace(finding, kind="unchecked") if on_purpose else finding]
