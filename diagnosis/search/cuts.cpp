@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "diagnosis/search/cuts.h"
 
-#include <algorithm>
-
 #include "diagnosis/stages/simulate.h"
 
 namespace multihead::diagnosis {
@@ -23,7 +21,10 @@ std::vector<Cut> other_cuts(const ObservedCall& call) {
     if (is_fused && fault.name == "fused_view_without_permute") add(fault);
     if (is_done && of_others) add(fault);
   }
-  if (is_done) std::ranges::for_each(kProjectionFaults, add);
+  for (const Fault& fault : kProjectionFaults) {
+    // Which axis is that of positions, what is done to heads must show.
+    if (is_done && fault.name != "batch_and_sequence_exchanged") add(fault);
+  }
   return cuts;
 }
 

@@ -163,7 +163,7 @@ def test_what_asks_by_itself_is_asked_our_queries(target):
 
 def test_a_mean_of_outputs_is_not_judged():
     report = multihead.check(Mean)
-    assert report.cause == "pools" and report.unchecked, str(report)
+    assert report.cause == "other_layers" and report.unchecked, str(report)
 
 
 def luong(decoder_state, encoder_outputs, src_mask=None):

@@ -206,7 +206,7 @@ def test_queries_that_are_overwritten_are_named():
     assert report.judgement == "wrong"
     assert {*named(report), *report.causes} & {
         "projection_unused",
-        "value_weight_for_query",
+        "value_weight_for_queries",
     }
 
 

@@ -253,7 +253,9 @@ class Construction:
     @functools.cached_property
     def _is_told_by_calls(self) -> bool:
         """Whether each call says how many heads there are."""
-        return "num_heads" in signature.read(self.subject).roles.values()
+        with contextlib.suppress(ValueError):  # it takes no tensors, as a cache
+            return "num_heads" in signature.read(self.subject).roles.values()
+        return False
 
     def _divides_by_heads(self) -> bool:
         """Whether it makes heads of the width of one: `n_heads = dim // head_dim`."""

@@ -33,10 +33,15 @@ def of_models(subject: Subject, call: Call, complaints: list[str]) -> Iterator[F
     def how(target: object, /, x: Tensor, **given: object) -> object:
         return like(called(subject, target, {**given, name: x}), x)
 
-    how.has_many = True  # type: ignore[attr-defined]
+    how.has_many = how.has_head = True  # type: ignore[attr-defined]
     kind = inspect.Parameter.KEYWORD_ONLY
     others = [p.replace(kind=kind) for p in call.parameters if p.name != name]
     parameters = [inspect.Parameter("x", kind), *others]
     layouts = (cases.LAYER, cases.SEQUENCE_FIRST)
     said = "what it returns is of a head behind its attention"
     yield formed(subject, parameters, how, layouts, said)
+
+
+def has_head_behind(subject: Subject) -> bool:
+    """Whether it is called in that form."""
+    return getattr(subject.how, "has_head", False)

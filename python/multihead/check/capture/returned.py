@@ -222,7 +222,11 @@ def as_queries_came(returned: object, query: Tensor, case: Case, call: Call) -> 
     out, *rest = returned if isinstance(returned, tuple) and returned else (returned,)
     if case.layout not in (HEADS, HEADS_LATER) or not isinstance(out, Tensor):
         return returned
-    if out.dim() != 4 or out.shape[:3] != query.transpose(1, 2).shape[:3]:
+    if (
+        out.is_nested
+        or out.dim() != 4
+        or out.shape[:3] != query.transpose(1, 2).shape[:3]
+    ):
         return returned
     call.exchanges = call.exchanges or out.shape[1] != out.shape[2]
     out = out.transpose(1, 2) if call.exchanges else out
@@ -233,7 +237,8 @@ def _without_rest(returned: object, query: Tensor, case: Case) -> object:
     """The first position of an output alone, where the rest of the sequence is handed on
     as it came, as class attention does (CaiT; XCiT's): it answers the first."""
     axis = query_axis(case)
-    is_like = isinstance(returned, Tensor) and returned.shape == query.shape
+    is_plain = isinstance(returned, Tensor) and not returned.is_nested
+    is_like = is_plain and returned.shape == query.shape
     if not is_like or query.dim() != 3 or query.shape[axis] == 1:
         return returned
     rest = (t.narrow(axis, 1, t.shape[axis] - 1) for t in (returned, query))

@@ -5,6 +5,7 @@ code computes."""
 
 import re
 
+from ..calls.models import has_head_behind
 from ..calls.tokens import has_many
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
@@ -37,6 +38,10 @@ def of_verdict(reading: Reading) -> list[Finding]:
     seen = reading.way.base.recorder
     if not reading.is_right and seen is not None and seen.chooses:
         return [guessing.of_another_kind(guessing.OF_LARGEST)]
+    is_unknown = (reading.verdict or {}).get("verdict") == "unknown"
+    if is_unknown and has_head_behind(subject):
+        # What a head makes of it, as a mean, nothing here explains.
+        return [_outside(reading) or guessing.other_layers([])]
     doubtful = reading.verdict is not None and reading.verdict.get("doubtful")
     if flaw := _whatever_else(reading, bool(doubtful)):
         return flaw
