@@ -433,6 +433,38 @@ def test_where_its_author_stopped_to_look():
     assert multihead.check(Stops).judgement == "right"
 
 
+class OfKinds(Heads):
+    """Its scores are of one of two kinds."""
+
+    def __init__(self, dim, num_heads, score_function="dot_product"):
+        super().__init__(dim, num_heads)
+        self.score_function = score_function
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        scores = q @ k.mT
+        if self.score_function == "dot_product":
+            return self.merged(scores.softmax(-1) @ v)
+        return self.merged((scores / math.sqrt(q.size(-1))).softmax(-1) @ v)
+
+
+def test_scores_that_are_unscaled_by_default_beside_others():
+    assert conditions(multihead.check(OfKinds)) == ["dot_product_attention"]
+
+
+class AddsNothing(Plain):
+    """Positions that each call would have to bring."""
+
+    def forward(self, x, table=torch.zeros(1, 0, 1)):  # noqa: B008
+        return super().forward(x + table)
+
+
+def test_a_table_of_no_positions():
+    report = multihead.check(AddsNothing)
+    assert report.judgement == "not_judged"
+    assert "must match the size of tensor b (0)" in " ".join(str(report).split())
+
+
 # --- Attention of another kind -------------------------------------------------------
 
 

@@ -159,7 +159,7 @@ class FirstCall:
         ours = {first.queries, first.keys}
         beside = {a for pair in pairs for a, b in (pair, pair[::-1]) if b in ours}
         lengths = lengths or [first.head_dim] * (first.head_dim in beside - ours)
-        for length in [n for n in lengths if n <= _LONGEST][:_MOST_LENGTHS]:
+        for length in [n for n in lengths if 0 < n <= _LONGEST][:_MOST_LENGTHS]:
             exact = dict(queries=length, keys=length, is_exact=True)
             self.sizes = [replace(first, batch=2, **exact)]
             self._extend()

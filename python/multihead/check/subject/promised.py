@@ -64,10 +64,17 @@ def promises(subject: Subject, call: Call) -> dict[str, str]:
     return told | own
 
 
+# Of several kinds of scores, the default: score_function="dot_product".
+_CHOSEN = re.compile(r"\w=[\"'](dot(?:[-_]?prod(?:uct)?)?)([\"'])")
+
+
 def is_dot_product(subject: Subject) -> bool:
-    """Whether it calls itself dot-product attention, or is a block of images that has
-    no scale where it was published, and speaks of none."""
+    """Whether it calls itself dot-product attention, by its name or by the kind of scores
+    that it has by default; or is a block of images that has no scale where it was
+    published, and speaks of none."""
     said, text = [subject.name, *docstrings(subject)], subject.source
+    if any(f"== {quote}{kind}{quote}" in text for kind, quote in _CHOSEN.findall(text)):
+        return True
     named = any(_DOT_PRODUCT.search(one) for one in said)
     if _CONVOLUTION.search(text) and not _HEADS.search(text):
         classes = re.findall(r"^class (\w+)", text, re.M)
