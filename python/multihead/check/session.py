@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import nn
 
 from .calls import cases, forms, undefined
+from .calls.models import has_head_behind
 from .calls.one_by_one import is_stepwise, one_by_one
 from .calls.unusual import FORMS_LEFT, in_said_forms, in_unusual_forms
 from .capture import devices, weights
@@ -180,10 +181,9 @@ class Examination:
             )
             return None
         self._judge_parts(reading)
-        others = reading.in_other_forms(self._readings)
-        if reading.is_right and (turned := reading.way.turned):
-            others = [*others, self._better(None, turned)]
-        for other in others:
+        turned = reading.way.turned if reading.is_right else None
+        others = [self._better(None, turned)] if turned else []
+        for other in [*reading.in_other_forms(self._readings), *others]:
             self._judge_parts(other)
             if other.faults:
                 reading = other
@@ -216,7 +216,8 @@ class Examination:
         if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
             verdict = self._with_added_masks(reading, verdict)
         ends = [] if reading.beside else reading.at_its_ends
-        if reading.beside or verdict["faults"] or core.answers(reading) or ends:
+        part = reading.beside or has_head_behind(reading.way.runner.subject)
+        if part or verdict["faults"] or core.answers(reading) or ends:
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)
             reading.findings = [f for f in reading.findings if f.name not in answered]

@@ -125,6 +125,27 @@ def test_a_whole_model_whose_head_returns_numbers(model):
     assert "a head behind its attention" in str(report)
 
 
+class PooledAttention(Heads):
+    """One vector for all that come in."""
+
+    axis = -1
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        weights = (q @ k.mT / math.sqrt(q.size(-1))).softmax(self.axis)
+        return self.merged(weights @ v).mean(1)
+
+
+class PooledOverHeads(PooledAttention):
+    axis = 1
+
+
+def test_attention_that_pools_what_it_reads():
+    report = multihead.check(PooledAttention)
+    assert report.judgement == "right_if", str(report)
+    assert multihead.check(PooledOverHeads).causes == ["softmax_over_heads"]
+
+
 def test_a_whole_model_with_a_head_that_attends_to_other_items():
     assert named(multihead.check(ClassesOfItems)) == ["items_mixed"]
 

@@ -17,16 +17,18 @@ from .forms import Form, called, formed
 from .images import OF_LAYER
 from .tokens import like
 
-_OTHER_SHAPE = re.compile(r"^It returns (shape|one vector)", re.M)
+_OTHER_SHAPE = re.compile(r"It returns shape")
+_POOLS = re.compile(r"It returns one vector")
 
 
 def of_models(subject: Subject, call: Call, complaints: list[str]) -> Iterator[Form]:
-    """Its one input as our sequence. complaints: what it says of the usual calls."""
+    """Its one input as our sequence. complaints: what it says of the usual calls. A layer
+    of attention may pool, and returns no other shape."""
     inputs = [n for n, role in call.roles.items() if role in TENSORS]
-    is_model = subject.kind != "function" and not OF_LAYER.search(subject.name)
-    if not is_model or len(inputs) != 1:
-        return
-    if not any(map(_OTHER_SHAPE.match, complaints)):
+    pools = any(map(_POOLS.match, complaints))
+    is_other = any(map(_OTHER_SHAPE.match, complaints))
+    is_model = pools or (is_other and not OF_LAYER.search(subject.name))
+    if subject.kind == "function" or not is_model or len(inputs) != 1:
         return
     name = inputs[0]
 

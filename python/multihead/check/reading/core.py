@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..calls import cases
+from ..calls.models import has_head_behind
 from ..calls.one_by_one import is_stepwise
 from ..capture import core
 from ..capture.core import Core
@@ -305,7 +306,8 @@ def _judged(
         named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
     later = found[0][1].others
     named += _answers(found[0][1])
-    beside = " and ".join(named or ["what is behind it"] * bool(later))
+    behind = bool(later) or has_head_behind(reading.way.runner.subject)
+    beside = " and ".join(named or ["what is behind it"] * behind)
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     facts |= {"attentions": str(later + 1)} if later else {}
     if names := idle.projections(reading.way.base)[:_SHOWN]:
