@@ -216,10 +216,9 @@ class Case:
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
     mask" or "lengths". is_causal: the flag is set; built_causal: that of the
     constructor is; built_turned: that of rotary positions. built_whole: its constructor
-    is given no dropout. own_dropout:
-    dropout as the call's own default, which is this. draw: what the random inputs start
-    from. pads_between: padding is not at the end. of_self: the mask is that of the
-    queries' own sequence, beside keys of a context.
+    is given no dropout. own_dropout: dropout as the call's own default, which is this.
+    draw: what the random inputs start from. pads_between: padding is not at the end.
+    of_self: the mask is that of the queries' own sequence, beside keys of a context.
     """
 
     name: str

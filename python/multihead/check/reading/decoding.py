@@ -39,15 +39,15 @@ def sees_later_keys(runner: Runner, base: Run) -> bool:
     return decodes and _hides_nothing(base)
 
 
-def later_tokens_seen(runner: Runner, base: Run) -> bool:
-    """Whether a whole model sees what it is trained to predict: its file shows that it is
-    handed all tokens but the last, and compared with all but the first."""
-    names, text = _unmasked(runner.subject, base), text_of_file(runner.subject)
-    if not names or not _predicts_the_next(text):
+def is_trained_to_say_the_next(runner: Runner, base: Run) -> bool:
+    """Whether it is a whole model whose file shows that it is handed all tokens but the
+    last, and compared with all but the first."""
+    subject = runner.subject
+    names = _unmasked(subject, base)
+    if not names or not _predicts_the_next(text_of_file(subject)):
         return False
-    if has_others(runner.subject) and (target := _target(names)):
-        return _target_sees_later(runner, base, target)
-    return _predicts_tokens(runner, base, names) and _hides_nothing(base)
+    of_target = has_others(subject) and _target(names) is not None
+    return of_target or _predicts_tokens(runner, base, names)
 
 
 def _unmasked(subject: Subject, base: Run) -> list[str]:

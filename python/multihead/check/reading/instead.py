@@ -101,7 +101,7 @@ def _outside(reading: Reading) -> Finding | None:
     is_unnamed = any(f.name == observation.NO_WEIGHTS for f in reading.findings)
     if is_unnamed and reading.verdict is None:
         mixed = _mixed(reading) if has_many(subject) else None
-        if across.attends_over_items(way.runner, way.base):
+        if mixed is None and across.attends_over_items(way.runner, way.base):
             mixed = flaws.ITEMS_MIXED
         return mixed or _weighed_astray(reading) or _apart(reading)
     if seen is None or verdict.get("verdict") != "unknown":

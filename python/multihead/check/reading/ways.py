@@ -98,7 +98,10 @@ class Way:
 
     @functools.cached_property
     def later_tokens_seen(self) -> bool:
-        return decoding.later_tokens_seen(self.runner, self.base)
+        """Whether these are what it is trained to predict."""
+        return self.sees_later_keys and decoding.is_trained_to_say_the_next(
+            self.runner, self.base
+        )
 
     @functools.cached_property
     def leaves_windows(self) -> bool:
