@@ -31,7 +31,7 @@ from .reading import (
     wiring,
 )
 from .reading.effort import Effort
-from .reading.first_call import FirstCall
+from .reading.first_call import FirstCall, is_over
 from .reading.layouts import (
     core_layouts,
     heads_layouts,
@@ -58,7 +58,7 @@ _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _READ = 2  # ways to call it that are judged where attention explains none
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
 _FORMS_SECONDS = 2.0  # to find a call in all unusual forms
-_FORMS_TRIED = 60  # calls in each of them
+_FORMS_TRIED, _FORMS_CALLS = 60, 250  # in each of them; in all, whatever they take
 
 
 def examine(
@@ -342,10 +342,10 @@ class Examination:
 
     def _in_forms(self, tried: Iterable[forms.Form]) -> Iterator[Way]:
         """Those in such a form; of a user's inputs they keep what is no sequence."""
-        options, seconds = replace(self.options, inputs=None), _FORMS_SECONDS
-        found = False
+        options, found = replace(self.options, inputs=None), False
+        seconds, calls = _FORMS_SECONDS, _FORMS_CALLS
         for form in tried:
-            if seconds <= 0:
+            if is_over(seconds, calls):
                 if not found:
                     self.findings.append(FORMS_LEFT)
                 return
@@ -356,10 +356,10 @@ class Examination:
             known = {name: v for name in named if (v := getattr(form, name))}
             known |= {"columns": form.side, "window": "side"} if form.side else {}
             finder.sizes = [replace(s, **known) for s in finder.sizes]
-            finder.extends, finder.most = False, _FORMS_TRIED
+            finder.extends, finder.most, finder.least = False, _FORMS_TRIED, calls
             base = finder.find(form.layouts or self.layouts)
             base = finder.find_at_its_length(base) if form.side else base
-            seconds -= finder.spent
+            seconds, calls = seconds - finder.spent, finder.least
             self.first_call.ended = self.first_call.ended or finder.ended
             if base is not None and (not form.shares_queries or guessing.asks(base)):
                 found = True

@@ -158,3 +158,20 @@ def test_rows_that_two_numbers_block_are_up_to_the_code(kind):
 def test_numbers_that_are_too_small_are_no_masks():
     report = multihead.check(TwoTooSmall)
     assert report.judgement == "wrong", report
+
+
+class NonCausalSelfAttention(Attention):
+    """Its name says that it is none."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class CausalSelfAttention(NonCausalSelfAttention):
+    pass
+
+
+def test_names_that_say_causal():
+    assert multihead.check(NonCausalSelfAttention).judgement == "right"
+    assert multihead.check(CausalSelfAttention).cause == "causal_without_effect"

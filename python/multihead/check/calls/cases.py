@@ -321,6 +321,14 @@ MASKS = {
 }
 
 
+# The shapes in which code may take a padding mask.
+PADDINGS = {
+    "mask": "(B, Lk)",
+    "wide mask": "(B, 1, 1, Lk)",
+    "row mask": "(B, 1, Lk)",
+    "column mask": "(B, Lk, 1)",
+}
+
 # Those of which each query has its own row.
 OF_ROWS = ("rows", "rows of the batch", "rows of each item")
 
@@ -385,18 +393,19 @@ def lengths(case: Case) -> Tensor:
 
 
 def padding(case: Case) -> Tensor:
-    """The padding mask of a case, (B, Lk), or (B, 1, 1, Lk) if wide, or (B, Lk, 1), a
-    column: True from a length on, or, for "lengths", True before it. Each row holds
-    both. In between: as many tokens as that are padding, from the second on."""
+    """The padding mask of a case, in the shape of PADDINGS: True from a length on, or,
+    for "lengths", True before it. Each row holds both. In between: as many tokens as
+    that are padding, from the second on."""
     places = torch.arange(case.keys)
     before = places < lengths(case)[:, None]
     if case.pads_between:
         before = (places == 0) | (places > lengths(case)[:, None])
-    if case.padding == "wide mask":
-        return ~before[:, None, None]
-    if case.padding == "column mask":
-        return ~before.unsqueeze(-1)
-    return before if case.padding == "lengths" else ~before
+    if case.padding == "lengths":
+        return before
+    assert case.padding is not None
+    sizes = {"B": before.shape[0], "Lk": before.shape[1], "1": 1}
+    axes = PADDINGS[case.padding].strip("()").split(", ")
+    return ~before.view([sizes[axis] for axis in axes])
 
 
 def may_be_blind(mask: Tensor) -> Tensor:

@@ -84,30 +84,55 @@ def beside_others(subject: Subject, call: Call) -> Iterator[Form]:
         yield of_keys if rest else form
 
 
-def image_that_asks(subject: Subject, call: Call) -> Iterator[Form]:
-    """With an image (B, E, Y, X) that reads a sequence (B, S, E), as in models that draw
-    images of texts."""
-    image = call.parameter("x") or call.parameter("query")
+def beside_images(subject: Subject, call: Call) -> Iterator[Form]:
+    """With an image (B, E, Y, X) that reads a sequence, as in models that draw images of
+    texts, or that is read by one. The sequence is (B, S, E), or (B, E, S), as points in
+    space are."""
+    query = call.parameter("x") or call.parameter("query")
     context = call.parameter("context") or call.parameter("key")
-    if image is None or context is None or call.takes("value"):
+    if query is None or context is None or call.takes("value"):
         return
-
-    def how(target: object, /, **given: object) -> object:
-        x = given[image]
-        if not isinstance(x, Tensor) or x.shape[1] % _ROWS:
-            raise ValueError("it takes no image")
-        cut = x.transpose(1, 2).unflatten(2, (_ROWS, -1))
-        returned = called(subject, target, {**given, image: cut})
-        if isinstance(returned, Tensor) and returned.dim() == 4:
-            return returned.flatten(2).transpose(1, 2)
-        return returned
-
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [p.replace(kind=kind) for p in call.parameters]
-    said = f"{image} taken for an image, (B, E, Y, X), which reads {context}"
-    form = formed(subject, parameters, how, (cases.LAYER,), said)
-    form.queries = 5 * _ROWS
-    yield form
+    for image, sequence, does in (
+        (query, context, f"which reads {context}"),
+        (context, query, f"which {query} reads"),
+    ):
+        for axes in ("(B, S, E)", "(B, E, S)"):
+            how = functools.partial(
+                _beside_image, subject, image=image, asks=image == query
+            )
+            if axes == "(B, E, S)":
+                how = functools.partial(how, features_first=sequence)
+            said = f"{image} taken for an image, (B, E, Y, X), {does}, {axes}"
+            form = formed(subject, parameters, how, (cases.LAYER,), said)
+            form.queries = 5 * _ROWS if image == query else None
+            yield form
+
+
+def _beside_image(
+    subject: Subject,
+    target: object,
+    /,
+    image: str,
+    asks: bool,
+    features_first: str = "",
+    **given: object,
+) -> object:
+    """What comes of tokens that are handed over as an image, (B, L, E). asks: it is of
+    queries. features_first: what else has them before its positions."""
+    x, other = given[image], given.get(features_first)
+    rows = _ROWS if asks else 1
+    if not isinstance(x, Tensor) or x.shape[1] % rows:
+        raise ValueError("it takes no image")
+    given[image] = x.mT.unflatten(2, (rows, -1))
+    if isinstance(other, Tensor):
+        given[features_first] = other.mT
+    returned = called(subject, target, given)
+    if isinstance(returned, Tensor) and asks and returned.dim() == 4:
+        return returned.flatten(2).mT
+    is_turned = isinstance(returned, Tensor) and isinstance(other, Tensor)
+    return returned.mT if is_turned and not asks else returned
 
 
 def _filled(

@@ -9,7 +9,7 @@ from ..report import Finding
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import forms
-from .conditioned import beside_others, conditioned, image_that_asks
+from .conditioned import beside_images, beside_others, conditioned
 from .forms import Form
 from .images import of_images
 from .learned import with_learned_queries
@@ -53,7 +53,7 @@ def in_unusual_forms(
     if of_shapes or of_nothing:
         yield from conditioned(subject, call)
     if of_shapes:
-        yield from image_that_asks(subject, call)
+        yield from beside_images(subject, call)
     if of_shapes:
         for by_complaints in (with_learned_queries, of_videos):
             yield from by_complaints(subject, call, of_shapes)

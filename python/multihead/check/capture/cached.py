@@ -16,12 +16,14 @@ from ..calls.cases import Case
 from ..calls.construct import of_class
 from ..subject.roles import TENSORS
 from ..subject.signature import Call
-from ..subject.target import Subject
+from ..subject.target import Subject, text_of_file
 from ..subject.words import speaks_of_caches
 
 _OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
 _CACHE = re.compile(r"cache|past|memory")
 _BEGINS = re.compile(r"(is_)?(pre_?fill|prefix|first(_step|_call)?|reset(_cache)?)")
+# A caller that keeps what each call returns behind that of others.
+_JOINS = re.compile(r"cat(enate)?\(\s*[\[(]?\s*\w*(past|present|cache|kv)", re.I)
 _NARROW = (torch.bfloat16, torch.float16, torch.int8)
 _LAYOUTS = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
 # What also counts tokens, in a way that a part of them would change.
@@ -46,10 +48,23 @@ class Steps:
     is_told: bool
     # What all of `parts` share, where the code's own class of caches is meant.
     store: object | None = None
+    # Whether callers put together what calls return, as their file does.
+    is_joined: bool = False
 
     def state(self) -> list[Tensor]:
         """Copies of what `store` holds."""
         return [tensor.clone() for tensor in _tensors(self.store)]
+
+    def handed_on(self, returned: object, count: int, before: object) -> object | None:
+        """What the next call is given of what this one returns, for so many tokens: keys
+        and values of all, or of the newest alone, beside what it was given `before`
+        where callers join them. None where nothing looks like that."""
+        past = self.kept(returned, count)
+        if past is None and count > self.count:
+            past = self.kept(returned, 1)
+            if past is not None and self.is_joined:
+                past = _joined(before, past)
+        return past
 
     def kept(self, returned: object, count: int) -> object | None:
         """What a call returns for the next: keys and values of so many tokens, in a
@@ -133,7 +148,22 @@ def steps(
     batch = 0 if case.layout == cases.UNBATCHED else case.sizes.batch
     is_told = call.takes("zero") or call.takes("position_ids")
     query = whole.tensors["query"]
-    return Steps(whole, parts, query, past, count, batch, is_told, store)
+    rest = text_of_file(subject).replace(subject.source, "")
+    is_joined = _JOINS.search(rest) is not None
+    return Steps(whole, parts, query, past, count, batch, is_told, store, is_joined)
+
+
+def _joined(before: object, newest: object) -> object:
+    """Keys and values of tokens, with those of more behind them, in the same form."""
+    if isinstance(newest, Tensor) and isinstance(before, Tensor):
+        sizes = zip(before.shape, newest.shape)
+        return torch.cat(
+            [before, newest], next(i for i, (a, b) in enumerate(sizes) if a != b)
+        )
+    if isinstance(newest, dict) and isinstance(before, dict):
+        return {name: _joined(before[name], value) for name, value in newest.items()}
+    assert isinstance(newest, (tuple, list)) and isinstance(before, (tuple, list))
+    return [_joined(x, y) for x, y in zip(before, newest)]
 
 
 def _is_switch(parameter: inspect.Parameter, call: Call) -> bool:

@@ -182,7 +182,7 @@ class Runner:
             called = self.callable_of(target)
             apart = self.callable_of(copied(target))  # it may keep what it is given
             whole = self.guard.call(apart, **both.whole.keywords)
-            known = cached.state_of(target)
+            known, past = cached.state_of(target), None
             last = self.guard.call(called, **both.parts[0].keywords)
             if whole.error is not None or last.error is not None:
                 return None
@@ -197,9 +197,7 @@ class Runner:
                         return None
                     known = kept
                 else:
-                    past = both.kept(last.value, count)
-                    if past is None and count > both.count:
-                        past = both.kept(last.value, 1)  # of the newest alone
+                    past = both.handed_on(last.value, count, past)
                     if past is None:
                         return None
                     given[both.past] = past

@@ -29,8 +29,9 @@ from ..subject.target import Subject, text_of_file
 from . import guessing
 from .refusals import Refusals, compared, length_of_mask, likelier_first, of_depth
 
-_MOST_TRIED = 400
+_MOST_TRIED, _LEAST_TRIED = 400, 30
 _SECONDS, _MORE_SECONDS = 3.0, 1.0
+_LONG_OVER = 4.0  # seconds behind its time at which a search ends in any case
 _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # The longest length that is tried because code holds it, and how many of them. Below
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
@@ -44,6 +45,12 @@ _POOLED = 6  # calls that come to their end and pool what they are given: all wi
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
 _TORCH = re.compile(r"\btorch\.|\bF\.|\bnn\.|Tensor\b|\.masked_fill")
 _NUMPY = re.compile(r"\bnp\.\w|\bnumpy\.\w|\bNDArray\b")
+
+
+def is_over(seconds: float, calls: int = 0) -> bool:
+    """Whether a search ends that has so many seconds left, and so many calls that it
+    may try in any case: what is found must not depend on a machine that stalls."""
+    return seconds < (-_LONG_OVER if calls > 0 else 0)
 
 
 class _Watch:
@@ -90,8 +97,8 @@ class FirstCall:
         self._seconds, self.spent = seconds, 0.0
         self._tried_images = self._tried_lengths = False
         # Whether other roles and lengths have time of their own; how many calls a
-        # search may try.
-        self.extends, self.most = True, _MOST_TRIED
+        # search may try, and how many all may in any case.
+        self.extends, self.most, self.least = True, _MOST_TRIED, _LEAST_TRIED
 
     def find(self, layouts: tuple[str, ...]) -> Run | None:
         """The first call that returns an output; None leaves the complaint that says
@@ -216,6 +223,7 @@ class FirstCall:
             is_first = first is None and not self._tried_lengths
             limit = None if is_first else left
             run = self.runner.run(case, seconds=limit)
+            self.least -= 1
             if not run.refused:
                 if RETURNS_SCORES.search(self.subject.source):
                     run.attention = None
@@ -235,7 +243,7 @@ class FirstCall:
             # Half of the time is for the runs that follow. The next is seldom quicker
             # than this one.
             now = watch.passed()
-            late = now + (now - before) > self._seconds
+            late = is_over(self._seconds - now - (now - before), self.least)
             over = refusals.has_none_left(layouts) or self.runner.guard.remaining < half
             if endless or pools or late or over:
                 break
@@ -315,7 +323,7 @@ class FirstCall:
         """What is left out where it can be."""
         paddings: list[str | None] = [None]
         if self.call.insists_on("padding"):
-            paddings += ["mask", "wide mask", "column mask"]
+            paddings += cases.PADDINGS
         return paddings + (["lengths"] if self.call.insists_on("lengths") else [])
 
     def styles(self) -> list[Style]:
@@ -403,7 +411,7 @@ class FirstCall:
             found.append(replace(exact, queries=heads, keys=heads))
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
-        if sizes.heads == 1 and sizes.out and takes("head_dim"):
+        if sizes.out and (takes("out_dim") or (sizes.heads == 1 and takes("head_dim"))):
             found.append(replace(sizes, out=None))  # as a residual connection needs
         heads = built.default_of("num_heads") if built is not None else None
         if heads and heads != sizes.heads and sizes.embed % heads == 0:

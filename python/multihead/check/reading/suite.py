@@ -422,7 +422,7 @@ class Cases:
     def _pad_between(self) -> None:
         """Padding before tokens, for code that makes a causal mask: behind them, no
         earlier query sees it anyhow."""
-        masked = ("mask", "wide mask", "column mask")  # lengths have nothing in between
+        masked = cases.PADDINGS  # lengths have nothing in between
         alone = (r for r in self.kept if r.case.padding in masked and not r.case.mask)
         padded = next(alone, None)
         if padded is not None and padded.recorder.has_triangle:
@@ -445,10 +445,9 @@ class Cases:
             yield replace(case, name=f"{case.name}, Lq = Lk", relation="equal")
             yield replace(case, name=f"{case.name}, self-attention", relation="self")
         if case.padding == "mask":
-            name = case.name.replace("padding", "padding (B, 1, 1, Lk)")
-            yield replace(case, name=name, padding="wide mask")
-            name = case.name.replace("padding", "padding (B, Lk, 1)")
-            yield replace(case, name=name, padding="column mask")
+            for kind, shape in list(cases.PADDINGS.items())[1:]:
+                name = case.name.replace("padding", f"padding {shape}")
+                yield replace(case, name=name, padding=kind)
 
     def _say_refused(self, case: Case, refusal: Finding) -> None:
         """An argument that is offered and that no call can use is a failure; not so
@@ -508,9 +507,10 @@ class Cases:
         if self.call.takes("padding"):
             # In another shape than the one that is taken, it fits here by chance;
             # PyTorch's name promises PyTorch's shape.
-            wide = "wide mask" in kinds_of_padding and not padded
-            promised = wide and is_padding_of_keys(self.call)
-            kind = "wide mask" if wide and not promised else "mask"
+            taken_as = {"wide mask", "row mask"} & set(kinds_of_padding)
+            wide = None if padded else next(iter(taken_as), None)
+            promised = wide is not None and is_padding_of_keys(self.call)
+            kind = wide if wide and not promised else "mask"
             run = crowd("padding", padding=kind)
             self.by_chance = [run] if promised else []
         reads = _READS_RANK_3.search(self.runner.subject.source) is not None

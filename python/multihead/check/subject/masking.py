@@ -65,6 +65,32 @@ def of_masks_of_keys(call: "Call", source: str) -> None:
             call.guess([name], "one of the keys, 1 = a token")
 
 
+# What compares tokens with the number of padding, and makes (B, 1, 1, Lk) of that.
+_TOKENS_WIDENED = (
+    r"(?:\b{0}\s*(?:!=|==)\s*[\w.]|\b{0}\.(?:eq|ne)\()[^\n]*"
+    r"(?:(?:\.unsqueeze\([12]\)\s*){{2}}|\[:, None, None)"
+)
+
+
+def of_raw_tokens(call: "Call", source: str) -> None:
+    """What the code requires beside its sequence, and compares with the number of
+    padding, itself or in a function of its own, holds the tokens of the keys."""
+    if call.takes("padding"):
+        return
+    for parameter in call.parameters[1:]:  # the first is the sequence
+        name = parameter.name
+        if call.roles[name] is not None or parameter.default is not parameter.empty:
+            continue
+        texts = [(name, source)]
+        for helper in re.findall(rf"\b(\w+)\(\s*{re.escape(name)}\s*\)", source):
+            defined = rf"def {helper}\(\s*(?:self,\s*)?(\w+)(.*?)(?=\n\s*def |\Z)"
+            texts += re.findall(defined, source, re.S)
+        if any(re.search(_TOKENS_WIDENED.format(own), text) for own, text in texts):
+            call.roles[name] = "padding"
+            call.guess([name], "tokens, of which 0 is padding")
+            return
+
+
 def of_masks_of_rows(call: "Call", text: str) -> None:
     """A mask of padding that only zeroes rows of what is returned is one of queries, as
     SASRec has it; none whose name says that it is of keys."""

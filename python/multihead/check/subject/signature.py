@@ -22,6 +22,7 @@ from .masking import (
     of_masks_of_rows,
     of_named_masks,
     of_overwritten_masks,
+    of_raw_tokens,
     of_two_masks,
 )
 from .pairs import roles_of_pairs
@@ -213,6 +214,7 @@ def read(subject: Subject) -> Call:
         call.roles |= {n: known[n] for n in call.roles if n in known}
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
+    of_raw_tokens(call, subject.source)
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
@@ -238,7 +240,7 @@ MASKING = re.compile(
     r"(use|apply|with|has|enable|do)_?(attn_?|attention_?)?mask(ing)?|mask_?flag|masking"
 )
 _CAUSAL = re.compile(
-    r"causal|auto_?regressi|masked_?(self|multi|attention|mha|head)|"
+    r"(?<!non)(?<!non_)(?<!not_)(?:causal|auto_?regressi)|masked_?(self|multi|attention|mha|head)|"
     r"^(?!.*(?:bert|vision|image|cross|encod|prompt))\w*gpt_?[\dx]*_?"
     r"(?:lm|small|language_?model|model|decoder|block|layer|(?:self_?)?attention)?$"
 )
