@@ -22,14 +22,16 @@ _OF_SCORES = set("use do is with apply enable by attn attention".split())
 _OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".split())
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _LEARNED = {"labels", "seeds", "latents", "queries"}
+_ON = re.compile(r"__init__\(\s*(?:self,\s*)?(?:\*\w+,\s*)?\*\*\w+,?\s*\)")
 _MAKERS = {"cls", "class", "fn", "func", "factory"}
 _LAYERS = {"layer", "layers", "blocks"}
 _PADS, _NUMBERS = {"pad", "padding"}, {"idx", "index", "id", "token", "tok", "ix"}
 
 
 def parameters_of(make: object) -> list[inspect.Parameter]:
-    """Those of a constructor; where it takes any and hands them on, of the class that it
-    hands them to."""
+    """Those of a constructor; where it takes any and hands them on, also of the class
+    that it hands them to."""
+    found: list[inspect.Parameter] = []
     classes = make.__mro__[1:] if inspect.isclass(make) else ()
     handed_on = [k.__init__ for k in classes if "__init__" in vars(k)]
     for constructor in (make, *handed_on):
@@ -39,9 +41,22 @@ def parameters_of(make: object) -> list[inspect.Parameter]:
         parameters = parameters[0 if constructor is make else 1 :]
         named = [p for p in parameters if p.kind not in _VARIADIC]
         named = named or _read_by_name(constructor, parameters)
-        if named or not parameters:
-            return named
-    return []
+        known = {p.name for p in found}
+        found += [_by_keyword(p, found) for p in named if p.name not in known]
+        if not parameters or (found and not _hands_all_on(constructor)):
+            break
+    return found
+
+
+def _by_keyword(
+    parameter: inspect.Parameter, before: list[inspect.Parameter]
+) -> inspect.Parameter:
+    return parameter.replace(kind=parameter.KEYWORD_ONLY) if before else parameter
+
+
+def _hands_all_on(constructor: object) -> bool:
+    """Whether what it does not name goes on as it came: `super().__init__(**kwargs)`."""
+    return bool(_ON.search(source_of(constructor)))
 
 
 def _read_by_name(

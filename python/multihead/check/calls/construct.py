@@ -51,6 +51,7 @@ from .switches import ROTARY
 
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
 # What follows a Parameter's own name in the text of a class where it divides.
+_SCALES = ("scale", "scaling")
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}
@@ -102,6 +103,7 @@ class Construction:
         unnamed = [p for p in self.parameters if p.default is p.empty]
         self.unnamed = [p.name for p in unnamed if self.roles[p.name] is None]
         texts = choices_of(source_of(subject.target))
+        texts = {*texts, *(n for n in self.unnamed if normal(n) in _SCALES)}
         counted = [p.name for p in unnamed if may_be_size(p) and p.name not in texts]
         self.by_place = [n for n in self.unnamed if n in counted][: len(free)]
         self.roles |= dict(zip(self.by_place, free))
@@ -309,8 +311,8 @@ class Construction:
         return sizes
 
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
-        """The arguments by name; if not `optional`, only the required ones, and the
-        switch that is on."""
+        """The arguments by name; if not `optional`, only the required ones, the switch
+        that is on, and the layout that layer_layouts() counts on."""
         given: dict[str, object] = {}
         if self._switched:
             given[self._switched] = True
@@ -322,6 +324,8 @@ class Construction:
             if parameter.default is parameter.empty:
                 made = self._made_up(parameter, sizes) if value is None else value
                 given[name] = made
+            elif role == "batch_first":
+                given[name] = value
             elif optional and not self._is_left(parameter, value):
                 derived = role in (*WIDTHS, "window", "resolution")
                 if derived and self._gives_all and _is_shape(parameter.default):
@@ -397,7 +401,7 @@ class Construction:
         if role in ("activation", "norm"):
             is_class = re.search("layer|class|cls|_fn", name) or "type" in kind.lower()
             return nn.Identity if is_class else nn.Identity()
-        if normal(name) in ("scale", "scaling") and kind != "bool":
+        if normal(name) in _SCALES and kind != "bool":
             return self._scale(sizes, name)
         if kind in ("Module", "Linear") and (layer := projection(name, sizes)):
             return layer

@@ -61,6 +61,16 @@ def _widths(built: "Construction") -> None:
             built.roles[name] = "resolution"
     if len(kinds) == 3 or ("query" in kinds and no_other):
         built.roles |= dict.fromkeys(kinds.values(), "embed_dim")
+    if any("query" in words(name) for name in wide):  # key_dim beside query_dim
+        of_keys = [n for n, role in built.roles.items() if role == "head_dim"]
+        of_keys = [n for n in of_keys if _is_of_inputs(built, n)]
+        built.roles |= dict.fromkeys(of_keys, "embed_dim")
+
+
+def _is_of_inputs(built: "Construction", name: str) -> bool:
+    """Whether a matrix reads that many features: `nn.Linear(key_dim, units)`."""
+    reads = rf"Linear\(\s*(?:in_features\s*=\s*)?(?:self\.)?{re.escape(name)}\s*,"
+    return re.search(reads, source_of(built.subject.target.__init__)) is not None
 
 
 def _is_side(built: "Construction", name: str) -> bool:

@@ -19,6 +19,10 @@ _BOTH_WAYS = re.compile(
 )
 # As Gemma's and others' do on purpose: v = self.v_norm(v).
 _NORMS_VALUES = re.compile(r"\bv(alues?)?\s*=\s*(self\.)?\w*norm\w*\(\s*v", re.I)
+# Attention of features of queries and keys, which has no softmax on purpose: Performer
+# (Choromanski et al., 2021), linear transformers (Katharopoulos et al., 2020).
+_OF_FEATURES = re.compile(r"linear_?att(ention|n)|performer|favor", re.I)
+_WITHOUT_SOFTMAX = {"softmax_missing", "scores_normalised_without_exp"}
 _BEHIND_CONTEXT = Finding(
     "outside",
     "It reads its context before the sequence, in one attention, and no later key than "
@@ -35,6 +39,8 @@ def of_verdict(reading: Reading) -> list[Finding]:
         return [
             guessing.of_another_kind("co-attention, weights of either with the other")
         ]
+    if _WITHOUT_SOFTMAX & set(reading.faults) and _OF_FEATURES.search(subject.name):
+        return [guessing.of_another_kind("no softmax, as its name says")]
     seen = reading.way.base.recorder
     if not reading.is_right and seen is not None and seen.chooses:
         return [guessing.of_another_kind(guessing.OF_LARGEST)]

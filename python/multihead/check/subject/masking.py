@@ -128,7 +128,7 @@ def of_column_masks(call: "Call", source: str, file: str) -> None:
     named = ((re.match(r"class (\w+)", text), text) for text in classes)
     built = [t for n, t in named if n and re.search(rf"\b{n[1]}\(", source)]
     # Of two axes, mask[:, 0], the last is none of a column's.
-    reads = rf"\b{re.escape(name)}\[(?:(?:[^,\]\n]+,){{2,}}|\s*\.\.\.\s*,)\s*0\s*\]"
+    reads = rf"\b{re.escape(name)}\[(?:(?:[^,\]\n]+,){{2,}}|\s*\.\.\.\s*,)(?<!\b0,)\s*0\s*\]"
     if any(re.search(reads, text) for text in (source, *built)):
         call.roles[name] = "padding"
 
