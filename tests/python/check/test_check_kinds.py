@@ -259,3 +259,21 @@ def test_a_file_leaves_time_for_what_it_defines(tmp_path):
     )
     report = multihead.check(f"{file}:attend", time_limit=2.0)
     assert report.cause is None, str(report)
+
+
+def linear_attention(q, k, v):
+    """Without a softmax on purpose."""
+    inverse = 1 / torch.einsum("...nd,...d->...n", q, k.sum(-2))
+    context = torch.einsum("...nd,...ne->...de", k, v)
+    return torch.einsum("...de,...nd,...n->...ne", context, q, inverse)
+
+
+def attention_of_shares(q, k, v):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return scores / scores.sum(-1, keepdim=True) @ v
+
+
+def test_attention_without_a_softmax():
+    assert multihead.check(linear_attention).cause == "outside"
+    report = multihead.check(attention_of_shares)
+    assert report.cause == "scores_normalised_without_exp"

@@ -240,3 +240,114 @@ class Scrambled(Attention):
 def test_masks_of_heads_alone_may_be_added():
     report = multihead.check(Scrambled)
     assert "mask_added" not in report.causes, str(report)
+
+
+class HandsAllOn(Attention):
+    """What it does not name goes to the class that it inherits."""
+
+    def __init__(self, *args, factor=1.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.factor = factor
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+class DemandsAFlag(HandsAllOn):
+    def __init__(self, d_model, num_heads, is_ours=False):
+        super().__init__(d_model, num_heads)
+        self.is_ours = is_ours
+        assert self.is_ours, "of theirs there is none"
+
+
+class OfKeysWidth(nn.Module):
+    """key_dim is the width of what is read, beside query_dim, as style tokens have it
+    (Wang et al., 2018)."""
+
+    def __init__(self, query_dim, key_dim, num_units, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.query = nn.Linear(in_features=query_dim, out_features=num_units)
+        self.key = nn.Linear(in_features=key_dim, out_features=num_units)
+        self.value = nn.Linear(in_features=key_dim, out_features=num_units)
+
+    def forward(self, query, key):
+        parts = self.query(query), self.key(key), self.value(key)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class DividesByItsScale(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, q, k, v):
+        return (q / self.scale @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "target", [HandsAllOn, DemandsAFlag, OfKeysWidth, DividesByItsScale]
+)
+def test_what_a_constructor_asks_for(target):
+    report = multihead.check(target)
+    assert report.judgement in ("right", "right_if"), str(report)
+
+
+def test_layers_of_fairseq_go_on_without_it(tmp_path):
+    path = tmp_path / "of_fairseq.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            from fairseq import utils
+            from fairseq.modules.fairseq_dropout import FairseqDropout
+            from fairseq.modules.quant_noise import quant_noise
+            from torch import nn
+
+            class MultiheadAttention(nn.Module):
+                def __init__(self, embed_dim, num_heads, dropout=0.0):
+                    super().__init__()
+                    self.heads = num_heads
+                    self.dropout = FairseqDropout(dropout, module_name="attention")
+                    self.qkv = quant_noise(nn.Linear(embed_dim, 3 * embed_dim), 0, 8)
+                    self.out = quant_noise(nn.Linear(embed_dim, embed_dim), 0, 8)
+
+                def forward(self, x):
+                    parts = self.qkv(x).chunk(3, -1)
+                    q, k, v = (
+                        t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts
+                    )
+                    scores = q @ k.mT / q.shape[-1] ** 0.5
+                    weights = utils.softmax(scores, dim=-1, onnx_trace=False)
+                    out = self.dropout(weights) @ v
+                    return self.out(out.transpose(1, 2).flatten(2))
+            """
+        )
+    )
+    report = multihead.check(f"{path}:MultiheadAttention")
+    assert report.judgement == "right", str(report)
+
+
+class OfItsDropout(nn.Module):
+    """As in packages that make layers of settings: a rate of ours is none."""
+
+    def __init__(self, embed_dims, num_heads, drop=None, batch_first=False):
+        super().__init__()
+        self.batch_first = batch_first
+        self.attn = nn.MultiheadAttention(embed_dims, num_heads)
+        self.drop = nn.Identity() if drop is None else nn.Dropout(drop["rate"])
+
+    def forward(self, query, key, value):
+        """query: (B, L, E) if batch_first, else (L, B, E)."""
+        if self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        out = self.drop(self.attn(query, key, value, need_weights=False)[0])
+        return out.transpose(0, 1) if self.batch_first else out
+
+
+def test_a_layout_is_asked_for_whatever_else_may_be_left_out():
+    report = multihead.check(OfItsDropout)
+    assert report.judgement in ("right", "right_if"), str(report)
+    assert "batch_first=True" in str(report)

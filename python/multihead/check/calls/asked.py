@@ -6,6 +6,7 @@ import re
 
 from torch import nn
 
+from ..report import Finding
 from ..subject.roles import CONSTRUCTOR, SIZES, normal, part_of
 from ..subject.signature import MASKING, type_name
 from ..subject.words import OF_VOCABULARIES, role_of_words, words
@@ -23,6 +24,7 @@ _OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".sp
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _LEARNED = {"labels", "seeds", "latents", "queries"}
 _ON = re.compile(r"__init__\(\s*(?:self,\s*)?(?:\*\w+,\s*)?\*\*\w+,?\s*\)")
+_OF_SELF = {"self_attention", "self_attn", "is_self_attention"}
 _MAKERS = {"cls", "class", "fn", "func", "factory"}
 _LAYERS = {"layer", "layers", "blocks"}
 _PADS, _NUMBERS = {"pad", "padding"}, {"idx", "index", "id", "token", "tok", "ix"}
@@ -140,6 +142,14 @@ def source_of(target: object) -> str:
         return inspect.getsource(target)  # type: ignore[arg-type]
     except (OSError, TypeError):
         return ""
+
+
+def demanded(parameters: list[inspect.Parameter], findings: list[Finding]) -> set[str]:
+    """Flags that an assertion of the constructor demands, and that are off unless they
+    are given; no self-attention, whose keys ours would show not to be read."""
+    off = {p.name for p in parameters if p.default is False} - _OF_SELF
+    named = (re.search(r"`assert (?:self\.)?(\w+)[`,]", f.detail) for f in findings)
+    return off & {found[1] for found in named if found}
 
 
 def size_of(name: str) -> str | None:

@@ -23,6 +23,7 @@ from .asked import (
     SHARES,
     SWITCHES,
     WIDTHS,
+    demanded,
     may_be_size,
     parameters_of,
     role_of,
@@ -109,6 +110,7 @@ class Construction:
         self.roles |= dict(zip(self.by_place, free))
         self._in_its_settings, self._gives_all = True, False
         self._switched: str | None = None
+        self._demanded: set[str] = set()  # flags that are off, and must be on
         self._rate = DROPOUT
         self._choices: Choices = {}
         self.gives_dropout = False  # to the last that was made
@@ -314,8 +316,8 @@ class Construction:
         """The arguments by name; if not `optional`, only the required ones, the switch
         that is on, and the layout that layer_layouts() counts on."""
         given: dict[str, object] = {}
-        if self._switched:
-            given[self._switched] = True
+        switched = {self._switched} if self._switched else set()
+        given |= dict.fromkeys(switched | self._demanded, True)
         for parameter in self.parameters:
             name, role = parameter.name, self.roles[parameter.name]
             value = self._value(parameter, role, sizes)
@@ -505,7 +507,8 @@ class Construction:
         for is_refused in (False, True):
             # Reading the source of a class parses all of its file.
             choices = choices_of(source_of(self.subject.target)) if is_refused else {}
-            if is_refused and not choices:
+            self._demanded |= demanded(self.parameters, findings)
+            if is_refused and not choices and not self._demanded:
                 break
             self._choices = choices
             for way in self._ways(case.sizes):

@@ -112,6 +112,8 @@ def of(reason: ImportError, name: str) -> object:
     package = (reason.name or "").partition(".")[0]
     if name == "Conv1D" and package in ("transformers", "pytorch_pretrained_bert"):
         return Conv1D
+    if (package, name) == ("fairseq", "softmax"):
+        return _softmax
     if name in _LAYERS:  # written again, as courses have it
         return getattr(nn, name)
     if name.endswith("_") and hasattr(nn.init, name):
@@ -192,6 +194,15 @@ def _linear(rows: int, columns: int, bias: bool = True, **_: object) -> nn.Linea
     return nn.Linear(rows, columns, bias)
 
 
+def _dropout(p: float, *_: object, **__: object) -> nn.Dropout:
+    """One that also has the name of where it is."""
+    return nn.Dropout(p)
+
+
+def _softmax(x: torch.Tensor, dim: int, **_: object) -> torch.Tensor:
+    return x.softmax(dim)
+
+
 class Conv1D(nn.Module):
     """The layer of GPT-2, whose matrix is (in, out), as (nf, nx) or, in older code, as
     (nf, rf, nx)."""
@@ -235,6 +246,8 @@ _KNOWN: dict[str, object] = {
     "DropPath": DropPath,
     "StochasticDepth": DropPath,
     "FusedLayerNorm": nn.LayerNorm,
+    "FairseqDropout": _dropout,
+    "quant_noise": lambda module, *_, **__: module,  # of what is compressed, if asked
     "lecun_normal_": nn.init.trunc_normal_,
     "dataclass": dataclasses.dataclass,
     "ColumnParallelLinear": _linear,
