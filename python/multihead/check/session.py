@@ -352,7 +352,7 @@ class Examination:
             form.keep(self.options.inputs)
             runner = self.runner.calling(form.call, form.subject)
             finder = FirstCall(runner, options, seconds)
-            named = "batch", "queries", "shares_queries"
+            named = "batch", "queries", "shares_queries", "kv_heads"
             known = {name: v for name in named if (v := getattr(form, name))}
             known |= {"columns": form.side, "window": "side"} if form.side else {}
             finder.sizes = [replace(s, **known) for s in finder.sizes]

@@ -27,7 +27,7 @@ WORDS = {
     "mlp_dim": "ff_dim dim_feedforward mlp_size",
     "dropout": "attn_pdrop dropout_rate",
     "mlp_ratio": "mlp_ratio ffn_expansion_factor",
-    None: "n_layer vocab_size head_mask qkv_bias name depth x",
+    None: "n_layer vocab_size head_mask qkv_bias name depth x max_value",
 }
 
 

@@ -152,5 +152,17 @@ def demanded(parameters: list[inspect.Parameter], findings: list[Finding]) -> se
     return off & {found[1] for found in named if found}
 
 
+def flags_off(parameters: list[inspect.Parameter], text: str) -> set[str]:
+    """Those that are off unless they are given, and decide what the code does."""
+    off = {p.name for p in parameters if p.default is False}
+    return {n for n in off if re.search(rf"\bif (?:not )?self\.{n}\b", text)}
+
+
 def size_of(name: str) -> str | None:
     return CONSTRUCTOR.get(normal(name)) or role_of_words(name)
+
+
+def is_own_module(kind: object) -> bool:
+    """Whether it is a class of modules that is none of PyTorch's."""
+    is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
+    return is_module and not kind.__module__.startswith("torch.")

@@ -24,6 +24,8 @@ from .asked import (
     SWITCHES,
     WIDTHS,
     demanded,
+    flags_off,
+    is_own_module,
     may_be_size,
     parameters_of,
     role_of,
@@ -411,7 +413,7 @@ class Construction:
             return nn.Linear(sizes.embed, sizes.embed)
         said = set(words(name))
         is_rotary = said & ROTARY and said <= ROTARY | _ENCODES and kind not in _TYPES
-        if _is_own_module(parameter.annotation):
+        if is_own_module(parameter.annotation):
             made = of_class(parameter.annotation, sizes, of_one_head=is_rotary)
             if made is not None:
                 return made
@@ -498,6 +500,14 @@ class Construction:
         ways.insert(place, (True, own, True))
         return ways
 
+    def turn(self) -> bool:
+        """Makes instances in another way from now on, if there is one: of what it
+        requires alone, then with a flag on that is off, as of self-attention."""
+        flags = sorted(flags_off(self.parameters, self.subject.source) - self._demanded)
+        self._demanded |= set(flags[:1]) if self.is_sparing else set()
+        is_other, self.is_sparing = not self.is_sparing or bool(flags), True
+        return is_other
+
     def build(self, case: Case, guard: Guard) -> tuple[object, str, list[Finding]]:
         """An instance for a case, or None, the call that made it as text, and what was
         found."""
@@ -566,12 +576,6 @@ def of_class(kind: type, sizes: Sizes, of_one_head: bool = False) -> object | No
         made = Construction(Subject("class", kind, kind.__init__, kind.__name__))
         return made.make(**made.arguments(sizes, optional=False))
     return None
-
-
-def _is_own_module(kind: object) -> bool:
-    """Whether it is a class of modules that is none of PyTorch's."""
-    is_module = inspect.isclass(kind) and issubclass(kind, nn.Module)
-    return is_module and not kind.__module__.startswith("torch.")
 
 
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}

@@ -50,6 +50,7 @@ class Form:
     batch: int | None = None
     queries: int | None = None
     shares_queries: bool = False
+    kv_heads: int | None = None
     # Of an image that the code cuts, so that it decides how many positions there are.
     side: int | None = None
     parts: tuple[int, ...] = ()  # the sizes that a sequence of queries is of
@@ -235,6 +236,27 @@ def with_transposed_keys(subject: Subject, call: Call) -> Iterator[Form]:
     layouts = (cases.HEADS, cases.SINGLE)
     form = formed(subject, parameters, how, layouts, f"{name} transposed", (name,))
     form.fact = "keys_transposed"
+    yield form
+
+
+def with_shared_keys(subject: Subject, call: Call) -> Iterator[Form]:
+    """With queries of heads, (B, H, L, D), and keys and values that all of them share,
+    (B, L, D) (Shazeer, 2019)."""
+    shared = [call.parameter("key"), call.parameter("value")]
+    if not all(shared):
+        return
+
+    def how(target: object, /, **given: object) -> object:
+        for name in shared:
+            of_heads = given[name]
+            if isinstance(of_heads, Tensor) and of_heads.dim() == 4:
+                given[name] = of_heads.squeeze(1)
+        return called(subject, target, given)
+
+    parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
+    said = f"{' and '.join(shared)} taken for (B, L, D), which all heads share"
+    form = formed(subject, parameters, how, (cases.HEADS,), said)
+    form.kv_heads = 1
     yield form
 
 

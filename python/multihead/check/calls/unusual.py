@@ -58,6 +58,8 @@ def in_unusual_forms(
         for by_complaints in (with_learned_queries, of_videos):
             yield from by_complaints(subject, call, of_shapes)
         yield from forms.with_transposed_keys(subject, call)
+        if is_core:
+            yield from forms.with_shared_keys(subject, call)
         yield from forms.with_cut_heads(subject, call, of_shapes)
         if not is_core:
             yield from forms.with_one_query(subject, call)

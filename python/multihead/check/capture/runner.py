@@ -134,7 +134,10 @@ class Runner:
         has_none = leaves_gradients(self.subject, self.call)
         if has_none or self.subject.own_backward is not None:
             case = replace(case, gradients=False)
-        with settings(case, seed), self.guard.each_at_most(seconds):
+        with (
+            settings(case, seed, self.subject.source),
+            self.guard.each_at_most(seconds),
+        ):
             made = given or arguments.make(self.call, case)
             run = Run(case, made)
             target, findings = self.target_of(case, may_hang=seconds is not None)
@@ -150,13 +153,10 @@ class Runner:
             self._compare_inputs(made, kept, run)
         return run
 
-    def spare(self) -> bool:
-        """Has instances made of the required arguments alone from now on; whether that
-        is something else."""
-        built = self.construction
-        if built is None or built.is_sparing:
+    def build_otherwise(self) -> bool:
+        """Has instances made in another way from now on; whether there is one left."""
+        if self.construction is None or not self.construction.turn():
             return False
-        built.is_sparing = True
         self._instances.clear()
         self._refused.clear()
         return True

@@ -3,6 +3,7 @@
 
 import contextlib
 import random
+import re
 from collections.abc import Iterator
 
 import torch
@@ -11,8 +12,10 @@ from ..calls.cases import Case
 
 
 @contextlib.contextmanager
-def settings(case: Case, seed: int) -> Iterator[None]:
-    """Default dtype, gradients and seeds of a run."""
+def settings(case: Case, seed: int, source: str = "") -> Iterator[None]:
+    """Default dtype, gradients and seeds of a run. source: the text of the code, which
+    may hang hooks on gradients, whoever asks for them."""
+    hooks = re.search(r"\.(register_hook|retain_grad)\(", source) is not None
     default = torch.get_default_dtype()
     torch.set_default_dtype(case.dtype)
     # Not 0 or 42, which the code itself may set, which is to be noticed.
@@ -26,7 +29,7 @@ def settings(case: Case, seed: int) -> Iterator[None]:
 
         numpy.random.seed(seed)
     try:
-        with torch.set_grad_enabled(case.gradients):
+        with torch.set_grad_enabled(case.gradients or hooks):
             yield
     finally:
         torch.set_default_dtype(default)

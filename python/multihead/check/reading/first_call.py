@@ -116,7 +116,9 @@ class FirstCall:
             self.call.roles = told
             self.call.settle_style()
         run = self._of_length_inside(layouts, complaints)
-        if run is None and self._lacks_attribute(complaints) and self.runner.spare():
+        while run is None and self._lacks_attribute(complaints):
+            if not self.runner.build_otherwise():
+                break
             self._extend()
             run, complaints = self._search(layouts)
         if run is not None:

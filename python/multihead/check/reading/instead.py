@@ -41,6 +41,8 @@ def of_verdict(reading: Reading) -> list[Finding]:
         ]
     if _WITHOUT_SOFTMAX & set(reading.faults) and _OF_FEATURES.search(subject.name):
         return [guessing.of_another_kind("no softmax, as its name says")]
+    if not reading.is_right and (gate := _gate(reading)):
+        return [guessing.doubt({gate: ""}, reading.faults)]
     seen = reading.way.base.recorder
     if not reading.is_right and seen is not None and seen.chooses:
         return [guessing.of_another_kind(guessing.OF_LARGEST)]
@@ -78,6 +80,18 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     draws = any(finding.name == "random" for finding in reading.findings)
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []
+
+
+def _gate(reading: Reading) -> str | None:
+    """What was taken for another sequence because nobody understands it, and of which
+    neither keys nor values come: a gate perhaps, or what is added for positions."""
+    call, seen = reading.way.call, reading.way.base.recorder
+    name = call.parameter("context")
+    if name not in call.guessed or seen is None:
+        return None
+    sources = [k | v for core in seen.cores.found for _, k, v in [core.sources]]
+    is_read = any({"key", "value"} & of_any for of_any in sources)
+    return name if any(sources) and not is_read else None
 
 
 def _reads_first(reading: Reading) -> bool:

@@ -34,7 +34,9 @@ _OF_ONE_POSITION += (nn.BatchNorm2d, nn.MultiheadAttention)
 _KNOWS_ORDER = re.compile(
     r"(?<!trans)pos|rope|rotary|rotat|arange|alibi|relative|sin\(|cos\(|window|shift|"
     r"roll\(|causal|subsequent|tri[lu]\b|\bF\.conv|functional\.conv|pool|interpolate|"
-    r"unfold|cumsum|flip|fft|pad\dd|mixer|gmlp|\bpad\(|\[:, ?(?:-?\d|:-?\d)|linspace|decay|delta",
+    r"unfold|cumsum|flip|fft|pad\dd|mixer|gmlp|\bpad\(|linspace|decay|delta|"
+    # One of them is chosen: x[:, 0], x[:, :-1], and x[-1] where they come first.
+    r"\[:, ?(?:-?\d|:-?\d)|\b(?!shape\b)\w+\[(?:-1|0)\]",
     re.I,
 )
 

@@ -371,8 +371,12 @@ class Cases:
             hint = all(map(takes, ("mask", "padding", "need_weights")))
             mask = "later keys" if hint else None
             causal = replace(base, name="is_causal", is_causal=True, mask=mask, draw=13)
-            yield causal
-            if base.relation == "cross" and not hint:
+            of_self = base.relation == "cross" and not hint
+            # With a cache, fewer queries than keys are the last ones, which is another
+            # triangle than PyTorch's.
+            if not (of_self and takes("past")):
+                yield causal
+            if of_self:
                 name = "is_causal, self-attention"
                 yield replace(causal, name=name, relation="self", draw=14)
         if cases.unbatched(base):

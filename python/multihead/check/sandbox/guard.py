@@ -404,7 +404,9 @@ def finding_of(error: BaseException, time_limit: float) -> Finding:
         sentence = "It ends the program: it calls `exit()`."
     elif isinstance(error, SyntaxError):
         sentence = f"{type(error).__name__}: {error.msg}"
-    return Finding("raises", sentence, remedy, where)
+    # One that the code raises itself, of a package or a part of it that is not there.
+    kind = "unchecked" if isinstance(error, ImportError) else "failure"
+    return Finding("raises", sentence, remedy, where, kind)
 
 
 def _missing(error: ImportError, where: str) -> Finding:

@@ -103,7 +103,7 @@ def role_of_words(name: str) -> str | None:
         return "mlp_ratio"
     if have & _OTHER:
         return None
-    if have & _LENGTH and not wide:
+    if have & _LENGTH and not wide and not have & {"value", "values"}:
         return "max_length"
     sized = wide or have & _SIZE or counts
     if not sized:
