@@ -161,3 +161,77 @@ def test_callers_that_join_what_calls_return(tmp_path):
     path = tmp_path / "alone.py"
     path.write_text(SAMPLED.partition("def sample")[0])
     assert named(multihead.check(f"{path}:CausalSelfAttention")) == ["cache_differs"]
+
+
+class Gated(Attention):
+    """What it multiplies is for somebody else to say."""
+
+    def forward(self, x, gamma):
+        q, k, v = self.qkv(x)
+        return (gamma + 1) * self.join(self.scores(q, k).softmax(-1) @ v)
+
+
+def test_a_gate_that_nobody_understands_is_no_context():
+    report = multihead.check(Gated)
+    assert report.judgement == "not_judged", str(report)
+
+
+class OfTheLast(nn.Module):
+    """(B, L, E); its layers take (L, B, E), and its head the last position."""
+
+    def __init__(self, d_model, nhead):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(d_model, nhead, 4 * d_model)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(d_model, 1)
+
+    def forward(self, x):
+        out = self.encoder(x.permute(1, 0, 2))
+        return self.head(out[-1])
+
+
+def test_the_last_position_may_be_chosen():
+    assert named(multihead.check(OfTheLast)) == []
+
+
+def of_shared_keys(q, k, v):
+    """q: (B, H, L, D); k, v: (B, L, D)."""
+    scores = torch.einsum("bhid,bjd->bhij", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("bhij,bjd->bhid", scores.softmax(-1), v)
+
+
+def of_shared_keys_unscaled(q, k, v):
+    scores = torch.einsum("bhid,bjd->bhij", q, k)
+    return torch.einsum("bhij,bjd->bhid", scores.softmax(-1), v)
+
+
+def test_keys_that_all_heads_share():
+    assert multihead.check(of_shared_keys).judgement == "right"
+    assert multihead.check(of_shared_keys_unscaled).cause == "scale_missing"
+
+
+def on_a_cache(query, key, value, past_key_value=None, is_causal=False):
+    """The queries are the last of all tokens."""
+    if past_key_value is not None:
+        key = torch.cat([past_key_value[0], key], 1)
+        value = torch.cat([past_key_value[1], value], 1)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        later = ~seen.tril(seen.shape[1] - seen.shape[0])
+        scores = scores.masked_fill(later, float("-inf"))
+    return scores.softmax(-1) @ value
+
+
+def on_a_cache_one_early(query, key, value, past_key_value=None, is_causal=False):
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if is_causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        scores = scores.masked_fill(seen.triu(0), float("-inf"))
+    return scores.softmax(-1) @ value
+
+
+def test_with_a_cache_queries_are_the_last_tokens():
+    report = multihead.check(on_a_cache)
+    assert report.judgement in ("right", "right_if"), str(report)
+    assert multihead.check(on_a_cache_one_early).cause == "causal_misses_diagonal"

@@ -277,3 +277,63 @@ def test_attention_without_a_softmax():
     assert multihead.check(linear_attention).cause == "outside"
     report = multihead.check(attention_of_shares)
     assert report.cause == "scores_normalised_without_exp"
+
+
+class Hooked(nn.Module):
+    """Keeps the gradients of its weights, as explanations of attention do."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def keep(self, gradient):
+        self.kept = gradient
+
+    def forward(self, x):
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        weights.register_hook(self.keep)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class OfItself(Hooked):
+    """Keys are made before, or here if it is asked to."""
+
+    def __init__(self, dim, num_heads, is_self_attn=False):
+        super().__init__(dim, num_heads)
+        self.is_self_attn = is_self_attn
+
+    def set_keys(self, x):
+        self.keys, self.values = self.qkv(x).chunk(3, -1)[1:]
+
+    def forward(self, x):
+        if self.is_self_attn:
+            self.set_keys(x)
+        parts = self.qkv(x).chunk(3, -1)[0], self.keys, self.values
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("target", [Hooked, OfItself])
+def test_what_hangs_on_gradients_or_on_a_flag(target):
+    report = multihead.check(target)
+    assert report.judgement in ("right", "right_if"), str(report)
+
+
+def attention_steps(q, k, v):
+    """A benchmark of its steps."""
+    weights = (q @ k.mT / q.size(-1) ** 0.5).softmax(-1)
+    yield weights
+    yield weights @ v
+
+
+def attention_of_another(q, k, v):
+    raise ImportError("Please install the other package")
+
+
+@pytest.mark.parametrize("target", [attention_steps, attention_of_another])
+def test_what_is_no_fault_of_attention(target):
+    assert multihead.check(target).judgement == "not_judged"
