@@ -235,3 +235,19 @@ def test_with_a_cache_queries_are_the_last_tokens():
     report = multihead.check(on_a_cache)
     assert report.judgement in ("right", "right_if"), str(report)
     assert multihead.check(on_a_cache_one_early).cause == "causal_misses_diagonal"
+
+
+class OfVectors(nn.Module):
+    """Both are of shape (batch_size, dim): there is one key."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.attend = nn.MultiheadAttention(dim, num_heads, batch_first=True)
+
+    def forward(self, picture, sound):
+        query, key = picture.unsqueeze(1), sound.unsqueeze(1)
+        return self.attend(query, key, key)[0].squeeze(1)
+
+
+def test_one_vector_for_each_item_is_one_key():
+    assert named(multihead.check(OfVectors)) == ["softmax_of_one"]

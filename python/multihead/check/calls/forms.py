@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..subject import signature
+from ..subject.documented import are_items
 from ..subject.roles import TENSORS, normal, role_of_name
 from ..subject.signature import Call
 from ..subject.target import Subject
@@ -195,6 +196,10 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
             return
         beside = known.parameter("context") or ""
 
+    # One vector for each item, too, where its docstring speaks of no sequence.
+    of_keys = [n for n, role in known.roles.items() if role in TENSORS and n != asking]
+    shared = of_keys if are_items(subject) else []
+
     def how(target: object, /, squeezes: bool, **given: object) -> object:
         if beside:
             given[beside] = given.pop("context")
@@ -202,6 +207,10 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
         if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[1] != 1:
             raise ValueError("it takes one query")
         given[asking] = query.squeeze(1) if squeezes else query
+        for name in shared:
+            sequence = given[name]
+            assert isinstance(sequence, Tensor)
+            given[name] = sequence[:, 0]
         returned = called(subject, target, given)
         several = isinstance(returned, (tuple, list))
         parts = list(returned) if several else [returned]
@@ -215,7 +224,14 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
     for squeezes, shape in ((True, "(B, E)"), (False, "(B, 1, E)")):
         one = functools.partial(how, squeezes=squeezes)
         said = f"{asking} as one query for each item, {shape}"
-        form = formed(subject, parameters, one, (cases.LAYER,), said, (asking,))
+        if shared:
+            said += (
+                f", beside {' and '.join(shared)} as one vector for each, as it says"
+            )
+        guess = () if shared else (asking,)
+        form = formed(subject, parameters, one, (cases.LAYER,), said, guess)
+        if shared:  # which of them asks makes no difference
+            form.call.guessed -= {asking, *shared}
         form.queries = 1
         yield form
 

@@ -204,7 +204,8 @@ def weighs_one(runner: Runner, base: Run) -> bool:
     if cases.unbatched(base.case):
         return False  # with a batch, that axis may be another
     sizes = base.case.sizes
-    longer = replace(sizes, batch=sizes.batch + 1, queries=40, keys=60)
+    queries = 1 if sizes.queries == 1 else 40
+    longer = replace(sizes, batch=sizes.batch + 1, queries=queries, keys=60)
     run = runner.run(replace(base.case, sizes=cases.in_one_window(longer, sizes)))
     return not run.refused and run.recorder.normalised == {1}
 

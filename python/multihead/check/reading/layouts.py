@@ -9,7 +9,7 @@ from torch import nn
 from ..calls import cases
 from ..capture.runner import Run, Runner
 from ..options import Options
-from ..subject.documented import batch_first
+from ..subject.documented import are_items, batch_first
 from ..subject.roles import TENSORS
 from ..subject.signature import (
     LENGTH,
@@ -48,6 +48,8 @@ def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, 
         layouts = [cases.SEQUENCE_FIRST, cases.LAYER, cases.UNBATCHED]
     elif len(axes(subject)) == 2:
         layouts = [cases.UNBATCHED, cases.LAYER, cases.SEQUENCE_FIRST]
+    if are_items(subject):
+        layouts.remove(cases.UNBATCHED)  # its rows are items, and no positions
     others = _of_convolutions(subject)
     named = [name.lower() for name in axes(subject)]
     if len(named) == 3 and not _CHANNELS.fullmatch(named[1]):

@@ -254,6 +254,21 @@ def batch_first(subject: Subject) -> bool | None:
     return said.pop() if len(said) == 1 else None
 
 
+# Of two axes, of which the first counts items: "inputs of shape (batch_size, 512)".
+_OF_ITEMS = re.compile(
+    r"\bshapes?\b\W*(?:of\s*)?[(\[]\s*(?:b|bs|bsz|batch(?:[_ ]?size)?)\s*,\s*[\w.]+\s*[)\]]",
+    re.I,
+)
+
+
+def are_items(subject: Subject) -> bool:
+    """Whether what comes in is one vector for each item, as its docstrings say, which
+    speak of no sequence."""
+    said = list(docstrings(subject))
+    of_items = any(_OF_ITEMS.search(sentence) for sentence in said)
+    return of_items and not any(_AXES.search(sentence) for sentence in said)
+
+
 def _of_shapes(subject: Subject) -> Iterator[tuple[str, bool]]:
     """The docstrings and comments, and whether they go with the signature. One that
     follows a statement is about its result."""
