@@ -84,12 +84,12 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
 
 def _gate(reading: Reading) -> str | None:
     """What was taken for another sequence because nobody understands it, and of which
-    neither keys nor values come: a gate perhaps, or what is added for positions."""
+    nothing comes that meets in attention: a gate, perhaps."""
     call, seen = reading.way.call, reading.way.base.recorder
     name = call.parameter("context")
     if name not in call.guessed or seen is None:
         return None
-    sources = [k | v for core in seen.cores.found for _, k, v in [core.sources]]
+    sources = [of_one for core in seen.cores.found for of_one in core.sources]
     is_read = any({"key", "value"} & of_any for of_any in sources)
     return name if any(sources) and not is_read else None
 
