@@ -23,7 +23,8 @@ _OF_SCORES = set("use do is with apply enable by attn attention".split())
 _OF_SCORES |= set("score scores dot product logits qk query sqrt dk dim head".split())
 _SETTINGS = ("config", "cfg", "conf", "args", "hparams", "opts", "settings")
 _LEARNED = {"labels", "seeds", "latents", "queries"}
-_ON = re.compile(r"__init__\(\s*(?:self,\s*)?(?:\*\w+,\s*)?\*\*\w+,?\s*\)")
+# A constructor that hands on what it does not name, as it came.
+_HANDS_ON = re.compile(r"__init__\(\s*(?:self,\s*)?(?:\*\w+,\s*)?\*\*\w+,?\s*\)")
 _OF_SELF = {"self_attention", "self_attn", "is_self_attention"}
 _MAKERS = {"cls", "class", "fn", "func", "factory"}
 _LAYERS = {"layer", "layers", "blocks"}
@@ -58,7 +59,7 @@ def _by_keyword(
 
 def _hands_all_on(constructor: object) -> bool:
     """Whether what it does not name goes on as it came: `super().__init__(**kwargs)`."""
-    return bool(_ON.search(source_of(constructor)))
+    return bool(_HANDS_ON.search(source_of(constructor)))
 
 
 def _read_by_name(

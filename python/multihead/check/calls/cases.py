@@ -408,6 +408,13 @@ def padding(case: Case) -> Tensor:
     return ~before.view([sizes[axis] for axis in axes])
 
 
+def other_paddings(case: Case, is_column: bool) -> list[str]:
+    """The shapes that are tried where (B, Lk) is not taken. An axis of queries is none
+    beside heads, and is taken by chance where a column is read."""
+    rows = [] if is_column or case.layout in WITH_HEADS else ["row mask"]
+    return ["wide mask", *rows, "column mask"]
+
+
 def may_be_blind(mask: Tensor) -> Tensor:
     """The queries (Lq,) that a mask (..., Lq, Lk), read in one of both ways, leaves
     without an earlier key in some item, as code sees it that is causal by itself."""

@@ -53,8 +53,8 @@ from .stand_ins import Unturned, projection
 from .switches import ROTARY
 
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
-# What follows a Parameter's own name in the text of a class where it divides.
 _SCALES = ("scale", "scaling")
+# What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
 # What is dropped as a whole, where a rate is not of single numbers.
 _DROPS_WHOLES = {"head", "heads", "path", "layer", "layers", "token", "tokens"}

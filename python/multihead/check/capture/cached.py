@@ -22,8 +22,8 @@ from ..subject.words import speaks_of_caches
 _OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
 _CACHE = re.compile(r"cache|past|memory")
 _BEGINS = re.compile(r"(is_)?(pre_?fill|prefix|first(_step|_call)?|reset(_cache)?)")
-# A caller that keeps what each call returns behind that of others.
-_JOINS = re.compile(r"cat(enate)?\(\s*[\[(]?\s*\w*(past|present|cache|kv)", re.I)
+# A caller that collects what calls return, and joins all of it: torch.cat(past, -2).
+_JOINS = re.compile(r"cat(?:enate)?\(\s*(\w*(?:past|present|cache)\w*)\s*[,)]", re.I)
 _NARROW = (torch.bfloat16, torch.float16, torch.int8)
 _LAYOUTS = (cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED)
 # What also counts tokens, in a way that a part of them would change.
@@ -149,16 +149,17 @@ def steps(
     is_told = call.takes("zero") or call.takes("position_ids")
     query = whole.tensors["query"]
     rest = text_of_file(subject).replace(subject.source, "")
-    is_joined = _JOINS.search(rest) is not None
+    joined = _JOINS.findall(rest)
+    is_joined = any(re.search(rf"\b{name}\.append\(", rest) for name in joined)
     return Steps(whole, parts, query, past, count, batch, is_told, store, is_joined)
 
 
 def _joined(before: object, newest: object) -> object:
     """Keys and values of tokens, with those of more behind them, in the same form."""
     if isinstance(newest, Tensor) and isinstance(before, Tensor):
-        sizes = zip(before.shape, newest.shape)
+        sizes = enumerate(zip(before.shape, newest.shape))
         return torch.cat(
-            [before, newest], next(i for i, (a, b) in enumerate(sizes) if a != b)
+            [before, newest], next((i for i, (a, b) in sizes if a != b), -2)
         )
     if isinstance(newest, dict) and isinstance(before, dict):
         return {name: _joined(before[name], value) for name, value in newest.items()}

@@ -20,6 +20,7 @@ from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..sandbox.guard import Stop
 from ..subject.documented import is_padding_of_keys, written_masks
+from ..subject.masking import reads_column
 from ..subject.promised import leaves_dropout
 from ..subject.roles import role_of_name
 from ..subject.target import text_of_file
@@ -30,6 +31,7 @@ _SPREAD = 1.5
 _LONG_SECONDS = 1.0  # loops over each query and key would take minutes
 _LARGE = 1000.0  # the spread of scores at which exp has long overflowed
 _BATCHED = ("rows of the batch", "rows of each item", "keys", "keys of each item")
+_OF_KEYS = {"wide mask", "row mask"}  # padding with the axes that the scores have
 _PER_HEAD = ("heads", "heads in the batch")
 # Those with an axis more than queries and keys.
 WIDE_MASKS = ("rows of the batch", "rows of each item", "keys", *_PER_HEAD)
@@ -372,8 +374,7 @@ class Cases:
             mask = "later keys" if hint else None
             causal = replace(base, name="is_causal", is_causal=True, mask=mask, draw=13)
             of_self = base.relation == "cross" and not hint
-            # With a cache, fewer queries than keys are the last ones, which is another
-            # triangle than PyTorch's.
+            # With a cache, queries that are fewer than keys are the last ones.
             if not (of_self and takes("past")):
                 yield causal
             if of_self:
@@ -449,8 +450,10 @@ class Cases:
             yield replace(case, name=f"{case.name}, Lq = Lk", relation="equal")
             yield replace(case, name=f"{case.name}, self-attention", relation="self")
         if case.padding == "mask":
-            for kind, shape in list(cases.PADDINGS.items())[1:]:
-                name = case.name.replace("padding", f"padding {shape}")
+            is_column = reads_column(self.call, self.runner.subject)
+            for kind in cases.other_paddings(case, is_column):
+                shape = f"padding {cases.PADDINGS[kind]}"
+                name = case.name.replace("padding", shape)
                 yield replace(case, name=name, padding=kind)
 
     def _say_refused(self, case: Case, refusal: Finding) -> None:
@@ -506,16 +509,14 @@ class Cases:
             name = f"{EQUAL_SIZES}, {what}"
             return self._run_with(name, sizes=sizes, draw=23, **masks)
 
-        kinds_of_padding = [r.case.padding for r in self.kept if r.case.padding]
-        padded = "mask" in kinds_of_padding
+        taken_as = {run.case.padding for run in self.kept}
+        padded = "mask" in taken_as
         if self.call.takes("padding"):
             # In another shape than the one that is taken, it fits here by chance;
             # PyTorch's name promises PyTorch's shape.
-            taken_as = {"wide mask", "row mask"} & set(kinds_of_padding)
-            wide = None if padded else next(iter(taken_as), None)
-            promised = wide is not None and is_padding_of_keys(self.call)
-            kind = wide if wide and not promised else "mask"
-            run = crowd("padding", padding=kind)
+            other = "mask" if padded else next(iter(taken_as & _OF_KEYS), "mask")
+            promised = other != "mask" and is_padding_of_keys(self.call)
+            run = crowd("padding", padding="mask" if promised else other)
             self.by_chance = [run] if promised else []
         reads = _READS_RANK_3.search(self.runner.subject.source) is not None
         rows, keys = "rows of each item", "keys of each item"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .roles import is_added, normal
 from .rows import zeroes_output
+from .target import Subject, text_of_file
 from .words import OF_SOURCE, OF_TARGET, is_position_bias, mask_of_words, words
 
 if TYPE_CHECKING:
@@ -117,20 +118,24 @@ def of_biases(call: "Call") -> None:
     call.roles |= dict.fromkeys(biases[:1], "mask")
 
 
-def of_column_masks(call: "Call", source: str, file: str) -> None:
-    """A mask of which the first number of the last axis alone is read is one of keys,
-    (B, Lk, 1). source: the text of the code; file: that of its file, where the classes
-    are that it builds."""
+def of_column_masks(call: "Call", subject: Subject) -> None:
+    """A mask of which a column alone is read is one of keys, (B, Lk, 1)."""
     name = call.parameter("mask")
-    if name is None or call.takes("padding"):
-        return
-    classes = re.split(r"^(?=class )", file, flags=re.M)
+    if name and not call.takes("padding") and reads_column(call, subject):
+        call.roles[name] = "padding"
+
+
+def reads_column(call: "Call", subject: Subject) -> bool:
+    """Whether of a mask the first number of the last axis alone is read, by the code or
+    by a class of its file that it builds."""
+    name = call.parameter("padding") or call.parameter("mask") or ""
+    source = subject.source
+    classes = re.split(r"^(?=class )", text_of_file(subject), flags=re.M)
     named = ((re.match(r"class (\w+)", text), text) for text in classes)
     built = [t for n, t in named if n and re.search(rf"\b{n[1]}\(", source)]
     # Of two axes, mask[:, 0], the last is none of a column's.
     reads = rf"\b{re.escape(name)}\[(?:(?:[^,\]\n]+,){{2,}}|\s*\.\.\.\s*,)(?<!\b0,)\s*0\s*\]"
-    if any(re.search(reads, text) for text in (source, *built)):
-        call.roles[name] = "padding"
+    return any(re.search(reads, text) for text in (source, *built))
 
 
 def of_masks_of_pairs(call: "Call", source: str) -> None:

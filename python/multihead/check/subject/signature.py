@@ -27,7 +27,7 @@ from .masking import (
 )
 from .pairs import roles_of_pairs
 from .roles import SIZES, TENSORS, is_weight, normal
-from .target import Subject, text_of_file
+from .target import Subject
 from .words import (
     role_of_words,
     speaks_of_caches,
@@ -218,7 +218,7 @@ def read(subject: Subject) -> Call:
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
-    of_column_masks(call, subject.source, text_of_file(subject))
+    of_column_masks(call, subject)
     of_masks_of_pairs(call, subject.source)
     of_overwritten_masks(call, text_of_entry(subject))
     takers = ("weight", "weights")
