@@ -3,6 +3,7 @@
 // What stands beside attention in the same module, and is no fault: norms,
 // residual connections, blocks.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/layer_norm.h>
 
 #include <algorithm>
 #include <array>
@@ -34,18 +35,24 @@ std::vector<std::string> words_of(const std::string& name) {
   return words;
 }
 
-bool speaks_of(const Norm& norm,
-               std::initializer_list<std::string_view> texts) {
-  for (const std::string& word : words_of(norm.name)) {
-    for (const std::string_view text : texts) {
-      const std::string whole(text);
-      if (word == whole || word == whole + "norm" || word == "norm" + whole ||
-          word == "ln" + whole || word == whole + "ln") {
-        return true;
-      }
-    }
+// "q", "q_norm", "normq", "lnq". Asked for every norm of every candidate:
+// without strings of its own.
+bool is_said_in(std::string_view word, std::string_view text) {
+  for (const std::string_view norm : {"", "norm", "ln"}) {
+    if (word.size() != text.size() + norm.size()) continue;
+    if (word.starts_with(text) && word.ends_with(norm)) return true;
+    if (word.starts_with(norm) && word.ends_with(text)) return true;
   }
   return false;
+}
+
+bool speaks_of(const Norm& norm,
+               std::initializer_list<std::string_view> texts) {
+  const std::vector<std::string> words = words_of(norm.name);
+  return std::ranges::any_of(texts, [&](std::string_view text) {
+    return std::ranges::any_of(
+        words, [&](std::string_view word) { return is_said_in(word, text); });
+  });
 }
 
 bool is_of_role(const Norm& norm, int role) {
@@ -99,18 +106,16 @@ double usual_eps(const ObservedCall& call, NormKind kind) {
 }
 
 Tensor standardised(const Tensor& x, NormKind kind, double eps) {
-  const Tensor mean = x.mean(-1, /*keepdim=*/true);
-  const auto n = static_cast<double>(x.size(-1));
+  const int64_t n = x.size(-1);
   switch (kind) {
     case NormKind::kLayer:
-    case NormKind::kLayerFromOne: {
-      const Tensor centred = x - mean;
-      return centred / (centred.square().mean(-1, true) + eps).sqrt();
-    }
+    case NormKind::kLayerFromOne:
+      return at::layer_norm(x, {n}, /*weight=*/{}, /*bias=*/{}, eps);
     case NormKind::kByHand: {
       require(n > 1);
-      const Tensor centred = x - mean;
-      const Tensor variance = centred.square().sum(-1, true) / (n - 1);
+      const Tensor centred = x - x.mean(-1, /*keepdim=*/true);
+      const auto count = static_cast<double>(n - 1);
+      const Tensor variance = centred.square().sum(-1, true) / count;
       return centred / (variance.sqrt() + eps);
     }
     case NormKind::kRms:
