@@ -36,9 +36,13 @@ _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # The longest length that is tried because code holds it, and how many of them. Below
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
-# Tokens of a cube, whose side the code takes the root for.
+# One head of keys and values for all queries (Shazeer, 2019).
+_OF_ONE_KEY_HEAD = re.compile(
+    r"multi[-_ ]?query|\bmqa\b|one head of keys|(?:single|one) (?:key|kv)", re.I
+)
 # An axis that is cut in as many parts as there are heads.
 _CUT_BY_HEADS = re.compile(r"(view|reshape)\([^)]*//\s*[\w.]*head", re.I)
+# Tokens of a cube, whose side the code takes the root for.
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
 _ENDED = ("pools", "wrong_shape")
 _POOLED = 6  # calls that come to their end and pool what they are given: all will
@@ -458,6 +462,8 @@ class FirstCall:
             sizes = replace(sizes, heads=fixed["num_heads"])
         if takes("num_kv_heads") or bound.get("num_kv_heads"):
             sizes = grouped(sizes, bound.get("num_kv_heads") or 2)
+        elif self.call.weights and _OF_ONE_KEY_HEAD.search(self.subject.source):
+            sizes = grouped(sizes, 1)  # as its matrices have to be
         return sizes
 
 

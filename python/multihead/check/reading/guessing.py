@@ -47,7 +47,7 @@ _OF_KINDS |= {"dilated", "longformer", "routing", "sinkhorn", "retention", "infi
 _OF_OTHERS = re.compile(
     r"sinkhorn|differential|decay|retention|gumbel|hard(?=[- ]?attention)|hopfield|entmax|"
     r"sparsemax|cosformer|co-?(?=attention)|c2q|q2c|bidaf|cq(?=attention)|straight-through|"
-    r"style[- ]?aligned",
+    r"style[- ]?aligned|prefix[-_ ]?(?:lm|causal|len)",
     re.I,
 )
 OF_LARGEST = "attention to the largest scores alone"

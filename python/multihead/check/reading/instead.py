@@ -10,7 +10,7 @@ from ..calls.tokens import has_many
 from ..report import Finding
 from ..subject.promised import speaks_of_positions
 from ..subject.roles import speaks
-from . import across, flaws, guessing, idle, observation, reads, scrambled
+from . import across, flaws, guessing, idle, observation, reads, scrambled, turning
 from .ways import Reading
 
 # BiDAF (Seo et al., 2016) and QANet multiply the weights of one softmax with another's.
@@ -78,6 +78,9 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
     draws = any(finding.name == "random" for finding in reading.findings)
+    remarks = (reading.verdict or {}).get("remarks", [])
+    if any(remark["name"] == "rotary_by_head" for remark in remarks):
+        return [turning.MISAPPLIED]
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []
 

@@ -29,6 +29,7 @@ SCRAMBLED = Finding(
 )
 _FLAT = {cases.LAYER: (1, 1), cases.CHANNELS_FIRST: (2, 2)}
 _FLAT |= {cases.IMAGE: (2, 3), cases.IMAGE_LAST: (1, 2)}  # the axes of positions
+_CLOSE = 1e-5  # scores may be of float32
 _OF_ONE_POSITION = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d)
 _OF_ONE_POSITION += (nn.BatchNorm2d, nn.MultiheadAttention)
 _KNOWS_ORDER = re.compile(
@@ -68,7 +69,8 @@ def of_positions(runner: Runner, base: Run, parts: tuple = ()) -> list[Finding]:
     off = [_off(runner, one, parts) for one in draws]
     if off[0] is None or off[1] is None:
         return []
-    is_same = any(torch.allclose(off[0], o) for o in (off[1], torch.zeros_like(off[0])))
+    known = off[1], torch.zeros_like(off[0])
+    is_same = any(torch.allclose(off[0], o, rtol=_CLOSE, atol=_CLOSE) for o in known)
     return [] if is_same else [SCRAMBLED]
 
 

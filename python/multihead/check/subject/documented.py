@@ -45,7 +45,7 @@ _BLANK = re.compile(r"\n\s*\n")
 _ENDS = re.compile(r"(?<=[.!?;])\s+|\n")
 # "mask (Tensor): ", "mask : bool", "- mask: " in a list of arguments.
 _ENTRY = re.compile(
-    r"\s*[-*]?\s*[`*]*(?!True|False|\d)(\w+)[`*]*\s*(?:\([^()]*\)\s*)?:"
+    r"\s*[-*]?\s*[`*]*(?!True|False|\d)(\w+)[`*]*\s*(?:\((?:[^()]|\([^()]*\))*\)\s*)?:"
 )
 # A line that goes on in the next, which begins no entry.
 _GOES_ON = re.compile(rf"(?<![.!?;:\n])[ \t]*\n(?!{_ENTRY.pattern})")
@@ -433,7 +433,9 @@ def _is_yes_or_no(name: str, subject: Subject) -> bool:
 def polarity(sentence: str) -> tuple[str | None, bool]:
     """What True or 1 means in a mask, "blocked" or "keep", as a sentence says it;
     None if it says nothing, or both. And whether it says so without a "not"."""
-    text = sentence.lower().replace("’", "'").replace("−", "-")
+    text = sentence.lower().replace("’", "'").replace("−", "-").replace("**", "")
+    # As Transformers has it of all its models: "1 for tokens that are not masked".
+    text = text.replace("not masked", "kept")
     if any(said.search(text) for said in (_INTRICATE, _ADDED, _INFINITE)):
         return None, False
     found, plain = set(), True

@@ -182,3 +182,29 @@ def _is_overwritten(name: str, text: str) -> bool:
             is_set = isinstance(statement, ast.Assign) and len(named) == 1
             return is_set and any(named[0] is target for target in statement.targets)
     return False
+
+
+# Names that promise it.
+_CAUSAL = re.compile(
+    r"(?<!non)(?<!non_)(?<!not_)(?:causal|auto_?regressi)|masked_?(self|multi|attention|mha|head)|"
+    r"^(?!.*(?:bert|vision|image|cross|encod|prompt))\w*gpt_?[\dx]*_?"
+    r"(?:lm|small|language_?model|model|decoder|block|layer|(?:self_?)?attention)?$"
+)
+# What is masked may be padding, as a name, an argument or the text says.
+_OF_PADDING = re.compile(
+    r"(?:pad(?:ding|ded)?|len(?:gth)?s?|key|token)_?masked|\bnot causal|\b(?:non|un)-?causal|"
+    r"\bbi-?directional",
+    re.I,
+)
+
+
+def says_causal(call: "Call", owner: object) -> bool:
+    """Whether the name of a class or a function promises that no query sees a later
+    key."""
+    name = getattr(owner, "__name__", "")
+    if not _CAUSAL.search(name.lower()):
+        return False
+    if "masked" not in name.lower() or "causal" in name.lower():
+        return True
+    of_padding = call.takes("lengths") or call.takes("padding")
+    return not of_padding and not _OF_PADDING.search(f"{name} {owner.__doc__ or ''}")

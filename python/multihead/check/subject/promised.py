@@ -45,7 +45,10 @@ _WAVES = re.compile(
 _UNUSED = re.compile(r"\bunused\b|\bnot (?:currently |yet )?(?:used|applied)\b", re.I)
 _OWN_KEY_COUNTS = re.compile(
     r"\bwindow\w*\s*-\s*1\b[^.;\n]{0,30}\b(?:before|previous|earlier|preceding|past)"
-    r"|(?:before|previous|earlier|preceding|past)\b[^.;\n]{0,20}\bwindow\w*\s*-\s*1\b",
+    r"|(?:before|previous|earlier|preceding|past)\b[^.;\n]{0,20}\bwindow\w*\s*-\s*1\b"
+    r"|\bwindow\w*\b[^.;\n]{0,40}\b(?:including|counting) (?:itself|its own|the current)"
+    r"|\bwindow\w*\b[^.;\n]{0,40}\bitself (?:among them|included)"
+    r"|\bi\s*-\s*window\w*\s*\+\s*1\b",
     re.I,
 )
 
@@ -152,11 +155,18 @@ def _sentences(subject: Subject) -> Iterator[str]:
         yield line.partition("#")[2]
 
 
+_SERVES = re.compile(
+    r"@torch\.(?:no_grad|inference_mode)\(\)\s+def (?:forward|__call__)\b"
+)
+
+
 def leaves_gradients(subject: Subject, call: Call) -> bool:
-    """Whether gradients say nothing: queries are exchanged for others, or the context is
-    of a module that is not to learn of it, `context = context.detach()`."""
+    """Whether gradients say nothing: queries are exchanged for others, the context is of
+    a module that is not to learn of it, `context = context.detach()`, or all of it says
+    that nobody trains it, `@torch.inference_mode()`."""
     name = re.escape(call.parameter("context") or "")
     cut = name and re.search(
         rf"^\s*{name}\s*=\s*{name}\.detach\(\)", subject.source, re.M
     )
-    return bool(cut) or getattr(subject.how, "has_no_gradients", False)
+    serves = _SERVES.search(subject.source)
+    return bool(cut or serves) or getattr(subject.how, "has_no_gradients", False)

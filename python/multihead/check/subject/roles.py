@@ -41,7 +41,7 @@ _CALL = {
         "keypaddingmask paddingmask padding padmask srckeypaddingmask keymask "
         "memorykeypaddingmask kpm keyvalidmask kvmask kmask"
     ),
-    "lengths": "validlens validlen lengths seqlens keylengths lens validlengths",
+    "lengths": "validlens validlen nvalid numvalid lengths seqlens keylengths lens validlengths",
     "is_causal": "iscausal causal usecausal causalflag applycausal usecausalmask",
     "need_weights": (
         "needweights returnweights returnattn returnattention outputattentions "

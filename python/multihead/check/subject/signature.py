@@ -24,6 +24,7 @@ from .masking import (
     of_overwritten_masks,
     of_raw_tokens,
     of_two_masks,
+    says_causal,
 )
 from .pairs import roles_of_pairs
 from .roles import SIZES, TENSORS, is_weight, normal
@@ -239,17 +240,12 @@ def read(subject: Subject) -> Call:
 MASKING = re.compile(
     r"(use|apply|with|has|enable|do)_?(attn_?|attention_?)?mask(ing)?|mask_?flag|masking"
 )
-_CAUSAL = re.compile(
-    r"(?<!non)(?<!non_)(?<!not_)(?:causal|auto_?regressi)|masked_?(self|multi|attention|mha|head)|"
-    r"^(?!.*(?:bert|vision|image|cross|encod|prompt))\w*gpt_?[\dx]*_?"
-    r"(?:lm|small|language_?model|model|decoder|block|layer|(?:self_?)?attention)?$"
-)
 
 
 def _note_causal(call: Call, subject: Subject) -> None:
     """What the name of the code says, and whether its constructor asks."""
     owner = subject.target if subject.kind == "function" else subject.type
-    call.says_causal = bool(_CAUSAL.search(getattr(owner, "__name__", "").lower()))
+    call.says_causal = says_causal(call, owner)
     if subject.kind == "function":
         return
     try:

@@ -31,7 +31,7 @@ _OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "stride", "ratio"}
 # No size, whatever stands beside it.
 _NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id", "idx"}
 _NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
-_NEVER |= {"batch"}
+_NEVER |= {"batch", "prefix"}
 # Counts of words and of classes, which are no sizes of attention.
 OF_VOCABULARIES = {"vocab", "vocabulary", "class", "classes", "items", "users", "item"}
 _DROPOUT = {"drop", "dropout", "dropouts", "pdrop", "droprate"}
@@ -89,7 +89,8 @@ def role_of_words(name: str) -> str | None:
     if have & _NEVER or said == ["depth"]:
         return None
     if have & _HEADS:
-        if (wide or have & _SIZE) and not (counts - {"n"}):
+        # num_head_channels: how many there are in each.
+        if (wide or have & _SIZE) and (said[-1] in _WIDTH or not counts - {"n"}):
             return "head_dim"
         shared = have & (_KEYS | _GROUPS)
         return "num_kv_heads" if shared else "num_heads"
