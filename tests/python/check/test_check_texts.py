@@ -190,3 +190,55 @@ def test_heads_that_are_turned_by_their_number():
     report = multihead.check(TurnedBeforeTheyAreHeads)
     assert named(report) == ["rotary_misapplied"], str(report)
     assert "turned_alike" not in conditions(report)
+
+
+class OfOneTokenMore(Attention):
+    """Tokens behind `lengths` are hidden, but for the first of them."""
+
+    def forward(self, x, context, lengths):
+        q, k = self.split(self.W_q(x)), self.split(self.W_k(context))
+        hidden = torch.arange(context.shape[1]) > lengths[:, None]
+        scores = self.scores(q, k).masked_fill(hidden[:, None, None], float("-inf"))
+        return self.join(scores.softmax(-1) @ self.split(self.W_v(context)))
+
+
+def test_no_key_behind_a_length_is_read():
+    assert named(multihead.check(OfOneTokenMore)) == ["hidden_keys_read"]
+
+
+class TurnedWithoutItsSign(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        q, k = self.rope(q), self.rope(k)
+        return self.join(self.scores(q, k).softmax(-1) @ v)
+
+    def rope(self, x):
+        length, width = x.shape[-2:]
+        speed = 10000.0 ** (-torch.arange(0, width, 2).to(x.dtype) / width)
+        angle = torch.outer(torch.arange(length).to(x.dtype), speed).repeat(1, 2)
+        first, second = x.chunk(2, -1)
+        return x * angle.cos() + torch.cat((second, first), -1) * angle.sin()
+
+
+def test_a_turn_without_its_sign():
+    assert named(multihead.check(TurnedWithoutItsSign)) == ["rotary_misapplied"]
+
+
+class PoolsByItsOwn(nn.Module):
+    """d features, heads, and k queries of its own."""
+
+    def __init__(self, d, n_heads, k=4):
+        super().__init__()
+        self.asks, self.heads = nn.Parameter(torch.randn(1, k, d)), n_heads
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x):
+        parts = self.q(self.asks.expand(len(x), -1, -1)), self.k(x), self.v(x)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return out.transpose(1, 2).flatten(2)
+
+
+def test_a_letter_with_a_default_is_no_width():
+    report = multihead.check(PoolsByItsOwn)
+    assert report.judgement in ("right", "right_if"), str(report)

@@ -127,8 +127,17 @@ def test_turns_by_other_positions_are_a_condition(kind):
     assert conditions(multihead.check(kind)) == ["turned_elsewhere", "layers_beside"]
 
 
+class ByOneAngle(Block):
+    """The same everywhere, of all heads."""
+
+    def turned(self, q, k):
+        places = torch.full((q.shape[-2],), 2)
+        return rotated(q, -2, places), rotated(k, -2, places)
+
+
 def test_turns_alike_at_every_position_are_a_condition():
-    assert conditions(multihead.check(ByHead)) == ["turned_alike", "layers_beside"]
+    assert conditions(multihead.check(ByOneAngle)) == ["turned_alike", "layers_beside"]
+    assert named(multihead.check(ByHead)) == ["rotary_misapplied"]
     assert conditions(multihead.check(Unturned)) == ["layers_beside"]
 
 

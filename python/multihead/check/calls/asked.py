@@ -81,7 +81,9 @@ def role_of(parameter: inspect.Parameter) -> str | None:
     name, default = parameter.name, parameter.default
     if default is parameter.empty and _counts_queries(name):
         return "learned"
-    role = CONSTRUCTOR.get(normal(name)) or _ONE_OF_THREE.get(name.lower())
+    role = CONSTRUCTOR.get(normal(name))
+    if default is parameter.empty:  # k=4 counts what else there is
+        role = role or _ONE_OF_THREE.get(name.lower())
     role = role or role_of_words(name)
     if role is None and _last_word(name) in _SETTINGS:
         role = "config"

@@ -140,6 +140,7 @@ def _outside(reading: Reading) -> Finding | None:
         or _cancelled(reading)
         or guessing.outside(seen, way.base.case, name, _doc(owner))
         or _mixed(reading)
+        or (turning.MISAPPLIED if way.turning is turning.MISAPPLIED else None)
         or reads.astray(way.runner, way.base, reading.kept)
     )
 

@@ -27,11 +27,11 @@ POSITIONS_APART = Finding(
 )
 HIDDEN_KEYS_READ = Finding(
     "hidden_keys_read",
-    "Queries read keys that a mask hides, whichever value of it hides: what is returned "
-    "for them changes with such a key.",
+    "Queries read keys that lengths leave out, or that a mask hides, whichever value of "
+    "it hides: what is returned for them changes with such a key.",
     "Fill the scores of hidden keys with -inf, before the softmax, and go on with what "
     "masked_fill returns. A mask of keys, (B, Lk), is mask[:, None, None, :] over scores "
-    "(B, H, Lq, Lk).",
+    "(B, H, Lq, Lk); the keys behind lengths are torch.arange(Lk) >= lengths[:, None].",
 )
 _KINDS = ("rows", "causal", "rows of each item", "keys of each item")
 _HIDES = re.compile(
@@ -76,7 +76,9 @@ def _leaks(runner: Runner, run: Run) -> bool:
     is_plain = (
         case.training or case.is_causal or case.sizes.queries > cases.Sizes().keys
     )
-    if is_plain or (case.mask not in _KINDS) is (case.padding != "mask"):
+    of_lengths = case.padding == "lengths" and case.mask is None
+    hides = (case.mask in _KINDS) is not (case.padding == "mask")
+    if is_plain or not (of_lengths or hides):
         return False
     case = replace(case, gradients=False)
     hidden = list(_hidden(arguments.make(runner.call, case), case))
@@ -85,7 +87,8 @@ def _leaks(runner: Runner, run: Run) -> bool:
         return False
     # Of a few keys it may be meant, as of the first token in Longformer.
     shares = ((_off_diagonal(read, case) & one).sum() / one.sum() for one in hidden)
-    return min(shares, default=0.0) > _MOSTLY
+    # What lengths leave out may not be read at all.
+    return min(shares, default=0.0) > (0.0 if of_lengths else _MOSTLY)
 
 
 def _hidden(made: Arguments, case: Case) -> Iterator[Tensor]:
@@ -94,6 +97,9 @@ def _hidden(made: Arguments, case: Case) -> Iterator[Tensor]:
     if len(made.masks) != 1:
         return
     mask = next(iter(made.masks.values()))
+    if case.padding == "lengths":  # True is a token
+        yield ~mask[0].bool().expand(case.sizes.queries, -1)
+        return
     is_of_items = case.padding == "mask" or case.mask.endswith("each item")
     mask = mask[0] if is_of_items else mask
     rows = mask if mask.dim() == 2 else mask.expand(case.sizes.queries, -1)

@@ -10,7 +10,7 @@ from .roles import normal
 
 _EMPTY = inspect.Parameter.empty
 _NAMES = set(
-    "window windowsize winsize ws w radius windowradius halfwindow halfwindowsize "
+    "window windowsize winsize ws w span radius windowradius halfwindow halfwindowsize "
     "localsize localradius localcontext bandwidth lookback attnspan attentionspan".split()
 )
 # Of images, in the code of Swin and its kind.
