@@ -78,9 +78,6 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
     draws = any(finding.name == "random" for finding in reading.findings)
-    remarks = (reading.verdict or {}).get("remarks", [])
-    if any(remark["name"] == "rotary_by_head" for remark in remarks):
-        return [turning.MISAPPLIED]
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []
 

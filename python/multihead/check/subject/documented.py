@@ -433,9 +433,7 @@ def _is_yes_or_no(name: str, subject: Subject) -> bool:
 def polarity(sentence: str) -> tuple[str | None, bool]:
     """What True or 1 means in a mask, "blocked" or "keep", as a sentence says it;
     None if it says nothing, or both. And whether it says so without a "not"."""
-    text = sentence.lower().replace("’", "'").replace("−", "-").replace("**", "")
-    # As Transformers has it of all its models: "1 for tokens that are not masked".
-    text = text.replace("not masked", "kept")
+    text = sentence.lower().replace("’", "'").replace("−", "-")
     if any(said.search(text) for said in (_INTRICATE, _ADDED, _INFINITE)):
         return None, False
     found, plain = set(), True
