@@ -2,6 +2,7 @@
 """What a run finds around it: defaults of PyTorch, and random generators."""
 
 import contextlib
+import functools
 import random
 import re
 from collections.abc import Iterator
@@ -11,11 +12,15 @@ import torch
 from ..calls.cases import Case
 
 
+@functools.cache
+def _hangs_hooks(source: str) -> bool:
+    return re.search(r"\.(register_hook|retain_grad)\(", source) is not None
+
+
 @contextlib.contextmanager
 def settings(case: Case, seed: int, source: str = "") -> Iterator[None]:
     """Default dtype, gradients and seeds of a run. source: the text of the code, which
     may hang hooks on gradients, whoever asks for them."""
-    hooks = re.search(r"\.(register_hook|retain_grad)\(", source) is not None
     default = torch.get_default_dtype()
     torch.set_default_dtype(case.dtype)
     # Not 0 or 42, which the code itself may set, which is to be noticed.
@@ -29,7 +34,7 @@ def settings(case: Case, seed: int, source: str = "") -> Iterator[None]:
 
         numpy.random.seed(seed)
     try:
-        with torch.set_grad_enabled(case.gradients or hooks):
+        with torch.set_grad_enabled(case.gradients or _hangs_hooks(source)):
             yield
     finally:
         torch.set_default_dtype(default)
