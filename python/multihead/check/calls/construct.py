@@ -93,9 +93,7 @@ class Construction:
         self.roles |= dict.fromkeys(self._read_for_window(), "window")
         self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
-        self.roles |= dict.fromkeys(
-            items.heads(self.roles, subject.source), "num_heads"
-        )
+        self.roles |= items.heads(self.roles, subject.source)
         self.roles |= dict.fromkeys(stand_ins.layers(self), "layer")
         # Required arguments of unknown names are sizes, in the usual order.
         sizes = () if self.takes("config") else ("embed_dim", "num_heads")
@@ -195,7 +193,7 @@ class Construction:
         made_up = [name for name in configs if self._settings[name] is None]
         # Positions that turn nothing are no guess: what they do is known.
         turning = [n for n in self.unnamed if set(words(n)) & ROTARY]
-        known = turning if self.is_unturned else []
+        known = [*(turning if self.is_unturned else ()), self.causal_switch]
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
         made_up += stand_ins.unknown(self)
         made_up += [name for name in self.unnamed if name not in known]
@@ -323,6 +321,8 @@ class Construction:
         for parameter in self.parameters:
             name, role = parameter.name, self.roles[parameter.name]
             value = self._value(parameter, role, sizes)
+            if name in given:
+                continue
             if parameter.default is parameter.empty:
                 value = self._function(name) or value
             if parameter.default is parameter.empty:

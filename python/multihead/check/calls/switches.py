@@ -5,6 +5,7 @@ unless they are asked for."""
 import inspect
 import re
 
+from ..subject.masking import causal_flag
 from ..subject.target import Subject, text_of_file
 from ..subject.words import words
 from .settings import is_never_read
@@ -32,7 +33,8 @@ def causal(subject: Subject, parameters: list[inspect.Parameter]) -> str | None:
     takes_mask = any("mask" in name for name in asked)
     hides = _OF_LATER.search(text_of_file(subject)) is not None
     known = {"causal"} | (set() if takes_mask or not hides else {"masked", "mask"})
-    return next((n for n in names if said[n] & known and said[n] <= _CAUSAL), None)
+    named = (n for n in names if said[n] & known and said[n] <= _CAUSAL)
+    return next(named, None) or causal_flag(subject.source, parameters)
 
 
 def rotary(parameters: list[inspect.Parameter]) -> str | None:

@@ -477,3 +477,10 @@ def _fits(core: Core, batch: int, queries: int) -> bool:
 
 def _tensors(core: Core) -> tuple[Tensor, ...]:
     return core.query, core.key, core.value, core.context
+
+
+def scores_of_fused(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+    """What PyTorch's fused attention computes inside, before any mask."""
+    shared = query.shape[1] // key.shape[1]  # queries to a head of keys
+    products = query.detach() @ key.detach().repeat_interleave(shared, dim=1).mT
+    return products * (query.shape[-1] ** -0.5 if scale is None else scale)

@@ -24,8 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..subject.holding import has_storage
-from .core import Cores
+from .core import Cores, scores_of_fused
 from .places import place, storage
+from .triangles import blocks_nothing, is_triangle
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul"}
 _PRODUCTS |= {"linear", "_native_multi_head_attention", "dot", "einsum"}
@@ -41,7 +42,6 @@ _COMPARE = {"lt", "le", "gt", "ge"}
 _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy", "lift_fresh"}
 _UNTRACED = {"detach", "alias", "empty", "zeros_like", "empty_like", "lift_fresh"}
 MOST_TRACED, MOST_AT_END, LARGEST_TRACED = 96, 8, 1 << 19
-_BLOCKS = 30.0  # what is added to scores to block them is more than that
 _TRIANGLES = {"tril", "triu", "tril_", "triu_"}
 
 
@@ -128,6 +128,9 @@ class Recorder(TorchDispatchMode):
         # Whether one that blocks nothing was added to scores.
         self.adds_triangle = False
         self._seen: set[int] = set()
+        # By storage: what it was made for, and where the trace has it.
+        self._wholes: dict[int, Tensor] = {}
+        self._written: dict[int, int] = {}
         for tensor in filter(is_triangle, kept):
             self.alive.append(tensor)
             self.origins[storage(tensor)] = Origin(triangle=True)
@@ -307,7 +310,7 @@ class Recorder(TorchDispatchMode):
         fused, mask = None, kwargs.get("attn_mask")
         is_fused = name.startswith("_scaled_dot_product") and "backward" not in name
         if is_fused:
-            fused = _scores_of_fused(*args[:2], kwargs.get("scale"))
+            fused = scores_of_fused(*args[:2], kwargs.get("scale"))
             # Their scale, and a bias of positions, show only here.
             if fused.numel() <= LARGEST_TRACED:
                 self.trace += [fused] if mask is None else [fused, fused + mask]
@@ -328,7 +331,7 @@ class Recorder(TorchDispatchMode):
             self.origin(t).triangle
             and not self.origin(t).inputs
             and t.is_floating_point()
-            and _blocks_nothing(t)
+            and blocks_nothing(t)
             for t in added
         )
 
@@ -355,6 +358,7 @@ class Recorder(TorchDispatchMode):
 
     def _note_trace(self, name, results) -> None:
         for result in results:
+            whole = self._wholes.setdefault(storage(result), result)
             if (
                 name not in _UNTRACED
                 and (name == "cat" or not self.is_stepwise)
@@ -365,36 +369,14 @@ class Recorder(TorchDispatchMode):
             ):
                 room = len(self.trace) < MOST_TRACED
                 (self.trace if room else self.end).append(result.detach().clone())
+                if name == "copy_" and room and whole.numel() <= LARGEST_TRACED:
+                    self._note_parts(whole, result)
 
-
-def _scores_of_fused(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
-    """What PyTorch's fused attention computes inside, before any mask."""
-    shared = query.shape[1] // key.shape[1]  # queries to a head of keys
-    products = query.detach() @ key.detach().repeat_interleave(shared, dim=1).mT
-    return products * (query.shape[-1] ** -0.5 if scale is None else scale)
-
-
-def is_triangle(tensor: Tensor) -> bool:
-    """Whether it holds one number below the diagonal, and another above."""
-    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.is_complex():
-        return False
-    size = tensor.shape[-1]
-    if size < 3 or tensor.numel() > 1 << 22:
-        return False
-    plane = tensor.detach().reshape(-1, size, size)[0]
-    below = torch.ones(size, size, dtype=torch.bool).tril(-1)
-    low, high = plane[below], plane[below.T]
-    return bool((low == low[0]).all() and (high == high[0]).all() and low[0] != high[0])
-
-
-def _blocks_nothing(tensor: Tensor) -> bool:
-    """Whether all above the diagonal is one number, which is too small to block."""
-    size = tensor.shape[-1]
-    if tensor.dim() < 2 or tensor.shape[-2] != size or size < 3:
-        return False
-    above = tensor[..., torch.ones(size, size, dtype=torch.bool).triu(1)]
-    first = above.flatten()[0]
-    return bool((above == first).all()) and bool((tensor.abs() < _BLOCKS).all())
+    def _note_parts(self, whole: Tensor, part: Tensor) -> None:
+        """What is written part by part, `out[..., 0::2] = ...`, as it is at last."""
+        if part.numel() < whole.numel():
+            place = self._written.setdefault(storage(whole), len(self.trace))
+            self.trace[place : place + 1] = [whole.detach().clone()]
 
 
 def fill_constant(tensor: Tensor) -> None:

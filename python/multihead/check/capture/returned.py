@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -52,14 +53,14 @@ class Unfit(Exception):
             shape = as_sequence(torch.empty(shape), case).shape
         own = (sizes.heads, sizes.head_dim, sizes.queries * sizes.heads)
         of_some = len(shape) == 3 and shape[1] not in own and shape[1] % sizes.queries
-        some = "one vector" if len(shape) == 2 else f"{shape[1]} vectors"
+        some = f"{shape[1]} vectors" if len(shape) == 3 else "one vector"
         few = "fewer than" if len(shape) < len(self.shape) else "however many"
         # A head behind it returns as many numbers as there are classes.
         classes = len(shape) == 2 and shape[1] < sizes.embed and shape[1] not in own
         classes = classes and shape[1] not in (sizes.queries, sizes.out)
-        if shape[0] != sizes.batch or (shape[-1] != sizes.embed and not classes):
-            return self.finding
         if len(shape) != 2 and not of_some:
+            return self.finding
+        if shape[0] != sizes.batch or (shape[-1] != sizes.embed and not classes):
             return self.finding
         return Finding(
             "pools",
@@ -88,6 +89,9 @@ def split(
             "Does the function end with a return statement, on every path?",
         )
     tensors = [t for t in map(_tensor, _parts(returned)) if t is not None]
+    if not tensors and isinstance(returned, (list, tuple)):  # of several calls, perhaps
+        inner = itertools.chain.from_iterable(map(_parts, returned))
+        tensors = [t for t in map(_tensor, inner) if t is not None]
     if not tensors:
         name = type(returned).__name__
         article = "an" if name[:1].lower() in "aeiou" else "a"

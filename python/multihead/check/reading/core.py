@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ..calls import cases
 from ..calls.models import has_head_behind
@@ -17,6 +18,7 @@ from ..capture.runner import Run
 from ..report import Finding
 from ..subject.words import OF_TARGET, words
 from . import idle, observation, wiring
+from .observation import Observation
 from .ways import Reading
 
 # What a search for faults of the core may do, of what one of the whole may; and one of
@@ -298,9 +300,27 @@ def _judged(
     promises: dict[str, str],
     effort: float,
 ) -> dict[str, Any] | None:
-    """None where nothing explains it."""
+    """None where nothing explains it. Which value of a mask shows keys that it does not
+    speak of, nothing says."""
+    best = None
+    masks = [m for run, _ in found for m in run.arguments.masks.values()]
+    either = any(_slots(run, one) for run, one in found) and bool(masks)
+    for shown in (True, False) if either else (True,):
+        best = _better(best, _explained(reading, found, promises, effort, shown))
+    return best
+
+
+def _explained(
+    reading: Reading,
+    found: list[tuple[Run, Core]],
+    promises: dict[str, str],
+    effort: float,
+    shown: bool,
+) -> dict[str, Any] | None:
     call, stated = reading.way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
+    for one, (run, its_core) in zip(seen, found):
+        _show_slots(one, run, its_core, shown)
     named = [f"`{name}`" for name in reading.beside]
     if len(named) > _SHOWN:
         named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
@@ -327,6 +347,33 @@ def _judged(
     except ValueError:
         return None
     return verdict if verdict["verdict"] != "unknown" else None
+
+
+def _slots(run: Run, one: Core) -> int:
+    """How many more keys its heads have than the case, as learned ones."""
+    return one.key.shape[2] - run.case.keys
+
+
+def _show_slots(seen: Observation, run: Run, one: Core, shown: bool) -> None:
+    """Masks know nothing of keys that stand before those of the case, or behind them:
+    these are the same for all items. shown: the value of a mask that shows a key."""
+    slots = _slots(run, one)
+    if slots < 1:
+        return
+    first = one.key[:, :, :slots]
+    is_before = len(first) == 1 or _are_alike(first)
+    for role in {"mask", "key_padding_mask"} & seen.tensors.keys():
+        mask = seen.tensors[role]
+        value = 0.0 if run.case.style.additive else float(shown)
+        sides = (slots, 0) if is_before else (0, slots)
+        seen.tensors[role] = nn.functional.pad(mask, sides, value=value)
+    if is_before and "is_causal" in seen.metadata:
+        # Each query sees them, however early it is.
+        seen.metadata["queries_are_last"] = "true"
+
+
+def _are_alike(items: Tensor) -> bool:
+    return bool((items == items[:1]).all())
 
 
 def _are_one(core: Core) -> bool:

@@ -59,6 +59,8 @@ def of_verdict(reading: Reading) -> list[Finding]:
             return [guessing.doubt(made_up, reading.faults)]
         flaw = reading.unused or _weighed_astray(reading) or _mixed(reading)
         flaw = flaw or _apart(reading)
+        if flaw is None and across.attends_over_items(reading.way.runner, reading.way.base):
+            flaw = flaws.ITEMS_MIXED
         return [flaw or guessing.other_layers(unread)]
     if reading.faults == ["causal_bottom_right"] and _reads_first(reading):
         return [_BEHIND_CONTEXT]

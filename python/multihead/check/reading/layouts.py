@@ -9,7 +9,7 @@ from torch import nn
 from ..calls import cases
 from ..capture.runner import Run, Runner
 from ..options import Options
-from ..subject.documented import are_items, batch_first
+from ..subject.documented import are_items, batch_first, batch_first_in_file
 from ..subject.roles import TENSORS
 from ..subject.signature import (
     LENGTH,
@@ -38,6 +38,7 @@ def layer_layouts(subject: Subject, options: Options, call: Call) -> tuple[str, 
     if stated is None and written_batch_first(subject):
         # Beyond doubt where it is said of what comes in.
         of_input = batch_first(subject) or unpacks_input(subject, call)
+        of_input = of_input or _of_others(subject)
         stated = True if of_input else None
     layouts = [cases.LAYER, cases.SEQUENCE_FIRST, cases.UNBATCHED]
     if stated is not None:
@@ -87,7 +88,16 @@ def written_batch_first(subject: Subject) -> bool | None:
     """What texts and names say of a layout, which may be that of a step inside."""
     said = batch_first(subject)
     said = states_batch_first(subject) if said is None else said
-    return True if said is None and _turns_for_conv1d(subject.source) else said
+    if said is None and _turns_for_conv1d(subject.source):
+        return True
+    return _of_others(subject) if said is None else said
+
+
+def _of_others(subject: Subject) -> bool | None:
+    """What the file says of the sequences that PyTorch's layer is handed, where the code
+    itself says nothing of them."""
+    is_pytorchs = "MultiheadAttention(" in subject.source
+    return batch_first_in_file(subject) if is_pytorchs else None
 
 
 def _turns_for_conv1d(text: str) -> bool:

@@ -51,7 +51,9 @@ def astray(runner: Runner, base: Run, kept: list[Run]) -> Finding | None:
         return None
     if not _HIDES.search(runner.subject.source):
         return None  # a mask may be a bias, which hides nothing
-    return HIDDEN_KEYS_READ if any(_leaks(runner, run) for run in kept) else None
+    # Learned queries, for which the sequence stands, may be keys, too.
+    own = [run for run in kept if run.case.relation == base.case.relation]
+    return HIDDEN_KEYS_READ if any(_leaks(runner, run) for run in own) else None
 
 
 def are_apart(runner: Runner, base: Run) -> bool:

@@ -408,8 +408,7 @@ class Cases:
             self._say_refused(case, refusals[0])
 
     def _switch_causal(self) -> None:
-        """The same class, constructed to be causal; one that needs more than the switch
-        is not constructed."""
+        """The same class, constructed to be causal; for whole sequences where it must."""
         built = self.runner.construction
         if built is None or built.causal_switch is None:
             return
@@ -417,12 +416,13 @@ class Cases:
         case = replace(
             self.base, name=name, built_causal=True, relation="self", draw=33
         )
-        run = self.runner.run(case)
-        if not self.runner.constructed(case):
-            return
-        if flaws.is_another_switch(self.runner, run, self.call.takes("mask")):
-            return
-        self._try_flag(case)
+        exact = replace(case, sizes=replace(case.sizes, is_exact=True))
+        if self.runner.run(case).refused and not self.runner.run(exact).refused:
+            case = exact
+        run, masked = self.runner.run(case), self.call.takes("mask")
+        another = flaws.is_another_switch(self.runner, run, masked)
+        if self.runner.constructed(case) and not another:
+            self._try_flag(case)
 
     def _pad_between(self) -> None:
         """Padding before tokens, for code that makes a causal mask: behind them, no

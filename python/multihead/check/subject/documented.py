@@ -16,7 +16,7 @@ from . import signature
 from .roles import is_added as is_bias_name
 from .roles import normal
 from .signature import BATCH, LENGTH, Call, are_batch_and_length
-from .target import Subject
+from .target import Subject, text_of_file
 
 _QUOTED = 120  # characters of a sentence
 _MADE_A_NUMBER = re.compile(
@@ -251,6 +251,29 @@ def batch_first(subject: Subject) -> bool | None:
             elif of_signature:
                 of_others.add(_is_batch_first(axes))
     said = (of_inputs - {None}) or (of_others - {None})
+    return said.pop() if len(said) == 1 else None
+
+
+# A caller in the file may hand over what it exchanges first: (L, B, E).
+_EXCHANGES = re.compile(
+    r"(?:transpose|swapaxes|swapdims)\(\s*(?:0\s*,\s*1|1\s*,\s*0)\s*\)|"
+    r"permute\(\s*\(?\s*(?:1\s*,\s*0|2\s*,\s*0\s*,\s*1)|->\s*[lnst]\w* b\b"
+)
+# The pixels of an image become a sequence behind the items.
+_OF_PIXELS = re.compile(
+    r"flatten\(2\)[^=]{0,9}(?:\w+\s*=\s*\w+)?\s*\.(?:transpose\(\s*1\s*,\s*2|permute\(\s*0\s*,\s*2)"
+)
+
+
+def batch_first_in_file(subject: Subject) -> bool | None:
+    """What the file of the code says of sequences, (batch, length, ...), where nothing
+    in it exchanges the two; None where it says nothing, or both."""
+    text = text_of_file(subject)
+    if _EXCHANGES.search(text):
+        return None
+    shapes = (re.split(_BY, m["axes"].lower()) for m in _AXES.finditer(text))
+    said = {_is_batch_first([a.strip() for a in axes]) for axes in shapes} - {None}
+    said |= {True} if _OF_PIXELS.search(text) else set()
     return said.pop() if len(said) == 1 else None
 
 

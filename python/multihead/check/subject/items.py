@@ -24,8 +24,10 @@ def settle(call: "Call", text: str) -> None:
         name, role = parameter.name, call.roles[parameter.name]
         if parameter.default is not inspect.Parameter.empty:
             continue
+        is_length = set(words(name)) & {"len", "length"}
         counts = rf"\.(?:reshape|view)\(\s*{re.escape(name)}\s*,[^\n]*,"
-        if role in (None, "embed_dim", "max_length") and re.search(counts, text):
+        is_free = role in (None, "embed_dim", "max_length") and not is_length
+        if is_free and re.search(counts, text):
             call.roles[name] = "batch"
         taken = rf"\b{re.escape(name)}(?:\.unsqueeze\(\d\)|\[[^\]]*None[^\]]*\])"
         sides = _PAIR.search(str(parameter.annotation)) or _has_two_sides(name, text)
@@ -34,7 +36,7 @@ def settle(call: "Call", text: str) -> None:
             call.roles[name] = "resolution"
         if normal(name) in _OF_GRAPHS and re.search(taken, text):
             call.roles[name] = "graphs"
-    call.roles |= dict.fromkeys(heads(call.roles, text), "num_heads")
+    call.roles |= heads(call.roles, text)
 
 
 def _has_two_sides(name: str, text: str) -> bool:
@@ -44,14 +46,21 @@ def _has_two_sides(name: str, text: str) -> bool:
     return re.search(both, text, re.M) is not None
 
 
-def heads(roles: dict[str, str | None], text: str) -> list[str]:
-    """The names of widths that count heads: `part = features // heads_dim`, and features
-    are cut as (heads_dim, part)."""
-    found = []
+def heads(roles: dict[str, str | None], text: str) -> dict[str, str]:
+    """Sizes that say how features are cut into heads, whatever their names say: widths
+    that count heads, `part = features // heads_dim`, where features are cut as
+    (heads_dim, part), and lengths of a head's vectors, `heads * qk_length`."""
+    found = {}
     for name in (name for name, role in roles.items() if role == "head_dim"):
         count = rf"(?:self\.)?{re.escape(name)}\b"
         for part in re.findall(rf"(\w+)\s*=\s*[\w.]+\s*//\s*{count}", text):
             cut = re.search(rf"{count}\s*,\s*(?:self\.)?{part}\s*[,)]", text)
             if cut and role_of_words(part) != "num_heads":
-                found.append(name)
+                found[name] = "num_heads"
+    counts = "|".join(re.escape(n) for n, role in roles.items() if role == "num_heads")
+    for name in (n for n, role in roles.items() if role in (None, "max_length")):
+        own, many = rf"(?:self\.)?{re.escape(name)}\b", rf"\b(?:{counts})\b"
+        made = rf"Linear\([^\n]*(?:{many}\s*\*\s*{own}|\b{own}\s*\*\s*{many})"
+        if counts and re.search(made, text):
+            found[name] = "head_dim"
     return found

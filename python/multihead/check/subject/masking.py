@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .roles import is_added, normal
@@ -105,7 +106,12 @@ def of_masks_of_rows(call: "Call", text: str) -> None:
 
 
 def of_biases(call: "Call") -> None:
-    """A bias without a mask beside it is one; beside weights it would be one of them."""
+    """A bias without a mask beside it is one; beside weights it would be one of them.
+    Where both must be given, the mask beside it is one of keys."""
+    bias = next((p for p in call.parameters if normal(p.name) == "bias"), None)
+    name = call.parameter("mask")
+    if name and bias and bias.default is bias.empty and not call.takes("padding"):
+        call.roles |= {bias.name: "mask", name: "padding"}
     if call.takes("mask") or call.takes("weight"):
         return
     defaults = {p.name: p.default for p in call.parameters}
@@ -208,3 +214,14 @@ def says_causal(call: "Call", owner: object) -> bool:
         return True
     of_padding = call.takes("lengths") or call.takes("padding")
     return not of_padding and not _OF_PADDING.search(f"{name} {owner.__doc__ or ''}")
+
+
+def causal_flag(text: str, parameters: Iterable[inspect.Parameter]) -> str | None:
+    """A flag of any name, off or to be given, under which later keys are hidden."""
+    hidden = r"if self\.{}:\s*\n[^\n]*\.masked_fill\w*\([^\n]*\b(?:tri[lu]|causal)"
+    for p in parameters:
+        is_given = p.default is p.empty and p.annotation in (bool, "bool")
+        is_flag = p.default is False or is_given
+        if is_flag and re.search(hidden.format(re.escape(p.name)), text):
+            return p.name
+    return None

@@ -35,6 +35,7 @@ _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
     r"(?:the )?(?:last|latest|newest|most recent)\b"
     r"(?! (?:in the )?(?:\w+ )?(?:arg|param|dim|axis|axes))|"
+    r"\blast quer(?:y|ies)\b[^.;\n]{0,30}\blast keys?\b|"
     r"\b(?:bottom[- ]right|right[- ]aligned|aligned (?:to|at|with) the end)\b",
     re.I,
 )

@@ -24,6 +24,7 @@ from .masking import (
     of_overwritten_masks,
     of_raw_tokens,
     of_two_masks,
+    causal_flag,
     says_causal,
 )
 from .pairs import roles_of_pairs
@@ -254,7 +255,8 @@ def _note_causal(call: Call, subject: Subject) -> None:
         return
     asks = (tables.CONSTRUCTOR.get(normal(name)) for name in built)
     off = {normal(p.name) for p in built.values() if p.default is False}
-    call.may_be_causal = "is_causal" in asks or bool(off & {"mask", "usemask"})
+    flag = causal_flag(subject.source, built.values())
+    call.may_be_causal = bool("is_causal" in asks or off & {"mask", "usemask"} or flag)
 
 
 def _parameters(subject: Subject) -> list[inspect.Parameter]:
@@ -457,11 +459,13 @@ def _left_to(first: str, parameters: list[inspect.Parameter], source: str) -> li
 
 def _settle_letters(call: Call) -> None:
     """One letter beside the sequence of a layer, which was told its sizes when it was
-    made, is no size: h is what others call the context."""
+    made, is no size: h is what others call the context; nor is M a second mask."""
+    masks = [name for name, role in call.roles.items() if role == "mask"]
+    known = (*SIZES, "mask") if masks[1:] else SIZES
     letters = [
         p.name
         for p in call.parameters
-        if len(p.name) == 1 and call.roles[p.name] in SIZES and type_name(p) != "int"
+        if len(p.name) == 1 and call.roles[p.name] in known and type_name(p) != "int"
     ]
     free = not {"key", "value", "context"} & set(call.roles.values())
     for name in letters:
