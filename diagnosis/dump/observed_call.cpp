@@ -287,6 +287,8 @@ void read_layer(const Observation& from, const NamedWeights& found,
       .num_kv_heads = n.kv_heads,
       .vdim = features_of(find(from, {"value", "key", "query", "x"})),
       .out_dim = features_of(out)};
+  if (const auto* told = find_text(from, "fused_parts"))
+    sizes.fused_parts = *told;
   call.weights =
       find_count(from, "num_kv_heads")
           ? align_weights(found.tensors, found.orientations, sizes)

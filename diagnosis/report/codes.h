@@ -20,6 +20,9 @@ struct FaultCode {
 /// beside those; ordered by code.
 std::span<const FaultCode> all_codes();
 
+/// The latter alone.
+std::span<const FaultCode> codes_of_programs();
+
 /// "" where a name has none.
 std::string_view code_of(std::string_view name);
 

@@ -41,6 +41,10 @@ std::string predicate(const std::string& finding) {
       {"positions_unseen", "hides in NumPy what it makes of positions"},
       {"heads_alike", "has heads that compute the same"},
       {"bias_of_another_query", "adds a bias that follows another query"},
+      {"layer_used_twice", "calls one layer twice, and another never"},
+      {"normalised_over_heads", "normalises keys over the heads"},
+      {"documents_mixed", "lets documents in one row read each other"},
+      {"alibi_rises", "gives far keys more weight, which ALiBi does not"},
   };
   for (const auto& [name, words] : kKnown)
     if (finding == name) return words;

@@ -189,7 +189,7 @@ class Aligner {
 
   std::string width_text(Role role) const {
     if (role != kOutput && head_dim_ > 0) return "any width";
-    const auto [embed_dim, heads, groups, vdim, out_dim] = sizes_;
+    const int64_t embed_dim = sizes_.embed_dim, out_dim = sizes_.out_dim;
     const bool two = role == kOutput && out_dim > 0 && out_dim != embed_dim;
     return c10::str("width ", embed_dim, two ? c10::str(" or ", out_dim) : "");
   }
@@ -279,6 +279,23 @@ class Aligner {
     }
   }
 
+  // Query, key and value, or the last two, of parts that may lie otherwise.
+  std::vector<at::Tensor> in_order(std::vector<at::Tensor> parts) const {
+    std::string letters(sizes_.fused_parts), usual = "qkv";
+    if (parts.size() == 2) {
+      std::erase(letters, 'q');
+      std::erase(usual, 'q');
+    }
+    TORCH_CHECK_VALUE(std::ranges::is_permutation(letters, usual),
+                      "explain: fused_parts must be q, k and v in some order, "
+                      "got ",
+                      sizes_.fused_parts);
+    std::vector<at::Tensor> ordered;
+    for (const char letter : usual)
+      ordered.push_back(parts[letters.find(letter)]);
+    return ordered;
+  }
+
   std::vector<at::Tensor> cut_as(Role role, const at::Tensor& fused,
                                  FusedOrder order) const {
     const int64_t queries =
@@ -287,7 +304,7 @@ class Aligner {
     TORCH_CHECK_VALUE(!parts.empty(),
                       "explain: weights must have as many key/value heads as "
                       "query heads where they are cut so");
-    return parts;
+    return queries > 1 ? parts : in_order(std::move(parts));
   }
 
   void take_weights() {
@@ -395,7 +412,8 @@ AlignedWeights align_weights(
     const std::map<std::string, at::Tensor>& weights,
     const std::map<std::string, Orientation>& orientations,
     const LayerSizes& sizes, FusedOrder order) {
-  const auto [embed_dim, num_heads, num_kv_heads, vdim, out_dim] = sizes;
+  const auto& [embed_dim, num_heads, num_kv_heads, vdim, out_dim, parts] =
+      sizes;
   TORCH_CHECK_VALUE(embed_dim > 0 && num_heads > 0 && num_kv_heads > 0,
                     "explain: embed_dim, num_heads and num_kv_heads must be "
                     "positive, got ",

@@ -36,9 +36,12 @@ enum class FusedOrder {
 
 /// Sizes of the layer under test; num_heads is a multiple of num_kv_heads. vdim
 /// and out_dim: features of values and of the output, 0 where nobody knows.
+/// fused_parts: whose the parts of a fused matrix are, where that is told:
+/// "kqv".
 struct LayerSizes {
   int64_t embed_dim, num_heads, num_kv_heads;
   int64_t vdim = 0, out_dim = 0;
+  std::string_view fused_parts = "qkv";
 };
 
 struct AlignedWeights {

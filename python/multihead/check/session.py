@@ -491,7 +491,7 @@ class Examination:
         facts |= construction.facts if construction is not None else {}
         if made_up := reading.way.made_up:
             facts["made_up"] = ",".join(sorted(set(made_up.values())))
-        if case.relation == "equal" and not call.is_packed:
+        if case.relation == "equal" and not (call.is_packed or call.takes("documents")):
             facts["takes_only"] = "equal_lengths"
         if case.relation == "self" and call.style == "qkv":
             facts["takes_only"] = "one_sequence"

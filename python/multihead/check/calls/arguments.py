@@ -177,6 +177,8 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
     }
     if role == "positions" and parameter.default is parameter.empty:
         return cases.positions(case)
+    if role == "documents" and parameter.default is parameter.empty:
+        return torch.zeros(case.sizes.batch, case.sizes.queries, dtype=torch.int64)
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT
     if role == "dropout":

@@ -71,6 +71,7 @@ _OF_ATTENTION_ITSELF = {
 }
 _OF_ATTENTION_ITSELF |= {"window", "cache", "cached", "flash", "sink", "softcap", "kv"}
 _LINEAR = {"fc", "linear", "lin"}
+_READ = r"(?<![.\w]){}(?:\.|\[[\"'])(\w+)"  # c.hidden_size, c["hidden_size"]
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
 _LEFT += ("attention",)
@@ -149,7 +150,7 @@ class Construction:
         return [
             name
             for name, written in plain.items()
-            if any(map(_is_size, re.findall(rf"(?<![.\w]){written}\.(\w+)", text)))
+            if any(map(_is_size, re.findall(_READ.format(written), text)))
         ]
 
     def _read_for_dropout(self) -> list[str]:

@@ -9,6 +9,7 @@ from ..report import Finding
 from ..subject.signature import Call
 from ..subject.target import Subject
 from . import forms
+from .at_rest import with_zeros
 from .conditioned import beside_images, beside_others, conditioned
 from .forms import Form
 from .images import of_images
@@ -50,6 +51,8 @@ def in_unusual_forms(
     yield from of_images(subject, call)
     of_shapes = " ".join(filter(_OF_SHAPES.search, refusals))
     of_nothing = any("NoneType" in one for one in refusals)
+    if of_nothing:
+        yield from with_zeros(subject, call)
     if of_shapes or of_nothing:
         yield from conditioned(subject, call)
     if of_shapes:

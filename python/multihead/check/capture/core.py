@@ -446,7 +446,9 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
             known[name] = (
                 torch.stack(shown, 1) if looped else shown[0].unflatten(0, (batch, -1))
             )
-    return Core(*heads, fitting[-1].draws, **known, others=others)
+    drops = any(core.draws != core.first_draw for core in fitting)  # and not between
+    draws = fitting[-1].draws if drops else fitting[0].first_draw
+    return Core(*heads, draws, **known, others=others)
 
 
 def _unfolded(core: Core, batch: int, queries: int) -> Core:

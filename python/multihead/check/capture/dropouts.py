@@ -46,14 +46,17 @@ def is_forgotten(target: object, path: str) -> bool:
         if not owner:
             return False
         owner, _, name = owner.rpartition(".")  # a list of layers
-    bases = inspect.getmro(type(module))
     name = re.sub(r"^_\w+?__", "__", name)
     is_plain = _PLAIN.fullmatch(name) and not _OTHERWISE.search(name)
-    return bool(is_plain or is_of_weights(path)) and not _is_named(bases, name)
+    return bool(is_plain or is_of_weights(path)) and not is_spoken_of(
+        type(module), name
+    )
 
 
-def _is_named(classes: tuple[type, ...], name: str) -> bool:
-    """Whether the text of one of these speaks of an attribute beside where it is made."""
+def is_spoken_of(kind: type, name: str) -> bool:
+    """Whether the text of a class, or of one that it inherits from, speaks of an
+    attribute beside where it is made."""
+    classes = inspect.getmro(kind)
     own = re.escape(name)  # config.dropout is another's
     spoken = re.compile(rf"(?:\bself\.|[\"']){own}\b(?!\s*=[^=])|\.{own}[\[(]")
     for kind in classes[: classes.index(nn.Module)]:

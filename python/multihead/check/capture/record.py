@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -540,8 +540,9 @@ class Frames:
         self.called: set[str] = set()  # methods with their classes, and functions
         # Layers made during the run, whose names may be gone by its end.
         self.linears: list[nn.Linear] = []
-        # Layers of dropout that were called, by identity.
+        # Layers of dropout that were called, and how often each layer was, by identity.
         self.dropouts: set[int] = set()
+        self.calls: Counter[int] = Counter()
 
     def __enter__(self) -> "Frames":
         self._previous = sys.getprofile()
@@ -564,6 +565,8 @@ class Frames:
             self.linears.append(frame.f_locals["self"])
         elif code is nn.Dropout.forward.__code__:
             self.dropouts.add(id(frame.f_locals["self"]))
+        elif code is nn.Module._call_impl.__code__:
+            self.calls[id(frame.f_locals["self"])] += 1
         generated = code.co_filename == "<string>" and code.co_name.startswith("__")
         if not generated and not code.co_filename.startswith(_FOREIGN):
             self.found.append(dict(frame.f_locals))

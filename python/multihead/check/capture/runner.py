@@ -51,6 +51,7 @@ from .returned import (
     split,
 )
 from .surroundings import settings
+from .twins import called_twice
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Run:
     idle: list[str] = field(default_factory=list)
     idle_dropout: str = ""
     forgotten: bool = False  # one of these the code never speaks of
+    twice: Finding | None = None  # of a layer in the place of another
     leaves: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     without_gradient: list[str] = field(default_factory=list)
@@ -284,6 +286,7 @@ class Runner:
         run.counted = self._counted(target, frames, case)
         run.tables, run.turns = weights.rotary_tables(frames), frames.turn
         run.idle = idle_dropouts(target, frames, self.subject.source)
+        run.twice = called_twice(target, frames, self.subject.source)
         run.forgotten = any(is_forgotten(target, path) for path in run.idle)
         run.idle_dropout = next(filter(is_of_weights, run.idle), "")
         run.window = self._window(target, frames, case)

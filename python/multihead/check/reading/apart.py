@@ -23,7 +23,8 @@ Judge = Callable[[Reading, list[Run]], None]
 
 def judge(reading: Reading, runs: Cases, judged: Judge) -> None:
     """The verdict on a part of the runs, if it says more than that on all of them."""
-    for attempt in (_without_chance, _without_wide_masks, _finite, _output_alone):
+    attempts = (_without_chance, _without_wide_masks, _finite, _output_alone)
+    for attempt in (*attempts, _in_evaluation):
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             attempt(reading, runs, judged)
 
@@ -93,6 +94,34 @@ def _output_alone(reading: Reading, runs: Cases, judged: Judge) -> None:
         remedy = "Return the weights, or say what it is."
         reading.findings.append(
             Finding("other_weights", sentence, remedy, kind="limit")
+        )
+    else:
+        reading.verdict = whole
+
+
+def _in_evaluation(reading: Reading, runs: Cases, judged: Judge) -> None:
+    """Draws of another size than weights, as of those of blocks, tell nothing of what is
+    dropped: what it does in evaluation is judged alone."""
+    assert reading.verdict is not None
+    failing = {c["name"] for c in reading.verdict["cases"] if not c["agrees"]}
+    dropping = [run for run in runs.kept if run.case.training]
+    if not dropping or not failing <= {run.case.name for run in dropping}:
+        return
+    sizes = {draw.keep.numel() for run in dropping for draw in run.recorder.draws}
+    one = dropping[0].case
+    weights = one.sizes.batch * one.sizes.queries * one.keys
+    if not sizes or {weights, weights * one.sizes.heads} & sizes:
+        return
+    whole = reading.verdict
+    judged(reading, [run for run in runs.kept if run not in dropping])
+    if reading.is_right:
+        sentence = (
+            "What it drops in training has not the size of weights, (B, H, Lq, Lk), "
+            "and is not judged."
+        )
+        remedy = "Drop weights, after the softmax."
+        reading.findings.append(
+            Finding("dropout_unseen", sentence, remedy, kind="limit")
         )
     else:
         reading.verdict = whole

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..calls import arguments, cases, windows
 from ..calls.cases import Case
+from ..capture import core
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import Subject, text_of_file
@@ -29,11 +30,26 @@ OF_ANOTHER_QUERY = Finding(
     "Shift 2 * L - 1 distances, or index a table by j - i: what the shift of L distances "
     "puts at later keys belongs to the next query.",
 )
+_ALIBI = re.compile(r"alibi|linear[-_ ]?bias", re.I)
 HEADS_ALIKE = Finding(
     "heads_alike",
     "All heads have the same queries, keys and values: together they know no more than "
     "one.",
     "Give each head matrices of its own, W_q of (E, H * d), and cut the features.",
+)
+NORMALISED_OVER_HEADS = Finding(
+    "normalised_over_heads",
+    "Keys are normalised over the heads, not over the features of each: their squares "
+    "add up to 1 over all heads.",
+    "Normalise the last axis of (B, H, L, d): F.normalize(x, dim=-1), whose default is "
+    "dim=1.",
+)
+ALIBI_RISES = Finding(
+    "alibi_rises",
+    "A bias is added to the scores that rises with the distance of a key, so that far "
+    "keys get more weight than near ones. The text speaks of ALiBi, which is the "
+    "reverse.",
+    "Subtract it: scores - slopes * distance, where slopes and distance are positive.",
 )
 LATER_TOKENS_SEEN = Finding(
     "later_tokens_seen",
@@ -145,6 +161,28 @@ def has_heads_alike(base: Run) -> bool:
         for other in others
         for part in parts
     )
+
+
+def normalises_over_heads(base: Run) -> bool:
+    """Whether keys (B, H, L, d) have squares that add up to 1 over heads."""
+    if base.recorder is None or cases.unbatched(base.case):
+        return False
+    sizes = base.case.sizes
+    one = core.joined(base.recorder.cores.found, sizes.batch, sizes.queries)
+    if one is None or one.key.shape[1] < 2:
+        return False
+    squares = one.key.square()
+    over_heads, own = squares.sum(1), squares.sum(-1)
+    ones = torch.ones_like
+    return torch.allclose(over_heads, ones(over_heads), atol=1e-4) and not (
+        torch.allclose(own, ones(own), atol=1e-4)
+    )
+
+
+def rises_with_distance(subject: Subject, conditions: list[str]) -> bool:
+    """Whether a bias does what ALiBi, of which the text speaks, reverses."""
+    text = f"{subject.name} {subject.source}"
+    return "rising_bias" in conditions and _ALIBI.search(text) is not None
 
 
 def projection_unused(names: list[str]) -> Finding:

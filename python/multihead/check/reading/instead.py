@@ -56,10 +56,14 @@ def of_verdict(reading: Reading) -> list[Finding]:
     unread = reading.beside or reading.gains
     if doubtful or (reading.verdict is not None and unread):
         if made_up:
-            return [guessing.doubt(made_up, reading.faults)]
+            behind = reads.reads_behind_lengths(reading.way.runner, reading.kept)
+            doubt = guessing.doubt(made_up, reading.faults)
+            return [reads.HIDDEN_KEYS_READ if behind else doubt]
         flaw = reading.unused or _weighed_astray(reading) or _mixed(reading)
         flaw = flaw or _apart(reading)
-        if flaw is None and across.attends_over_items(reading.way.runner, reading.way.base):
+        if flaw is None and across.attends_over_items(
+            reading.way.runner, reading.way.base
+        ):
             flaw = flaws.ITEMS_MIXED
         return [flaw or guessing.other_layers(unread)]
     if reading.faults == ["causal_bottom_right"] and _reads_first(reading):
@@ -75,10 +79,16 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     replaced = (
         [] if reading.faults else idle.replaced(way.base, way.runner.subject.source)
     )
-    if replaced or (doubtful and _scrambled(reading)):
-        return replaced or [scrambled.SCRAMBLED]
+    twice = way.base.twice if not reading.faults else None
+    if replaced or twice or (doubtful and _scrambled(reading)):
+        return replaced or [twice or scrambled.SCRAMBLED]
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
+    if not reading.faults and flaws.normalises_over_heads(way.base):
+        return [flaws.NORMALISED_OVER_HEADS]
+    conditions = [one["name"] for one in (reading.verdict or {}).get("conditions", ())]
+    if flaws.rises_with_distance(way.runner.subject, conditions):
+        return [flaws.ALIBI_RISES]
     draws = any(finding.name == "random" for finding in reading.findings)
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []

@@ -33,6 +33,13 @@ HIDDEN_KEYS_READ = Finding(
     "masked_fill returns. A mask of keys, (B, Lk), is mask[:, None, None, :] over scores "
     "(B, H, Lq, Lk); the keys behind lengths are torch.arange(Lk) >= lengths[:, None].",
 )
+DOCUMENTS_MIXED = Finding(
+    "documents_mixed",
+    "Documents in one sequence read each other: what is returned for a token changes "
+    "with one that has another number.",
+    "Block what has another number before the softmax: "
+    "scores.masked_fill(ids[:, None, :, None] != ids[:, None, None, :], -inf).",
+)
 _KINDS = ("rows", "causal", "rows of each item", "keys of each item")
 _HIDES = re.compile(
     r"inf\b|1e-?\d+|finfo|masked_fill|-\d{4,}"
@@ -47,13 +54,45 @@ def astray(runner: Runner, base: Run, kept: list[Run]) -> Finding | None:
     """What is wrong about who reads whom."""
     if are_apart(runner, base):
         return POSITIONS_APART
-    if "L" not in _axes(base.case) or base.case.sizes.queries < 3:
+    if "L" not in _axes(base.case):
         return None
+    if base.case.sizes.queries < 3:
+        return HIDDEN_KEYS_READ if reads_behind_lengths(runner, kept) else None
     if not _HIDES.search(runner.subject.source):
         return None  # a mask may be a bias, which hides nothing
     # Learned queries, for which the sequence stands, may be keys, too.
     own = [run for run in kept if run.case.relation == base.case.relation]
     return HIDDEN_KEYS_READ if any(_leaks(runner, run) for run in own) else None
+
+
+def mixes_documents(runner: Runner, base: Run) -> bool:
+    """Whether others follow the last token, which is a document by itself."""
+    name = runner.call.parameter("documents")
+    case = replace(base.case, gradients=False)
+    length = case.sizes.queries
+    if name is None or "L" not in _axes(case) or case.keys != length or length < 3:
+        return False
+    alone = torch.zeros(case.sizes.batch, length, dtype=torch.int64)
+    alone[:, -1] = 1
+    given = (
+        arguments.make(runner.call, case),
+        _with_another(runner, case, "L", length - 1),
+    )
+    runs = []
+    for made in given:
+        if made is None:
+            return False
+        made.keywords[name] = alone.clone()
+        runs.append(runner.run(case, given=made))
+    before, after = runs
+    changed = None if before.refused else _changed(before, after, case)
+    return changed is not None and bool(changed[:-1].any())
+
+
+def reads_behind_lengths(runner: Runner, kept: list[Run]) -> bool:
+    """Whether queries read keys that lengths leave out: no guess brings that about."""
+    of_lengths = [run for run in kept if run.case.padding == "lengths"]
+    return any(_leaks(runner, run) for run in of_lengths)
 
 
 def are_apart(runner: Runner, base: Run) -> bool:

@@ -22,6 +22,7 @@ from . import (
     guessing,
     observation,
     one_head,
+    reads,
     registered,
     scrambled,
     turning,
@@ -73,6 +74,8 @@ class Way:
             found.append(flaws.HEADS_ALIKE)
         if flaws.weighs_one(self.runner, self.base):
             found.append(flaws.SOFTMAX_OF_ONE)
+        if reads.mixes_documents(self.runner, self.base):
+            found.append(reads.DOCUMENTS_MIXED)
         if self.of_backward is not None:
             found.append(self.of_backward)
         if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):

@@ -17,6 +17,7 @@ from .roles import is_added as is_bias_name
 from .roles import normal
 from .signature import BATCH, LENGTH, Call, are_batch_and_length
 from .target import Subject, text_of_file
+from .words import words
 
 _QUOTED = 120  # characters of a sentence
 _MADE_A_NUMBER = re.compile(
@@ -161,7 +162,21 @@ def meaning_of_mask(call: Call, subject: Subject) -> Said | None:
     names = (name,) if others else (name, *_MASKS)
     helpers = "\n\n".join(_helpers_docstrings(call, subject))
     own = _said(_sentences(subject, names))
-    return own or _said((sentence, False) for sentence in _about(helpers, names))
+    said = own or _said((sentence, False) for sentence in _about(helpers, names))
+    is_turned = re.search(_TURNED.format(re.escape(name)), subject.source, re.M)
+    return said or (None if is_turned else _by_name(name))
+
+
+_KEEPING = {"visible", "allowed", "valid", "keep"}
+_BLOCKING = {"forbidden", "blocked", "disallowed", "invalid"}
+
+
+def _by_name(name: str) -> Said | None:
+    """What the name of a mask says of True."""
+    said = set(words(name))
+    if said & _KEEPING and not said & _BLOCKING and "not" not in said:
+        return Said("keep")
+    return Said("blocked") if said & _BLOCKING else None
 
 
 def meaning_of_padding(call: Call, subject: Subject) -> Said | None:

@@ -69,16 +69,17 @@ def of_masks_of_keys(call: "Call", source: str) -> None:
 
 # What compares tokens with the number of padding, and makes (B, 1, 1, Lk) of that.
 _TOKENS_WIDENED = (
-    r"(?:\b{0}\s*(?:!=|==)\s*[\w.]|\b{0}\.(?:eq|ne)\()[^\n]*"
+    r"(?:\b{0}\s*(?:!=|==)\s*|\b{0}\.(?:eq|ne)\()(?P<pad>[\w.]+)[^\n]*"
     r"(?:(?:\.unsqueeze\([12]\)\s*){{2}}|\[:, None, None)"
 )
 
 
-def of_raw_tokens(call: "Call", source: str) -> None:
+def of_raw_tokens(call: "Call", subject: Subject) -> None:
     """What the code requires beside its sequence, and compares with the number of
     padding, itself or in a function of its own, holds the tokens of the keys."""
     if call.takes("padding"):
         return
+    source = subject.source
     for parameter in call.parameters[1:]:  # the first is the sequence
         name = parameter.name
         if call.roles[name] is not None or parameter.default is not parameter.empty:
@@ -87,10 +88,34 @@ def of_raw_tokens(call: "Call", source: str) -> None:
         for helper in re.findall(rf"\b(\w+)\(\s*{re.escape(name)}\s*\)", source):
             defined = rf"def {helper}\(\s*(?:self,\s*)?(\w+)(.*?)(?=\n\s*def |\Z)"
             texts += re.findall(defined, source, re.S)
-        if any(re.search(_TOKENS_WIDENED.format(own), text) for own, text in texts):
+        found = (re.search(_TOKENS_WIDENED.format(own), text) for own, text in texts)
+        if compared := next(filter(None, found), None):
             call.roles[name] = "padding"
-            call.guess([name], "tokens, of which 0 is padding")
+            said = f"{name} taken for tokens, of which 0 is padding"
+            if _is_zero(compared["pad"], subject):
+                call.guesses.append(said)
+            else:
+                call.guess([name], "tokens, of which 0 is padding")
             return
+
+
+def of_documents(call: "Call", source: str) -> None:
+    """Numbers that are compared with each other, query by key: those of the documents
+    in one sequence, which do not see each other."""
+    wide = r"\b{0}\s*(?:\[[^\]\n]*None[^\]\n]*\]|\.unsqueeze\(-?\d\))"
+    for parameter in call.parameters:
+        own = wide.format(re.escape(parameter.name))
+        if re.search(rf"{own}\s*[!=]=\s*{own}|{own}\.(?:eq|ne)\({own}", source):
+            call.roles[parameter.name] = "documents"
+
+
+def _is_zero(pad: str, subject: Subject) -> bool:
+    """Whether the number of padding is 0, also by default, `self.pad_id`."""
+    if pad == "0" or subject.kind == "function":
+        return pad == "0"
+    built = inspect.signature(subject.type).parameters
+    given = built.get(pad.removeprefix("self."))
+    return given is not None and type(given.default) is int and given.default == 0
 
 
 def of_masks_of_rows(call: "Call", text: str) -> None:

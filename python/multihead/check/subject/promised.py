@@ -4,13 +4,14 @@ what it does otherwise is wrong."""
 
 import ast
 import functools
+import inspect
 import re
 from collections.abc import Iterator
 
 from .documented import docstrings, one_line
 from .signature import Call
 from .target import Subject, text_of_file
-from .words import is_position_bias
+from .words import is_position_bias, words
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|luong|soft[-_ ]?align", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
@@ -64,6 +65,8 @@ def promises(subject: Subject, call: Call) -> dict[str, str]:
         "queries_are_last": queries_are_last(subject),
     }
     told = {name: "true" for name, is_said in said.items() if is_said}
+    if parts := parts_of_fused(subject):
+        told["fused_parts"] = parts
     own = {"window_counts": "own_key"} if window_counts_own_key(subject) else {}
     return told | own
 
@@ -79,7 +82,7 @@ def is_dot_product(subject: Subject) -> bool:
     said, text = [subject.name, *docstrings(subject)], subject.source
     if any(f"== {quote}{kind}{quote}" in text for kind, quote in _CHOSEN.findall(text)):
         return True
-    named = any(_DOT_PRODUCT.search(one) for one in said)
+    named = any(_DOT_PRODUCT.search(one) or _UNSCALED.search(one) for one in said)
     if _CONVOLUTION.search(text) and not _HEADS.search(text):
         classes = re.findall(r"^class (\w+)", text, re.M)
         named = named or any(map(_NON_LOCAL.search, [subject.name, *classes]))
@@ -121,8 +124,13 @@ def queries_are_last(subject: Subject) -> bool:
 
 
 def window_counts_own_key(subject: Subject) -> bool:
-    """Whether it says that a window of w is w - 1 keys beside the query's own."""
-    return any(_OWN_KEY_COUNTS.search(sentence) for sentence in _sentences(subject))
+    """Whether it says, or a function of its file that makes its mask, that a window of w
+    is w - 1 keys beside the query's own."""
+    called = re.findall(r"\b(\w*(?:window|mask|local|band)\w*)\(", subject.source)
+    known = getattr(inspect.unwrap(subject.entry), "__globals__", {})
+    makers = (known.get(name) for name in dict.fromkeys(called))
+    said = [inspect.getdoc(m) or "" for m in makers if inspect.isfunction(m)]
+    return any(_OWN_KEY_COUNTS.search(one) for one in (*_sentences(subject), *said))
 
 
 @functools.cache
@@ -141,6 +149,35 @@ def adds_a_little(subject: Subject) -> bool:
 def speaks_of_positions(subject: Subject) -> bool:
     """Whether its file computes with what positions are made into: waves, slopes."""
     return _WAVES.search(text_of_file(subject)) is not None
+
+
+# key, query, value = self.kqv(x).chunk(3, dim=-1); a layer called to_kqv.
+_UNPACKED_PARTS = re.compile(
+    r"^\s*((?:\w+\s*,\s*){1,2}\w+)\s*=\s*[^\n]*"
+    r"(?:\b(?:chunk|split|unbind|tensor_split)\(|= *[kqv]{3}\b)",
+    re.M,
+)
+_NAMED_PARTS = re.compile(r"\b(?:\w*_)?([kqv]{3})(?:_\w*)?\s*=\s*[\w.]*Linear\(")
+_LETTERS = {"queries": "q", "query": "q", "keys": "k", "key": "k"}
+_LETTERS |= {"values": "v", "value": "v", "q": "q", "k": "k", "v": "v"}
+
+
+def parts_of_fused(subject: Subject) -> str | None:
+    """Which part of a fused matrix is whose, "kqv", by the line that takes it apart, or
+    else by its name; None where that is as usual, or nothing says it."""
+    text = subject.source
+    for found in _UNPACKED_PARTS.finditer(text):
+        named = [words(name.strip()) for name in found[1].split(",")]
+        letters = [{_LETTERS[w] for w in said if w in _LETTERS} for said in named]
+        if all(len(one) == 1 for one in letters):
+            order = "".join(one.pop() for one in letters)
+            if order in ("vk", *_OTHER_ORDERS):
+                return order if order != "vk" else "qvk"
+            return None
+    return next((n for n in _NAMED_PARTS.findall(text) if n in _OTHER_ORDERS), None)
+
+
+_OTHER_ORDERS = ("qvk", "kqv", "kvq", "vqk", "vkq")
 
 
 def leaves_dropout(subject: Subject) -> bool:

@@ -25,12 +25,12 @@ _CALL = {
         "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
         "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source z "
         "encoderout mem enc encout encoderoutputs encoutputs encoderstates encoderhidden "
-        "encstates eoutput eoutputs encoded encodings memories"
+        "encstates eoutput eoutputs encoded encodings memories encoder"
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask trgmask causalmask msk selfmask "
         "attnbias attentionbias maskbias scorebias scoresbias additivemask addmask m "
-        "adj adjacency adjmat adjmatrix adjacencymatrix"
+        "adj adjacency adjmat adjmatrix adjacencymatrix visible allowed forbidden blocked"
     ),
     "context_mask": (
         "encoderattentionmask encodermask contextmask memorymask crossmask "
@@ -39,7 +39,7 @@ _CALL = {
     ),
     "padding": (
         "keypaddingmask paddingmask padding padmask srckeypaddingmask keymask "
-        "memorykeypaddingmask kpm keyvalidmask kvmask kmask"
+        "memorykeypaddingmask kpm keyvalidmask kvmask kmask valid"
     ),
     "lengths": "validlens validlen nvalid numvalid lengths seqlens keylengths lens validlengths",
     "is_causal": "iscausal causal usecausal causalflag applycausal usecausalmask",

@@ -15,8 +15,10 @@ from torch import nn
 from . import items, layers, sliding
 from . import roles as tables
 from .masking import (
+    causal_flag,
     of_biases,
     of_column_masks,
+    of_documents,
     of_masks_of_keys,
     of_masks_of_pairs,
     of_masks_of_rows,
@@ -24,7 +26,6 @@ from .masking import (
     of_overwritten_masks,
     of_raw_tokens,
     of_two_masks,
-    causal_flag,
     says_causal,
 )
 from .pairs import roles_of_pairs
@@ -216,7 +217,8 @@ def read(subject: Subject) -> Call:
         call.roles |= {n: known[n] for n in call.roles if n in known}
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
-    of_raw_tokens(call, subject.source)
+    of_raw_tokens(call, subject)
+    of_documents(call, text_of_entry(subject))
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))

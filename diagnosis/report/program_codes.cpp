@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: MIT
+//
+// What keeps a program from being right beside faults of attention: that it
+// raises, draws or changes what it is given, and what shows of who reads whom.
+#include "diagnosis/report/codes.h"
+
+namespace multihead::diagnosis {
+namespace {
+
+constexpr FaultCode kProgramCodes[] = {
+    {"MH901", "raises", "The call ends with an exception; nothing is computed.",
+     "The code raises an exception when it is called as its signature says.",
+     "Read the line that the report quotes; if a call needs something "
+     "special, state it by `inputs=`."},
+    {"MH902", "hangs",
+     "The call does not come back: training stands still without a word.",
+     "The code had not come to an end when its time was over.",
+     "Look for a loop whose condition stays true. If it only needs longer, "
+     "`time_limit=` gives it more."},
+    {"MH903", "crashes",
+     "The whole process ends, and with it everything that is not saved.",
+     "The process of the check ended by a signal, or past every way out that "
+     "Python has.",
+     "Look for what reads or writes memory by itself: an extension, ctypes, "
+     "an uncompiled kernel; or for `os._exit`."},
+    {"MH904", "wrong_shape",
+     "What comes next fails, or, by broadcasting, goes on with numbers that "
+     "mean something else.",
+     "The output does not have the shape of the query.",
+     "Merge the heads back into (B, Lq, H * d) before the output projection."},
+    {"MH905", "not_finite",
+     "NaN spreads: one step of an optimiser later, all weights are NaN.",
+     "The output has NaN or infinities for inputs that are ordinary.",
+     "Look for rows whose keys are all blocked, for a division by 0, for "
+     "`exp` without the largest score subtracted."},
+    {"MH906", "random",
+     "The same input gives another result each time, so nothing can be "
+     "compared or reproduced.",
+     "Two calls with the same inputs differ in evaluation.",
+     "Draw random numbers in training only, and create layers once, in "
+     "`__init__`."},
+    {"MH907", "changes_inputs",
+     "The caller's tensors change behind its back: a residual connection, a "
+     "second layer or a second epoch gets other numbers.",
+     "A call writes into the tensors that it is given.",
+     "Replace operations in place (`x += y`, `x.mul_(y)`, `x[...] = y`) by "
+     "those that make a new tensor."},
+    {"MH908", "changes_global_state",
+     "Other code of the same process computes, or draws random numbers, "
+     "otherwise than it expects.",
+     "A call changes a setting of the whole process and leaves it so.",
+     "Leave the default type, the random seed and the gradient mode to "
+     "whoever starts the program."},
+    {"MH909", "softmax_overflows",
+     "Large scores become inf and then NaN. It happens late in training, on "
+     "inputs that nobody tried.",
+     "The softmax overflows where scores are large.",
+     "Subtract each row's largest score before `exp`, or use "
+     "`torch.softmax`, which does."},
+    {"MH910", "not_comparable",
+     "What comes out cannot be laid beside attention, so nothing is said of "
+     "it.",
+     "What comes out is no tensor that could be compared.",
+     "Return the output, or a tuple whose first entry it is."},
+    {"MH911", "missing_package",
+     "The code needs a package that this Python does not find, and cannot be "
+     "run here.",
+     "The file imports a package that is not installed.",
+     "Install it beside PyTorch, or check the attention in a file of its "
+     "own."},
+    {"MH912", "no_weights_found",
+     "The parameters were not understood, so the output could not be "
+     "compared.",
+     "There are parameters whose part in attention could not be told.",
+     "State them: `weights=` takes a module or tensors by name."},
+    {"MH913", "not_called",
+     "No call that was tried got through, because an argument's meaning is not "
+     "known: nothing is said of the code.",
+     "No call of the code succeeded, and an argument of which nothing is "
+     "known had to be guessed.",
+     "State it: a call of yours by `inputs=`, or a function that fills the "
+     "argument in."},
+    {"MH914", "returns_nothing", "Whoever uses the result fails.",
+     "The call returns None.", "Return the output."},
+    {"MH915", "wrong_type", "Whoever uses the result as a tensor fails.",
+     "The call returns something else than a tensor, or a tuple that has one.",
+     "Return the output, or a tuple whose first entry it is."},
+    {"MH916", "integer_output",
+     "Everything behind the decimal point is lost, and no gradient passes.",
+     "The output has whole numbers.",
+     "Look for a conversion to an integer type, or a tensor made from whole "
+     "numbers."},
+    {"MH917", "argument_guessed",
+     "What came out may be due to an argument that was made up: nothing is "
+     "said "
+     "of the code.",
+     "An argument of which nothing is known had to be guessed, and with the "
+     "guess it is not attention.",
+     "State it: a call of yours by `inputs=`, or a function that fills the "
+     "argument in."},
+    {"MH918", "other_layers",
+     "Nothing is said of the code, as what those layers should do is not "
+     "known.",
+     "The data pass matrices that attention has no use for, and neither the "
+     "output nor what the heads return is attention's alone.",
+     "Check the part that is attention by itself, or split it off."},
+    {"MH919", "cache_differs",
+     "What a model writes token by token is not what it was trained to write: "
+     "all is right as long as nothing is kept from calls before.",
+     "A token on the keys and values of calls before gives something else than "
+     "in one pass over all tokens.",
+     "Keep what one pass computes: keys turned by the positions that they have "
+     "in the whole sequence, the new ones behind the old ones, all that is "
+     "seen, and each query at its own position."},
+    {"MH920", "outside",
+     "Nothing is said of the code: what it should compute is another thing "
+     "than softmax(q k^T / sqrt(d)) v.",
+     "The run computes no softmax, no product of queries and keys before it, "
+     "or weights of features instead of keys, and no known fault explains the "
+     "output.",
+     "Compare it with code of its own kind."},
+    {"MH921", "pools",
+     "Nothing is said of the code: what asks is its own, and no query comes "
+     "in.",
+     "A module that is given one sequence returns one vector for each item.",
+     "Check the attention inside, which is handed its queries."},
+    {"MH922", "bias_of_another_query",
+     "Later keys are weighed by the positions of another query: what is "
+     "learned "
+     "of distances is wrong on one side.",
+     "A query is changed, and what is added to the scores of the query before "
+     "it changes, too.",
+     "Shift 2 * L - 1 distances, or index a table by j - i: what the shift of "
+     "L distances puts at later keys belongs to the next query."},
+    {"MH923", "heads_alike",
+     "Several heads cost the time of several, and see what one sees.",
+     "Each head of a loop gets the same queries, keys and values.",
+     "Give each head matrices of its own, W_q of (E, H * d), and cut the "
+     "features."},
+    {"MH924", "positions_unseen",
+     "Nothing is said of the code: NumPy does not show what it makes of "
+     "positions.",
+     "Code in NumPy computes with positions, and nothing explains its output "
+     "without them.",
+     "Check the same code in PyTorch, or attention without positions."},
+    {"MH925", "context_unread",
+     "A decoder that does not read what was encoded writes the same whatever "
+     "the source says.",
+     "Code with several attentions requires a context, and none of their "
+     "queries, keys and values comes of it.",
+     "Hand the context to the attention that is meant to read it, as its keys "
+     "and values."},
+    {"MH926", "context_half_read",
+     "Weights say how much of each key's value is read, and the values are of "
+     "another sequence: what is read has nothing to do with what was found.",
+     "The keys of an attention come of the context and its values of the "
+     "queries' own sequence, or the other way round.",
+     "Take keys and values of one sequence."},
+    {"MH927", "context_asks",
+     "The result has a place for each position of the context, and is added to "
+     "the sequence, whose positions are others.",
+     "In a block that begins with self-attention the queries come of the "
+     "context, and keys and values of the sequence itself.",
+     "Queries are of the sequence, keys and values of the context."},
+    {"MH928", "masks_exchanged",
+     "Later positions of the target are seen in training, and padding of the "
+     "source is read.",
+     "The mask of the sequence reaches the attention of the context first, or "
+     "that of the context the attention of the sequence.",
+     "The target's mask, which hides later positions, is for self-attention; "
+     "the source's is for the keys of the context."},
+    {"MH929", "softmax_of_one",
+     "Nothing is chosen: each key or feature counts as it is, and what the "
+     "scores would say is lost.",
+     "Every softmax of the code goes along an axis of one number, in calls of "
+     "other lengths, too.",
+     "Take the softmax along the axis of what is weighed."},
+    {"MH930", "items_mixed",
+     "Texts or images of one batch get parts of each other: results depend on "
+     "what else is in the batch.",
+     "Nothing explains the output, and one item is changed: others change with "
+     "it, along each axis that may be that of items.",
+     "Keep the axis of items to itself: split heads by x.view(B, L, H, "
+     "d).transpose(1, 2)."},
+    {"MH931", "mask_of_another",
+     "Later positions of the target are seen in training, or padding of the "
+     "source is read; and calls in which both are not of one length fail.",
+     "A mask of one sequence blocks weights of the attention that another mask "
+     "is for.",
+     "Give each attention the mask of the keys that it reads."},
+    {"MH932", "backward_differs",
+     "It learns something else than to make its loss smaller, and may learn "
+     "slowly, or not at all.",
+     "What `backward` returns is compared with differences of the forward "
+     "pass along random directions, in float64.",
+     "Check each step by differences: (f(x + h) - f(x - h)) / 2h."},
+    {"MH933", "global_read",
+     "It works in the notebook where it was written, and in no other place; or "
+     "it does there, and what it is given has no effect.",
+     "An argument is never read, and a tensor of the file, of a like name, is.",
+     "Read the argument; keep tests of a file from its code, as behind `if "
+     "__name__ == \"__main__\":`."},
+    {"MH934", "unregistered",
+     "It computes what it should and learns nothing: state_dict() and "
+     "parameters() lack these weights, and each run begins with others.",
+     "Layers that meet the data are in a plain list or dictionary of their "
+     "module, and nowhere else in it.",
+     "nn.ModuleList or nn.ModuleDict for layers, nn.Parameter for tensors."},
+    {"MH935", "projection_unused",
+     "It computes a projection for nothing, which never learns; queries, keys "
+     "or values are those of another.",
+     "Nothing explains the output, and a matrix that meets the data, or a "
+     "third of a fused one, gets no gradient.",
+     "Look for a name that is written twice where two are meant."},
+    {"MH936", "positions_scrambled",
+     "Tokens are made of parts of several positions: attention compares what "
+     "was never one thing, and pixels or frames are exchanged.",
+     "Heads are right, and layers beside them work on each position alone; yet "
+     "a sequence in another order gives other numbers.",
+     "Exchange axes by transpose or permute, not by view."},
+    {"MH937", "positions_apart",
+     "It is no attention over positions: what a token becomes follows that "
+     "token alone, and nothing of the sequence is learned.",
+     "One token after the other is changed: what comes out at all others stays "
+     "as it is. Said where no other fault explains the code.",
+     "The axis of positions must be the last but one where queries meet keys: "
+     "(B, H, L, d)."},
+    {"MH938", "hidden_keys_read",
+     "Padding and later tokens have a part in what is returned: results follow "
+     "the padding, and training sees what it is to predict.",
+     "A key that a mask hides is changed, and what the query returns changes "
+     "with it, whichever value of the mask hides. Said where no other fault "
+     "explains the code.",
+     "Fill the scores of hidden keys with -inf, before the softmax."},
+    {"MH939", "softmax_of_another_axis",
+     "Weights of a query do not add up to 1: what it returns grows and shrinks "
+     "with how many others ask, and one that nobody asks for is lost.",
+     "Weights are followed from their softmax to where they are summed with: "
+     "nowhere do they add up to 1. Said where no other fault explains the "
+     "code, also of attention of another kind, as additive attention.",
+     "Take the softmax along the axis of what is weighed, as that of the "
+     "keys."},
+    {"MH940", "later_tokens_seen",
+     "In training it copies what it is to predict, so that the loss falls and "
+     "nothing is learned; there is nothing to copy when it writes.",
+     "A later token is changed, and what is said of an earlier one changes "
+     "with "
+     "it, in a model whose file trains it to say the next token.",
+     "Block the keys j > i of each query i."},
+    {"MH941", "weights_alike",
+     "It averages, whatever is asked: queries and keys are learned for "
+     "nothing.",
+     "The weights of each query are one number, of all keys that it sees, "
+     "though scores of others differ. Said where no other fault explains the "
+     "code, also of attention of another kind.",
+     "Let the scores of a query follow the keys."},
+    {"MH942", "layer_used_twice",
+     "Two steps share what each should learn for itself, and the other layer "
+     "learns nothing; weights of others give other results.",
+     "A layer is called twice in one call of its owner, and one of the same "
+     "class and sizes beside it never is: the code speaks of that one only "
+     "where it is made.",
+     "Call each for what its name says, or take out the one that is not "
+     "used."},
+    {"MH943", "normalised_over_heads",
+     "Scores are no cosines, and no scale fits them; what a head sees depends "
+     "on the others.",
+     "The squares of keys add up to 1 over the heads, and not over the "
+     "features of each.",
+     "Normalise the features of each head, the last axis of (B, H, L, d): "
+     "F.normalize(x, dim=-1), whose default is dim=1."},
+    {"MH944", "alibi_rises",
+     "Far keys get more weight than near ones: the reverse of what ALiBi is "
+     "for, and nothing like it for longer texts than those of training.",
+     "A bias that rises with the distance of a key is added to the scores, and "
+     "the text speaks of ALiBi, which subtracts it.",
+     "Subtract: scores - slopes * distance, or scores + slopes * (j - i) for "
+     "the keys j <= i."},
+    {"MH945", "documents_mixed",
+     "A model that is trained on several texts in one row learns from the "
+     "wrong ones, and says something else of a text by itself.",
+     "A token that has a number of its own is changed, and what is returned "
+     "for others changes with it.",
+     "Block what has another number, before the softmax, with -inf."},
+    {"MH999", "unknown",
+     "The layer is not attention, and another layer, or weights of others, "
+     "will not do what it does.",
+     "The output is not attention's, and no known fault explains it.",
+     "Begin at the first step that differs, which the report names."},
+};
+
+}  // namespace
+
+std::span<const FaultCode> codes_of_programs() { return kProgramCodes; }
+
+}  // namespace multihead::diagnosis
