@@ -286,8 +286,9 @@ const std::vector<Convention> kReadings = {
      "first.",
      "", folds_heads, [](Recipe& r) { r.heads_before_items = true; }},
     {"dot_product_attention",
-     "The scores are not scaled: it calls itself dot-product attention, is a "
-     "block of images that has no scale, or is handed scaled queries.",
+     "The scores are not scaled: it says so or calls itself dot-product "
+     "attention, is a block of images that has no scale, or is handed scaled "
+     "queries.",
      "nn.MultiheadAttention divides them by the square root of the head width.",
      [](const ObservedCall& call) {
        return maybe(call.facts.contains("says_dot_product"));

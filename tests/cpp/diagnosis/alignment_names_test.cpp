@@ -212,6 +212,28 @@ TEST(AlignmentNames, PlainNamesGiveWayToThoseOfAttention) {
                                  "pooler.dense.weight", "q_norm.weight"}));
 }
 
+TEST(AlignmentNames, PartsOfAFusedMatrixMayLieInAnotherOrder) {
+  Truth truth;
+  const std::map<std::string, at::Tensor> weights = {
+      {"kqv.weight", at::cat({truth.k, truth.q, truth.v})},
+      {"kqv.bias", at::cat({truth.k_bias, truth.q_bias, truth.v_bias})},
+      {"out.weight", truth.o},
+      {"out.bias", truth.o_bias}};
+  truth.sizes.fused_parts = "kqv";
+  const AlignedWeights found = truth.align(weights);
+  expect_weights(found, truth);
+  expect_biases(found, truth);
+  truth.sizes.fused_parts = "kq";
+  try {
+    truth.align(weights);
+    ADD_FAILURE() << "no error";
+  } catch (const c10::ValueError& error) {
+    EXPECT_STREQ(error.what_without_backtrace(),
+                 "explain: fused_parts must be q, k and v in some order, got "
+                 "kq");
+  }
+}
+
 TEST(AlignmentNames, WithoutMatricesThereIsNothingToAlign) {
   const AlignedWeights found = align_weights(
       {{"norm.weight", random({kE})}, {"tril", random({3, 3})}}, {}, kPlain);
