@@ -67,6 +67,18 @@ def _widths(built: "Construction") -> None:
         built.roles |= dict.fromkeys(of_keys, "embed_dim")
 
 
+def is_grounded(built: "Construction", name: str) -> bool:
+    """Whether a size whose role only its place tells is used as one of that role: a
+    width that matrices read, or a number of heads that divides a width."""
+    role, text = built.roles[name], source_of(built.subject.target.__init__)
+    if role == "embed_dim":
+        reads = rf"(?:Linear|Conv[12]d)\(\s*(?:self\.)?{re.escape(name)}\s*,"
+        return re.search(reads, text) is not None
+    wide = [n for n, r in built.roles.items() if r in ("embed_dim", "head_dim")]
+    divides = rf"\b(?:{'|'.join(map(re.escape, wide))})\s*(?://|%)\s*(?:self\.)?"
+    return bool(wide) and re.search(rf"{divides}{re.escape(name)}\b", text) is not None
+
+
 def _is_of_inputs(built: "Construction", name: str) -> bool:
     """Whether a matrix reads that many features: `nn.Linear(key_dim, units)`."""
     reads = rf"Linear\(\s*(?:in_features\s*=\s*)?(?:self\.)?{re.escape(name)}\s*,"

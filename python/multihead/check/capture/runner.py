@@ -102,6 +102,7 @@ class Runner:
 
     def __init__(self, subject: Subject, call: Call, guard: Guard, weights: object):
         self.subject, self.call, self.guard = subject, call, guard
+        self.told: dict[str, str] = {}
         # What the user names, where it cannot be seen.
         self.weights = weights if isinstance(weights, dict) else {"self": weights}
         self.construction = Construction(subject) if subject.kind == "class" else None
@@ -118,7 +119,7 @@ class Runner:
         """One for another reading of the signature, with the same instances. subject:
         the same code as it is called in another form."""
         other = copy.copy(self)
-        other.call, other.subject = call, subject or self.subject
+        other.call, other.subject, other.told = call, subject or self.subject, {}
         return other
 
     def run(
@@ -244,8 +245,7 @@ class Runner:
         recorder.rounds = wide and (adds or self._key(case) in self._rounding)
         recorder.is_stepwise = is_stepwise(self.subject)
         frames = Frames()
-        called = self.callable_of(target)
-        old = weights.arrays_of(target)
+        called, old = self.callable_of(target), weights.arrays_of(target)
 
         def watched():
             on_cpu = devices.cpu_instead(self._asks_for_gpu)
@@ -293,7 +293,7 @@ class Runner:
         held = self.call.takes("mask") and not sliding.is_read(self.subject.source)
         run.window_elsewhere = held or self.call.takes("past")
         run.parameters = weights.collect(
-            recorder, frames, self._roots(target), made.weights, old
+            recorder, frames, self._roots(target), made.weights, old, self.told
         )
         if case.gradients and not case.style.numpy and run.asks is None:
             self._differentiate(run, weights.named(target, recorder))

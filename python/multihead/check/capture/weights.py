@@ -34,13 +34,20 @@ class Weights:
 
 
 def collect(
-    recorder: Recorder, frames: Frames, roots: dict, given: dict, old: dict[str, int]
+    recorder: Recorder,
+    frames: Frames,
+    roots: dict,
+    given: dict,
+    old: dict[str, int],
+    told: dict[str, str] | None = None,
 ) -> Weights:
     """The weights of a run.
 
     roots: what the code holds, by name ("self" for a module): modules, tensors,
     closures. given: its arguments that are weights. frames: the variables of its
-    functions. old: the arrays that an object had before, as arrays_of tells them.
+    functions. old: the arrays that an object had before, as arrays_of tells them. told:
+    the names by the way of the data that a run with several inputs gave, by their own,
+    which holds for those that have one; a first such run notes them there.
     """
     met = {recorder.root(use.weight) for use in recorder.uses.values()}
     used = met | {recorder.root(bias) for bias in recorder.biases.values()}
@@ -64,6 +71,8 @@ def collect(
     unnamed = met - {recorder.root(c.tensor) for c in kept}
     matrices = [c for c in kept if c.tensor.dim() >= 2]
     by_flow = _named_by_flow(recorder, kept, made)
+    if by_flow is not None and told is not None:
+        by_flow = _as_told(by_flow, kept, told)
     silent = matrices and not any(speaks(c.name) for c in matrices)
     # What no data met has no other name than its own: linears.3, forgotten.
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
@@ -86,6 +95,28 @@ def collect(
         weights.tensors[c.name] = tensor.clone() if c.of_array else tensor
     weights.layouts = {c.name: c.layout for c in kept if c.layout}
     return weights
+
+
+def _as_told(flow: Weights, kept: list[Held], told: dict[str, str]) -> Weights:
+    """With one input for all, which side of the scores is that of queries is told by
+    runs with several."""
+    own = {c.tensor.data_ptr(): c.name for c in kept if c.tensor.numel()}
+    names = {new: own.get(t.data_ptr()) for new, t in flow.tensors.items()}
+    if None in names.values() or len(set(names.values())) < len(names):
+        return flow
+    if not flow.by_order:
+        for new, name in names.items():
+            told.setdefault(str(name), new)
+        return flow
+    if told.keys() != set(names.values()):
+        return flow
+    renamed = {new: told[str(name)] for new, name in names.items()}
+    return replace(
+        flow,
+        tensors={renamed[n]: t for n, t in flow.tensors.items()},
+        layouts={renamed[n]: layout for n, layout in flow.layouts.items()},
+        by_order=False,
+    )
 
 
 def by_flow(named: Weights, partly: bool) -> Weights:

@@ -2,6 +2,7 @@
 """Where nothing explains all runs: some of them, which hide what is to be said of the
 others, are set apart."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ Judge = Callable[[Reading, list[Run]], None]
 def judge(reading: Reading, runs: Cases, judged: Judge) -> None:
     """The verdict on a part of the runs, if it says more than that on all of them."""
     attempts = (_without_chance, _without_wide_masks, _finite, _output_alone)
-    for attempt in (*attempts, _in_evaluation):
+    for attempt in (*attempts, _with_turned_draws, _in_evaluation):
         if reading.verdict and reading.verdict["verdict"] == "unknown":
             attempt(reading, runs, judged)
 
@@ -99,13 +100,41 @@ def _output_alone(reading: Reading, runs: Cases, judged: Judge) -> None:
         reading.verdict = whole
 
 
-def _in_evaluation(reading: Reading, runs: Cases, judged: Judge) -> None:
-    """Draws of another size than weights, as of those of blocks, tell nothing of what is
-    dropped: what it does in evaluation is judged alone."""
+def _with_turned_draws(reading: Reading, runs: Cases, judged: Judge) -> None:
+    """Scores that are keys times queries drop weights (Lk, Lq)."""
+    dropping = _failing_in_training(reading, runs)
+    if not dropping:
+        return
+    whole = reading.verdict
+    judged(reading, [_turned(r) if r in dropping else r for r in runs.kept])
+    if not reading.is_right:
+        reading.verdict = whole
+
+
+def _turned(run: Run) -> Run:
+    recorder, sizes = copy.copy(run.recorder), (run.case.keys, run.case.sizes.queries)
+    recorder.draws = [
+        replace(draw, keep=draw.keep.mT.contiguous())
+        if tuple(draw.keep.shape[-2:]) == sizes
+        else draw
+        for draw in recorder.draws
+    ]
+    return replace(run, recorder=recorder)
+
+
+def _failing_in_training(reading: Reading, runs: Cases) -> list[Run]:
+    """The runs that drop, if nothing but these is not explained."""
     assert reading.verdict is not None
     failing = {c["name"] for c in reading.verdict["cases"] if not c["agrees"]}
     dropping = [run for run in runs.kept if run.case.training]
-    if not dropping or not failing <= {run.case.name for run in dropping}:
+    return dropping if failing <= {run.case.name for run in dropping} else []
+
+
+def _in_evaluation(reading: Reading, runs: Cases, judged: Judge) -> None:
+    """Draws of another size than weights, as of those of blocks, tell nothing of what is
+    dropped: what it does in evaluation is judged alone."""
+    dropping = _failing_in_training(reading, runs)
+    if not dropping:
         return
     sizes = {draw.keep.numel() for run in dropping for draw in run.recorder.draws}
     one = dropping[0].case
@@ -120,9 +149,7 @@ def _in_evaluation(reading: Reading, runs: Cases, judged: Judge) -> None:
             "and is not judged."
         )
         remedy = "Drop weights, after the softmax."
-        reading.findings.append(
-            Finding("dropout_unseen", sentence, remedy, kind="limit")
-        )
+        reading.findings.append(Finding("limit", sentence, remedy, kind="limit"))
     else:
         reading.verdict = whole
 

@@ -50,14 +50,16 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
 
 def answers(reading: Reading) -> bool:
     """Whether what its heads are handed tells why the whole is not explained."""
-    one = _core_of(reading.kept[0])
-    return one is not None and bool(_answers(one))
+    first = reading.kept[0]
+    one = _core_of(first)
+    return one is not None and bool(_answers(first, one))
 
 
-def _answers(one: Core) -> list[str]:
+def _answers(run: Run, one: Core) -> list[str]:
+    more = ["keys beside those of its sequence"] * (_slots(run, one) > 0)
     shifted = ["what is added to its queries and keys"] * one.is_shifted
     turned = ["what turns its context by positions"] * one.is_turned
-    return shifted + turned + ["what scales its scores"] * one.are_cosines
+    return more + shifted + turned + ["what scales its scores"] * one.are_cosines
 
 
 def answered(runs: list[Run]) -> set[str]:
@@ -319,13 +321,14 @@ def _explained(
 ) -> dict[str, Any] | None:
     call, stated = reading.way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
+    is_before = _stand_before(found)
     for one, (run, its_core) in zip(seen, found):
-        _show_slots(one, run, its_core, shown)
+        _show_slots(one, run, _slots(run, its_core), shown, is_before)
     named = [f"`{name}`" for name in reading.beside]
     if len(named) > _SHOWN:
         named[_SHOWN:] = [f"{len(named) - _SHOWN} more"]
     later = found[0][1].others
-    named += _answers(found[0][1])
+    named += _answers(*found[0])
     behind = bool(later) or has_head_behind(reading.way.runner.subject)
     beside = " and ".join(named or ["what is behind it"] * behind)
     facts = {"core_beside": beside, "search_effort": repr(effort)}
@@ -354,14 +357,28 @@ def _slots(run: Run, one: Core) -> int:
     return one.key.shape[2] - run.case.keys
 
 
-def _show_slots(seen: Observation, run: Run, one: Core, shown: bool) -> None:
-    """Masks know nothing of keys that stand before those of the case, or behind them:
-    these are the same for all items. shown: the value of a mask that shows a key."""
-    slots = _slots(run, one)
+def _stand_before(found: list[tuple[Run, Core]]) -> bool:
+    """Whether these stand before the others, or behind: they are the same for all items,
+    where the others are not."""
+    for run, one in found:
+        slots = _slots(run, one)
+        before, behind = one.key[:, :, :slots], one.key[:, :, -slots:]
+        if slots > 0 and _are_alike(before) != _are_alike(behind):
+            return _are_alike(before)
+    return True
+
+
+def _are_alike(items: Tensor) -> bool:
+    return bool((items == items[:1]).all())
+
+
+def _show_slots(
+    seen: Observation, run: Run, slots: int, shown: bool, is_before: bool
+) -> None:
+    """Masks know nothing of keys that stand beside those of the case. shown: the value
+    of a mask that shows a key."""
     if slots < 1:
         return
-    first = one.key[:, :, :slots]
-    is_before = len(first) == 1 or _are_alike(first)
     for role in {"mask", "key_padding_mask"} & seen.tensors.keys():
         mask = seen.tensors[role]
         value = 0.0 if run.case.style.additive else float(shown)
@@ -370,10 +387,6 @@ def _show_slots(seen: Observation, run: Run, one: Core, shown: bool) -> None:
     if is_before and "is_causal" in seen.metadata:
         # Each query sees them, however early it is.
         seen.metadata["queries_are_last"] = "true"
-
-
-def _are_alike(items: Tensor) -> bool:
-    return bool((items == items[:1]).all())
 
 
 def _are_one(core: Core) -> bool:

@@ -19,6 +19,7 @@ from ..calls.cases import Case
 from ..capture import core
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from ..subject.documented import docstrings
 from ..subject.target import Subject, text_of_file
 from . import again
 from .layouts import written_batch_first
@@ -180,9 +181,9 @@ def normalises_over_heads(base: Run) -> bool:
 
 
 def rises_with_distance(subject: Subject, conditions: list[str]) -> bool:
-    """Whether a bias does what ALiBi, of which the text speaks, reverses."""
-    text = f"{subject.name} {subject.source}"
-    return "rising_bias" in conditions and _ALIBI.search(text) is not None
+    """Whether a bias does what ALiBi, of which its docstrings speak, reverses."""
+    is_alibi = any(map(_ALIBI.search, docstrings(subject)))
+    return "rising_bias" in conditions and is_alibi
 
 
 def projection_unused(names: list[str]) -> Finding:

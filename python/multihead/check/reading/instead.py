@@ -23,6 +23,19 @@ _NORMS_VALUES = re.compile(r"\bv(alues?)?\s*=\s*(self\.)?\w*norm\w*\(\s*v", re.I
 # (Choromanski et al., 2021), linear transformers (Katharopoulos et al., 2020).
 _OF_FEATURES = re.compile(r"linear_?att(ention|n)|performer|favor", re.I)
 _WITHOUT_SOFTMAX = {"softmax_missing", "scores_normalised_without_exp"}
+# self.wq(x / math.sqrt(d)): heads do not show it.
+_SCALED_BEFORE = re.compile(
+    r"\bself\.\w+\(\s*\w+\s*[*/]\s*(?:\([^()\n]*\)|[^()\n,])*?(?:sqrt|scal|\*\*\s*-?\s*0?\.5)",
+    re.I,
+)
+_BEFORE_PROJECTION = Finding(
+    "other_layers",
+    "What it projects is scaled before, which its heads do not show, and nothing explains "
+    "the rest.",
+    "Check the part that is attention by itself, or scale the queries, not what they "
+    "come of.",
+    kind="unchecked",
+)
 _BEHIND_CONTEXT = Finding(
     "outside",
     "It reads its context before the sequence, in one attention, and no later key than "
@@ -68,6 +81,13 @@ def of_verdict(reading: Reading) -> list[Finding]:
         return [flaw or guessing.other_layers(unread)]
     if reading.faults == ["causal_bottom_right"] and _reads_first(reading):
         return [_BEHIND_CONTEXT]
+    assumed = {one["name"] for one in (reading.verdict or {}).get("assumptions", ())}
+    if reading.faults == ["scale_missing"] and assumed & {
+        "heads_only",
+        "layers_beside",
+    }:
+        if _SCALED_BEFORE.search(subject.source):
+            return [_BEFORE_PROJECTION]
     is_ignored = reading.faults == ["mask_ignored"]
     said = _outside(reading) or (reading.mask_doubt if is_ignored else None)
     return [said] if said else []

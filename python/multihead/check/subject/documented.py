@@ -281,11 +281,19 @@ _OF_PIXELS = re.compile(
 
 
 def batch_first_in_file(subject: Subject) -> bool | None:
-    """What the file of the code says of sequences, (batch, length, ...), where nothing
-    in it exchanges the two; None where it says nothing, or both."""
+    """What those say of sequences, (batch, length, ...), that make the code under test a
+    part of theirs, and their other parts, where nothing in the file exchanges the two;
+    None where these say nothing, or both."""
     text = text_of_file(subject)
     if _EXCHANGES.search(text):
         return None
+    classes = re.split(r"^(?=class )", text, flags=re.M)
+    named = {m[1]: one for one in classes if (m := re.match(r"class (\w+)", one))}
+    owners = [
+        t for n, t in named.items() if n != subject.name and f"{subject.name}(" in t
+    ]
+    parts = [t for n, t in named.items() if any(f"{n}(" in owner for owner in owners)]
+    text = "".join((*owners, *parts))
     shapes = (re.split(_BY, m["axes"].lower()) for m in _AXES.finditer(text))
     said = {_is_batch_first([a.strip() for a in axes]) for axes in shapes} - {None}
     said |= {True} if _OF_PIXELS.search(text) else set()

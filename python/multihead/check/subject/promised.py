@@ -26,6 +26,9 @@ _CONVOLUTION = re.compile(r"\bConv[123]d\b")
 # What calls a function of the same file with queries that are scaled.
 _BY_CALLER = re.compile(r"\bq\w*\s*(?:\*=|=\s*\(?q\w*\s*\*)\s*[\w.]*scal", re.I)
 _UNSCALED = re.compile(r"\b(?:no|not|without|un|omits? the) ?scal(?:ed|e|ing)\b", re.I)
+_OF_SCORES = re.compile(
+    r"\b(?:scores?|logits?|dot[- ]products?|energ(?:y|ies))\b", re.I
+)
 _BIAS = re.compile(
     r"alibi|linear[-_ ]?bias|relative[-_ ]?(?:pos|bias|dist)|pos(?:ition)?s?[-_ ]?bias",
     re.I,
@@ -36,7 +39,7 @@ _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
     r"(?:the )?(?:last|latest|newest|most recent)\b"
     r"(?! (?:in the )?(?:\w+ )?(?:arg|param|dim|axis|axes))|"
-    r"\blast quer(?:y|ies)\b[^.;\n]{0,30}\blast keys?\b|"
+    r"\blast quer(?:y|ies)\b[^.;\n]{0,20}\baligned\b[^.;\n]{0,20}\blast keys?\b|"
     r"\b(?:bottom[- ]right|right[- ]aligned|aligned (?:to|at|with) the end)\b",
     re.I,
 )
@@ -82,7 +85,8 @@ def is_dot_product(subject: Subject) -> bool:
     said, text = [subject.name, *docstrings(subject)], subject.source
     if any(f"== {quote}{kind}{quote}" in text for kind, quote in _CHOSEN.findall(text)):
         return True
-    named = any(_DOT_PRODUCT.search(one) or _UNSCALED.search(one) for one in said)
+    named = any(_DOT_PRODUCT.search(one) for one in said)
+    named = named or any(map(_says_unscaled, _sentences(subject)))
     if _CONVOLUTION.search(text) and not _HEADS.search(text):
         classes = re.findall(r"^class (\w+)", text, re.M)
         named = named or any(map(_NON_LOCAL.search, [subject.name, *classes]))
@@ -90,6 +94,10 @@ def is_dot_product(subject: Subject) -> bool:
     named = named or (subject.kind == "function" and _is_scaled_by_caller(subject))
     texts = (_UNSCALED.sub("", text) for text in (*said, subject.source))
     return named and not any(map(_SCALES.search, texts))
+
+
+def _says_unscaled(sentence: str) -> bool:
+    return bool(_UNSCALED.search(sentence) and _OF_SCORES.search(sentence))
 
 
 def _is_scaled_by_caller(subject: Subject) -> bool:
@@ -158,14 +166,20 @@ _UNPACKED_PARTS = re.compile(
     re.M,
 )
 _NAMED_PARTS = re.compile(r"\b(?:\w*_)?([kqv]{3})(?:_\w*)?\s*=\s*[\w.]*Linear\(")
+_LAYERS = re.compile(r"\bself\.(\w+)\s*=\s*[\w.]*(?:Linear|Conv\w*|Parameter)\(")
+# Those whose names say in which order.
+_IN_USUAL_ORDER = re.compile(r"qkv|(?<![a-z])kv|in_proj|c_attn|query_key_value", re.I)
 _LETTERS = {"queries": "q", "query": "q", "keys": "k", "key": "k"}
 _LETTERS |= {"values": "v", "value": "v", "q": "q", "k": "k", "v": "v"}
 
 
 def parts_of_fused(subject: Subject) -> str | None:
     """Which part of a fused matrix is whose, "kqv", by the line that takes it apart, or
-    else by its name; None where that is as usual, or nothing says it."""
+    else by its name; None where that is as usual, as a name like in_proj has it, or
+    nothing says it."""
     text = subject.source
+    if any(map(_IN_USUAL_ORDER.search, _LAYERS.findall(text))):
+        return None
     for found in _UNPACKED_PARTS.finditer(text):
         named = [words(name.strip()) for name in found[1].split(",")]
         letters = [{_LETTERS[w] for w in said if w in _LETTERS} for said in named]
@@ -193,9 +207,9 @@ def _sentences(subject: Subject) -> Iterator[str]:
         yield line.partition("#")[2]
 
 
-_SERVES = re.compile(
-    r"@torch\.(?:no_grad|inference_mode)\(\)\s+def (?:forward|__call__)\b"
-)
+_SERVES = r"@torch\.(?:no_grad|inference_mode)\(\)\s+def (?:forward|__call__|{})\b"
+# What it is given is handed to NumPy, which knows of no gradients.
+_IN_NUMPY = re.compile(r"\.detach\(\)(?:\.cpu\(\))?\.numpy\(\)")
 
 
 def leaves_gradients(subject: Subject, call: Call) -> bool:
@@ -206,5 +220,6 @@ def leaves_gradients(subject: Subject, call: Call) -> bool:
     cut = name and re.search(
         rf"^\s*{name}\s*=\s*{name}\.detach\(\)", subject.source, re.M
     )
-    serves = _SERVES.search(subject.source)
+    serves = re.search(_SERVES.format(re.escape(subject.name)), subject.source)
+    serves = serves or _IN_NUMPY.search(subject.source)
     return bool(cut or serves) or getattr(subject.how, "has_no_gradients", False)

@@ -39,7 +39,7 @@ _CALL = {
     ),
     "padding": (
         "keypaddingmask paddingmask padding padmask srckeypaddingmask keymask "
-        "memorykeypaddingmask kpm keyvalidmask kvmask kmask valid"
+        "memorykeypaddingmask kpm keyvalidmask kvmask kmask valid pad ispad"
     ),
     "lengths": "validlens validlen nvalid numvalid lengths seqlens keylengths lens validlengths",
     "is_causal": "iscausal causal usecausal causalflag applycausal usecausalmask",
@@ -112,7 +112,7 @@ _SIZES = {
         "maxpositionembeddings seqlength maxseqlength ctxlen contextlen "
         "numtokens npatch numpatch maxt nctx maxsequencelength length"
     ),
-    "window": "windowsize winsize ws",
+    "window": "windowsize winsize ws win",
     "sliding_window": (
         "slidingwindow slidingwindowsize localwindow localwindowsize attentionwindow "
         "attentionwindowsize attnwindow attnwindowsize"
