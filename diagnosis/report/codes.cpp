@@ -302,6 +302,10 @@ constexpr FaultCode kCodes[] = {
     {"MH526", "own_value_only",
      "No position reads another: the layer mixes nothing, and what looks like "
      "attention is a gate of each position's own value."},
+    {"MH527", "softmax_sums_of_other_rows",
+     "A query's weights do not sum to 1, and change with later queries, which "
+     "causal masks are to hide. With several heads or items mostly a shape "
+     "complains."},
     // Output.
     {"MH601", "output_weight_transposed", kTransposed},
     {"MH602", "output_bias_forgotten", kBiases},

@@ -295,6 +295,21 @@ Tensor softmax_over_heads_and_keys(const Tensor& scores) {
       .transpose(1, 2);
 }
 
+// What each row is to have, as it meets columns where no dimension is kept.
+Tensor of_another_row(const Tensor& rows) {
+  require(rows.size(2) == rows.size(3));
+  return rows.select(-1, 0).unsqueeze(-2);
+}
+
+template <bool maximum, bool sum>
+Tensor softmax_of_columns(const Tensor& scores) {
+  const Tensor largest = scores.amax(-1, /*keepdim=*/true).expand_as(scores);
+  const Tensor powers =
+      (scores - (maximum ? of_another_row(largest) : largest)).exp();
+  const Tensor sums = powers.sum(-1, /*keepdim=*/true).expand_as(scores);
+  return powers / (sum ? of_another_row(sums) : sums);
+}
+
 Tensor as_they_are(const Tensor& scores) { return scores; }
 
 template <Narrow where, at::ScalarType type>
@@ -360,6 +375,16 @@ const std::vector<Fault> kWeightFaults = {
      "The softmax runs over the keys of all heads together.",
      kSoftmaxRemedy,
      {{normalise_by<softmax_over_heads_and_keys>}}},
+    {"softmax_sums_of_other_rows",
+     "exp(scores) is divided by the sums of other queries: they are summed "
+     "without keepdim, so that a row's sum meets a column.",
+     "Keep the dimension: e / e.sum(-1, keepdim=True), in NumPy "
+     "e.sum(axis=-1, keepdims=True); or take softmax(scores, dim=-1).",
+     {{normalise_by<softmax_of_columns<false, true>>},
+      {normalise_by<softmax_of_columns<true, true>>,
+       "So are the largest scores, which are subtracted before."},
+      {normalise_by<softmax_of_columns<true, false>>,
+       "It is the largest score, subtracted before, that is of another row."}}},
     {"softmax_missing",
      "There is no softmax.",
      kSoftmaxRemedy,

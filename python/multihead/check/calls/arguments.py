@@ -179,6 +179,8 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
         return cases.positions(case)
     if role == "documents" and parameter.default is parameter.empty:
         return torch.zeros(case.sizes.batch, case.sizes.queries, dtype=torch.int64)
+    if role == "bounds":  # of one document
+        return torch.tensor([0, case.sizes.queries], dtype=torch.int32)
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT
     if role == "dropout":

@@ -67,13 +67,16 @@ def astray(runner: Runner, base: Run, kept: list[Run]) -> Finding | None:
 
 def mixes_documents(runner: Runner, base: Run) -> bool:
     """Whether others follow the last token, which is a document by itself."""
-    name = runner.call.parameter("documents")
+    call = runner.call
+    name = call.parameter("documents") or call.parameter("bounds")
     case = replace(base.case, gradients=False)
     length = case.sizes.queries
     if name is None or "L" not in _axes(case) or case.keys != length or length < 3:
         return False
     alone = torch.zeros(case.sizes.batch, length, dtype=torch.int64)
     alone[:, -1] = 1
+    if call.takes("bounds"):
+        alone = torch.tensor([0, length - 1, length], dtype=torch.int32)
     given = (
         arguments.make(runner.call, case),
         _with_another(runner, case, "L", length - 1),

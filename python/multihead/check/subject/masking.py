@@ -99,12 +99,18 @@ def of_raw_tokens(call: "Call", subject: Subject) -> None:
             return
 
 
+_BOUNDS = re.compile(r"cu_?(?:seq_?)?len(?:gth)?s?|cu_?seq_?lens?", re.I)
+
+
 def of_documents(call: "Call", source: str) -> None:
     """Numbers that are compared with each other, query by key: those of the documents
-    in one sequence, which do not see each other."""
+    in one sequence, which do not see each other; or where each of them ends,
+    cu_seqlens (n + 1,), beside tokens (L, E)."""
     wide = r"\b{0}\s*(?:\[[^\]\n]*None[^\]\n]*\]|\.unsqueeze\(-?\d\))"
     for parameter in call.parameters:
         own = wide.format(re.escape(parameter.name))
+        if _BOUNDS.fullmatch(parameter.name) and not call.takes("value"):
+            call.roles[parameter.name] = "bounds"
         if re.search(rf"{own}\s*[!=]=\s*{own}|{own}\.(?:eq|ne)\({own}", source):
             call.roles[parameter.name] = "documents"
 

@@ -408,6 +408,11 @@ WEIGHTS = [
         _softmax("{x}.flatten(-2).softmax(-1).view_as({x})"),
     ),
     Fault(
+        ("softmax_sums_of_other_rows",),
+        _is(is_torch, unmasked, one_sequence),
+        _softmax("{x}.exp() / {x}.exp().sum(-1).unsqueeze(-2)"),
+    ),
+    Fault(
         ("softmax_over_heads_and_keys",),
         _is(is_torch, has_heads),
         _softmax(
