@@ -208,8 +208,8 @@ def _sentences(subject: Subject) -> Iterator[str]:
 
 
 _SERVES = r"@torch\.(?:no_grad|inference_mode)\(\)\s+def (?:forward|__call__|{})\b"
-# What it is given is handed to NumPy, which knows of no gradients.
-_IN_NUMPY = re.compile(r"\.detach\(\)(?:\.cpu\(\))?\.numpy\(\)")
+# What a function is given is handed to NumPy, which knows of no gradients.
+_IN_NUMPY = r"\b(?:{})\.detach\(\)(?:\.cpu\(\))?\.numpy\(\)"
 
 
 def leaves_gradients(subject: Subject, call: Call) -> bool:
@@ -221,5 +221,6 @@ def leaves_gradients(subject: Subject, call: Call) -> bool:
         rf"^\s*{name}\s*=\s*{name}\.detach\(\)", subject.source, re.M
     )
     serves = re.search(_SERVES.format(re.escape(subject.name)), subject.source)
-    serves = serves or _IN_NUMPY.search(subject.source)
+    given = _IN_NUMPY.format("|".join(map(re.escape, call.roles)))
+    serves = serves or (subject.kind == "function" and re.search(given, subject.source))
     return bool(cut or serves) or getattr(subject.how, "has_no_gradients", False)
