@@ -282,6 +282,13 @@ constexpr FaultCode kProgramCodes[] = {
      "A token that has a number of its own is changed, and what is returned "
      "for others changes with it.",
      "Block what has another number, before the softmax, with -inf."},
+    {"MH946", "values_turned_too",
+     "What is read depends on where it stands, which the distance of a key "
+     "from a query does not tell: weights of models with rotary positions give "
+     "nonsense.",
+     "Rotary positions turn the values, too, and the text says that they turn "
+     "queries and keys.",
+     "Turn queries and keys alone."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

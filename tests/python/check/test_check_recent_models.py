@@ -528,3 +528,48 @@ def test_batch_first_as_the_rest_of_the_file_has_it(tmp_path):
     text = _OF_PATCHES.replace("y = self.norm(x)", turned)
     path.write_text(text.replace("(y, y, y)[0]", "(y, y, y)[0].transpose(0, 1)"))
     assert multihead.check(f"{path}:Block").judgement == "right"
+
+
+class TurnsAllThree(Fused):
+    """Rotary positions of queries and keys."""
+
+    def forward(self, x):
+        heads = map(self.heads, self.mix(x).chunk(3, dim=-1))
+        return self.attend(*map(turned_in_place, heads))
+
+
+class TurnsAllThreeOnPurpose(TurnsAllThree):
+    """Rotary positions."""
+
+
+def test_values_that_are_turned_where_the_text_speaks_of_queries_and_keys():
+    assert multihead.check(TurnsAllThree).cause == "values_turned_too"
+    assert multihead.check(TurnsAllThreeOnPurpose).judgement == "right_if"
+
+
+class PackedTo(Fused):
+    """x (total, dim); cu_seqlens: where each text ends."""
+
+    def forward(self, x, cu_seqlens):
+        total, _ = x.shape
+        q, k, v = (
+            t.view(total, self.num_heads, -1).transpose(0, 1)
+            for t in self.mix(x).chunk(3, dim=-1)
+        )
+        number = torch.bucketize(torch.arange(total), cu_seqlens[1:], right=True)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores = self.hidden(scores, number)
+        return self.out((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+
+    def hidden(self, scores, number):
+        return scores.masked_fill(number[:, None] != number, float("-inf"))
+
+
+class PackedToNoEnd(PackedTo):
+    def hidden(self, scores, number):
+        return scores
+
+
+def test_texts_that_are_packed_end_where_they_are_said_to():
+    assert multihead.check(PackedTo).judgement == "right"
+    assert multihead.check(PackedToNoEnd).cause == "documents_mixed"

@@ -52,6 +52,12 @@ ALIBI_RISES = Finding(
     "reverse.",
     "Subtract it: scores - slopes * distance, where slopes and distance are positive.",
 )
+VALUES_TURNED_TOO = Finding(
+    "values_turned_too",
+    "Values are turned by their positions, too, so that what a query reads changes with "
+    "where it stands. The text speaks of queries and keys.",
+    "Turn queries and keys alone: their scores follow the distance of the two.",
+)
 LATER_TOKENS_SEEN = Finding(
     "later_tokens_seen",
     "What it says of a token changes with later ones, which it is trained to predict: "

@@ -8,7 +8,7 @@ import re
 from ..calls.models import has_head_behind
 from ..calls.tokens import has_many
 from ..report import Finding
-from ..subject.promised import speaks_of_positions
+from ..subject.promised import speaks_of_positions, turns_queries_and_keys
 from ..subject.roles import speaks
 from . import across, flaws, guessing, idle, observation, reads, scrambled, turning
 from .ways import Reading
@@ -109,6 +109,8 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
     conditions = [one["name"] for one in (reading.verdict or {}).get("conditions", ())]
     if flaws.rises_with_distance(way.runner.subject, conditions):
         return [flaws.ALIBI_RISES]
+    if "values_turned" in conditions and turns_queries_and_keys(way.runner.subject):
+        return [flaws.VALUES_TURNED_TOO]
     draws = any(finding.name == "random" for finding in reading.findings)
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []

@@ -43,6 +43,13 @@ _LAST = re.compile(
     r"\b(?:bottom[- ]right|right[- ]aligned|aligned (?:to|at|with) the end)\b",
     re.I,
 )
+_TURNS_BOTH = re.compile(
+    r"\b(?:rotary|rope|rotat\w*|turn\w*)\b[^.\n]{0,60}\bq(?:uer(?:y|ies))?\b[^.\n]{0,12}"
+    r"\bk(?:eys?)?\b|\bq(?:uer(?:y|ies))?\b[^.\n]{0,12}\bk(?:eys?)?\b[^.\n]{0,40}"
+    r"\b(?:rotary|rope|rotated|turned)\b",
+    re.I,
+)
+_VALUES = re.compile(r"\bv(?:alues?)?\b", re.I)
 _NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
 _WAVES = re.compile(
     r"\b(sin|cos)\(|\brope\b|rotary|slopes?\b|alibi|\bpos(ition)?s?\b", re.I
@@ -129,6 +136,12 @@ def queries_are_last(subject: Subject) -> bool:
         if _LAST.search(sentence) and not _NOT.search(sentence):
             return True
     return False
+
+
+def turns_queries_and_keys(subject: Subject) -> bool:
+    """Whether it says that queries and keys are turned, and does not speak of values."""
+    said = filter(_TURNS_BOTH.search, _sentences(subject))
+    return any(not _VALUES.search(sentence) for sentence in said)
 
 
 def window_counts_own_key(subject: Subject) -> bool:
