@@ -3,6 +3,7 @@
 weights that one run knows and another does not, weights that are dropped before they are
 turned, gradients that nobody asks for."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -194,3 +195,42 @@ class AsksByState(nn.Module):
 
 def test_keys_behind_lengths_of_one_query():
     assert multihead.check(AsksByState).cause == "hidden_keys_read"
+
+
+def of_matrices(query_matrix, key_matrix, value_matrix):
+    """In NumPy, of one head: 2D arrays."""
+    scores = query_matrix @ key_matrix.T
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    return weights / np.sqrt(key_matrix.shape[-1]) @ value_matrix
+
+
+def test_matrices_that_are_sequences():
+    assert multihead.check(of_matrices).cause == "scale_after_softmax"
+
+
+class AddsInfinity(nn.Module):
+    """Causal if it is asked for."""
+
+    def __init__(self, d_model=48, n_heads=8, apply_mask=False):
+        super().__init__()
+        self.n_heads, self.apply_mask = n_heads, apply_mask
+        self.qkv, self.out = (
+            nn.Linear(d_model, 3 * d_model),
+            nn.Linear(d_model, d_model),
+        )
+
+    def forward(self, x):
+        q, k, v = (
+            self.qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        )
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if self.apply_mask:
+            mask = torch.tril(torch.ones(x.shape[1], x.shape[1]))
+            mask = mask.masked_fill(mask == 0, float("inf")).masked_fill(mask == 1, 0)
+            scores = scores + mask
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_flag_that_makes_all_of_it_nan():
+    assert multihead.check(AddsInfinity).cause == "mask_sentinel_leaks"

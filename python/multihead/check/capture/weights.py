@@ -246,6 +246,8 @@ def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:
     tensor = candidate.tensor
     if recorder.origin(tensor).inputs:
         return False
+    if candidate.of_array and any(_are_same(tensor, one) for one in recorder.given):
+        return False  # a sequence that is called query_matrix
     if recorder.root(tensor) in used:
         return True
     # Made as a weight and then forgotten: the engine may say so.
@@ -253,6 +255,10 @@ def _belongs(candidate: Held, used: set[int], recorder: Recorder) -> bool:
     of_object = candidate.of_array and candidate.of_root
     named = is_weight(candidate.last_name) or of_object and speaks(candidate.name)
     return named and (recorder.origin(tensor).drawn or kept)
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other.to(one.dtype))
 
 
 def _without_doubles(candidates: list[Held], recorder: Recorder) -> list[Held]:

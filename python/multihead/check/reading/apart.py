@@ -12,6 +12,7 @@ import torch
 from ..calls import arguments, cases
 from ..capture.runner import Run
 from ..report import Finding
+from ..subject.documented import written_masks
 from ..subject.words import is_position_bias
 from .finite import not_finite
 from .suite import EQUAL_SIZES, WIDE_MASKS, Cases
@@ -49,6 +50,8 @@ def _without_wide_masks(reading: Reading, runs: Cases, judged: Judge) -> None:
     taken = {run.case.mask for run in runs.kept} - kinds
     if not kinds or not kinds <= set(WIDE_MASKS) or "rows" not in taken:
         return
+    if kinds & written_masks(reading.way.call, reading.way.runner.subject):
+        return  # its text says that it takes them
     whole = reading.verdict
     judged(reading, [run for run in runs.kept if run not in wrong])
     if reading.is_right:

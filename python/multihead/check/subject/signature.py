@@ -53,7 +53,7 @@ _UNPACKED = re.compile(
 BATCH = re.compile(r"b|n|bs|bsz|nb|bb|_b|batch\w*|batch[ -]size|b_size|num_batch\w*")
 LENGTH = re.compile(
     r"l|s|t|lq|lk|sq|tq|tk|nq|nk|l_[qkx]|seq\w*|\w*_len|\w*_length|len\w*|time\w*|tokens|"
-    r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens"
+    r"(?:\w+[ -])?(?:len|length|seq|sequence)|(?:seq|sequence)[ -]\w+|n_tokens|num_tokens|queries|keys"
 )
 
 
@@ -406,6 +406,12 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     others = [p for p in parameters if roles[p.name] == "context"][1:]
     roles |= {p.name: None for p in others if p.default is None}
     found = set(roles.values()) & set(TENSORS)
+    if not found:
+        # query_matrix, key_matrix and value_matrix, where nothing else comes in.
+        last = {n: words(n)[0] for n, role in roles.items() if role == "weight"}
+        if sorted(last.values()) == ["key", "query", "value"]:
+            roles |= last
+            return
     if found and subject.kind != "function":
         _settle_letters(call)
         # A layer has its weights; what it may be given beside is something else.
