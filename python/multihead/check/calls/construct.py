@@ -196,7 +196,7 @@ class Construction:
         turning = [n for n in self.unnamed if set(words(n)) & ROTARY]
         known = [*(turning if self.is_unturned else ()), self.causal_switch]
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
-        known += [name for name in self.by_place if settled.is_grounded(self, name)]
+        known += [n for n in self.unnamed if settled.is_grounded(self, n)]
         made_up += stand_ins.unknown(self)
         made_up += [name for name in self.unnamed if name not in known]
         return [name for name in made_up if self._function(name) is None]

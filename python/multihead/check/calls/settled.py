@@ -69,8 +69,13 @@ def _widths(built: "Construction") -> None:
 
 def is_grounded(built: "Construction", name: str) -> bool:
     """Whether a size whose role only its place tells is used as one of that role: a
-    width that matrices read, or a number of heads that divides a width."""
+    width that matrices read, or a number of heads that divides a width. Height and width
+    of an image come together."""
     role, text = built.roles[name], source_of(built.subject.target.__init__)
+    if role in ("rows", "columns"):
+        return built.takes("rows") and built.takes("columns")
+    if name not in built.by_place:
+        return False
     if role == "embed_dim":
         reads = rf"(?:Linear|Conv[12]d)\(\s*(?:self\.)?{re.escape(name)}\s*,"
         return re.search(reads, text) is not None

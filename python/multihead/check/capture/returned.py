@@ -102,13 +102,7 @@ def split(
             # Of steps, as a benchmark has them: nobody writes that by mistake.
             kind="unchecked" if name == "generator" else "failure",
         )
-    for tensor in tensors:
-        if kind := _kind(tensor):
-            raise Unfit(
-                "wrong_type",
-                f"It returns {kind} where a plain tensor of real numbers is expected.",
-                "Return the output as a dense tensor in the type of the query.",
-            )
+    _check_kinds(tensors)
     rows = as_sequence(query, case).shape[:-1]
     if case.layout == IMAGE:
         tensors = [_channels_first(t, query) for t in tensors]
@@ -142,6 +136,16 @@ def split(
     weights = [t for t in weights if t.is_floating_point()]
     shares = [t for t in weights if _are_shares(t)]
     return out, next(iter(shares or weights), None)
+
+
+def _check_kinds(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        if kind := _kind(tensor):
+            raise Unfit(
+                "wrong_type",
+                f"It returns {kind} where a plain tensor of real numbers is expected.",
+                "Return the output as a dense tensor in the type of the query.",
+            )
 
 
 def _channels_first(tensor: Tensor, query: Tensor) -> Tensor:

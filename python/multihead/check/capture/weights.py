@@ -71,8 +71,7 @@ def collect(
     unnamed = met - {recorder.root(c.tensor) for c in kept}
     matrices = [c for c in kept if c.tensor.dim() >= 2]
     by_flow = _named_by_flow(recorder, kept, made)
-    if by_flow is not None and told is not None:
-        by_flow = _as_told(by_flow, kept, told)
+    by_flow = _as_told(by_flow, kept, told)
     silent = matrices and not any(speaks(c.name) for c in matrices)
     # What no data met has no other name than its own: linears.3, forgotten.
     idle = any(c.of_layer and recorder.root(c.tensor) not in met for c in matrices)
@@ -81,11 +80,8 @@ def collect(
     if by_flow is not None:
         by_flow.norms, by_flow.batch_norms = norms, batch_norms
         for c in kept:  # norms, which no product tells apart
-            if (
-                c.of_layer
-                and c.tensor.dim() < 2
-                and recorder.root(c.tensor) not in used
-            ):
+            unused = recorder.root(c.tensor) not in used
+            if c.of_layer and c.tensor.dim() < 2 and unused:
                 by_flow.tensors.setdefault(c.name, c.tensor.detach())
     if by_flow is not None and (unnamed or (silent and not idle)):
         return by_flow
@@ -97,9 +93,13 @@ def collect(
     return weights
 
 
-def _as_told(flow: Weights, kept: list[Held], told: dict[str, str]) -> Weights:
+def _as_told(
+    flow: Weights | None, kept: list[Held], told: dict[str, str] | None
+) -> Weights | None:
     """With one input for all, which side of the scores is that of queries is told by
     runs with several."""
+    if flow is None or told is None:
+        return flow
     own = {c.tensor.data_ptr(): c.name for c in kept if c.tensor.numel()}
     names = {new: own.get(t.data_ptr()) for new, t in flow.tensors.items()}
     if None in names.values() or len(set(names.values())) < len(names):
