@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, inputs: dict[str, Tensor], kept: tuple[Tensor, ...] = ()):
         super().__init__()
-        self.given = list(inputs.values())
+        self.given = list(inputs.values())  # as they were handed over
         self.origins: dict[int, Origin] = {}
         self.direct: dict[int, str] = {}
         self.alive: list[Tensor] = []

@@ -273,7 +273,7 @@ WRONG = [
         OneHeadDimLeftOut: softmax_over_batch
         OverThePlane: softmax_over_all
         SumsOfOtherRows: softmax_sums_of_other_rows
-        sums_and_maxima_of_other_rows: softmax_sums_of_other_rows
+        SumsAndMaximaOfOtherRows: softmax_sums_of_other_rows
         OverHeadsAndKeys: softmax_over_heads_and_keys
         Forgotten: softmax_missing
         forgotten_in_the_formula: softmax_missing

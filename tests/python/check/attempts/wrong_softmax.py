@@ -3,7 +3,6 @@
 
 import math
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -96,7 +95,7 @@ class OverThePlane(_Attention):
 
 
 class SumsOfOtherRows(nn.Module):
-    """One sequence (L, E), head by head."""
+    """Item by item and head by head."""
 
     def __init__(self, dim, heads):
         super().__init__()
@@ -104,22 +103,25 @@ class SumsOfOtherRows(nn.Module):
         self.Wq, self.Wk = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.Wv, self.Wo = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
+    def powers(self, scores):
+        return torch.exp(scores - scores.max(-1, keepdim=True)[0])
+
     def of_head(self, q, k, v):
-        scores = q @ k.T / q.shape[-1] ** 0.5
-        powers = torch.exp(scores - scores.max(-1, keepdim=True)[0])
+        powers = self.powers(q @ k.T / q.shape[-1] ** 0.5)
         return powers / powers.sum(-1) @ v
 
     def forward(self, x):
-        """x: (seq, dim), no batch"""
-        parts = (w(x).chunk(self.heads, dim=-1) for w in (self.Wq, self.Wk, self.Wv))
-        return self.Wo(torch.cat([self.of_head(*one) for one in zip(*parts)], dim=-1))
+        """x: (batch, seq, dim)"""
+        items = []
+        for item in x:
+            parts = (w(item).chunk(self.heads, -1) for w in (self.Wq, self.Wk, self.Wv))
+            items.append(torch.cat([self.of_head(*one) for one in zip(*parts)], dim=-1))
+        return self.Wo(torch.stack(items))
 
 
-def sums_and_maxima_of_other_rows(x, Wq, Wk, Wv):
-    """x: (L, E), one head."""
-    scores = (x @ Wq) @ (x @ Wk).T / np.sqrt(Wk.shape[1])
-    powers = np.exp(scores - np.max(scores, axis=-1))
-    return powers / np.sum(powers, axis=-1) @ (x @ Wv)
+class SumsAndMaximaOfOtherRows(SumsOfOtherRows):
+    def powers(self, scores):
+        return torch.exp(scores - scores.max(-1)[0])
 
 
 class OverHeadsAndKeys(nn.Module):
