@@ -303,7 +303,7 @@ constexpr FaultCode kCodes[] = {
      "No position reads another: the layer mixes nothing, and what looks like "
      "attention is a gate of each position's own value."},
     {"MH527", "softmax_sums_of_other_rows",
-     "A query's weights do not sum to 1, and change with later queries, which "
+     "A query's weights change with other queries, later ones, too, which "
      "causal masks are to hide. With several heads or items mostly a shape "
      "complains."},
     // Output.

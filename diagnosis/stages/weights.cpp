@@ -376,15 +376,16 @@ const std::vector<Fault> kWeightFaults = {
      kSoftmaxRemedy,
      {{normalise_by<softmax_over_heads_and_keys>}}},
     {"softmax_sums_of_other_rows",
-     "exp(scores) is divided by the sums of other queries: they are summed "
-     "without keepdim, so that a row's sum meets a column.",
+     "What a row of exp(scores) is divided by, or what is subtracted before, "
+     "is "
+     "another row's: without keepdim, a row's number meets a column.",
      "Keep the dimension: e / e.sum(-1, keepdim=True), in NumPy "
      "e.sum(axis=-1, keepdims=True); or take softmax(scores, dim=-1).",
-     {{normalise_by<softmax_of_columns<false, true>>},
+     {{normalise_by<softmax_of_columns<false, true>>, "It is the sum."},
       {normalise_by<softmax_of_columns<true, true>>,
-       "So are the largest scores, which are subtracted before."},
+       "Both the sum and the largest score are."},
       {normalise_by<softmax_of_columns<true, false>>,
-       "It is the largest score, subtracted before, that is of another row."}}},
+       "It is the largest score, which is subtracted."}}},
     {"softmax_missing",
      "There is no softmax.",
      kSoftmaxRemedy,

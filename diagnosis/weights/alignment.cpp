@@ -279,17 +279,21 @@ class Aligner {
     }
   }
 
+  void check_letters() const {
+    TORCH_CHECK_VALUE(
+        std::ranges::is_permutation(sizes_.fused_parts,
+                                    std::string_view("qkv")),
+        "explain: fused_parts must be q, k and v in some order, got ",
+        sizes_.fused_parts);
+  }
+
   // Query, key and value, or the last two, of parts that may lie otherwise.
-  std::vector<at::Tensor> in_order(std::vector<at::Tensor> parts) const {
+  std::vector<at::Tensor> in_order(const std::vector<at::Tensor>& parts) const {
     std::string letters(sizes_.fused_parts), usual = "qkv";
     if (parts.size() == 2) {
       std::erase(letters, 'q');
       std::erase(usual, 'q');
     }
-    TORCH_CHECK_VALUE(std::ranges::is_permutation(letters, usual),
-                      "explain: fused_parts must be q, k and v in some order, "
-                      "got ",
-                      sizes_.fused_parts);
     std::vector<at::Tensor> ordered;
     for (const char letter : usual)
       ordered.push_back(parts[letters.find(letter)]);
@@ -300,11 +304,13 @@ class Aligner {
                                  FusedOrder order) const {
     const int64_t queries =
         role == kFused ? sizes_.num_heads / sizes_.num_kv_heads : 0;
-    auto parts = cut(fused, queries, sizes_.num_kv_heads, order);
+    check_letters();
+    auto parts =
+        cut(fused, queries, sizes_.num_kv_heads, order, sizes_.fused_parts);
     TORCH_CHECK_VALUE(!parts.empty(),
                       "explain: weights must have as many key/value heads as "
                       "query heads where they are cut so");
-    return queries > 1 ? parts : in_order(std::move(parts));
+    return in_order(parts);
   }
 
   void take_weights() {

@@ -325,29 +325,34 @@ string_view letters_of(FusedOrder order) {
 }  // namespace
 
 std::vector<at::Tensor> cut(const at::Tensor& fused, int64_t queries_per_group,
-                            int64_t groups, FusedOrder order) {
+                            int64_t groups, FusedOrder order,
+                            string_view parts) {
   if (const string_view letters = letters_of(order); !letters.empty()) {
     if (queries_per_group > 1) return {};
     return cut_by_letters(fused, queries_per_group + 2, groups, letters);
   }
-  std::vector<int64_t> heads{queries_per_group, 1, 1};
-  if (queries_per_group == 0) heads.erase(heads.begin());
+  std::vector<int64_t> heads;
+  for (const char letter : parts) {
+    if (letter != 'q') heads.push_back(1);
+    if (letter == 'q' && queries_per_group > 0)
+      heads.push_back(queries_per_group);
+  }
   const int64_t heads_per_group = queries_per_group + 2;
   const bool by_head = order == FusedOrder::kHeadByHead;
   if (!by_head) {
     for (int64_t& count : heads) count *= groups;
   }
-  std::vector<int64_t> part = fused.sizes().vec();
-  part[0] = -1;
-  std::vector<int64_t> cutting = part;
+  std::vector<int64_t> shape = fused.sizes().vec();
+  shape[0] = -1;
+  std::vector<int64_t> cutting = shape;
   const int64_t head_dim = fused.size(0) / (heads_per_group * groups);
   const int64_t outer = by_head ? groups : 1;
   cutting[0] = head_dim;
   cutting.insert(cutting.begin(), {outer, heads_per_group * groups / outer});
-  std::vector<at::Tensor> parts =
+  std::vector<at::Tensor> found =
       fused.reshape(cutting).split_with_sizes(heads, 1);
-  for (at::Tensor& tensor : parts) tensor = tensor.reshape(part);
-  return parts;
+  for (at::Tensor& tensor : found) tensor = tensor.reshape(shape);
+  return found;
 }
 
 // ---- Candidates ------------------------------------------------------------

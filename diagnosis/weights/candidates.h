@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "diagnosis/weights/alignment.h"
@@ -58,11 +59,12 @@ struct OrientedMatrix {
 std::optional<OrientedMatrix> orient(const at::Tensor& weight,
                                      const Extents& extents, const Hint& hint);
 
-/// fused: (heads · head_dim, ...), of all parts. Returns query, key and value;
-/// or key and value, where queries_per_group is 0. Empty: with these groups
-/// there is no such order.
+/// fused: (heads · head_dim, ...), of all parts. Returns these in the order of
+/// `parts`, "qkv" mostly, without the queries where queries_per_group is 0.
+/// Empty: with these groups there is no such order.
 std::vector<at::Tensor> cut(const at::Tensor& fused, int64_t queries_per_group,
-                            int64_t groups, FusedOrder order);
+                            int64_t groups, FusedOrder order,
+                            std::string_view parts);
 
 // ---- Candidates ------------------------------------------------------------
 

@@ -31,7 +31,7 @@ It is named when the reference, with this one change at the step **{stage}**, re
 the code returned, to rounding, in every case that was run, and nothing simpler does.
 """
 OF_PROGRAM = """\
-It is seen when the code runs, whatever it computes.
+It is seen when the code runs.
 """
 
 

@@ -223,6 +223,12 @@ TEST(AlignmentNames, PartsOfAFusedMatrixMayLieInAnotherOrder) {
   const AlignedWeights found = truth.align(weights);
   expect_weights(found, truth);
   expect_biases(found, truth);
+  Truth grouped(kGrouped);
+  grouped.sizes.fused_parts = "kqv";
+  const AlignedWeights of_groups =
+      grouped.align({{"kqv.weight", at::cat({grouped.k, grouped.q, grouped.v})},
+                     {"out.weight", grouped.o}});
+  expect_weights(of_groups, grouped);
   truth.sizes.fused_parts = "kq";
   try {
     truth.align(weights);

@@ -178,8 +178,10 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
     if role == "positions" and parameter.default is parameter.empty:
         return cases.positions(case)
     if role == "documents" and parameter.default is parameter.empty:
-        return torch.zeros(case.sizes.batch, case.sizes.queries, dtype=torch.int64)
-    if role == "bounds":  # of one document
+        length = case.sizes.queries  # 0 may be padding
+        shape = (length,) if cases.unbatched(case) else (case.sizes.batch, length)
+        return torch.ones(shape, dtype=torch.int64)
+    if role == "bounds" and parameter.default is parameter.empty:  # of one document
         return torch.tensor([0, case.sizes.queries], dtype=torch.int32)
     if role in ("dropout", "training") and case.own_dropout is not None:
         return _LEFT

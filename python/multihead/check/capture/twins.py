@@ -10,29 +10,39 @@ from .dropouts import is_spoken_of
 from .record import Frames
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_TIES = re.compile(r"\btie[sd]?(_|\b)|\bshar(e|es|ed|ing)(_|\b)", re.I)
+_TIES = re.compile(r"ti(?:e|ed|es|ing)\b|shar(?:e|es|ed|ing)|reus|siamese", re.I)
 
 
 def called_twice(target: object, frames: Frames, text: str) -> Finding | None:
-    """What is wrong where one layer of an owner stands for two: the text of the code
-    speaks of the other one nowhere but where it is made, and does not tie them."""
+    """What is wrong where one layer of an owner stands for two: their names differ in
+    one word, and the text of the code speaks of the other one nowhere but where it is
+    made, and does not tie them."""
     if not isinstance(target, nn.Module) or _TIES.search(text):
         return None
     for path, owner in target.named_modules():
-        if isinstance(owner, _LISTS) or type(owner).__module__.startswith("torch."):
+        count = frames.calls[id(owner)] or int(owner is target)
+        of_torch = type(owner).__module__.startswith("torch.")
+        if isinstance(owner, _LISTS) or of_torch or count == 0:
             continue
         layers = dict(owner.named_children())
         for left, layer in layers.items():
             if id(layer) in frames.calls or not any(True for _ in layer.parameters()):
                 continue
-            if is_spoken_of(type(owner), left):
-                continue
-            # Once for each call of its owner would be the usual.
-            most = 2 * max(1, frames.calls[id(owner)])
             for used, other in layers.items():
-                if frames.calls[id(other)] >= most and _are_alike(layer, other):
-                    return _of(*(f"{path}.{n}".strip(".") for n in (used, left)))
+                times = frames.calls[id(other)] // count
+                alike = _are_named_alike(used, left) and _are_alike(layer, other)
+                if times >= 2 and alike and not is_spoken_of(type(owner), left):
+                    names = (f"{path}.{name}".strip(".") for name in (used, left))
+                    return _of(*names, times)
     return None
+
+
+def _are_named_alike(one: str, other: str) -> bool:
+    """norm1 and norm2, q_norm and k_norm; not norm and norm_out."""
+    parts = [re.findall(r"\d+|[A-Za-z][a-z]*", name) for name in (one, other)]
+    if len(parts[0]) != len(parts[1]):
+        return False
+    return sum(a != b for a, b in zip(*parts)) == 1
 
 
 def _are_alike(one: nn.Module, other: nn.Module) -> bool:
@@ -40,9 +50,10 @@ def _are_alike(one: nn.Module, other: nn.Module) -> bool:
     return type(one) is type(other) and shapes[0] == shapes[1]
 
 
-def _of(used: str, left: str) -> Finding:
+def _of(used: str, left: str, times: int) -> Finding:
+    often = "twice" if times == 2 else f"{times} times"
     return Finding(
         "layer_used_twice",
-        f"`{used}` is called twice, and `{left}`, a layer like it beside it, never is.",
+        f"`{used}` is called {often}, and `{left}`, a layer like it beside it, never is.",
         "Call each for what its name says, or take out the one that is not used.",
     )

@@ -139,10 +139,7 @@ def _in_evaluation(reading: Reading, runs: Cases, judged: Judge) -> None:
     dropping = _failing_in_training(reading, runs)
     if not dropping:
         return
-    sizes = {draw.keep.numel() for run in dropping for draw in run.recorder.draws}
-    one = dropping[0].case
-    weights = one.sizes.batch * one.sizes.queries * one.keys
-    if not sizes or {weights, weights * one.sizes.heads} & sizes:
+    if not all(map(_drops_others, dropping)):
         return
     whole = reading.verdict
     judged(reading, [run for run in runs.kept if run not in dropping])
@@ -155,6 +152,15 @@ def _in_evaluation(reading: Reading, runs: Cases, judged: Judge) -> None:
         reading.findings.append(Finding("limit", sentence, remedy, kind="limit"))
     else:
         reading.verdict = whole
+
+
+def _drops_others(run: Run) -> bool:
+    """Whether what is dropped between scores and context is not as many as weights."""
+    draws, case = run.recorder.draws, run.case
+    spans = [(one.first_draw, one.draws) for one in run.recorder.cores.found]
+    sizes = {draw.keep.numel() for span in spans for draw in draws[slice(*span)]}
+    weights = case.sizes.batch * case.sizes.queries * case.keys
+    return bool(sizes) and not {weights, weights * case.sizes.heads} & sizes
 
 
 def explained(reading: Reading, judged: Judge) -> None:

@@ -52,7 +52,9 @@ def answers(reading: Reading) -> bool:
     """Whether what its heads are handed tells why the whole is not explained."""
     first = reading.kept[0]
     one = _core_of(first)
-    return one is not None and bool(_answers(first, one))
+    if one is None or (_slots(first, one) > 0 and reading.way.form is None):
+        return False  # keys that nothing is known of, as those of padding
+    return bool(_answers(first, one))
 
 
 def _answers(run: Run, one: Core) -> list[str]:
@@ -302,14 +304,25 @@ def _judged(
     promises: dict[str, str],
     effort: float,
 ) -> dict[str, Any] | None:
-    """None where nothing explains it. Which value of a mask shows keys that it does not
-    speak of, nothing says."""
+    """None where nothing explains it. Keys that a mask does not speak of are shown,
+    whichever value of it shows one."""
     best = None
     masks = [m for run, _ in found for m in run.arguments.masks.values()]
-    either = any(_slots(run, one) for run, one in found) and bool(masks)
-    for shown in (True, False) if either else (True,):
-        best = _better(best, _explained(reading, found, promises, effort, shown))
+    beside = any(_slots(run, one) for run, one in found) and bool(masks)
+    for shown in (True, False) if beside else (True,):
+        one = _explained(reading, found, promises, effort, shown)
+        if one is not None and (not beside or _is_read_so(one, shown)):
+            best = _better(best, one)
     return best
+
+
+def _is_read_so(verdict: dict[str, Any], shown: bool) -> bool:
+    """Whether its mask is read so that this value of it shows a key."""
+    names = {*_names(verdict, "assumptions"), *_names(verdict, "conditions")}
+    other = (
+        {"mask_blocks", "padding_blocks"} if shown else {"mask_keeps", "padding_keeps"}
+    )
+    return not names & other
 
 
 def _explained(
@@ -381,7 +394,8 @@ def _show_slots(
         return
     for role in {"mask", "key_padding_mask"} & seen.tensors.keys():
         mask = seen.tensors[role]
-        value = 0.0 if run.case.style.additive else float(shown)
+        added = role == "mask" and run.case.style.additive
+        value = 0.0 if added else float(shown)
         sides = (slots, 0) if is_before else (0, slots)
         seen.tensors[role] = nn.functional.pad(mask, sides, value=value)
     if is_before and "is_causal" in seen.metadata:

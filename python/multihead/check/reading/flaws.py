@@ -19,7 +19,6 @@ from ..calls.cases import Case
 from ..capture import core
 from ..capture.runner import Run, Runner
 from ..report import Finding
-from ..subject.documented import docstrings
 from ..subject.target import Subject, text_of_file
 from . import again
 from .layouts import written_batch_first
@@ -31,7 +30,6 @@ OF_ANOTHER_QUERY = Finding(
     "Shift 2 * L - 1 distances, or index a table by j - i: what the shift of L distances "
     "puts at later keys belongs to the next query.",
 )
-_ALIBI = re.compile(r"alibi|linear[-_ ]?bias", re.I)
 HEADS_ALIKE = Finding(
     "heads_alike",
     "All heads have the same queries, keys and values: together they know no more than "
@@ -184,12 +182,6 @@ def normalises_over_heads(base: Run) -> bool:
     return torch.allclose(over_heads, ones(over_heads), atol=1e-4) and not (
         torch.allclose(own, ones(own), atol=1e-4)
     )
-
-
-def rises_with_distance(subject: Subject, conditions: list[str]) -> bool:
-    """Whether a bias does what ALiBi, of which its docstrings speak, reverses."""
-    is_alibi = any(map(_ALIBI.search, docstrings(subject)))
-    return "rising_bias" in conditions and is_alibi
 
 
 def projection_unused(names: list[str]) -> Finding:

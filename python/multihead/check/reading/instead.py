@@ -8,7 +8,11 @@ import re
 from ..calls.models import has_head_behind
 from ..calls.tokens import has_many
 from ..report import Finding
-from ..subject.promised import speaks_of_positions, turns_queries_and_keys
+from ..subject.promised import (
+    says_alibi,
+    speaks_of_positions,
+    turns_queries_and_keys,
+)
 from ..subject.roles import speaks
 from . import across, flaws, guessing, idle, observation, reads, scrambled, turning
 from .ways import Reading
@@ -25,7 +29,8 @@ _OF_FEATURES = re.compile(r"linear_?att(ention|n)|performer|favor", re.I)
 _WITHOUT_SOFTMAX = {"softmax_missing", "scores_normalised_without_exp"}
 # self.wq(x / math.sqrt(d)): heads do not show it.
 _SCALED_BEFORE = re.compile(
-    r"\bself\.\w+\(\s*\w+\s*[*/]\s*(?:\([^()\n]*\)|[^()\n,])*?(?:sqrt|scal|\*\*\s*-?\s*0?\.5)",
+    r"\bself\.(?:to_|w_?|fc_?)?q\w*\(\s*\w+\s*[*/]\s*(?:\([^()\n]*\)|[^()\n,])*?"
+    r"(?:sqrt|scale|\*\*\s*-?\s*0?\.5)",
     re.I,
 )
 _BEFORE_PROJECTION = Finding(
@@ -69,9 +74,10 @@ def of_verdict(reading: Reading) -> list[Finding]:
     unread = reading.beside or reading.gains
     if doubtful or (reading.verdict is not None and unread):
         if made_up:
-            behind = reads.reads_behind_lengths(reading.way.runner, reading.kept)
-            doubt = guessing.doubt(made_up, reading.faults)
-            return [reads.HIDDEN_KEYS_READ if behind else doubt]
+            way, is_alone = reading.way, not unread and "order" not in made_up.values()
+            if is_alone and reads.reads_behind_lengths(way.runner, reading.kept):
+                return [reads.HIDDEN_KEYS_READ]
+            return [guessing.doubt(made_up, reading.faults)]
         flaw = reading.unused or _weighed_astray(reading) or _mixed(reading)
         flaw = flaw or _apart(reading)
         if flaw is None and across.attends_over_items(
@@ -106,14 +112,24 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
         return [flaws.LATER_TOKENS_SEEN]
     if not reading.faults and flaws.normalises_over_heads(way.base):
         return [flaws.NORMALISED_OVER_HEADS]
-    conditions = [one["name"] for one in (reading.verdict or {}).get("conditions", ())]
-    if flaws.rises_with_distance(way.runner.subject, conditions):
-        return [flaws.ALIBI_RISES]
-    if "values_turned" in conditions and turns_queries_and_keys(way.runner.subject):
-        return [flaws.VALUES_TURNED_TOO]
+    if contradiction := _against_its_text(reading):
+        return [contradiction]
     draws = any(finding.name == "random" for finding in reading.findings)
     mixes = draws and across.attends_over_items(way.runner, way.base)
     return [flaws.ITEMS_MIXED] if mixes else []
+
+
+def _against_its_text(reading: Reading) -> Finding | None:
+    """What would be right if it were meant, and its text says otherwise."""
+    if reading.faults or reading.verdict is None:
+        return None
+    subject = reading.way.runner.subject
+    conditions = {one["name"] for one in reading.verdict.get("conditions", ())}
+    if "rising_bias" in conditions and says_alibi(subject):
+        return flaws.ALIBI_RISES
+    if "values_turned" in conditions and turns_queries_and_keys(subject):
+        return flaws.VALUES_TURNED_TOO
+    return None
 
 
 def _gate(reading: Reading) -> str | None:

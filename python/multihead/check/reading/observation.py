@@ -109,6 +109,8 @@ def observe(run: Run, call: Call, stated: Stated) -> Observation:
         seen.metadata["weights"] = "own"
     if run.parameters.by_order:
         seen.metadata["roles"] = "by_order"
+    if call.fused_parts:
+        seen.metadata["fused_parts"] = call.fused_parts
     heads = known_heads(run, call, stated.num_heads) or guessed_heads(run)[0]
     _cut_heads_from_inputs(seen, run, heads)
     seen.metadata["num_heads"] = str(heads)

@@ -73,19 +73,20 @@ def mixes_documents(runner: Runner, base: Run) -> bool:
     length = case.sizes.queries
     if name is None or "L" not in _axes(case) or case.keys != length or length < 3:
         return False
-    alone = torch.zeros(case.sizes.batch, length, dtype=torch.int64)
-    alone[:, -1] = 1
+    shape = (length,) if cases.unbatched(case) else (case.sizes.batch, length)
+    alone = torch.ones(shape, dtype=torch.int64)
+    alone[..., -1] = 2
     if call.takes("bounds"):
         alone = torch.tensor([0, length - 1, length], dtype=torch.int32)
     given = (
-        arguments.make(runner.call, case),
+        arguments.make(call, case),
         _with_another(runner, case, "L", length - 1),
     )
     runs = []
     for made in given:
         if made is None:
             return False
-        made.keywords[name] = alone.clone()
+        made.keywords[name] = alone.numpy() if case.style.numpy else alone.clone()
         runs.append(runner.run(case, given=made))
     before, after = runs
     changed = None if before.refused else _changed(before, after, case)

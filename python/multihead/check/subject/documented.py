@@ -174,7 +174,13 @@ _BLOCKING = {"forbidden", "blocked", "disallowed", "invalid"}
 def _by_name(name: str) -> Said | None:
     """What the name of a mask says of True."""
     said = set(words(name))
-    if said & _KEEPING and not said & _BLOCKING and "not" not in said:
+    if (
+        said & {"not", "non", "no", "un", "never"}
+        or said & _KEEPING
+        and said & _BLOCKING
+    ):
+        return None
+    if said & _KEEPING:
         return Said("keep")
     return Said("blocked") if said & _BLOCKING else None
 
@@ -236,8 +242,12 @@ def may_be_of_tokens(call: Call, subject: Subject) -> bool:
     """Whether only the name of a padding mask says that True is padding, and leaves it
     open: a pad_mask often holds True for tokens, and what is called padding does not.
     One with the name of PyTorch's is open where a mask beside it is turned round, too,
-    or where it is compared with 0, as a number."""
+    or where it is compared with 0, as a number; so is one that is called pad."""
     named = call.parameter("padding") or ""
+    if named.lower() in ("pad", "is_pad"):
+        own, text = re.escape(named), subject.source
+        shown = (_COMPARED.format(own), _USED_TURNED.format(own))
+        return any(re.search(one, text) for one in shown)
     if is_pytorchs_padding(call):
         text, name = subject.source, re.escape(named)
         shown = re.findall(rf"^\s*(\w+)\s*=\s*{name}\b(?=[.\[])", text, re.M)
@@ -271,8 +281,9 @@ def batch_first(subject: Subject) -> bool | None:
 
 # A caller in the file may hand over what it exchanges first: (L, B, E).
 _EXCHANGES = re.compile(
-    r"(?:transpose|swapaxes|swapdims)\(\s*(?:0\s*,\s*1|1\s*,\s*0)\s*\)|"
-    r"permute\(\s*\(?\s*(?:1\s*,\s*0|2\s*,\s*0\s*,\s*1)|->\s*[lnst]\w* b\b"
+    r"(?:transpose|swapaxes|swapdims)\(\s*(?:\w+\s*,\s*)?(?:dim0\s*=\s*)?[01]\s*,\s*"
+    r"(?:dim1\s*=\s*)?[01]\b|permute\(\s*(?:\w+\s*,\s*)?[(\[]?\s*[12]\s*,|"
+    r"move(?:dim|axis)\(|->\s*(?![(\s]*b)[a-z(]"
 )
 # The pixels of an image become a sequence behind the items.
 _OF_PIXELS = re.compile(
@@ -289,10 +300,14 @@ def batch_first_in_file(subject: Subject) -> bool | None:
         return None
     classes = re.split(r"^(?=class )", text, flags=re.M)
     named = {m[1]: one for one in classes if (m := re.match(r"class (\w+)", one))}
+
+    def makes(text: str, name: str) -> bool:
+        return re.search(rf"(?<![\w.]){name}\(", text) is not None
+
     owners = [
-        t for n, t in named.items() if n != subject.name and f"{subject.name}(" in t
+        t for n, t in named.items() if n != subject.name and makes(t, subject.name)
     ]
-    parts = [t for n, t in named.items() if any(f"{n}(" in owner for owner in owners)]
+    parts = [t for n, t in named.items() if any(makes(owner, n) for owner in owners)]
     text = "".join((*owners, *parts))
     shapes = (re.split(_BY, m["axes"].lower()) for m in _AXES.finditer(text))
     said = {_is_batch_first([a.strip() for a in axes]) for axes in shapes} - {None}

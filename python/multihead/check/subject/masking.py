@@ -99,6 +99,8 @@ def of_raw_tokens(call: "Call", subject: Subject) -> None:
             return
 
 
+# What is done with a mask, and not with an index of biases.
+_HIDING = r"(?:masked_fill_?\(|where\(|mask\w*\s*=|[&|])[^\n]*\b{0}\b|\b{0}\s*[&|]"
 _BOUNDS = re.compile(r"cu_?(?:seq_?)?len(?:gth)?s?|cu_?seq_?lens?", re.I)
 
 
@@ -108,10 +110,15 @@ def of_documents(call: "Call", source: str) -> None:
     cu_seqlens (n + 1,), beside tokens (L, E)."""
     wide = r"\b{0}\s*(?:\[[^\]\n]*None[^\]\n]*\]|\.unsqueeze\(-?\d\))"
     for parameter in call.parameters:
-        own = wide.format(re.escape(parameter.name))
         if _BOUNDS.fullmatch(parameter.name) and not call.takes("value"):
             call.roles[parameter.name] = "bounds"
-        if re.search(rf"{own}\s*[!=]=\s*{own}|{own}\.(?:eq|ne)\({own}", source):
+        if call.roles[parameter.name] is not None:
+            continue
+        own = wide.format(re.escape(parameter.name))
+        compared = rf"^\s*(\w+)\s*=[^\n]*{own}(?:\s*[!=]=\s*{own}|\.(?:eq|ne)\({own})"
+        found = re.search(compared, source, re.M)
+        hides = found and re.search(_HIDING.format(re.escape(found[1])), source)
+        if hides:
             call.roles[parameter.name] = "documents"
 
 
@@ -119,8 +126,15 @@ def _is_zero(pad: str, subject: Subject) -> bool:
     """Whether the number of padding is 0, also by default, `self.pad_id`."""
     if pad == "0" or subject.kind == "function":
         return pad == "0"
-    built = inspect.signature(subject.type).parameters
-    given = built.get(pad.removeprefix("self."))
+    name = pad.removeprefix("self.")
+    if subject.kind == "instance":
+        return (
+            type(number := getattr(subject.target, name, None)) is int and number == 0
+        )
+    try:
+        given = inspect.signature(subject.type).parameters.get(name)
+    except (TypeError, ValueError):
+        return False
     return given is not None and type(given.default) is int and given.default == 0
 
 

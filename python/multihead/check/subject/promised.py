@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from .documented import docstrings, one_line
 from .signature import Call
 from .target import Subject, text_of_file
-from .words import is_position_bias, words
+from .words import is_position_bias
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|luong|soft[-_ ]?align", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
@@ -49,7 +49,9 @@ _TURNS_BOTH = re.compile(
     r"\b(?:rotary|rope|rotated|turned)\b",
     re.I,
 )
+_OF_TURNS = re.compile(r"\b(?:rotary|rope|rotat\w*|turn\w*)\b", re.I)
 _VALUES = re.compile(r"\bv(?:alues?)?\b", re.I)
+_ALIBI = re.compile(r"\balibi\b|\blinear biases\b", re.I)
 _NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
 _WAVES = re.compile(
     r"\b(sin|cos)\(|\brope\b|rotary|slopes?\b|alibi|\bpos(ition)?s?\b", re.I
@@ -75,8 +77,6 @@ def promises(subject: Subject, call: Call) -> dict[str, str]:
         "queries_are_last": queries_are_last(subject),
     }
     told = {name: "true" for name, is_said in said.items() if is_said}
-    if parts := parts_of_fused(subject):
-        told["fused_parts"] = parts
     own = {"window_counts": "own_key"} if window_counts_own_key(subject) else {}
     return told | own
 
@@ -139,9 +139,16 @@ def queries_are_last(subject: Subject) -> bool:
 
 
 def turns_queries_and_keys(subject: Subject) -> bool:
-    """Whether it says that queries and keys are turned, and does not speak of values."""
-    said = filter(_TURNS_BOTH.search, _sentences(subject))
-    return any(not _VALUES.search(sentence) for sentence in said)
+    """Whether it says that queries and keys are turned, and nowhere that values are."""
+    said = [one for one in _sentences(subject) if _OF_TURNS.search(one)]
+    of_both = any(map(_TURNS_BOTH.search, said))
+    return of_both and not any(map(_VALUES.search, said))
+
+
+def says_alibi(subject: Subject) -> bool:
+    """Whether it says that its bias is that of ALiBi (Press et al., 2022)."""
+    said = filter(_ALIBI.search, _sentences(subject))
+    return any(not _NOT.search(sentence) for sentence in said)
 
 
 def window_counts_own_key(subject: Subject) -> bool:
@@ -170,41 +177,6 @@ def adds_a_little(subject: Subject) -> bool:
 def speaks_of_positions(subject: Subject) -> bool:
     """Whether its file computes with what positions are made into: waves, slopes."""
     return _WAVES.search(text_of_file(subject)) is not None
-
-
-# key, query, value = self.kqv(x).chunk(3, dim=-1); a layer called to_kqv.
-_UNPACKED_PARTS = re.compile(
-    r"^\s*((?:\w+\s*,\s*){1,2}\w+)\s*=\s*[^\n]*"
-    r"(?:\b(?:chunk|split|unbind|tensor_split)\(|= *[kqv]{3}\b)",
-    re.M,
-)
-_NAMED_PARTS = re.compile(r"\b(?:\w*_)?([kqv]{3})(?:_\w*)?\s*=\s*[\w.]*Linear\(")
-_LAYERS = re.compile(r"\bself\.(\w+)\s*=\s*[\w.]*(?:Linear|Conv\w*|Parameter)\(")
-# Those whose names say in which order.
-_IN_USUAL_ORDER = re.compile(r"qkv|(?<![a-z])kv|in_proj|c_attn|query_key_value", re.I)
-_LETTERS = {"queries": "q", "query": "q", "keys": "k", "key": "k"}
-_LETTERS |= {"values": "v", "value": "v", "q": "q", "k": "k", "v": "v"}
-
-
-def parts_of_fused(subject: Subject) -> str | None:
-    """Which part of a fused matrix is whose, "kqv", by the line that takes it apart, or
-    else by its name; None where that is as usual, as a name like in_proj has it, or
-    nothing says it."""
-    text = subject.source
-    if any(map(_IN_USUAL_ORDER.search, _LAYERS.findall(text))):
-        return None
-    for found in _UNPACKED_PARTS.finditer(text):
-        named = [words(name.strip()) for name in found[1].split(",")]
-        letters = [{_LETTERS[w] for w in said if w in _LETTERS} for said in named]
-        if all(len(one) == 1 for one in letters):
-            order = "".join(one.pop() for one in letters)
-            if order in ("vk", *_OTHER_ORDERS):
-                return order if order != "vk" else "qvk"
-            return None
-    return next((n for n in _NAMED_PARTS.findall(text) if n in _OTHER_ORDERS), None)
-
-
-_OTHER_ORDERS = ("qvk", "kqv", "kvq", "vqk", "vkq")
 
 
 def leaves_dropout(subject: Subject) -> bool:

@@ -112,7 +112,7 @@ _SIZES = {
         "maxpositionembeddings seqlength maxseqlength ctxlen contextlen "
         "numtokens npatch numpatch maxt nctx maxsequencelength length"
     ),
-    "window": "windowsize winsize ws win",
+    "window": "windowsize winsize ws",
     "sliding_window": (
         "slidingwindow slidingwindowsize localwindow localwindowsize attentionwindow "
         "attentionwindowsize attnwindow attnwindowsize"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from . import items, layers, sliding
+from . import fused, items, layers, sliding
 from . import roles as tables
 from .masking import (
     causal_flag,
@@ -79,6 +79,7 @@ class Call:
     masks_rows: its mask of padding only zeroes rows of the output. unread: the
     parameters that the code does nothing with, masks aside. masks_left: masks that it
     overwrites before it reads them. exchanges: heads and positions, in what it returns.
+    fused_parts: whose the parts of a fused matrix are, "kqv".
     """
 
     parameters: list[inspect.Parameter]
@@ -98,6 +99,7 @@ class Call:
     unread: frozenset[str] = frozenset()
     masks_left: set[str] = field(default_factory=set)
     exchanges: bool = False
+    fused_parts: str | None = None
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -236,6 +238,7 @@ def read(subject: Subject) -> Call:
         n for n in call.roles if re.search(rf"(?<![.\w]){re.escape(n)}\(", text)
     )
     call.settle_style()
+    call.fused_parts = fused.parts(subject.source)
     return call
 
 
@@ -407,10 +410,9 @@ def _settle_tensors(call: Call, subject: Subject) -> None:
     roles |= {p.name: None for p in others if p.default is None}
     found = set(roles.values()) & set(TENSORS)
     if not found:
-        # query_matrix, key_matrix and value_matrix, where nothing else comes in.
         last = {n: words(n)[0] for n, role in roles.items() if role == "weight"}
         if sorted(last.values()) == ["key", "query", "value"]:
-            roles |= last
+            roles |= last  # query_matrix, key_matrix, value_matrix
             return
     if found and subject.kind != "function":
         _settle_letters(call)

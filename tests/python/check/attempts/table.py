@@ -274,6 +274,7 @@ WRONG = [
         OverThePlane: softmax_over_all
         SumsOfOtherRows: softmax_sums_of_other_rows
         SumsAndMaximaOfOtherRows: softmax_sums_of_other_rows
+        MaximaOfOtherRows: softmax_sums_of_other_rows
         OverHeadsAndKeys: softmax_over_heads_and_keys
         Forgotten: softmax_missing
         forgotten_in_the_formula: softmax_missing

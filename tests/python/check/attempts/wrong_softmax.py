@@ -124,6 +124,12 @@ class SumsAndMaximaOfOtherRows(SumsOfOtherRows):
         return torch.exp(scores - scores.max(-1)[0])
 
 
+class MaximaOfOtherRows(SumsAndMaximaOfOtherRows):
+    def of_head(self, q, k, v):
+        powers = self.powers(q @ k.T / q.shape[-1] ** 0.5)
+        return powers / powers.sum(-1, keepdim=True) @ v
+
+
 class OverHeadsAndKeys(nn.Module):
     """All heads' keys in one row."""
 
