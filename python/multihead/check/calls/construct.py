@@ -230,7 +230,7 @@ class Construction:
         defaults = [p.default for p in self.parameters if self.roles[p.name] == role]
         return next((d for d in defaults if type(d) is int and d > 0), None)
 
-    @property
+    @functools.cached_property
     def causal_switch(self) -> str | None:
         return switches.causal(self.subject, self.parameters)
 

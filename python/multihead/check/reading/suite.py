@@ -417,10 +417,10 @@ class Cases:
             self.base, name=name, built_causal=True, relation="self", draw=33
         )
         exact = replace(case, sizes=replace(case.sizes, is_exact=True))
-        if self.runner.run(case).refused and not self.runner.run(exact).refused:
-            case = exact
-        run, masked = self.runner.run(case), self.call.takes("mask")
-        another = flaws.is_another_switch(self.runner, run, masked)
+        run = self.runner.run(case)
+        if run.refused and not (whole := self.runner.run(exact)).refused:
+            case, run = exact, whole
+        another = flaws.is_another_switch(self.runner, run, self.call.takes("mask"))
         if self.runner.constructed(case) and not another:
             self._try_flag(case)
 
