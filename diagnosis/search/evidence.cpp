@@ -94,6 +94,17 @@ class Signs {
     return stages && is_shown(stages->projected[1]);
   }
 
+  // Along which axis positions lie is not told by what is done to heads: by
+  // scores of the batch's items it is.
+  bool show_exchanged(Recipe without, Recipe with) const {
+    without.batch_exchanged = with.batch_exchanged = true;
+    if (call_.sizes.batch < 2 || !show(Sign::kHeads, without, with))
+      return false;
+    const auto stages = simulate(call_, with);
+    return stages &&
+           (is_shown(stages->products) || is_shown(stages->scores));
+  }
+
  private:
   double allowed(const Tensor& x) const {
     return (precision_ == at::kDouble ? 1e-10 : 1e-4) * largest_finite(x);
@@ -213,7 +224,10 @@ class Signs {
   // A cap, or a line: no other numbers look like one. So beside heads that are
   // wrong, too; these are many ways, tried only where the trace shows a pair.
   bool shows_bias(const Recipe& with) const {
+    Recipe exchanged = with;
+    exchanged.batch_exchanged = true;
     return shows_unknown_bias(with) ||
+           (call_.sizes.batch > 1 && is_possible(exchanged)) ||
            (shows_added_line_or_cap(call_) &&
             in_some_way(kHeadFaults, with, [&](const Recipe& recipe) {
               return is_possible(recipe);
@@ -451,11 +465,12 @@ bool excludes(const Convention& a, const Convention& b) {
 // The same done to heads that are cut otherwise.
 bool shows_of_other_heads(const ObservedCall& call, const Signs& signs,
                           Recipe without, Recipe with) {
-  return std::ranges::any_of(other_cuts(call), [&](Cut cut) {
-    Recipe before = without, after = with;
-    cut(before), cut(after);
-    return signs.show(Sign::kHeads, before, after);
-  });
+  return signs.show_exchanged(without, with) ||
+         std::ranges::any_of(other_cuts(call), [&](Cut cut) {
+           Recipe before = without, after = with;
+           cut(before), cut(after);
+           return signs.show(Sign::kHeads, before, after);
+         });
 }
 
 // A norm with gains of its own is another one before heads are turned.

@@ -361,6 +361,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   exchanged.projections.clear();
   exchanged.turns = {};
   exchanged.mixed_turns = {};
+  exchanged.head_turns = {};
   exchanged.cap.reset();
   exchanged.cap_elsewhere.reset();
   exchanged.line.reset();
@@ -369,7 +370,15 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   }
   std::swap(exchanged.sizes.batch, exchanged.sizes.queries);
   exchanged.sizes.keys = exchanged.sizes.queries;
-  Stages stages = follow(exchanged, recipe);
+  Recipe within = recipe;
+  if (exchanged.sizes.keys == 1) {
+    // The one key's weight is 1, whatever turns heads or is added to its score,
+    // which a trace of one position does not show.
+    within.rotary = Rotary::kNone;
+    within.turned = Recipe{}.turned;
+    within.position_bias = PositionBias::kNone;
+  }
+  Stages stages = follow(exchanged, within);
   stages.out = stages.out.transpose(0, 1);
   if (stages.fully_masked.defined())
     stages.fully_masked = stages.fully_masked.transpose(0, 2);

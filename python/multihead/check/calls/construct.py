@@ -15,7 +15,7 @@ from torch import nn
 from ..report import Finding
 from ..sandbox.guard import Guard
 from ..subject import items, signature, sliding
-from ..subject.roles import SIZES, as_written, normal
+from ..subject.roles import normal
 from ..subject.target import Subject, text_of_file
 from ..subject.words import is_position_bias, words
 from . import matrices, settled, stand_ins, switches
@@ -33,22 +33,22 @@ from .asked import (
     source_of,
 )
 from .cases import Case, Sizes, of_globals
+from .constructor import Constructor
 from .settings import (
     DROPOUT,
     MANY,
     Choices,
     Config,
     choices_of,
-    class_for,
     is_never_read,
     is_of_convolution,
     is_only_kept,
     may_count_heads,
+    model_for,
     reads_groups,
     settings_of,
     shown,
 )
-from .settled import AMONG
 from .stand_ins import Unturned, projection
 from .switches import ROTARY
 
@@ -71,7 +71,6 @@ _OF_ATTENTION_ITSELF = {
 }
 _OF_ATTENTION_ITSELF |= {"window", "cache", "cached", "flash", "sink", "softcap", "kv"}
 _LINEAR = {"fc", "linear", "lin"}
-_READ = r"(?<![.\w]){}(?:\.|\[[\"'])(\w+)"  # c.hidden_size, c["hidden_size"]
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
 _LEFT += ("attention",)
@@ -85,13 +84,8 @@ class Construction:
         self.make = subject.factory or subject.target
         self.parameters = parameters_of(self.make)
         self.roles = {p.name: role_of(p) for p in self.parameters}
-        self.roles |= dict.fromkeys(self._read_for_no_layer())
-        self.roles |= dict.fromkeys(self._read_for_settings(), "config")
         self.roles |= dict.fromkeys(matrices.constructors(self._required()), "weight")
-        self.roles |= dict.fromkeys(self._read_for_dropout(), "dropout")
-        self.roles |= dict.fromkeys(self._read_for_epsilon(), "epsilon")
-        self.roles |= dict.fromkeys(self._read_for_width(), "embed_dim")
-        self.roles |= dict.fromkeys(self._read_for_window(), "window")
+        self.roles = Constructor(subject, self.parameters, self.roles).roles()
         self.roles |= settled.notation(self)
         self.roles |= sliding.sizes(self.parameters, subject.source)
         self.roles |= items.heads(self.roles, subject.source)
@@ -121,70 +115,12 @@ class Construction:
         self.blind: dict[str, None] = {}
         settled.settle(self)
         self._settings = {
-            p.name: class_for(p, self.roles[p.name], subject.target)
+            p.name: model_for(p, self.roles[p.name], subject.target)
             for p in self.parameters
         }
 
     def _required(self) -> list[str]:
         return [p.name for p in self.parameters if p.default is p.empty]
-
-    def _read_for_no_layer(self) -> list[str]:
-        """Counts of words, or of queries, that no layer or parameter is made for."""
-        text = self.subject.source or source_of(self.subject.target)
-        counts = [n for n, r in self.roles.items() if r in ("vocabulary", "learned")]
-        made = r"\b([A-Z]\w*|randn?|zeros|ones|empty)" + AMONG
-        return [n for n in counts if not re.search(made.format(re.escape(n)), text)]
-
-    def _read_for_settings(self) -> list[str]:
-        """Required arguments of which the constructor reads sizes, `c.hidden_size`:
-        configurations, whatever their names."""
-        asked = [
-            p.name
-            for p in self.parameters
-            if p.default is p.empty and self.roles[p.name] in (None, *SIZES)
-        ]
-        if not asked:
-            return []
-        text = source_of(self.subject.target.__init__)
-        plain = {name: as_written(name) for name in asked}
-        return [
-            name
-            for name, written in plain.items()
-            if any(map(_is_size, re.findall(_READ.format(written), text)))
-        ]
-
-    def _read_for_dropout(self) -> list[str]:
-        """Arguments of unknown names that the constructor hands to a dropout."""
-        handed = re.findall(
-            r"\bDropout\w*\(\s*(?:p\s*=\s*)?(\w+)\s*[,)]",
-            source_of(self.subject.target.__init__),
-        )
-        return [name for name in handed if self.roles.get(name, "") is None]
-
-    def _read_for_epsilon(self) -> list[str]:
-        """Arguments of unknown names that a norm is handed for its epsilon."""
-        text = source_of(self.subject.target.__init__)
-        given = re.findall(r"\beps\s*=\s*(\w+)\s*[,)]", text)
-        return [name for name in given if self.roles.get(name, "") is None]
-
-    def _read_for_window(self) -> list[str]:
-        """What has two sides: `group_size[0]`, `group_size[1]`."""
-        text = source_of(self.subject.target.__init__)
-        parts = r"(\w+(?:size|sz|shape|hw))\[{}\]".format
-        sides = (set(re.findall(parts(n), text)) for n in (0, 1))
-        free = {n for n, role in self.roles.items() if role in (None, "num_kv_heads")}
-        return sorted(free.intersection(*sides))
-
-    def _read_for_width(self) -> list[str]:
-        """Required arguments of unknown names that the heads divide: `out % heads`."""
-        text = source_of(self.subject.target.__init__)
-        heads = [n for n, role in self.roles.items() if role == "num_heads"]
-        divided = [
-            name
-            for count in heads
-            for name in re.findall(rf"(\w+)\s*(?:%|//)\s*{re.escape(count)}\b", text)
-        ]
-        return [name for name in divided if self.roles.get(name, "") is None]
 
     @property
     def guessed(self) -> list[str]:
@@ -357,9 +293,9 @@ class Construction:
 
     def _value(self, parameter, role: str | None, sizes: Sizes) -> object:
         if role == "config":
-            kind = self._settings[parameter.name]
-            if kind is not None and self._in_its_settings:
-                return settings_of(kind, sizes, self._choices)
+            model = self._settings[parameter.name]
+            if model is not None and self._in_its_settings:
+                return settings_of(model, sizes, self._choices)
             scale = self._scale(sizes, "scale")
             count = MANY if self._gives_all else None
             return Config(sizes, {"scale": scale, **self._choices}, count)
@@ -582,10 +518,6 @@ def of_class(kind: type, sizes: Sizes, of_one_head: bool = False) -> object | No
 
 _ENCODES = {"emb", "embed", "embedding", "embeddings", "pos", "position", "positional"}
 _ENCODES |= {"positions", "enc", "encoding", "encoder", "module", "layer", "fn"}
-
-
-def _is_size(name: str) -> bool:
-    return size_of(name) in ("embed_dim", "num_heads", "head_dim")
 
 
 def _is_shape(default: object) -> bool:

@@ -4,6 +4,7 @@ code defines itself."""
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import dis
 import functools
@@ -197,10 +198,30 @@ def is_of_convolution(name: str, text: str) -> bool:
     return bool(said) and re.search(of_layer, text) is not None
 
 
-def class_for(
+def holds_sizes(value: object) -> bool:
+    """Whether these are settings, sizes of attention among them."""
+    if value is None or inspect.isclass(value) or isinstance(value, _NO_SETTINGS):
+        return False
+    roles = {role_of(n) for n, one in _named(value).items() if type(one) is int}
+    return not roles.isdisjoint({"embed_dim", "num_heads"})
+
+
+_NO_SETTINGS = (str, bool, int, float, list, tuple, torch.Tensor, nn.Module, Config)
+
+
+def _named(settings: object) -> dict[str, object]:
+    if isinstance(settings, dict):
+        return {name: one for name, one in settings.items() if isinstance(name, str)}
+    return {name: getattr(settings, name, None) for name in _fields(settings)}
+
+
+def model_for(
     parameter: inspect.Parameter, role: str | None, target: type
-) -> type | None:
-    """The class that the code itself has for this configuration, if it has one."""
+) -> object | None:
+    """What the code itself has for this configuration: the class of it, or settings
+    that are its default."""
+    if holds_sizes(parameter.default):
+        return parameter.default
     names = vars(sys.modules.get(target.__module__, types)).copy()
     names |= getattr(target.__init__, "__globals__", {})
     annotation = parameter.annotation
@@ -229,13 +250,14 @@ def _is_settings(kind: object, target: type) -> bool:
     return bool(plain or takes or getattr(kind, "__annotations__", ()))
 
 
-def settings_of(kind: type, sizes: Sizes, choices: Choices | None = None) -> object:
-    """Settings of a class of the code's own: its defaults, but our sizes; where they
-    refuse that, those of attention alone."""
+def settings_of(model: object, sizes: Sizes, choices: Choices | None = None) -> object:
+    """Settings as the code's own, or of a class of its own: its defaults, but our sizes;
+    where they refuse that, those of attention alone."""
+    make = _made_of if inspect.isclass(model) else _made_like
     try:
-        return _made_of(kind, sizes, choices)
+        return make(model, sizes, choices)
     except Exception:
-        return _made_of(kind, sizes, choices, only=_OF_ATTENTION)
+        return make(model, sizes, choices, only=_OF_ATTENTION)
 
 
 _OF_ATTENTION = {"embed_dim", "num_heads", "num_kv_heads", "head_dim", "max_length"}
@@ -244,7 +266,7 @@ _OF_ATTENTION = {"embed_dim", "num_heads", "num_kv_heads", "head_dim", "max_leng
 def _made_of(
     kind: type, sizes: Sizes, choices: Choices | None, only: set[str] | None = None
 ) -> object:
-    """The same, which changes defaults only of these roles."""
+    """Settings of this class, which changes defaults only of these roles."""
     given = {}
     for parameter in _parameters(kind):
         is_required = parameter.default is parameter.empty
@@ -263,6 +285,29 @@ def _made_of(
         if name not in given and _may_replace(name, old, value):
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 object.__setattr__(made, name, value)
+    return made
+
+
+def _made_like(
+    settings: object,
+    sizes: Sizes,
+    choices: Choices | None,
+    only: set[str] | None = None,
+) -> object:
+    """A copy of these, of our sizes."""
+    ours = {}
+    for name, old in _named(settings).items():
+        value = (choices or {}).get(name, value_for(name, sizes))
+        if (not only or role_of(name) in only) and _may_replace(name, old, value):
+            ours[name] = value
+    if dataclasses.is_dataclass(settings):
+        own = {field.name for field in dataclasses.fields(settings) if field.init}
+        return dataclasses.replace(settings, **{n: ours[n] for n in own & ours.keys()})
+    made = copy.deepcopy(settings)
+    if isinstance(made, dict):
+        return made | ours
+    for name, value in ours.items():
+        setattr(made, name, value)
     return made
 
 

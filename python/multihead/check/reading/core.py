@@ -226,7 +226,8 @@ def _names(verdict: dict[str, Any], kind: str) -> list[str]:
 
 
 def _ignores(verdict: dict[str, Any]) -> bool:
-    return _names(verdict, "faults") == ["mask_ignored"]
+    faults = set(_names(verdict, "faults"))
+    return bool(faults) and faults <= {"mask_ignored", "padding_ignored"}
 
 
 def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

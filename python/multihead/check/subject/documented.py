@@ -106,9 +106,12 @@ _INTRICATE = re.compile(
 )
 _ADDED = re.compile(
     r"\badditive\b|\badded to (?:the )?(?:\w+ )?(?:attention )?(?:scores|logits)"
+    r"|\b0(?:\.0?)?\s*(?:and|or|,|/)\s*(?:float\()?['\"]?-\s?(?:inf|100\b|1e\d)"
 )
-# 0 where a key is seen and -inf where it is not: numbers to be added.
-_INFINITE = re.compile(r"(?:\band|\bor|[,(/])\s*(?:float\()?['\"]?-\s?inf")
+# 0 where a key is seen and -inf, or -100, where it is not: numbers to be added.
+_INFINITE = re.compile(
+    r"(?:\band|\bor|[,(/])\s*(?:float\()?['\"]?-\s?(?:inf|100\b|1e\d)"
+)
 _END = re.compile(r"[,;.()\n]|\belse\b|\bbut\b")
 
 

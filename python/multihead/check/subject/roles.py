@@ -98,7 +98,7 @@ _SIZES = {
         "dmodel embeddim dim hiddensize nembd embdim emb e embedsize modeldim "
         "hiddendim din dimin embeddingdim embedding features infeatures inputdim dmod "
         "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
-        "qdim adim querydim keysize querysize valuesize querysdim dinput querydimension "
+        "qdim adim hiddenstate hiddenstates querydim keysize querysize valuesize querysdim dinput querydimension "
         "contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp"
     ),
     "out_dim": "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput",

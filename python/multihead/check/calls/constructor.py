@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""What a constructor does with arguments whose names say nothing, or too little: what it
+reads of them, what they divide, and which layers it hands them to."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from ..subject.roles import SIZES, as_written
+from ..subject.target import Subject
+from .asked import size_of, source_of
+from .settings import holds_sizes
+from .settled import AMONG
+
+Roles = Mapping[str, str | None]  # of arguments, by name
+_READ = r"(?<![.\w]){}(?:\.|\[[\"'])(\w+)"  # c.hidden_size, c["hidden_size"]
+_LENGTHS = ("sliding_window", "max_length")
+_MADE = r"\b([A-Z]\w*|randn?|zeros|ones|empty)" + AMONG
+
+
+class Constructor:
+    """roles: those known so far, by names."""
+
+    def __init__(
+        self, subject: Subject, parameters: Iterable[inspect.Parameter], roles: Roles
+    ):
+        self._subject, self._roles = subject, roles
+        self._parameters = list(parameters)
+        self._text = source_of(subject.target.__init__)
+
+    def roles(self) -> dict[str, str | None]:
+        """All roles, with what the text says, the first that it says of an argument."""
+        readers: dict[str | None, Callable[[], Iterable[str]]] = {
+            None: self._for_no_layer,
+            "config": self._for_settings,
+            "dropout": self._for_dropout,
+            "epsilon": self._for_epsilon,
+            "embed_dim": self._for_width,
+            "window": self._for_window,
+        }
+        for role, names in readers.items():
+            self._roles = {**self._roles, **dict.fromkeys(names(), role)}
+        return dict(self._roles)
+
+    def _unknown(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self._roles.get(name, "") is None]
+
+    def _for_no_layer(self) -> list[str]:
+        """Counts of words, or of queries, that no layer or parameter is made for."""
+        text = self._subject.source or source_of(self._subject.target)
+        counts = [n for n, r in self._roles.items() if r in ("vocabulary", "learned")]
+        return [n for n in counts if not re.search(_MADE.format(re.escape(n)), text)]
+
+    def _for_settings(self) -> list[str]:
+        """Configurations, whatever their names: what is required, and of which the
+        constructor reads sizes, `c.hidden_size`; defaults that hold sizes."""
+        by_default = [p.name for p in self._parameters if holds_sizes(p.default)]
+        asked = [
+            p.name
+            for p in self._parameters
+            if p.default is p.empty and self._roles[p.name] in (None, *SIZES)
+        ]
+        return by_default + [
+            name
+            for name in asked
+            if any(map(_is_size, re.findall(_READ.format(as_written(name)), self._text)))
+        ]
+
+    def _for_dropout(self) -> list[str]:
+        handed = r"\bDropout\w*\(\s*(?:p\s*=\s*)?(\w+)\s*[,)]"
+        return self._unknown(re.findall(handed, self._text))
+
+    def _for_epsilon(self) -> list[str]:
+        """What a norm is handed."""
+        return self._unknown(re.findall(r"\beps\s*=\s*(\w+)\s*[,)]", self._text))
+
+    def _for_width(self) -> list[str]:
+        """What the heads divide: `out % heads`."""
+        heads = [n for n, role in self._roles.items() if role == "num_heads"]
+        return self._unknown(
+            name
+            for count in heads
+            for name in re.findall(
+                rf"(\w+)\s*(?:%|//)\s*{re.escape(count)}\b", self._text
+            )
+        )
+
+    def _for_window(self) -> list[str]:
+        """What has two sides: `group_size[0]`, `group_size[1]`, or a table of two axes,
+        `(2 * window - 1) ** 2`."""
+        parts = r"(\w+(?:size|sz|shape|hw))\[{}\]".format
+        sides = (set(re.findall(parts(n), self._text)) for n in (0, 1))
+        free = {n for n, role in self._roles.items() if role in (None, "num_kv_heads")}
+        lengths = [n for n, role in self._roles.items() if role in _LENGTHS]
+        tabled = re.findall(r"\b2 ?\* ?(\w+) ?- ?1\)+ ?\*", self._text)
+        return sorted(free.intersection(*sides) | {*free, *lengths}.intersection(tabled))
+
+
+def _is_size(name: str) -> bool:
+    return size_of(name) in ("embed_dim", "num_heads", "head_dim")
