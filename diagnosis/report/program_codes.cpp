@@ -289,6 +289,13 @@ constexpr FaultCode kProgramCodes[] = {
      "Rotary positions turn the values, too, and the text says that they turn "
      "queries and keys.",
      "Turn queries and keys alone."},
+    {"MH947", "prefix_misread",
+     "A model of prefixes that sees its answer ahead learns to copy it; one "
+     "that does not see its prefix whole reads half of the question.",
+     "The keys that each query reads are found one by one, with a prefix of "
+     "two tokens, and others are read than those of the prefix and those up to "
+     "its own.",
+     "Show key j to query i where (j < prefix) | (j <= i)."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -181,6 +181,8 @@ def _switch(role: str | None, parameter, case: Case, is_called: bool) -> object:
         length = case.sizes.queries  # 0 may be padding
         shape = (length,) if cases.unbatched(case) else (case.sizes.batch, length)
         return torch.ones(shape, dtype=torch.int64)
+    if role == "prefix" and parameter.default is parameter.empty:  # of no token
+        return torch.zeros(case.sizes.batch, dtype=torch.int64)
     if role == "bounds" and parameter.default is parameter.empty:  # of one document
         return torch.tensor([0, case.sizes.queries], dtype=torch.int32)
     if role in ("dropout", "training") and case.own_dropout is not None:

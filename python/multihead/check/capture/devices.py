@@ -67,6 +67,10 @@ class OnCpu:
         return self.guard.attempt(on_cpu)
 
 
+def _cast_to(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda t: t.to(dtype) if t.is_floating_point() else t
+
+
 def convert(
     target: object, dtype: torch.dtype, seen: frozenset[int] = frozenset()
 ) -> None:
@@ -75,7 +79,8 @@ def convert(
     hold this one in a list, which may be held by it in one."""
     parts = [target]
     if isinstance(target, nn.Module):
-        parts = list(target.to("cpu", dtype).modules())
+        # Not by .to(dtype), which takes the imaginary part of complex buffers away.
+        parts = list(target.to("cpu")._apply(_cast_to(dtype)).modules())
     seen |= {id(part) for part in parts}
     for part in parts:
         for name, value in getattr(part, "__dict__", {}).items():

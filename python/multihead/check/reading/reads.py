@@ -5,7 +5,7 @@ the catalogue explains.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -40,6 +40,14 @@ DOCUMENTS_MIXED = Finding(
     "Block what has another number before the softmax: "
     "scores.masked_fill(ids[:, None, :, None] != ids[:, None, None, :], -inf).",
 )
+PREFIX_MISREAD = Finding(
+    "prefix_misread",
+    "Given a prefix of two tokens, its queries do not see what they should: all of the "
+    "prefix, and of what follows nothing behind themselves.",
+    "Compare the places of keys with the length of the prefix: the query at i sees the "
+    "key at j where (j < prefix[:, None, None]) | (j <= i[:, None]).",
+)
+_PREFIX = 2
 _KINDS = ("rows", "causal", "rows of each item", "keys of each item")
 _HIDES = re.compile(
     r"inf\b|1e-?\d+|finfo|masked_fill|-\d{4,}"
@@ -91,6 +99,24 @@ def mixes_documents(runner: Runner, base: Run) -> bool:
     before, after = runs
     changed = None if before.refused else _changed(before, after, case)
     return changed is not None and bool(changed[:-1].any())
+
+
+def misreads_prefix(runner: Runner, base: Run) -> bool:
+    """Whether queries see other keys than those of a prefix, and those up to their
+    own."""
+    name, case = runner.call.parameter("prefix"), replace(base.case, gradients=False)
+    length = case.sizes.queries
+    if name is None or "L" not in _axes(case) or case.relation == "cross":
+        return False
+    if cases.unbatched(case) or length < _PREFIX + 2:
+        return False
+    prefix = torch.full((case.sizes.batch,), _PREFIX)
+    read = _read(runner, case, {name: prefix})
+    if read is None:
+        return False
+    places = torch.arange(length)
+    seen = (places < _PREFIX) | (places <= places[:, None])
+    return bool((_off_diagonal(read, case) != _off_diagonal(seen, case)).any())
 
 
 def reads_behind_lengths(runner: Runner, kept: list[Run]) -> bool:
@@ -162,16 +188,23 @@ def _off_diagonal(read: Tensor, case: Case) -> Tensor:
     return read if case.relation == "cross" else read & ~own
 
 
-def _read(runner: Runner, case: Case) -> Tensor | None:
+def _read(
+    runner: Runner, case: Case, others: Mapping[str, Tensor] | None = None
+) -> Tensor | None:
     """(Lq, Lk) of the first item: whether what is returned for a query changes with a
-    key. None where that cannot be told."""
-    before = runner.run(case, given=arguments.make(runner.call, case))
+    key. None where that cannot be told. others: arguments in the place of ours."""
+
+    def run(made: Arguments) -> Run:
+        made.keywords |= {name: one.clone() for name, one in (others or {}).items()}
+        return runner.run(case, given=made)
+
+    before = run(arguments.make(runner.call, case))
     if before.refused or case.keys > _MOST or not before.out.isfinite().all():
         return None
     columns = []
     for key in range(case.keys):
         made = _with_another(runner, case, "L", key)
-        changed = made and _changed(before, runner.run(case, given=made), case)
+        changed = made and _changed(before, run(made), case)
         if changed is None:
             return None
         columns.append(changed)

@@ -76,6 +76,8 @@ class Way:
             found.append(flaws.SOFTMAX_OF_ONE)
         if reads.mixes_documents(self.runner, self.base):
             found.append(reads.DOCUMENTS_MIXED)
+        if reads.misreads_prefix(self.runner, self.base):
+            found.append(reads.PREFIX_MISREAD)
         if self.of_backward is not None:
             found.append(self.of_backward)
         if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):

@@ -24,7 +24,7 @@ _MADE_A_NUMBER = re.compile(
     r"\bma?sk\w*\s*\.\s*(float|double|half|int|long|to|type|type_as)\b"
 )
 # (batch, seq, hidden), [batch size, query len, hid dim], (B, T, C), B x L x E
-_AXIS = r"[\w-]+(?: \w+)?"
+_AXIS = r"[\w-]+(?: \w+)?(?: ?[+*] ?\d)?"
 _BY = r"\s*[,*×]\s*|\s+x\s+"
 _AXES = re.compile(
     rf"(?P<name>\w+)?[`*]*(?:\s*\([^()]*\))?\s*(?::|=|is|of shape|shape)?\s*"
@@ -346,11 +346,23 @@ def _of_shapes(subject: Subject) -> Iterator[tuple[str, bool]]:
             yield comment, of_signature
 
 
+_ITEMS = re.compile(r"b|bs|bsz|batch(?:[_ -]?size)?")
+_FEATURES = re.compile(
+    r"[cdeh]|[cdeh]_in|(?:\w+_)?(?:dim|dims|size|width|channels?|features?|planes)|"
+    r"(?:d|n)_(?:model|embd?|hidden|feat\w*|channels?)|(?:embed|emb|hidden|model|feature|"
+    r"channel)\w*(?:[ -]\w+)?"
+)
+
+
 def _is_batch_first(axes: list[str]) -> bool | None:
     for index in (0, 1):
         batch, length = axes[index], axes[1 - index]
         if are_batch_and_length(batch, length):
             return index == 0
+    # Whatever is counted between the items and their features: (batch, nodes, dim).
+    counts = len(axes) == 3 and not any(map(_FEATURES.fullmatch, axes[:2]))
+    if counts and _ITEMS.fullmatch(axes[0]) and _FEATURES.fullmatch(axes[2]):
+        return None if BATCH.fullmatch(axes[1]) else True
     return None
 
 
@@ -370,7 +382,7 @@ def _said(sentences: Iterable[tuple[str, bool]]) -> Said | None:
 def _sentences(subject: Subject, names: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
     """The sentences of docstrings and comments that name a mask, and those of its
     entry among the arguments; and whether they are about what comes in, as all are
-    but comments further down."""
+    but comments behind a statement."""
     for text in docstrings(subject):
         yield from ((sentence, True) for sentence in _about(text, names))
     for text, of_signature in _comments(subject.source, names):
@@ -392,9 +404,9 @@ def _about(text: str, names: tuple[str, ...]) -> Iterator[str]:
 
 def _comments(source: str, names: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
     """The comments, those below each other as one, and whether they go with the
-    signature: one in a parameter's line is about that."""
+    signature, as the first below it do: one in a parameter's line is about that."""
     block: list[str] = []
-    in_signature = False
+    in_signature = is_first = False
     for line in [*source.splitlines(), ""]:
         code, mark, comment = (part.strip() for part in line.partition("#"))
         in_signature = in_signature or code.startswith(("def ", "async def "))
@@ -402,14 +414,15 @@ def _comments(source: str, names: tuple[str, ...]) -> Iterator[tuple[str, bool]]
             block.append(comment)
             continue
         if block:
-            yield "\n".join(block), False
+            yield "\n".join(block), is_first
             block = []
         of_mask = [name for name in names if re.search(rf"\b{name}\b", code)]
         if mark and in_signature and of_mask:
             yield f"{of_mask[0]}: {comment}", True
         elif mark:
             yield comment, False
-        in_signature = in_signature and not code.endswith(":")
+        is_first = in_signature and code.endswith(":")
+        in_signature = in_signature and not is_first
 
 
 def docstrings(subject: Subject) -> list[str]:

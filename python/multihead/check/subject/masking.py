@@ -104,6 +104,24 @@ _HIDING = r"(?:masked_fill_?\(|where\(|mask\w*\s*=|[&|])[^\n]*\b{0}\b|\b{0}\s*[&
 _BOUNDS = re.compile(r"cu_?(?:seq_?)?len(?:gth)?s?|cu_?seq_?lens?", re.I)
 
 
+# Compared with positions, item by item: `places < lengths[:, None]`.
+_BY_ITEM = r"[<>]=?\s*{0}\s*(?:\[\s*(?::|\.\.\.)|\.(?:view|unsqueeze|reshape)\()"
+_OF_PREFIX = {"prefix", "src", "source", "prompt"}
+
+
+def of_numbers(call: "Call", source: str) -> None:
+    """What is compared with positions, or by positions: documents, and lengths, one for
+    each item, of tokens that are no padding, or of a prefix that all see where later
+    keys are hidden."""
+    of_documents(call, source)
+    is_causal = re.search(r"causal|tril|triu|\[:, None\]\s*>=", source)
+    for name, role in call.roles.items():
+        by_item = re.search(_BY_ITEM.format(re.escape(name)), source)
+        if role in (None, "max_length") and by_item:
+            of_prefix = is_causal and _OF_PREFIX & set(words(name))
+            call.roles[name] = "prefix" if of_prefix else "lengths"
+
+
 def of_documents(call: "Call", source: str) -> None:
     """Numbers that are compared with each other, query by key: those of the documents
     in one sequence, which do not see each other; or where each of them ends,

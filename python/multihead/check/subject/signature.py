@@ -18,11 +18,11 @@ from .masking import (
     causal_flag,
     of_biases,
     of_column_masks,
-    of_documents,
     of_masks_of_keys,
     of_masks_of_pairs,
     of_masks_of_rows,
     of_named_masks,
+    of_numbers,
     of_overwritten_masks,
     of_raw_tokens,
     of_two_masks,
@@ -220,7 +220,7 @@ def read(subject: Subject) -> Call:
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
     of_raw_tokens(call, subject)
-    of_documents(call, text_of_entry(subject))
+    of_numbers(call, text_of_entry(subject))
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
