@@ -45,6 +45,7 @@ std::string predicate(const std::string& finding) {
       {"normalised_over_heads", "normalises keys over the heads"},
       {"documents_mixed", "lets documents in one row read each other"},
       {"prefix_misread", "shows queries other keys than its prefix asks for"},
+      {"windows_misplaced", "puts back its windows in other places"},
       {"values_turned_too", "turns its values by their positions, too"},
       {"alibi_rises", "gives far keys more weight, which ALiBi does not"},
   };

@@ -296,6 +296,11 @@ constexpr FaultCode kProgramCodes[] = {
      "two tokens, and others are read than those of the prefix and those up to "
      "its own.",
      "Show key j to query i where (j < prefix) | (j <= i)."},
+    {"MH948", "windows_misplaced",
+     "What one part of an image makes of itself is taken for that of another.",
+     "Images that are cut into several windows come out with the numbers of "
+     "the windows alone, in other places.",
+     "Put back each window by the inverse of the permutation that cut it."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -143,6 +143,8 @@ def _value(
         return torch.full(shape, role == "query_mask").to(case.mask_dtype)
     if role == "masking":
         return bool(made.masks)
+    if role == "residual" and parameter.default is parameter.empty:
+        return torch.zeros_like(made.tensors["query"])
     if role == "lengths":
         return cases.lengths(case) if case.padding == "lengths" else _LEFT
     if role in ("weight", "weights"):

@@ -185,6 +185,16 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
         yield form
 
 
+def _of_one_query(returned: object) -> object:
+    """What is returned of queries (B, E), as of queries (B, 1, E)."""
+    if isinstance(returned, dict):
+        return {name: _of_one_query(part) for name, part in returned.items()}
+    if isinstance(returned, (tuple, list)):
+        return tuple(map(_of_one_query, returned))
+    is_flat = isinstance(returned, Tensor) and returned.dim() == 2
+    return returned.unsqueeze(1) if is_flat else returned
+
+
 def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
     """With one query for each item, (B, E) or (B, 1, E), beside sequences (B, L, E)."""
     asking = call.parameter("query") or call.parameter("x")
@@ -211,11 +221,7 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
             sequence = given[name]
             assert isinstance(sequence, Tensor)
             given[name] = sequence[:, 0]
-        returned = called(subject, target, given)
-        several = isinstance(returned, (tuple, list))
-        parts = list(returned) if several else [returned]
-        parts = [p.unsqueeze(1) if getattr(p, "ndim", 0) == 2 else p for p in parts]
-        return tuple(parts) if several else parts[0]
+        return _of_one_query(called(subject, target, given))
 
     parameters = [
         p.replace(kind=_BY_KEYWORD, name="context" if p.name == beside else p.name)

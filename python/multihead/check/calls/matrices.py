@@ -47,7 +47,7 @@ def weight(name: str, case: Case) -> object:
 def _width(name: str, sizes: Sizes) -> int:
     """The width of what the weight of this name makes."""
     full, shared = sizes.embed, (sizes.kv_heads or sizes.heads) * sizes.head_dim
-    if "qkv" in name or "in_proj" in name or "c_attn" in name:
+    if "qkv" in name or "in_proj" in name or re.search("[cwb]_attn", name):
         return full + 2 * shared
     if "kv" in name:
         return 2 * shared

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..calls import arguments, cases, windows
 from ..calls.cases import Case
+from ..calls.settings import is_only_kept
 from ..capture import core
 from ..capture.runner import Run, Runner
 from ..report import Finding
@@ -94,6 +95,14 @@ ITEMS_MIXED = Finding(
     "its inverse behind them; a view in another order, or one that flattens items, "
     "mixes them, and so does nn.MultiheadAttention on (B, L, E) without batch_first.",
 )
+WINDOWS_MISPLACED = Finding(
+    "windows_misplaced",
+    "What its windows make of an image is put back elsewhere: the numbers are those of "
+    "the windows alone, and stand in other places.",
+    "Undo the cut step by step: x.view(B, H // w, w, W // w, w, C).permute(0, 1, 3, 2, 4, "
+    "5) cuts, and y.view(B, H // w, W // w, w, w, C).permute(0, 1, 3, 2, 4, 5).reshape(B, "
+    "H, W, C) puts back.",
+)
 MASK_AFTER_SOFTMAX = Finding(
     "mask_after_softmax",
     "Weights are filled with -inf, or a number as far below 0, behind the softmax, where "
@@ -132,10 +141,14 @@ _SEES_EARLIER = re.compile(
 )
 
 
-def leaves_windows(runner: Runner, base: Run) -> bool:
-    """Whether the windows of an image do not come out as they would alone."""
+def of_windows(runner: Runner, base: Run) -> Finding | bool:
+    """Whether the windows of an image do not come out as they would alone, or what they
+    make stands elsewhere: a flaw."""
     case, built = base.case, runner.construction
     if case.layout not in cases.IMAGES or built is None or not built.takes("window"):
+        return False
+    names = [name for name, role in built.roles.items() if role == "window"]
+    if all(is_only_kept(runner.subject, name) for name in names):
         return False
     sizes = replace(case.sizes, batch=12)
     case = replace(case, sizes=sizes, gradients=False)
@@ -144,8 +157,12 @@ def leaves_windows(runner: Runner, base: Run) -> bool:
         call = runner.call, case.layout, rows, columns
         form = windows.in_one_image(runner.subject, *call)
         together = runner.calling(form.call, form.subject).run(case)
-        if not alone.refused and not together.refused:
-            return not torch.allclose(alone.out, together.out)
+        if alone.refused or together.refused:
+            continue
+        if torch.allclose(alone.out, together.out):
+            return False
+        numbers = (run.out.flatten().sort().values for run in (alone, together))
+        return WINDOWS_MISPLACED if torch.allclose(*numbers) else True
     return not alone.refused
 
 

@@ -76,6 +76,8 @@ class Way:
             found.append(flaws.SOFTMAX_OF_ONE)
         if reads.mixes_documents(self.runner, self.base):
             found.append(reads.DOCUMENTS_MIXED)
+        if isinstance(self.of_windows, Finding):
+            found.append(self.of_windows)
         if reads.misreads_prefix(self.runner, self.base):
             found.append(reads.PREFIX_MISREAD)
         if self.of_backward is not None:
@@ -109,9 +111,9 @@ class Way:
         )
 
     @functools.cached_property
-    def leaves_windows(self) -> bool:
+    def of_windows(self) -> Finding | bool:
         """Whether the windows of an image are not what they are alone."""
-        return flaws.leaves_windows(self.runner, self.base)
+        return flaws.of_windows(self.runner, self.base)
 
     @functools.cached_property
     def turning(self) -> str | Finding | None:
@@ -199,7 +201,7 @@ class Reading:
         told = {"one_token_on_cache": self.takes_one_token}
         told |= {"bias_of_another_query": shifted}
         unseen = self.way.base.case.style.numpy and self.way.call.takes("position_ids")
-        told |= {"positions_unseen": unseen, "one_window": self.way.leaves_windows}
+        told |= {"positions_unseen": unseen, "one_window": self.way.of_windows is True}
         base = self.way.base
         told |= {"context_left": wiring.leaves_context(self.way.call, base)}
         told |= {"mask_left": bool(self.way.call.masks_left)}

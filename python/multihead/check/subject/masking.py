@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .roles import is_added, normal
+from .roles import TENSORS, is_added, normal
 from .rows import zeroes_output
 from .target import Subject, text_of_file
 from .words import OF_SOURCE, OF_TARGET, is_position_bias, mask_of_words, words
@@ -171,6 +171,8 @@ def of_masks_of_rows(call: "Call", text: str) -> None:
 def of_biases(call: "Call") -> None:
     """A bias without a mask beside it is one; beside weights it would be one of them.
     Where both must be given, the mask beside it is one of keys."""
+    if not any(call.takes(role) for role in TENSORS):  # it is the sequence itself
+        call.roles.update((n, None) for n, r in call.roles.items() if r == "residual")
     bias = next((p for p in call.parameters if normal(p.name) == "bias"), None)
     name = call.parameter("mask")
     if name and bias and bias.default is bias.empty and not call.takes("padding"):

@@ -25,7 +25,8 @@ _CALL = {
         "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
         "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source z "
         "encoderout mem enc encout encoderoutputs encoutputs encoderstates encoderhidden "
-        "encstates eoutput eoutputs encoded encodings memories encoder"
+        "encstates eoutput eoutputs encoded encodings memories encoder history hist "
+        "behaviors behaviours userhistory"
     ),
     "mask": (
         "mask attnmask attentionmask srcmask tgtmask trgmask causalmask msk selfmask "
@@ -79,6 +80,7 @@ _CALL = {
         "posembedding posembeddings posenc relposenc posencoding posencodings positionalencoding "
         "positionalencodings relposemb relposembedding relativepositionembedding"
     ),
+    "residual": "residual shortcut",
     "device": "device",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue pastkeyvalues",
 }
@@ -98,8 +100,8 @@ _SIZES = {
         "dmodel embeddim dim hiddensize nembd embdim emb e embedsize modeldim "
         "hiddendim din dimin embeddingdim embedding features infeatures inputdim dmod "
         "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
-        "qdim adim hiddenstate hiddenstates querydim keysize querysize valuesize querysdim dinput querydimension "
-        "contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp"
+        "qdim adim hiddenstate querydim keysize querysize valuesize querysdim dinput "
+        "querydimension contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp"
     ),
     "out_dim": "dout odim dimout oup outplanes outdim outputdim outfeatures outputsize doutput",
     "head_dim": (
@@ -112,7 +114,7 @@ _SIZES = {
         "maxpositionembeddings seqlength maxseqlength ctxlen contextlen "
         "numtokens npatch numpatch maxt nctx maxsequencelength length"
     ),
-    "window": "windowsize winsize ws",
+    "window": "windowsize winsize ws win",
     "sliding_window": (
         "slidingwindow slidingwindowsize localwindow localwindowsize attentionwindow "
         "attentionwindowsize attnwindow attnwindowsize"
@@ -177,7 +179,7 @@ _WEIGHT = re.compile(
     r"(q|k|v|o|out|qkv|in|query|key|value|output)_(w|weight|weights|bias|matrix)|"
     r"(to|fc|lin|linear|proj|dense)_(q|k|v|o|out|qkv|kv|query|key|value|output)|"
     r"(q|k|v|o|out|qkv|query|key|value|output)_(fc|lin|linear|layer|dense)|"
-    r"c_attn_?(w|weight|b|bias)?|"
+    r"(c|w|b)_attn_?(w|weight|b|bias)?|b_proj|"
     r"in_proj_(weight|bias)|out_proj_(weight|bias)|(weights?|bias)_\w+|w|wo|bo|b"
 )
 _SPEAKING = re.compile(
