@@ -306,6 +306,9 @@ constexpr FaultCode kCodes[] = {
      "A query's weights change with other queries, later ones, too, which "
      "causal masks are to hide. With several heads or items mostly a shape "
      "complains."},
+    {"MH528", "sink_weight_kept",
+     "Values are weighed by what belongs to their neighbours; the first, or the "
+     "last, by what belongs to none."},
     // Output.
     {"MH601", "output_weight_transposed", kTransposed},
     {"MH602", "output_bias_forgotten", kBiases},

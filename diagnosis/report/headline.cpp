@@ -46,6 +46,8 @@ std::string predicate(const std::string& finding) {
       {"documents_mixed", "lets documents in one row read each other"},
       {"prefix_misread", "shows queries other keys than its prefix asks for"},
       {"windows_misplaced", "puts back its windows in other places"},
+      {"wraps_around", "reads across the edges of its image"},
+      {"turned_alike", "turns all its positions alike"},
       {"values_turned_too", "turns its values by their positions, too"},
       {"alibi_rises", "gives far keys more weight, which ALiBi does not"},
   };

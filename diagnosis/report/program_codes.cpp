@@ -301,6 +301,18 @@ constexpr FaultCode kProgramCodes[] = {
      "Images that are cut into several windows come out with the numbers of "
      "the windows alone, in other places.",
      "Put back each window by the inverse of the permutation that cut it."},
+    {"MH949", "wraps_around",
+     "What lies at one edge of an image is mixed with what lies at the "
+     "opposite edge.",
+     "With shifted windows, another first pixel changes the last rows or "
+     "columns, and nothing in the middle.",
+     "Mask each shifted window by the regions of the rolled image: -100, or "
+     "-inf, between pixels of two regions."},
+    {"MH950", "turned_alike",
+     "A model of rotary positions that does not know the order of its tokens.",
+     "Of one token, repeated, all queries and keys of a head are turned alike, "
+     "and the text or the name speaks of rotary positions.",
+     "Turn each position by its own angle, position * frequency."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

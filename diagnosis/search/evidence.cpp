@@ -241,6 +241,7 @@ class Signs {
     const auto holds = [&](Recipe after) {
       Recipe before = after;
       before.sink = without.sink;
+      before.sink_weight = without.sink_weight;
       return std::ranges::any_of(std::array{false, true}, [&](bool causal) {
         before.causal_by_itself = after.causal_by_itself = causal;
         const auto x = simulate(call_, before), y = simulate(call_, after);
@@ -248,8 +249,17 @@ class Signs {
                shows(call_, *y, y->context, precision_);
       });
     };
-    return with.sink == Sink::kZero ? holds(with)
-                                    : scaled_in_some_way(with, holds);
+    const auto holds_somewhere = [&](Recipe after) {
+      using enum SinkWeight;
+      return std::ranges::any_of(std::array{kLeftOut, kFirst, kLast},
+                                 [&](SinkWeight weight) {
+                                   after.sink_weight = weight;
+                                   return holds(after);
+                                 });
+    };
+    return with.sink == Sink::kZero
+               ? holds(with)
+               : scaled_in_some_way(with, holds_somewhere);
   }
 
   template <typename Condition>

@@ -301,6 +301,10 @@ enum class LearnedScale {
 /// of each head (Xiao et al. 2023), or 0, as of softmax plus one.
 enum class Sink { kNone, kLearned, kZero };
 
+/// Whether the weight of a sink is left out, as it should be, or is in the place
+/// of the first key's, or of the last one's.
+enum class SinkWeight { kLeftOut, kFirst, kLast };
+
 /// What is added to the scores: a straight line of the distance, falling as
 /// that of ALiBi (Press et al. 2022) or rising; one of the key's position, also
 /// ahead of the query, in favour of late keys or of early ones; or what the
@@ -356,6 +360,7 @@ struct Habits {
   bool softcapped = false;  ///< scores c·tanh(s / c), c as the trace has it
   PositionBias position_bias = PositionBias::kNone;
   Sink sink = Sink::kNone;
+  SinkWeight sink_weight = SinkWeight::kLeftOut;
   bool rounded = false;              ///< the output, to some digits
   bool shared_matrices = false;      ///< of all heads; only said
   Shared shared = Shared::kNothing;  ///< of projections; likewise

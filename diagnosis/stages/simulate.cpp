@@ -106,20 +106,26 @@ Tensor scores_of(const ObservedCall& call, const Recipe& recipe,
   return scores;
 }
 
-// With one more score in each row, whose weight is then left out.
+// With one more score in each row, whose weight is then left out, or by fault a
+// key's is.
 Tensor normalise_beside_sink(const ObservedCall& call, const Recipe& recipe,
                              const Tensor& scores) {
   std::vector<int64_t> column = scores.sizes().vec();
   column.back() = 1;
   const Tensor sink = sink_score(call, recipe.sink).expand(column);
-  const Tensor weights = recipe.normalise(at::cat({scores, sink}, -1));
-  return weights.slice(-1, 0, scores.size(-1));
+  const bool is_first = recipe.sink_weight == SinkWeight::kFirst;
+  const Tensor weights = recipe.normalise(
+      is_first ? at::cat({sink, scores}, -1) : at::cat({scores, sink}, -1));
+  const int64_t begin = recipe.sink_weight == SinkWeight::kLast ? 1 : 0;
+  return weights.slice(-1, begin, begin + scores.size(-1));
 }
 
 // Masked scores to weights, before any is dropped. width: of a head.
 Tensor weigh(const ObservedCall& call, const Recipe& recipe,
              const Masked& masked, Tensor scores, int64_t width,
              Stages& stages) {
+  require(recipe.sink != Sink::kNone ||
+          recipe.sink_weight == SinkWeight::kLeftOut);
   scores = narrowed(scores, recipe, Narrow::kSoftmax);
   stages.normalised = scores;
   Tensor weights = recipe.blockwise ? recipe.blockwise(scores, block_of(call))
@@ -274,7 +280,7 @@ Recipe up_to_scores(Recipe recipe) {
         &Recipe::own_key_blocked, &Recipe::within_blocks, &Recipe::fully_masked,
         &Recipe::sentinels, &Recipe::output_dropout, &Recipe::context_norm,
         &Recipe::output_norm, &Recipe::residual, &Recipe::output_gain,
-        &Recipe::sink, &Recipe::rounded);
+        &Recipe::sink, &Recipe::sink_weight, &Recipe::rounded);
   reset(&Recipe::merge, &Recipe::mask, &Recipe::padding, &Recipe::causal,
         &Recipe::window, &Recipe::sentinel, &Recipe::sentinel_added,
         &Recipe::sentinel_of_mask, &Recipe::sentinel_from, &Recipe::normalise,

@@ -386,6 +386,15 @@ const std::vector<Fault> kWeightFaults = {
        "Both the sum and the largest score are."},
       {normalise_by<softmax_of_columns<true, false>>,
        "It is the largest score, which is subtracted."}}},
+    {"sink_weight_kept",
+     "The weight of the sink is kept in the place of a key's, and that of each "
+     "key in the place of the next one's.",
+     "Leave out the column of the sink: where it stands last, "
+     "cat((scores, sink), -1).softmax(-1)[..., :-1].",
+     {{[](Recipe& r) { r.sink_weight = SinkWeight::kLast; },
+       "It stands last, and the first column is left out."},
+      {[](Recipe& r) { r.sink_weight = SinkWeight::kFirst; },
+       "It stands first, and the last column is left out."}}},
     {"softmax_missing",
      "There is no softmax.",
      kSoftmaxRemedy,

@@ -62,7 +62,8 @@ class Sizes:
     columns: of an image whose pixels are the sequence. window: what a window is given
     as, "length", or, to be all of the image, "pair", "square", "side", or as a side where
     the image is "in a pair". is_exact: what is told
-    a length is told that of the queries. wide_keys: what is told the width of queries
+    a length is told that of the queries. cut: how many windows lie along each side of the
+    image. wide_keys: what is told the width of queries
     and keys is told that of all heads. before: how many tokens, as that of a class,
     stand before those of an image. shares_queries: all items have the same. is_whole: the
     code makes the sequence, and decides how long it is.
@@ -80,6 +81,7 @@ class Sizes:
     columns: int = 1
     window: str = "length"
     is_exact: bool = False
+    cut: int = 1
     wide_keys: bool = False
     before: int = 0
     shares_queries: bool = False
@@ -102,7 +104,9 @@ class Sizes:
         """What an argument of this role is given."""
         # Longer than any sequence here, and no other size.
         longest = self.queries if self.is_exact else max(16, self.keys + 1)
-        windows = {"length": longest, "side": self.columns, "in a pair": self.columns}
+        side = self.columns // self.cut
+        windows = {"length": longest, "side": side, "in a pair": side}
+        rows, columns = self.image
         images = {"length": longest, "side": self.columns}
         return {
             "batch": self.batch,
@@ -119,7 +123,7 @@ class Sizes:
             "block": 16,
             "vocabulary": 64,
             "learned": 4,
-            "window": windows.get(self.window, self.image),
+            "window": windows.get(self.window, (rows // self.cut, columns // self.cut)),
             "resolution": images.get(self.window, self.image),
             "sliding_window": self.sliding_window,
             "image": self.image,
@@ -169,6 +173,12 @@ def in_one_window(sizes: Sizes, base: Sizes) -> Sizes:
     return replace(sizes, **lengths, window=base.window, is_exact=True)
 
 
+def in_windows(sizes: Sizes) -> Sizes:
+    """`sizes` as an image of two by two windows, each four pixels wide and high."""
+    lengths = dict(queries=64, keys=64, columns=8)
+    return replace(sizes, **lengths, is_exact=True, cut=2)
+
+
 def apart(sizes: Sizes) -> Sizes:
     """`sizes` with a batch and lengths that equal no other, keys the longest."""
     if sizes.columns > 1:
@@ -215,8 +225,8 @@ class Case:
     relation: "cross" (keys longer than queries), "equal" (as long, other values) or
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
     mask" or "lengths". is_causal: the flag is set; built_causal: that of the
-    constructor is; built_turned: that of rotary positions. built_whole: its constructor
-    is given no dropout. own_dropout: dropout as the call's own default, which is this.
+    constructor is; built_turned: that of rotary positions; built_shifted: that of
+    windows. built_whole: its constructor is given no dropout. own_dropout: dropout as the call's own default, which is this.
     draw: what the random inputs start from. pads_between: padding is not at the end.
     of_self: the mask is that of the queries' own sequence, beside keys of a context.
     """
@@ -233,6 +243,7 @@ class Case:
     is_causal: bool = False
     built_causal: bool = False
     built_turned: bool = False
+    built_shifted: bool = False
     built_whole: bool = False
     training: bool = False
     gradients: bool = False

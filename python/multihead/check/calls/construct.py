@@ -174,10 +174,16 @@ class Construction:
     def rotary_switch(self) -> str | None:
         return switches.rotary(self.parameters)
 
+    @property
+    def shift_switch(self) -> str | None:
+        return switches.shift(self.parameters)
+
     def _switch_of(self, case: Case) -> str | None:
         """The one that a case is built with."""
         if case.built_turned:
             return self.rotary_switch
+        if case.built_shifted:
+            return self.shift_switch
         return self.causal_switch if case.built_causal else None
 
     @property
@@ -253,9 +259,9 @@ class Construction:
     def arguments(self, sizes: Sizes, optional: bool = True) -> dict[str, object]:
         """The arguments by name; if not `optional`, only the required ones, the switch
         that is on, and the layout that layer_layouts() counts on."""
-        given: dict[str, object] = {}
-        switched = {self._switched} if self._switched else set()
-        given |= dict.fromkeys(switched | self._demanded, True)
+        given: dict[str, object] = dict.fromkeys(self._demanded, True)
+        if self._switched:
+            given[self._switched] = self._switched_on(self._switched, sizes)
         for parameter in self.parameters:
             name, role = parameter.name, self.roles[parameter.name]
             value = self._value(parameter, role, sizes)
@@ -270,11 +276,20 @@ class Construction:
                 given[name] = value
             elif optional and not self._is_left(parameter, value):
                 derived = role in (*WIDTHS, "window", "resolution")
+                derived &= self._switched is None or self._switched != self.shift_switch
                 if derived and self._gives_all and _is_shape(parameter.default):
                     continue  # where ours is refused: it may have to be odd
                 if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
+
+    def _switched_on(self, name: str, sizes: Sizes) -> object:
+        """True, or half a window."""
+        parameter = next(p for p in self.parameters if p.name == name)
+        is_flag = signature.type_name(parameter) == "bool"
+        if name != self.shift_switch or is_flag or type(parameter.default) is bool:
+            return True
+        return sizes.columns // sizes.cut // 2
 
     def _drops(self, name: str) -> bool:
         """Whether it is a rate of dropout, and not one of 0 that nothing reads."""
@@ -526,6 +541,8 @@ def _is_shape(default: object) -> bool:
 
 def _like(default: object, value: object) -> object:
     """A length for what has one, for each side for what has several."""
+    if type(default) is int and isinstance(value, tuple):
+        return value[0]
     if _is_shape(default) and not isinstance(value, tuple):
         return type(default)([value] * len(default))
     return value

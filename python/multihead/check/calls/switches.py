@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Flags of a constructor that make attention causal, or turn it by positions, and are off
-unless they are asked for."""
+"""What makes attention causal, turns it by positions or shifts its windows: arguments of a
+constructor, which are off, most of them, unless they are asked for."""
 
 import inspect
 import re
@@ -42,3 +42,15 @@ def rotary(parameters: list[inspect.Parameter]) -> str | None:
     off = (p.name for p in parameters if p.default is False)
     said = ((name, set(words(name))) for name in off)
     return next((n for n, w in said if w & ROTARY and w <= _OF_ROTARY), None)
+
+
+def shift(parameters: list[inspect.Parameter]) -> str | None:
+    """By how many pixels windows are shifted, or whether they are."""
+    kinds = (int, bool)
+    may_be = (p for p in parameters if type(p.default) in kinds or p.default is p.empty)
+    said = ((p.name, set(words(p.name))) for p in may_be)
+    return next((n for n, w in said if w & _SHIFTS and w <= _OF_SHIFTS), None)
+
+
+_SHIFTS = {"shift", "shifted"}
+_OF_SHIFTS = _SHIFTS | {"size", "window", "windows", "win", "use", "is", "do", "with"}

@@ -5,7 +5,7 @@ values that the calls before returned, or kept in the module."""
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ class Steps:
     count: int
     batch: int
     is_told: bool
+    prepends: bool = field(default=False, init=False)  # the newest stands first
     # What all of `parts` share, where the code's own class of caches is meant.
     store: object | None = None
     # Whether callers put together what calls return, as their file does.
@@ -99,10 +100,23 @@ class Steps:
     def grows(self, past: object, returned: object, count: int) -> bool:
         """Whether what was kept of so many tokens holds one more after the next, in
         full precision: keys of a context stay as they are, and those in 16 bits are
-        others."""
+        others. Notes whether the next stands before them."""
         stays = self.kept(returned, count) is not None
-        is_static = stays and self.kept(returned, count + 1) is None
+        kept = self.kept(returned, count + 1)
+        pairs = list(zip(_tensors(past), _tensors(kept)))
+        self.prepends = bool(pairs) and all(_is_end(old, new) for old, new in pairs)
+        is_static = stays and kept is None
         return not is_static and all(t.dtype not in _NARROW for t in _tensors(past))
+
+
+def _is_end(old: Tensor, new: Tensor) -> bool:
+    """Whether these stand last in the others, along an axis that is longer by one, and
+    not first."""
+    longer = [i for i, n in enumerate(new.shape) if list(old.shape[i : i + 1]) == [n - 1]]
+    if old.dim() != new.dim() or len(longer) != 1:
+        return False
+    first, last = (new.narrow(longer[0], i, new.shape[longer[0]] - 1) for i in (0, 1))
+    return torch.equal(last, old) and not torch.equal(first, old)
 
 
 def steps(

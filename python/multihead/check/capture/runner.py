@@ -69,10 +69,10 @@ class Run:
     gradients_off: bool = False
     # The one position that asks, 0 or -1, as that of a class does.
     asks: int | None = None
-    # A query is behind all keys, as the last token on a cache is.
-    is_last: bool = False
-    # Of such a token: the output in one pass over all of them.
+    is_last: bool = False  # a query behind all keys, as the last token on a cache is
+    # Of such a token: the output in one pass over all of them; its key stands first.
     in_one_pass: Tensor | None = None
+    prepends: bool = False
     # The names of layers of dropout that were never called; of one for weights.
     idle: list[str] = field(default_factory=list)
     idle_dropout: str = ""
@@ -222,7 +222,7 @@ class Runner:
         tensors["query"] = query = both.sequence.narrow(axis, start, tokens)
         run = Run(case, Arguments(tensors=tensors), parameters=base.parameters)
         run.recorder, run.counted, run.is_last = Recorder({}), base.counted, True
-        run.window = base.window
+        run.window, run.prepends = base.window, both.prepends
         try:
             run.out, _ = split(last.value, case, query, any_width=False)
             passed, _ = split(whole.value, base.case, both.sequence, any_width=False)
@@ -410,8 +410,8 @@ class Runner:
 
     def _key(self, case: Case) -> tuple:
         sizes = case.sizes if self.subject.kind == "class" else None
-        built = case.built_causal, case.built_turned, case.built_whole
-        return sizes, case.dtype, *built
+        built = case.built_causal, case.built_turned, case.built_shifted
+        return sizes, case.dtype, case.built_whole, *built
 
     @property
     def has_no_matrices(self) -> bool:

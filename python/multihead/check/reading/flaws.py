@@ -57,6 +57,13 @@ VALUES_TURNED_TOO = Finding(
     "where it stands. The text speaks of queries and keys.",
     "Turn queries and keys alone: their scores follow the distance of the two.",
 )
+TURNED_ALIKE = Finding(
+    "turned_alike",
+    "Queries and keys of a head are turned by the same angles at every position, which "
+    "cancel: weights do not follow positions, and its text says that they do.",
+    "Count positions along the axis of the sequence, which is -2 in (B, H, L, d) and 1 in "
+    "(B, L, H, d): torch.arange(x.shape[-2]) before heads are moved counts heads.",
+)
 LATER_TOKENS_SEEN = Finding(
     "later_tokens_seen",
     "What it says of a token changes with later ones, which it is trained to predict: "
@@ -103,6 +110,17 @@ WINDOWS_MISPLACED = Finding(
     "5) cuts, and y.view(B, H // w, W // w, w, w, C).permute(0, 1, 3, 2, 4, 5).reshape(B, "
     "H, W, C) puts back.",
 )
+WRAPS_AROUND = Finding(
+    "wraps_around",
+    "Where its windows are shifted, pixels read others of the opposite side of the image, "
+    "which only the roll brings together.",
+    "Block them, for the shift by which the image is rolled: number the regions "
+    "slice(0, -w), slice(-w, -shift) and slice(-shift, None) of both axes, cut that into "
+    "windows, and block what has another number.",
+)
+# What may well go on behind its last column.
+_IS_ROUND = re.compile(r"panoram|longitude|periodic|earth|globe|spher|circular|torus", re.I)
+_MASKED = re.compile(r"mask|swin", re.I)
 MASK_AFTER_SOFTMAX = Finding(
     "mask_after_softmax",
     "Weights are filled with -inf, or a number as far below 0, behind the softmax, where "
@@ -131,6 +149,7 @@ _COMPETES = re.compile(
     r"sinkhorn|mixture",
     re.I,
 )
+_CHANGED = 1e-9
 _HUGE = 1e3  # what is returned of numbers around 1
 _HIDDEN = 1e-12  # a weight of what a mask hides, or less
 # What text says of code whose queries see later keys, or of other code.
@@ -164,6 +183,34 @@ def of_windows(runner: Runner, base: Run) -> Finding | bool:
         numbers = (run.out.flatten().sort().values for run in (alone, together))
         return WINDOWS_MISPLACED if torch.allclose(*numbers) else True
     return not alone.refused
+
+
+def wraps_around(runner: Runner, base: Run) -> bool:
+    """Whether shifted windows join the first pixel and those of the last rows or columns,
+    and none in the middle."""
+    built, text = runner.construction, text_of_file(runner.subject)
+    if built is None or not built.takes("window") or built.shift_switch is None:
+        return False
+    if _IS_ROUND.search(text) or not _MASKED.search(text):
+        return False
+    case = replace(base.case, built_shifted=True, gradients=False, mask=None)
+    case = replace(case, sizes=cases.in_windows(case.sizes))
+    side, is_image = case.sizes.columns, case.layout in cases.IMAGES
+    if case.relation == "cross" or not (is_image or case.layout == cases.LAYER):
+        return False
+    plain, other = (arguments.make(runner.call, case) for _ in range(2))
+    for sequence in again.sequences(other):
+        pixels = sequence.movedim(1, -1) if case.layout == cases.IMAGE else sequence
+        pixels[0, 0, 0 if is_image else ...].mul_(-1.7)
+    before, after = (runner.run(case, given=made) for made in (plain, other))
+    if before.refused or after.refused or before.out.shape != after.out.shape:
+        return False
+    changed = (after.out - before.out)[0].abs().amax(-1) > _CHANGED
+    if changed.numel() != side * side:
+        return False
+    changed = changed.view(side, side)
+    far = changed[-2:].any() or changed[:, -2:].any()
+    return bool(far) and not changed[2:-2, 2:-2].any()
 
 
 def has_heads_alike(base: Run) -> bool:

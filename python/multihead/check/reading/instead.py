@@ -10,6 +10,7 @@ from ..calls.tokens import has_many
 from ..report import Finding
 from ..subject.promised import (
     says_alibi,
+    says_rotary,
     speaks_of_positions,
     turns_queries_and_keys,
 )
@@ -127,6 +128,9 @@ def _against_its_text(reading: Reading) -> Finding | None:
     conditions = {one["name"] for one in reading.verdict.get("conditions", ())}
     if "rising_bias" in conditions and says_alibi(subject):
         return flaws.ALIBI_RISES
+    counts_on = any(map(reading.way.call.takes, ("zero", "past", "position_ids")))
+    if turning.ALIKE in conditions and not counts_on and says_rotary(subject):
+        return flaws.TURNED_ALIKE
     if "values_turned" in conditions and turns_queries_and_keys(subject):
         return flaws.VALUES_TURNED_TOO
     return None

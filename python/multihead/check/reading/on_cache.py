@@ -38,6 +38,12 @@ _DIFFERS = Finding(
     "whole sequence, the new ones behind the old ones, all that is seen, and each query "
     "at its own position.",
 )
+_PREPENDS = Finding(
+    "cache_differs",
+    "New keys and values stand before those of calls before, so that of several tokens "
+    "at once some see others than the keys up to their own.",
+    "Join them in the order of their positions: torch.cat((past, new), dim=-2).",
+)
 
 
 def judge(reading: Reading, judged: Judge) -> None:
@@ -52,6 +58,9 @@ def judge(reading: Reading, judged: Judge) -> None:
         return
     several = reading.way.runner.run_on_cache(reading.kept[0], together=True)
     differs = several is not None and not _is_close(several.out, several.in_one_pass)
+    if differs and run.prepends:
+        reading.findings.append(_PREPENDS)
+        return
     differs |= _is_open(reading)
     reading.takes_one_token = differs
     assumed = {fact["name"] for fact in reading.verdict["assumptions"]}

@@ -78,6 +78,8 @@ class Way:
             found.append(reads.DOCUMENTS_MIXED)
         if isinstance(self.of_windows, Finding):
             found.append(self.of_windows)
+        if flaws.wraps_around(self.runner, self.base):
+            found.append(flaws.WRAPS_AROUND)
         if reads.misreads_prefix(self.runner, self.base):
             found.append(reads.PREFIX_MISREAD)
         if self.of_backward is not None:

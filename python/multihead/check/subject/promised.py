@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from .documented import docstrings, one_line
 from .signature import Call
 from .target import Subject, text_of_file
-from .words import is_position_bias
+from .words import is_position_bias, words
 
 _DOT_PRODUCT = re.compile(r"dot[-_ ]?(?:product[-_ ]?)?att|luong|soft[-_ ]?align", re.I)
 _SCALES = re.compile(r"scal(?:e|ing)|sqrt|\*\*\s*-?\s*0?\.5|multi[-_ ]?head", re.I)
@@ -51,6 +51,7 @@ _TURNS_BOTH = re.compile(
 )
 _OF_TURNS = re.compile(r"\b(?:rotary|rope|rotat\w*|turn\w*)\b", re.I)
 _VALUES = re.compile(r"\bv(?:alues?)?\b", re.I)
+_ROTARY = re.compile(r"\brotary\b|\brope\b", re.I)
 _ALIBI = re.compile(r"\balibi\b|\blinear biases\b", re.I)
 _NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
 _WAVES = re.compile(
@@ -143,6 +144,13 @@ def turns_queries_and_keys(subject: Subject) -> bool:
     said = [one for one in _sentences(subject) if _OF_TURNS.search(one)]
     of_both = any(map(_TURNS_BOTH.search, said))
     return of_both and not any(map(_VALUES.search, said))
+
+
+def says_rotary(subject: Subject) -> bool:
+    """Whether its docstring or its name says that it has rotary positions."""
+    said = [" ".join(words(subject.name)), *docstrings(subject)]
+    of_them = [s for text in said for s in text.splitlines() if _ROTARY.search(s)]
+    return any(not _NOT.search(sentence) for sentence in of_them)
 
 
 def says_alibi(subject: Subject) -> bool:
