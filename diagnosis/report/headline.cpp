@@ -48,6 +48,7 @@ std::string predicate(const std::string& finding) {
       {"windows_misplaced", "puts back its windows in other places"},
       {"wraps_around", "reads across the edges of its image"},
       {"turned_alike", "turns all its positions alike"},
+      {"batch_and_sequence_exchanged", "attends over the items of its batch"},
       {"values_turned_too", "turns its values by their positions, too"},
       {"alibi_rises", "gives far keys more weight, which ALiBi does not"},
   };

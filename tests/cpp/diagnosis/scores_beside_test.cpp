@@ -135,6 +135,18 @@ TEST(ScoresBeside, AFaultBesideSinksIsNamed) {
             "scale_missing");
 }
 
+TEST(ScoresBeside, TheWeightOfASinkInThePlaceOfAKeysIsNamed) {
+  const Tensor sink = at::linspace(-1, 2, kHeads, at::kDouble);
+  for (const auto weight : {SinkWeight::kFirst, SinkWeight::kLast}) {
+    Recipe recipe;
+    recipe.sink = Sink::kLearned;
+    recipe.sink_weight = weight;
+    const Verdict verdict = explain(std::array{observed(recipe, sink)});
+    EXPECT_EQ(names(verdict), "sink_weight_kept");
+    EXPECT_TRUE(assumes(verdict, "sinks"));
+  }
+}
+
 Recipe biased(PositionBias kind) {
   Recipe recipe;
   recipe.position_bias = kind;

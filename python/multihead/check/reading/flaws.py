@@ -94,6 +94,14 @@ SOFTMAX_OF_ANOTHER_AXIS = Finding(
     "scores.softmax(dim=-1) where scores are (..., Lq, Lk), weights.softmax(dim=1) where "
     "they are (B, L, 1).",
 )
+EXCHANGED = Finding(
+    "batch_and_sequence_exchanged",
+    "Batch and sequence are exchanged: each position attends to the same position of the "
+    "other batch items, and its text has items first.",
+    "The code takes (L, B, E), as nn.MultiheadAttention does unless batch_first=True, and "
+    "gets (B, L, E). Exchange the first two dimensions on the way in and out, or state "
+    "batch_first=True where it is made.",
+)
 ITEMS_MIXED = Finding(
     "items_mixed",
     "What comes of one item of the batch changes with the others, whichever axis is "
@@ -330,18 +338,19 @@ def masks_weights(runs: list[Run]) -> bool:
     return any(seen) and not any(one for sums in seen for one in sums)
 
 
-def mixes_items(runner: Runner, base: Run) -> bool:
-    """Whether each axis that may be that of items has some of which others follow the
-    change. Sequence-first code mixes the first axis, and not the second."""
+def mixed_items(runner: Runner, base: Run) -> Finding | None:
+    """What is said of code in which each axis that may be that of items has some of
+    which others follow the change. Sequence-first code mixes the first axis, and not the
+    second: where its text has items first, the two are exchanged."""
     case = base.case
     if cases.unbatched(case) or case.layout in cases.CORE or case.style.numpy:
-        return False
-    # Where its text says that items come first, the first axis tells.
+        return None
+    if _ACROSS_ITEMS.search(runner.subject.source) or not _mixes(runner, case, 0):
+        return None
     is_either = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
-    is_either = is_either and written_batch_first(runner.subject) is not True
-    if _ACROSS_ITEMS.search(runner.subject.source):
-        return False
-    return all(_mixes(runner, case, axis) for axis in ((0, 1) if is_either else (0,)))
+    if not is_either or _mixes(runner, case, 1):
+        return ITEMS_MIXED
+    return EXCHANGED if written_batch_first(runner.subject) is True else None
 
 
 def works_across_items(subject: Subject) -> bool:

@@ -234,5 +234,4 @@ def _apart(reading: Reading) -> Finding | None:
 
 def _mixed(reading: Reading) -> Finding | None:
     """What is said of code that mixes the items of a batch."""
-    mixes = flaws.mixes_items(reading.way.runner, reading.way.base)
-    return flaws.ITEMS_MIXED if mixes else None
+    return flaws.mixed_items(reading.way.runner, reading.way.base)
