@@ -12,6 +12,7 @@
 
 #include "diagnosis/stages/mask_shapes.h"
 #include "diagnosis/stages/simulate.h"
+#include "diagnosis/stages/windows.h"
 
 namespace multihead::diagnosis {
 
@@ -177,6 +178,26 @@ void meet_causal(const ObservedCall& call, const Recipe& recipe,
   }
 }
 
+// By fault, what one mask shows is seen, whatever another one blocks.
+void join_loosely(const ObservedCall& call, const Recipe& recipe,
+                  const Tensor& scores, Effect& all) {
+  Effect mask, padding, causal;
+  meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, mask);
+  meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
+       padding);
+  if (is_asked_for(call, recipe)) meet_causal(call, recipe, scores, causal);
+  Tensor blocked;
+  int count = 0;
+  for (const Tensor& one : {mask.blocked, padding.blocked, causal.by_causal}) {
+    if (!one.defined()) continue;
+    collect(blocked, one, std::bit_and<>());
+    ++count;
+  }
+  if (count < 2) return;
+  all.blocked = blocked;
+  all.by_causal = Tensor();
+}
+
 // ---- Windows ---------------------------------------------------------------
 
 template <int more_left, int more_right>
@@ -190,26 +211,6 @@ Tensor window_of_other_size(const Tensor& distance, int64_t left,
           (more_right == 0 || (right >= 0 && right + more_right >= 0)));
   return window_as_given(distance, widened(left, more_left),
                          widened(right, more_right));
-}
-
-// How many keys it holds to the left and to the right of the query's own.
-std::array<int64_t, 2> sides_of(const GivenWindow& window,
-                                WindowReading reading) {
-  const int64_t size = window.left + 1;
-  switch (reading) {
-    case WindowReading::kOwnLast:
-    case WindowReading::kElsewhere:
-      break;
-    case WindowReading::kOwnToo:
-      return {size, 0};
-    case WindowReading::kBothSides:
-      return {size, size};
-    case WindowReading::kNearer:
-      return {size - 1, size - 1};
-    case WindowReading::kHalves:
-      return {size / 2, size / 2};
-  }
-  return {window.left, window.right};
 }
 
 template <auto window>
@@ -248,13 +249,6 @@ Tensor causal_top_left(const Tensor& distance, int64_t) {
   return distance.gt(0);
 }
 
-Tensor window_as_given(const Tensor& distance, int64_t left, int64_t right) {
-  Tensor blocked;
-  if (left >= 0) collect(blocked, distance.lt(-left), std::bit_or<>());
-  if (right >= 0) collect(blocked, distance.gt(right), std::bit_or<>());
-  return blocked;
-}
-
 Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
                    const Tensor& scores) {
   Effect effect;
@@ -279,6 +273,7 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
     collect(effect.by_causal, distances(scores).eq(0), std::bit_or<>());
   }
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
+  if (recipe.masks_joined_loosely) join_loosely(call, recipe, scores, effect);
   const Tensor by_causal = effect.by_causal;
   require(!recipe.sentinel_of_mask || by_causal.defined());
   Tensor blocked = effect.blocked;
@@ -515,6 +510,11 @@ const std::vector<Fault> kMaskFaults = {
       {[](Recipe& r) { r.padding = {.effect = MaskEffect::kBlockedPairs}; },
        "It blocks only between two padded positions: tokens see what is "
        "padded."}}},
+    {"masks_joined_loosely",
+     "Of two masks, a key is hidden only where both hide it.",
+     "Masks of True = blocked are joined by |, those of True = may be seen by "
+     "&: a key that either hides is hidden.",
+     {{[](Recipe& r) { r.masks_joined_loosely = true; }}}},
     {"padding_on_queries",
      "The padding mask is applied to the queries, not to the keys.",
      kAxisRemedy,

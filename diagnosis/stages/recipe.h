@@ -301,8 +301,8 @@ enum class LearnedScale {
 /// of each head (Xiao et al. 2023), or 0, as of softmax plus one.
 enum class Sink { kNone, kLearned, kZero };
 
-/// Whether the weight of a sink is left out, as it should be, or is in the place
-/// of the first key's, or of the last one's.
+/// Whether the weight of a sink is left out, as it should be, or is in the
+/// place of the first key's, or of the last one's.
 enum class SinkWeight { kLeftOut, kFirst, kLast };
 
 /// What is added to the scores: a straight line of the distance, falling as
@@ -335,6 +335,7 @@ struct Habits {
   bool padding_of_pairs = false;  ///< of queries, too: what is padded sees none
   bool causal_by_itself = false;
   bool causal_unless_masked = false;  ///< with no mask but of keys
+  bool masks_joined_loosely = false;  ///< what one shows is seen
   bool heads_before_items = false;    ///< folded weights are (H·B, Lq, Lk)
   WindowReading window_reading = WindowReading::kOwnLast;
   bool own_key_blocked = false;  ///< of queries that are as many as keys

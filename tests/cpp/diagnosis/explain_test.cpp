@@ -29,8 +29,7 @@ std::vector<Named> all_ways() {
   std::vector<Named> all;
   for (const Fault& fault : all_faults()) {
     if (fault.name == "scale_of_another_number" ||
-        fault.name == "rotary_misapplied" ||
-        fault.name == "sink_weight_kept") {
+        fault.name == "rotary_misapplied" || fault.name == "sink_weight_kept") {
       continue;
     }
     for (size_t way = 0; way < fault.ways.size(); ++way) {
@@ -72,7 +71,8 @@ TEST_P(EveryFault, IsNamed) {
   if (name == "causal_top_left") layer.facts["queries_are_last"] = "true";
   auto given = recipe.input_added == 0 ? calls_of_heads() : calls(layer);
   if (recipe.mask.effect == MaskEffect::kGivesWay ||
-      recipe.padding.effect == MaskEffect::kGivesWay) {
+      recipe.padding.effect == MaskEffect::kGivesWay ||
+      recipe.masks_joined_loosely) {
     given.push_back(call_with_both_masks(layer));
   }
   const auto observations = results(std::move(given), recipe);

@@ -63,7 +63,9 @@ class Constructor:
         return by_default + [
             name
             for name in asked
-            if any(map(_is_size, re.findall(_READ.format(as_written(name)), self._text)))
+            if any(
+                map(_is_size, re.findall(_READ.format(as_written(name)), self._text))
+            )
         ]
 
     def _for_dropout(self) -> list[str]:
@@ -93,7 +95,9 @@ class Constructor:
         free = {n for n, role in self._roles.items() if role in (None, "num_kv_heads")}
         lengths = [n for n, role in self._roles.items() if role in _LENGTHS]
         tabled = re.findall(r"\b2 ?\* ?(\w+) ?- ?1\)+ ?\*", self._text)
-        return sorted(free.intersection(*sides) | {*free, *lengths}.intersection(tabled))
+        return sorted(
+            free.intersection(*sides) | {*free, *lengths}.intersection(tabled)
+        )
 
 
 def _is_size(name: str) -> bool:

@@ -112,7 +112,9 @@ class Steps:
 def _is_end(old: Tensor, new: Tensor) -> bool:
     """Whether these stand last in the others, along an axis that is longer by one, and
     not first."""
-    longer = [i for i, n in enumerate(new.shape) if list(old.shape[i : i + 1]) == [n - 1]]
+    longer = [
+        i for i, n in enumerate(new.shape) if list(old.shape[i : i + 1]) == [n - 1]
+    ]
     if old.dim() != new.dim() or len(longer) != 1:
         return False
     first, last = (new.narrow(longer[0], i, new.shape[longer[0]] - 1) for i in (0, 1))

@@ -127,7 +127,9 @@ WRAPS_AROUND = Finding(
     "windows, and block what has another number.",
 )
 # What may well go on behind its last column.
-_IS_ROUND = re.compile(r"panoram|longitude|periodic|earth|globe|spher|circular|torus", re.I)
+_IS_ROUND = re.compile(
+    r"panoram|longitude|periodic|earth|globe|spher|circular|torus", re.I
+)
 _MASKED = re.compile(r"mask|swin", re.I)
 MASK_AFTER_SOFTMAX = Finding(
     "mask_after_softmax",
@@ -199,7 +201,7 @@ def wraps_around(runner: Runner, base: Run) -> bool:
     built, text = runner.construction, text_of_file(runner.subject)
     if built is None or not built.takes("window") or built.shift_switch is None:
         return False
-    if _IS_ROUND.search(text) or not _MASKED.search(text):
+    if _IS_ROUND.search(runner.subject.source) or not _MASKED.search(text):
         return False
     case = replace(base.case, built_shifted=True, gradients=False, mask=None)
     case = replace(case, sizes=cases.in_windows(case.sizes))

@@ -259,7 +259,8 @@ WRONG = [
         "wrong_causal",
         """BufferNeverRead: causal_ignored
         OneTokenAheadAlways: causal_one_too_far
-        TriangleOfOneRow: causal_first_key_only""",
+        TriangleOfOneRow: causal_first_key_only
+        CausalAndPadding: masks_joined_loosely""",
         causal=True,
     ),
     *attempts(

@@ -164,6 +164,18 @@ class PaddingNeverUsed(_SelfAttention):
         return self.finish(att, v)
 
 
+class CausalAndPadding(_SelfAttention):
+    """`&` of two masks in which True = blocked."""
+
+    def forward(self, x, key_padding_mask=None):
+        q, k, v = self.heads(x)
+        att = self.scores(q, k)
+        blocked = torch.ones(att.shape[-2:], dtype=torch.bool).triu(1)
+        if key_padding_mask is not None:
+            blocked = blocked & key_padding_mask[:, None, None, :]
+        return self.finish(att.masked_fill(blocked, float("-inf")), v)
+
+
 class PaddingOnRows(_SelfAttention):
     """Padded queries are blocked, padded keys are seen."""
 
