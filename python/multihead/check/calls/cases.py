@@ -226,7 +226,7 @@ class Case:
     "self" (one tensor). mask: None or one of MASKS. padding: None, "mask", "wide
     mask" or "lengths". is_causal: the flag is set; built_causal: that of the
     constructor is; built_turned: that of rotary positions; built_shifted: that of
-    windows. built_whole: its constructor is given no dropout. own_dropout: dropout as the call's own default, which is this.
+    windows; built_cached: that of a cache. built_whole: its constructor is given no dropout. own_dropout: dropout as the call's own default, which is this.
     draw: what the random inputs start from. pads_between: padding is not at the end.
     of_self: the mask is that of the queries' own sequence, beside keys of a context.
     """
@@ -244,6 +244,7 @@ class Case:
     built_causal: bool = False
     built_turned: bool = False
     built_shifted: bool = False
+    built_cached: bool = False
     built_whole: bool = False
     training: bool = False
     gradients: bool = False
@@ -544,10 +545,11 @@ def of_globals(entry: object) -> dict[str, int]:
     code = getattr(entry, "__code__", None)
     whole = code is None or code.co_name == "__init__"
     read = {name for one in with_inner(code) for name in one.co_names}
+    roles = ATTRIBUTES | {"batchsize": "batch"}
     return {
-        ATTRIBUTES[normal(name)]: value
+        roles[normal(name)]: value
         for name, value in constants.items()
-        if normal(name) in ATTRIBUTES
+        if normal(name) in roles
         and type(value) is int
         and value > 0
         and (whole or name in read)

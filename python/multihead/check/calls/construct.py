@@ -184,6 +184,8 @@ class Construction:
             return self.rotary_switch
         if case.built_shifted:
             return self.shift_switch
+        if case.built_cached:
+            return switches.cache(self.parameters)
         return self.causal_switch if case.built_causal else None
 
     @property
@@ -236,6 +238,10 @@ class Construction:
         fixed = of_globals(self.subject.target.__init__)
         if not self.takes("embed_dim", "config"):
             sizes = replace(sizes, embed=fixed.get("embed_dim", sizes.embed))
+        elif (read := of_globals(self.subject.entry).get("embed_dim", 0)) and (
+            read % sizes.heads == 0
+        ):
+            sizes = replace(sizes, embed=read)
         if not self.counts_heads:
             sizes = replace(sizes, heads=fixed.get("num_heads", 1))
             if self.takes("out_dim") and "num_heads" not in fixed:

@@ -88,13 +88,16 @@ class Constructor:
         )
 
     def _for_window(self) -> list[str]:
-        """What has two sides: `group_size[0]`, `group_size[1]`, or a table of two axes,
-        `(2 * window - 1) ** 2`."""
+        """What has two sides: `group_size[0]`, `group_size[1]`; has a table of two axes,
+        `(2 * window - 1) ** 2`; or cuts an image, `H // size` and `W // size`."""
         parts = r"(\w+(?:size|sz|shape|hw))\[{}\]".format
         sides = (set(re.findall(parts(n), self._text)) for n in (0, 1))
         free = {n for n, role in self._roles.items() if role in (None, "num_kv_heads")}
         lengths = [n for n, role in self._roles.items() if role in _LENGTHS]
         tabled = re.findall(r"\b2 ?\* ?(\w+) ?- ?1\)+ ?\*", self._text)
+        cuts = r"\b{}\w*\s*//\s*(?:self\.)?(\w+)".format
+        text = self._subject.source
+        tabled += set.intersection(*(set(re.findall(cuts(a), text)) for a in "HW"))
         return sorted(
             free.intersection(*sides) | {*free, *lengths}.intersection(tabled)
         )

@@ -185,18 +185,23 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
         yield form
 
 
-def _of_one_query(returned: object) -> object:
-    """What is returned of queries (B, E), as of queries (B, 1, E)."""
+def _of_one_query(returned: object, axis: int) -> object:
+    """What is returned of queries (B, E), as of queries (B, 1, E), or (1, B, E) where
+    axis is 0: weights (B, Lk) are (B, 1, Lk) in both."""
     if isinstance(returned, dict):
-        return {name: _of_one_query(part) for name, part in returned.items()}
+        return {name: _of_one_query(part, axis) for name, part in returned.items()}
     if isinstance(returned, (tuple, list)):
-        return tuple(map(_of_one_query, returned))
+        first, *others = returned
+        return (_of_one_query(first, axis), *(_of_one_query(one, 1) for one in others))
     is_flat = isinstance(returned, Tensor) and returned.dim() == 2
-    return returned.unsqueeze(1) if is_flat else returned
+    return returned.unsqueeze(axis) if is_flat else returned
 
 
-def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
-    """With one query for each item, (B, E) or (B, 1, E), beside sequences (B, L, E)."""
+def with_one_query(
+    subject: Subject, call: Call, is_core: bool = False
+) -> Iterator[Form]:
+    """With one query for each item, (B, E) or (B, 1, E), beside sequences (B, L, E), or
+    beside (L, B, E) where it is handed its heads."""
     asking = call.parameter("query") or call.parameter("x")
     if asking is None:
         return
@@ -214,14 +219,15 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
         if beside:
             given[beside] = given.pop("context")
         query = given[asking]
-        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[1] != 1:
+        axis = 0 if getattr(query, "shape", ())[:1] == (1,) else 1  # (1, B, D)
+        if not isinstance(query, Tensor) or query.dim() != 3 or query.shape[axis] != 1:
             raise ValueError("it takes one query")
-        given[asking] = query.squeeze(1) if squeezes else query
+        given[asking] = query.squeeze(axis) if squeezes else query
         for name in shared:
             sequence = given[name]
             assert isinstance(sequence, Tensor)
             given[name] = sequence[:, 0]
-        return _of_one_query(called(subject, target, given))
+        return _of_one_query(called(subject, target, given), axis)
 
     parameters = [
         p.replace(kind=_BY_KEYWORD, name="context" if p.name == beside else p.name)
@@ -235,7 +241,8 @@ def with_one_query(subject: Subject, call: Call) -> Iterator[Form]:
                 f", beside {' and '.join(shared)} as one vector for each, as it says"
             )
         guess = () if shared else (asking,)
-        form = formed(subject, parameters, one, (cases.LAYER,), said, guess)
+        layouts = (cases.SINGLE, cases.SINGLE_OF_STEPS) if is_core else (cases.LAYER,)
+        form = formed(subject, parameters, one, layouts, said, guess)
         if shared:  # which of them asks makes no difference
             form.call.guessed -= {asking, *shared}
         form.queries = 1

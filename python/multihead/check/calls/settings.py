@@ -160,6 +160,8 @@ def value_for(name: str, sizes: Sizes) -> object:
         return sizes.head_dim**-0.5
     if normal(name) == "querypreattnscalar":  # Gemma's, before its root divides
         return sizes.head_dim
+    if normal(name) in ("srratio", "reductionratio"):  # of keys; 1 would reduce nothing
+        return 2
     said = set(words(name))
     if said & {"rope", "rotary"} and said & _PARTLY:
         return 1.0

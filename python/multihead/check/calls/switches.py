@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What makes attention causal, turns it by positions or shifts its windows: arguments of a
-constructor, which are off, most of them, unless they are asked for."""
+"""What makes attention causal, turns it by positions, shifts its windows or has it keep
+keys and values: arguments of a constructor, which are off, most of them, unless they are
+asked for."""
 
 import inspect
 import re
@@ -42,6 +43,17 @@ def rotary(parameters: list[inspect.Parameter]) -> str | None:
     off = (p.name for p in parameters if p.default is False)
     said = ((name, set(words(name))) for name in off)
     return next((n for n, w in said if w & ROTARY and w <= _OF_ROTARY), None)
+
+
+def cache(parameters: list[inspect.Parameter]) -> str | None:
+    """The flag that has it keep keys and values of its calls, if it is off."""
+    off = (p.name for p in parameters if p.default is False)
+    said = ((name, set(words(name))) for name in off)
+    return next((n for n, w in said if w & _CACHES and w <= _OF_CACHES), None)
+
+
+_CACHES = {"cache", "caching", "cached"}
+_OF_CACHES = _CACHES | {"use", "with", "enable", "is", "kv", "key", "value", "k", "v"}
 
 
 def shift(parameters: list[inspect.Parameter]) -> str | None:

@@ -64,8 +64,7 @@ def in_unusual_forms(
         if is_core:
             yield from forms.with_shared_keys(subject, call)
         yield from forms.with_cut_heads(subject, call, of_shapes)
-        if not is_core:
-            yield from forms.with_one_query(subject, call)
+        yield from forms.with_one_query(subject, call, is_core)
         if not is_core and not wants_four:
             yield from forms.with_an_axis_more(subject, call)
     if of_nothing:

@@ -173,7 +173,7 @@ class Runner:
         """The last token by itself, or the last two `together`, on what the code
         returned of those before; None where it takes or returns nothing of the kind, or
         refuses its own."""
-        case, tokens = base.case, 2 if together else 1
+        case, tokens = replace(base.case, built_cached=True), 2 if together else 1
         both = cached.steps(self.call, case, self.subject, together)
         if both is None or case.sizes.queries <= tokens:
             return None
@@ -410,7 +410,12 @@ class Runner:
 
     def _key(self, case: Case) -> tuple:
         sizes = case.sizes if self.subject.kind == "class" else None
-        built = case.built_causal, case.built_turned, case.built_shifted
+        built = (
+            case.built_causal,
+            case.built_turned,
+            case.built_shifted,
+            case.built_cached,
+        )
         return sizes, case.dtype, case.built_whole, *built
 
     @property

@@ -400,7 +400,10 @@ class FirstCall:
             place = 0 if self.call.takes("max_length") else 1
             found.insert(place, exact)
         # What it reads of its file, as for a mask that it makes.
-        fixed = cases.of_globals(self.subject.entry).get("max_length", 0)
+        read = cases.of_globals(self.subject.entry)
+        if 1 < read.get("batch", 0) <= _LONGEST:
+            found.insert(0, replace(sizes, batch=read["batch"]))
+        fixed = read.get("max_length", 0)
         if 1 < fixed <= _LONGEST:
             found.insert(1, replace(exact, queries=fixed, keys=fixed))
         if takes("window", "resolution", "image", "rows"):

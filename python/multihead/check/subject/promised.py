@@ -22,6 +22,8 @@ _GAMMA = re.compile(
     r"\bgamma\w*\s*=\s*(?:torch\.)?(?:nn\.)?Parameter\([^\n]*[\[(]\s*[01]\.?0?\s*[\])]"
 )
 _HEADS = re.compile(r"heads?\b|heads_", re.I)
+# Luong et al., 2015, and Chan et al., 2016, do not scale.
+_RECURRENT = re.compile(r"\bnn\.(?:LSTM|GRU|RNN)|\b(?:LSTM|GRU)(?:Cell)?\b|\bspeller\b")
 _CONVOLUTION = re.compile(r"\bConv[123]d\b")
 # What calls a function of the same file with queries that are scaled.
 _BY_CALLER = re.compile(r"\bq\w*\s*(?:\*=|=\s*\(?q\w*\s*\*)\s*[\w.]*scal", re.I)
@@ -88,8 +90,8 @@ _CHOSEN = re.compile(r"\w=[\"'](dot(?:[-_]?prod(?:uct)?)?)([\"'])")
 
 def is_dot_product(subject: Subject) -> bool:
     """Whether it calls itself dot-product attention, by its name or by the kind of scores
-    that it has by default; or is a block of images that has no scale where it was
-    published, and speaks of none."""
+    that it has by default; or is a block of images, or stands beside a recurrent net,
+    and has no scale as where these were published, and speaks of none."""
     said, text = [subject.name, *docstrings(subject)], subject.source
     if any(f"== {quote}{kind}{quote}" in text for kind, quote in _CHOSEN.findall(text)):
         return True
@@ -100,6 +102,8 @@ def is_dot_product(subject: Subject) -> bool:
         named = named or any(map(_NON_LOCAL.search, [subject.name, *classes]))
         named = named or _GAMMA.search(text) is not None
     named = named or (subject.kind == "function" and _is_scaled_by_caller(subject))
+    if not _HEADS.search(text):
+        named = named or _RECURRENT.search(text_of_file(subject)) is not None
     texts = (_UNSCALED.sub("", text) for text in (*said, subject.source))
     return named and not any(map(_SCALES.search, texts))
 

@@ -24,7 +24,7 @@ _CALL = {
     "context": (
         "context ctx memory encoderhiddenstates encoutput encoderoutput y kv "
         "keyvalue keyvaluestates crossinput contextstates cond x2 xkv source z "
-        "encoderout mem enc encout encoderoutputs encoutputs encoderstates encoderhidden "
+        "encoderout encodeoutput encodeoutputs mem enc encout encoderoutputs encoutputs encoderstates encoderhidden "
         "encstates eoutput eoutputs encoded encodings memories encoder history hist "
         "behaviors behaviours userhistory"
     ),
@@ -98,7 +98,7 @@ _SIZES = {
     ),
     "embed_dim": (
         "dmodel embeddim dim hiddensize nembd embdim emb e embedsize modeldim "
-        "hiddendim din dimin embeddingdim embedding features infeatures inputdim dmod "
+        "hiddendim din dimin embeddingdim embeddingsize embedding features infeatures inputdim dmod "
         "inputsize numhiddens modeldimension channels c embsize nembed kdim vdim "
         "qdim adim hiddenstate querydim keysize querysize valuesize querysdim dinput "
         "querydimension contextdim crossdim crossattentiondim dcontext dcross nx inplanes planes inp ninp"

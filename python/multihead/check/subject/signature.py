@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from . import fused, items, layers, sliding
+from . import fused, items, layers, shapes, sliding
 from . import roles as tables
 from .masking import (
     causal_flag,
@@ -221,14 +221,14 @@ def read(subject: Subject) -> Call:
         call.guess([p.name for p in call.parameters], "query, key and value")
     of_raw_tokens(call, subject)
     of_numbers(call, text_of_entry(subject))
+    shapes.of_documented(call, subject)
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
     of_masks_of_rows(call, text_of_entry(subject))
     of_column_masks(call, subject)
     of_masks_of_pairs(call, subject.source)
     of_overwritten_masks(call, text_of_entry(subject))
-    takers = ("weight", "weights")
-    call.weights = [n for n, role in call.roles.items() if role in takers]
+    call.weights = [n for n, r in call.roles.items() if r in ("weight", "weights")]
     call.unread = _unread(subject)
     items.settle(call, text_of_entry(subject))
     _guess_required(call)

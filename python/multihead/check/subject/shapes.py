@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Sequences under names that say nothing, by the shapes that a docstring gives them:
+drug: (batch, drug_len, dim), protein: (batch, protein_len, dim)."""
+
+import inspect
+import re
+from typing import TYPE_CHECKING
+
+from .target import Subject
+from .words import words
+
+if TYPE_CHECKING:
+    from .signature import Call
+
+_SEQUENCE = (
+    r"(?<!\w){}(?:\s*\([^()\n]*\))?\s*[:=][^(\[\n]{{0,40}}[(\[]\s*"
+    r"(?:b|bs|bsz|n|batch\w*(?: size)?)\s*,\s*(?!1\b)[\w ]+,\s*"
+    r"(?:[cdeh]|\w*(?:dim|emb\w*|hidden\w*|model|size|feat\w*|channels?))\s*[)\]]"
+)
+
+
+def of_documented(call: "Call", subject: Subject) -> None:
+    """Two such sequences, of which nothing else says what one of them is: the first asks,
+    and the other is its context. A mask named after the one that asks is of queries."""
+    said = (inspect.getdoc(one) for one in (subject.target, subject.entry))
+    text = "\n".join(filter(None, said))
+    named = [
+        p.name for p in call.parameters if not set(words(p.name)) & {"mask", "pad"}
+    ]
+    found = [n for n in named if re.search(_SEQUENCE.format(re.escape(n)), text, re.I)]
+    if len(found) != 2 or None not in (call.roles[name] for name in found):
+        return
+    others = {role for name, role in call.roles.items() if name not in found}
+    if others & {"query", "key", "value", "x", "context"}:
+        return
+    asks, context = found
+    call.roles |= {asks: "query", context: "context"}
+    masks = [n for n in call.roles if "mask" in words(n)]
+    of_query = [n for n in masks if set(words(n)) & set(words(asks))]
+    if len(masks) == 2 and len(of_query) == 1:
+        of_keys = next(n for n in masks if n not in of_query)
+        call.roles |= {of_query[0]: "query_mask", of_keys: "padding"}
