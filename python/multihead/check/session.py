@@ -209,14 +209,14 @@ class Examination:
         # Masks may have another meaning, which only the heads show.
         same = (r for r in self._readings if r.way is reading.way)
         others = [r for r in same if r is not reading]
-        verdict = core.judge([reading, *others], self._promises)
         reading.findings = wiring.settled(reading.findings)
-        if verdict is None:
+        if (verdict := core.judge([reading, *others], self._promises)) is None:
             return
         if any(fault["stage"] == "masked scores" for fault in verdict["faults"]):
             verdict = self._with_added_masks(reading, verdict)
         ends = [] if reading.beside else reading.at_its_ends
-        part = reading.beside or has_head_behind(reading.way.runner.subject)
+        seen = reading.way.runner.subject, reading.kept[0].out
+        part = reading.beside or has_head_behind(*seen)
         if part or verdict["faults"] or core.answers(reading) or ends:
             reading.verdict = verdict
             answered = {NO_WEIGHTS} | core.answered(reading.kept)

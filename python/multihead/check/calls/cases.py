@@ -256,6 +256,12 @@ class Case:
     draw: int = 0
 
     @property
+    def built(self) -> tuple[bool, ...]:
+        """How it is constructed."""
+        flags = self.built_causal, self.built_turned, self.built_shifted
+        return *flags, self.built_cached, self.built_whole
+
+    @property
     def keys(self) -> int:
         return self.sizes.keys if self.relation == "cross" else self.sizes.queries
 
@@ -467,6 +473,7 @@ def attributes(module: object) -> dict[str, int]:
                 value = len(value)
             if role and type(value) is int and value > 0:
                 found.setdefault(role, value)
+        found = constants_of(type(owner)) | found
     return found
 
 
@@ -553,6 +560,18 @@ def of_globals(entry: object) -> dict[str, int]:
         and type(value) is int
         and value > 0
         and (whole or name in read)
+    }
+
+
+def constants_of(kind: type) -> dict[str, int]:
+    """Sizes that a class, or one that it inherits from, fixes as attributes (n_heads =
+    4), by role."""
+    own = (k for k in reversed(kind.__mro__) if not k.__module__.startswith("torch"))
+    named = {name: value for k in own for name, value in vars(k).items()}
+    return {
+        ATTRIBUTES[normal(name)]: value
+        for name, value in named.items()
+        if normal(name) in ATTRIBUTES and type(value) is int and value > 0
     }
 
 

@@ -32,7 +32,7 @@ from .asked import (
     size_of,
     source_of,
 )
-from .cases import Case, Sizes, of_globals
+from .cases import Case, Sizes, constants_of, of_globals
 from .constructor import Constructor
 from .settings import (
     DROPOUT,
@@ -235,7 +235,9 @@ class Construction:
     def fitting(self, sizes: Sizes, num_kv_heads: int | None) -> Sizes:
         """`sizes` as this class can have them: constants of its file win, a class
         that is given no number of heads has one, grouped heads are grouped."""
-        fixed = of_globals(self.subject.target.__init__)
+        fixed = of_globals(self.subject.target.__init__) | constants_of(
+            self.subject.target
+        )
         if not self.takes("embed_dim", "config"):
             sizes = replace(sizes, embed=fixed.get("embed_dim", sizes.embed))
         elif (read := of_globals(self.subject.entry).get("embed_dim", 0)) and (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ..subject.roles import SIZES, as_written
 from ..subject.target import Subject
 from .asked import size_of, source_of
+from .cases import constants_of
 from .settings import holds_sizes
 from .settled import AMONG
 
@@ -77,7 +78,11 @@ class Constructor:
         return self._unknown(re.findall(r"\beps\s*=\s*(\w+)\s*[,)]", self._text))
 
     def _for_width(self) -> list[str]:
-        """What the heads divide: `out % heads`."""
+        """What the heads divide: `out % heads`; or the only width, beside a number of
+        heads that the class has fixed."""
+        widths = [n for n, r in self._roles.items() if r in ("head_dim", "embed_dim")]
+        if len(widths) == 1 and "num_heads" in constants_of(self._subject.target):
+            return widths
         heads = [n for n, role in self._roles.items() if role == "num_heads"]
         return self._unknown(
             name

@@ -194,6 +194,12 @@ def _embedded(tokens: Tensor, sequence: Tensor) -> Iterator[None]:
         torch.embedding = known
 
 
+def is_of_items(out: Tensor) -> bool:
+    """Whether it is what like() makes of something that is said of items."""
+    one = out[:, :1, :1] if out.dim() == 3 else out
+    return out.numel() > len(out) and torch.equal(out, one.expand_as(out))
+
+
 def like(returned: object, whole: Tensor) -> object:
     """What was returned first, in the shape of a sequence, of which only matters what has
     a part in it: logits are cut or filled up with zeros to be as wide, and what is said

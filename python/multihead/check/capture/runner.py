@@ -410,13 +410,7 @@ class Runner:
 
     def _key(self, case: Case) -> tuple:
         sizes = case.sizes if self.subject.kind == "class" else None
-        built = (
-            case.built_causal,
-            case.built_turned,
-            case.built_shifted,
-            case.built_cached,
-        )
-        return sizes, case.dtype, case.built_whole, *built
+        return sizes, case.dtype, *case.built
 
     @property
     def has_no_matrices(self) -> bool:

@@ -21,6 +21,7 @@ from torch import nn
 from ..report import Finding
 from ..sandbox.guard import Guard, Outcome, Stop, finding_of, is_cell, is_library
 from .absent import Absent, missing
+from .maker import as_class
 from .script import overlays, run_file
 
 _ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa", re.IGNORECASE)
@@ -163,6 +164,9 @@ def describe(target: object) -> Subject:
     """The subject for an object; ValueError if it cannot be called."""
     for original in ("_orig_mod", "_torchdynamo_orig_callable"):
         target = _attribute(target, original) or target
+    if _is_function(target) and (made := as_class(target)):
+        where = _where(target), _source(target)
+        return Subject("class", made, _method(made), target.__name__, *where)
     if inspect.isclass(target):
         kind, entry = "class", _method(target)
     elif isinstance(target, nn.Module) or not _is_function(target):
