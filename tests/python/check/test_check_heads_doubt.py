@@ -110,7 +110,7 @@ def test_nothing_wrong_is_right_beside_a_gate(target):
 
 
 class MasksAdded(_Gated):
-    """`mask` holds 0 and -inf, which nothing says."""
+    """What `mask` holds, nothing says."""
 
     def forward(self, x, mask=None):
         q, k, v = self.heads(x)

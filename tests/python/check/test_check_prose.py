@@ -82,7 +82,11 @@ def test_a_text_on_something_else_is_not(tmp_path, text):
     "line, is_plain",
     [
         ("def attention(q, k, v, mask=None):  # 1 = blocked", True),
-        ("def attention(q, k, v, mask=None):\n    # mask: 1 = blocked\n", False),
+        ("def attention(q, k, v, mask=None):\n    # mask: 1 = blocked\n", True),
+        (
+            "def attention(q, k, v, mask=None):\n    q = q\n    # mask: 1 = blocked\n",
+            False,
+        ),
     ],
 )
 def test_comments_speak_too(tmp_path, line, is_plain):

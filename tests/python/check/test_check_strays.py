@@ -221,7 +221,8 @@ class OnPurpose(OfALayer):
 
 
 def test_attention_over_the_batch_where_items_are_said_to_come_first():
-    assert named(multihead.check(OfALayer)) == ["items_mixed"]
+    report = multihead.check(OfALayer)
+    assert named(report) == ["batch_and_sequence_exchanged"], str(report)
     assert multihead.check(OnPurpose).judgement != "wrong"
 
 

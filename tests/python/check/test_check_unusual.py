@@ -260,9 +260,10 @@ class PutBackElsewhere(WindowOfAPattern):
     exchanged = True
 
 
-def test_windows_that_are_put_back_elsewhere_are_a_condition():
+def test_windows_that_are_put_back_elsewhere():
     report = multihead.check(PutBackElsewhere)
-    assert "one_window" in conditions(report), str(report)
+    assert report.judgement != "right"
+    assert "puts back its windows in other places" in " ".join(str(report).split())
 
 
 class BesideDepth(MaskOfAContext):

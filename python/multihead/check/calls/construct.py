@@ -284,7 +284,11 @@ class Construction:
                 given[name] = value
             elif optional and not self._is_left(parameter, value):
                 derived = role in (*WIDTHS, "window", "resolution")
-                derived &= self._switched is None or self._switched != self.shift_switch
+                if self._switched and self._switched == self.shift_switch:
+                    is_side = type(parameter.default) is int and isinstance(
+                        value, tuple
+                    )
+                    derived, value = False, value[0] if is_side else value
                 if derived and self._gives_all and _is_shape(parameter.default):
                     continue  # where ours is refused: it may have to be odd
                 if not derived or parameter.default is not None or self._gives_all:
@@ -549,8 +553,6 @@ def _is_shape(default: object) -> bool:
 
 def _like(default: object, value: object) -> object:
     """A length for what has one, for each side for what has several."""
-    if type(default) is int and isinstance(value, tuple):
-        return value[0]
     if _is_shape(default) and not isinstance(value, tuple):
         return type(default)([value] * len(default))
     return value

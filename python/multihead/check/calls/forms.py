@@ -201,9 +201,10 @@ def with_one_query(
     subject: Subject, call: Call, is_core: bool = False
 ) -> Iterator[Form]:
     """With one query for each item, (B, E) or (B, 1, E), beside sequences (B, L, E), or
-    beside (L, B, E) where it is handed its heads."""
+    beside (L, B, E) where it is handed its heads, and gives the query an axis."""
     asking = call.parameter("query") or call.parameter("x")
-    if asking is None:
+    widened = rf"\b{asking}(?:\.unsqueeze\(|\[[^\]\n]*None)"
+    if asking is None or (is_core and not re.search(widened, subject.source)):
         return
     beside, known = "", replace(call, roles=dict(call.roles))
     if not any(map(call.takes, ("key", "context"))):

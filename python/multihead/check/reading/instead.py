@@ -129,6 +129,8 @@ def _against_its_text(reading: Reading) -> Finding | None:
     if "rising_bias" in conditions and says_alibi(subject):
         return flaws.ALIBI_RISES
     counts_on = any(map(reading.way.call.takes, ("zero", "past", "position_ids")))
+    built = reading.way.runner.construction
+    counts_on |= built is not None and built.is_unturned
     if turning.ALIKE in conditions and not counts_on and says_rotary(subject):
         return flaws.TURNED_ALIKE
     if "values_turned" in conditions and turns_queries_and_keys(subject):

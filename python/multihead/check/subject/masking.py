@@ -171,7 +171,9 @@ def of_masks_of_rows(call: "Call", text: str) -> None:
 def of_biases(call: "Call") -> None:
     """A bias without a mask beside it is one; beside weights it would be one of them.
     Where both must be given, the mask beside it is one of keys."""
-    if not any(call.takes(role) for role in TENSORS):  # it is the sequence itself
+    others = [n for n in call.roles if is_position_bias(n) or "alibi" in words(n)]
+    if others or not any(call.takes(role) for role in TENSORS):
+        # It is the sequence itself, or one of several that are given as zeros.
         call.roles.update((n, None) for n, r in call.roles.items() if r == "residual")
     bias = next((p for p in call.parameters if normal(p.name) == "bias"), None)
     name = call.parameter("mask")

@@ -87,6 +87,21 @@ class SinksUnscaled(LearnedSinks):
         return q @ k.mT
 
 
+class FirstKeyLeftOut(Attention):
+    """The column of the sink stands last, and the first is left out."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.sinks = nn.Parameter(torch.randn(num_heads))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x)
+        scores = self.scores(q, k)
+        sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., 1:]
+        return self.join(weights @ v)
+
+
 class SoftmaxPlusOne(Attention):
     def forward(self, x):
         q, k, v = self.qkv(x)

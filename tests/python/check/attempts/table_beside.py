@@ -144,6 +144,7 @@ WRONG = [
         PaddedPairsInverted: padding_inverted
         PaddedToPadded: padding_ignored
         SinksUnscaled: scale_missing
+        FirstKeyLeftOut: sink_weight_kept
         AlibiUnscaled: scale_missing
         AlibiUnsplit: heads_not_transposed
         ReluOfTheSumUnsplit: heads_not_transposed""",
