@@ -196,8 +196,9 @@ def _embedded(tokens: Tensor, sequence: Tensor) -> Iterator[None]:
 
 def is_of_items(out: Tensor) -> bool:
     """Whether it is what like() makes of something that is said of items."""
-    one = out[:, :1, :1] if out.dim() == 3 else out
-    return out.numel() > len(out) and torch.equal(out, one.expand_as(out))
+    if out.dim() != 3 or out.numel() == len(out):
+        return False
+    return torch.equal(out, out[:, :1, :1].expand_as(out))
 
 
 def like(returned: object, whole: Tensor) -> object:
