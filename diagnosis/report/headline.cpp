@@ -49,6 +49,7 @@ std::string predicate(const std::string& finding) {
       {"wraps_around", "reads across the edges of its image"},
       {"turned_alike", "turns all its positions alike"},
       {"batch_and_sequence_exchanged", "attends over the items of its batch"},
+      {"causal_in_training_alone", "is causal in training alone"},
       {"values_turned_too", "turns its values by their positions, too"},
       {"alibi_rises", "gives far keys more weight, which ALiBi does not"},
   };

@@ -313,6 +313,12 @@ constexpr FaultCode kProgramCodes[] = {
      "Of one token, repeated, all queries and keys of a head are turned alike, "
      "and the text or the name speaks of rotary positions.",
      "Turn each position by its own angle, position * frequency."},
+    {"MH951", "causal_in_training_alone",
+     "It learns to do without what comes later, and is handed it in use: what "
+     "it says is not what it was trained to say.",
+     "Another last token changes what is said of earlier ones in evaluation, "
+     "and does not in training.",
+     "Hide later keys whether it trains or not."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -96,6 +96,12 @@ bool shows_empty_diagonal(const ObservedCall& call) {
   });
 }
 
+Concern own_key_seen(const ObservedCall& call) {
+  const bool may_be = call.sizes.queries == call.sizes.keys && call.is_masked();
+  return may_be && call.facts.contains("sees_itself") ? Concern::kAlone
+                                                      : Concern::kNo;
+}
+
 Concern own_key_blocked(const ObservedCall& call) {
   if (call.sizes.queries != call.sizes.keys || call.sizes.keys < 3)
     return Concern::kNo;
@@ -269,6 +275,11 @@ const std::vector<Convention> kReadings = {
      },
      window_means<WindowReading::kElsewhere>, Sign::kNone,
      "its window is that of its cache, or is in the masks that it is given"},
+    {"own_key_seen",
+     "Each query sees the key of its own position, whatever the mask says, as a "
+     "node with a loop to itself.",
+     "nn.MultiheadAttention hides what its mask blocks.", own_key_seen,
+     [](Recipe& r) { r.own_key_seen = true; }, Sign::kNone},
     {"own_key_blocked", "No query sees its own key.",
      "nn.MultiheadAttention lets a query see its own key.", own_key_blocked,
      [](Recipe& r) { r.own_key_blocked = true; }, Sign::kNone,

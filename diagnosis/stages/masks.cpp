@@ -272,6 +272,10 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   if (recipe.own_key_blocked && scores.size(2) == scores.size(3)) {
     collect(effect.by_causal, distances(scores).eq(0), std::bit_or<>());
   }
+  if (recipe.own_key_seen && effect.blocked.defined() &&
+      scores.size(2) == scores.size(3)) {
+    effect.blocked = effect.blocked & distances(scores).ne(0);
+  }
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
   if (recipe.masks_joined_loosely) join_loosely(call, recipe, scores, effect);
   const Tensor by_causal = effect.by_causal;

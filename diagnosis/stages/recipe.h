@@ -338,6 +338,7 @@ struct Habits {
   bool masks_joined_loosely = false;  ///< what one shows is seen
   bool heads_before_items = false;    ///< folded weights are (H·B, Lq, Lk)
   WindowReading window_reading = WindowReading::kOwnLast;
+  bool own_key_seen = false;     ///< whatever a mask says
   bool own_key_blocked = false;  ///< of queries that are as many as keys
   bool within_blocks = false;    ///< of positions, as many as own_block
   FullyMasked fully_masked = FullyMasked::kZero;  ///< errors() tries all

@@ -64,6 +64,13 @@ TURNED_ALIKE = Finding(
     "Count positions along the axis of the sequence, which is -2 in (B, H, L, d) and 1 in "
     "(B, L, H, d): torch.arange(x.shape[-2]) before heads are moved counts heads.",
 )
+CAUSAL_IN_TRAINING = Finding(
+    "causal_in_training_alone",
+    "Later keys are hidden in training, and seen in evaluation: what it has learned does "
+    "not hold where it is used.",
+    "Mask in both modes: only dropout depends on self.training.",
+)
+_IN_TRAINING = re.compile(r"\bif\b[^\n]*\bself\.training\b|\bself\.training (?:and|else)\b")
 LATER_TOKENS_SEEN = Finding(
     "later_tokens_seen",
     "What it says of a token changes with later ones, which it is trained to predict: "
@@ -406,6 +413,18 @@ def sees_later_keys(runner: Runner, base: Run, first: bool = False) -> bool:
     axis = cases.query_axis(case)
     is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
     return is_plain and _follows(runner, case, axis % 3, first)
+
+
+def is_causal_in_training_alone(runner: Runner, base: Run) -> bool:
+    """Whether queries see later keys in evaluation, and not in training, whose dropout is
+    left out."""
+    text = runner.subject.source
+    if not (_IN_TRAINING.search(text) and _SEES_EARLIER.search(text)):
+        return False
+    training = replace(base, case=replace(base.case, training=True, built_whole=True))
+    if runner.run(replace(training.case, gradients=False)).refused:
+        return False
+    return sees_later_keys(runner, base) and not sees_later_keys(runner, training)
 
 
 def _follows(runner: Runner, case: Case, axis: int, first: bool = False) -> bool:

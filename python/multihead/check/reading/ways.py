@@ -78,6 +78,8 @@ class Way:
             found.append(reads.DOCUMENTS_MIXED)
         if isinstance(self.of_windows, Finding):
             found.append(self.of_windows)
+        if flaws.is_causal_in_training_alone(self.runner, self.base):
+            found.append(flaws.CAUSAL_IN_TRAINING)
         if flaws.wraps_around(self.runner, self.base):
             found.append(flaws.WRAPS_AROUND)
         if reads.misreads_prefix(self.runner, self.base):

@@ -170,7 +170,7 @@ def meaning_of_mask(call: Call, subject: Subject) -> Said | None:
     return said or (None if is_turned else _by_name(name))
 
 
-_KEEPING = {"visible", "allowed", "valid", "keep"}
+_KEEPING = {"visible", "allowed", "valid", "keep", "adj", "adjacency"}  # 1: an edge
 _BLOCKING = {"forbidden", "blocked", "disallowed", "invalid"}
 
 

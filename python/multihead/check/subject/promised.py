@@ -37,6 +37,7 @@ _BIAS = re.compile(
 )
 # T5 (Raffel et al., 2020) does not scale, and has its bias for buckets of positions.
 _T5 = re.compile(r"(?<![a-z])t5|bucket|relative_attention", re.I)
+_SEES_ITSELF = re.compile(r"\beye\(|fill_diagonal_?\(|self[-_ ]loops?\b", re.I)
 _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
     r"(?:the )?(?:last|latest|newest|most recent)\b"
@@ -78,6 +79,7 @@ def promises(subject: Subject, call: Call) -> dict[str, str]:
         "says_position_bias": has_position_bias(subject),
         "speaks_of_t5": _T5.search(text_of_file(subject)) is not None,
         "queries_are_last": queries_are_last(subject),
+        "sees_itself": _SEES_ITSELF.search(subject.source) is not None,
     }
     told = {name: "true" for name, is_said in said.items() if is_said}
     own = {"window_counts": "own_key"} if window_counts_own_key(subject) else {}
