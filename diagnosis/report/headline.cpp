@@ -50,6 +50,7 @@ std::string predicate(const std::string& finding) {
       {"turned_alike", "turns all its positions alike"},
       {"batch_and_sequence_exchanged", "attends over the items of its batch"},
       {"causal_in_training_alone", "is causal in training alone"},
+      {"residual_lost", "leaves out the residual around its attention"},
       {"values_turned_too", "turns its values by their positions, too"},
       {"alibi_rises", "gives far keys more weight, which ALiBi does not"},
   };

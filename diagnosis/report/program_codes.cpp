@@ -319,6 +319,13 @@ constexpr FaultCode kProgramCodes[] = {
      "Another last token changes what is said of earlier ones in evaluation, "
      "and does not in training.",
      "Hide later keys whether it trains or not."},
+    {"MH952", "residual_lost",
+     "Deep models do not train without them: gradients reach the first layers "
+     "through every one behind, and a layer cannot leave a token as it is.",
+     "Where the matrices of its attention are 0, the block says the same of "
+     "any "
+     "sequence; where those of another part are, it does not.",
+     "Add what attention was given to what it returns."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -28,13 +28,16 @@ def draw_last_item(made: Arguments) -> None:
 
 
 def twice(
-    runner: Runner, case: Case, change: Callable[[Tensor], None]
+    runner: Runner,
+    case: Case,
+    change: Callable[[Tensor], None],
+    roles: tuple[str, ...] = ALL,
 ) -> tuple[Run, Run] | None:
-    """A run, and one after `change` of its sequences, in place; None where one of them
+    """A run, and one after `change` of its sequences of these roles, in place; None where one of them
     is refused, or their outputs have different shapes."""
     made = arguments.make(runner.call, case)
     before = runner.run(case, given=made)
-    for sequence in sequences(made):
+    for sequence in sequences(made, roles):
         change(sequence)
     after = runner.run(case, given=made)
     if before.refused or after.refused or before.out.shape != after.out.shape:

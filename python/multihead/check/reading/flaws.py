@@ -70,7 +70,9 @@ CAUSAL_IN_TRAINING = Finding(
     "not hold where it is used.",
     "Mask in both modes: only dropout depends on self.training.",
 )
-_IN_TRAINING = re.compile(r"\bif\b[^\n]*\bself\.training\b|\bself\.training (?:and|else)\b")
+_IN_TRAINING = re.compile(
+    r"\bif\b[^\n]*\bself\.training\b|\bself\.training (?:and|else)\b"
+)
 LATER_TOKENS_SEEN = Finding(
     "later_tokens_seen",
     "What it says of a token changes with later ones, which it is trained to predict: "

@@ -24,6 +24,7 @@ from . import (
     one_head,
     reads,
     registered,
+    residuals,
     scrambled,
     turning,
     wiring,
@@ -80,6 +81,8 @@ class Way:
             found.append(self.of_windows)
         if flaws.is_causal_in_training_alone(self.runner, self.base):
             found.append(flaws.CAUSAL_IN_TRAINING)
+        if (flaw := residuals.lost(self.runner, self.base)) is not None:
+            found.append(flaw)
         if flaws.wraps_around(self.runner, self.base):
             found.append(flaws.WRAPS_AROUND)
         if reads.misreads_prefix(self.runner, self.base):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""Residual connections of blocks (He et al., 2015). What a block returns follows what it
+is given even where the matrices of one of its parts are next to 0: the sequence goes around it,
+in the block or in the part. If it does not, the part stands in the way of all."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..calls import cases
+from ..capture.runner import Run, Runner
+from ..report import Finding
+from . import again
+
+# Of others nobody knows that they have one.
+_BLOCK = re.compile(r"(?:transformer|encoder|decoder)\w*(?:layer|block)|^block$", re.I)
+_NEXT_TO_NOTHING = 1e-100  # matrices of zeros are filled where they are met
+_ATTENDS = re.compile(r"attn|attention|mha\b|multi_?head", re.I)
+
+
+def lost(runner: Runner, base: Run) -> Finding | None:
+    """What is said of a block around one of whose attentions nothing goes, as it does
+    around another of its parts."""
+    case = replace(base.case, gradients=False)
+    is_plain = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
+    if not is_plain or not _BLOCK.search(runner.subject.name):
+        return None
+    target = runner.target_of(case, may_hang=False)[0]
+    if not isinstance(target, nn.Module):
+        return None
+    parts = {name for name, part in target.named_children() if _matrices(part)}
+    kinds = {name: type(getattr(target, name)).__name__ for name in parts}
+    attentions = [
+        n for n, k in kinds.items() if _ATTENDS.search(n) or _ATTENDS.search(k)
+    ]
+    if not attentions or len(parts) < 2:
+        return None
+    around = {name: _goes_around(runner, case, target, name) for name in attentions}
+    alone = [name for name, goes in around.items() if goes is False]
+    if not alone:
+        return None
+    others = (_goes_around(runner, case, target, n) for n in parts - set(attentions))
+    return _lost(alone) if any(around.values()) or any(others) else None
+
+
+def _lost(names: list[str]) -> Finding:
+    quoted = " and ".join(f"`{name}`" for name in names)
+    return Finding(
+        "residual_lost",
+        f"Nothing goes around {quoted}: what comes of it takes the place of the "
+        "sequence, which is added elsewhere in the block.",
+        "Add what it was given: x = x + attention(norm(x)), or, with the norm behind, "
+        "x = norm(x + attention(x)).",
+    )
+
+
+def _matrices(part: nn.Module) -> list[nn.Parameter]:
+    return [weight for weight in part.parameters() if weight.dim() > 1]
+
+
+def _goes_around(
+    runner: Runner, case: cases.Case, target: nn.Module, name: str
+) -> bool | None:
+    """Whether what comes out follows the sequence with no matrix in this part; None
+    where that cannot be told."""
+
+    def redraw(sequence: Tensor) -> None:
+        sequence.copy_(torch.randn_like(sequence))
+
+    with _without_matrices(getattr(target, name)):
+        runs = again.twice(runner, case, redraw, ("query",))
+    if runs is None:
+        return None
+    before, after = (run.out for run in runs)
+    return not torch.allclose(before, after)
+
+
+@contextlib.contextmanager
+def _without_matrices(part: nn.Module) -> Iterator[None]:
+    kept = [(weight, weight.detach().clone()) for weight in _matrices(part)]
+    try:
+        with torch.no_grad():
+            for weight, _ in kept:
+                weight.mul_(_NEXT_TO_NOTHING)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, numbers in kept:
+                weight.copy_(numbers)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: MIT
+"""Residuals that are lost, modes that mask alone, graphs, functions that make functions,
+sizes that a class fixes, sequences that only a docstring names, and recurrent decoders."""
+
+import torch
+from heads import Heads
+from torch import nn
+from torch.nn import functional as F
+
+import multihead
+
+
+def conditions(report):
+    return [condition["name"] for condition in report.conditions]
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(dim, num_heads, batch_first=True)
+        self.norm, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.ff = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def attended(self, x):
+        return x + self.attn(x, x, x)[0]
+
+    def forward(self, x):
+        x = self.norm(self.attended(x))
+        return self.norm2(x + self.ff(x))
+
+
+class TransformerBlockWithout(TransformerBlock):
+    def attended(self, x):
+        return self.attn(x, x, x)[0]
+
+
+class TransformerBlockOfOneLine(TransformerBlockWithout):
+    """Nothing goes around any of its parts, which may be meant."""
+
+    def forward(self, x):
+        return self.norm2(self.ff(self.norm(self.attended(x))))
+
+
+class AddsItself(Heads):
+    """Adds what it is given, and norms it."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, given):
+        out = F.scaled_dot_product_attention(*self.heads(given))
+        return self.norm(self.merged(out) + given)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.attn = AddsItself(dim, num_heads)
+        self.ff, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
+
+    def forward(self, x):
+        x = self.attn(x)
+        return self.norm(x + self.ff(x).relu())
+
+
+def test_a_residual_that_is_lost_around_attention():
+    report = multihead.check(TransformerBlockWithout)
+    assert report.cause == "residual_lost" and "`attn`" in report.findings[0].sentence
+    for kind in (TransformerBlock, TransformerBlockOfOneLine, EncoderLayer):
+        report = multihead.check(kind)
+        assert report.judgement == "right_if", str(report)
+
+
+class InTraining(Heads):
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        later = None
+        if self.training:
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        seen = None if later is None else ~later
+        return self.merged(F.scaled_dot_product_attention(q, k, v, seen))
+
+
+def test_what_is_causal_in_training_alone():
+    assert multihead.check(InTraining).cause == "causal_in_training_alone"
+
+
+# ---- Graphs --------------------------------------------------------------------------
+
+
+class OfNeighbours(Heads):
+    def seen(self, adj):
+        return adj > 0
+
+    def forward(self, h, adj):
+        q, k, v = self.heads(h)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~self.seen(adj)[:, None], -9e15)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class OfOthers(OfNeighbours):
+    def seen(self, adj):
+        return adj == 0
+
+
+class WithLoops(OfNeighbours):
+    def seen(self, adj):
+        return (adj > 0) | torch.eye(adj.shape[-1], dtype=torch.bool)
+
+
+def test_one_in_an_adjacency_matrix_is_an_edge():
+    assert multihead.check(OfNeighbours).judgement == "right"
+    assert multihead.check(OfOthers).cause == "mask_inverted"
+    report = multihead.check(WithLoops)
+    assert report.judgement == "right", str(report)
+    assert "a loop to itself" in " ".join(str(report).split())
+
+
+# ---- What it is made of --------------------------------------------------------------
+
+
+def make_attention(num_heads, causal=False):
+    """attend(q, k, v) of (B, L, E)."""
+
+    def split(x):
+        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+    def attend(q, k, v):
+        q, k, v = map(split, (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return out.transpose(1, 2).flatten(2)
+
+    return attend
+
+
+def make_unscaled(max_len):
+    keep = torch.ones(max_len, max_len, dtype=torch.bool).tril()
+
+    def attend(q, k, v, mask=None):
+        seen = keep[: q.shape[2], : k.shape[2]]
+        return (q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+    return attend
+
+
+def make_either(num_heads):
+    """Not one function, whatever is asked of it."""
+
+    def first(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    if num_heads > 1:
+        return make_attention(num_heads)
+    return first
+
+
+def test_functions_that_make_functions():
+    report = multihead.check(make_attention)
+    assert report.judgement == "right", str(report)
+    assert "make_attention(num_heads=8)" in " ".join(str(report).split())
+    assert "scale_missing" in multihead.check(make_unscaled).causes
+    assert multihead.check(make_either).judgement != "right"
+
+
+class FixedByItsClass(nn.Module):
+    n_heads = 4
+
+    def __init__(self, d):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+
+    def forward(self, x):
+        width, heads = x.shape[-1] // self.n_heads, []
+        parts = self.qkv(x).chunk(3, -1)
+        for i in range(self.n_heads):
+            q, k, v = (t[..., i * width : (i + 1) * width] for t in parts)
+            heads.append((q @ k.mT / width**0.5).softmax(-1) @ v)
+        return self.out(torch.cat(heads, -1))
+
+
+def test_sizes_that_a_class_fixes():
+    report = multihead.check(FixedByItsClass)
+    assert report.judgement == "right", str(report)
+
+
+class OfDrugs(Heads):
+    """
+    drug: (batch_size, drug_len, dim)
+    target: (batch_size, target_len, dim)
+    pro_mask: 1 for residues, 0 for padding
+    """
+
+    def forward(self, drug, target, drug_mask, pro_mask):
+        q, k, v = self.heads(drug, target)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(drug_mask[:, None, :, None] == 0, -1e6)
+        scores = scores.masked_fill(pro_mask[:, None, None, :] == 0, -1e6)
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_sequences_that_only_a_docstring_names():
+    report = multihead.check(OfDrugs)
+    assert report.judgement == "right", str(report)
+    assert "drug (3, 5, 48), target (3, 7, 48)" in " ".join(str(report).split())
+
+
+class KeepsKeys(Heads):
+    """Causal."""
+
+    ahead = True
+
+    def __init__(self, dim, num_heads, kv_cache=False):
+        super().__init__(dim, num_heads)
+        self.kv_cache, self.past = kv_cache, None
+
+    def forward(self, x, use_cache=False):
+        q, k, v = self.heads(x)
+        if use_cache and self.kv_cache:
+            if self.past is not None:
+                k, v = (torch.cat(pair, 2) for pair in zip(self.past, (k, v)))
+            self.past = k, v
+        ahead = (k.shape[2] - q.shape[2]) * self.ahead
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(ahead)
+        return self.merged(F.scaled_dot_product_attention(q, k, v, seen))
+
+
+class KeepsKeysTopLeft(KeepsKeys):
+    ahead = False
+
+
+def test_a_cache_that_the_constructor_turns_on():
+    assert multihead.check(KeepsKeys).judgement == "right"
+    assert multihead.check(KeepsKeysTopLeft).cause == "cache_differs"
+
+
+class OfADecoder(nn.Module):
+    """query: the state of the LSTM, (B, E); key and value (B, L, E); lens (B,)."""
+
+    fill = -1e9
+
+    def forward(self, query, key, value, lens):
+        scores = torch.bmm(key, query.unsqueeze(2)).squeeze(2)
+        behind = torch.arange(key.shape[1]) >= lens[:, None]
+        weights = scores.masked_fill(behind, self.fill).softmax(1)
+        return torch.bmm(weights.unsqueeze(1), value).squeeze(1), weights
+
+
+class OfADecoderLeaks(OfADecoder):
+    """query: the state of the LSTM, (B, E); key and value (B, L, E); lens (B,)."""
+
+    fill = 1e-9
+
+
+def test_one_query_beside_keys_without_a_scale():
+    report = multihead.check(OfADecoder)
+    assert report.judgement == "right_if", str(report)
+    assert conditions(report)[0] == "dot_product_attention"
+    assert multihead.check(OfADecoderLeaks).judgement == "wrong"
+
+
+class PooledOverTokens(Heads):
+    """ids, of which 0 is padding: the mean of what is attended to."""
+
+    def __init__(self, vocab, d, num_heads=4):
+        super().__init__(d, num_heads)
+        self.emb = nn.Embedding(vocab, d, padding_idx=0)
+
+    def forward(self, ids):
+        keep = ids != 0
+        q, k, v = self.heads(self.emb(ids))
+        out = F.scaled_dot_product_attention(q, k, v, keep[:, None, None, :])
+        out = self.merged(out) * keep[..., None]
+        return out.sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+
+
+def test_means_of_tokens_are_not_what_is_judged():
+    report = multihead.check(PooledOverTokens)
+    assert report.judgement != "wrong", str(report)
