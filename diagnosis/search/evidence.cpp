@@ -101,8 +101,7 @@ class Signs {
     if (call_.sizes.batch < 2 || !show(Sign::kHeads, without, with))
       return false;
     const auto stages = simulate(call_, with);
-    return stages &&
-           (is_shown(stages->products) || is_shown(stages->scores));
+    return stages && (is_shown(stages->products) || is_shown(stages->scores));
   }
 
  private:
@@ -257,9 +256,8 @@ class Signs {
                                    return holds(after);
                                  });
     };
-    return with.sink == Sink::kZero
-               ? holds(with)
-               : scaled_in_some_way(with, holds_somewhere);
+    return with.sink == Sink::kZero ? holds(with)
+                                    : scaled_in_some_way(with, holds_somewhere);
   }
 
   template <typename Condition>

@@ -276,7 +276,8 @@ const std::vector<Convention> kReadings = {
      window_means<WindowReading::kElsewhere>, Sign::kNone,
      "its window is that of its cache, or is in the masks that it is given"},
     {"own_key_seen",
-     "Each query sees the key of its own position, whatever the mask says, as a "
+     "Each query sees the key of its own position, whatever the mask says, as "
+     "a "
      "node with a loop to itself.",
      "nn.MultiheadAttention hides what its mask blocks.", own_key_seen,
      [](Recipe& r) { r.own_key_seen = true; }, Sign::kNone},
