@@ -4,6 +4,8 @@
 import copy
 import inspect
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +17,7 @@ from . import cases
 from .cases import Case
 from .construct import of_class
 from .matrices import weight
-from .settings import DROPOUT, Config
+from .settings import DROPOUT, Config, unpacked
 from .stand_ins import OfLayer
 
 _LEFT = object()  # the parameter's default stays
@@ -62,6 +64,13 @@ class Parameters(Config):
             raise KeyError(name)
         self[name] = _given(weight(name, self.case), self.case)
         return self[name]
+
+    def __iter__(self) -> Iterator:
+        """Weights, where code takes it apart by their names: wq, wk = weights."""
+        names = unpacked(sys._getframe(1))
+        if names and all(map(is_weight, names)):
+            return iter([self[name] for name in names])
+        return super().__iter__()
 
 
 def make(call: Call, case: Case) -> Arguments:

@@ -139,6 +139,16 @@ def _calls(frame: types.FrameType) -> bool:
     return at.opname == "LOAD_METHOD" or "NULL|self" in at.argrepr
 
 
+def unpacked(frame: types.FrameType) -> list[str]:
+    """The names that a frame is about to give to the parts of something."""
+    at = _instruction(frame)
+    if at.opname != "UNPACK_SEQUENCE":
+        return []
+    behind = (i for i in dis.get_instructions(frame.f_code) if i.offset > at.offset)
+    stored = [i.argval for i in behind if i.opname.startswith("STORE_")]
+    return stored[: at.arg]
+
+
 def _reads_on(frame: types.FrameType) -> bool:
     """Whether an attribute is read of what is read here: `config.name.other`."""
     is_next = False

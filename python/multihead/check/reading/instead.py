@@ -179,7 +179,9 @@ def _outside(reading: Reading) -> Finding | None:
         mixed = _mixed(reading) if has_many(subject) else None
         if mixed is None and across.attends_over_items(way.runner, way.base):
             mixed = flaws.ITEMS_MIXED
-        return mixed or _weighed_astray(reading) or _apart(reading)
+        additive = seen is not None and seen.has_softmax and not seen.has_scores
+        other = guessing.outside(seen) if additive else None
+        return mixed or _weighed_astray(reading) or _apart(reading) or other
     if seen is None or verdict.get("verdict") != "unknown":
         return None
     if way.base.case.style.numpy:

@@ -50,7 +50,11 @@ _WIDENED = (
 
 def of_masks_of_keys(call: "Call", source: str) -> None:
     """A mask beside a bias that is added to the scores is one for the keys, and so is
-    one that the code makes (B, 1, 1, Lk), beside one that it leaves as it is."""
+    one that the code makes (B, 1, 1, Lk), beside one that it leaves as it is; and, of
+    two that are named after the sequences, that of the context."""
+    if named := _named_after_sequences(call):
+        call.roles |= named
+        return
     masks = [n for n, role in call.roles.items() if role == "mask"]
     others = [n for n in masks if is_added(n)] or [
         n for n in masks if not re.search(_WIDENED.format(n), source)
@@ -65,6 +69,22 @@ def of_masks_of_keys(call: "Call", source: str) -> None:
         else:
             call.roles[name] = "padding"
             call.guess([name], "one of the keys, 1 = a token")
+
+
+def _named_after_sequences(call: "Call") -> dict[str, str]:
+    """The roles of image_mask and text_mask beside image and text."""
+    asks = call.parameter("query") or call.parameter("x")
+    context = call.parameter("context")
+    masks = [name for name in call.roles if "mask" in words(name)]
+    if not asks or not context or len(masks) != 2:
+        return {}
+    of_each = [
+        [n for n in masks if set(words(n)) & set(words(name)) - {"x", "input"}]
+        for name in (asks, context)
+    ]
+    if [len(found) for found in of_each] != [1, 1] or of_each[0] == of_each[1]:
+        return {}
+    return {of_each[0][0]: "query_mask", of_each[1][0]: "padding"}
 
 
 # What compares tokens with the number of padding, and makes (B, 1, 1, Lk) of that.
