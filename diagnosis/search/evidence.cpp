@@ -248,16 +248,11 @@ class Signs {
                shows(call_, *y, y->context, precision_);
       });
     };
-    const auto holds_somewhere = [&](Recipe after) {
-      using enum SinkWeight;
-      return std::ranges::any_of(std::array{kLeftOut, kFirst, kLast},
-                                 [&](SinkWeight weight) {
-                                   after.sink_weight = weight;
-                                   return holds(after);
-                                 });
-    };
-    return with.sink == Sink::kZero ? holds(with)
-                                    : scaled_in_some_way(with, holds_somewhere);
+    if (with.sink == Sink::kZero) return holds(with);
+    Recipe first = with, last = with;
+    first.sink_weight = SinkWeight::kFirst;
+    last.sink_weight = SinkWeight::kLast;
+    return scaled_in_some_way(with, holds) || holds(first) || holds(last);
   }
 
   template <typename Condition>

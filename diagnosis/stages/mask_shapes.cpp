@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "diagnosis/stages/mask_shapes.h"
 
+#include <algorithm>
+#include <span>
+
+#include "diagnosis/stages/recipe.h"
+
 namespace multihead::diagnosis {
 
 using at::Tensor;
@@ -54,6 +59,20 @@ Tensor first_item(const GivenMask& given, const Sizes& n) {
 
 Tensor on_queries(const GivenMask& given, const Sizes&) {
   return is_of_keys(given) ? given.numbers.transpose(-2, -1) : given.numbers;
+}
+
+// Mostly the first key of each tells.
+bool has_blind_row(const Tensor& scores) {
+  const Tensor numbers = scores.contiguous();
+  const std::span all(numbers.const_data_ptr<double>(), numbers.numel());
+  const size_t keys = numbers.size(-1);
+  for (size_t at = 0; at < all.size(); at += keys) {
+    if (std::ranges::all_of(all.subspan(at, keys),
+                            [](double score) { return score == -kInfinity; })) {
+      return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace multihead::diagnosis

@@ -36,6 +36,9 @@ at::Tensor folded_heads_first(const GivenMask& mask, const Sizes& n);
 
 at::Tensor first_item(const GivenMask& given, const Sizes& n);
 
+/// Of masked scores: whether some query sees no key.
+bool has_blind_row(const at::Tensor& scores);
+
 /// A padding mask over the rows.
 at::Tensor on_queries(const GivenMask& given, const Sizes&);
 

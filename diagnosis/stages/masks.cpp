@@ -181,6 +181,7 @@ void meet_causal(const ObservedCall& call, const Recipe& recipe,
 // By fault, what one mask shows is seen, whatever another one blocks.
 void join_loosely(const ObservedCall& call, const Recipe& recipe,
                   const Tensor& scores, Effect& all) {
+  require(!call.facts.contains("opens_keys"));  // then it is meant
   Effect mask, padding, causal;
   meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, mask);
   meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
@@ -216,20 +217,6 @@ Tensor window_of_other_size(const Tensor& distance, int64_t left,
 template <auto window>
 void window_as(Recipe& r) {
   r.window = window;
-}
-
-// Whether some query sees no key. Mostly the first key of each tells.
-bool has_blind_row(const Tensor& scores) {
-  const Tensor numbers = scores.contiguous();
-  const std::span all(numbers.const_data_ptr<double>(), numbers.numel());
-  const size_t keys = numbers.size(-1);
-  for (size_t at = 0; at < all.size(); at += keys) {
-    if (std::ranges::all_of(all.subspan(at, keys),
-                            [](double score) { return score == -kInfinity; })) {
-      return true;
-    }
-  }
-  return false;
 }
 
 // Keys of other blocks of the sequence than the query's own.

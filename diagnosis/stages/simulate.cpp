@@ -378,7 +378,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   std::swap(exchanged.sizes.batch, exchanged.sizes.queries);
   exchanged.sizes.keys = exchanged.sizes.queries;
   Recipe within = recipe;
-  if (exchanged.sizes.keys == 1) {
+  if (exchanged.sizes.keys == 1 && recipe.sink == Sink::kNone) {
     // The one key's weight is 1, whatever turns heads or is added to its score,
     // which a trace of one position does not show.
     within.rotary = Rotary::kNone;

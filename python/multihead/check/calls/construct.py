@@ -70,6 +70,7 @@ _OF_ATTENTION_ITSELF = {
     "masked",
 }
 _OF_ATTENTION_ITSELF |= {"window", "cache", "cached", "flash", "sink", "softcap", "kv"}
+_WIDEST = 1024  # of what a file has as a constant
 _LINEAR = {"fc", "linear", "lin"}
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
@@ -178,6 +179,10 @@ class Construction:
     def shift_switch(self) -> str | None:
         return switches.shift(self.parameters)
 
+    @property
+    def keeps_if_asked(self) -> bool:
+        return switches.cache(self.parameters) is not None
+
     def _switch_of(self, case: Case) -> str | None:
         """The one that a case is built with."""
         if case.built_turned:
@@ -241,7 +246,7 @@ class Construction:
         if not self.takes("embed_dim", "config"):
             sizes = replace(sizes, embed=fixed.get("embed_dim", sizes.embed))
         elif (read := of_globals(self.subject.entry).get("embed_dim", 0)) and (
-            read % sizes.heads == 0
+            read % sizes.heads == 0 and read <= _WIDEST
         ):
             sizes = replace(sizes, embed=read)
         if not self.counts_heads:

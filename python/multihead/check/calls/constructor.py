@@ -15,6 +15,8 @@ from .settled import AMONG
 
 Roles = Mapping[str, str | None]  # of arguments, by name
 _READ = r"(?<![.\w]){}(?:\.|\[[\"'])(\w+)"  # c.hidden_size, c["hidden_size"]
+# Of two axes: (2 * w - 1) ** 2, (2 * w - 1) * (2 * w - 1)
+_TABLE = r"\b2 ?\* ?(\w+) ?- ?1\)+\s*(?:\*\*\s*2|\*\s*\(\s*2)"
 _LENGTHS = ("sliding_window", "max_length")
 _MADE = r"\b([A-Z]\w*|randn?|zeros|ones|empty)" + AMONG
 
@@ -81,7 +83,11 @@ class Constructor:
         """What the heads divide: `out % heads`; or the only width, beside a number of
         heads that the class has fixed."""
         widths = [n for n, r in self._roles.items() if r in ("head_dim", "embed_dim")]
-        if len(widths) == 1 and "num_heads" in constants_of(self._subject.target):
+        fixed = "num_heads" in constants_of(self._subject.target)
+        of_heads = (
+            rf"heads\w*\s*\*\s*({'|'.join(widths)})\b|\b({'|'.join(widths)})\s*\*"
+        )
+        if len(widths) == 1 and fixed and not re.search(of_heads, self._text):
             return widths
         heads = [n for n, role in self._roles.items() if role == "num_heads"]
         return self._unknown(
@@ -99,8 +105,8 @@ class Constructor:
         sides = (set(re.findall(parts(n), self._text)) for n in (0, 1))
         free = {n for n, role in self._roles.items() if role in (None, "num_kv_heads")}
         lengths = [n for n, role in self._roles.items() if role in _LENGTHS]
-        tabled = re.findall(r"\b2 ?\* ?(\w+) ?- ?1\)+ ?\*", self._text)
-        cuts = r"\b{}\w*\s*//\s*(?:self\.)?(\w+)".format
+        tabled = re.findall(_TABLE, self._text)
+        cuts = r"\b{}\w*\s*//\s*(?:self\.)?(\w+)\s*,\s*(?:self\.)?\1\b".format
         text = self._subject.source
         tabled += set.intersection(*(set(re.findall(cuts(a), text)) for a in "HW"))
         return sorted(

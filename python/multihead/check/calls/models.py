@@ -15,7 +15,7 @@ from ..subject.target import Subject
 from . import cases
 from .forms import Form, called, formed
 from .images import OF_LAYER
-from .tokens import is_of_items, like
+from .tokens import has_many, is_of_items, like
 
 _OTHER_SHAPE = re.compile(r"It returns shape")
 _POOLS = re.compile(r"It returns one vector")
@@ -46,5 +46,5 @@ def of_models(subject: Subject, call: Call, complaints: list[str]) -> Iterator[F
 
 def has_head_behind(subject: Subject, out: Tensor | None = None) -> bool:
     """Whether it is called in that form, or returns something that is said of items."""
-    of_items = out is not None and is_of_items(out)
+    of_items = out is not None and has_many(subject) and is_of_items(out)
     return of_items or getattr(subject.how, "has_head", False)

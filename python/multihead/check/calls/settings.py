@@ -224,7 +224,8 @@ _NO_SETTINGS = (str, bool, int, float, list, tuple, torch.Tensor, nn.Module, Con
 def _named(settings: object) -> dict[str, object]:
     if isinstance(settings, dict):
         return {name: one for name, one in settings.items() if isinstance(name, str)}
-    return {name: getattr(settings, name, None) for name in _fields(settings)}
+    # Properties are not run.
+    return {n: inspect.getattr_static(settings, n, None) for n in _fields(settings)}
 
 
 def model_for(
@@ -314,12 +315,16 @@ def _made_like(
             ours[name] = value
     if dataclasses.is_dataclass(settings):
         own = {field.name for field in dataclasses.fields(settings) if field.init}
-        return dataclasses.replace(settings, **{n: ours[n] for n in own & ours.keys()})
+        with contextlib.suppress(TypeError, ValueError):
+            return dataclasses.replace(
+                settings, **{name: ours[name] for name in own & ours.keys()}
+            )
     made = copy.deepcopy(settings)
     if isinstance(made, dict):
         return made | ours
     for name, value in ours.items():
-        setattr(made, name, value)
+        with contextlib.suppress(AttributeError, TypeError, ValueError):
+            object.__setattr__(made, name, value)
     return made
 
 

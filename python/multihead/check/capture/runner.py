@@ -173,7 +173,8 @@ class Runner:
         """The last token by itself, or the last two `together`, on what the code
         returned of those before; None where it takes or returns nothing of the kind, or
         refuses its own."""
-        case, tokens = replace(base.case, built_cached=True), 2 if together else 1
+        built, tokens = self.construction, 2 if together else 1
+        case = replace(base.case, built_cached=bool(built and built.keeps_if_asked))
         both = cached.steps(self.call, case, self.subject, together)
         if both is None or case.sizes.queries <= tokens:
             return None

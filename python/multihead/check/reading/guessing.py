@@ -62,7 +62,6 @@ UNSEEN = Finding(
 )
 # What is wrong with code whatever it is called with.
 _OF_THE_PROGRAM = ("changes_global_state", "changes_inputs", "random", "prints")
-_OF_THE_PROGRAM += ("causal_in_training_alone",)  # in both modes the guess is the same
 
 
 def kinds(call: Call, construction: Construction | None) -> dict[str, str]:

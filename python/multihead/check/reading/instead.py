@@ -18,6 +18,10 @@ from ..subject.roles import speaks
 from . import across, flaws, guessing, idle, observation, reads, scrambled, turning
 from .ways import Reading
 
+_OF_POSITIONS = ("zero", "past", "position_ids", "positions", "rotation")
+_LEARNS_ANGLES = re.compile(
+    r"(?:freq|theta|angle|rot)\w*\s*=\s*(?:nn\.)?Parameter\(", re.I
+)
 # BiDAF (Seo et al., 2016) and QANet multiply the weights of one softmax with another's.
 _BOTH_WAYS = re.compile(
     r"c2q|q2c|co-?attention|bidaf|query2context|\bcq_?att|trilinear", re.I
@@ -111,6 +115,8 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
         return replaced or [twice or scrambled.SCRAMBLED]
     if way.later_tokens_seen:
         return [flaws.LATER_TOKENS_SEEN]
+    if not reading.faults and flaws.is_causal_in_training_alone(way.runner, way.base):
+        return [flaws.CAUSAL_IN_TRAINING]
     if not reading.faults and flaws.normalises_over_heads(way.base):
         return [flaws.NORMALISED_OVER_HEADS]
     if contradiction := _against_its_text(reading):
@@ -128,9 +134,10 @@ def _against_its_text(reading: Reading) -> Finding | None:
     conditions = {one["name"] for one in reading.verdict.get("conditions", ())}
     if "rising_bias" in conditions and says_alibi(subject):
         return flaws.ALIBI_RISES
-    counts_on = any(map(reading.way.call.takes, ("zero", "past", "position_ids")))
-    built = reading.way.runner.construction
+    call, built = reading.way.call, reading.way.runner.construction
+    counts_on = any(map(call.takes, _OF_POSITIONS)) or bool(call.guessed)
     counts_on |= built is not None and built.is_unturned
+    counts_on |= _LEARNS_ANGLES.search(subject.source) is not None
     if turning.ALIKE in conditions and not counts_on and says_rotary(subject):
         return flaws.TURNED_ALIKE
     if "values_turned" in conditions and turns_queries_and_keys(subject):

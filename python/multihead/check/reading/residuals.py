@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Residual connections of blocks (He et al., 2015). What a block returns follows what it
-is given even where the matrices of one of its parts are next to 0: the sequence goes around it,
-in the block or in the part. If it does not, the part stands in the way of all."""
+is given even where the matrices of one of its parts are next to 0: the sequence goes
+around it, in the block or in the part. If it does not, all has to pass that part."""
 
 import contextlib
 import re
@@ -14,12 +14,20 @@ from torch import Tensor, nn
 from ..calls import cases
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from ..subject.documented import docstrings
 from . import again
 
 # Of others nobody knows that they have one.
 _BLOCK = re.compile(r"(?:transformer|encoder|decoder)\w*(?:layer|block)|^block$", re.I)
-_NEXT_TO_NOTHING = 1e-100  # matrices of zeros are filled where they are met
+_NEXT_TO_NOTHING = 1e-100  # a run draws matrices that are all 0 anew
 _ATTENDS = re.compile(r"attn|attention|mha\b|multi_?head", re.I)
+
+
+# What says that it adds.
+_PROMISES = re.compile(
+    r"residual|add *(?:&|and) *norm|all you need|(?:pre|post)[- ]?(?:norm|ln)\b|\bx *\+",
+    re.I,
+)
 
 
 def lost(runner: Runner, base: Run) -> Finding | None:
@@ -43,6 +51,10 @@ def lost(runner: Runner, base: Run) -> Finding | None:
     alone = [name for name, goes in around.items() if goes is False]
     if not alone:
         return None
+    if runner.call.takes("context") or runner.call.takes("key"):
+        # What reads a context may take the place of the sequence on purpose.
+        promises = _PROMISES.search(" ".join(docstrings(runner.subject)))
+        return _lost(alone) if promises and any(around.values()) else None
     others = (_goes_around(runner, case, target, n) for n in parts - set(attentions))
     return _lost(alone) if any(around.values()) or any(others) else None
 
@@ -59,7 +71,8 @@ def _lost(names: list[str]) -> Finding:
 
 
 def _matrices(part: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in part.parameters() if weight.dim() > 1]
+    known = (w for w in part.parameters() if not nn.parameter.is_lazy(w))
+    return [w for w in known if w.dim() > 1 and w.is_floating_point()]
 
 
 def _goes_around(

@@ -63,6 +63,10 @@ class Way:
     @property
     def findings(self) -> list[Finding]:
         """What calls like this one cannot judge, and flaws that they show at once."""
+        return list(self._findings)
+
+    @functools.cached_property
+    def _findings(self) -> list[Finding]:
         built, found = self.runner.construction, wiring.of_context(self.call, self.base)
         if built is not None and built.takes("attention", "layer"):
             # Those that it is handed may be built to be causal, by us.
@@ -79,8 +83,6 @@ class Way:
             found.append(reads.DOCUMENTS_MIXED)
         if isinstance(self.of_windows, Finding):
             found.append(self.of_windows)
-        if flaws.is_causal_in_training_alone(self.runner, self.base):
-            found.append(flaws.CAUSAL_IN_TRAINING)
         if (flaw := residuals.lost(self.runner, self.base)) is not None:
             found.append(flaw)
         if flaws.wraps_around(self.runner, self.base):

@@ -167,10 +167,18 @@ def meaning_of_mask(call: Call, subject: Subject) -> Said | None:
     own = _said(_sentences(subject, names))
     said = own or _said((sentence, False) for sentence in _about(helpers, names))
     is_turned = re.search(_TURNED.format(re.escape(name)), subject.source, re.M)
+    hides = re.search(_HIDES_BY.format(re.escape(name)), subject.source)
+    if not said and set(words(name)) & _EDGES and hides:
+        return Said("keep")
     return said or (None if is_turned else _by_name(name))
 
 
-_KEEPING = {"visible", "allowed", "valid", "keep", "adj", "adjacency"}  # 1: an edge
+_KEEPING = {"visible", "allowed", "valid", "keep"}
+_EDGES = {"adj", "adjacency"}  # 1 where there is an edge
+_HIDES_BY = (
+    r"\b{0}\b[^\n]*(?:[=!]=|[<>])\s*0|"
+    r"(?:masked_fill_?|where)\([^\n]*\b{0}\b|~\s*{0}\b"
+)
 _BLOCKING = {"forbidden", "blocked", "disallowed", "invalid"}
 
 

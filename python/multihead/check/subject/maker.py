@@ -28,12 +28,11 @@ def as_class(maker: Callable) -> type | None:
     for method, stands_for in ((__init__, maker), (forward, inner)):
         method.__wrapped__ = stands_for  # whose text and names are read
         signature = inspect.signature(stands_for)
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        rest = signature.parameters.values()
-        own = own.replace(kind=next((p.kind for p in rest), own.kind))
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        if own.kind not in (inspect.Parameter.POSITIONAL_ONLY, named):
-            own = own.replace(kind=named)
+        rest = list(signature.parameters.values())
+        kinds = {p.kind for p in rest}
+        first = inspect.Parameter.POSITIONAL_ONLY
+        kind = first if first in kinds else inspect.Parameter.POSITIONAL_OR_KEYWORD
+        own = inspect.Parameter("_made_self", kind)
         method.__signature__ = signature.replace(parameters=[own, *rest])
     names = {"__module__": maker.__module__, "__qualname__": maker.__qualname__}
     return type(maker.__name__, (nn.Module,), body | names)
@@ -55,6 +54,15 @@ def _made_by(maker: Callable) -> types.FunctionType | None:
     code = next((c for c in codes if c.co_name == name), None)
     made = next((n for n in tree.body if getattr(n, "name", "") == name), None)
     if code is None or not isinstance(made, ast.FunctionDef) or made.decorator_list:
+        return None
+    if made.args.args[:1] and made.args.args[0].arg == "self":
+        return None  # a method for some class
+    named = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    again = any(n.id == name and isinstance(n.ctx, ast.Store) for n in named)
+    handed = {argument.arg for argument in tree.args.args + tree.args.kwonlyargs}
+    calls = (n.func for n in ast.walk(made) if isinstance(n, ast.Call))
+    wraps = any(isinstance(f, ast.Name) and f.id in handed for f in calls)
+    if again or wraps:  # as a decorator does
         return None
     cells = tuple(types.CellType() for _ in code.co_freevars)
     inner = types.FunctionType(code, maker.__globals__, closure=cells)

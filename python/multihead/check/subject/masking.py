@@ -124,9 +124,16 @@ _HIDING = r"(?:masked_fill_?\(|where\(|mask\w*\s*=|[&|])[^\n]*\b{0}\b|\b{0}\s*[&
 _BOUNDS = re.compile(r"cu_?(?:seq_?)?len(?:gth)?s?|cu_?seq_?lens?", re.I)
 
 
-# Compared with positions, item by item: `places < lengths[:, None]`.
-_BY_ITEM = r"[<>]=?\s*{0}\s*(?:\[\s*(?::|\.\.\.)|\.(?:view|unsqueeze|reshape)\()"
-_OF_PREFIX = {"prefix", "src", "source", "prompt"}
+# Positions that are compared with it, item by item: `places < lengths[:, None]`.
+_BY_ITEM = (
+    r"^[^\n]*?(?:\barange\(|\b{1}\b)[^\n]*?(?:<|>=)\s*{0}\s*"
+    r"(?:\[\s*(?::|\.\.\.)|\.(?:view|unsqueeze|reshape)\()"
+)
+_PLACES = re.compile(r"^\s*(\w+)\s*=[^\n]*\barange\(", re.M)
+_NO_LENGTHS = {"pad", "padding", "left", "start", "offset", "span", "radius", "tgt"}
+_NO_LENGTHS |= {"target", "q", "query", "queries", "threshold", "last"}
+_OF_PREFIX = {"prefix", "src"}
+_OPENS = re.compile(r"\|(?!\|)|logical_or|maximum\(")
 
 
 def of_numbers(call: "Call", source: str) -> None:
@@ -135,10 +142,15 @@ def of_numbers(call: "Call", source: str) -> None:
     keys are hidden."""
     of_documents(call, source)
     is_causal = re.search(r"causal|tril|triu|\[:, None\]\s*>=", source)
+    may_open = is_causal and _OPENS.search(source) and not call.takes("context")
+    places = "|".join(_PLACES.findall(source)) or "arange"
     for name, role in call.roles.items():
-        by_item = re.search(_BY_ITEM.format(re.escape(name)), source)
-        if role in (None, "max_length") and by_item:
-            of_prefix = is_causal and _OF_PREFIX & set(words(name))
+        said = set(words(name))
+        if role not in (None, "max_length") or said & _NO_LENGTHS:
+            continue
+        by_item = _BY_ITEM.format(re.escape(name), f"(?:{places})")
+        if re.search(by_item, source, re.M):
+            of_prefix = may_open and _OF_PREFIX & said
             call.roles[name] = "prefix" if of_prefix else "lengths"
 
 
@@ -192,9 +204,12 @@ def of_biases(call: "Call") -> None:
     """A bias without a mask beside it is one; beside weights it would be one of them.
     Where both must be given, the mask beside it is one of keys."""
     others = [n for n in call.roles if is_position_bias(n) or "alibi" in words(n)]
-    if others or not any(call.takes(role) for role in TENSORS):
-        # It is the sequence itself, or one of several that are given as zeros.
-        call.roles.update((n, None) for n, r in call.roles.items() if r == "residual")
+    for name in [n for n, role in call.roles.items() if role == "residual"]:
+        if others or not any(call.takes(role) for role in TENSORS):
+            # It is the sequence itself, or one of several that are given as zeros.
+            call.roles[name] = None
+        else:
+            call.guesses.append(f"{name} given as zeros: its sum is not judged")
     bias = next((p for p in call.parameters if normal(p.name) == "bias"), None)
     name = call.parameter("mask")
     if name and bias and bias.default is bias.empty and not call.takes("padding"):

@@ -22,8 +22,8 @@ _GAMMA = re.compile(
     r"\bgamma\w*\s*=\s*(?:torch\.)?(?:nn\.)?Parameter\([^\n]*[\[(]\s*[01]\.?0?\s*[\])]"
 )
 _HEADS = re.compile(r"heads?\b|heads_", re.I)
-# Luong et al., 2015, and Chan et al., 2016, do not scale.
-_RECURRENT = re.compile(r"\bnn\.(?:LSTM|GRU|RNN)|\b(?:LSTM|GRU)(?:Cell)?\b|\bspeller\b")
+_RECURRENT = re.compile(r"\b(?:LSTM|GRU|RNN)(?:Cell)?\(")
+_OF_STATES = re.compile(r"\b(?:LSTM|GRU|RNN)(?:Cell)?s?\b|\bspeller\b")
 _CONVOLUTION = re.compile(r"\bConv[123]d\b")
 # What calls a function of the same file with queries that are scaled.
 _BY_CALLER = re.compile(r"\bq\w*\s*(?:\*=|=\s*\(?q\w*\s*\*)\s*[\w.]*scal", re.I)
@@ -37,6 +37,10 @@ _BIAS = re.compile(
 )
 # T5 (Raffel et al., 2020) does not scale, and has its bias for buckets of positions.
 _T5 = re.compile(r"(?<![a-z])t5|bucket|relative_attention", re.I)
+# Masks that show what others hide, on purpose.
+_OPENS_KEYS = re.compile(
+    r"prefix|global|prompt|bidirectional|longformer|big_?bird|sink|prefill", re.I
+)
 _SEES_ITSELF = re.compile(r"\beye\(|fill_diagonal_?\(|self[-_ ]loops?\b", re.I)
 _LAST = re.compile(
     r"quer(?:y|ies)\b[^.;\n]{0,30}\b(?:are|is) (?:taken (?:as|for) )?"
@@ -75,10 +79,11 @@ def promises(subject: Subject, call: Call) -> dict[str, str]:
     """All of it, as the engine is told."""
     said = {
         "takes_position_bias": any(map(is_position_bias, call.roles)),
-        "says_dot_product": is_dot_product(subject),
+        "says_dot_product": is_dot_product(subject) or is_recurrent(subject, call),
         "says_position_bias": has_position_bias(subject),
         "speaks_of_t5": _T5.search(text_of_file(subject)) is not None,
         "queries_are_last": queries_are_last(subject),
+        "opens_keys": any(map(_OPENS_KEYS.search, (subject.source, *call.roles))),
         "sees_itself": _SEES_ITSELF.search(subject.source) is not None,
     }
     told = {name: "true" for name, is_said in said.items() if is_said}
@@ -92,8 +97,8 @@ _CHOSEN = re.compile(r"\w=[\"'](dot(?:[-_]?prod(?:uct)?)?)([\"'])")
 
 def is_dot_product(subject: Subject) -> bool:
     """Whether it calls itself dot-product attention, by its name or by the kind of scores
-    that it has by default; or is a block of images, or stands beside a recurrent net,
-    and has no scale as where these were published, and speaks of none."""
+    that it has by default; or is a block of images that has no scale where it was
+    published, and speaks of none."""
     said, text = [subject.name, *docstrings(subject)], subject.source
     if any(f"== {quote}{kind}{quote}" in text for kind, quote in _CHOSEN.findall(text)):
         return True
@@ -104,10 +109,19 @@ def is_dot_product(subject: Subject) -> bool:
         named = named or any(map(_NON_LOCAL.search, [subject.name, *classes]))
         named = named or _GAMMA.search(text) is not None
     named = named or (subject.kind == "function" and _is_scaled_by_caller(subject))
-    if not _HEADS.search(text):
-        named = named or _RECURRENT.search(text_of_file(subject)) is not None
     texts = (_UNSCALED.sub("", text) for text in (*said, subject.source))
     return named and not any(map(_SCALES.search, texts))
+
+
+def is_recurrent(subject: Subject, call: Call) -> bool:
+    """Whether it reads for the state of a recurrent net, which asks, as in code of Luong
+    et al., 2015, and Chan et al., 2016: without heads, and without a scale."""
+    asks = call.takes("query") and (call.takes("key") or call.takes("context"))
+    text = subject.source
+    if not asks or _HEADS.search(text) or _SCALES.search(text):
+        return False
+    said = any(map(_OF_STATES.search, docstrings(subject)))
+    return said or _RECURRENT.search(text_of_file(subject)) is not None
 
 
 def _says_unscaled(sentence: str) -> bool:

@@ -80,7 +80,7 @@ _CALL = {
         "posembedding posembeddings posenc relposenc posencoding posencodings positionalencoding "
         "positionalencodings relposemb relposembedding relativepositionembedding"
     ),
-    "residual": "residual shortcut",
+    "residual": "residual",
     "device": "device",
     "past": "past pastkv kvcache cache layerpast usecache pastkeyvalue pastkeyvalues",
 }

@@ -19,6 +19,9 @@ _SEQUENCE = (
 )
 
 
+_OF_BOTH = {"attn", "attention", "causal", "cross"}
+
+
 def of_documented(call: "Call", subject: Subject) -> None:
     """Two such sequences, of which nothing else says what one of them is: the first asks,
     and the other is its context. A mask named after the one that asks is of queries."""
@@ -34,8 +37,15 @@ def of_documented(call: "Call", subject: Subject) -> None:
     if others & {"query", "key", "value", "x", "context"}:
         return
     asks, context = found
+    made = r"\b(?:q|query|queries)\w*\s*=[^\n]*\b{}\b".format
+    of_second = re.search(made(context), subject.source, re.I)
+    if of_second and not re.search(made(asks), subject.source, re.I):
+        asks, context = context, asks
+    elif not re.search(made(asks), subject.source, re.I):
+        call.guess(found, "what asks and its context")
     call.roles |= {asks: "query", context: "context"}
-    masks = [n for n in call.roles if "mask" in words(n)]
+    named = {n: set(words(n)) for n in call.roles}
+    masks = [n for n, w in named.items() if "mask" in w and not w & _OF_BOTH]
     of_query = [n for n in masks if set(words(n)) & set(words(asks))]
     if len(masks) == 2 and len(of_query) == 1:
         of_keys = next(n for n in masks if n not in of_query)
