@@ -96,6 +96,11 @@ bool shows_empty_diagonal(const ObservedCall& call) {
   });
 }
 
+Concern mask_opens(const ObservedCall& call) {
+  const bool may_be = call.is_masked() && call.facts.contains("opens_keys");
+  return may_be ? Concern::kAlone : Concern::kNo;
+}
+
 Concern own_key_seen(const ObservedCall& call) {
   const bool may_be = call.sizes.queries == call.sizes.keys && call.is_masked();
   return may_be && call.facts.contains("sees_itself") ? Concern::kAlone
@@ -275,6 +280,12 @@ const std::vector<Convention> kReadings = {
      },
      window_means<WindowReading::kElsewhere>, Sign::kNone,
      "its window is that of its cache, or is in the masks that it is given"},
+    {"mask_opens",
+     "What its mask shows is seen by all queries, though something else hides "
+     "it, as a prefix is in causal attention.",
+     "nn.MultiheadAttention hides what any of its masks blocks.", mask_opens,
+     [](Recipe& r) { r.joined = MasksJoined::kOpens; }, Sign::kNone,
+     "its mask is meant to show keys that would be hidden, as a prefix"},
     {"own_key_seen",
      "Each query sees the key of its own position, whatever the mask says, as "
      "a "

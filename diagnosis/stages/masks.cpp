@@ -178,10 +178,11 @@ void meet_causal(const ObservedCall& call, const Recipe& recipe,
   }
 }
 
-// By fault, what one mask shows is seen, whatever another one blocks.
+// What one mask shows is seen, whatever another one blocks.
 void join_loosely(const ObservedCall& call, const Recipe& recipe,
                   const Tensor& scores, Effect& all) {
-  require(!call.facts.contains("opens_keys"));  // then it is meant
+  require((recipe.joined == MasksJoined::kOpens) ==
+          call.facts.contains("opens_keys"));
   Effect mask, padding, causal;
   meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, mask);
   meet(call.padding, recipe.padding, recipe.padding_keeps, call, scores,
@@ -264,7 +265,8 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
     effect.blocked = effect.blocked & distances(scores).ne(0);
   }
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
-  if (recipe.masks_joined_loosely) join_loosely(call, recipe, scores, effect);
+  if (recipe.joined != MasksJoined::kEach)
+    join_loosely(call, recipe, scores, effect);
   const Tensor by_causal = effect.by_causal;
   require(!recipe.sentinel_of_mask || by_causal.defined());
   Tensor blocked = effect.blocked;
@@ -505,7 +507,7 @@ const std::vector<Fault> kMaskFaults = {
      "Of two masks, a key is hidden only where both hide it.",
      "Masks of True = blocked are joined by |, those of True = may be seen by "
      "&: a key that either hides is hidden.",
-     {{[](Recipe& r) { r.masks_joined_loosely = true; }}}},
+     {{[](Recipe& r) { r.joined = MasksJoined::kLoosely; }}}},
     {"padding_on_queries",
      "The padding mask is applied to the queries, not to the keys.",
      kAxisRemedy,

@@ -109,6 +109,10 @@ struct MaskUse {
   bool operator==(const MaskUse&) const = default;
 };
 
+/// Whether each mask of a call blocks by itself, as it should; or all have to,
+/// by fault or, as of a prefix that all queries see, on purpose.
+enum class MasksJoined { kEach, kLoosely, kOpens };
+
 /// bool (Lq, Lk), true = blocked, undefined = none. distance: j − i of query i
 /// and key j; ahead: Lk − Lq.
 using Causal = at::Tensor (*)(const at::Tensor& distance, int64_t ahead);
@@ -335,8 +339,8 @@ struct Habits {
   bool padding_of_pairs = false;  ///< of queries, too: what is padded sees none
   bool causal_by_itself = false;
   bool causal_unless_masked = false;  ///< with no mask but of keys
-  bool masks_joined_loosely = false;  ///< what one shows is seen
-  bool heads_before_items = false;    ///< folded weights are (H·B, Lq, Lk)
+  MasksJoined joined = MasksJoined::kEach;
+  bool heads_before_items = false;  ///< folded weights are (H·B, Lq, Lk)
   WindowReading window_reading = WindowReading::kOwnLast;
   bool own_key_seen = false;     ///< whatever a mask says
   bool own_key_blocked = false;  ///< of queries that are as many as keys

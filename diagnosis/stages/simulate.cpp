@@ -276,12 +276,12 @@ Recipe up_to_scores(Recipe recipe) {
   };
   reset(&Recipe::mask_keeps, &Recipe::padding_keeps, &Recipe::padding_of_pairs,
         &Recipe::causal_by_itself, &Recipe::causal_unless_masked,
-        &Recipe::masks_joined_loosely, &Recipe::heads_before_items,
-        &Recipe::window_reading, &Recipe::own_key_seen,
-        &Recipe::own_key_blocked, &Recipe::within_blocks, &Recipe::fully_masked,
-        &Recipe::sentinels, &Recipe::output_dropout, &Recipe::context_norm,
-        &Recipe::output_norm, &Recipe::residual, &Recipe::output_gain,
-        &Recipe::sink, &Recipe::sink_weight, &Recipe::rounded);
+        &Recipe::joined, &Recipe::heads_before_items, &Recipe::window_reading,
+        &Recipe::own_key_seen, &Recipe::own_key_blocked, &Recipe::within_blocks,
+        &Recipe::fully_masked, &Recipe::sentinels, &Recipe::output_dropout,
+        &Recipe::context_norm, &Recipe::output_norm, &Recipe::residual,
+        &Recipe::output_gain, &Recipe::sink, &Recipe::sink_weight,
+        &Recipe::rounded);
   reset(&Recipe::merge, &Recipe::mask, &Recipe::padding, &Recipe::causal,
         &Recipe::window, &Recipe::sentinel, &Recipe::sentinel_added,
         &Recipe::sentinel_of_mask, &Recipe::sentinel_from, &Recipe::normalise,

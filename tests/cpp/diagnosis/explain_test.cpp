@@ -72,7 +72,7 @@ TEST_P(EveryFault, IsNamed) {
   auto given = recipe.input_added == 0 ? calls_of_heads() : calls(layer);
   if (recipe.mask.effect == MaskEffect::kGivesWay ||
       recipe.padding.effect == MaskEffect::kGivesWay ||
-      recipe.masks_joined_loosely) {
+      recipe.joined != MasksJoined::kEach) {
     given.push_back(call_with_both_masks(layer));
   }
   const auto observations = results(std::move(given), recipe);

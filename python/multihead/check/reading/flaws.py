@@ -238,6 +238,30 @@ def wraps_around(runner: Runner, base: Run) -> bool:
     return bool(far) and not changed[2:-2, 2:-2].any()
 
 
+def of_residual(runner: Runner, base: Run) -> Finding | None:
+    """What is said of what is given as zeros and not added to the output."""
+    name, case = runner.call.parameter("residual"), replace(base.case, gradients=False)
+    if name is None:
+        return None
+    runs = []
+    for factor in (0.0, 1.0):
+        made = arguments.make(runner.call, case)
+        added = factor * torch.randn_like(made.tensors["query"])
+        made.keywords[name] = added
+        runs.append(runner.run(case, given=made))
+    before, after = runs
+    if before.refused or after.refused or before.out.shape != added.shape:
+        return None
+    if torch.allclose(after.out - before.out, added, atol=1e-5):
+        return None
+    return Finding(
+        "argument_guessed",
+        f"`{name}` was given as zeros, and other numbers are not added to the output.",
+        "Give a call of yours, by `inputs=` or `call=`.",
+        kind="unchecked",
+    )
+
+
 def has_heads_alike(base: Run) -> bool:
     """Whether a loop over heads computes the same for each, of the same matrices: heads
     of their own may begin with the same numbers."""

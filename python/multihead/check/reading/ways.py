@@ -81,6 +81,8 @@ class Way:
             found.append(flaws.SOFTMAX_OF_ONE)
         if reads.mixes_documents(self.runner, self.base):
             found.append(reads.DOCUMENTS_MIXED)
+        if (unknown := flaws.of_residual(self.runner, self.base)) is not None:
+            found.append(unknown)
         if isinstance(self.of_windows, Finding):
             found.append(self.of_windows)
         if (flaw := residuals.lost(self.runner, self.base)) is not None:

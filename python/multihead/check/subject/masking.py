@@ -133,6 +133,7 @@ _PLACES = re.compile(r"^\s*(\w+)\s*=[^\n]*\barange\(", re.M)
 _NO_LENGTHS = {"pad", "padding", "left", "start", "offset", "span", "radius", "tgt"}
 _NO_LENGTHS |= {"target", "q", "query", "queries", "threshold", "last"}
 _OF_PREFIX = {"prefix", "src"}
+_OF_TEXT = {"prefix", "prompt", "context", "question"}  # of tokens that are some of all
 _OPENS = re.compile(r"\|(?!\|)|logical_or|maximum\(")
 
 
@@ -150,8 +151,10 @@ def of_numbers(call: "Call", source: str) -> None:
             continue
         by_item = _BY_ITEM.format(re.escape(name), f"(?:{places})")
         if re.search(by_item, source, re.M):
-            of_prefix = may_open and _OF_PREFIX & said
-            call.roles[name] = "prefix" if of_prefix else "lengths"
+            if may_open and _OF_PREFIX & said:
+                call.roles[name] = "prefix"
+            elif not _OF_TEXT & said:
+                call.roles[name] = "lengths"
 
 
 def of_documents(call: "Call", source: str) -> None:

@@ -37,7 +37,7 @@ def of_documented(call: "Call", subject: Subject) -> None:
     if others & {"query", "key", "value", "x", "context"}:
         return
     asks, context = found
-    made = r"\b(?:q|query|queries)\w*\s*=[^\n]*\b{}\b".format
+    made = r"\b(?:q|query|queries)\w*\s*=[^\n;]*\b{}\b".format
     of_second = re.search(made(context), subject.source, re.I)
     if of_second and not re.search(made(asks), subject.source, re.I):
         asks, context = context, asks
