@@ -231,14 +231,9 @@ void meet_blocks(const ObservedCall& call, const Tensor& scores, Effect& all) {
   collect(all.by_causal, others, std::bit_or<>());
 }
 
-}  // namespace
-
-Tensor causal_top_left(const Tensor& distance, int64_t) {
-  return distance.gt(0);
-}
-
-Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
-                   const Tensor& scores) {
+// All of it, of masks, causal attention and windows.
+Effect met(const ObservedCall& call, const Recipe& recipe,
+           const Tensor& scores) {
   Effect effect;
   meet(call.mask, recipe.mask, recipe.mask_keeps, call, scores, effect);
   // Other keys have a mask of their own, which leaves the queries alone.
@@ -267,6 +262,18 @@ Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
   if (recipe.joined != MasksJoined::kEach)
     join_loosely(call, recipe, scores, effect);
+  return effect;
+}
+
+}  // namespace
+
+Tensor causal_top_left(const Tensor& distance, int64_t) {
+  return distance.gt(0);
+}
+
+Masked mask_scores(const ObservedCall& call, const Recipe& recipe,
+                   const Tensor& scores) {
+  const Effect effect = met(call, recipe, scores);
   const Tensor by_causal = effect.by_causal;
   require(!recipe.sentinel_of_mask || by_causal.defined());
   Tensor blocked = effect.blocked;
