@@ -76,6 +76,8 @@ def _named_after_sequences(call: "Call") -> dict[str, str]:
     asks = call.parameter("query") or call.parameter("x")
     context = call.parameter("context")
     masks = [name for name in call.roles if "mask" in words(name)]
+    if any(set(words(name)) & (OF_SOURCE | OF_TARGET) for name in masks):
+        return {}  # as nn.Transformer has them, (Lq, Lk)
     if not asks or not context or len(masks) != 2:
         return {}
     of_each = [
