@@ -337,3 +337,45 @@ class OfWindow(nn.Module):
 def test_tables_of_two_axes_tell_a_window_and_its_mask_is_added():
     report = multihead.check(OfWindow)
     assert report.judgement == "right", str(report)
+
+
+class InBuffers(Complex):
+    """Causal: start_pos tokens were seen before."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        for name in ("ck", "cv"):
+            buffer = torch.zeros(3, num_heads, 32, dim // num_heads)
+            self.register_buffer(name, buffer, persistent=False)
+
+    def places(self, start, count):
+        return torch.arange(start, start + count)
+
+    def turned_at(self, heads, places):
+        pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.freqs[places]).flatten(3)
+
+    @torch.no_grad()
+    def forward(self, x, start_pos=0):
+        q, k, v = self.heads(x)
+        count, end = len(x), start_pos + x.shape[1]
+        places = self.places(start_pos, x.shape[1])
+        self.ck[:count, :, start_pos:end] = self.turned_at(k, places)
+        self.cv[:count, :, start_pos:end] = v
+        seen = torch.ones(x.shape[1], end, dtype=torch.bool).tril(start_pos)
+        kept = self.ck[:count, :, :end], self.cv[:count, :, :end]
+        q = self.turned_at(q, places)
+        return self.merged(F.scaled_dot_product_attention(q, *kept, seen))
+
+
+class InBuffersFromZero(InBuffers):
+    """Causal: start_pos tokens were seen before."""
+
+    def places(self, start, count):
+        return torch.arange(count)
+
+
+def test_caches_of_code_that_nobody_trains():
+    report = multihead.check(InBuffers)
+    assert report.judgement == "right", str(report)
+    assert multihead.check(InBuffersFromZero).cause == "cache_differs"

@@ -20,7 +20,7 @@ from ..subject.target import Subject, text_of_file
 from ..subject.words import speaks_of_caches
 
 _OF_POSITION = re.compile(r"pos|offset|start|index|idx|step|past|cache")
-_CACHE = re.compile(r"cache|past|memory")
+_CACHE = re.compile(r"cache|past|memory|^(?:c_?[kv]|[kv]_?c|[kv]_?buf\w*)$")
 _BEGINS = re.compile(r"(is_)?(pre_?fill|prefix|first(_step|_call)?|reset(_cache)?)")
 # A caller that collects what calls return, and joins all of it: torch.cat(past, -2).
 _JOINS = re.compile(r"cat(?:enate)?\(\s*(\w*(?:past|present|cache)\w*)\s*[,)]", re.I)

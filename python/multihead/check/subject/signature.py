@@ -30,7 +30,7 @@ from .masking import (
 )
 from .pairs import roles_of_pairs
 from .roles import SIZES, TENSORS, is_weight, normal
-from .target import Subject
+from .target import Subject, is_wrapped
 from .words import (
     role_of_words,
     speaks_of_caches,
@@ -278,7 +278,7 @@ def _parameters(subject: Subject) -> list[inspect.Parameter]:
         return _documented(subject.entry) or _UNKNOWN
     named = [p for p in found if p.kind not in _VARIADIC]
     own = inspect.signature(subject.entry, follow_wrapped=False).parameters.values()
-    if hasattr(subject.entry, "__wrapped__") and _takes_any(own):
+    if is_wrapped(subject.entry) and _takes_any(own):
         # Keywords may be something else for a wrapper, as for that of torch.vmap.
         named = [
             p if p.kind is p.KEYWORD_ONLY else p.replace(kind=p.POSITIONAL_ONLY)

@@ -195,6 +195,14 @@ def _is_function(target: object) -> bool:
     )
 
 
+def is_wrapped(entry: object) -> bool:
+    """Whether a wrapper stands before it; that of torch.no_grad() hands all on."""
+    code = getattr(entry, "__code__", None)
+    return hasattr(entry, "__wrapped__") and (
+        code is None or code.co_name != "decorate_context"
+    )
+
+
 def _method(target: object) -> Callable | None:
     """What a call of a module, or of any other object, runs."""
     kind = target if inspect.isclass(target) else type(target)
