@@ -70,6 +70,8 @@ class ScoresInFloat(SoftlyCapped):
 class LearnedSinks(Attention):
     """As in gpt-oss."""
 
+    kept = slice(None, -1)  # the sink stands last
+
     def __init__(self, d_model, num_heads):
         super().__init__(d_model, num_heads)
         self.sinks = nn.Parameter(torch.randn(num_heads))
@@ -78,7 +80,7 @@ class LearnedSinks(Attention):
         q, k, v = self.qkv(x)
         scores = self.scores(q, k)
         sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
-        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., self.kept]
         return self.join(weights @ v)
 
 
@@ -87,19 +89,10 @@ class SinksUnscaled(LearnedSinks):
         return q @ k.mT
 
 
-class FirstKeyLeftOut(Attention):
-    """The column of the sink stands last, and the first is left out."""
+class FirstKeyLeftOut(LearnedSinks):
+    """The column of the sink is kept, and the first is left out."""
 
-    def __init__(self, d_model, num_heads):
-        super().__init__(d_model, num_heads)
-        self.sinks = nn.Parameter(torch.randn(num_heads))
-
-    def forward(self, x):
-        q, k, v = self.qkv(x)
-        scores = self.scores(q, k)
-        sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
-        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., 1:]
-        return self.join(weights @ v)
+    kept = slice(1, None)
 
 
 class SoftmaxPlusOne(Attention):
