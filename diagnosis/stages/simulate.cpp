@@ -364,6 +364,8 @@ Stages follow(const ObservedCall& call, const Recipe& recipe) {
 Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   require(call.has_weights && !drops(call, recipe) &&
           call.sizes.queries == call.sizes.keys);
+  // What is (L, B, E) by a guess is (B, L, E) once exchanged: another guess.
+  require(!call.facts.contains("order_guessed"));
   ObservedCall exchanged = call;
   exchanged.projections.clear();
   exchanged.turns = {};
