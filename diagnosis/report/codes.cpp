@@ -249,8 +249,8 @@ constexpr FaultCode kCodes[] = {
      "All positions get the same, the value of the first: nothing that comes "
      "later has any effect."},
     {"MH428", "masks_joined_loosely",
-     "What one mask hides another shows: padding is read where it is not in "
-     "the future, and the future where it is not padding."},
+     "A mask hides only what another hides, too: queries read padding, and "
+     "later tokens."},
     // Weights.
     {"MH501", "softmax_over_queries", kAxis},
     {"MH502", "softmax_over_heads", kAxis},
@@ -310,9 +310,8 @@ constexpr FaultCode kCodes[] = {
      "causal masks are to hide. With several heads or items mostly a shape "
      "complains."},
     {"MH528", "sink_weight_kept",
-     "Values are weighed by what belongs to their neighbours; the first, or "
-     "the "
-     "last, by what belongs to none."},
+     "Each value gets the weight of its neighbour, and one value gets that of "
+     "the sink."},
     // Output.
     {"MH601", "output_weight_transposed", kTransposed},
     {"MH602", "output_bias_forgotten", kBiases},

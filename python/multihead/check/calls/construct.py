@@ -180,8 +180,8 @@ class Construction:
         return switches.shift(self.parameters)
 
     @property
-    def keeps_if_asked(self) -> bool:
-        return switches.cache(self.parameters) is not None
+    def cache_switch(self) -> str | None:
+        return switches.cache(self.parameters)
 
     def _switch_of(self, case: Case) -> str | None:
         """The one that a case is built with."""
@@ -190,7 +190,7 @@ class Construction:
         if case.built_shifted:
             return self.shift_switch
         if case.built_cached:
-            return switches.cache(self.parameters)
+            return self.cache_switch
         return self.causal_switch if case.built_causal else None
 
     @property

@@ -174,7 +174,7 @@ class Runner:
         returned of those before; None where it takes or returns nothing of the kind, or
         refuses its own."""
         built, tokens = self.construction, 2 if together else 1
-        case = replace(base.case, built_cached=bool(built and built.keeps_if_asked))
+        case = replace(base.case, built_cached=bool(built and built.cache_switch))
         both = cached.steps(self.call, case, self.subject, together)
         if both is None or case.sizes.queries <= tokens:
             return None

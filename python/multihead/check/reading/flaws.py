@@ -135,9 +135,9 @@ WRAPS_AROUND = Finding(
     "wraps_around",
     "Where its windows are shifted, pixels read others of the opposite side of the image, "
     "which only the roll brings together.",
-    "Block them, for the shift by which the image is rolled: number the regions "
-    "slice(0, -w), slice(-w, -shift) and slice(-shift, None) of both axes, cut that into "
-    "windows, and block what has another number.",
+    "Block them by a mask made of the same shift: number the regions slice(0, -w), "
+    "slice(-w, -shift) and slice(-shift, None) of both axes, cut that map into windows, "
+    "and block pixels of two numbers.",
 )
 # What may well go on behind its last column.
 _IS_ROUND = re.compile(
