@@ -18,7 +18,10 @@ from .images import OF_LAYER
 from .tokens import has_many, is_of_items, like
 
 _OTHER_SHAPE = re.compile(r"It returns shape")
-_POOLS = re.compile(r"It returns one vector")
+# Of each item, of which each head may say something.
+_POOLS = re.compile(
+    r"It returns one vector|It returns shape \((\d+), \d+\) for a query of shape \(\1, \d+, "
+)
 
 
 def of_models(subject: Subject, call: Call, complaints: list[str]) -> Iterator[Form]:

@@ -37,7 +37,7 @@ class Core:
     returned, (N, Lq, D); draws: how many of dropout came before that, first_draw:
     before queries met keys. own_scale: that of the scores is learned, or lost, or,
     where they are_cosines, that of cosines; queries are so that 1/√D would give the
-    same. is_shifted: numbers for each position were added on the way to them;
+    same. are_given: its scores are no products; queries and keys are made of them. is_shifted: numbers for each position were added on the way to them;
     is_turned: what they returned was multiplied by such. others: how many attentions of
     later layers there are. scores: what the softmax was given, (N, Lq, Lk), if it could
     be followed; is_biased: whether anything but a scale came between their product and
@@ -64,6 +64,7 @@ class Core:
     sources: tuple[frozenset[str], ...] = ()
     masked_by: frozenset[str] = frozenset()
     first_draw: int = 0
+    are_given: bool = False
 
     @property
     def bias(self) -> Tensor | None:
@@ -294,11 +295,9 @@ class Cores:
         one = Core(*kept, context, len(recorder.draws), *facts)
         self.found.append(replace(one, depth=depth, sources=sources))
 
-    def keep_first(self) -> None:
-        """Of a whole model: layers may be of several kinds."""
-        if self.found:
-            first = replace(self.found[0], others=len(self.found) - 1)
-            self.found = [first]
+    def follow(self, context: Tensor, operands) -> None:
+        """Follows what comes of a context that something else has found."""
+        self._behind[storage(context)] = self._depth(operands) + 1
 
     @property
     def are_several(self) -> bool:
@@ -398,6 +397,11 @@ def _fills_least(name: str, args: tuple) -> bool:
     return any(float(value) <= _LEAST for value in of_one)
 
 
+def of_first(found: list[Core]) -> list[Core]:
+    """The first alone, which knows how many there are."""
+    return [replace(one, others=len(found) - 1) for one in found[:1]]
+
+
 def attentions(found: list[Core]) -> list[list[Core]]:
     """The cores of each attention of a block, one behind the other or of other inputs;
     those of a loop over heads are one attention's."""
@@ -435,7 +439,7 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
         torch.stack(parts, 1) if looped else parts[0].unflatten(0, (batch, -1))
         for parts in zip(*map(_tensors, fitting))
     ]
-    facts = ("own_scale", "are_cosines", "is_shifted", "is_biased")
+    facts = ("own_scale", "are_cosines", "is_shifted", "is_biased", "are_given")
     known = {fact: any(getattr(core, fact) for core in fitting) for fact in facts}
     known["first_draw"] = fitting[0].first_draw
     known["masked_by"] = frozenset().union(*(core.masked_by for core in fitting))

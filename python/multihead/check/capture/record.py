@@ -24,8 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..subject.holding import has_storage
-from .core import Cores, scores_of_fused
+from .core import Cores, of_first, scores_of_fused
 from .places import place, storage
+from .scored import Scored
 from .triangles import blocks_nothing, is_triangle
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul"}
@@ -102,7 +103,7 @@ class Recorder(TorchDispatchMode):
         self.met: set[int] = set()
         self.biases: dict[int, Tensor] = {}
         self.parameters: dict[int, Tensor] = {}  # met ones, by storage
-        self.cores = Cores()
+        self.cores, self.scored = Cores(), Scored()
         # The weights behind both sides of each product of computed tensors.
         self.pairs: list[tuple[tuple, tuple]] = []
         self.draws: list[Draw] = []
@@ -162,6 +163,8 @@ class Recorder(TorchDispatchMode):
             self._note_origins(name, operands, results)
             self._note_draws(name, args, operands, results)
             self.cores.note(name, args, kwargs, operands, results, self)
+            if self.scored.note(function, args, kwargs, operands, results, self):
+                self.cores.follow(results[0], operands)
             self._note_trace(name, results)
             self._note_scores(name, args, kwargs)
             self._note_kind(name, args, operands)
@@ -173,6 +176,11 @@ class Recorder(TorchDispatchMode):
 
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), Origin())
+
+    def keep_first(self) -> None:
+        """Of a whole model, in which later attention may be of another kind."""
+        self.cores.found = of_first(self.cores.found)
+        self.scored.found = of_first(self.scored.found)
 
     def is_learned(self, tensor: Tensor) -> bool:
         """Whether a parameter has a part in it, and no input."""

@@ -345,7 +345,7 @@ class Runner:
         """Of a whole model the first attention alone is judged; of several sequences,
         another one may be causal."""
         if has_many(self.subject):
-            recorder.cores.keep_first()
+            recorder.keep_first()
             recorder.has_triangle &= not has_others(self.subject)
         return recorder
 

@@ -347,6 +347,7 @@ def _explained(
     beside = " and ".join(named or ["what is behind it"] * behind)
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     facts |= {"attentions": str(later + 1)} if later else {}
+    facts |= {"scores_given": "true"} if found[0][1].are_given else {}
     if names := idle.projections(reading.way.base)[:_SHOWN]:
         facts["idle_weights"] = " and ".join(f"`{name}`" for name in names)
     for one in seen:
@@ -414,7 +415,11 @@ def _core_of(run: Run) -> Core | None:
     unbatched = cases.unbatched(run.case)
     batch = 1 if unbatched else run.case.sizes.batch
     cores = run.recorder.cores
-    one = core.joined(cores.found, batch, run.case.sizes.queries)
+    found = cores.found or run.recorder.scored.found
+    # One query may be the code's own, of which all that it returns comes.
+    lengths = run.case.sizes.queries, 1
+    joined = (core.joined(found, batch, length) for length in lengths)
+    one = next((one for one in joined if one is not None), None)
     return one and replace(one, is_turned=cores.is_turned)
 
 

@@ -95,7 +95,7 @@ class FirstCall:
         self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
-        self._outside: Finding | None = None
+        self.outside: Finding | None = None  # attention of another kind, of another shape
         # What came to its end and returned no output of attention, and what ran it.
         self.ended: tuple[Runner, Run] | None = None
         self._seconds, self.spent = seconds, 0.0
@@ -133,8 +133,6 @@ class FirstCall:
                 return run
             complaints = [(True, f) for f in run.findings[:1]]
         self.findings = self.findings or _most_telling(complaints)
-        if self._outside and [f.name for f in self.findings] == ["wrong_shape"]:
-            self.findings = [self._outside]
         return None
 
     def _lacks_attribute(self, complaints: list[tuple[bool, Finding]]) -> bool:
@@ -240,7 +238,7 @@ class FirstCall:
             by_chance = cases.unbatched(case) and bool(complaints)
             said = [f for f in run.findings[:1] if f.name == "raises" or not by_chance]
             complaints += [(kind == first, f) for f in said]
-            self._outside = self._outside or _of_its_kind(run)
+            self.outside = self.outside or _of_its_kind(run)
             if run.findings[0].name in _ENDED:
                 self.ended = self.ended or (self.runner, run)
             refusals.note(case, run.findings)

@@ -19,11 +19,13 @@ from .first_call import FirstCall
 from .one_head import OF_SHAPES, unless
 from .ways import Way
 
-# Widths beside that of the inputs, which may have to go together with it.
+# Widths beside that of the inputs.
 _WIDTHS = ("head_dim", "qkv_dim", "out_dim", "config", "attention", "norm")
 _OF_ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa|head", re.I)
 _WHOLE = "Check the attention inside, which returns as many positions as ask."
 _SECONDS = 3.0  # for all of the sizes
+# What no code asks for, whatever it computes.
+_AS_HEADS = "there are as many items as heads"
 
 
 def complaints(
@@ -34,6 +36,8 @@ def complaints(
     built, subject = first.runner.construction, first.subject
     if first.ended is not None and mixes_items(*first.ended):
         return [flaws.ITEMS_MIXED]
+    if first.outside and [f.name for f in first.findings] == ["wrong_shape"]:
+        first.findings = [first.outside]
     first.findings = [_of_a_model(f, subject) for f in first.findings]
     guessed = [*first.call.guessed, *(built.guessed if built else ())]
     # What it inherits of a package that is not there, it may well have.
@@ -41,15 +45,17 @@ def complaints(
     found = guessing.of_no_call(first.findings, guessed, kind, subject.source)
     if found and (_is_of_stand_in(found[0], subject) or _is_of_try(found[0], subject)):
         return [replace(f, kind="unchecked") for f in found]
-    is_sure = not guessed and not (built and built.takes(*_WIDTHS))
-    if not is_sure or not found or not OF_SHAPES.match(found[0].sentence):
+    if guessed or not found or not OF_SHAPES.match(found[0].sentence):
         return found
     finder = FirstCall(first.runner, first.options, _SECONDS)
     finder.extends = False
-    for words, sizes in _hiding(first.sizes[0]):
+    has_widths = built is not None and built.takes(*_WIDTHS)
+    for words, sizes in _hiding(first.sizes[0], has_widths):
         finder.sizes = [sizes]
         base = finder.find(layouts)
-        if base is not None and is_attention(Way(first.runner, base)):
+        if base is None:
+            continue
+        if words == _AS_HEADS or is_attention(Way(first.runner, base)):
             return [unless(words, found[0])]
     return found
 
@@ -107,11 +113,11 @@ def _is_of_stand_in(finding: Finding, subject: Subject) -> bool:
     return is_other and bool(re.search(elsewhere, text_of_file(subject), re.M))
 
 
-def _hiding(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
+def _hiding(sizes: Sizes, has_widths: bool) -> Iterator[tuple[str, Sizes]]:
     heads = sizes.heads
-    if heads > 1:
+    if heads > 1 and not has_widths:  # which may have to go together with them
         yield "it has one head", replace(sizes, heads=1, kv_heads=None)
     yield "the batch is one item", replace(sizes, batch=1)
-    yield "there are as many items as heads", replace(sizes, batch=heads)
+    yield _AS_HEADS, replace(sizes, batch=heads)
     equal = dict(batch=heads, queries=heads, keys=heads)
     yield "items, heads and positions are equally many", replace(sizes, **equal)

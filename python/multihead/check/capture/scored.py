@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""The core of attention whose scores are no products of queries and keys: the additive
+attention of Bahdanau et al. (2015), that of graphs (Veličković et al., 2018), pooling by
+one learned vector. Its scores are taken as its masks, or its softmax, find them: from
+there on it does what any attention does.
+
+As heads, they are queries whose keys are the unit vectors: S = (S √Lk) Iᵀ / √Lk.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from .core import Core
+from .places import CUTS, SHOWS_ALL, Place, place, storage
+
+_SOFTMAX = {"_softmax", "_safe_softmax", "exp"}
+_PRODUCTS = {"mm", "bmm", "baddbmm", "addmm"}
+_FILLS = {"masked_fill", "masked_fill_", "where"}
+_COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy"}
+_VIEWS = {"view", "_unsafe_view", "_reshape_alias", "reshape"}
+_SEQUENCES = frozenset(("query", "key", "value"))
+_LEAST = -1e30  # in the place of -inf, which times 0 is NaN
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What is known of a tensor of masked scores or of weights: the scores, in its own
+    shape, before they met a mask; whether it is past the softmax; how many draws of
+    dropout there were before that; which masks have a part in it."""
+
+    scores: Tensor
+    is_past: bool
+    first_draw: int
+    masked_by: frozenset[str]
+
+
+@dataclass
+class Scored:
+    """Finds them, operation by operation."""
+
+    found: list[Core] = field(default_factory=list)
+    _known: dict[Place, _Weights] = field(default_factory=dict)
+    # What weights were multiplied with, one by one: they, and what is known of them.
+    _terms: dict[Place, tuple[_Weights, Tensor, Tensor]] = field(default_factory=dict)
+    # Where two sequences were multiplied, one by one; storages of what comes of their
+    # products, which are scores of another kind.
+    _multiplied: set[Place] = field(default_factory=set)
+    _products: set[int] = field(default_factory=set)
+
+    def note(
+        self, function: Callable, args: tuple, kwargs: dict, operands, results, recorder
+    ) -> bool:
+        """One operation; whether it closes a core, whose context is its first result.
+        operands: all tensors among its arguments; recorder: it knows of what tensors are
+        made."""
+        if not results or not operands:
+            return False
+        name = function.overloadpacket.__name__  # type: ignore[attr-defined]
+        closed = self._closed(name, args, operands, results[0], recorder)
+        if closed is not None:
+            self.found.append(closed)
+            return True
+        data = [t for t in operands if recorder.origin(t).inputs & _SEQUENCES]
+        self._note_products(name, data, operands, results)
+        if any(storage(t) in self._products for t in data):
+            return False
+        if (known := self._of(name, data, operands, recorder)) is not None:
+            self._follow(function, args, kwargs, known, results)
+        return False
+
+    def _note_products(self, name: str, data, operands, results) -> None:
+        met = name in _PRODUCTS and len(data) > 1
+        met |= name == "sum" and place(operands[0]) in self._multiplied
+        if met or any(storage(t) in self._products for t in data):
+            self._products |= {storage(result) for result in results}
+        if name not in ("mul", "mul_") or len(data) != 2 or data[0] is data[1]:
+            return
+        self._multiplied.add(place(results[0]))
+        for weights, value in (data, data[::-1]):
+            known = self._known_of(weights)
+            if known is not None and known.is_past:
+                self._terms[place(results[0])] = known, weights, value
+
+    def _known_of(self, tensor: Tensor) -> _Weights | None:
+        known = self._known.get(place(tensor))
+        return known if known and known.scores.shape == tensor.shape else None
+
+    def _of(self, name: str, data, operands, recorder) -> _Weights | None:
+        """What is known of an operation's result, if that has the shape of its operand:
+        it begins where a mask or a softmax meets what comes of sequences, and ends where
+        masked scores become anything else."""
+        inputs = [recorder.origin(t).inputs for t in operands]
+        masks = frozenset().union(*inputs) - _SEQUENCES
+        of_masks = any(one and not one & _SEQUENCES for one in inputs)
+        is_masked = of_masks or name in _FILLS
+        moved = name in SHOWS_ALL | CUTS | _COPIES
+        for tensor in operands:
+            known = self._known_of(tensor)
+            if known and (known.is_past or is_masked or moved or name in _SOFTMAX):
+                past = known.is_past or name in _SOFTMAX
+                met = known.masked_by | masks
+                return replace(known, is_past=past, masked_by=met)
+        if len(data) != 1 or not (is_masked or name in _SOFTMAX):
+            return None
+        scores = data[0].detach().clone()
+        draws = len(recorder.draws)
+        return _Weights(scores, name in _SOFTMAX, draws, masks)
+
+    def _follow(self, function, args, kwargs, known: _Weights, results) -> None:
+        name, scores = function.overloadpacket.__name__, known.scores
+        if name in _VIEWS:
+            shown = [scores.reshape(results[0].shape)]
+        elif name in SHOWS_ALL | CUTS and name not in _COPIES:
+            moved = function(scores, *args[1:], **kwargs)
+            shown = list(moved) if isinstance(moved, (tuple, list)) else [moved]
+        else:
+            shown = [scores] * (results[0].shape == scores.shape)
+        for result, one in zip(results, shown):
+            if result.is_floating_point():
+                self._known[place(result)] = replace(known, scores=one)
+
+    def _closed(self, name, args, operands, result, recorder) -> Core | None:
+        """The core whose context this is: weights times values, or their sum."""
+        if name in _PRODUCTS and len(operands) >= 2:
+            left, right = operands[-2:]
+            for weights, value, turned in ((left, right, False), (right, left, True)):
+                known = self._known_of(weights)
+                of_data = recorder.origin(value).inputs & _SEQUENCES
+                if known is None or not known.is_past or not of_data:
+                    continue
+                parts = [known.scores, value, result]
+                parts = [t if t.dim() == 3 else t.unsqueeze(0) for t in parts]
+                parts = [t.mT if turned else t for t in parts]
+                return _core(known, *parts, recorder)
+        terms = self._terms.get(place(operands[0])) if name == "sum" else None
+        if terms is None or len(args) < 2 or len(args[1] or ()) != 1:
+            return None
+        axis = args[1][0] % operands[0].dim()
+        if result.dim() < operands[0].dim():
+            result = result.unsqueeze(axis)
+        return _summed(*terms, axis, operands[0].shape, result, recorder)
+
+
+def _summed(
+    known: _Weights,
+    weights: Tensor,
+    value: Tensor,
+    axis: int,
+    shape: torch.Size,
+    result: Tensor,
+    recorder,
+) -> Core | None:
+    """That of weights times values, one by one, in this shape, which were summed along an
+    axis: what both of them have is of items, what one of them has alone is of queries,
+    or features."""
+
+    def whole(tensor: Tensor, like: Tensor) -> Tensor:
+        """With all axes; of one that was only expanded, one."""
+        rest = len(shape) - tensor.dim()
+        tensor = tensor.reshape(*[1] * rest, *tensor.shape)
+        shown = [1] * rest + list(like.stride())
+        for place, stride in enumerate(shown):
+            if stride == 0 and place != axis and tensor.shape[place] > 1:
+                tensor = tensor.narrow(place, 0, 1)
+        return tensor
+
+    scores, value = whole(known.scores, weights), whole(value, value)
+    if scores.shape[axis] != value.shape[axis]:
+        return None
+    others = [a for a in range(len(shape)) if a != axis]
+    queries = [a for a in others if value.shape[a] == 1 < scores.shape[a]]
+    features = [a for a in others if scores.shape[a] == 1 < value.shape[a]]
+    items = [a for a in others if a not in queries + features]
+
+    def folded(tensor: Tensor, rows: list[int], columns: list[int]) -> Tensor:
+        count, *sizes = (
+            math.prod(tensor.shape[a] for a in axes) for axes in (items, rows, columns)
+        )
+        order = [*items, *rows, *columns]
+        left = [a for a in range(len(shape)) if a not in order]
+        return tensor.permute(*order, *left).reshape(count, *sizes)
+
+    scores = folded(scores, queries, [axis])
+    value = folded(value, [axis], features)
+    return _core(known, scores, value, folded(result, queries, features), recorder)
+
+
+def _core(
+    known: _Weights, scores: Tensor, value: Tensor, context: Tensor, recorder
+) -> Core | None:
+    keys = scores.shape[-1]
+    if value.shape[:2] != (len(scores), keys):
+        return None
+    seen = scores.clamp(min=_LEAST)
+    units = torch.eye(keys, dtype=scores.dtype).expand(len(scores), keys, keys)
+    heads = seen * keys**0.5, units, value.detach(), context.detach().clone()
+    facts = dict(own_scale=True, are_given=True, scores=scores)
+    facts |= {"masked_by": known.masked_by, "first_draw": known.first_draw}
+    return Core(*heads, len(recorder.draws), **facts)
