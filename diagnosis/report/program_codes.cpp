@@ -326,6 +326,13 @@ constexpr FaultCode kProgramCodes[] = {
      "any "
      "sequence; where those of another part are, it does not.",
      "Add what attention was given to what it returns."},
+    {"MH953", "query_cancels",
+     "Whatever is asked, the same keys get the same weights: the state of a "
+     "decoder does not choose what it reads.",
+     "A matrix that scores are made by gets no gradient, as what comes of it "
+     "is the same for all keys of a query, and the softmax takes that away.",
+     "Bend the sum of query and key before one number is made of it: "
+     "v(torch.tanh(W_q(q) + W_k(k)))."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

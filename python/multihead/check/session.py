@@ -464,7 +464,7 @@ class Examination:
     def _facts(self, reading: Reading, kept: list[Run]) -> dict[str, str]:
         """Where facts come from: texts that are believed, and what is guessed. The
         engine has the words for them, and knows which decide."""
-        call, case = reading.way.call, reading.way.base.case
+        way, call, case = reading.way, reading.way.call, reading.way.base.case
         construction, facts = reading.way.runner.construction, {}
         for fact, said in self.believed.items():
             facts[f"{fact}_says"] = said.meaning
@@ -480,7 +480,7 @@ class Examination:
             facts["causal_text"] = documented.quoted(said)
         layout, of_steps = case.layout, (cases.SEQUENCE_FIRST, *cases.OF_STEPS)
         if cases.LAYER in self.layouts:
-            inside = self.order_is_written and layout == cases.LAYER
+            inside = self.order_is_written and layout == cases.LAYER and not way.form
             guessed = not self.order_is_written and layout in of_steps
             facts |= {"order_inside": "true"} if inside else {}
             facts |= {"order_guessed": "true"} if guessed else {}

@@ -34,6 +34,7 @@ _DEFINED = re.compile(r"^class \w*(Att(entio)?n|MHA)\w*\(.*Module", re.M | re.I)
 _OF_POSITIONS = re.compile(r"rope|rotary|pos|emb", re.IGNORECASE)
 _PLAIN = re.compile(r"full|scaled|dot", re.IGNORECASE)
 
+_RECURRENT = re.compile(r"\b(?:GRU|LSTM|RNN)(?:Cell)?\(")
 _TURNS = re.compile(r"^(apply|rotate|rope|turn|forward)")
 
 
@@ -165,9 +166,12 @@ def _attentions(of: "Construction") -> Iterator[tuple[type, "Construction"]]:
     them, if need be one that is handed attention, too."""
     without, nested = [], []
     inside = _classes(of.subject.target)
+    # A recurrent decoder hands its state, and what is encoded.
+    is_recurrent = _RECURRENT.search(_text(of)) is not None
     for kind in sorted(inside, key=lambda k: not _PLAIN.search(k.__name__)):
         one = kind, type(of)(describe(kind))
-        if len(inspect.signature(kind.forward).parameters) <= 3:
+        count = len(inspect.signature(kind.forward).parameters)
+        if count <= (2 if is_recurrent else 3):
             continue
         if one[1].takes("attention", "layer"):
             nested += [one] * one[1].takes("num_heads")

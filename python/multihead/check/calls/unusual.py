@@ -15,6 +15,7 @@ from .forms import Form
 from .images import of_images
 from .learned import with_learned_queries
 from .models import of_models
+from .recurrent import recurrent
 from .tokens import of_tokens
 from .videos import of_videos, takes_videos
 
@@ -43,6 +44,7 @@ def in_unusual_forms(
     subject: Subject, call: Call, refusals: list[str], is_core: bool
 ) -> Iterator[Form]:
     """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
+    yield from recurrent(subject, call)
     yield from of_models(subject, call, refusals)
     wants_four = any("expected 4, got 3" in one for one in refusals)
     if wants_four and not is_core:

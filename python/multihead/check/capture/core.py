@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from . import axes
 from .places import CUTS, SHOWS_ALL, Place, place, storage
 from .sums import Sums
 
@@ -129,6 +130,8 @@ class Cores:
     _scores: dict[Place, _Product] = field(default_factory=dict)
     # Storages of which a part was scaled in place.
     _mixed: set[int] = field(default_factory=set)
+    # What was multiplied, one by one.
+    _multiplied: dict[Place, tuple[Tensor, ...]] = field(default_factory=dict)
     # Storages of what comes of the contexts, and of how many, one behind the other.
     _behind: dict[int, int] = field(default_factory=dict)
     # Storages of what has numbers for each position in it.
@@ -168,6 +171,10 @@ class Cores:
             return
         if name == "mul" and len(operands) == 2:
             self._note_diagonal(operands, results[0], recorder)
+            if all(recorder.origin(t).inputs for t in operands):
+                self._multiplied[place(results[0])] = (*operands,)
+        if name == "sum" and place(operands[0]) in self._multiplied:
+            self._note_sum(args, operands[0], results[0])
         for tensor in operands:
             product = self._scores.get(place(tensor))
             if product is None:
@@ -234,6 +241,19 @@ class Cores:
             return
         product = _Product(left, right, result.numel(), first_draw=len(recorder.draws))
         self._scores[place(result)] = product
+
+    def _note_sum(self, args: tuple, products: Tensor, result: Tensor) -> None:
+        """Scores that are written out, (q * k).sum(-1)."""
+        shape, axis = products.shape, axes.summed_axis(args, products.dim())
+        left, right = self._multiplied[place(products)]
+        if axis is None or left is right or self._scores.get(place(left)):
+            return
+        left, right = (axes.whole(t, t, shape, axis) for t in (left, right))
+        if left.shape[axis] != right.shape[axis]:
+            return
+        one = axes.of_product(shape, axis, left, right)
+        heads = one.folded(left, one.first, [axis]), one.folded(right, [axis], one.second)
+        self._scores[place(result)] = _Product(*heads, result.numel())
 
     def _note_diagonal(self, operands, result: Tensor, recorder) -> None:
         """The weight of each query's own key times its own value, as an einsum has it

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..subject.holding import has_storage
 from .core import Cores, of_first, scores_of_fused
@@ -536,6 +536,13 @@ def _unwatched() -> Iterator[None]:
         yield
     finally:
         sys.setprofile(watcher)
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """For calls that only try what the code takes."""
+    with _disable_current_modes(), _unwatched():
+        yield
 
 
 class Frames:

@@ -7,13 +7,13 @@ there on it does what any attention does.
 As heads, they are queries whose keys are the unit vectors: S = (S √Lk) Iᵀ / √Lk.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from . import axes
 from .core import Core
 from .places import CUTS, SHOWS_ALL, Place, place, storage
 
@@ -137,56 +137,20 @@ class Scored:
                 parts = [t.mT if turned else t for t in parts]
                 return _core(known, *parts, recorder)
         terms = self._terms.get(place(operands[0])) if name == "sum" else None
-        if terms is None or len(args) < 2 or len(args[1] or ()) != 1:
+        axis = axes.summed_axis(args, operands[0].dim()) if terms else None
+        if terms is None or axis is None:
             return None
-        axis = args[1][0] % operands[0].dim()
-        if result.dim() < operands[0].dim():
-            result = result.unsqueeze(axis)
-        return _summed(*terms, axis, operands[0].shape, result, recorder)
-
-
-def _summed(
-    known: _Weights,
-    weights: Tensor,
-    value: Tensor,
-    axis: int,
-    shape: torch.Size,
-    result: Tensor,
-    recorder,
-) -> Core | None:
-    """That of weights times values, one by one, in this shape, which were summed along an
-    axis: what both of them have is of items, what one of them has alone is of queries,
-    or features."""
-
-    def whole(tensor: Tensor, like: Tensor) -> Tensor:
-        """With all axes; of one that was only expanded, one."""
-        rest = len(shape) - tensor.dim()
-        tensor = tensor.reshape(*[1] * rest, *tensor.shape)
-        shown = [1] * rest + list(like.stride())
-        for place, stride in enumerate(shown):
-            if stride == 0 and place != axis and tensor.shape[place] > 1:
-                tensor = tensor.narrow(place, 0, 1)
-        return tensor
-
-    scores, value = whole(known.scores, weights), whole(value, value)
-    if scores.shape[axis] != value.shape[axis]:
-        return None
-    others = [a for a in range(len(shape)) if a != axis]
-    queries = [a for a in others if value.shape[a] == 1 < scores.shape[a]]
-    features = [a for a in others if scores.shape[a] == 1 < value.shape[a]]
-    items = [a for a in others if a not in queries + features]
-
-    def folded(tensor: Tensor, rows: list[int], columns: list[int]) -> Tensor:
-        count, *sizes = (
-            math.prod(tensor.shape[a] for a in axes) for axes in (items, rows, columns)
-        )
-        order = [*items, *rows, *columns]
-        left = [a for a in range(len(shape)) if a not in order]
-        return tensor.permute(*order, *left).reshape(count, *sizes)
-
-    scores = folded(scores, queries, [axis])
-    value = folded(value, [axis], features)
-    return _core(known, scores, value, folded(result, queries, features), recorder)
+        known, weights, value = terms
+        shape = operands[0].shape
+        scores = axes.whole(known.scores, weights, shape, axis)
+        value = axes.whole(value, value, shape, axis)
+        one = axes.of_product(shape, axis, scores, value)
+        keeps = result.dim() == operands[0].dim()
+        context = result if keeps else result.unsqueeze(axis)
+        scores = one.folded(scores, one.first, [axis])
+        value = one.folded(value, [axis], one.second)
+        context = one.folded(context, one.first, one.second)
+        return _core(known, scores, value, context, recorder)
 
 
 def _core(

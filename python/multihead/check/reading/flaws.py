@@ -317,6 +317,22 @@ def projection_cancels(names: list[str]) -> Finding:
     )
 
 
+def query_cancels(run: Run) -> Finding | None:
+    """What is said of scores that are no products, and follow no query."""
+    if run.recorder is None or run.recorder.cores.found or not run.cancelled:
+        return None
+    if not run.recorder.scored.found:
+        return None
+    names = " and ".join(f"`{name}`" for name in run.cancelled)
+    return Finding(
+        "query_cancels",
+        f"It projects by {names}, and no weight follows that: what comes of it is added "
+        "to the scores of all keys alike, and the softmax takes it away.",
+        "Bend the sum of query and key before one number is made of it: "
+        "v(torch.tanh(W_q(q) + W_k(k))).",
+    )
+
+
 def weights_without_gradient(names: list[str]) -> Finding:
     return Finding(
         "weights_without_gradient",

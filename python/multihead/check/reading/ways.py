@@ -279,6 +279,8 @@ class Reading:
             if speaks(n) and n in tensors and storage(tensors[n]) in reached
         ]
         frozen = [flaws.weights_without_gradient(idle)] if idle else []
+        if (cancels := flaws.query_cancels(first)) is not None:
+            frozen.append(cancels)
         frozen += [turning.MISAPPLIED] * (self.way.turning is turning.MISAPPLIED)
         return frozen + self._scrambled
 

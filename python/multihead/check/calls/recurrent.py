@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""A step of a recurrent decoder, as those of Bahdanau et al. (2015) and Luong et al.
+(2015): it is handed its last state, what an encoder returned, (B, L, E) or (L, B, E), and
+perhaps a token. The state asks: one query for each item.
+"""
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..capture.record import Recorder, unrecorded
+from ..subject.roles import TENSORS
+from ..subject.signature import Call, are_batch_and_length
+from ..subject.target import Subject
+from ..subject.words import mask_of_words, words
+from . import cases
+from .forms import Form, called, formed
+from .tokens import like
+
+_STATE = {"hidden", "hid", "state", "h", "hn", "s"}
+_CELL = {"cell", "c", "cn"}
+_MEMORY = {"encoder", "enc", "encoded", "memory", "outputs", "output", "annotations"}
+_MEMORY |= {"features", "feats", "keys", "values", "states", "context", "source", "src"}
+_STATES = ("of its layer", "(B, E)", "(1, B, E)", "(B, 1, E)")
+_TOKENS = ("(B,)", "(B, 1)", "(1, B)", "(B, E)", "(B, 1, E)", "(1, B, E)")
+_BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+@dataclass(frozen=True)
+class _Names:
+    memory: str
+    state: str
+    cells: tuple[str, ...]
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """is_first: the memory is (L, B, E); wide: how often it has the width of the state, as
+    one of both directions has; turns_masks: they are (L, B), too."""
+
+    is_first: bool
+    wide: int
+    state: str
+    token: str
+    turns_masks: bool = False
+
+
+def recurrent(subject: Subject, call: Call) -> Iterator[Form]:
+    names = _names(call)
+    if names is None:
+        return
+    orders = _orders(subject, names.memory)
+    found: list[_Shapes] = []
+
+    def how(target: object, /, query: Tensor, key: Tensor, **given: object) -> object:
+        def step(shapes: _Shapes) -> object:
+            made = _given(shapes, names, target, query, key, given)
+            returned = called(subject, target, made)
+            return _of_query(returned, query, key)
+
+        if key.shape[1] == 1:
+            raise ValueError("it asks a memory of several")
+        with unrecorded():
+            if not found:
+                found.append(_that_fit(step, orders, {"query": query, "key": key}))
+            masked = any(isinstance(one, Tensor) for one in given.values())
+            turns = masked and found[0].is_first and _is_taken(step, found[0])
+        return step(replace(found[0], turns_masks=turns))
+
+    how.has_many = how.has_head = True  # type: ignore[attr-defined]
+    taken = [names.memory, names.state, *names.cells, *names.tokens]
+    parameters = [inspect.Parameter(n, _BY_KEYWORD) for n in ("query", "key")]
+    parameters += [
+        p.replace(kind=_BY_KEYWORD) for p in call.parameters if p.name not in taken
+    ]
+    said = f"{names.state} taken for the last state, which asks {names.memory}"
+    form = formed(subject, parameters, how, (cases.LAYER,), said)
+    form.queries = 1
+    yield form
+
+
+def _names(call: Call) -> _Names | None:
+    """The parameters of a step, by their words; None where it has no state or no
+    memory."""
+    free = [
+        p.name
+        for p in call.parameters
+        if mask_of_words(p.name) is None
+        and (p.name in call.guessed or call.roles[p.name] in (None, *TENSORS))
+        and p.name not in call.unread
+        and p.default in (p.empty, None)
+    ]
+    said = {name: set(words(name)) for name in free}
+    states = [n for n in free if said[n] & _STATE]
+    memories = [n for n in free if said[n] & _MEMORY and n not in states]
+    if not states or not memories:
+        return None
+    cells = [n for n in free if said[n] & _CELL and n not in (states[0], memories[0])]
+    known = [states[0], memories[0], *cells]
+    required = {p.name for p in call.parameters if p.default is p.empty}
+    tokens = [n for n in free if n in required and n not in known]
+    return _Names(memories[0], states[0], tuple(cells), tuple(tokens))
+
+
+def _orders(subject: Subject, memory: str) -> tuple[bool, ...]:
+    """Whether it is (L, B, E): what its text says, `encoder_outputs: (seq, batch, dim)`,
+    or both."""
+    name = rf"\b{re.escape(memory)}\b[^\n\w]*(?:\w+[^\n\w]*){{0,3}}?"
+    shape = rf"{name}[(\[]\s*([\w ]+?)\s*,\s*([\w ]+?)\s*,"
+    for first, second in re.findall(shape, subject.source):
+        for batch, length, is_first in ((first, second, False), (second, first, True)):
+            if are_batch_and_length(batch.lower(), length.lower()):
+                return (is_first,)
+    return (False, True)
+
+
+def _that_fit(
+    step: Callable[[_Shapes], object], orders: tuple[bool, ...], given: dict[str, Tensor]
+) -> _Shapes:
+    """The first shapes that it takes; of those of both orders, that in which weights add
+    up to 1 where they are summed with. Raises what it says of the first of all."""
+    found: list[tuple[bool, _Shapes]] = []
+    first: Exception | None = None
+    for is_first in orders:
+        for wide, state, token in itertools.product((1, 2), _STATES, _TOKENS):
+            shapes = _Shapes(is_first, wide, state, token)
+            try:
+                with Recorder(given) as seen:
+                    step(shapes)
+            except Exception as error:  # the code's own, of whatever kind
+                first = first or error
+                continue
+            found.append((seen.cores.sums.are_astray, shapes))
+            break
+    if not found:
+        assert first is not None
+        raise first
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _is_taken(step: Callable[[_Shapes], object], shapes: _Shapes) -> bool:
+    """Whether it takes masks in the order of its memory."""
+    try:
+        step(replace(shapes, turns_masks=True))
+    except Exception:
+        return False
+    return True
+
+
+def _given(
+    shapes: _Shapes,
+    names: _Names,
+    target: object,
+    query: Tensor,
+    key: Tensor,
+    given: dict[str, object],
+) -> dict[str, object]:
+    memory = torch.cat((key, key.flip(1))[: shapes.wide], -1)
+    made = dict(given)
+    if shapes.is_first:
+        memory = memory.transpose(0, 1)
+    for name, value in given.items() if shapes.turns_masks else ():
+        if isinstance(value, Tensor) and value.shape == key.shape[:2]:
+            made[name] = value.mT
+    state, cell = _state(shapes.state, target, query[:, 0], bool(names.cells))
+    made |= {names.memory: memory, names.state: state}
+    made |= dict.fromkeys(names.cells, cell)
+    tokens = _token(shapes.token, query[:, 0])
+    return made | dict.fromkeys(names.tokens, tokens)
+
+
+def _state(
+    shape: str, target: object, query: Tensor, has_cell: bool
+) -> tuple[object, Tensor]:
+    """The state (B, E), or as the recurrent layer of the code has it, and that of its
+    cell; both in one where the code has no argument for that."""
+    parts = target.modules() if isinstance(target, nn.Module) else ()
+    layers = (nn.RNNBase, nn.RNNCellBase)
+    layer = next((part for part in parts if isinstance(part, layers)), None)
+    width = layer.hidden_size if layer is not None else query.shape[-1]
+    repeats = -(-width // query.shape[-1])
+    state = torch.cat([query] * repeats, -1)[:, :width]
+    if shape == "of its layer":
+        if layer is None:
+            raise ValueError("it has no recurrent layer")
+        if isinstance(layer, nn.RNNBase):
+            depth = layer.num_layers * (1 + layer.bidirectional)
+            state = torch.stack([state.roll(one, -1) for one in range(depth)])
+        cell = state.flip(-1)
+        is_pair = isinstance(layer, (nn.LSTM, nn.LSTMCell)) and not has_cell
+        return ((state, cell) if is_pair else state), cell
+    axes = {"(B, E)": None, "(1, B, E)": 0, "(B, 1, E)": 1}
+    axis = axes[shape]
+    state = state if axis is None else state.unsqueeze(axis)
+    return state, state.flip(-1)
+
+
+def _token(shape: str, query: Tensor) -> Tensor:
+    """Tokens, of which nothing is known, or vectors of their embedding."""
+    if "E" not in shape:
+        numbers = torch.arange(1, len(query) + 1)
+        axes = {"(B,)": (-1,), "(B, 1)": (-1, 1), "(1, B)": (1, -1)}
+        return numbers.view(axes[shape])
+    embedded = torch.arange(query.numel(), dtype=query.dtype).sin().view(query.shape)
+    if shape == "(B, E)":
+        return embedded
+    return embedded.unsqueeze(0 if shape == "(1, B, E)" else 1)
+
+
+def _of_query(returned: object, query: Tensor, key: Tensor) -> object:
+    """What is returned of an item, as of its query; of weights alone, what they make of
+    the memory."""
+    parts = returned if isinstance(returned, (tuple, list)) else [returned]
+    first = next((p for p in parts if isinstance(p, Tensor)), None)
+    if first is None or not first.is_floating_point():
+        raise ValueError("it returns no numbers")
+    batch, length = key.shape[:2]
+    known = [size for size in (batch, length) if size > 1]
+    shown = [size for size in first.shape if size > 1]
+    if shown == known:
+        return torch.bmm(first.reshape(batch, 1, length), key)
+    if shown == known[::-1]:
+        return torch.bmm(first.reshape(length, batch).mT.unsqueeze(1), key)
+    if first.dim() == 3 and first.shape[:2] == (1, batch):
+        first = first.transpose(0, 1)
+    found = like(first, query)
+    if not isinstance(found, Tensor) or found.shape != query.shape:
+        raise ValueError("it returns nothing that is of its items")
+    return found
