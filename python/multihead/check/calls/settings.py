@@ -295,7 +295,9 @@ def _made_of(
         if (own and name not in own) or (only and role_of(name) not in only):
             continue  # it is computed from the others
         value, old = value_for(name, sizes), getattr(made, name, None)
-        if name not in given and _may_replace(name, old, value):
+        is_part = dataclasses.is_dataclass(old) and not inspect.isclass(old)
+        value = settings_of(old, sizes, choices) if is_part else value
+        if is_part or (name not in given and _may_replace(name, old, value)):
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 object.__setattr__(made, name, value)
     return made

@@ -62,7 +62,7 @@ _IS = re.compile(
     r"(?:\s*(?:\(|/|or\b)\s*\w+\)?)?`*(?:\s*values?\b)?"
     r"(?:\s+in (?:it|(?:(?:the|this|its) )?[`\w]*mask`*))?\s*"
     r"(?:[=-]+>|=+|:|→|(?:means?|is|are|will|marks?|indicates?|stands for|for|to|iff?|"
-    r"where(?:ver)?|at|when|lets|must|should|shall|may|can)\b)"
+    r"where(?:ver)?|at|on|when|lets|must|should|shall|may|can)\b)"
 )
 _ENTRIES = re.compile(r"\s+(?:entries|elements|values)\b")
 _BLOCKS = (

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Parameters that are numbered, v1, mask1, v2, mask2: two sequences and their masks."""
+"""Parameters that come in pairs: numbered ones, v1, mask1, v2, mask2, of two sequences and
+their masks; height and width."""
 
 import inspect
 
-from .roles import TENSORS
+from .roles import TENSORS, normal
 
 _EMPTY = inspect.Parameter.empty
 
@@ -35,3 +36,18 @@ def roles_of_pairs(
         masks |= {f"mask_{own}{number}", f"mask_{number}"}
         found |= dict.fromkeys(masks & roles.keys(), mask)
     return found
+
+
+_SIDES = {"rows": ("h", "height", "hh"), "columns": ("w", "width", "ww")}
+
+
+def roles_of_sides(roles: dict[str, str | None]) -> dict[str, str | None]:
+    """Height and width, which come together, are those of an image whose pixels are
+    the sequence: h alone may count heads, and w be a weight."""
+    sides: dict[str, str | None] = {
+        name: role
+        for role, names in _SIDES.items()
+        for name in roles
+        if normal(name) in names
+    }
+    return sides if len(set(sides.values())) == 2 else {}

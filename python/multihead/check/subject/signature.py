@@ -28,7 +28,7 @@ from .masking import (
     of_two_masks,
     says_causal,
 )
-from .pairs import roles_of_pairs
+from .pairs import roles_of_pairs, roles_of_sides
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject, is_wrapped
 from .words import (
@@ -191,7 +191,7 @@ def read(subject: Subject) -> Call:
     for parameter in call.parameters:
         call.roles[parameter.name] = _role_of(parameter)
     call.roles |= sliding.sizes(call.parameters, subject.source)
-    _settle_image(call)
+    call.roles |= roles_of_sides(call.roles)
     if subject.kind == "function":
         call.roles |= layers.roles(call.parameters, subject.source)
     else:
@@ -231,7 +231,7 @@ def read(subject: Subject) -> Call:
     call.weights = [n for n, r in call.roles.items() if r in ("weight", "weights")]
     call.unread = _unread(subject)
     items.settle(call, text_of_entry(subject))
-    _guess_required(call)
+    _guess_required(call, text_of_entry(subject))
     _note_causal(call, subject)
     text = text_of_entry(subject)
     call.called = frozenset(
@@ -482,36 +482,23 @@ def _settle_letters(call: Call) -> None:
         call.roles[name] = "context" if free and name == letters[0] else None
 
 
-_SIDES = {"rows": ("h", "height", "hh"), "columns": ("w", "width", "ww")}
-
-
-def _settle_image(call: Call) -> None:
-    """Height and width, which come together, are those of an image whose pixels are
-    the sequence: h alone may count heads, and w be a weight."""
-    sides = {
-        role: name
-        for role, names in _SIDES.items()
-        for name in call.roles
-        if normal(name) in names
-    }
-    if len(sides) == 2:
-        call.roles |= {name: role for role, name in sides.items()}
-
-
 def type_name(parameter: inspect.Parameter) -> str:
     """The name of the type that a parameter is annotated with."""
     return getattr(parameter.annotation, "__name__", str(parameter.annotation))
 
 
-def _guess_required(call: Call) -> None:
-    """Required arguments of unknown names: numbers are sizes, the rest a mask."""
+def _guess_required(call: Call, text: str) -> None:
+    """Required arguments of unknown names: numbers are sizes, the rest a mask, unless
+    the text compares it with None."""
+    may_be_none = set(re.findall(r"(?<![\w.])(\w+) is not None\b", text))
     sizes = [r for r in ("num_heads", "embed_dim") if not call.takes(r)]
     for parameter in call.parameters:
         name = parameter.name
         if call.roles[name] or parameter.default is not parameter.empty:
             continue
-        if name in call.unread:
-            call.guesses.append(f"{name}, which it never reads, is None")
+        if name in call.unread or name in may_be_none:
+            why = "never reads" if name in call.unread else "asks whether it is there"
+            call.guesses.append(f"{name}, which it {why}, is None")
             continue
         if type_name(parameter) == "bool":
             call.roles[name] = "flag"
