@@ -67,11 +67,18 @@ inline constexpr Assumption kLayersBeside = {
     "what comes before its heads and after them is right, which is not judged"};
 inline constexpr Assumption kScoresGiven = {
     "scores_given",
-    "Its scores are no products of queries and keys, as in additive attention: "
-    "only what it does with them is judged, from masks and softmax to what "
-    "comes of the values.",
+    "Its scores are no plain products of queries and keys, as in additive "
+    "attention: only what it does with them is judged, from masks and softmax "
+    "to what comes of the values.",
     "Compare the scores with their equation.",
-    "its scores, which are no products of queries and keys, are right"};
+    "its scores, which are no plain products of queries and keys, are right"};
+inline constexpr Assumption kElsewhere = {
+    "attends_elsewhere",
+    "Each of its heads attends to {} things that are not the positions of its "
+    "input as it was given, but channels, frames or pixels, perhaps.",
+    "Look whether these are meant to attend to each other.",
+    "its heads are meant to attend to something else than the positions of its "
+    "input"};
 inline constexpr Assumption kLaterAttentions = {
     "later_attentions", "Only its first attention is judged, of {} in all.",
     "Check the layer that has the attention, which is judged for all of them.",
@@ -209,6 +216,6 @@ inline constexpr const Assumption* kWithCondition[] = {
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
     &kBeside,        &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere,
-    &kMaskOfBoth,    &kMaskLeft,        &kScoresGiven};
+    &kMaskOfBoth,    &kMaskLeft,        &kScoresGiven,     &kElsewhere};
 
 }  // namespace multihead::diagnosis

@@ -345,6 +345,8 @@ class Assuming {
     if (!idle.empty()) put(finding(kIdleWeights, idle), kIdleWeights.condition);
     const auto part = calls_.front().facts.find("core_beside");
     if (part == calls_.front().facts.end()) return;
+    const std::string others = fact(calls_, "attends_elsewhere");
+    if (!others.empty()) put(finding(kElsewhere, others), kElsewhere.condition);
     if (fact(calls_, "scores_given") == "true")
       return put(finding(kScoresGiven, ""), kScoresGiven.condition);
     if (part->second.empty()) return put(finding(kHeadsOnly, ""), "");

@@ -19,11 +19,11 @@ from .capture.runner import Run, Runner
 from .options import Options
 from .reading import (
     apart,
+    at_last,
     core,
     effort,
     flaws,
     guessing,
-    instead,
     observation,
     on_cache,
     plans,
@@ -188,10 +188,10 @@ class Examination:
             if other.faults:
                 reading = other
                 break
-        way = reading.way
+        way, said = reading.way, at_last.settle(reading, self._promises)
         self.findings += guessing.of_calls(reading.findings, way.made_up)
         self.understood = reading.understood + way.kept_of(self.understood, self.call)
-        if said := instead.of_verdict(reading):
+        if said:
             self.findings = said
             return None
         return reading.verdict

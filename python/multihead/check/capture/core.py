@@ -38,7 +38,8 @@ class Core:
     returned, (N, Lq, D); draws: how many of dropout came before that, first_draw:
     before queries met keys. own_scale: that of the scores is learned, or lost, or,
     where they are_cosines, that of cosines; queries are so that 1/√D would give the
-    same. are_given: its scores are no products; queries and keys are made of them. is_shifted: numbers for each position were added on the way to them;
+    same. are_given: its scores are no plain products; queries and keys are made of them.
+    is_elsewhere: nothing tells what its positions are. is_shifted: numbers for each position were added on the way to them;
     is_turned: what they returned was multiplied by such. others: how many attentions of
     later layers there are. scores: what the softmax was given, (N, Lq, Lk), if it could
     be followed; is_biased: whether anything but a scale came between their product and
@@ -66,6 +67,7 @@ class Core:
     masked_by: frozenset[str] = frozenset()
     first_draw: int = 0
     are_given: bool = False
+    is_elsewhere: bool = False
 
     @property
     def bias(self) -> Tensor | None:
@@ -473,6 +475,16 @@ def joined(found: list[Core], batch: int, queries: int) -> Core | None:
     drops = any(core.draws != core.first_draw for core in fitting)  # and not between
     draws = fitting[-1].draws if drops else fitting[0].first_draw
     return Core(*heads, draws, **known, others=others)
+
+
+def elsewhere(found: list[Core]) -> Core | None:
+    """The same of heads whose items and positions are not those of the inputs, as channels
+    or the frames of each pixel: of as many items, each of which is a head."""
+    if not found:
+        return None
+    count, length, _ = found[0].query.shape
+    one = joined(found, count, length)
+    return one and replace(one, is_elsewhere=True)
 
 
 def _unfolded(core: Core, batch: int, queries: int) -> Core:

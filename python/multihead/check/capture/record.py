@@ -180,7 +180,9 @@ class Recorder(TorchDispatchMode):
     def keep_first(self) -> None:
         """Of a whole model, in which later attention may be of another kind."""
         self.cores.found = of_first(self.cores.found)
-        self.scored.found = of_first(self.scored.found)
+        scored = self.scored
+        scored.found = of_first(scored.found)
+        scored.of_products = of_first(scored.of_products)
 
     def is_learned(self, tensor: Tensor) -> bool:
         """Whether a parameter has a part in it, and no input."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The core of attention whose scores are no products of queries and keys: the additive
-attention of Bahdanau et al. (2015), that of graphs (Veličković et al., 2018), pooling by
-one learned vector. Its scores are taken as its masks, or its softmax, find them: from
+"""The core of attention whose scores are no plain products of queries and keys: the
+additive attention of Bahdanau et al. (2015), that of graphs (Veličković et al., 2018),
+pooling by one learned vector; or products with more than a bias, as of relative positions
+(Dai et al., 2019). Its scores are taken as its masks, or its softmax, find them: from
 there on it does what any attention does.
 
 As heads, they are queries whose keys are the unit vectors: S = (S √Lk) Iᵀ / √Lk.
@@ -36,18 +37,21 @@ class _Weights:
     is_past: bool
     first_draw: int
     masked_by: frozenset[str]
+    of_products: bool
 
 
 @dataclass
 class Scored:
-    """Finds them, operation by operation."""
+    """Finds them, operation by operation. of_products: those whose scores come of a
+    product of two sequences."""
 
     found: list[Core] = field(default_factory=list)
+    of_products: list[Core] = field(default_factory=list)
     _known: dict[Place, _Weights] = field(default_factory=dict)
     # What weights were multiplied with, one by one: they, and what is known of them.
     _terms: dict[Place, tuple[_Weights, Tensor, Tensor]] = field(default_factory=dict)
     # Where two sequences were multiplied, one by one; storages of what comes of their
-    # products, which are scores of another kind.
+    # products.
     _multiplied: set[Place] = field(default_factory=set)
     _products: set[int] = field(default_factory=set)
 
@@ -60,14 +64,12 @@ class Scored:
         if not results or not operands:
             return False
         name = function.overloadpacket.__name__  # type: ignore[attr-defined]
-        closed = self._closed(name, args, operands, results[0], recorder)
+        closed, of_products = self._closed(name, args, operands, results[0], recorder)
         if closed is not None:
-            self.found.append(closed)
-            return True
+            (self.of_products if of_products else self.found).append(closed)
+            return not of_products
         data = [t for t in operands if recorder.origin(t).inputs & _SEQUENCES]
         self._note_products(name, data, operands, results)
-        if any(storage(t) in self._products for t in data):
-            return False
         if (known := self._of(name, data, operands, recorder)) is not None:
             self._follow(function, args, kwargs, known, results)
         return False
@@ -107,8 +109,8 @@ class Scored:
         if len(data) != 1 or not (is_masked or name in _SOFTMAX):
             return None
         scores = data[0].detach().clone()
-        draws = len(recorder.draws)
-        return _Weights(scores, name in _SOFTMAX, draws, masks)
+        draws, of_products = len(recorder.draws), storage(data[0]) in self._products
+        return _Weights(scores, name in _SOFTMAX, draws, masks, of_products)
 
     def _follow(self, function, args, kwargs, known: _Weights, results) -> None:
         name, scores = function.overloadpacket.__name__, known.scores
@@ -123,8 +125,11 @@ class Scored:
             if result.is_floating_point():
                 self._known[place(result)] = replace(known, scores=one)
 
-    def _closed(self, name, args, operands, result, recorder) -> Core | None:
-        """The core whose context this is: weights times values, or their sum."""
+    def _closed(
+        self, name, args, operands, result, recorder
+    ) -> tuple[Core | None, bool]:
+        """The core whose context this is: weights times values, or their sum; and whether
+        its scores are of products."""
         if name in _PRODUCTS and len(operands) >= 2:
             left, right = operands[-2:]
             for weights, value, turned in ((left, right, False), (right, left, True)):
@@ -135,11 +140,11 @@ class Scored:
                 parts = [known.scores, value, result]
                 parts = [t if t.dim() == 3 else t.unsqueeze(0) for t in parts]
                 parts = [t.mT if turned else t for t in parts]
-                return _core(known, *parts, recorder)
+                return _core(known, *parts, recorder), known.of_products
         terms = self._terms.get(place(operands[0])) if name == "sum" else None
         axis = axes.summed_axis(args, operands[0].dim()) if terms else None
         if terms is None or axis is None:
-            return None
+            return None, False
         known, weights, value = terms
         shape = operands[0].shape
         scores = axes.whole(known.scores, weights, shape, axis)
@@ -150,7 +155,7 @@ class Scored:
         scores = one.folded(scores, one.first, [axis])
         value = one.folded(value, [axis], one.second)
         context = one.folded(context, one.first, one.second)
-        return _core(known, scores, value, context, recorder)
+        return _core(known, scores, value, context, recorder), known.of_products
 
 
 def _core(

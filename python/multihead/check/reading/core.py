@@ -23,7 +23,7 @@ from .ways import Reading
 
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
-_EFFORT, _LITTLE_EFFORT = 0.2, 0.03
+_EFFORT, LITTLE_EFFORT = 0.2, 0.03
 _SHOWN = 5  # names of what stands beside
 
 # Where the whole is not explained, and nothing stands beside attention.
@@ -43,7 +43,7 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
     for reading in readings:
         if best is None or best["faults"]:
             is_first = best is None and not wiring.FLAWS.intersection(reading.findings)
-            effort = _EFFORT if is_first else _LITTLE_EFFORT
+            effort = _EFFORT if is_first else LITTLE_EFFORT
             best = _better(best, _of_one(reading, promises, effort))
     return best
 
@@ -92,17 +92,17 @@ def _of_one(
         if one is None or not run.recorder.cores.reaches(run.out):
             return None
         found.append((run, one))
-    if not found or _are_one(found[0][1]):
+    if not found or are_one(found[0][1]):
         return None
     # What scales its scores would be rounded once more in our queries.
     exact = [(run, one) for run, one in found if run.case.dtype is torch.float64]
     found = exact if exact and found[0][1].own_scale else found
-    best = _of_these(reading, found, promises, effort)
+    best = of_these(reading, found, promises, effort)
     if best is None and any(run.recorder.rounds for run, _ in found):
         # A scale that was rounded on the way hides a fault beside it: as all numbers
         # are rounded, it does not.
         narrow = [(run, _narrowed(one)) for run, one in found]
-        best = _of_these(reading, narrow, promises, effort)
+        best = of_these(reading, narrow, promises, effort)
     return best
 
 
@@ -202,8 +202,8 @@ def _judged_apart(
     if any(map(_ignores, verdicts)) and not _ignores(verdicts[0]):
         later = len(parts) - 1
         first = [(run, replace(one, others=later)) for run, one in parts[0]]
-        return _of_these(reading, first, promises, effort)
-    return functools.reduce(_both, (one for one in verdicts if not one["faults"]))
+        return of_these(reading, first, promises, effort)
+    return functools.reduce(both, (one for one in verdicts if not one["faults"]))
 
 
 def _of_part(
@@ -214,10 +214,10 @@ def _of_part(
 ) -> tuple[dict[str, Any], bool] | None:
     """The verdict on one attention, and whether masks had a part in it: its mask may be
     for another of them."""
-    if best := _of_these(reading, found, promises, effort):
+    if best := of_these(reading, found, promises, effort):
         return best, any(run.arguments.masks for run, _ in found)
     plain = [(_unmasked(run), one) for run, one in found]
-    best = _of_these(reading, plain, promises, _LITTLE_EFFORT)
+    best = of_these(reading, plain, promises, LITTLE_EFFORT)
     return (best, False) if best else None
 
 
@@ -230,22 +230,22 @@ def _ignores(verdict: dict[str, Any]) -> bool:
     return bool(faults) and faults <= {"mask_ignored", "padding_ignored"}
 
 
-def _both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The verdict on two attentions that are right."""
-    both = second | {"cases": first["cases"] + second["cases"]}
+    all_of = second | {"cases": first["cases"] + second["cases"]}
     for kind in ("assumptions", "conditions", "remarks"):
-        both[kind] = list(
+        all_of[kind] = list(
             {one["name"]: one for one in second[kind] + first[kind]}.values()
         )
-    both["verdict"] = max(first["verdict"], second["verdict"])  # "bits" or "rounding"
-    return both
+    all_of["verdict"] = max(first["verdict"], second["verdict"])  # "bits" or "rounding"
+    return all_of
 
 
 def _numbered(cases_of: list[dict], place: int) -> list[dict]:
     return [case | {"name": f"{case['name']}, attention {place}"} for case in cases_of]
 
 
-def _of_these(
+def of_these(
     reading: Reading,
     found: list[tuple[Run, Core]],
     promises: dict[str, str],
@@ -268,7 +268,7 @@ def _of_masked(
     turned = [(run, _turned(one)) for run, one in found]
     best = _judged_either_way(reading, found, promises, effort)
     if best is None or best["faults"]:
-        effort = effort if best is None else _LITTLE_EFFORT
+        effort = effort if best is None else LITTLE_EFFORT
         best = _better(best, _judged(reading, turned, promises, effort))
     if best is None and plain:
         best = _judged(reading, plain, promises, effort)
@@ -293,7 +293,7 @@ def _judged_either_way(
     square = all(one.query.shape == one.key.shape for _, one in found)
     if square and (best is None or best["faults"]):
         exchanged = [(r, replace(c, query=c.key, key=c.query)) for r, c in found]
-        effort = effort if best is None else _LITTLE_EFFORT
+        effort = effort if best is None else LITTLE_EFFORT
         other = _judged(reading, exchanged, promises, effort)
         best = other if other is not None and not other["faults"] else best
     return best
@@ -347,7 +347,10 @@ def _explained(
     beside = " and ".join(named or ["what is behind it"] * behind)
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     facts |= {"attentions": str(later + 1)} if later else {}
-    facts |= {"scores_given": "true"} if found[0][1].are_given else {}
+    one = found[0][1]
+    facts |= {"scores_given": "true"} if one.are_given else {}
+    if one.is_elsewhere:
+        facts["attends_elsewhere"] = str(one.key.shape[2])
     if names := idle.projections(reading.way.base)[:_SHOWN]:
         facts["idle_weights"] = " and ".join(f"`{name}`" for name in names)
     for one in seen:
@@ -405,7 +408,7 @@ def _show_slots(
         seen.metadata["queries_are_last"] = "true"
 
 
-def _are_one(core: Core) -> bool:
+def are_one(core: Core) -> bool:
     """Two of queries, keys and values are the same, which may be what is wrong."""
     query, key, value = core.query, core.key, core.value
     return query.equal(key) or key.equal(value) or query.equal(value)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""What is said at last of code that nothing else explains: the verdict on what it does
+from its scores on, whatever these are, or on heads that attend to something else than the
+positions of its input."""
+
+import functools
+import re
+from typing import Any
+
+from ..calls import cases
+from ..capture import core as found_in
+from ..capture.core import Core
+from ..capture.runner import Run
+from ..report import Finding
+from . import core, flaws, instead
+from .observation import NO_WEIGHTS
+from .ways import Reading
+
+# Channels of XCiT (El-Nouby et al., 2021) and Restormer (Zamir et al., 2022), frames of
+# TimeSformer (Bertasius et al., 2021), rows and columns of axial attention.
+_ATTENDS_ELSEWHERE = re.compile(
+    r"channel|covariance|\bxca\b|mdta|frame|temporal|axial|per[- ]pixel|spatial", re.I
+)
+_NOT_UNDERSTOOD = ("outside", "other_layers")
+
+
+def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
+    """What is said in the place of its verdict; none where that stands, which it may
+    change for one on its heads."""
+    said, before = instead.of_verdict(reading), reading.verdict
+    if not _is_open(reading, said):
+        return said
+    reading.verdict = _judge(reading, promises) or before
+    if reading.verdict is before:
+        return said
+    mixed = flaws.mixed_items(reading.way.runner, reading.way.base)
+    if mixed is not None or instead.of_verdict(reading):
+        reading.verdict = before
+        return said if mixed is None else [mixed]
+    reading.findings = [f for f in reading.findings if f.name != NO_WEIGHTS]
+    return []
+
+
+def _is_open(reading: Reading, said: list[Finding]) -> bool:
+    """Whether nothing but that it is not understood is said, or nothing of code that says
+    of itself that it attends to something else."""
+    if said or not reading.kept:
+        return bool(said) and all(f.name in _NOT_UNDERSTOOD for f in said)
+    subject = reading.way.runner.subject
+    is_other = _ATTENDS_ELSEWHERE.search(f"{subject.name} {subject.source}")
+    verdict = (reading.verdict or {}).get("verdict")
+    return verdict is None or (verdict == "unknown" and is_other is not None)
+
+
+def _judge(reading: Reading, promises: dict[str, str]) -> dict[str, Any] | None:
+    quiet = [run for run in reading.kept if not run.case.training]
+    scored = [(run, one) for run in quiet if (one := _scored(run)) is not None]
+    if scored and len(scored) == len(quiet):
+        best = core.of_these(reading, scored, promises, core.LITTLE_EFFORT)
+        if best is not None:
+            return best
+    plain = [run for run in quiet if not run.arguments.masks]
+    parts = [_elsewhere(run) for run in plain]
+    if not parts or not parts[0] or len({len(part) for part in parts}) > 1:
+        return None
+    judged = [
+        _of_attention(reading, plain, list(each), promises) for each in zip(*parts)
+    ]
+    known = [one for one in judged if one is not None]
+    if len(known) < len(judged):
+        return None
+    wrong = [one for one in known if one["faults"]]
+    return wrong[0] if wrong else functools.reduce(core.both, known)
+
+
+def _of_attention(
+    reading: Reading,
+    runs: list[Run],
+    cores: list[Core | None],
+    promises: dict[str, str],
+) -> dict[str, Any] | None:
+    found = [(run, one) for run, one in zip(runs, cores) if one is not None]
+    if len(found) < len(runs) or core.are_one(found[0][1]):
+        return None
+    return core.of_these(reading, found, promises, core.LITTLE_EFFORT)
+
+
+def _scored(run: Run) -> Core | None:
+    batch = 1 if cases.unbatched(run.case) else run.case.sizes.batch
+    scored = run.recorder.scored
+    if not run.recorder.cores.reaches(run.out):
+        return None
+    found = scored.of_products or scored.found
+    return found_in.joined(found, batch, run.case.sizes.queries)
+
+
+def _elsewhere(run: Run) -> list[Core | None]:
+    """Each attention of a run, whatever its positions are."""
+    recorder = run.recorder
+    if not recorder.cores.reaches(run.out):
+        return []
+    several = found_in.attentions(recorder.cores.found) or [recorder.scored.found]
+    return [found_in.elsewhere(one) for one in several if one]
