@@ -202,6 +202,8 @@ struct ObservedCall {
   /// Whether this is only a part of what the code does: from its heads, which
   /// are the inputs, to what comes of them.
   bool is_core() const { return facts.contains("core_beside"); }
+  // Its queries and keys are made of scores, which are taken as they are.
+  bool has_given_scores() const { return facts.contains("scores_given"); }
 
   /// Whether a mask is known to have a part in the scores.
   bool has_mask_in_scores() const { return facts.contains("mask_in_scores"); }
@@ -209,7 +211,9 @@ struct ObservedCall {
     return facts.contains("key_padding_mask_in_scores");
   }
 
-  bool may_have_bias() const { return has_tables || is_core(); }
+  bool may_have_bias() const {
+    return has_tables || (is_core() && !has_given_scores());
+  }
 
   /// Whether another attention of its block has a bias and does not scale.
   bool is_beside_bias() const { return facts.contains("beside_bias"); }

@@ -333,6 +333,12 @@ constexpr FaultCode kProgramCodes[] = {
      "is the same for all keys of a query, and the softmax takes that away.",
      "Bend the sum of query and key before one number is made of it: "
      "v(torch.tanh(W_q(q) + W_k(k)))."},
+    {"MH954", "values_averaged",
+     "A context that shrinks with the length of what is read: what is trained "
+     "on short sequences is lost in long ones.",
+     "Values are multiplied with weights that add up to 1, one by one, and "
+     "then averaged.",
+     "Sum over the keys: (weights * values).sum(dim), or weights @ values."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -179,8 +179,9 @@ std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
 }  // namespace
 
 std::optional<Finding> misplaced(const ObservedCall& call) {
-  if (!call.is_core() || !is_telling(call.inputs[0]) ||
-      !is_telling(call.inputs[1]) || !is_telling(call.out)) {
+  if (!call.is_core() || call.has_given_scores() ||
+      !is_telling(call.inputs[0]) || !is_telling(call.inputs[1]) ||
+      !is_telling(call.out)) {
     return std::nullopt;
   }
   // Which axis counts the heads, what they compute does not tell.

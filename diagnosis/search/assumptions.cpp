@@ -164,8 +164,8 @@ class Assuming {
     if (fact(calls_, "order_guessed") == "true") add(kSequenceFirst);
     if (fact(calls_, "order_inside") == "true") add(kBatchFirst);
     if (fact(calls_, "keys_transposed") == "true") add(kKeysTransposed);
-    const bool is_given = fact(calls_, "scores_given") == "true";
-    if (fact(calls_, "own_scale") == "true" && !is_given) add(kOwnScale);
+    const bool has_scale = !calls_.front().has_given_scores();
+    if (has_scale && fact(calls_, "own_scale") == "true") add(kOwnScale);
     if (fact(calls_, "padding_of_rows") == "true") add(kPaddingOfRows);
     if (fact(calls_, "one_token_on_cache") == "true") add(kOneToken);
     if (fact(calls_, "bias_of_another_query") == "true") add(kBiasOfAnother);
@@ -347,7 +347,7 @@ class Assuming {
     if (part == calls_.front().facts.end()) return;
     const std::string others = fact(calls_, "attends_elsewhere");
     if (!others.empty()) put(finding(kElsewhere, others), kElsewhere.condition);
-    if (fact(calls_, "scores_given") == "true")
+    if (calls_.front().has_given_scores())
       return put(finding(kScoresGiven, ""), kScoresGiven.condition);
     if (part->second.empty()) return put(finding(kHeadsOnly, ""), "");
     put(finding(kLayersBeside, part->second), kLayersBeside.condition);

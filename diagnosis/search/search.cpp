@@ -467,8 +467,10 @@ std::optional<Recipe> changed(const Recipe& start, const Changes& changes) {
 
 Changes picks_for(std::span<const ObservedCall> calls) {
   Changes picks;
+  const ObservedCall& call = calls.front();
   for (const Fault& fault : all_faults()) {
-    if (calls.front().is_core() && !is_of_core(fault)) continue;
+    if (call.is_core() && !is_of_core(fault)) continue;
+    if (call.has_given_scores() && *fault.stage <= Stage::kScores) continue;
     for (const Way& way : fault.ways) picks.push_back({&fault, &way});
   }
   return picks;

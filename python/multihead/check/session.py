@@ -13,6 +13,7 @@ from torch import nn
 from .calls import cases, forms, undefined
 from .calls.models import has_head_behind
 from .calls.one_by_one import is_stepwise, one_by_one
+from .calls.recurrent import recurrent
 from .calls.unusual import FORMS_LEFT, in_said_forms, in_unusual_forms
 from .capture import devices, weights
 from .capture.runner import Run, Runner
@@ -43,7 +44,7 @@ from .reading.layouts import (
 from .reading.observation import NO_WEIGHTS, Stated
 from .reading.plans import Meaning
 from .reading.suite import Cases, Progress
-from .reading.ways import Reading, Way
+from .reading.ways import Reading, Way, likeliest
 from .report import Finding, Report
 from .sandbox.guard import Guard, Stop
 from .subject import documented, promised, signature, stated, strays
@@ -185,7 +186,7 @@ class Examination:
         others = [self._better(None, turned)] if turned else []
         for other in [*reading.in_other_forms(self._readings), *others]:
             self._judge_parts(other)
-            if other.faults:
+            if other.faults or (other.is_right and not reading.is_right):
                 reading = other
                 break
         way, said = reading.way, at_last.settle(reading, self._promises)
@@ -250,9 +251,8 @@ class Examination:
         return verdict
 
     def _best_reading(self) -> Reading | None:
-        """The first reading that is right; else the one that explains most. A way to
-        call it whose first call is attention is read at once; of others, those that
-        are nearest to it, the likelier first."""
+        """The first reading that is right, of a way whose first call is attention; else
+        the best of those that are nearest to it."""
         others: list[tuple[int, Way]] = []
         best = None
         for way in self._ways():
@@ -276,7 +276,7 @@ class Examination:
                 ways[place] = self._fewest_faults(way) if faults == 1 else faults, way
                 if ways[place][0] == 1:  # it is read next
                     break
-            faults, way = min(ways, key=lambda one: one[0])
+            faults, way = likeliest(ways)
             if 0 < known <= faults:
                 break
             ways = [one for one in ways if one[1] is not way]
@@ -331,7 +331,7 @@ class Examination:
             found = found or not cases.unbatched(way.base.case)
             yield way
         refusals = [f.sentence for f in self.first_call.findings]
-        for form in () if found else one_by_one(subject, call):
+        for form in one_by_one(subject, call) if not found else recurrent(subject, call):
             for way in self._in_forms([form]):
                 found = True
                 yield way

@@ -53,6 +53,7 @@ from .stand_ins import Unturned, projection
 from .switches import ROTARY
 
 _TYPES = {"bool": False, "float": 0.0, "int": 2}
+_SMALL = {"epsilon": 1e-5, "slope": 0.2}
 _SCALES = ("scale", "scaling")
 # What follows a Parameter's own name in the text of a class where it divides.
 _DIVIDES = r"/\s*(self\.)?{0}\b"
@@ -74,7 +75,7 @@ _WIDEST = 1024  # of what a file has as a constant
 _LINEAR = {"fc", "linear", "lin"}
 _LEFT = (None, "is_causal", "device", "dtype", "config", "activation", "norm")
 _LEFT += ("index", "epsilon", "layers", "temperature", "mlp_dim", "mlp_ratio")
-_LEFT += ("attention",)
+_LEFT += ("attention", "slope")
 
 
 class Construction:
@@ -368,8 +369,8 @@ class Construction:
             return matrices.built(name, sizes, own)
         if is_position_bias(name) and re.search(rf"\bif {name}\b", self.subject.source):
             return True  # a flag by what is done with it
-        if role == "epsilon":
-            return 1e-5
+        if role in _SMALL:
+            return _SMALL[role]
         if role == "device":
             return torch.device("cpu")
         if role == "dtype":

@@ -38,6 +38,7 @@ class Constructor:
             "config": self._for_settings,
             "dropout": self._for_dropout,
             "epsilon": self._for_epsilon,
+            "slope": self._for_slope,
             "embed_dim": self._for_width,
             "window": self._for_window,
         }
@@ -78,6 +79,13 @@ class Constructor:
     def _for_epsilon(self) -> list[str]:
         """What a norm is handed."""
         return self._unknown(re.findall(r"\beps\s*=\s*(\w+)\s*[,)]", self._text))
+
+    def _for_slope(self) -> list[str]:
+        """What a leaky ReLU is handed, as in attention of graphs."""
+        handed = r"negative_slope\s*=\s*(?:self\.)?(\w+)|LeakyReLU\(\s*(?:self\.)?(\w+)"
+        handed += r"|leaky_relu\([^\n]*,\s*(?:self\.)?(\w+)\s*\)"
+        found = re.findall(handed, self._subject.source or self._text)
+        return self._unknown(name for names in found for name in names)
 
     def _for_width(self) -> list[str]:
         """What the heads divide: `out % heads`; or the only width, beside a number of

@@ -217,19 +217,21 @@ def _of_query(returned: object, query: Tensor, key: Tensor) -> object:
     """What is returned of an item, as of its query; of weights alone, what they make of
     the memory."""
     parts = returned if isinstance(returned, (tuple, list)) else [returned]
-    first = next((p for p in parts if isinstance(p, Tensor)), None)
-    if first is None or not first.is_floating_point():
+    found = [p for p in parts if isinstance(p, Tensor) and p.is_floating_point()]
+    if not found:
         raise ValueError("it returns no numbers")
     batch, length = key.shape[:2]
     known = [size for size in (batch, length) if size > 1]
-    shown = [size for size in first.shape if size > 1]
-    if shown == known:
-        return torch.bmm(first.reshape(batch, 1, length), key)
-    if shown == known[::-1]:
-        return torch.bmm(first.reshape(length, batch).mT.unsqueeze(1), key)
+    shapes = [[size for size in one.shape if size > 1] for one in found]
+    others = [one for one, shown in zip(found, shapes) if sorted(shown) != sorted(known)]
+    if not others and shapes[0] == known:
+        return torch.bmm(found[0].reshape(batch, 1, length), key)
+    if not others:
+        return torch.bmm(found[0].reshape(length, batch).mT.unsqueeze(1), key)
+    first = others[0]
     if first.dim() == 3 and first.shape[:2] == (1, batch):
         first = first.transpose(0, 1)
-    found = like(first, query)
-    if not isinstance(found, Tensor) or found.shape != query.shape:
+    out = like(first, query)
+    if not isinstance(out, Tensor) or out.shape != query.shape:
         raise ValueError("it returns nothing that is of its items")
-    return found
+    return out

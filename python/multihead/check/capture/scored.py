@@ -23,6 +23,7 @@ _PRODUCTS = {"mm", "bmm", "baddbmm", "addmm"}
 _FILLS = {"masked_fill", "masked_fill_", "where"}
 _COPIES = {"clone", "_to_copy", "contiguous", "detach", "alias", "copy"}
 _VIEWS = {"view", "_unsafe_view", "_reshape_alias", "reshape"}
+_View = tuple[Place, torch.Size, tuple[int, ...]]
 _SEQUENCES = frozenset(("query", "key", "value"))
 _LEAST = -1e30  # in the place of -inf, which times 0 is NaN
 
@@ -47,7 +48,7 @@ class Scored:
 
     found: list[Core] = field(default_factory=list)
     of_products: list[Core] = field(default_factory=list)
-    _known: dict[Place, _Weights] = field(default_factory=dict)
+    _known: dict[_View, _Weights] = field(default_factory=dict)
     # What weights were multiplied with, one by one: they, and what is known of them.
     _terms: dict[Place, tuple[_Weights, Tensor, Tensor]] = field(default_factory=dict)
     # Where two sequences were multiplied, one by one; storages of what comes of their
@@ -88,8 +89,7 @@ class Scored:
                 self._terms[place(results[0])] = known, weights, value
 
     def _known_of(self, tensor: Tensor) -> _Weights | None:
-        known = self._known.get(place(tensor))
-        return known if known and known.scores.shape == tensor.shape else None
+        return self._known.get(_view(tensor))
 
     def _of(self, name: str, data, operands, recorder) -> _Weights | None:
         """What is known of an operation's result, if that has the shape of its operand:
@@ -123,7 +123,7 @@ class Scored:
             shown = [scores] * (results[0].shape == scores.shape)
         for result, one in zip(results, shown):
             if result.is_floating_point():
-                self._known[place(result)] = replace(known, scores=one)
+                self._known[_view(result)] = replace(known, scores=one)
 
     def _closed(
         self, name, args, operands, result, recorder
@@ -156,6 +156,11 @@ class Scored:
         value = one.folded(value, [axis], one.second)
         context = one.folded(context, one.first, one.second)
         return _core(known, scores, value, context, recorder), known.of_products
+
+
+def _view(tensor: Tensor) -> _View:
+    """What is shown: views of one place have other axes."""
+    return place(tensor), tensor.shape, tensor.stride()
 
 
 def _core(

@@ -28,6 +28,7 @@ class Sums:
     are_alike: list[bool] = field(default_factory=list)
     # Of those that a mask of the call has met behind the softmax.
     masked_are_one: list[bool] = field(default_factory=list)
+    is_averaged: bool = False  # what they are the factors of, and not summed
     _masked: set[Place] = field(default_factory=set)
     # Weights, and how many there are: a part of them begins at the same place.
     _weights: dict[Place, int] = field(default_factory=dict)
@@ -63,9 +64,14 @@ class Sums:
             both = all(recorder.origin(t).inputs for t in operands)
             if len(known) == 1 and both:
                 self._terms[place(results[0])] = known[0].expand(results[0].shape)
-        elif name == "sum" and (terms := self._terms.get(place(first))) is not None:
-            if terms.shape == first.shape and len(args) > 1 and args[1]:
+        elif name in ("sum", "mean"):
+            terms = self._terms.get(place(first))
+            if terms is None or terms.shape != first.shape:
+                return
+            if len(args) > 1 and args[1] and name == "sum":
                 self._note_sum(terms, args[1])
+            elif len(args) > 1 and args[1]:
+                self.is_averaged |= _add_up(terms, args[1])
 
     def _note_product(self, one: Tensor, other: Tensor, axis: int, recorder) -> None:
         """axis: the one that is summed over."""

@@ -41,7 +41,8 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
     what the code says that it does, as every observation has it."""
     best = None
     for reading in readings:
-        if best is None or best["faults"]:
+        takes_less = not readings[0].taken <= reading.taken
+        if best is None or (best["faults"] and not takes_less):
             is_first = best is None and not wiring.FLAWS.intersection(reading.findings)
             effort = _EFFORT if is_first else LITTLE_EFFORT
             best = _better(best, _of_one(reading, promises, effort))
@@ -291,7 +292,8 @@ def _judged_either_way(
     """Where queries are as many as keys, their product does not tell which is which."""
     best = _judged(reading, found, promises, effort)
     square = all(one.query.shape == one.key.shape for _, one in found)
-    if square and (best is None or best["faults"]):
+    is_given = any(one.are_given for _, one in found)
+    if square and not is_given and (best is None or best["faults"]):
         exchanged = [(r, replace(c, query=c.key, key=c.query)) for r, c in found]
         effort = effort if best is None else LITTLE_EFFORT
         other = _judged(reading, exchanged, promises, effort)

@@ -92,6 +92,12 @@ SOFTMAX_OF_ONE = Finding(
     "scores.softmax(dim=-1) where scores are (..., Lq, Lk), weights.softmax(dim=1) where "
     "they are (B, L, 1).",
 )
+VALUES_AVERAGED = Finding(
+    "values_averaged",
+    "What it returns is the mean of values times their weights, which add up to 1 by "
+    "themselves: the more keys, the smaller it is.",
+    "Sum them: (weights * values).sum(dim), or weights @ values.",
+)
 WEIGHTS_ALIKE = Finding(
     "weights_alike",
     "All keys that a query sees get the same weight, whatever queries and keys are: the "

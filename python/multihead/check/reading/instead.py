@@ -226,6 +226,8 @@ def _weighed_astray(reading: Reading) -> Finding | None:
         return None
     if flaws.weighs_along_another_axis(way.runner, way.base):
         return flaws.SOFTMAX_OF_ANOTHER_AXIS
+    if way.base.recorder is not None and way.base.recorder.cores.sums.is_averaged:
+        return flaws.VALUES_AVERAGED
     if flaws.weighs_alike(way.base):
         return flaws.WEIGHTS_ALIKE
     masks = flaws.masks_weights([way.base, *reading.kept])

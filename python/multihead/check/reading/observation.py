@@ -144,7 +144,8 @@ def observe_core(run: Run, core: Core, call: Call, stated: Stated) -> Observatio
     draws = run.recorder.draws[core.first_draw : core.draws]
     _put_dropout(seen, run, heads, draws, core.key.shape[-2])
     # In their own order, which may be that of heads before items.
-    shown = [t for t in (core.scores, core.added) if t is not None]
+    beside = () if core.are_given else (core.scores, core.added)
+    shown = [t for t in beside if t is not None]
     _put_trace(seen, run, *shown)
     if core.own_scale:  # which is in the queries, however it was rounded
         seen.metadata.pop("rounds_to", None)

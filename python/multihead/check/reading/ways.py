@@ -175,6 +175,13 @@ class Way:
         return said
 
 
+def likeliest(ways: list[tuple[int, Way]]) -> tuple[int, Way]:
+    """The way with the fewest faults, which stand before each. Of those that nothing
+    explains, the first, and then another form, which says more than another order."""
+    first = ways[0]
+    return min(ways, key=lambda one: (one[0], one is not first and not one[1].form))
+
+
 # What is kept of a call for another.
 _KEEPS = re.compile(r"^\s*self\.\w+(\s*,\s*self\.\w+)*\s*=[^=]", re.M)
 # Biases, and what norms are made of.
@@ -331,8 +338,8 @@ class Reading:
         return "masked scores" in stages | {verdict.get("first_stage")}
 
     def in_other_forms(self, readings: list["Reading"]) -> list["Reading"]:
-        """Those of these, where its own form is a guess that explains nothing."""
-        if self.way.form is None or self.is_right or self.faults:
+        """Those of these, where its own form explains nothing."""
+        if self.is_right or self.faults:
             return []
         return [reading for reading in readings if reading.way is not self.way]
 
