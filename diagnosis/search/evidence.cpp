@@ -522,12 +522,6 @@ void look_at_what_is_normed(std::span<const ObservedCall> calls,
 
 }  // namespace
 
-Recipe with(const Conventions& conventions) {
-  Recipe recipe;
-  for (const Convention* convention : conventions) convention->apply(recipe);
-  return recipe;
-}
-
 Conventions certain(std::span<const ObservedCall> calls) {
   Conventions found;
   for (const Convention& convention : all_conventions()) {
@@ -569,6 +563,18 @@ Conventions evident(std::span<const ObservedCall> calls) {
     }
   };
   look_for_all([](Sign sign) { return sign != Sign::kContext; });
+  // A bias shows only beside heads as they are cut.
+  const Conventions plain = found;
+  for (const Convention& cut : all_conventions()) {
+    if (cut.sign != Sign::kNone || shown == calls.end() ||
+        found.size() > plain.size() || !cut.concerns(*shown) ||
+        with({&cut}).fused == Recipe().fused) {
+      continue;
+    }
+    found.push_back(&cut);
+    look_for_all([](Sign sign) { return sign == Sign::kBias; });
+    if (found.size() == plain.size() + 1) found = plain;
+  }
   look_at_what_is_normed(calls, found);
   // What is done to heads after they are turned shows once the turn is known.
   if (with(found).rotary != Rotary::kNone) {
@@ -584,15 +590,6 @@ Conventions evident(std::span<const ObservedCall> calls) {
     }
   }
   return found;
-}
-
-bool is_redundant(const Conventions& conventions) {
-  const Recipe all = with(conventions);
-  return std::ranges::any_of(conventions, [&](const Convention* left_out) {
-    Conventions others = conventions;
-    std::erase(others, left_out);
-    return with(others) == all;
-  });
 }
 
 }  // namespace multihead::diagnosis

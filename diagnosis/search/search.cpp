@@ -569,4 +569,19 @@ SearchResult search(std::span<const ObservedCall> calls) {
           .effort = spent()};
 }
 
+Recipe with(const Conventions& conventions) {
+  Recipe recipe;
+  for (const Convention* convention : conventions) convention->apply(recipe);
+  return recipe;
+}
+
+bool is_redundant(const Conventions& conventions) {
+  const Recipe all = with(conventions);
+  return std::ranges::any_of(conventions, [&](const Convention* left_out) {
+    Conventions others = conventions;
+    std::erase(others, left_out);
+    return with(others) == all;
+  });
+}
+
 }  // namespace multihead::diagnosis

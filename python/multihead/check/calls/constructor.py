@@ -39,7 +39,7 @@ class Constructor:
             "dropout": self._for_dropout,
             "epsilon": self._for_epsilon,
             "slope": self._for_slope,
-            "embed_dim": self._for_width,
+            "embed_dim": self._for_widths,
             "window": self._for_window,
         }
         for role, names in readers.items():
@@ -86,6 +86,15 @@ class Constructor:
         handed += r"|leaky_relu\([^\n]*,\s*(?:self\.)?(\w+)\s*\)"
         found = re.findall(handed, self._subject.source or self._text)
         return self._unknown(name for names in found for name in names)
+
+    def _for_widths(self) -> list[str]:
+        return [*self._for_width(), *self._for_inputs()]
+
+    def _for_inputs(self) -> list[str]:
+        """Widths by default that matrices read, as of spectra: `nn.Linear(n_mels, dim)`."""
+        reads = r"(?:Linear|Conv1d|Conv2d)\(\s*(?:in_\w+\s*=\s*)?(\w+)\s*,"
+        sizes = {p.name for p in self._parameters if type(p.default) is int}
+        return self._unknown(n for n in re.findall(reads, self._text) if n in sizes)
 
     def _for_width(self) -> list[str]:
         """What the heads divide: `out % heads`; or the only width, beside a number of

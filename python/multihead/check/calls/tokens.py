@@ -176,14 +176,16 @@ def _numbers(sequence: Tensor, place: int, padding: int | None) -> Tensor:
 
 @contextlib.contextmanager
 def _embedded(tokens: Tensor, sequence: Tensor) -> Iterator[None]:
-    """All tables give this sequence for these tokens, else zeros, which come of it for
-    other tokens, so that their attention is seen."""
+    """All tables give this sequence, in their width, for these tokens, else zeros, which
+    come of it for other tokens, so that their attention is seen."""
 
     def look_up(weight: Tensor, numbers: Tensor, *_: object, **__: object) -> Tensor:
-        is_wide = sequence.shape[-1] == weight.shape[-1]
-        if is_wide and numbers.shape == tokens.shape:
+        if numbers.shape == tokens.shape:
+            width = weight.shape[-1]
+            times = -(-width // sequence.shape[-1])
             # What the code does to it in place is done to its own.
-            return sequence.clone() if numbers.equal(tokens) else sequence * 0.0
+            found = torch.cat([sequence] * times, -1)[..., :width].clone()
+            return found if numbers.equal(tokens) else found * 0.0
         return weight.new_zeros(*numbers.shape, weight.shape[-1])
 
     known = torch.embedding  # which all others call

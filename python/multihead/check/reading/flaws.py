@@ -408,7 +408,10 @@ def mixed_items(runner: Runner, base: Run) -> Finding | None:
     case = base.case
     if cases.unbatched(case) or case.layout in cases.CORE or case.style.numpy:
         return None
-    if _ACROSS_ITEMS.search(runner.subject.source) or not _mixes(runner, case, 0):
+    is_split = hasattr(runner.subject.how, "merge")  # the batch, into items of two axes
+    if is_split or _ACROSS_ITEMS.search(runner.subject.source):
+        return None
+    if not _mixes(runner, case, 0):
         return None
     is_either = case.layout in (cases.LAYER, cases.SEQUENCE_FIRST)
     if not is_either or _mixes(runner, case, 1):

@@ -48,8 +48,10 @@ def of_positions(runner: Runner, base: Run, parts: tuple = ()) -> list[Finding]:
     case = replace(base.case, gradients=False)
     target, _ = runner.target_of(case, may_hang=True)
     is_plain = case.layout in _FLAT and case.relation == "self"
-    if not (is_plain and isinstance(target, nn.Module)) or case.mask is not None:
+    if not (is_plain and isinstance(target, nn.Module)):
         return []
+    if case.mask is not None or case.padding is not None:
+        return []  # which know of an order
     own = {type(part) for part in target.modules()}
     text = "".join(source_of(kind) for kind in own if not _is_pytorchs(kind))
     text = f"{runner.subject.source}{text}"

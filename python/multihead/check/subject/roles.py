@@ -138,6 +138,7 @@ _CONSTRUCTOR = {
     "device": "device",
     "batch": _CALL["batch"] + " maxbatchsize maxbatch",
     "dtype": "dtype",
+    "embed_dim": "embed hidden hid",
     "temperature": "temperature temp tau",
     "activation": "activation act activationfn actfn nonlinearity actlayer",
     "norm": "norm normlayer",
