@@ -211,6 +211,8 @@ struct ObservedCall {
     return facts.contains("key_padding_mask_in_scores");
   }
 
+  // Its heads attend to something else than the positions of the inputs.
+  bool is_elsewhere() const { return facts.contains("attends_elsewhere"); }
   bool may_have_bias() const {
     return has_tables || (is_core() && !has_given_scores());
   }

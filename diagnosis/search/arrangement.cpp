@@ -179,7 +179,7 @@ std::optional<Finding> misplaced(const ObservedCall& call, bool heads_first) {
 }  // namespace
 
 std::optional<Finding> misplaced(const ObservedCall& call) {
-  if (!call.is_core() || call.has_given_scores() ||
+  if (!call.is_core() || call.has_given_scores() || call.is_elsewhere() ||
       !is_telling(call.inputs[0]) || !is_telling(call.inputs[1]) ||
       !is_telling(call.out)) {
     return std::nullopt;

@@ -178,6 +178,7 @@ def with_an_axis_more(subject: Subject, call: Call) -> Iterator[Form]:
             return tuple(parts) if several else parts[0]
 
         how.merge = functools.partial(_merged, place=place)  # type: ignore[attr-defined]
+        how.splits_batch = True  # type: ignore[attr-defined]
         parameters = [p.replace(kind=_BY_KEYWORD) for p in call.parameters]
         said = f"tensors as {shown}, attended along L"
         form = formed(subject, parameters, how, (cases.LAYER,), said, tuple(inputs))
@@ -384,6 +385,11 @@ def _merged(value: object, place: int) -> object:
     if not isinstance(value, Tensor) or value.dim() != 4:
         return value
     return value.movedim(place, 2).flatten(0, 1)
+
+
+def splits_batch(subject: Subject) -> bool:
+    """Whether items of our batch may be parts of one, as frames are."""
+    return getattr(subject.how, "splits_batch", False)
 
 
 def merged_draw(kept: Tensor, how: Callable | None) -> Tensor:

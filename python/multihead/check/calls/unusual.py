@@ -16,6 +16,7 @@ from .images import of_images
 from .learned import with_learned_queries
 from .models import of_models
 from .recurrent import recurrent
+from .stacked import of_frames, of_stacked, of_vectors
 from .tokens import of_tokens
 from .videos import of_videos, takes_videos
 
@@ -36,6 +37,8 @@ def in_said_forms(subject: Subject, call: Call) -> Iterator[Form]:
     yield from forms.in_parts(subject, call)
     yield from forms.packed(subject, call)
     yield from forms.joined(subject, call)
+    yield from of_frames(subject, call)
+    yield from of_stacked(subject, call)
     if takes_videos(subject):
         yield from of_videos(subject, call)
 
@@ -45,6 +48,7 @@ def in_unusual_forms(
 ) -> Iterator[Form]:
     """refusals: what it says of the usual ones; is_core: it may be handed its heads."""
     yield from recurrent(subject, call)
+    yield from of_vectors(subject, call)
     yield from of_models(subject, call, refusals)
     wants_four = any("expected 4, got 3" in one for one in refusals)
     if wants_four and not is_core:

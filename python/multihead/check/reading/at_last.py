@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from ..calls import cases
+from ..calls.forms import splits_batch
 from ..capture import core as found_in
 from ..capture.core import Core
 from ..capture.runner import Run
@@ -44,9 +45,11 @@ def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
 def _is_open(reading: Reading, said: list[Finding]) -> bool:
     """Whether nothing but that it is not understood is said, or nothing of code that says
     of itself that it attends to something else."""
+    subject = reading.way.runner.subject
+    if reading.faults == ["batch_and_sequence_exchanged"] and splits_batch(subject):
+        return True
     if said or not reading.kept:
         return bool(said) and all(f.name in _NOT_UNDERSTOOD for f in said)
-    subject = reading.way.runner.subject
     is_other = _ATTENDS_ELSEWHERE.search(f"{subject.name} {subject.source}")
     verdict = (reading.verdict or {}).get("verdict")
     return verdict is None or (verdict == "unknown" and is_other is not None)

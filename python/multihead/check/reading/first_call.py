@@ -36,6 +36,7 @@ _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # The longest length that is tried because code holds it, and how many of them. Below
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
+_WIDEST = 32
 # One head of keys and values for all queries (Shazeer, 2019).
 _OF_ONE_KEY_HEAD = re.compile(
     r"multi[-_ ]?query|\bmqa\b|one head of keys|(?:single|one) (?:key|kv)", re.I
@@ -170,7 +171,10 @@ class FirstCall:
         ours = {first.queries, first.keys}
         beside = {a for pair in pairs for a, b in (pair, pair[::-1]) if b in ours}
         lengths = lengths or [first.head_dim] * (first.head_dim in beside - ours)
-        for length in [n for n in lengths if 0 < n <= _LONGEST][:_MOST_LENGTHS]:
+        built = self.runner.construction
+        # Of a window, whose side it is, tables have its fourth power.
+        longest = _WIDEST if built and built.takes("window") else _LONGEST
+        for length in [n for n in lengths if 0 < n <= longest][:_MOST_LENGTHS]:
             exact = dict(queries=length, keys=length, is_exact=True)
             self.sizes = [replace(first, batch=2, **exact)]
             self._extend()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..calls import arguments, cases, windows
 from ..calls.cases import Case
+from ..calls.forms import splits_batch
 from ..calls.settings import is_only_kept
 from ..capture import core
 from ..capture.runner import Run, Runner
@@ -408,8 +409,8 @@ def mixed_items(runner: Runner, base: Run) -> Finding | None:
     case = base.case
     if cases.unbatched(case) or case.layout in cases.CORE or case.style.numpy:
         return None
-    is_split = hasattr(runner.subject.how, "merge")  # the batch, into items of two axes
-    if is_split or _ACROSS_ITEMS.search(runner.subject.source):
+    on_purpose = _ACROSS_ITEMS.search(runner.subject.source) is not None
+    if on_purpose or splits_batch(runner.subject):
         return None
     if not _mixes(runner, case, 0):
         return None

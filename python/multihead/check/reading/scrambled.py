@@ -50,7 +50,8 @@ def of_positions(runner: Runner, base: Run, parts: tuple = ()) -> list[Finding]:
     is_plain = case.layout in _FLAT and case.relation == "self"
     if not (is_plain and isinstance(target, nn.Module)):
         return []
-    if case.mask is not None or case.padding is not None:
+    is_ordered = getattr(runner.subject.how, "knows_order", False)
+    if is_ordered or case.mask is not None or case.padding is not None:
         return []  # which know of an order
     own = {type(part) for part in target.modules()}
     text = "".join(source_of(kind) for kind in own if not _is_pytorchs(kind))
