@@ -129,7 +129,7 @@ class Examination:
         self.believed: dict[str, Said] = {}  # "mask", "padding"
         self.stated = self._stated()
         self.findings: list[Finding] = []
-        self.understood: list[str] = list(self.call.guesses)
+        self.understood = list(self.call.guesses)
         self._effort = Effort()
         self._readings: list[Reading] = []  # all that were judged
         self._counted: dict[tuple, int] = {}  # with how many faults a run is explained
@@ -331,10 +331,10 @@ class Examination:
             found = found or not cases.unbatched(way.base.case)
             yield way
         refusals = [f.sentence for f in self.first_call.findings]
-        for form in one_by_one(subject, call) if not found else recurrent(subject, call):
-            for way in self._in_forms([form]):
-                found = True
-                yield way
+        beside = recurrent if found else one_by_one
+        for way in self._in_forms(beside(subject, call)):
+            found = True
+            yield way
         if not found:
             is_core = may_be_core(call, self.runner)
             others = in_unusual_forms(subject, call, refusals, is_core)

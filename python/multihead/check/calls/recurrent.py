@@ -121,7 +121,9 @@ def _orders(subject: Subject, memory: str) -> tuple[bool, ...]:
 
 
 def _that_fit(
-    step: Callable[[_Shapes], object], orders: tuple[bool, ...], given: dict[str, Tensor]
+    step: Callable[[_Shapes], object],
+    orders: tuple[bool, ...],
+    given: dict[str, Tensor],
 ) -> _Shapes:
     """The first shapes that it takes; of those of both orders, that in which weights add
     up to 1 where they are summed with. Raises what it says of the first of all."""
@@ -223,7 +225,9 @@ def _of_query(returned: object, query: Tensor, key: Tensor) -> object:
     batch, length = key.shape[:2]
     known = [size for size in (batch, length) if size > 1]
     shapes = [[size for size in one.shape if size > 1] for one in found]
-    others = [one for one, shown in zip(found, shapes) if sorted(shown) != sorted(known)]
+    others = [
+        one for one, shown in zip(found, shapes) if sorted(shown) != sorted(known)
+    ]
     if not others and shapes[0] == known:
         return torch.bmm(found[0].reshape(batch, 1, length), key)
     if not others:

@@ -91,7 +91,7 @@ def of_frames(subject: Subject, call: Call) -> Iterator[Form]:
         length = given[sequence].shape[1]  # type: ignore[attr-defined]
         if length % 2:
             raise ValueError("it takes the tokens of two frames")
-        given |= {frames[0]: 2} | {name: length // 2 for name in patches}
+        given |= {frames[0]: 2} | dict.fromkeys(patches, length // 2)
         return called(subject, target, given)
 
     how.splits_batch = True  # type: ignore[attr-defined]

@@ -254,7 +254,10 @@ class Cores:
         if left.shape[axis] != right.shape[axis]:
             return
         one = axes.of_product(shape, axis, left, right)
-        heads = one.folded(left, one.first, [axis]), one.folded(right, [axis], one.second)
+        heads = (
+            one.folded(left, one.first, [axis]),
+            one.folded(right, [axis], one.second),
+        )
         self._scores[place(result)] = _Product(*heads, result.numel())
 
     def _note_diagonal(self, operands, result: Tensor, recorder) -> None:

@@ -120,8 +120,7 @@ class Recorder(TorchDispatchMode):
         self.has_softmax = self.has_scores = self.chooses = False
         # What the scores are of that meet a softmax: the last two sizes of each.
         self.softmaxes: set[tuple[int, ...]] = set()
-        # Along how many numbers torch.softmax went.
-        self.normalised: set[int] = set()
+        self.normalised: set[int] = set()  # along how many numbers it went
         # Whether it is called once for each position. What these calls compute is
         # joined, to be traced as that of one call.
         self.is_stepwise = False
@@ -180,9 +179,7 @@ class Recorder(TorchDispatchMode):
     def keep_first(self) -> None:
         """Of a whole model, in which later attention may be of another kind."""
         self.cores.found = of_first(self.cores.found)
-        scored = self.scored
-        scored.found = of_first(scored.found)
-        scored.of_products = of_first(scored.of_products)
+        self.scored.keep_first()
 
     def is_learned(self, tensor: Tensor) -> bool:
         """Whether a parameter has a part in it, and no input."""

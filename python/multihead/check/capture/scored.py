@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import axes
-from .core import Core
+from .core import Core, of_first
 from .places import CUTS, SHOWS_ALL, Place, place, storage
 
 _SOFTMAX = {"_softmax", "_safe_softmax", "exp"}
@@ -74,6 +74,9 @@ class Scored:
         if (known := self._of(name, data, operands, recorder)) is not None:
             self._follow(function, args, kwargs, known, results)
         return False
+
+    def keep_first(self) -> None:
+        self.found, self.of_products = of_first(self.found), of_first(self.of_products)
 
     def _note_products(self, name: str, data, operands, results) -> None:
         met = name in _PRODUCTS and len(data) > 1

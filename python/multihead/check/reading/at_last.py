@@ -13,7 +13,7 @@ from ..capture import core as found_in
 from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
-from . import core, flaws, instead
+from . import core, flaws, instead, reads
 from .observation import NO_WEIGHTS
 from .ways import Reading
 
@@ -33,7 +33,8 @@ def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
         return said
     reading.verdict = _judge(reading, promises) or before
     if reading.verdict is before:
-        return said
+        leaks = reads.reads_behind_lengths(reading.way.runner, reading.kept)
+        return [reads.HIDDEN_KEYS_READ] if leaks else said
     mixed = flaws.mixed_items(reading.way.runner, reading.way.base)
     if mixed is not None or instead.of_verdict(reading):
         reading.verdict = before
@@ -83,7 +84,7 @@ def _of_attention(
     promises: dict[str, str],
 ) -> dict[str, Any] | None:
     found = [(run, one) for run, one in zip(runs, cores) if one is not None]
-    if len(found) < len(runs) or core.are_one(found[0][1]):
+    if len(found) < len(runs) or core.are_one(*found[0]):
         return None
     return core.of_these(reading, found, promises, core.LITTLE_EFFORT)
 
@@ -103,4 +104,10 @@ def _elsewhere(run: Run) -> list[Core | None]:
     if not recorder.cores.reaches(run.out):
         return []
     several = found_in.attentions(recorder.cores.found) or [recorder.scored.found]
-    return [found_in.elsewhere(one) for one in several if one]
+    found: list[Core | None] = []
+    for cores in several:
+        one = found_in.elsewhere(cores)
+        # Of one sequence along several axes, each by itself.
+        apart = [found_in.elsewhere([core]) for core in cores] if one is None else [one]
+        found += apart
+    return found

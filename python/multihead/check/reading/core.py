@@ -93,7 +93,7 @@ def _of_one(
         if one is None or not run.recorder.cores.reaches(run.out):
             return None
         found.append((run, one))
-    if not found or are_one(found[0][1]):
+    if not found or are_one(*found[0]):
         return None
     # What scales its scores would be rounded once more in our queries.
     exact = [(run, one) for run, one in found if run.case.dtype is torch.float64]
@@ -410,10 +410,13 @@ def _show_slots(
         seen.metadata["queries_are_last"] = "true"
 
 
-def are_one(core: Core) -> bool:
-    """Two of queries, keys and values are the same, which may be what is wrong."""
-    query, key, value = core.query, core.key, core.value
-    return query.equal(key) or key.equal(value) or query.equal(value)
+def are_one(run: Run, one: Core) -> bool:
+    """Two of queries, keys and values are the same, which may be what is wrong; not keys
+    and values that are what was given, as the memory of Luong et al. (2015)."""
+    query, key, value = one.query, one.key, one.value
+    given = [t for t in run.arguments.tensors.values() if t.shape == key[:, 0].shape]
+    is_given = key.shape[1] == 1 and any(torch.equal(key[:, 0], t) for t in given)
+    return query.equal(key) or query.equal(value) or (key.equal(value) and not is_given)
 
 
 def _core_of(run: Run) -> Core | None:

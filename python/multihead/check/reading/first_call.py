@@ -96,7 +96,9 @@ class FirstCall:
         self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
-        self.outside: Finding | None = None  # attention of another kind, of another shape
+        self.outside: Finding | None = (
+            None  # attention of another kind, of another shape
+        )
         # What came to its end and returned no output of attention, and what ran it.
         self.ended: tuple[Runner, Run] | None = None
         self._seconds, self.spent = seconds, 0.0

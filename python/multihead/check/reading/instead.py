@@ -15,7 +15,17 @@ from ..subject.promised import (
     turns_queries_and_keys,
 )
 from ..subject.roles import speaks
-from . import across, flaws, guessing, idle, observation, reads, scrambled, turning
+from . import (
+    across,
+    flaws,
+    guessing,
+    idle,
+    observation,
+    reads,
+    scrambled,
+    turning,
+    wiring,
+)
 from .ways import Reading
 
 _OF_POSITIONS = ("zero", "past", "position_ids", "positions", "rotation")
@@ -64,6 +74,8 @@ def of_verdict(reading: Reading) -> list[Finding]:
         ]
     if _WITHOUT_SOFTMAX & set(reading.faults) and _OF_FEATURES.search(subject.name):
         return [guessing.of_another_kind("no softmax, as its name says")]
+    if made_up and wiring.CONTEXT_UNREAD in reading.way.findings:
+        return [wiring.CONTEXT_UNREAD]  # whatever asks it
     if not reading.is_right and (gate := _gate(reading)):
         return [guessing.doubt({gate: ""}, reading.faults)]
     seen = reading.way.base.recorder

@@ -74,7 +74,8 @@ def astray(runner: Runner, base: Run, kept: list[Run]) -> Finding | None:
 
 
 def mixes_documents(runner: Runner, base: Run) -> bool:
-    """Whether others follow the last token, which is a document by itself."""
+    """Whether others follow the last token, which is a document by itself, or it follows
+    the first."""
     call = runner.call
     name = call.parameter("documents") or call.parameter("bounds")
     case = replace(base.case, gradients=False)
@@ -89,6 +90,7 @@ def mixes_documents(runner: Runner, base: Run) -> bool:
     given = (
         arguments.make(call, case),
         _with_another(runner, case, "L", length - 1),
+        _with_another(runner, case, "L", 0),
     )
     runs = []
     for made in given:
@@ -96,9 +98,12 @@ def mixes_documents(runner: Runner, base: Run) -> bool:
             return False
         made.keywords[name] = alone.numpy() if case.style.numpy else alone.clone()
         runs.append(runner.run(case, given=made))
-    before, after = runs
-    changed = None if before.refused else _changed(before, after, case)
-    return changed is not None and bool(changed[:-1].any())
+    before, last, first = runs
+    if before.refused:
+        return False
+    of_last, of_first = (_changed(before, one, case) for one in (last, first))
+    is_read = of_last is not None and bool(of_last[:-1].any())
+    return is_read or (of_first is not None and bool(of_first[-1]))
 
 
 def misreads_prefix(runner: Runner, base: Run) -> bool:

@@ -139,11 +139,11 @@ _OF_TEXT = {"prefix", "prompt", "context", "question"}  # of tokens that are som
 _OPENS = re.compile(r"\|(?!\|)|logical_or|maximum\(")
 
 
-def of_numbers(call: "Call", source: str) -> None:
+def of_numbers(call: "Call", source: str, whole: str) -> None:
     """What is compared with positions, or by positions: documents, and lengths, one for
     each item, of tokens that are no padding, or of a prefix that all see where later
-    keys are hidden."""
-    of_documents(call, source)
+    keys are hidden. source: the text of what is called; whole: that of all its code."""
+    of_documents(call, source, whole)
     is_causal = re.search(r"causal|tril|triu|\[:, None\]\s*>=", source)
     may_open = is_causal and _OPENS.search(source) and not call.takes("context")
     places = "|".join(_PLACES.findall(source)) or "arange"
@@ -159,7 +159,10 @@ def of_numbers(call: "Call", source: str) -> None:
                 call.roles[name] = "lengths"
 
 
-def of_documents(call: "Call", source: str) -> None:
+_DOCUMENTS = {"doc", "docs", "document", "documents", "segment", "segments", "seg"}
+
+
+def of_documents(call: "Call", source: str, whole: str) -> None:
     """Numbers that are compared with each other, query by key: those of the documents
     in one sequence, which do not see each other; or where each of them ends,
     cu_seqlens (n + 1,), beside tokens (L, E)."""
@@ -173,7 +176,9 @@ def of_documents(call: "Call", source: str) -> None:
         compared = rf"^\s*(\w+)\s*=[^\n]*{own}(?:\s*[!=]=\s*{own}|\.(?:eq|ne)\({own})"
         found = re.search(compared, source, re.M)
         hides = found and re.search(_HIDING.format(re.escape(found[1])), source)
-        if hides:
+        # A method that makes the mask may return it.
+        named = set(words(parameter.name)) & _DOCUMENTS
+        if hides or (named and re.search(compared, whole, re.M)):
             call.roles[parameter.name] = "documents"
 
 

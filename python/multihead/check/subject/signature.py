@@ -220,7 +220,7 @@ def read(subject: Subject) -> Call:
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
     of_raw_tokens(call, subject)
-    of_numbers(call, text_of_entry(subject))
+    of_numbers(call, text_of_entry(subject), subject.source)
     shapes.of_documented(call, subject)
     _settle_tensors(call, subject)
     of_masks_of_keys(call, subject.source)
