@@ -59,7 +59,8 @@ _TURNS_BOTH = re.compile(
 _OF_TURNS = re.compile(r"\b(?:rotary|rope|rotat\w*|turn\w*)\b", re.I)
 _VALUES = re.compile(r"\bv(?:alues?)?\b", re.I)
 _ROTARY = re.compile(r"\brotary\b|\brope\b", re.I)
-_ALIBI = re.compile(r"(?<![a-z])alibi\b|\blinear biases\b", re.I)
+_ALIBI = re.compile(r"\balibi\b|\blinear biases\b", re.I)
+_NAMED_ALIBI = re.compile(r"alibi_|_alibi|\balibi\s*[=(]", re.I)
 _NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
 _WAVES = re.compile(
     r"\b(sin|cos)\(|\brope\b|rotary|slopes?\b|alibi|\bpos(ition)?s?\b", re.I
@@ -174,10 +175,12 @@ def says_rotary(subject: Subject) -> bool:
 
 
 def says_alibi(subject: Subject) -> bool:
-    """Whether it says that its bias is that of ALiBi (Press et al., 2022)."""
-    said = [subject.name.lower().replace("alibi", "alibi "), *_sentences(subject)]
-    of_it = filter(_ALIBI.search, said)
-    return any(not _NOT.search(sentence) for sentence in of_it)
+    """Whether it says that its bias is that of ALiBi (Press et al., 2022), or calls
+    something so."""
+    said = filter(_ALIBI.search, _sentences(subject))
+    if "alibi" in subject.name.lower() or _NAMED_ALIBI.search(subject.source):
+        return True
+    return any(not _NOT.search(sentence) for sentence in said)
 
 
 def window_counts_own_key(subject: Subject) -> bool:

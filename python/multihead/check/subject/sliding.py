@@ -15,7 +15,7 @@ _NAMES = set(
 )
 # Of images, in the code of Swin and its kind.
 _OF_IMAGES = re.compile(
-    r"relative_position|window_(partition|reverse)|\bim(age|g)|patch|win_?size\s*\["
+    r"relative_position|meshgrid|window_(partition|reverse)|\bim(age|g)|patch|win_?size\s*\["
     r"|Conv2d|\bheight\b|feature[ _]maps?\b"
     r"|\(\s*2\s*\*\s*\w+\s*-\s*1\s*\)\s*\*"
     r"|\bh\w*\s*,\s*w\w*(\s*,\s*\w+)*\s*=\s*\w+\.(shape|size)|\bws\s*\*\s*ws\b",
