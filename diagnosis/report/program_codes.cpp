@@ -339,6 +339,13 @@ constexpr FaultCode kProgramCodes[] = {
      "Values are multiplied with weights that add up to 1, one by one, and "
      "then averaged.",
      "Sum over the keys: (weights * values).sum(dim), or weights @ values."},
+    {"MH955", "table_misread",
+     "Pixels that lie alike to each other are told apart, or those that do "
+     "not are taken for one: the table learns nothing of places.",
+     "What is added to the scores of pairs of pixels with one offset differs, "
+     "or is the same for pairs of different ones.",
+     "Number offsets as (dy + h - 1) * (2 * w - 1) + dx + w - 1, and permute "
+     "what the table gives, (L, L, heads), to (heads, L, L)."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -26,6 +26,7 @@ from . import (
     registered,
     residuals,
     scrambled,
+    tables,
     turning,
     wiring,
 )
@@ -89,6 +90,8 @@ class Way:
             found.append(flaw)
         if flaws.wraps_around(self.runner, self.base):
             found.append(flaws.WRAPS_AROUND)
+        if (misread := tables.misread(self.runner, self.base)) is not None:
+            found.append(misread)
         if reads.misreads_prefix(self.runner, self.base):
             found.append(reads.PREFIX_MISREAD)
         if self.of_backward is not None:

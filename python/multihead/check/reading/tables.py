@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Tables of relative positions in an image, as of Swin (Liu et al., 2021): a bias for each
+offset of two pixels, of rows and of columns. What a query and a key have added follows
+their offset alone, and another offset has another number."""
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..calls import cases
+from ..capture.runner import Run, Runner
+from ..report import Finding
+
+MISREAD = Finding(
+    "table_misread",
+    "Its table of relative positions is read wrongly: pairs of pixels with one offset "
+    "get different numbers, or pairs of different offsets one.",
+    "Number offsets as (dy + h - 1) * (2 * w - 1) + dx + w - 1, and what the table gives, "
+    "(L * L, heads), is view(L, L, heads).permute(2, 0, 1).",
+)
+# (2 * h - 1) * (2 * w - 1), (2 * size - 1) ** 2
+_OF_OFFSETS = re.compile(
+    r"\b2\s*\*\s*[\w.\[\]]+\s*-\s*1\)+\s*(?:\*\*\s*2|\*\s*\(\s*2\s*\*)"
+)
+_BESIDE = re.compile(r"cls|class_token|\+ ?3\b|prefix|register_tok|registers\b", re.I)
+_CLOSE, _MASKED = 1e-9, -50.0
+
+
+def misread(runner: Runner, base: Run) -> Finding | None:
+    text = runner.subject.source
+    is_exact = base.case.dtype is torch.float64 and base.case.mask is None
+    if base.recorder is None or not is_exact or cases.unbatched(base.case):
+        return None
+    if not _OF_OFFSETS.search(text) or _BESIDE.search(text):
+        return None
+    found = base.recorder.cores.found
+    bias = found[0].bias if len(found) == 1 and found[0].is_biased else None
+    if bias is None or bias.shape[-1] != bias.shape[-2] or not bias.isfinite().all():
+        return None
+    heads = bias[:8]
+    # A table that begins with few numbers tells nothing, nor does one with a mask.
+    if any(len(one.unique()) < 4 for one in heads) or bias.min() < _MASKED:
+        return None
+    grids = list(_grids(bias.shape[-1]))
+    fits = any(_follows(heads, *grid) for grid in grids)
+    return None if fits or not grids else MISREAD
+
+
+def _grids(length: int) -> Iterator[tuple[int, int]]:
+    for rows in range(2, length):
+        if length % rows == 0 and length // rows > 1:
+            yield rows, length // rows
+
+
+def _follows(heads: Tensor, rows: int, columns: int) -> bool:
+    """Whether each head's (L, L) has one number for each offset in such an image, and
+    others for others."""
+    places = torch.arange(rows * columns)
+    y, x = places // columns, places % columns
+    dy = y[:, None] - y[None, :] + rows - 1
+    dx = x[:, None] - x[None, :] + columns - 1
+    offsets = (dy * (2 * columns - 1) + dx).flatten()
+    count = (2 * rows - 1) * (2 * columns - 1)
+    for head in heads.flatten(1):
+        first = torch.zeros(count, dtype=head.dtype).index_copy(0, offsets, head)
+        size = head.abs().max()
+        if (first[offsets] - head).abs().max() > _CLOSE * size:
+            return False
+        gaps = first.sort().values.diff()
+        if gaps.min() < _CLOSE * size:
+            return False
+    return True
