@@ -435,6 +435,7 @@ def _role_in_pairs(key: tuple[int, int], recorder: Recorder) -> str | None:
     return None
 
 
+_ROUNDING = 1e-10
 _CANCELS = 1e-12  # of the largest gradient, in float64
 
 
@@ -453,4 +454,6 @@ def that_cancel(gradients: dict[str, Tensor | None]) -> list[str]:
     matrices = {n: g for n, g in gradients.items() if g is not None and g.dim() == 2}
     largest = {n: float(g.abs().max()) for n, g in matrices.items() if g.numel()}
     most = max(largest.values(), default=0.0)
+    if most < _ROUNDING:  # all of it cancels, as the sum of all classes
+        return []
     return [n for n, size in largest.items() if size < _CANCELS * most]

@@ -22,6 +22,7 @@ from .ways import Reading
 _ATTENDS_ELSEWHERE = re.compile(
     r"channel|covariance|\bxca\b|mdta|frame|temporal|axial|per[- ]pixel|spatial", re.I
 )
+_MIXES_POSITIONS = re.compile(r"conv|lstm|gru\b|rnn|cumsum|roll\(|pool\d|norm1d", re.I)
 _NOT_UNDERSTOOD = ("outside", "other_layers")
 
 
@@ -33,14 +34,21 @@ def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
         return said
     reading.verdict = _judge(reading, promises) or before
     if reading.verdict is before:
-        leaks = reads.reads_behind_lengths(reading.way.runner, reading.kept)
-        return [reads.HIDDEN_KEYS_READ] if leaks else said
+        return [reads.HIDDEN_KEYS_READ] if _leaks(reading) else said
     mixed = flaws.mixed_items(reading.way.runner, reading.way.base)
     if mixed is not None or instead.of_verdict(reading):
         reading.verdict = before
         return said if mixed is None else [mixed]
     reading.findings = [f for f in reading.findings if f.name != NO_WEIGHTS]
     return []
+
+
+def _leaks(reading: Reading) -> bool:
+    """Whether it reads keys behind lengths; not where another layer may do that."""
+    runner, text = reading.way.runner, reading.way.runner.subject.source
+    if _MIXES_POSITIONS.search(text) or runner.call.is_guessed("lengths"):
+        return False
+    return reads.reads_behind_lengths(runner, reading.kept)
 
 
 def _is_open(reading: Reading, said: list[Finding]) -> bool:
@@ -64,6 +72,8 @@ def _judge(reading: Reading, promises: dict[str, str]) -> dict[str, Any] | None:
         if best is not None:
             return best
     plain = [run for run in quiet if not run.arguments.masks]
+    if plain and core.of_run(plain[0]) is not None:
+        return None  # its positions are known
     parts = [_elsewhere(run) for run in plain]
     if not parts or not parts[0] or len({len(part) for part in parts}) > 1:
         return None

@@ -52,7 +52,7 @@ def judge(readings: list[Reading], promises: dict[str, str]) -> dict[str, Any] |
 def answers(reading: Reading) -> bool:
     """Whether what its heads are handed tells why the whole is not explained."""
     first = reading.kept[0]
-    one = _core_of(first)
+    one = of_run(first)
     if one is None or (_slots(first, one) > 0 and reading.way.form is None):
         return False  # keys that nothing is known of, as those of padding
     return bool(_answers(first, one))
@@ -71,7 +71,7 @@ def answered(runs: list[Run]) -> set[str]:
     for run in runs:
         if run.out.isfinite().all():
             continue
-        one = _core_of(run)
+        one = of_run(run)
         if one is None or one.context.isfinite().all():
             return set()
     return {"not_finite"}
@@ -87,7 +87,7 @@ def _of_one(
         return _judged_apart(reading, parts, promises, effort)
     found: list[tuple[Run, Core]] = []
     for run in reading.kept:
-        one = _core_of(run)
+        one = of_run(run)
         if run.is_last or _drops_elsewhere(run, one):
             continue
         if one is None or not run.recorder.cores.reaches(run.out):
@@ -419,7 +419,7 @@ def are_one(run: Run, one: Core) -> bool:
     return query.equal(key) or query.equal(value) or (key.equal(value) and not is_given)
 
 
-def _core_of(run: Run) -> Core | None:
+def of_run(run: Run) -> Core | None:
     unbatched = cases.unbatched(run.case)
     batch = 1 if unbatched else run.case.sizes.batch
     cores = run.recorder.cores

@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 from ..calls import cases
+from ..calls.asked import source_of
 from ..capture.runner import Run, Runner
 from ..options import Options
 from ..subject.documented import are_items, batch_first, batch_first_in_file
@@ -163,7 +164,19 @@ def _of_convolutions(subject: Subject) -> list[str]:
             named[1] == "_" and is_length
         ):
             found = [cases.CHANNELS_FIRST, *found]
+    if not found and "Linear(" not in subject.source:
+        parts = "".join(map(source_of, _classes_inside(subject)))
+        found = [layout for layout, kind in kinds.items() if kind.__name__ in parts]
     return list(dict.fromkeys(found))
+
+
+def _classes_inside(subject: Subject) -> list[type]:
+    """Classes of its file that its own code makes."""
+    known = getattr(getattr(subject.target, "__init__", None), "__globals__", {})
+    called = dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\(", subject.source))
+    made = [known.get(name) for name in called]
+    own = [one for one in made if inspect.isclass(one) and issubclass(one, nn.Module)]
+    return [one for one in own if not one.__module__.startswith("torch.")]
 
 
 def core_layouts(subject: Subject, options: Options) -> tuple[str, ...]:
