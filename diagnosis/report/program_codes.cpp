@@ -329,8 +329,8 @@ constexpr FaultCode kProgramCodes[] = {
     {"MH953", "query_cancels",
      "Whatever is asked, the same keys get the same weights: the state of a "
      "decoder does not choose what it reads.",
-     "A matrix that scores are made by gets no gradient, as what comes of it "
-     "is the same for all keys of a query, and the softmax takes that away.",
+     "A matrix that scores are made by gets no gradient: it adds one number "
+     "to all scores of a query, which the softmax removes.",
      "Bend the sum of query and key before one number is made of it: "
      "v(torch.tanh(W_q(q) + W_k(k)))."},
     {"MH954", "values_averaged",

@@ -74,8 +74,8 @@ inline constexpr Assumption kScoresGiven = {
     "its scores, which are no plain products of queries and keys, are right"};
 inline constexpr Assumption kElsewhere = {
     "attends_elsewhere",
-    "Each of its heads attends to {} things that are not the positions of its "
-    "input as it was given, but channels, frames or pixels, perhaps.",
+    "Each head attends to {} things that are not positions of its input: "
+    "perhaps channels, frames or pixels.",
     "Look whether these are meant to attend to each other.",
     "its heads are meant to attend to something else than the positions of its "
     "input"};

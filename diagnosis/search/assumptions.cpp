@@ -347,8 +347,10 @@ class Assuming {
     if (part == calls_.front().facts.end()) return;
     const std::string others = fact(calls_, "attends_elsewhere");
     if (!others.empty()) put(finding(kElsewhere, others), kElsewhere.condition);
-    if (calls_.front().has_given_scores())
-      return put(finding(kScoresGiven, ""), kScoresGiven.condition);
+    if (calls_.front().has_given_scores()) {
+      put(finding(kScoresGiven, ""), kScoresGiven.condition);
+      if (part->second.empty()) return;
+    }
     if (part->second.empty()) return put(finding(kHeadsOnly, ""), "");
     put(finding(kLayersBeside, part->second), kLayersBeside.condition);
   }

@@ -568,7 +568,10 @@ Conventions evident(std::span<const ObservedCall> calls) {
   for (const Convention& cut : all_conventions()) {
     if (cut.sign != Sign::kNone || shown == calls.end() ||
         found.size() > plain.size() || !cut.concerns(*shown) ||
-        with({&cut}).fused == Recipe().fused) {
+        with({&cut}).fused == Recipe().fused ||
+        std::ranges::any_of(plain, [&](const Convention* other) {
+          return other == &cut || excludes(*other, cut);
+        })) {
       continue;
     }
     found.push_back(&cut);

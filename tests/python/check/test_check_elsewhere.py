@@ -145,7 +145,10 @@ class InWindow(Heads):
     def __init__(self, dim, num_heads, window_size):
         super().__init__(dim, num_heads)
         self.table = nn.Parameter(torch.randn((2 * window_size - 1) ** 2, num_heads))
-        y, x = torch.arange(window_size**2).div(window_size, rounding_mode="floor"), None
+        y, x = (
+            torch.arange(window_size**2).div(window_size, rounding_mode="floor"),
+            None,
+        )
         x = torch.arange(window_size**2) % window_size
         dy, dx = y[:, None] - y + window_size - 1, x[:, None] - x + window_size - 1
         self.register_buffer("index", dy * self.stride(window_size) + dx)

@@ -49,7 +49,7 @@ def test_a_step_and_the_weights_that_it_is_handed():
     for kind in (StateAttention, Decoder):
         report = multihead.check(kind)
         assert report.judgement == "right_if", str(report)
-        assert conditions(report) == ["scores_given"]
+        assert "scores_given" in conditions(report)
 
 
 class LuongDecoder(nn.Module):

@@ -135,7 +135,7 @@ class Construction:
         known = [*(turning if self.is_unturned else ()), self.causal_switch]
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
         known += [n for n in self.unnamed if settled.is_grounded(self, n)]
-        # One of the texts that it is compared with is one of its ways.
+        # It is given a text that the code compares it with, which is no guess.
         known += choices_of(source_of(self.subject.target))
         made_up += stand_ins.unknown(self)
         made_up += [name for name in self.unnamed if name not in known]

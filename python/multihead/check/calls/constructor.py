@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..subject.roles import SIZES, as_written
 from ..subject.target import Subject
+from ..subject.words import words
 from .asked import size_of, source_of
 from .cases import constants_of
 from .settings import holds_sizes
@@ -17,6 +18,8 @@ Roles = Mapping[str, str | None]  # of arguments, by name
 _READ = r"(?<![.\w]){}(?:\.|\[[\"'])(\w+)"  # c.hidden_size, c["hidden_size"]
 # Of two axes: (2 * w - 1) ** 2, (2 * w - 1) * (2 * w - 1)
 _TABLE = r"\b2 ?\* ?(\w+) ?- ?1\)+\s*(?:\*\*\s*2|\*\s*\(\s*2)"
+_INSIDE = {"chans", "channels", "channel", "chan", "ch", "rank", "class", "classes"}
+_INSIDE |= {"latent", "bottleneck", "mlp", "ff", "ffn", "vocab", "layers", "experts"}
 _LENGTHS = ("sliding_window", "max_length")
 _MADE = r"\b([A-Z]\w*|randn?|zeros|ones|empty)" + AMONG
 
@@ -94,6 +97,7 @@ class Constructor:
         """Widths by default that matrices read, as of spectra: `nn.Linear(n_mels, dim)`."""
         reads = r"(?:Linear|Conv1d|Conv2d)\(\s*(?:in_\w+\s*=\s*)?(\w+)\s*,"
         sizes = {p.name for p in self._parameters if type(p.default) is int}
+        sizes = {name for name in sizes if not set(words(name)) & _INSIDE}
         return self._unknown(n for n in re.findall(reads, self._text) if n in sizes)
 
     def _for_width(self) -> list[str]:

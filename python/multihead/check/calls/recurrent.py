@@ -26,6 +26,7 @@ _STATE = {"hidden", "hid", "state", "h", "hn", "s"}
 _CELL = {"cell", "c", "cn"}
 _MEMORY = {"encoder", "enc", "encoded", "memory", "outputs", "output", "annotations"}
 _MEMORY |= {"features", "feats", "keys", "values", "states", "context", "source", "src"}
+_ENCODED = {"encoder", "enc", "encoded"}  # encoder_hidden_states is no state
 _STATES = ("of its layer", "(B, E)", "(1, B, E)", "(B, 1, E)")
 _TOKENS = ("(B,)", "(B, 1)", "(1, B)", "(B, E)", "(B, 1, E)", "(1, B, E)")
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
@@ -66,9 +67,11 @@ def recurrent(subject: Subject, call: Call) -> Iterator[Form]:
 
         if key.shape[1] == 1:
             raise ValueError("it asks a memory of several")
-        with unrecorded():
+        with unrecorded(), torch.random.fork_rng(devices=[]):
             if not found:
-                found.append(_that_fit(step, orders, {"query": query, "key": key}))
+                shapes, is_guess = _that_fit(step, orders, {"query": query, "key": key})
+                found.append(shapes)
+                form.fact = "order_guessed" if is_guess and shapes.is_first else ""
             masked = any(isinstance(one, Tensor) for one in given.values())
             turns = masked and found[0].is_first and _is_taken(step, found[0])
         return step(replace(found[0], turns_masks=turns))
@@ -79,7 +82,7 @@ def recurrent(subject: Subject, call: Call) -> Iterator[Form]:
     parameters += [
         p.replace(kind=_BY_KEYWORD) for p in call.parameters if p.name not in taken
     ]
-    said = f"{names.state} taken for the last state, which asks {names.memory}"
+    said = f"{names.state}, the last state of a decoder, is the query of {names.memory}"
     form = formed(subject, parameters, how, (cases.LAYER,), said)
     form.queries = 1
     yield form
@@ -97,8 +100,9 @@ def _names(call: Call) -> _Names | None:
         and p.default in (p.empty, None)
     ]
     said = {name: set(words(name)) for name in free}
-    states = [n for n in free if said[n] & _STATE]
-    memories = [n for n in free if said[n] & _MEMORY and n not in states]
+    encoded = [n for n in free if said[n] & _ENCODED and said[n] & _MEMORY - _ENCODED]
+    states = [n for n in free if said[n] & _STATE and n not in encoded]
+    memories = encoded + [n for n in free if said[n] & _MEMORY and n not in states]
     if not states or not memories:
         return None
     cells = [n for n in free if said[n] & _CELL and n not in (states[0], memories[0])]
@@ -124,9 +128,10 @@ def _that_fit(
     step: Callable[[_Shapes], object],
     orders: tuple[bool, ...],
     given: dict[str, Tensor],
-) -> _Shapes:
+) -> tuple[_Shapes, bool]:
     """The first shapes that it takes; of those of both orders, that in which weights add
-    up to 1 where they are summed with. Raises what it says of the first of all."""
+    up to 1 where they are summed with, and whether it takes both. Raises what it says of
+    the first of all."""
     found: list[tuple[bool, _Shapes]] = []
     first: Exception | None = None
     for is_first in orders:
@@ -143,7 +148,7 @@ def _that_fit(
     if not found:
         assert first is not None
         raise first
-    return min(found, key=lambda one: one[0])[1]
+    return min(found, key=lambda one: one[0])[1], len(found) > 1
 
 
 def _is_taken(step: Callable[[_Shapes], object], shapes: _Shapes) -> bool:

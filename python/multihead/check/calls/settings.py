@@ -294,10 +294,12 @@ def _made_of(
     for name in _fields(made):
         if (own and name not in own) or (only and role_of(name) not in only):
             continue  # it is computed from the others
-        value, old = value_for(name, sizes), getattr(made, name, None)
+        if name in given:
+            continue
+        old = getattr(made, name, None)
         is_part = dataclasses.is_dataclass(old) and not inspect.isclass(old)
-        value = settings_of(old, sizes, choices) if is_part else value
-        if is_part or (name not in given and _may_replace(name, old, value)):
+        value = settings_of(old, sizes, choices) if is_part else value_for(name, sizes)
+        if is_part or _may_replace(name, old, value):
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 object.__setattr__(made, name, value)
     return made

@@ -29,7 +29,7 @@ _PATCHES = {"patches", "patch", "joints", "spatial", "tokens"}
 
 
 def of_stacked(subject: Subject, call: Call) -> Iterator[Form]:
-    """The same where its text stacks its arguments as they come."""
+    """What of_vectors() does, where the text stacks its arguments as they come."""
     names = [re.escape(p.name) for p in call.parameters[:2]]
     if len(names) == 2 and re.search(_STACKS_THEM.format(*names), subject.source):
         yield from of_vectors(subject, call)

@@ -44,9 +44,12 @@ def of_product(shape: torch.Size, axis: int, *operands: Tensor) -> Axes:
     return Axes(items, of_first, of_second, axis)
 
 
-def whole(tensor: Tensor, like: Tensor, shape: torch.Size, axis: int) -> Tensor:
-    """The tensor with all axes of a shape; of one, but the given one, along which `like`,
-    of the same shape as the tensor, is only expanded, one is left."""
+def whole(
+    tensor: Tensor, shape: torch.Size, axis: int, like: Tensor | None = None
+) -> Tensor:
+    """The tensor with all axes of a shape; of one, but the given one, along which it, or
+    `like`, of the same shape, is only expanded, one number is left."""
+    like = tensor if like is None else like
     rest = len(shape) - tensor.dim()
     tensor = tensor.reshape(*[1] * rest, *tensor.shape)
     for place, stride in enumerate([1] * rest + list(like.stride())):
@@ -58,4 +61,4 @@ def whole(tensor: Tensor, like: Tensor, shape: torch.Size, axis: int) -> Tensor:
 def summed_axis(args: tuple, axes: int) -> int | None:
     """The only axis along which a tensor of so many is summed."""
     named = args[1] if len(args) > 1 else None
-    return named[0] % axes if named and len(named) == 1 else None
+    return named[0] % axes if axes and named and len(named) == 1 else None

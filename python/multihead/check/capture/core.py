@@ -38,8 +38,8 @@ class Core:
     returned, (N, Lq, D); draws: how many of dropout came before that, first_draw:
     before queries met keys. own_scale: that of the scores is learned, or lost, or,
     where they are_cosines, that of cosines; queries are so that 1/√D would give the
-    same. are_given: its scores are no plain products; queries and keys are made of them.
-    is_elsewhere: nothing tells what its positions are. is_shifted: numbers for each position were added on the way to them;
+    same. are_given: its scores are no plain products; queries and keys are made of
+    them. is_elsewhere: its positions are not those of the inputs. is_shifted: numbers for each position were added on the way to them;
     is_turned: what they returned was multiplied by such. others: how many attentions of
     later layers there are. scores: what the softmax was given, (N, Lq, Lk), if it could
     be followed; is_biased: whether anything but a scale came between their product and
@@ -173,7 +173,7 @@ class Cores:
             return
         if name == "mul" and len(operands) == 2:
             self._note_diagonal(operands, results[0], recorder)
-            if all(recorder.origin(t).inputs for t in operands):
+            if all(recorder.origin(t).inputs & _SEQUENCES for t in operands):
                 self._multiplied[place(results[0])] = (*operands,)
         if name == "sum" and place(operands[0]) in self._multiplied:
             self._note_sum(args, operands[0], results[0])
@@ -248,9 +248,10 @@ class Cores:
         """Scores that are written out, (q * k).sum(-1)."""
         shape, axis = products.shape, axes.summed_axis(args, products.dim())
         left, right = self._multiplied[place(products)]
-        if axis is None or left is right or self._scores.get(place(left)):
+        known = any(place(t) in self._scores for t in (left, right))
+        if axis is None or left is right or known:
             return
-        left, right = (axes.whole(t, t, shape, axis) for t in (left, right))
+        left, right = (axes.whole(t, shape, axis) for t in (left, right))
         if left.shape[axis] != right.shape[axis]:
             return
         one = axes.of_product(shape, axis, left, right)
@@ -264,18 +265,18 @@ class Cores:
         """The weight of each query's own key times its own value, as an einsum has it
         whose term has a letter twice. Its axes are told apart by their strides."""
         for own, value in (operands, operands[::-1]):
-            product, axes = self._scores.get(place(own)), own.dim()
-            if product is None or not product.is_past or axes != value.dim():
+            product, depth = self._scores.get(place(own)), own.dim()
+            if product is None or not product.is_past or depth != value.dim():
                 continue
             length = product.left.shape[1]
             if own.numel() * length != product.size or value.shape != result.shape:
                 continue
             steps = own.stride()
-            rows = [a for a in range(axes) if steps[a] == length + 1]
-            features = [a for a in range(axes) if own.shape[a] == 1 < value.shape[a]]
+            rows = [a for a in range(depth) if steps[a] == length + 1]
+            features = [a for a in range(depth) if own.shape[a] == 1 < value.shape[a]]
             if len(rows) != 1 or len(features) != 1:
                 continue
-            rest = [a for a in range(axes) if a not in (*rows, *features)]
+            rest = [a for a in range(depth) if a not in (*rows, *features)]
             order = [*sorted(rest, key=lambda a: -steps[a]), *rows, *features]
             heads, context = (_folded(t.permute(order)) for t in (value, result))
             self._close(product, heads, heads, context, recorder)

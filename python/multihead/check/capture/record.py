@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):
         self.has_softmax = self.has_scores = self.chooses = False
         # What the scores are of that meet a softmax: the last two sizes of each.
         self.softmaxes: set[tuple[int, ...]] = set()
-        self.normalised: set[int] = set()  # along how many numbers it went
+        self.normalised: set[int] = set()  # lengths of the axes of softmaxes
         # Whether it is called once for each position. What these calls compute is
         # joined, to be traced as that of one call.
         self.is_stepwise = False
@@ -540,7 +540,7 @@ def _unwatched() -> Iterator[None]:
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
     """For calls that only try what the code takes."""
-    with _disable_current_modes(), _unwatched():
+    with _disable_current_modes(), _unwatched(), torch.no_grad():
         yield
 
 

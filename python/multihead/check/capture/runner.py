@@ -83,7 +83,7 @@ class Run:
     without_gradient: list[str] = field(default_factory=list)
     idle_parts: list[str] = field(default_factory=list)  # of which a third is
     # Matrices whose gradient is 0 but for rounding.
-    cancelled: list[str] = field(default_factory=list)
+    cancelled: dict[str, Tensor] = field(default_factory=dict)
     tables: dict[str, Tensor] = field(default_factory=dict)
     turns: bool = False  # functions ran that turn by positions, as their names say
     window: int | None = None
@@ -504,7 +504,7 @@ class Runner:
             of_weights = dict(zip(learned, found[len(leaves) :]))
             run.without_gradient = [n for n, g in of_weights.items() if g is None]
             run.idle_parts = weights.with_idle_third(of_weights)
-            run.cancelled = weights.that_cancel(of_weights)
+            run.cancelled = weights.that_cancel(of_weights, learned)
         run.dout = dout
         for (role, leaf), gradient in zip(run.leaves.items(), found):
             zero = torch.zeros_like(leaf, requires_grad=False)

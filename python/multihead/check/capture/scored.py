@@ -31,7 +31,7 @@ _LEAST = -1e30  # in the place of -inf, which times 0 is NaN
 @dataclass(frozen=True)
 class _Weights:
     """What is known of a tensor of masked scores or of weights: the scores, in its own
-    shape, before they met a mask; whether it is past the softmax; how many draws of
+    shape, before they met a mask of the call, unless that was in place; whether it is past the softmax; how many draws of
     dropout there were before that; which masks have a part in it."""
 
     scores: Tensor
@@ -48,6 +48,8 @@ class Scored:
 
     found: list[Core] = field(default_factory=list)
     of_products: list[Core] = field(default_factory=list)
+    # The weights that scores come of.
+    made_by: set[Place] = field(default_factory=set)
     _known: dict[_View, _Weights] = field(default_factory=dict)
     # What weights were multiplied with, one by one: they, and what is known of them.
     _terms: dict[Place, tuple[_Weights, Tensor, Tensor]] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class Scored:
         closed, of_products = self._closed(name, args, operands, results[0], recorder)
         if closed is not None:
             (self.of_products if of_products else self.found).append(closed)
-            return not of_products
+            return True
         data = [t for t in operands if recorder.origin(t).inputs & _SEQUENCES]
         self._note_products(name, data, operands, results)
         if (known := self._of(name, data, operands, recorder)) is not None:
@@ -112,6 +114,7 @@ class Scored:
         if len(data) != 1 or not (is_masked or name in _SOFTMAX):
             return None
         scores = data[0].detach().clone()
+        self.made_by.update(recorder.origin(data[0]).weights)
         draws, of_products = len(recorder.draws), storage(data[0]) in self._products
         return _Weights(scores, name in _SOFTMAX, draws, masks, of_products)
 
@@ -150,8 +153,8 @@ class Scored:
             return None, False
         known, weights, value = terms
         shape = operands[0].shape
-        scores = axes.whole(known.scores, weights, shape, axis)
-        value = axes.whole(value, value, shape, axis)
+        scores = axes.whole(known.scores, shape, axis, like=weights)
+        value = axes.whole(value, shape, axis)
         one = axes.of_product(shape, axis, scores, value)
         keeps = result.dim() == operands[0].dim()
         context = result if keeps else result.unsqueeze(axis)
@@ -172,7 +175,7 @@ def _core(
     keys = scores.shape[-1]
     if value.shape[:2] != (len(scores), keys):
         return None
-    seen = scores.clamp(min=_LEAST)
+    seen = scores.clamp(min=max(_LEAST, torch.finfo(scores.dtype).min / keys))
     units = torch.eye(keys, dtype=scores.dtype).expand(len(scores), keys, keys)
     heads = seen * keys**0.5, units, value.detach(), context.detach().clone()
     facts = dict(own_scale=True, are_given=True, scores=scores)

@@ -28,7 +28,7 @@ class Sums:
     are_alike: list[bool] = field(default_factory=list)
     # Of those that a mask of the call has met behind the softmax.
     masked_are_one: list[bool] = field(default_factory=list)
-    is_averaged: bool = False  # what they are the factors of, and not summed
+    is_averaged: bool = False  # values times weights are averaged, not summed
     _masked: set[Place] = field(default_factory=set)
     # Weights, and how many there are: a part of them begins at the same place.
     _weights: dict[Place, int] = field(default_factory=dict)

@@ -449,11 +449,13 @@ def with_idle_third(gradients: dict[str, Tensor | None]) -> list[str]:
     return [n for n, parts in fused.items() if any(not p.any() for p in parts)]
 
 
-def that_cancel(gradients: dict[str, Tensor | None]) -> list[str]:
+def that_cancel(
+    gradients: dict[str, Tensor | None], learned: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """Matrices that the result would follow, if what comes of them did not cancel."""
     matrices = {n: g for n, g in gradients.items() if g is not None and g.dim() == 2}
     largest = {n: float(g.abs().max()) for n, g in matrices.items() if g.numel()}
     most = max(largest.values(), default=0.0)
     if most < _ROUNDING:  # all of it cancels, as the sum of all classes
-        return []
-    return [n for n, size in largest.items() if size < _CANCELS * most]
+        return {}
+    return {n: learned[n] for n, size in largest.items() if size < _CANCELS * most}

@@ -13,6 +13,7 @@ from ..capture import core as found_in
 from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
+from ..subject.documented import docstrings
 from . import core, flaws, instead, reads
 from .observation import NO_WEIGHTS
 from .ways import Reading
@@ -59,7 +60,8 @@ def _is_open(reading: Reading, said: list[Finding]) -> bool:
         return True
     if said or not reading.kept:
         return bool(said) and all(f.name in _NOT_UNDERSTOOD for f in said)
-    is_other = _ATTENDS_ELSEWHERE.search(f"{subject.name} {subject.source}")
+    said = " ".join([subject.name, *docstrings(subject)])
+    is_other = _ATTENDS_ELSEWHERE.search(said)
     verdict = (reading.verdict or {}).get("verdict")
     return verdict is None or (verdict == "unknown" and is_other is not None)
 
@@ -94,7 +96,7 @@ def _of_attention(
     promises: dict[str, str],
 ) -> dict[str, Any] | None:
     found = [(run, one) for run, one in zip(runs, cores) if one is not None]
-    if len(found) < len(runs) or core.are_one(*found[0]):
+    if len(found) < len(runs) or core.are_one(reading, *found[0]):
         return None
     return core.of_these(reading, found, promises, core.LITTLE_EFFORT)
 

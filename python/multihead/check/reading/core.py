@@ -93,7 +93,7 @@ def _of_one(
         if one is None or not run.recorder.cores.reaches(run.out):
             return None
         found.append((run, one))
-    if not found or are_one(*found[0]):
+    if not found or are_one(reading, *found[0]):
         return None
     # What scales its scores would be rounded once more in our queries.
     exact = [(run, one) for run, one in found if run.case.dtype is torch.float64]
@@ -346,6 +346,8 @@ def _explained(
     later = found[0][1].others
     named += _answers(*found[0])
     behind = bool(later) or has_head_behind(reading.way.runner.subject)
+    if found[0][1].are_given:  # what stands before them is said with their condition
+        named, behind = [], behind or not _returns_context(*found[0])
     beside = " and ".join(named or ["what is behind it"] * behind)
     facts = {"core_beside": beside, "search_effort": repr(effort)}
     facts |= {"attentions": str(later + 1)} if later else {}
@@ -410,12 +412,22 @@ def _show_slots(
         seen.metadata["queries_are_last"] = "true"
 
 
-def are_one(run: Run, one: Core) -> bool:
+def _returns_context(run: Run, one: Core) -> bool:
+    merged = one.context.transpose(1, 2).flatten(2)
+    return run.out.numel() == merged.numel() and torch.allclose(
+        run.out.reshape(merged.shape), merged
+    )
+
+
+def are_one(reading: Reading, run: Run, one: Core) -> bool:
     """Two of queries, keys and values are the same, which may be what is wrong; not keys
-    and values that are what was given, as the memory of Luong et al. (2015)."""
+    and values that are what was given for both, as the memory of Luong et al. (2015)."""
     query, key, value = one.query, one.key, one.value
+    call = reading.way.call
+    has_memory = call.takes("key") or call.takes("context")
     given = [t for t in run.arguments.tensors.values() if t.shape == key[:, 0].shape]
-    is_given = key.shape[1] == 1 and any(torch.equal(key[:, 0], t) for t in given)
+    is_given = has_memory and not call.takes("value") and key.shape[1] == 1
+    is_given = is_given and any(torch.equal(key[:, 0], t) for t in given)
     return query.equal(key) or query.equal(value) or (key.equal(value) and not is_given)
 
 

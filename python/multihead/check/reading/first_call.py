@@ -36,7 +36,7 @@ _LEAST_SECONDS = 1.0  # of a call but the first, which has all the time there is
 # The longest length that is tried because code holds it, and how many of them. Below
 # _SHORTEST, what is as long as there are heads, or as a head is wide, is none.
 _SHORTEST, _LONGEST, _MOST_LENGTHS = 16, 300, 2
-_WIDEST = 32
+_WIDEST = 32  # of the sides of windows
 # One head of keys and values for all queries (Shazeer, 2019).
 _OF_ONE_KEY_HEAD = re.compile(
     r"multi[-_ ]?query|\bmqa\b|one head of keys|(?:single|one) (?:key|kv)", re.I
@@ -96,9 +96,8 @@ class FirstCall:
         self._own_width = self._width_of_class()
         self.sizes = self._sizes()
         self.findings: list[Finding] = []
-        self.outside: Finding | None = (
-            None  # attention of another kind, of another shape
-        )
+        # That it is attention of another kind, whose output has another shape.
+        self.outside: Finding | None = None
         # What came to its end and returned no output of attention, and what ran it.
         self.ended: tuple[Runner, Run] | None = None
         self._seconds, self.spent = seconds, 0.0

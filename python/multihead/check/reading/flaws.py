@@ -19,6 +19,7 @@ from ..calls.cases import Case
 from ..calls.forms import splits_batch
 from ..calls.settings import is_only_kept
 from ..capture import core
+from ..capture.places import place
 from ..capture.runner import Run, Runner
 from ..report import Finding
 from ..subject.target import Subject, text_of_file
@@ -328,13 +329,15 @@ def query_cancels(run: Run) -> Finding | None:
     """What is said of scores that are no products, and follow no query."""
     if run.recorder is None or run.recorder.cores.found or not run.cancelled:
         return None
-    if not run.recorder.scored.found:
+    made_by = run.recorder.scored.made_by
+    cancelled = [n for n, one in run.cancelled.items() if place(one) in made_by]
+    if not run.recorder.scored.found or not cancelled:
         return None
-    names = " and ".join(f"`{name}`" for name in run.cancelled)
+    names = " and ".join(f"`{name}`" for name in cancelled)
     return Finding(
         "query_cancels",
-        f"It projects by {names}, and no weight follows that: what comes of it is added "
-        "to the scores of all keys alike, and the softmax takes it away.",
+        f"It projects by {names}, and no weight follows that: it adds one number to all "
+        "scores of a query, which the softmax removes.",
         "Bend the sum of query and key before one number is made of it: "
         "v(torch.tanh(W_q(q) + W_k(k))).",
     )

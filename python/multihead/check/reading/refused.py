@@ -24,7 +24,7 @@ _WIDTHS = ("head_dim", "qkv_dim", "out_dim", "config", "attention", "norm")
 _OF_ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa|head", re.I)
 _WHOLE = "Check the attention inside, which returns as many positions as ask."
 _SECONDS = 3.0  # for all of the sizes
-# What no code asks for, whatever it computes.
+# No code means to take such batches alone.
 _AS_HEADS = "there are as many items as heads"
 
 

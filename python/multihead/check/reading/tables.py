@@ -17,14 +17,20 @@ MISREAD = Finding(
     "table_misread",
     "Its table of relative positions is read wrongly: pairs of pixels with one offset "
     "get different numbers, or pairs of different offsets one.",
-    "Number offsets as (dy + h - 1) * (2 * w - 1) + dx + w - 1, and what the table gives, "
-    "(L * L, heads), is view(L, L, heads).permute(2, 0, 1).",
+    "Number offsets as (dy + h - 1) * (2 * w - 1) + dx + w - 1, and permute what the "
+    "table gives, (L, L, heads), to (heads, L, L).",
 )
 # (2 * h - 1) * (2 * w - 1), (2 * size - 1) ** 2
 _OF_OFFSETS = re.compile(
     r"\b2\s*\*\s*[\w.\[\]]+\s*-\s*1\)+\s*(?:\*\*\s*2|\*\s*\(\s*2\s*\*)"
 )
-_BESIDE = re.compile(r"cls|class_token|\+ ?3\b|prefix|register_tok|registers\b", re.I)
+# Of videos, a third; tokens that are no pixels; numbers that a layer makes of offsets.
+_OF_THREE = re.compile(rf"{_OF_OFFSETS.pattern}[^\n]*\*\s*\(\s*2\s*\*", re.I)
+_BESIDE = re.compile(
+    r"cls|class_token|\+ ?3\b|prefix|register_tok|registers\b|latent|global|extra|"
+    r"dist_|cpb|mlp\w*\([^\n]*(?:offset|coord|rel)|talking|log\w*coord",
+    re.I,
+)
 _CLOSE, _MASKED = 1e-9, -50.0
 
 
@@ -33,13 +39,22 @@ def misread(runner: Runner, base: Run) -> Finding | None:
     is_exact = base.case.dtype is torch.float64 and base.case.mask is None
     if base.recorder is None or not is_exact or cases.unbatched(base.case):
         return None
-    if not _OF_OFFSETS.search(text) or _BESIDE.search(text):
+    if not _OF_OFFSETS.search(text) or _OF_THREE.search(text) or _BESIDE.search(text):
         return None
     found = base.recorder.cores.found
     bias = found[0].bias if len(found) == 1 and found[0].is_biased else None
     if bias is None or bias.shape[-1] != bias.shape[-2] or not bias.isfinite().all():
         return None
-    heads = bias[:8]
+    items = base.case.sizes.batch
+    heads, rest = bias[: len(bias) // items], bias[len(bias) // items :]
+    of_places = len(bias) % items == 0 and torch.allclose(
+        heads.repeat(items - 1, 1, 1),
+        rest,
+        rtol=0,
+        atol=_CLOSE * float(bias.abs().max()),
+    )
+    if items < 2 or not of_places:
+        return None  # what else is added follows the sequence
     # A table that begins with few numbers tells nothing, nor does one with a mask.
     if any(len(one.unique()) < 4 for one in heads) or bias.min() < _MASKED:
         return None

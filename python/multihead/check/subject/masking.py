@@ -136,6 +136,7 @@ _NO_LENGTHS = {"pad", "padding", "left", "start", "offset", "span", "radius", "t
 _NO_LENGTHS |= {"target", "q", "query", "queries", "threshold", "last"}
 _OF_PREFIX = {"prefix", "src"}
 _OF_TEXT = {"prefix", "prompt", "context", "question"}  # of tokens that are some of all
+_DOCUMENTS = {"doc", "docs", "document", "documents", "segment", "segments", "seg"}
 _OPENS = re.compile(r"\|(?!\|)|logical_or|maximum\(")
 
 
@@ -159,9 +160,6 @@ def of_numbers(call: "Call", source: str, whole: str) -> None:
                 call.roles[name] = "lengths"
 
 
-_DOCUMENTS = {"doc", "docs", "document", "documents", "segment", "segments", "seg"}
-
-
 def of_documents(call: "Call", source: str, whole: str) -> None:
     """Numbers that are compared with each other, query by key: those of the documents
     in one sequence, which do not see each other; or where each of them ends,
@@ -178,7 +176,9 @@ def of_documents(call: "Call", source: str, whole: str) -> None:
         hides = found and re.search(_HIDING.format(re.escape(found[1])), source)
         # A method that makes the mask may return it.
         named = set(words(parameter.name)) & _DOCUMENTS
-        if hides or (named and re.search(compared, whole, re.M)):
+        made = re.search(compared, whole, re.M) if named else None
+        given = made and re.search(rf"return [^\n]*\b{made[1]}\b", whole)
+        if hides or given:
             call.roles[parameter.name] = "documents"
 
 

@@ -60,7 +60,11 @@ _OF_TURNS = re.compile(r"\b(?:rotary|rope|rotat\w*|turn\w*)\b", re.I)
 _VALUES = re.compile(r"\bv(?:alues?)?\b", re.I)
 _ROTARY = re.compile(r"\brotary\b|\brope\b", re.I)
 _ALIBI = re.compile(r"\balibi\b|\blinear biases\b", re.I)
-_NAMED_ALIBI = re.compile(r"alibi_|_alibi|\balibi\s*[=(]", re.I)
+_NAMED_ALIBI = re.compile(r"\balibi_\w+\(|_alibi\w*\(|\balibi\(|\balibi\s*=", re.I)
+_ALIBI_FLAG = re.compile(
+    r"(?:use|with|no|is|has|enable)_?alibi|\balibi\s*(?::\s*\w+\s*)?=\s*(?:None|False|True)",
+    re.I,
+)
 _NOT = re.compile(r"\b(?:not|never|unlike|instead of|rather than)\b", re.I)
 _WAVES = re.compile(
     r"\b(sin|cos)\(|\brope\b|rotary|slopes?\b|alibi|\bpos(ition)?s?\b", re.I
@@ -177,9 +181,11 @@ def says_rotary(subject: Subject) -> bool:
 def says_alibi(subject: Subject) -> bool:
     """Whether it says that its bias is that of ALiBi (Press et al., 2022), or calls
     something so."""
-    said = filter(_ALIBI.search, _sentences(subject))
-    if "alibi" in subject.name.lower() or _NAMED_ALIBI.search(subject.source):
+    is_flag = _ALIBI_FLAG.search(subject.source) is not None
+    named = "alibi" in subject.name.lower() or _NAMED_ALIBI.search(subject.source)
+    if named and not is_flag:
         return True
+    said = filter(_ALIBI.search, _sentences(subject))
     return any(not _NOT.search(sentence) for sentence in said)
 
 

@@ -489,16 +489,17 @@ def type_name(parameter: inspect.Parameter) -> str:
 
 def _guess_required(call: Call, text: str) -> None:
     """Required arguments of unknown names: numbers are sizes, the rest a mask, unless
-    the text compares it with None."""
-    may_be_none = set(re.findall(r"(?<![\w.])(\w+) is not None\b", text))
+    the text asks for it by `is not None`, and does nothing with it that masks are for."""
+    asked = set(re.findall(r"(?<![\w.])(\w+) is not None\b", text))
+    may_be_none = {n for n in asked if not re.search(_READ_AS_MASK.format(n), text)}
     sizes = [r for r in ("num_heads", "embed_dim") if not call.takes(r)]
     for parameter in call.parameters:
         name = parameter.name
         if call.roles[name] or parameter.default is not parameter.empty:
             continue
         if name in call.unread or name in may_be_none:
-            why = "never reads" if name in call.unread else "asks whether it is there"
-            call.guesses.append(f"{name}, which it {why}, is None")
+            why = "never read" if name in call.unread else "which its text allows"
+            call.guesses.append(f"{name} is None, {why}")
             continue
         if type_name(parameter) == "bool":
             call.roles[name] = "flag"
@@ -513,6 +514,11 @@ def _guess_required(call: Call, text: str) -> None:
         call.guess([name], guess)
 
 
+# What masks are for: scores.masked_fill(m, ...), m == 0, scores * m, scores + m, ~m.
+_READ_AS_MASK = (
+    r"(?:masked_fill\w*|where)\([^\n]*\b{0}\b|\b{0}\b[^\n=]*==\s*(?:0|False)|"
+    r"[*+&|]=?\s*~?{0}\b|~{0}\b|\b{0}\b\s*[*&|]"
+)
 # What may be a mask that is forgotten.
 _OF_MASKS = {"mask", "masks", "pad", "padding", "keep", "valid", "causal", "bias"}
 
