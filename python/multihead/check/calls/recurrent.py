@@ -69,9 +69,9 @@ def recurrent(subject: Subject, call: Call) -> Iterator[Form]:
             raise ValueError("it asks a memory of several")
         with unrecorded(), torch.random.fork_rng(devices=[]):
             if not found:
-                shapes, is_guess = _that_fit(step, orders, {"query": query, "key": key})
-                found.append(shapes)
-                form.fact = "order_guessed" if is_guess and shapes.is_first else ""
+                found.append(_that_fit(step, orders, {"query": query, "key": key}))
+                is_guess = found[0].is_first and len(orders) > 1
+                form.fact = "order_guessed" if is_guess else ""
             masked = any(isinstance(one, Tensor) for one in given.values())
             turns = masked and found[0].is_first and _is_taken(step, found[0])
         return step(replace(found[0], turns_masks=turns))
@@ -128,10 +128,9 @@ def _that_fit(
     step: Callable[[_Shapes], object],
     orders: tuple[bool, ...],
     given: dict[str, Tensor],
-) -> tuple[_Shapes, bool]:
+) -> _Shapes:
     """The first shapes that it takes; of those of both orders, that in which weights add
-    up to 1 where they are summed with, and whether it takes both. Raises what it says of
-    the first of all."""
+    up to 1 where they are summed with. Raises what it says of the first of all."""
     found: list[tuple[bool, _Shapes]] = []
     first: Exception | None = None
     for is_first in orders:
@@ -148,7 +147,7 @@ def _that_fit(
     if not found:
         assert first is not None
         raise first
-    return min(found, key=lambda one: one[0])[1], len(found) > 1
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _is_taken(step: Callable[[_Shapes], object], shapes: _Shapes) -> bool:
