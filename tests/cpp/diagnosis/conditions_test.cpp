@@ -174,6 +174,43 @@ TEST(Conditions, WhatStandsBesideItsHeadsDecides) {
   EXPECT_TRUE(wrong.conditions.empty());
 }
 
+// Scores that are no products come as queries whose keys are the unit vectors.
+TEST(Conditions, ScoresThatAreGivenAndOtherPositionsDecide) {
+  at::manual_seed(9);
+  const auto verdict_of = [](const char* beside, const Recipe& recipe) {
+    const Tensors heads = {
+        {"query", random({kBatch, kHeads, kQueries, kKeys})},
+        {"key", at::eye(kKeys, at::kDouble).expand({kBatch, kHeads, -1, -1})},
+        {"value", random({kBatch, kHeads, kKeys, kEmbed / kHeads})}};
+    return explain(results({observe({}, "heads", heads,
+                                    {{"core_beside", beside},
+                                     {"own_scale", "true"},
+                                     {"scores_given", "true"}})},
+                           recipe));
+  };
+  EXPECT_EQ(names_of(verdict_of("", Recipe{}).conditions),
+            Names{"scores_given"});
+  EXPECT_EQ(names_of(verdict_of("what is behind it", Recipe{}).conditions),
+            (Names{"scores_given", "layers_beside"}));
+  EXPECT_EQ(names(verdict_of("", faulty("softmax_twice"))), "softmax_twice");
+  // They have no faults of their own.
+  const Verdict unscaled = verdict_of("", faulty("scale_missing"));
+  EXPECT_EQ(names(unscaled).find("scale"), std::string::npos);
+
+  const Tensors heads = {
+      {"query", random({kBatch, kHeads, kQueries, kEmbed / kHeads})},
+      {"key", random({kBatch, kHeads, kKeys, kEmbed / kHeads})},
+      {"value", random({kBatch, kHeads, kKeys, kEmbed / kHeads})}};
+  const Verdict others = explain(results(
+      {observe({}, "heads", heads,
+               {{"core_beside", "`conv.weight`"}, {"attends_elsewhere", "7"}})},
+      Recipe{}));
+  EXPECT_EQ(names_of(others.conditions),
+            (Names{"attends_elsewhere", "layers_beside"}));
+  EXPECT_NE(others.assumptions[0].sentence.find("attends to 7 things"),
+            std::string::npos);
+}
+
 TEST(Conditions, WhatItRefusesOrWasGuessedMayDecide) {
   at::manual_seed(5);
   const std::vector<Observation> calls = results(
