@@ -243,4 +243,5 @@ class AlongTokens(Additive):
 def test_a_softmax_of_one_number_is_named():
     report = multihead.check(Additive)
     assert report.cause == "softmax_of_one", str(report)
-    assert multihead.check(AlongTokens).judgement == "not_judged"
+    report = multihead.check(AlongTokens)
+    assert "scores_given" in {one["name"] for one in report.conditions}, str(report)

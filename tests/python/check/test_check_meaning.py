@@ -153,7 +153,8 @@ def test_what_is_said_of_a_mask_goes_for_padding():
 def strings_of_the_catalogue():
     # Neither operators nor the markup of the report, whose words have "=", too.
     diagnosis = ROOT / "diagnosis"
-    for path in [diagnosis / "explain.cpp", *diagnosis.glob("[!r]*/*.cpp")]:
+    texts = [*diagnosis.glob("[!r]*/*.cpp"), *diagnosis.glob("[!r]*/*_words.h")]
+    for path in [diagnosis / "explain.cpp", *texts]:
         joined = re.sub(r'"\s*\n\s*"', "", path.read_text())
         yield from re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined)
 

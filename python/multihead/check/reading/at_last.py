@@ -14,7 +14,7 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.documented import docstrings
-from . import core, flaws, instead, reads
+from . import across, core, flaws, instead, reads
 from .observation import NO_WEIGHTS
 from .ways import Reading
 
@@ -24,7 +24,7 @@ _ATTENDS_ELSEWHERE = re.compile(
     r"channel|covariance|\bxca\b|mdta|frame|temporal|axial|per[- ]pixel|spatial", re.I
 )
 _MIXES_POSITIONS = re.compile(r"conv|lstm|gru\b|rnn|cumsum|roll\(|pool\d|norm1d", re.I)
-_NOT_UNDERSTOOD = ("outside", "other_layers")
+_OF_SCORES = ("no product of queries and keys",)
 
 
 def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
@@ -37,6 +37,8 @@ def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
     if reading.verdict is before:
         return [reads.HIDDEN_KEYS_READ] if _leaks(reading) else said
     mixed = flaws.mixed_items(reading.way.runner, reading.way.base)
+    if across.attends_over_items(reading.way.runner, reading.way.base):
+        mixed = flaws.ITEMS_MIXED
     if mixed is not None or instead.of_verdict(reading):
         reading.verdict = before
         return said if mixed is None else [mixed]
@@ -58,18 +60,28 @@ def _is_open(reading: Reading, said: list[Finding]) -> bool:
     subject = reading.way.runner.subject
     if reading.faults == ["batch_and_sequence_exchanged"] and splits_batch(subject):
         return True
-    if said or not reading.kept:
-        return bool(said) and all(f.name in _NOT_UNDERSTOOD for f in said)
-    said = " ".join([subject.name, *docstrings(subject)])
-    is_other = _ATTENDS_ELSEWHERE.search(said)
+    if not reading.kept or reading.gains:
+        return False
+    if any(finding.name == "random" for finding in reading.findings):
+        return False
+    text = " ".join([subject.name, *docstrings(subject)])
+    is_other = _ATTENDS_ELSEWHERE.search(text) is not None
+    if said:
+        kinds = _OF_SCORES if not is_other else (*_OF_SCORES, "weights of features")
+        return all(
+            f.name == "other_layers"
+            or (f.name == "outside" and any(kind in f.sentence for kind in kinds))
+            for f in said
+        )
     verdict = (reading.verdict or {}).get("verdict")
-    return verdict is None or (verdict == "unknown" and is_other is not None)
+    return verdict is None or (verdict == "unknown" and is_other)
 
 
 def _judge(reading: Reading, promises: dict[str, str]) -> dict[str, Any] | None:
     quiet = [run for run in reading.kept if not run.case.training]
     scored = [(run, one) for run in quiet if (one := _scored(run)) is not None]
-    if scored and len(scored) == len(quiet):
+    of_heads = core.judge([reading], promises)
+    if scored and len(scored) == len(quiet) and of_heads is None:
         best = core.of_these(reading, scored, promises, core.LITTLE_EFFORT)
         if best is not None:
             return best

@@ -376,7 +376,7 @@ def _explained(
 
 def _slots(run: Run, one: Core) -> int:
     """How many more keys its heads have than the case, as learned ones."""
-    return one.key.shape[2] - run.case.keys
+    return 0 if one.is_elsewhere else one.key.shape[2] - run.case.keys
 
 
 def _stand_before(found: list[tuple[Run, Core]]) -> bool:

@@ -386,9 +386,14 @@ def weighs_one(runner: Runner, base: Run) -> bool:
     return not run.refused and run.recorder.normalised == {1}
 
 
+def competes(subject: Subject) -> bool:
+    """Whether what is read is meant to be shared out among what reads it, as by slots."""
+    return _COMPETES.search(subject.source) is not None
+
+
 def weighs_along_another_axis(runner: Runner, base: Run) -> bool:
     """Whether no sum over what is weighed has weights that add up to 1."""
-    if base.recorder is None or _COMPETES.search(runner.subject.source):
+    if base.recorder is None or competes(runner.subject):
         return False
     return base.recorder.cores.sums.are_astray
 

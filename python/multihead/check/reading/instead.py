@@ -74,6 +74,15 @@ def of_verdict(reading: Reading) -> list[Finding]:
         ]
     if _WITHOUT_SOFTMAX & set(reading.faults) and _OF_FEATURES.search(subject.name):
         return [guessing.of_another_kind("no softmax, as its name says")]
+    if not reading.is_right and not reading.faults and reading.way.call.left_none:
+        left = dict.fromkeys(reading.way.call.left_none, "nothing")
+        return [guessing.doubt(left, [])]
+    of_queries = "softmax_over_queries" in reading.faults
+    if of_queries and flaws.competes(subject):
+        return [guessing.of_another_kind("weights for which queries compete")]
+    of_one = flaws.SOFTMAX_OF_ONE in reading.way.findings
+    if of_one and set(reading.faults) == {"softmax_over_queries"}:
+        return [flaws.SOFTMAX_OF_ONE]  # of one query, which it may also run over
     if made_up and wiring.CONTEXT_UNREAD in reading.way.findings:
         return [wiring.CONTEXT_UNREAD]  # whatever asks it
     if not reading.is_right and (gate := _gate(reading)):

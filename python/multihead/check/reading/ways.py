@@ -341,10 +341,12 @@ class Reading:
         return "masked scores" in stages | {verdict.get("first_stage")}
 
     def in_other_forms(self, readings: list["Reading"]) -> list["Reading"]:
-        """Those of these, where its own form explains nothing."""
+        """Those of these, where its own form explains nothing; beside a plain call, those
+        in a form."""
         if self.is_right or self.faults:
             return []
-        return [reading for reading in readings if reading.way is not self.way]
+        others = [reading for reading in readings if reading.way is not self.way]
+        return others if self.way.form else [r for r in others if r.way.form]
 
     def beats(self, likelier: "Reading") -> bool:
         """Whether it is to be believed instead of a likelier one: it takes all calls

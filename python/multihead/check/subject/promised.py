@@ -60,7 +60,8 @@ _OF_TURNS = re.compile(r"\b(?:rotary|rope|rotat\w*|turn\w*)\b", re.I)
 _VALUES = re.compile(r"\bv(?:alues?)?\b", re.I)
 _ROTARY = re.compile(r"\brotary\b|\brope\b", re.I)
 _ALIBI = re.compile(r"\balibi\b|\blinear biases\b", re.I)
-_NAMED_ALIBI = re.compile(r"\balibi_\w+\(|_alibi\w*\(|\balibi\(|\balibi\s*=", re.I)
+_NAMED_ALIBI = re.compile(r"\balibi_\w+\(|_alibi\w*\(|\balibi\(|\balibi\s*=")
+_ALIBI_LAYER = re.compile(r"alibi\w*att|att\w*alibi", re.I)
 _ALIBI_FLAG = re.compile(
     r"(?:use|with|no|is|has|enable)_?alibi|\balibi\s*(?::\s*\w+\s*)?=\s*(?:None|False|True)",
     re.I,
@@ -182,7 +183,7 @@ def says_alibi(subject: Subject) -> bool:
     """Whether it says that its bias is that of ALiBi (Press et al., 2022), or calls
     something so."""
     is_flag = _ALIBI_FLAG.search(subject.source) is not None
-    named = "alibi" in subject.name.lower() or _NAMED_ALIBI.search(subject.source)
+    named = _ALIBI_LAYER.search(subject.name) or _NAMED_ALIBI.search(subject.source)
     if named and not is_flag:
         return True
     said = filter(_ALIBI.search, _sentences(subject))

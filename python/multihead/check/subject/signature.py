@@ -79,7 +79,8 @@ class Call:
     masks_rows: its mask of padding only zeroes rows of the output. unread: the
     parameters that the code does nothing with, masks aside. masks_left: masks that it
     overwrites before it reads them. exchanges: heads and positions, in what it returns.
-    fused_parts: whose the parts of a fused matrix are, "kqv".
+    fused_parts: whose the parts of a fused matrix are, "kqv". left_none: what is None
+    though it must be given, as the text allows.
     """
 
     parameters: list[inspect.Parameter]
@@ -100,6 +101,7 @@ class Call:
     masks_left: set[str] = field(default_factory=set)
     exchanges: bool = False
     fused_parts: str | None = None
+    left_none: set[str] = field(default_factory=set)
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
@@ -500,6 +502,7 @@ def _guess_required(call: Call, text: str) -> None:
         if name in call.unread or name in may_be_none:
             why = "never read" if name in call.unread else "which its text allows"
             call.guesses.append(f"{name} is None, {why}")
+            call.left_none |= {name} & may_be_none
             continue
         if type_name(parameter) == "bool":
             call.roles[name] = "flag"
