@@ -27,7 +27,8 @@ _CELL = {"cell", "c", "cn"}
 _MEMORY = {"encoder", "enc", "encoded", "memory", "outputs", "output", "annotations"}
 _MEMORY |= {"features", "feats", "keys", "values", "states", "context", "source", "src"}
 _ENCODED = {"encoder", "enc", "encoded"}  # encoder_hidden_states is no state
-_STATES = ("of its layer", "(B, E)", "(1, B, E)", "(B, 1, E)")
+_FEATURES = {"feature", "features", "feat", "feats", "proj", "projected"}
+_STATES = ("of its layer", "(B, E)", "(1, B, E)", "(B, 1, E)", "(B, 2E)")
 _TOKENS = ("(B,)", "(B, 1)", "(1, B)", "(B, E)", "(B, 1, E)", "(1, B, E)")
 _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
@@ -35,6 +36,7 @@ _BY_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 @dataclass(frozen=True)
 class _Names:
     memory: str
+    features: tuple[str, ...]  # of the memory, projected before
     state: str
     cells: tuple[str, ...]
     tokens: tuple[str, ...]
@@ -49,6 +51,7 @@ class _Shapes:
     wide: int
     state: str
     token: str
+    is_flat: bool = False  # features are (B·L, E)
     turns_masks: bool = False
 
 
@@ -57,27 +60,34 @@ def recurrent(subject: Subject, call: Call) -> Iterator[Form]:
     if names is None:
         return
     orders = _orders(subject, names.memory)
-    found: list[_Shapes] = []
+    flats = (False, True) if names.features else (False,)
+    found: list[tuple[_Shapes, int]] = []  # and how many axes what it returns has
 
     def how(target: object, /, query: Tensor, key: Tensor, **given: object) -> object:
-        def step(shapes: _Shapes) -> object:
+        def step(shapes: _Shapes) -> tuple[Tensor, int]:
             made = _given(shapes, names, target, query, key, given)
             returned = called(subject, target, made)
             return _of_query(returned, query, key)
 
-        if key.shape[1] == 1:
-            raise ValueError("it asks a memory of several")
+        if query.shape[1] != 1 or key.shape[1] == 1:
+            raise ValueError("it takes one query, and a memory of several")
         with unrecorded(), torch.random.fork_rng(devices=[]):
             if not found:
-                found.append(_that_fit(step, orders, {"query": query, "key": key}))
-                is_guess = found[0].is_first and len(orders) > 1
+                tensors = {"query": query, "key": key}
+                shapes = _that_fit(step, orders, flats, tensors)
+                found.append((shapes, step(shapes)[1]))
+                is_guess = shapes.is_first and len(orders) > 1
                 form.fact = "order_guessed" if is_guess else ""
+            shapes, axes = found[0]
             masked = any(isinstance(one, Tensor) for one in given.values())
-            turns = masked and found[0].is_first and _is_taken(step, found[0])
-        return step(replace(found[0], turns_masks=turns))
+            turns = masked and shapes.is_first and _is_taken(step, shapes)
+        out, shown = step(replace(shapes, turns_masks=turns))
+        if shown != axes:
+            raise ValueError("what it returns is wider than for other calls")
+        return out
 
     how.has_many = how.has_head = True  # type: ignore[attr-defined]
-    taken = [names.memory, names.state, *names.cells, *names.tokens]
+    taken = [names.memory, *names.features, names.state, *names.cells, *names.tokens]
     parameters = [inspect.Parameter(n, _BY_KEYWORD) for n in ("query", "key")]
     parameters += [
         p.replace(kind=_BY_KEYWORD) for p in call.parameters if p.name not in taken
@@ -95,7 +105,11 @@ def _names(call: Call) -> _Names | None:
         p.name
         for p in call.parameters
         if mask_of_words(p.name) is None
-        and (p.name in call.guessed or call.roles[p.name] in (None, *TENSORS))
+        and (
+            p.name in call.guessed
+            or call.roles[p.name] in (None, *TENSORS)
+            or (set(words(p.name)) & _ENCODED and p.default is p.empty)
+        )
         and p.name not in call.unread
         and p.default in (p.empty, None)
     ]
@@ -106,10 +120,11 @@ def _names(call: Call) -> _Names | None:
     if not states or not memories:
         return None
     cells = [n for n in free if said[n] & _CELL and n not in (states[0], memories[0])]
-    known = [states[0], memories[0], *cells]
+    features = [n for n in memories[1:] if said[n] & _FEATURES and n not in cells]
+    known = [states[0], memories[0], *features, *cells]
     required = {p.name for p in call.parameters if p.default is p.empty}
     tokens = [n for n in free if n in required and n not in known]
-    return _Names(memories[0], states[0], tuple(cells), tuple(tokens))
+    return _Names(memories[0], tuple(features), states[0], tuple(cells), tuple(tokens))
 
 
 def _orders(subject: Subject, memory: str) -> tuple[bool, ...]:
@@ -127,6 +142,7 @@ def _orders(subject: Subject, memory: str) -> tuple[bool, ...]:
 def _that_fit(
     step: Callable[[_Shapes], object],
     orders: tuple[bool, ...],
+    flats: tuple[bool, ...],
     given: dict[str, Tensor],
 ) -> _Shapes:
     """The first shapes that it takes; of those of both orders, that in which weights add
@@ -134,8 +150,9 @@ def _that_fit(
     found: list[tuple[bool, _Shapes]] = []
     first: Exception | None = None
     for is_first in orders:
-        for wide, state, token in itertools.product((1, 2), _STATES, _TOKENS):
-            shapes = _Shapes(is_first, wide, state, token)
+        axes = (1, 2), _STATES, _TOKENS, flats
+        for wide, state, token, is_flat in itertools.product(*axes):
+            shapes = _Shapes(is_first, wide, state, token, is_flat)
             try:
                 with Recorder(given) as seen:
                     step(shapes)
@@ -177,6 +194,8 @@ def _given(
     state, cell = _state(shapes.state, target, query[:, 0], bool(names.cells))
     made |= {names.memory: memory, names.state: state}
     made |= dict.fromkeys(names.cells, cell)
+    features = memory.flatten(0, 1) if shapes.is_flat else memory
+    made |= dict.fromkeys(names.features, features)
     tokens = _token(shapes.token, query[:, 0])
     return made | dict.fromkeys(names.tokens, tokens)
 
@@ -201,6 +220,8 @@ def _state(
         cell = state.flip(-1)
         is_pair = isinstance(layer, (nn.LSTM, nn.LSTMCell)) and not has_cell
         return ((state, cell) if is_pair else state), cell
+    if shape == "(B, 2E)":
+        return torch.cat((state, state.roll(1, -1)), -1), state
     axes = {"(B, E)": None, "(1, B, E)": 0, "(B, 1, E)": 1}
     axis = axes[shape]
     state = state if axis is None else state.unsqueeze(axis)
@@ -219,9 +240,9 @@ def _token(shape: str, query: Tensor) -> Tensor:
     return embedded.unsqueeze(0 if shape == "(1, B, E)" else 1)
 
 
-def _of_query(returned: object, query: Tensor, key: Tensor) -> object:
+def _of_query(returned: object, query: Tensor, key: Tensor) -> tuple[Tensor, int]:
     """What is returned of an item, as of its query; of weights alone, what they make of
-    the memory."""
+    the memory. And how many axes it has."""
     parts = returned if isinstance(returned, (tuple, list)) else [returned]
     found = [p for p in parts if isinstance(p, Tensor) and p.is_floating_point()]
     if not found:
@@ -232,14 +253,16 @@ def _of_query(returned: object, query: Tensor, key: Tensor) -> object:
     others = [
         one for one, shown in zip(found, shapes) if sorted(shown) != sorted(known)
     ]
-    if not others and shapes[0] == known:
-        return torch.bmm(found[0].reshape(batch, 1, length), key)
     if not others:
-        return torch.bmm(found[0].reshape(length, batch).mT.unsqueeze(1), key)
+        is_turned = shapes[0] != known
+        weights = found[0].reshape((length, batch) if is_turned else (batch, length))
+        weights = weights.mT if is_turned else weights
+        return torch.bmm(weights.unsqueeze(1), key), found[0].dim()
     first = others[0]
+    axes = first.dim()
     if first.dim() == 3 and first.shape[:2] == (1, batch):
         first = first.transpose(0, 1)
     out = like(first, query)
     if not isinstance(out, Tensor) or out.shape != query.shape:
         raise ValueError("it returns nothing that is of its items")
-    return out
+    return out, axes
