@@ -280,7 +280,7 @@ class Construction:
             given[self._switched] = self._switched_on(self._switched, sizes)
         for parameter in self.parameters:
             name, role = parameter.name, self.roles[parameter.name]
-            value = self._value(parameter, role, sizes)
+            value = self._of_video(name, self._value(parameter, role, sizes))
             if name in given:
                 continue
             if parameter.default is parameter.empty:
@@ -302,6 +302,13 @@ class Construction:
                 if not derived or parameter.default is not None or self._gives_all:
                     given[name] = _like(parameter.default, value)
         return given
+
+    def _of_video(self, name: str, value: object) -> object:
+        """A pair of sides, which are three where the code reads a third: of one frame."""
+        third = rf"\b{re.escape(name)}\[2\]"
+        is_pair = isinstance(value, tuple) and len(value) == 2
+        is_read = is_pair and re.search(third, source_of(self.subject.target))
+        return (1, *value) if is_read and isinstance(value, tuple) else value
 
     def _switched_on(self, name: str, sizes: Sizes) -> object:
         """True, or half a window."""

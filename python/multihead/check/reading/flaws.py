@@ -174,6 +174,10 @@ _ACROSS_ITEMS = re.compile(
     re.I,
 )
 # What is said of code whose weights compete for what is weighed, as slots and experts.
+# Each row becomes a sequence of one: x.unsqueeze(1), x[:, None].
+_OF_ITEMS = re.compile(
+    r"\.unsqueeze\(\s*(?:dim\s*=\s*)?1\s*\)[^\n]*\.unsqueeze\(\s*1\s*\)"
+)
 _COMPETES = re.compile(
     r"slot|vlad|cluster|soft_?assign|assign\w*_?(?:mat|tensor|prob)|codebook|"
     r"prototype|experts?\b|\bgat(?:es?|ed|ing)\b|_gate|rout(?:er|ing)|capsul|dispatch|"
@@ -378,7 +382,8 @@ def weighs_one(runner: Runner, base: Run) -> bool:
     if base.recorder is None or base.recorder.normalised != {1}:
         return False
     if cases.unbatched(base.case):
-        return False  # with a batch, that axis may be another
+        # Rows that are read as items have one key each; else that axis may be another.
+        return _OF_ITEMS.search(runner.subject.source) is not None
     sizes = base.case.sizes
     queries = 1 if sizes.queries == 1 else 40
     longer = replace(sizes, batch=sizes.batch + 1, queries=queries, keys=60)
