@@ -45,17 +45,20 @@ class _Names:
 @dataclass(frozen=True)
 class _Shapes:
     """is_first: the memory is (L, B, E); wide: how often it has the width of the state, as
-    one of both directions has; turns_masks: they are (L, B), too."""
+    one of both directions has; is_flat: features of it are (B·L, E); turns_masks: masks
+    are (L, B), as the memory is."""
 
     is_first: bool
     wide: int
     state: str
     token: str
-    is_flat: bool = False  # features are (B·L, E)
+    is_flat: bool = False
     turns_masks: bool = False
 
 
 def recurrent(subject: Subject, call: Call) -> Iterator[Form]:
+    """The shapes are those of the first call that the code takes, which is tried where
+    nothing is recorded."""
     names = _names(call)
     if names is None:
         return

@@ -105,7 +105,9 @@ def _is_times_heads(built: "Construction", name: str) -> bool:
     count = rf"(?:self\.)?(?:{'|'.join(map(re.escape, heads))})"
     width = rf"(?:self\.)?{re.escape(name)}"
     made = rf"(?<![\w.])(?:{width} \* {count}|{count} \* {width})\b"
-    return bool(heads) and re.search(made, text) is not None
+    # Heads as wide as the model, which are joined to one of its width.
+    joined = rf"Linear\(\s*{made}\s*,\s*{width}\s*[,)]"
+    return bool(heads) and bool(re.search(made, text)) and not re.search(joined, text)
 
 
 def _heads(built: "Construction") -> None:

@@ -23,6 +23,10 @@ _FIVE = re.compile(
     re.I,
 )
 
+# What einops takes apart: "b t h w c -> (b t) (h w) c".
+_OF_EINOPS = re.compile(
+    r"rearrange\(\s*\w+,\s*[\"']\s*b\w* \w*[tf] \w*h \w*w (?:[cde]|dim|channels)\s*->"
+)
 _FEATURES = re.compile(r"c\w*|d|dim|e|emb\w*|features?")
 
 
@@ -75,7 +79,7 @@ def _are_last(subject: Subject) -> bool:
     """Whether its text has the five axes of a video, the last that of features."""
     named = ", ".join(axes(subject))
     text = f"({named})" if named.count(",") == 4 else subject.source
-    return _FIVE.search(text) is not None
+    return any(one.search(text) for one in (_FIVE, _OF_EINOPS))
 
 
 def _are_third(subject: Subject) -> bool:

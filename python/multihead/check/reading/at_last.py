@@ -24,6 +24,13 @@ _ATTENDS_ELSEWHERE = re.compile(
     r"channel|covariance|\bxca\b|mdta|frame|temporal|axial|per[- ]pixel|spatial", re.I
 )
 _MIXES_POSITIONS = re.compile(r"conv|lstm|gru\b|rnn|cumsum|roll\(|pool\d|norm1d", re.I)
+_MASKS_LEFT = Finding(
+    "limit",
+    "What it makes of masks is not judged, as its heads attend to something else than the "
+    "positions of its input.",
+    "Check the part that is attention by itself.",
+    kind="limit",
+)
 _OF_SCORES = ("no product of queries and keys",)
 
 
@@ -43,6 +50,11 @@ def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
         reading.verdict = before
         return said if mixed is None else [mixed]
     reading.findings = [f for f in reading.findings if f.name != NO_WEIGHTS]
+    is_elsewhere = "attends_elsewhere" in {
+        one["name"] for one in reading.verdict["assumptions"]
+    }
+    if is_elsewhere and any(run.arguments.masks for run in reading.kept):
+        reading.findings.append(_MASKS_LEFT)
     return []
 
 
