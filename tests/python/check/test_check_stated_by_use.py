@@ -170,6 +170,8 @@ class AlibiHeadByHead(nn.Module):
 
 
 class AlibiRises(AlibiHeadByHead):
+    """With the bias of ALiBi."""
+
     sign = -1.0
 
 
