@@ -520,6 +520,15 @@ void look_at_what_is_normed(std::span<const ObservedCall> calls,
   }
 }
 
+// An order of a fused projection that heads do not show by themselves.
+bool may_cut(const Convention& cut, const ObservedCall& call,
+             const Conventions& known) {
+  return cut.sign == Sign::kNone && cut.concerns(call) &&
+         with({&cut}).fused != Recipe().fused &&
+         std::ranges::none_of(
+             known, [&](auto* other) { return excludes(*other, cut); });
+}
+
 }  // namespace
 
 Conventions certain(std::span<const ObservedCall> calls) {
@@ -564,19 +573,13 @@ Conventions evident(std::span<const ObservedCall> calls) {
   };
   look_for_all([](Sign sign) { return sign != Sign::kContext; });
   // A bias shows only beside heads as they are cut.
-  const Conventions plain = found;
   for (const Convention& cut : all_conventions()) {
-    if (cut.sign != Sign::kNone || shown == calls.end() ||
-        found.size() > plain.size() || !cut.concerns(*shown) ||
-        with({&cut}).fused == Recipe().fused ||
-        std::ranges::any_of(plain, [&](const Convention* other) {
-          return other == &cut || excludes(*other, cut);
-        })) {
-      continue;
-    }
+    if (shown == calls.end() || !may_cut(cut, *shown, found)) continue;
     found.push_back(&cut);
+    const size_t known = found.size();
     look_for_all([](Sign sign) { return sign == Sign::kBias; });
-    if (found.size() == plain.size() + 1) found = plain;
+    if (found.size() > known) break;
+    found.pop_back();
   }
   look_at_what_is_normed(calls, found);
   // What is done to heads after they are turned shows once the turn is known.

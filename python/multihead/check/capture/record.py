@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..sandbox.unwatched import unwatched
 from ..subject.holding import has_storage
 from .core import Cores, of_first, scores_of_fused
 from .places import place, storage
@@ -157,7 +158,7 @@ class Recorder(TorchDispatchMode):
         results = list(_tensors([result]))
         self.alive += operands + results
         # What raised here would look like an error of the code that is watched.
-        with contextlib.suppress(Exception), _unwatched():
+        with contextlib.suppress(Exception), unwatched():
             self._note_weights(name, operands, results)
             self._note_origins(name, operands, results)
             self._note_draws(name, args, operands, results)
@@ -524,24 +525,6 @@ def _tensors(values):
                 yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-
-
-@contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
-    """What is done inside are no calls of the code's: none of them is noted."""
-    watcher = sys.getprofile()
-    sys.setprofile(None)
-    try:
-        yield
-    finally:
-        sys.setprofile(watcher)
-
-
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """For calls that only try what the code takes."""
-    with _disable_current_modes(), _unwatched(), torch.no_grad():
-        yield
 
 
 class Frames:
