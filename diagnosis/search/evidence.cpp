@@ -233,9 +233,8 @@ class Signs {
             }));
   }
 
-  // Whether it is causal by itself is not known yet. Beside a number that is
-  // learned for it, scores may be scaled wrongly; else that were too many
-  // guesses.
+  // Whether it is causal by itself is not known yet. Beside a learned number
+  // scores may be scaled wrongly; else that were too many guesses.
   bool shows_weights(const Recipe& without, const Recipe& with) const {
     const auto holds = [&](Recipe after) {
       Recipe before = after;
