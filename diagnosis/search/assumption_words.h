@@ -117,6 +117,13 @@ inline constexpr Assumption kOneToken = {
     "others than the keys up to their own.",
     "Let each see the keys up to its own: torch.ones(Lq, Lk).tril(Lk - Lq).",
     "it is given one token at a time on its cache"};
+inline constexpr Assumption kMasksAreCausal = {
+    "masks_are_causal",
+    "What its mask holds is ignored: any mask only makes it causal, and its "
+    "file makes none but causal ones.",
+    "To block what the mask blocks, hand it on: "
+    "scaled_dot_product_attention(q, k, v, attn_mask=mask).",
+    "every mask that it is given is causal"};
 inline constexpr Assumption kBiasOfAnother = {
     "bias_of_another_query",
     "What is added to the scores of later keys, as a bias of relative "
@@ -216,6 +223,7 @@ inline constexpr const Assumption* kWithCondition[] = {
     &kOwnScale,      &kPaddingOfRows,   &kLaterAttentions, &kIdleWeights,
     &kBiasOfAnother, &kPositionsUnseen, &kOneWindow,       &kSwitchedOff,
     &kBeside,        &kContextLeft,     &kSeesLaterKeys,   &kTurnedElsewhere,
-    &kMaskOfBoth,    &kMaskLeft,        &kScoresGiven,     &kElsewhere};
+    &kMaskOfBoth,    &kMaskLeft,        &kScoresGiven,     &kElsewhere,
+    &kMasksAreCausal};
 
 }  // namespace multihead::diagnosis

@@ -168,6 +168,7 @@ class Assuming {
     if (has_scale && fact(calls_, "own_scale") == "true") add(kOwnScale);
     if (fact(calls_, "padding_of_rows") == "true") add(kPaddingOfRows);
     if (fact(calls_, "one_token_on_cache") == "true") add(kOneToken);
+    if (fact(calls_, "masks_are_causal") == "true") add(kMasksAreCausal);
     if (fact(calls_, "bias_of_another_query") == "true") add(kBiasOfAnother);
     if (fact(calls_, "positions_unseen") == "true") add(kPositionsUnseen);
     if (fact(calls_, "one_window") == "true") add(kOneWindow);

@@ -23,6 +23,7 @@ from .reading import (
     at_last,
     core,
     effort,
+    fewer_masks,
     flaws,
     guessing,
     observation,
@@ -447,11 +448,7 @@ class Examination:
         if runs.hopeless or not judged:
             return reading
         self._judge_heads(reading, judged)
-        inverted = set(reading.faults) == {"mask_inverted", "padding_inverted"}
-        if inverted and not way.call.takes("padding"):
-            # One parameter, for padding: masks of other shapes are taken by chance.
-            judged = [r for r in judged if "mask" not in r.arguments.masks]
-            self._judge(reading, judged)
+        fewer_masks.judge(reading, judged, self._judge)
         if is_stepwise(way.runner.subject):
             on_cache.judge_steps(reading)
         elif reading.is_right:

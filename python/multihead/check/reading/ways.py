@@ -209,6 +209,8 @@ class Reading:
     kept: list[Run] = field(default_factory=list)
     # Whether several tokens at once, on a cache, give something else.
     takes_one_token: bool = False
+    # Whether any mask only makes it causal, where its file makes no other.
+    takes_causal_masks: bool = False
     # Kinds of calls by name.
     taken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
@@ -220,6 +222,7 @@ class Reading:
         of_form = [form.fact] if form and form.fact else []
         shifted = self.way.is_shifted and flaws.OF_ANOTHER_QUERY not in self.findings
         told = {"one_token_on_cache": self.takes_one_token}
+        told |= {"masks_are_causal": self.takes_causal_masks}
         told |= {"bias_of_another_query": shifted}
         unseen = self.way.base.case.style.numpy and self.way.call.takes("position_ids")
         told |= {"positions_unseen": unseen, "one_window": self.way.of_windows is True}

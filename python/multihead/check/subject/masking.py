@@ -337,3 +337,15 @@ def causal_flag(text: str, parameters: Iterable[inspect.Parameter]) -> str | Non
         if is_flag and re.search(hidden.format(re.escape(p.name)), text):
             return p.name
     return None
+
+
+_TRIANGLE = re.compile(r"\b(\w*mask\w*)\s*=[^=\n][^\n]*\btri[lu]_?\(", re.I)
+
+
+def makes_causal_masks(call: "Call", subject: Subject) -> bool:
+    """Whether its file makes causal masks, as Whisper's decoder does, outside of the
+    code that takes one, which has no word of padding."""
+    name = call.parameter("mask")
+    around = text_of_file(subject).replace(subject.source, "")
+    is_made = _TRIANGLE.search(around) is not None
+    return is_made and name is not None and "pad" not in f"{name} {subject.source}"
