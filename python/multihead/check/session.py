@@ -59,7 +59,7 @@ _turn = threading.RLock()
 _GUESSES = 3  # numbers of heads that are tried where nothing tells them
 _READ = 2  # ways to call it that are judged where attention explains none
 _ROLES_SECONDS = 3.0  # to find one with the sequences in another order
-_FORMS_SECONDS = 2.0  # to find a call in all unusual forms
+_FORMS_SECONDS = 4.0  # to find a call in all unusual forms, on a slow machine
 _FORMS_TRIED, _FORMS_CALLS = 60, 250  # in each of them; in all, whatever they take
 
 

@@ -24,6 +24,7 @@ from .forms import Form, called, formed
 from .tokens import like
 
 _STATE = {"hidden", "hid", "state", "h", "hn", "s"}
+_STEP, _RESULT = {"rnn", "lstm", "gru", "decoder", "dec"}, {"output", "out"}
 _CELL = {"cell", "c", "cn"}
 _MEMORY = {"encoder", "enc", "encoded", "memory", "outputs", "output", "annotations"}
 _MEMORY |= {"features", "feats", "keys", "values", "states", "context", "source", "src"}
@@ -118,7 +119,9 @@ def _names(call: Call) -> _Names | None:
     ]
     said = {name: set(words(name)) for name in free}
     encoded = [n for n in free if said[n] & _ENCODED and said[n] & _MEMORY - _ENCODED]
-    states = [n for n in free if said[n] & _STATE and n not in encoded]
+    asks = [n for n in free if said[n] & _STATE]
+    asks += [n for n in free if said[n] & _STEP and said[n] & _RESULT]  # rnn_output
+    states = [n for n in asks if n not in encoded]
     memories = encoded + [n for n in free if said[n] & _MEMORY and n not in states]
     if not states or not memories:
         return None

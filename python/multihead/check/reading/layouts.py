@@ -125,6 +125,11 @@ _OF_A_SIDE = re.compile(
     r"\b(?:self\.)?(\w*(?:size|side|resolution))\s*\*\s*(?:self\.)?\1\b"
 )
 _SIDES = ({"h", "w"}, {"x", "y"})  # the first letters of rows and columns
+# Pixels become a sequence: x.flatten(2).permute(2, 0, 1), x.flatten(2).transpose(1, 2).
+_OF_PIXELS = re.compile(
+    r"\b(\w+)\s*=\s*\1\.flatten\(\s*(?:start_dim\s*=\s*)?2[^)]*\)\s*"
+    r"\.(?:permute\(\s*[20]|transpose\(\s*1)"
+)
 # Those of a sequence whose channels come first: (B, C, L).
 _CHANNELS_FIRST = re.compile(
     r"\(\s*b\w*,\s*c\w*,\s*(?:[ltn]|len\w*|time\w*|seq\w*)\s*\)", re.I
@@ -145,6 +150,8 @@ def _of_convolutions(subject: Subject) -> list[str]:
     found = [*_of_pattern(subject), *found]
     if _SPATIAL.search(subject.source):
         found = [cases.CHANNELS_FIRST, cases.IMAGE, *found]
+    if _OF_PIXELS.search(subject.source):
+        found = [cases.IMAGE, *found]
     named = [name.lower() for name in axes(subject)]
     if not named and _OF_A_SIDE.search(subject.source):
         found = [cases.IMAGE, *found]

@@ -16,7 +16,7 @@ from ..calls.arguments import Arguments
 from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
-from . import again
+from . import again, wiring
 
 POSITIONS_APART = Finding(
     "positions_apart",
@@ -135,6 +135,8 @@ def are_apart(runner: Runner, base: Run) -> bool:
     case = replace(base.case, gradients=False, training=False)
     axes = _axes(case)
     if "L" not in axes or case.sizes.queries < 3 or case.mask or case.padding:
+        return False
+    if wiring.leaves_keys(base):
         return False
     read = _read(runner, case)
     if read is None or _off_diagonal(read, case).any():

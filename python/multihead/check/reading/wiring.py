@@ -96,7 +96,8 @@ def of_context(call: Call, base: Run) -> list[Finding]:
     found = attentions(base)
     context = call.parameter("context")
     if not found:
-        return []
+        is_left = call.insists_on("context") and leaves_keys(base)
+        return [CONTEXT_UNREAD] if is_left else []
     if any(p.default is p.empty for p in _unread(call)):
         return [CONTEXT_UNREAD]
     if context is None or "key" not in base.arguments.tensors:
@@ -122,6 +123,14 @@ def of_context(call: Call, base: Run) -> list[Finding]:
         if later[0] and any(h for one, h in zip(found, later) if reads_context(one)):
             return [MASK_OF_ANOTHER]
     return []
+
+
+def leaves_keys(base: Run) -> bool:
+    """Whether attention that is given keys returns nothing of them."""
+    if base.recorder is None or not base.recorder.cores.found:
+        return False
+    is_given = "key" in base.arguments.tensors
+    return is_given and "key" not in base.recorder.origin(base.out).inputs
 
 
 def leaves_context(call: Call, base: Run) -> bool:

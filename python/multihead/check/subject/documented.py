@@ -201,6 +201,8 @@ def meaning_of_padding(call: Call, subject: Subject) -> Said | None:
     name = call.parameter("padding")
     if name is None:
         return None
+    if call.holds_tokens:
+        return Said("keep")
     said = _said(_sentences(subject, (name,)))
     if said or re.search("valid|attention", name.lower()):
         return said or Said("keep")
@@ -368,8 +370,8 @@ def _is_batch_first(axes: list[str]) -> bool | None:
         if are_batch_and_length(batch, length):
             return index == 0
     # Whatever is counted between the items and their features: (batch, nodes, dim).
-    counts = len(axes) == 3 and not any(map(_FEATURES.fullmatch, axes[:2]))
-    if counts and _ITEMS.fullmatch(axes[0]) and _FEATURES.fullmatch(axes[2]):
+    is_counted = len(axes) == 3 and not _FEATURES.fullmatch(axes[1])
+    if is_counted and _ITEMS.fullmatch(axes[0]) and _FEATURES.fullmatch(axes[2]):
         return None if BATCH.fullmatch(axes[1]) else True
     return None
 

@@ -89,36 +89,54 @@ def _named_after_sequences(call: "Call") -> dict[str, str]:
     return {of_each[0][0]: "query_mask", of_each[1][0]: "padding"}
 
 
-# What compares tokens with the number of padding, and makes (B, 1, 1, Lk) of that.
-_TOKENS_WIDENED = (
-    r"(?:\b{0}\s*(?:!=|==)\s*|\b{0}\.(?:eq|ne)\()(?P<pad>[\w.]+)[^\n]*"
-    r"(?:(?:\.unsqueeze\([12]\)\s*){{2}}|\[:, None, None)"
+# What compares tokens with the number of padding: by the name of that, or making a mask
+# (B, 1, 1, Lk) of it.
+_COMPARED = r"(?:\b{0}\s*(?:!=|==)\s*|\b{0}\.(?:eq|ne)\()"
+_WITH_PADDING = _COMPARED + r"(?P<pad>[\w.]*pad\w*)"
+_TOKENS_WIDENED = _COMPARED + (
+    r"(?P<pad>[\w.]+)[^\n]*(?:(?:\.unsqueeze\([12]\)\s*){{2}}|\[:, None, None)"
 )
+_HANDED = r"\b(\w+)\(\s*{}\s*[,)]"  # to a function, before others
+_DEFINED = r"def {}\(\s*(?:self,\s*)?(\w+)(.*?)(?=\n\s*def |\n\S|\Z)"
 
 
 def of_raw_tokens(call: "Call", subject: Subject) -> None:
     """What the code requires beside its sequence, and compares with the number of
-    padding, itself or in a function of its own, holds the tokens of the keys."""
+    padding, itself or in a function of its file, holds the tokens of the keys."""
     if call.takes("padding"):
         return
-    source = subject.source
+    source, whole = subject.source, text_of_file(subject)
     for parameter in call.parameters[1:]:  # the first is the sequence
         name = parameter.name
-        if call.roles[name] is not None or parameter.default is not parameter.empty:
+        is_taken = call.roles[name] not in (None, "x", "context")
+        if is_taken or parameter.default is not parameter.empty:
             continue
         texts = [(name, source)]
-        for helper in re.findall(rf"\b(\w+)\(\s*{re.escape(name)}\s*\)", source):
-            defined = rf"def {helper}\(\s*(?:self,\s*)?(\w+)(.*?)(?=\n\s*def |\Z)"
-            texts += re.findall(defined, source, re.S)
-        found = (re.search(_TOKENS_WIDENED.format(own), text) for own, text in texts)
+        for helper in set(re.findall(_HANDED.format(re.escape(name)), source)):
+            texts += re.findall(_DEFINED.format(helper), whole, re.S)
+        found = (
+            re.search(pattern.format(own), text)
+            for own, text in texts
+            for pattern in (_WITH_PADDING, _TOKENS_WIDENED)
+        )
         if compared := next(filter(None, found), None):
-            call.roles[name] = "padding"
-            said = f"{name} taken for tokens, of which 0 is padding"
-            if _is_zero(compared["pad"], subject):
+            call.roles[name], call.holds_tokens = "padding", True
+            pad, said = (
+                compared["pad"],
+                f"{name} taken for tokens, of which 0 is padding",
+            )
+            numbers = [n for n in call.roles if n == pad or "pad" in words(n)]
+            call.roles |= dict.fromkeys((n for n in numbers if n != name), "zero")
+            if numbers or _is_zero(pad, subject) or _is_zero_by_default(pad, texts):
                 call.guesses.append(said)
             else:
                 call.guess([name], "tokens, of which 0 is padding")
             return
+
+
+def _is_zero_by_default(pad: str, texts: list[tuple[str, str]]) -> bool:
+    """Whether the number of padding is a parameter of a function, and 0 if left out."""
+    return any(re.match(rf"[^)]*\b{pad}\s*(?::\s*int\s*)?=\s*0\b", t) for _, t in texts)
 
 
 # What is done with a mask, and not with an index of biases.

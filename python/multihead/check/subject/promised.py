@@ -22,6 +22,7 @@ _GAMMA = re.compile(
     r"\bgamma\w*\s*=\s*(?:torch\.)?(?:nn\.)?Parameter\([^\n]*[\[(]\s*[01]\.?0?\s*[\])]"
 )
 _HEADS = re.compile(r"heads?\b|heads_", re.I)
+_LAYERS = {"rnn", "lstm", "gru"}
 _RECURRENT = re.compile(r"\b(?:LSTM|GRU|RNN)(?:Cell)?\(")
 _OF_STATES = re.compile(r"\b(?:LSTM|GRU|RNN)(?:Cell)?s?\b|\bspeller\b")
 _CONVOLUTION = re.compile(r"\bConv[123]d\b")
@@ -122,12 +123,14 @@ def is_dot_product(subject: Subject) -> bool:
 def is_recurrent(subject: Subject, call: Call) -> bool:
     """Whether it reads for the state of a recurrent net, which asks, as in code of Luong
     et al., 2015, and Chan et al., 2016: without heads, and without a scale."""
-    asks = call.takes("query") and (call.takes("key") or call.takes("context"))
-    text = subject.source
+    name, text = call.parameter("query") or call.parameter("x") or "", subject.source
+    of_layer = bool(_LAYERS & set(words(name)))  # rnn_output
+    is_read = call.takes("key") or call.takes("context")
+    asks = is_read and (call.takes("query") or of_layer)
     if not asks or _HEADS.search(text) or _SCALES.search(text):
         return False
     said = any(map(_OF_STATES.search, docstrings(subject)))
-    return said or _RECURRENT.search(text_of_file(subject)) is not None
+    return said or of_layer or _RECURRENT.search(text_of_file(subject)) is not None
 
 
 def _says_unscaled(sentence: str) -> bool:

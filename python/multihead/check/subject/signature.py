@@ -80,7 +80,7 @@ class Call:
     parameters that the code does nothing with, masks aside. masks_left: masks that it
     overwrites before it reads them. exchanges: heads and positions, in what it returns.
     fused_parts: whose the parts of a fused matrix are, "kqv". left_none: what is None
-    though it must be given, as the text allows.
+    though it must be given, as the text allows. holds_tokens: its padding is 0 in these.
     """
 
     parameters: list[inspect.Parameter]
@@ -102,6 +102,7 @@ class Call:
     exchanges: bool = False
     fused_parts: str | None = None
     left_none: set[str] = field(default_factory=set)
+    holds_tokens: bool = False
 
     def parameter(self, role: str) -> str | None:
         """The name of the parameter with this role."""
