@@ -297,3 +297,57 @@ def test_a_file_that_takes_long_leaves_time_to_what_it_defines(tmp_path):
     file = tmp_path / "exercise.py"
     file.write_text(ATTENTION + "while True: pass\n")
     assert multihead.check(str(file), time_limit=4).cause is None
+
+
+_ABSENT_ATTENTION = """
+import torch
+import xformers.ops as xops
+from flash_attn import flash_attn_func, flash_attn_qkvpacked_func
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = qkv.unbind(2)
+        return self.out((ATTENDED).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("attended", "causal"),
+    [
+        ("xops.memory_efficient_attention(q, k, v)", False),
+        (
+            "xops.memory_efficient_attention(q, k, v, xops.LowerTriangularMask())",
+            True,
+        ),
+        ("flash_attn_func(q, k, v, causal=True)", True),
+        ("flash_attn_qkvpacked_func(qkv, softmax_scale=q.shape[-1] ** -0.5)", False),
+    ],
+)
+def test_attention_of_absent_packages_is_computed(tmp_path, attended, causal):
+    path = tmp_path / "absent_attention.py"
+    path.write_text(_ABSENT_ATTENTION.replace("ATTENDED", attended))
+    report = multihead.check(f"{path}:Attention")
+    assert report.judgement.startswith("right"), str(report)
+    assumed = [one["name"] for one in report.verdict["assumptions"]]
+    assert ("causal_by_itself" in assumed) is causal, str(report)
+    # What it computes is wrong where it is handed something wrong.
+    wrong = attended.replace("(q, k", "(2 * q, k").replace("(qkv,", "(2 * qkv,")
+    path.write_text(_ABSENT_ATTENTION.replace("ATTENDED", wrong))
+    assert multihead.check(f"{path}:Attention").judgement == "wrong"
+
+
+def test_what_absent_attention_lacks_is_said(tmp_path):
+    path = tmp_path / "absent_attention.py"
+    attended = "flash_attn_func(q, k, v, window_size=(2, 0))"
+    path.write_text(_ABSENT_ATTENTION.replace("ATTENDED", attended))
+    report = multihead.check(f"{path}:Attention")
+    assert report.judgement != "wrong", str(report)
+    assert "flash_attn_func: window_size" in str(report)

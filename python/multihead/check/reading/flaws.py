@@ -62,7 +62,7 @@ VALUES_TURNED_TOO = Finding(
 TURNED_ALIKE = Finding(
     "turned_alike",
     "Queries and keys of a head are turned by the same angles at every position, which "
-    "cancel: weights do not follow positions, and its text says that they do.",
+    "cancel: weights do not follow positions, which rotary ones are for.",
     "Count positions along the axis of the sequence, which is -2 in (B, H, L, d) and 1 in "
     "(B, L, H, d): torch.arange(x.shape[-2]) before heads are moved counts heads.",
 )

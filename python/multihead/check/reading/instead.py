@@ -159,7 +159,9 @@ def _against_its_text(reading: Reading) -> Finding | None:
     counts_on = any(map(call.takes, _OF_POSITIONS)) or bool(call.guessed)
     counts_on |= built is not None and built.is_unturned
     counts_on |= _LEARNS_ANGLES.search(subject.source) is not None
-    if turning.ALIKE in conditions and not counts_on and says_rotary(subject):
+    remarks = {one["name"] for one in reading.verdict.get("remarks", ())}
+    of_positions = says_rotary(subject) or "rotary_by_head" in remarks
+    if turning.ALIKE in conditions and not counts_on and of_positions:
         return flaws.TURNED_ALIKE
     if "values_turned" in conditions and turns_queries_and_keys(subject):
         return flaws.VALUES_TURNED_TOO

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from . import absent_attention
+
 # As files that import all for others hand them on.
 _PACKAGES = {name: name for name in ("torch", "math", "einops", "numpy", "copy")}
 _PACKAGES |= {"nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy"}
@@ -257,5 +259,6 @@ _KNOWN: dict[str, object] = {
     "get_model_parallel_rank": lambda: 0,
     "use_fused_attn": lambda *_: False,
     "to_ntuple": _of_length,
+    **absent_attention.FUNCTIONS,
     **{f"to_{length}tuple": _of_length(length) for length in (1, 2, 3, 4)},
 }
