@@ -103,11 +103,6 @@ std::vector<const Convention*> structure() {
   return all;
 }
 
-bool assumes(const Verdict& verdict, std::string_view name) {
-  return std::ranges::find(verdict.assumptions, name, &Finding::name) !=
-         verdict.assumptions.end();
-}
-
 TEST(Conventions, AreNoFaults) {
   for (const Convention* convention : structure()) {
     at::manual_seed(20);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "diagnosis/search/search.h"
@@ -295,6 +296,11 @@ inline Tensors inputs(at::ScalarType dtype, double spread) {
   return {{"query", random_like(kQueries)},
           {"key", random_like(kKeys)},
           {"value", random_like(kKeys)}};
+}
+
+inline bool assumes(const Verdict& verdict, std::string_view name) {
+  return std::ranges::find(verdict.assumptions, name, &Finding::name) !=
+         verdict.assumptions.end();
 }
 
 }  // namespace multihead::diagnosis

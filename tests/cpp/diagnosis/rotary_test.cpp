@@ -89,11 +89,6 @@ Verdict verdict_of(const Recipe& recipe, const Tables& tables) {
   return explain(std::array{observed(recipe, tables, tables)});
 }
 
-bool assumes(const Verdict& verdict, std::string_view name) {
-  return std::ranges::find(verdict.assumptions, name, &Finding::name) !=
-         verdict.assumptions.end();
-}
-
 TEST(Rotary, AnyAnglesAreAttention) {
   for (const Tables& tables :
        {Tables{}, Tables{.sign = -1}, Tables{.pairs = 2},

@@ -62,11 +62,6 @@ Observation observed(const Recipe& recipe, const Tensor& sink = {}) {
   return o;
 }
 
-bool assumes(const Verdict& verdict, std::string_view name) {
-  return std::ranges::find(verdict.assumptions, name, &Finding::name) !=
-         verdict.assumptions.end();
-}
-
 TEST(ScoresBeside, ASoftCapIsReadFromTheTrace) {
   const Verdict verdict = explain(
       std::array{observed(changed([](Recipe& r) { r.softcapped = true; }))});

@@ -177,6 +177,8 @@ def value_for(name: str, sizes: Sizes) -> object:
         return 1.0
     if "theta" in said or ("base" in said and said & {"rope", "rotary"}):
         return 10000.0
+    if "rank" in said and said & {"lora", "latent"}:  # DeepSeek's, which may be None
+        return 2 * sizes.head_dim
     role = role_of(name)
     if role is None and _LAYERS.fullmatch(normal(name)):
         return 2
