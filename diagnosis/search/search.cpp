@@ -544,6 +544,8 @@ SearchResult search(std::span<const ObservedCall> calls) {
   const bool seen = std::ranges::any_of(calls, shows_float32);
   using Level = std::pair<Search&, size_t>;
   const Level pairs{strict, 2}, single{loose, 1};
+  // Where it is seen, a search for faults must not spend what this needs.
+  std::vector<Explanation> rounded;
   for (const auto& [precision, faults] :
        {Level{strict, 0}, Level{strict, 1}, Level{loose, 0},
         seen ? single : pairs, seen ? pairs : single, Level{loose, 2}}) {
@@ -552,7 +554,9 @@ SearchResult search(std::span<const ObservedCall> calls) {
     if (!is_fit || faults > most_faults) continue;
     // What explains fewer digits comes after all else, or where it is seen.
     if (is_loose && strict.cut_short() && (!seen || faults > 0)) continue;
+    if (seen && wide && !is_loose && faults == 1) rounded = loose.right();
     std::vector<Explanation> found;
+    if (is_loose && faults == 0) found = std::move(rounded);
     if (faults == 2) {
       found = step_by_step(calls, settled, is_loose,
                            kMostForSteps * share_allowed(calls));

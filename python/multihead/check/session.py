@@ -190,7 +190,9 @@ class Examination:
             if other.faults or (other.is_right and not reading.is_right):
                 reading = other
                 break
-        way, said = reading.way, at_last.settle(reading, self._promises)
+        way = reading.way
+        same = [one for one in self._readings if one.way is way]
+        said = at_last.settle(reading, same, self._promises)
         self.findings += guessing.of_calls(reading.findings, way.made_up)
         self.understood = reading.understood + way.kept_of(self.understood, self.call)
         if said:
@@ -294,7 +296,8 @@ class Examination:
             meanings = [m for m in meanings if not (m.additive and m.why)] or meanings
         # A little may tell which of several things masks mean, or that there are other
         # layers; else what is right would wait for all faults of something else.
-        whole = effort.OF_FORM if way.form is not None and way.form.guess else 1.0
+        is_guess = way.form is not None and bool(way.form.guess)
+        whole = effort.OF_FORM if is_guess else effort.OF_ONE
         for most in (effort.LITTLE, whole):
             found, read, spent = best, len(self._readings), self._effort.spent
             for meaning in meanings:

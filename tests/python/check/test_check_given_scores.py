@@ -213,3 +213,36 @@ def written_out(q, k, v):
 
 def test_scores_that_are_written_out():
     assert multihead.check(written_out).passed
+
+
+class AdditiveInPlace(nn.Module):
+    """The mask is added, in place."""
+
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.w_q = nn.Linear(dim, hidden, bias=False)
+        self.w_k = nn.Linear(dim, hidden, bias=False)
+        self.v = nn.Linear(hidden, 1, bias=False)
+
+    def added(self, scores, mask):
+        scores += mask
+        return scores
+
+    def forward(self, query, key, value, mask=None):
+        q, k = self.w_q(query), self.w_k(key)
+        scores = self.v(torch.tanh(q.unsqueeze(2) + k.unsqueeze(1))).squeeze(-1)
+        if mask is not None:
+            scores = self.added(scores, mask)
+        return scores.softmax(-1) @ value
+
+
+class AdditiveMultiplied(AdditiveInPlace):
+    def added(self, scores, mask):
+        return scores * (mask == 0)
+
+
+def test_masks_that_are_added_in_place_are_not_taken_for_ignored():
+    report = multihead.check(AdditiveInPlace)
+    assert report.judgement == "right_if", str(report)
+    assert "scores_given" in conditions(report), str(report)
+    assert multihead.check(AdditiveMultiplied).judgement == "wrong"

@@ -119,3 +119,47 @@ def test_windows_that_a_constructor_is_told():
     report = multihead.check(LocalAttention)
     assert report.judgement == "right" and "window_size=3" in str(report)
     assert multihead.check(OneKeyTooMany).cause == "window_off_by_one"
+
+
+class GemmasWindow(nn.Module):
+    """Heads turned in float32, scores with a cap, and a window made of the mask."""
+
+    def __init__(
+        self, hidden_size, num_heads, num_kv_heads, head_dim, sliding_window_size=None
+    ):
+        super().__init__()
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim, self.window = head_dim, sliding_window_size
+        inner = (num_heads + 2 * num_kv_heads) * head_dim
+        self.qkv_proj = nn.Linear(hidden_size, inner, bias=False)
+        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
+
+    def turned(self, x, freqs_cis):
+        halves = torch.stack(x.float().chunk(2, -1), -1)
+        out = torch.view_as_real(torch.view_as_complex(halves) * freqs_cis)
+        return torch.cat(out.unbind(-1), -1).type_as(x)
+
+    def forward(self, hidden_states, freqs_cis, mask):
+        """mask: (1, 1, L, L) additive causal mask"""
+        sizes = self.num_heads, self.num_kv_heads, self.num_kv_heads
+        q, k, v = (
+            t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for t in self.qkv_proj(hidden_states).split(
+                [n * self.head_dim for n in sizes], -1
+            )
+        )
+        q, k = self.turned(q, freqs_cis), self.turned(k, freqs_cis)
+        k, v = (t.repeat_interleave(sizes[0] // sizes[1], 1) for t in (k, v))
+        scores = torch.tanh(q @ k.mT / self.head_dim**0.5 / 50) * 50
+        if self.window is not None:
+            ones = torch.ones_like(mask)
+            near = ones.triu(1 - self.window) * ones.tril(self.window - 1)
+            mask = torch.where(near == 1, mask, -2.3819763e38)
+        weights = (scores + mask).float().softmax(-1).type_as(q)
+        return self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_window_of_rows_beside_what_is_rounded_on_the_way():
+    report = multihead.check(GemmasWindow)
+    assert report.judgement == "right_if", str(report)
+    assert [c["name"] for c in report.conditions] == ["softcap"], str(report)

@@ -31,8 +31,9 @@ _LEAST = -1e30  # in the place of -inf, which times 0 is NaN
 @dataclass(frozen=True)
 class _Weights:
     """What is known of a tensor of masked scores or of weights: the scores, in its own
-    shape, before they met a mask of the call, unless that was in place; whether it is past the softmax; how many draws of
-    dropout there were before that; which masks have a part in it."""
+    shape, before they met a mask of the call, unless that filled them in place; whether
+    it is past the softmax; how many draws of dropout there were before that; which masks
+    have a part in it."""
 
     scores: Tensor
     is_past: bool
@@ -114,6 +115,9 @@ class Scored:
         if len(data) != 1 or not (is_masked or name in _SOFTMAX):
             return None
         scores = data[0].detach().clone()
+        if name == "add_" and of_masks:
+            added = next(t for t in operands if t is not data[0]).detach()
+            scores = torch.where(added.isfinite(), scores - added.to(scores.dtype), 0.0)
         self.made_by.update(recorder.origin(data[0]).weights)
         draws, of_products = len(recorder.draws), storage(data[0]) in self._products
         return _Weights(scores, name in _SOFTMAX, draws, masks, of_products)

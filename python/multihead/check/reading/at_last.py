@@ -14,7 +14,7 @@ from ..capture.core import Core
 from ..capture.runner import Run
 from ..report import Finding
 from ..subject.documented import docstrings
-from . import across, core, flaws, instead, reads
+from . import across, core, flaws, instead, observation, reads
 from .observation import NO_WEIGHTS
 from .ways import Reading
 
@@ -34,13 +34,19 @@ _MASKS_LEFT = Finding(
 _OF_SCORES = ("no product of queries and keys",)
 
 
-def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
+def settle(
+    reading: Reading, others: list[Reading], promises: dict[str, str]
+) -> list[Finding]:
     """What is said in the place of its verdict; none where that stands, which it may
-    change for one on its heads."""
+    change for one on its heads. others: of the same calls, whose masks mean something
+    else."""
     said, before = instead.of_verdict(reading), reading.verdict
     if not _is_open(reading, said):
         return said
-    reading.verdict = _judge(reading, promises) or before
+    reading.verdict = _judge(reading, promises)
+    if reading.faults and not reading.meaning.additive:
+        _read_as_added(reading, others, promises)
+    reading.verdict = reading.verdict or before
     if reading.verdict is before:
         return [reads.HIDDEN_KEYS_READ] if _leaks(reading) else said
     mixed = flaws.mixed_items(reading.way.runner, reading.way.base)
@@ -56,6 +62,17 @@ def settle(reading: Reading, promises: dict[str, str]) -> list[Finding]:
     if is_elsewhere and any(run.arguments.masks for run in reading.kept):
         reading.findings.append(_MASKS_LEFT)
     return []
+
+
+def _read_as_added(
+    reading: Reading, others: list[Reading], promises: dict[str, str]
+) -> None:
+    """The better verdict, if its masks are meant to be added to the scores."""
+    for other in (one for one in others if one.meaning.additive and one.kept):
+        later = _judge(other, promises)
+        if later is not None and observation.is_better(later, reading.verdict or {}):
+            reading.verdict = later
+            reading.meaning, reading.kept = other.meaning, other.kept
 
 
 def _leaks(reading: Reading) -> bool:

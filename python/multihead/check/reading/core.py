@@ -24,6 +24,7 @@ from .ways import Reading
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, LITTLE_EFFORT = 0.2, 0.03
+_MOST_EFFORT = 0.4  # of all of them, before each has little
 _SHOWN = 5  # names of what stands beside
 
 # Where the whole is not explained, and nothing stands beside attention.
@@ -335,7 +336,10 @@ def _explained(
     effort: float,
     shown: bool,
 ) -> dict[str, Any] | None:
-    call, stated = reading.way.call, reading.meaning.stated
+    way = reading.way
+    if way.spent_on_heads >= _MOST_EFFORT:
+        effort = LITTLE_EFFORT
+    call, stated = way.call, reading.meaning.stated
     seen = [observation.observe_core(run, one, call, stated) for run, one in found]
     is_before = _stand_before(found)
     for one, (run, its_core) in zip(seen, found):
@@ -371,6 +375,7 @@ def _explained(
         verdict = observation.explain(seen)
     except ValueError:
         return None
+    way.spent_on_heads += verdict["effort"]
     return verdict if verdict["verdict"] != "unknown" else None
 
 

@@ -50,6 +50,7 @@ class Way:
     runner: Runner
     base: Run
     form: forms.Form | None = None
+    spent_on_heads: float = 0.0  # of the effort of one search
 
     @property
     def made_up(self) -> dict[str, str]:

@@ -357,6 +357,7 @@ WRONG = [
 ]
 
 MISBEHAVING = [
+    *attempts("rotary", "TurnsByHead: turned_alike"),
     *attempts(
         "misbehaving",
         """raises: raises

@@ -83,7 +83,6 @@ RIGHT = [
         OfOneHead
         TablesOfItems
         TablesBesideHeads
-        TurnsByHead
         ValuesTurnedToo""",
     ),
     *attempts(
