@@ -163,3 +163,40 @@ def test_a_window_of_rows_beside_what_is_rounded_on_the_way():
     report = multihead.check(GemmasWindow)
     assert report.judgement == "right_if", str(report)
     assert [c["name"] for c in report.conditions] == ["softcap"], str(report)
+
+
+class OfGrids(nn.Module):
+    """Pixels that stand side / grid_size apart attend to each other (MaxViT)."""
+
+    def __init__(self, in_channels, grid_size=4, num_heads=4):
+        super().__init__()
+        self.grid_size, self.num_heads = grid_size, num_heads
+        self.qkv = nn.Linear(in_channels, 3 * in_channels)
+        self.proj = nn.Linear(in_channels, in_channels)
+
+    def put_back(self, x):
+        return x.permute(0, 3, 1, 4, 2, 5)
+
+    def forward(self, x):
+        B, C, H, W = x.shape
+        side, rows, columns = self.grid_size, H // self.grid_size, W // self.grid_size
+        grids = x.view(B, C, side, rows, side, columns).permute(0, 3, 5, 2, 4, 1)
+        q, k, v = (
+            t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for t in self.qkv(grids.reshape(-1, side * side, C)).chunk(3, -1)
+        )
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        out = self.proj((weights @ v).transpose(1, 2).flatten(2))
+        out = self.put_back(out.view(B, rows, columns, side, side, C))
+        return x + out.reshape(B, H, W, C).permute(0, 3, 1, 2)
+
+
+class GridsAsWindows(OfGrids):
+    def put_back(self, x):
+        return x.permute(0, 1, 3, 2, 4, 5)
+
+
+def test_grids_are_put_back_where_they_were_cut():
+    report = multihead.check(OfGrids)
+    assert [c["name"] for c in report.conditions] == ["residual_inside"], str(report)
+    assert multihead.check(GridsAsWindows).cause == "windows_misplaced"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 LITTLE = 0.03  # tells single faults, and what masks mean
 OF_ONE = 0.5  # of one search: hardly any fault needs more than 0.2
-OF_FORM = 0.4  # of code in a form that is a guess, which others follow
+OF_FORM = 0.25  # of code in a form that is a guess, which others follow
 OF_PART = 0.5  # of code of which some calls are explained with a little
 _LEAST = 0.1  # of a search when others have spent the rest
 _QUICK = 0.4  # of a verdict, after which other numbers of heads are tried

@@ -199,25 +199,48 @@ def of_windows(runner: Runner, base: Run) -> Finding | bool:
     """Whether the windows of an image do not come out as they would alone, or what they
     make stands elsewhere: a flaw."""
     case, built = base.case, runner.construction
-    if case.layout not in cases.IMAGES or built is None or not built.takes("window"):
+    if case.layout not in cases.IMAGES or built is None:
         return False
+    subject, text = runner.subject, text_of_file(runner.subject)
     names = [name for name, role in built.roles.items() if role == "window"]
-    if all(is_only_kept(runner.subject, name) for name in names):
+    # H // grid_size cells of a side, whose pixels may stand apart.
+    names += [
+        name
+        for name, role in built.roles.items()
+        if role == "resolution" and re.search(rf"//\s*(?:self\.)?{name}\b", text)
+    ]
+    if all(is_only_kept(subject, name) for name in names):
         return False
     sizes = replace(case.sizes, batch=12)
     case = replace(case, sizes=sizes, gradients=False)
     alone = runner.run(case)
     for rows, columns in ((2, 3), (2, 2)):  # some take squares alone
         call = runner.call, case.layout, rows, columns
-        form = windows.in_one_image(runner.subject, *call)
-        together = runner.calling(form.call, form.subject).run(case)
-        if alone.refused or together.refused:
+        forms = (windows.in_one_image(subject, *call, grids) for grids in (False, True))
+        ran = [runner.calling(form.call, form.subject).run(case) for form in forms]
+        if alone.refused or any(run.refused for run in ran):
             continue
-        if torch.allclose(alone.out, together.out):
+        if any(torch.allclose(alone.out, run.out) for run in ran):
             return False
-        numbers = (run.out.flatten().sort().values for run in (alone, together))
-        return WINDOWS_MISPLACED if torch.allclose(*numbers) else True
+        misplaced = any(_are_moved(alone, run) for run in ran)
+        return WINDOWS_MISPLACED if misplaced else True
     return not alone.refused
+
+
+def _are_moved(alone: Run, together: Run) -> bool:
+    """Whether these are the same numbers in other places, perhaps beside a residual
+    connection."""
+
+    def numbers(run: Run, share: int) -> Tensor:
+        query, is_image = run.arguments.tensors["query"], run.case.layout == cases.IMAGE
+        pixels = query.flatten(2).mT if is_image else query.flatten(1, 2)
+        added = share * pixels if pixels.shape == run.out.shape else 0
+        return (run.out - added).flatten().sort().values
+
+    return any(
+        torch.allclose(numbers(alone, share), numbers(together, share))
+        for share in (0, 1)
+    )
 
 
 def wraps_around(runner: Runner, base: Run) -> bool:
