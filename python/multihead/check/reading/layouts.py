@@ -17,6 +17,7 @@ from ..subject.signature import (
     Call,
     axes,
     states_batch_first,
+    text_of_entry,
     unpacks_input,
 )
 from ..subject.target import Subject
@@ -127,8 +128,9 @@ _OF_A_SIDE = re.compile(
 _SIDES = ({"h", "w"}, {"x", "y"})  # the first letters of rows and columns
 # Pixels become a sequence: x.flatten(2).permute(2, 0, 1), x.flatten(2).transpose(1, 2).
 _OF_PIXELS = re.compile(
-    r"\b(\w+)\s*=\s*\1\.flatten\(\s*(?:start_dim\s*=\s*)?2[^)]*\)\s*"
-    r"\.(?:permute\(\s*[20]|transpose\(\s*1)"
+    r"(?P<before>.*?)\b(?P<x>\w+)\s*=\s*(?P=x)\.flatten\(\s*(?:start_dim\s*=\s*)?2[^)]*\)"
+    r"\s*\.(?:permute\(\s*[20]|transpose\(\s*1)",
+    re.S,
 )
 # Those of a sequence whose channels come first: (B, C, L).
 _CHANNELS_FIRST = re.compile(
@@ -150,7 +152,7 @@ def _of_convolutions(subject: Subject) -> list[str]:
     found = [*_of_pattern(subject), *found]
     if _SPATIAL.search(subject.source):
         found = [cases.CHANNELS_FIRST, cases.IMAGE, *found]
-    if _OF_PIXELS.search(subject.source):
+    if _flattens_image(subject):
         found = [cases.IMAGE, *found]
     named = [name.lower() for name in axes(subject)]
     if not named and _OF_A_SIDE.search(subject.source):
@@ -175,6 +177,14 @@ def _of_convolutions(subject: Subject) -> list[str]:
         parts = "".join(map(source_of, _classes_inside(subject)))
         found = [layout for layout, kind in kinds.items() if kind.__name__ in parts]
     return list(dict.fromkeys(found))
+
+
+def _flattens_image(subject: Subject) -> bool:
+    """Whether it makes a sequence of the pixels of what comes in, as it came."""
+    flattened = _OF_PIXELS.match(text_of_entry(subject))
+    if flattened is None or re.search(r"\.(?:shape|size)\b", flattened["before"]):
+        return False
+    return flattened["x"] in inspect.signature(subject.entry).parameters
 
 
 def _classes_inside(subject: Subject) -> list[type]:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Attention of packages that are not there, as most need a GPU: by their documentation,
-and computed by PyTorch's function. Of their options those that it has, too."""
+and computed by PyTorch's function. Options that it lacks are refused."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+# What changes nothing, of options that PyTorch's function lacks.
+_IDLE = {"window_size": (-1, -1), "softcap": 0.0, "alibi_slopes": None}
 
 
 class LowerTriangularMask:
@@ -44,9 +47,15 @@ def flash_attn_func(
     **options: object,
 ) -> Tensor:
     """flash_attn.flash_attn_func: (B, L, H, D), of keys and values a divisor of the heads;
-    causal is aligned with the last key."""
-    if refused := {name for name, value in options.items() if value}:
-        raise NotImplementedError(f"flash_attn_func: {', '.join(refused)}")
+    causal is aligned with the last key.
+
+    Raises NotImplementedError for a window, a cap or slopes of ALiBi."""
+    for name, idle in _IDLE.items():
+        if (value := options.get(name, idle)) is not idle and value != idle:
+            raise NotImplementedError(
+                f"flash_attn_func: {name} must be {idle} where flash_attn is not "
+                f"installed, got {value}"
+            )
     mask = _causal(q, k, k.shape[1] - q.shape[1]) if causal else None
     return _attend(q, k, v, mask, dropout_p, softmax_scale)
 

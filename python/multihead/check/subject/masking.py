@@ -100,16 +100,21 @@ _HANDED = r"\b(\w+)\(\s*{}\s*[,)]"  # to a function, before others
 _DEFINED = r"def {}\(\s*(?:self,\s*)?(\w+)(.*?)(?=\n\s*def |\n\S|\Z)"
 
 
-def of_raw_tokens(call: "Call", subject: Subject) -> None:
+def of_raw_tokens(call: "Call", subject: Subject, entry: str) -> None:
     """What the code requires beside its sequence, and compares with the number of
-    padding, itself or in a function of its file, holds the tokens of the keys."""
+    padding, itself or in a function of its file, holds the tokens of the keys; what may
+    be a sequence does if nothing else is done with it. entry: the text of what is
+    called."""
     if call.takes("padding"):
         return
     source, whole = subject.source, text_of_file(subject)
     for parameter in call.parameters[1:]:  # the first is the sequence
         name = parameter.name
-        is_taken = call.roles[name] not in (None, "x", "context")
-        if is_taken or parameter.default is not parameter.empty:
+        if parameter.default is not parameter.empty:
+            continue
+        is_used_once = len(re.findall(rf"\b{re.escape(name)}\b", entry)) == 2
+        free = (None, "x", "context") if is_used_once else (None,)
+        if call.roles[name] not in free:
             continue
         texts = [(name, source)]
         for helper in set(re.findall(_HANDED.format(re.escape(name)), source)):
@@ -121,12 +126,10 @@ def of_raw_tokens(call: "Call", subject: Subject) -> None:
         )
         if compared := next(filter(None, found), None):
             call.roles[name], call.holds_tokens = "padding", True
-            pad, said = (
-                compared["pad"],
-                f"{name} taken for tokens, of which 0 is padding",
-            )
-            numbers = [n for n in call.roles if n == pad or "pad" in words(n)]
-            call.roles |= dict.fromkeys((n for n in numbers if n != name), "zero")
+            pad = compared["pad"]
+            said = f"{name} taken for tokens, of which 0 is padding"
+            numbers = {n for n in call.roles if n == pad or "pad" in words(n)} - {name}
+            call.roles |= dict.fromkeys(numbers, "zero")
             if numbers or _is_zero(pad, subject) or _is_zero_by_default(pad, texts):
                 call.guesses.append(said)
             else:

@@ -222,7 +222,7 @@ def read(subject: Subject) -> Call:
         call.roles |= {n: known[n] for n in call.roles if n in known}
     if call.parameters and call.parameters[0] is _UNKNOWN[0]:
         call.guess([p.name for p in call.parameters], "query, key and value")
-    of_raw_tokens(call, subject)
+    of_raw_tokens(call, subject, text_of_entry(subject))
     of_numbers(call, text_of_entry(subject), subject.source)
     shapes.of_documented(call, subject)
     _settle_tensors(call, subject)
