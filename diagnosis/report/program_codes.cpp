@@ -346,6 +346,12 @@ constexpr FaultCode kProgramCodes[] = {
      "or is the same for pairs of different ones.",
      "Number offsets as (dy + h - 1) * (2 * w - 1) + dx + w - 1, and permute "
      "what the table gives, (L, L, heads), to (heads, L, L)."},
+    {"MH956", "bias_cancels",
+     "Weights do not follow positions: what is learned of these is never read.",
+     "A learned table of relative positions takes part, and its gradient is 0: "
+     "its numbers are the same for all keys that a query sees.",
+     "Number positions as key minus query, or the other way round where the "
+     "table wants that."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

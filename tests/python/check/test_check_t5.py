@@ -4,6 +4,7 @@ once: neither hides what is wrong with the other."""
 
 import pytest
 import torch
+from heads import Heads
 from test_check_blocks import Decoder, conditions
 from torch import nn
 from torch.nn import functional as F
@@ -230,3 +231,33 @@ def test_a_bias_and_a_triangle_may_be_one_tensor(attention):
     report = multihead.check(attention)
     assert report.judgement == "right", str(report)
     assert "position_bias" in {one["name"] for one in report.assumptions}
+
+
+class LearnedDistances(Heads):
+    """A causal layer with a learned number for each distance of a key, and each head."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__(dim, num_heads)
+        self.relative_attention_bias = nn.Embedding(16, num_heads)
+
+    def distances(self, places):
+        return places[:, None] - places
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        places = torch.arange(x.shape[1])
+        buckets = self.distances(places).clamp(0, 15)
+        bias = self.relative_attention_bias(buckets).permute(2, 0, 1)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        bias = bias.masked_fill(later, float("-inf"))
+        return self.merged(F.scaled_dot_product_attention(q, k, v, bias))
+
+
+class DistancesOfLaterKeys(LearnedDistances):
+    def distances(self, places):
+        return places - places[:, None]
+
+
+def test_a_learned_bias_that_no_weight_follows_is_named():
+    assert multihead.check(LearnedDistances).passed
+    assert multihead.check(DistancesOfLaterKeys).cause == "bias_cancels"

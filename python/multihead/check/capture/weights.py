@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..subject.holding import Held, walk, wrappers
 from ..subject.roles import is_weight, projection, speaks
+from ..subject.words import is_position_bias
 from .places import place
 from .record import Frames, Recorder, Use
 
@@ -193,7 +194,8 @@ def _norms(module: object) -> dict[str, float]:
 
 
 def named(target: object, recorder: Recorder) -> dict[str, Tensor]:
-    """The parameters of a module that learn and that products of the run met."""
+    """The parameters of a module that learn and that products of the run met, and tables
+    of what is added for positions."""
     if not isinstance(target, nn.Module):
         return {}
     met = {recorder.root(use.weight) for use in recorder.uses.values()}
@@ -206,8 +208,14 @@ def named(target: object, recorder: Recorder) -> dict[str, Tensor]:
     return {
         short(name): parameter
         for name, parameter in target.named_parameters()
-        if parameter.requires_grad and recorder.root(parameter) in met
+        if parameter.requires_grad
+        and (recorder.root(parameter) in met or is_of_positions(name))
     }
+
+
+def is_of_positions(name: str) -> bool:
+    """Whether a parameter is a bias of positions, by its name or its layer's."""
+    return any(map(is_position_bias, name.split(".")))
 
 
 _TABLES = (("cos", "sin"), ("freqs_cos", "freqs_sin"), ("cos_cached", "sin_cached"))
@@ -444,7 +452,10 @@ def with_idle_third(gradients: dict[str, Tensor | None]) -> list[str]:
     fused = {
         name: gradient.chunk(3)
         for name, gradient in gradients.items()
-        if gradient is not None and gradient.dim() == 2 and len(gradient) % 3 == 0
+        if gradient is not None
+        and gradient.dim() == 2
+        and len(gradient) % 3 == 0
+        and not is_of_positions(name)
     }
     return [n for n, parts in fused.items() if any(not p.any() for p in parts)]
 

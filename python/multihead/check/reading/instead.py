@@ -23,6 +23,7 @@ from . import (
     observation,
     reads,
     scrambled,
+    tables,
     turning,
     wiring,
 )
@@ -140,6 +141,8 @@ def _whatever_else(reading: Reading, doubtful: bool) -> list[Finding]:
         return [flaws.CAUSAL_IN_TRAINING]
     if not reading.faults and flaws.normalises_over_heads(way.base):
         return [flaws.NORMALISED_OVER_HEADS]
+    if reading.is_right and (cancels := tables.bias_cancels(reading.kept)):
+        return [cancels]
     if contradiction := _against_its_text(reading):
         return [contradiction]
     draws = any(finding.name == "random" for finding in reading.findings)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tables of relative positions in an image, as of Swin (Liu et al., 2021): a bias for each
 offset of two pixels, of rows and of columns. What a query and a key have added follows
-their offset alone, and another offset has another number."""
+their offset alone, and another offset has another number. And tables of any positions
+that no weight follows."""
 
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..calls import cases
+from ..capture import weights
 from ..capture.runner import Run, Runner
 from ..report import Finding
 
@@ -87,3 +89,20 @@ def _follows(heads: Tensor, rows: int, columns: int) -> bool:
         if gaps.min() < _CLOSE * size:
             return False
     return True
+
+
+def bias_cancels(runs: list[Run]) -> Finding | None:
+    """What is said of a learned bias of relative positions that no weight follows."""
+    cancelled = [run.cancelled for run in runs if run.gradients]
+    first = cancelled[0] if cancelled else {}
+    names = [n for n in first if weights.is_of_positions(n)]
+    if not names:
+        return None
+    return Finding(
+        "bias_cancels",
+        f"It adds what it reads from {' and '.join(f'`{n}`' for n in names)} to its "
+        "scores, and no weight follows that: at all keys that a query sees the number is "
+        "the same, which the softmax removes.",
+        "Number positions as key minus query, or the other way round where the table wants "
+        "that: with the wrong sign all keys before the query get one bucket.",
+    )
