@@ -441,6 +441,17 @@ bool traces_float32(const ObservedCall& call) {
   });
 }
 
+// Pairs take too long to be searched for a scale in float32, which leaves no
+// trace.
+bool may_round_unseen(const ObservedCall& call) {
+  return call.dtype == at::kDouble &&
+         (call.trace.empty() || traces_float32(call));
+}
+
+bool shows_way_to_nan(const ObservedCall& call) {
+  return !call.trace.empty() && call.out.isnan().any().item<bool>();
+}
+
 }  // namespace
 
 bool shows_float32(const ObservedCall& call) {
@@ -512,20 +523,12 @@ SearchResult search(std::span<const ObservedCall> calls) {
   const bool wide = std::ranges::any_of(calls, [](const ObservedCall& call) {
     return call.dtype == at::kDouble;
   });
-  // Pairs take too long to be searched for a scale in float32, which leaves no
-  // trace.
-  const bool narrow = std::ranges::any_of(calls, [](const ObservedCall& call) {
-    return call.dtype == at::kDouble &&
-           (call.trace.empty() || traces_float32(call));
-  });
+  const bool narrow = std::ranges::any_of(calls, may_round_unseen);
   // Of zeros no fault explains a bit, of NaN what is to be seen on the way.
   const bool telling = std::ranges::any_of(calls, [](const ObservedCall& call) {
     return largest_finite(call.out) > 0;
   });
-  const bool seen_on_the_way =
-      std::ranges::any_of(calls, [](const ObservedCall& call) {
-        return !call.trace.empty() && call.out.isnan().any().item<bool>();
-      });
+  const bool seen_on_the_way = std::ranges::any_of(calls, shows_way_to_nan);
   const size_t most_faults = telling ? 2 : seen_on_the_way ? 1 : 0;
   const double allowed = kMostEffort * share_allowed(calls);
   double effort = allowed;
