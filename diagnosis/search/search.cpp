@@ -30,6 +30,10 @@ double slowness_of(const Recipe& settled) {
 constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9,
                  kMostForSteps = 3.5e9;
 
+// Whoever allows as much has the whole code judged: three faults and more are
+// found step by step alone.
+constexpr double kWholeSearch = 0.5;
+
 // Beside layers of which nothing is known, faults are hardly the reason.
 constexpr double kShareBesideLayers = 0.03;
 
@@ -530,7 +534,8 @@ SearchResult search(std::span<const ObservedCall> calls) {
   });
   const bool seen_on_the_way = std::ranges::any_of(calls, shows_way_to_nan);
   const size_t most_faults = telling ? 2 : seen_on_the_way ? 1 : 0;
-  const double allowed = kMostEffort * share_allowed(calls);
+  const double share = share_allowed(calls), allowed = kMostEffort * share;
+  const double of_steps = share < kWholeSearch ? share : 1;
   double effort = allowed;
   const auto spent = [&] { return (allowed - effort) / kMostEffort; };
   // Most of what is right has nothing beside it: only what no reading of plain
@@ -561,8 +566,7 @@ SearchResult search(std::span<const ObservedCall> calls) {
     std::vector<Explanation> found;
     if (is_loose && faults == 0) found = std::move(rounded);
     if (faults == 2) {
-      found = step_by_step(calls, settled, is_loose,
-                           kMostForSteps * share_allowed(calls));
+      found = step_by_step(calls, settled, is_loose, kMostForSteps * of_steps);
     }
     if (found.empty())
       found = faults == 0 ? precision.right() : precision.with_faults(faults);
