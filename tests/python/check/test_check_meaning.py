@@ -169,7 +169,7 @@ def strings_of_check():
 def test_sentences_name_arguments_that_exist():
     own = set(inspect.signature(multihead.check).parameters)
     pytorch = {"dim", "dtype", "diagonal", "training", "atol", "rtol"}
-    pytorch |= {"keepdim", "keepdims", "axis"}
+    pytorch |= {"keepdim", "keepdims", "axis", "attn_mask"}
     stated = 0
     for text in [*strings_of_the_catalogue(), *strings_of_check()]:
         for before, name in re.findall(r"(\w*)[ (`]+([a-z]\w*)=(?!=)", text):
