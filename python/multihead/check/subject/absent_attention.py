@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Attention of packages that are not there, as most need a GPU: by their documentation,
-and computed by PyTorch's function. Options that it lacks are refused."""
+and computed by PyTorch's function, whose scores a check sees. Those of
+multihead.flash_attn are one operation each: of these it would see no softmax, and judge
+nothing. Options that PyTorch's function lacks are refused."""
 
 from collections.abc import Callable
 
