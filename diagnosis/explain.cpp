@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/where.h>
@@ -405,18 +406,25 @@ class OneThread {
   const int threads_ = at::get_num_threads();
 };
 
+// No gradients, and none of the layers of dispatch that would record them,
+// which cost a tenth of a search: gradients() alone has them back.
+struct Unrecorded {
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+};
+
 }  // namespace
 
 int fewest_faults(std::span<const Observation> observations, int most) {
   TORCH_CHECK_VALUE(most == 0 || most == 1,
                     "fewest_faults: most must be 0 or 1, got ", most);
-  const at::NoGradGuard no_grad;
+  const Unrecorded unrecorded;
   const OneThread one_thread;
   return static_cast<int>(fewest_faults(in_order(read(observations)), most));
 }
 
 Verdict explain(std::span<const Observation> observations) {
-  const at::NoGradGuard no_grad;
+  const Unrecorded unrecorded;
   const OneThread one_thread;
   const std::vector<ObservedCall> calls = read(observations);
   const std::vector<ObservedCall> ordered = in_order(calls);

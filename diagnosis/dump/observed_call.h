@@ -158,6 +158,8 @@ struct ObservedCall {
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
   mutable std::map<std::array<int, 9>, at::Tensor> projections;
+  /// j − i of query i and key j, of some lengths (Lq, Lk), likewise.
+  mutable std::map<std::array<int64_t, 2>, at::Tensor> distances;
   /// What the trace has that may be heads of some size (B, H, L, D), likewise.
   mutable std::map<std::array<int64_t, 4>, std::vector<at::Tensor>> like_heads;
   /// Turns of queries, keys and values that the trace shows, likewise.

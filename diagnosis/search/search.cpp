@@ -32,7 +32,7 @@ constexpr double kMostEffort = 1.1e10, kMostForCounting = 1e9,
 
 // Whoever allows as much has the whole code judged: three faults and more are
 // found step by step alone.
-constexpr double kWholeSearch = 0.5;
+constexpr double kWholeSearch = 0.2;
 
 // Beside layers of which nothing is known, faults are hardly the reason.
 constexpr double kShareBesideLayers = 0.03;

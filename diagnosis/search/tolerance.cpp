@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -316,6 +317,10 @@ Tensor seeing_rows(const ObservedCall& call, const Stages& stages) {
 std::array<Tensor, 3> gradients(const ObservedCall& call,
                                 const Recipe& recipe) {
   const at::AutoGradMode with_grad(true);
+  const auto dispatch = c10::impl::tls_local_dispatch_key_set();
+  const c10::impl::ForceDispatchKeyGuard with_autograd(
+      dispatch.included_,
+      dispatch.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   ObservedCall leaves = call;
   for (int role = 0; role < 3; ++role) {
     leaves.inputs[role] =

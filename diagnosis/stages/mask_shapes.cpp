@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "diagnosis/stages/mask_shapes.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
 #include <algorithm>
 #include <span>
 
@@ -59,6 +62,16 @@ Tensor first_item(const GivenMask& given, const Sizes& n) {
 
 Tensor on_queries(const GivenMask& given, const Sizes&) {
   return is_of_keys(given) ? given.numbers.transpose(-2, -1) : given.numbers;
+}
+
+const Tensor& distances(const ObservedCall& call, const Tensor& scores) {
+  const int64_t queries = scores.size(2), keys = scores.size(3);
+  Tensor& kept = call.distances[{queries, keys}];
+  if (!kept.defined()) {
+    kept = at::arange(keys, at::kLong) -
+           at::arange(queries, at::kLong).unsqueeze(-1);
+  }
+  return kept;
 }
 
 // Mostly the first key of each tells.

@@ -36,6 +36,9 @@ at::Tensor folded_heads_first(const GivenMask& mask, const Sizes& n);
 
 at::Tensor first_item(const GivenMask& given, const Sizes& n);
 
+/// j − i of query i and key j, (Lq, Lk); kept, as recipes ask for it again.
+const at::Tensor& distances(const ObservedCall& call, const at::Tensor& scores);
+
 /// Of masked scores: whether some query sees no key.
 bool has_blind_row(const at::Tensor& scores);
 

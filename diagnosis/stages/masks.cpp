@@ -40,12 +40,6 @@ void lay_out(Recipe& r) {
   r.*mask = {layout};
 }
 
-// j − i of query i and key j.
-Tensor distances(const Tensor& scores) {
-  return at::arange(scores.size(3), at::kLong) -
-         at::arange(scores.size(2), at::kLong).unsqueeze(-1);
-}
-
 // ---- What it does to them --------------------------------------------------
 
 // of_keys (B, 1, 1, L): (B, 1, L, L), true for both the query and the key.
@@ -85,7 +79,8 @@ void meet(const GivenMask& given, const MaskUse& use, bool keeps,
     case MaskEffect::kMultiplied:
       return collect(all.factor, keep.to(at::kDouble), std::multiplies<>());
     case MaskEffect::kTakenForCausal:
-      return collect(all.by_causal, distances(scores).gt(0), std::bit_or<>());
+      return collect(all.by_causal, distances(call, scores).gt(0),
+                     std::bit_or<>());
     case MaskEffect::kSeenPairs:
       return collect(all.blocked, pairs_of(keep), std::bit_or<>());
     case MaskEffect::kBlockedPairs:
@@ -164,8 +159,9 @@ void meet_causal(const ObservedCall& call, const Recipe& recipe,
   const int64_t ahead = scores.size(3) - scores.size(2);
   const bool is_shifted =
       call.queries_are_last && recipe.causal != causal_from_the_first;
-  const Tensor future = is_shifted ? recipe.causal(distances(scores) - ahead, 0)
-                                   : recipe.causal(distances(scores), ahead);
+  const Tensor future = is_shifted
+                            ? recipe.causal(distances(call, scores) - ahead, 0)
+                            : recipe.causal(distances(call, scores), ahead);
   if (recipe.causal == causal_thrown_away) {
     collect(all.unused, future, std::bit_or<>());
   } else if (recipe.causal == causal_added ||
@@ -249,15 +245,16 @@ Effect met(const ObservedCall& call, const Recipe& recipe,
     // Queries that are the last of the keys stand at their places.
     const int64_t ahead =
         call.queries_are_last ? scores.size(3) - scores.size(2) : 0;
-    const Tensor beyond = recipe.window(distances(scores) - ahead, left, right);
+    const Tensor beyond =
+        recipe.window(distances(call, scores) - ahead, left, right);
     if (beyond.defined()) collect(effect.by_causal, beyond, std::bit_or<>());
   }
   if (recipe.own_key_blocked && scores.size(2) == scores.size(3)) {
-    collect(effect.by_causal, distances(scores).eq(0), std::bit_or<>());
+    collect(effect.by_causal, distances(call, scores).eq(0), std::bit_or<>());
   }
   if (recipe.own_key_seen && effect.blocked.defined() &&
       scores.size(2) == scores.size(3)) {
-    effect.blocked = effect.blocked & distances(scores).ne(0);
+    effect.blocked = effect.blocked & distances(call, scores).ne(0);
   }
   if (recipe.within_blocks) meet_blocks(call, scores, effect);
   if (recipe.joined != MasksJoined::kEach)

@@ -317,7 +317,7 @@ class Examination:
             if most != whole:
                 with self._effort.at_most(effort.LITTLE):
                     is_partly = apart.is_explained(found, self._judge)
-                self._effort.allowed = effort.OF_PART if is_partly else 1.0
+                self._effort.allowed = effort.OF_PART if is_partly else effort.OF_ALL
                 del self._readings[read:]
                 self._effort.spent = spent
         return found

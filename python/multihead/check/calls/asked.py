@@ -9,6 +9,7 @@ from torch import nn
 from ..report import Finding
 from ..subject.roles import CONSTRUCTOR, SIZES, normal, part_of
 from ..subject.signature import MASKING, type_name
+from ..subject.texts import source_of
 from ..subject.words import OF_VOCABULARIES, role_of_words, words
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -138,13 +139,6 @@ def may_be_size(parameter: inspect.Parameter) -> bool:
     kind, said = type_name(parameter), set(words(parameter.name))
     is_other = part_of(parameter.name) or said & (SHARES | OF_VOCABULARIES)
     return kind in ("int", "_empty") and not is_other
-
-
-def source_of(target: object) -> str:
-    try:
-        return inspect.getsource(target)  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        return ""
 
 
 def demanded(parameters: list[inspect.Parameter], findings: list[Finding]) -> set[str]:

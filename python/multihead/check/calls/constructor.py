@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..subject.roles import SIZES, as_written
 from ..subject.target import Subject
+from ..subject.texts import source_of
 from ..subject.words import words
-from .asked import size_of, source_of
+from .asked import size_of
 from .cases import constants_of
 from .settings import holds_sizes
 from .settled import AMONG

@@ -20,6 +20,7 @@ from ..subject.documented import are_items
 from ..subject.roles import TENSORS, normal, role_of_name
 from ..subject.signature import Call
 from ..subject.target import Subject
+from ..subject.texts import text_of
 from . import cases
 
 _QKV = re.compile(r"qkv|kqv|query_key_value|q_k_v", re.IGNORECASE)
@@ -462,6 +463,6 @@ def _is_part(node: ast.AST) -> bool:
 
 def _tree(entry: Callable) -> ast.AST:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(entry))))
+        return ast.parse(textwrap.dedent(text_of(inspect.unwrap(entry))))
     except (OSError, TypeError, SyntaxError, ValueError):
         return ast.Module([], [])

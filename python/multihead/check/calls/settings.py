@@ -20,8 +20,8 @@ from torch import nn
 
 from ..subject.roles import CONSTRUCTOR, normal, part_of
 from ..subject.target import Subject
+from ..subject.texts import source_of
 from ..subject.words import role_of_words, words
-from .asked import source_of
 from .cases import Sizes
 
 DROPOUT = 0.25

@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from ..subject.roles import normal
+from ..subject.texts import source_of
 from ..subject.words import role_of_words, words
-from .asked import size_of, source_of
+from .asked import size_of
 
 if TYPE_CHECKING:
     from .construct import Construction

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..subject.signature import type_name
 from ..subject.target import describe
+from ..subject.texts import source_of
 from ..subject.words import words
 from .cases import Case, Sizes
 
@@ -116,7 +117,9 @@ def layers(of: "Construction") -> list[str]:
         is_free = of.roles[name] in (None, "max_length")  # as a "block" is taken for
         named = _ATTENTION.search(name) or _BEHIND.search(name)
         meant = of_module or (is_free and named)
-        is_handed_on = meant and re.search(rf"{own}[,)]", _text_of(of.subject.entry))
+        is_handed_on = meant and re.search(
+            rf"{own}[,)]", source_of(inspect.unwrap(of.subject.entry))
+        )
         unknown = of.roles[name] is None and _makes(of, name)
         if is_called or is_handed_on or unknown:
             found.append(name)
@@ -210,7 +213,7 @@ def _kept(constructor: object) -> dict[str, str]:
     """The attributes in which arguments are kept as they are, or as copies; a size would
     be computed with."""
     try:
-        tree = ast.parse(textwrap.dedent(_text_of(constructor)))
+        tree = ast.parse(textwrap.dedent(source_of(inspect.unwrap(constructor))))
     except SyntaxError:
         return {}
     found: dict[str, str] = {}
@@ -246,12 +249,4 @@ def _makes(of: "Construction", name: str) -> bool:
 
 
 def _text(of: "Construction") -> str:
-    return _text_of(of.subject.target.__init__)
-
-
-@functools.cache
-def _text_of(method: object) -> str:
-    try:
-        return inspect.getsource(inspect.unwrap(method))
-    except (OSError, TypeError):
-        return ""
+    return source_of(inspect.unwrap(of.subject.target.__init__))

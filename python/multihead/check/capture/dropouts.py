@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 from ..report import Finding
+from ..subject.texts import text_of
 from .record import Frames
 
 _OF_WEIGHTS = re.compile(r"att|weight|score|prob|softmax")
@@ -61,7 +62,7 @@ def is_spoken_of(kind: type, name: str) -> bool:
     spoken = re.compile(rf"(?:\bself\.|[\"']){own}\b(?!\s*=[^=])|\.{own}[\[(]")
     for kind in classes[: classes.index(nn.Module)]:
         try:
-            if spoken.search(inspect.getsource(kind)):
+            if spoken.search(text_of(kind)):
                 return True
         except (OSError, TypeError):
             return True  # nobody knows

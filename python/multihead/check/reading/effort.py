@@ -6,18 +6,19 @@ import contextlib
 from collections.abc import Iterator
 
 LITTLE = 0.03  # tells single faults, and what masks mean
-OF_ONE = 0.5  # of one search: hardly any fault needs more than 0.2
-OF_FORM = 0.25  # of code in a form that is a guess, which others follow
-OF_PART = 0.5  # of code of which some calls are explained with a little
-_LEAST = 0.1  # of a search when others have spent the rest
-_QUICK = 0.4  # of a verdict, after which other numbers of heads are tried
+OF_ONE = 0.2  # of one search: hardly any fault needs more than 0.1
+OF_FORM = 0.1  # of code in a form that is a guess, which others follow
+OF_ALL = 0.6  # of all searches together
+OF_PART = 0.3  # of code of which some calls are explained with a little
+_LEAST = 0.05  # of a search when others have spent the rest
+_QUICK = 0.2  # of a verdict, after which other numbers of heads are tried
 
 
 class Effort:
     """spent: by all searches so far; allowed: to all of them."""
 
     def __init__(self) -> None:
-        self.spent, self.allowed = 0.0, 1.0
+        self.spent, self.allowed = 0.0, OF_ALL
         self._most = 1.0
 
     @contextlib.contextmanager

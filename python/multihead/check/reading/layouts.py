@@ -7,7 +7,6 @@ import re
 from torch import nn
 
 from ..calls import cases
-from ..calls.asked import source_of
 from ..capture.runner import Run, Runner
 from ..options import Options
 from ..subject.documented import are_items, batch_first, batch_first_in_file
@@ -21,6 +20,7 @@ from ..subject.signature import (
     unpacks_input,
 )
 from ..subject.target import Subject
+from ..subject.texts import source_of
 
 _CHANNELS = re.compile(r"c|ch|dim|d|channels?|c_in|n_?channels|in_channels|features?")
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..calls import cases
-from ..calls.asked import source_of
 from ..calls.cases import Case
 from ..capture.runner import Run, Runner
 from ..report import Finding
+from ..subject.texts import source_of
 from . import again
 
 SCRAMBLED = Finding(

@@ -17,6 +17,7 @@ from .roles import is_added as is_bias_name
 from .roles import normal
 from .signature import BATCH, LENGTH, Call, are_batch_and_length
 from .target import Subject, text_of_file
+from .texts import text_of
 from .words import words
 
 _QUOTED = 120  # characters of a sentence
@@ -451,7 +452,7 @@ def _helpers_docstrings(call: Call, subject: Subject) -> Iterator[str]:
     entry = getattr(entry, "__func__", entry)
     if not isinstance(entry, types.FunctionType):
         return
-    if _INVERTS.search(inspect.getsource(entry) if subject.source else ""):
+    if _INVERTS.search(text_of(entry) if subject.source else ""):
         return
     for name in entry.__code__.co_names:
         for found in (getattr(subject.type, name, None), entry.__globals__.get(name)):
@@ -508,7 +509,7 @@ def _is_yes_or_no(name: str, subject: Subject) -> bool:
     """Whether what is called takes the mask from 1, as of ones and zeros, or has a way
     for bool masks other than to refuse them."""
     try:
-        text = textwrap.dedent(inspect.getsource(inspect.unwrap(subject.entry)))
+        text = textwrap.dedent(text_of(inspect.unwrap(subject.entry)))
         code = ast.unparse(ast.parse(text))  # without comments
     except (OSError, TypeError, SyntaxError, ValueError):
         return False

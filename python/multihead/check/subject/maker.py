@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from .texts import text_of
+
 
 def as_class(maker: Callable) -> type | None:
     """None where it does not return, whatever is asked of it, a function that it defines."""
@@ -43,7 +45,7 @@ def _made_by(maker: Callable) -> types.FunctionType | None:
     if not isinstance(maker, types.FunctionType):
         return None
     try:
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(maker))).body
+        (tree,) = ast.parse(textwrap.dedent(text_of(maker))).body
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
     if not isinstance(tree, ast.FunctionDef):

@@ -31,6 +31,7 @@ from .masking import (
 from .pairs import roles_of_pairs, roles_of_sides
 from .roles import SIZES, TENSORS, is_weight, normal
 from .target import Subject, is_wrapped
+from .texts import source_of
 from .words import (
     role_of_words,
     speaks_of_caches,
@@ -552,10 +553,7 @@ def axes(subject: Subject) -> list[str]:
 
 def text_of_entry(subject: Subject) -> str:
     """The text of what is called."""
-    try:
-        return inspect.getsource(inspect.unwrap(subject.entry))
-    except (OSError, TypeError):
-        return ""
+    return source_of(inspect.unwrap(subject.entry))
 
 
 def unpacks_input(subject: Subject, call: Call) -> bool:

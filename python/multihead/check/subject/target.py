@@ -23,6 +23,7 @@ from ..sandbox.guard import Guard, Outcome, Stop, finding_of, is_cell, is_librar
 from .absent import Absent, missing
 from .maker import as_class
 from .script import overlays, run_file
+from .texts import lines_of, text_of
 
 _ATTENTION = re.compile(r"attention|attn|mha|gqa|mqa|sdpa", re.IGNORECASE)
 _MULTI = re.compile(r"multi_?head|mha|grouped|gqa|mqa|multi_?query", re.IGNORECASE)
@@ -277,7 +278,7 @@ def _where(code: object) -> str:
         file = inspect.getsourcefile(code)
         if is_cell(file or ""):
             return "this notebook"
-        return f"{pathlib.Path(file).name}:{inspect.getsourcelines(code)[1]}"
+        return f"{pathlib.Path(file).name}:{lines_of(code)[1]}"
     except (OSError, TypeError):
         file, line, _ = _in_cell(code)
         return "this notebook" if is_cell(file) else f"{file}:{line}" if file else ""
@@ -304,7 +305,7 @@ def _source(code: object) -> str:
         package = str(part.__module__).partition(".")[0]
         if part is code or package not in ("torch", "builtins"):
             try:
-                texts.append(inspect.getsource(part))
+                texts.append(text_of(part))
             except (OSError, TypeError):
                 texts.append(_in_cell(part)[2])
     return "\n".join(texts)
