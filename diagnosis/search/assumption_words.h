@@ -106,6 +106,11 @@ inline constexpr Assumption kEqualLengths = {
     "equal_lengths_only", "It refuses keys that are longer than the queries.",
     "Take the number of keys from the keys: `k.size(-2)`, not `q.size(-2)`.",
     "keys are always as many as queries"};
+inline constexpr Assumption kKeysLeft = {
+    "equal_lengths_only",
+    "Where there are more keys than queries it is another thing: perhaps a loop "
+    "over keys ends where the queries do.",
+    kEqualLengths.remedy, kEqualLengths.condition};
 inline constexpr Assumption kOneSequence = {
     "self_attention_only", "It refuses queries, keys and values that differ.",
     "Project each for itself: `W_q(query)`, `W_k(key)`, `W_v(value)`.",

@@ -190,6 +190,7 @@ class Assuming {
     if (std::ranges::any_of(calls_, lacks_output)) add(kNoOutput, lacks_output);
     const std::string only = fact(calls_, "takes_only");
     if (only == "equal_lengths") add_refusal(kEqualLengths);
+    if (only == "as_many_keys") add_refusal(kKeysLeft);
     if (only == "one_sequence") add_refusal(kOneSequence);
   }
 

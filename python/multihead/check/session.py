@@ -23,7 +23,7 @@ from .reading import (
     at_last,
     core,
     effort,
-    fewer_masks,
+    fewer_calls,
     flaws,
     guessing,
     observation,
@@ -451,7 +451,7 @@ class Examination:
         if runs.hopeless or not judged:
             return reading
         self._judge_heads(reading, judged)
-        fewer_masks.judge(reading, judged, self._judge)
+        fewer_calls.judge(reading, judged, self._judge)
         if is_stepwise(way.runner.subject):
             on_cache.judge_steps(reading)
         elif reading.is_right:
@@ -493,17 +493,16 @@ class Examination:
             facts["made_up"] = ",".join(sorted(set(made_up.values())))
         if case.relation == "equal" and not (call.is_packed or call.takes("documents")):
             facts["takes_only"] = "equal_lengths"
+        if reading.leaves_keys:
+            facts["takes_only"] = "as_many_keys"
         if case.relation == "self" and call.style == "qkv":
             facts["takes_only"] = "one_sequence"
         return facts
 
     def _judge_heads(self, reading: Reading, kept: list[Run]) -> None:
         """The verdict; the likeliest number of heads where nothing tells it."""
-        spent, call, stated = (
-            self._effort.spent,
-            reading.way.call,
-            reading.meaning.stated,
-        )
+        spent, call = self._effort.spent, reading.way.call
+        stated = reading.meaning.stated
         known = observation.known_heads(kept[0], call, self.options.num_heads)
         if not known and observation.has_one_head(kept):
             stated = replace(stated, num_heads=1)

@@ -199,6 +199,24 @@ def test_tensors_of_four_axes():
     assert checked(OverAnAxisUnscaled).cause == "scale_missing"
 
 
+class OverRows(OverAnAxis):
+    """It attends along the first; weights that are dropped have their heads first."""
+
+    def forward(self, x, padding_mask=None):
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q, self.k, self.v))
+        scores = torch.einsum("icnhd,jcnhd->hcnij", q, k) / self.divisor(q)
+        if padding_mask is not None:
+            hidden = padding_mask.permute(2, 0, 1)[None, :, :, None]
+            scores = scores.masked_fill(hidden, -1e4)
+        weights = F.dropout(scores.softmax(-1), 0.2, self.training)
+        return self.o(torch.einsum("hcnij,jcnhd->icnhd", weights, v).flatten(3))
+
+
+def test_rows_of_four_axes_whose_heads_stand_first():
+    report = checked(OverRows)
+    assert report.judgement == "right", str(report)
+
+
 class OfAClass(nn.Module):
     """The first token, that of a class, asks all of them."""
 

@@ -439,3 +439,44 @@ def test_a_switch_that_must_be_given_is_a_condition():
     report = multihead.check(Switched)
     assert [c["name"] for c in report.conditions] == ["switched_off"]
     assert "`use_rope`" in report.assumptions[0]["sentence"]
+
+
+def in_blocks(q, k, v, block_size=64):
+    """Attention of heads (B, H, L, D), with a running softmax over blocks of keys."""
+    length, width = q.shape[-2:]
+    largest = torch.full_like(q[..., :1], -torch.inf)
+    total, out = torch.zeros_like(largest), torch.zeros_like(q)
+    for start in range(0, length, block_size):
+        keys = slice(start, min(start + block_size, length))
+        scores = q @ k[..., keys, :].mT / math.sqrt(width)
+        new = torch.maximum(largest, scores.amax(-1, keepdim=True))
+        weights, rest = (scores - new).exp(), (largest - new).exp()
+        total = total * rest + weights.sum(-1, keepdim=True)
+        out, largest = out * rest + weights @ v[..., keys, :], new
+    return out / total
+
+
+def test_blocks_of_keys_that_end_where_queries_do():
+    report = multihead.check(in_blocks)
+    assert report.cause is None, str(report)
+    assert [c["name"] for c in report.conditions] == ["equal_lengths_only"]
+    assert "a loop over keys ends where the queries do" in " ".join(str(report).split())
+    assert multihead.check(in_blocks, allow="equal_lengths_only").passed
+
+
+def without_rescaling(q, k, v, block_size=64):
+    """The same, by weights that know nothing of the blocks before."""
+    length, width = q.shape[-2:]
+    total, out = torch.zeros_like(q[..., :1]), torch.zeros_like(q)
+    for start in range(0, length, block_size):
+        keys = slice(start, min(start + block_size, length))
+        scores = q @ k[..., keys, :].mT / math.sqrt(width)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        total = total + weights.sum(-1, keepdim=True)
+        out = out + weights @ v[..., keys, :]
+    return out / total
+
+
+def test_blocks_that_are_wrong_of_equal_lengths_too_are_not_excused():
+    report = multihead.check(without_rescaling)
+    assert not report.passed and report.conditions == [], str(report)

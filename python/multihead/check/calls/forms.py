@@ -393,12 +393,14 @@ def splits_batch(subject: Subject) -> bool:
     return getattr(subject.how, "splits_batch", False)
 
 
-def merged_draw(kept: Tensor, how: Callable | None) -> Tensor:
+def merged_draw(kept: Tensor, how: Callable | None, batch: int) -> Tensor:
     """What was drawn in such a form, as the tensors are that a check knows: weights,
-    of an axis more, have the batch in their first two."""
+    of an axis more, have the batch in their first two, or behind their heads."""
     merge = getattr(how, "merge", None)
     if merge is None or kept.dim() < 4:
         return kept
+    if kept.dim() == 5 and kept.shape[:2].numel() != batch == kept.shape[1:3].numel():
+        kept = kept.movedim(0, 2)
     return merge(kept) if kept.dim() == 4 else kept.flatten(0, 1)
 
 

@@ -255,7 +255,7 @@ class Runner:
 
         outcome = self.guard.attempt(watched)
         for draw in recorder.draws:
-            draw.keep = merged_draw(draw.keep, self.subject.how)
+            draw.keep = merged_draw(draw.keep, self.subject.how, case.sizes.batch)
         run.recorder = self._of_first(recorder)
         run.gradients_off = any("grad" in f.sentence for f in outcome.findings)
         self._note(outcome.findings, outcome.printed)

@@ -24,7 +24,7 @@ from .ways import Reading
 # What a search for faults of the core may do, of what one of the whole may; and one of
 # another reading, once there is an explanation: only what has fewer faults is better.
 _EFFORT, LITTLE_EFFORT = 0.1, 0.03
-_MOST_EFFORT = 0.2  # of all of them, before each has little
+_MOST_EFFORT = 0.3  # of all of them, before each has little
 _SHOWN = 5  # names of what stands beside
 
 # Where the whole is not explained, and nothing stands beside attention.

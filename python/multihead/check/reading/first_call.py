@@ -45,6 +45,7 @@ _OF_ONE_KEY_HEAD = re.compile(
 _CUT_BY_HEADS = re.compile(r"(view|reshape)\([^)]*//\s*[\w.]*head", re.I)
 # Tokens of a cube, whose side the code takes the root for.
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
+_MOST_ALIKE = 60  # calls in a row that are refused for what others were: all will be
 _ENDED = ("pools", "wrong_shape")
 _POOLED = 6  # calls that come to their end and pool what they are given: all will
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
@@ -246,7 +247,7 @@ class FirstCall:
             self.outside = self.outside or _of_its_kind(run)
             if run.findings[0].name in _ENDED:
                 self.ended = self.ended or (self.runner, run)
-            refusals.note(case, run.findings)
+            refusals.note(case, run.findings[0])
             endless = any("RecursionError" in f.sentence for f in run.findings)
             pools = sum(f.name == "pools" for _, f in complaints) >= _POOLED
             # Half of the time is for the runs that follow. The next is seldom quicker
@@ -254,7 +255,8 @@ class FirstCall:
             now = watch.passed()
             late = is_over(self._seconds - now - (now - before), self.least)
             over = refusals.has_none_left(layouts) or self.runner.guard.remaining < half
-            if endless or pools or late or over:
+            same = refusals.nothing_new >= min(_MOST_ALIKE, self.most // 4)
+            if endless or pools or late or over or same:
                 break
             before = now
         return None, complaints

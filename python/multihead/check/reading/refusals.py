@@ -48,20 +48,25 @@ class Refusals:
         self._needs_mask = self._needs_number = False
         self._lengths: set[str | None] = set()  # shapes of masks, of unequal lengths
         self._depths: set[int] = set()  # of tensors, in axes
+        self._known: set[tuple[str, str]] = set()
+        self.nothing_new = 0  # how many of the last ones said what others had said
 
-    def note(self, case: Case, findings: list[Finding]) -> None:
-        for said in (f.sentence for f in findings[:1]):
-            self._needs_mask |= case.mask is None and "NoneType" in said
-            is_bool = case.mask is not None and case.mask_dtype is torch.bool
-            self._needs_number |= is_bool and "bool tensor" in said
-            depth, unpacked = _depth(case.layout), _UNPACKED.search(said)
-            got = unpacked and (unpacked["got"] or unpacked["dims"])
-            if unpacked and case.mask is None and got in (None, str(depth)):
-                self._depths.add(depth)
-            lengths = case.sizes.queries, case.sizes.keys
-            unequal = {lengths, lengths[::-1]}.intersection(compared(said))
-            if case.relation == "cross" and unequal:
-                self._lengths.add(case.mask)
+    def note(self, case: Case, finding: Finding) -> None:
+        said, place = finding.sentence, finding.detail.partition("\n")[0]
+        words = re.sub(r"\d+", "0", said), place
+        self.nothing_new = self.nothing_new + 1 if words in self._known else 0
+        self._known.add(words)
+        self._needs_mask |= case.mask is None and "NoneType" in said
+        is_bool = case.mask is not None and case.mask_dtype is torch.bool
+        self._needs_number |= is_bool and "bool tensor" in said
+        depth, unpacked = _depth(case.layout), _UNPACKED.search(said)
+        got = unpacked and (unpacked["got"] or unpacked["dims"])
+        if unpacked and case.mask is None and got in (None, str(depth)):
+            self._depths.add(depth)
+        lengths = case.sizes.queries, case.sizes.keys
+        unequal = {lengths, lengths[::-1]}.intersection(compared(said))
+        if case.relation == "cross" and unequal:
+            self._lengths.add(case.mask)
 
     def has_none_left(self, layouts: tuple[str, ...]) -> bool:
         """Whether tensors of as many axes as each of these has were refused for that."""

@@ -14,6 +14,7 @@ from torch import nn
 from ..calls import cases
 from ..calls.arguments import of_user
 from ..calls.cases import Case, Sizes, grouped
+from ..calls.forms import splits_batch
 from ..calls.one_by_one import is_stepwise
 from ..capture.dropouts import ALWAYS_DROPS, never_drops
 from ..capture.runner import Run, Runner
@@ -46,8 +47,6 @@ EQUAL_SIZES = "B = H = Lq"
 _MISTAKES = ("AttributeError", "KeyError", "NameError", "TypeError")
 _OF_TRUTH = "Boolean value of Tensor"  # `if mask:`
 _MISTAKES += ("UnboundLocalError", "ZeroDivisionError")
-
-
 # PyTorch's layers say it: the flag only tells what the mask is.
 _HINT = "is_causal hint"
 
@@ -463,6 +462,7 @@ class Cases:
         self.refused.add(case.name)
         alone = case.mask is None or case.padding is None
         meant = meant or (case.padding is not None and self.call.is_guessed("padding"))
+        meant = meant or splits_batch(self.runner.subject)  # masks may have more axes
         sentence = f"It refuses the call with {case.name}: {refusal.sentence}"
         kind = "failure" if alone and not meant else "limit"
         self.findings.append(replace(refusal, sentence=sentence, kind=kind))

@@ -212,6 +212,8 @@ class Reading:
     takes_one_token: bool = False
     # Whether any mask only makes it causal, where its file makes no other.
     takes_causal_masks: bool = False
+    # Whether of more keys than queries it leaves some out.
+    leaves_keys: bool = False
     # Kinds of calls by name.
     taken: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)

@@ -104,6 +104,8 @@ def role_of_words(name: str) -> str | None:
         return "mlp_ratio"
     if have & _OTHER:
         return None
+    if have >= {"max", "per"}:
+        return None  # what is done at a time: max_tokens_per_batch
     if have & _LENGTH and not wide and not have & {"value", "values"}:
         return "max_length"
     sized = wide or have & _SIZE or counts
