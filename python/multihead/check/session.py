@@ -92,16 +92,14 @@ def examine(
         name = f"{subject.name} ({subject.where})" if subject.where else subject.name
         remarks = list(examination.runner.remarks.values())
         if verdict is None:  # what it leaves behind is beside the point
-            remarks = [_by_the_way(finding) for finding in remarks]
+            of_state = "changes_global_state"
+            remarks = [
+                replace(f, kind="remark") if f.name == of_state else f for f in remarks
+            ]
         findings = [*examination.findings, *remarks, *subject.findings]
         seconds = time.monotonic() - start
         understood = examination.understood
         return Report(name, verdict, findings, understood, seconds, options.allowed)
-
-
-def _by_the_way(finding: Finding) -> Finding:
-    kept = finding.name == "changes_global_state" and finding.kind == "failure"
-    return replace(finding, kind="remark") if kept else finding
 
 
 def _loaded(target: object, options: Options, guard: Guard) -> tuple[Subject, Options]:
@@ -124,9 +122,8 @@ class Examination:
         self.runner = Runner(subject, self.call, guard, options.weights or {})
         self.first_call = FirstCall(self.runner, options)
         self.layouts = layer_layouts(subject, options, self.call)
-        self.order_is_written = (
-            cases.LAYER in self.layouts and written_batch_first(subject) is False
-        )
+        is_written = written_batch_first(subject) is False
+        self.order_is_written = is_written and cases.LAYER in self.layouts
         self.believed: dict[str, Said] = {}  # "mask", "padding"
         self.stated = self._stated()
         self.findings: list[Finding] = []
@@ -334,6 +331,10 @@ class Examination:
         for way in self._plain_ways():
             found = found or not cases.unbatched(way.base.case)
             yield way
+            if not found and call.style == "x" and cases.IMAGE not in self.layouts:
+                # What takes images may take a sequence of no items by chance.
+                base = self.first_call.find((cases.IMAGE,))
+                yield from [Way(self.runner, base)] if base else []
         refusals = [f.sentence for f in self.first_call.findings]
         beside = recurrent if found else one_by_one
         for way in self._in_forms(beside(subject, call)):

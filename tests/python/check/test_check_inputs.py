@@ -203,7 +203,9 @@ class OverRows(OverAnAxis):
     """It attends along the first; weights that are dropped have their heads first."""
 
     def forward(self, x, padding_mask=None):
-        q, k, v = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q, self.k, self.v))
+        q, k, v = (
+            p(x).unflatten(-1, (self.heads, -1)) for p in (self.q, self.k, self.v)
+        )
         scores = torch.einsum("icnhd,jcnhd->hcnij", q, k) / self.divisor(q)
         if padding_mask is not None:
             hidden = padding_mask.permute(2, 0, 1)[None, :, :, None]

@@ -2,6 +2,7 @@
 """Tokens whose padding code finds itself, contexts that it does not read, masks that are
 causal by its file, and matrices that are exchanged beside rotary positions."""
 
+import pytest
 import torch
 from heads import Heads
 from torch import nn
@@ -174,6 +175,31 @@ class OfPixels(Heads):
 def test_what_flattens_an_image_is_given_one():
     report = multihead.check(OfPixels)
     assert report.passed, str(report)
+    assert "(3, 48, " in str(report)
+
+
+class OfPixelsByReshape(Heads):
+    def forward(self, x):
+        q, k, v = self.heads(self.pixels(x))
+        out = self.merged(F.scaled_dot_product_attention(q, k, v))
+        return out.mT.reshape(x.shape)
+
+    def pixels(self, x):
+        pixels = x.reshape(*x.shape[:2], -1).mT
+        return pixels
+
+
+class OfPixelsInOne(OfPixelsByReshape):
+    def forward(self, x):
+        pixels = x.reshape(*x.shape[:2], -1).mT
+        out = self.merged(F.scaled_dot_product_attention(*self.heads(pixels)))
+        return out.mT.reshape(x.shape)
+
+
+@pytest.mark.parametrize("target", [OfPixelsByReshape, OfPixelsInOne])
+def test_pixels_by_reshape(target):
+    report = multihead.check(target)
+    assert report.cause is None, str(report)
     assert "(3, 48, " in str(report)
 
 

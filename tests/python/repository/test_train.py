@@ -86,7 +86,8 @@ def faulty(example, monkeypatch):
 
 @pytest.mark.parametrize(
     "fault",
-    [lambda y: y * (1 + 1e-5), lambda y: y * 1.001 - (y * 0.001).detach()],
+    # Ten times what is allowed, which depends on what the pages say: 1e-5 is too near.
+    [lambda y: y * (1 + 1e-4), lambda y: y * 1.001 - (y * 0.001).detach()],
     ids=["forward", "backward"],
 )
 def test_faults_are_seen(faulty, capsys, fault):

@@ -29,6 +29,7 @@ _CHANNELS = {"channels", "inchannels", "inchans", "numchannels", "imgchannels", 
 # Sides of images where a model keeps none; the first is the one that it is built for.
 SIDE = 32
 _USUAL = (SIDE, 64, 28, 224)
+_FEW = 8
 
 
 def of_images(subject: Subject, call: Call) -> Iterator[Form]:
@@ -51,6 +52,8 @@ def of_images(subject: Subject, call: Call) -> Iterator[Form]:
         return like(called(subject, target, {**given, name: image}), x)
 
     how.has_many = True  # type: ignore[attr-defined]
+    # Numbers of a position of ours are spread over many of its own.
+    how.knows_order = True  # type: ignore[attr-defined]
     kind = inspect.Parameter.KEYWORD_ONLY
     others = [p.replace(kind=kind) for p in call.parameters if p.name != name]
     parameters = [inspect.Parameter("x", kind), *others]
@@ -80,7 +83,9 @@ def _shapes(target: object, width: int) -> Iterator[tuple[int, int, int]]:
     kept = (_size(parts, _CHANNELS) or 3, width)
     channels = kept if first is None else (first.in_channels,)
     told = _size(parts, _SIDES)
-    sides = dict.fromkeys([told, *_USUAL] if told else _USUAL)
+    # Without patches, which a convolution mostly cuts, each pixel may be a position.
+    likely = told or (_FEW if first is None else SIDE)
+    sides = dict.fromkeys([likely, *_USUAL])
     for side, count in itertools.product(sides, channels):
         yield count, side, side
 

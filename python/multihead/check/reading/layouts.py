@@ -128,9 +128,15 @@ _OF_A_SIDE = re.compile(
 _SIDES = ({"h", "w"}, {"x", "y"})  # the first letters of rows and columns
 # Pixels become a sequence: x.flatten(2).permute(2, 0, 1), x.flatten(2).transpose(1, 2).
 _OF_PIXELS = re.compile(
-    r"(?P<before>.*?)\b(?P<x>\w+)\s*=\s*(?P=x)\.flatten\(\s*(?:start_dim\s*=\s*)?2[^)]*\)"
-    r"\s*\.(?:permute\(\s*[20]|transpose\(\s*1)",
+    r"(?P<before>.*?)\b\w+\s*=\s*(?P<x>\w+)\."
+    r"(?:flatten\(\s*(?:start_dim\s*=\s*)?2[^)]*\)|"
+    r"(?:view|reshape)\(\s*\*(?P=x)\.shape\[:2\],\s*-1\s*\))"
+    r"\s*\.(?:permute\(\s*[20]|transpose\(\s*1|mT\b)",
     re.S,
+)
+# B, L, E = x.shape, and what asks how wide the last axis is.
+_OF_THREE_AXES = re.compile(
+    r"\.(?:shape|size\(\))[ \t]*(?:#.*)?$|(?:shape\[|size\()-1", re.M
 )
 # Those of a sequence whose channels come first: (B, C, L).
 _CHANNELS_FIRST = re.compile(
@@ -182,7 +188,7 @@ def _of_convolutions(subject: Subject) -> list[str]:
 def _flattens_image(subject: Subject) -> bool:
     """Whether it makes a sequence of the pixels of what comes in, as it came."""
     flattened = _OF_PIXELS.match(text_of_entry(subject))
-    if flattened is None or re.search(r"\.(?:shape|size)\b", flattened["before"]):
+    if flattened is None or _OF_THREE_AXES.search(flattened["before"]):
         return False
     return flattened["x"] in inspect.signature(subject.entry).parameters
 
