@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..sandbox.unwatched import unwatched
 from ..subject.holding import has_storage
 from .core import Cores, of_first, scores_of_fused
 from .places import place, storage
@@ -149,30 +148,45 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
         kwargs = kwargs or {}
-        name = function.overloadpacket.__name__
-        operands = list(_tensors(args)) + list(_tensors(kwargs.values()))
-        if not function._schema.is_mutable:
-            with contextlib.suppress(Exception):
+        # Nothing here but `function` is a call of the code's, and what is raised here
+        # would look like an error of it. (Not `with`: this runs for every operation.)
+        watcher = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            operands = [*_tensors(args), *_tensors(kwargs.values())]
+            if not function._schema.is_mutable:
                 self._fill_constants(operands)
+        except Exception:
+            pass
+        finally:
+            sys.setprofile(watcher)
         result = function(*args, **kwargs)
-        results = list(_tensors([result]))
-        self.alive += operands + results
-        # What raised here would look like an error of the code that is watched.
-        with contextlib.suppress(Exception), unwatched():
-            self._note_weights(name, operands, results)
-            self._note_origins(name, operands, results)
-            self._note_draws(name, args, operands, results)
-            self.cores.note(name, args, kwargs, operands, results, self)
-            if self.scored.note(function, args, kwargs, operands, results, self):
-                self.cores.follow(results[0], operands)
-            self._note_trace(name, results)
-            self._note_scores(name, args, kwargs)
-            self._note_kind(name, args, operands)
-            self._note_triangle(name, operands)
-            self._note_rounding(operands, results)
-            if name == "native_layer_norm":
-                self.norm_eps = float(args[4])
+        sys.setprofile(None)
+        try:
+            results = list(_tensors([result]))
+            self.alive += operands + results
+            self._note(function, args, kwargs, operands, results)
+        except Exception:
+            pass
+        finally:
+            sys.setprofile(watcher)
         return result
+
+    def _note(self, function, args, kwargs, operands, results) -> None:
+        name = function.overloadpacket.__name__
+        self._note_weights(name, operands, results)
+        self._note_origins(name, operands, results)
+        self._note_draws(name, args, operands, results)
+        self.cores.note(name, args, kwargs, operands, results, self)
+        if self.scored.note(function, args, kwargs, operands, results, self):
+            self.cores.follow(results[0], operands)
+        self._note_trace(name, results)
+        self._note_scores(name, args, kwargs)
+        self._note_kind(name, args, operands)
+        self._note_triangle(name, operands)
+        self._note_rounding(operands, results)
+        if name == "native_layer_norm":
+            self.norm_eps = float(args[4])
 
     def origin(self, tensor: Tensor) -> Origin:
         return self.origins.get(storage(tensor), Origin())
