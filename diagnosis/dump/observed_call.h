@@ -158,6 +158,8 @@ struct ObservedCall {
   /// Projections that recipes share, kept by simulate: they are most of the
   /// work where tensors are large.
   mutable std::map<std::array<int, 9>, at::Tensor> projections;
+  /// Inputs behind a norm, likewise.
+  mutable std::map<std::array<int, 3>, at::Tensor> normed_inputs;
   /// j − i of query i and key j, of some lengths (Lq, Lk), likewise.
   mutable std::map<std::array<int64_t, 2>, at::Tensor> distances;
   /// What the trace has that may be heads of some size (B, H, L, D), likewise.

@@ -38,6 +38,20 @@ Tensor project_shared(const ObservedCall& call, const Recipe& recipe, int role,
   return kept;
 }
 
+// The input of a role behind its norm, remembered likewise.
+Tensor normed_input(const ObservedCall& call, const Recipe& recipe, int role) {
+  const NormKind kind = recipe.input_norm;
+  const auto norm = [&] {
+    return normalised(call, kind, NormPlace::kInput, role,
+                      call.inputs[recipe.inputs[role]]);
+  };
+  if (kind == NormKind::kNone || at::GradMode::is_enabled()) return norm();
+  Tensor& kept =
+      call.normed_inputs[{recipe.inputs[role], role, static_cast<int>(kind)}];
+  if (!kept.defined()) kept = norm();
+  return kept;
+}
+
 const AlignedWeights& weights_by(const ObservedCall& call,
                                  const Recipe& recipe) {
   if (recipe.fused == FusedOrder::kPartByPart) return call.weights;
@@ -80,9 +94,7 @@ std::array<Tensor, 3> inputs_of(const ObservedCall& call,
         recipe.normed_inputs == NormedInputs::kAll || role == 0 ||
         (recipe.normed_inputs == NormedInputs::kWithItself &&
          call.same_as[recipe.inputs[role]] == 0 && !call.is_given_keys());
-    inputs[role] = normed ? normalised(call, recipe.input_norm,
-                                       NormPlace::kInput, role, input)
-                          : input;
+    inputs[role] = normed ? normed_input(call, recipe, role) : input;
   }
   if (recipe.queries_among_keys != QueriesAmongKeys::kNone &&
       call.is_given_keys()) {

@@ -368,6 +368,7 @@ Stages follow_exchanged(const ObservedCall& call, const Recipe& recipe) {
   require(!call.facts.contains("order_guessed"));
   ObservedCall exchanged = call;
   exchanged.projections.clear();
+  exchanged.normed_inputs.clear();
   exchanged.turns = {};
   exchanged.mixed_turns = {};
   exchanged.head_turns = {};
