@@ -185,8 +185,7 @@ class OfPixelsByReshape(Heads):
         return out.mT.reshape(x.shape)
 
     def pixels(self, x):
-        pixels = x.reshape(*x.shape[:2], -1).mT
-        return pixels
+        return x.reshape(*x.shape[:2], -1).mT
 
 
 class OfPixelsInOne(OfPixelsByReshape):
