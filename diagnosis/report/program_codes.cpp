@@ -352,6 +352,14 @@ constexpr FaultCode kProgramCodes[] = {
      "its numbers are the same for all keys that a query sees.",
      "Number positions as key minus query, or the other way round where the "
      "table wants that."},
+    {"MH957", "paths_disagree",
+     "Results follow which functions are installed, or a switch that nobody "
+     "thinks of.",
+     "An attribute chooses between a fused function and steps: with the other "
+     "value, the same call returns other numbers.",
+     "Compare both with scaled_dot_product_attention, whose bool masks are "
+     "True "
+     "where a query may attend."},
     {"MH999", "unknown",
      "The layer is not attention, and another layer, or weights of others, "
      "will not do what it does.",

@@ -108,7 +108,8 @@ inline constexpr Assumption kEqualLengths = {
     "keys are always as many as queries"};
 inline constexpr Assumption kKeysLeft = {
     "equal_lengths_only",
-    "Where there are more keys than queries it is another thing: perhaps a loop "
+    "Where there are more keys than queries it is another thing: perhaps a "
+    "loop "
     "over keys ends where the queries do.",
     kEqualLengths.remedy, kEqualLengths.condition};
 inline constexpr Assumption kOneSequence = {

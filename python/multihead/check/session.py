@@ -28,6 +28,7 @@ from .reading import (
     guessing,
     observation,
     on_cache,
+    paths,
     plans,
     refused,
     wiring,
@@ -92,10 +93,7 @@ def examine(
         name = f"{subject.name} ({subject.where})" if subject.where else subject.name
         remarks = list(examination.runner.remarks.values())
         if verdict is None:  # what it leaves behind is beside the point
-            of_state = "changes_global_state"
-            remarks = [
-                replace(f, kind="remark") if f.name == of_state else f for f in remarks
-            ]
+            remarks = list(map(guessing.by_the_way, remarks))
         findings = [*examination.findings, *remarks, *subject.findings]
         seconds = time.monotonic() - start
         understood = examination.understood
@@ -187,6 +185,8 @@ class Examination:
             if other.faults or (other.is_right and not reading.is_right):
                 reading = other
                 break
+        if reading.is_right:
+            reading = paths.settle(reading, self._better, self._judge_parts)
         way = reading.way
         same = [one for one in self._readings if one.way is way]
         said = at_last.settle(reading, same, self._promises)

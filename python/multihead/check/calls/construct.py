@@ -248,6 +248,10 @@ class Construction:
         )
         if not self.takes("embed_dim", "config"):
             sizes = replace(sizes, embed=fixed.get("embed_dim", sizes.embed))
+            heads = fixed.get("num_heads", sizes.heads)  # as its file makes it
+            sizes = replace(
+                sizes, heads=heads if sizes.embed % heads == 0 else sizes.heads
+            )
         elif (read := of_globals(self.subject.entry).get("embed_dim", 0)) and (
             read % sizes.heads == 0 and read <= _WIDEST
         ):

@@ -9,6 +9,7 @@ import dataclasses
 import dis
 import functools
 import inspect
+import linecache
 import re
 import sys
 import textwrap
@@ -27,6 +28,7 @@ from .cases import Sizes
 DROPOUT = 0.25
 MANY = 64  # of what nobody knows: lengths that follow from it are long enough
 _LONGEST = 300
+_LINES = 4  # of a call that makes a layer
 _LONG = 200  # characters of an argument that is shown
 _KNOWN = {"dropout": DROPOUT, "bias": True, "batch_first": True}
 _KNOWN |= {"epsilon": 1e-5, "index": 0, "device": torch.device("cpu")}
@@ -109,6 +111,7 @@ class Config(dict):
             if _calls(frame):
                 return self.get  # as config.provide("heads") and config.getint("heads")
             self._guess(name)
+            value = MANY if _is_size(frame, name) else None
         return value
 
     def get(self, name, default=None):
@@ -137,6 +140,13 @@ def _calls(frame: types.FrameType) -> bool:
     """Whether what is read is called as a method: `config.name(...)`."""
     at = _instruction(frame)
     return at.opname == "LOAD_METHOD" or "NULL|self" in at.argrepr
+
+
+def _is_size(frame: types.FrameType, name: str) -> bool:
+    """Whether a layer is made of it: `nn.Linear(width, config.name)`."""
+    lines = linecache.getlines(frame.f_code.co_filename)[: frame.f_lineno]
+    layer = rf"\b(?:Linear|Conv1d|Embedding|\w*Norm)\((?:[^()]|\([^()]*\))*\.{name}\b"
+    return re.search(layer, "".join(lines[-_LINES:])) is not None
 
 
 def unpacked(frame: types.FrameType) -> list[str]:

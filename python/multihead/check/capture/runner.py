@@ -22,7 +22,7 @@ from ..calls.tokens import has_many, has_others
 from ..report import Finding
 from ..sandbox.guard import Guard, Stop
 from ..subject import sliding
-from ..subject.holding import has_storage, held, of_closure
+from ..subject.holding import has_storage, held, holds_rounded_numbers, of_closure
 from ..subject.promised import adds_a_little, leaves_gradients
 from ..subject.signature import Call
 from ..subject.target import Subject, text_of_file
@@ -114,12 +114,20 @@ class Runner:
         self._rounding: set[tuple] = set()  # instances with numbers of float32
         self._constructed: dict[tuple, str] = {}
         self._asks_for_gpu = devices.asks_for_gpu(subject)
+        self.switched: dict[str, object] = {}  # attributes of instances, set otherwise
 
     def calling(self, call: Call, subject: Subject | None = None) -> "Runner":
         """One for another reading of the signature, with the same instances. subject:
         the same code as it is called in another form."""
         other = copy.copy(self)
         other.call, other.subject, other.told = call, subject or self.subject, {}
+        return other
+
+    def switching(self, name: str, value: object) -> "Runner":
+        """One whose instances have another value under this name."""
+        other = copy.copy(self)
+        other._instances, other._refused, other._modes = {}, {}, {}
+        other.switched = {name: value}
         return other
 
     def run(
@@ -452,13 +460,15 @@ class Runner:
             if outcome.error is not None:
                 return None, outcome.findings
             made = outcome.value
-        if _holds_rounded_numbers(made):
+        if holds_rounded_numbers(made):
             self._rounding.add(self._key(case))
         devices.convert(made, case.dtype)
         leave_noise(made)
         for weight in held(made):
             fill_constant(weight)
         open_gates(made)
+        for name, value in self.switched.items():
+            setattr(made, name, value)
         return made, []
 
     @staticmethod
@@ -584,17 +594,3 @@ def _step_by_step() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _holds_rounded_numbers(target: object) -> bool:
-    """Whether it keeps numbers of float32 that it does not learn, as a scale or angles,
-    with so many digits that they were rounded."""
-    parts = list(target.modules()) if isinstance(target, nn.Module) else [target]
-    kept = [v for p in parts for v in getattr(p, "__dict__", {}).values()]
-    kept += target.buffers() if isinstance(target, nn.Module) else []
-    return any(
-        isinstance(value, Tensor)
-        and value.dtype is torch.float32
-        and not torch.equal(value, value.bfloat16().float())
-        for value in kept
-    )

@@ -160,6 +160,7 @@ class Way:
         made = self.runner.constructed(kept[0].case)
         said = [call for call in (made, called) if call]
         said += [self.form.said] if self.form else []
+        said += [f"with {n} = {v}" for n, v in self.runner.switched.items()]
         if (asks := kept[0].asks) is not None:
             said.append(f"only the {'first' if asks == 0 else 'last'} position asks")
         parameters = kept[0].parameters

@@ -171,3 +171,17 @@ def of_closure(entry: object) -> dict[str, object]:
         return {}
     outside = {**found.globals, **found.nonlocals}
     return {n: v for n, v in outside.items() if not inspect.isroutine(v)}
+
+
+def holds_rounded_numbers(target: object) -> bool:
+    """Whether it keeps numbers of float32 that it does not learn, as a scale or angles,
+    with so many digits that they were rounded."""
+    parts = list(target.modules()) if isinstance(target, nn.Module) else [target]
+    kept = [v for p in parts for v in getattr(p, "__dict__", {}).values()]
+    kept += target.buffers() if isinstance(target, nn.Module) else []
+    return any(
+        isinstance(value, Tensor)
+        and value.dtype is torch.float32
+        and not torch.equal(value, value.bfloat16().float())
+        for value in kept
+    )
