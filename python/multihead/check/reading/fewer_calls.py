@@ -39,6 +39,8 @@ def _judge_at_equal_lengths(reading: Reading, kept: list[Run], judged: Judge) ->
             run = _at_equal_length(reading, run)
         if not run.refused:
             runs.append(run)
+    if not runs or not wrong:
+        return
     before = copy.copy(vars(reading))
     reading.leaves_keys = True
     judged(reading, runs)
