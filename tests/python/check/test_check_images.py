@@ -129,3 +129,66 @@ class OverPixels(ReadsConditions):
 def test_an_image_that_reads_a_sequence():
     assert multihead.check(ReadsConditions).judgement in ("right", "right_if")
     assert multihead.check(OverPixels).causes == ["softmax_over_queries"]
+
+
+class OfAColumn(nn.Module):
+    """Attention along the first of four axes, (R, C, B, E), as of an alignment."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.count = num_heads
+        self.q, self.k = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, embed_dim)
+        self.v, self.o = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x, self_attn_padding_mask=None):
+        rows, cols, batch, dim = x.size()
+        shape = rows, cols, batch, self.count, dim // self.count
+        q, k, v = (f(x).view(shape) for f in (self.q, self.k, self.v))
+        scores = torch.einsum("icnhd,jcnhd->hcnij", q, k) * shape[-1] ** -0.5
+        if self_attn_padding_mask is not None:
+            hidden = self_attn_padding_mask.permute(2, 0, 1)[None, :, :, None]
+            scores = scores.masked_fill(hidden, -10000)
+        out = torch.einsum("hcnij,jcnhd->icnhd", scores.softmax(-1), v)
+        return self.o(out.reshape(rows, cols, batch, dim))
+
+
+class OfSquares(nn.Module):
+    """An image whose rows are as many as its columns, by convolutions with strides."""
+
+    def __init__(self, inp, num_heads, h_strides, w_strides):
+        super().__init__()
+        self.count, self.strides = num_heads, (h_strides, w_strides)
+        self.qkv, self.out = nn.Conv2d(inp, 3 * inp, 1), nn.Conv2d(inp, inp, 1)
+
+    def forward(self, x):
+        batch, channels, side, _ = x.size()
+        if max(self.strides) > 1:
+            x = nn.functional.avg_pool2d(x, self.strides)
+        q, k, v = self.qkv(x).view(batch, 3, self.count, -1, side * side).unbind(1)
+        scores = q.mT @ k / math.sqrt(self.scaled_by(q))
+        y = (scores.softmax(-1) @ v.mT).mT.reshape(batch, channels, side, side)
+        return self.out(y)
+
+    def scaled_by(self, q):
+        return q.shape[2]
+
+
+class OfSquaresByPixels(OfSquares):
+    def scaled_by(self, q):
+        return q.shape[3]
+
+
+def test_squares_whose_strides_are_told():
+    assert multihead.check(OfSquares).judgement.startswith("right")
+    report = multihead.check(OfSquaresByPixels)
+    assert report.judgement == "wrong", str(report)
+    given = {"x": torch.randn(2, 16, 5, 5)}
+    report = multihead.check(OfSquares(16, 2, 1, 1), inputs=given)
+    assert report.judgement.startswith("right"), str(report)
+
+
+def test_four_axes_of_the_users_own_are_not_taken_for_an_image():
+    """Nothing says that they are one; it would attend to other items of the batch."""
+    given = {"x": torch.randn(4, 5, 3, 16)}
+    report = multihead.check(OfAColumn(16, 2), inputs=given)
+    assert report.judgement.startswith("right"), str(report)

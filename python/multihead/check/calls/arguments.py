@@ -377,6 +377,10 @@ def _case(call: Call, made: Arguments, named: dict, base: Case) -> Case:
         embed=embed,
         kv_heads=named.get(call.parameter("num_kv_heads"), base.sizes.kv_heads),
     )
+    if base.layout in cases.IMAGES:
+        rows, columns = cases.sides(made.tensors["query"], base.layout)
+        window = "square" if rows == columns else "length"
+        sizes = replace(sizes, columns=columns, window=window, is_exact=True)
     causal = named.get(call.parameter("is_causal")) is True
     name = "your inputs"
     given = dict(is_causal=causal, dtype=query.dtype, style=base.style)

@@ -159,6 +159,12 @@ def as_image(sizes: Sizes, window: str = "length") -> Sizes:
     return replace(sizes, **lengths, window=window, is_exact=True)
 
 
+def sides(image: Tensor, layout: str) -> tuple[int, int]:
+    """Rows and columns of images in one of IMAGES."""
+    rows, columns = image.shape[2:] if layout == IMAGE else image.shape[1:3]
+    return rows, columns
+
+
 def in_one_window(sizes: Sizes, base: Sizes) -> Sizes:
     """`sizes` as a square that is one window, where the image of `base` is; as long as
     that where the code decides how long."""

@@ -43,6 +43,7 @@ from .settings import (
     is_never_read,
     is_of_convolution,
     is_only_kept,
+    is_stride,
     may_count_heads,
     model_for,
     reads_groups,
@@ -134,6 +135,7 @@ class Construction:
         turning = [n for n in self.unnamed if set(words(n)) & ROTARY]
         known = [*(turning if self.is_unturned else ()), self.causal_switch]
         known += [name for name in self.unnamed if is_only_kept(self.subject, name)]
+        known += filter(is_stride, self.unnamed)  # 1, which leaves all positions
         known += [n for n in self.unnamed if settled.is_grounded(self, n)]
         # It is given a text that the code compares it with, which is no guess.
         known += choices_of(source_of(self.subject.target))

@@ -214,12 +214,16 @@ def reads_groups(text: str, configs: tuple[str, ...]) -> bool:
     return any(role_of(name) == "num_kv_heads" for name in read)
 
 
+def is_stride(name: str) -> bool:
+    return not {"stride", "strides"}.isdisjoint(words(name))
+
+
 def is_of_convolution(name: str, text: str) -> bool:
-    """Whether it is how wide a convolution of the code is, or its stride: it may be 1,
-    as of one that only projects."""
-    of_layer = rf"(Conv\w*|Pool\w*|conv\dd?)\([^()]*\b{re.escape(name)}\b"
-    said = set(words(name)) & {"kernel", "stride"}
-    return bool(said) and re.search(of_layer, text) is not None
+    """Whether it is how wide a convolution of the code is, or a stride: it may be 1, as
+    of one that only projects."""
+    of_layer = rf"(Conv\w*|Pool\w*|conv_?\dd?)\([^()]*\b{re.escape(name)}\b"
+    is_handed_on = re.search(of_layer, text) is not None
+    return is_stride(name) or ("kernel" in words(name) and is_handed_on)
 
 
 def holds_sizes(value: object) -> bool:

@@ -24,7 +24,12 @@ def sequences(made: Arguments, roles: tuple[str, ...] = ALL) -> list[Tensor]:
 def draw_last_item(made: Arguments) -> None:
     """Another last item, where the first axis is that of items."""
     for sequence in sequences(made):
-        sequence[-1].copy_(torch.randn_like(sequence[-1]))
+        draw_item(sequence)
+
+
+def draw_item(sequence: Tensor) -> None:
+    """Another last item, in place."""
+    sequence[-1].copy_(torch.randn_like(sequence[-1]))
 
 
 def twice(

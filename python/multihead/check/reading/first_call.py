@@ -26,7 +26,7 @@ from ..subject.holding import of_closure
 from ..subject.roles import TENSORS
 from ..subject.signature import type_name
 from ..subject.target import Subject, text_of_file
-from . import guessing
+from . import again, guessing
 from .refusals import Refusals, compared, length_of_mask, likelier_first, of_depth
 
 _MOST_TRIED, _LEAST_TRIED = 400, 30
@@ -43,6 +43,8 @@ _OF_ONE_KEY_HEAD = re.compile(
 )
 # An axis that is cut in as many parts as there are heads.
 _CUT_BY_HEADS = re.compile(r"(view|reshape)\([^)]*//\s*[\w.]*head", re.I)
+# Images whose rows are as many as their columns: view(B, C, side, side).
+_OF_SQUARES = re.compile(r"(?:view|reshape)\([^)]*\b([a-z]\w*),\s*\1\s*\)")
 # Tokens of a cube, whose side the code takes the root for.
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
 _MOST_ALIKE = 60  # calls in a row that are refused for what others were: all will be
@@ -132,9 +134,12 @@ class FirstCall:
             return run
         for layout in self._for_given(layouts) if self.given is not None else ():
             run = self._as_given(layout)
-            if not run.refused:
+            if run.refused:
+                complaints = [(True, f) for f in run.findings[:1]]
+            elif layout in layouts or self._takes_like(run):
                 return run
-            complaints = [(True, f) for f in run.findings[:1]]
+            else:
+                complaints = [(True, guessing.OF_UNKNOWN_AXES)]
         self.findings = self.findings or _most_telling(complaints)
         return None
 
@@ -275,6 +280,17 @@ class FirstCall:
             self._tried_images = True  # once, or others would never come to an end
             return (cases.IMAGE, cases.IMAGE_LAST)
         return fitting or (() if deep else layouts[:1])
+
+    def _takes_like(self, given: Run) -> bool:
+        """Whether it takes more items, and larger images, in the layout of a run, which
+        was a guess, and its first item does not depend on its last."""
+        rows, columns = given.case.sizes.image
+        pixels = (rows + 1) * (columns + 1)
+        lengths = dict(queries=pixels, keys=pixels, columns=columns + 1)
+        sizes = replace(given.case.sizes, batch=given.case.sizes.batch + 1, **lengths)
+        like = replace(given.case, name="no mask", sizes=sizes)
+        runs = again.twice(self.runner, like, again.draw_item)
+        return runs is not None and bool((runs[0].out[0] == runs[1].out[0]).all())
 
     def _as_given(self, layout: str) -> Run:
         """The call with the user's own inputs. All that is no sequence stays as it is
@@ -418,6 +434,8 @@ class FirstCall:
             whole = images[0]  # and with the token of a class before it
             longer = dict(queries=whole.queries + 1, keys=whole.keys + 1, before=1)
             found.append(replace(whole, **longer))
+        elif _OF_SQUARES.search(self.subject.source):
+            found.append(cases.as_image(sizes, "square"))
         if _OF_CUBES.search(self.subject.source):
             found.append(replace(exact, queries=27, keys=27))
         if _CUT_BY_HEADS.search(self.subject.source):

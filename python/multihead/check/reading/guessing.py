@@ -192,6 +192,14 @@ def _is_of_features(seen: Recorder, case: Case) -> bool:
     return bool(seen.softmaxes) and all(set(s) <= widths for s in seen.softmaxes)
 
 
+OF_UNKNOWN_AXES = Finding(
+    "not_called",
+    "Nothing says which of the four axes of its input are items and which positions.",
+    "Check it without inputs of yours, so that calls of several layouts are tried.",
+    kind="unchecked",
+)
+
+
 def of_calls(found: list[Finding], made_up: dict[str, str]) -> list[Finding]:
     """Findings of calls: what may come of what was made up is none of the code's."""
     return [

@@ -153,7 +153,8 @@ def _of_convolutions(subject: Subject) -> list[str]:
     found = [
         layout
         for layout, kind in kinds.items()
-        if kind.__name__ in subject.source or any(isinstance(p, kind) for p in parts)
+        if re.search(kind.__name__.replace("v", "v_?"), subject.source, re.I)
+        or any(isinstance(p, kind) for p in parts)
     ]
     found = [*_of_pattern(subject), *found]
     if _SPATIAL.search(subject.source):
