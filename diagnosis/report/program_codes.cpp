@@ -125,13 +125,13 @@ constexpr FaultCode kProgramCodes[] = {
      "A module that is given one sequence returns one vector for each item.",
      "Check the attention inside, which is handed its queries."},
     {"MH922", "bias_of_another_query",
-     "Later keys are weighed by the positions of another query: what is "
-     "learned "
-     "of distances is wrong on one side.",
-     "A query is changed, and what is added to the scores of the query before "
+     "Keys are weighed by the positions of another query: what is learned of "
+     "distances is wrong, at later keys or at all.",
+     "A query is changed, and what is added to the scores of the query beside "
      "it changes, too.",
-     "Shift 2 * L - 1 distances, or index a table by j - i: what the shift of "
-     "L distances puts at later keys belongs to the next query."},
+     "Index a table by j - i, or shift 2 * L - 1 distances: F.pad(x, (1, 0)), "
+     "viewed with the last two axes exchanged, without its first row. What the "
+     "shift of L distances puts at later keys belongs to the next query."},
     {"MH923", "heads_alike",
      "Several heads cost the time of several, and see what one sees.",
      "Each head of a loop gets the same queries, keys and values.",

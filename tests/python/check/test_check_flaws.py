@@ -69,6 +69,15 @@ class HidesLaterKeys(OfEarlierDistances):
         return scores.masked_fill(later, float("-inf"))
 
 
+class CutsTheLastRow(HidesLaterKeys):
+    """In the place of the first, which holds what was padded."""
+
+    def shifted(self, scores, length: int):
+        batch, heads, queries, count = scores.shape
+        padded = F.pad(scores, (1, 0)).view(batch, heads, count + 1, queries)
+        return padded[:, :, :-1]
+
+
 class AddsLittleEnough(OfEarlierDistances):
     """What hides later keys is no more than -10000."""
 
@@ -103,8 +112,9 @@ def test_a_shift_of_as_many_distances_as_are_seen_is_right(kind):
     assert "bias_of_another_query" not in (*conditions(report), *report.causes)
 
 
-def test_a_bias_of_the_next_query_is_named():
-    assert multihead.check(OfEarlierDistances).cause == "bias_of_another_query"
+@pytest.mark.parametrize("kind", [OfEarlierDistances, CutsTheLastRow])
+def test_a_bias_of_the_query_beside_it_is_named(kind):
+    assert multihead.check(kind).cause == "bias_of_another_query"
 
 
 @pytest.mark.parametrize("kind", [MayHideLaterKeys, HidesThemIfAsked])

@@ -137,8 +137,14 @@ class OfAColumn(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.count = num_heads
-        self.q, self.k = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, embed_dim)
-        self.v, self.o = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, embed_dim)
+        self.q, self.k = (
+            nn.Linear(embed_dim, embed_dim),
+            nn.Linear(embed_dim, embed_dim),
+        )
+        self.v, self.o = (
+            nn.Linear(embed_dim, embed_dim),
+            nn.Linear(embed_dim, embed_dim),
+        )
 
     def forward(self, x, self_attn_padding_mask=None):
         rows, cols, batch, dim = x.size()

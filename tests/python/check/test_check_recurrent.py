@@ -163,3 +163,30 @@ def test_a_memory_that_is_keys_and_values():
     report = multihead.check(luong)
     assert report.judgement == "right_if", str(report)
     assert "scores_given" not in conditions(report)
+
+
+class OfAFixedWidth(nn.Module):
+    """Soft attention to an image (Xu et al., 2015): its decoder is 64 wide."""
+
+    axis = 1
+
+    def __init__(self, encoder_dim):
+        super().__init__()
+        self.u, self.w = nn.Linear(64, 64), nn.Linear(encoder_dim, 64)
+        self.v = nn.Linear(64, 1)
+
+    def forward(self, img_features, hidden_state):
+        both = self.w(img_features) + self.u(hidden_state).unsqueeze(1)
+        weights = self.v(both.tanh()).squeeze(2).softmax(self.axis)
+        return (img_features * weights.unsqueeze(2)).sum(1), weights
+
+
+class OfAFixedWidthOverItems(OfAFixedWidth):
+    axis = 0
+
+
+def test_a_decoder_whose_width_is_written_down():
+    report = multihead.check(OfAFixedWidth)
+    assert report.judgement == "right_if", str(report)
+    report = multihead.check(OfAFixedWidthOverItems)
+    assert report.judgement == "wrong", str(report)

@@ -196,3 +196,54 @@ class Unread(nn.Module):
 
 def test_a_context_that_nothing_reads_whatever_asks_it():
     assert multihead.check(Unread).cause == "context_unread"
+
+
+class AtPositions(Heads):
+    """Heads that are turned by numbers of positions, which must be given."""
+
+    times = 1
+
+    def rotated(self, x, positions):
+        half = x.shape[-1] // 2
+        angles = positions[:, None, :, None] / 100 ** (torch.arange(half) / half)
+        a, b = x.chunk(2, -1)
+        cos, sin = angles.cos().to(x), angles.sin().to(x)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor):
+        q, k, v = self.heads(x)
+        q, k = self.rotated(q, positions), self.rotated(k, positions)
+        scores = self.times * q @ k.mT / q.shape[-1] ** 0.5
+        return self.merged(scores.softmax(-1) @ v)
+
+
+class AtPositionsTwiceAsLarge(AtPositions):
+    times = 2
+
+
+def test_numbers_of_positions_that_must_be_given():
+    report = multihead.check(AtPositions)
+    assert report.judgement.startswith("right"), str(report)
+    assert multihead.check(AtPositionsTwiceAsLarge).judgement == "wrong"
+
+
+class WithATable(Heads):
+    """A learned bias for each distance, of which rel_dist are known."""
+
+    def __init__(self, dim: int, num_heads: int, rel_dist: int):
+        super().__init__(dim, num_heads)
+        self.table = nn.Embedding(rel_dist, num_heads)
+
+    def forward(self, x):
+        q, k, v = self.heads(x)
+        places = torch.arange(q.shape[-2])
+        assert len(places) <= self.table.num_embeddings
+        bias = self.table((places[:, None] - places).abs()).permute(2, 0, 1)
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + bias
+        return self.merged(scores.softmax(-1) @ v)
+
+
+def test_how_many_rows_a_table_has():
+    report = multihead.check(WithATable)
+    assert report.judgement.startswith("right"), str(report)
+    assert "rel_dist=" in str(report)

@@ -45,6 +45,7 @@ class Constructor:
             "slope": self._for_slope,
             "embed_dim": self._for_widths,
             "window": self._for_window,
+            "max_length": self._for_table,
         }
         for role, names in readers.items():
             self._roles = {**self._roles, **dict.fromkeys(names(), role)}
@@ -90,6 +91,10 @@ class Constructor:
         handed += r"|leaky_relu\([^\n]*,\s*(?:self\.)?(\w+)\s*\)"
         found = re.findall(handed, self._subject.source or self._text)
         return self._unknown(name for names in found for name in names)
+
+    def _for_table(self) -> Iterable[str]:
+        """How many rows a learned table has: of distances, mostly."""
+        return self._unknown(re.findall(r"\bEmbedding\(\s*(\w+)\s*,", self._text))
 
     def _for_widths(self) -> list[str]:
         return [*self._for_width(), *self._for_inputs()]

@@ -428,12 +428,12 @@ class Runner:
         return bool(self._instances) and all(w.dim() < 2 for w in held_by_all)
 
     def may_be_huge(self, case: Case) -> bool:
-        """Whether it has far more weights in this width than as it was made."""
-        for (sizes, *_), made in self._instances.items():
-            wider = case.sizes.embed / sizes.embed if sizes is not None else 0
-            if wider > 1 and sum(t.numel() for t in held(made)) * wider**2 > _HUGE:
-                return True
-        return False
+        """Whether it has far more weights in this width than as it was made widest."""
+        made = {s.embed: one for (s, *_), one in self._instances.items() if s}
+        wider = case.sizes.embed / max(made, default=case.sizes.embed)
+        if wider <= 1:
+            return False
+        return sum(t.numel() for t in held(made[max(made)])) * wider**2 > _HUGE
 
     def constructed(self, case: Case) -> str:
         """The call that made the instance of a case, as text; "" where none did."""

@@ -45,6 +45,7 @@ _OF_ONE_KEY_HEAD = re.compile(
 _CUT_BY_HEADS = re.compile(r"(view|reshape)\([^)]*//\s*[\w.]*head", re.I)
 # Images whose rows are as many as their columns: view(B, C, side, side).
 _OF_SQUARES = re.compile(r"(?:view|reshape)\([^)]*\b([a-z]\w*),\s*\1\s*\)")
+_WIDTH_OF_LAYER = re.compile(r"Linear\(\s*(?:in_features\s*=\s*)?(\d{2,4})\s*,")
 # Tokens of a cube, whose side the code takes the root for.
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
 _MOST_ALIKE = 60  # calls in a row that are refused for what others were: all will be
@@ -443,6 +444,10 @@ class FirstCall:
             found.append(replace(exact, queries=heads, keys=heads))
         if takes("qkv_dim"):
             found.append(replace(sizes, wide_keys=True, out=None))
+        # A width that is written down beside one that is told, as that of a decoder.
+        written = set(_WIDTH_OF_LAYER.findall(self.subject.source))
+        if len(written) == 1 and takes("embed_dim"):
+            found.insert(1, replace(sizes, embed=int(written.pop()), out=None))
         if sizes.out and (takes("out_dim") or (sizes.heads == 1 and takes("head_dim"))):
             found.append(replace(sizes, out=None))  # as a residual connection needs
         heads = built.default_of("num_heads") if built is not None else None

@@ -29,8 +29,9 @@ from .layouts import written_batch_first
 OF_ANOTHER_QUERY = Finding(
     "bias_of_another_query",
     "What is added to the scores of a query, as a bias of relative positions, follows "
-    "the query at the next position, too.",
-    "Shift 2 * L - 1 distances, or index a table by j - i: what the shift of L distances "
+    "the query beside it, too.",
+    "Index a table by j - i, or shift 2 * L - 1 distances: F.pad(x, (1, 0)), viewed with "
+    "the last two axes exchanged, without its first row. What the shift of L distances "
     "puts at later keys belongs to the next query.",
 )
 HEADS_ALIKE = Finding(
@@ -557,15 +558,16 @@ def may_see_later_keys(runner: Runner, base: Run) -> bool:
     return is_open or bool(of_encoder)
 
 
-def follow_another_query(runner: Runner, base: Run) -> bool:
-    """Whether the bias of a query changes with the one beside it, and with no other.
-    Positions that the code is handed are ours, and may be too few."""
+def follow_another_query(runner: Runner, base: Run) -> str | None:
+    """Whether the bias of a query changes with the one beside it, and with no other: at
+    "later" keys alone, which a mask may hide, or at "all". Positions that the code is
+    handed are ours, and may be too few."""
     bias = _bias(base)
     is_ours = runner.call.takes("positions") or runner.call.takes("rotation")
     if bias is None or is_ours or base.case.style.numpy:
-        return False
+        return None
     if bias.shape[1] != bias.shape[2] or bias.shape[1] < 4:
-        return False
+        return None
     case = base.case
     made = arguments.make(runner.call, case)
     sequence = cases.as_sequence(made.tensors["query"], case)
@@ -573,11 +575,13 @@ def follow_another_query(runner: Runner, base: Run) -> bool:
     sequence.select(cases.query_axis(case), place)[..., ::2] += 1.0
     changed = _bias(runner.run(case, given=made))
     if changed is None or changed.shape != bias.shape:
-        return False
+        return None
     off = (changed - bias).abs().amax(0) > 1e-6
     off[:, place] = off[place] = False
     rows = off.any(1).nonzero().flatten().tolist()
-    return len(rows) == 1 and abs(rows[0] - place) == 1
+    if len(rows) != 1 or abs(rows[0] - place) != 1:
+        return None
+    return "all" if off.tril().any() else "later"
 
 
 def _bias(run: Run) -> Tensor | None:

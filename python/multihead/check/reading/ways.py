@@ -97,7 +97,9 @@ class Way:
             found.append(reads.PREFIX_MISREAD)
         if self.of_backward is not None:
             found.append(self.of_backward)
-        if self.is_shifted and flaws.may_see_later_keys(self.runner, self.base):
+        if self.shift == "all" or (
+            self.shift and flaws.may_see_later_keys(self.runner, self.base)
+        ):
             found.append(flaws.OF_ANOTHER_QUERY)
         return found
 
@@ -110,8 +112,8 @@ class Way:
         return by_hand.of_backward(self.runner, self.base)
 
     @functools.cached_property
-    def is_shifted(self) -> bool:
-        """Whether a bias of positions follows the query beside its own, too."""
+    def shift(self) -> str | None:
+        """At which keys a bias of positions follows the query beside its own, too."""
         return flaws.follow_another_query(self.runner, self.base)
 
     @functools.cached_property
@@ -224,7 +226,7 @@ class Reading:
         """Facts of how it was called."""
         form = self.way.form
         of_form = [form.fact] if form and form.fact else []
-        shifted = self.way.is_shifted and flaws.OF_ANOTHER_QUERY not in self.findings
+        shifted = self.way.shift and flaws.OF_ANOTHER_QUERY not in self.findings
         told = {"one_token_on_cache": self.takes_one_token}
         told |= {"masks_are_causal": self.takes_causal_masks}
         told |= {"bias_of_another_query": shifted}

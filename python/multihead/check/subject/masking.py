@@ -166,6 +166,7 @@ def of_numbers(call: "Call", source: str, whole: str) -> None:
     each item, of tokens that are no padding, or of a prefix that all see where later
     keys are hidden. source: the text of what is called; whole: that of all its code."""
     of_documents(call, source, whole)
+    of_places(call, source)
     is_causal = re.search(r"causal|tril|triu|\[:, None\]\s*>=", source)
     may_open = is_causal and _OPENS.search(source) and not call.takes("context")
     places = "|".join(_PLACES.findall(source)) or "arange"
@@ -179,6 +180,18 @@ def of_numbers(call: "Call", source: str, whole: str) -> None:
                 call.roles[name] = "prefix"
             elif not _OF_TEXT & said:
                 call.roles[name] = "lengths"
+
+
+def of_places(call: "Call", source: str) -> None:
+    """Required numbers of positions, by which heads are turned or tables are read:
+    rotate(q, positions), table[positions]."""
+    for p in call.parameters:
+        is_place = set(words(p.name)) <= {"pos", "position", "positions"}
+        if call.roles[p.name] is not None or p.default is not p.empty or not is_place:
+            continue
+        read = rf"(?i:rope|rota|apply_rot)[^\n]*\b{p.name}\b|\w\[{p.name}\]"
+        if re.search(read, source):
+            call.roles[p.name] = "position_ids"
 
 
 def of_documents(call: "Call", source: str, whole: str) -> None:
