@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from heads import Heads
 from test_check_strays import named
 from test_check_unusual import conditions
 from torch import nn
@@ -198,3 +199,32 @@ def test_four_axes_of_the_users_own_are_not_taken_for_an_image():
     given = {"x": torch.randn(4, 5, 3, 16)}
     report = multihead.check(OfAColumn(16, 2), inputs=given)
     assert report.judgement.startswith("right"), str(report)
+
+
+class OfRegions(Heads):
+    """Pixels attend to regions of an image, each cut by a convolution, as in Twins."""
+
+    axis = -1
+
+    def __init__(self, dim, num_heads, k=7):
+        super().__init__(dim, num_heads)
+        self.q, self.o = nn.Conv2d(dim, dim, 1, bias=False), nn.Conv2d(dim, dim, 1)
+        self.kv = nn.Conv2d(dim, 2 * dim, k, stride=k, bias=False)
+        del self.k, self.v
+
+    def forward(self, x):
+        flat = (t.flatten(2).mT for t in (self.q(x), *self.kv(x).chunk(2, 1)))
+        q, k, v = map(self.cut, flat)
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(self.axis)
+        y = (weights @ v).transpose(1, 2).flatten(2)
+        return self.o(y.mT.unflatten(-1, x.shape[-2:]))
+
+
+class OfRegionsOverPixels(OfRegions):
+    axis = -2
+
+
+def test_an_image_is_as_large_as_a_kernel_needs():
+    report = multihead.check(OfRegions)
+    assert report.judgement == "right_if", str(report)
+    assert multihead.check(OfRegionsOverPixels).causes == ["softmax_over_queries"]

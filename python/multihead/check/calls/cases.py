@@ -151,11 +151,13 @@ def grouped(sizes: Sizes, groups: int) -> Sizes:
 _SQUARES = ("side", "square", "in a pair")
 
 
-def as_image(sizes: Sizes, window: str = "length") -> Sizes:
-    """`sizes` with as many queries and keys as an image has pixels: two rows, or as
-    many as columns, where it is to be cut by one number, or is a square."""
-    columns, length = (3, 9) if window in _SQUARES else (5, 10)
-    lengths = dict(queries=length, keys=length, columns=columns)
+def as_image(
+    sizes: Sizes, window: str = "length", rows: int = 2, columns: int = 5
+) -> Sizes:
+    """`sizes` with as many queries and keys as an image has pixels: of so many rows and
+    columns, or three of both, where it is to be cut by one number, or is a square."""
+    rows, columns = (3, 3) if window in _SQUARES else (rows, columns)
+    lengths = dict(queries=rows * columns, keys=rows * columns, columns=columns)
     return replace(sizes, **lengths, window=window, is_exact=True)
 
 

@@ -49,6 +49,8 @@ _WIDTH_OF_LAYER = re.compile(r"Linear\(\s*(?:in_features\s*=\s*)?(\d{2,4})\s*,")
 # Tokens of a cube, whose side the code takes the root for.
 _OF_CUBES = re.compile(r"\*\*\s*\(?\s*1(\.0)?\s*/\s*3|cbrt|cube_?root")
 _MOST_ALIKE = 60  # calls in a row that are refused for what others were: all will be
+# An image that a convolution with stride finds too small.
+_KERNEL = re.compile(r"Kernel size: \((\d+) x \d+\)\. Kernel size can't be greater")
 _ENDED = ("pools", "wrong_shape")
 _POOLED = 6  # calls that come to their end and pool what they are given: all will
 _OF_TYPES = re.compile(r"same dtype|expected scalar type")
@@ -167,8 +169,10 @@ class FirstCall:
             return None  # as many as it pools to would fit by chance
         pairs = [p for _, f in complaints for p in compared(f.sentence)]
         numbers = Counter(n for pair in pairs for n in pair)
-        first, tried = self.sizes[0], self.sizes
-        known = {n for s in tried for n in (s.batch, s.queries, s.keys, s.embed, 1)}
+        first = self.sizes[0]
+        known = {
+            n for s in self.sizes for n in (s.batch, s.queries, s.keys, s.embed, 1)
+        }
         # Of heads, code may speak that mistakes their axis for another.
         known |= {n for n in (first.heads, first.head_dim) if n < _SHORTEST}
         known |= {a * b for a in known for b in (*known, first.heads, first.head_dim)}
@@ -184,13 +188,22 @@ class FirstCall:
         longest = _WIDEST if built and built.takes("window") else _LONGEST
         for length in [n for n in lengths if 0 < n <= longest][:_MOST_LENGTHS]:
             exact = dict(queries=length, keys=length, is_exact=True)
-            self.sizes = [replace(first, batch=2, **exact)]
-            self._extend()
-            run, _ = self._search(layouts)
-            self.sizes = tried
-            if run is not None:
+            if run := self._with_sizes(replace(first, batch=2, **exact), layouts):
                 return run
+        kernels = {int(n) for _, f in complaints for n in _KERNEL.findall(f.sentence)}
+        for side in kernels if len(kernels) == 1 else ():
+            sizes = cases.as_image(
+                replace(first, batch=2), rows=2 * side, columns=3 * side
+            )
+            return self._with_sizes(sizes, layouts)
         return None
+
+    def _with_sizes(self, sizes: Sizes, layouts: tuple[str, ...]) -> Run | None:
+        tried, self.sizes = self.sizes, [sizes]
+        self._extend()
+        run, _ = self._search(layouts)
+        self.sizes = tried
+        return run
 
     def find_at_its_length(self, found: Run | None) -> Run | None:
         """The same call with as many positions as its attention has."""

@@ -271,7 +271,8 @@ def _groups_of_keys(seen: Observation) -> int | None:
     if not query or not key or query == key or query % heads:
         return None
     groups, rest = divmod(key, query // heads)
-    return groups if groups and not rest else None
+    is_of_patches = groups > heads  # by a convolution of several pixels
+    return groups if groups and not rest and not is_of_patches else None
 
 
 _FUSED = re.compile(

@@ -27,16 +27,8 @@ _LENGTH |= {"position", "positions", "pos", "tokens", "patches", "block", "t"}
 _WIDER = {"ff", "ffn", "mlp", "feedforward", "intermediate", "forward", "fc"}
 _RATIO = {"ratio", "factor", "mult", "multiplier", "expansion"}
 _OTHER = {"layer", "layers", "vocab", "vocabulary", "class", "classes", "expert"}
-_OTHER |= {
-    "experts",
-    "blocks",
-    "stage",
-    "stages",
-    "kernel",
-    "stride",
-    "strides",
-    "ratio",
-}
+_OTHER |= {"experts", "blocks", "stage", "stages", "kernel", "ratio"}
+_OTHER |= {"stride", "strides"}
 # No size, whatever stands beside it.
 _NEVER = {"scale", "bias", "mask", "masks", "type", "name", "norm", "eps", "id", "idx"}
 _NEVER |= {"index", "weight", "weights", "lr", "rank", "use", "with", "return", "fn"}
